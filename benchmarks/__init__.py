@@ -1,0 +1,1 @@
+"""Every claim of speed or quality: its command and its last results."""

@@ -1,0 +1,1 @@
+"""The embedded stack: every part as a child process of one supervisor."""

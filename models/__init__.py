@@ -1,0 +1,1 @@
+"""Decoder, catalogue codes, student, weights and the bundle registry."""

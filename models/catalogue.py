@@ -1,0 +1,136 @@
+"""The catalogue of a bundle: items, their codes, and which of them a request may show. Numpy only; no torch.
+
+An item's *index* (0 to n-1, by item id order in the catalogue file) is internal; its *id* is the caller's string. A code
+of depth L is L integers; level l's integers lie in [0, level_sizes[l]). The decoder's token for code c at level l is
+`token_offset[l] + c`; token 0 is the beginning of a history.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from services.contracts.recommend import Filters
+from services.errors import BundleCorrupt, InvalidRequest
+
+BOS_TOKEN = 0
+NUM_SPECIAL_TOKENS = 1
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """Items in index order. `codes` is (num_items, depth) int32; `popularity` (num_items,) float64 counts of training events."""
+
+    item_ids: tuple[str, ...]
+    titles: tuple[str, ...]
+    categories: tuple[tuple[str, ...], ...]
+    codes: np.ndarray
+    level_sizes: tuple[int, ...]
+    popularity: np.ndarray
+
+    @property
+    def depth(self) -> int:
+        """How many tokens spell one item."""
+        return len(self.level_sizes)
+
+    @property
+    def vocab_size(self) -> int:
+        """How many tokens the decoder needs: the specials and every level's codes."""
+        return NUM_SPECIAL_TOKENS + sum(self.level_sizes)
+
+    @cached_property
+    def token_offsets(self) -> tuple[int, ...]:
+        """The first token of each level."""
+        return tuple(NUM_SPECIAL_TOKENS + sum(self.level_sizes[:level]) for level in range(self.depth))
+
+    @cached_property
+    def index_of(self) -> dict[str, int]:
+        """Item id to index."""
+        return {item_id: index for index, item_id in enumerate(self.item_ids)}
+
+    @cached_property
+    def by_popularity(self) -> np.ndarray:
+        """Item indices, the most popular first, ties by index."""
+        return np.argsort(-self.popularity, kind="stable")
+
+    @cached_property
+    def _items_by_category(self) -> dict[str, np.ndarray]:
+        members: dict[str, list[int]] = {}
+        for index, names in enumerate(self.categories):
+            for name in names:
+                members.setdefault(name, []).append(index)
+        return {name: np.array(indices) for name, indices in members.items()}
+
+    def indices(self, item_ids: Iterable[str]) -> list[int]:
+        """Give the indices of the known ones among these ids, in their order; unknown ids are left out."""
+        known = self.index_of
+        return [known[item_id] for item_id in item_ids if item_id in known]
+
+    def tokens(self, indices: Iterable[int]) -> list[int]:
+        """Spell these items: depth tokens each, in order."""
+        chosen = np.fromiter(indices, dtype=np.int64)
+        return (self.codes[chosen] + np.array(self.token_offsets, dtype=np.int32)).ravel().tolist()
+
+    def allowed(self, filters: Filters, excluded_item_ids: Iterable[str]) -> np.ndarray:
+        """Compose the mask (num_items,) bool of what may be shown. Unknown excluded ids are harmless."""
+        mask = np.ones(len(self.item_ids), dtype=bool)
+        if filters.categories is not None:
+            mask[:] = False
+            for name in filters.categories:
+                mask[self._items_by_category.get(name, [])] = True
+        if filters.allowed_item_ids is not None:
+            listed = np.zeros_like(mask)
+            listed[self.indices(filters.allowed_item_ids)] = True
+            mask &= listed
+        mask[self.indices(excluded_item_ids)] = False
+        return mask
+
+    def check_filters(self, filters: Filters) -> None:
+        """Refuse filters that name what the catalogue does not have. Raises InvalidRequest naming the entry."""
+        for position, name in enumerate(filters.categories or ()):
+            if name not in self._items_by_category:
+                raise InvalidRequest(
+                    f"filters.categories[{position}]", f"unknown category {name!r}", "name one that items have"
+                )
+        for position, item_id in enumerate(filters.allowed_item_ids or ()):
+            if item_id not in self.index_of:
+                raise InvalidRequest(
+                    f"filters.allowed_item_ids[{position}]",
+                    f"unknown item {item_id!r}",
+                    "name an item of the catalogue",
+                )
+
+    def save(self, path: Path) -> None:
+        """Write one Parquet file; level sizes go into its metadata."""
+        table = pa.table(
+            {
+                "item_id": pa.array(self.item_ids),
+                "title": pa.array(self.titles),
+                "categories": pa.array([list(names) for names in self.categories], pa.list_(pa.string())),
+                "code": pa.array(self.codes.tolist(), pa.list_(pa.int32())),
+                "popularity": pa.array(self.popularity),
+            }
+        )
+        sizes = ",".join(str(size) for size in self.level_sizes)
+        pq.write_table(table.replace_schema_metadata({"level_sizes": sizes}), path)
+
+
+def load_catalogue(path: Path) -> Catalogue:
+    """Read what `save` wrote. Raises BundleCorrupt."""
+    try:
+        table = pq.read_table(path)
+        sizes = (table.schema.metadata or {})[b"level_sizes"].decode()
+        return Catalogue(
+            item_ids=tuple(table["item_id"].to_pylist()),
+            titles=tuple(table["title"].to_pylist()),
+            categories=tuple(tuple(names) for names in table["categories"].to_pylist()),
+            codes=np.array(table["code"].to_pylist(), dtype=np.int32),
+            level_sizes=tuple(int(size) for size in sizes.split(",")),
+            popularity=table["popularity"].to_numpy(),
+        )
+    except (OSError, KeyError, ValueError, pa.ArrowException) as error:
+        raise BundleCorrupt(f"{path}: not a catalogue ({error})") from error

@@ -1,0 +1,126 @@
+"""The events that cross Kafka: interactions that users make, impressions that we made, and what could not be read.
+
+One interaction is one JSON object in UTF-8; the record's key is the user id, so one partition owns a user. Decoding is
+strict, because an unknown field is a producer's mistake that would otherwise stay unseen. No clock here: what is too old
+or in the future is judged at the door, against the time that is handed in.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from services.contracts.recommend import check_id
+from services.errors import InvalidRequest
+
+MAX_EVENT_AGE_MS = 30 * 24 * 3_600_000
+MAX_EVENT_LEAD_MS = 60_000
+_FIELDS = {"event_id", "user_id", "item_id", "event_type", "event_time_ms", "value", "request_id", "accepted_time_ms"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interaction:
+    """One thing that a user did with one item.
+
+    `event_id` makes a repeated delivery by the caller harmless. `event_time_ms` is when it happened (Unix ms),
+    `accepted_time_ms` when a door took it in (None from foreign producers). `request_id` names the impression it came from.
+    """
+
+    event_id: str
+    user_id: str
+    item_id: str
+    event_time_ms: int
+    event_type: str = "click"
+    value: float = 1.0
+    request_id: str | None = None
+    accepted_time_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what no consumer could apply. Raises InvalidRequest naming the field."""
+        for name in ("event_id", "user_id", "item_id", "event_type"):
+            check_id(name, getattr(self, name))
+        if self.event_time_ms < 0:
+            raise InvalidRequest("event_time_ms", "before 1970", "send Unix time in milliseconds")
+        if not math.isfinite(self.value):
+            raise InvalidRequest("value", "not a finite number", "send a finite number")
+
+    def check_time(self, now_ms: int) -> None:
+        """Refuse an event from the future or from too long ago. Raises InvalidRequest."""
+        if self.event_time_ms > now_ms + MAX_EVENT_LEAD_MS:
+            raise InvalidRequest(
+                "event_time_ms", "in the future", f"send Unix milliseconds, at most {MAX_EVENT_LEAD_MS // 1000} s ahead"
+            )
+        if self.event_time_ms < now_ms - MAX_EVENT_AGE_MS:
+            raise InvalidRequest(
+                "event_time_ms",
+                f"older than {MAX_EVENT_AGE_MS // 86_400_000} days",
+                "load old events with `tailrace pipeline --events`",
+            )
+
+    def encode(self) -> bytes:
+        """Give the record's value: compact JSON without absent fields."""
+        present = {key: value for key, value in asdict(self).items() if value is not None}
+        return json.dumps(present, separators=(",", ":"), ensure_ascii=False).encode()
+
+    @property
+    def key(self) -> bytes:
+        """The record's key: the user id."""
+        return self.user_id.encode()
+
+
+def decode_interaction(value: bytes | None) -> Interaction:
+    """Read a record's value. Raises InvalidRequest with the field that is wrong."""
+    try:
+        fields = json.loads(value or b"")
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise InvalidRequest("value", "not JSON", "send one JSON object per record") from error
+    if not isinstance(fields, dict):
+        raise InvalidRequest("value", "not a JSON object", "send one JSON object per record")
+    return interaction_from(fields)
+
+
+def interaction_from(fields: Mapping[str, Any]) -> Interaction:
+    """Build an interaction from parsed JSON. Raises InvalidRequest with the field that is missing, unknown or mistyped."""
+    for name in fields.keys() - _FIELDS:
+        raise InvalidRequest(name, "unknown", f"the fields are {', '.join(sorted(_FIELDS))}")
+    for name in ("event_id", "user_id", "item_id", "event_time_ms"):
+        if fields.get(name) is None:
+            raise InvalidRequest(name, "missing", "it is required")
+    for name in fields.keys() & {"event_id", "user_id", "item_id", "event_type", "request_id"}:
+        if not isinstance(fields[name], str):
+            raise InvalidRequest(name, "not a string", "send a string")
+    for name in fields.keys() & {"event_time_ms", "accepted_time_ms"}:
+        if not isinstance(fields[name], int) or isinstance(fields[name], bool):
+            raise InvalidRequest(name, "not an integer", "send Unix time in milliseconds")
+    if not isinstance(fields.get("value", 1.0), int | float) or isinstance(fields.get("value"), bool):
+        raise InvalidRequest("value", "not a number", "send a number")
+    return Interaction(**fields)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Impression:
+    """What was shown to whom and from which features: the record that training joins on and that skew is checked against.
+
+    `history_len` and `history_digest` describe the history as it was served (see services.contracts.features).
+    """
+
+    request_id: str
+    user_id: str | None
+    shown_time_ms: int
+    item_ids: tuple[str, ...]
+    tier: str
+    reason: str
+    bundle_version: str
+    newest_event_time_ms: int | None
+    history_len: int
+    history_digest: str
+
+    def encode(self) -> bytes:
+        """Give the record's value as compact JSON."""
+        return json.dumps(asdict(self), separators=(",", ":"), ensure_ascii=False).encode()
+
+    @property
+    def key(self) -> bytes:
+        """The record's key: the user id, or the request id of an anonymous visitor."""
+        return (self.user_id or self.request_id).encode()

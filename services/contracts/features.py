@@ -1,0 +1,38 @@
+"""What the feature store knows of a user at request time: the frozen types between features and the data plane."""
+
+import hashlib
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrecomputedList:
+    """The list that the offline pipeline stored for a user.
+
+    `watermark_ms` is the event time (Unix ms) of the newest event of the user that the list has seen. Lengths of
+    `item_ids` and `scores` are equal, best first.
+    """
+
+    item_ids: tuple[str, ...]
+    scores: tuple[float, ...]
+    bundle_version: str
+    watermark_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserFeatures:
+    """One user's features from one read. `history_item_ids` run oldest to newest; an unknown user has none."""
+
+    history_item_ids: tuple[str, ...] = ()
+    newest_event_time_ms: int | None = None
+    num_events: int = 0
+    precomputed: PrecomputedList | None = None
+
+    @property
+    def history_digest(self) -> str:
+        """A short hash of the history, by which offline features are compared with those served."""
+        return history_digest(self.history_item_ids)
+
+
+def history_digest(item_ids: tuple[str, ...]) -> str:
+    """Hash a history (oldest to newest) to 16 hex digits."""
+    return hashlib.blake2b("\x1f".join(item_ids).encode(), digest_size=8).hexdigest()

@@ -1,0 +1,50 @@
+"""What crosses from the router to an LLM replica and back. Small and typed, because Ray Serve pickles it."""
+
+from dataclasses import dataclass, field
+
+from services.contracts.recommend import Filters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """How busy one engine is. `kv_cache_usage` is the share (0 to 1) of KV blocks that live requests hold."""
+
+    num_running: int
+    num_waiting: int
+    kv_cache_usage: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRequest:
+    """Spell the next items after this history.
+
+    `deadline_unix_s` is absolute wall time, since it crosses hosts. `excluded_item_ids` holds the seen items too. The
+    replica refuses a `bundle_version` other than its own. Lower `priority` goes first.
+    """
+
+    request_id: str
+    user_id: str | None
+    bundle_version: str
+    history_item_ids: tuple[str, ...]
+    k: int
+    deadline_unix_s: float
+    excluded_item_ids: tuple[str, ...] = ()
+    filters: Filters = field(default_factory=Filters)
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankResult:
+    """The items, best first (score, then item index), with log-probabilities, and where the time went.
+
+    May hold fewer than k items when the masks leave fewer. `num_cached_tokens` of `num_prompt_tokens` came from the prefix cache.
+    """
+
+    item_ids: tuple[str, ...]
+    scores: tuple[float, ...]
+    bundle_version: str
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    queue_ms: float
+    compute_ms: float
+    load: EngineLoad

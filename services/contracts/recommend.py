@@ -1,0 +1,139 @@
+"""What a recommendation request is, and what its answer says: the frozen types behind both doors.
+
+Knows nothing of JSON, protobuf or time sources. The doors parse into these types and format from them;
+validation of values lives here, so that both doors refuse the same things with the same words.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from services.errors import InvalidRequest
+
+MAX_ID_CHARS = 256
+MAX_K = 2_000
+MAX_IDS_PER_FIELD = 2_000
+MAX_DEADLINE_MS = 60_000
+
+
+class Tier(StrEnum):
+    """Who made the answer, in order of quality."""
+
+    PRECOMPUTED = "precomputed"
+    LLM = "llm"
+    STUDENT = "student"
+    POPULAR = "popular"
+
+
+class Reason(StrEnum):
+    """Why that tier answered."""
+
+    PRECOMPUTED_FRESH = "precomputed_fresh"
+    LLM_IN_TIME = "llm_in_time"
+    UNKNOWN_USER = "unknown_user"
+    SHORT_HISTORY = "short_history"
+    LLM_OVERLOADED = "llm_overloaded"
+    LLM_TOO_SLOW = "llm_too_slow"
+    LLM_LATE = "llm_late"
+    LLM_AWAY = "llm_away"
+    LLM_FAILED = "llm_failed"
+    BUNDLE_MISMATCH = "bundle_mismatch"
+    FEATURES_AWAY = "features_away"
+    STUDENT_FAILED = "student_failed"
+    NO_BUNDLE = "no_bundle"
+    EVERYTHING_SEEN = "everything_seen"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filters:
+    """Which items may be shown: those of any of `categories`, and within `allowed_item_ids`. None means no limit."""
+
+    categories: tuple[str, ...] | None = None
+    allowed_item_ids: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecommendRequest:
+    """One question: what to show this user, in how many items, by when.
+
+    `user_id` is None for an anonymous visitor, whose `recent_item_ids` (oldest first) then are the history; for a known
+    user they are appended to the stored history. `deadline_ms` counts from the request's arrival; None means the default.
+    """
+
+    request_id: str
+    user_id: str | None = None
+    k: int = 10
+    recent_item_ids: tuple[str, ...] = ()
+    exclude_item_ids: tuple[str, ...] = ()
+    exclude_seen: bool = True
+    filters: Filters = field(default_factory=Filters)
+    deadline_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what no tier could answer. Raises InvalidRequest naming the field."""
+        if self.user_id is None and not self.recent_item_ids:
+            raise InvalidRequest("user_id", "missing", "send user_id, or recent_item_ids for an anonymous visitor")
+        if self.user_id is not None:
+            check_id("user_id", self.user_id)
+        check_id("request_id", self.request_id)
+        if not 1 <= self.k <= MAX_K:
+            raise InvalidRequest("k", f"{self.k} is out of range", f"send 1 to {MAX_K}")
+        if self.deadline_ms is not None and not 1 <= self.deadline_ms <= MAX_DEADLINE_MS:
+            raise InvalidRequest("deadline_ms", f"{self.deadline_ms} is out of range", f"send 1 to {MAX_DEADLINE_MS}")
+        check_ids("recent_item_ids", self.recent_item_ids)
+        check_ids("exclude_item_ids", self.exclude_item_ids)
+        for name, ids in (
+            ("filters.categories", self.filters.categories),
+            ("filters.allowed_item_ids", self.filters.allowed_item_ids),
+        ):
+            if ids is not None:
+                check_ids(name, ids)
+                if not ids:
+                    raise InvalidRequest(name, "empty, so nothing could be shown", "leave it out, or name at least one")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredItem:
+    """One recommended item. Scores are comparable within one answer only; `source` is the tier that chose the item."""
+
+    item_id: str
+    score: float
+    title: str
+    source: Tier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommendation:
+    """The answer. `items` may be fewer than k when the filters leave fewer.
+
+    `newest_event_time_ms` is the event time (Unix ms) of the newest event of this user that the answer has seen, None
+    when there is none; `feature_age_ms` is its age when the answer went out. `stages_ms` maps stage name to milliseconds.
+    """
+
+    request_id: str
+    items: tuple[ScoredItem, ...]
+    tier: Tier
+    reason: Reason
+    bundle_version: str
+    newest_event_time_ms: int | None
+    feature_age_ms: int | None
+    deadline_ms: int
+    stages_ms: Mapping[str, float]
+
+
+def check_id(field_name: str, value: str) -> None:
+    """Refuse an identifier that is empty, too long or not printable. Raises InvalidRequest."""
+    if not value:
+        raise InvalidRequest(field_name, "empty", "send at least one character")
+    if len(value) > MAX_ID_CHARS:
+        raise InvalidRequest(field_name, f"{len(value)} characters long", f"send at most {MAX_ID_CHARS}")
+    if not value.isprintable():
+        raise InvalidRequest(field_name, "has control characters", "send printable characters only")
+
+
+def check_ids(field_name: str, values: tuple[str, ...]) -> None:
+    """Refuse a list of identifiers that is too long or holds a bad one. Raises InvalidRequest."""
+    if len(values) > MAX_IDS_PER_FIELD:
+        raise InvalidRequest(field_name, f"{len(values)} entries", f"send at most {MAX_IDS_PER_FIELD}")
+    for position, value in enumerate(values):
+        check_id(f"{field_name}[{position}]", value)

@@ -1,0 +1,108 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Filters(_message.Message):
+    __slots__ = ("categories", "allowed_item_ids")
+    CATEGORIES_FIELD_NUMBER: _ClassVar[int]
+    ALLOWED_ITEM_IDS_FIELD_NUMBER: _ClassVar[int]
+    categories: _containers.RepeatedScalarFieldContainer[str]
+    allowed_item_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, categories: _Optional[_Iterable[str]] = ..., allowed_item_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class RecommendRequest(_message.Message):
+    __slots__ = ("user_id", "k", "recent_item_ids", "exclude_item_ids", "exclude_seen", "filters", "deadline_ms", "request_id")
+    USER_ID_FIELD_NUMBER: _ClassVar[int]
+    K_FIELD_NUMBER: _ClassVar[int]
+    RECENT_ITEM_IDS_FIELD_NUMBER: _ClassVar[int]
+    EXCLUDE_ITEM_IDS_FIELD_NUMBER: _ClassVar[int]
+    EXCLUDE_SEEN_FIELD_NUMBER: _ClassVar[int]
+    FILTERS_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    user_id: str
+    k: int
+    recent_item_ids: _containers.RepeatedScalarFieldContainer[str]
+    exclude_item_ids: _containers.RepeatedScalarFieldContainer[str]
+    exclude_seen: bool
+    filters: Filters
+    deadline_ms: int
+    request_id: str
+    def __init__(self, user_id: _Optional[str] = ..., k: _Optional[int] = ..., recent_item_ids: _Optional[_Iterable[str]] = ..., exclude_item_ids: _Optional[_Iterable[str]] = ..., exclude_seen: _Optional[bool] = ..., filters: _Optional[_Union[Filters, _Mapping]] = ..., deadline_ms: _Optional[int] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class ScoredItem(_message.Message):
+    __slots__ = ("item_id", "score", "title", "source")
+    ITEM_ID_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    TITLE_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    item_id: str
+    score: float
+    title: str
+    source: str
+    def __init__(self, item_id: _Optional[str] = ..., score: _Optional[float] = ..., title: _Optional[str] = ..., source: _Optional[str] = ...) -> None: ...
+
+class RecommendResponse(_message.Message):
+    __slots__ = ("request_id", "items", "tier", "reason", "bundle_version", "newest_event_time_ms", "feature_age_ms", "deadline_ms", "stages_ms")
+    class StagesMsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    BUNDLE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_EVENT_TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    FEATURE_AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    STAGES_MS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    items: _containers.RepeatedCompositeFieldContainer[ScoredItem]
+    tier: str
+    reason: str
+    bundle_version: str
+    newest_event_time_ms: int
+    feature_age_ms: int
+    deadline_ms: int
+    stages_ms: _containers.ScalarMap[str, float]
+    def __init__(self, request_id: _Optional[str] = ..., items: _Optional[_Iterable[_Union[ScoredItem, _Mapping]]] = ..., tier: _Optional[str] = ..., reason: _Optional[str] = ..., bundle_version: _Optional[str] = ..., newest_event_time_ms: _Optional[int] = ..., feature_age_ms: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., stages_ms: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class Interaction(_message.Message):
+    __slots__ = ("event_id", "user_id", "item_id", "event_time_ms", "event_type", "value", "request_id")
+    EVENT_ID_FIELD_NUMBER: _ClassVar[int]
+    USER_ID_FIELD_NUMBER: _ClassVar[int]
+    ITEM_ID_FIELD_NUMBER: _ClassVar[int]
+    EVENT_TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    EVENT_TYPE_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    event_id: str
+    user_id: str
+    item_id: str
+    event_time_ms: int
+    event_type: str
+    value: float
+    request_id: str
+    def __init__(self, event_id: _Optional[str] = ..., user_id: _Optional[str] = ..., item_id: _Optional[str] = ..., event_time_ms: _Optional[int] = ..., event_type: _Optional[str] = ..., value: _Optional[float] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class RecordEventsRequest(_message.Message):
+    __slots__ = ("events",)
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    events: _containers.RepeatedCompositeFieldContainer[Interaction]
+    def __init__(self, events: _Optional[_Iterable[_Union[Interaction, _Mapping]]] = ...) -> None: ...
+
+class RecordEventsResponse(_message.Message):
+    __slots__ = ("accepted", "event_ids")
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    EVENT_IDS_FIELD_NUMBER: _ClassVar[int]
+    accepted: int
+    event_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, accepted: _Optional[int] = ..., event_ids: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -1,0 +1,118 @@
+"""Everything that Tailrace refuses or fails at, as one small tree.
+
+    TailraceError
+    ├── InvalidRequest        the caller's input is wrong: names the field and the fix
+    ├── RequestTooLarge       the caller sent more bytes than a door accepts
+    ├── Overloaded            we could, but not now: carries when to come back
+    ├── DependencyAway        a store or broker does not answer: carries when to come back
+    ├── DeadlineExceeded      a stage ran out of the request's time
+    ├── BundleError
+    │   ├── BundleNotFound    no such version, or nothing published yet
+    │   ├── BundleCorrupt     a file is missing or its hash differs from the manifest
+    │   └── BundleMismatch    the request was planned for another version than the one loaded
+    ├── CheckpointError       weights are missing, superfluous or of the wrong shape
+    ├── ConfigError           a setting is unknown or its value is bad: names the key
+    ├── DataError             an input table breaks its schema: names the column, shows an example
+    ├── StageFailed           an offline stage cannot go on: names the stage
+    └── EnvironmentFault      this machine lacks something: a free port, a binary, memory
+
+No transport words here: each door maps this tree to its own codes, once.
+"""
+
+
+class TailraceError(Exception):
+    """Base of all errors that this project raises on purpose."""
+
+
+class InvalidRequest(TailraceError):
+    """The caller's input is wrong; `field` says where, `fix` says what would be right."""
+
+    def __init__(self, field: str, problem: str, fix: str) -> None:
+        super().__init__(f"{field}: {problem}; {fix}")
+        self.field = field
+        self.problem = problem
+        self.fix = fix
+
+
+class RequestTooLarge(TailraceError):
+    """The request's body is over the door's limit."""
+
+    def __init__(self, max_bytes: int) -> None:
+        super().__init__(f"body: larger than {max_bytes} bytes; send less per request")
+        self.field = "body"
+        self.max_bytes = max_bytes
+
+
+class Overloaded(TailraceError):
+    """The queue is full; the caller may try again after `retry_after_s`."""
+
+    def __init__(self, what: str, retry_after_s: float) -> None:
+        super().__init__(f"{what} is overloaded; try again in {retry_after_s:g} s")
+        self.what = what
+        self.retry_after_s = retry_after_s
+
+
+class DependencyAway(TailraceError):
+    """A dependency does not answer; nothing was done on the caller's behalf."""
+
+    def __init__(self, dependency: str, retry_after_s: float) -> None:
+        super().__init__(f"{dependency} is away; try again in {retry_after_s:g} s")
+        self.dependency = dependency
+        self.retry_after_s = retry_after_s
+
+
+class DeadlineExceeded(TailraceError):
+    """A stage ran out of the request's time."""
+
+    def __init__(self, stage: str) -> None:
+        super().__init__(f"{stage}: the deadline passed")
+        self.stage = stage
+
+
+class BundleError(TailraceError):
+    """Something is wrong with a bundle."""
+
+
+class BundleNotFound(BundleError):
+    """No such bundle version, or none is live yet."""
+
+
+class BundleCorrupt(BundleError):
+    """A bundle's file is missing or does not match the manifest."""
+
+
+class BundleMismatch(BundleError):
+    """The request was planned for another bundle version than the one that is loaded."""
+
+    def __init__(self, wanted: str, loaded: str) -> None:
+        super().__init__(f"bundle {wanted} was asked for, {loaded} is loaded")
+        self.wanted = wanted
+        self.loaded = loaded
+
+
+class CheckpointError(TailraceError):
+    """A checkpoint folder lacks tensors, has unknown ones, or has them in the wrong shape."""
+
+
+class ConfigError(TailraceError):
+    """A setting is unknown or its value is bad; the message names the key."""
+
+
+class DataError(TailraceError):
+    """An input table breaks its schema; names the column and shows an example of what is expected."""
+
+    def __init__(self, column: str, problem: str, example: str) -> None:
+        super().__init__(f"column {column}: {problem}; expected for example {example}")
+        self.column = column
+
+
+class StageFailed(TailraceError):
+    """An offline stage cannot go on."""
+
+    def __init__(self, stage: str, why: str) -> None:
+        super().__init__(f"stage {stage}: {why}")
+        self.stage = stage
+
+
+class EnvironmentFault(TailraceError):
+    """This machine lacks something that is needed: a free port, a binary, memory."""

@@ -1,0 +1,1 @@
+"""The doors (REST, gRPC) and the data plane behind both."""

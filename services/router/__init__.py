@@ -1,0 +1,1 @@
+"""Deciding which tier answers: pure policy, deadline, latency predictor, breaker."""

@@ -1,0 +1,122 @@
+"""Every knob, typed, frozen and intolerant: the only reader of the environment.
+
+Each field is read once from `TAILRACE_<NAME>`. An unknown `TAILRACE_*` key or a bad value is a ConfigError that names
+the key. Components get the few values that they use, never this object; only the composition root and the CLI hold it.
+"""
+
+import difflib
+import os
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from services.errors import ConfigError
+
+_PREFIX = "TAILRACE_"
+
+
+class Settings(BaseSettings):
+    """All settings of one process. Times carry their unit in the name."""
+
+    model_config = SettingsConfigDict(env_prefix=_PREFIX, frozen=True, extra="forbid", validate_default=True)
+
+    state_dir: Path = Path(".tailrace")
+    """Where the embedded stack keeps its data, logs and bundles."""
+
+    # the doors
+    http_host: str = "127.0.0.1"
+    http_port: int = Field(8000, ge=1, le=65_535)
+    grpc_port: int = Field(9000, ge=1, le=65_535)
+    metrics_port: int = Field(9100, ge=1, le=65_535)
+    max_body_bytes: int = Field(1_048_576, ge=1_024)
+    max_events_per_request: int = Field(500, ge=1)
+
+    # what it stands on
+    redis_host: str = "127.0.0.1"
+    redis_port: int = Field(6379, ge=1, le=65_535)
+    kafka_bootstrap: str = "127.0.0.1:9092"
+    interactions_topic: str = "interactions"
+    dead_letter_topic: str = "interactions.dlq"
+    impressions_topic: str = "impressions"
+    topic_partitions: int = Field(4, ge=1)
+
+    # the deadline
+    default_deadline_ms: int = Field(200, ge=1)
+    min_deadline_ms: int = Field(5, ge=1)
+    max_deadline_ms: int = Field(5_000, ge=1)
+    deadline_reserve_ms: float = Field(8.0, ge=0)
+    """Kept back from every deadline for formatting and sending the answer."""
+    feature_timeout_ms: float = Field(30.0, gt=0)
+
+    # routing
+    min_history_for_llm: int = Field(3, ge=1)
+    breaker_failures: int = Field(5, ge=1)
+    breaker_open_s: float = Field(2.0, gt=0)
+    max_llm_in_flight: int = Field(64, ge=1)
+
+    # serving
+    gateway_replicas: int = Field(1, ge=1)
+    llm_replicas: int = Field(1, ge=1)
+    bundle_poll_s: float = Field(1.0, gt=0)
+    impressions_max_in_flight: int = Field(1_000, ge=1)
+
+    # the engine
+    llm_device: str = "cpu"
+    llm_dtype: Literal["float32", "bfloat16"] = "float32"
+    llm_threads: int = Field(1, ge=1)
+    kv_block_tokens: int = Field(16, ge=1)
+    kv_num_blocks: int = Field(4_096, ge=2)
+    max_step_tokens: int = Field(1_024, ge=16)
+    max_beam_rows: int = Field(1_024, ge=1)
+    max_running: int = Field(32, ge=1)
+    max_waiting: int = Field(128, ge=1)
+
+    # the stream worker
+    worker_batch_events: int = Field(1_000, ge=1)
+    history_max_items: int = Field(1_000, ge=1)
+
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @property
+    def bundle_root(self) -> Path:
+        """The folder of published bundles and of the pointer to the live one."""
+        return self.state_dir / "bundles"
+
+    @property
+    def offline_log_dir(self) -> Path:
+        """The folder where the stream worker keeps raw events."""
+        return self.state_dir / "log"
+
+    @property
+    def feature_repo_dir(self) -> Path:
+        """The folder with this stack's Feast registry, its config and its offline tables."""
+        return self.state_dir / "features"
+
+    @property
+    def metrics_dir(self) -> Path:
+        """The folder through which all processes of this node share their metrics."""
+        return self.state_dir / "run" / "metrics"
+
+    def as_environment(self) -> dict[str, str]:
+        """Give the variables that make a child process read exactly these settings."""
+        return {f"{_PREFIX}{name.upper()}": str(value) for name, value in self.model_dump().items()}
+
+
+def load_settings() -> Settings:
+    """Read the environment. Raises ConfigError naming the key that is unknown or bad."""
+    known = {f"{_PREFIX}{name.upper()}" for name in Settings.model_fields}
+    for key in sorted(os.environ):
+        if key.startswith(_PREFIX) and key not in known:
+            close = difflib.get_close_matches(key, known, n=1)
+            raise ConfigError(f"{key}: unknown setting" + (f"; did you mean {close[0]}?" if close else ""))
+    try:
+        settings = Settings()
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(f"{_PREFIX}{name.upper()}: {first['msg']}, got {first.get('input')!r}") from error
+    if not settings.min_deadline_ms <= settings.default_deadline_ms <= settings.max_deadline_ms:
+        raise ConfigError(f"{_PREFIX}DEFAULT_DEADLINE_MS: must lie between the minimum and the maximum deadline")
+    return settings

@@ -1,0 +1,1 @@
+"""The distilled ranker, in the router's own process."""

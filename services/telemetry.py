@@ -1,0 +1,160 @@
+"""Logs, and every metric on one screen.
+
+All processes of one node share a folder (prometheus-client's multi-process mode): each writes its own file there and one
+endpoint sums them, so that every replica is counted once, however many there are. The variable that names the folder
+(`PROMETHEUS_MULTIPROC_DIR`) is set by whoever starts the processes, before Python starts. Without it (unit tests) the
+metrics live in the process. Engine metrics carry vLLM's names, so that its dashboards work unchanged.
+"""
+
+import logging
+import os
+import sys
+from pathlib import Path
+
+import structlog
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+
+REQUEST_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0.3, 0.5, 1, 2, 5)
+STAGE_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1)
+FRESHNESS_BUCKETS_S = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0.3, 0.5, 1, 2.5, 5, 10, 60)
+AGE_BUCKETS_S = (0.1, 0.25, 1, 5, 30, 60, 300, 3_600, 86_400, 604_800, 2_592_000)
+
+
+class GatewayMetrics:
+    """What the doors and the data plane report."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.requests = Counter(
+            "tailrace_requests_total",
+            "Recommend answers by who made them and why",
+            ["door", "tier", "reason", "code"],
+            registry=registry,
+        )
+        self.request_seconds = Histogram(
+            "tailrace_request_seconds",
+            "Recommend, arrival to answer",
+            ["door", "tier"],
+            buckets=REQUEST_BUCKETS_S,
+            registry=registry,
+        )
+        self.stage_seconds = Histogram(
+            "tailrace_stage_seconds", "Time in each stage", ["stage"], buckets=STAGE_BUCKETS_S, registry=registry
+        )
+        self.deadline_missed = Counter(
+            "tailrace_deadline_missed_total", "Answers after their deadline", ["door"], registry=registry
+        )
+        self.feature_age_seconds = Histogram(
+            "tailrace_feature_age_seconds",
+            "Age of the newest event that an answer has seen",
+            buckets=AGE_BUCKETS_S,
+            registry=registry,
+        )
+        self.events = Counter(
+            "tailrace_events_total", "Events by door and outcome", ["door", "code"], registry=registry
+        )
+        self.impressions = Counter(
+            "tailrace_impressions_total", "Impressions sent, dropped or failed", ["outcome"], registry=registry
+        )
+        self.breaker_open = Gauge(
+            "tailrace_breaker_open",
+            "1 while the LLM is not asked",
+            multiprocess_mode="livemax",
+            registry=registry,
+        )
+        self.bundle_info = Gauge(
+            "tailrace_bundle_info",
+            "1 for the loaded bundle",
+            ["version"],
+            multiprocess_mode="livemax",
+            registry=registry,
+        )
+
+
+class StreamMetrics:
+    """What the stream worker reports."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.lag = Gauge(
+            "tailrace_stream_lag_events",
+            "Events in the log that are not applied yet",
+            ["partition"],
+            multiprocess_mode="livemostrecent",
+            registry=registry,
+        )
+        self.applied = Counter("tailrace_stream_applied_total", "Events applied to features", registry=registry)
+        self.skipped = Counter(
+            "tailrace_stream_skipped_total", "Events that changed nothing, by reason", ["reason"], registry=registry
+        )
+        self.dead_lettered = Counter(
+            "tailrace_stream_dead_lettered_total", "Records moved to the dead-letter topic", registry=registry
+        )
+        self.visible_seconds = Histogram(
+            "tailrace_event_to_visible_seconds",
+            "Event accepted by a door until its features are readable",
+            buckets=FRESHNESS_BUCKETS_S,
+            registry=registry,
+        )
+
+
+class EngineMetrics:
+    """What one engine reports, under vLLM's names."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"vllm:{name}", text, multiprocess_mode="livesum", registry=registry)
+
+        def seconds(name: str, text: str) -> Histogram:
+            return Histogram(f"vllm:{name}_seconds", text, buckets=REQUEST_BUCKETS_S, registry=registry)
+
+        self.running = gauge("num_requests_running", "Requests in the running batch")
+        self.waiting = gauge("num_requests_waiting", "Requests waiting for admission")
+        self.kv_cache_usage = Gauge(
+            "vllm:kv_cache_usage_perc",
+            "Share (0 to 1) of KV blocks held by live requests",
+            multiprocess_mode="livemax",
+            registry=registry,
+        )
+        self.prefix_queries = Counter("vllm:prefix_cache_queries_total", "Prompt tokens looked up", registry=registry)
+        self.prefix_hits = Counter("vllm:prefix_cache_hits_total", "Prompt tokens found cached", registry=registry)
+        self.prompt_tokens = Counter("vllm:prompt_tokens_total", "Prompt tokens prefilled", registry=registry)
+        self.finished = Counter(
+            "vllm:request_success_total", "Finished requests by reason", ["finished_reason"], registry=registry
+        )
+        self.queue_seconds = seconds("request_queue_time", "Waiting before the first step")
+        self.inference_seconds = seconds("request_inference_time", "First step to last")
+        self.e2e_seconds = seconds("e2e_request_latency", "Arrival to finish")
+
+
+def node_registry() -> CollectorRegistry:
+    """Give a registry over the metrics of all processes of this node; gauges of dead processes are dropped.
+
+    Reads the shared folder at each collection. Only for the endpoint that is scraped.
+    """
+    registry = CollectorRegistry()
+    folder = os.environ["PROMETHEUS_MULTIPROC_DIR"]
+    for path in Path(folder).glob("gauge_live*_*.db"):
+        if not Path(f"/proc/{path.stem.rsplit('_', 1)[1]}").exists():
+            path.unlink(missing_ok=True)
+    MultiProcessCollector(registry)  # type: ignore[no-untyped-call]  # registers itself
+    return registry
+
+
+def render_metrics() -> bytes:
+    """Give the node's metrics in Prometheus' text format."""
+    return generate_latest(node_registry())
+
+
+def configure_logging(level: str) -> None:
+    """Write log events as JSON lines to stderr from here on."""
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
