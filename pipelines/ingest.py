@@ -1,0 +1,98 @@
+"""Stage 1: any source of events becomes two clean tables, and what could not be used is set aside and counted.
+
+    events.parquet      user_id, item_id, event_time (timestamp[us, UTC], strictly rising per user), event_type, value; by time
+    items.parquet       item_id, title, categories (list of text), text
+    rejected_*.parquet  the rows that were set aside, as text, with the reason
+    ingest.json         counts, and a few samples of each reason
+
+The live log that the stream worker writes is merged in: the same user's ratings of last year and clicks of today are one
+history. This file does not know what events mean or how they are split.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from pipelines import movielens, schema, tables
+from pipelines.schema import Checked
+from pipelines.stage import content_key, file_sha256
+
+_SAMPLES_PER_REASON = 5
+_LIVE_COLUMNS = ["event_id", "user_id", "item_id", "event_type", "event_time_ms", "value"]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where events and items come from: two files of the user's own, or (both None) ml-100k; and files of the live log."""
+
+    events: Path | None
+    items: Path | None
+    live_log: tuple[Path, ...]
+
+
+def live_log_files(offline_log_dir: Path) -> tuple[Path, ...]:
+    """List the stream worker's files of raw interactions, in name order."""
+    return tuple(sorted((offline_log_dir / "interactions").rglob("*.parquet")))
+
+
+def key(source: Source) -> str:
+    """Give the content key of this source: the files' hashes."""
+    own = [file_sha256(path) for path in (source.events, source.items) if path is not None and path.is_file()]
+    live = [file_sha256(path) for path in source.live_log]
+    return content_key({"own": own, "live": live}, [movielens.WHEEL_SHA256], [schema, movielens])
+
+
+def ingest(source: Source, cache_dir: Path, out: Path) -> None:
+    """Read, check, merge and order the source into `out`. Raises DataError or EnvironmentFault."""
+    raw_events, raw_items = _read(source, cache_dir)
+    items = schema.check_items(raw_items)
+    recorded = schema.check_events(raw_events, items.good["item_id"])
+    live = _check_live(source.live_log, items.good["item_id"])
+    events = schema.order_events(pl.concat([recorded.good, live.good]))
+    events.write_parquet(out / "events.parquet")
+    items.good.write_parquet(out / "items.parquet")
+    rejected = {"events": recorded.rejected, "items": items.rejected, "live": live.rejected}
+    for name, rows in rejected.items():
+        rows.write_parquet(out / f"rejected_{name}.parquet")
+    summary = _summary(events, items.good, live.good.height, rejected)
+    (out / "ingest.json").write_text(json.dumps(summary, indent=1))
+
+
+def _read(source: Source, cache_dir: Path) -> tuple[pl.DataFrame, pl.DataFrame]:
+    if source.events is not None and source.items is not None:
+        return tables.read_table(source.events), tables.read_table(source.items)
+    wheel = movielens.fetch_wheel(cache_dir)
+    return movielens.read_events(wheel), movielens.read_items(wheel)
+
+
+def _check_live(files: tuple[Path, ...], known_items: pl.Series) -> Checked:
+    """Check the live log; an event id that came twice counts once."""
+    if not files:
+        empty = pl.DataFrame(schema={name: pl.String for name in ("user_id", "item_id", "event_time")})
+        return schema.check_events(empty, known_items)
+    raw = pl.concat([pl.read_parquet(path, columns=_LIVE_COLUMNS) for path in files])
+    once = raw.unique(["user_id", "event_id"], keep="first", maintain_order=True).drop("event_id")
+    time = pl.from_epoch("event_time_ms", "ms").dt.replace_time_zone("UTC").alias("event_time")
+    return schema.check_events(once.with_columns(time).drop("event_time_ms"), known_items)
+
+
+def _summary(
+    events: pl.DataFrame, items: pl.DataFrame, num_live: int, rejected: dict[str, pl.DataFrame]
+) -> dict[str, Any]:
+    return {
+        "num_events": events.height,
+        "num_live_events": num_live,
+        "num_users": events["user_id"].n_unique(),
+        "num_items": items.height,
+        "rejected": {name: _by_reason(rows) for name, rows in rejected.items()},
+    }
+
+
+def _by_reason(rows: pl.DataFrame) -> dict[str, Any]:
+    found = {}
+    for (reason,), group in rows.group_by("reason", maintain_order=True):
+        found[str(reason)] = {"num_rows": group.height, "samples": group.head(_SAMPLES_PER_REASON).to_dicts()}
+    return found

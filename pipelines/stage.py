@@ -1,0 +1,67 @@
+"""How every stage of the offline pipeline runs: skipped when done, written in scratch, renamed into place.
+
+A stage's output lies in `<root>/<stage>/<key>/`, where the key is a hash of the stage's parameters, of its inputs' keys and
+of the source files that make it up. Equal key, equal output: a finished folder is used again, an unfinished one is never
+seen, because the rename is the last step. This file does not know what any stage does.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class StageOutput:
+    """One finished stage: its folder, its content key, and whether this run made it (in how many seconds) or found it."""
+
+    stage: str
+    key: str
+    path: Path
+    skipped: bool
+    seconds: float
+
+
+class Stages:
+    """The folder of stage outputs."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def run(self, stage: str, key: str, work: Callable[[Path], None]) -> StageOutput:
+        """Give the output with this key; when it does not exist, let `work` fill a scratch folder and rename that."""
+        target = self._root / stage / key
+        if target.exists():
+            return StageOutput(stage, key, target, skipped=True, seconds=0.0)
+        scratch = self._root / stage / f".{key}.{os.getpid()}"
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir(parents=True)
+        began = time.perf_counter()
+        try:
+            work(scratch)
+            scratch.rename(target)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        return StageOutput(stage, key, target, skipped=False, seconds=time.perf_counter() - began)
+
+
+def content_key(parameters: Mapping[str, Any], inputs: Sequence[str] = (), code: Sequence[ModuleType] = ()) -> str:
+    """Hash parameters (JSON values), the keys of inputs in their order, and the sources of these modules to 16 hex digits."""
+    digest = hashlib.sha256(json.dumps(parameters, sort_keys=True, default=str).encode())
+    for part in inputs:
+        digest.update(part.encode() + b"\0")
+    for module in code:
+        digest.update(file_sha256(Path(str(module.__file__))).encode())
+    return digest.hexdigest()[:16]
+
+
+def file_sha256(path: Path) -> str:
+    """Hash a file's bytes."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
