@@ -16,6 +16,7 @@ from services.errors import InvalidRequest
 
 MAX_EVENT_AGE_MS = 30 * 24 * 3_600_000
 MAX_EVENT_LEAD_MS = 60_000
+_LAST_TIME_MS = 253_402_300_799_999
 _FIELDS = {"event_id", "user_id", "item_id", "event_type", "event_time_ms", "value", "request_id", "accepted_time_ms"}
 
 
@@ -40,9 +41,11 @@ class Interaction:
         """Refuse what no consumer could apply. Raises InvalidRequest naming the field."""
         for name in ("event_id", "user_id", "item_id", "event_type"):
             check_id(name, getattr(self, name))
-        if self.event_time_ms < 0:
-            raise InvalidRequest("event_time_ms", "before 1970", "send Unix time in milliseconds")
-        if not math.isfinite(self.value):
+        if self.request_id is not None:
+            check_id("request_id", self.request_id)
+        if not 0 <= self.event_time_ms <= _LAST_TIME_MS:
+            raise InvalidRequest("event_time_ms", "not between the years 1970 and 9999", "send Unix milliseconds")
+        if not _is_finite(self.value):
             raise InvalidRequest("value", "not a finite number", "send a finite number")
 
     def check_time(self, now_ms: int) -> None:
@@ -73,7 +76,7 @@ def decode_interaction(value: bytes | None) -> Interaction:
     """Read a record's value. Raises InvalidRequest with the field that is wrong."""
     try:
         fields = json.loads(value or b"")
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidRequest("value", "not JSON", "send one JSON object per record") from error
     if not isinstance(fields, dict):
         raise InvalidRequest("value", "not a JSON object", "send one JSON object per record")
@@ -96,6 +99,14 @@ def interaction_from(fields: Mapping[str, Any]) -> Interaction:
     if not isinstance(fields.get("value", 1.0), int | float) or isinstance(fields.get("value"), bool):
         raise InvalidRequest("value", "not a number", "send a number")
     return Interaction(**fields)
+
+
+def _is_finite(value: float) -> bool:
+    """Whether a number is finite as a float; JSON integers can be larger than any float."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,6 +42,7 @@ class Reason(StrEnum):
     STUDENT_FAILED = "student_failed"
     NO_BUNDLE = "no_bundle"
     EVERYTHING_SEEN = "everything_seen"
+    NOTHING_ALLOWED = "nothing_allowed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

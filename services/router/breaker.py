@@ -1,0 +1,66 @@
+"""A circuit breaker: after failures in a row the LLM is left alone for a while, then tried with one request.
+
+    closed --failures in a row--> open --open_s passed--> half open --one success--> closed
+                                   ^------- failure -------'
+
+Pure: time is an argument. Late and refused requests are not failures; the predictor and the in-flight bound mind those.
+"""
+
+from enum import StrEnum
+
+
+class BreakerState(StrEnum):
+    """Where the breaker stands."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half_open"
+
+
+class Breaker:
+    """Counts failures in a row; says whether one more request may go.
+
+    Args:
+        max_failures: How many failures in a row open it.
+        open_s: How long it stays open before one trial.
+    """
+
+    def __init__(self, max_failures: int, open_s: float) -> None:
+        self._max_failures = max_failures
+        self._open_s = open_s
+        self._num_failures = 0
+        self._opened_at_s: float | None = None
+        self._trial_running = False
+
+    def state(self, now_s: float) -> BreakerState:
+        """Give the state at this time."""
+        if self._opened_at_s is None:
+            return BreakerState.CLOSED
+        waited = now_s - self._opened_at_s >= self._open_s
+        return BreakerState.HALF_OPEN if waited else BreakerState.OPEN
+
+    def allows(self, now_s: float) -> bool:
+        """Whether a request may go now: always when closed, one at a time when half open."""
+        state = self.state(now_s)
+        return state is BreakerState.CLOSED or (state is BreakerState.HALF_OPEN and not self._trial_running)
+
+    def started(self, now_s: float) -> None:
+        """A request goes; in the half-open state it is the trial."""
+        self._trial_running = self.state(now_s) is BreakerState.HALF_OPEN
+
+    def succeeded(self) -> None:
+        """A request came back well."""
+        self._num_failures = 0
+        self._opened_at_s = None
+        self._trial_running = False
+
+    def failed(self, now_s: float) -> None:
+        """A request failed: counts towards opening, and opens at once when it was the trial."""
+        self._num_failures += 1
+        if self._num_failures >= self._max_failures or self._opened_at_s is not None:
+            self._opened_at_s = now_s
+        self._trial_running = False
+
+    def abandoned(self) -> None:
+        """A request ended without saying anything about the LLM's health: another may be the trial."""
+        self._trial_running = False

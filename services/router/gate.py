@@ -1,0 +1,84 @@
+"""What one gateway knows of the LLM tier: how many requests it has there, how slow it is, whether it is broken.
+
+Owns the breaker, the predictor and the count in flight, and turns each request's outcome into what they learn. Pure: time
+is an argument. What follows from this knowledge is decided in policy.py.
+"""
+
+from dataclasses import dataclass
+
+from services.contracts.rank import EngineLoad
+from services.router.breaker import Breaker, BreakerState
+from services.router.policy import LlmOutcome
+from services.router.predictor import LatencyPredictor
+
+_LOAD_REPORT_LIFE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlmView:
+    """The LLM tier as the policy sees it. `trial_s` is the prediction by which a lone trial may be judged."""
+
+    breaker_allows: bool
+    num_in_flight: int
+    max_in_flight: int
+    predicted_s: float
+    trial_s: float
+
+
+class LlmGate:
+    """The state of the way to the LLM tier."""
+
+    def __init__(self, breaker: Breaker, predictor: LatencyPredictor, max_in_flight: int) -> None:
+        self._breaker = breaker
+        self._predictor = predictor
+        self._max_in_flight = max_in_flight
+        self._num_in_flight = 0
+        self._reported: EngineLoad | None = None
+        self._reported_at_s = float("-inf")
+
+    def view(self, now_s: float) -> LlmView:
+        """Give what is known at this time."""
+        load = self._load(now_s)
+        return LlmView(
+            breaker_allows=self._breaker.allows(now_s),
+            num_in_flight=self._num_in_flight,
+            max_in_flight=self._max_in_flight,
+            predicted_s=self._predictor.predict_s(load),
+            trial_s=self._predictor.trial_s(load, now_s),
+        )
+
+    def is_open(self, now_s: float) -> bool:
+        """Whether the LLM is left alone at this time."""
+        return self._breaker.state(now_s) is BreakerState.OPEN
+
+    def started(self, now_s: float) -> int:
+        """A request goes to the LLM. Gives the load that it met, to be handed back at its end."""
+        load = self._load(now_s)
+        self._breaker.started(now_s)
+        self._num_in_flight += 1
+        return load
+
+    def ended(self, outcome: LlmOutcome, load: int, elapsed_s: float, now_s: float) -> None:
+        """A request came back, failed, or was given up after `elapsed_s`."""
+        self._num_in_flight -= 1
+        match outcome:
+            case LlmOutcome.IN_TIME:
+                self._breaker.succeeded()
+                self._predictor.finished(load, elapsed_s, now_s)
+            case LlmOutcome.FAILED | LlmOutcome.AWAY:
+                self._breaker.failed(now_s)
+            case LlmOutcome.LATE:
+                self._breaker.abandoned()
+                self._predictor.gave_up(load, elapsed_s, now_s)
+            case LlmOutcome.OVERLOADED | LlmOutcome.MISMATCH | LlmOutcome.ABANDONED:
+                self._breaker.abandoned()
+
+    def reported(self, load: EngineLoad, now_s: float) -> None:
+        """An engine told how busy it is; believed for a second, since it counts other gateways' requests too."""
+        self._reported = load
+        self._reported_at_s = now_s
+
+    def _load(self, now_s: float) -> int:
+        if self._reported is None or now_s - self._reported_at_s > _LOAD_REPORT_LIFE_S:
+            return self._num_in_flight
+        return max(self._num_in_flight, self._reported.num_running + self._reported.num_waiting)
