@@ -104,6 +104,11 @@ class Settings(BaseSettings):
         return {f"{_PREFIX}{name.upper()}": str(value) for name, value in self.model_dump().items()}
 
 
+def inherited_environment() -> dict[str, str]:
+    """Give a copy of this process's environment, for a child to start from."""
+    return dict(os.environ)
+
+
 def load_settings() -> Settings:
     """Read the environment. Raises ConfigError naming the key that is unknown or bad."""
     known = {f"{_PREFIX}{name.upper()}" for name in Settings.model_fields}

@@ -7,7 +7,6 @@ metrics live in the process. Engine metrics carry vLLM's names, so that its dash
 """
 
 import logging
-import os
 import sys
 from pathlib import Path
 
@@ -126,23 +125,22 @@ class EngineMetrics:
         self.e2e_seconds = seconds("e2e_request_latency", "Arrival to finish")
 
 
-def node_registry() -> CollectorRegistry:
-    """Give a registry over the metrics of all processes of this node; gauges of dead processes are dropped.
+def node_registry(folder: Path) -> CollectorRegistry:
+    """Give a registry over the metrics of all processes that share `folder`; gauges of dead processes are dropped.
 
-    Reads the shared folder at each collection. Only for the endpoint that is scraped.
+    Reads the folder at each collection. Only for an endpoint that is scraped.
     """
     registry = CollectorRegistry()
-    folder = os.environ["PROMETHEUS_MULTIPROC_DIR"]
-    for path in Path(folder).glob("gauge_live*_*.db"):
+    for path in folder.glob("gauge_live*_*.db"):
         if not Path(f"/proc/{path.stem.rsplit('_', 1)[1]}").exists():
             path.unlink(missing_ok=True)
-    MultiProcessCollector(registry)  # type: ignore[no-untyped-call]  # registers itself
+    MultiProcessCollector(registry, path=str(folder))  # type: ignore[no-untyped-call]  # registers itself
     return registry
 
 
-def render_metrics() -> bytes:
-    """Give the node's metrics in Prometheus' text format."""
-    return generate_latest(node_registry())
+def render_metrics(folder: Path) -> bytes:
+    """Give the metrics of all processes that share `folder`, in Prometheus' text format."""
+    return generate_latest(node_registry(folder))
 
 
 def configure_logging(level: str) -> None:
