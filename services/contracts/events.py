@@ -113,7 +113,8 @@ def _is_finite(value: float) -> bool:
 class Impression:
     """What was shown to whom and from which features: the record that training joins on and that skew is checked against.
 
-    `history_len` and `history_digest` describe the history as it was served (see services.contracts.features).
+    `history_len`, `history_digest` and `features_as_of_us` describe the history as it was served (see
+    services.contracts.features).
     """
 
     request_id: str
@@ -126,6 +127,7 @@ class Impression:
     newest_event_time_ms: int | None
     history_len: int
     history_digest: str
+    features_as_of_us: int | None = None
 
     def encode(self) -> bytes:
         """Give the record's value as compact JSON."""

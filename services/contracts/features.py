@@ -20,11 +20,15 @@ class PrecomputedList:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserFeatures:
-    """One user's features from one read. `history_item_ids` run oldest to newest; an unknown user has none."""
+    """One user's features from one read. `history_item_ids` run oldest to newest; an unknown user has none.
+
+    `as_of_us` (Unix µs) is the time of the row that was read: the offline features as of then equal these.
+    """
 
     history_item_ids: tuple[str, ...] = ()
     newest_event_time_ms: int | None = None
     num_events: int = 0
+    as_of_us: int | None = None
     precomputed: PrecomputedList | None = None
 
     @property

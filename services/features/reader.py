@@ -1,0 +1,111 @@
+"""Reads features at request time: one Feast read per request, time-boxed, with the freshness checks that Feast leaves out.
+
+Constructed and used in one process on one event loop (the Redis client is bound to the loop of its first read). Does not
+know what an answer without features looks like: when the store is away or slow it says so, in time. The registry is read
+once at construction, never on the request path.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from services.contracts.features import PrecomputedList, UserFeatures
+from services.errors import DependencyAway
+from services.features.away_gate import AwayGate
+from services.features.popular import merge_popularity
+from services.features.repo import RepoAddress, open_store
+from services.features.rows import WINDOW_MS, PopularRow, PopularWindow
+
+SERVICE = "recommend_v1"
+_POPULAR_FEATURES = [
+    "popularity:as_of_ms",
+    *(f"popularity:{column}_{window}" for window in WINDOW_MS for column in ("item_ids", "counts")),
+]
+_RETRY_AFTER_S = 0.5
+
+
+class FeatureReader:
+    """The gateway's view of the feature store."""
+
+    def __init__(self, address: RepoAddress, num_partitions: int) -> None:
+        """Open the store; no connection is made yet. Raises EnvironmentFault when no features were applied."""
+        self._store = open_store(address)
+        self._service = self._store.get_feature_service(SERVICE, allow_cache=True)
+        self._partitions = [{"partition_id": str(number)} for number in range(num_partitions)]
+        self._gate = AwayGate(num_failures=3, pause_s=0.1)
+
+    async def read(self, user_id: str, timeout_s: float) -> UserFeatures:
+        """Give what is known of a user; an unknown user has no features.
+
+        Raises DependencyAway when the store does not answer within `timeout_s`; the read is given up, nothing stays behind.
+        """
+        columns = await self._read(self._service, [{"user_id": user_id}], timeout_s)
+        return _user_features({name: values[0] for name, values in columns.items()})
+
+    async def read_popular(self, timeout_s: float) -> list[tuple[str, float]]:
+        """Give items by recent popularity, best first, over all partitions; empty before the first events.
+
+        Windows that have slid past their own length since the worker last wrote them are left out. Raises DependencyAway.
+        """
+        columns = await self._read(list(_POPULAR_FEATURES), self._partitions, timeout_s)
+        rows = [_popular_row(columns, index) for index in range(len(self._partitions))]
+        return merge_popularity([row for row in rows if row is not None], now_ms=time.time_ns() // 1_000_000)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._store.close()
+
+    async def _read(self, features: Any, entities: Sequence[Mapping[str, str]], timeout_s: float) -> dict[str, Any]:
+        if not self._gate.may_try(time.monotonic()):
+            raise DependencyAway("features", _RETRY_AFTER_S)
+        try:
+            async with asyncio.timeout(timeout_s):
+                response = await self._store.get_online_features_async(features, list(entities))
+        except (_redis_error(), OSError) as error:  # a timeout is an OSError
+            self._gate.failed(time.monotonic())
+            raise DependencyAway("features", _RETRY_AFTER_S) from error
+        self._gate.succeeded()
+        columns: dict[str, Any] = response.to_dict()
+        return columns
+
+
+def _redis_error() -> type[Exception]:
+    from redis.exceptions import RedisError
+
+    return RedisError
+
+
+def _user_features(row: Mapping[str, Any]) -> UserFeatures:
+    if not row["item_ids"]:
+        return UserFeatures(precomputed=_precomputed(row))
+    return UserFeatures(
+        history_item_ids=tuple(row["item_ids"]),
+        newest_event_time_ms=row["newest_event_time_ms"],
+        num_events=row["num_events"],
+        as_of_us=row["row_time_us"],
+        precomputed=_precomputed(row),
+    )
+
+
+def _precomputed(row: Mapping[str, Any]) -> PrecomputedList | None:
+    if not row["recommended_item_ids"]:
+        return None
+    return PrecomputedList(
+        item_ids=tuple(row["recommended_item_ids"]),
+        scores=tuple(row["scores"]),
+        bundle_version=row["bundle_version"],
+        watermark_ms=row["watermark_ms"],
+    )
+
+
+def _popular_row(columns: Mapping[str, Any], index: int) -> PopularRow | None:
+    if columns["as_of_ms"][index] is None:
+        return None
+    windows = {
+        name: PopularWindow(
+            tuple(columns[f"item_ids_{name}"][index] or ()), tuple(columns[f"counts_{name}"][index] or ())
+        )
+        for name in WINDOW_MS
+    }
+    return PopularRow(partition=index, as_of_ms=columns["as_of_ms"][index], windows=windows)

@@ -1,0 +1,122 @@
+"""Writes features in batches, and reads back the rows that are about to change. For the stream worker and the pipeline.
+
+The store drops a row whose event timestamp is older than or equal to the one it has, and that check is not atomic: give
+rows of one entity from one writer at a time, with rising times. Nothing is retried here: DependencyAway goes to the caller,
+and a repeated write is harmless.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from services.errors import DependencyAway
+from services.features.repo import RepoAddress, open_store
+from services.features.rows import LogPosition, PopularRow, PrecomputedRow, UserHistory
+
+_HISTORY_COLUMNS = (
+    "item_ids",
+    "newest_event_time_ms",
+    "num_events",
+    "row_time_us",
+    "recent_event_ids",
+    "topic_id",
+    "partition",
+    "offset",
+)
+_RETRY_AFTER_S = 1.0
+
+
+class FeatureWriter:
+    """The feature store as those see it who fill it. Used from one thread."""
+
+    def __init__(self, address: RepoAddress) -> None:
+        """Open the store; no connection is made yet. Raises EnvironmentFault when no features were applied."""
+        self._store = open_store(address)
+
+    def read_histories(self, user_ids: Sequence[str]) -> dict[str, UserHistory]:
+        """Read these users' rows in one exchange; users without a row are absent. Raises DependencyAway."""
+        if not user_ids:
+            return {}
+        features = [f"user_history:{column}" for column in _HISTORY_COLUMNS]
+        with _redis_as_dependency():
+            columns = self._store.get_online_features(features, {"user_id": list(user_ids)}).to_dict()
+        found = (_history(columns, index) for index in range(len(user_ids)))
+        return {row.user_id: row for row in found if row is not None}
+
+    def write_histories(self, rows: Sequence[UserHistory]) -> None:
+        """Write these rows, one per user, in one exchange. Raises DependencyAway; then some may have been written."""
+        self._push("user_history", history_columns(rows))
+
+    def write_popularity(self, row: PopularRow) -> None:
+        """Write one partition's popularity windows. Raises DependencyAway."""
+        columns: dict[str, list[Any]] = {
+            "partition_id": [str(row.partition)],
+            "as_of_ms": [row.as_of_ms],
+            "event_timestamp": [row.as_of_ms * 1_000],
+        }
+        for name, window in row.windows.items():
+            columns[f"item_ids_{name}"] = [list(window.item_ids)]
+            columns[f"counts_{name}"] = [list(window.counts)]
+        self._push("popularity", columns)
+
+    def write_precomputed(self, rows: Sequence[PrecomputedRow], made_at_us: int) -> None:
+        """Store lists, one per user, made at this time (Unix µs): later ones replace earlier ones. Raises DependencyAway."""
+        columns = {
+            "user_id": [row.user_id for row in rows],
+            "recommended_item_ids": [list(row.item_ids) for row in rows],
+            "scores": [list(row.scores) for row in rows],
+            "bundle_version": [row.bundle_version for row in rows],
+            "watermark_ms": [row.watermark_ms for row in rows],
+            "event_timestamp": [made_at_us] * len(rows),
+        }
+        self._push("user_recommendations", columns)
+
+    def _push(self, view: str, columns: dict[str, list[Any]]) -> None:
+        import pandas as pd
+
+        frame = pd.DataFrame(columns)
+        if frame.empty:
+            return
+        frame["event_timestamp"] = pd.to_datetime(frame["event_timestamp"], unit="us", utc=True)
+        with _redis_as_dependency():
+            self._store.push(f"{view}_push", frame)
+
+
+def history_columns(rows: Sequence[UserHistory]) -> dict[str, list[Any]]:
+    """Lay rows out by column as the view user_history has them, online and offline; `event_timestamp` in Unix µs."""
+    return {
+        "user_id": [row.user_id for row in rows],
+        "item_ids": [list(row.item_ids) for row in rows],
+        "newest_event_time_ms": [row.newest_event_time_ms for row in rows],
+        "num_events": [row.num_events for row in rows],
+        "row_time_us": [row.row_time_us for row in rows],
+        "recent_event_ids": [list(row.recent_event_ids) for row in rows],
+        "topic_id": [row.position.topic_id for row in rows],
+        "partition": [row.position.partition for row in rows],
+        "offset": [row.position.offset for row in rows],
+        "event_timestamp": [row.row_time_us for row in rows],
+    }
+
+
+def _history(columns: dict[str, Any], index: int) -> UserHistory | None:
+    if columns["num_events"][index] is None:
+        return None
+    return UserHistory(
+        user_id=columns["user_id"][index],
+        item_ids=tuple(columns["item_ids"][index]),
+        newest_event_time_ms=columns["newest_event_time_ms"][index],
+        num_events=columns["num_events"][index],
+        row_time_us=columns["row_time_us"][index],
+        recent_event_ids=tuple(columns["recent_event_ids"][index] or ()),
+        position=LogPosition(columns["topic_id"][index], columns["partition"][index], columns["offset"][index]),
+    )
+
+
+@contextmanager
+def _redis_as_dependency() -> Iterator[None]:
+    from redis.exceptions import RedisError
+
+    try:
+        yield
+    except (RedisError, OSError) as error:
+        raise DependencyAway("features", _RETRY_AFTER_S) from error
