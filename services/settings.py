@@ -99,6 +99,11 @@ class Settings(BaseSettings):
         """The folder through which all processes of this node share their metrics."""
         return self.state_dir / "run" / "metrics"
 
+    @property
+    def grpc_address(self) -> str:
+        """Where the gRPC door is."""
+        return f"{self.http_host}:{self.grpc_port}"
+
     def as_environment(self) -> dict[str, str]:
         """Give the variables that make a child process read exactly these settings."""
         return {f"{_PREFIX}{name.upper()}": str(value) for name, value in self.model_dump().items()}

@@ -1,0 +1,34 @@
+"""`tailrace down`: ask the supervisor to stop, wait for it, and make sure that nothing is left."""
+
+import os
+import signal
+import time
+from contextlib import suppress
+
+from infra.local.leftovers import end_leftovers
+from infra.local.ray_home import remove_ray_home
+from infra.local.stackfile import StackFile
+from services.errors import EnvironmentFault
+from services.settings import Settings
+
+TIMEOUT_S = 30.0
+POLL_S = 0.05
+
+
+def stop_stack(settings: Settings) -> bool:
+    """Stop this state folder's stack. False when there was none. Raises EnvironmentFault when it does not stop."""
+    stack_file = StackFile(settings.state_dir)
+    record = stack_file.read()
+    was_running = stack_file.is_claimed()
+    if was_running and record is not None:
+        with suppress(ProcessLookupError):
+            os.kill(record.supervisor_pid, signal.SIGTERM)
+        give_up_s = time.monotonic() + TIMEOUT_S
+        while stack_file.is_claimed():
+            if time.monotonic() > give_up_s:
+                raise EnvironmentFault(f"the supervisor (pid {record.supervisor_pid}) does not stop; kill -9 it and repeat")
+            time.sleep(POLL_S)
+    num_hit = end_leftovers(settings.state_dir)
+    remove_ray_home(settings.state_dir)
+    stack_file.forget()
+    return was_running or num_hit > 0

@@ -1,0 +1,34 @@
+"""What `tailrace up` prints when all is well: what is where, and two calls that work when pasted."""
+
+from services.settings import Settings
+
+
+def what_is_where(settings: Settings, bundle_version: str) -> str:
+    """Give the addresses and the folders of a running stack."""
+    http = f"http://{settings.http_host}:{settings.http_port}"
+    return "\n".join(
+        [
+            f"bundle   {bundle_version}",
+            f"REST     {http}    (OpenAPI page: {http}/docs)",
+            f"gRPC     {settings.grpc_address}    (tailrace.v1.Recommender, with reflection)",
+            f"metrics  http://{settings.http_host}:{settings.metrics_port}/metrics",
+            f"Redis    {settings.redis_host}:{settings.redis_port}",
+            f"Kafka    {settings.kafka_bootstrap}    (topic {settings.interactions_topic})",
+            f"state    {settings.state_dir}    (logs below logs/)",
+        ]
+    )
+
+
+def rest_call(settings: Settings, user_id: str) -> str:
+    """Give a shell line that asks for recommendations."""
+    url = f"http://{settings.http_host}:{settings.http_port}/v1/recommendations"
+    return f"""curl -s {url} -H 'content-type: application/json' -d '{{"user_id": "{user_id}", "k": 5}}'"""
+
+
+def grpc_call(settings: Settings, user_id: str, python: str) -> str:
+    """Give a shell line that asks over gRPC from Python; `python` is the interpreter of the stack's environment."""
+    return (
+        f'{python} -c "import grpc; from services.contracts import recommend_pb2 as pb, recommend_pb2_grpc as api; '
+        f"print(api.RecommenderStub(grpc.insecure_channel('{settings.grpc_address}'))"
+        f".Recommend(pb.RecommendRequest(user_id='{user_id}', k=5)))\""
+    )

@@ -1,0 +1,124 @@
+"""Runs one command and leaves nothing of it behind: `keeper.py PARENT_PID GRACE_S COMMAND...`.
+
+    supervisor ── keeper ── command ── whatever the command starts
+
+The keeper dies with its parent (the kernel sends it SIGTERM), the command dies with the keeper (SIGKILL), and what the
+command started is adopted by the keeper when the command ends, and killed. Only then does the keeper exit, with the
+command's code, so that a restart finds ports and files free. Linux only, standard library only, one thread: it knows
+nothing of Tailrace and starts in milliseconds.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def keeper_command(parent_pid: int, grace_s: float, command: tuple[str, ...]) -> list[str]:
+    """Give the arguments that run `command` under a keeper, which gives it `grace_s` between SIGTERM and SIGKILL."""
+    return [sys.executable, "-S", "-E", str(Path(__file__).absolute()), str(parent_pid), str(grace_s), *command]
+
+
+def adopt_orphans() -> None:
+    """Make this process the new parent of its descendants' orphans."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def children_of(pid: int) -> list[int]:
+    """Give the direct children of a process, or none when it is gone."""
+    try:
+        threads = list(Path(f"/proc/{pid}/task").iterdir())
+        return [int(child) for thread in threads for child in (thread / "children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def sweep(spared: frozenset[int] = frozenset()) -> None:
+    """SIGKILL and reap everything below this process, apart from the `spared` children and what is below them."""
+    while victims := [child for child in children_of(os.getpid()) if child not in spared]:
+        for victim in victims:
+            _kill_tree(victim)
+        for victim in victims:
+            _reap(victim)
+
+
+def main(arguments: list[str]) -> NoReturn:
+    """Run the command to its end, sweep, and exit as it did."""
+    parent_pid, grace_s, command = int(arguments[0]), float(arguments[1]), arguments[2:]
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    adopt_orphans()
+    child_pid = os.fork()
+    if child_pid == 0:
+        _become(command)
+
+    def kill_child(_number: int, _frame: FrameType | None) -> None:
+        _send(child_pid, signal.SIGKILL)
+
+    def stop_child(_number: int, _frame: FrameType | None) -> None:
+        _send(child_pid, signal.SIGTERM)
+        signal.setitimer(signal.ITIMER_REAL, max(grace_s, 0.001))
+
+    signal.signal(signal.SIGALRM, kill_child)
+    signal.signal(signal.SIGTERM, stop_child)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if os.getppid() != parent_pid:  # the parent died before we asked to be told
+        stop_child(signal.SIGTERM, None)
+    status = _wait_for(child_pid)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    sweep()
+    code = os.waitstatus_to_exitcode(status)
+    sys.exit(code if code >= 0 else 128 - code)
+
+
+def _become(command: list[str]) -> NoReturn:
+    keeper_pid = os.getppid()
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != keeper_pid:
+        os._exit(1)
+    try:
+        os.execvp(command[0], command)  # noqa: S606 - the supervisor's own argument list, no shell
+    except OSError as error:
+        sys.stderr.write(f"{command[0]}: {error}\n")
+        os._exit(127)
+
+
+def _wait_for(child_pid: int) -> int:
+    while True:  # adopted orphans end here too
+        pid, status = os.wait()
+        if pid == child_pid:
+            return status
+
+
+def _kill_tree(pid: int) -> None:
+    for child in children_of(pid):
+        _kill_tree(child)
+    _send(pid, signal.SIGKILL)
+
+
+def _reap(pid: int) -> None:
+    try:
+        os.waitpid(pid, 0)
+    except ChildProcessError:
+        return
+
+
+def _send(pid: int, signal_number: int) -> None:
+    try:
+        os.kill(pid, signal_number)
+    except ProcessLookupError:
+        return
+
+
+def _prctl(option: int, value: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,91 @@
+"""When a part of the stack is started, believed, given up on and started again: a pure state machine.
+
+    WAITING --needs met--> STARTING --healthy--> HEALTHY <--healthy/unhealthy--> UNHEALTHY
+                              ▲  └──────── died, or too long in one of these ────────┘
+                              └──── delay over ──── BACKING_OFF ◀────┘
+
+No clock, no processes: time and observations are arguments.
+"""
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+STEADY_S = 60.0
+"""Healthy for this long forgives earlier failures."""
+
+
+class Phase(StrEnum):
+    """Where one part stands."""
+
+    WAITING = "waiting"
+    STARTING = "starting"
+    HEALTHY = "healthy"
+    UNHEALTHY = "unhealthy"
+    BACKING_OFF = "backing off"
+
+
+class Command(StrEnum):
+    """What the supervisor must do."""
+
+    SPAWN = "spawn"
+    KILL = "kill"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long a part may take to become healthy, and to become healthy again, before it is killed."""
+
+    start_s: float = 30.0
+    hang_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What the supervisor observes of one part."""
+
+    alive: bool
+    healthy: bool
+    needs_met: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartState:
+    """One part's phase, when it began, the failures since the part was last steady, and all restarts."""
+
+    phase: Phase = Phase.WAITING
+    since_s: float = 0.0
+    num_failures: int = 0
+    num_restarts: int = 0
+
+
+def backoff_s(num_failures: int) -> float:
+    """The wait before the next start: a quarter of a second, doubled with each failure, at most 10 s."""
+    return min(10.0, 0.25 * 2.0 ** (num_failures - 1))
+
+
+def advance(state: PartState, seen: Seen, now_s: float, patience: Patience) -> tuple[PartState, Command | None]:
+    """Give the next state, and what to do to get there."""
+    if state.phase is Phase.WAITING:
+        return (_enter(state, Phase.STARTING, now_s), Command.SPAWN) if seen.needs_met else (state, None)
+    if state.phase is Phase.BACKING_OFF:
+        if seen.alive or now_s - state.since_s < backoff_s(state.num_failures):
+            return state, None
+        started = _enter(state, Phase.STARTING, now_s)
+        return replace(started, num_restarts=state.num_restarts + 1), Command.SPAWN
+    if not seen.alive:
+        return _failed(state, now_s), None
+    if seen.healthy:
+        return (state, None) if state.phase is Phase.HEALTHY else (_enter(state, Phase.HEALTHY, now_s), None)
+    if state.phase is Phase.HEALTHY:
+        return _enter(state, Phase.UNHEALTHY, now_s), None
+    limit_s = patience.start_s if state.phase is Phase.STARTING else patience.hang_s
+    return (_failed(state, now_s), Command.KILL) if now_s - state.since_s >= limit_s else (state, None)
+
+
+def _enter(state: PartState, phase: Phase, now_s: float) -> PartState:
+    return replace(state, phase=phase, since_s=now_s)
+
+
+def _failed(state: PartState, now_s: float) -> PartState:
+    was_steady = state.phase is Phase.HEALTHY and now_s - state.since_s >= STEADY_S
+    return _enter(replace(state, num_failures=1 if was_steady else state.num_failures + 1), Phase.BACKING_OFF, now_s)

@@ -1,0 +1,126 @@
+"""The parts of the embedded stack, in the order in which they start: what each runs, listens on, needs, and how it is asked.
+
+    valkey ┐
+    broker ┼─▶ worker, serve        metrics stands alone
+    stop: serve, worker, broker, valkey, metrics
+
+Derived from settings alone; starts nothing.
+"""
+
+import sys
+from dataclasses import dataclass, field
+from functools import partial
+
+from infra.local.binaries import tansu_command, valkey_command
+from infra.local.lifecycle import Patience
+from infra.local.ports import Port
+from infra.local.probes import Probe, accepts, answers_http, answers_kafka, answers_redis
+from services.errors import ConfigError
+from services.settings import Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One supervised part.
+
+    `probes` all answer when the part is well; a part without any is well while it lives. `grace_s` lies between SIGTERM
+    and SIGKILL. `needs` names parts that must be well before the first start.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    ports: tuple[Port, ...] = ()
+    probes: tuple[Probe, ...] = ()
+    needs: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+    patience: Patience = Patience()
+    grace_s: float = 5.0
+
+    def is_well(self) -> bool:
+        """Ask the part now."""
+        return all(probe() for probe in self.probes)
+
+
+def valkey_part(settings: Settings) -> Part:
+    """The feature store's server; its data outlives the stack."""
+    host, port = settings.redis_host, settings.redis_port
+    return Part(
+        name="valkey",
+        command=tuple(valkey_command(port, settings.state_dir / "valkey", host)),
+        ports=(Port(host, port, "TAILRACE_REDIS_PORT"),),
+        probes=(partial(answers_redis, host, port),),
+    )
+
+
+def broker_part(settings: Settings) -> Part:
+    """The event log, in memory."""
+    host, port = broker_address(settings.kafka_bootstrap)
+    return Part(
+        name="broker",
+        command=tuple(tansu_command(port, host)),
+        ports=(Port(host, port, "TAILRACE_KAFKA_BOOTSTRAP"),),
+        probes=(partial(answers_kafka, host, port),),
+        grace_s=1.0,
+    )
+
+
+def worker_part() -> Part:
+    """Kafka to features."""
+    return Part(
+        name="worker",
+        command=_python("services.stream"),
+        needs=("valkey", "broker"),
+        environment={"OMP_NUM_THREADS": "1"},
+    )
+
+
+def serve_part(settings: Settings) -> Part:
+    """Ray Serve with the doors; killed outright, because an acknowledged event is already in the broker."""
+    host = settings.http_host
+    return Part(
+        name="serve",
+        command=_python("infra.local.serve"),
+        ports=(
+            Port(host, settings.http_port, "TAILRACE_HTTP_PORT"),
+            Port(host, settings.grpc_port, "TAILRACE_GRPC_PORT"),
+        ),
+        probes=(partial(answers_http, host, settings.http_port, "/healthz"), partial(accepts, host, settings.grpc_port)),
+        needs=("valkey", "broker"),
+        patience=Patience(start_s=180.0, hang_s=45.0),
+        grace_s=0.0,
+    )
+
+
+def metrics_part(settings: Settings) -> Part:
+    """The endpoint that Prometheus scrapes."""
+    host, port = settings.http_host, settings.metrics_port
+    return Part(
+        name="metrics",
+        command=_python("infra.local.metrics"),
+        ports=(Port(host, port, "TAILRACE_METRICS_PORT"),),
+        probes=(partial(answers_http, host, port, "/healthz"),),
+        grace_s=1.0,
+    )
+
+
+def stack_parts(settings: Settings) -> tuple[Part, ...]:
+    """All parts, in starting order. Raises EnvironmentFault when a server's binary is missing."""
+    return (
+        valkey_part(settings),
+        broker_part(settings),
+        metrics_part(settings),
+        worker_part(),
+        serve_part(settings),
+    )
+
+
+def broker_address(bootstrap: str) -> tuple[str, int]:
+    """Split `host:port`. Raises ConfigError when it is anything else, such as a list of brokers."""
+    host, _, port = bootstrap.rpartition(":")
+    if not host or not port.isdigit() or not 1 <= int(port) <= 65_535:
+        raise ConfigError(f"TAILRACE_KAFKA_BOOTSTRAP: the embedded broker needs one host:port, got {bootstrap!r}")
+    return host, int(port)
+
+
+def _python(module: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", module)

@@ -1,0 +1,71 @@
+"""Runs Ray and the Serve application in one process tree until killed: `python -m infra.local.serve`.
+
+Expects `ray_home.ray_environment` in its environment already, because Ray Serve reads it at import. Ends with an error
+when one of Ray's own servers dies, since a headless cluster never recovers; the supervisor then starts all of it anew.
+"""
+
+import os
+import signal
+import time
+from types import FrameType
+from typing import NoReturn
+
+import psutil
+
+from infra.local.ray_home import ray_home
+from services.settings import Settings, load_settings
+from services.telemetry import configure_logging
+
+OBJECT_STORE_BYTES = 100 * 2**20
+_CORE_SERVERS = ("gcs_server", "raylet")
+
+
+def main() -> None:
+    """Bring the application up and watch over Ray."""
+    signal.signal(signal.SIGTERM, _leave)
+    settings = load_settings()
+    configure_logging(settings.log_level)
+    _start_ray(settings)
+    _run_application(settings)
+    _watch()
+
+
+def _start_ray(settings: Settings) -> None:
+    import ray
+
+    ray.init(
+        address="local",
+        num_cpus=os.cpu_count(),
+        include_dashboard=False,
+        object_store_memory=OBJECT_STORE_BYTES,
+        log_to_driver=False,
+        _temp_dir=str(ray_home(settings.state_dir)),
+    )
+
+
+def _run_application(settings: Settings) -> None:
+    from ray import serve
+
+    from services.app import GRPC_SERVICERS, build_app
+
+    serve.start(
+        http_options={"host": settings.http_host, "port": settings.http_port},
+        grpc_options={"port": settings.grpc_port, "grpc_servicer_functions": list(GRPC_SERVICERS)},
+    )
+    serve.run(build_app(settings), name="tailrace", route_prefix="/")
+
+
+def _watch() -> NoReturn:
+    """Live as long as Ray's servers do."""
+    servers = [child for child in psutil.Process().children() if child.name() in _CORE_SERVERS]
+    while all(server.is_running() and server.status() != psutil.STATUS_ZOMBIE for server in servers):
+        time.sleep(0.25)
+    raise SystemExit("one of Ray's servers died")
+
+
+def _leave(_number: int, _frame: FrameType | None) -> NoReturn:
+    os._exit(0)  # the keeper sweeps; an orderly shutdown of Ray takes longer than anyone waits
+
+
+if __name__ == "__main__":
+    main()

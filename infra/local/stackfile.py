@@ -1,0 +1,85 @@
+"""What runs, written down: `<state>/run/stack.json`, the one-stack-per-folder lock, and the mark on every process.
+
+The lock is held by the supervisor for as long as it lives, so the file can be told from one that a crash left behind.
+"""
+
+import fcntl
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from services.errors import EnvironmentFault
+
+MARK = "STACK_OF_TAILRACE"
+"""The variable in the environment of every process of a stack; its value is the stack's state folder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartRecord:
+    """One part as last written. `keeper_pid` is None while the part is down."""
+
+    phase: str
+    keeper_pid: int | None
+    num_restarts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackRecord:
+    """The stack as last written. `stage` is starting, pipeline, ready or stopping."""
+
+    supervisor_pid: int
+    stage: str
+    parts: dict[str, PartRecord] = field(default_factory=dict)
+
+
+class StackFile:
+    """The record of one state folder's stack."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._run_dir = state_dir / "run"
+        self._path = self._run_dir / "stack.json"
+        self._lock: IO[str] | None = None
+
+    def claim(self) -> None:
+        """Become this folder's only supervisor, until this process ends. Raises EnvironmentFault when there is one."""
+        self._run_dir.mkdir(parents=True, exist_ok=True)
+        lock = (self._run_dir / "lock").open("a+")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise EnvironmentFault(
+                f"a stack runs already from {self._run_dir.parent}; `tailrace down` stops it, TAILRACE_STATE_DIR names another"
+            ) from error
+        self._lock = lock
+
+    def is_claimed(self) -> bool:
+        """Whether a supervisor lives."""
+        try:
+            with (self._run_dir / "lock").open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        return False
+
+    def write(self, record: StackRecord) -> None:
+        """Replace the record by one rename."""
+        scratch = self._path.with_suffix(f".{os.getpid()}")
+        scratch.write_text(json.dumps(asdict(record), indent=1))
+        scratch.replace(self._path)
+
+    def read(self) -> StackRecord | None:
+        """Give the record, or None when nothing was ever started here."""
+        try:
+            fields: dict[str, Any] = json.loads(self._path.read_text())
+        except FileNotFoundError:
+            return None
+        parts = {name: PartRecord(**part) for name, part in fields.pop("parts").items()}
+        return StackRecord(**fields, parts=parts)
+
+    def forget(self) -> None:
+        """Remove the record."""
+        self._path.unlink(missing_ok=True)
