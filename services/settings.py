@@ -60,6 +60,10 @@ class Settings(BaseSettings):
     gateway_replicas: int = Field(1, ge=1)
     llm_replicas: int = Field(1, ge=1)
     bundle_poll_s: float = Field(1.0, gt=0)
+    popular_refresh_s: float = Field(5.0, gt=0)
+    events_ack_timeout_s: float = Field(2.0, gt=0)
+    """How long a caller waits for the broker to acknowledge events."""
+    events_max_in_flight: int = Field(256, ge=1)
     impressions_max_in_flight: int = Field(1_000, ge=1)
 
     # the engine

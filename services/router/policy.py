@@ -96,17 +96,17 @@ def after_student(route: Route, *, student_ranked: bool) -> Route:
 
 
 def list_is_fresh(
-    stored: PrecomputedList | None, *, live_version: str, newest_event_time_ms: int | None, has_recent_items: bool
+    stored: PrecomputedList, *, live_version: str, newest_event_time_ms: int | None, has_recent_items: bool
 ) -> bool:
     """Whether a stored list was made by the live bundle and has seen all that is known of the user."""
-    if stored is None or stored.bundle_version != live_version or has_recent_items:
+    if stored.bundle_version != live_version or has_recent_items:
         return False
     return newest_event_time_ms is None or newest_event_time_ms <= stored.watermark_ms
 
 
-def list_covers(*, fresh: bool, exclude_seen: bool, num_survivors: int, num_allowed: int, k: int) -> bool:
-    """Whether a stored list answers this request. Lists hold no seen items, so a request that wants those is not covered."""
-    return fresh and exclude_seen and num_survivors >= min(k, num_allowed)
+def list_covers(*, exclude_seen: bool, num_survivors: int, num_allowed: int, k: int) -> bool:
+    """Whether a fresh list answers this request. Lists hold no seen items: a request that wants those is not covered."""
+    return exclude_seen and num_survivors >= min(k, num_allowed)
 
 
 def _why_no_history(facts: Facts) -> Reason:

@@ -1,0 +1,102 @@
+"""Which items may be shown, and how several tiers' rankings become one list. Pure; numpy only.
+
+Knows no tier's inner life: a ranking is item indices, best first, and their scores.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from models.catalogue import Catalogue
+from services.contracts.recommend import RecommendRequest, ScoredItem, Tier
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """One tier's opinion: indices (n,) best first, scores (n,)."""
+
+    tier: Tier
+    indices: Sequence[int]
+    scores: Sequence[float]
+
+    @classmethod
+    def of(cls, tier: Tier, item_ids: Sequence[str], scores: Sequence[float], catalogue: Catalogue) -> "Ranking":
+        """Make a ranking from item ids; ids that the catalogue lacks are left out."""
+        known = [(catalogue.index_of[i], s) for i, s in zip(item_ids, scores, strict=True) if i in catalogue.index_of]
+        return cls(tier, [index for index, _ in known], [score for _, score in known])
+
+
+@dataclass(frozen=True, slots=True)
+class Masks:
+    """What may be shown, (num_items,) bool: as asked, and with seen items allowed again."""
+
+    allowed: np.ndarray
+    allowed_if_seen: np.ndarray
+    num_allowed: int
+    num_allowed_if_seen: int
+
+    @property
+    def showable(self) -> np.ndarray:
+        """What an answer may hold, (num_items,) bool: as asked, or seen items too when nothing else is left."""
+        return self.allowed if self.num_allowed else self.allowed_if_seen
+
+    @property
+    def num_showable(self) -> int:
+        """How many items an answer may hold."""
+        return self.num_allowed or self.num_allowed_if_seen
+
+
+def merge_history(stored: tuple[str, ...], recent: tuple[str, ...]) -> tuple[str, ...]:
+    """Append recent items to the stored history (both oldest first), not repeating those that the store has already seen."""
+    for overlap in range(min(len(stored), len(recent)), 0, -1):
+        if stored[-overlap:] == recent[:overlap]:
+            return stored + recent[overlap:]
+    return stored + recent
+
+
+def masks_for(request: RecommendRequest, history: Iterable[str], catalogue: Catalogue) -> Masks:
+    """Compose filters, exclusions and the history into masks."""
+    wide = catalogue.allowed(request.filters, request.exclude_item_ids)
+    num_wide = int(wide.sum())
+    if not request.exclude_seen:
+        return Masks(wide, wide, num_wide, num_wide)
+    narrow = wide.copy()
+    narrow[catalogue.indices(history)] = False
+    return Masks(narrow, wide, int(narrow.sum()), num_wide)
+
+
+def best_allowed(order: np.ndarray, scores: np.ndarray, allowed: np.ndarray, k: int) -> tuple[list[int], list[float]]:
+    """Cut a full ranking to the first k allowed items."""
+    kept = np.flatnonzero(allowed[order])[:k]
+    return order[kept].tolist(), scores[kept].tolist()
+
+
+def choose(rankings: Iterable[Ranking], allowed: np.ndarray, k: int) -> list[tuple[int, float, Tier]]:
+    """Take the first k allowed items over the rankings in turn, none twice. Later rankings are drawn only when needed.
+
+    A later ranking's scores are moved down where needed, so that scores never rise along the list.
+    """
+    chosen: dict[int, tuple[int, float, Tier]] = {}
+    last_score = float("inf")
+    for ranking in rankings:
+        fresh = [
+            (index, score)
+            for index, score in dict(zip(ranking.indices, ranking.scores, strict=True)).items()
+            if index not in chosen and allowed[index]
+        ]
+        shift = min(0.0, last_score - fresh[0][1]) if fresh else 0.0
+        for index, score in fresh[: k - len(chosen)]:
+            last_score = score + shift
+            chosen[index] = (index, last_score, ranking.tier)
+        if len(chosen) == k:
+            break
+    return list(chosen.values())
+
+
+def as_items(chosen: Iterable[tuple[int, float, Tier]], catalogue: Catalogue) -> tuple[ScoredItem, ...]:
+    """Name the chosen items."""
+    return tuple(
+        ScoredItem(item_id=catalogue.item_ids[index], score=score, title=catalogue.titles[index], source=tier)
+        for index, score, tier in chosen
+    )

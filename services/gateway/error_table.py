@@ -1,0 +1,68 @@
+"""What the error tree means to a caller: one table for both doors, in no transport's words.
+
+Each door maps `kind` to its own numbers. What is not in the tree is our fault and says nothing of its inside.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from services.errors import (
+    BundleError,
+    DeadlineExceeded,
+    DependencyAway,
+    InvalidRequest,
+    Overloaded,
+    RequestTooLarge,
+)
+
+_BUNDLE_RETRY_AFTER_S = 1.0
+
+
+class ErrorKind(StrEnum):
+    """The error codes that callers see, the same through every door."""
+
+    INVALID_REQUEST = "invalid_request"
+    TOO_LARGE = "request_too_large"
+    OVERLOADED = "overloaded"
+    AWAY = "dependency_away"
+    LATE = "deadline_exceeded"
+    INTERNAL = "internal"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorAnswer:
+    """One error as a caller sees it. `field` and `fix` are there when the caller can mend it, `retry_after_s` when time can."""
+
+    kind: ErrorKind
+    message: str
+    field: str | None = None
+    fix: str | None = None
+    retry_after_s: float | None = None
+
+
+def describe(error: Exception) -> ErrorAnswer:
+    """Give the caller's view of an error."""
+    match error:
+        case InvalidRequest():
+            return ErrorAnswer(kind=ErrorKind.INVALID_REQUEST, message=error.problem, field=error.field, fix=error.fix)
+        case RequestTooLarge():
+            return ErrorAnswer(
+                kind=ErrorKind.TOO_LARGE,
+                message=f"larger than {error.max_bytes} bytes",
+                field=error.field,
+                fix="send less per request",
+            )
+        case Overloaded():
+            return ErrorAnswer(
+                kind=ErrorKind.OVERLOADED, message=f"{error.what} is overloaded", retry_after_s=error.retry_after_s
+            )
+        case DependencyAway():
+            return ErrorAnswer(
+                kind=ErrorKind.AWAY, message=f"{error.dependency} is away", retry_after_s=error.retry_after_s
+            )
+        case BundleError():
+            return ErrorAnswer(kind=ErrorKind.AWAY, message="bundle is away", retry_after_s=_BUNDLE_RETRY_AFTER_S)
+        case DeadlineExceeded():
+            return ErrorAnswer(kind=ErrorKind.LATE, message=f"{error.stage}: the deadline passed")
+        case _:
+            return ErrorAnswer(kind=ErrorKind.INTERNAL, message="something broke on our side; it is logged")

@@ -1,0 +1,76 @@
+"""The use case behind both doors' events: check every one, then hand them to the broker, all or none.
+
+Knows neither JSON nor protobuf: a draft is a mapping of the fields that the caller sent. Event ids and times that are
+absent are made here; a caller who may retry should send its own event ids, for only those make a repeat harmless.
+"""
+
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from services.contracts.events import Interaction, interaction_from
+from services.errors import InvalidRequest
+
+Draft = Mapping[str, Any]
+"""One event's fields, as parsed and not yet checked."""
+
+
+class EventLog(Protocol):
+    """Where events become durable."""
+
+    async def record(self, records: Sequence[tuple[bytes, bytes]]) -> None:
+        """Return once all records (key, value) are acknowledged. Raises DependencyAway or Overloaded."""
+        ...
+
+
+class RecordEvents:
+    """Checks and records events."""
+
+    def __init__(self, log: EventLog, max_events: int, wall_clock: Callable[[], float] = time.time) -> None:
+        self._log = log
+        self._max_events = max_events
+        self._wall_clock = wall_clock
+
+    async def __call__(self, drafts: Sequence[Draft]) -> tuple[str, ...]:
+        """Record all of these, and give their event ids in the same order.
+
+        Raises InvalidRequest naming the event and the field before anything is sent; DependencyAway or Overloaded when
+        the broker does not have them all, and then none is claimed.
+        """
+        events = check_events(drafts, self._max_events, now_ms=int(self._wall_clock() * 1_000))
+        await self._log.record([(event.key, event.encode()) for event in events])
+        return tuple(event.event_id for event in events)
+
+
+def check_events(drafts: Sequence[Draft], max_events: int, now_ms: int) -> tuple[Interaction, ...]:
+    """Turn drafts into interactions. Raises InvalidRequest, its field prefixed by the event's place: `events[3].item_id`."""
+    if not drafts:
+        raise InvalidRequest("events", "empty", "send at least one event")
+    if len(drafts) > max_events:
+        raise InvalidRequest("events", f"{len(drafts)} entries", f"send at most {max_events} per request")
+    events = tuple(_checked(place, draft, now_ms) for place, draft in enumerate(drafts))
+    _refuse_duplicates(events)
+    return events
+
+
+def _checked(place: int, draft: Draft, now_ms: int) -> Interaction:
+    if "accepted_time_ms" in draft:
+        raise InvalidRequest(f"events[{place}].accepted_time_ms", "unknown", "leave it out; the door sets it")
+    try:
+        made = {"event_id": uuid.uuid4().hex, "event_time_ms": now_ms}
+        event = interaction_from({**made, **draft, "accepted_time_ms": now_ms})
+        event.check_time(now_ms)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"events[{place}].{error.field}", error.problem, error.fix) from error
+    return event
+
+
+def _refuse_duplicates(events: Sequence[Interaction]) -> None:
+    first: dict[str, int] = {}
+    for place, event in enumerate(events):
+        earlier = first.setdefault(event.event_id, place)
+        if earlier != place:
+            raise InvalidRequest(
+                f"events[{place}].event_id", f"the same as events[{earlier}]'s", "send each event once"
+            )

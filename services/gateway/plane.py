@@ -1,0 +1,117 @@
+"""The data plane: everything that a door can ask for, behind one object. Doors parse, call it, and format.
+
+The composition root puts it together once per process, inside the running event loop:
+
+    live      = LiveBundle(BundleStore(bundle_root), load_student, bundle_poll_s, metrics.bundle_info)
+    popular   = Popular(live, windows, popular_refresh_s)
+    gate      = LlmGate(Breaker(breaker_failures, breaker_open_s), LatencyPredictor(FIRST_S), max_llm_in_flight)
+    events    = TopicProducer(kafka_bootstrap, interactions_topic, events_ack_timeout_s, EVENTS_IN_FLIGHT)
+    shown     = TopicProducer(kafka_bootstrap, impressions_topic, events_ack_timeout_s, impressions_max_in_flight)
+    recommend = Recommend(live=live, features=features, llm=LlmTier(llm, gate, metrics.breaker_open), popular=popular,
+                          impressions=Impressions(shown, metrics.impressions), report=report, limits=DeadlineLimits(...),
+                          feature_timeout_s=..., min_history_for_llm=...)
+    plane     = DataPlane(recommend=recommend, record=RecordEvents(events, max_events_per_request), live=live,
+                          popular=popular, producers=(events, shown), report=report)
+    await plane.start()
+
+`features` (read, read_popular), `llm` (rank) and `load_student` come from their own packages; their ports are declared in
+question.py, popular.py, llm_tier.py and live_bundle.py. Knows no transport.
+"""
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from services.contracts.recommend import Recommendation, RecommendRequest
+from services.gateway.events import Draft, RecordEvents
+from services.gateway.live_bundle import LiveBundle
+from services.gateway.popular import Popular
+from services.gateway.recommend import Recommend
+from services.gateway.report import Report
+
+
+class Producer(Protocol):
+    """Something with a thread that is started and stopped with the plane."""
+
+    def start(self) -> None:
+        """Start the thread. Does not block."""
+        ...
+
+    def stop(self) -> None:
+        """End the thread; may block for seconds."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundleInfo:
+    """What callers may know of the live bundle."""
+
+    version: str
+    num_items: int
+    code_depth: int
+    manifest: dict[str, object]
+
+
+class DataPlane:
+    """Recommend, record events, tell of the bundle and of readiness."""
+
+    def __init__(
+        self,
+        *,
+        recommend: Recommend,
+        record: RecordEvents,
+        live: LiveBundle,
+        popular: Popular,
+        producers: Sequence[Producer],
+        report: Report,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.recommend = recommend
+        self.report = report
+        self.clock = clock
+        self._record = record
+        self._live = live
+        self._popular = popular
+        self._producers = producers
+
+    async def start(self) -> None:
+        """Load the bundle, connect the producers, and start what runs in the background. Call in the serving loop."""
+        for producer in self._producers:
+            producer.start()
+        await self._live.start()
+        await self._popular.start()
+
+    async def stop(self) -> None:
+        """End the background work; records that wait are sent for at most two seconds each."""
+        await self._popular.stop()
+        await self._live.stop()
+        await asyncio.gather(*(asyncio.to_thread(producer.stop) for producer in self._producers))
+
+    async def record(self, drafts: Sequence[Draft], door: str, request_id: str) -> tuple[str, ...]:
+        """Record events; see RecordEvents. Gives their ids."""
+        event_ids = await self._record(drafts)
+        self.report.recorded(door, len(event_ids), request_id)
+        return event_ids
+
+    def bundle(self) -> BundleInfo:
+        """Tell of the live bundle. Raises DependencyAway before the first one is loaded."""
+        live = self._live.current()
+        about = {key: value for key, value in live.manifest.items() if key not in {"version", "files"}}
+        return BundleInfo(
+            version=live.version,
+            num_items=len(live.catalogue.item_ids),
+            code_depth=live.catalogue.depth,
+            manifest=about,
+        )
+
+    def is_ready(self) -> bool:
+        """Whether recommendations can be answered."""
+        return self._live.is_loaded
+
+
+def new_request_id() -> str:
+    """Make an id for a request that came without one."""
+    return uuid.uuid4().hex

@@ -1,0 +1,168 @@
+"""The request, from top to bottom: features, masks, route, student beside the LLM, answer, impression.
+
+It always answers before the deadline, and every failure is a fact for `services.router.policy`, which alone decides who
+answers. Knows neither JSON nor protobuf, and no clock but the two it is given.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+
+import structlog
+
+from services.contracts.events import Impression
+from services.contracts.rank import RankResult
+from services.contracts.recommend import Recommendation, RecommendRequest, Tier
+from services.gateway.candidates import Ranking, as_items, best_allowed, choose
+from services.gateway.impressions import Impressions
+from services.gateway.live_bundle import LiveBundle
+from services.gateway.llm_tier import LlmAnswer, LlmTier
+from services.gateway.popular import Popular
+from services.gateway.question import Features, Question, question_of, read_known
+from services.gateway.report import Report
+from services.gateway.stages import Stages
+from services.router import policy
+from services.router.deadline import DeadlineLimits, deadline_from
+from services.router.policy import Route
+
+log = structlog.get_logger()
+
+_FEATURES_SHARE = 0.5
+
+
+class Recommend:
+    """Answers recommendation requests. One per process; holds no state of a request."""
+
+    def __init__(
+        self,
+        *,
+        live: LiveBundle,
+        features: Features,
+        llm: LlmTier,
+        popular: Popular,
+        impressions: Impressions,
+        report: Report,
+        limits: DeadlineLimits,
+        feature_timeout_s: float,
+        min_history_for_llm: int,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._live = live
+        self._features = features
+        self._llm = llm
+        self._popular = popular
+        self._impressions = impressions
+        self._report = report
+        self._limits = limits
+        self._feature_timeout_s = feature_timeout_s
+        self._min_history_for_llm = min_history_for_llm
+        self._clock = clock
+        self._wall_clock = wall_clock
+
+    async def __call__(self, request: RecommendRequest, arrived_s: float, door: str) -> Recommendation:
+        """Answer one request that arrived at `arrived_s` (monotonic seconds) through `door`.
+
+        Raises InvalidRequest for filters that name what the catalogue lacks, DependencyAway before the first bundle.
+        """
+        live = self._live.current()
+        live.catalogue.check_filters(request.filters)
+        deadline = deadline_from(arrived_s, request.deadline_ms, self._limits)
+        stages = Stages(self._clock)
+
+        with stages.measure("features"):
+            box_s = min(self._feature_timeout_s, _FEATURES_SHARE * deadline.budget_s(self._clock()))
+            known = await read_known(self._features, request.user_id, box_s)
+        with stages.measure("route"):
+            question = question_of(request, deadline, live, known)
+            budget_s = deadline.budget_s(self._clock())
+            route = policy.plan(question.facts(self._llm.view(), self._min_history_for_llm, budget_s))
+        with stages.measure("rank"):
+            route, best = await self._rank(question, route, stages)
+        with stages.measure("answer"):
+            rankings = self._from_the_top(question, best)
+            items = as_items(choose(rankings, question.masks.showable, request.k), live.catalogue)
+
+        now_ms = int(self._wall_clock() * 1_000)
+        newest_ms = known.features.newest_event_time_ms
+        answer = Recommendation(
+            request_id=request.request_id,
+            items=items,
+            tier=route.tier,
+            reason=route.reason,
+            bundle_version=live.version,
+            newest_event_time_ms=newest_ms,
+            feature_age_ms=None if newest_ms is None else max(0, now_ms - newest_ms),
+            deadline_ms=deadline.total_ms,
+            stages_ms=stages.as_ms(),
+        )
+        asyncio.get_running_loop().call_soon(self._impressions.offer, impression_of(question, answer, now_ms))
+        self._report.answered(door, answer, deadline, self._clock())
+        return answer
+
+    async def _rank(self, question: Question, route: Route, stages: Stages) -> tuple[Route, list[Ranking]]:
+        """Have the routed tier rank, with the student beside the LLM. Gives the final route and the rankings, best first."""
+        if route.tier is Tier.PRECOMPUTED and question.listed is not None:
+            return route, [question.listed]
+        if route.tier is Tier.POPULAR:
+            return route, []
+        if route.tier is Tier.STUDENT:
+            student = self._ask_student(question, stages)
+            return policy.after_student(route, student_ranked=bool(student)), student
+
+        asking = asyncio.create_task(self._ask_llm(question, stages))
+        try:
+            await asyncio.sleep(0)  # the question leaves before the student, below, holds this thread
+            student = self._ask_student(question, stages)
+            llm = await asking
+        finally:
+            asking.cancel()
+        route = policy.after_student(policy.after_llm(llm.outcome), student_ranked=bool(student))
+        return route, _llm_ranking(question, llm.result) + student
+
+    async def _ask_llm(self, question: Question, stages: Stages) -> LlmAnswer:
+        budget_s = question.deadline.budget_s(self._clock())
+        with stages.measure("llm"):
+            return await self._llm.ask(question.for_llm(self._wall_clock() + budget_s), budget_s)
+
+    def _ask_student(self, question: Question, stages: Stages) -> list[Ranking]:
+        """Give the student's ranking, or none: a fact for the policy, whatever its runtime broke at."""
+        with stages.measure("student"):
+            try:
+                indices, scores = question.live.student.rank(
+                    question.history, question.masks.allowed, question.num_wanted
+                )
+            except Exception as error:  # noqa: BLE001 - see above
+                log.warning("student_failed", request_id=question.request.request_id, error=repr(error))
+                return []
+        return [Ranking(Tier.STUDENT, indices.tolist(), scores.tolist())]
+
+    def _from_the_top(self, question: Question, best: list[Ranking]) -> Iterator[Ranking]:
+        """Give the rankings in the order in which they fill the answer; popularity is ranked only when it comes to that."""
+        yield from best
+        popular = self._popular.ranking(question.live.version, question.live.catalogue)
+        num_enough = 2 * question.num_wanted
+        yield Ranking(Tier.POPULAR, *best_allowed(popular.order, popular.scores, question.masks.showable, num_enough))
+
+
+def impression_of(question: Question, answer: Recommendation, now_ms: int) -> Impression:
+    """Describe what is about to be shown, and the history that it was made from."""
+    history = question.known.features
+    return Impression(
+        request_id=answer.request_id,
+        user_id=question.request.user_id,
+        shown_time_ms=now_ms,
+        item_ids=tuple(item.item_id for item in answer.items),
+        tier=answer.tier.value,
+        reason=answer.reason.value,
+        bundle_version=answer.bundle_version,
+        newest_event_time_ms=answer.newest_event_time_ms,
+        history_len=len(history.history_item_ids),
+        history_digest=history.history_digest,
+    )
+
+
+def _llm_ranking(question: Question, result: RankResult | None) -> list[Ranking]:
+    if result is None:
+        return []
+    return [Ranking.of(Tier.LLM, result.item_ids, result.scores, question.live.catalogue)]
