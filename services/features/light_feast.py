@@ -12,7 +12,7 @@ def import_feast() -> ModuleType:
     """Give the feast package. While it is imported for the first time, torch looks as if it were not installed."""
     hide = "torch" not in sys.modules and "feast" not in sys.modules
     if hide:
-        sys.modules["torch"] = None  # type: ignore[assignment]  # the documented way to make an import fail
+        sys.modules["torch"] = None  # the documented way to make an import fail
     try:
         import feast
     finally:

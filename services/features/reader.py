@@ -56,7 +56,7 @@ class FeatureReader:
         """Close the connections."""
         await self._store.close()
 
-    async def _read(self, features: Any, entities: Sequence[Mapping[str, str]], timeout_s: float) -> dict[str, Any]:
+    async def _read(self, features: Any, entities: Sequence[dict[str, str]], timeout_s: float) -> dict[str, Any]:
         if not self._gate.may_try(time.monotonic()):
             raise DependencyAway("features", _RETRY_AFTER_S)
         try:

@@ -56,7 +56,7 @@ def open_store(address: RepoAddress) -> "FeatureStore":
     if not address.registry_path.exists():
         raise EnvironmentFault(f"no feature registry at {address.registry_path}; run `tailrace pipeline` first")
     store = _store(address)
-    store.refresh_registry()
+    store.refresh_registry()  # type: ignore[no-untyped-call]
     return store
 
 

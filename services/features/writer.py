@@ -61,7 +61,7 @@ class FeatureWriter:
 
     def write_precomputed(self, rows: Sequence[PrecomputedRow], made_at_us: int) -> None:
         """Store lists, one per user, made at this time (Unix µs): later ones replace earlier ones. Raises DependencyAway."""
-        columns = {
+        columns: dict[str, list[Any]] = {
             "user_id": [row.user_id for row in rows],
             "recommended_item_ids": [list(row.item_ids) for row in rows],
             "scores": [list(row.scores) for row in rows],
