@@ -1,0 +1,115 @@
+"""Who holds which KV block: reference counts, the prefix cache, and which block goes first when room is needed.
+
+Pure bookkeeping over block numbers: it knows no tensors, no requests and no clock. Every block is in exactly one state:
+
+    held       reference count > 0; may be cached too (its content is known by a hash)
+    evictable  reference count 0 and cached: found again by its hash, or taken when blank ones run out, oldest first
+    blank      reference count 0, content worthless
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
+
+
+class BlockPool:
+    """Blocks 0 to num_blocks-1. All changes keep `check_integrity` true."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self._num_references = [0] * num_blocks
+        self._blank = list(range(num_blocks - 1, -1, -1))
+        self._evictable: OrderedDict[int, None] = OrderedDict()
+        self._hash_of: dict[int, bytes] = {}
+        self._block_of: dict[bytes, int] = {}
+
+    @property
+    def num_blocks(self) -> int:
+        """All blocks."""
+        return len(self._num_references)
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that `allocate` can give: blank and evictable ones."""
+        return len(self._blank) + len(self._evictable)
+
+    @property
+    def num_held(self) -> int:
+        """Blocks that someone holds."""
+        return self.num_blocks - self.num_free
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks whose content is known by a hash, held or not."""
+        return len(self._hash_of)
+
+    def references(self) -> Counter[int]:
+        """How often each held block is held."""
+        return Counter({block: count for block, count in enumerate(self._num_references) if count > 0})
+
+    def match(self, hashes: Iterable[bytes]) -> list[int]:
+        """Give the blocks of the longest cached prefix of this hash chain. Takes no hold: `acquire` them before anything else."""
+        found: list[int] = []
+        for digest in hashes:
+            block = self._block_of.get(digest)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def num_free_without(self, blocks: Iterable[int]) -> int:
+        """How many blocks `allocate` could give once these were acquired."""
+        return self.num_free - sum(block in self._evictable for block in blocks)
+
+    def acquire(self, blocks: Iterable[int]) -> None:
+        """Take one more hold on each of these cached blocks."""
+        for block in blocks:
+            assert block in self._hash_of, "only cached blocks can be shared"
+            self._evictable.pop(block, None)
+            self._num_references[block] += 1
+
+    def allocate(self, count: int) -> list[int]:
+        """Hand out blocks with worthless content, held once. The caller has checked `num_free`."""
+        assert count <= self.num_free, "allocation beyond num_free"
+        blocks = [self._blank.pop() if self._blank else self._evict() for _ in range(count)]
+        for block in blocks:
+            self._num_references[block] = 1
+        return blocks
+
+    def register(self, block: int, digest: bytes) -> None:
+        """Make a held block, now full, findable by its hash. If another block has that content already, nothing changes."""
+        assert self._num_references[block] > 0, "only held blocks are filled"
+        if digest not in self._block_of and block not in self._hash_of:
+            self._hash_of[block] = digest
+            self._block_of[digest] = block
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Drop one hold on each. Later blocks of a chain are evicted first, because they are useless without the earlier."""
+        for block in reversed(blocks):
+            assert self._num_references[block] > 0, "released more often than held"
+            self._num_references[block] -= 1
+            if self._num_references[block] == 0:
+                self._set_free(block)
+
+    def check_integrity(self) -> None:
+        """Prove that every block is in exactly one state and that hashes map both ways."""
+        blank, evictable = set(self._blank), set(self._evictable)
+        held = {block for block, count in enumerate(self._num_references) if count > 0}
+        assert len(blank) == len(self._blank), "a block is blank twice"
+        assert not (blank & evictable) | (blank & held) | (evictable & held), "a block is in two states"
+        assert len(blank) + len(evictable) + len(held) == self.num_blocks, "a block is lost"
+        assert min(self._num_references) >= 0, "a negative reference count"
+        assert evictable <= self._hash_of.keys(), "an evictable block without a hash"
+        assert not blank & self._hash_of.keys(), "a blank block with a hash"
+        assert {digest: block for block, digest in self._hash_of.items()} == self._block_of, (
+            "hashes do not map both ways"
+        )
+
+    def _set_free(self, block: int) -> None:
+        if block in self._hash_of:
+            self._evictable[block] = None
+        else:
+            self._blank.append(block)
+
+    def _evict(self) -> int:
+        block, _ = self._evictable.popitem(last=False)
+        del self._block_of[self._hash_of.pop(block)]
+        return block

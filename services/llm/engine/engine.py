@@ -1,0 +1,201 @@
+"""The engine: requests go in, `step` is called until their outcomes come out. One thread, no clock, no I/O.
+
+It ties the scheduler (who runs) to the runner (what is computed) and knows nothing of users, items' names, bundles on
+disk or Ray. One engine serves one version of the weights: its prefix cache is never shared across versions.
+"""
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Tokens
+from itertools import count
+
+import numpy as np
+
+from models.decoder import Decoder
+from services.contracts.rank import EngineLoad
+from services.errors import InvalidRequest
+from services.llm.engine.config import EngineConfig
+from services.llm.engine.outcome import Outcome, Status
+from services.llm.engine.runner import Runner, StepResult
+from services.llm.engine.scheduler import Scheduler
+from services.llm.engine.sequence import Sequence
+from services.llm.engine.trie import ItemCodes, Trie
+from services.llm.engine.work import RankWork, TextWork
+
+_NO_ITEMS = np.zeros(0, dtype=np.int64)
+_NO_SCORES = np.zeros(0, dtype=np.float32)
+
+
+class Engine:
+    """Ranks items of one catalogue and writes text with one decoder. `items` None makes an engine for text alone."""
+
+    def __init__(self, decoder: Decoder, config: EngineConfig, *, items: ItemCodes | None, bundle_version: str) -> None:
+        self._config = config
+        self._limits = decoder.config
+        self._trie = Trie(items, decoder.head_weight_VD.device) if items is not None else None
+        self._scheduler = Scheduler(config, bundle_version)
+        self._runner = Runner(decoder, config, self._trie)
+        self._orders = count()
+        self._ended: list[Outcome] = []
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has anything to do or to tell."""
+        return bool(self._ended or self._scheduler.num_running or self._scheduler.num_waiting)
+
+    def add_rank(
+        self,
+        request_id: str,
+        prompt_token_ids: Tokens[int],
+        *,
+        k: int,
+        allowed: np.ndarray,
+        beam_width: int | None = None,
+        priority: int = 0,
+        now_s: float = 0.0,
+        deadline_s: float | None = None,
+    ) -> None:
+        """Ask for the k best items among `allowed` (num_items,) bool after this prompt.
+
+        `beam_width` matters for codes of depth 2 and more; None means k, at least the configured default and at most
+        what a step runs. Lower `priority` goes first. The outcome comes from a later `step`, also when nothing is
+        allowed. Raises InvalidRequest for what could never run and Overloaded when the queue is full.
+        """
+        if self._trie is None:
+            raise InvalidRequest("k", "this engine has no catalogue", "ask it for text")
+        if k < 1:
+            raise InvalidRequest("k", f"{k} is out of range", "send at least 1")
+        if allowed.shape != (self._trie.num_items,) or allowed.dtype != np.bool_:
+            raise InvalidRequest("allowed", "not one bool per item", f"send a mask of {self._trie.num_items}")
+        depth = self._trie.depth
+        sequence = self._sequence(request_id, prompt_token_ids, priority, now_s, deadline_s, num_more_tokens=depth - 1)
+        alive = self._trie.alive_by_level(allowed)
+        beams = beam_width or min(max(k, self._config.default_beam_width), self._config.max_beam_rows)
+        widths = tuple(min(beams, level.num_alive) for level in alive[:-1])
+        sequence.num_levels = depth
+        sequence.rows_by_level = widths
+        sequence.work = RankWork(
+            alive_by_level=tuple(level.mask_C for level in alive), width_by_level=(*widths, min(k, alive[-1].num_alive))
+        )
+        if alive[-1].num_alive:
+            self._scheduler.add(sequence)
+        else:
+            self._end(sequence, Status.DONE)
+
+    def add_text(
+        self,
+        request_id: str,
+        prompt_token_ids: Tokens[int],
+        *,
+        max_new_tokens: int,
+        temperature: float = 0.0,
+        seed: int = 0,
+        stop_token_ids: Iterable[int] = (),
+        priority: int = 0,
+        now_s: float = 0.0,
+        deadline_s: float | None = None,
+    ) -> None:
+        """Ask for up to `max_new_tokens` tokens after this prompt; a stop token is the last one given.
+
+        Raises InvalidRequest for what could never run and Overloaded when the queue is full.
+        """
+        if max_new_tokens < 1:
+            raise InvalidRequest("max_new_tokens", f"{max_new_tokens} is out of range", "send at least 1")
+        if not 0 <= temperature < np.inf:
+            raise InvalidRequest("temperature", f"{temperature} is out of range", "send 0 or a positive number")
+        if seed < 0:
+            raise InvalidRequest("seed", f"{seed} is out of range", "send 0 or a positive integer")
+        sequence = self._sequence(
+            request_id, prompt_token_ids, priority, now_s, deadline_s, num_more_tokens=max_new_tokens
+        )
+        sequence.max_new_tokens = max_new_tokens
+        sequence.work = TextWork(temperature=temperature, seed=seed, stop_token_ids=frozenset(stop_token_ids))
+        self._scheduler.add(sequence)
+
+    def cancel(self, request_id: str) -> bool:
+        """End a request now, its blocks free at once; its outcome comes from the next step. False if it is not in flight."""
+        sequence = self._scheduler.find(request_id)
+        if sequence is None:
+            return False
+        self._end(sequence, Status.CANCELLED)
+        return True
+
+    def step(self, now_s: float) -> list[Outcome]:
+        """Run one step and give the outcomes of all requests that ended since the last one."""
+        plan = self._scheduler.schedule(now_s)
+        for sequence in plan.late:
+            self._end(sequence, Status.LATE)
+        if not plan.is_empty:
+            result = self._runner.run(plan)
+            self._scheduler.advance(plan)
+            self._collect(result)
+        ended, self._ended = self._ended, []
+        return ended
+
+    def load(self) -> EngineLoad:
+        """Tell how busy the engine is."""
+        scheduler = self._scheduler
+        return EngineLoad(
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            kv_cache_usage=scheduler.pool.num_held / scheduler.pool.num_blocks,
+        )
+
+    def check_integrity(self) -> None:
+        """Prove that no block is lost or shared by mistake. For tests."""
+        self._scheduler.check_integrity()
+
+    def _sequence(
+        self,
+        request_id: str,
+        tokens: Tokens[int],
+        priority: int,
+        now_s: float,
+        deadline_s: float | None,
+        *,
+        num_more_tokens: int,
+    ) -> Sequence:
+        longest = self._limits.max_position_embeddings - num_more_tokens
+        if not 1 <= len(tokens) <= longest:
+            raise InvalidRequest("prompt", f"{len(tokens)} tokens long", f"send 1 to {longest}")
+        if min(tokens) < 0 or max(tokens) >= self._limits.vocab_size:
+            raise InvalidRequest("prompt", "a token outside the vocabulary", f"send 0 to {self._limits.vocab_size - 1}")
+        return Sequence(
+            request_id=request_id,
+            order=next(self._orders),
+            tokens=list(tokens),
+            priority=priority,
+            arrival_s=now_s,
+            deadline_s=deadline_s,
+        )
+
+    def _collect(self, result: StepResult) -> None:
+        for sequence, items, scores in result.rankings:
+            self._end(sequence, Status.DONE, items, scores)
+        for sequence, token in result.tokens:
+            sequence.tokens.append(token)
+            if isinstance(sequence.work, TextWork) and token in sequence.work.stop_token_ids:
+                self._end(sequence, Status.DONE)
+            elif sequence.num_new_tokens == sequence.max_new_tokens:
+                self._end(sequence, Status.LENGTH)
+
+    def _end(
+        self,
+        sequence: Sequence,
+        status: Status,
+        items: np.ndarray = _NO_ITEMS,
+        scores: np.ndarray = _NO_SCORES,
+    ) -> None:
+        self._scheduler.finish(sequence)
+        self._ended.append(
+            Outcome(
+                request_id=sequence.request_id,
+                status=status,
+                item_indices=items,
+                scores=scores,
+                token_ids=tuple(sequence.tokens[sequence.num_prompt_tokens :]),
+                num_prompt_tokens=sequence.num_prompt_tokens,
+                num_cached_tokens=sequence.num_cached,
+                arrival_s=sequence.arrival_s,
+                started_s=sequence.started_s,
+            )
+        )

@@ -1,0 +1,195 @@
+"""Who runs in the next step: continuous batching of prefill chunks, text decode and beam steps under two budgets.
+
+Pure: no torch, no clock, no randomness; time is an argument. A step takes beam steps and decode tokens first, because
+those requests hold memory and are nearest to done, then prefill of what runs already, then admits from the queue by
+urgency (priority, lowered by waiting). A request is admitted when its whole prompt has room, so only text decode can
+run out of blocks: then the least urgent running sequence is put back in the queue and computed again later. The most
+urgent one is never put back, so something always finishes.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from services.errors import InvalidRequest, Overloaded
+from services.llm.engine.block_pool import BlockPool
+from services.llm.engine.config import EngineConfig
+from services.llm.engine.plan import Chunk, StepPlan
+from services.llm.engine.prefix import PrefixNamer
+from services.llm.engine.sequence import Sequence
+
+_RETRY_AFTER_S = 0.1
+
+
+class Scheduler:
+    """Owns every live sequence and the block pool. `add`, `schedule`, `advance`, `finish`; all calls from one thread."""
+
+    def __init__(self, config: EngineConfig, bundle_version: str) -> None:
+        self.pool = BlockPool(config.num_blocks)
+        self._config = config
+        self._namer = PrefixNamer(bundle_version, config.block_tokens)
+        self._waiting: dict[str, Sequence] = {}
+        self._running: dict[str, Sequence] = {}
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests in the queue."""
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold blocks."""
+        return len(self._running)
+
+    def add(self, sequence: Sequence) -> None:
+        """Put a request in the queue. Raises Overloaded when it is full, InvalidRequest for what could never run."""
+        if self.find(sequence.request_id) is not None:
+            raise InvalidRequest("request_id", f"{sequence.request_id!r} is in flight", "send a new one")
+        capacity = self.pool.num_blocks * self._config.block_tokens
+        if len(sequence.tokens) + sequence.max_new_tokens > capacity:
+            raise InvalidRequest("prompt", f"needs more than {capacity} cached tokens", "send a shorter one")
+        if max(sequence.rows_by_level, default=0) > self._config.max_beam_rows:
+            raise InvalidRequest(
+                "beam_width", "more beams than a step runs", f"send at most {self._config.max_beam_rows}"
+            )
+        if len(self._waiting) >= self._config.max_waiting:
+            raise Overloaded("the engine's queue", _RETRY_AFTER_S)
+        self._namer.extend(sequence.block_names, sequence.tokens)
+        self._waiting[sequence.request_id] = sequence
+
+    def find(self, request_id: str) -> Sequence | None:
+        """Give the live sequence of this request, if any."""
+        return self._running.get(request_id) or self._waiting.get(request_id)
+
+    def schedule(self, now_s: float) -> StepPlan:
+        """Decide the next step. Sequences past their deadline are ended here, their blocks free at once."""
+        plan = StepPlan()
+        self._end_late(plan, now_s)
+        room = _Room(self._config.max_step_tokens, self._config.max_beam_rows)
+        running = self._by_urgency(self._running, now_s)
+        for sequence in running:
+            if sequence.request_id in self._running:
+                self._plan_decode_or_beams(plan, room, sequence, now_s)
+        for sequence in running:
+            if sequence.request_id in self._running and sequence.num_to_compute and not sequence.is_decoding:
+                self._plan_prefill(plan, room, sequence)
+        self._admit(plan, room, now_s)
+        return plan
+
+    def advance(self, plan: StepPlan) -> None:
+        """Record that the step ran: tokens computed, full blocks findable, levels done."""
+        for chunk in plan.chunks:
+            sequence = chunk.sequence
+            sequence.num_computed = chunk.end
+            self._register_full_blocks(sequence, chunk.start)
+            if sequence.num_levels and chunk.is_last:
+                sequence.num_levels_done = 1
+        for sequence in plan.beam_steps:
+            sequence.num_levels_done += 1
+
+    def finish(self, sequence: Sequence) -> None:
+        """End a sequence, for whatever reason, and free its blocks."""
+        self._waiting.pop(sequence.request_id, None)
+        self._running.pop(sequence.request_id, None)
+        self._free(sequence)
+
+    def check_integrity(self) -> None:
+        """Prove that blocks are held exactly by the running sequences, each as often as it is referenced."""
+        self.pool.check_integrity()
+        assert not self._waiting.keys() & self._running.keys(), "a request waits and runs"
+        assert all(not sequence.block_ids for sequence in self._waiting.values()), "a waiting request holds blocks"
+        holds = Counter(block for sequence in self._running.values() for block in sequence.block_ids)
+        assert holds == self.pool.references(), "references differ from what running requests hold"
+        size = self._config.block_tokens
+        assert all(s.num_computed <= len(s.block_ids) * size for s in self._running.values()), "tokens without a block"
+        assert len(self._running) <= self._config.max_running, "more running than allowed"
+
+    def _plan_decode_or_beams(self, plan: StepPlan, room: "_Room", sequence: Sequence, now_s: float) -> None:
+        rows = sequence.num_beam_rows
+        if rows and rows <= room.beam_rows:
+            plan.beam_steps.append(sequence)
+            room.beam_rows -= rows
+        elif sequence.is_decoding and room.tokens and self._make_room(sequence, now_s):
+            plan.chunks.append(Chunk(sequence, sequence.num_computed, 1))
+            room.tokens -= 1
+
+    def _plan_prefill(self, plan: StepPlan, room: "_Room", sequence: Sequence) -> None:
+        count = min(sequence.num_to_compute, self._config.max_chunk_tokens, room.tokens)
+        if count:
+            plan.chunks.append(Chunk(sequence, sequence.num_computed, count))
+            room.tokens -= count
+
+    def _admit(self, plan: StepPlan, room: "_Room", now_s: float) -> None:
+        if not self._waiting or not room.tokens:
+            return
+        for sequence in self._by_urgency(self._waiting, now_s):
+            full = len(self._running) == self._config.max_running
+            if full or not room.tokens or not self._place(sequence):
+                return
+            del self._waiting[sequence.request_id]
+            self._running[sequence.request_id] = sequence
+            if sequence.started_s is None:
+                sequence.started_s, sequence.num_cached = now_s, sequence.num_computed
+            self._plan_prefill(plan, room, sequence)
+
+    def _place(self, sequence: Sequence) -> bool:
+        """Hold the cached prefix and allocate the rest. The last token is always computed: its hidden state is wanted."""
+        size = self._config.block_tokens
+        cached = self.pool.match(sequence.block_names[: (len(sequence.tokens) - 1) // size])
+        missing = -(-len(sequence.tokens) // size) - len(cached)
+        growing = sum(other.max_new_tokens > 0 for other in self._running.values())
+        if missing + growing > self.pool.num_free_without(cached):
+            return False
+        self.pool.acquire(cached)
+        sequence.block_ids = cached + self.pool.allocate(missing)
+        sequence.num_computed = len(cached) * size
+        return True
+
+    def _make_room(self, sequence: Sequence, now_s: float) -> bool:
+        """Give the sequence a block for its next token, putting the least urgent back if need be; False if that is itself."""
+        if sequence.num_computed < len(sequence.block_ids) * self._config.block_tokens:
+            return True
+        while not self.pool.num_free:
+            victim = self._by_urgency(self._running, now_s)[-1]
+            self._put_back(victim)
+            if victim is sequence:
+                return False
+        sequence.block_ids += self.pool.allocate(1)
+        return True
+
+    def _put_back(self, sequence: Sequence) -> None:
+        del self._running[sequence.request_id]
+        self._free(sequence)
+        sequence.restart()
+        self._waiting[sequence.request_id] = sequence
+
+    def _register_full_blocks(self, sequence: Sequence, start: int) -> None:
+        size = self._config.block_tokens
+        num_full = sequence.num_computed // size
+        if num_full > len(sequence.block_names):
+            self._namer.extend(sequence.block_names, sequence.tokens)
+        for index in range(start // size, num_full):
+            self.pool.register(sequence.block_ids[index], sequence.block_names[index])
+
+    def _end_late(self, plan: StepPlan, now_s: float) -> None:
+        for group in (self._waiting, self._running):
+            late = [s for s in group.values() if s.deadline_s is not None and s.deadline_s <= now_s]
+            plan.late.extend(late)
+        for sequence in plan.late:
+            self.finish(sequence)
+
+    def _free(self, sequence: Sequence) -> None:
+        self.pool.release(sequence.block_ids)
+        sequence.block_ids = []
+        sequence.beams = None
+
+    def _by_urgency(self, group: dict[str, Sequence], now_s: float) -> list[Sequence]:
+        ageing_s = self._config.ageing_s
+        return sorted(group.values(), key=lambda sequence: sequence.urgency(now_s, ageing_s))
+
+
+@dataclass(slots=True)
+class _Room:
+    """What is left of the step's two budgets."""
+
+    tokens: int
+    beam_rows: int

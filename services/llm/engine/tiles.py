@@ -1,0 +1,91 @@
+"""How the query rows of a step are cut into tiles for attention, and tiles of like size padded into groups.
+
+A tile is up to `tile_queries` rows of one request over that request's blocks: a piece of a prefill chunk (causal, each
+row sees one position more), one token of text decode, or a request's beams (all see the same prompt). Host side, numpy.
+
+Shape suffixes: E tiles of a group, Q rows of a tile, N blocks.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.llm.engine.plan import StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Rows `first_row` on. Row i sees the first `first_limit + i * limit_step` positions of the context."""
+
+    first_row: int
+    num_rows: int
+    first_limit: int
+    limit_step: int
+    block_ids: list[int]
+
+    @property
+    def context_len(self) -> int:
+        """Positions that the last row sees."""
+        return self.first_limit + (self.num_rows - 1) * self.limit_step
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TileGroup:
+    """Tiles padded to one shape: a short tile repeats its last row, a short context its last block.
+
+    All rows see positions below `min_limit`, none sees `context_len` or beyond.
+    """
+
+    rows_EQ: Tensor
+    limits_EQ: Tensor
+    blocks_EN: Tensor
+    min_limit: int
+    context_len: int
+
+
+def cut_tiles(plan: StepPlan, tile_queries: int, block_tokens: int) -> list[Tile]:
+    """Cut a step, whose rows are the chunks' tokens and then the beams, in plan order."""
+    tiles: list[Tile] = []
+    row = 0
+    for chunk in plan.chunks:
+        for start in range(0, chunk.num_tokens, tile_queries):
+            count = min(tile_queries, chunk.num_tokens - start)
+            limit = chunk.start + start + 1
+            blocks = chunk.sequence.block_ids[: -(-(limit + count - 1) // block_tokens)]
+            tiles.append(Tile(row + start, count, limit, 1, blocks))
+        row += chunk.num_tokens
+    for sequence in plan.beam_steps:
+        rows = sequence.num_beam_rows
+        for start in range(0, rows, tile_queries):
+            count = min(tile_queries, rows - start)
+            tiles.append(Tile(row + start, count, sequence.num_computed, 0, sequence.block_ids))
+        row += rows
+    return tiles
+
+
+def group_tiles(tiles: list[Tile], device: torch.device) -> list[TileGroup]:
+    """Group tiles whose rows and whose blocks round up to the same powers of two, so that padding costs at most 4x."""
+    by_size: dict[tuple[int, int], list[Tile]] = defaultdict(list)
+    for tile in tiles:
+        by_size[(tile.num_rows - 1).bit_length(), (len(tile.block_ids) - 1).bit_length()].append(tile)
+    return [_pad(group, device) for group in by_size.values()]
+
+
+def _pad(tiles: list[Tile], device: torch.device) -> TileGroup:
+    num_rows = np.array([[tile.num_rows] for tile in tiles])
+    step_EQ = np.minimum(np.arange(num_rows.max()), num_rows - 1)
+    first_row = np.array([[tile.first_row] for tile in tiles])
+    first_limit = np.array([[tile.first_limit] for tile in tiles])
+    limit_step = np.array([[tile.limit_step] for tile in tiles])
+    width = max(len(tile.block_ids) for tile in tiles)
+    blocks_EN = np.array([tile.block_ids + tile.block_ids[-1:] * (width - len(tile.block_ids)) for tile in tiles])
+    return TileGroup(
+        rows_EQ=torch.from_numpy(first_row + step_EQ).to(device),
+        limits_EQ=torch.from_numpy(first_limit + step_EQ * limit_step).to(device),
+        blocks_EN=torch.from_numpy(blocks_EN).to(device),
+        min_limit=int(first_limit.min()),
+        context_len=max(tile.context_len for tile in tiles),
+    )
