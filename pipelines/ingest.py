@@ -71,7 +71,7 @@ def _read(source: Source, cache_dir: Path) -> tuple[pl.DataFrame, pl.DataFrame]:
 def _check_live(files: tuple[Path, ...], known_items: pl.Series) -> Checked:
     """Check the live log; an event id that came twice counts once."""
     if not files:
-        empty = pl.DataFrame(schema={name: pl.String for name in ("user_id", "item_id", "event_time")})
+        empty = pl.DataFrame(schema=dict.fromkeys(("user_id", "item_id", "event_time"), pl.String))
         return schema.check_events(empty, known_items)
     raw = pl.concat([pl.read_parquet(path, columns=_LIVE_COLUMNS) for path in files])
     once = raw.unique(["user_id", "event_id"], keep="first", maintain_order=True).drop("event_id")
