@@ -68,7 +68,7 @@ def _resources(settings: Settings) -> list[Finding]:
 def _shared_memory() -> Finding:
     shm = Path("/dev/shm")  # noqa: S108 - where Ray's object store lives
     free_mb = shutil.disk_usage(shm).free / 2**20 if shm.exists() else 0.0
-    return Finding("/dev/shm", f"{free_mb:.0f} MB", free_mb >= MIN_SHM_MB, "in a container: --shm-size=512m")
+    return Finding(str(shm), f"{free_mb:.0f} MB", free_mb >= MIN_SHM_MB, "in a container: --shm-size=512m")
 
 
 def _servers(settings: Settings) -> list[Finding]:

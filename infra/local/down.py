@@ -26,7 +26,9 @@ def stop_stack(settings: Settings) -> bool:
         give_up_s = time.monotonic() + TIMEOUT_S
         while stack_file.is_claimed():
             if time.monotonic() > give_up_s:
-                raise EnvironmentFault(f"the supervisor (pid {record.supervisor_pid}) does not stop; kill -9 it and repeat")
+                raise EnvironmentFault(
+                    f"the supervisor (pid {record.supervisor_pid}) does not stop; kill -9 it and repeat"
+                )
             time.sleep(POLL_S)
     num_hit = end_leftovers(settings.state_dir)
     remove_ray_home(settings.state_dir)

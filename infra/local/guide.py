@@ -1,6 +1,10 @@
 """What `tailrace up` prints when all is well: what is where, and two calls that work when pasted."""
 
+from models.registry import BundleStore
 from services.settings import Settings
+
+DEFAULT_USER_ID = "196"
+"""The first user in MovieLens-100k's file."""
 
 
 def what_is_where(settings: Settings, bundle_version: str) -> str:
@@ -32,3 +36,9 @@ def grpc_call(settings: Settings, user_id: str, python: str) -> str:
         f"print(api.RecommenderStub(grpc.insecure_channel('{settings.grpc_address}'))"
         f".Recommend(pb.RecommendRequest(user_id='{user_id}', k=5)))\""
     )
+
+
+def example_user_id(settings: Settings) -> str:
+    """Give a user id that the printed calls can ask for: the live bundle's own example, where it names one."""
+    manifest = BundleStore(settings.bundle_root).live().manifest
+    return str(manifest.get("example_user_id", DEFAULT_USER_ID))

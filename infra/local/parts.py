@@ -33,7 +33,7 @@ class Part:
     probes: tuple[Probe, ...] = ()
     needs: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
-    patience: Patience = Patience()
+    patience: Patience = field(default_factory=Patience)
     grace_s: float = 5.0
 
     def is_well(self) -> bool:
@@ -84,7 +84,10 @@ def serve_part(settings: Settings) -> Part:
             Port(host, settings.http_port, "TAILRACE_HTTP_PORT"),
             Port(host, settings.grpc_port, "TAILRACE_GRPC_PORT"),
         ),
-        probes=(partial(answers_http, host, settings.http_port, "/healthz"), partial(accepts, host, settings.grpc_port)),
+        probes=(
+            partial(answers_http, host, settings.http_port, "/healthz"),
+            partial(accepts, host, settings.grpc_port),
+        ),
         needs=("valkey", "broker"),
         patience=Patience(start_s=180.0, hang_s=45.0),
         grace_s=0.0,

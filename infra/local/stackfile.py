@@ -49,10 +49,17 @@ class StackFile:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
+            lock.close()
             raise EnvironmentFault(
                 f"a stack runs already from {self._run_dir.parent}; `tailrace down` stops it, TAILRACE_STATE_DIR names another"
             ) from error
         self._lock = lock
+
+    def release(self) -> None:
+        """Give the folder up, if it is ours."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
     def is_claimed(self) -> bool:
         """Whether a supervisor lives."""

@@ -54,6 +54,6 @@ def _tree_memory_mb(pid: int) -> float:
     """Resident memory of a process and all below it; shared pages count once per process."""
     try:
         process = psutil.Process(pid)
-        return sum(one.memory_info().rss for one in [process, *process.children(recursive=True)]) / 2**20
+        return float(sum(one.memory_info().rss for one in [process, *process.children(recursive=True)]) / 2**20)
     except psutil.Error:
         return 0.0

@@ -1,0 +1,66 @@
+# The door to everything. `make help` lists the targets; each creates .venv first when it is needed, without root.
+SHELL := /bin/bash
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+PROTO := services/contracts/recommend.proto
+TESTS ?= tests
+
+.DEFAULT_GOAL := help
+.PHONY: help up down status test test-unit lint format proto bench lock
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+up: $(INSTALLED) ## start the whole stack here; trains on MovieLens-100k the first time
+	@exec $(BIN)/tailrace up
+
+down: $(INSTALLED) ## stop it, and whatever it left behind
+	@exec $(BIN)/tailrace down
+
+status: $(INSTALLED) ## show every part, its port, its health
+	@exec $(BIN)/tailrace status
+
+test: $(INSTALLED) ## run every test, against a real stack of their own
+	$(BIN)/pytest $(TESTS)
+
+test-unit: $(INSTALLED) ## run the tests that need no server
+	$(BIN)/pytest tests/unit
+
+lint: $(INSTALLED) ## check style, types, import directions and test docstrings
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/interrogate tests
+
+format: $(INSTALLED) ## rewrite the code in the house format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+proto: $(INSTALLED) ## generate the gRPC code again
+	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. $(PROTO)
+
+bench: $(INSTALLED) ## measure the running stack: load per tier and door, and freshness
+	@exec $(BIN)/tailrace bench
+
+lock: ## resolve pyproject.toml anew in an empty environment and write requirements.lock
+	@$(call need-python)
+	scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && \
+	$(PYTHON) -m venv "$$scratch/venv" && \
+	"$$scratch/venv/bin/pip" install --upgrade setuptools wheel && \
+	"$$scratch/venv/bin/pip" install --no-build-isolation -e '.[dev]' && \
+	"$$scratch/venv/bin/python" -m infra.lock > requirements.lock
+
+$(INSTALLED): requirements.lock pyproject.toml
+	@$(call need-python)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --disable-pip-version-check -r requirements.lock
+	$(BIN)/pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation -e .
+	@touch $@
+
+define need-python
+command -v "$(PYTHON)" >/dev/null && "$(PYTHON)" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || \
+{ echo "Tailrace needs Python 3.11, and '$(PYTHON)' is not it. Install python3.11, or name it: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
+endef

@@ -1,0 +1,156 @@
+"""The operator's door: one command per thing to do. Imports lazily, so that `tailrace --help` is quick.
+
+An error that we raise on purpose is one red line and exit code 1; a traceback means a bug.
+"""
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from services.errors import TailraceError
+
+if TYPE_CHECKING:
+    from services.settings import Settings
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def main() -> None:
+    """Run a command; the entry point of `tailrace`."""
+    try:
+        app()
+    except TailraceError as error:
+        err.print(f"[bold red]error:[/] {escape(str(error))}")
+        sys.exit(1)
+
+
+@app.command()
+def up(
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Return when all is well; `tailrace down` stops.")
+    ] = False,
+) -> None:
+    """Start the whole stack on this machine, and train first when no bundle is published."""
+    from infra.local import guide
+    from infra.local.background import start_in_background
+    from infra.local.up import run_stack
+    from models.registry import BundleStore
+
+    settings = _settings()
+    if detach:
+        start_in_background(settings, out.file)
+        return
+
+    def when_ready() -> None:
+        bundle = BundleStore(settings.bundle_root).live()
+        user_id = guide.example_user_id(settings)
+        out.print("\n[bold green]Tailrace is up.[/]")
+        out.print(escape(guide.what_is_where(settings, bundle.version)))
+        out.print("\nTry:")
+        out.print(escape(guide.rest_call(settings, user_id)))
+        out.print(escape(guide.grpc_call(settings, user_id, sys.executable)))
+        out.print("\nCtrl-C or `tailrace down` stops everything.")
+
+    run_stack(settings, lambda line: out.print(f"[dim]{escape(line)}[/]"), when_ready)
+
+
+@app.command()
+def down() -> None:
+    """Stop the stack of this state folder, and whatever it left behind."""
+    from infra.local.down import stop_stack
+
+    settings = _settings()
+    out.print("stopped" if stop_stack(settings) else f"no stack runs from {settings.state_dir}")
+
+
+@app.command()
+def status() -> None:
+    """Show every part, its port, its health. Exit code 0 when all is well."""
+    from rich.table import Table
+
+    from infra.local.status import inspect_stack
+
+    settings = _settings()
+    parts = inspect_stack(settings)
+    if not parts:
+        out.print(f"no stack runs from {settings.state_dir}")
+        raise typer.Exit(1)
+    table = Table("part", "address", "health", "pid", "restarts", "memory", box=None)
+    for part in parts:
+        colour = "green" if part.is_well else "red"
+        table.add_row(
+            part.name,
+            " ".join(part.addresses),
+            f"[{colour}]{part.health}[/]",
+            str(part.pid or "-"),
+            str(part.num_restarts),
+            f"{part.memory_mb:.0f} MB",
+        )
+    out.print(table)
+    raise typer.Exit(0 if all(part.is_well for part in parts) else 1)
+
+
+@app.command()
+def doctor() -> None:
+    """Check whether this machine can run the stack. Exit code 0 when it can."""
+    from infra.local.doctor import examine
+
+    findings = examine(_settings())
+    for finding in findings:
+        sign = "[green]ok [/]" if finding.is_well else "[red]no [/]"
+        advice = "" if finding.is_well or not finding.advice else f": {finding.advice}"
+        out.print(f"{sign} {escape(finding.what)}  {escape(finding.found + advice)}")
+    raise typer.Exit(0 if all(finding.is_well for finding in findings) else 1)
+
+
+@app.command()
+def bundles() -> None:
+    """List the published bundles with their metrics."""
+    from rich.table import Table
+
+    from models.registry import BundleStore
+
+    store = BundleStore(_settings().bundle_root)
+    live = store.live_version()
+    table = Table("", "version", "data set", "decoder NDCG@10", "student NDCG@10", box=None)
+    for version in store.versions():
+        table.add_row("live" if version == live else "", version, *bundle_row(store.open(version).report()))
+    out.print(table if table.row_count else "no bundle yet; `tailrace pipeline` makes one")
+
+
+@app.command()
+def promote(version: str) -> None:
+    """Make a published bundle live, by one atomic move."""
+    from models.registry import BundleStore
+
+    BundleStore(_settings().bundle_root).promote(version)
+    out.print(f"{version} is live")
+
+
+@app.command()
+def rollback() -> None:
+    """Make the bundle before the live one live again."""
+    from models.registry import BundleStore
+
+    out.print(f"{BundleStore(_settings().bundle_root).rollback()} is live")
+
+
+def bundle_row(report: dict[str, object]) -> list[str]:
+    """Give a bundle's cells from its evaluation report."""
+    return [str(report)[:60], "", ""]
+
+
+def _settings() -> "Settings":
+    from services.settings import load_settings
+
+    settings = load_settings()
+    return settings.model_copy(update={"state_dir": settings.state_dir.absolute()})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""Free and taken ports: `pytest tests/unit/infra/test_ports.py`."""
+
+import os
+import socket
+
+import pytest
+
+from infra.local.ports import Port, check_free, free_window
+from services.errors import EnvironmentFault
+
+
+def test_a_taken_port_names_holder_and_setting() -> None:
+    """The one line says which port, who has it, and what to set."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = Port("127.0.0.1", server.getsockname()[1], "TAILRACE_REDIS_PORT")
+
+        with pytest.raises(EnvironmentFault) as refused:
+            check_free(port)
+
+    assert f"port {port.number} is taken by" in str(refused.value)
+    assert f"pid {os.getpid()}" in str(refused.value)
+    assert "TAILRACE_REDIS_PORT" in str(refused.value)
+
+
+def test_a_foreign_address_names_the_setting() -> None:
+    """An address that is not this machine's is refused with the setting."""
+    with pytest.raises(EnvironmentFault, match="TAILRACE_HTTP_PORT"):
+        check_free(Port("203.0.113.1", 8000, "TAILRACE_HTTP_PORT"))
+
+
+def test_a_free_port_passes() -> None:
+    """A port that was just released may be used."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        number = server.getsockname()[1]
+
+    check_free(Port("127.0.0.1", number, "TAILRACE_REDIS_PORT"))
+
+
+def test_a_window_avoids_what_is_taken() -> None:
+    """A window with one taken port is passed over."""
+    first = free_window(8, seed="a")
+    with socket.create_server(("", first + 3)):
+        other = free_window(8, seed="a")
+
+    assert not other <= first + 3 < other + 8

@@ -1,0 +1,68 @@
+"""Health probes against small real servers: `pytest tests/unit/infra/test_probes.py`."""
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from infra.local import probes
+from infra.local.probes import accepts, answers_http, answers_kafka, answers_redis
+
+HOST = "127.0.0.1"
+
+
+@pytest.fixture
+def answering() -> Iterator[Callable[[bytes], int]]:
+    """Start servers that read a request and send fixed bytes; gives the port."""
+    servers: list[socket.socket] = []
+
+    def start(answer: bytes) -> int:
+        server = socket.create_server((HOST, 0))
+        servers.append(server)
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(answer)
+
+        threading.Thread(target=serve, daemon=True).start()
+        return int(server.getsockname()[1])
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+def test_each_probe_knows_its_own_answer(answering: Callable[[bytes], int]) -> None:
+    """A right answer is well, a wrong one is not."""
+    kafka_answer = b"\0\0\0\x06" + b"\0\0\0\x01" + b"\0\0"
+
+    assert answers_redis(HOST, answering(b"+PONG\r\n"))
+    assert not answers_redis(HOST, answering(b"-LOADING\r\n"))
+    assert answers_kafka(HOST, answering(kafka_answer))
+    assert not answers_kafka(HOST, answering(b"+PONG\r\n0000"))
+    assert answers_http(HOST, answering(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"), "/")
+    assert not answers_http(HOST, answering(b"HTTP/1.1 503 No\r\nContent-Length: 0\r\n\r\n"), "/")
+    assert not answers_http(HOST, answering(b"garbage"), "/")
+
+
+def test_a_stopped_server_is_not_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that accepts and then says nothing, as a stopped process does, fails all probes that ask."""
+    monkeypatch.setattr(probes, "TIMEOUT_S", 0.05)
+    with socket.create_server((HOST, 0)) as mute:
+        port = mute.getsockname()[1]
+
+        assert accepts(HOST, port)
+        assert not answers_redis(HOST, port)
+        assert not answers_kafka(HOST, port)
+        assert not answers_http(HOST, port, "/")
+
+
+def test_nobody_there_is_not_well() -> None:
+    """A closed port fails all probes."""
+    with socket.create_server((HOST, 0)) as server:
+        port = server.getsockname()[1]
+
+    assert not any([accepts(HOST, port), answers_redis(HOST, port), answers_http(HOST, port, "/")])

@@ -1,0 +1,72 @@
+"""The stack's record and lock: `pytest tests/unit/infra/test_stackfile.py`."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from infra.local.leftovers import end_leftovers, find_leftovers
+from infra.local.stackfile import MARK, PartRecord, StackFile, StackRecord
+from services.errors import EnvironmentFault
+
+
+def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
+    """Writing and reading are inverse; forgetting leaves nothing."""
+    stack_file = StackFile(tmp_path)
+    stack_file.claim()
+    stack_file.release()
+    parts = {"valkey": PartRecord(phase="healthy", keeper_pid=7, num_restarts=1)}
+    record = StackRecord(supervisor_pid=5, stage="ready", parts=parts)
+
+    stack_file.write(record)
+
+    assert StackFile(tmp_path).read() == record
+    stack_file.forget()
+    assert stack_file.read() is None
+
+
+def test_one_folder_has_one_supervisor(tmp_path: Path) -> None:
+    """A second claim is refused with what to do; another folder is free."""
+    first = StackFile(tmp_path / "a")
+    first.claim()
+
+    with pytest.raises(EnvironmentFault, match="tailrace down"):
+        StackFile(tmp_path / "a").claim()
+
+    second = StackFile(tmp_path / "b")
+    second.claim()
+    assert StackFile(tmp_path / "a").is_claimed()
+    for stack_file in (first, second):
+        stack_file.release()
+    assert not StackFile(tmp_path / "a").is_claimed()
+
+
+def test_a_dead_supervisor_claims_nothing(tmp_path: Path) -> None:
+    """The claim ends with the process, however it ends."""
+    script = (
+        "import os, sys, pathlib; from infra.local.stackfile import StackFile; "
+        "s = StackFile(pathlib.Path(sys.argv[1])); s.claim(); os.kill(os.getpid(), 9)"
+    )
+
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False)
+
+    assert not StackFile(tmp_path).is_claimed()
+
+
+def test_leftovers_are_found_by_their_mark_alone(tmp_path: Path) -> None:
+    """Only processes that carry this folder's mark are found and ended."""
+    ours = subprocess.Popen(["sleep", "1000"], env={MARK: str(tmp_path)})
+    other = subprocess.Popen(["sleep", "1000"], env={MARK: str(tmp_path / "other")})
+    try:
+        found = [process.pid for process in find_leftovers(tmp_path)]
+        end_leftovers(tmp_path)
+
+        assert found == [ours.pid]
+        assert not psutil.pid_exists(ours.pid)
+        assert psutil.Process(other.pid).status() != psutil.STATUS_ZOMBIE
+    finally:
+        for process in (ours, other):
+            process.kill()
+            process.wait()
