@@ -39,6 +39,13 @@ class ErrorAnswer:
     fix: str | None = None
     retry_after_s: float | None = None
 
+    @property
+    def sentence(self) -> str:
+        """Everything in one line, for doors and logs that have only a line."""
+        return "; ".join(
+            part for part in (f"{self.field}: {self.message}" if self.field else self.message, self.fix) if part
+        )
+
 
 def describe(error: Exception) -> ErrorAnswer:
     """Give the caller's view of an error."""

@@ -5,7 +5,7 @@ The composition root puts it together once per process, inside the running event
     live      = LiveBundle(BundleStore(bundle_root), load_student, bundle_poll_s, metrics.bundle_info)
     popular   = Popular(live, windows, popular_refresh_s)
     gate      = LlmGate(Breaker(breaker_failures, breaker_open_s), LatencyPredictor(FIRST_S), max_llm_in_flight)
-    events    = TopicProducer(kafka_bootstrap, interactions_topic, events_ack_timeout_s, EVENTS_IN_FLIGHT)
+    events    = TopicProducer(kafka_bootstrap, interactions_topic, events_ack_timeout_s, events_max_in_flight)
     shown     = TopicProducer(kafka_bootstrap, impressions_topic, events_ack_timeout_s, impressions_max_in_flight)
     recommend = Recommend(live=live, features=features, llm=LlmTier(llm, gate, metrics.breaker_open), popular=popular,
                           impressions=Impressions(shown, metrics.impressions), report=report, limits=DeadlineLimits(...),
@@ -14,18 +14,20 @@ The composition root puts it together once per process, inside the running event
                           popular=popular, producers=(events, shown), report=report)
     await plane.start()
 
+Its doors are `create_rest_app(lambda: plane, render_metrics, max_body_bytes)` and `RpcDoor(lambda: plane, max_body_bytes)`,
+whose servicer functions are `services.gateway.rpc.add_recommender_to_server` (raw bytes in) and
+`grpc_health.v1.health_pb2_grpc.add_HealthServicer_to_server`.
+
 `features` (read, read_popular), `llm` (rank) and `load_student` come from their own packages; their ports are declared in
 question.py, popular.py, llm_tier.py and live_bundle.py. Knows no transport.
 """
 
 import asyncio
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from services.contracts.recommend import Recommendation, RecommendRequest
 from services.gateway.events import Draft, RecordEvents
 from services.gateway.live_bundle import LiveBundle
 from services.gateway.popular import Popular
@@ -110,8 +112,3 @@ class DataPlane:
     def is_ready(self) -> bool:
         """Whether recommendations can be answered."""
         return self._live.is_loaded
-
-
-def new_request_id() -> str:
-    """Make an id for a request that came without one."""
-    return uuid.uuid4().hex

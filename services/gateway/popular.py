@@ -7,7 +7,7 @@ ones stay.
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,8 +26,8 @@ _READ_TIMEOUT_S = 1.0
 class PopularityWindows(Protocol):
     """Recent popularity, kept by the stream worker."""
 
-    async def read_popular(self, timeout_s: float) -> Mapping[str, float]:
-        """Give item id to weight (for example events in the last hour). Raises DependencyAway."""
+    async def read_popular(self, timeout_s: float) -> Sequence[tuple[str, float]]:
+        """Give (item id, weight), for example events per hour; empty before the first events. Raises DependencyAway."""
         ...
 
 
@@ -47,7 +47,7 @@ class Popular:
         self._live = live
         self._windows = windows
         self._refresh_s = refresh_s
-        self._recent: Mapping[str, float] = {}
+        self._recent: Sequence[tuple[str, float]] = ()
         self._ranking: PopularRanking | None = None
         self._refreshing: asyncio.Task[None] | None = None
 
@@ -85,10 +85,10 @@ class Popular:
             await asyncio.sleep(self._refresh_s)
 
 
-def rank_by_popularity(version: str, catalogue: Catalogue, recent: Mapping[str, float]) -> PopularRanking:
+def rank_by_popularity(version: str, catalogue: Catalogue, recent: Sequence[tuple[str, float]]) -> PopularRanking:
     """Rank every item by its share of the prior plus its share of the recent windows; ties by index."""
     windows = np.zeros(len(catalogue.item_ids))
-    for item_id, weight in recent.items():
+    for item_id, weight in recent:
         index = catalogue.index_of.get(item_id)
         if index is not None:
             windows[index] = max(0.0, weight)

@@ -159,6 +159,7 @@ def impression_of(question: Question, answer: Recommendation, now_ms: int) -> Im
         newest_event_time_ms=answer.newest_event_time_ms,
         history_len=len(history.history_item_ids),
         history_digest=history.history_digest,
+        features_as_of_us=history.as_of_us,
     )
 
 

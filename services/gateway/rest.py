@@ -1,0 +1,114 @@
+"""The REST door: JSON in, the data plane, JSON out. Holds no rule; every error leaves in one envelope.
+
+Knows HTTP and nothing of how answers are made. The plane is asked for at each request, since it is made after the app.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import HTMLResponse
+from starlette.exceptions import HTTPException
+
+from services.errors import RequestTooLarge
+from services.gateway.caller import Call, deadline_ms_from
+from services.gateway.docs_page import DOCS_PAGE
+from services.gateway.openapi import describe_routes, doc_of
+from services.gateway.plane import DataPlane
+from services.gateway.rest_answers import DOOR, guarded, json_response, no_route
+from services.gateway.rest_schema import format_recommendation, parse_events, parse_recommend
+
+
+def create_rest_app(
+    plane: Callable[[], DataPlane], render_metrics: Callable[[], bytes], max_body_bytes: int
+) -> FastAPI:
+    """Make the ASGI app. `plane` gives the running data plane, `render_metrics` Prometheus' text."""
+    app = FastAPI(title="Tailrace", version="1", docs_url=None, redoc_url=None)
+    door = _RestDoor(plane, render_metrics, max_body_bytes)
+    for method, path, endpoint in (
+        ("POST", "/v1/recommendations", door.recommend),
+        ("POST", "/v1/events", door.record),
+        ("GET", "/v1/bundle", door.bundle),
+        ("GET", "/healthz", door.healthz),
+        ("GET", "/readyz", door.readyz),
+        ("GET", "/metrics", door.metrics),
+    ):
+        app.add_api_route(path, endpoint, methods=[method], response_model=None, **doc_of(path))
+    app.add_api_route("/docs", _docs, methods=["GET"], include_in_schema=False)
+    app.add_exception_handler(HTTPException, no_route)
+    describe_routes(app)
+    return app
+
+
+class _RestDoor:
+    """The endpoints."""
+
+    def __init__(
+        self, plane: Callable[[], DataPlane], render_metrics: Callable[[], bytes], max_body_bytes: int
+    ) -> None:
+        self._plane = plane
+        self._render_metrics = render_metrics
+        self._max_body_bytes = max_body_bytes
+
+    async def recommend(self, http: Request) -> Response:
+        """Answer what to show a user, before the deadline."""
+        plane = self._plane()
+        arrived_s = plane.clock()
+
+        async def work(call: Call) -> Response:
+            body = await _read_body(http, self._max_body_bytes)
+            request = parse_recommend(body, call.request_id, deadline_ms_from(http.headers))
+            call.request_id = request.request_id
+            return json_response(format_recommendation(await plane.recommend(request, arrived_s, DOOR)))
+
+        return await guarded(http, work, plane.report.recommend_refused)
+
+    async def record(self, http: Request) -> Response:
+        """Record what users did; answers only when the broker has every event."""
+        plane = self._plane()
+
+        async def work(call: Call) -> Response:
+            drafts = parse_events(await _read_body(http, self._max_body_bytes))
+            event_ids = await plane.record(drafts, DOOR, call.request_id)
+            return json_response({"accepted": len(event_ids), "event_ids": event_ids})
+
+        return await guarded(http, work, plane.report.events_refused)
+
+    async def bundle(self, http: Request) -> Response:
+        """Tell which bundle answers."""
+
+        async def work(_: Call) -> Response:
+            return json_response(asdict(self._plane().bundle()))
+
+        return await guarded(http, work)
+
+    async def healthz(self) -> Response:
+        """The process lives."""
+        return json_response({"status": "ok"})
+
+    async def readyz(self) -> Response:
+        """Recommendations can be answered."""
+        is_ready = self._plane().is_ready()
+        return json_response({"status": "ready" if is_ready else "no bundle yet"}, 200 if is_ready else 503)
+
+    def metrics(self) -> Response:
+        """Prometheus' text. Blocks for files, so FastAPI runs it in a thread."""
+        return Response(self._render_metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+async def _read_body(http: Request, max_bytes: int) -> bytes:
+    """Read the body, refusing at the first byte too many, declared or not. Raises RequestTooLarge."""
+    declared = http.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > max_bytes:
+        raise RequestTooLarge(max_bytes)
+    body = bytearray()
+    async for chunk in http.stream():
+        body += chunk
+        if len(body) > max_bytes:
+            raise RequestTooLarge(max_bytes)
+    return bytes(body)
+
+
+async def _docs() -> Response:
+    """The OpenAPI page, which loads nothing from elsewhere."""
+    return HTMLResponse(DOCS_PAGE)

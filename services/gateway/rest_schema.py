@@ -1,0 +1,179 @@
+"""The REST door's JSON: what it takes, strictly typed and closed, and what it gives. Values are judged in the contracts.
+
+Unknown fields and wrong types are refused here, by name; nothing is converted ("5" is no number).
+"""
+
+from typing import Any
+
+import pydantic_core
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from services.contracts.recommend import Filters, Recommendation, RecommendRequest
+from services.errors import InvalidRequest
+from services.gateway.events import Draft
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class FiltersBody(_Body):
+    """Which items may be shown."""
+
+    categories: list[str] | None = Field(None, description="Items of any of these", examples=[["Comedy"]])
+    allowed_item_ids: list[str] | None = Field(None, description="Only these items")
+
+
+class RecommendBody(_Body):
+    """Whom to recommend to, how many items, by when."""
+
+    user_id: str | None = Field(None, description="Absent for an anonymous visitor", examples=["196"])
+    k: int = Field(10, description="How many items", examples=[10])
+    recent_item_ids: list[str] = Field([], description="Oldest first; what the store cannot know yet")
+    exclude_item_ids: list[str] = Field([], description="Never show these")
+    exclude_seen: bool = Field(True, description="Leave out what the user has seen")
+    filters: FiltersBody | None = None
+    deadline_ms: int | None = Field(None, description="From arrival; or header X-Deadline-Ms", examples=[200])
+    request_id: str | None = Field(None, description="Or header X-Request-Id; one is made when absent")
+
+
+class EventBody(_Body):
+    """One thing that a user did with an item."""
+
+    user_id: str = Field(examples=["196"])
+    item_id: str = Field(examples=["242"])
+    event_type: str = Field("click", examples=["click"])
+    event_time_ms: int | None = Field(None, description="Unix milliseconds; absent: now")
+    value: float = 1.0
+    event_id: str | None = Field(None, description="Send one to make a repeat harmless")
+    request_id: str | None = Field(None, description="The answer that the user acted on")
+
+
+class EventsBody(_Body):
+    """Many events. One event alone, or a list of them, is taken too."""
+
+    events: list[EventBody]
+
+
+class ItemBody(_Body):
+    """One recommended item; `source` is the tier that chose it."""
+
+    item_id: str
+    score: float
+    title: str
+    source: str
+
+
+class RecommendationBody(_Body):
+    """The answer, and who made it, why, from what, and in which time."""
+
+    request_id: str
+    items: list[ItemBody]
+    tier: str = Field(examples=["llm"])
+    reason: str = Field(examples=["llm_in_time"])
+    bundle_version: str
+    newest_event_time_ms: int | None
+    feature_age_ms: int | None
+    deadline_ms: int
+    stages_ms: dict[str, float]
+
+
+class RecordedBody(_Body):
+    """How many events the broker has, and their ids in the order sent."""
+
+    accepted: int
+    event_ids: list[str]
+
+
+class ErrorDetail(_Body):
+    """What is wrong; `field` and `fix` when the caller can mend it."""
+
+    code: str = Field(examples=["invalid_request"])
+    message: str
+    field: str | None
+    fix: str | None
+    request_id: str
+
+
+class ErrorBody(_Body):
+    """Every error has this shape."""
+
+    error: ErrorDetail
+
+
+def parse_recommend(body: bytes, request_id: str, deadline_ms: int | None) -> RecommendRequest:
+    """Read a request; the body's own request id and deadline win. Raises InvalidRequest naming the field."""
+    try:
+        asked = RecommendBody.model_validate_json(body)
+    except ValidationError as error:
+        raise _refusal(error) from error
+    filters = asked.filters or FiltersBody()
+    return RecommendRequest(
+        request_id=request_id if asked.request_id is None else asked.request_id,
+        user_id=asked.user_id,
+        k=asked.k,
+        recent_item_ids=tuple(asked.recent_item_ids),
+        exclude_item_ids=tuple(asked.exclude_item_ids),
+        exclude_seen=asked.exclude_seen,
+        filters=Filters(
+            categories=None if filters.categories is None else tuple(filters.categories),
+            allowed_item_ids=None if filters.allowed_item_ids is None else tuple(filters.allowed_item_ids),
+        ),
+        deadline_ms=deadline_ms if asked.deadline_ms is None else asked.deadline_ms,
+    )
+
+
+def parse_events(body: bytes) -> list[Draft]:
+    """Read `{"events": [...]}`, a list, or one event; their fields are checked later. Raises InvalidRequest."""
+    try:
+        sent = pydantic_core.from_json(body)
+    except ValueError as error:
+        raise InvalidRequest("body", "not JSON", "send one JSON object") from error
+    if isinstance(sent, dict) and "events" in sent:
+        for name in sent.keys() - {"events"}:
+            raise InvalidRequest(name, "unknown", "send events alone")
+        sent = sent["events"]
+    drafts = [sent] if isinstance(sent, dict) else sent
+    if not isinstance(drafts, list):
+        raise InvalidRequest("events", "not a list", 'send {"events": [...]}')
+    for place, draft in enumerate(drafts):
+        if not isinstance(draft, dict):
+            raise InvalidRequest(f"events[{place}]", "not an object", "send one JSON object per event")
+    return drafts
+
+
+def format_recommendation(answer: Recommendation) -> dict[str, Any]:
+    """Give an answer as plain values, ready for JSON. By hand, since `asdict` copies deeply and costs ten times as much."""
+    return {
+        "request_id": answer.request_id,
+        "items": [
+            {"item_id": item.item_id, "score": item.score, "title": item.title, "source": item.source}
+            for item in answer.items
+        ],
+        "tier": answer.tier,
+        "reason": answer.reason,
+        "bundle_version": answer.bundle_version,
+        "newest_event_time_ms": answer.newest_event_time_ms,
+        "feature_age_ms": answer.feature_age_ms,
+        "deadline_ms": answer.deadline_ms,
+        "stages_ms": dict(answer.stages_ms),
+    }
+
+
+def _refusal(error: ValidationError) -> InvalidRequest:
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    field, kind, message = _path(first["loc"]), first["type"], first["msg"]
+    if kind == "json_invalid" or not first["loc"]:
+        return InvalidRequest("body", "not a JSON object", "send one JSON object")
+    if kind == "extra_forbidden":
+        model = FiltersBody if len(first["loc"]) > 1 else RecommendBody
+        return InvalidRequest(field, "unknown", f"the fields are {', '.join(sorted(model.model_fields))}")
+    return InvalidRequest(field, "wrong type or value", message.replace("Input should be", "send"))
+
+
+def _path(location: tuple[Any, ...]) -> str:
+    """Write a place in the body as a caller would: `filters.categories[0]`."""
+    path = ""
+    for part in location:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return path.removeprefix(".")
