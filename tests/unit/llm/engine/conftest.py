@@ -1,0 +1,115 @@
+"""Builders of small random decoders, catalogues and engines, and the slow oracle that scores every item densely."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from models.decoder import Decoder, DecoderConfig
+from services.llm.engine.config import EngineConfig
+from services.llm.engine.engine import Engine
+from services.llm.engine.outcome import Outcome
+from services.llm.engine.trie import ItemCodes
+
+LEVEL_SIZES = {1: (60,), 2: (9, 11), 3: (5, 7, 6), 4: (4, 3, 5, 4)}
+
+
+def build_items(depth: int, num_items: int = 50, seed: int = 3) -> ItemCodes:
+    """Build random codes; some items share one."""
+    rng = np.random.default_rng(seed)
+    sizes = LEVEL_SIZES[depth]
+    codes = np.stack([rng.integers(0, size, num_items) for size in sizes], axis=1)
+    offsets = tuple(1 + sum(sizes[:level]) for level in range(depth))
+    return ItemCodes(codes=codes, level_sizes=sizes, token_offsets=offsets)
+
+
+def build_decoder(items: ItemCodes, *, heads: int = 4, kv_heads: int = 2, layers: int = 2) -> Decoder:
+    """Build a random decoder in fp32 over a catalogue's vocabulary."""
+    torch.manual_seed(11)
+    config = DecoderConfig(
+        vocab_size=1 + sum(items.level_sizes),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=8,
+        max_position_embeddings=256,
+    )
+    return Decoder(config).eval()
+
+
+def dense_attend(_layer: int, q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor) -> Tensor:
+    """Attend causally over one sequence, densely."""
+    q, k, v = (x.transpose(0, 1)[None] for x in (q_THK, k_TGK, v_TGK))
+    return functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)[0].transpose(0, 1)
+
+
+def exhaustive_ranking(
+    decoder: Decoder, items: ItemCodes, prompt: list[int], allowed: np.ndarray, k: int
+) -> tuple[list[int], np.ndarray]:
+    """Score every item by spelling it densely after the prompt; best first, ties by index."""
+    scores = np.full(len(items.codes), -np.inf)
+    with torch.inference_mode():
+        for code in {tuple(code) for code in items.codes.tolist()}:
+            spelled = [offset + value for offset, value in zip(items.token_offsets, code, strict=True)]
+            tokens = torch.tensor(prompt + spelled[:-1])
+            hidden = decoder(tokens, torch.arange(len(tokens)), dense_attend)[len(prompt) - 1 :]
+            total = 0.0
+            for level, (offset, size) in enumerate(zip(items.token_offsets, items.level_sizes, strict=True)):
+                logp = (hidden[level] @ decoder.head_weight_VD[offset : offset + size].T).log_softmax(-1)
+                total += float(logp[code[level]])
+            scores[(items.codes == code).all(axis=1)] = total
+    scores[~allowed] = -np.inf
+    order = np.argsort(-scores, kind="stable")[: min(k, int(allowed.sum()))]
+    return order.tolist(), scores[order]
+
+
+def drain(engine: Engine, now_s: float = 0.0) -> dict[str, Outcome]:
+    """Step until nothing is left, checking integrity after each step."""
+    outcomes: dict[str, Outcome] = {}
+    while engine.has_work:
+        for outcome in engine.step(now_s):
+            assert outcome.request_id not in outcomes
+            outcomes[outcome.request_id] = outcome
+        engine.check_integrity()
+    return outcomes
+
+
+@pytest.fixture
+def items_of() -> Callable[..., ItemCodes]:
+    """The builder of catalogues."""
+    return build_items
+
+
+@pytest.fixture
+def decoder_of() -> Callable[..., Decoder]:
+    """The builder of decoders."""
+    return build_decoder
+
+
+@pytest.fixture
+def engine_of() -> Callable[..., Engine]:
+    """The builder of engines: `engine_of(decoder, items, **config)`."""
+
+    def build(decoder: Decoder, items: ItemCodes | None, *, version: str = "v1", **knobs: Any) -> Engine:
+        config = EngineConfig(**{"block_tokens": 4, "num_blocks": 256, "tile_tokens": 16, "tile_queries": 8, **knobs})
+        return Engine(decoder, config, items=items, bundle_version=version)
+
+    return build
+
+
+@pytest.fixture
+def exhaustively() -> Callable[..., tuple[list[int], np.ndarray]]:
+    """The slow ranking of every item."""
+    return exhaustive_ranking
+
+
+@pytest.fixture
+def drained() -> Callable[..., dict[str, Outcome]]:
+    """The loop that steps an engine until nothing is left."""
+    return drain

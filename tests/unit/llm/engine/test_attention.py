@@ -1,0 +1,117 @@
+"""Attention over pages and tails against dense attention over the same keys, whatever the tiling."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from models.decoder import DecoderConfig
+from services.llm.engine.attention import merge_attention, paged_attention, tail_attention
+from services.llm.engine.kv_cache import KvCache
+from services.llm.engine.tiles import Tile, group_tiles
+
+BLOCK = 4
+CPU = torch.device("cpu")
+
+
+def build_context(length: int, heads: int, kv_heads: int, seed: int):
+    """Build a cache whose block numbers are shuffled, filled with one context per call."""
+    torch.manual_seed(seed)
+    config = DecoderConfig(
+        vocab_size=2,
+        hidden_size=4,
+        intermediate_size=4,
+        num_hidden_layers=2,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=8,
+        max_position_embeddings=8,
+    )
+    cache = KvCache(config, 64, BLOCK, torch.float32, CPU)
+    blocks = np.random.default_rng(seed).permutation(64)[: -(-length // BLOCK)]
+    positions = np.arange(length)
+    slots = torch.from_numpy(blocks[positions // BLOCK] * BLOCK + positions % BLOCK)
+    keys, values = torch.randn(2, length, kv_heads, 8)
+    cache.write(1, slots, keys, values)
+    return cache, blocks.tolist(), keys, values
+
+
+def dense(q, keys, values, seen):
+    """Attend densely: (T, H, K) queries, (C, G, K) keys, (T, C) bool."""
+    q, keys, values = (x.transpose(0, 1)[None] for x in (q, keys, values))
+    out = functional.scaled_dot_product_attention(q, keys, values, attn_mask=seen, enable_gqa=True)
+    return out[0].transpose(0, 1)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 6])
+@pytest.mark.parametrize("tile_tokens", [4, 12, 512])
+@pytest.mark.parametrize(("start", "count"), [(0, 1), (0, 37), (36, 1), (11, 26), (4, 4)])
+def test_a_chunk_sees_its_past_and_itself(kv_heads, tile_tokens, start, count) -> None:
+    """Rows of a chunk attend causally over cached positions, equal to dense attention."""
+    cache, blocks, keys, values = build_context(start + count, 6, kv_heads, seed=start + count)
+    q = torch.randn(count, 6, 8)
+    tiles = [
+        Tile(
+            first, min(10, count - first), start + first + 1, 1, blocks[: -(-(start + min(first + 10, count)) // BLOCK)]
+        )
+        for first in range(0, count, 10)
+    ]
+
+    out, _ = paged_attention(q, cache, 1, group_tiles(tiles, CPU), tile_tokens)
+
+    seen = torch.arange(start + count) <= torch.arange(start, start + count)[:, None]
+    torch.testing.assert_close(out, dense(q, keys, values, seen), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("tile_tokens", [4, 8, 512])
+def test_requests_of_all_sizes_in_one_step_do_not_touch_each_other(tile_tokens) -> None:
+    """Padding of short tiles and contexts changes no row."""
+    cache, _, _, _ = build_context(1, 4, 2, seed=0)
+    cache.write(1, torch.arange(64 * BLOCK), *torch.randn(2, 64 * BLOCK, 2, 8))
+    blocks = np.random.default_rng(9).permutation(64).tolist()
+    shapes = [(1, 1, 1), (3, 7, 1), (1, 40, 0), (5, 40, 0), (8, 60, 1), (7, 3, 0), (2, 9, 1)]
+    tiles, row, used = [], 0, 0
+    for rows, limit, step in shapes:
+        need = -(-(limit + (rows - 1) * step) // BLOCK)
+        tiles.append(Tile(row, rows, limit, step, blocks[used : used + need]))
+        row, used = row + rows, used + need
+    q = torch.randn(row, 4, 8)
+
+    together, lse = paged_attention(q, cache, 1, group_tiles(tiles, CPU), tile_tokens)
+
+    for tile in tiles:
+        alone, alone_lse = paged_attention(q, cache, 1, group_tiles([tile], CPU), 512)
+        here = slice(tile.first_row, tile.first_row + tile.num_rows)
+        torch.testing.assert_close(together[here], alone[here], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(lse[here], alone_lse[here], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_beams_see_the_shared_context_and_their_own_tail(kv_heads) -> None:
+    """Paged attention merged with tail attention equals dense attention over context and tail together."""
+    cache, blocks, keys, values = build_context(23, 4, kv_heads, seed=2)
+    q, tail_keys, tail_values = torch.randn(5, 4, 8), torch.randn(5, 3, kv_heads, 8), torch.randn(5, 3, kv_heads, 8)
+    seen = torch.arange(3) <= torch.tensor([0, 1, 2, 1, 0])[:, None]
+
+    paged, paged_lse = paged_attention(q, cache, 1, group_tiles([Tile(0, 5, 23, 0, blocks)], CPU), 8)
+    out = merge_attention(paged, paged_lse, *tail_attention(q, tail_keys, tail_values, seen))
+
+    for beam in range(5):
+        own = seen[beam]
+        all_keys = torch.cat((keys, tail_keys[beam][own]))
+        all_values = torch.cat((values, tail_values[beam][own]))
+        wanted = dense(q[beam : beam + 1], all_keys, all_values, torch.ones(1, len(all_keys), dtype=torch.bool))
+        torch.testing.assert_close(out[beam : beam + 1], wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_no_score_matrix_exceeds_a_tile(monkeypatch) -> None:
+    """However long the context, scores exist only for one tile of queries by one tile of context."""
+    cache, blocks, _, _ = build_context(200, 4, 2, seed=4)
+    q = torch.randn(16, 4, 8)
+    sizes = []
+    original = torch.Tensor.exp_
+    monkeypatch.setattr(torch.Tensor, "exp_", lambda x: (sizes.append(x.numel()), original(x))[1])
+
+    paged_attention(q, cache, 1, group_tiles([Tile(0, 16, 185, 1, blocks)], CPU), 16)
+
+    assert max(sizes) == 16 * 4 * 16

@@ -1,0 +1,237 @@
+"""The scheduler, with no model: budgets, order, fairness, deadlines and cancels, by rule and under random use."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from services.errors import InvalidRequest, Overloaded
+from services.llm.engine.config import EngineConfig
+from services.llm.engine.plan import StepPlan
+from services.llm.engine.scheduler import Scheduler
+from services.llm.engine.sequence import Sequence
+
+CONFIG = EngineConfig(
+    block_tokens=4,
+    num_blocks=12,
+    max_step_tokens=16,
+    max_chunk_tokens=10,
+    max_beam_rows=8,
+    max_running=5,
+    max_waiting=6,
+    tile_tokens=16,
+)
+
+
+def build_sequence(name: str, order: int = 0, *, tokens: list[int] | None = None, **fields) -> Sequence:
+    """Build a depth-1 ranking of 5 tokens unless told otherwise."""
+    known = {"priority": 0, "arrival_s": 0.0, "deadline_s": None, "num_levels": 1, **fields}
+    return Sequence(request_id=name, order=order, tokens=tokens or [1, 2, 3, 4, 5], **known)
+
+
+def build_scheduler(**knobs) -> Scheduler:
+    """Build a scheduler over the small config, some knobs changed."""
+    fields = {name: getattr(CONFIG, name) for name in EngineConfig.__slots__}
+    return Scheduler(EngineConfig(**{**fields, **knobs}), "v1")
+
+
+def run_step(scheduler: Scheduler, now_s: float = 0.0) -> tuple[StepPlan, list[Sequence]]:
+    """Do what the engine does with a plan, choosing token 7 for text; give the plan and what finished."""
+    plan = scheduler.schedule(now_s)
+    scheduler.advance(plan)
+    done = []
+    for sequence in [chunk.sequence for chunk in plan.chunks if chunk.is_last] + plan.beam_steps:
+        if not sequence.num_levels:
+            sequence.tokens.append(7)
+        if sequence.num_levels_done == sequence.num_levels and sequence.num_new_tokens == sequence.max_new_tokens:
+            scheduler.finish(sequence)
+            done.append(sequence)
+    scheduler.check_integrity()
+    return plan, done
+
+
+def ids_of(sequences: list[Sequence]) -> list[str]:
+    """Names only."""
+    return [sequence.request_id for sequence in sequences]
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Random rankings and texts with deadlines and cancels; each must end exactly once and leave no block behind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scheduler = Scheduler(CONFIG, "v1")
+        self.now_s = 0.0
+        self.added: list[Sequence] = []
+        self.ended: list[str] = []
+
+    @rule(
+        length=st.integers(1, 40),
+        alphabet=st.integers(1, 2),
+        depth=st.integers(0, 3),
+        rows=st.integers(1, 8),
+        new_tokens=st.integers(1, 9),
+        priority=st.integers(0, 3),
+        lasts_s=st.none() | st.integers(1, 20),
+    )
+    def add(self, length, alphabet, depth, rows, new_tokens, priority, lasts_s) -> None:
+        """Whatever fits the memory is taken until the queue is full."""
+        sequence = build_sequence(
+            str(len(self.added)),
+            len(self.added),
+            tokens=[index % alphabet for index in range(length)],
+            priority=priority,
+            arrival_s=self.now_s,
+            deadline_s=None if lasts_s is None else self.now_s + lasts_s,
+            num_levels=depth,
+            rows_by_level=(rows,) * max(0, depth - 1),
+            max_new_tokens=0 if depth else new_tokens,
+        )
+        if self.scheduler.num_waiting == CONFIG.max_waiting:
+            with pytest.raises(Overloaded):
+                self.scheduler.add(sequence)
+        elif length + sequence.max_new_tokens > 48:
+            with pytest.raises(InvalidRequest):
+                self.scheduler.add(sequence)
+        else:
+            self.scheduler.add(sequence)
+            self.added.append(sequence)
+
+    @rule(passes_s=st.integers(0, 3))
+    def step(self, passes_s: int) -> None:
+        """A step keeps to its budgets, touches each sequence once and ends what is late."""
+        self.now_s += passes_s
+
+        plan, done = run_step(self.scheduler, self.now_s)
+
+        assert plan.num_tokens <= CONFIG.max_step_tokens
+        assert all(chunk.num_tokens <= CONFIG.max_chunk_tokens for chunk in plan.chunks)
+        rows = [s.rows_by_level[s.num_levels_done - 2] for s in plan.beam_steps]
+        assert sum(rows) <= CONFIG.max_beam_rows
+        touched = ids_of([chunk.sequence for chunk in plan.chunks] + plan.beam_steps)
+        assert len(set(touched)) == len(touched)
+        assert all(s.deadline_s is not None and s.deadline_s <= self.now_s for s in plan.late)
+        self.ended += ids_of(plan.late + done)
+
+    @precondition(lambda self: self.added)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        """A cancelled sequence is gone at once, its blocks too."""
+        sequence = data.draw(st.sampled_from(self.added))
+        if self.scheduler.find(sequence.request_id) is not None:
+            self.scheduler.finish(sequence)
+            self.ended.append(sequence.request_id)
+
+            assert sequence.block_ids == []
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        """Every added sequence is live or ended once, and the books balance."""
+        self.scheduler.check_integrity()
+        live = [s.request_id for s in self.added if self.scheduler.find(s.request_id) is not None]
+        assert sorted(live + self.ended) == sorted(ids_of(self.added))
+
+    def teardown(self) -> None:
+        """Whatever is left ends within bounded steps, and then all blocks are free."""
+        for _ in range(400):
+            if not self.scheduler.num_running + self.scheduler.num_waiting:
+                break
+            self.step(0)
+        assert self.scheduler.num_running + self.scheduler.num_waiting == 0
+        assert self.scheduler.pool.num_free == CONFIG.num_blocks
+
+
+TestSchedulerMachine = SchedulerMachine.TestCase
+TestSchedulerMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+def test_the_urgent_go_first_and_waiting_makes_urgent() -> None:
+    """Lower priority first, but one that waited long enough overtakes a newer urgent one."""
+    scheduler = build_scheduler(max_running=1)
+    scheduler.add(build_sequence("old and low", 0, priority=3, arrival_s=0.0))
+    scheduler.add(build_sequence("new and high", 1, priority=0, arrival_s=2.0))
+    scheduler.add(build_sequence("newest and high", 2, priority=0, arrival_s=4.0))
+
+    finished = [ids_of(run_step(scheduler, now_s=4.0)[1]) for _ in range(3)]
+
+    assert finished == [["new and high"], ["old and low"], ["newest and high"]]
+
+
+def test_a_long_prompt_leaves_room_in_the_step() -> None:
+    """A short request finishes in the very step in which a long prompt has its chunk."""
+    scheduler = build_scheduler()
+    scheduler.add(build_sequence("long", 0, tokens=list(range(30))))
+    scheduler.add(build_sequence("short", 1))
+
+    plan, done = run_step(scheduler)
+
+    assert [(chunk.sequence.request_id, chunk.num_tokens) for chunk in plan.chunks] == [("long", 10), ("short", 5)]
+    assert ids_of(done) == ["short"]
+
+
+def test_beams_beyond_the_row_budget_wait_their_turn() -> None:
+    """Beam steps share the row budget, the most urgent first, and the rest run in the next step."""
+    scheduler = build_scheduler()
+    for order, name in enumerate("abc"):
+        scheduler.add(build_sequence(name, order, num_levels=2, rows_by_level=(4,)))
+    run_step(scheduler)
+    steps = [ids_of(run_step(scheduler)[0].beam_steps) for _ in range(2)]
+
+    assert steps == [["a", "b"], ["c"]]
+
+
+def test_text_that_outgrows_memory_puts_the_least_urgent_back() -> None:
+    """When blocks run out the most urgent goes on, the least urgent is computed again later, and both finish."""
+    scheduler = build_scheduler(num_blocks=6)
+    first = build_sequence("first", 0, tokens=[1] * 8, num_levels=0, max_new_tokens=12)
+    second = build_sequence("second", 1, tokens=[2] * 8, num_levels=0, max_new_tokens=12)
+    scheduler.add(first)
+    scheduler.add(second)
+
+    finished = [name for _ in range(60) for name in ids_of(run_step(scheduler)[1])]
+
+    assert finished == ["first", "second"]
+    assert first.num_preemptions == 0
+    assert second.num_preemptions > 0
+    assert second.num_new_tokens == 12
+
+
+def test_the_cached_prefix_is_shared_by_running_requests() -> None:
+    """Two live requests with the same prompt hold the same full blocks, and only the rest is computed."""
+    scheduler = build_scheduler()
+    one = build_sequence("one", 0, tokens=list(range(10)), num_levels=2, rows_by_level=(1,))
+    two = build_sequence("two", 1, tokens=list(range(10)), num_levels=2, rows_by_level=(1,))
+    scheduler.add(one)
+    run_step(scheduler)
+    scheduler.add(two)
+
+    plan = scheduler.schedule(0.0)
+
+    assert two.block_ids[:2] == one.block_ids[:2]
+    assert [(chunk.start, chunk.num_tokens) for chunk in plan.chunks] == [(8, 2)]
+
+
+def test_a_fully_cached_prompt_computes_its_last_block_again() -> None:
+    """At least the last token is computed, since its hidden state is what is asked for."""
+    scheduler = build_scheduler()
+    scheduler.add(build_sequence("one", 0, tokens=list(range(8))))
+    run_step(scheduler)
+    scheduler.add(build_sequence("two", 1, tokens=list(range(8))))
+
+    plan = scheduler.schedule(0.0)
+
+    assert [(chunk.start, chunk.num_tokens) for chunk in plan.chunks] == [(4, 4)]
+
+
+def test_late_ones_end_with_their_blocks_free_in_the_same_step() -> None:
+    """At its deadline a request ends, waiting or running, before anything is planned for it."""
+    scheduler = build_scheduler(max_running=1)
+    scheduler.add(build_sequence("runs", 0, tokens=[1] * 30, deadline_s=5.0))
+    scheduler.add(build_sequence("waits", 1, deadline_s=5.0))
+    run_step(scheduler, now_s=4.9)
+
+    plan, _ = run_step(scheduler, now_s=5.0)
+
+    assert sorted(ids_of(plan.late)) == ["runs", "waits"]
+    assert plan.is_empty
+    assert scheduler.pool.num_held == 0
