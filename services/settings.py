@@ -78,6 +78,9 @@ class Settings(BaseSettings):
     max_waiting: int = Field(128, ge=1)
 
     # the stream worker
+    worker_index: int = Field(0, ge=0)
+    num_workers: int = Field(1, ge=1)
+    """Worker i of n owns the partitions p with p mod n == i."""
     worker_batch_events: int = Field(1_000, ge=1)
     history_max_items: int = Field(1_000, ge=1)
 

@@ -12,10 +12,10 @@ def import_feast() -> ModuleType:
     """Give the feast package. While it is imported for the first time, torch looks as if it were not installed."""
     hide = "torch" not in sys.modules and "feast" not in sys.modules
     if hide:
-        sys.modules["torch"] = None  # the documented way to make an import fail
+        sys.modules["torch"] = None  # type: ignore[assignment]  # makes its import fail, as documented
     try:
         import feast
     finally:
         if hide:
             del sys.modules["torch"]
-    return feast  # type: ignore[no-any-return]
+    return feast

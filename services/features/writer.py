@@ -11,7 +11,7 @@ from typing import Any
 
 from services.errors import DependencyAway
 from services.features.repo import RepoAddress, open_store
-from services.features.rows import LogPosition, PopularRow, PrecomputedRow, UserHistory
+from services.features.rows import WINDOW_MS, LogPosition, PopularRow, PrecomputedRow, UserHistory
 
 _HISTORY_COLUMNS = (
     "item_ids",
@@ -47,16 +47,16 @@ class FeatureWriter:
         """Write these rows, one per user, in one exchange. Raises DependencyAway; then some may have been written."""
         self._push("user_history", history_columns(rows))
 
-    def write_popularity(self, row: PopularRow) -> None:
-        """Write one partition's popularity windows. Raises DependencyAway."""
+    def write_popularity(self, rows: Sequence[PopularRow]) -> None:
+        """Write partitions' popularity windows. Raises DependencyAway."""
         columns: dict[str, list[Any]] = {
-            "partition_id": [str(row.partition)],
-            "as_of_ms": [row.as_of_ms],
-            "event_timestamp": [row.as_of_ms * 1_000],
+            "partition_id": [str(row.partition) for row in rows],
+            "as_of_ms": [row.as_of_ms for row in rows],
+            "event_timestamp": [row.as_of_ms * 1_000 for row in rows],
         }
-        for name, window in row.windows.items():
-            columns[f"item_ids_{name}"] = [list(window.item_ids)]
-            columns[f"counts_{name}"] = [list(window.counts)]
+        for name in WINDOW_MS:
+            columns[f"item_ids_{name}"] = [list(row.windows[name].item_ids) for row in rows]
+            columns[f"counts_{name}"] = [list(row.windows[name].counts) for row in rows]
         self._push("popularity", columns)
 
     def write_precomputed(self, rows: Sequence[PrecomputedRow], made_at_us: int) -> None:

@@ -1,0 +1,27 @@
+"""`python -m services.stream`: one stream worker, until SIGTERM or Ctrl-C."""
+
+import signal
+import threading
+from types import FrameType
+
+from services.settings import load_settings
+from services.stream.run import run_worker
+from services.telemetry import configure_logging
+
+
+def main() -> None:
+    """Read settings, work, and end after a last checkpoint when asked to."""
+    settings = load_settings()
+    configure_logging(settings.log_level)
+    stop = threading.Event()
+
+    def end(_signal: int, _frame: FrameType | None) -> None:
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
+    run_worker(settings, stop)
+
+
+if __name__ == "__main__":
+    main()

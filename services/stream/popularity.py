@@ -1,0 +1,64 @@
+"""How often items were touched within sliding windows, for one log partition.
+
+No clock: the time is an argument. Each window is a ring of twelve buckets by event time and their running total, so adding
+and sliding cost the same however many events there are; a window reaches back its length plus at most one bucket. Offsets
+that were counted are skipped, so a replay counts nothing twice, and so are the ids of a bounded number of recent events.
+"""
+
+from collections import Counter, OrderedDict
+
+from services.features.rows import WINDOW_MS, LogPosition, PopularWindow
+from services.stream.aggregate import LoggedEvent
+
+_BUCKETS_PER_WINDOW = 12
+
+
+class Popularity:
+    """Counts of one partition. Owned by the worker that owns the partition."""
+
+    def __init__(self, max_event_ids: int = 20_000) -> None:
+        self._windows = {name: _Window(length_ms // _BUCKETS_PER_WINDOW) for name, length_ms in WINDOW_MS.items()}
+        self._recent_ids: OrderedDict[str, None] = OrderedDict()
+        self._max_event_ids = max_event_ids
+        self._position: LogPosition | None = None
+
+    def add(self, event: LoggedEvent) -> None:
+        """Count one event, unless its offset or its id was counted before. Call in log order."""
+        if self._position is not None and self._position.covers(event.position):
+            return
+        self._position = event.position
+        if event.event_id in self._recent_ids:
+            return
+        self._recent_ids[event.event_id] = None
+        if len(self._recent_ids) > self._max_event_ids:
+            self._recent_ids.popitem(last=False)
+        for window in self._windows.values():
+            window.add(event.item_id, event.event_time_us // 1_000)
+
+    def top(self, now_ms: int, num_items: int) -> dict[str, PopularWindow]:
+        """Slide to `now_ms` and give each window's most frequent items, ties by item id."""
+        return {name: window.top(now_ms, num_items) for name, window in self._windows.items()}
+
+
+class _Window:
+    def __init__(self, bucket_ms: int) -> None:
+        self._bucket_ms = bucket_ms
+        self._buckets: dict[int, Counter[str]] = {}
+        self._total: Counter[str] = Counter()
+        self._oldest = 0
+
+    def add(self, item_id: str, time_ms: int) -> None:
+        bucket = time_ms // self._bucket_ms
+        if bucket >= self._oldest:
+            self._buckets.setdefault(bucket, Counter())[item_id] += 1
+            self._total[item_id] += 1
+
+    def top(self, now_ms: int, num_items: int) -> PopularWindow:
+        self._slide(now_ms // self._bucket_ms - _BUCKETS_PER_WINDOW)
+        ranked = sorted(self._total.items(), key=lambda entry: (-entry[1], entry[0]))[:num_items]
+        return PopularWindow(tuple(item_id for item_id, _ in ranked), tuple(count for _, count in ranked))
+
+    def _slide(self, oldest: int) -> None:
+        self._oldest = max(self._oldest, oldest)
+        for bucket in [bucket for bucket in self._buckets if bucket < self._oldest]:
+            self._total -= self._buckets.pop(bucket)  # drops what falls to zero

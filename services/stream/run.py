@@ -1,0 +1,66 @@
+"""Composes the stream worker of one process from settings. Knows everyone; decides nothing."""
+
+import fcntl
+import threading
+from typing import TextIO
+
+import structlog
+from prometheus_client import REGISTRY
+
+from services.features.repo import RepoAddress, ensure_applied
+from services.features.writer import FeatureWriter
+from services.settings import Settings
+from services.stream.aggregate import Limits
+from services.stream.offline_log import OfflineLog
+from services.stream.session import LogAddress, LogSession
+from services.stream.worker import Interruptions, Pace, StreamWorker
+from services.telemetry import StreamMetrics
+
+GROUP = "tailrace-stream"
+_log = structlog.get_logger()
+
+
+def run_worker(
+    settings: Settings, stop: threading.Event, pace: Pace | None = None, interruptions: Interruptions | None = None
+) -> None:
+    """Apply events until `stop` is set. Waits while another worker of the same index lives on this node."""
+    features = RepoAddress(settings.feature_repo_dir, settings.redis_host, settings.redis_port)
+    ensure_applied(features)
+    log = OfflineLog(settings.offline_log_dir)
+    address = LogAddress(
+        bootstrap=settings.kafka_bootstrap,
+        topic=settings.interactions_topic,
+        dead_letter_topic=settings.dead_letter_topic,
+        group=GROUP,
+        num_partitions=settings.topic_partitions,
+        worker_index=settings.worker_index,
+        num_workers=settings.num_workers,
+        max_poll_records=settings.worker_batch_events,
+    )
+    worker = StreamWorker(
+        open_session=lambda: LogSession(address, log.last_offset),
+        writer=FeatureWriter(features),
+        log=log,
+        limits=Limits(max_items=settings.history_max_items),
+        metrics=StreamMetrics(REGISTRY),
+        pace=pace or Pace(),
+        interruptions=interruptions or Interruptions(),
+    )
+    lock = settings.offline_log_dir / f"worker-{settings.worker_index}-of-{settings.num_workers}.lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as held:
+        if _take(held, stop):
+            worker.run(stop)
+
+
+def _take(lock: TextIO, stop: threading.Event) -> bool:
+    """Lock the open file, since two writers of one user's row would race. False when told to stop before that."""
+    while not stop.is_set():
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _log.warning("stream.waiting_for_other_worker", lock=lock.name)
+            stop.wait(0.5)
+        else:
+            return True
+    return False

@@ -1,0 +1,187 @@
+"""One connection to one life of the topic, for the partitions that one worker owns.
+
+Partitions are assigned by number, not by group membership: worker i of n owns the partitions p with p mod n == i, so a
+worker that was killed goes on as soon as it is started again, with no session timeout to wait for. Offsets are committed
+under the group's name all the same. A topic made anew (the embedded broker forgets all) has another topic id; the id is
+checked after each fetch, so that no record is taken for one of the former topic. Whatever goes wrong with the broker is
+DependencyAway, and the remedy is the same: close, and open a new session.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.errors import KafkaError, TopicAlreadyExistsError
+from kafka.structs import OffsetAndMetadata
+
+from services.errors import DependencyAway
+from services.features.rows import LogPosition
+from services.stream.decode import DeadLetter, Record
+
+_RETRY_AFTER_S = 1.0
+_CONNECT_MS = 2_000
+_REQUEST_MS = 5_000
+_CLOSE_MS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class LogAddress:
+    """Which topics at which broker, and which share of the partitions: worker `worker_index` of `num_workers`."""
+
+    bootstrap: str
+    topic: str
+    dead_letter_topic: str
+    group: str
+    num_partitions: int
+    worker_index: int = 0
+    num_workers: int = 1
+    max_poll_records: int = 1_000
+
+
+class LogSession:
+    """Reads, commits and dead-letters. Used from one thread; close it when any call raises DependencyAway."""
+
+    def __init__(self, address: LogAddress, logged_offset: Callable[[str, int], int | None]) -> None:
+        """Connect, create missing topics, and start after what was committed or logged, whichever is later.
+
+        `logged_offset(topic_id, partition)` gives the last offset in the offline log. Raises DependencyAway.
+        """
+        self._address = address
+        self._closers: list[Callable[[], None]] = []
+        with self._closing_on_error(), _broker_as_dependency():
+            self._connect()
+            self._assign(logged_offset)
+
+    @property
+    def partitions(self) -> tuple[int, ...]:
+        """The partitions that this worker owns."""
+        return tuple(place.partition for place in self._places)
+
+    def poll(self, wait_ms: int) -> list[Record]:
+        """Give the next records, each partition's in order; empty when none came in `wait_ms`. Raises DependencyAway."""
+        with _broker_as_dependency():
+            fetched = self._consumer.poll(wait_ms)
+            if fetched:
+                self.check_topic()
+        return [
+            Record(LogPosition(self.topic_id, place.partition, raw.offset), raw.key, raw.value, raw.timestamp)
+            for place, batch in fetched.items()
+            for raw in batch
+        ]
+
+    def check_topic(self) -> None:
+        """Raise DependencyAway when the broker does not answer or the topic is not the one that was opened."""
+        with _broker_as_dependency():
+            topic_id, _ = self._describe()
+        if topic_id != self.topic_id:
+            raise DependencyAway("broker", _RETRY_AFTER_S)
+
+    def lag(self) -> dict[int, int]:
+        """Give, by partition, how many records are in the log that `poll` has not given yet. Raises DependencyAway."""
+        with _broker_as_dependency():
+            ends = self._consumer.end_offsets(self._places, timeout_ms=_REQUEST_MS)
+            return {place.partition: max(0, end - self._consumer.position(place)) for place, end in ends.items()}
+
+    def commit(self, next_offsets: Mapping[int, int]) -> None:
+        """Commit, by partition, the offset to go on from; the topic id goes with it. Raises DependencyAway."""
+        offsets = {
+            TopicPartition(self._address.topic, partition): OffsetAndMetadata(offset, self.topic_id, -1)
+            for partition, offset in next_offsets.items()
+        }
+        if offsets:
+            with _broker_as_dependency():
+                self._consumer.commit(offsets, timeout_ms=_REQUEST_MS)
+
+    def dead_letter(self, letters: Sequence[DeadLetter]) -> None:
+        """Copy records to the dead-letter topic, bytes unchanged, reason and place as headers. Raises DependencyAway."""
+        with _broker_as_dependency():
+            receipts = [self._producer.send(**self._letter(letter)) for letter in letters]
+            for receipt in receipts:
+                receipt.get(timeout=_REQUEST_MS / 1_000)
+
+    def close(self) -> None:
+        """Close the connections; what is wrong with them no longer matters."""
+        for close in self._closers:
+            with suppress(KafkaError, OSError, RuntimeError):
+                close()
+        self._closers.clear()
+
+    def _connect(self) -> None:
+        shared = {
+            "bootstrap_servers": self._address.bootstrap,
+            "bootstrap_timeout_ms": _CONNECT_MS,
+            "request_timeout_ms": _REQUEST_MS,
+            "reconnect_backoff_max_ms": 500,
+        }
+        self._admin = KafkaAdminClient(**shared)
+        self._closers.append(self._admin.close)
+        self._consumer = KafkaConsumer(
+            **shared,
+            group_id=self._address.group,
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+            fetch_max_wait_ms=10,
+            max_poll_records=self._address.max_poll_records,
+            allow_auto_create_topics=False,
+        )
+        self._closers.append(partial(self._consumer.close, autocommit=False, timeout_ms=_CLOSE_MS))
+        self._producer = KafkaProducer(**shared, max_block_ms=1_000, enable_idempotence=False, acks="all")
+        self._closers.append(partial(self._producer.close, timeout=_CLOSE_MS / 1_000))
+
+    def _assign(self, logged_offset: Callable[[str, int], int | None]) -> None:
+        for topic in (self._address.topic, self._address.dead_letter_topic):
+            self._create(topic)
+        self.topic_id, num_partitions = self._describe()
+        owned = range(self._address.worker_index, num_partitions, self._address.num_workers)
+        self._places = [TopicPartition(self._address.topic, partition) for partition in owned]
+        self._consumer.assign(self._places)
+        for place in self._places:
+            logged = logged_offset(self.topic_id, place.partition)
+            after_logged = 0 if logged is None else logged + 1
+            self._consumer.seek(place, max(after_logged, self._committed(place)))
+
+    def _committed(self, place: TopicPartition) -> int:
+        """Give what was committed for this life of the topic (a broker may not keep the id: then 0, and rows skip)."""
+        found = self._consumer.committed(place, metadata=True, timeout_ms=_REQUEST_MS)
+        return int(found.offset) if found is not None and found.metadata == self.topic_id else 0
+
+    def _create(self, topic: str) -> None:
+        shape = {"num_partitions": self._address.num_partitions, "replication_factor": -1}
+        with suppress(TopicAlreadyExistsError):
+            self._admin.create_topics({topic: shape})
+
+    def _describe(self) -> tuple[str, int]:
+        (found,) = self._admin.describe_topics([self._address.topic])
+        if found["error_code"]:
+            raise DependencyAway("broker", _RETRY_AFTER_S)
+        return str(found["topic_id"]), len(found["partitions"])
+
+    def _letter(self, letter: DeadLetter) -> dict[str, Any]:
+        place = letter.record.position
+        headers = {"reason": letter.reason, "topic": self._address.topic, "topic_id": place.topic_id}
+        headers |= {"partition": str(place.partition), "offset": str(place.offset)}
+        return {
+            "topic": self._address.dead_letter_topic,
+            "key": letter.record.key,
+            "value": letter.record.value,
+            "headers": [(name, text.encode(errors="replace")) for name, text in headers.items()],
+        }
+
+    @contextmanager
+    def _closing_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
+
+@contextmanager
+def _broker_as_dependency() -> Iterator[None]:
+    try:
+        yield
+    except (KafkaError, OSError) as error:
+        raise DependencyAway("broker", _RETRY_AFTER_S) from error

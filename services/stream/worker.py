@@ -1,0 +1,199 @@
+"""The event flow, top to bottom: poll, decode, read rows, aggregate, write rows, and now and then log and commit.
+
+At-least-once delivery, effect exactly once: rows are written before offsets are committed, and a row knows the last offset
+that it has seen, so what is delivered again is skipped. The raw events wait in memory for the offline log, and offsets are
+committed only after they are on disk; a crash in between costs a replay of seconds. When Redis is away the batch at hand is
+tried again until it is back; when the broker is away the session is opened anew, and what was not committed comes again.
+"""
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+import structlog
+
+from services.errors import DependencyAway
+from services.features.rows import WINDOW_MS, PopularRow
+from services.features.writer import FeatureWriter
+from services.stream.aggregate import Limits, Outcome, apply
+from services.stream.decode import DeadLetter, LoggedInteraction, decode
+from services.stream.offline_log import OfflineLog
+from services.stream.pending import Pending
+from services.stream.popularity import Popularity
+from services.stream.session import LogSession
+from services.stream.timer import Timer
+from services.telemetry import StreamMetrics
+
+_POLL_MS = 100
+_log = structlog.get_logger()
+
+
+def _pass() -> None:
+    """Do nothing: the default at the points where tests interrupt a worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interruptions:
+    """What is called at the three points where a crash must do no harm. Tests inject a crash here."""
+
+    after_read: Callable[[], None] = _pass
+    after_write: Callable[[], None] = _pass
+    before_commit: Callable[[], None] = _pass
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How often things happen that are not done for each batch."""
+
+    checkpoint_every_s: float = 1.0
+    checkpoint_every_events: int = 10_000
+    popularity_every_s: float = 1.0
+    popularity_num_items: int = 200
+    lag_every_s: float = 1.0
+    retry_after_s: float = 0.5
+
+    @property
+    def timers_s(self) -> tuple[float, float, float]:
+        """The periods of checkpoint, popularity and lag."""
+        return self.checkpoint_every_s, self.popularity_every_s, self.lag_every_s
+
+
+class StreamWorker:
+    """Applies one share of the partitions to the feature store. Runs in one thread."""
+
+    def __init__(
+        self,
+        open_session: Callable[[], LogSession],
+        writer: FeatureWriter,
+        log: OfflineLog,
+        limits: Limits,
+        metrics: StreamMetrics,
+        pace: Pace = Pace(),
+        interruptions: Interruptions = Interruptions(),
+    ) -> None:
+        self._open_session = open_session
+        self._writer = writer
+        self._log = log
+        self._limits = limits
+        self._metrics = metrics
+        self._pace = pace
+        self._at = interruptions
+
+    def run(self, stop: threading.Event) -> None:
+        """Work until `stop` is set, through the absence of broker or store; then checkpoint and return."""
+        while not stop.is_set():
+            try:
+                with closing(self._open_session()) as session:
+                    self._work(session, stop)
+            except DependencyAway as error:
+                _log.warning("stream.session_lost", error=str(error))
+                stop.wait(self._pace.retry_after_s)
+
+    def _work(self, session: LogSession, stop: threading.Event) -> None:
+        _log.info("stream.session_opened", topic_id=session.topic_id, partitions=session.partitions)
+        pending = Pending()
+        popularity = {partition: self._restore_popularity(partition) for partition in session.partitions}
+        checkpoint, publish, look = (Timer(every_s) for every_s in self._pace.timers_s)
+        try:
+            while not stop.is_set():
+                records = session.poll(_POLL_MS)
+                events, dead = decode(records)
+                self._dead_letter(session, dead)
+                if not self._apply_when_possible(events, stop):
+                    break
+                pending.add(records, events)
+                for event in events:
+                    popularity[event.position.partition].add(event.event)
+                if checkpoint.due() or pending.num_events >= self._pace.checkpoint_every_events:
+                    self._checkpoint(session, pending)
+                if publish.due():
+                    self._publish(popularity)
+                if look.due():
+                    session.check_topic()
+                    self._report_lag(session)
+        finally:
+            self._save(pending)  # what was applied is logged even when the session is lost
+        self._checkpoint(session, pending)
+
+    def _dead_letter(self, session: LogSession, dead: Sequence[DeadLetter]) -> None:
+        session.dead_letter(dead)
+        self._metrics.dead_lettered.inc(len(dead))
+        for letter in dead:
+            _log.warning("stream.dead_letter", reason=letter.reason, position=str(letter.record.position))
+
+    def _apply_when_possible(self, events: Sequence[LoggedInteraction], stop: threading.Event) -> bool:
+        """Apply a batch, again and again while the store is away; False when told to stop before that was possible."""
+        while events:
+            try:
+                self._apply(events)
+                break
+            except DependencyAway as error:
+                _log.warning("stream.features_away", error=str(error), num_events=len(events))
+                if stop.wait(self._pace.retry_after_s):
+                    return False
+        return True
+
+    def _apply(self, events: Sequence[LoggedInteraction]) -> None:
+        by_user: dict[str, list[LoggedInteraction]] = defaultdict(list)
+        for event in events:
+            by_user[event.interaction.user_id].append(event)
+        rows = self._writer.read_histories(list(by_user))
+        self._at.after_read()
+        outcomes = {
+            user_id: apply(rows.get(user_id), [event.event for event in theirs], self._limits)
+            for user_id, theirs in by_user.items()
+        }
+        self._writer.write_histories([one.row for one in outcomes.values() if one.row is not None and one.num_applied])
+        self._at.after_write()
+        for user_id, outcome in outcomes.items():
+            self._report(outcome, by_user[user_id])
+
+    def _checkpoint(self, session: LogSession, pending: Pending) -> None:
+        self._save(pending)
+        self._at.before_commit()
+        session.commit(pending.next_offsets)
+        pending.clear()
+
+    def _save(self, pending: Pending) -> None:
+        for events in pending.by_partition.values():
+            self._log.append(events)
+
+    def _publish(self, popularity: Mapping[int, Popularity]) -> None:
+        now_ms = _now_ms()
+        rows = [
+            PopularRow(
+                partition=partition, as_of_ms=now_ms, windows=counts.top(now_ms, self._pace.popularity_num_items)
+            )
+            for partition, counts in popularity.items()
+        ]
+        try:
+            self._writer.write_popularity(rows)
+        except DependencyAway as error:
+            _log.warning("stream.popularity_not_written", error=str(error))
+
+    def _restore_popularity(self, partition: int) -> Popularity:
+        counts = Popularity()
+        for event in self._log.read(partition, not_before_ms=_now_ms() - WINDOW_MS["7d"]):
+            counts.add(event.event)
+        return counts
+
+    def _report(self, outcome: Outcome, events: Sequence[LoggedInteraction]) -> None:
+        self._metrics.applied.inc(outcome.num_applied)
+        for reason in outcome.skipped:
+            self._metrics.skipped.labels(reason).inc()
+        if not outcome.skipped:
+            now_ms = _now_ms()
+            for event in events:
+                if event.interaction.accepted_time_ms is not None:
+                    self._metrics.visible_seconds.observe((now_ms - event.interaction.accepted_time_ms) / 1_000)
+
+    def _report_lag(self, session: LogSession) -> None:
+        for partition, num_events in session.lag().items():
+            self._metrics.lag.labels(str(partition)).set(num_events)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
