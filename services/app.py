@@ -1,0 +1,170 @@
+"""The composition root: settings -> clients -> Ray Serve graph. The only file that knows everyone.
+
+    doors ── Gateway (one class, REST and gRPC) ── DataPlane ─┬─ FeatureReader (Redis)
+                                                              ├─ student (this process)
+                                                              ├─ producers (Kafka)
+                                                              └─ LlmHandle ──▶ LLM deployment
+
+Clients are built inside the replica, in its event loop. Importing this module loads neither Ray nor Feast nor torch.
+"""
+
+import gc
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from fastapi import FastAPI
+from prometheus_client import REGISTRY
+
+from models.registry import BundleStore
+from services.features.reader import FeatureReader
+from services.features.repo import RepoAddress, ensure_applied
+from services.gateway.events import RecordEvents
+from services.gateway.impressions import Impressions
+from services.gateway.live_bundle import LiveBundle
+from services.gateway.llm_tier import Llm, LlmTier
+from services.gateway.plane import DataPlane
+from services.gateway.popular import Popular
+from services.gateway.producer import TopicProducer
+from services.gateway.recommend import Recommend
+from services.gateway.report import Report
+from services.gateway.rest import create_rest_app
+from services.gateway.rpc import RpcDoor
+from services.router.breaker import Breaker
+from services.router.deadline import DeadlineLimits
+from services.router.gate import LlmGate
+from services.router.predictor import LatencyPredictor
+from services.settings import Settings
+from services.student.ranker import load_student
+from services.telemetry import GatewayMetrics, configure_logging, render_metrics
+
+if TYPE_CHECKING:
+    from ray.serve import Application
+
+GRPC_SERVICERS = (
+    "services.gateway.rpc.add_recommender_to_server",
+    "grpc_health.v1.health_pb2_grpc.add_HealthServicer_to_server",
+)
+"""What Ray Serve registers at its gRPC server; calls reach the methods of `Gateway` by name."""
+
+
+class Gateway:
+    """Both doors of one replica: HTTP through the ASGI app, gRPC through the methods below."""
+
+    def __init__(self, settings: Settings, llm: Any) -> None:
+        from services.llm.handle import LlmHandle
+
+        configure_logging(settings.log_level)
+        self._settings = settings
+        self._llm: Llm = LlmHandle(llm)
+        self._plane: DataPlane | None = None
+        self._rpc = RpcDoor(self._running_plane, settings.max_body_bytes)
+
+    async def __serve_build_asgi_app__(self) -> FastAPI:
+        """Build the data plane in the serving loop, then the REST door; Ray Serve calls this before any request."""
+        self._plane = build_plane(self._settings, self._llm)
+        await self._plane.start()
+        gc.collect()
+        gc.freeze()  # what lives now lives on; collections of it would only be pauses
+        folder = self._settings.metrics_dir
+        return create_rest_app(self._running_plane, lambda: render_metrics(folder), self._settings.max_body_bytes)
+
+    async def Recommend(self, request: bytes, grpc_context: Any) -> Any:
+        """`tailrace.v1.Recommender/Recommend`."""
+        return await self._rpc.Recommend(request, grpc_context)
+
+    async def RecordEvents(self, request: bytes, grpc_context: Any) -> Any:
+        """`tailrace.v1.Recommender/RecordEvents`."""
+        return await self._rpc.RecordEvents(request, grpc_context)
+
+    async def Check(self, request: Any, grpc_context: Any) -> Any:
+        """`grpc.health.v1.Health/Check`."""
+        return await self._rpc.Check(request, grpc_context)
+
+    async def __del__(self) -> None:
+        """Ray Serve awaits this when the replica is stopped in good order."""
+        if self._plane is not None:
+            await self._plane.stop()
+
+    def _running_plane(self) -> DataPlane:
+        assert self._plane is not None, "Ray Serve builds the app before it opens the doors"
+        return self._plane
+
+
+def build_app(settings: Settings) -> "Application":
+    """Bind the graph: the gateway in front of the LLM."""
+    from ray import serve
+
+    from services.llm.deployment import build_llm
+
+    gateway = serve.deployment(
+        serve.ingress()(Gateway),
+        name="Gateway",
+        num_replicas=settings.gateway_replicas,
+        max_ongoing_requests=settings.gateway_max_ongoing,
+        max_queued_requests=settings.gateway_max_ongoing,
+        ray_actor_options={"num_cpus": 0},
+        health_check_period_s=5,
+        graceful_shutdown_timeout_s=5,
+    )
+    return gateway.bind(settings, build_llm(settings))
+
+
+def build_plane(settings: Settings, llm: Llm) -> DataPlane:
+    """Put the data plane of one process together. Call in the event loop that will serve; starts nothing."""
+    metrics = GatewayMetrics(REGISTRY)
+    report = Report(metrics)
+    features = _open_features(settings)
+    live = LiveBundle(BundleStore(settings.bundle_root), load_student, settings.bundle_poll_s, metrics.bundle_info)
+    popular = Popular(live, _Windows(features), settings.popular_refresh_s)
+    events = _producer(settings, settings.interactions_topic, settings.events_max_in_flight)
+    shown = _producer(settings, settings.impressions_topic, settings.impressions_max_in_flight)
+    recommend = Recommend(
+        live=live,
+        features=features,
+        llm=LlmTier(llm, _gate(settings), metrics.breaker_open),
+        popular=popular,
+        impressions=Impressions(shown, metrics.impressions),
+        report=report,
+        limits=_limits(settings),
+        feature_timeout_s=settings.feature_timeout_ms / 1_000,
+        min_history_for_llm=settings.min_history_for_llm,
+    )
+    record = RecordEvents(events, settings.max_events_per_request)
+    return DataPlane(
+        recommend=recommend, record=record, live=live, popular=popular, producers=(events, shown), report=report
+    )
+
+
+def _open_features(settings: Settings) -> FeatureReader:
+    address = RepoAddress(settings.feature_repo_dir, settings.redis_host, settings.redis_port)
+    ensure_applied(address)
+    return FeatureReader(address, settings.topic_partitions)
+
+
+def _producer(settings: Settings, topic: str, max_in_flight: int) -> TopicProducer:
+    return TopicProducer(settings.kafka_bootstrap, topic, settings.events_ack_timeout_s, max_in_flight)
+
+
+def _gate(settings: Settings) -> LlmGate:
+    breaker = Breaker(settings.breaker_failures, settings.breaker_open_s)
+    return LlmGate(breaker, LatencyPredictor(settings.llm_first_guess_s), settings.max_llm_in_flight)
+
+
+def _limits(settings: Settings) -> DeadlineLimits:
+    return DeadlineLimits(
+        default_ms=settings.default_deadline_ms,
+        min_ms=settings.min_deadline_ms,
+        max_ms=settings.max_deadline_ms,
+        reserve_ms=settings.deadline_reserve_ms,
+    )
+
+
+class _Windows:
+    """The reader's popular items as the popular tier wants them."""
+
+    def __init__(self, reader: FeatureReader) -> None:
+        self._reader = reader
+
+    async def read_popular(self, timeout_s: float) -> Mapping[str, float]:
+        """Give item id to weight. Raises DependencyAway."""
+        return dict(await self._reader.read_popular(timeout_s))

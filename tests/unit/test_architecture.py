@@ -1,0 +1,140 @@
+"""The architecture, held by tests: who imports whom, light imports, no side effects, one reader of the environment.
+
+Run: `pytest tests/unit/test_architecture.py`.
+"""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("services", "models", "pipelines", "infra", "benchmarks", "feature_repo")
+FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "base", "manager", "misc"}
+
+IMPORT_ALL = """
+import importlib, os, sys
+root, modules = sys.argv[1], sys.argv[2:]
+started = []
+
+def watch(event, arguments):
+    if event == "open" and not (isinstance(arguments[1], str) and set(arguments[1]) & set("wax+")):
+        return
+    if event not in {"open", "os.mkdir", "os.remove", "os.rename", "os.putenv", "os.unsetenv", "os.fork", "os.exec",
+                     "os.posix_spawn", "os.system", "subprocess.Popen", "socket.bind", "socket.connect",
+                     "_thread.start_new_thread", "signal.pthread_kill"}:
+        return
+    frame = sys._getframe(1)
+    while frame is not None and "site-packages" not in frame.f_code.co_filename:
+        if frame.f_code.co_filename.startswith(root + os.sep):
+            started.append(f"{frame.f_code.co_filename}:{frame.f_lineno}: {event} {arguments!r}")
+            return
+        frame = frame.f_back
+
+sys.addaudithook(watch)
+for module in modules:
+    importlib.import_module(module)
+sys.exit("\\n".join(started))
+"""
+"""Imports modules and reports what our own code does to the world meanwhile. What third parties do is theirs."""
+
+
+def source_files() -> list[Path]:
+    """All Python files of the project, tests and generated code apart."""
+    found = (path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+    return sorted(path for path in found if "_pb2" not in path.name)
+
+
+def modules_below(package: str) -> list[str]:
+    """The dotted names of a package's modules; entry points apart."""
+    files = sorted((ROOT / package.replace(".", "/")).rglob("*.py"))
+    names = (path.relative_to(ROOT).with_suffix("") for path in files if path.name != "__main__.py")
+    return [".".join(name.parts).removesuffix(".__init__") for name in names]
+
+
+def python(script: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Run a script in a fresh interpreter."""
+    command = [sys.executable, "-B", "-W", "ignore", "-c", script, *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=240)
+
+
+def environment_reads(path: Path) -> Iterator[int]:
+    """Give the lines on which a file touches the process's environment."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        is_attribute = isinstance(node, ast.Attribute) and node.attr in {"environ", "getenv", "putenv", "environb"}
+        is_import = isinstance(node, ast.ImportFrom) and node.module == "os" and "environ" in ast.dump(node)
+        if is_attribute or is_import:
+            yield node.lineno
+
+
+def test_imports_go_one_way() -> None:
+    """The import-linter contracts in pyproject.toml hold."""
+    linter = Path(sys.executable).with_name("lint-imports")
+
+    done = subprocess.run([linter, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("package", "heavy"),
+    [
+        ("services.gateway", {"torch", "ray", "feast", "onnxruntime", "transformers"}),
+        ("services.router", {"torch", "ray", "feast", "kafka", "numpy"}),
+        ("services.contracts", {"torch", "ray", "feast", "kafka", "numpy"}),
+        ("services.llm.engine", {"ray", "feast", "kafka", "fastapi", "transformers"}),
+        ("services.student", {"torch", "ray", "feast", "kafka"}),
+        ("services.stream", {"torch", "ray"}),
+        ("services.cli", {"torch", "ray", "feast", "kafka", "pydantic", "numpy"}),
+        ("infra.local", {"torch", "ray", "feast", "kafka"}),
+    ],
+)
+def test_a_package_imports_without_what_it_does_not_need(package: str, heavy: set[str]) -> None:
+    """A fresh interpreter that imports the whole package has not loaded the heavy libraries."""
+    script = (
+        "import importlib, sys; heavy = set(sys.argv[1].split(',')); [importlib.import_module(m) for m in sys.argv[2:]]; "
+        "sys.exit(', '.join(sorted(heavy & set(sys.modules))))"
+    )
+
+    done = python(script, ",".join(heavy), *(modules_below(package) or [package]))
+
+    assert done.returncode == 0, f"{package} loads {done.stderr}"
+
+
+def test_importing_does_nothing() -> None:
+    """No module opens files for writing, starts anything or touches the environment when it is imported."""
+    modules = [module for package in PACKAGES[:-1] for module in modules_below(package)]
+
+    done = python(IMPORT_ALL, str(ROOT), *modules)
+
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
+def test_one_file_reads_the_environment() -> None:
+    """Only services/settings.py touches os.environ."""
+    readers = {
+        path.relative_to(ROOT).as_posix(): list(environment_reads(path))
+        for path in source_files()
+        if any(environment_reads(path))
+    }
+
+    assert set(readers) == {"services/settings.py"}, readers
+
+
+def test_files_are_named_for_what_they_hold() -> None:
+    """No file or folder carries a name that says nothing."""
+    names = {path.relative_to(ROOT).as_posix() for path in source_files()}
+    empty = {name for name in names if FORBIDDEN_NAMES & set(re.split(r"[/.]", name))}
+
+    assert not empty
+
+
+def test_modules_and_public_names_are_described() -> None:
+    """Every module of the project says what it does."""
+    silent = [str(path.relative_to(ROOT)) for path in source_files() if not ast.get_docstring(ast.parse(path.read_text()))]
+
+    assert not silent

@@ -1,0 +1,98 @@
+"""The repository agrees with itself: README, Makefile, generated code, lock, knobs. `pytest tests/unit/test_repository.py`."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from services.settings import Settings
+
+ROOT = Path(__file__).resolve().parents[2]
+GENERATED = ("recommend_pb2.py", "recommend_pb2.pyi", "recommend_pb2_grpc.py")
+HIDDEN_OR_LOCAL = re.compile(r"^(\.|__pycache__$|build$|.*\.egg-info$)")
+KNOBS = """
+state_dir http_host http_port grpc_port metrics_port max_body_bytes max_events_per_request redis_host redis_port
+kafka_bootstrap interactions_topic dead_letter_topic impressions_topic topic_partitions default_deadline_ms
+min_deadline_ms max_deadline_ms deadline_reserve_ms feature_timeout_ms min_history_for_llm breaker_failures
+breaker_open_s max_llm_in_flight gateway_replicas llm_replicas bundle_poll_s popular_refresh_s events_ack_timeout_s
+events_max_in_flight impressions_max_in_flight llm_device llm_dtype llm_threads kv_block_tokens kv_num_blocks
+max_step_tokens max_beam_rows max_running max_waiting worker_index num_workers worker_batch_events history_max_items
+log_level
+"""
+
+
+def listed_paths() -> list[str]:
+    """The paths of the tree in README.md."""
+    tree = re.search(r"^## The tree\n+```\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert tree, "README.md has no fenced tree under '## The tree'"
+    return [line.split()[0] for line in tree.group(1).splitlines() if line.strip()]
+
+
+def test_every_listed_path_exists() -> None:
+    """What README's tree lists is there."""
+    assert [path for path in listed_paths() if not (ROOT / path).exists()] == []
+
+
+def test_every_folder_is_listed() -> None:
+    """Each top-level folder and each folder of services is in README's tree."""
+    folders = [path for path in ROOT.iterdir() if path.is_dir()] + [
+        path for path in (ROOT / "services").iterdir() if path.is_dir()
+    ]
+    names = {path.relative_to(ROOT).as_posix() for path in folders if not HIDDEN_OR_LOCAL.match(path.name)}
+    listed = {path.rstrip("/") for path in listed_paths()}
+
+    assert names - listed == set()
+
+
+def test_every_target_explains_itself() -> None:
+    """The Makefile has the targets that people are told of, each with its line in `make help`."""
+    done = subprocess.run(["make", "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    targets = set(re.findall(r"^\s+make (\S+)", done.stdout, re.MULTILINE))
+
+    assert targets >= {"help", "up", "down", "status", "test", "test-unit", "lint", "bench", "proto", "lock"}
+
+
+def test_the_generated_code_is_fresh(tmp_path: Path) -> None:
+    """Running protoc again gives the committed files."""
+    outputs = [f"--{kind}_out={tmp_path}" for kind in ("python", "pyi", "grpc_python")]
+    command = [sys.executable, "-m", "grpc_tools.protoc", "-I.", *outputs, "services/contracts/recommend.proto"]
+
+    subprocess.run(command, cwd=ROOT, check=True)
+
+    for name in GENERATED:
+        committed = (ROOT / "services/contracts" / name).read_text()
+        assert (tmp_path / "services/contracts" / name).read_text() == committed, f"{name} is stale: run `make proto`"
+
+
+def test_the_lock_pins_everything_and_names_no_host() -> None:
+    """Each line of the lock is name==version, without a build's suffix, a path or an address."""
+    lines = [line for line in (ROOT / "requirements.lock").read_text().splitlines() if not line.startswith("#")]
+
+    assert [line for line in lines if not re.fullmatch(r"[a-z0-9.-]+==[0-9][0-9a-z.!]*", line)] == []
+
+
+def test_the_lock_covers_what_is_declared() -> None:
+    """Every dependency in pyproject.toml is in the lock, and where a version is declared it is that one."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = project["dependencies"] + project["optional-dependencies"]["dev"]
+    lock = dict(line.split("==") for line in (ROOT / "requirements.lock").read_text().splitlines() if "==" in line)
+
+    for requirement in declared:
+        name, _, version = re.sub(r"\[.*?\]", "", requirement).partition("==")
+        name = re.split(r"[<>=~! ]", name)[0].lower().replace("_", "-")
+        assert name in lock, f"{requirement} is not locked: run `make lock`"
+        assert not version or lock[name] == version, f"{requirement} is locked at {lock[name]}"
+
+
+def test_no_knob_comes_or_goes_unseen() -> None:
+    """The list of settings is this one; a change of it is a change of the product."""
+    assert sorted(Settings.model_fields) == sorted(KNOBS.split())
+
+
+@pytest.mark.parametrize("name", ["LICENSE", "README.md", "DECISIONS.md", "CONTRIBUTING.md", ".ci/run"])
+def test_the_papers_are_there(name: str) -> None:
+    """What a visitor looks for first exists and is not empty."""
+    assert (ROOT / name).stat().st_size > 0
