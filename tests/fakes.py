@@ -1,0 +1,103 @@
+"""The ports' fakes, ten lines each: they answer at once unless told to be slow, to fail, or to hang."""
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+
+from services.contracts.features import UserFeatures
+from services.contracts.rank import EngineLoad, RankRequest, RankResult
+
+
+class FakeFeatures:
+    """Users in a dict, popularity in a list; `error` is raised, `delay_s` is slept first."""
+
+    def __init__(self, users: dict[str, UserFeatures] | None = None) -> None:
+        self.users = users or {}
+        self.popular: list[tuple[str, float]] = []
+        self.error: Exception | None = None
+        self.delay_s = 0.0
+
+    async def read(self, user_id: str, timeout_s: float) -> UserFeatures:
+        """Give the user's features."""
+        await asyncio.sleep(self.delay_s)
+        if self.error is not None:
+            raise self.error
+        return self.users.get(user_id, UserFeatures())
+
+    async def read_popular(self, timeout_s: float) -> Sequence[tuple[str, float]]:
+        """Give the popularity windows."""
+        if self.error is not None:
+            raise self.error
+        return self.popular
+
+
+class FakeLlm:
+    """Ranks by a fixed order of item ids, minding exclusions and allowed items; `error` is raised, `delay_s` is slept first."""
+
+    def __init__(self, order: Sequence[str], version: str) -> None:
+        self.order = order
+        self.version = version
+        self.error: Exception | None = None
+        self.delay_s = 0.0
+        self.asked: list[RankRequest] = []
+
+    async def rank(self, request: RankRequest, timeout_s: float) -> RankResult:
+        """Rank."""
+        self.asked.append(request)
+        await asyncio.sleep(self.delay_s)
+        if self.error is not None:
+            raise self.error
+        allowed = request.filters.allowed_item_ids or self.order
+        shown = [i for i in self.order if i in allowed and i not in request.excluded_item_ids][: request.k]
+        return RankResult(
+            item_ids=tuple(shown),
+            scores=tuple(-float(place) for place in range(len(shown))),
+            bundle_version=self.version,
+            num_prompt_tokens=1,
+            num_cached_tokens=0,
+            queue_ms=0.0,
+            compute_ms=0.0,
+            load=EngineLoad(num_running=0, num_waiting=0, kv_cache_usage=0.0),
+        )
+
+
+class FakeStudent:
+    """Ranks the items that come last in the catalogue first; `error` is raised."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+
+    def rank(self, history: Sequence[int], allowed: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Rank."""
+        if self.error is not None:
+            raise self.error
+        indices = np.flatnonzero(allowed)[::-1][:k]
+        return indices, indices.astype(float)
+
+
+class FakeLog:
+    """Keeps records in a list; `error` is raised, `is_full` drops what is offered."""
+
+    def __init__(self) -> None:
+        self.records: list[tuple[bytes, bytes]] = []
+        self.error: Exception | None = None
+        self.is_full = False
+
+    def start(self) -> None:
+        """Nothing to start."""
+
+    def stop(self) -> None:
+        """Nothing to stop."""
+
+    async def record(self, records: Sequence[tuple[bytes, bytes]]) -> None:
+        """Keep records."""
+        if self.error is not None:
+            raise self.error
+        self.records.extend(records)
+
+    def offer(self, record: tuple[bytes, bytes], on_done: object) -> bool:
+        """Keep one record, unless full."""
+        if not self.is_full:
+            self.records.append(record)
+        return not self.is_full

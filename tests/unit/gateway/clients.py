@@ -1,0 +1,106 @@
+"""Callers of both doors, whose replies are put into common words."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import httpx
+from google.rpc import error_details_pb2, status_pb2
+
+
+@dataclass
+class Reply:
+    """A door's reply in common words: `code` is "ok" or the error's kind."""
+
+    code: str
+    body: dict[str, Any] = field(default_factory=dict)
+    field: str | None = None
+    message: str = ""
+    retry_after: str | None = None
+    request_id: str | None = None
+
+
+class RestClient:
+    """The REST door's caller, in process."""
+
+    name = "rest"
+
+    def __init__(self, http: httpx.AsyncClient) -> None:
+        self.http = http
+
+    async def recommend(self, body: dict[str, Any], headers: dict[str, str] | None = None) -> Reply:
+        """Ask for a recommendation."""
+        return await self._post("/v1/recommendations", body, headers)
+
+    async def record(self, events: list[dict[str, Any]], headers: dict[str, str] | None = None) -> Reply:
+        """Record events."""
+        return await self._post("/v1/events", {"events": events}, headers)
+
+    async def _post(self, path: str, body: dict[str, Any], headers: dict[str, str] | None) -> Reply:
+        answer = await self.http.post(path, content=json.dumps(body), headers=headers)
+        return reply_of(answer)
+
+
+def reply_of(answer: httpx.Response) -> Reply:
+    """Put an HTTP answer into common words."""
+    request_id, retry_after = answer.headers.get("x-request-id"), answer.headers.get("retry-after")
+    if answer.status_code == 200:
+        return Reply("ok", answer.json(), request_id=request_id)
+    error = answer.json()["error"]
+    return Reply(error["code"], {}, error["field"], error["message"], retry_after, request_id)
+
+
+class RpcClient:
+    """The gRPC door's caller, over a real connection."""
+
+    name = "grpc"
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        from services.contracts import recommend_pb2, recommend_pb2_grpc
+
+        self._pb = recommend_pb2
+        self.stub = recommend_pb2_grpc.RecommenderStub(channel)
+        self.channel = channel
+
+    async def recommend(self, body: dict[str, Any], headers: dict[str, str] | None = None) -> Reply:
+        """Ask for a recommendation."""
+        return await self.call(self.stub.Recommend, self._pb.RecommendRequest(**body), headers)
+
+    async def record(self, events: list[dict[str, Any]], headers: dict[str, str] | None = None) -> Reply:
+        """Record events."""
+        return await self.call(self.stub.RecordEvents, self._pb.RecordEventsRequest(events=events), headers)
+
+    async def call(self, method: Callable[..., Any], message: Any, headers: dict[str, str] | None = None) -> Reply:
+        """Call, and put the outcome into common words."""
+        from google.protobuf.json_format import MessageToDict
+
+        call = method(message, metadata=tuple((headers or {}).items()))
+        try:
+            answer = await call
+        except grpc.aio.AioRpcError as error:
+            trailers = dict(error.trailing_metadata() or ())
+            return _rpc_error(error, trailers)
+        trailers = dict(await call.trailing_metadata())
+        body = MessageToDict(answer, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+        return Reply("ok", body, request_id=trailers.get("x-request-id"))
+
+
+_KIND = {
+    "INVALID_ARGUMENT": "invalid_request",
+    "RESOURCE_EXHAUSTED": "overloaded",
+    "UNAVAILABLE": "dependency_away",
+    "INTERNAL": "internal",
+}
+
+
+def _rpc_error(error: grpc.aio.AioRpcError, trailers: dict[str, Any]) -> Reply:
+    status = status_pb2.Status.FromString(trailers["grpc-status-details-bin"])
+    broken, place = error_details_pb2.BadRequest(), None
+    code = _KIND[error.code().name]
+    for detail in status.details:
+        if detail.Unpack(broken):
+            place = broken.field_violations[0].field
+            code = broken.field_violations[0].reason.lower()
+    return Reply(code, {}, place, error.details() or "", trailers.get("retry-after"), trailers.get("x-request-id"))

@@ -1,0 +1,286 @@
+"""The same cases through both doors: the same answers, and matching errors."""
+
+import json
+from typing import Any
+
+import pytest
+
+from services.errors import DependencyAway, Overloaded
+from tests.unit.gateway.clients import Reply, RestClient, RpcClient
+from tests.unit.gateway.world import NOW_S, World
+
+Door = RestClient | RpcClient
+NOW_MS = int(NOW_S * 1_000)
+
+ANSWERS: list[tuple[str, dict[str, Any], str, str, list[str]]] = [
+    ("listed", {"user_id": "listed", "k": 3}, "precomputed", "precomputed_fresh", ["i05", "i06", "i07"]),
+    ("long", {"user_id": "long", "k": 3}, "llm", "llm_in_time", ["i04", "i05", "i06"]),
+    ("anonymous", {"recent_item_ids": ["i00", "i01", "i04"], "k": 2}, "llm", "llm_in_time", ["i05", "i06"]),
+    ("short", {"user_id": "short", "k": 3}, "student", "short_history", ["i19", "i18", "i17"]),
+    ("anonymous short", {"recent_item_ids": ["i19"], "k": 1}, "student", "short_history", ["i18"]),
+    ("unknown", {"user_id": "nobody", "k": 3}, "popular", "unknown_user", ["i00", "i01", "i02"]),
+    ("no known item", {"user_id": "dropouts", "k": 2}, "popular", "short_history", ["i00", "i01"]),
+    ("all seen", {"user_id": "sated", "k": 2}, "popular", "everything_seen", ["i00", "i01"]),
+    (
+        "all seen, some excluded",
+        {"user_id": "sated", "k": 2, "exclude_item_ids": ["i00"], "filters": {"categories": ["even"]}},
+        "popular",
+        "everything_seen",
+        ["i02", "i04"],
+    ),
+    (
+        "nothing allowed",
+        {"user_id": "long", "filters": {"allowed_item_ids": ["i05"]}, "exclude_item_ids": ["i05"]},
+        "popular",
+        "nothing_allowed",
+        [],
+    ),
+    ("stale list", {"user_id": "stale", "k": 1}, "llm", "llm_in_time", ["i04"]),
+    ("another bundle's list", {"user_id": "foreign", "k": 1}, "llm", "llm_in_time", ["i04"]),
+    (
+        "list too short after filters",
+        {"user_id": "listed", "k": 2, "filters": {"allowed_item_ids": ["i05", "i17", "i18"]}},
+        "llm",
+        "llm_in_time",
+        ["i05", "i17"],
+    ),
+    (
+        "filtered list",
+        {"user_id": "listed", "k": 2, "filters": {"categories": ["even"]}, "exclude_item_ids": ["i06"]},
+        "precomputed",
+        "precomputed_fresh",
+        ["i08", "i10"],
+    ),
+    (
+        "list without the newest item",
+        {"user_id": "listed", "k": 1, "recent_item_ids": ["i04"]},
+        "llm",
+        "llm_in_time",
+        ["i05"],
+    ),
+    ("seen items wanted", {"user_id": "listed", "k": 1, "exclude_seen": False}, "llm", "llm_in_time", ["i04"]),
+    ("top up", {"user_id": "short", "k": 2_000}, "student", "short_history", [f"i{i:02}" for i in range(19, 0, -1)]),
+    (
+        "unknown exclusion",
+        {"user_id": "nobody", "k": 1, "exclude_item_ids": ["nope"]},
+        "popular",
+        "unknown_user",
+        ["i00"],
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("body", "tier", "reason", "item_ids"), [case[1:] for case in ANSWERS], ids=[c[0] for c in ANSWERS]
+)
+async def test_both_doors_answer_alike(
+    door: Door, body: dict[str, Any], tier: str, reason: str, item_ids: list[str]
+) -> None:
+    """A request gets the same items, tier and reason through either door."""
+    reply = await door.recommend(body)
+
+    assert reply.code == "ok", reply
+    assert (reply.body["tier"], reply.body["reason"]) == (tier, reason)
+    assert [item["item_id"] for item in reply.body["items"]] == item_ids
+
+
+REFUSALS: list[tuple[str, dict[str, Any], str]] = [
+    ("k 0", {"user_id": "u", "k": 0}, "k"),
+    ("k negative", {"user_id": "u", "k": -5}, "k"),
+    ("k 10^9", {"user_id": "u", "k": 10**9}, "k"),
+    ("user id empty", {"user_id": ""}, "user_id"),
+    ("user id missing", {}, "user_id"),
+    ("user id 10 kB", {"user_id": "u" * 9_900}, "user_id"),
+    ("user id with a control character", {"user_id": "u\n"}, "user_id"),
+    (
+        "unknown item in a filter",
+        {"user_id": "u", "filters": {"allowed_item_ids": ["i01", "zz"]}},
+        "filters.allowed_item_ids[1]",
+    ),
+    ("unknown category", {"user_id": "u", "filters": {"categories": ["zz"]}}, "filters.categories[0]"),
+    ("deadline 0", {"user_id": "u", "deadline_ms": 0}, "deadline_ms"),
+    ("deadline negative", {"user_id": "u", "deadline_ms": -1}, "deadline_ms"),
+    ("deadline of an hour", {"user_id": "u", "deadline_ms": 3_600_000}, "deadline_ms"),
+    ("empty item id", {"user_id": "u", "exclude_item_ids": ["a", ""]}, "exclude_item_ids[1]"),
+    ("long item id", {"recent_item_ids": ["x" * 257]}, "recent_item_ids[0]"),
+    ("too many ids", {"user_id": "u", "exclude_item_ids": ["x"] * 2_001}, "exclude_item_ids"),
+    ("long request id", {"user_id": "u", "request_id": "r" * 300}, "request_id"),
+]
+
+
+@pytest.mark.parametrize(("body", "field"), [case[1:] for case in REFUSALS], ids=[case[0] for case in REFUSALS])
+async def test_both_doors_refuse_alike(door: Door, body: dict[str, Any], field: str) -> None:
+    """A bad request is refused by the same code and field through either door."""
+    reply = await door.recommend(body)
+
+    assert (reply.code, reply.field) == ("invalid_request", field)
+
+
+@pytest.mark.parametrize("name", ["x-deadline-ms"])
+@pytest.mark.parametrize("text", ["", "soon", "-5", "1.5", "1_0", "9" * 40])
+async def test_a_deadline_header_that_is_no_number_is_refused(door: Door, name: str, text: str) -> None:
+    """The header's name is the field."""
+    reply = await door.recommend({"user_id": "nobody"}, {name: text})
+
+    assert (reply.code, reply.field) == ("invalid_request", name)
+
+
+@pytest.mark.parametrize(
+    ("body", "header", "granted"),
+    [
+        ({}, None, 1_000),
+        ({}, "300", 300),
+        ({"deadline_ms": 400}, "300", 400),
+        ({"deadline_ms": 1}, None, 5),
+        ({}, "60000", 5_000),
+    ],
+)
+async def test_the_deadline_comes_by_field_or_header_and_is_clamped(
+    door: Door, body: dict[str, Any], header: str | None, granted: int
+) -> None:
+    """The field wins over the header, the header over the default; limits hold for all."""
+    reply = await door.recommend({"user_id": "nobody", **body}, {"x-deadline-ms": header} if header else None)
+
+    assert reply.body["deadline_ms"] == granted
+
+
+async def test_the_request_id_is_echoed(door: Door) -> None:
+    """Field before header before a new one; errors carry it too."""
+    by_field = await door.recommend({"user_id": "nobody", "request_id": "mine"}, {"x-request-id": "other"})
+    by_header = await door.recommend({"user_id": "nobody"}, {"x-request-id": "other"})
+    made = await door.recommend({"user_id": "nobody"})
+    refused = await door.recommend({"user_id": "nobody", "k": 0}, {"x-request-id": "other"})
+    too_long = await door.recommend({"user_id": "nobody"}, {"x-request-id": "r" * 300})
+
+    assert by_field.body["request_id"] == by_field.request_id == "mine"
+    assert by_header.body["request_id"] == by_header.request_id == "other"
+    assert len(made.request_id or "") == 32
+    assert refused.request_id == "other"
+    assert (too_long.code, too_long.field) == ("invalid_request", "x-request-id")
+
+
+async def test_a_request_id_that_fits_in_no_header_is_still_answered(door: Door) -> None:
+    """Printable ids beyond ASCII are legal in the body."""
+    reply = await door.recommend({"user_id": "nobody", "request_id": "日本"})
+
+    assert reply.body["request_id"] == "日本"
+
+
+async def test_an_answer_tells_what_it_has_seen_and_where_time_went(door: Door) -> None:
+    """Newest event, its age, bundle, titles, sources and stages are in the answer."""
+    reply = await door.recommend({"user_id": "long", "k": 1})
+
+    assert int(reply.body["newest_event_time_ms"]) == NOW_MS - 5_000
+    assert int(reply.body["feature_age_ms"]) == 5_000
+    assert reply.body["bundle_version"] == "v1"
+    assert reply.body["items"][0]["title"] == "Item 4"
+    assert reply.body["items"][0]["source"] == "llm"
+    assert {"features", "route", "llm", "student", "rank", "answer"} <= reply.body["stages_ms"].keys()
+
+
+EVENT = {"event_id": "e1", "user_id": "u", "item_id": "i01"}
+
+
+async def test_recorded_events_are_in_the_log_when_the_door_says_so(door: Door, world: World) -> None:
+    """Ids come back in order; times and the moment of acceptance are filled in; the user id is the key."""
+    reply = await door.record([EVENT, {"user_id": "v", "item_id": "i02", "value": 2.5, "event_time_ms": NOW_MS - 1}])
+
+    assert reply.body["accepted"] == 2
+    assert reply.body["event_ids"][0] == "e1"
+    (key, first), (_, second) = world.events.records
+    assert key == b"u"
+    assert json.loads(first) == {
+        **EVENT,
+        "event_time_ms": NOW_MS,
+        "event_type": "click",
+        "value": 1.0,
+        "accepted_time_ms": NOW_MS,
+    }
+    assert json.loads(second)["event_id"] == reply.body["event_ids"][1]
+
+
+BAD_EVENTS: list[tuple[str, list[dict[str, Any]], str]] = [
+    ("none", [], "events"),
+    ("too many", [EVENT] * 51, "events"),
+    ("user missing", [{"item_id": "i"}], "events[0].user_id"),
+    ("item missing", [EVENT, {"user_id": "u"}], "events[1].item_id"),
+    ("long user", [{"user_id": "u" * 300, "item_id": "i"}], "events[0].user_id"),
+    ("future", [{**EVENT, "event_time_ms": NOW_MS + 61_000}], "events[0].event_time_ms"),
+    ("past", [{**EVENT, "event_time_ms": NOW_MS - 31 * 86_400_000}], "events[0].event_time_ms"),
+    ("before 1970", [{**EVENT, "event_time_ms": -1}], "events[0].event_time_ms"),
+    ("far future", [{**EVENT, "event_time_ms": 2**62}], "events[0].event_time_ms"),
+    ("not a number", [{**EVENT, "value": float("nan")}], "events[0].value"),
+    ("infinite", [{**EVENT, "value": float("inf")}], "events[0].value"),
+    ("duplicate", [EVENT, {**EVENT, "item_id": "i02"}], "events[1].event_id"),
+    ("bad request id", [{**EVENT, "request_id": "a\tb"}], "events[0].request_id"),
+]
+
+
+@pytest.mark.parametrize(("events", "field"), [case[1:] for case in BAD_EVENTS], ids=[case[0] for case in BAD_EVENTS])
+async def test_bad_events_are_refused_whole(door: Door, world: World, events: list[dict[str, Any]], field: str) -> None:
+    """One bad event refuses all, by its place and field, before anything is sent."""
+    reply = await door.record(events)
+
+    assert (reply.code, reply.field) == ("invalid_request", field)
+    assert world.events.records == []
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(DependencyAway("events", 1.0), "dependency_away"), (Overloaded("events", 1.0), "overloaded")]
+)
+async def test_events_are_refused_with_retry_after_when_the_broker_is_away(
+    door: Door, world: World, error: Exception, code: str
+) -> None:
+    """Nothing is claimed, and the caller hears when to come back."""
+    world.events.error = error
+
+    reply = await door.record([EVENT])
+
+    assert (reply.code, reply.retry_after) == (code, "1")
+    assert world.metric("tailrace_events_total", door=door.name, code="ok") == 0
+
+
+async def test_what_breaks_inside_leaves_no_trace(door: Door, world: World) -> None:
+    """An unforeseen error is an opaque internal one."""
+    world.events.error = ZeroDivisionError("secret")
+
+    reply = await door.record([EVENT])
+
+    assert reply.code == "internal"
+    assert "secret" not in reply.message
+
+
+async def test_an_oversized_body_is_refused(door: Door) -> None:
+    """The limit holds at both doors."""
+    reply = await door.recommend({"user_id": "u", "exclude_item_ids": ["x" * 200] * 100})
+
+    assert (reply.code, reply.field) == ("request_too_large", "body")
+
+
+async def test_requests_are_counted_by_door_tier_reason_and_code(door: Door, world: World) -> None:
+    """One answer and one refusal are two counts."""
+    await door.recommend({"user_id": "nobody"})
+    await door.recommend({"user_id": "nobody", "k": 0})
+
+    name = door.name
+    counted = world.metric("tailrace_requests_total", door=name, tier="popular", reason="unknown_user", code="ok")
+    refused = world.metric("tailrace_requests_total", door=name, tier="none", reason="none", code="invalid_request")
+    assert (counted, refused) == (1, 1)
+    assert world.metric("tailrace_request_seconds_count", door=name, tier="popular") == 1
+
+
+async def test_replies_are_the_same_object_in_both_words(rest: RestClient, rpc: RpcClient) -> None:
+    """The whole body agrees, the time taken and number formats apart."""
+    body = {"user_id": "long", "k": 4, "request_id": "same"}
+    first, second = await rest.recommend(body), await rpc.recommend(body)
+
+    assert _comparable(first) == _comparable(second)
+
+
+def _comparable(reply: Reply) -> dict[str, Any]:
+    kept = {key: value for key, value in reply.body.items() if key != "stages_ms"}
+    return {
+        **kept,
+        "newest_event_time_ms": int(kept["newest_event_time_ms"]),
+        "feature_age_ms": int(kept["feature_age_ms"]),
+    }
