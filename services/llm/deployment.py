@@ -1,0 +1,114 @@
+"""The LLM as a Ray Serve deployment: rank requests in, results or refusals out, around one engine per live bundle.
+
+It holds no rule of its own: versions and deadlines are checked here, order and admission belong to the engine, and what
+a refusal means to the user is decided by the router. Sticky by user: see `services.llm.handle`.
+"""
+
+import time
+from typing import Any
+
+import torch
+from prometheus_client import CollectorRegistry
+from ray import serve
+from ray.serve.config import RequestRouterConfig
+
+from models.registry import Bundle, BundleStore
+from services.contracts.rank import EngineLoad, RankRequest
+from services.errors import BundleMismatch, DeadlineExceeded, TailraceError
+from services.llm.bundle_watch import BundleWatch
+from services.llm.engine.config import EngineConfig
+from services.llm.engine.outcome import Status
+from services.llm.engine_thread import Ended, EngineThread
+from services.llm.loaded_bundle import LoadedBundle, load_bundle
+from services.llm.reply import Reply, refusal_of
+from services.settings import Settings
+from services.telemetry import EngineMetrics, configure_logging
+
+_STICKY_ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
+
+
+class LlmDeployment:
+    """One replica. Comes up without a bundle too, and serves as soon as one is live."""
+
+    def __init__(self, settings: Settings) -> None:
+        configure_logging(settings.log_level)
+        torch.set_num_threads(settings.llm_threads)
+        self._settings = settings
+        self._metrics = EngineMetrics(CollectorRegistry())
+        self._watch = BundleWatch(BundleStore(settings.bundle_root), settings.bundle_poll_s, self._load, self._start)
+
+    def __del__(self) -> None:
+        """Ray Serve calls this when it stops the replica; what is in flight may finish."""
+        if hasattr(self, "_watch"):
+            self._watch.stop()
+
+    async def rank(self, request: RankRequest) -> Reply:
+        """Spell the next items for one user. Cancelling this call cancels the work."""
+        try:
+            serving = self._watch.current()
+            if request.bundle_version != serving.bundle.version:
+                raise BundleMismatch(request.bundle_version, serving.bundle.version)
+            deadline_s = time.monotonic() + request.deadline_unix_s - time.time()
+            ended = await serving.thread.ask(serving.bundle.ask_for(request, deadline_s))
+            if ended.outcome.status is not Status.DONE:
+                raise DeadlineExceeded("llm")
+            return serving.bundle.result_of(ended)
+        except TailraceError as error:
+            return refusal_of(error)
+
+    def check_health(self) -> None:
+        """Tell Ray Serve whether this replica should go on; raises when its engine died."""
+        self._watch.check_health()
+
+    def _load(self, bundle: Bundle) -> LoadedBundle:
+        settings = self._settings
+        dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[settings.llm_dtype]
+        return load_bundle(bundle, engine_config(settings), dtype, settings.llm_device)
+
+    def _start(self, bundle: LoadedBundle) -> EngineThread:
+        return EngineThread(bundle.engine, self._settings.llm_threads, self._report)
+
+    def _report(self, load: EngineLoad, ended: list[Ended]) -> None:
+        metrics = self._metrics
+        metrics.running.set(load.num_running)
+        metrics.waiting.set(load.num_waiting)
+        metrics.kv_cache_usage.set(load.kv_cache_usage)
+        for end in ended:
+            outcome = end.outcome
+            metrics.finished.labels(outcome.status.value).inc()
+            metrics.e2e_seconds.observe(end.finished_s - outcome.arrival_s)
+            if outcome.started_s is not None:
+                metrics.prefix_queries.inc(outcome.num_prompt_tokens)
+                metrics.prefix_hits.inc(outcome.num_cached_tokens)
+                metrics.prompt_tokens.inc(outcome.num_prompt_tokens - outcome.num_cached_tokens)
+                metrics.queue_seconds.observe(outcome.started_s - outcome.arrival_s)
+                metrics.inference_seconds.observe(end.finished_s - outcome.started_s)
+
+
+def engine_config(settings: Settings) -> EngineConfig:
+    """Pick the engine's knobs out of the settings."""
+    return EngineConfig(
+        block_tokens=settings.kv_block_tokens,
+        num_blocks=settings.kv_num_blocks,
+        max_step_tokens=settings.max_step_tokens,
+        max_beam_rows=settings.max_beam_rows,
+        max_running=settings.max_running,
+        max_waiting=settings.max_waiting,
+        tile_tokens=32 * settings.kv_block_tokens,
+    )
+
+
+def build_llm(settings: Settings) -> Any:
+    """Bind the LLM's Ray Serve application; its handle goes to `LlmHandle`."""
+    deployment = serve.deployment(
+        name="llm",
+        num_replicas=settings.llm_replicas,
+        max_ongoing_requests=settings.max_running + settings.max_waiting,
+        max_queued_requests=settings.max_waiting,
+        ray_actor_options={"num_cpus": 0},
+        request_router_config=RequestRouterConfig(request_router_class=_STICKY_ROUTER),  # type: ignore[arg-type]  # its stub says dict
+        health_check_period_s=1.0,
+        health_check_timeout_s=10.0,
+        graceful_shutdown_timeout_s=2.0,
+    )(LlmDeployment)
+    return deployment.bind(settings)
