@@ -1,0 +1,107 @@
+"""The student: a ranker small enough to be computed for every request, in one pass from a history to all items' scores.
+
+Only the newest place asks. Its state starts as the newest item's embedding and is refined in a few hops; in each hop it
+attends over the embeddings of the history, with a learned weight for how long ago an item came, and passes a small
+feed-forward layer. Keys and values come from the items and their direct predecessors, never from earlier hops, so nothing
+is computed per place but two projections. In training every place asks at once, each seeing only what is before it.
+
+It ranks items whatever their codes are: row 0 of its input is the beginning of a history, row 1 + i is item i.
+
+Shape suffixes: B histories, L places (the beginning is place 0), H heads, K head size, D hidden, F feed-forward, V items.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+START = 0
+"""The input row of the beginning of a history; item i is row i + 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudentConfig:
+    """The shape of a student. `max_items` is how many of the newest items it looks at."""
+
+    num_items: int
+    hidden_size: int
+    feed_forward: int
+    num_heads: int
+    num_hops: int
+    max_items: int
+    norm_eps: float = 1e-5
+
+    @property
+    def head_dim(self) -> int:
+        """The size of one head."""
+        return self.hidden_size // self.num_heads
+
+
+class Hop(nn.Module):
+    """One look over the history by each place's state."""
+
+    def __init__(self, config: StudentConfig) -> None:
+        super().__init__()
+        size = config.hidden_size
+        self.num_heads = config.num_heads
+        self.norm = nn.RMSNorm(size, eps=config.norm_eps)
+        self.query = nn.Linear(size, size, bias=False)
+        self.key = nn.Linear(size, size, bias=False)
+        self.value = nn.Linear(size, size, bias=False)
+        self.output = nn.Linear(size, size, bias=False)
+        self.recency_HL = nn.Parameter(_first_recency(config))
+        self.norm_forward = nn.RMSNorm(size, eps=config.norm_eps)
+        self.up = nn.Linear(size, config.feed_forward, bias=False)
+        self.down = nn.Linear(config.feed_forward, size, bias=False)
+
+    def forward(self, state_BLD: Tensor, memory_BLD: Tensor, steps_back_LL: Tensor) -> Tensor:
+        """Refine each place's state from the memory at and before its place. (B, L, D) -> (B, L, D)."""
+        q_BHLK, k_BHLK, v_BHLK = (
+            projected.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for projected in (self.query(self.norm(state_BLD)), self.key(memory_BLD), self.value(memory_BLD))
+        )
+        scores_BHLL = q_BHLK @ k_BHLK.transpose(-1, -2) * q_BHLK.shape[-1] ** -0.5
+        recency_HLL = self.recency_HL[:, steps_back_LL.clamp(min=0)].masked_fill(steps_back_LL < 0, -torch.inf)
+        seen_BHLK = (scores_BHLL + recency_HLL).softmax(-1) @ v_BHLK
+        state_BLD = state_BLD + self.output(seen_BHLK.transpose(1, 2).flatten(-2))
+        refined: Tensor = state_BLD + self.down(functional.silu(self.up(self.norm_forward(state_BLD))))
+        return refined
+
+
+class Student(nn.Module):
+    """Embedding, hops, and scores against the same embedding."""
+
+    def __init__(self, config: StudentConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(1 + config.num_items, config.hidden_size)
+        self.carry_D = nn.Parameter(torch.zeros(config.hidden_size))
+        self.norm_memory = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.hops = nn.ModuleList(Hop(config) for _ in range(config.num_hops))
+        self.norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+
+    @property
+    def head_weight_VD(self) -> Tensor:
+        """What states are scored against, by item index."""
+        return self.embedding.weight[1:]
+
+    def forward(self, rows_BL: Tensor) -> Tensor:
+        """Give each place's final state. Input rows (B, L), oldest first, place 0 being START -> (B, L, D)."""
+        embedded_BLD = self.embedding(rows_BL)
+        before_BLD = functional.pad(embedded_BLD, (0, 0, 1, 0))[:, :-1]
+        memory_BLD = self.norm_memory(embedded_BLD + self.carry_D * before_BLD)
+        place_L = torch.arange(rows_BL.shape[1], device=rows_BL.device)
+        steps_back_LL = place_L.unsqueeze(1) - place_L
+        state_BLD = embedded_BLD
+        for hop in self.hops:
+            state_BLD = hop(state_BLD, memory_BLD, steps_back_LL)
+        final: Tensor = self.norm(state_BLD)
+        return final
+
+
+def _first_recency(config: StudentConfig) -> Tensor:
+    """Let the heads begin with different memories: from none of the past to almost all of it."""
+    steps_back_L = torch.arange(1 + config.max_items, dtype=torch.float32)
+    decay_H = torch.linspace(0.25, 2.0, config.num_heads)
+    return -decay_H.unsqueeze(1) * steps_back_L.log1p()

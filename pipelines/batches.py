@@ -1,0 +1,74 @@
+"""Cutting sequences into windows and windows into batches without much padding. Pure: randomness is handed in.
+
+A batch holds windows of about one length. Its tokens begin with the beginning token; the label at each place is the item
+that comes next; places past a window's end carry `IGNORED` and lie after everything real, where causal attention never
+looks.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from models.catalogue import BOS_TOKEN, Catalogue
+
+IGNORED = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """`tokens` and `labels` are (B, L) int64. A label is the token that follows, or IGNORED."""
+
+    tokens: np.ndarray
+    labels: np.ndarray
+
+
+def cut_windows(sequences: Sequence[np.ndarray], max_items: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Cut each sequence into windows of at most `max_items`, from its end or, half of the time, from shortly before it.
+
+    The moving cut shows each item at other positions in other epochs. Remainders of a single item are dropped.
+    """
+    windows = []
+    for sequence in sequences:
+        end = len(sequence)
+        if end > max_items and rng.random() < 0.5:
+            end -= int(rng.integers(0, max_items // 2))
+        while end > 1:
+            start = max(0, end - max_items)
+            windows.append(sequence[start:end])
+            end = start
+    return windows
+
+
+def batch_windows(
+    windows: Sequence[np.ndarray], catalogue: Catalogue, max_tokens: int, rng: np.random.Generator
+) -> Iterator[Batch]:
+    """Yield batches of at most `max_tokens` places each (one window at least), in random order."""
+    groups = group_by_length([len(window) * catalogue.depth for window in windows], max_tokens, rng)
+    for place in rng.permutation(len(groups)):
+        yield make_batch([windows[index] for index in groups[place]], catalogue)
+
+
+def group_by_length(lengths: Sequence[int], max_tokens: int, rng: np.random.Generator) -> list[list[int]]:
+    """Put indices of about equal length together, so that no group's size times its longest exceeds `max_tokens`."""
+    shuffled = rng.permutation(len(lengths))
+    by_length = shuffled[np.argsort(np.asarray(lengths)[shuffled], kind="stable")]
+    groups: list[list[int]] = []
+    for index in by_length.tolist():
+        if groups and lengths[index] * (len(groups[-1]) + 1) <= max_tokens:
+            groups[-1].append(index)
+        else:
+            groups.append([index])
+    return groups
+
+
+def make_batch(windows: Sequence[np.ndarray], catalogue: Catalogue) -> Batch:
+    """Lay windows of item indices out as tokens, padded to the longest."""
+    length = max(len(window) for window in windows) * catalogue.depth
+    tokens = np.full((len(windows), length), BOS_TOKEN, dtype=np.int64)
+    labels = np.full((len(windows), length), IGNORED, dtype=np.int64)
+    for row, window in enumerate(windows):
+        spelled = np.array(catalogue.tokens(window), dtype=np.int64)
+        tokens[row, 1 : len(spelled)] = spelled[:-1]
+        labels[row, : len(spelled)] = spelled
+    return Batch(tokens, labels)

@@ -1,0 +1,114 @@
+"""Stage 4: the decoder learns to spell the next item at every place of every history.
+
+    decoder/         Hugging Face layout, the averaged weights of the epoch with the best validation NDCG@10 (masked)
+    training.json    the curve, the parameters and the options
+
+One process, plain torch. What is fixed here is the recipe; its numbers come from `TrainOptions`.
+
+Shape suffixes: B windows, L places, T = B * L tokens, D hidden.
+"""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from models.catalogue import Catalogue, load_catalogue
+from models.decoder import Decoder, DecoderConfig
+from models.weights import save_decoder
+from pipelines.batches import IGNORED, Batch, batch_windows, cut_windows
+from pipelines.dense import DecoderScorer, hidden_states
+from pipelines.descent import DescentOptions
+from pipelines.dropout import dropout_after
+from pipelines.examples import read_cases, read_sequences
+from pipelines.fitting import FitOptions, Progress, fit
+from pipelines.loss import catalogue_loss
+from pipelines.metrics import ndcg, rank_labels
+from pipelines.split import Split
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainOptions:
+    """The shape and the recipe of the decoder. `max_items` and `stride` are the prompt's (models.prompt)."""
+
+    hidden_size: int = 64
+    num_layers: int = 2
+    num_heads: int = 2
+    feed_forward: int = 160
+    max_items: int = 200
+    stride: int = 50
+    max_batch_tokens: int = 4_096
+    dropout: float = 0.3
+    seed: int = 0
+    fit: FitOptions = field(
+        default_factory=lambda: FitOptions(
+            epochs=60,
+            validate_every=5,
+            descent=DescentOptions(learning_rate=4e-3, weight_decay=0.1, warm_up=0.1, average=0.99),
+        )
+    )
+
+
+def train(tokenized: Path, options: TrainOptions, out: Path, progress: Progress) -> None:
+    """Train, keep the best epoch by validation, and write the checkpoint with its curve."""
+    catalogue = load_catalogue(tokenized / "catalogue.parquet")
+    sequences, valid = read_sequences(tokenized), read_cases(tokenized, Split.VALID)
+    decoder = new_decoder(catalogue, options)
+    rng = np.random.default_rng(options.seed)
+    scorer = DecoderScorer(decoder, catalogue, options.max_items, options.stride)
+    adding = [
+        module for name, module in decoder.named_modules() if name.endswith(("embed_tokens", "o_proj", "down_proj"))
+    ]
+    with dropout_after(adding, options.dropout):
+        curve = fit(
+            decoder,
+            batches=lambda: list(
+                batch_windows(cut_windows(sequences, options.max_items, rng), catalogue, options.max_batch_tokens, rng)
+            ),
+            loss=lambda batch: next_token_loss(decoder, catalogue, batch),
+            validate=lambda: ndcg(rank_labels(scorer, valid).masked, 10),
+            options=options.fit,
+            progress=progress,
+        )
+    save_decoder(decoder, out / "decoder")
+    num_parameters = sum(parameter.numel() for parameter in decoder.parameters())
+    about = {"options": asdict(options), "num_parameters": num_parameters, "curve": curve}
+    (out / "training.json").write_text(json.dumps(about, indent=1))
+
+
+def next_token_loss(decoder: Decoder, catalogue: Catalogue, batch: Batch) -> Tensor:
+    """Give the mean cross-entropy over all places, each against the codes of its own level only."""
+    hidden_TD = hidden_states(decoder, torch.from_numpy(batch.tokens))
+    labels_T = torch.from_numpy(batch.labels).reshape(-1)
+    level_T = torch.arange(batch.labels.shape[1]).repeat(batch.labels.shape[0]) % catalogue.depth
+    losses = []
+    for level, (first, size) in enumerate(zip(catalogue.token_offsets, catalogue.level_sizes, strict=True)):
+        chosen_T = (labels_T != IGNORED) & (level_T == level)
+        head_VD = decoder.head_weight_VD[first : first + size]
+        losses.append(catalogue_loss(hidden_TD[chosen_T], head_VD, labels_T[chosen_T] - first))
+    return torch.stack(losses).mean()
+
+
+def new_decoder(catalogue: Catalogue, options: TrainOptions) -> Decoder:
+    """Give a decoder with fresh weights: normal, narrower where layers add onto the residual stream."""
+    torch.manual_seed(options.seed)
+    decoder = Decoder(
+        DecoderConfig(
+            vocab_size=catalogue.vocab_size,
+            hidden_size=options.hidden_size,
+            intermediate_size=options.feed_forward,
+            num_hidden_layers=options.num_layers,
+            num_attention_heads=options.num_heads,
+            num_key_value_heads=options.num_heads,
+            head_dim=options.hidden_size // options.num_heads,
+            max_position_embeddings=1 + options.max_items * catalogue.depth,
+        )
+    )
+    for name, parameter in decoder.named_parameters():
+        if parameter.dim() > 1:
+            adds = name.endswith(("o_proj.weight", "down_proj.weight"))
+            nn.init.normal_(parameter, std=0.02 / (2 * options.num_layers) ** 0.5 if adds else 0.02)
+    return decoder

@@ -1,0 +1,65 @@
+"""Ranks the whole catalogue for one history with the distilled student, on ONNX Runtime alone: no torch.
+
+It runs in the router's own process, in well under a millisecond, and its runtime releases the interpreter lock. It knows
+item indices, not users, bundles or deadlines.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+
+from models.catalogue import Catalogue
+from models.registry import Bundle
+from services.errors import BundleCorrupt
+
+START_ROW = 0
+"""The model's input row for the beginning of a history; item i is row i + 1."""
+
+
+class StudentRanker:
+    """One loaded student. Safe to call from several threads."""
+
+    def __init__(self, path: Path, num_threads: int = 1) -> None:
+        """Load the model. Raises BundleCorrupt when the file is not one."""
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = num_threads
+        options.inter_op_num_threads = 1
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        try:
+            self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+            self._max_items = int(self._session.get_modelmeta().custom_metadata_map["max_items"])
+        except Exception as error:  # ONNX Runtime's exceptions share no base but this
+            raise BundleCorrupt(f"{path}: not a student ({error})") from error
+
+    def rank(self, history: Sequence[int], allowed: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Give at most `k` allowed item indices, best first (ties by index), and their scores (logits).
+
+        `history` holds item indices, oldest first; only the newest `max_items` are looked at, and an empty one ranks what
+        most histories begin with. `allowed` is (num_items,) bool; where it leaves fewer than `k`, fewer come back.
+        """
+        scores_V = self.score(history)
+        candidates = np.flatnonzero(allowed)
+        if len(candidates) > k:
+            # everything at or above the k-th best score, so that ties at the edge are decided by index
+            threshold = np.partition(scores_V[candidates], len(candidates) - k)[len(candidates) - k]
+            candidates = candidates[scores_V[candidates] >= threshold]
+        best = candidates[np.argsort(-scores_V[candidates], kind="stable")[:k]]
+        return best, scores_V[best]
+
+    def score(self, history: Sequence[int]) -> np.ndarray:
+        """Give the logits (num_items,) float32 of all items, by item index."""
+        newest = np.asarray(history[-self._max_items :], dtype=np.int64)
+        rows = np.concatenate(([START_ROW], newest + 1))
+        scores_V: np.ndarray = self._session.run(None, {"rows": rows})[0]
+        return scores_V
+
+
+def load_student(bundle: Bundle, catalogue: Catalogue) -> StudentRanker:
+    """Load the bundle's student and see that it ranks the bundle's catalogue. Raises BundleCorrupt."""
+    ranker = StudentRanker(bundle.student_path)
+    num_scored, num_items = len(ranker.score([])), len(catalogue.item_ids)
+    if num_scored != num_items:
+        raise BundleCorrupt(f"{bundle.student_path}: scores {num_scored} items, the catalogue has {num_items}")
+    return ranker
