@@ -54,7 +54,9 @@ class FeatureReader:
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._store.close()
+        client = getattr(self._store.provider.online_store, "_client_async", None)  # Feast's own close leaves it open
+        if client is not None:
+            await client.aclose()
 
     async def _read(self, features: Any, entities: Sequence[dict[str, str]], timeout_s: float) -> dict[str, Any]:
         if not self._gate.may_try(time.monotonic()):

@@ -4,9 +4,11 @@ import signal
 import threading
 from types import FrameType
 
+from prometheus_client import REGISTRY
+
 from services.settings import load_settings
 from services.stream.run import run_worker
-from services.telemetry import configure_logging
+from services.telemetry import StreamMetrics, configure_logging
 
 
 def main() -> None:
@@ -20,7 +22,7 @@ def main() -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
-    run_worker(settings, stop)
+    run_worker(settings, stop, StreamMetrics(REGISTRY))
 
 
 if __name__ == "__main__":

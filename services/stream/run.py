@@ -5,7 +5,6 @@ import threading
 from typing import TextIO
 
 import structlog
-from prometheus_client import REGISTRY
 
 from services.features.repo import RepoAddress, ensure_applied
 from services.features.writer import FeatureWriter
@@ -21,7 +20,11 @@ _log = structlog.get_logger()
 
 
 def run_worker(
-    settings: Settings, stop: threading.Event, pace: Pace | None = None, interruptions: Interruptions | None = None
+    settings: Settings,
+    stop: threading.Event,
+    metrics: StreamMetrics,
+    pace: Pace | None = None,
+    interruptions: Interruptions | None = None,
 ) -> None:
     """Apply events until `stop` is set. Waits while another worker of the same index lives on this node."""
     features = RepoAddress(settings.feature_repo_dir, settings.redis_host, settings.redis_port)
@@ -42,7 +45,7 @@ def run_worker(
         writer=FeatureWriter(features),
         log=log,
         limits=Limits(max_items=settings.history_max_items),
-        metrics=StreamMetrics(REGISTRY),
+        metrics=metrics,
         pace=pace or Pace(),
         interruptions=interruptions or Interruptions(),
     )

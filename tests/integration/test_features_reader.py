@@ -1,0 +1,198 @@
+"""The feature store over a real Valkey. Run: pytest tests/integration/test_features_reader.py."""
+
+import asyncio
+import statistics
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from services.contracts.features import PrecomputedList, UserFeatures
+from services.errors import DependencyAway, EnvironmentFault
+from services.features.reader import FeatureReader
+from services.features.repo import RepoAddress
+from services.features.rows import LogPosition, PopularRow, PopularWindow, PrecomputedRow, UserHistory
+from services.features.writer import FeatureWriter
+from tests.servers import HOST, Server
+
+pytestmark = pytest.mark.integration
+TIMEOUT_S = 1.0
+
+
+def history(user_id: str, item_ids: tuple[str, ...], row_time_us: int = 1_000_000) -> UserHistory:
+    """Build a row whose newest event is as old as the row."""
+    return UserHistory(
+        user_id=user_id,
+        item_ids=item_ids,
+        newest_event_time_ms=row_time_us // 1_000,
+        num_events=len(item_ids),
+        row_time_us=row_time_us,
+        recent_event_ids=("e1", "e2"),
+        position=LogPosition("topic", 1, 7),
+    )
+
+
+@pytest_asyncio.fixture
+async def reader(features: RepoAddress) -> AsyncIterator[FeatureReader]:
+    """A reader on the fresh store."""
+    reader = FeatureReader(features, num_partitions=2)
+    yield reader
+    await reader.close()
+
+
+async def test_one_read_gives_history_and_precomputed_list(features: RepoAddress, reader: FeatureReader) -> None:
+    """What was written for a user comes back whole from one read."""
+    writer = FeatureWriter(features)
+    writer.write_histories([history("u", ("a", "b", "a"))])
+    writer.write_precomputed(
+        [PrecomputedRow(user_id="u", item_ids=("x", "y"), scores=(0.5, 0.25), bundle_version="v1", watermark_ms=1_000)],
+        made_at_us=5,
+    )
+
+    found = await reader.read("u", TIMEOUT_S)
+
+    assert found == UserFeatures(
+        history_item_ids=("a", "b", "a"),
+        newest_event_time_ms=1_000,
+        num_events=3,
+        as_of_us=1_000_000,
+        precomputed=PrecomputedList(item_ids=("x", "y"), scores=(0.5, 0.25), bundle_version="v1", watermark_ms=1_000),
+    )
+
+
+async def test_unknown_user_has_no_features(reader: FeatureReader) -> None:
+    """Nobody's row is an empty answer, not an error."""
+    assert await reader.read("nobody", TIMEOUT_S) == UserFeatures()
+
+
+def test_histories_come_back_as_written(features: RepoAddress) -> None:
+    """The row that the worker reads before it applies events equals the row that it wrote, to the microsecond."""
+    rows = [history("u1", ("a",), row_time_us=1_795_262_400_123_457), history("u2", tuple(map(str, range(1_000))))]
+    writer = FeatureWriter(features)
+    writer.write_histories(rows)
+
+    found = writer.read_histories(["u1", "u2", "nobody"])
+
+    assert found == {"u1": rows[0], "u2": rows[1]}
+
+
+def test_row_is_replaced_only_by_a_later_one(features: RepoAddress) -> None:
+    """A row of an equal or older time is dropped by the store, one microsecond more is enough."""
+    writer = FeatureWriter(features)
+    writer.write_histories([history("u", ("a", "b"), row_time_us=1_000_001)])
+    writer.write_histories([history("u", ("old",), row_time_us=1_000_001)])
+    kept = writer.read_histories(["u"])["u"].item_ids
+    writer.write_histories([history("u", ("new",), row_time_us=1_000_002)])
+
+    assert kept == ("a", "b")
+    assert writer.read_histories(["u"])["u"].item_ids == ("new",)
+
+
+async def test_popularity_is_summed_over_partitions(features: RepoAddress, reader: FeatureReader) -> None:
+    """Each partition has one writer; the reader sums them and leaves stale windows out."""
+    now_ms = time.time_ns() // 1_000_000
+    recent = {"1h": PopularWindow(("a",), (2,)), "24h": PopularWindow(), "7d": PopularWindow(("b",), (168,))}
+    stale = {"1h": PopularWindow(("z",), (9,)), "24h": PopularWindow(("a",), (24,)), "7d": PopularWindow()}
+    FeatureWriter(features).write_popularity(
+        [
+            PopularRow(partition=0, as_of_ms=now_ms, windows=recent),
+            PopularRow(partition=1, as_of_ms=now_ms - 7_200_000, windows=stale),
+        ]
+    )
+
+    found = await reader.read_popular(TIMEOUT_S)
+
+    assert found == [("a", pytest.approx(3.0)), ("b", pytest.approx(1.0))]
+
+
+async def test_popularity_is_empty_before_the_first_event(reader: FeatureReader) -> None:
+    """A new stack has no recent popularity."""
+    assert await reader.read_popular(TIMEOUT_S) == []
+
+
+async def test_dead_store_is_said_in_time_and_reads_recover(
+    features: RepoAddress, reader: FeatureReader, valkey: Server
+) -> None:
+    """Redis gone: DependencyAway within the timeout; Redis back: the same reader answers again."""
+    FeatureWriter(features).write_histories([history("u", ("a",))])
+    await reader.read("u", TIMEOUT_S)
+    valkey.kill()
+
+    for _ in range(5):
+        started = time.monotonic()
+        with pytest.raises(DependencyAway):
+            await reader.read("u", 0.1)
+        assert time.monotonic() - started < 0.5
+    valkey.start()
+    found = await _read_when_back(reader, "u")
+
+    assert found.history_item_ids == ("a",)
+
+
+async def test_frozen_store_piles_nothing_up_and_answers_are_not_mixed(
+    features: RepoAddress, reader: FeatureReader, valkey: Server
+) -> None:
+    """Reads given up while Redis hangs leave no task behind, and their late replies reach no other user."""
+    users = [f"u{number}" for number in range(20)]
+    FeatureWriter(features).write_histories([history(user, (user,)) for user in users])
+    await asyncio.gather(*(reader.read(user, TIMEOUT_S) for user in users))
+    valkey.freeze()
+
+    results = await asyncio.gather(*(reader.read(user, 0.05) for user in users * 5), return_exceptions=True)
+    tasks_left = len(asyncio.all_tasks()) - 1
+    valkey.thaw()
+    await _read_when_back(reader, "u0")
+    found = await asyncio.gather(*(reader.read(user, TIMEOUT_S) for user in users))
+
+    assert all(isinstance(result, DependencyAway) for result in results)
+    assert tasks_left == 0
+    assert [features.history_item_ids for features in found] == [(user,) for user in users]
+
+
+async def test_read_time_does_not_grow_with_reads(features: RepoAddress, reader: FeatureReader) -> None:
+    """The thousandth reads are about as quick as the first ones (a caching registry once made them grow)."""
+    FeatureWriter(features).write_histories([history("u", tuple(map(str, range(100))))])
+    await _median_read_s(reader, 100)
+
+    early = await _median_read_s(reader, 200)
+    await _median_read_s(reader, 1_500)
+    late = await _median_read_s(reader, 200)
+
+    assert late < 2 * early
+
+
+async def test_reader_needs_no_torch() -> None:
+    """A process that reads features holds no torch; asked of a fresh interpreter."""
+    program = "import sys; from services.features.light_feast import import_feast; import_feast(); sys.exit('torch' in sys.modules)"
+
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program)
+
+    assert await process.wait() == 0
+
+
+def test_reader_says_what_to_run_when_nothing_was_applied(tmp_path: Path) -> None:
+    """Without a registry the reader names the command that makes one."""
+    with pytest.raises(EnvironmentFault, match="tailrace pipeline"):
+        FeatureReader(RepoAddress(tmp_path / "none", HOST, 1), num_partitions=1)
+
+
+async def _read_when_back(reader: FeatureReader, user_id: str) -> UserFeatures:
+    give_up = time.monotonic() + 10
+    while True:
+        try:
+            return await reader.read(user_id, 0.2)
+        except DependencyAway:
+            assert time.monotonic() < give_up
+            await asyncio.sleep(0.02)
+
+
+async def _median_read_s(reader: FeatureReader, num_reads: int) -> float:
+    seconds = []
+    for _ in range(num_reads):
+        started = time.perf_counter()
+        await reader.read("u", TIMEOUT_S)
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds)

@@ -1,0 +1,356 @@
+"""The stream worker over a real broker and a real Valkey. Run: pytest tests/integration/test_stream_worker.py."""
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from prometheus_client import CollectorRegistry
+
+from services.contracts.events import Interaction
+from services.features.reader import FeatureReader
+from services.features.repo import RepoAddress
+from services.features.rows import UserHistory
+from services.features.writer import FeatureWriter
+from services.settings import Settings
+from services.stream.aggregate import Limits, LoggedEvent, apply
+from services.stream.offline_log import OfflineLog
+from services.stream.run import run_worker
+from services.stream.worker import Pace
+from services.telemetry import StreamMetrics
+from tests.servers import Server, wait_for
+
+pytestmark = pytest.mark.integration
+TOPIC, DEAD_TOPIC = "interactions", "interactions.dlq"
+QUICK = Pace(checkpoint_every_s=0.1, popularity_every_s=0.1, lag_every_s=0.1, retry_after_s=0.1)
+
+
+@dataclass
+class Stack:
+    """A broker, a store, and a worker in a thread of the test; events are sent as a door sends them."""
+
+    settings: Settings
+    features: RepoAddress
+    broker: Server
+
+    def __post_init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._metrics = StreamMetrics(self.registry)
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start_worker(self) -> None:
+        """Start the worker."""
+        self._stop.clear()
+        self._thread = threading.Thread(target=run_worker, args=(self.settings, self._stop, self._metrics, QUICK))
+        self._thread.start()
+
+    def stop_worker(self) -> None:
+        """Stop the worker and wait for its end."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(20)
+            assert not self._thread.is_alive()
+
+    def send(self, *values: Interaction | tuple[bytes | None, bytes]) -> None:
+        """Produce interactions, or raw (key, value) pairs, and wait until the broker has them."""
+        producer = KafkaProducer(bootstrap_servers=self.broker.address, max_block_ms=10_000)
+        try:
+            pairs = [value if isinstance(value, tuple) else (value.key, value.encode()) for value in values]
+            for receipt in [producer.send(TOPIC, key=key, value=value) for key, value in pairs]:
+                receipt.get(10)
+        finally:
+            producer.close()
+
+    def rows(self, *user_ids: str) -> dict[str, UserHistory]:
+        """Read rows as the worker does."""
+        return FeatureWriter(self.features).read_histories(user_ids)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Read one of the worker's metrics; 0 before it is first set."""
+        return self.registry.get_sample_value(name, labels) or 0.0
+
+    def logged(self) -> list[tuple[str, str, int]]:
+        """Give (event id, topic id, offset) of all that the offline log holds, read file by file without any care."""
+        import pyarrow.parquet as pq
+
+        files = sorted((self.settings.offline_log_dir / "interactions").rglob("*.parquet"))
+        rows = [row for path in files for row in pq.ParquetFile(path).read().to_pylist()]
+        return [(row["event_id"], row["topic_id"], row["offset"]) for row in rows]
+
+
+@pytest.fixture
+def stack(features: RepoAddress, broker: Server, tmp_path: Path) -> Iterator[Stack]:
+    """Everything but the worker is started."""
+    settings = Settings(
+        state_dir=tmp_path,
+        redis_port=features.redis_port,
+        kafka_bootstrap=broker.address,
+        worker_batch_events=7,
+        history_max_items=30,
+    )
+    stack = Stack(settings, features, broker)
+    yield stack
+    stack.stop_worker()
+
+
+def click(number: int, user_id: str = "u", **changes: Any) -> Interaction:
+    """Build an event; its time rises with its number."""
+    now_ms = time.time_ns() // 1_000_000
+    fields = {"event_id": f"e{number}", "item_id": f"i{number}", "event_time_ms": 1_700_000_000_000 + number}
+    return Interaction(user_id=user_id, accepted_time_ms=now_ms, **(fields | changes))
+
+
+def many_clicks(num_events: int, num_users: int, seed: int = 0) -> list[Interaction]:
+    """Build events of several users with some client retries and some that come late."""
+    draw = random.Random(seed)
+    events = []
+    for number in range(num_events):
+        lateness = draw.choice((0, 0, 0, 50))
+        events.append(
+            click(number, f"u{draw.randrange(num_users)}", event_time_ms=1_700_000_000_000 + number - lateness)
+        )
+        if draw.random() < 0.1:
+            events.append(events[-1])
+    return events
+
+
+def clean_replay(broker: Server, max_items: int = 30) -> dict[str, UserHistory]:
+    """Give the rows that the log means: every record once, one at a time, in the order of each partition."""
+    rows: dict[str, UserHistory] = {}
+    for event in broker_events(broker):
+        outcome = apply(rows.get(event.user_id), [event], Limits(max_items=max_items))
+        assert outcome.row is not None
+        rows[event.user_id] = outcome.row
+    return rows
+
+
+def broker_events(broker: Server) -> list[LoggedEvent]:
+    """Read all of the topic with a consumer of the test's own."""
+    from services.features.rows import LogPosition
+    from services.stream.decode import Record, decode
+
+    records = read_topic(broker, TOPIC)
+    raw = [Record(LogPosition(topic_id, r.partition, r.offset), r.key, r.value, r.timestamp) for topic_id, r in records]
+    return [event.event for event in decode(raw)[0]]
+
+
+def read_topic(broker: Server, topic: str) -> list[tuple[str, Any]]:
+    """Give (topic id, record) of everything in a topic."""
+    from kafka import KafkaAdminClient
+
+    admin = KafkaAdminClient(bootstrap_servers=broker.address)
+    (found,) = admin.describe_topics([topic])
+    admin.close()
+    consumer = KafkaConsumer(bootstrap_servers=broker.address, fetch_max_wait_ms=10)
+    places = [TopicPartition(topic, part["partition_index"]) for part in found["partitions"]]
+    consumer.assign(places)
+    consumer.seek_to_beginning()
+    missing = sum(consumer.end_offsets(places).values())
+    records: list[tuple[str, Any]] = []
+    while len(records) < missing:
+        for batch in consumer.poll(200).values():
+            records += [(str(found["topic_id"]), record) for record in batch]
+    consumer.close()
+    return records
+
+
+def test_rows_equal_a_clean_replay_and_the_log_holds_each_event_once(stack: Stack) -> None:
+    """Whatever the batches were, rows are those of one-by-one application, and the offline log is the topic."""
+    stack.start_worker()
+    events = many_clicks(300, num_users=9)
+    for start in range(0, len(events), 50):
+        stack.send(*events[start : start + 50])
+    users = sorted({event.user_id for event in events})
+    expected = clean_replay(stack.broker)
+
+    wait_for(lambda: stack.rows(*users) == expected, what="rows equal the replay")
+    stack.stop_worker()
+
+    in_topic = sorted(
+        (event.event_id, event.position.topic_id, event.position.offset) for event in broker_events(stack.broker)
+    )
+    assert sorted(stack.logged()) == in_topic
+    assert stack.metric("tailrace_stream_applied_total") == 300
+    assert stack.metric("tailrace_stream_skipped_total", reason="duplicate_event") == len(events) - 300
+    assert stack.metric("tailrace_event_to_visible_seconds_count") > 0
+
+
+async def test_accepted_event_is_seen_by_the_next_read(stack: Stack) -> None:
+    """Freshness: what the broker has is soon in what a request reads, and popular too."""
+    stack.start_worker()
+    reader = FeatureReader(stack.features, num_partitions=4)
+    await asyncio.to_thread(stack.send, click(1, event_time_ms=time.time_ns() // 1_000_000))
+
+    seen = await _until(lambda: reader.read("u", 1.0), lambda features: features.num_events == 1)
+    popular = await _until(lambda: reader.read_popular(1.0), bool)
+    await reader.close()
+
+    assert seen.history_item_ids == ("i1",)
+    assert [item_id for item_id, _ in popular] == ["i1"]
+
+
+def test_poison_is_dead_lettered_and_lag_falls_to_zero(stack: Stack) -> None:
+    """What cannot be parsed goes to the dead-letter topic, unchanged and with its reason; what follows is applied."""
+    foreign = click(3)
+    poison: list[tuple[bytes | None, bytes]] = [
+        (b"u", b"\xff\xfe not json"),
+        (b"u", b'{"user_id":"u","surprise":1}'),
+        (b"someone else", foreign.encode()),
+        (None, b"[" * 100_000),
+        (b"u", click(4, event_time_ms=7_258_118_400_000).encode()),
+    ]
+    stack.start_worker()
+    stack.send(click(1), *poison, click(2))
+
+    wait_for(lambda: stack.metric("tailrace_stream_dead_lettered_total") == len(poison), what="dead letters")
+    wait_for(lambda: stack.rows("u") and stack.rows("u")["u"].item_ids == ("i1", "i2"), what="good events")
+    wait_for(lambda: _lags(stack) == [0.0] * 4, what="lag")
+    letters = {record.value: dict(record.headers) for _, record in read_topic(stack.broker, DEAD_TOPIC)}
+
+    assert set(letters) == {value for _, value in poison}
+    assert b"surprise" in letters[poison[1][1]]["reason"]
+    assert b"key" in letters[poison[2][1]]["reason"]
+    assert all(headers["topic"] == TOPIC.encode() and headers["offset"].isdigit() for headers in letters.values())
+
+
+def test_events_wait_while_the_store_is_away(stack: Stack, valkey: Server) -> None:
+    """Redis stopped: nothing is lost, logged or committed; Redis back: all is applied, once."""
+    stack.start_worker()
+    stack.send(click(1))
+    wait_for(lambda: stack.rows("u"), what="first event")
+    valkey.kill()
+
+    stack.send(*(click(number) for number in range(2, 40)))
+    time.sleep(1.0)
+    logged_meanwhile = len(stack.logged())
+    valkey.start()
+    wait_for(lambda: "u" in stack.rows("u") and stack.rows("u")["u"].num_events == 39, 30, what="late events")
+
+    assert logged_meanwhile <= 1
+    assert stack.rows("u") == clean_replay(stack.broker)
+
+
+def test_topic_made_anew_is_followed_from_its_start(stack: Stack) -> None:
+    """Broker killed and started again without its topics: new events go on top of the old rows, none is skipped."""
+    stack.start_worker()
+    stack.send(*(click(number) for number in range(5)))
+    wait_for(lambda: stack.rows("u") and stack.rows("u")["u"].num_events == 5, what="first life")
+    first_life = stack.rows("u")["u"].position.topic_id
+
+    stack.broker.kill()
+    stack.broker.start()
+    stack.send(*(click(number) for number in range(5, 12)))
+    wait_for(lambda: stack.rows("u")["u"].num_events == 12, 30, what="second life")
+    stack.stop_worker()
+
+    row = stack.rows("u")["u"]
+    assert row.item_ids == tuple(f"i{number}" for number in range(12))
+    assert row.position.topic_id != first_life
+    assert sorted(event_id for event_id, _, _ in stack.logged()) == sorted(f"e{number}" for number in range(12))
+
+
+def test_two_workers_share_the_partitions(stack: Stack) -> None:
+    """Worker i of n owns every nth partition: together they do the whole, neither does the other's."""
+    other_settings = stack.settings.model_copy(update={"worker_index": 1, "num_workers": 2})
+    stack.settings = stack.settings.model_copy(update={"num_workers": 2})
+    other = Stack(other_settings, stack.features, stack.broker)
+    stack.start_worker()
+    other.start_worker()
+    stack.send(*many_clicks(100, num_users=20))
+    expected = clean_replay(stack.broker)
+
+    wait_for(lambda: stack.rows(*expected) == expected, what="rows equal the replay")
+    other.stop_worker()
+
+    applied = [part.metric("tailrace_stream_applied_total") for part in (stack, other)]
+    assert sum(applied) == 100
+    assert min(applied) > 0
+
+
+@pytest.mark.parametrize(("point", "nth"), [("after_read", 3), ("after_write", 3), ("before_commit", 2)])
+def test_killed_worker_leaves_what_a_clean_replay_gives(stack: Stack, point: str, nth: int) -> None:
+    """SIGKILL at any point, then a normal worker: rows and offline log are those of an undisturbed run."""
+    stack.send(*many_clicks(120, num_users=5))
+    expected = clean_replay(stack.broker)
+    environment = os.environ | stack.settings.as_environment()
+    killed = subprocess.run(
+        [sys.executable, "-m", "tests.interrupted_worker", point, str(nth)], env=environment, timeout=60, check=False
+    )
+
+    stack.start_worker()
+    wait_for(lambda: stack.rows(*expected) == expected, 30, what="rows equal the replay")
+    stack.stop_worker()
+
+    in_topic = sorted(
+        (event.event_id, event.position.topic_id, event.position.offset) for event in broker_events(stack.broker)
+    )
+    assert killed.returncode == -signal.SIGKILL
+    assert sorted(stack.logged()) == in_topic
+
+
+def test_sigterm_ends_the_worker_after_a_checkpoint(stack: Stack) -> None:
+    """`python -m services.stream` ends by itself on SIGTERM, and everything applied is in the offline log."""
+    stack.send(*(click(number) for number in range(10)))
+    environment = os.environ | stack.settings.as_environment()
+    worker = subprocess.Popen([sys.executable, "-m", "services.stream"], env=environment)
+    wait_for(lambda: stack.rows("u") and stack.rows("u")["u"].num_events == 10, 60, what="events applied")
+
+    worker.terminate()
+
+    assert worker.wait(20) == 0
+    assert len(stack.logged()) == 10
+
+
+def test_history_served_equals_the_offline_history_as_of_then(stack: Stack) -> None:
+    """Training/serving skew: for every row ever served, the offline log replayed up to its time gives the same digest."""
+    stack.start_worker()
+    served = []
+    events = many_clicks(60, num_users=3)
+    reader_rows = FeatureWriter(stack.features)
+    for event in events:
+        stack.send(event)
+        served += list(reader_rows.read_histories(["u0", "u1", "u2"]).values())
+    stack.stop_worker()
+
+    offline = replayed_rows(OfflineLog(stack.settings.offline_log_dir))
+
+    assert len(served) > 60
+    for row in served:
+        as_of = [past for past in offline[row.user_id] if past.row_time_us <= row.row_time_us][-1]
+        assert as_of.item_ids == row.item_ids
+
+
+def replayed_rows(log: OfflineLog) -> dict[str, list[UserHistory]]:
+    """Give each user's rows after every event of the offline log."""
+    rows: dict[str, list[UserHistory]] = defaultdict(list)
+    for partition in range(4):
+        for logged in log.read(partition):
+            past = rows[logged.interaction.user_id]
+            outcome = apply(past[-1] if past else None, [logged.event], Limits(max_items=30))
+            if outcome.num_applied and outcome.row is not None:
+                past.append(outcome.row)
+    return rows
+
+
+def _lags(stack: Stack) -> list[float | None]:
+    return [stack.registry.get_sample_value("tailrace_stream_lag_events", {"partition": str(p)}) for p in range(4)]
+
+
+async def _until(ask: Any, good: Any) -> Any:
+    give_up = time.monotonic() + 20
+    while not good(answer := await ask()):
+        assert time.monotonic() < give_up
+        await asyncio.sleep(0.01)
+    return answer
