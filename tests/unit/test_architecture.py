@@ -135,6 +135,8 @@ def test_files_are_named_for_what_they_hold() -> None:
 
 def test_modules_and_public_names_are_described() -> None:
     """Every module of the project says what it does."""
-    silent = [str(path.relative_to(ROOT)) for path in source_files() if not ast.get_docstring(ast.parse(path.read_text()))]
+    silent = [
+        str(path.relative_to(ROOT)) for path in source_files() if not ast.get_docstring(ast.parse(path.read_text()))
+    ]
 
     assert not silent

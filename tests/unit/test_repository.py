@@ -49,7 +49,9 @@ def test_every_folder_is_listed() -> None:
 
 def test_every_target_explains_itself() -> None:
     """The Makefile has the targets that people are told of, each with its line in `make help`."""
-    done = subprocess.run(["make", "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["make", "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     targets = set(re.findall(r"^\s+make (\S+)", done.stdout, re.MULTILINE))
 
     assert targets >= {"help", "up", "down", "status", "test", "test-unit", "lint", "bench", "proto", "lock"}

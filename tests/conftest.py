@@ -1,0 +1,38 @@
+"""The stack that the tests share: built by the real pipeline and started once per run."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.stack import Stack
+
+E2E_TIMEOUT_S = 1_800
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let a developer keep the trained bundle between runs."""
+    parser.addoption(
+        "--state", type=Path, help="state folder of the tests' stack, kept afterwards (default: a new one)"
+    )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests below e2e are marked so, and may wait for the pipeline; they run last."""
+    for item in items:
+        if "e2e" in item.path.parts:
+            item.add_marker(pytest.mark.e2e)
+            item.add_marker(pytest.mark.timeout(E2E_TIMEOUT_S))
+    items.sort(key=lambda item: "e2e" in item.path.parts)
+
+
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Stack]:
+    """A running stack with two gateway replicas; the offline pipeline runs once, at full quality, on ml-100k."""
+    kept: Path | None = request.config.getoption("--state")
+    running = Stack((kept or tmp_path_factory.mktemp("stack")).absolute(), gateway_replicas=2)
+    try:
+        running.start()
+        yield running
+    finally:
+        running.close()

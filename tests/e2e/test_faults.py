@@ -1,0 +1,196 @@
+"""Faults of every part, and what the callers see of them: `pytest tests/e2e/test_faults.py`."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+from kafka import KafkaConsumer, KafkaProducer
+
+from services.contracts import recommend_pb2 as pb
+from tests.servers import wait_for
+from tests.stack import Stack, error_of, new_user_id, rest_items
+
+DEADLINE_MS = 300
+GRACE_MS = 200
+"""What a client on the same two cores may see on top: its own work and the scheduler's."""
+
+
+@pytest.fixture(autouse=True)
+def _all_well(stack: Stack) -> Iterator[None]:
+    """Each fault starts from a stack that is well and leaves one behind."""
+    wait_for(stack.is_well, 90.0, "a well stack before the test")
+    yield
+    wait_for(stack.is_well, 90.0, "a well stack after the test")
+
+
+def timed(stack: Stack, user_id: str, deadline_ms: int = DEADLINE_MS) -> tuple[dict[str, Any], float]:
+    """Ask, and give the answer and the milliseconds that it took the caller."""
+    began = time.perf_counter()
+    answer = stack.recommend(user_id, deadline_ms=deadline_ms)
+    return answer, (time.perf_counter() - began) * 1_000
+
+
+def user_of_the_decoder(stack: Stack) -> str:
+    """Make a user whom the decoder answers."""
+    user_id = new_user_id()
+    for item_id in ("50", "181", "172", "174"):
+        stack.sees_click(user_id, item_id)
+    wait_for(lambda: stack.recommend(user_id, deadline_ms=4_000)["tier"] == "llm", 60.0, "the decoder's answer")
+    return user_id
+
+
+def test_the_decoder_killed(stack: Stack) -> None:
+    """Every answer still comes in time, from the student; then the decoder comes back by itself."""
+    user_id = user_of_the_decoder(stack)
+    for pid in stack.replica_pids(lambda name: not name.startswith("Gateway")):
+        os.kill(pid, signal.SIGKILL)
+
+    answers = [timed(stack, user_id) for _ in range(30)]
+
+    assert {answer["tier"] for answer, _ in answers} <= {"student", "llm"}
+    assert "student" in {answer["tier"] for answer, _ in answers}
+    assert max(elapsed_ms for _, elapsed_ms in answers) < DEADLINE_MS + GRACE_MS
+    assert all(len(answer["items"]) == 10 for answer, _ in answers)
+    wait_for(lambda: stack.recommend(user_id, deadline_ms=4_000)["tier"] == "llm", 90.0, "the decoder's return")
+
+
+def test_the_store_frozen(stack: Stack) -> None:
+    """Answers go on from what is left, in time and with the reason; afterwards the features are back."""
+    before = stack.recommend("12")
+
+    with stack.frozen("valkey"):
+        answers = [timed(stack, "12") for _ in range(20)]
+
+    assert {answer["reason"] for answer, _ in answers} == {"features_away"}
+    assert all(len(answer["items"]) == 10 for answer, _ in answers)
+    assert max(elapsed_ms for _, elapsed_ms in answers) < DEADLINE_MS + GRACE_MS
+    wait_for(lambda: stack.recommend("12")["newest_event_time_ms"] == before["newest_event_time_ms"], 30.0)
+
+
+def test_the_store_killed(stack: Stack) -> None:
+    """A killed store is started again with its data, and a click made after that is seen."""
+    user_id = new_user_id()
+    clicked = stack.sees_click(user_id, "100")
+
+    stack.kill("valkey")
+    meanwhile = stack.recommend(user_id)
+
+    assert len(meanwhile["items"]) == 10
+    wait_for(lambda: stack.recommend(user_id)["newest_event_time_ms"] == clicked["newest_event_time_ms"], 30.0)
+    assert "101" not in rest_items(stack.sees_click(user_id, "101", timeout_s=30.0))
+
+
+def test_the_broker_frozen(stack: Stack) -> None:
+    """Events are refused with when to come back, by both doors, and nothing is claimed; requests are unharmed."""
+    with stack.frozen("broker"):
+        refused = stack.click(new_user_id(), "50")
+        with pytest.raises(grpc.RpcError) as rpc_refused:
+            stack.rpc.RecordEvents(pb.RecordEventsRequest(events=[pb.Interaction(user_id="u", item_id="50")]))
+        answers = [timed(stack, "13") for _ in range(10)]
+
+    assert (refused.status_code, int(refused.headers["retry-after"]) >= 1) == (503, True)
+    assert error_of(refused)["code"]
+    assert rpc_refused.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert max(elapsed_ms for _, elapsed_ms in answers) < DEADLINE_MS + GRACE_MS
+    wait_for(lambda: stack.click(new_user_id(), "50").status_code == 200, 30.0, "events accepted again")
+    stack.sees_click(new_user_id(), "50", timeout_s=30.0)
+
+
+def test_the_broker_killed(stack: Stack) -> None:
+    """A killed broker comes back empty; the stack goes on with the new log, and known features stay."""
+    user_id = new_user_id()
+    stack.sees_click(user_id, "100")
+
+    stack.kill("broker")
+
+    assert stack.recommend(user_id)["newest_event_time_ms"] is not None
+    wait_for(lambda: stack.click(new_user_id(), "50").status_code == 200, 30.0, "events accepted again")
+    assert "101" not in rest_items(stack.sees_click(user_id, "101", timeout_s=30.0))
+
+
+def test_the_worker_killed(stack: Stack) -> None:
+    """A click made while the worker is dead is applied by the next one, once."""
+    user_id = new_user_id()
+    stack.sees_click(user_id, "50")
+    os.kill(stack.pid("worker"), signal.SIGKILL)
+
+    after = stack.sees_click(user_id, "181", timeout_s=30.0)
+
+    assert not {"50", "181"} & set(rest_items(after))
+    assert stack.num_restarts("worker") >= 1
+
+
+def test_a_poison_event(stack: Stack) -> None:
+    """What cannot be read goes to the dead-letter topic with the reason, and the log behind it is worked off."""
+    settings = stack.settings
+    dead_before = stack.metric("tailrace_stream_dead_lettered_total")
+    producer = KafkaProducer(bootstrap_servers=settings.kafka_bootstrap, max_block_ms=5_000)
+    for poison in (b"\xff not json", b'{"user_id": "u"}', b'["a list"]'):
+        producer.send(settings.interactions_topic, value=poison, key=b"poison").get(timeout=10)
+    producer.close()
+
+    wait_for(lambda: stack.metric("tailrace_stream_dead_lettered_total") == dead_before + 3, 20.0, "three dead letters")
+    stack.sees_click(new_user_id(), "50")
+    wait_for(lambda: stack.metric("tailrace_stream_lag_events") == 0, 20.0, "no lag")
+    consumer = KafkaConsumer(
+        settings.dead_letter_topic,
+        bootstrap_servers=settings.kafka_bootstrap,
+        auto_offset_reset="earliest",
+        enable_auto_commit=False,
+        consumer_timeout_ms=5_000,
+    )
+    letters = [next(consumer) for _ in range(3)]
+    consumer.close()
+    assert {letter.value for letter in letters} == {b"\xff not json", b'{"user_id": "u"}', b'["a list"]'}
+    assert all(letter.headers for letter in letters)
+
+
+def test_the_edge_killed(stack: Stack) -> None:
+    """Ray Serve starts its HAProxy again by itself; the stack is not restarted for it."""
+    restarts = stack.num_restarts("serve")
+    os.kill(edge_pids(stack)[0], signal.SIGKILL)
+
+    wait_for(lambda: _answers(stack), 60.0, "an answer through the new edge")
+
+    assert stack.num_restarts("serve") == restarts
+
+
+def test_ray_killed(stack: Stack) -> None:
+    """When Ray's own server dies the whole serving part is started again, once, and answers."""
+    restarts = stack.num_restarts("serve")
+    os.kill(raylet_pid(stack), signal.SIGKILL)
+
+    wait_for(lambda: stack.num_restarts("serve") == restarts + 1, 60.0, "a restart of serve")
+    wait_for(stack.is_well, 120.0, "a well stack")
+
+    assert "serve: died" in stack.words
+    assert len(stack.recommend("14")["items"]) == 10
+
+
+def edge_pids(stack: Stack) -> list[int]:
+    """The HAProxy processes of the stack."""
+    import psutil
+
+    tree = psutil.Process(stack.pid("serve")).children(recursive=True)
+    return [process.pid for process in tree if process.name() == "haproxy"]
+
+
+def raylet_pid(stack: Stack) -> int:
+    """The raylet of the stack."""
+    import psutil
+
+    tree = psutil.Process(stack.pid("serve")).children(recursive=True)
+    return next(process.pid for process in tree if process.name() == "raylet")
+
+
+def _answers(stack: Stack) -> bool:
+    import httpx
+
+    try:
+        return stack.rest.post("/v1/recommendations", json={"user_id": "14"}).status_code == 200
+    except httpx.TransportError:
+        return False

@@ -1,0 +1,104 @@
+"""Starting, stopping and crashing the whole stack, beside the shared one: `pytest tests/e2e/test_stack_lifecycle.py`."""
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from infra.local.leftovers import find_leftovers
+from infra.local.ray_home import ray_home
+from tests.servers import wait_for
+from tests.stack import Stack
+
+MAX_SECOND_START_S = 25.0
+MAX_STOP_S = 10.0
+
+
+@pytest.fixture
+def second(stack: Stack, tmp_path: Path) -> Iterator[Stack]:
+    """A second stack in its own folder, with the first one's bundle; not started."""
+    shutil.copytree(stack.settings.bundle_root, tmp_path / "state" / "bundles")
+    other = Stack(tmp_path / "state")
+    yield other
+    other.close()
+
+
+def test_two_stacks_live_side_by_side(stack: Stack, second: Stack) -> None:
+    """A stack with a bundle starts quickly, beside another one, and neither sees the other's clicks."""
+    began = time.monotonic()
+    second.start()
+    started_s = time.monotonic() - began
+    user_id = "side-by-side"
+    second.sees_click(user_id, "50")
+
+    assert stack.recommend(user_id)["reason"] == "unknown_user"
+    assert started_s < 2 * MAX_SECOND_START_S, "twice the aim, since the other stack shares the cores"
+    began = time.monotonic()
+    assert second.command("down").returncode == 0
+    assert time.monotonic() - began < MAX_STOP_S
+    assert second.reap() == 0
+    assert find_leftovers(second.settings.state_dir) == []
+    assert not ray_home(second.settings.state_dir).exists()
+    assert stack.is_well()
+
+
+def test_ctrl_c_leaves_nothing(second: Stack) -> None:
+    """SIGINT stops everything within seconds, and the data stay for the next start."""
+    second.start()
+    seen = second.sees_click("comes-back", "50")
+
+    began = time.monotonic()
+    os.kill(second.supervisor_pid, signal.SIGINT)
+
+    assert second.reap() == 0
+    assert time.monotonic() - began < MAX_STOP_S
+    assert find_leftovers(second.settings.state_dir) == []
+    second.start()
+    assert second.recommend("comes-back")["newest_event_time_ms"] == seen["newest_event_time_ms"]
+
+
+def test_a_killed_supervisor_leaves_nothing(second: Stack) -> None:
+    """SIGKILL, at which the supervisor can do nothing any more, still ends every process."""
+    second.start()
+
+    os.kill(second.supervisor_pid, signal.SIGKILL)
+    second.reap()
+
+    wait_for(lambda: find_leftovers(second.settings.state_dir) == [], 15.0, "the end of every process")
+    assert second.command("status").returncode == 1
+
+
+def test_a_taken_port_is_one_clear_line(second: Stack, stack: Stack) -> None:
+    """Nothing is started when a port is taken; the line names the port, its holder and the setting."""
+    taken = Stack(second.settings.state_dir)
+    taken.settings = taken.settings.model_copy(update={"redis_port": stack.settings.redis_port})
+
+    refused = taken.command("up")
+    taken.rest.close()
+
+    assert refused.returncode == 1
+    assert f"port {stack.settings.redis_port} is taken" in refused.stderr
+    assert "TAILRACE_REDIS_PORT" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert find_leftovers(second.settings.state_dir) == []
+
+
+def test_a_second_start_in_the_same_folder_is_refused(stack: Stack) -> None:
+    """One folder, one stack."""
+    refused = stack.command("up")
+
+    assert refused.returncode == 1
+    assert "tailrace down" in refused.stderr
+
+
+def test_a_part_of_the_part_is_no_leftover(stack: Stack) -> None:
+    """All processes of the running stack carry its mark, so that a sweep would find them."""
+    marked = {process.pid for process in find_leftovers(stack.settings.state_dir)}
+    tree = psutil.Process(stack.supervisor_pid).children(recursive=True)
+
+    assert {process.pid for process in tree if process.is_running()} - marked == set()
