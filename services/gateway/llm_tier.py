@@ -3,6 +3,7 @@
 Owns the gate, and tells it how each question ended. Knows nothing of Ray: the port is below.
 """
 
+import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -51,20 +52,29 @@ class LlmTier:
         """Give what is known of the LLM now."""
         return self._gate.view(self._clock())
 
-    async def ask(self, question: RankRequest, timeout_s: float) -> LlmAnswer:
-        """Ask, and wait at most `timeout_s`. Never raises, its own cancellation apart."""
+    def ask(self, question: RankRequest, timeout_s: float) -> "asyncio.Task[LlmAnswer]":
+        """Put a question, and wait for it in the background at most `timeout_s`; cancel the task to take it back.
+
+        It counts as in flight from this very call, so that callers who decide one after another see each other.
+        """
         started_s = self._clock()
         load = self._gate.started(started_s)
-        answer = LlmAnswer(LlmOutcome.ABANDONED)
-        try:
-            answer = _answer(question, await time_box(self._llm.rank(question, timeout_s), timeout_s))
-        finally:
-            now_s = self._clock()
-            self._gate.ended(answer.outcome, load, now_s - started_s, now_s)
-            self._breaker_open.set(self._gate.is_open(now_s))
+        asking = asyncio.create_task(self._wait(question, timeout_s))
+        asking.add_done_callback(lambda done: self._ended(done, load, started_s))
+        return asking
+
+    async def _wait(self, question: RankRequest, timeout_s: float) -> LlmAnswer:
+        return _answer(question, await time_box(self._llm.rank(question, timeout_s), timeout_s))
+
+    def _ended(self, asking: "asyncio.Task[LlmAnswer]", load: int, started_s: float) -> None:
+        """Tell the gate. A callback, since a task that is cancelled before its first step runs no line of its own."""
+        was_taken_back = asking.cancelled() or asking.exception() is not None
+        answer = LlmAnswer(LlmOutcome.ABANDONED) if was_taken_back else asking.result()
+        now_s = self._clock()
+        self._gate.ended(answer.outcome, load, now_s - started_s, now_s)
         if answer.result is not None:
-            self._gate.reported(answer.result.load, self._clock())
-        return answer
+            self._gate.reported(answer.result.load, now_s)
+        self._breaker_open.set(self._gate.is_open(now_s))
 
 
 def _answer(question: RankRequest, settled: Settled[RankResult]) -> LlmAnswer:

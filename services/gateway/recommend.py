@@ -16,7 +16,7 @@ from services.contracts.recommend import Recommendation, RecommendRequest, Tier
 from services.gateway.candidates import Ranking, as_items, best_allowed, choose
 from services.gateway.impressions import Impressions
 from services.gateway.live_bundle import LiveBundle
-from services.gateway.llm_tier import LlmAnswer, LlmTier
+from services.gateway.llm_tier import LlmTier
 from services.gateway.popular import Popular
 from services.gateway.question import Features, Question, question_of, read_known
 from services.gateway.report import Report
@@ -110,20 +110,17 @@ class Recommend:
             student = self._ask_student(question, stages)
             return policy.after_student(route, student_ranked=bool(student)), student
 
-        asking = asyncio.create_task(self._ask_llm(question, stages))
-        try:
-            await asyncio.sleep(0)  # the question leaves before the student, below, holds this thread
-            student = self._ask_student(question, stages)
-            llm = await asking
-        finally:
-            asking.cancel()
+        with stages.measure("llm"):
+            budget_s = question.deadline.budget_s(self._clock())
+            asking = self._llm.ask(question.for_llm(self._wall_clock() + budget_s), budget_s)
+            try:
+                await asyncio.sleep(0)  # the question leaves before the student, below, holds this thread
+                student = self._ask_student(question, stages)
+                llm = await asking
+            finally:
+                asking.cancel()
         route = policy.after_student(policy.after_llm(llm.outcome), student_ranked=bool(student))
         return route, _llm_ranking(question, llm.result) + student
-
-    async def _ask_llm(self, question: Question, stages: Stages) -> LlmAnswer:
-        budget_s = question.deadline.budget_s(self._clock())
-        with stages.measure("llm"):
-            return await self._llm.ask(question.for_llm(self._wall_clock() + budget_s), budget_s)
 
     def _ask_student(self, question: Question, stages: Stages) -> list[Ranking]:
         """Give the student's ranking, or none: a fact for the policy, whatever its runtime broke at."""

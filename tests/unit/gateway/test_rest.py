@@ -1,0 +1,167 @@
+"""What only REST has: JSON's shapes and types, statuses, headers, pages, and bodies that arrive in pieces."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from services.errors import DependencyAway
+from services.gateway.rest import create_rest_app
+from tests.unit.gateway.clients import RestClient
+from tests.unit.gateway.world import MAX_BODY_BYTES, World, make_world
+
+RECOMMEND, EVENTS = "/v1/recommendations", "/v1/events"
+
+BAD_BODIES = [
+    (RECOMMEND, b"", "body"),
+    (RECOMMEND, b"{", "body"),
+    (RECOMMEND, b"[]", "body"),
+    (RECOMMEND, b"null", "body"),
+    (RECOMMEND, b"\xff\xfe", "body"),
+    (RECOMMEND, b"[" * 10_000, "body"),
+    (RECOMMEND, b'{"user_id": "u", "colour": 1}', "colour"),
+    (RECOMMEND, b'{"user_id": "u", "filters": {"shape": []}}', "filters.shape"),
+    (RECOMMEND, b'{"user_id": "u", "k": "5"}', "k"),
+    (RECOMMEND, b'{"user_id": "u", "k": 5.5}', "k"),
+    (RECOMMEND, b'{"user_id": "u", "k": true}', "k"),
+    (RECOMMEND, b'{"user_id": "u", "k": NaN}', "k"),
+    (RECOMMEND, b'{"user_id": "u", "k": null}', "k"),
+    (RECOMMEND, b'{"user_id": "u", "k": ' + b"9" * 4_000 + b"}", "k"),
+    (RECOMMEND, b'{"user_id": "u", "k": ' + b"9" * 5_000 + b"}", "body"),
+    (RECOMMEND, b'{"user_id": 7}', "user_id"),
+    (RECOMMEND, b'{"user_id": "\\ud800"}', "body"),
+    (RECOMMEND, b'{"user_id": "u", "exclude_seen": "yes"}', "exclude_seen"),
+    (RECOMMEND, b'{"user_id": "u", "recent_item_ids": "i01"}', "recent_item_ids"),
+    (RECOMMEND, b'{"user_id": "u", "exclude_item_ids": ["a", 1]}', "exclude_item_ids[1]"),
+    (RECOMMEND, b'{"user_id": "u", "filters": {"categories": []}}', "filters.categories"),
+    (RECOMMEND, b'{"user_id": "u", "filters": {"categories": [3]}}', "filters.categories[0]"),
+    (RECOMMEND, b'{"user_id": "u", "deadline_ms": "200"}', "deadline_ms"),
+    (EVENTS, b"", "body"),
+    (EVENTS, b"{", "body"),
+    (EVENTS, b"7", "events"),
+    (EVENTS, b'{"events": 7}', "events"),
+    (EVENTS, b'{"events": [], "more": 1}', "more"),
+    (EVENTS, b'{"events": [1]}', "events[0]"),
+    (EVENTS, b'[{"user_id": "u", "item_id": "i", "colour": 1}]', "events[0].colour"),
+    (EVENTS, b'[{"user_id": "u", "item_id": "i", "accepted_time_ms": 1}]', "events[0].accepted_time_ms"),
+    (EVENTS, b'{"user_id": "u", "item_id": 5}', "events[0].item_id"),
+    (EVENTS, b'{"user_id": "u", "item_id": "i", "value": "much"}', "events[0].value"),
+    (EVENTS, b'{"user_id": "u", "item_id": "i", "value": ' + b"9" * 400 + b"}", "events[0].value"),
+    (EVENTS, b'{"user_id": "u", "item_id": "i", "event_time_ms": 1.5}', "events[0].event_time_ms"),
+    (EVENTS, b'{"user_id": "u", "item_id": "i", "event_time_ms": ' + b"9" * 400 + b"}", "events[0].event_time_ms"),
+    (EVENTS, b'{"user_id": "", "item_id": "i"}', "events[0].user_id"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "field"), BAD_BODIES, ids=[f"{p[4:7]} {b[:50]!r}" for p, b, _ in BAD_BODIES])
+async def test_a_bad_body_is_a_422_that_names_the_field(rest: RestClient, path: str, body: bytes, field: str) -> None:
+    """Every error has the one envelope, with a fix."""
+    answer = await rest.http.post(path, content=body)
+
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["field"]) == (422, "invalid_request", field)
+    assert error["fix"]
+    assert error["request_id"] == answer.headers["x-request-id"]
+    assert "Traceback" not in answer.text
+
+
+@pytest.mark.parametrize("shape", ["object", "list", "one"])
+async def test_events_come_as_an_object_a_list_or_one(rest: RestClient, world: World, shape: str) -> None:
+    """All three shapes record the same event."""
+    event = {"event_id": "e", "user_id": "u", "item_id": "i"}
+    body = {"object": {"events": [event]}, "list": [event], "one": event}[shape]
+
+    answer = await rest.http.post(EVENTS, json=body)
+
+    assert answer.json() == {"accepted": 1, "event_ids": ["e"]}
+    assert len(world.events.records) == 1
+
+
+async def test_a_declared_oversize_is_a_413(rest: RestClient) -> None:
+    """The length header alone suffices."""
+    answer = await rest.http.post(RECOMMEND, content=b"x" * (MAX_BODY_BYTES + 1))
+
+    assert (answer.status_code, answer.json()["error"]["field"]) == (413, "body")
+
+
+async def test_an_undeclared_oversize_is_refused_while_it_is_read(rest: RestClient) -> None:
+    """A chunked body stops being read at the first chunk too many."""
+    num_sent = 0
+
+    async def chunks() -> AsyncIterator[bytes]:
+        nonlocal num_sent
+        for _ in range(1_000):
+            num_sent += 1
+            yield b" " * 1_000
+
+    answer = await rest.http.post(EVENTS, content=chunks())
+
+    assert answer.status_code == 413
+    assert num_sent <= MAX_BODY_BYTES / 1_000 + 2
+
+
+async def test_an_absent_broker_is_a_503_with_retry_after(rest: RestClient, world: World) -> None:
+    """The header is in whole seconds, at least one."""
+    world.events.error = DependencyAway("events", 0.2)
+
+    answer = await rest.http.post(EVENTS, json={"user_id": "u", "item_id": "i"})
+
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [("GET", "/nowhere", 404, "not_found"), ("GET", RECOMMEND, 405, "method_not_allowed")],
+)
+async def test_absent_routes_answer_in_the_envelope(
+    rest: RestClient, method: str, path: str, status: int, code: str
+) -> None:
+    """404 and 405 look like every other error."""
+    answer = await rest.http.request(method, path)
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+
+
+async def test_the_bundle_is_described(rest: RestClient) -> None:
+    """Version, size and the manifest without its hashes."""
+    answer = await rest.http.get("/v1/bundle")
+
+    assert answer.json() == {"version": "v1", "num_items": 20, "code_depth": 1, "manifest": {"dataset": "toy"}}
+
+
+async def test_health_readiness_and_metrics(rest: RestClient) -> None:
+    """Three plain GETs."""
+    answers = [await rest.http.get(path) for path in ("/healthz", "/readyz", "/metrics")]
+
+    assert [answer.status_code for answer in answers] == [200, 200, 200]
+    assert answers[2].text == "# metrics\n"
+
+
+async def test_before_the_first_bundle_nothing_is_ready_and_nothing_breaks(tmp_path: Path) -> None:
+    """No bundle yet: alive, not ready, and a 503 that says what is missing; the first promotion mends it."""
+    bare = make_world(tmp_path / "bundles")
+    app = create_rest_app(lambda: bare.plane, lambda: b"", MAX_BODY_BYTES)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://door") as http:
+        asked = await http.post(RECOMMEND, json={"user_id": "u"})
+        ready = await http.get("/readyz")
+        alive = await http.get("/healthz")
+
+    assert (asked.status_code, asked.json()["error"]["message"]) == (503, "bundle is away")
+    assert "retry-after" in asked.headers
+    assert (ready.status_code, alive.status_code) == (503, 200)
+
+
+async def test_the_schema_is_complete_and_loads_nothing_from_elsewhere(rest: RestClient) -> None:
+    """Every reference resolves, the bodies have examples, and the page needs no other host."""
+    text = (await rest.http.get("/openapi.json")).text
+    page = (await rest.http.get("/docs")).text
+
+    spec = json.loads(text)
+    body = spec["paths"][RECOMMEND]["post"]["requestBody"]["content"]["application/json"]
+    references = {part.split('"')[0] for part in text.split("#/components/schemas/")[1:]}
+    assert references <= spec["components"]["schemas"].keys()
+    assert {"RecommendBody", "EventsBody", "EventBody", "ErrorBody"} <= spec["components"]["schemas"].keys()
+    assert body["examples"]["example 1"]["value"]["user_id"]
+    assert "http" not in page.replace("<!doctype html>", "").replace("<html", "")
