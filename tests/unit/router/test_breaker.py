@@ -1,0 +1,95 @@
+"""The breaker as a state machine, against a plain list of what happened."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from services.router.breaker import Breaker, BreakerState
+
+
+def test_failures_in_a_row_open_it_and_one_success_closes_it() -> None:
+    """Closed, open, half open, closed."""
+    breaker = Breaker(max_failures=2, open_s=10)
+    breaker.failed(0)
+    assert breaker.state(0) is BreakerState.CLOSED
+    breaker.failed(1)
+    assert breaker.state(1) is BreakerState.OPEN
+    assert not breaker.allows(10.9)
+    assert breaker.state(11) is BreakerState.HALF_OPEN
+
+    breaker.started(11)
+    assert not breaker.allows(11)
+    breaker.succeeded()
+
+    assert breaker.state(11) is BreakerState.CLOSED
+
+
+def test_a_success_between_failures_starts_the_count_anew() -> None:
+    """Only failures in a row count."""
+    breaker = Breaker(max_failures=2, open_s=10)
+    breaker.failed(0)
+    breaker.succeeded()
+    breaker.failed(0)
+
+    assert breaker.allows(0)
+
+
+def test_a_failed_trial_opens_it_again_for_the_whole_time() -> None:
+    """The clock starts at the trial's failure."""
+    breaker = Breaker(max_failures=1, open_s=10)
+    breaker.failed(0)
+    breaker.started(10)
+    breaker.failed(15)
+
+    assert not breaker.allows(24.9)
+    assert breaker.allows(25)
+
+
+def test_an_abandoned_trial_leaves_room_for_another() -> None:
+    """A caller who left says nothing of the LLM's health."""
+    breaker = Breaker(max_failures=1, open_s=10)
+    breaker.failed(0)
+    breaker.started(10)
+    breaker.abandoned()
+
+    assert breaker.allows(10)
+
+
+class BreakerMachine(RuleBasedStateMachine):
+    """One request at a time, in any order of outcomes and waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.breaker = Breaker(max_failures=3, open_s=5)
+        self.now_s = 0.0
+        self.failures_in_a_row = 0
+        self.last_failure_s = 0.0
+
+    @rule(seconds=st.floats(0, 6))
+    def wait(self, seconds: float) -> None:
+        """Time passes."""
+        self.now_s += seconds
+
+    @precondition(lambda self: self.breaker.allows(self.now_s))
+    @rule(is_well=st.booleans())
+    def ask(self, is_well: bool) -> None:
+        """A request goes and comes back."""
+        self.breaker.started(self.now_s)
+        if is_well:
+            self.breaker.succeeded()
+            self.failures_in_a_row = 0
+        else:
+            self.breaker.failed(self.now_s)
+            self.failures_in_a_row += 1
+            self.last_failure_s = self.now_s
+
+    @invariant()
+    def allows_as_the_history_says(self) -> None:
+        """Refuses exactly for open_s after the failure that made three or more in a row."""
+        refuses = self.failures_in_a_row >= 3 and self.now_s - self.last_failure_s < 5
+
+        assert self.breaker.allows(self.now_s) is not refuses
+
+
+TestBreakerMachine = BreakerMachine.TestCase
+BreakerMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=30)

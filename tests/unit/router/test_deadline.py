@@ -1,0 +1,36 @@
+"""Deadlines are clamped, count from arrival, and keep a reserve back."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.router.deadline import DeadlineLimits, deadline_from
+
+LIMITS = DeadlineLimits(default_ms=200, min_ms=5, max_ms=5_000, reserve_ms=8.0)
+
+
+@pytest.mark.parametrize(("asked_ms", "granted_ms"), [(None, 200), (1, 5), (5, 5), (300, 300), (60_000, 5_000)])
+def test_a_deadline_is_the_default_or_what_was_asked_clamped(asked_ms: int | None, granted_ms: int) -> None:
+    """Limits hold on both sides."""
+    assert deadline_from(10.0, asked_ms, LIMITS).total_ms == granted_ms
+
+
+def test_time_counts_from_arrival() -> None:
+    """What passed before the asking is gone; the budget leaves the reserve, and is never negative."""
+    deadline = deadline_from(10.0, 100, LIMITS)
+
+    assert deadline.remaining_s(10.03) == pytest.approx(0.07)
+    assert deadline.budget_s(10.03) == pytest.approx(0.062)
+    assert deadline.remaining_s(10.2) == pytest.approx(-0.1)
+    assert deadline.budget_s(10.2) == 0
+
+
+@given(st.integers(1, 60_000) | st.none(), st.floats(0, 1_000), st.floats(0, 100))
+def test_the_budget_ends_before_the_deadline_and_starts_positive(
+    asked_ms: int | None, reserve_ms: float, waited_s: float
+) -> None:
+    """However large the reserve and small the deadline, some time is left to work, and work ends first."""
+    deadline = deadline_from(0.0, asked_ms, DeadlineLimits(200, 5, 5_000, reserve_ms))
+
+    assert deadline.budget_s(0.0) >= 0.7 * deadline.remaining_s(0.0)
+    assert deadline.budget_s(waited_s) <= max(0.0, deadline.remaining_s(waited_s))

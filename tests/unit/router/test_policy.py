@@ -1,0 +1,231 @@
+"""The routing table, case by case, complete over the facts; and what must hold for any facts."""
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.contracts.features import PrecomputedList
+from services.contracts.recommend import Reason, Tier
+from services.router.policy import Facts, LlmOutcome, Route, after_llm, after_student, list_covers, list_is_fresh, plan
+
+
+def facts(**changed: Any) -> Facts:
+    """A user with a history, a healthy idle LLM, and time enough."""
+    fields: dict[str, Any] = {
+        "num_allowed": 100,
+        "num_allowed_if_seen": 120,
+        "list_covers": False,
+        "features_away": False,
+        "user_known": True,
+        "num_history": 20,
+        "min_history_for_llm": 3,
+        "breaker_allows": True,
+        "num_in_flight": 1,
+        "max_in_flight": 8,
+        "predicted_s": 0.05,
+        "trial_s": 0.05,
+        "budget_s": 0.1,
+    }
+    return Facts(**{**fields, **changed})
+
+
+AWAY = {"features_away": True, "user_known": False, "num_history": 0}
+TABLE = [
+    # nothing to rank
+    ({"num_allowed": 0}, Tier.POPULAR, Reason.EVERYTHING_SEEN),
+    ({"num_allowed": 0, "num_allowed_if_seen": 0}, Tier.POPULAR, Reason.NOTHING_ALLOWED),
+    ({"num_allowed": 0, "list_covers": True}, Tier.POPULAR, Reason.EVERYTHING_SEEN),
+    # a fresh list wins over everything else
+    ({"list_covers": True}, Tier.PRECOMPUTED, Reason.PRECOMPUTED_FRESH),
+    ({"list_covers": True, "num_history": 0}, Tier.PRECOMPUTED, Reason.PRECOMPUTED_FRESH),
+    ({"list_covers": True, "breaker_allows": False, "budget_s": 0.0}, Tier.PRECOMPUTED, Reason.PRECOMPUTED_FRESH),
+    # nothing is known
+    ({"num_history": 0, "user_known": False}, Tier.POPULAR, Reason.UNKNOWN_USER),
+    ({"num_history": 0}, Tier.POPULAR, Reason.SHORT_HISTORY),
+    (AWAY, Tier.POPULAR, Reason.FEATURES_AWAY),
+    # little is known
+    ({"features_away": True, "num_history": 5}, Tier.STUDENT, Reason.FEATURES_AWAY),
+    ({"num_history": 1}, Tier.STUDENT, Reason.SHORT_HISTORY),
+    ({"num_history": 2}, Tier.STUDENT, Reason.SHORT_HISTORY),
+    ({"num_history": 2, "breaker_allows": False}, Tier.STUDENT, Reason.SHORT_HISTORY),
+    # the LLM cannot
+    ({"breaker_allows": False}, Tier.STUDENT, Reason.LLM_AWAY),
+    ({"breaker_allows": False, "num_in_flight": 8}, Tier.STUDENT, Reason.LLM_AWAY),
+    ({"num_in_flight": 8}, Tier.STUDENT, Reason.LLM_OVERLOADED),
+    ({"num_in_flight": 9, "predicted_s": 9.0}, Tier.STUDENT, Reason.LLM_OVERLOADED),
+    ({"predicted_s": 0.11}, Tier.STUDENT, Reason.LLM_TOO_SLOW),
+    ({"predicted_s": 0.11, "trial_s": 0.01}, Tier.STUDENT, Reason.LLM_TOO_SLOW),
+    ({"predicted_s": 0.11, "trial_s": 0.11, "num_in_flight": 0}, Tier.STUDENT, Reason.LLM_TOO_SLOW),
+    ({"predicted_s": 0.0, "trial_s": 0.0, "budget_s": 0.0}, Tier.STUDENT, Reason.LLM_TOO_SLOW),
+    # the LLM can
+    ({}, Tier.LLM, Reason.LLM_IN_TIME),
+    ({"num_history": 3, "num_in_flight": 7, "predicted_s": 0.1}, Tier.LLM, Reason.LLM_IN_TIME),
+    ({"user_known": False}, Tier.LLM, Reason.LLM_IN_TIME),
+    ({"predicted_s": 0.11, "trial_s": 0.01, "num_in_flight": 0}, Tier.LLM, Reason.LLM_IN_TIME),
+    ({"num_allowed": 1}, Tier.LLM, Reason.LLM_IN_TIME),
+]
+
+
+@pytest.mark.parametrize(("changed", "tier", "reason"), TABLE)
+def test_the_plan_follows_the_table(changed: dict[str, Any], tier: Tier, reason: Reason) -> None:
+    """One row, one route."""
+    assert plan(facts(**changed)) == Route(tier, reason)
+
+
+def test_the_plan_is_the_first_rule_that_applies_over_all_facts() -> None:
+    """All combinations of every fact's two or three kinds, against the rules as a plain list."""
+    kinds = itertools.product(
+        ((0, 0), (0, 9), (9, 9)),
+        (True, False),
+        (True, False),
+        (True, False),
+        (0, 2, 3),
+        (True, False),
+        (0, 1, 8),
+        (0, 1),
+        (0, 1),
+    )
+    for allowed, covers, away, known, history, breaker, flight, slow, trial_slow in kinds:
+        case = facts(
+            num_allowed=allowed[0],
+            num_allowed_if_seen=allowed[1],
+            list_covers=covers,
+            features_away=away,
+            user_known=known,
+            num_history=history,
+            breaker_allows=breaker,
+            num_in_flight=flight,
+            predicted_s=0.2 if slow else 0.05,
+            trial_s=0.2 if trial_slow else 0.05,
+        )
+        rules = [
+            (allowed == (0, 0), Tier.POPULAR, Reason.NOTHING_ALLOWED),
+            (allowed[0] == 0, Tier.POPULAR, Reason.EVERYTHING_SEEN),
+            (covers, Tier.PRECOMPUTED, Reason.PRECOMPUTED_FRESH),
+            (history == 0 and away, Tier.POPULAR, Reason.FEATURES_AWAY),
+            (history == 0 and known, Tier.POPULAR, Reason.SHORT_HISTORY),
+            (history == 0, Tier.POPULAR, Reason.UNKNOWN_USER),
+            (away, Tier.STUDENT, Reason.FEATURES_AWAY),
+            (history < 3, Tier.STUDENT, Reason.SHORT_HISTORY),
+            (not breaker, Tier.STUDENT, Reason.LLM_AWAY),
+            (flight >= 8, Tier.STUDENT, Reason.LLM_OVERLOADED),
+            (bool(trial_slow if flight == 0 else slow), Tier.STUDENT, Reason.LLM_TOO_SLOW),
+            (True, Tier.LLM, Reason.LLM_IN_TIME),
+        ]
+        expected = next(Route(tier, reason) for applies, tier, reason in rules if applies)
+
+        assert plan(case) == expected, case
+
+
+COUNTS = st.integers(0, 3_000)
+SECONDS = st.floats(0, 10) | st.just(float("inf"))
+ANY_FACTS = st.builds(
+    Facts,
+    num_allowed=COUNTS,
+    num_allowed_if_seen=COUNTS,
+    list_covers=st.booleans(),
+    features_away=st.booleans(),
+    user_known=st.booleans(),
+    num_history=COUNTS,
+    min_history_for_llm=st.integers(1, 10),
+    breaker_allows=st.booleans(),
+    num_in_flight=st.integers(0, 100),
+    max_in_flight=st.integers(1, 100),
+    predicted_s=SECONDS,
+    trial_s=SECONDS,
+    budget_s=SECONDS,
+)
+
+
+@given(ANY_FACTS)
+def test_the_llm_is_asked_only_when_it_can_answer(case: Facts) -> None:
+    """Never with no time, with no room, behind an open breaker, without features or with too little history."""
+    route = plan(case)
+
+    if route.tier is Tier.LLM:
+        assert case.breaker_allows
+        assert not case.features_away
+        assert case.num_in_flight < case.max_in_flight
+        assert case.num_history >= case.min_history_for_llm
+        assert 0 < case.budget_s >= min(case.predicted_s, case.trial_s)
+
+
+@given(ANY_FACTS, st.sampled_from(LlmOutcome), st.booleans())
+def test_every_request_ends_at_a_tier_that_can_answer(case: Facts, outcome: LlmOutcome, student_ranked: bool) -> None:
+    """Whatever happens, the final tier has something to give."""
+    route = plan(case)
+    if route.tier is Tier.LLM:
+        route = after_llm(outcome)
+    route = after_student(route, student_ranked=student_ranked)
+
+    assert route.tier is not Tier.LLM or outcome is LlmOutcome.IN_TIME
+    assert route.tier is not Tier.STUDENT or student_ranked
+    assert route.tier is not Tier.PRECOMPUTED or case.list_covers
+
+
+@pytest.mark.parametrize(
+    ("outcome", "tier", "reason"),
+    [
+        (LlmOutcome.IN_TIME, Tier.LLM, Reason.LLM_IN_TIME),
+        (LlmOutcome.LATE, Tier.STUDENT, Reason.LLM_LATE),
+        (LlmOutcome.OVERLOADED, Tier.STUDENT, Reason.LLM_OVERLOADED),
+        (LlmOutcome.AWAY, Tier.STUDENT, Reason.LLM_AWAY),
+        (LlmOutcome.FAILED, Tier.STUDENT, Reason.LLM_FAILED),
+        (LlmOutcome.MISMATCH, Tier.STUDENT, Reason.BUNDLE_MISMATCH),
+        (LlmOutcome.ABANDONED, Tier.STUDENT, Reason.LLM_FAILED),
+    ],
+)
+def test_each_outcome_of_the_llm_has_its_route(outcome: LlmOutcome, tier: Tier, reason: Reason) -> None:
+    """In time it answers; else the student does, and says why."""
+    assert after_llm(outcome) == Route(tier, reason)
+
+
+@pytest.mark.parametrize("tier", Tier)
+@pytest.mark.parametrize("student_ranked", [True, False])
+def test_only_a_wanted_student_that_failed_changes_the_route(tier: Tier, student_ranked: bool) -> None:
+    """Other tiers do not depend on it."""
+    route = Route(tier, Reason.SHORT_HISTORY)
+    fallen = tier is Tier.STUDENT and not student_ranked
+
+    result = after_student(route, student_ranked=student_ranked)
+
+    assert result == (Route(Tier.POPULAR, Reason.STUDENT_FAILED) if fallen else route)
+
+
+LIST = PrecomputedList(item_ids=("a",), scores=(1.0,), bundle_version="v1", watermark_ms=100)
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_fresh"),
+    [
+        ({}, True),
+        ({"newest_event_time_ms": 101}, False),
+        ({"newest_event_time_ms": None}, True),
+        ({"live_version": "v2"}, False),
+        ({"has_recent_items": True}, False),
+    ],
+)
+def test_a_list_is_fresh_until_something_newer_is_known(changed: dict[str, Any], is_fresh: bool) -> None:
+    """A newer event, another bundle, or items sent along make it stale."""
+    known = {"live_version": "v1", "newest_event_time_ms": 100, "has_recent_items": False, **changed}
+
+    assert list_is_fresh(LIST, **known) is is_fresh
+
+
+@pytest.mark.parametrize(
+    ("changed", "covers"),
+    [
+        ({}, True),
+        ({"num_survivors": 9}, False),
+        ({"num_survivors": 9, "num_allowed": 9}, True),
+        ({"exclude_seen": False}, False),
+    ],
+)
+def test_a_list_covers_a_request_when_enough_of_it_is_left(changed: dict[str, Any], covers: bool) -> None:
+    """Enough is k, or all that may be shown; a request for seen items is never covered."""
+    known = {"exclude_seen": True, "num_survivors": 10, "num_allowed": 50, "k": 10, **changed}
+
+    assert list_covers(**known) is covers

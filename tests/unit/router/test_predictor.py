@@ -1,0 +1,132 @@
+"""The predictor is cautious, follows changes, knows load, and tries again after a slow spell."""
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.router.predictor import LatencyPredictor
+
+
+def taught(seconds: list[float], load: float = 0, **options: float) -> LatencyPredictor:
+    """A predictor that saw these, one a second."""
+    predictor = LatencyPredictor(first_s=0.0, **options)
+    for now_s, took_s in enumerate(seconds):
+        predictor.finished(load, took_s, float(now_s))
+    return predictor
+
+
+def test_before_anything_is_known_the_first_guess_holds() -> None:
+    """At any load and time."""
+    predictor = LatencyPredictor(first_s=0.3)
+
+    assert (predictor.predict_s(9), predictor.trial_s(9, 1e9)) == (0.3, 0.3)
+
+
+def test_the_prediction_covers_nearly_all_of_a_steady_tier() -> None:
+    """Of a noisy but steady latency, at least 97 % finish within the prediction, which is no wild overestimate."""
+    rng = random.Random(7)
+    seconds = [rng.gauss(0.05, 0.005) for _ in range(2_000)]
+    predictor = LatencyPredictor(first_s=0.0)
+    num_covered = 0
+    for now_s, took_s in enumerate(seconds):
+        num_covered += took_s <= predictor.predict_s(0)
+        predictor.finished(0, took_s, float(now_s))
+
+    assert num_covered / len(seconds) >= 0.97
+    assert predictor.predict_s(0) < 0.09
+
+
+def test_the_line_is_the_weighted_least_squares_line() -> None:
+    """The moments give what numpy's weighted fit gives."""
+    rng = random.Random(3)
+    weight, num = 0.1, 60
+    loads = [rng.randint(0, 20) for _ in range(num)]
+    seconds = [0.02 + 0.003 * load + rng.gauss(0, 0.001) for load in loads]
+    predictor = LatencyPredictor(first_s=0.0, weight=weight)
+    for now_s, (load, took_s) in enumerate(zip(loads, seconds, strict=True)):
+        predictor.finished(load, took_s, float(now_s))
+    weights = np.array([(1 - weight) ** (num - 1)] + [weight * (1 - weight) ** (num - 1 - i) for i in range(1, num)])
+
+    slope, start = np.polyfit(loads, seconds, 1, w=np.sqrt(weights))
+
+    assert predictor.predict_s(20) - predictor.predict_s(0) == pytest.approx(20 * slope, rel=1e-6)
+    assert predictor.predict_s(10) > start + 10 * slope
+
+
+def test_more_load_is_never_predicted_to_be_faster() -> None:
+    """Even after observations that seem to say so."""
+    predictor = LatencyPredictor(first_s=0.0)
+    for now_s, (load, took_s) in enumerate([(0, 0.2), (10, 0.1), (0, 0.2), (10, 0.1)]):
+        predictor.finished(load, took_s, float(now_s))
+
+    assert predictor.predict_s(10) >= predictor.predict_s(0)
+
+
+def test_a_tier_that_becomes_slow_is_noticed_within_a_few_answers() -> None:
+    """The error grows with the surprise."""
+    predictor = taught([0.05] * 100)
+    for now_s in range(100, 104):
+        predictor.finished(0, 0.4, float(now_s))
+
+    assert predictor.predict_s(0) > 0.2
+
+
+def test_a_late_answer_counts_as_longer_than_the_wait() -> None:
+    """A hanging tier's prediction rises over the deadlines it missed."""
+    predictor = taught([0.05] * 100)
+    for now_s in range(100, 110):
+        predictor.gave_up(0, 0.19, float(now_s))
+
+    assert predictor.predict_s(0) > 0.19
+
+
+def test_giving_up_early_says_nothing() -> None:
+    """A short deadline does not spoil the tier for longer ones."""
+    predictor = taught([0.1] * 20)
+    before_s = predictor.predict_s(0)
+
+    predictor.gave_up(0, 0.01, 20.0)
+
+    assert predictor.predict_s(0) == before_s
+
+
+def test_after_a_slow_spell_a_trial_comes_and_success_restores_the_tier() -> None:
+    """The trial's prediction decays with silence; good answers bring the whole prediction down again."""
+    predictor = taught([1.0] * 50)
+    assert predictor.trial_s(0, 49.5) > 0.2
+    assert predictor.trial_s(0, 55.0) < 0.2
+
+    for now_s in range(55, 115):
+        predictor.finished(0, 0.05, float(now_s))
+
+    assert predictor.predict_s(0) < 0.2
+
+
+def test_vain_trials_become_rarer_but_never_stop() -> None:
+    """Patience doubles up to half a minute, so that a hopeless tier costs few requests their wait."""
+    predictor = taught([0.05])
+    now_s, trials = 1.0, []
+    while now_s < 1_000:
+        if predictor.trial_s(0, now_s) <= 0.19:
+            trials.append(now_s)
+            predictor.gave_up(0, 0.19, now_s)
+        now_s += 0.1
+
+    assert 10 < len(trials) < 60
+    assert trials[-1] > 900
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.floats(0, 10), st.booleans()), max_size=40), st.integers(0, 50))
+def test_predictions_are_finite_and_never_negative(seen: list[tuple[int, float, bool]], load: int) -> None:
+    """Whatever was observed; and a trial is never judged harder than a request."""
+    predictor = LatencyPredictor(first_s=0.1)
+    for now_s, (seen_load, seconds, is_late) in enumerate(seen):
+        (predictor.gave_up if is_late else predictor.finished)(seen_load, seconds, float(now_s))
+
+    predicted_s = predictor.predict_s(load)
+
+    assert 0 <= predicted_s < float("inf")
+    assert 0 <= predictor.trial_s(load, len(seen) + 1.0) <= predicted_s
