@@ -9,7 +9,6 @@ Clients are built inside the replica, in its event loop. Importing this module l
 """
 
 import gc
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
@@ -96,8 +95,7 @@ def build_app(settings: Settings) -> "Application":
 
     from services.llm.deployment import build_llm
 
-    gateway = serve.deployment(
-        serve.ingress()(Gateway),
+    deployment = serve.deployment(
         name="Gateway",
         num_replicas=settings.gateway_replicas,
         max_ongoing_requests=settings.gateway_max_ongoing,
@@ -105,8 +103,9 @@ def build_app(settings: Settings) -> "Application":
         ray_actor_options={"num_cpus": 0},
         health_check_period_s=5,
         graceful_shutdown_timeout_s=5,
-    )
-    return gateway.bind(settings, build_llm(settings))
+    )(serve.ingress()(Gateway))
+    application: Application = deployment.bind(settings, build_llm(settings))
+    return application
 
 
 def build_plane(settings: Settings, llm: Llm) -> DataPlane:
@@ -115,7 +114,7 @@ def build_plane(settings: Settings, llm: Llm) -> DataPlane:
     report = Report(metrics)
     features = _open_features(settings)
     live = LiveBundle(BundleStore(settings.bundle_root), load_student, settings.bundle_poll_s, metrics.bundle_info)
-    popular = Popular(live, _Windows(features), settings.popular_refresh_s)
+    popular = Popular(live, features, settings.popular_refresh_s)
     events = _producer(settings, settings.interactions_topic, settings.events_max_in_flight)
     shown = _producer(settings, settings.impressions_topic, settings.impressions_max_in_flight)
     recommend = Recommend(
@@ -157,14 +156,3 @@ def _limits(settings: Settings) -> DeadlineLimits:
         max_ms=settings.max_deadline_ms,
         reserve_ms=settings.deadline_reserve_ms,
     )
-
-
-class _Windows:
-    """The reader's popular items as the popular tier wants them."""
-
-    def __init__(self, reader: FeatureReader) -> None:
-        self._reader = reader
-
-    async def read_popular(self, timeout_s: float) -> Mapping[str, float]:
-        """Give item id to weight. Raises DependencyAway."""
-        return dict(await self._reader.read_popular(timeout_s))

@@ -67,9 +67,6 @@ class Settings(BaseSettings):
     gateway_max_ongoing: int = Field(256, ge=1)
     """Requests that one gateway replica works on at once; as many again may wait, further ones are refused."""
     impressions_max_in_flight: int = Field(1_000, ge=1)
-    events_max_in_flight: int = Field(1_000, ge=1)
-    events_ack_timeout_s: float = Field(2.0, gt=0)
-    popular_refresh_s: float = Field(2.0, gt=0)
     llm_first_guess_s: float = Field(0.05, gt=0)
     """What the router takes the LLM's latency to be before it has seen any."""
 
