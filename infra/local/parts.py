@@ -64,13 +64,13 @@ def broker_part(settings: Settings) -> Part:
     )
 
 
-def worker_part() -> Part:
+def worker_part(settings: Settings) -> Part:
     """Kafka to features."""
     return Part(
         name="worker",
         command=_python("services.stream"),
         needs=("valkey", "broker"),
-        environment={"OMP_NUM_THREADS": "1"},
+        environment={"OMP_NUM_THREADS": "1", **metrics_environment(settings)},
     )
 
 
@@ -112,9 +112,14 @@ def stack_parts(settings: Settings) -> tuple[Part, ...]:
         valkey_part(settings),
         broker_part(settings),
         metrics_part(settings),
-        worker_part(),
+        worker_part(settings),
         serve_part(settings),
     )
+
+
+def metrics_environment(settings: Settings) -> dict[str, str]:
+    """Give what makes a process share its metrics; prometheus-client reads it at import."""
+    return {"PROMETHEUS_MULTIPROC_DIR": str(settings.metrics_dir)}
 
 
 def broker_address(bootstrap: str) -> tuple[str, int]:

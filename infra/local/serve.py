@@ -12,6 +12,7 @@ from typing import NoReturn
 
 import psutil
 
+from infra.local.parts import metrics_environment
 from infra.local.ray_home import ray_home
 from services.settings import Settings, load_settings
 from services.telemetry import configure_logging
@@ -39,6 +40,7 @@ def _start_ray(settings: Settings) -> None:
         include_dashboard=False,
         object_store_memory=OBJECT_STORE_BYTES,
         log_to_driver=False,
+        runtime_env={"env_vars": metrics_environment(settings)},  # our actors only: Ray's own metrics stay out of the folder
         _temp_dir=str(ray_home(settings.state_dir)),
     )
 

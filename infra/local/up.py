@@ -82,7 +82,6 @@ def part_environment(settings: Settings) -> dict[str, str]:
         **inherited_environment(),
         **settings.as_environment(),
         MARK: str(settings.state_dir),
-        "PROMETHEUS_MULTIPROC_DIR": str(settings.metrics_dir),
         "PYTHONUNBUFFERED": "1",
     }
 
