@@ -8,6 +8,7 @@ Shape suffixes as in models/student.py: L places, H heads, K head size, D hidden
 """
 
 import itertools
+from typing import Any
 
 import numpy as np
 import onnx
@@ -28,7 +29,7 @@ class _Graph:
         self.weights: list[onnx.TensorProto] = []
         self._numbers = itertools.count()
 
-    def add(self, operator: str, *inputs: str, **attributes: object) -> str:
+    def add(self, operator: str, *inputs: str, **attributes: Any) -> str:
         name = f"{operator.lower()}_{next(self._numbers)}"
         self.nodes.append(helper.make_node(operator, list(inputs), [name], **attributes))
         return name
@@ -41,7 +42,7 @@ class _Graph:
 
     def rms_norm(self, x: str, weight: Tensor, eps: float) -> str:
         mean = self.add("ReduceMean", self.add("Mul", x, x), axes=[-1], keepdims=1)
-        root = self.add("Sqrt", self.add("Add", mean, self.weight(np.float32([eps]))))
+        root = self.add("Sqrt", self.add("Add", mean, self.weight(np.array([eps], dtype=np.float32))))
         return self.add("Mul", self.add("Div", x, root), self.weight(weight))
 
     def linear(self, x: str, weight_OI: Tensor) -> str:

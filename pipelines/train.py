@@ -104,7 +104,7 @@ def new_decoder(catalogue: Catalogue, options: TrainOptions) -> Decoder:
             num_attention_heads=options.num_heads,
             num_key_value_heads=options.num_heads,
             head_dim=options.hidden_size // options.num_heads,
-            max_position_embeddings=1 + options.max_items * catalogue.depth,
+            max_position_embeddings=(options.max_items + 1) * catalogue.depth,
         )
     )
     for name, parameter in decoder.named_parameters():

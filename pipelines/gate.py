@@ -1,0 +1,41 @@
+"""The gate: what is worse than it must be is not published. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from services.errors import StageFailed
+
+METRIC = "ndcg@10"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateOptions:
+    """The decoder must beat `baseline`, and the student must too and keep this share of the decoder's NDCG@10 (masked)."""
+
+    baseline: str = "item_knn"
+    min_student_share: float = 0.95
+
+
+def student_share(metrics: Mapping[str, Mapping[str, Any]]) -> float:
+    """The student's NDCG@10 as a share of the decoder's; 0 when the decoder has none."""
+    decoder = metrics["decoder"][METRIC]
+    return float(metrics["student"][METRIC] / decoder) if decoder else 0.0
+
+
+def check(metrics: Mapping[str, Mapping[str, Any]], options: GateOptions) -> None:
+    """Let a good evaluation pass. Raises StageFailed with everything that is not good enough."""
+    floor = metrics[options.baseline][METRIC]
+    decoder, student = metrics["decoder"][METRIC], metrics["student"][METRIC]
+    complaints = [
+        f"the {name}'s {METRIC} of {found:.4f} does not beat {options.baseline}'s {floor:.4f}"
+        for name, found in (("decoder", decoder), ("student", student))
+        if found <= floor
+    ]
+    if student_share(metrics) < options.min_student_share:
+        complaints.append(
+            f"the student's {METRIC} of {student:.4f} is {student_share(metrics):.1%} of the decoder's {decoder:.4f}, "
+            f"under {options.min_student_share:.0%}"
+        )
+    if complaints:
+        raise StageFailed("gate", "; ".join(complaints) + "; nothing was published")
