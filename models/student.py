@@ -10,9 +10,13 @@ It ranks items whatever their codes are: row 0 of its input is the beginning of 
 Shape suffixes: B histories, L places (the beginning is place 0), H heads, K head size, D hidden, F feed-forward, V items.
 """
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -105,3 +109,17 @@ def _first_recency(config: StudentConfig) -> Tensor:
     steps_back_L = torch.arange(1 + config.max_items, dtype=torch.float32)
     decay_H = torch.linspace(0.25, 2.0, config.num_heads)
     return -decay_H.unsqueeze(1) * steps_back_L.log1p()
+
+
+def save_student(student: Student, path: Path) -> None:
+    """Write weights and shape into one safetensors file."""
+    tensors = {name: tensor.detach().contiguous() for name, tensor in student.state_dict().items()}
+    save_file(tensors, path, metadata={"config": json.dumps(asdict(student.config))})
+
+
+def read_student(path: Path) -> Student:
+    """Read what `save_student` wrote, ready for inference."""
+    with safe_open(path, framework="pt") as file:
+        student = Student(StudentConfig(**json.loads(file.metadata()["config"])))
+        student.load_state_dict({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118 - not a dict
+    return student.eval()
