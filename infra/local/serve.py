@@ -40,7 +40,9 @@ def _start_ray(settings: Settings) -> None:
         include_dashboard=False,
         object_store_memory=OBJECT_STORE_BYTES,
         log_to_driver=False,
-        runtime_env={"env_vars": metrics_environment(settings)},  # our actors only: Ray's own metrics stay out of the folder
+        runtime_env={
+            "env_vars": metrics_environment(settings)
+        },  # our actors only: Ray's own metrics stay out of the folder
         _temp_dir=str(ray_home(settings.state_dir)),
     )
 

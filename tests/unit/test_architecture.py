@@ -38,7 +38,7 @@ def watch(event, arguments):
 sys.addaudithook(watch)
 for module in modules:
     importlib.import_module(module)
-sys.exit("\\n".join(started))
+sys.exit("\\n".join(started) or 0)
 """
 """Imports modules and reports what our own code does to the world meanwhile. What third parties do is theirs."""
 
@@ -65,8 +65,13 @@ def python(script: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
 def environment_reads(path: Path) -> Iterator[int]:
     """Give the lines on which a file touches the process's environment."""
     for node in ast.walk(ast.parse(path.read_text())):
-        is_attribute = isinstance(node, ast.Attribute) and node.attr in {"environ", "getenv", "putenv", "environb"}
-        is_import = isinstance(node, ast.ImportFrom) and node.module == "os" and "environ" in ast.dump(node)
+        is_attribute = isinstance(node, ast.Attribute) and ast.unparse(node) in {
+            "os.environ",
+            "os.environb",
+            "os.getenv",
+            "os.putenv",
+        }
+        is_import = isinstance(node, ast.ImportFrom) and node.module == "os" and "env" in ast.unparse(node)
         if is_attribute or is_import:
             yield node.lineno
 
@@ -97,7 +102,7 @@ def test_a_package_imports_without_what_it_does_not_need(package: str, heavy: se
     """A fresh interpreter that imports the whole package has not loaded the heavy libraries."""
     script = (
         "import importlib, sys; heavy = set(sys.argv[1].split(',')); [importlib.import_module(m) for m in sys.argv[2:]]; "
-        "sys.exit(', '.join(sorted(heavy & set(sys.modules))))"
+        "sys.exit(', '.join(sorted(heavy & set(sys.modules))) or 0)"
     )
 
     done = python(script, ",".join(heavy), *(modules_below(package) or [package]))
