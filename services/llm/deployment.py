@@ -24,7 +24,7 @@ from services.llm.reply import Reply, refusal_of
 from services.settings import Settings
 from services.telemetry import EngineMetrics, configure_logging
 
-_STICKY_ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
+_STICKY_ROUTER = "services.llm.sticky_router.StickyRouter"
 
 
 class LlmDeployment:
@@ -110,5 +110,6 @@ def build_llm(settings: Settings) -> Any:
         health_check_period_s=1.0,
         health_check_timeout_s=10.0,
         graceful_shutdown_timeout_s=2.0,
+        graceful_shutdown_wait_loop_s=0.2,
     )(LlmDeployment)
     return deployment.bind(settings)

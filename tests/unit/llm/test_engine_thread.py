@@ -1,0 +1,122 @@
+"""The engine's thread: answers reach their callers, cancels reach the engine, and a broken engine tells everyone."""
+
+import asyncio
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from services.errors import DependencyAway, InvalidRequest, Overloaded
+from services.llm.engine.config import EngineConfig
+from services.llm.engine.engine import Engine
+from services.llm.engine.outcome import Status
+from services.llm.engine_thread import EngineThread
+from services.llm.loaded_bundle import load_bundle
+from tests.bundles import publish_bundle
+
+EVERYTHING = np.ones(30, dtype=bool)
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Engine:
+    """A tiny engine that holds four requests in its queue."""
+    config = EngineConfig(num_blocks=64, max_waiting=4)
+    return load_bundle(publish_bundle(tmp_path / "bundles", "v1"), config, torch.float32, "cpu").engine
+
+
+@pytest.fixture
+def thread(engine):
+    """Its running thread."""
+    thread = EngineThread(engine, 1, lambda load, ended: None)
+    yield thread
+    thread.stop()
+    thread.join(5.0)
+
+
+def ask(engine: Engine, request_id: str, now_s: float) -> None:
+    """Ask for three items."""
+    engine.add_rank(request_id, [0, 1, 2], k=3, allowed=EVERYTHING, now_s=now_s)
+
+
+def ask_for_long(engine: Engine, request_id: str, now_s: float) -> None:
+    """Ask for text that takes many steps."""
+    engine.add_text(request_id, [0], max_new_tokens=60, now_s=now_s)
+
+
+async def test_every_caller_gets_its_own_answer(thread) -> None:
+    """Callers at once are all answered, each after it arrived."""
+    ended = await asyncio.gather(*(thread.ask(ask) for _ in range(4)))
+
+    assert all(len(end.outcome.item_indices) == 3 for end in ended)
+    assert all(end.finished_s >= end.outcome.started_s >= end.outcome.arrival_s for end in ended)
+
+
+async def test_refusals_reach_the_caller(thread) -> None:
+    """What the engine refuses is raised where it was asked."""
+
+    def ask_for_nothing(engine: Engine, request_id: str, now_s: float) -> None:
+        engine.add_rank(request_id, [0], k=0, allowed=EVERYTHING, now_s=now_s)
+
+    with pytest.raises(InvalidRequest):
+        await thread.ask(ask_for_nothing)
+    ends = await asyncio.gather(*(thread.ask(ask) for _ in range(300)), return_exceptions=True)
+
+    assert {type(end) for end in ends if isinstance(end, Exception)} <= {Overloaded}
+
+
+async def test_a_cancelled_caller_cancels_its_request(engine) -> None:
+    """When a caller goes away its request ends as cancelled."""
+    ends, cancelled = [], threading.Event()
+
+    def hold_the_first_step(_load, ended) -> None:
+        ends.extend(ended)
+        cancelled.wait(5.0)
+
+    thread = EngineThread(engine, 1, hold_the_first_step)
+    caller = asyncio.create_task(thread.ask(ask_for_long))
+    await asyncio.sleep(0.01)
+
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    cancelled.set()
+    thread.stop()
+    thread.join(5.0)
+
+    assert [end.outcome.status for end in ends] == [Status.CANCELLED]
+
+
+async def test_stopping_lets_what_is_in_flight_finish(engine) -> None:
+    """A stopped thread answers what it has, then ends and takes nothing more."""
+    thread = EngineThread(engine, 1, lambda load, ended: None)
+    caller = asyncio.create_task(thread.ask(ask_for_long))
+    await asyncio.sleep(0.002)
+
+    thread.stop()
+
+    assert (await caller).outcome.status is Status.LENGTH
+    thread.join(5.0)
+    assert not thread.is_alive
+    with pytest.raises(DependencyAway):
+        await thread.ask(ask)
+
+
+async def test_a_broken_engine_tells_everyone_and_ends(engine) -> None:
+    """When a step fails all callers hear that the engine is away, later ones too, and the reason is kept."""
+    thread = EngineThread(engine, 1, lambda load, ended: None)
+
+    def ask_and_break(engine: Engine, request_id: str, now_s: float) -> None:
+        ask(engine, request_id, now_s)
+        raise RuntimeError("no such kernel")
+
+    ends = await asyncio.gather(
+        *(thread.ask(how) for how in (ask_for_long, ask_and_break, ask_for_long)), return_exceptions=True
+    )
+
+    assert [type(end) for end in ends] == [DependencyAway] * 3
+    thread.join(5.0)
+    assert str(thread.failure) == "no such kernel"
+    with pytest.raises(DependencyAway):
+        await thread.ask(ask)

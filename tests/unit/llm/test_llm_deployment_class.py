@@ -1,0 +1,144 @@
+"""The deployment's class without Ray: versions, deadlines, refusals, and bundles that change under it."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from models.registry import BundleStore
+from services.contracts.rank import RankRequest, RankResult
+from services.llm.deployment import LlmDeployment
+from services.llm.reply import Refusal, RefusalKind
+from services.settings import Settings
+from tests.bundles import publish_bundle
+
+
+def build_request(version: str, **fields) -> RankRequest:
+    """Build a request with a second to live."""
+    known = {"request_id": "r", "user_id": "u", "history_item_ids": ("i1", "i2"), "k": 5}
+    return RankRequest(**{**known, "bundle_version": version, "deadline_unix_s": time.time() + 1.0, **fields})
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    """Settings over a folder of this test, with quick polls and a small engine."""
+    return Settings(state_dir=tmp_path, bundle_poll_s=0.02, kv_num_blocks=64, max_waiting=4)
+
+
+@pytest.fixture
+def replica(settings):
+    """A replica that starts with no bundle."""
+    replica = LlmDeployment(settings)
+    yield replica
+    replica.__del__()
+
+
+async def served(replica: LlmDeployment, version: str) -> RankResult:
+    """Ask until the version is the one that serves."""
+    give_up_s = time.monotonic() + 10
+    while time.monotonic() < give_up_s:
+        reply = await replica.rank(build_request(version))
+        if isinstance(reply, RankResult):
+            return reply
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"{version} does not serve: {reply}")
+
+
+async def test_without_a_bundle_it_is_up_and_refuses(replica) -> None:
+    """No bundle is a refusal and no failure of health."""
+    reply = await replica.rank(build_request("v1"))
+
+    replica.check_health()
+    assert reply == Refusal(RefusalKind.NO_BUNDLE)
+
+
+async def test_it_follows_the_pointer(replica, settings) -> None:
+    """A bundle that goes live serves within a poll; the old version then is another one, in words of both."""
+    publish_bundle(settings.bundle_root, "v1")
+    first = await served(replica, "v1")
+    publish_bundle(settings.bundle_root, "v2", seed=9)
+    second = await served(replica, "v2")
+
+    old = await replica.rank(build_request("v1"))
+
+    assert first.item_ids != second.item_ids
+    assert old == Refusal(RefusalKind.OTHER_BUNDLE, ("v1", "v2"))
+    assert second.num_cached_tokens == 0
+
+
+async def test_no_request_is_dropped_by_a_swap(replica, settings) -> None:
+    """While versions change under steady load, every request is answered or told the other version."""
+    publish_bundle(settings.bundle_root, "v0")
+    await served(replica, "v0")
+    replies = []
+
+    async def load() -> None:
+        version = "v0"
+        while version != "v3":
+            reply = await replica.rank(build_request(version))
+            replies.append(reply)
+            if isinstance(reply, Refusal):
+                version = reply.details[1]
+
+    async with asyncio.timeout(20):
+        loads = [asyncio.create_task(load()) for _ in range(3)]
+        for seed in (1, 2, 3):
+            await asyncio.to_thread(publish_bundle, settings.bundle_root, f"v{seed}", seed)
+            await served(replica, f"v{seed}")
+        await asyncio.gather(*loads)
+
+    refused = [reply for reply in replies if isinstance(reply, Refusal)]
+    assert {reply.kind for reply in refused} <= {RefusalKind.OTHER_BUNDLE}
+    assert len(replies) > len(refused) > 0
+
+
+async def test_a_corrupt_bundle_leaves_the_old_one_serving(replica, settings) -> None:
+    """A version that does not verify is refused; the one before goes on."""
+    publish_bundle(settings.bundle_root, "v1")
+    await served(replica, "v1")
+    broken = publish_bundle(settings.bundle_root.parent / "elsewhere" / "bundles", "v2")
+    broken.path.rename(settings.bundle_root / "v2")
+    (settings.bundle_root / "v2" / "decoder" / "config.json").write_text("{}")
+    (settings.bundle_root / "LIVE").write_text("v2\n")
+    await asyncio.sleep(0.2)
+
+    assert isinstance(await replica.rank(build_request("v1")), RankResult)
+    assert BundleStore(settings.bundle_root).live_version() == "v2"
+
+
+async def test_a_passed_deadline_is_late(replica, settings) -> None:
+    """A request that arrives after its deadline is refused as late."""
+    publish_bundle(settings.bundle_root, "v1")
+    await served(replica, "v1")
+
+    reply = await replica.rank(build_request("v1", deadline_unix_s=time.time() - 0.01))
+
+    assert reply == Refusal(RefusalKind.LATE)
+
+
+async def test_a_flood_is_refused_as_overload(replica, settings) -> None:
+    """More than the engine's queue holds is refused at once, with when to come back, and the rest is answered."""
+    publish_bundle(settings.bundle_root, "v1")
+    await served(replica, "v1")
+
+    replies = await asyncio.gather(*(replica.rank(build_request("v1")) for _ in range(400)))
+
+    kinds = {reply.kind for reply in replies if isinstance(reply, Refusal)}
+    assert kinds == {RefusalKind.OVERLOADED}
+    assert any(isinstance(reply, RankResult) for reply in replies)
+
+
+async def test_health_fails_when_the_engine_died(replica, settings, monkeypatch) -> None:
+    """A dead engine is refused as broken and makes the replica unhealthy."""
+    publish_bundle(settings.bundle_root, "v1")
+    await served(replica, "v1")
+    serving = replica._watch.current()
+    monkeypatch.setattr(serving.bundle.engine._runner, "run", lambda plan: 1 / 0)
+
+    reply = await replica.rank(build_request("v1"))
+    serving.thread.join(5.0)
+
+    assert reply == Refusal(RefusalKind.BROKEN)
+    with pytest.raises(RuntimeError, match="engine thread died"):
+        replica.check_health()

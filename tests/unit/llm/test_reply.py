@@ -1,0 +1,41 @@
+"""Refusals carry every error that a replica raises on purpose, there and back."""
+
+import pickle
+
+import pytest
+
+from services.errors import (
+    BundleMismatch,
+    BundleNotFound,
+    CheckpointError,
+    DeadlineExceeded,
+    DependencyAway,
+    InvalidRequest,
+    Overloaded,
+)
+from services.llm.reply import refusal_of
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Overloaded("the engine's queue", 0.25),
+        DeadlineExceeded("llm"),
+        BundleMismatch("v1", "v2"),
+        BundleNotFound("none"),
+        InvalidRequest("k", "0 is out of range", "send 1"),
+        DependencyAway("the engine", 1.0),
+    ],
+)
+def test_an_error_survives_the_trip(error) -> None:
+    """The same kind of error with the same facts comes out on the other side of a pickle."""
+    back = pickle.loads(pickle.dumps(refusal_of(error))).as_error()
+
+    assert type(back) is type(error)
+    for fact in ("retry_after_s", "wanted", "loaded", "field", "problem", "fix"):
+        assert getattr(back, fact, None) == getattr(error, fact, None)
+
+
+def test_the_unexpected_counts_as_away() -> None:
+    """What a replica should never raise is told as the LLM being away."""
+    assert isinstance(refusal_of(CheckpointError("?")).as_error(), DependencyAway)
