@@ -1,0 +1,160 @@
+"""The producer against a real broker: acknowledged, refused in time while it is away, and well again after its restart."""
+
+import asyncio
+import gc
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kafka import KafkaConsumer, TopicPartition
+
+from services.errors import DependencyAway, Overloaded
+from services.gateway.producer import TopicProducer
+from tests.servers import Server, broker_server, free_port, wait_for
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),  # kafka-python's, of refused connections
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # how pytest reports the same
+]
+
+TOPIC = "interactions"
+ACK_S = 2.0
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Server]:
+    """A running broker; it makes a topic of four partitions when one is first asked for."""
+    started = broker_server(tmp_path)
+    started.start()
+    yield started
+    started.kill()
+
+
+@pytest.fixture(autouse=True)
+def _collected() -> Iterator[None]:
+    """Collect the sockets that kafka-python leaves behind, while this module's filters hold."""
+    yield
+    gc.collect()
+
+
+def read_all(broker: Server) -> list[tuple[int, bytes, bytes]]:
+    """Give (partition, key, value) of everything in the topic."""
+    consumer = KafkaConsumer(bootstrap_servers=broker.address, fetch_max_wait_ms=10, consumer_timeout_ms=1_000)
+    consumer.assign([TopicPartition(TOPIC, number) for number in range(4)])
+    consumer.seek_to_beginning()
+    found = [(record.partition, record.key, record.value) for record in consumer]
+    consumer.close()
+    return found
+
+
+def producer_of(broker: Server, max_in_flight: int = 100) -> TopicProducer:
+    """A started producer."""
+    producer = TopicProducer(broker.address, TOPIC, ACK_S, max_in_flight)
+    producer.start()
+    return producer
+
+
+async def test_records_are_in_the_topic_when_the_call_returns(broker: Server) -> None:
+    """All of them, and records of one key in one partition, in order."""
+    producer = producer_of(broker)
+
+    await producer.record([(b"u1", b"%d" % number) for number in range(50)])
+    await producer.record([(b"u2", b"x"), (b"u3", b"y")])
+
+    found = await asyncio.to_thread(read_all, broker)
+    mine = [(partition, value) for partition, key, value in found if key == b"u1"]
+    assert len(found) == 52
+    assert len({partition for partition, _ in mine}) == 1
+    assert [value for _, value in mine] == [b"%d" % number for number in range(50)]
+    await asyncio.to_thread(producer.stop)
+
+
+async def test_the_loop_stays_free_while_records_wait(broker: Server) -> None:
+    """With the broker gone the call is refused in time, and meanwhile others run."""
+    producer = producer_of(broker)
+    await producer.record([(b"u", b"1")])
+    broker.kill()
+    num_turns = 0
+
+    async def others() -> None:
+        nonlocal num_turns
+        while True:
+            num_turns += 1
+            await asyncio.sleep(0.01)
+
+    running = asyncio.create_task(others())
+    started_s = time.monotonic()
+    with pytest.raises(DependencyAway) as caught:
+        await producer.record([(b"u", b"2")])
+    took_s = time.monotonic() - started_s
+    running.cancel()
+
+    assert caught.value.retry_after_s > 0
+    assert took_s < ACK_S + 1
+    assert num_turns > 20 * took_s
+    await asyncio.to_thread(producer.stop)
+
+
+async def test_a_broker_that_lost_everything_is_used_again(broker: Server) -> None:
+    """After a restart with new topics records are acknowledged again, and are there."""
+    producer = producer_of(broker)
+    await producer.record([(b"u", b"old")])
+    await asyncio.to_thread(broker.kill)
+    with pytest.raises(DependencyAway):
+        await producer.record([(b"u", b"lost")])
+    await asyncio.to_thread(broker.start)
+
+    deadline_s, num_refused = time.monotonic() + 15, 0
+    while True:
+        try:
+            await producer.record([(b"u", b"new")])
+            break
+        except DependencyAway:
+            num_refused += 1
+            assert time.monotonic() < deadline_s
+
+    values = [value for _, _, value in await asyncio.to_thread(read_all, broker)]
+    assert values.count(b"new") >= 1
+    assert b"old" not in values
+    assert num_refused <= 3
+    await asyncio.to_thread(producer.stop)
+
+
+async def test_a_broker_restarted_while_nobody_sent_is_used_again(broker: Server) -> None:
+    """An idle producer finds out at its next record, which at most two callers notice."""
+    producer = producer_of(broker)
+    await producer.record([(b"u", b"old")])
+    await asyncio.to_thread(broker.kill)
+    await asyncio.to_thread(broker.start)
+
+    num_refused = 0
+    for _ in range(3):
+        try:
+            await producer.record([(b"u", b"new")])
+            break
+        except DependencyAway:
+            num_refused += 1
+
+    assert num_refused <= 2
+    await asyncio.to_thread(producer.stop)
+
+
+async def test_without_a_broker_nothing_blocks_and_the_rest_is_dropped() -> None:
+    """Offers over the bound are refused at once; those taken hear that they failed."""
+    producer = TopicProducer(f"127.0.0.1:{free_port()}", TOPIC, 0.3, 5)
+    producer.start()
+    outcomes: list[bool] = []
+
+    started_s = time.monotonic()
+    taken = [producer.offer((b"u", b"1"), outcomes.append) for _ in range(20)]
+    took_s = time.monotonic() - started_s
+    with pytest.raises((Overloaded, DependencyAway)):
+        await producer.record([(b"u", b"1")])
+    await asyncio.to_thread(wait_for, lambda: len(outcomes) == 5)
+
+    assert taken.count(True) == 5
+    assert took_s < 0.1
+    assert outcomes == [False] * 5
+    await asyncio.to_thread(producer.stop)
