@@ -111,6 +111,11 @@ class Settings(BaseSettings):
         return self.state_dir / "run" / "metrics"
 
     @property
+    def worker_heartbeat(self) -> Path:
+        """The file that this stream worker touches at every turn."""
+        return self.state_dir / "run" / f"worker-{self.worker_index}.beat"
+
+    @property
     def grpc_address(self) -> str:
         """Where the gRPC door is."""
         return f"{self.http_host}:{self.grpc_port}"

@@ -14,7 +14,7 @@ from functools import partial
 from infra.local.binaries import tansu_command, valkey_command
 from infra.local.lifecycle import Patience
 from infra.local.ports import Port
-from infra.local.probes import Probe, accepts, answers_http, answers_kafka, answers_redis
+from infra.local.probes import Probe, accepts, answers_http, answers_kafka, answers_redis, beats
 from services.errors import ConfigError
 from services.settings import Settings
 
@@ -69,6 +69,7 @@ def worker_part(settings: Settings) -> Part:
     return Part(
         name="worker",
         command=_python("services.stream"),
+        probes=(partial(beats, settings.worker_heartbeat),),
         needs=("valkey", "broker"),
         environment={"OMP_NUM_THREADS": "1", **metrics_environment(settings)},
     )

@@ -6,10 +6,14 @@ A stopped process still accepts connections (the kernel does), so each probe ask
 import http.client
 import socket
 import struct
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 Probe = Callable[[], bool]
 TIMEOUT_S = 1.0
+BEAT_S = 10.0
+"""A heart that is busy may pause: for a batch, or for a connection to a broker that does not answer."""
 
 
 def answers_redis(host: str, port: int) -> bool:
@@ -43,6 +47,14 @@ def accepts(host: str, port: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def beats(heartbeat: Path) -> bool:
+    """Whether a process without a port has touched its file lately."""
+    try:
+        return time.time() - heartbeat.stat().st_mtime < BEAT_S
+    except FileNotFoundError:
+        return False
 
 
 def _ask(host: str, port: int, request: bytes, num_bytes: int) -> bytes:

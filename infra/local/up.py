@@ -63,6 +63,7 @@ def local_supervisor(settings: Settings, stack_file: StackFile, report: Callable
         folder.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(settings.metrics_dir, ignore_errors=True)
     settings.metrics_dir.mkdir(parents=True)
+    settings.worker_heartbeat.unlink(missing_ok=True)
     for log in log_dir.glob("*.log"):
         if log.stat().st_size > MAX_LOG_BYTES:
             log.replace(log.with_suffix(".log.old"))

@@ -48,9 +48,11 @@ def run_worker(
         metrics=metrics,
         pace=pace or Pace(),
         interruptions=interruptions or Interruptions(),
+        beat=settings.worker_heartbeat.touch,
     )
     lock = settings.offline_log_dir / f"worker-{settings.worker_index}-of-{settings.num_workers}.lock"
-    lock.parent.mkdir(parents=True, exist_ok=True)
+    for folder in (lock.parent, settings.worker_heartbeat.parent):
+        folder.mkdir(parents=True, exist_ok=True)
     with lock.open("w") as held:
         if _take(held, stop):
             worker.run(stop)

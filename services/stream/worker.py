@@ -73,7 +73,9 @@ class StreamWorker:
         metrics: StreamMetrics,
         pace: Pace = Pace(),
         interruptions: Interruptions = Interruptions(),
+        beat: Callable[[], None] = _pass,
     ) -> None:
+        """Take the parts; nothing is connected yet. `beat` is called at every turn, in good times and bad."""
         self._open_session = open_session
         self._writer = writer
         self._log = log
@@ -81,6 +83,7 @@ class StreamWorker:
         self._metrics = metrics
         self._pace = pace
         self._at = interruptions
+        self._beat = beat
 
     def run(self, stop: threading.Event) -> None:
         """Work until `stop` is set, through the absence of broker or store; then checkpoint and return."""
@@ -90,6 +93,7 @@ class StreamWorker:
                     self._work(session, stop)
             except DependencyAway as error:
                 _log.warning("stream.session_lost", error=str(error))
+                self._beat()
                 stop.wait(self._pace.retry_after_s)
 
     def _work(self, session: LogSession, stop: threading.Event) -> None:
@@ -132,6 +136,7 @@ class StreamWorker:
                 break
             except DependencyAway as error:
                 _log.warning("stream.features_away", error=str(error), num_events=len(events))
+                self._beat()
                 if stop.wait(self._pace.retry_after_s):
                     return False
         return True

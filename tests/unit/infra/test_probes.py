@@ -1,13 +1,15 @@
 """Health probes against small real servers: `pytest tests/unit/infra/test_probes.py`."""
 
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from infra.local import probes
-from infra.local.probes import accepts, answers_http, answers_kafka, answers_redis
+from infra.local.probes import accepts, answers_http, answers_kafka, answers_redis, beats
 
 HOST = "127.0.0.1"
 
@@ -66,3 +68,14 @@ def test_nobody_there_is_not_well() -> None:
         port = server.getsockname()[1]
 
     assert not any([accepts(HOST, port), answers_redis(HOST, port), answers_http(HOST, port, "/")])
+
+
+def test_a_heart_beats_while_its_file_is_young(tmp_path: Path) -> None:
+    """A missing file and an old one are no sign of life; a touch is."""
+    heartbeat = tmp_path / "beat"
+    never = beats(heartbeat)
+    heartbeat.touch()
+    now = beats(heartbeat)
+    os.utime(heartbeat, (0, 0))
+
+    assert (never, now, beats(heartbeat)) == (False, True, False)
