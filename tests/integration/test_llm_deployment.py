@@ -79,6 +79,7 @@ async def started(local_ray) -> AsyncIterator:
     from services.llm.handle import LlmHandle
 
     def start(settings: Settings):
+        """Run it."""
         ray_handle = serve.run(build_llm(settings), name=APP, route_prefix=None)
         return LlmHandle(ray_handle)
 
@@ -151,9 +152,11 @@ async def test_users_stick_to_a_replica(started, settings) -> None:
     users = [f"user-{index}" for index in range(12)]
 
     def history_of(user: int) -> tuple[str, ...]:
+        """Give each user a history of their own."""
         return tuple(f"i{(user * 7 + place * (user + 2)) % 30}" for place in range(16))
 
     async def ask(user: int) -> RankResult:
+        """Rank for a user."""
         request = build_request("v1", users[user], history_item_ids=history_of(user))
         return await handle.rank(request, timeout_s=5.0)
 

@@ -57,6 +57,7 @@ async def test_refusals_reach_the_caller(thread) -> None:
     """What the engine refuses is raised where it was asked."""
 
     def ask_for_nothing(engine: Engine, request_id: str, now_s: float) -> None:
+        """Ask for no items."""
         engine.add_rank(request_id, [0], k=0, allowed=EVERYTHING, now_s=now_s)
 
     with pytest.raises(InvalidRequest):
@@ -71,6 +72,7 @@ async def test_a_cancelled_caller_cancels_its_request(engine) -> None:
     ends, cancelled = [], threading.Event()
 
     def hold_the_first_step(_load, ended) -> None:
+        """Keep the engine from going on before the caller is gone."""
         ends.extend(ended)
         cancelled.wait(5.0)
 
@@ -108,6 +110,7 @@ async def test_a_broken_engine_tells_everyone_and_ends(engine) -> None:
     thread = EngineThread(engine, 1, lambda load, ended: None)
 
     def ask_and_break(engine: Engine, request_id: str, now_s: float) -> None:
+        """Break the engine after asking."""
         ask(engine, request_id, now_s)
         raise RuntimeError("no such kernel")
 

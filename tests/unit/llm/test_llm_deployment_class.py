@@ -74,6 +74,7 @@ async def test_no_request_is_dropped_by_a_swap(replica, settings) -> None:
     replies = []
 
     async def load() -> None:
+        """Ask without pause, for the version that serves."""
         version = "v0"
         while version != "v3":
             reply = await replica.rank(build_request(version))

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from services.errors import InvalidRequest, Overloaded
 from services.llm.engine.outcome import Status
@@ -162,3 +163,19 @@ def test_what_could_never_run_is_refused_by_field(change, field, items_of, decod
         engine.add_rank(**{**ask, **change})
 
     assert refused.value.field == field
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_bf16_stays_close_to_fp32(depth, items_of, decoder_of, engine_of, drained) -> None:
+    """Weights and cache in bf16 give the same items' scores to bf16's precision."""
+    items = items_of(depth)
+    prompt = prompts_of(items, 1)[0]
+    scores = []
+
+    for dtype in (torch.float32, torch.bfloat16):
+        engine = engine_of(decoder_of(items).to(dtype), items)
+        engine.add_rank("a", prompt, k=50, allowed=np.ones(50, dtype=bool), beam_width=50)
+        outcome = drained(engine)["a"]
+        scores.append(outcome.scores[np.argsort(outcome.item_indices)])
+
+    np.testing.assert_allclose(scores[0], scores[1], atol=0.5, rtol=0.05)

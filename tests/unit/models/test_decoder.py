@@ -1,0 +1,33 @@
+"""The decoder's own rules; that its logits equal transformers' is shown in test_weights."""
+
+import pytest
+import torch
+
+from models.decoder import RMSNorm, rotary_angles, rotate
+
+
+@pytest.mark.parametrize("theta", [10_000.0, 500_000.0])
+def test_rotary_scores_depend_on_distance_alone(theta) -> None:
+    """The product of a query and a key turned by their positions is the same wherever the pair stands."""
+    torch.manual_seed(0)
+    query, key = torch.randn(2, 1, 1, 16, dtype=torch.float64)
+
+    def score(query_position: int, key_position: int) -> torch.Tensor:
+        turned = [
+            rotate(vector, *rotary_angles(torch.tensor([position]), 16, theta, torch.float64))
+            for vector, position in ((query, query_position), (key, key_position))
+        ]
+        return (turned[0] * turned[1]).sum()
+
+    torch.testing.assert_close(score(7, 3), score(104, 100), atol=1e-4, rtol=1e-4)
+
+
+def test_the_norm_is_computed_in_fp32() -> None:
+    """A bf16 row is normalised in fp32 and rounded once, at the end."""
+    row = torch.randn(3, 64).to(torch.bfloat16)
+
+    normed = RMSNorm(64, 1e-5)(row)
+
+    wanted = row.float() * row.float().pow(2).mean(-1, keepdim=True).add(1e-5).rsqrt()
+    assert normed.dtype == torch.bfloat16
+    torch.testing.assert_close(normed, wanted.to(torch.bfloat16), atol=0.0, rtol=0.01)

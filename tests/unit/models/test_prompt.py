@@ -1,0 +1,54 @@
+"""Prompts: cut by whole strides, so that a growing history keeps its prompt's start for a stride of events."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.catalogue import BOS_TOKEN
+from models.prompt import prompt_tokens, window_start
+from tests.bundles import build_catalogue
+
+WINDOWS = st.tuples(st.integers(1, 60), st.integers(1, 60)).filter(lambda window: window[1] <= window[0])
+
+
+@given(st.integers(0, 500), WINDOWS)
+def test_the_window_keeps_the_newest_and_moves_by_whole_strides(num_items, window) -> None:
+    """At most max_items are kept, the start is whole strides in, and no fewer strides would do."""
+    max_items, stride = window
+    start = window_start(num_items, max_items, stride)
+
+    assert num_items - start <= max_items
+    assert start % stride == 0
+    assert start == 0 or num_items - (start - stride) > max_items
+
+
+@given(st.integers(0, 300), WINDOWS)
+def test_the_start_stays_for_a_stride_of_events(num_items, window) -> None:
+    """Once it moved, the start does not move again before `stride` more events."""
+    max_items, stride = window
+    starts = [window_start(count, max_items, stride) for count in range(num_items, num_items + 3 * stride + 1)]
+    moves = [index for index in range(1, len(starts)) if starts[index] != starts[index - 1]]
+
+    assert all(later - earlier == stride for earlier, later in pairwise(moves))
+
+
+@pytest.mark.parametrize("num_items", [0, 1, 7, 8])
+def test_a_prompt_begins_with_the_beginning_and_spells_each_item(num_items) -> None:
+    """The beginning token comes first, then the tokens of the kept items, oldest first."""
+    catalogue = build_catalogue()
+    history = list(range(10, 10 + num_items))
+
+    tokens = prompt_tokens(catalogue, history, max_items=7, stride=3)
+
+    assert tokens == [BOS_TOKEN, *catalogue.tokens(history[3 if num_items == 8 else 0 :])]
+
+
+def test_the_next_prompt_has_the_last_one_as_its_prefix() -> None:
+    """Until the window moves, an event only appends, so everything before it is found in the prefix cache."""
+    catalogue = build_catalogue()
+    prompts = [prompt_tokens(catalogue, list(range(count)), max_items=20, stride=5) for count in (15, 16, 20)]
+
+    assert prompts[1][: len(prompts[0])] == prompts[0]
+    assert prompts[2][: len(prompts[1])] == prompts[1]
