@@ -5,6 +5,7 @@ Knows no tier's inner life: a ranking is item indices, best first, and their sco
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
@@ -80,14 +81,13 @@ def choose(rankings: Iterable[Ranking], allowed: np.ndarray, k: int) -> list[tup
     chosen: dict[int, tuple[int, float, Tier]] = {}
     last_score = float("inf")
     for ranking in rankings:
-        fresh = [
-            (index, score)
-            for index, score in dict(zip(ranking.indices, ranking.scores, strict=True)).items()
-            if index not in chosen and allowed[index]
-        ]
-        shift = min(0.0, last_score - fresh[0][1]) if fresh else 0.0
-        for index, score in fresh[: k - len(chosen)]:
-            last_score = score + shift
+        fresh: dict[int, float] = {}
+        for index, score in zip(ranking.indices, ranking.scores, strict=True):
+            if index not in chosen and allowed[index]:
+                fresh.setdefault(index, score)
+        shift = min(0.0, last_score - next(iter(fresh.values()))) if fresh else 0.0
+        for index, score in islice(fresh.items(), k - len(chosen)):
+            last_score = min(last_score, score + shift)
             chosen[index] = (index, last_score, ranking.tier)
         if len(chosen) == k:
             break

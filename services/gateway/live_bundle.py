@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 import structlog
@@ -88,15 +88,23 @@ class LiveBundle:
         """Load the version that the pointer names, when it is another than the loaded or the last refused one."""
         try:
             version = await asyncio.to_thread(self._store.live_version)
-            if version is None or version == self._refused_version or (self._live and self._live.version == version):
-                return
-            self._refused_version = version
-            live = await asyncio.to_thread(self._load, version)
+            live = await asyncio.to_thread(self._load, version) if self._should_load(version) else None
         except Exception as error:  # noqa: BLE001 - whatever a bundle breaks at, the old one goes on serving
             log.warning("bundle_refused", error=repr(error), kept=self._live.version if self._live else None)
             return
-        self._refused_version = None
-        self._swap(live)
+        if live is not None:
+            self._swap(live)
+
+    def _should_load(self, version: str | None) -> TypeGuard[str]:
+        """Whether this version is news. One that broke is tried again only when there is nothing else to serve."""
+        if self._live is None:
+            return version is not None
+        if version in {None, self._live.version}:
+            self._refused_version = None
+            return False
+        is_news = version != self._refused_version
+        self._refused_version = version
+        return is_news
 
     def _load(self, version: str) -> Live:
         bundle = self._store.open(version)

@@ -79,6 +79,7 @@ async def test_the_loop_stays_free_while_records_wait(broker: Server) -> None:
     num_turns = 0
 
     async def others() -> None:
+        """Count the turns."""
         nonlocal num_turns
         while True:
             num_turns += 1

@@ -39,6 +39,7 @@ class RestClient:
         return await self._post("/v1/events", {"events": events}, headers)
 
     async def _post(self, path: str, body: dict[str, Any], headers: dict[str, str] | None) -> Reply:
+        """Post, and put the answer into common words."""
         answer = await self.http.post(path, content=json.dumps(body), headers=headers)
         return reply_of(answer)
 
@@ -96,6 +97,7 @@ _KIND = {
 
 
 def _rpc_error(error: grpc.aio.AioRpcError, trailers: dict[str, Any]) -> Reply:
+    """Put a status into common words."""
     status = status_pb2.Status.FromString(trailers["grpc-status-details-bin"])
     broken, place = error_details_pb2.BadRequest(), None
     code = _KIND[error.code().name]

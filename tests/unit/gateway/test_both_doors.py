@@ -278,6 +278,7 @@ async def test_replies_are_the_same_object_in_both_words(rest: RestClient, rpc: 
 
 
 def _comparable(reply: Reply) -> dict[str, Any]:
+    """Leave the times out, and read numbers as numbers."""
     kept = {key: value for key, value in reply.body.items() if key != "stages_ms"}
     return {
         **kept,

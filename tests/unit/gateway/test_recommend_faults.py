@@ -102,6 +102,7 @@ async def test_what_the_llm_may_not_show_is_dropped_and_topped_up(world: World) 
 
 
 def _only(*item_ids: str) -> Filters:
+    """Allow these alone."""
     return Filters(allowed_item_ids=item_ids)
 
 
@@ -210,6 +211,7 @@ def test_there_is_always_a_whole_answer(tmp_path_factory: pytest.TempPathFactory
 
 
 async def _always_whole(root: Path, faults: dict[str, Any]) -> None:
+    """Ask once under these faults, and check the answer."""
     publish(root / "bundles", VERSION, catalogue_of())
     world = make_world(root / "bundles")
     await world.plane.start()

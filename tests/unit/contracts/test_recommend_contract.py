@@ -1,0 +1,37 @@
+"""Requests judge their own values, in the same words for every door."""
+
+from typing import Any
+
+import pytest
+
+from services.contracts.recommend import Filters, RecommendRequest
+from services.errors import InvalidRequest
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"user_id": None}, "user_id"),
+        ({"user_id": "x" * 257}, "user_id"),
+        ({"user_id": "a\x00"}, "user_id"),
+        ({"request_id": ""}, "request_id"),
+        ({"k": 0}, "k"),
+        ({"k": 2_001}, "k"),
+        ({"deadline_ms": 0}, "deadline_ms"),
+        ({"deadline_ms": 60_001}, "deadline_ms"),
+        ({"recent_item_ids": ("",)}, "recent_item_ids[0]"),
+        ({"filters": Filters(categories=())}, "filters.categories"),
+        ({"filters": Filters(allowed_item_ids=("a",) * 2_001)}, "filters.allowed_item_ids"),
+    ],
+)
+def test_a_request_that_no_tier_could_answer_is_refused(fields: dict[str, Any], field: str) -> None:
+    """By the field that is wrong."""
+    with pytest.raises(InvalidRequest) as caught:
+        RecommendRequest(**{"request_id": "r", "user_id": "u", **fields})
+
+    assert caught.value.field == field
+
+
+def test_an_anonymous_visitor_needs_recent_items() -> None:
+    """And nothing else."""
+    assert RecommendRequest(request_id="r", recent_item_ids=("a",)).user_id is None

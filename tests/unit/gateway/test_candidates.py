@@ -1,0 +1,74 @@
+"""Rankings become one list: allowed only, none twice, best tier first, scores falling."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.contracts.recommend import Tier
+from services.gateway.candidates import Ranking, best_allowed, choose, merge_history
+
+
+@pytest.mark.parametrize(
+    ("stored", "recent", "merged"),
+    [
+        ("abc", "", "abc"),
+        ("", "ab", "ab"),
+        ("abc", "d", "abcd"),
+        ("abc", "c", "abc"),
+        ("abc", "bc", "abc"),
+        ("abc", "bcd", "abcd"),
+        ("abc", "abc", "abc"),
+        ("abc", "ab", "abcab"),
+        ("aba", "aba", "aba"),
+        ("aab", "abx", "aabx"),
+    ],
+)
+def test_recent_items_that_the_store_has_seen_are_not_repeated(stored: str, recent: str, merged: str) -> None:
+    """The longest overlap of the store's end with the recent items' beginning counts once."""
+    assert merge_history(tuple(stored), tuple(recent)) == tuple(merged)
+
+
+RANKINGS = st.lists(
+    st.lists(st.tuples(st.integers(0, 9), st.floats(-5, 5)), max_size=12).map(
+        lambda pairs: Ranking(
+            Tier.STUDENT, [index for index, _ in pairs], sorted((score for _, score in pairs), reverse=True)
+        )
+    ),
+    max_size=3,
+)
+
+
+@given(RANKINGS, st.lists(st.booleans(), min_size=10, max_size=10), st.integers(1, 12))
+def test_the_list_is_the_first_k_allowed_over_all_rankings(
+    rankings: list[Ranking], allowed: list[bool], k: int
+) -> None:
+    """Against the obvious way: join, drop, cut. Scores never rise."""
+    joined = [index for ranking in rankings for index in dict.fromkeys(ranking.indices) if allowed[index]]
+
+    chosen = choose(rankings, np.array(allowed), k)
+
+    assert [index for index, _, _ in chosen] == list(dict.fromkeys(joined))[:k]
+    scores = [score for _, score, _ in chosen]
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_later_rankings_are_not_drawn_when_the_list_is_full() -> None:
+    """What costs time is made only when needed."""
+
+    def rankings():  # type: ignore[no-untyped-def]  # a generator that must not be drawn twice
+        yield Ranking(Tier.LLM, [1, 2], [0.5, 0.4])
+        raise AssertionError
+
+    assert len(choose(rankings(), np.ones(5, dtype=bool), 2)) == 2
+
+
+@given(st.permutations(range(8)), st.lists(st.booleans(), min_size=8, max_size=8), st.integers(1, 10))
+def test_a_full_ranking_is_cut_to_the_first_allowed(order: list[int], allowed: list[bool], k: int) -> None:
+    """In order, with their scores."""
+    scores = np.linspace(1, 0, 8)
+
+    indices, kept = best_allowed(np.array(order), scores, np.array(allowed), k)
+
+    expected = [(index, scores[place]) for place, index in enumerate(order) if allowed[index]][:k]
+    assert list(zip(indices, kept, strict=True)) == expected

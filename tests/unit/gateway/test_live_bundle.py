@@ -1,0 +1,100 @@
+"""The live bundle follows the pointer, swaps whole, and survives bad bundles."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, Gauge
+
+from models.catalogue import Catalogue
+from models.registry import Bundle, BundleStore
+from services.errors import BundleCorrupt, DependencyAway
+from services.gateway.live_bundle import LiveBundle
+from tests.fakes import FakeStudent
+from tests.servers import wait_for
+from tests.unit.gateway.world import catalogue_of, publish
+
+
+class Loads:
+    """Loads students, and fails for versions named bad."""
+
+    def __init__(self) -> None:
+        self.versions: list[str] = []
+
+    def __call__(self, bundle: Bundle, catalogue: Catalogue) -> FakeStudent:
+        """Load one."""
+        self.versions.append(bundle.version)
+        if bundle.version.startswith("bad"):
+            raise BundleCorrupt("student.onnx: not a model")
+        return FakeStudent()
+
+
+def follower(root: Path, loads: Loads) -> tuple[LiveBundle, CollectorRegistry]:
+    """A live bundle over a folder."""
+    registry = CollectorRegistry()
+    info = Gauge("info", "", ["version"], registry=registry)
+    return LiveBundle(BundleStore(root), loads, 0.01, info), registry
+
+
+async def test_before_the_first_promotion_there_is_none(tmp_path: Path) -> None:
+    """Asking is refused with a time to come back."""
+    live, _ = follower(tmp_path / "bundles", Loads())
+    await live.refresh()
+
+    assert not live.is_loaded
+    with pytest.raises(DependencyAway):
+        live.current()
+
+
+async def test_a_promotion_is_followed_in_the_background(tmp_path: Path) -> None:
+    """The old version answers until the new one is loaded; the metric names the one."""
+    root = tmp_path / "bundles"
+    publish(root, "v1", catalogue_of())
+    live, registry = follower(root, Loads())
+    await live.start()
+    before = live.current().version
+
+    publish(root, "v2", catalogue_of(5))
+    await asyncio.to_thread(wait_for, lambda: live.current().version == "v2")
+    await live.stop()
+
+    assert before == "v1"
+    assert len(live.current().catalogue.item_ids) == 5
+    assert registry.get_sample_value("info", {"version": "v1"}) == 0
+    assert registry.get_sample_value("info", {"version": "v2"}) == 1
+
+
+async def test_a_bundle_that_does_not_load_keeps_the_old_one_and_is_tried_once(tmp_path: Path) -> None:
+    """A later good one is taken."""
+    root, loads = tmp_path / "bundles", Loads()
+    publish(root, "v1", catalogue_of())
+    live, _ = follower(root, loads)
+    await live.refresh()
+
+    publish(root, "bad", catalogue_of())
+    await live.refresh()
+    await live.refresh()
+    kept = live.current().version
+    publish(root, "v3", catalogue_of())
+    await live.refresh()
+
+    assert kept == "v1"
+    assert loads.versions == ["v1", "bad", "v3"]
+    assert live.current().version == "v3"
+
+
+async def test_a_rollback_after_a_bad_bundle_needs_no_load(tmp_path: Path) -> None:
+    """The old one never left; and the bad one is tried again when it is promoted again."""
+    root, loads = tmp_path / "bundles", Loads()
+    publish(root, "v1", catalogue_of())
+    live, _ = follower(root, loads)
+    await live.refresh()
+    publish(root, "bad", catalogue_of())
+    await live.refresh()
+
+    BundleStore(root).rollback()
+    await live.refresh()
+    BundleStore(root).promote("bad")
+    await live.refresh()
+
+    assert loads.versions == ["v1", "bad", "bad"]

@@ -1,0 +1,56 @@
+"""Popularity mixes the prior with recent windows, and always has a ranking."""
+
+import numpy as np
+
+from services.errors import DependencyAway
+from services.gateway.popular import rank_by_popularity
+from tests.unit.gateway.world import World, catalogue_of
+
+
+def test_without_windows_the_prior_ranks() -> None:
+    """Ties by index."""
+    ranking = rank_by_popularity("v1", catalogue_of(4), [])
+
+    assert ranking.order.tolist() == [0, 1, 2, 3]
+    assert np.all(np.diff(ranking.scores) <= 0)
+
+
+def test_recent_popularity_is_added_by_share() -> None:
+    """One item that makes up all recent events overtakes the prior's best; unknown items and bad weights are harmless."""
+    ranking = rank_by_popularity("v1", catalogue_of(4), [("i03", 5.0), ("gone", 100.0), ("i02", -3.0)])
+
+    assert ranking.order.tolist() == [3, 0, 1, 2]
+
+
+def test_no_popularity_at_all_is_catalogue_order() -> None:
+    """Nothing divides by zero."""
+    from dataclasses import replace
+
+    bare = replace(catalogue_of(3), popularity=np.zeros(3))
+
+    assert rank_by_popularity("v1", bare, []).order.tolist() == [0, 1, 2]
+
+
+async def test_windows_are_refreshed_and_kept_when_they_are_away(world: World) -> None:
+    """The last known windows stay through an outage."""
+    catalogue = world.live.current().catalogue
+    world.features.popular = [("i19", 1.0)]
+    await world.popular.refresh()
+    refreshed = world.popular.ranking("v1", catalogue).order[0]
+    world.features.error = DependencyAway("features", 1.0)
+    await world.popular.refresh()
+
+    assert refreshed == 19
+    assert world.popular.ranking("v1", catalogue).order[0] == 19
+
+
+async def test_after_a_swap_the_ranking_is_the_new_bundles(world: World) -> None:
+    """Never one bundle's indices with another's catalogue; the windows go along."""
+    world.features.popular = [("i03", 9.0)]
+    await world.popular.refresh()
+
+    ranking = world.popular.ranking("v2", catalogue_of(5))
+
+    assert ranking.version == "v2"
+    assert sorted(ranking.order.tolist()) == [0, 1, 2, 3, 4]
+    assert ranking.order[0] == 3

@@ -1,0 +1,49 @@
+"""The error tree: everything descends from one base, is drawn in the docstring, and has an answer at both doors."""
+
+import inspect
+
+import pytest
+
+from services import errors
+from services.gateway import rest_answers, rpc_answers
+from services.gateway.error_table import ErrorKind, describe
+
+TREE = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, errors.TailraceError)]
+
+
+def test_every_error_is_drawn_in_the_docstring() -> None:
+    """The picture equals the tree."""
+    assert all(kind.__name__ in (errors.__doc__ or "") for kind in TREE)
+
+
+def test_every_kind_has_a_status_at_both_doors() -> None:
+    """No door forgets one."""
+    assert set(rest_answers.STATUS) == set(rpc_answers.STATUS) == set(ErrorKind)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "field", "retry_after_s"),
+    [
+        (errors.InvalidRequest("k", "bad", "mend"), ErrorKind.INVALID_REQUEST, "k", None),
+        (errors.RequestTooLarge(10), ErrorKind.TOO_LARGE, "body", None),
+        (errors.Overloaded("llm", 2.0), ErrorKind.OVERLOADED, None, 2.0),
+        (errors.DependencyAway("events", 3.0), ErrorKind.AWAY, None, 3.0),
+        (errors.BundleNotFound("none"), ErrorKind.AWAY, None, 1.0),
+        (errors.BundleMismatch("a", "b"), ErrorKind.AWAY, None, 1.0),
+        (errors.DeadlineExceeded("llm"), ErrorKind.LATE, None, None),
+        (errors.ConfigError("x"), ErrorKind.INTERNAL, None, None),
+        (ZeroDivisionError("secret"), ErrorKind.INTERNAL, None, None),
+    ],
+)
+def test_each_error_is_described_for_the_caller(
+    error: Exception, kind: ErrorKind, field: str | None, retry_after_s: float | None
+) -> None:
+    """The field when the caller can mend it, the time when time can."""
+    answer = describe(error)
+
+    assert (answer.kind, answer.field, answer.retry_after_s) == (kind, field, retry_after_s)
+
+
+def test_what_is_ours_says_nothing_of_its_inside() -> None:
+    """No message of an unforeseen error leaves."""
+    assert "secret" not in describe(ZeroDivisionError("secret")).sentence

@@ -1,0 +1,58 @@
+"""Metrics of many processes are one page in which each counts once; logs are JSON lines."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import structlog
+
+from services.telemetry import configure_logging, render_metrics
+
+COUNT = """
+import os, sys
+from prometheus_client import REGISTRY
+from services.telemetry import GatewayMetrics
+metrics = GatewayMetrics(REGISTRY)
+metrics.requests.labels("rest", "llm", "llm_in_time", "ok").inc(int(sys.argv[1]))
+metrics.breaker_open.set(1)
+metrics.request_seconds.labels("rest", "llm").observe(0.04)
+"""
+
+
+def test_every_process_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counters of ended processes stay, their gauges go."""
+    for number in (2, 3):
+        subprocess.run(
+            [sys.executable, "-c", COUNT, str(number)], check=True, env={"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+        )
+
+    page = render_metrics(tmp_path).decode()
+
+    assert 'tailrace_requests_total{code="ok",door="rest",reason="llm_in_time",tier="llm"} 5.0' in page
+    assert 'tailrace_request_seconds_count{door="rest",tier="llm"} 2.0' in page
+    assert "tailrace_breaker_open 1" not in page
+
+
+def test_latency_buckets_fit_a_slo_of_50_to_500_ms(tmp_path: Path) -> None:
+    """Each border of interest is a bucket border."""
+    from services.telemetry import REQUEST_BUCKETS_S
+
+    assert {0.05, 0.1, 0.2, 0.3, 0.5} <= set(REQUEST_BUCKETS_S)
+
+
+def test_logs_are_json_lines_with_the_bound_context(capsys: pytest.CaptureFixture[str]) -> None:
+    """Below the level nothing is written."""
+    configure_logging("info")
+    try:
+        with structlog.contextvars.bound_contextvars(request_id="r"):
+            structlog.get_logger().info("recommended", tier="llm")
+            structlog.get_logger().debug("noise")
+    finally:
+        structlog.reset_defaults()
+
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [(line["event"], line["tier"], line["request_id"], line["level"]) for line in lines] == [
+        ("recommended", "llm", "r", "info")
+    ]
