@@ -4,7 +4,8 @@ An error that we raise on purpose is one red line and exit code 1; a traceback m
 """
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -56,7 +57,7 @@ def up(
         out.print(escape(guide.grpc_call(settings, user_id, sys.executable)))
         out.print("\nCtrl-C or `tailrace down` stops everything.")
 
-    run_stack(settings, lambda line: out.print(f"[dim]{escape(line)}[/]"), when_ready)
+    run_stack(settings, _say, when_ready)
 
 
 @app.command()
@@ -109,6 +110,50 @@ def doctor() -> None:
 
 
 @app.command()
+def pipeline(
+    dataset: Annotated[str, typer.Option(help="A data set that the pipeline can fetch.")] = "ml-100k",
+    events: Annotated[Path | None, typer.Option(help="Your own events: Parquet, CSV or JSON Lines.")] = None,
+    items: Annotated[Path | None, typer.Option(help="Your own items, with --events.")] = None,
+    until: Annotated[str, typer.Option(help="End after this stage.")] = "publish",
+) -> None:
+    """Train, evaluate and publish a bundle from events; what is done already is skipped."""
+    from infra.local.store import feature_store
+    from pipelines.run import PipelineOptions, Places, run_pipeline
+    from services.features.repo import RepoAddress
+
+    settings = _settings()
+    options = PipelineOptions(dataset=dataset, events=events, items=items, until=until)
+    places = Places(
+        state_dir=settings.state_dir,
+        cache_dir=settings.cache_dir,
+        bundle_root=settings.bundle_root,
+        offline_log_dir=settings.offline_log_dir,
+        feature_repo=RepoAddress(settings.feature_repo_dir, settings.redis_host, settings.redis_port),
+        history_max_items=settings.history_max_items,
+    )
+    with feature_store(settings, _say):
+        run_pipeline(options, places, out)
+
+
+@app.command()
+def bench(
+    out_dir: Annotated[Path, typer.Option(help="Where the JSON files go.")] = Path("benchmarks/results"),
+) -> None:
+    """Measure the running stack: load per tier and door, then freshness."""
+    import subprocess
+
+    from services.settings import inherited_environment
+
+    settings = _settings()
+    out_dir.mkdir(parents=True, exist_ok=True)
+    for name in ("serve", "freshness"):
+        command = [sys.executable, "-m", f"benchmarks.{name}", "--json", str(out_dir / f"{name}.json")]
+        code = subprocess.run(command, env={**inherited_environment(), **settings.as_environment()}, check=False)
+        if code.returncode:
+            raise typer.Exit(code.returncode)
+
+
+@app.command()
 def bundles() -> None:
     """List the published bundles with their metrics."""
     from rich.table import Table
@@ -117,7 +162,7 @@ def bundles() -> None:
 
     store = BundleStore(_settings().bundle_root)
     live = store.live_version()
-    table = Table("", "version", "data set", "decoder NDCG@10", "student NDCG@10", box=None)
+    table = Table("", "version", "data set", "decoder NDCG@10", "student", "item-kNN", box=None)
     for version in store.versions():
         table.add_row("live" if version == live else "", version, *bundle_row(store.open(version).report()))
     out.print(table if table.row_count else "no bundle yet; `tailrace pipeline` makes one")
@@ -140,16 +185,22 @@ def rollback() -> None:
     out.print(f"{BundleStore(_settings().bundle_root).rollback()} is live")
 
 
-def bundle_row(report: dict[str, object]) -> list[str]:
-    """Give a bundle's cells from its evaluation report."""
-    return [str(report)[:60], "", ""]
+def bundle_row(report: dict[str, Any]) -> list[str]:
+    """Give a bundle's cells from its evaluation report; a dash for what was not measured."""
+    measured = [report.get("metrics", {}).get(model, {}) for model in ("decoder", "student", "item_knn")]
+    return [str(report.get("dataset", "-")), *(f"{one['ndcg@10']:.4f}" if one else "-" for one in measured)]
+
+
+def _say(line: str) -> None:
+    out.print(f"[dim]{escape(line)}[/]")
 
 
 def _settings() -> "Settings":
     from services.settings import load_settings
 
     settings = load_settings()
-    return settings.model_copy(update={"state_dir": settings.state_dir.absolute()})
+    absolute = {"state_dir": settings.state_dir.absolute(), "cache_dir": settings.cache_dir.absolute()}
+    return settings.model_copy(update=absolute)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,9 @@ class Settings(BaseSettings):
     state_dir: Path = Path(".tailrace")
     """Where the embedded stack keeps its data, logs and bundles."""
 
+    cache_dir: Path = Path(".tailrace/cache")
+    """Where downloaded data sets are kept, apart from any stack's state."""
+
     # the doors
     http_host: str = "127.0.0.1"
     http_port: int = Field(8000, ge=1, le=65_535)

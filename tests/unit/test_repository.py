@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 GENERATED = ("recommend_pb2.py", "recommend_pb2.pyi", "recommend_pb2_grpc.py")
 HIDDEN_OR_LOCAL = re.compile(r"^(\.|__pycache__$|build$|.*\.egg-info$)")
 KNOBS = """
-state_dir http_host http_port grpc_port metrics_port max_body_bytes max_events_per_request redis_host redis_port
+state_dir cache_dir http_host http_port grpc_port metrics_port max_body_bytes max_events_per_request redis_host redis_port
 kafka_bootstrap interactions_topic dead_letter_topic impressions_topic topic_partitions default_deadline_ms
 min_deadline_ms max_deadline_ms deadline_reserve_ms feature_timeout_ms min_history_for_llm breaker_failures
 breaker_open_s max_llm_in_flight gateway_replicas llm_replicas bundle_poll_s popular_refresh_s events_ack_timeout_s
