@@ -5,7 +5,7 @@ rows of one entity from one writer at a time, with rising times. Nothing is retr
 and a repeated write is harmless.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -71,7 +71,14 @@ class FeatureWriter:
         }
         self._push("user_recommendations", columns)
 
+    def write_view(self, view: str, columns: dict[str, list[Any]]) -> None:
+        """Write rows of a batch view; `event_timestamp` in Unix µs. Raises DependencyAway."""
+        self._write(lambda frame: self._store.write_to_online_store(view, frame), columns)
+
     def _push(self, view: str, columns: dict[str, list[Any]]) -> None:
+        self._write(lambda frame: self._store.push(f"{view}_push", frame), columns)
+
+    def _write(self, write: Callable[[Any], None], columns: dict[str, list[Any]]) -> None:
         import pandas as pd
 
         frame = pd.DataFrame(columns)
@@ -79,7 +86,7 @@ class FeatureWriter:
             return
         frame["event_timestamp"] = pd.to_datetime(frame["event_timestamp"], unit="us", utc=True)
         with _redis_as_dependency():
-            self._store.push(f"{view}_push", frame)
+            write(frame)
 
 
 def history_columns(rows: Sequence[UserHistory]) -> dict[str, list[Any]]:

@@ -103,6 +103,7 @@ class StreamWorker:
         checkpoint, publish, look = (Timer(every_s) for every_s in self._pace.timers_s)
         try:
             while not stop.is_set():
+                self._beat()
                 records = session.poll(_POLL_MS)
                 events, dead = decode(records)
                 self._dead_letter(session, dead)
