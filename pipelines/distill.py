@@ -31,6 +31,7 @@ from pipelines.examples import Cases, read_cases, read_sequences
 from pipelines.fitting import FitOptions, Progress, fit
 from pipelines.loss import Teacher, catalogue_loss
 from pipelines.metrics import ndcg, rank_labels
+from pipelines.seen import next_unseen
 from pipelines.split import Split
 from pipelines.student_scorer import StudentScorer
 from services.errors import StageFailed
@@ -136,16 +137,16 @@ def imitation_loss(
     student: Student, teacher: Decoder | None, catalogue: Catalogue, batch: Batch, teacher_weight: float
 ) -> Tensor:
     """Give the mean cross-entropy of the student over all places, against labels and (if there is one) the teacher."""
-    rows_BL, labels_T = torch.from_numpy(batch.tokens), torch.from_numpy(batch.labels).reshape(-1)
-    chosen_T = labels_T != IGNORED
-    hidden_TD = student(rows_BL).flatten(0, 1)[chosen_T]
+    rows_BL, labels_BL = torch.from_numpy(batch.tokens), torch.from_numpy(batch.labels)
+    items_BL = torch.where(labels_BL == IGNORED, IGNORED, labels_BL - 1)
+    chosen_BL, seen = next_unseen(items_BL, len(catalogue.item_ids))
     taught = None
     if teacher is not None:
         token_of_row = _token_of_row(catalogue)
         with torch.no_grad():
-            hidden_TE = hidden_states(teacher, token_of_row[rows_BL])[chosen_T]
+            hidden_TE = hidden_states(teacher, token_of_row[rows_BL]).view(*rows_BL.shape, -1)[chosen_BL]
             taught = Teacher(hidden_TE, teacher.head_weight_VD[token_of_row[1:]], teacher_weight)
-    return catalogue_loss(hidden_TD, student.head_weight_VD, labels_T[chosen_T] - 1, taught)
+    return catalogue_loss(student(rows_BL)[chosen_BL], student.head_weight_VD, items_BL[chosen_BL], seen, taught)
 
 
 def items_as_codes(catalogue: Catalogue) -> Catalogue:

@@ -13,7 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pipelines.seen import Seen
+
 _CHUNK_ROWS = 512
+_TINY = 1e-38
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +31,11 @@ class Teacher:
     weight: float
 
 
-def catalogue_loss(hidden_TD: Tensor, head_VD: Tensor, labels_T: Tensor, teacher: Teacher | None = None) -> Tensor:
+def catalogue_loss(
+    hidden_TD: Tensor, head_VD: Tensor, labels_T: Tensor, seen: Seen | None = None, teacher: Teacher | None = None
+) -> Tensor:
     """Give the mean cross-entropy (a scalar) of softmax(hidden @ head.T) against the labels, mixed with the teacher's."""
-    loss: Tensor = _FusedLoss.apply(hidden_TD, head_VD, labels_T, teacher)  # type: ignore[no-untyped-call]
+    loss: Tensor = _FusedLoss.apply(hidden_TD, head_VD, labels_T, seen, teacher)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -38,13 +43,17 @@ class _FusedLoss(torch.autograd.Function):
     """Computes the gradients in the forward pass, while the chunk's probabilities are at hand; backward only scales them."""
 
     @staticmethod
-    def forward(ctx: Any, hidden_TD: Tensor, head_VD: Tensor, labels_T: Tensor, teacher: Teacher | None) -> Tensor:
+    def forward(
+        ctx: Any, hidden_TD: Tensor, head_VD: Tensor, labels_T: Tensor, seen: Seen | None, teacher: Teacher | None
+    ) -> Tensor:
         grad_hidden_TD, grad_head_VD = torch.empty_like(hidden_TD), torch.zeros_like(head_VD)
         total = hidden_TD.new_zeros(())
         for start in range(0, len(labels_T), _CHUNK_ROWS):
             rows = slice(start, start + _CHUNK_ROWS)
-            scores_CV = hidden_TD[rows] @ head_VD.T
-            loss, error_CV = _loss_and_error(scores_CV, labels_T[rows], teacher, rows)
+            penalty_CV = None if seen is None else seen.penalty(rows)
+            scores_CV = _scores(hidden_TD[rows], head_VD, penalty_CV)
+            taught_CV = None if teacher is None else _taught(teacher, rows, penalty_CV)
+            loss, error_CV = _loss_and_error(scores_CV, labels_T[rows], taught_CV)
             total += loss
             error_CV /= len(labels_T)
             torch.mm(error_CV, head_VD, out=grad_hidden_TD[rows])
@@ -53,23 +62,33 @@ class _FusedLoss(torch.autograd.Function):
         return total / len(labels_T)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, Tensor, None, None, None]:
         grad_hidden_TD, grad_head_VD = ctx.saved_tensors
-        return grad_hidden_TD * grads[0], grad_head_VD * grads[0], None, None
+        return grad_hidden_TD * grads[0], grad_head_VD * grads[0], None, None, None
 
 
-def _loss_and_error(scores_CV: Tensor, labels_C: Tensor, teacher: Teacher | None, rows: slice) -> tuple[Tensor, Tensor]:
+def _scores(hidden_CD: Tensor, head_VD: Tensor, penalty_CV: Tensor | None) -> Tensor:
+    scores_CV = hidden_CD @ head_VD.T
+    return scores_CV if penalty_CV is None else scores_CV.add_(penalty_CV)
+
+
+def _taught(teacher: Teacher, rows: slice, penalty_CV: Tensor | None) -> Tensor:
+    """Give the teacher's part of the target."""
+    return _scores(teacher.hidden_TE[rows], teacher.head_VE, penalty_CV).softmax(dim=1).mul_(teacher.weight)
+
+
+def _loss_and_error(scores_CV: Tensor, labels_C: Tensor, taught_CV: Tensor | None) -> tuple[Tensor, Tensor]:
     """Give the chunk's summed loss and softmax minus target, which is the gradient of the scores."""
-    label_share = 1.0 if teacher is None else 1.0 - teacher.weight
-    log_norm_C = scores_CV.logsumexp(dim=1)
     at_label_C1 = labels_C.unsqueeze(1)
-    loss = log_norm_C.sum() - label_share * scores_CV.gather(1, at_label_C1).sum()
-    if teacher is None:
-        error_CV = scores_CV.sub_(log_norm_C.unsqueeze(1)).exp_()
-    else:
-        taught_CV = (teacher.hidden_TE[rows] @ teacher.head_VE.T).softmax(dim=1).mul_(teacher.weight)
-        loss -= (taught_CV * scores_CV).sum()
-        error_CV = scores_CV.sub_(log_norm_C.unsqueeze(1)).exp_().sub_(taught_CV)
-    return loss, error_CV.scatter_add_(
-        1, at_label_C1, torch.full_like(at_label_C1, -label_share, dtype=scores_CV.dtype)
-    )
+    error_CV, at_label_score_C1 = scores_CV.softmax(dim=1), scores_CV.gather(1, at_label_C1)
+    log_norm_C1 = at_label_score_C1 - error_CV.gather(1, at_label_C1).clamp_min(_TINY).log()
+    if taught_CV is None:
+        return (log_norm_C1 - at_label_score_C1).sum(), _take(error_CV, at_label_C1, torch.ones_like(log_norm_C1))
+    label_share_C1 = 1 - taught_CV.sum(dim=1, keepdim=True)
+    taught = torch.dot(taught_CV.flatten(), scores_CV.flatten())
+    loss = (log_norm_C1 - label_share_C1 * at_label_score_C1).sum() - taught
+    return loss, _take(error_CV.sub_(taught_CV), at_label_C1, label_share_C1)
+
+
+def _take(error_CV: Tensor, at_label_C1: Tensor, share_C1: Tensor) -> Tensor:
+    return error_CV.scatter_add_(1, at_label_C1, -share_C1)

@@ -27,6 +27,7 @@ from pipelines.examples import read_cases, read_sequences
 from pipelines.fitting import FitOptions, Progress, fit
 from pipelines.loss import catalogue_loss
 from pipelines.metrics import ndcg, rank_labels
+from pipelines.seen import next_unseen
 from pipelines.split import Split
 
 
@@ -40,12 +41,14 @@ class TrainOptions:
     feed_forward: int = 160
     max_items: int = 200
     stride: int = 50
-    max_batch_tokens: int = 4_096
+    max_batch_tokens: int = 1_024
     dropout: float = 0.3
+    mask_seen: bool = True
+    """Learn the next item among those not seen yet: what serving asks by default. Only codes of depth 1 can be masked."""
     seed: int = 0
     fit: FitOptions = field(
         default_factory=lambda: FitOptions(
-            epochs=60,
+            epochs=20,
             validate_every=5,
             descent=DescentOptions(learning_rate=4e-3, weight_decay=0.1, warm_up=0.1, average=0.99),
         )
@@ -57,7 +60,7 @@ def train(tokenized: Path, options: TrainOptions, out: Path, progress: Progress)
     catalogue = load_catalogue(tokenized / "catalogue.parquet")
     sequences, valid = read_sequences(tokenized), read_cases(tokenized, Split.VALID)
     decoder = new_decoder(catalogue, options)
-    rng = np.random.default_rng(options.seed)
+    rng, mask_seen = np.random.default_rng(options.seed), options.mask_seen and catalogue.depth == 1
     scorer = DecoderScorer(decoder, catalogue, options.max_items, options.stride)
     adding = [
         module for name, module in decoder.named_modules() if name.endswith(("embed_tokens", "o_proj", "down_proj"))
@@ -68,7 +71,7 @@ def train(tokenized: Path, options: TrainOptions, out: Path, progress: Progress)
             batches=lambda: list(
                 batch_windows(cut_windows(sequences, options.max_items, rng), catalogue, options.max_batch_tokens, rng)
             ),
-            loss=lambda batch: next_token_loss(decoder, catalogue, batch),
+            loss=lambda batch: next_token_loss(decoder, catalogue, batch, mask_seen=mask_seen),
             validate=lambda: ndcg(rank_labels(scorer, valid).masked, 10),
             options=options.fit,
             progress=progress,
@@ -79,16 +82,17 @@ def train(tokenized: Path, options: TrainOptions, out: Path, progress: Progress)
     (out / "training.json").write_text(json.dumps(about, indent=1))
 
 
-def next_token_loss(decoder: Decoder, catalogue: Catalogue, batch: Batch) -> Tensor:
+def next_token_loss(decoder: Decoder, catalogue: Catalogue, batch: Batch, *, mask_seen: bool) -> Tensor:
     """Give the mean cross-entropy over all places, each against the codes of its own level only."""
-    hidden_TD = hidden_states(decoder, torch.from_numpy(batch.tokens))
-    labels_T = torch.from_numpy(batch.labels).reshape(-1)
-    level_T = torch.arange(batch.labels.shape[1]).repeat(batch.labels.shape[0]) % catalogue.depth
+    hidden_BLD = hidden_states(decoder, torch.from_numpy(batch.tokens)).view(*batch.tokens.shape, -1)
+    labels_BL = torch.from_numpy(batch.labels)
     losses = []
     for level, (first, size) in enumerate(zip(catalogue.token_offsets, catalogue.level_sizes, strict=True)):
-        chosen_T = (labels_T != IGNORED) & (level_T == level)
+        codes_BL = torch.where(labels_BL == IGNORED, IGNORED, labels_BL - first)
+        codes_BL[:, torch.arange(codes_BL.shape[1]) % catalogue.depth != level] = IGNORED
+        chosen_BL, seen = next_unseen(codes_BL, size) if mask_seen else (codes_BL >= 0, None)
         head_VD = decoder.head_weight_VD[first : first + size]
-        losses.append(catalogue_loss(hidden_TD[chosen_T], head_VD, labels_T[chosen_T] - first))
+        losses.append(catalogue_loss(hidden_BLD[chosen_BL], head_VD, codes_BL[chosen_BL], seen))
     return torch.stack(losses).mean()
 
 

@@ -1,0 +1,62 @@
+"""What the terminal shows while the pipeline runs: one bar a stage, then one table. Knows no stage."""
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from pipelines.fitting import Progress as Report
+from pipelines.stage import StageOutput
+
+_COLUMNS = ("hr@5", "ndcg@5", "hr@10", "ndcg@10", "hr@10_unmasked", "ndcg@10_unmasked")
+
+
+class Bars:
+    """One bar for each stage, below each other. Use as a context manager."""
+
+    def __init__(self, console: Console) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description:<12}"),
+            BarColumn(bar_width=24),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[words]}"),
+            console=console,
+        )
+        self._bars: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._progress.stop()
+
+    def begin(self, stage: str) -> Report:
+        """Show a stage as begun, and give what moves its bar."""
+        bar = self._bars[stage] = self._progress.add_task(stage, total=None, words="")
+
+        def move(done: int, total: int, words: str) -> None:
+            self._progress.update(bar, completed=done, total=total, words=words)
+
+        return move
+
+    def end(self, output: StageOutput) -> None:
+        """Show a stage as done."""
+        bar = self._bars[output.stage]
+        self._progress.update(bar, completed=1, total=1)
+        if output.skipped:
+            self._progress.update(bar, words="done before")
+        self._progress.stop_task(bar)
+
+
+def metrics_table(report: Mapping[str, Any]) -> Table:
+    """Lay an evaluation out as a table, one model a row."""
+    low_high = "ndcg@10_interval"
+    table = Table("model", *_COLUMNS[:4], "95 %", *_COLUMNS[4:], title=f"{report['dataset']}, masked unless said")
+    for name, metrics in report["metrics"].items():
+        numbers = [f"{metrics[column]:.4f}" for column in _COLUMNS]
+        table.add_row(name, *numbers[:4], "-".join(f"{edge:.3f}" for edge in metrics[low_high]), *numbers[4:])
+    return table
