@@ -49,7 +49,7 @@ lock: ## resolve pyproject.toml anew in an empty environment and write requireme
 	@$(call need-python)
 	scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && \
 	$(PYTHON) -m venv "$$scratch/venv" && \
-	"$$scratch/venv/bin/pip" install --upgrade setuptools wheel && \
+	"$$scratch/venv/bin/pip" install --upgrade setuptools && \
 	"$$scratch/venv/bin/pip" install --no-build-isolation -e '.[dev]' && \
 	"$$scratch/venv/bin/python" -m infra.lock > requirements.lock
 
