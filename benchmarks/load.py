@@ -1,0 +1,109 @@
+"""Open-loop load: requests leave at a fixed rate whether or not earlier ones came back.
+
+Latency counts from the intended departure, so that a stalled server (or a generator that falls behind) shows up in it, and
+is not omitted. Knows nothing of what a request is.
+"""
+
+import asyncio
+import math
+import resource
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+MAX_IN_FLIGHT = 500
+GRACE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One request's end: whether it was answered, by which tier and reason (or with which error)."""
+
+    is_ok: bool
+    tier: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shot:
+    """One request: seconds from its intended departure to its end, and how late it departed."""
+
+    latency_s: float
+    departed_late_s: float
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One run: its shots, the wall time from the first departure to the last end, the generator's share of one core."""
+
+    shots: Sequence[Shot]
+    wall_s: float
+    cpu_share: float
+
+
+async def run_load(send: Callable[[int], Awaitable[Outcome]], rate_rps: float, num_requests: int) -> Load:
+    """Send `num_requests` at `rate_rps`, evenly spaced; `send` gets the request's number and never raises."""
+    started_s, cpu_before_s = time.perf_counter(), _cpu_s()
+    shots: list[Shot] = []
+    running: set[asyncio.Task[None]] = set()
+
+    async def shoot(number: int, intended_s: float) -> None:
+        departed_s = time.perf_counter()
+        if len(running) > MAX_IN_FLIGHT:
+            outcome = Outcome(is_ok=False, tier="none", reason="not_sent")
+        else:
+            try:
+                async with asyncio.timeout(GRACE_S):
+                    outcome = await send(number)
+            except TimeoutError:
+                outcome = Outcome(is_ok=False, tier="none", reason="no_answer")
+        shots.append(Shot(time.perf_counter() - intended_s, departed_s - intended_s, outcome))
+
+    for number in range(num_requests):
+        intended_s = started_s + number / rate_rps
+        if (wait_s := intended_s - time.perf_counter()) > 0:
+            await asyncio.sleep(wait_s)
+        task = asyncio.create_task(shoot(number, intended_s))
+        running.add(task)
+        task.add_done_callback(running.discard)
+    if running:
+        await asyncio.wait(running)
+    wall_s = time.perf_counter() - started_s
+    return Load(shots, wall_s, (_cpu_s() - cpu_before_s) / wall_s)
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Give the smallest value that at least this share of the values do not exceed (nearest rank)."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+def summary(load: Load, rate_rps: float, deadline_ms: int) -> dict[str, object]:
+    """Turn a run into the numbers that are reported. An error never meets its deadline."""
+    latencies_ms = [1_000 * shot.latency_s for shot in load.shots]
+    num_met = sum(shot.outcome.is_ok and 1_000 * shot.latency_s <= deadline_ms for shot in load.shots)
+    tiers = Counter(shot.outcome.tier for shot in load.shots)
+    reasons = Counter(shot.outcome.reason for shot in load.shots)
+    return {
+        "rate_rps": rate_rps,
+        "num_requests": len(load.shots),
+        "deadline_ms": deadline_ms,
+        "p50_ms": round(percentile(latencies_ms, 0.5), 3),
+        "p95_ms": round(percentile(latencies_ms, 0.95), 3),
+        "p99_ms": round(percentile(latencies_ms, 0.99), 3),
+        "max_ms": round(max(latencies_ms), 3),
+        "deadline_met": round(num_met / len(load.shots), 5),
+        "goodput_rps": round(num_met / load.wall_s, 2),
+        "num_errors": sum(not shot.outcome.is_ok for shot in load.shots),
+        "tiers": dict(tiers),
+        "reasons": dict(reasons),
+        "generator_cpu_share": round(load.cpu_share, 3),
+        "generator_late_p99_ms": round(percentile([1_000 * shot.departed_late_s for shot in load.shots], 0.99), 3),
+    }
+
+
+def _cpu_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime

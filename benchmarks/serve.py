@@ -1,0 +1,128 @@
+"""Open-loop load over REST and gRPC, tier by tier, with a call that does nothing beside it in the same run.
+
+    python -m benchmarks.serve --json OUT [--rate 50] [--seconds 10] [--deadline-ms 50 200] [--url ...] [--grpc ...]
+
+Asks the stack that runs (by default the one of this environment's settings); `--up` starts one and stops it after. Counts
+latency from the intended departure. Bounded in requests and time.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.audience import TIERS, Audience, find_audience
+from benchmarks.callers import Caller, RestCaller, RpcCaller
+from benchmarks.load import Outcome, run_load, summary
+from services.settings import Settings, load_settings
+
+NOOP = "noop"
+WARM_UP_REQUESTS = 20
+
+
+def main() -> None:
+    """Measure, print a table, write the JSON."""
+    settings = load_settings()
+    options = _options(settings)
+    stop = _started(settings) if options.up else None
+    try:
+        report = asyncio.run(_measure(options))
+    finally:
+        if stop is not None:
+            stop()
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def _options(settings: Settings) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, required=True, metavar="OUT")
+    parser.add_argument("--rate", type=float, default=50.0, help="requests a second")
+    parser.add_argument("--seconds", type=float, default=10.0, help="per case")
+    parser.add_argument("--deadline-ms", type=int, nargs="+", default=[50, 200])
+    parser.add_argument("--tiers", nargs="+", default=[*TIERS, "mixed"], choices=[*TIERS, "mixed"])
+    parser.add_argument(
+        "--users", type=int, default=200, help="how many user ids, from 1, to look for an audience among"
+    )
+    parser.add_argument("--url", default=f"{settings.http_host}:{settings.http_port}", metavar="HOST:PORT")
+    parser.add_argument("--grpc", default=settings.grpc_address, metavar="HOST:PORT")
+    parser.add_argument("--up", action="store_true", help="start a stack for this, and stop it after")
+    return parser.parse_args()
+
+
+def _started(settings: Settings) -> Callable[[], object]:
+    """Start the stack of these settings; gives what stops it."""
+    from infra.local.background import start_in_background
+    from infra.local.down import stop_stack
+
+    start_in_background(settings, sys.stderr)
+    return lambda: stop_stack(settings)
+
+
+async def _measure(options: argparse.Namespace) -> dict[str, Any]:
+    host, port = options.url.removeprefix("http://").rsplit(":", 1)
+    async with RestCaller(host, int(port)) as rest, RpcCaller(options.grpc) as rpc:
+        if (await rest.call(b"GET", b"/readyz", b""))[0] != 200:
+            sys.exit(f"error: no stack is ready at {options.url}; run `tailrace up` first, or pass --up")
+        audience = await find_audience(rest, (str(number) for number in range(1, options.users + 1)))
+        cases = []
+        for door, caller in (("rest", rest), ("grpc", rpc)):
+            cases += await _measure_door(door, caller, audience, options)
+    return {
+        "benchmark": "serve",
+        "command": f"python -m benchmarks.serve {' '.join(sys.argv[1:])}",
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "machine": {"cpus": os.cpu_count(), "arch": platform.machine(), "python": platform.python_version()},
+        "audience": {
+            "listed_users": len(audience.listed_user_ids),
+            "known_users": len(audience.known_user_ids),
+            "items": len(audience.item_ids),
+        },
+        "cases": cases,
+    }
+
+
+async def _measure_door(
+    door: str, caller: Caller, audience: Audience, options: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """Measure the call that does nothing, then each tier at each deadline, and set the medians in relation."""
+    noop = await _case(lambda _: caller.nothing(), door, NOOP, options.deadline_ms[0], options)
+    cases = [noop]
+    for tier in options.tiers:
+        asks = audience.asks(tier)
+        if asks is None:
+            print(f"{door:5} {tier:12} nobody to ask for it", file=sys.stderr)
+            continue
+        for deadline_ms in options.deadline_ms:
+
+            def send(number: int, asks: Any = asks, deadline_ms: int = deadline_ms) -> Awaitable[Outcome]:
+                return caller.recommend({**asks(number), "deadline_ms": deadline_ms})
+
+            case = await _case(send, door, tier, deadline_ms, options)
+            cases.append({**case, "p50_over_noop": round(case["p50_ms"] / noop["p50_ms"], 2)})
+    return cases
+
+
+async def _case(
+    send: Callable[[int], Awaitable[Outcome]], door: str, tier: str, deadline_ms: int, options: argparse.Namespace
+) -> dict[str, Any]:
+    for number in range(WARM_UP_REQUESTS):
+        await send(number)
+    load = await run_load(send, options.rate, round(options.rate * options.seconds))
+    case: dict[str, Any] = {"door": door, "tier": tier, **summary(load, options.rate, deadline_ms)}
+    print(
+        f"{door:5} {tier:12} deadline {deadline_ms:4} ms  p50 {case['p50_ms']:8.2f}  p95 {case['p95_ms']:8.2f}"
+        f"  p99 {case['p99_ms']:8.2f} ms  met {100 * case['deadline_met']:6.2f} %"
+        f"  cpu {case['generator_cpu_share']:.2f}  {case['tiers']}"
+    )
+    return case
+
+
+if __name__ == "__main__":
+    main()
