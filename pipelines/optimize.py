@@ -1,21 +1,27 @@
-"""Stage 7: the student takes the form in which it is served, and it is proven to answer as the one that was judged.
+"""Stage 7: everything takes the form in which it is served, and the student is proven to answer as the one that was judged.
 
-    student.onnx     pipelines/student_graph
-    serving.json     how far its scores are from the judged ones, and how long one ranking takes here
+    bundle/          what models/registry.py lists: decoder/, student.onnx (pipelines/student_graph), catalogue.parquet, report.json
+    version.txt      the bundle's name: when it was made (UTC) and a hash of what is in it
 
-The decoder needs no stage of its own: it is served from the checkpoint that was judged.
+The decoder is served from the very checkpoint that was judged. The report is the evaluation, and how far the exported
+student's scores are from the judged ones and how long one ranking takes here.
 """
 
 import json
+import shutil
 import time
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
 import onnx
 
+from models.registry import hashes
 from models.student import read_student
+from pipelines.evaluate import REPORT, Trained, read_report
 from pipelines.examples import Cases, read_cases
 from pipelines.split import Split
+from pipelines.stage import content_key
 from pipelines.student_graph import student_graph
 from pipelines.student_scorer import StudentScorer
 from services.errors import StageFailed
@@ -26,16 +32,29 @@ _NUM_COMPARED = 200
 _NUM_TIMED = 500
 
 
-def optimize(tokenized: Path, students_dir: Path, out: Path) -> None:
-    """Export, compare on test histories, time. Raises StageFailed when the exported student answers otherwise."""
-    student = read_student(students_dir / "student.safetensors")
-    onnx.save(student_graph(student), out / "student.onnx")
-    ranker, cases = StudentRanker(out / "student.onnx"), read_cases(tokenized, Split.TEST)
+def optimize(trained: Trained, evaluated: Path, made_at: datetime, out: Path) -> None:
+    """Assemble the bundle. Raises StageFailed when the exported student answers otherwise than the judged one."""
+    bundle = out / "bundle"
+    shutil.copytree(trained.decoder_dir, bundle / "decoder")
+    shutil.copyfile(trained.tokenized / "catalogue.parquet", bundle / "catalogue.parquet")
+    student, cases = (
+        read_student(trained.students_dir / "student.safetensors"),
+        read_cases(trained.tokenized, Split.TEST),
+    )
+    onnx.save(student_graph(student), bundle / "student.onnx")
+    ranker = StudentRanker(bundle / "student.onnx")
     error = relative_error(StudentScorer(student), ranker, cases)
     if error > _MAX_RELATIVE_ERROR:
         raise StageFailed("optimize", f"the exported student's scores differ by {error:.1e} of their range")
-    about = {"relative_error": error, **time_ranking(ranker, cases, student.config.num_items)}
-    (out / "serving.json").write_text(json.dumps(about, indent=1))
+    timed = time_ranking(ranker, cases, student.config.num_items)
+    report = read_report(evaluated) | {"student_serving": {"relative_error": error, **timed}}
+    (bundle / REPORT).write_text(json.dumps(report, indent=1))
+    (out / "version.txt").write_text(version_of(bundle, made_at))
+
+
+def version_of(bundle: Path, made_at: datetime) -> str:
+    """Name a bundle: sortable by time, and two of one second stay apart by content."""
+    return f"{made_at:%Y%m%dT%H%M%SZ}-{content_key(hashes(bundle))[:8]}"
 
 
 def relative_error(judged: StudentScorer, served: StudentRanker, cases: Cases) -> float:

@@ -6,8 +6,8 @@ Histories come from the online store, as a request would read them, and each lis
 one later event and the router asks the decoder again. A list holds no item of the user's history.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import polars as pl
@@ -17,10 +17,12 @@ from models.catalogue import Catalogue
 from models.prompt import prompt_tokens
 from models.weights import load_decoder
 from pipelines.fitting import Progress
+from pipelines.stage import content_key
 from services.contracts.recommend import Filters
 from services.features.rows import PrecomputedRow, UserHistory
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
+from services.llm.engine.outcome import Outcome
 from services.llm.engine.trie import ItemCodes
 
 _TABLE = "precomputed.parquet"
@@ -42,32 +44,45 @@ def busiest_users(events: pl.DataFrame, num_users: int) -> list[str]:
     return counted.sort(["recent", "total", "user_id"], descending=[True, True, False])["user_id"][:num_users].to_list()
 
 
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """What ranks: the checkpoint, its catalogue, the bundle that they belong to, and the prompt's shape."""
+
+    decoder_dir: Path
+    catalogue: Catalogue
+    bundle_version: str
+    max_items: int
+    stride: int
+
+
+def key(bundle_version: str, histories: Sequence[UserHistory], options: PrecomputeOptions) -> str:
+    """Give the content key of these users' lists."""
+    return content_key(asdict(options), [bundle_version, *(f"{row.user_id}@{row.row_time_us}" for row in histories)])
+
+
 def precompute(
-    decoder_dir: Path,
-    catalogue: Catalogue,
-    prompt: Mapping[str, int],
-    histories: Sequence[UserHistory],
-    bundle_version: str,
-    options: PrecomputeOptions,
-    out: Path,
-    progress: Progress,
+    ranking: Ranking, histories: Sequence[UserHistory], options: PrecomputeOptions, out: Path, progress: Progress
 ) -> None:
     """Rank for these histories and write the table."""
-    decoder = load_decoder(decoder_dir, torch.float32, "cpu")
-    items = ItemCodes(codes=catalogue.codes, level_sizes=catalogue.level_sizes, token_offsets=catalogue.token_offsets)
-    config = EngineConfig(max_waiting=max(1, len(histories)))
-    engine = Engine(decoder, config, items=items, bundle_version=bundle_version)
-    by_user = {history.user_id: history for history in histories}
+    engine, catalogue = _engine(ranking, len(histories)), ranking.catalogue
     for history in histories:
-        prompt_ids = prompt_tokens(
-            catalogue, catalogue.indices(history.item_ids), prompt["max_items"], prompt["stride"]
-        )
+        items = catalogue.indices(history.item_ids)
+        prompt = prompt_tokens(catalogue, items, ranking.max_items, ranking.stride)
         allowed = catalogue.allowed(Filters(), history.item_ids)
-        engine.add_rank(history.user_id, prompt_ids, k=options.list_len, allowed=allowed)
+        engine.add_rank(history.user_id, prompt, k=options.list_len, allowed=allowed)
+    watermarks = {history.user_id: history.newest_event_time_ms for history in histories}
     rows = []
-    for row in _ranked(engine, catalogue, by_user, bundle_version):
-        rows.append(row)
-        progress(len(rows), len(histories), row.user_id)
+    for outcome in _run(engine):
+        rows.append(
+            PrecomputedRow(
+                user_id=outcome.request_id,
+                item_ids=tuple(catalogue.item_ids[index] for index in outcome.item_indices.tolist()),
+                scores=tuple(outcome.scores.tolist()),
+                bundle_version=ranking.bundle_version,
+                watermark_ms=watermarks[outcome.request_id],
+            )
+        )
+        progress(len(rows), len(histories), "")
     save_rows(rows, out)
 
 
@@ -97,15 +112,13 @@ def read_rows(folder: Path) -> list[PrecomputedRow]:
     ]
 
 
-def _ranked(
-    engine: Engine, catalogue: Catalogue, by_user: Mapping[str, UserHistory], bundle_version: str
-) -> Iterator[PrecomputedRow]:
+def _engine(ranking: Ranking, num_requests: int) -> Engine:
+    catalogue, decoder = ranking.catalogue, load_decoder(ranking.decoder_dir, torch.float32, "cpu")
+    items = ItemCodes(codes=catalogue.codes, level_sizes=catalogue.level_sizes, token_offsets=catalogue.token_offsets)
+    config = EngineConfig(max_waiting=max(1, num_requests))
+    return Engine(decoder, config, items=items, bundle_version=ranking.bundle_version)
+
+
+def _run(engine: Engine) -> Iterator[Outcome]:
     while engine.has_work:
-        for outcome in engine.step(0.0):
-            yield PrecomputedRow(
-                user_id=outcome.request_id,
-                item_ids=tuple(catalogue.item_ids[index] for index in outcome.item_indices.tolist()),
-                scores=tuple(outcome.scores.tolist()),
-                bundle_version=bundle_version,
-                watermark_ms=by_user[outcome.request_id].newest_event_time_ms,
-            )
+        yield from engine.step(0.0)

@@ -38,7 +38,7 @@ def with_histories(rows: pl.DataFrame, read_histories: ReadHistories) -> pl.Data
     times = pd.DatetimeIndex(found["event_timestamp"]).tz_convert("UTC").as_unit("us").asi8
     answer = pl.DataFrame(
         {
-            "user_id": found["user_id"].astype(str).tolist(),
+            "user_id": pl.Series(found["user_id"].astype(str).tolist(), dtype=pl.String),
             "event_timestamp": pl.from_epoch(pl.Series(times), "us").dt.replace_time_zone("UTC"),
             "history_item_ids": [_listed(value) for value in found["history_item_ids"]],
         },
