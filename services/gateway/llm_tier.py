@@ -13,7 +13,7 @@ import structlog
 from prometheus_client import Gauge
 
 from services.contracts.rank import RankRequest, RankResult
-from services.errors import BundleMismatch, DeadlineExceeded, DependencyAway, Overloaded
+from services.errors import BundleError, DeadlineExceeded, DependencyAway, InvalidRequest, Overloaded
 from services.gateway.time_box import Settled, time_box
 from services.router.gate import LlmGate, LlmView
 from services.router.policy import LlmOutcome
@@ -25,7 +25,7 @@ class Llm(Protocol):
     """The LLM replicas."""
 
     async def rank(self, request: RankRequest, timeout_s: float) -> RankResult:
-        """Spell the next items. Raises Overloaded, DependencyAway, DeadlineExceeded or BundleMismatch."""
+        """Spell the next items. Raises Overloaded, DependencyAway, DeadlineExceeded, BundleError or InvalidRequest."""
         ...
 
 
@@ -95,8 +95,11 @@ def _outcome_of(error: BaseException | None) -> LlmOutcome:
             return LlmOutcome.OVERLOADED
         case DependencyAway():
             return LlmOutcome.AWAY
-        case BundleMismatch():
+        case BundleError():
             return LlmOutcome.MISMATCH
+        case InvalidRequest():
+            log.warning("llm_refused", error=str(error))
+            return LlmOutcome.REFUSED
         case _:
             log.warning("llm_failed", error=repr(error))
             return LlmOutcome.FAILED

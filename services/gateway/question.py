@@ -4,6 +4,7 @@ Reads the features within a time box; that they are away is a fact here, not an 
 gathers are for `services.router.policy`.
 """
 
+import uuid
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -79,10 +80,10 @@ class Question:
         )
 
     def for_llm(self, deadline_unix_s: float) -> RankRequest:
-        """Put the question to the LLM."""
+        """Put the question to the LLM, under an id of its own: callers may use one id twice at once."""
         seen = self.history_item_ids if self.request.exclude_seen else ()
         return RankRequest(
-            request_id=self.request.request_id,
+            request_id=f"{self.request.request_id}.{uuid.uuid4().hex}",
             user_id=self.request.user_id,
             bundle_version=self.live.version,
             history_item_ids=self.history_item_ids,

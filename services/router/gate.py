@@ -70,7 +70,7 @@ class LlmGate:
             case LlmOutcome.LATE:
                 self._breaker.abandoned()
                 self._predictor.gave_up(load, elapsed_s, now_s)
-            case LlmOutcome.OVERLOADED | LlmOutcome.MISMATCH | LlmOutcome.ABANDONED:
+            case LlmOutcome.OVERLOADED | LlmOutcome.REFUSED | LlmOutcome.MISMATCH | LlmOutcome.ABANDONED:
                 self._breaker.abandoned()
 
     def reported(self, load: EngineLoad, now_s: float) -> None:

@@ -16,13 +16,18 @@ from services.contracts.recommend import Reason, Tier
 
 
 class LlmOutcome(StrEnum):
-    """How asking the LLM ended. ABANDONED: the caller went away, nobody waits for a route."""
+    """How asking the LLM ended.
+
+    REFUSED: this one question was not to its liking, which says nothing of the next. MISMATCH: it serves another bundle, or
+    none yet. ABANDONED: the caller went away, nobody waits for a route.
+    """
 
     IN_TIME = "in_time"
     LATE = "late"
     OVERLOADED = "overloaded"
     AWAY = "away"
     FAILED = "failed"
+    REFUSED = "refused"
     MISMATCH = "mismatch"
     ABANDONED = "abandoned"
 
@@ -84,7 +89,7 @@ def after_llm(outcome: LlmOutcome) -> Route:
             return Route(Tier.STUDENT, Reason.LLM_AWAY)
         case LlmOutcome.MISMATCH:
             return Route(Tier.STUDENT, Reason.BUNDLE_MISMATCH)
-        case LlmOutcome.FAILED | LlmOutcome.ABANDONED:
+        case LlmOutcome.FAILED | LlmOutcome.REFUSED | LlmOutcome.ABANDONED:
             return Route(Tier.STUDENT, Reason.LLM_FAILED)
 
 

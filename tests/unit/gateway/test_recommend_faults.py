@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from services.contracts.recommend import Filters, Reason, Recommendation, RecommendRequest, Tier
-from services.errors import BundleMismatch, DeadlineExceeded, DependencyAway, Overloaded
+from services.errors import BundleMismatch, BundleNotFound, DeadlineExceeded, DependencyAway, InvalidRequest, Overloaded
 from tests.unit.gateway.world import VERSION, World, catalogue_of, make_world, publish
 
 
@@ -28,6 +28,8 @@ async def ask(world: World, user_id: str | None = "long", **fields: Any) -> Reco
         (DependencyAway("llm", 1.0), Reason.LLM_AWAY),
         (DeadlineExceeded("llm"), Reason.LLM_LATE),
         (BundleMismatch("v1", "v2"), Reason.BUNDLE_MISMATCH),
+        (BundleNotFound("none yet"), Reason.BUNDLE_MISMATCH),
+        (InvalidRequest("prompt", "too long", "send less"), Reason.LLM_FAILED),
         (ZeroDivisionError(), Reason.LLM_FAILED),
     ],
 )
@@ -73,6 +75,16 @@ async def test_failures_in_a_row_open_the_breaker(world: World) -> None:
 
     assert (answer.reason, len(world.llm.asked)) == (Reason.LLM_AWAY, 2)
     assert world.metric("tailrace_breaker_open") == 1
+
+
+async def test_one_id_used_twice_at_once_is_two_questions(world: World) -> None:
+    """The engine's ids are ours, so that a caller's habit cannot make it refuse."""
+    world.llm.delay_s = 0.01
+
+    answers = await asyncio.gather(ask(world), ask(world))
+
+    assert [answer.request_id for answer in answers] == ["r", "r"]
+    assert len({question.request_id for question in world.llm.asked}) == 2
 
 
 async def test_an_answer_of_another_bundle_is_not_served(world: World) -> None:

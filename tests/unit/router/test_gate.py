@@ -39,7 +39,9 @@ def test_failures_open_the_breaker(outcome: LlmOutcome) -> None:
     assert not broken.view(0).breaker_allows
 
 
-@pytest.mark.parametrize("outcome", [LlmOutcome.LATE, LlmOutcome.OVERLOADED, LlmOutcome.MISMATCH, LlmOutcome.ABANDONED])
+@pytest.mark.parametrize(
+    "outcome", [LlmOutcome.LATE, LlmOutcome.OVERLOADED, LlmOutcome.REFUSED, LlmOutcome.MISMATCH, LlmOutcome.ABANDONED]
+)
 def test_other_outcomes_do_not(outcome: LlmOutcome) -> None:
     """They say nothing of a broken tier."""
     fine = gate()

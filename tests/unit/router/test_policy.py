@@ -175,6 +175,7 @@ def test_every_request_ends_at_a_tier_that_can_answer(case: Facts, outcome: LlmO
         (LlmOutcome.AWAY, Tier.STUDENT, Reason.LLM_AWAY),
         (LlmOutcome.FAILED, Tier.STUDENT, Reason.LLM_FAILED),
         (LlmOutcome.MISMATCH, Tier.STUDENT, Reason.BUNDLE_MISMATCH),
+        (LlmOutcome.REFUSED, Tier.STUDENT, Reason.LLM_FAILED),
         (LlmOutcome.ABANDONED, Tier.STUDENT, Reason.LLM_FAILED),
     ],
 )
