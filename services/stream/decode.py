@@ -55,7 +55,7 @@ def decode(records: Iterable[Record]) -> tuple[list[LoggedInteraction], list[Dea
     for record in records:
         try:
             good.append(LoggedInteraction(_interaction(record), record.position))
-        except (InvalidRequest, ValueError, RecursionError) as error:  # json's own errors on huge or deep input too
+        except InvalidRequest as error:
             dead.append(DeadLetter(record, str(error)[:500]))
     return good, dead
 

@@ -1,0 +1,133 @@
+"""Offline features through Feast. Run: pytest tests/integration/test_features_point_in_time.py."""
+
+import random
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pandas as pd
+import polars as pl
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pipelines.features import build_tables, latest_histories, serve
+from pipelines.point_in_time import histories_as_of
+from services.contracts.features import history_digest
+from services.features.reader import FeatureReader
+from services.features.repo import RepoAddress
+from services.features.rows import LogPosition, UserHistory
+from services.features.writer import FeatureWriter
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Feast, ibis and pandas about each other
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+START = datetime(2026, 1, 1, tzinfo=UTC)
+MAX_ITEMS = 6
+
+
+def quiet(_done: int, _total: int, _words: str) -> None:
+    """Show no progress."""
+
+
+def random_events(num_events: int, num_users: int) -> pl.DataFrame:
+    """Build events of several users at random distances, many of them a microsecond apart."""
+    draw = random.Random(7)
+    at, rows = START, []
+    for _ in range(num_events):
+        at += timedelta(microseconds=draw.choice((1, 1, 500, 3_600_000_000)))
+        rows.append(
+            (f"u{draw.randrange(num_users)}", f"i{draw.randrange(30)}", at, "rating", float(draw.randrange(1, 6)))
+        )
+    columns = ["user_id", "item_id", "event_time", "event_type", "value"]
+    return pl.DataFrame(rows, columns, orient="row", schema_overrides={"event_time": pl.Datetime("us", "UTC")})
+
+
+EVENTS = random_events(200, num_users=7)
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> Path:
+    """The stage's output for the events above."""
+    out = tmp_path / "tables"
+    out.mkdir()
+    EVENTS.write_parquet(out / "events.parquet")
+    items = pl.DataFrame({"item_id": [f"i{number}" for number in range(30)], "categories": [["x"]] * 30})
+    items.write_parquet(out / "items.parquet")
+    build_tables(out, MAX_ITEMS, out, quiet)
+    return out
+
+
+def known_at(user_id: str, when: datetime) -> list[str]:
+    """Oracle: filter the events by hand."""
+    theirs = EVENTS.filter((pl.col("user_id") == user_id) & (pl.col("event_time") <= when))
+    return theirs["item_id"].to_list()[-MAX_ITEMS:]
+
+
+def test_no_row_sees_its_future(tables: Path, features: RepoAddress) -> None:
+    """For any user and time the join gives exactly the events at or before it; asked in any order, some of them twice."""
+    serve(tables, features, quiet)
+    times = EVENTS["event_time"].to_list()
+    moments = st.sampled_from(times).flatmap(
+        lambda at: st.sampled_from([at, at - timedelta(microseconds=1), at + timedelta(microseconds=1)])
+    )
+    asked_rows = st.lists(st.tuples(st.sampled_from([f"u{number}" for number in range(8)]), moments), min_size=1)
+
+    @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @given(asked_rows)
+    def holds(rows: list[tuple[str, datetime]]) -> None:
+        asked = pd.DataFrame(rows, columns=["user_id", "event_timestamp"])
+
+        answer = histories_as_of(features, asked)
+
+        assert list(zip(answer["user_id"], answer["event_timestamp"], strict=True)) == rows
+        assert [list(ids) for ids in answer["history_item_ids"]] == [known_at(user, when) for user, when in rows]
+
+    holds()
+
+
+async def test_online_histories_are_the_newest_offline_ones(tables: Path, features: RepoAddress) -> None:
+    """After materialising, what is served equals the offline history as of the served row's own time."""
+    serve(tables, features, quiet)
+    reader = FeatureReader(features, num_partitions=1)
+    served = {row.user_id: await reader.read(row.user_id, 1.0) for row in latest_histories(tables)}
+    await reader.close()
+    asked = [(user_id, pd.Timestamp(found.as_of_us, unit="us", tz="UTC")) for user_id, found in served.items()]
+
+    offline = histories_as_of(features, pd.DataFrame(asked, columns=["user_id", "event_timestamp"]))
+
+    assert len(served) == 7
+    digests = [history_digest(tuple(ids)) for ids in offline["history_item_ids"]]
+    assert digests == [found.history_digest for found in served.values()]
+
+
+def test_materialising_again_leaves_the_workers_rows_alone(tables: Path, features: RepoAddress) -> None:
+    """A user whom the stream worker has taken over keeps the live row, even where the tables' row claims to be later."""
+    serve(tables, features, quiet)
+    live = UserHistory(
+        user_id="u1",
+        item_ids=("clicked",),
+        newest_event_time_ms=1,
+        num_events=9_999,
+        row_time_us=FeatureWriter(features).read_histories(["u1"])["u1"].row_time_us + 1,
+        recent_event_ids=("e",),
+        position=LogPosition("topic", 0, 0),
+    )
+    FeatureWriter(features).write_histories([live])
+
+    serve(tables, features, quiet)
+
+    assert FeatureWriter(features).read_histories(["u1"]) == {"u1": live}
+
+
+def test_nobody_is_known_before_the_first_event(tables: Path, features: RepoAddress) -> None:
+    """A row without any history has an empty one, and no time of a newest event."""
+    serve(tables, features, quiet)
+    asked = pd.DataFrame([("u1", START), ("nobody", START)], columns=["user_id", "event_timestamp"])
+
+    answer = histories_as_of(features, asked)
+
+    assert [list(ids) for ids in answer["history_item_ids"]] == [[], []]
+    assert answer["num_events"].tolist() == [0, 0]
+    assert answer["newest_event_time_ms"].isna().all()

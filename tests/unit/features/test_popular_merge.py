@@ -1,0 +1,37 @@
+"""Merging popularity. Run: pytest tests/unit/features/test_popular_merge.py."""
+
+import pytest
+
+from services.features.popular import merge_popularity
+from services.features.rows import WINDOW_MS, PopularRow, PopularWindow
+
+
+def row(as_of_ms: int, **windows: dict[str, int]) -> PopularRow:
+    """Build a partition's row; windows that are not named are empty."""
+    full = {name: windows.get(f"w{name}", {}) for name in WINDOW_MS}
+    return PopularRow(
+        partition=0,
+        as_of_ms=as_of_ms,
+        windows={name: PopularWindow(tuple(counts), tuple(counts.values())) for name, counts in full.items()},
+    )
+
+
+def test_scores_are_events_per_hour_summed_over_windows_and_partitions() -> None:
+    """24 events within a day weigh as much as one within the hour."""
+    rows = [row(0, w1h={"a": 1}, w24h={"b": 24}), row(0, w1h={"a": 1}, w7d={"c": 168})]
+
+    merged = merge_popularity(rows, now_ms=0)
+
+    assert merged == [("a", pytest.approx(2.0)), ("b", pytest.approx(1.0)), ("c", pytest.approx(1.0))]
+
+
+def test_windows_older_than_their_length_are_left_out() -> None:
+    """When the worker has been away for two hours, its last hour says nothing of now."""
+    merged = merge_popularity([row(0, w1h={"a": 9}, w24h={"b": 1})], now_ms=2 * WINDOW_MS["1h"])
+
+    assert [item_id for item_id, _ in merged] == ["b"]
+
+
+def test_nothing_is_popular_before_the_first_event() -> None:
+    """No rows, no ranking."""
+    assert merge_popularity([], now_ms=0) == []

@@ -1,0 +1,150 @@
+"""What an event does to a row. Run: pytest tests/unit/stream/test_aggregate.py."""
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.features.rows import LogPosition, UserHistory
+from services.stream.aggregate import Limits, LoggedEvent, SkipReason, apply
+
+LIMITS = Limits(max_items=5, max_event_ids=4)
+
+
+def event(
+    offset: int, *, topic: str = "t", partition: int = 0, event_id: str | None = None, time: int = 100
+) -> LoggedEvent:
+    """Build an event whose item is named for its offset."""
+    name = f"{topic}{offset}" if event_id is None else event_id
+    return LoggedEvent("u", f"item-{offset}", name, time, LogPosition(topic, partition, offset))
+
+
+def rows_after(events: list[LoggedEvent], limits: Limits = LIMITS) -> list[UserHistory | None]:
+    """Apply one by one and give the row after each."""
+    rows: list[UserHistory | None] = []
+    row = None
+    for one in events:
+        row = apply(row, [one], limits).row
+        rows.append(row)
+    return rows
+
+
+EVENTS = st.lists(
+    st.builds(
+        lambda offset, topic, name, time: event(offset, topic=topic, event_id=name, time=time),
+        st.integers(0, 30),
+        st.sampled_from("tu"),
+        st.sampled_from([f"e{number}" for number in range(12)]),
+        st.integers(0, 10_000),
+    ),
+    max_size=40,
+)
+
+
+def test_first_event_makes_the_row() -> None:
+    """A user without a row gets one that holds the event."""
+    outcome = apply(None, [event(3, time=1_234_567)], LIMITS)
+
+    assert outcome.row == UserHistory(
+        user_id="u",
+        item_ids=("item-3",),
+        newest_event_time_ms=1_234,
+        num_events=1,
+        row_time_us=1_234_567,
+        recent_event_ids=("t3",),
+        position=LogPosition("t", 0, 3),
+    )
+    assert outcome.num_applied == 1
+
+
+def test_offsets_that_the_row_has_seen_are_skipped() -> None:
+    """Older and equal offsets of the same topic change nothing."""
+    row = apply(None, [event(4), event(5)], LIMITS).row
+
+    outcome = apply(row, [event(4, event_id="x"), event(5, event_id="y")], LIMITS)
+
+    assert outcome.row is row
+    assert outcome.skipped == (SkipReason.OLD_OFFSET, SkipReason.OLD_OFFSET)
+
+
+def test_a_topic_made_anew_starts_at_zero_again() -> None:
+    """Offset 0 of another topic id is new."""
+    row = apply(None, [event(7)], LIMITS).row
+
+    outcome = apply(row, [event(0, topic="anew")], LIMITS)
+
+    assert outcome.row is not None
+    assert outcome.row.item_ids == ("item-7", "item-0")
+    assert outcome.row.position == LogPosition("anew", 0, 0)
+
+
+def test_a_clients_retry_is_applied_once() -> None:
+    """The same event id at another offset is skipped, and counted as that."""
+    outcome = apply(None, [event(1, event_id="same"), event(2, event_id="same")], LIMITS)
+
+    assert outcome.row is not None
+    assert outcome.row.num_events == 1
+    assert outcome.skipped == (SkipReason.DUPLICATE_EVENT,)
+
+
+def test_late_events_are_appended_and_do_not_turn_time_back() -> None:
+    """Order is that of arrival; the newest event time is the maximum; the row's own time rises by a microsecond."""
+    outcome = apply(None, [event(1, time=9_000), event(2, time=1_000)], LIMITS)
+
+    assert outcome.row is not None
+    assert outcome.row.item_ids == ("item-1", "item-2")
+    assert outcome.row.newest_event_time_ms == 9
+    assert outcome.row.row_time_us == 9_001
+
+
+@given(EVENTS, st.data())
+def test_batches_do_not_matter(events: list[LoggedEvent], data: st.DataObject) -> None:
+    """Any split of the log into batches gives the row of one-by-one application."""
+    cut = data.draw(st.integers(0, len(events)))
+    first = apply(None, events[:cut], LIMITS)
+    second = apply(first.row, events[cut:], LIMITS)
+
+    assert second.row == (rows_after(events) or [None])[-1]
+    assert first.num_applied + second.num_applied + len(first.skipped) + len(second.skipped) == len(events)
+
+
+@given(st.integers(0, 25), st.integers(0, 25), st.integers(1, 25))
+def test_a_replay_from_any_earlier_offset_changes_nothing(start: int, crash: int, num_events: int) -> None:
+    """After a crash the log comes again from somewhere before: the row ends as if it had come once."""
+    log = [event(offset, event_id=f"e{offset % 9}", time=(offset * 37) % 11) for offset in range(num_events)]
+    crash = min(crash, num_events)
+    row = apply(None, log[:crash], LIMITS).row
+
+    again = apply(row, log[min(start, crash) :], LIMITS).row
+
+    assert again == apply(None, log, LIMITS).row
+
+
+@given(EVENTS)
+def test_the_row_is_what_a_list_of_applied_events_says(events: list[LoggedEvent]) -> None:
+    """Oracle: keep all applied events in a list and derive each column from it."""
+    applied: list[LoggedEvent] = []
+    for one in events:
+        seen = applied and applied[-1].position.topic_id == one.position.topic_id
+        if seen and one.position.offset <= applied[-1].position.offset:
+            continue
+        if one.event_id not in [past.event_id for past in applied[-LIMITS.max_event_ids :]]:
+            applied.append(one)
+
+    row = apply(None, events, LIMITS).row
+
+    assert (row is None) == (not applied)
+    if row is not None:
+        assert row.item_ids == tuple(past.item_id for past in applied[-LIMITS.max_items :])
+        assert row.num_events == len(applied)
+        assert row.newest_event_time_ms == max(past.event_time_us for past in applied) // 1_000
+        assert row.position == applied[-1].position
+
+
+@given(EVENTS)
+def test_row_time_rises_with_each_change(events: list[LoggedEvent]) -> None:
+    """The store drops a row whose time is not later, so every change must have a later time."""
+    rows = [row for row in rows_after(events) if row is not None]
+
+    for before, after in itertools.pairwise(rows):
+        assert after is before or after.row_time_us > before.row_time_us

@@ -1,0 +1,67 @@
+"""Which records can be applied. Run: pytest tests/unit/stream/test_decode.py."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.contracts.events import Interaction
+from services.features.rows import LogPosition
+from services.stream.decode import Record, decode
+
+NOW_MS = 1_795_262_400_000
+
+
+def record(value: bytes | None, key: bytes | None = b"u", offset: int = 0) -> Record:
+    """Build a record produced now."""
+    return Record(LogPosition("t", 0, offset), key, value, NOW_MS)
+
+
+def value(**changes: object) -> bytes:
+    """Build a readable value with some fields changed."""
+    fields = {"event_id": "e", "user_id": "u", "item_id": "i", "event_time_ms": NOW_MS}
+    return json.dumps(fields | changes).encode()
+
+
+def test_a_readable_record_becomes_an_event() -> None:
+    """What a door encoded comes back, with its place in the log."""
+    interaction = Interaction(event_id="e", user_id="ü", item_id="i", event_time_ms=NOW_MS)
+
+    (good,), dead = decode([record(interaction.encode(), interaction.key, offset=5)])
+
+    assert good.interaction == interaction
+    assert good.event.position == LogPosition("t", 0, 5)
+    assert good.event.event_time_us == NOW_MS * 1_000
+    assert dead == []
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (record(None), "value"),
+        (record(b"{"), "JSON"),
+        (record(b"[" * 100_000), "JSON"),
+        (record(b'{"event_time_ms":' + b"9" * 5_000 + b"}"), "JSON"),
+        (record(value(surprise=1)), "surprise"),
+        (record(value(user_id="other")), "key"),
+        (record(value(), key=None), "key"),
+        (record(value(item_id="\ud800")), "item_id"),
+        (record(value(event_time_ms=NOW_MS + 3_600_000)), "event_time_ms"),
+    ],
+)
+def test_what_cannot_be_applied_is_a_dead_letter_with_a_reason(bad: Record, words: str) -> None:
+    """Each kind of poison is set aside with words that say why, and its neighbours are kept."""
+    good, (letter,) = decode([record(value()), bad, record(value())])
+
+    assert len(good) == 2
+    assert letter.record is bad
+    assert words in letter.reason
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_whatever_stop_the_log(noise: bytes) -> None:
+    """Any value is either an event or a dead letter."""
+    good, dead = decode([record(noise)])
+
+    assert len(good) + len(dead) == 1
