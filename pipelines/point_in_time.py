@@ -3,9 +3,14 @@
 Feast's join pairs each row that is asked for with all earlier rows of its user before it keeps the newest; with the lists
 of item ids in it, that takes gigabytes. So the join decides on small columns alone (which row: the user's nth), and the
 list of that row is fetched afterwards by its exact key. The decision what was known when stays Feast's.
+
+The join runs in a process of its own: its memory is given back before training begins, and duckdb and torch in one process
+end it with pages of complaints about leaked types.
 """
 
+import multiprocessing
 import warnings
+from concurrent.futures import ProcessPoolExecutor
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -28,7 +33,8 @@ def histories_as_of(address: RepoAddress, rows: "pd.DataFrame") -> "pd.DataFrame
     asked = pl.from_pandas(rows[["user_id", "event_timestamp"]]).with_columns(
         pl.col("event_timestamp").dt.convert_time_zone("UTC").dt.cast_time_unit("us")
     )
-    decided = _decide(address, asked)
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as child:
+        decided = child.submit(_decide, address, asked).result()
     history = pl.scan_parquet(address.table_path(USER_HISTORY_TABLE)).select(
         "user_id", "num_events", history_item_ids="item_ids"
     )
