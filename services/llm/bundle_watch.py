@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import structlog
 
 from models.registry import Bundle, BundleStore
-from services.errors import BundleNotFound, TailraceError
+from services.errors import BundleNotFound
 from services.llm.engine_thread import EngineThread
 from services.llm.loaded_bundle import LoadedBundle
 
@@ -79,7 +79,7 @@ class BundleWatch:
             return
         try:
             self._swap(self._load(self._store.live()))
-        except (TailraceError, OSError) as error:
+        except Exception as error:  # a bad bundle, however bad, must not end what serves
             self._refused_version = version
             log.exception("bundle_refused", version=version, loaded=loaded, error=str(error))
 

@@ -94,16 +94,18 @@ async def test_no_request_is_dropped_by_a_swap(replica, settings) -> None:
     assert len(replies) > len(refused) > 0
 
 
-async def test_a_corrupt_bundle_leaves_the_old_one_serving(replica, settings) -> None:
-    """A version that does not verify is refused; the one before goes on."""
+@pytest.mark.parametrize(("name", "content"), [("decoder/config.json", "{}"), ("manifest.json", '{"files": 1}')])
+async def test_a_corrupt_bundle_leaves_the_old_one_serving(replica, settings, name, content) -> None:
+    """A version that does not verify, or breaks in any other way, is refused; the one before goes on."""
     publish_bundle(settings.bundle_root, "v1")
     await served(replica, "v1")
     broken = publish_bundle(settings.bundle_root.parent / "elsewhere" / "bundles", "v2")
     broken.path.rename(settings.bundle_root / "v2")
-    (settings.bundle_root / "v2" / "decoder" / "config.json").write_text("{}")
+    (settings.bundle_root / "v2" / name).write_text(content)
     (settings.bundle_root / "LIVE").write_text("v2\n")
     await asyncio.sleep(0.2)
 
+    replica.check_health()
     assert isinstance(await replica.rank(build_request("v1")), RankResult)
     assert BundleStore(settings.bundle_root).live_version() == "v2"
 

@@ -87,11 +87,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             rows_by_level=(rows,) * max(0, depth - 1),
             max_new_tokens=0 if depth else new_tokens,
         )
-        if self.scheduler.num_waiting == CONFIG.max_waiting:
-            with pytest.raises(Overloaded):
-                self.scheduler.add(sequence)
-        elif length + sequence.max_new_tokens > 48:
+        if length + sequence.max_new_tokens > 48:
             with pytest.raises(InvalidRequest):
+                self.scheduler.add(sequence)
+        elif self.scheduler.num_waiting >= CONFIG.max_waiting:  # beyond it only by those that were put back
+            with pytest.raises(Overloaded):
                 self.scheduler.add(sequence)
         else:
             self.scheduler.add(sequence)
