@@ -4,7 +4,7 @@ Masked means that the items of the history are removed before ranking, so a labe
 only be missed. A label that ties with others gets their mean rank.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,7 @@ Scorer = Callable[[Sequence[np.ndarray]], np.ndarray]
 """Histories of item indices, oldest first -> scores (num_histories, num_items)."""
 
 CUTOFFS = (5, 10)
-_CASES_PER_BATCH = 128
+_CASES_PER_BATCH = 32
 _RESAMPLES = 1_000
 
 
@@ -28,15 +28,16 @@ class Ranks:
 
 
 def rank_labels(scorer: Scorer, cases: Cases) -> Ranks:
-    """Score every case and rank its label."""
-    masked, unmasked = [], []
-    for rows in _batches(len(cases)):
+    """Score every case and rank its label; histories of about one length go together."""
+    ranks = Ranks(np.empty(len(cases)), np.empty(len(cases)))
+    by_length = np.argsort([len(history) for history in cases.histories], kind="stable")
+    for rows in np.split(by_length, range(_CASES_PER_BATCH, len(cases), _CASES_PER_BATCH)):
         scores = scorer([cases.histories[row] for row in rows]).astype(np.float64)
         for row, score in zip(rows, scores, strict=True):
-            unmasked.append(mean_rank(score, int(cases.targets[row])))
+            ranks.unmasked[row] = mean_rank(score, int(cases.targets[row]))
             score[cases.histories[row]] = -np.inf
-            masked.append(mean_rank(score, int(cases.targets[row])))
-    return Ranks(np.array(masked), np.array(unmasked))
+            ranks.masked[row] = mean_rank(score, int(cases.targets[row]))
+    return ranks
 
 
 def mean_rank(scores: np.ndarray, target: int) -> float:
@@ -77,8 +78,3 @@ def summarise(ranks: Ranks) -> dict[str, float | list[float]]:
             named[f"ndcg@{cutoff}{suffix}"] = ndcg(values, cutoff)
     named["ndcg@10_interval"] = list(interval(gains(ranks.masked, 10), seed=0))
     return named
-
-
-def _batches(num_cases: int) -> Iterator[range]:
-    for start in range(0, num_cases, _CASES_PER_BATCH):
-        yield range(start, min(start + _CASES_PER_BATCH, num_cases))

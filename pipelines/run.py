@@ -40,7 +40,11 @@ from pipelines import (
     train,
 )
 from pipelines.bars import Bars, metrics_table
+from pipelines.distill import DistillOptions
+from pipelines.gate import GateOptions
+from pipelines.precompute import PrecomputeOptions
 from pipelines.stage import StageOutput, Stages, content_key
+from pipelines.train import TrainOptions
 from services.errors import ConfigError
 from services.features.repo import RepoAddress
 from services.features.writer import FeatureWriter
@@ -58,10 +62,10 @@ class PipelineOptions:
     items: Path | None = None
     with_live_log: bool = True
     until: str = "publish"
-    train: train.TrainOptions = field(default_factory=train.TrainOptions)
-    distill: distill.DistillOptions = field(default_factory=distill.DistillOptions)
-    gate: gate.GateOptions = field(default_factory=gate.GateOptions)
-    precompute: precompute.PrecomputeOptions = field(default_factory=precompute.PrecomputeOptions)
+    train: TrainOptions = field(default_factory=TrainOptions)
+    distill: DistillOptions = field(default_factory=DistillOptions)
+    gate: GateOptions = field(default_factory=GateOptions)
+    precompute: PrecomputeOptions = field(default_factory=PrecomputeOptions)
 
     def __post_init__(self) -> None:
         """Refuse what cannot be run. Raises ConfigError naming the option."""

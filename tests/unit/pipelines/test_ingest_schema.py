@@ -1,0 +1,129 @@
+"""Run with: pytest tests/unit/pipelines/test_ingest_schema.py"""
+
+from datetime import UTC, datetime, timedelta
+
+import polars as pl
+import pytest
+
+from pipelines.schema import check_events, check_items, order_events
+from services.errors import DataError
+
+ITEMS = pl.Series(["a", "b"])
+
+
+def events(**columns: list[object]) -> pl.DataFrame:
+    """Two good events, with columns replaced."""
+    good: dict[str, list[object]] = {"user_id": ["u", "v"], "item_id": ["a", "b"], "event_time": [10, 20]}
+    return pl.DataFrame({**good, **columns})
+
+
+@pytest.mark.parametrize("column", ["user_id", "item_id", "event_time"])
+def test_missing_column_is_named_with_an_example(column: str) -> None:
+    """A table without a required column is refused, naming it."""
+    with pytest.raises(DataError, match=f"column {column}: missing .* for example") as caught:
+        check_events(events().drop(column), ITEMS)
+
+    assert caught.value.column == column
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ([1_795_262_400, 1_795_262_401], datetime(2026, 11, 21, 12, tzinfo=UTC)),
+        ([1_795_262_400_000, 1_795_262_401_000], datetime(2026, 11, 21, 12, tzinfo=UTC)),
+        ([1_795_262_400.25, 1_795_262_401.0], datetime(2026, 11, 21, 12, 0, 0, 250_000, tzinfo=UTC)),
+        (["2026-11-21T12:00:00Z", "2026-11-21T12:00:01Z"], datetime(2026, 11, 21, 12, tzinfo=UTC)),
+        (["2026-11-21T13:00:00.5+01:00", "x"], datetime(2026, 11, 21, 12, 0, 0, 500_000, tzinfo=UTC)),
+        (["2026-11-21 12:00:00", "x"], datetime(2026, 11, 21, 12, tzinfo=UTC)),
+        (["2026-11-21", "x"], datetime(2026, 11, 21, tzinfo=UTC)),
+        (["1795262400", "x"], datetime(2026, 11, 21, 12, tzinfo=UTC)),
+        ([datetime(2026, 11, 21, 12), datetime(2026, 11, 22)], datetime(2026, 11, 21, 12, tzinfo=UTC)),
+    ],
+)
+def test_times_are_read_in_every_documented_form(written: list[object], expected: datetime) -> None:
+    """Unix seconds and milliseconds, ISO text with and without zone, and datetimes all mean the same instant."""
+    checked = check_events(events(event_time=written), ITEMS)
+
+    assert checked.good["event_time"][0] == expected
+
+
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [
+        ({"user_id": ["", "v"]}, "user_id"),
+        ({"user_id": ["x" * 257, "v"]}, "user_id"),
+        ({"user_id": ["line\nbreak", "v"]}, "user_id"),
+        ({"item_id": [None, "b"]}, "item_id"),
+        ({"item_id": ["nowhere", "b"]}, "item_id not in items"),
+        ({"event_time": ["soon", "20"]}, "event_time"),
+        ({"event_time": [-5, 20]}, "event_time"),
+        ({"value": ["much", "2"]}, "value"),
+        ({"value": [float("nan"), 2.0]}, "value"),
+    ],
+)
+def test_bad_row_is_set_aside_with_its_reason(columns: dict[str, list[object]], reason: str) -> None:
+    """One bad row costs that row alone, and is kept as it was written."""
+    checked = check_events(events(**columns), ITEMS)
+
+    assert checked.good["user_id"].to_list() == ["v"]
+    assert checked.rejected["reason"].to_list() == [reason]
+
+
+def test_column_without_one_readable_row_stops() -> None:
+    """When no row's time can be read, the column is wrong and not the rows."""
+    with pytest.raises(DataError, match=r"column event_time: not one row can be used, such as 'soon'"):
+        check_events(events(event_time=["soon", "later"]), ITEMS)
+
+
+def test_optional_columns_have_defaults() -> None:
+    """Without event_type and value an event is an interaction worth 1."""
+    good = check_events(events(), ITEMS).good
+
+    assert good["event_type"].to_list() == ["interaction", "interaction"]
+    assert good["value"].to_list() == [1.0, 1.0]
+
+
+def test_ties_move_apart_in_file_order() -> None:
+    """Events of one user at one time keep the file's order and get strictly rising times."""
+    tied = check_events(events(user_id=["u", "u"], item_id=["b", "a"], event_time=[10, 10]), ITEMS).good
+
+    ordered = order_events(tied)
+
+    assert ordered["item_id"].to_list() == ["b", "a"]
+    assert ordered["event_time"][1] - ordered["event_time"][0] == timedelta(microseconds=1)
+
+
+def test_tie_pushes_a_close_follower_on() -> None:
+    """A tie that reaches into the next event's microsecond moves that event too."""
+    times = [datetime(2026, 1, 1, microsecond=micros, tzinfo=UTC) for micros in (5, 5, 6)]
+    frame = pl.DataFrame({"user_id": ["u"] * 3, "item_id": ["a", "b", "a"], "event_time": times})
+
+    ordered = order_events(check_events(frame, ITEMS).good)
+
+    assert [time.microsecond for time in ordered["event_time"]] == [5, 6, 7]
+
+
+def test_users_do_not_push_each_other() -> None:
+    """Ties between users stay as they are."""
+    ordered = order_events(check_events(events(event_time=[10, 10]), ITEMS).good)
+
+    assert ordered["event_time"].n_unique() == 1
+
+
+@pytest.mark.parametrize(
+    ("categories", "expected"),
+    [(["Drama|War", None], [["Drama", "War"], []]), ([["Drama", " "], []], [["Drama"], []])],
+)
+def test_categories_are_lists_or_text_with_bars(categories: list[object], expected: list[list[str]]) -> None:
+    """A category column may be a list or text split at bars; blanks are no category."""
+    checked = check_items(pl.DataFrame({"item_id": ["a", "b"], "title": ["A", "B"], "categories": categories}))
+
+    assert checked.good["categories"].to_list() == expected
+
+
+def test_repeated_item_keeps_its_first_row() -> None:
+    """An item id that comes twice is one item, and the second row is set aside."""
+    checked = check_items(pl.DataFrame({"item_id": ["a", "a"], "title": ["first", "second"]}))
+
+    assert checked.good["title"].to_list() == ["first"]
+    assert checked.rejected["reason"].to_list() == ["item_id repeated"]

@@ -1,0 +1,62 @@
+"""Run with: pytest tests/unit/pipelines/test_quality_metrics.py"""
+
+import numpy as np
+import pytest
+
+from pipelines.examples import Cases
+from pipelines.metrics import gains, hit_rate, interval, mean_rank, ndcg, rank_labels, summarise
+
+
+@pytest.mark.parametrize(
+    ("scores", "target", "rank"),
+    [([3, 2, 1], 0, 1), ([3, 2, 1], 2, 3), ([1, 1, 1], 1, 2), ([5, 1, 1], 2, 2.5), ([-np.inf, 0, -np.inf], 0, 2.5)],
+)
+def test_ties_share_their_mean_rank(scores: list[float], target: int, rank: float) -> None:
+    """A label's rank is the mean of the places that it and its ties take."""
+    assert mean_rank(np.array(scores, dtype=float), target) == rank
+
+
+def test_metrics_of_known_ranks() -> None:
+    """Ranks 1, 3 and 20: two hits in ten, worth 1 and a half."""
+    ranks = np.array([1.0, 3.0, 20.0])
+
+    assert hit_rate(ranks, 10) == pytest.approx(2 / 3)
+    assert ndcg(ranks, 10) == pytest.approx(1.5 / 3)
+    assert gains(ranks, 2).tolist() == [1.0, 0.0, 0.0]
+
+
+def test_rank_just_beyond_the_cutoff_by_a_tie_is_a_miss() -> None:
+    """A mean rank of 10.5 is not within ten."""
+    assert hit_rate(np.array([10.5]), 10) == 0.0
+
+
+def test_masking_removes_the_history_and_only_the_history() -> None:
+    """Masked, the label moves up by the seen items above it; one that repeats the history can only be missed."""
+    cases = Cases(("u", "v"), (np.array([0, 1]), np.array([2])), np.array([2, 2]))
+
+    ranks = rank_labels(lambda histories: np.tile([9.0, 8.0, 7.0, 6.0], (len(histories), 1)), cases)
+
+    assert ranks.unmasked.tolist() == [3.0, 3.0]
+    assert ranks.masked.tolist() == [1.0, 4.0]
+
+
+def test_interval_holds_the_mean_and_narrows_with_more_cases() -> None:
+    """The bootstrap's interval is about 2 standard errors to each side."""
+    few, many = (np.random.default_rng(0).random(size) for size in (50, 5_000))
+
+    low, high = interval(few, seed=0)
+
+    assert low < few.mean() < high
+    assert high - low == pytest.approx(4 * few.std() / 50**0.5, rel=0.2)
+    assert np.subtract(*interval(many, seed=0)[::-1]) < (high - low) / 5
+
+
+def test_summary_names_every_metric() -> None:
+    """HR and NDCG at 5 and 10, masked and not, and the interval."""
+    cases = Cases(("u",), (np.array([0]),), np.array([1]))
+
+    summary = summarise(rank_labels(lambda _: np.array([[3.0, 2.0, 1.0]]), cases))
+
+    assert summary["hr@5"] == 1.0
+    assert summary["ndcg@10_unmasked"] == pytest.approx(1 / np.log2(3))
+    assert len(summary) == 9

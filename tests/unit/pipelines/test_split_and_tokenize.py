@@ -1,0 +1,108 @@
+"""Run with: pytest tests/unit/pipelines/test_split_and_tokenize.py"""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+
+from models.catalogue import load_catalogue
+from pipelines.examples import read_cases, read_sequences
+from pipelines.split import Split, as_of_rows
+from pipelines.tokenize import tokenize, with_histories
+from tests.synthetic import histories_from, write_ingested
+
+T0 = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def events_of(**users: str) -> pl.DataFrame:
+    """One letter an event: `ann="abc"` did a, b and c, a second apart."""
+    rows = [(user, item, T0 + timedelta(seconds=n)) for user, items in users.items() for n, item in enumerate(items)]
+    return pl.DataFrame(rows, schema=["user_id", "item_id", "event_time"], orient="row").sort("event_time", "user_id")
+
+
+def targets(rows: pl.DataFrame, split: Split) -> dict[str, str]:
+    """The labels of a split by user."""
+    chosen = rows.filter(pl.col("split") == split)
+    return dict(zip(chosen["user_id"], chosen["target_item_id"], strict=True))
+
+
+def test_last_event_is_test_and_the_one_before_validation() -> None:
+    """Leave one out by time: last for test, second-last for validation."""
+    rows = as_of_rows(events_of(ann="abcde", bob="xyz"), 100)
+
+    assert targets(rows, Split.TEST) == {"ann": "e", "bob": "z"}
+    assert targets(rows, Split.VALID) == {"ann": "d", "bob": "y"}
+
+
+def test_users_with_few_events_only_train() -> None:
+    """Two events cannot be split three ways."""
+    rows = as_of_rows(events_of(ann="ab"), 100)
+
+    assert rows["split"].to_list() == [Split.TRAIN]
+    assert rows["event_timestamp"].to_list() == [T0 + timedelta(seconds=1)]
+
+
+def test_labels_are_asked_for_as_of_just_before_them() -> None:
+    """A label's row is one microsecond older than the label."""
+    rows = as_of_rows(events_of(ann="abc"), 100).filter(pl.col("split") == Split.TEST)
+
+    assert rows["event_timestamp"].to_list() == [T0 + timedelta(seconds=2) - timedelta(microseconds=1)]
+
+
+def test_long_histories_get_a_training_row_for_every_stretch_that_the_store_keeps() -> None:
+    """Ten training events in a store of four: as of the 10th, the 6th and the 2nd."""
+    rows = as_of_rows(events_of(ann="abcdefghijkl"), 4).filter(pl.col("split") == Split.TRAIN)
+
+    assert sorted((time - T0).seconds for time in rows["event_timestamp"]) == [1, 5, 9]
+
+
+def test_no_row_sees_its_label_or_anything_after(tmp_path: Path) -> None:
+    """With times rising strictly, each history is exactly what precedes the label."""
+    ingested = write_ingested(tmp_path / "in")
+    events = pl.read_parquet(ingested / "events.parquet")
+    rows = with_histories(as_of_rows(events, 1_000), histories_from(ingested))
+
+    for user, history, target in rows.select("user_id", "history_item_ids", "target_item_id").iter_rows():
+        everything = events.filter(pl.col("user_id") == user)["item_id"].to_list()
+        assert everything[: len(history)] == history
+        assert target is None or everything[len(history)] == target
+
+
+def test_examples_and_catalogue_speak_of_the_same_indices(tmp_path: Path) -> None:
+    """Index to id leads back to the events; every item has a code, those without events too; popularity counts training."""
+    ingested, out = write_ingested(tmp_path / "in"), tmp_path / "out"
+    out.mkdir()
+    tokenize(ingested, histories_from(ingested), 1_000, out)
+
+    catalogue, cases = load_catalogue(out / "catalogue.parquet"), read_cases(out, Split.TEST)
+    last = pl.read_parquet(ingested / "events.parquet").group_by("user_id", maintain_order=True).last()
+    expected = dict(zip(last["user_id"], last["item_id"], strict=True))
+    assert {
+        user: catalogue.item_ids[item] for user, item in zip(cases.user_ids, cases.targets, strict=True)
+    } == expected
+    assert catalogue.item_ids == tuple(sorted(catalogue.item_ids))
+    assert catalogue.depth == 1
+    assert catalogue.vocab_size == 31
+    assert catalogue.popularity.sum() == sum(map(len, read_sequences(out))) == 40 * 10
+
+
+def test_store_without_a_user_gives_an_empty_history() -> None:
+    """A row that the store knows nothing for is kept, with no items."""
+    rows = as_of_rows(events_of(ann="abc"), 100)
+
+    joined = with_histories(rows, lambda asked: asked.head(0).assign(history_item_ids=pd.Series(dtype=object)))
+
+    assert joined["history_item_ids"].to_list() == [[], [], []]
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.array])
+def test_histories_may_come_as_any_kind_of_list(kind: type) -> None:
+    """Feast gives arrays, tests give lists."""
+    rows = as_of_rows(events_of(ann="ab"), 100)
+
+    joined = with_histories(rows, lambda asked: asked.assign(history_item_ids=[kind(["a", "b"])]))
+
+    assert joined["history_item_ids"].to_list() == [["a", "b"]]
