@@ -1,0 +1,146 @@
+"""From an event to the answer that has seen it, one event at a time, while other requests and events go on.
+
+    python -m benchmarks.freshness --json OUT [--events 500] [--rate 20] [--url HOST:PORT] [--up]
+
+For each event a new user is made up: POST the event, then ask for a recommendation again and again until the answer's
+`newest_event_time_ms` is the event's. The time counts from the acknowledgement, and beside it from before the POST. The load
+beside it is open-loop: recommendations for known users at `--rate`, and a click for every second one of them. Asks the stack
+that runs; `--up` starts one and stops it after.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import sys
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.audience import Audience, find_audience
+from benchmarks.callers import RestCaller
+from benchmarks.load import Outcome, percentile, run_load
+from services.settings import Settings, load_settings
+
+PAUSE_S = 0.002
+GIVE_UP_S = 10.0
+USERS_TO_TRY = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """One event: seconds from before its POST, and from its acknowledgement, to the first answer that has seen it."""
+
+    since_sent_s: float
+    since_acknowledged_s: float
+
+
+def main() -> None:
+    """Measure, print a line, write the JSON."""
+    settings = load_settings()
+    options = _options(settings)
+    stop = _started(settings) if options.up else None
+    try:
+        report = asyncio.run(_measure(options))
+    finally:
+        if stop is not None:
+            stop()
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def _options(settings: Settings) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, required=True, metavar="OUT")
+    parser.add_argument("--events", type=int, default=500)
+    parser.add_argument("--rate", type=float, default=20.0, help="recommendations a second beside it")
+    parser.add_argument("--url", default=f"{settings.http_host}:{settings.http_port}", metavar="HOST:PORT")
+    parser.add_argument("--up", action="store_true", help="start a stack for this, and stop it after")
+    return parser.parse_args()
+
+
+def _started(settings: Settings) -> Callable[[], object]:
+    """Start the stack of these settings; gives what stops it."""
+    from infra.local.background import start_in_background
+    from infra.local.down import stop_stack
+
+    start_in_background(settings, sys.stderr)
+    return lambda: stop_stack(settings)
+
+
+async def _measure(options: argparse.Namespace) -> dict[str, Any]:
+    host, port = options.url.removeprefix("http://").rsplit(":", 1)
+    async with RestCaller(host, int(port)) as rest:
+        if (await rest.call(b"GET", b"/readyz", b""))[0] != 200:
+            sys.exit(f"error: no stack is ready at {options.url}; run `tailrace up` first, or pass --up")
+        audience = await find_audience(rest, [*map(str, range(1, USERS_TO_TRY)), "nobody"])
+        background = asyncio.create_task(_background(rest, audience, options.rate))
+        try:
+            sightings = [await _sight(rest, audience.item_ids[0]) for _ in range(options.events)]
+        finally:
+            background.cancel()
+    report = _report(sightings, options.rate)
+    print(f"{len(sightings)} events, visible after p50 {report['p50_ms']} ms, p99 {report['p99_ms']} ms")
+    return report
+
+
+async def _sight(rest: RestCaller, item_id: str) -> Sighting:
+    """Send one event of a new user and ask until it is seen. Exits when it is refused or never seen."""
+    user_id, event_time_ms = f"fresh-{uuid.uuid4().hex}", time.time_ns() // 1_000_000
+    event = {"user_id": user_id, "item_id": item_id, "event_time_ms": event_time_ms, "event_id": user_id}
+    ask = json.dumps({"user_id": user_id, "k": 1}).encode()
+    sent_s = time.perf_counter()
+    status, body = await rest.call(b"POST", b"/v1/events", json.dumps(event).encode())
+    acknowledged_s = time.perf_counter()
+    if status not in {200, 202}:
+        sys.exit(f"error: the event was refused with {status}: {body.decode(errors='replace')}")
+    while time.perf_counter() - acknowledged_s < GIVE_UP_S:
+        status, body = await rest.call(b"POST", b"/v1/recommendations", ask)
+        seen_s = time.perf_counter()
+        if status == 200 and json.loads(body)["newest_event_time_ms"] == event_time_ms:
+            return Sighting(seen_s - sent_s, seen_s - acknowledged_s)
+        await asyncio.sleep(PAUSE_S)
+    sys.exit(f"error: the event of {user_id} was not seen within {GIVE_UP_S:g} s")
+
+
+async def _background(rest: RestCaller, audience: Audience, rate_rps: float) -> None:
+    """Ask for known users at a fixed rate, and let every second one click, until cancelled."""
+    users = audience.known_user_ids or ("nobody",)
+
+    async def send(number: int) -> Outcome:
+        user_id = users[number % len(users)]
+        if number % 2:
+            now_ms = time.time_ns() // 1_000_000
+            click = {"user_id": user_id, "item_id": audience.item_ids[0], "event_time_ms": now_ms}
+            await rest.call(b"POST", b"/v1/events", json.dumps(click).encode())
+        return await rest.recommend({"user_id": user_id, "k": 10})
+
+    while True:
+        await run_load(send, rate_rps, num_requests=1_000)
+
+
+def _report(sightings: Sequence[Sighting], rate_rps: float) -> dict[str, Any]:
+    visible_ms = [1_000 * sighting.since_acknowledged_s for sighting in sightings]
+    sent_ms = [1_000 * sighting.since_sent_s for sighting in sightings]
+    return {
+        "benchmark": "freshness",
+        "command": f"python -m benchmarks.freshness {' '.join(sys.argv[1:])}",
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "machine": {"cpus": os.cpu_count(), "arch": platform.machine(), "python": platform.python_version()},
+        "num_events": len(sightings),
+        "background_rps": rate_rps,
+        "p50_ms": round(percentile(visible_ms, 0.5), 3),
+        "p95_ms": round(percentile(visible_ms, 0.95), 3),
+        "p99_ms": round(percentile(visible_ms, 0.99), 3),
+        "max_ms": round(max(visible_ms), 3),
+        "since_sent_p50_ms": round(percentile(sent_ms, 0.5), 3),
+        "since_sent_p99_ms": round(percentile(sent_ms, 0.99), 3),
+    }
+
+
+if __name__ == "__main__":
+    main()
