@@ -20,10 +20,21 @@ from services.gateway.rest_schema import format_recommendation, parse_events, pa
 
 
 def create_rest_app(
-    plane: Callable[[], DataPlane], render_metrics: Callable[[], bytes], max_body_bytes: int
+    plane: Callable[[], DataPlane],
+    render_metrics: Callable[[], bytes],
+    max_body_bytes: int,
+    *,
+    echoes_request_id: bool = False,
 ) -> FastAPI:
-    """Make the ASGI app. `plane` gives the running data plane, `render_metrics` Prometheus' text."""
+    """Make the ASGI app.
+
+    Args:
+        plane: Gives the running data plane.
+        render_metrics: Gives Prometheus' text.
+        echoes_request_id: Whether answers carry X-Request-Id; not under Ray Serve, whose ingress sends it already.
+    """
     app = FastAPI(title="Tailrace", version="1", docs_url=None, redoc_url=None)
+    app.state.echoes_request_id = echoes_request_id
     door = _RestDoor(plane, render_metrics, max_body_bytes)
     for method, path, endpoint in (
         ("POST", "/v1/recommendations", door.recommend),

@@ -51,7 +51,8 @@ async def guarded(
         if refused is not None:
             refused(DOOR, answer.kind.value, answer.sentence, call.request_id)
         response = _envelope(STATUS[answer.kind], answer, call.request_id)
-    response.headers.update(call.echo)
+    if http.app.state.echoes_request_id:
+        response.headers.update(call.echo)
     return response
 
 

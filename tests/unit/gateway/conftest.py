@@ -28,7 +28,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 @pytest.fixture
 async def rest(world: World) -> AsyncIterator[RestClient]:
     """The REST door."""
-    app = create_rest_app(lambda: world.plane, lambda: b"# metrics\n", MAX_BODY_BYTES)
+    app = create_rest_app(lambda: world.plane, lambda: b"# metrics\n", MAX_BODY_BYTES, echoes_request_id=True)
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://door") as http:
         yield RestClient(http)

@@ -125,6 +125,16 @@ async def test_absent_routes_answer_in_the_envelope(
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
 
 
+async def test_behind_an_ingress_that_echoes_the_request_id_the_door_does_not(world: World) -> None:
+    """One header, not two; the envelope names the id all the same."""
+    app = create_rest_app(lambda: world.plane, lambda: b"", MAX_BODY_BYTES)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://door") as http:
+        answer = await http.post(RECOMMEND, json={"k": 0}, headers={"x-request-id": "mine"})
+
+    assert "x-request-id" not in answer.headers
+    assert answer.json()["error"]["request_id"] == "mine"
+
+
 async def test_the_bundle_is_described(rest: RestClient) -> None:
     """Version, size and the manifest without its hashes."""
     answer = await rest.http.get("/v1/bundle")
