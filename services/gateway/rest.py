@@ -31,6 +31,7 @@ def create_rest_app(
     Args:
         plane: Gives the running data plane.
         render_metrics: Gives Prometheus' text.
+        max_body_bytes: Larger bodies are refused while they are read.
         echoes_request_id: Whether answers carry X-Request-Id; not under Ray Serve, whose ingress sends it already.
     """
     app = FastAPI(title="Tailrace", version="1", docs_url=None, redoc_url=None)
