@@ -53,7 +53,7 @@ class DistillOptions:
     seed: int = 0
     fit: FitOptions = field(
         default_factory=lambda: FitOptions(
-            epochs=20,
+            epochs=15,
             validate_every=5,
             descent=DescentOptions(learning_rate=4e-3, weight_decay=0.1, warm_up=0.1, average=0.99),
         )

@@ -1,0 +1,60 @@
+"""Run with: pytest tests/unit/models/test_student.py"""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from models.student import START, Student, StudentConfig, read_student, save_student
+
+
+def random_student(num_hops: int = 2) -> Student:
+    """A small student with random weights everywhere, also where training starts from zero."""
+    torch.manual_seed(0)
+    student = Student(
+        StudentConfig(num_items=20, hidden_size=16, feed_forward=24, num_heads=4, num_hops=num_hops, max_items=12)
+    )
+    with torch.no_grad():
+        for parameter in student.parameters():
+            parameter.normal_()
+    return student.eval()
+
+
+def test_no_place_sees_what_comes_after_it() -> None:
+    """Causal: the states of the first places do not depend on later items."""
+    student = random_student()
+
+    one, other = (student(torch.tensor([[START, 3, 4, last]])) for last in (5, 6))
+
+    torch.testing.assert_close(one[:, :3], other[:, :3])
+    assert not torch.allclose(one[:, 3], other[:, 3])
+
+
+def test_order_matters() -> None:
+    """The same items in another order are another history, also before the newest one."""
+    student = random_student()
+
+    one, other = (student(torch.tensor([[START, *items, 5]]))[0, -1] for items in ((3, 4), (4, 3)))
+
+    assert not torch.allclose(one, other)
+
+
+def test_padding_changes_no_row_before_it() -> None:
+    """Rows of a padded batch have the states that they have alone."""
+    student = random_student()
+
+    together = student(torch.tensor([[START, 3, 4, 5], [START, 7, START, START]]))
+
+    torch.testing.assert_close(together[1, :2], student(torch.tensor([[START, 7]]))[0])
+
+
+@pytest.mark.parametrize("num_hops", [1, 3])
+def test_what_is_saved_is_read(tmp_path: Path, num_hops: int) -> None:
+    """Weights and shape come back from the one file."""
+    student, rows = random_student(num_hops), torch.tensor([[START, 3, 4]])
+    save_student(student, tmp_path / "student.safetensors")
+
+    read = read_student(tmp_path / "student.safetensors")
+
+    assert read.config == student.config
+    torch.testing.assert_close(read(rows), student(rows))

@@ -1,0 +1,87 @@
+"""Run with: pytest tests/unit/pipelines/test_catalogue_loss.py"""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pipelines.loss import Teacher, catalogue_loss
+from pipelines.seen import first_places, next_unseen
+
+NUM_ITEMS, SIZE, NUM_TOKENS = 40, 8, 1_100
+
+
+def make() -> tuple[Tensor, Tensor, Tensor, Teacher]:
+    """Hidden states, head, labels and a teacher; more tokens than one chunk holds."""
+    torch.manual_seed(0)
+    hidden, head = torch.randn(NUM_TOKENS, SIZE, requires_grad=True), torch.randn(NUM_ITEMS, SIZE, requires_grad=True)
+    labels = torch.randint(0, NUM_ITEMS, (NUM_TOKENS,))
+    return hidden, head, labels, Teacher(torch.randn(NUM_TOKENS, 5), torch.randn(NUM_ITEMS, 5), 0.7)
+
+
+@pytest.mark.parametrize("taught", [False, True])
+def test_loss_and_gradients_equal_torch_own(taught: bool) -> None:
+    """The chunked sweep gives what cross-entropy over all logits gives, with and without a teacher."""
+    hidden, head, labels, teacher = make()
+    target = functional.one_hot(labels, NUM_ITEMS).float()
+    if taught:
+        target = 0.3 * target + 0.7 * (teacher.hidden_TE @ teacher.head_VE.T).softmax(1)
+    plain = functional.cross_entropy(hidden @ head.T, target)
+    wanted = torch.autograd.grad(2 * plain, [hidden, head])
+
+    fused = catalogue_loss(hidden, head, labels, None, teacher if taught else None)
+    found = torch.autograd.grad(2 * fused, [hidden, head])
+
+    assert fused.item() == pytest.approx(plain.item(), rel=1e-5)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("taught", [False, True])
+def test_seen_items_take_no_part(taught: bool) -> None:
+    """With masks, the softmax is over unseen items alone: theirs is the oracle's loss, and seen ones get no gradient."""
+    hidden, head, _, _ = make()
+    labels_BL = torch.stack([torch.randperm(NUM_ITEMS)[:20] for _ in range(3)])
+    chosen_BL, seen = next_unseen(labels_BL, NUM_ITEMS)
+    hidden_TD, labels_T = hidden[: int(chosen_BL.sum())], labels_BL[chosen_BL]
+    teacher = Teacher(torch.randn(len(labels_T), 5), torch.randn(NUM_ITEMS, 5), 0.7)
+    is_seen = torch.zeros(len(labels_T), NUM_ITEMS, dtype=torch.bool)
+    for token in range(len(labels_T)):
+        is_seen[token, labels_BL[token // 20, : token % 20]] = True
+    target = functional.one_hot(labels_T, NUM_ITEMS).float()
+    if taught:
+        answer = (teacher.hidden_TE @ teacher.head_VE.T).masked_fill(is_seen, -torch.inf).softmax(1)
+        target = 0.3 * target + 0.7 * answer
+    plain = -(target * (hidden_TD @ head.T).masked_fill(is_seen, -1e9).log_softmax(1)).sum(1).mean()
+
+    fused = catalogue_loss(hidden_TD, head, labels_T, seen, teacher if taught else None)
+
+    assert fused.item() == pytest.approx(plain.item(), rel=1e-5)
+    for one, other in zip(
+        torch.autograd.grad(fused, [hidden, head]), torch.autograd.grad(plain, [hidden, head]), strict=True
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_repeats_and_padding_are_no_lessons() -> None:
+    """A label that its history holds already is left out, and so is what is no label."""
+    chosen, _ = next_unseen(torch.tensor([[3, 1, 3, 2, -1]]), 5)
+
+    assert chosen.tolist() == [[True, True, False, True, False]]
+
+
+def test_first_places_are_where_an_item_comes_first() -> None:
+    """An item that never comes has the row's length; padding counts for nothing, item 0 included."""
+    places = first_places(torch.tensor([[2, 1, 2, -1], [0, -1, -1, -1]]), 3)
+
+    assert places.tolist() == [[4.0, 1.0, 0.0], [0.0, 4.0, 4.0]]
+
+
+def test_certain_model_that_is_wrong_has_a_finite_loss() -> None:
+    """Probabilities that vanish do not make the loss undefined."""
+    hidden, head = torch.tensor([[100.0, 0.0]], requires_grad=True), torch.tensor([[10.0, 0.0], [-10.0, 0.0]])
+
+    loss = catalogue_loss(hidden, head.requires_grad_(), torch.tensor([1]))
+
+    assert torch.isfinite(loss)
+    assert all(torch.isfinite(grad).all() for grad in torch.autograd.grad(loss, [hidden, head]))

@@ -1,0 +1,77 @@
+"""Run with: pytest tests/unit/pipelines/test_stage.py"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipelines import gate, split
+from pipelines.stage import Stages, content_key
+
+
+def write(text: str, calls: list[Path]) -> Callable[[Path], None]:
+    """Give work that leaves a file and notes that it ran."""
+
+    def work(out: Path) -> None:
+        calls.append(out)
+        (out / "said.txt").write_text(text)
+
+    return work
+
+
+def test_done_stage_is_skipped(tmp_path: Path) -> None:
+    """Equal key, equal output: the work runs once."""
+    calls: list[Path] = []
+    stages = Stages(tmp_path)
+
+    first = stages.run("train", "k1", write("a", calls))
+    again = stages.run("train", "k1", write("b", calls))
+
+    assert len(calls) == 1
+    assert (again.path / "said.txt").read_text() == "a"
+    assert (first.skipped, again.skipped) == (False, True)
+
+
+def test_other_key_is_other_output(tmp_path: Path) -> None:
+    """Another key runs again and leaves the first output alone."""
+    stages = Stages(tmp_path)
+
+    outputs = [stages.run("train", key, write(key, [])) for key in ("k1", "k2")]
+
+    assert [(output.path / "said.txt").read_text() for output in outputs] == ["k1", "k2"]
+
+
+def test_failed_work_leaves_nothing(tmp_path: Path) -> None:
+    """What breaks in the middle is not seen, and the next run starts over."""
+
+    def breaks(out: Path) -> None:
+        (out / "half.txt").write_text("half")
+        raise RuntimeError("power cut")
+
+    with pytest.raises(RuntimeError):
+        Stages(tmp_path).run("train", "k1", breaks)
+
+    assert list((tmp_path / "train").iterdir()) == []
+    assert not Stages(tmp_path).run("train", "k1", write("a", [])).skipped
+
+
+def test_left_over_scratch_of_a_killed_run_does_no_harm(tmp_path: Path) -> None:
+    """A folder that a killed process left is neither taken for output nor in the way."""
+    (tmp_path / "train" / ".k1.999999").mkdir(parents=True)
+
+    output = Stages(tmp_path).run("train", "k1", write("a", []))
+
+    assert [path.name for path in output.path.iterdir()] == ["said.txt"]
+
+
+def test_key_depends_on_parameters_inputs_and_code_and_on_nothing_else() -> None:
+    """Each of the three changes the key; the order of parameters does not."""
+    key = content_key({"a": 1, "b": 2}, ["in"], [split])
+
+    assert key == content_key({"b": 2, "a": 1}, ["in"], [split])
+    others = [
+        content_key({"a": 1, "b": 3}, ["in"], [split]),
+        content_key({"a": 1, "b": 2}, ["other"], [split]),
+        content_key({"a": 1, "b": 2}, ["in"], [gate]),
+    ]
+    assert len({key, *others}) == 4
