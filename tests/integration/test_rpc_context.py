@@ -24,6 +24,7 @@ async def test_the_door_runs_under_ray_serves_context() -> None:
     refused: list[str] = []
 
     async def work(_: object, headers: dict[str, str]) -> pb.RecommendResponse:
+        """Fail with what the caller sent."""
         raise ValueError(headers["x-deadline-ms"])
 
     await guarded(context, work, pb.RecommendResponse(), lambda *told: refused.append(told[1]))
