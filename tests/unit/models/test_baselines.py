@@ -1,0 +1,45 @@
+"""Run with: pytest tests/unit/models/test_baselines.py"""
+
+import numpy as np
+import pytest
+
+from models.baselines import Bigram, ItemKnn, Popularity
+
+SEQUENCES = [np.array(items) for items in ([0, 1, 2, 1], [0, 1, 3], [4, 1, 2])]
+NUM_ITEMS = 6
+
+
+def test_popularity_is_the_count_of_training_events() -> None:
+    """The same scores for everyone."""
+    scores = Popularity(SEQUENCES, NUM_ITEMS)([np.array([0]), np.array([5, 4])])
+
+    assert scores.tolist() == [[2, 4, 2, 1, 1, 0]] * 2
+
+
+def test_bigram_counts_what_followed_the_newest_item() -> None:
+    """After 1 came 2 twice and 3 once; everything else goes by popularity, below."""
+    (scores,) = Bigram(SEQUENCES, NUM_ITEMS)([np.array([4, 1])])
+
+    assert np.argsort(-scores, kind="stable").tolist() == [2, 3, 1, 0, 4, 5]
+    assert scores[2] == pytest.approx(2, abs=0.5)
+
+
+def test_bigram_without_a_history_is_popularity() -> None:
+    """Nothing to follow: ties alone decide."""
+    (scores,) = Bigram(SEQUENCES, NUM_ITEMS)([np.array([], dtype=np.int64)])
+
+    assert scores.argmax() == 1
+
+
+def test_item_knn_is_the_decayed_sum_of_cosines() -> None:
+    """The oracle: a dense matrix of users and items, cosines of its columns, without an item's likeness to itself."""
+    held = np.zeros((3, NUM_ITEMS))
+    for user, sequence in enumerate(SEQUENCES):
+        held[user, sequence] = 1
+    norm = np.sqrt(np.maximum(held.sum(0), 1))
+    cosine = held.T @ held / np.outer(norm, norm)
+    np.fill_diagonal(cosine, 0)
+
+    (scores,) = ItemKnn(SEQUENCES, NUM_ITEMS, newest=2, decay=0.8)([np.array([4, 0, 1])])
+
+    np.testing.assert_allclose(scores, cosine[1] + 0.8 * cosine[0])

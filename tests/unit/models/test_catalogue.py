@@ -1,0 +1,105 @@
+"""Run with: pytest tests/unit/models/test_catalogue.py"""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.catalogue import BOS_TOKEN, Catalogue, load_catalogue
+from services.contracts.recommend import Filters
+from services.errors import BundleCorrupt, InvalidRequest
+
+
+def deep_catalogue() -> Catalogue:
+    """Four items in two categories, spelled by two codes of levels 2 and 3."""
+    return Catalogue(
+        item_ids=("a", "b", "c", "d"),
+        titles=("A", "B", "C", "D"),
+        categories=(("x",), ("x", "y"), ("y",), ()),
+        codes=np.array([[0, 0], [0, 2], [1, 1], [1, 0]], dtype=np.int32),
+        level_sizes=(2, 3),
+        popularity=np.array([1.0, 3.0, 3.0, 0.0]),
+    )
+
+
+def test_each_level_has_tokens_of_its_own() -> None:
+    """Token 0 is the beginning; level 0 starts at 1, level 1 behind it."""
+    catalogue = deep_catalogue()
+
+    assert BOS_TOKEN == 0
+    assert catalogue.token_offsets == (1, 3)
+    assert catalogue.vocab_size == 6
+    assert catalogue.tokens([1, 3]) == [1, 5, 2, 3]
+
+
+def test_unknown_ids_are_left_out() -> None:
+    """A history may hold items that this bundle does not know."""
+    assert deep_catalogue().indices(["d", "gone", "a", "d"]) == [3, 0, 3]
+
+
+def test_popularity_ties_break_by_index() -> None:
+    """b and c are equally popular: b comes first."""
+    assert deep_catalogue().by_popularity.tolist() == [1, 2, 0, 3]
+
+
+@given(
+    categories=st.none() | st.sets(st.sampled_from("xy"), min_size=1),
+    listed=st.none() | st.sets(st.sampled_from("abcd")),
+    excluded=st.sets(st.sampled_from(["a", "b", "c", "d", "gone"])),
+)
+def test_masks_compose(categories: set[str] | None, listed: set[str] | None, excluded: set[str]) -> None:
+    """Allowed is: in one of the categories, and listed, and not excluded. The oracle asks item by item."""
+    catalogue = deep_catalogue()
+    filters = Filters(
+        categories=None if categories is None else tuple(categories),
+        allowed_item_ids=None if listed is None else tuple(listed),
+    )
+
+    mask = catalogue.allowed(filters, excluded)
+
+    for index, item_id in enumerate(catalogue.item_ids):
+        in_category = categories is None or bool(categories & set(catalogue.categories[index]))
+        assert mask[index] == (in_category and (listed is None or item_id in listed) and item_id not in excluded)
+
+
+@pytest.mark.parametrize(
+    ("filters", "field"),
+    [
+        (Filters(categories=("x", "z")), r"filters.categories\[1\]"),
+        (Filters(allowed_item_ids=("gone",)), r"filters.allowed_item_ids\[0\]"),
+    ],
+)
+def test_filters_must_name_what_exists(filters: Filters, field: str) -> None:
+    """An unknown category or item in a filter is refused by position."""
+    with pytest.raises(InvalidRequest, match=field):
+        deep_catalogue().check_filters(filters)
+
+
+def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+    """All fields come back, the depth too."""
+    catalogue = deep_catalogue()
+    catalogue.save(tmp_path / "catalogue.parquet")
+
+    loaded = load_catalogue(tmp_path / "catalogue.parquet")
+
+    assert (loaded.item_ids, loaded.titles, loaded.categories) == (
+        catalogue.item_ids,
+        catalogue.titles,
+        catalogue.categories,
+    )
+    assert loaded.level_sizes == (2, 3)
+    np.testing.assert_array_equal(loaded.codes, catalogue.codes)
+    np.testing.assert_array_equal(loaded.popularity, catalogue.popularity)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"not parquet"])
+def test_file_that_is_no_catalogue_is_corrupt(tmp_path: Path, content: bytes | None) -> None:
+    """A missing or broken file is said to be one."""
+    path = tmp_path / "catalogue.parquet"
+    if content is not None:
+        path.write_bytes(content)
+
+    with pytest.raises(BundleCorrupt, match="not a catalogue"):
+        load_catalogue(path)

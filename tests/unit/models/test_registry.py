@@ -1,0 +1,114 @@
+"""Run with: pytest tests/unit/models/test_registry.py"""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from models.registry import BundleStore
+from services.errors import BundleCorrupt, BundleNotFound
+
+
+def source_with(folder: Path, text: str) -> Path:
+    """A folder to publish."""
+    (folder / "decoder").mkdir(parents=True, exist_ok=True)
+    (folder / "decoder" / "config.json").write_text(text)
+    (folder / "student.onnx").write_text(text)
+    return folder
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> BundleStore:
+    """Versions v1 and v2, none live."""
+    store = BundleStore(tmp_path / "bundles")
+    for version in ("v1", "v2"):
+        store.publish(source_with(tmp_path / "source", version), version, {"dataset": "made up"})
+    return store
+
+
+def test_publishing_does_not_promote(store: BundleStore) -> None:
+    """A new version serves only when told to."""
+    assert store.live_version() is None
+    with pytest.raises(BundleNotFound, match="tailrace pipeline"):
+        store.live()
+
+
+def test_manifest_says_what_it_is_and_hashes_every_file(store: BundleStore) -> None:
+    """Version, facts and one hash a file."""
+    manifest = store.open("v1").manifest
+
+    assert (manifest["version"], manifest["dataset"]) == ("v1", "made up")
+    assert set(manifest["files"]) == {"decoder/config.json", "student.onnx"}
+
+
+@pytest.mark.parametrize("harm", ["change", "remove"])
+def test_harmed_bundle_is_refused_and_cannot_go_live(store: BundleStore, tmp_path: Path, harm: str) -> None:
+    """A file that differs from its hash or is gone: the version does not open and does not go live."""
+    store.promote("v1")
+    victim = tmp_path / "bundles" / "v2" / "decoder" / "config.json"
+    victim.write_text("other") if harm == "change" else victim.unlink()
+
+    with pytest.raises(BundleCorrupt, match=r"decoder/config\.json"):
+        store.promote("v2")
+
+    assert store.live_version() == "v1"
+
+
+def test_version_that_exists_is_kept(store: BundleStore, tmp_path: Path) -> None:
+    """Versions are immutable: publishing again changes nothing."""
+    again = store.publish(source_with(tmp_path / "source", "changed"), "v1", {})
+
+    assert (again.path / "student.onnx").read_text() == "v1"
+
+
+def test_rollback_goes_back_and_forth(store: BundleStore) -> None:
+    """Back to the version before, and from there back again."""
+    store.promote("v1")
+    store.promote("v2")
+
+    assert store.rollback() == "v1"
+    assert store.live().version == "v1"
+    assert store.rollback() == "v2"
+
+
+def test_rollback_needs_an_earlier_version(store: BundleStore) -> None:
+    """Promoting the live version again does not count as one."""
+    store.promote("v1")
+    store.promote("v1")
+
+    with pytest.raises(BundleNotFound, match="no earlier version"):
+        store.rollback()
+
+
+def test_unknown_version_is_not_found(store: BundleStore) -> None:
+    """Neither opened nor promoted."""
+    with pytest.raises(BundleNotFound, match="v9"):
+        store.promote("v9")
+
+
+def test_versions_are_listed_oldest_first_without_scratch(store: BundleStore, tmp_path: Path) -> None:
+    """Folders of a killed publication are no versions."""
+    (tmp_path / "bundles" / ".v3.1").mkdir()
+
+    assert store.versions() == ["v1", "v2"]
+
+
+def test_reader_never_sees_a_half_moved_pointer(store: BundleStore) -> None:
+    """While the pointer moves back and forth, every read gives one of the two versions."""
+    store.promote("v1")
+    seen: set[str | None] = set()
+    stop = threading.Event()
+
+    def read() -> None:
+        while not stop.is_set():
+            seen.add(store.live_version())
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for _ in range(50):
+        store.promote("v2")
+        store.promote("v1")
+    stop.set()
+    reader.join()
+
+    assert seen <= {"v1", "v2"}
