@@ -1,0 +1,61 @@
+"""The stages from tokens to an assembled bundle, run once on a made-up data set."""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from pipelines.descent import DescentOptions
+from pipelines.distill import DistillOptions, distill
+from pipelines.evaluate import Trained, evaluate
+from pipelines.fitting import FitOptions
+from pipelines.optimize import optimize
+from pipelines.tokenize import tokenize
+from pipelines.train import TrainOptions, train
+from tests.synthetic import histories_from, write_ingested
+
+MADE_AT = datetime(2026, 11, 21, 12, tzinfo=UTC)
+QUICK = FitOptions(
+    epochs=8,
+    validate_every=4,
+    descent=DescentOptions(learning_rate=2e-2, weight_decay=0.0, warm_up=0.1, average=0.9),
+)
+SMALL_DECODER = TrainOptions(
+    hidden_size=16, feed_forward=32, max_items=10, stride=5, max_batch_tokens=128, dropout=0.0, fit=QUICK
+)
+SMALL_STUDENT = DistillOptions(
+    hidden_size=16, feed_forward=16, max_items=10, max_batch_tokens=128, dropout=0.0, fit=QUICK
+)
+
+
+@dataclass(frozen=True)
+class Built:
+    """Each stage's folder."""
+
+    ingested: Path
+    trained: Trained
+    evaluated: Path
+    optimized: Path
+
+
+def silent(done: int, total: int, words: str) -> None:
+    """Show no progress."""
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """Learn the ring."""
+    root = tmp_path_factory.mktemp("built")
+    folders = [root / name for name in ("tokens", "train", "distill", "evaluate", "optimize")]
+    for folder in folders:
+        folder.mkdir()
+    tokens, trained_dir, students, evaluated, optimized = folders
+    ingested = write_ingested(root / "ingest")
+    tokenize(ingested, histories_from(ingested), 1_000, tokens)
+    train(tokens, SMALL_DECODER, trained_dir, silent)
+    distill(tokens, trained_dir / "decoder", SMALL_STUDENT, students, silent)
+    trained = Trained(tokens, trained_dir / "decoder", students, SMALL_DECODER.max_items, SMALL_DECODER.stride)
+    evaluate(trained, "ring", evaluated, silent)
+    optimize(trained, evaluated, MADE_AT, optimized)
+    return Built(ingested, trained, evaluated, optimized)

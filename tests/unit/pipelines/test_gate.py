@@ -1,0 +1,41 @@
+"""Run with: pytest tests/unit/pipelines/test_gate.py"""
+
+import pytest
+
+from pipelines.gate import GateOptions, check
+from services.errors import StageFailed
+
+
+def metrics(decoder: float, student: float, item_knn: float = 0.09) -> dict[str, dict[str, float]]:
+    """An evaluation with these NDCGs."""
+    found = {"decoder": decoder, "student": student, "item_knn": item_knn}
+    return {name: {"ndcg@10": value} for name, value in found.items()}
+
+
+@pytest.mark.parametrize(("decoder", "student"), [(0.12, 0.12), (0.12, 0.114), (0.12, 0.2)])
+def test_good_models_pass(decoder: float, student: float) -> None:
+    """Both above the baseline, the student at 95 % of the decoder or more."""
+    check(metrics(decoder, student), GateOptions())
+
+
+@pytest.mark.parametrize(
+    ("decoder", "student", "complaint"),
+    [
+        (0.08, 0.1, "the decoder's ndcg@10 of 0.0800 does not beat item_knn's 0.0900"),
+        (0.12, 0.113, r"94\.2% of the decoder's 0\.1200, under 95%"),
+        (0.092, 0.0899, "the student's ndcg@10 of 0.0899 does not beat item_knn's"),
+        (0.0, 0.0, "does not beat item_knn"),
+    ],
+)
+def test_bad_models_are_stopped_with_the_reason(decoder: float, student: float, complaint: str) -> None:
+    """The message says which number is too low, and that nothing was published."""
+    with pytest.raises(StageFailed, match=complaint) as stopped:
+        check(metrics(decoder, student), GateOptions())
+
+    assert "nothing was published" in str(stopped.value)
+
+
+def test_thresholds_are_options() -> None:
+    """A stricter share stops what passes by default."""
+    with pytest.raises(StageFailed, match="under 99%"):
+        check(metrics(0.12, 0.118), GateOptions(min_student_share=0.99))

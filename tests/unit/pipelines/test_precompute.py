@@ -1,0 +1,116 @@
+"""Run with: pytest tests/unit/pipelines/test_precompute.py"""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+
+from models.registry import BundleStore
+from models.weights import load_decoder
+from pipelines.dense import DecoderScorer
+from pipelines.precompute import PrecomputeOptions, Ranking, busiest_users, key, precompute, read_rows
+from pipelines.publish import publish
+from services.contracts.rank import RankRequest
+from services.features.rows import LogPosition, UserHistory
+from services.llm.engine.config import EngineConfig
+from services.llm.loaded_bundle import load_bundle
+from tests.unit.pipelines.conftest import Built, silent
+
+OPTIONS = PrecomputeOptions(num_users=3, list_len=5)
+
+
+def history(user_id: str, item_ids: tuple[str, ...], row_time_us: int = 1) -> UserHistory:
+    """A user's row."""
+    return UserHistory(
+        user_id=user_id,
+        item_ids=item_ids,
+        newest_event_time_ms=77,
+        num_events=len(item_ids),
+        row_time_us=row_time_us,
+        recent_event_ids=(),
+        position=LogPosition("batch", 0, 0),
+    )
+
+
+HISTORIES = [
+    history("ann", ("i03", "i04", "i05")),
+    history("bob", tuple(f"i{index:02d}" for index in range(20))),
+    history("new", ()),
+]
+
+
+@pytest.fixture(scope="module")
+def ranking(built: Built) -> Ranking:
+    """The built bundle as a ranking."""
+    bundle = BundleStore(built.optimized / "bundles")
+    published = publish(bundle, built.optimized / "bundle", "v1", {"prompt": {"max_items": 10, "stride": 5}})
+    return Ranking(published.decoder_dir, published.catalogue(), "v1", max_items=10, stride=5)
+
+
+def test_lists_are_what_scoring_everything_would_give(ranking: Ranking, tmp_path: Path) -> None:
+    """The oracle: dense attention over the prompt, all scores, seen items out, sorted."""
+    precompute(ranking, HISTORIES, OPTIONS, tmp_path, silent)
+
+    catalogue = ranking.catalogue
+    scorer = DecoderScorer(load_decoder(ranking.decoder_dir, torch.float32, "cpu"), catalogue, 10, 5)
+    rows = {row.user_id: row for row in read_rows(tmp_path)}
+    for one in HISTORIES:
+        seen = catalogue.indices(one.item_ids)
+        (scores,) = scorer([np.array(seen, dtype=np.int64)])
+        scores[seen] = -np.inf
+        best = np.argsort(-scores, kind="stable")[:5]
+        assert rows[one.user_id].item_ids == tuple(catalogue.item_ids[index] for index in best)
+        assert (rows[one.user_id].bundle_version, rows[one.user_id].watermark_ms) == ("v1", 77)
+
+
+def test_lists_are_what_the_llm_tier_answers(built: Built, ranking: Ranking, tmp_path: Path) -> None:
+    """The replica's own loading, masks and engine give the same items in the same order."""
+    precompute(ranking, HISTORIES, OPTIONS, tmp_path, silent)
+    store = BundleStore(built.optimized / "bundles")
+    loaded = load_bundle(store.open("v1"), EngineConfig(), torch.float32, "cpu")
+
+    for row, one in zip(sorted(read_rows(tmp_path), key=lambda row: row.user_id), HISTORIES, strict=True):
+        request = RankRequest(
+            request_id=row.user_id,
+            user_id=row.user_id,
+            bundle_version="v1",
+            history_item_ids=one.item_ids,
+            k=5,
+            deadline_unix_s=1e12,
+            excluded_item_ids=one.item_ids,
+        )
+        loaded.ask_for(request, 1e12)(loaded.engine, row.user_id, 0.0)
+        (outcome,) = loaded.engine.step(0.0)
+        assert tuple(loaded.catalogue.item_ids[index] for index in outcome.item_indices) == row.item_ids
+        np.testing.assert_allclose(outcome.scores, row.scores, rtol=1e-4)
+
+
+def test_no_list_holds_what_its_user_has_seen(ranking: Ranking, tmp_path: Path) -> None:
+    """Seen items are out; a user who has seen nearly everything gets a shorter list."""
+    nearly_all = history("all", ranking.catalogue.item_ids[:-2])
+
+    precompute(ranking, [nearly_all], OPTIONS, tmp_path, silent)
+
+    assert sorted(read_rows(tmp_path)[0].item_ids) == ["i28", "i29"]
+
+
+def test_key_changes_with_any_user_s_row() -> None:
+    """One more event of one user makes the lists stale."""
+    changed = [*HISTORIES[:2], history("new", ("i01",), row_time_us=2)]
+
+    assert key("v1", HISTORIES, OPTIONS) != key("v1", changed, OPTIONS)
+    assert key("v1", HISTORIES, OPTIONS) != key("v2", HISTORIES, OPTIONS)
+
+
+def test_busiest_users_are_those_with_the_most_events_of_late() -> None:
+    """The newest month counts first, the whole life second, the id last."""
+    now = datetime(2026, 6, 1, tzinfo=UTC)
+    days_ago = [("old", 90), ("old", 91), ("old", 92), ("bob", 1), ("bob", 60), ("ann", 2), ("new", 0), ("new", 1)]
+    events = pl.DataFrame(
+        {"user_id": [user for user, _ in days_ago], "event_time": [now - timedelta(days=days) for _, days in days_ago]}
+    )
+
+    assert busiest_users(events, 3) == ["new", "bob", "ann"]

@@ -1,0 +1,119 @@
+"""Run with: pytest tests/unit/pipelines/test_training_stages.py"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from models.catalogue import load_catalogue
+from models.student import read_student
+from models.weights import load_decoder, read_config
+from pipelines.distill import distill
+from pipelines.evaluate import decoder_work, read_report, student_work
+from pipelines.examples import read_cases
+from pipelines.optimize import version_of
+from pipelines.split import Split
+from pipelines.train import train
+from services.errors import StageFailed
+from services.student.ranker import StudentRanker
+from tests.unit.pipelines.conftest import MADE_AT, SMALL_DECODER, SMALL_STUDENT, Built, silent
+
+
+def test_both_models_learn_the_ring(built: Built) -> None:
+    """What comes next is nearly certain: decoder and student find it, popularity cannot."""
+    metrics = read_report(built.evaluated)["metrics"]
+
+    assert metrics["decoder"]["ndcg@10"] > 0.8
+    assert metrics["student"]["ndcg@10"] > 0.8
+    assert metrics["popularity"]["ndcg@10"] < 0.4
+
+
+def test_report_holds_everything_that_a_student_is_compared_with(built: Built) -> None:
+    """Baselines and twin stand beside the two, and the student's share of the decoder is said."""
+    report = read_report(built.evaluated)
+
+    assert list(report["metrics"]) == ["popularity", "bigram", "item_knn", "twin", "student", "decoder"]
+    assert report["student_share"] == pytest.approx(
+        report["metrics"]["student"]["ndcg@10"] / report["metrics"]["decoder"]["ndcg@10"]
+    )
+    assert report["num_test_users"] == 40
+
+
+def test_student_and_twin_have_one_size_and_not_one_set_of_weights(built: Built) -> None:
+    """The twin differs by its lessons only."""
+    student, twin = (read_student(built.trained.students_dir / f"{name}.safetensors") for name in ("student", "twin"))
+
+    assert student.config == twin.config
+    assert not torch.equal(student.embedding.weight, twin.embedding.weight)
+
+
+def test_same_seed_trains_the_same_weights(built: Built, tmp_path: Path) -> None:
+    """A run can be repeated."""
+    quick = replace(SMALL_DECODER, fit=replace(SMALL_DECODER.fit, epochs=1, validate_every=1))
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        train(built.trained.tokenized, quick, tmp_path / name, silent)
+
+    one, other = (load_decoder(tmp_path / name / "decoder", torch.float32, "cpu") for name in ("one", "other"))
+
+    assert torch.equal(one.head_weight_VD, other.head_weight_VD)
+
+
+def test_curve_is_written_with_the_options(built: Built) -> None:
+    """What was trained, how, and how it went can be read later."""
+    training = json.loads((built.trained.decoder_dir.parent / "training.json").read_text())
+
+    assert [point["epoch"] for point in training["curve"]] == [4, 8]
+    assert training["options"]["hidden_size"] == 16
+
+
+def test_deep_codes_are_refused_by_name(built: Built, tmp_path: Path) -> None:
+    """Distillation reads distributions off codes of depth 1 and says so."""
+    catalogue = load_catalogue(built.trained.tokenized / "catalogue.parquet")
+    deep = replace(catalogue, codes=np.repeat(catalogue.codes, 2, axis=1), level_sizes=catalogue.level_sizes * 2)
+    deep.save(tmp_path / "catalogue.parquet")
+
+    with pytest.raises(StageFailed, match="depth 1"):
+        distill(tmp_path, built.trained.decoder_dir, SMALL_STUDENT, tmp_path, silent)
+
+
+def test_bundle_holds_what_the_registry_wants_and_its_student_answers_as_judged(built: Built) -> None:
+    """The assembled folder is complete, and its student ranks as the one in the report did."""
+    bundle = built.optimized / "bundle"
+    files = {path.relative_to(bundle).as_posix() for path in bundle.rglob("*") if path.is_file()}
+
+    report, cases = read_report(bundle), read_cases(built.trained.tokenized, Split.TEST)
+    ranker = StudentRanker(bundle / "student.onnx")
+    unseen = [~np.isin(np.arange(30), history) for history in cases.histories]
+    firsts = [ranker.rank(h.tolist(), mask, 1)[0][0] for h, mask in zip(cases.histories, unseen, strict=True)]
+    hits = (np.array(firsts) == cases.targets).mean()
+    assert files == {
+        "decoder/config.json",
+        "decoder/model.safetensors",
+        "student.onnx",
+        "catalogue.parquet",
+        "report.json",
+    }
+    assert report["student_serving"]["relative_error"] < 1e-4
+    assert hits > 0.7
+
+
+def test_version_names_time_and_content(built: Built) -> None:
+    """Sortable by time, and another content is another name."""
+    version = (built.optimized / "version.txt").read_text()
+
+    assert version.startswith("20261121T120000Z-")
+    assert version == version_of(built.optimized / "bundle", MADE_AT)
+    assert version_of(built.trained.decoder_dir, MADE_AT) != version
+
+
+def test_student_costs_a_small_part_of_the_decoder(built: Built) -> None:
+    """Multiply-adds by hand: one layer and hop of known sizes."""
+    decoder = read_config(built.trained.decoder_dir)
+    student = read_student(built.trained.students_dir / "student.safetensors").config
+
+    assert decoder_work(decoder, 10) == 2 * 10 * (16 * (2 * 16 + 2 * 16 + 3 * 32) + 16 * 11)
+    assert student_work(student, 10) == 2 * (4 * 16 * 16 + 2 * 16 * 16 + 2 * 10 * 4 * 16)
