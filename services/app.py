@@ -9,12 +9,16 @@ Clients are built inside the replica, in its event loop. Importing this module l
 """
 
 import gc
+import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from prometheus_client import REGISTRY
 
 from models.registry import BundleStore
+from services.contracts.rank import RankRequest
+from services.errors import TailraceError
 from services.features.reader import FeatureReader
 from services.features.repo import RepoAddress, ensure_applied
 from services.gateway.events import RecordEvents
@@ -45,6 +49,8 @@ GRPC_SERVICERS = (
 )
 """What Ray Serve registers at its gRPC server; calls reach the methods of `Gateway` by name."""
 
+WARM_UP_S = 10.0
+
 
 class Gateway:
     """Both doors of one replica: HTTP through the ASGI app, gRPC through the methods below."""
@@ -60,8 +66,10 @@ class Gateway:
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Build the data plane in the serving loop, then the REST door; Ray Serve calls this before any request."""
-        self._plane = build_plane(self._settings, self._llm)
+        features = open_features(self._settings)
+        self._plane = build_plane(self._settings, features, self._llm)
         await self._plane.start()
+        await warm_up(features, self._llm)
         gc.collect()
         gc.freeze()  # what lives now lives on; collections of it would only be pauses
         folder = self._settings.metrics_dir
@@ -108,11 +116,35 @@ def build_app(settings: Settings) -> "Application":
     return application
 
 
-def build_plane(settings: Settings, llm: Llm) -> DataPlane:
+def open_features(settings: Settings) -> FeatureReader:
+    """Open the feature store; no connection is made yet."""
+    address = RepoAddress(settings.feature_repo_dir, settings.redis_host, settings.redis_port)
+    ensure_applied(address)
+    return FeatureReader(address, settings.topic_partitions)
+
+
+async def warm_up(features: FeatureReader, llm: Llm) -> None:
+    """Pay for the first connection to the store and the first way to a replica before a request does. Never fails.
+
+    The LLM is asked for a bundle that does not exist, which costs it nothing.
+    """
+    question = RankRequest(
+        request_id="warm-up",
+        user_id=None,
+        bundle_version="none",
+        history_item_ids=(),
+        k=1,
+        deadline_unix_s=time.time() + WARM_UP_S,
+    )
+    for opening in (features.read("warm-up", WARM_UP_S), llm.rank(question, WARM_UP_S)):
+        with suppress(TailraceError):
+            await opening
+
+
+def build_plane(settings: Settings, features: FeatureReader, llm: Llm) -> DataPlane:
     """Put the data plane of one process together. Call in the event loop that will serve; starts nothing."""
     metrics = GatewayMetrics(REGISTRY)
     report = Report(metrics)
-    features = _open_features(settings)
     live = LiveBundle(BundleStore(settings.bundle_root), load_student, settings.bundle_poll_s, metrics.bundle_info)
     popular = Popular(live, features, settings.popular_refresh_s)
     events = _producer(settings, settings.interactions_topic, settings.events_max_in_flight)
@@ -132,12 +164,6 @@ def build_plane(settings: Settings, llm: Llm) -> DataPlane:
     return DataPlane(
         recommend=recommend, record=record, live=live, popular=popular, producers=(events, shown), report=report
     )
-
-
-def _open_features(settings: Settings) -> FeatureReader:
-    address = RepoAddress(settings.feature_repo_dir, settings.redis_host, settings.redis_port)
-    ensure_applied(address)
-    return FeatureReader(address, settings.topic_partitions)
 
 
 def _producer(settings: Settings, topic: str, max_in_flight: int) -> TopicProducer:
