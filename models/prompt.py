@@ -9,6 +9,9 @@ from collections.abc import Sequence
 
 from models.catalogue import BOS_TOKEN, Catalogue
 
+STRIDE_ITEMS = 50
+"""By how many items a history is cut at once: in prompts, and in the stored rows, so that both cuts fall together."""
+
 
 def window_start(num_items: int, max_items: int, stride: int) -> int:
     """Give the index of the first item kept: a multiple of `stride`, and the smallest that keeps at most `max_items`."""

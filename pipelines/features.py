@@ -25,7 +25,7 @@ from services.features.repo import RepoAddress, apply_repo
 from services.features.rows import LogPosition, UserHistory
 from services.features.writer import FeatureWriter, history_columns
 from services.stream import aggregate
-from services.stream.aggregate import Limits
+from services.stream.aggregate import history_limits
 
 if TYPE_CHECKING:
     from pipelines.fitting import Progress
@@ -66,7 +66,7 @@ def build_tables(ingested: Path, max_items: int, out: Path, progress: "Progress"
 def write_histories(events: pl.DataFrame, max_items: int, out: Path, progress: "Progress") -> None:
     """Write every row of every user, and the newest ones, holding one chunk in memory."""
     columns = (events["user_id"], events["item_id"], events["event_time"].dt.epoch("us"))
-    rows = replay.replay(zip(*columns, strict=True), Limits(max_items=max_items))
+    rows = replay.replay(zip(*columns, strict=True), history_limits(max_items))
     latest: dict[str, UserHistory] = {}
     with pq.ParquetWriter(out / "user_history.parquet", HISTORY_SCHEMA, compression="zstd") as writer:
         for done, chunk in enumerate(_chunks(rows), 1):

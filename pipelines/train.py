@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from models.catalogue import Catalogue, load_catalogue
 from models.decoder import Decoder, DecoderConfig
+from models.prompt import STRIDE_ITEMS
 from models.weights import save_decoder
 from pipelines.batches import IGNORED, Batch, batch_windows, cut_windows
 from pipelines.dense import DecoderScorer, hidden_states
@@ -40,7 +41,7 @@ class TrainOptions:
     num_heads: int = 2
     feed_forward: int = 160
     max_items: int = 200
-    stride: int = 50
+    stride: int = STRIDE_ITEMS
     max_batch_tokens: int = 1_024
     dropout: float = 0.3
     mask_seen: bool = True

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from models.prompt import STRIDE_ITEMS, window_start
 from services.features.rows import LogPosition, UserHistory
 
 
@@ -32,10 +33,20 @@ class LoggedEvent:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much a row keeps: the newest items, and the newest event ids by which a client's retry is known."""
+    """How much a row keeps: the newest items, and the newest event ids by which a client's retry is known.
+
+    Items are cut by whole strides (1 to `max_items`) as in prompts, so that a full row still grows at its end only and an
+    engine's prefix cache stays good.
+    """
 
     max_items: int
+    stride: int = 1
     max_event_ids: int = 64
+
+
+def history_limits(max_items: int) -> Limits:
+    """Give the limits of served histories: at most `max_items`, cut where prompts are cut."""
+    return Limits(max_items, stride=min(STRIDE_ITEMS, max_items))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +97,10 @@ def _append(row: UserHistory | None, event: LoggedEvent, limits: Limits) -> User
             recent_event_ids=(event.event_id,),
             position=event.position,
         )
+    item_ids = (*row.item_ids, event.item_id)
     return UserHistory(
         user_id=row.user_id,
-        item_ids=(*row.item_ids, event.item_id)[-limits.max_items :],
+        item_ids=item_ids[window_start(len(item_ids), limits.max_items, limits.stride) :],
         newest_event_time_ms=max(row.newest_event_time_ms, event.event_time_us // 1_000),
         num_events=row.num_events + 1,
         row_time_us=max(row.row_time_us + 1, event.event_time_us),

@@ -9,7 +9,7 @@ import structlog
 from services.features.repo import RepoAddress, ensure_applied
 from services.features.writer import FeatureWriter
 from services.settings import Settings
-from services.stream.aggregate import Limits
+from services.stream.aggregate import history_limits
 from services.stream.offline_log import OfflineLog
 from services.stream.session import LogAddress, LogSession
 from services.stream.worker import Interruptions, Pace, StreamWorker
@@ -44,7 +44,7 @@ def run_worker(
         open_session=lambda: LogSession(address, log.last_offset),
         writer=FeatureWriter(features),
         log=log,
-        limits=Limits(max_items=settings.history_max_items),
+        limits=history_limits(settings.history_max_items),
         metrics=metrics,
         pace=pace or Pace(),
         interruptions=interruptions or Interruptions(),

@@ -25,7 +25,7 @@ from services.features.repo import RepoAddress
 from services.features.rows import UserHistory
 from services.features.writer import FeatureWriter
 from services.settings import Settings
-from services.stream.aggregate import Limits, LoggedEvent, apply
+from services.stream.aggregate import LoggedEvent, apply, history_limits
 from services.stream.offline_log import OfflineLog
 from services.stream.run import run_worker
 from services.stream.worker import Pace
@@ -136,7 +136,7 @@ def clean_replay(broker: Server, max_items: int = 30) -> dict[str, UserHistory]:
     """Give the rows that the log means: every record once, one at a time, in the order of each partition."""
     rows: dict[str, UserHistory] = {}
     for event in broker_events(broker):
-        outcome = apply(rows.get(event.user_id), [event], Limits(max_items=max_items))
+        outcome = apply(rows.get(event.user_id), [event], history_limits(max_items))
         assert outcome.row is not None
         rows[event.user_id] = outcome.row
     return rows
@@ -344,7 +344,7 @@ def replayed_rows(log: OfflineLog) -> dict[str, list[UserHistory]]:
     for partition in range(4):
         for logged in log.read(partition):
             past = rows[logged.interaction.user_id]
-            outcome = apply(past[-1] if past else None, [logged.event], Limits(max_items=30))
+            outcome = apply(past[-1] if past else None, [logged.event], history_limits(30))
             if outcome.num_applied and outcome.row is not None:
                 past.append(outcome.row)
     return rows

@@ -5,6 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
+from models.prompt import window_start
 from services.features.rows import LogPosition, UserHistory
 from services.stream.aggregate import Limits, LoggedEvent, SkipReason, apply
 
@@ -148,3 +149,16 @@ def test_row_time_rises_with_each_change(events: list[LoggedEvent]) -> None:
 
     for before, after in itertools.pairwise(rows):
         assert after is before or after.row_time_us > before.row_time_us
+
+
+def test_a_full_row_is_cut_where_its_prompt_is_cut() -> None:
+    """The newest items that prompts keep are the same for the stored row as for the whole history, at every length."""
+    limits = Limits(max_items=12, stride=4)
+    for length in range(1, 60):
+        whole = [event(offset).item_id for offset in range(length)]
+        row = rows_after([event(offset) for offset in range(length)], limits)[-1]
+        assert row is not None
+        kept = row.item_ids
+
+        assert 12 - 4 < len(kept) <= 12 or kept == tuple(whole)
+        assert list(kept)[window_start(len(kept), 8, 4) :] == whole[window_start(length, 8, 4) :]
