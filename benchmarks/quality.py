@@ -1,0 +1,132 @@
+"""How good the models are: the protocol of pipelines/evaluate.py over several seeds, beside all baselines.
+
+    python -m benchmarks.quality --json OUT [--seeds 3] [--state FOLDER] [--sequences FOLDER]
+
+Default data: ml-100k. `--sequences` takes a folder with `sequences.txt` (`user item item ...`, in time order) and
+`items.jsonl` instead. Histories come from the feature store, as in the pipeline; each seed trains decoder, student and twin
+anew. Stages that the state folder has already are taken from there.
+"""
+
+import argparse
+import json
+import platform
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean, pstdev
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+from rich.console import Console
+
+from infra.local.store import feature_store
+from services.features.repo import RepoAddress
+from services.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from pipelines.run import PipelineOptions, Places
+
+SHOWN = ("hr@5", "ndcg@5", "hr@10", "ndcg@10", "hr@10_unmasked", "ndcg@10_unmasked")
+FIRST_EVENT_S = 1_400_000_000
+
+
+def main() -> None:
+    """Train and judge each seed, then write means and spreads."""
+    from pipelines.run import run_pipeline  # not at the top: the process that joins features imports this file again
+
+    options = _options()
+    settings = load_settings()
+    state_dir = (options.state or settings.state_dir).absolute()
+    console = Console(stderr=True)
+    runs = []
+    with feature_store(settings.model_copy(update={"state_dir": state_dir}), console.print):
+        for seed in range(options.seeds):
+            began = time.perf_counter()
+            report = run_pipeline(_pipeline(options, state_dir, seed), _places(settings, state_dir), console)
+            assert report.evaluation is not None
+            seconds = {stage.stage: round(stage.seconds, 1) for stage in report.stages if not stage.skipped}
+            runs.append(
+                {"seed": seed, "seconds": round(time.perf_counter() - began, 1), "stages_s": seconds}
+                | report.evaluation
+            )
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps(_summary(runs), indent=1) + "\n")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, required=True, metavar="OUT")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--state", type=Path, metavar="FOLDER", help="keeps the stages (default: this stack's state)")
+    parser.add_argument("--sequences", type=Path, metavar="FOLDER", help="data other than ml-100k")
+    return parser.parse_args()
+
+
+def _pipeline(options: argparse.Namespace, state_dir: Path, seed: int) -> "PipelineOptions":
+    from pipelines.run import PipelineOptions
+
+    chosen = PipelineOptions(until="evaluate", with_live_log=False)
+    if options.sequences is not None:
+        events, items = as_tables(options.sequences, state_dir / "tables")
+        chosen = replace(chosen, events=events, items=items)
+    return replace(chosen, train=replace(chosen.train, seed=seed), distill=replace(chosen.distill, seed=seed))
+
+
+def _places(settings: Settings, state_dir: Path) -> "Places":
+    from pipelines.run import Places
+
+    return Places(
+        state_dir=state_dir,
+        cache_dir=settings.cache_dir.absolute(),
+        bundle_root=state_dir / "bundles",
+        offline_log_dir=state_dir / "log",
+        feature_repo=RepoAddress(state_dir / "features", settings.redis_host, settings.redis_port),
+        history_max_items=settings.history_max_items,
+    )
+
+
+def as_tables(source: Path, out: Path) -> tuple[Path, Path]:
+    """Write a folder of sequences as the pipeline's own events and items: the n-th event of a user is n seconds old."""
+    out.mkdir(parents=True, exist_ok=True)
+    events, items = out / f"{source.name}.parquet", out / f"{source.name}_items.parquet"
+    pl.DataFrame(_events(source), schema=["user_id", "item_id", "event_time"], orient="row").write_parquet(events)
+    with (source / "items.jsonl").open() as lines:
+        rows = [json.loads(line) for line in lines]
+    named = {str(row["item_id"]): str(row.get("title") or "untitled") for row in rows}
+    pl.DataFrame({"item_id": list(named), "title": list(named.values())}).write_parquet(items)
+    return events, items
+
+
+def _events(source: Path) -> Iterator[tuple[str, str, int]]:
+    with (source / "sequences.txt").open() as lines:
+        for line in lines:
+            user, *items = line.split()
+            for place, item in enumerate(items):
+                yield user, item, FIRST_EVENT_S + place
+
+
+def _summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    models = runs[0]["metrics"]
+    spread = {
+        name: {
+            metric: {"mean": fmean(values), "std": pstdev(values)}
+            for metric in SHOWN
+            for values in [[run["metrics"][name][metric] for run in runs]]
+        }
+        for name in models
+    }
+    return {
+        "command": " ".join([Path(sys.executable).name, *sys.argv]),
+        "machine": {"processor": platform.processor() or platform.machine(), "python": platform.python_version()},
+        "dataset": runs[0]["dataset"],
+        "protocol": runs[0]["protocol"],
+        "metrics": spread,
+        "student_share": fmean([run["student_share"] for run in runs]),
+        "runs": runs,
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""The whole offline flow on a made-up data set and a real store. Run: pytest tests/integration/test_offline_pipeline.py"""
+
+import io
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import polars as pl
+import pytest
+import torch
+from rich.console import Console
+
+from models.registry import BundleStore
+from pipelines.gate import GateOptions
+from pipelines.precompute import PrecomputeOptions
+from pipelines.run import STAGES, PipelineOptions, Places, run_pipeline
+from services.errors import ConfigError, StageFailed
+from services.features.reader import FeatureReader
+from services.features.repo import RepoAddress
+from services.student.ranker import load_student
+from tests.servers import HOST, Server, valkey_server
+from tests.synthetic import raw_events, raw_items
+from tests.unit.pipelines.conftest import SMALL_DECODER, SMALL_STUDENT
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Feast, ibis and pandas about each other
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One Valkey for this file."""
+    server = valkey_server(tmp_path_factory.mktemp("valkey"))
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory: pytest.TempPathFactory) -> PipelineOptions:
+    """Own tables of a ring of items, small models, and a gate that lets them pass."""
+    folder = tmp_path_factory.mktemp("own")
+    raw_events(40, 30, 12).write_csv(folder / "events.csv")
+    raw_items(30).write_ndjson(folder / "items.jsonl")
+    return PipelineOptions(
+        events=folder / "events.csv",
+        items=folder / "items.jsonl",
+        train=SMALL_DECODER,
+        distill=SMALL_STUDENT,
+        gate=GateOptions(baseline="popularity", min_student_share=0.5),
+        precompute=PrecomputeOptions(num_users=10, list_len=5),
+    )
+
+
+def places_in(folder: Path, store: Server) -> Places:
+    """A state folder of its own."""
+    return Places(
+        state_dir=folder,
+        cache_dir=folder / "cache",
+        bundle_root=folder / "bundles",
+        offline_log_dir=folder / "log",
+        feature_repo=RepoAddress(folder / "features", HOST, store.port),
+        history_max_items=100,
+    )
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory, store: Server, options: PipelineOptions) -> Places:
+    """Where the flow has run once, with what it showed in shown.txt."""
+    places = places_in(tmp_path_factory.mktemp("state"), store)
+    console = Console(file=io.StringIO(), width=160)
+    run_pipeline(options, places, console)
+    assert isinstance(console.file, io.StringIO)
+    (places.state_dir / "shown.txt").write_text(console.file.getvalue())
+    return places
+
+
+def quiet() -> Console:
+    """A console that nobody reads."""
+    return Console(file=io.StringIO())
+
+
+def test_own_tables_become_a_live_bundle(places: Places) -> None:
+    """From CSV and JSON Lines to a promoted version that loads, with its manifest."""
+    bundle = BundleStore(places.bundle_root).live()
+
+    assert load_student(bundle, bundle.catalogue()) is not None
+    assert bundle.manifest["dataset"] == "events"
+    assert bundle.manifest["prompt"] == {"max_items": 10, "stride": 5}
+
+
+def test_terminal_shows_the_table_and_the_version(places: Places) -> None:
+    """One table of models, one line with what is live."""
+    shown = (places.state_dir / "shown.txt").read_text()
+
+    assert all(name in shown for name in ("popularity", "item_knn", "twin", "student", "decoder"))
+    assert f"{BundleStore(places.bundle_root).live_version()} is live" in shown
+
+
+async def test_online_store_holds_histories_and_lists_of_the_live_version(places: Places) -> None:
+    """A busy user's read gives the history and a list made by the live bundle that has seen the newest event."""
+    address = places.feature_repo
+    reader = FeatureReader(address, num_partitions=1)
+
+    features = [await reader.read(f"u{number:03d}", 1.0) for number in range(40)]
+    await reader.close()
+
+    listed = [one for one in features if one.precomputed is not None]
+    assert len(listed) == 10
+    assert all(len(one.history_item_ids) == 12 for one in features)
+    for one in listed:
+        assert one.precomputed is not None
+        assert one.precomputed.bundle_version == BundleStore(places.bundle_root).live_version()
+        assert one.precomputed.watermark_ms == one.newest_event_time_ms
+        assert not set(one.precomputed.item_ids) & set(one.history_item_ids)
+
+
+def test_second_run_does_nothing_again(places: Places, options: PipelineOptions) -> None:
+    """Every stage that writes a folder is skipped, and the same version stays live."""
+    before = BundleStore(places.bundle_root).live_version()
+
+    report = run_pipeline(options, places, quiet())
+
+    redone = {stage.stage for stage in report.stages if not stage.skipped}
+    assert redone <= {"gate", "publish"}
+    assert report.bundle_version == before
+
+
+def test_emptied_store_is_filled_again_though_all_stages_are_done(
+    tmp_path: Path, places: Places, options: PipelineOptions
+) -> None:
+    """Features and lists go to the store in each run."""
+    other = valkey_server(tmp_path / "valkey")
+    other.start()
+    try:
+        moved = replace(places, feature_repo=replace(places.feature_repo, redis_port=other.port))
+        report = run_pipeline(options, moved, quiet())
+        torch.set_num_threads(1)
+    finally:
+        other.kill()
+
+    assert report.bundle_version is not None
+    assert {stage.stage for stage in report.stages if not stage.skipped} <= {"gate", "publish"}
+
+
+def test_changed_parameter_runs_from_its_stage_on(places: Places, options: PipelineOptions) -> None:
+    """Another student keeps the decoder."""
+    wider = replace(options, distill=replace(options.distill, feed_forward=24), until="evaluate")
+
+    report = run_pipeline(wider, places, quiet())
+
+    assert {stage.stage for stage in report.stages if not stage.skipped} == {"distill", "evaluate"}
+    assert report.bundle_version is None
+
+
+def test_gate_stops_what_is_too_bad(places: Places, options: PipelineOptions) -> None:
+    """Nothing is published, and the version before stays live."""
+    before = BundleStore(places.bundle_root).live_version()
+
+    with pytest.raises(StageFailed, match="nothing was published"):
+        run_pipeline(replace(options, gate=GateOptions(min_student_share=1.5)), places, quiet())
+
+    assert BundleStore(places.bundle_root).live_version() == before
+
+
+@pytest.mark.parametrize("stage", STAGES[:3])
+def test_flow_may_end_early(places: Places, options: PipelineOptions, stage: str) -> None:
+    """`until` is the last stage that runs."""
+    report = run_pipeline(replace(options, until=stage), places, quiet())
+
+    assert report.stages[-1].stage == stage
+
+
+def test_live_events_reach_the_next_model(tmp_path: Path, store: Server, options: PipelineOptions) -> None:
+    """A click in the offline log is an event of the next run."""
+    places = places_in(tmp_path, store)
+    log = places.offline_log_dir / "interactions" / "1.parquet"
+    log.parent.mkdir(parents=True)
+    click = {"event_id": ["e"], "user_id": ["u000"], "item_id": ["i07"], "event_type": ["click"], "value": [1.0]}
+    pl.DataFrame({**click, "event_time_ms": [1_800_000_000_000]}).write_parquet(log)
+
+    report = run_pipeline(replace(options, until="ingest"), places, quiet())
+
+    events = pl.read_parquet(report.stages[0].path / "events.parquet")
+    assert events.tail(1)["item_id"].to_list() == ["i07"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"), [({"dataset": "netflix"}, "netflix"), ({"items": None}, "both"), ({"until": "fly"}, "fly")]
+)
+def test_wrong_options_are_named(options: PipelineOptions, wrong: dict[str, str | None], named: str) -> None:
+    """An option that cannot be is refused before anything runs."""
+    with pytest.raises(ConfigError, match=named):
+        replace(options, **wrong)  # type: ignore[arg-type]
