@@ -7,7 +7,6 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-import torch
 from rich.console import Console
 
 from models.registry import BundleStore
@@ -137,7 +136,6 @@ def test_emptied_store_is_filled_again_though_all_stages_are_done(
     try:
         moved = replace(places, feature_repo=replace(places.feature_repo, redis_port=other.port))
         report = run_pipeline(options, moved, quiet())
-        torch.set_num_threads(1)
     finally:
         other.kill()
 
