@@ -8,7 +8,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +189,11 @@ class Stack:
                 found.append(process.pid)
         return found
 
+    def processes(self) -> list[psutil.Process]:
+        """Every process of the stack, the supervisor included."""
+        supervisor = psutil.Process(self.supervisor_pid)
+        return [supervisor, *supervisor.children(recursive=True)]
+
     def is_well(self) -> bool:
         """Whether `tailrace status` says so."""
         return self.command("status").returncode == 0
@@ -204,6 +209,16 @@ class Stack:
 
     def _has_ended(self) -> bool:
         return self._process is not None and self._process.poll() is not None
+
+
+def survivors(processes: list[psutil.Process]) -> list[str]:
+    """Describe which of these processes still live."""
+    found = []
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(f"{process.pid} {process.name()}")
+    return found
 
 
 def new_user_id() -> str:

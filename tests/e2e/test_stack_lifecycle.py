@@ -7,13 +7,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
+from infra.local.keeper import children_of
 from infra.local.leftovers import find_leftovers
 from infra.local.ray_home import ray_home
 from tests.servers import wait_for
-from tests.stack import Stack
+from tests.stack import Stack, survivors
 
 MAX_SECOND_START_S = 25.0
 MAX_STOP_S = 10.0
@@ -38,10 +38,12 @@ def test_two_stacks_live_side_by_side(stack: Stack, second: Stack) -> None:
 
     assert stack.recommend(user_id)["reason"] == "unknown_user"
     assert started_s < 2 * MAX_SECOND_START_S, "twice the aim, since the other stack shares the cores"
+    processes = second.processes()
     began = time.monotonic()
     assert second.command("down").returncode == 0
     assert time.monotonic() - began < MAX_STOP_S
     assert second.reap() == 0
+    assert survivors(processes) == []
     assert find_leftovers(second.settings.state_dir) == []
     assert not ray_home(second.settings.state_dir).exists()
     assert stack.is_well()
@@ -52,12 +54,13 @@ def test_ctrl_c_leaves_nothing(second: Stack) -> None:
     second.start()
     seen = second.sees_click("comes-back", "50")
 
+    processes = second.processes()
     began = time.monotonic()
     os.kill(second.supervisor_pid, signal.SIGINT)
 
     assert second.reap() == 0
     assert time.monotonic() - began < MAX_STOP_S
-    assert find_leftovers(second.settings.state_dir) == []
+    assert survivors(processes) == []
     second.start()
     assert second.recommend("comes-back")["newest_event_time_ms"] == seen["newest_event_time_ms"]
 
@@ -65,11 +68,13 @@ def test_ctrl_c_leaves_nothing(second: Stack) -> None:
 def test_a_killed_supervisor_leaves_nothing(second: Stack) -> None:
     """SIGKILL, at which the supervisor can do nothing any more, still ends every process."""
     second.start()
+    processes = second.processes()
 
     os.kill(second.supervisor_pid, signal.SIGKILL)
     second.reap()
 
-    wait_for(lambda: find_leftovers(second.settings.state_dir) == [], 15.0, "the end of every process")
+    wait_for(lambda: not survivors(processes), 15.0, "the end of every process")
+    assert find_leftovers(second.settings.state_dir) == []
     assert second.command("status").returncode == 1
 
 
@@ -96,9 +101,17 @@ def test_a_second_start_in_the_same_folder_is_refused(stack: Stack) -> None:
     assert "tailrace down" in refused.stderr
 
 
-def test_a_part_of_the_part_is_no_leftover(stack: Stack) -> None:
-    """All processes of the running stack carry its mark, so that a sweep would find them."""
-    marked = {process.pid for process in find_leftovers(stack.settings.state_dir)}
-    tree = psutil.Process(stack.supervisor_pid).children(recursive=True)
+def test_supervisor_and_keeper_killed_together_are_swept_up_later(second: Stack) -> None:
+    """What nobody is left to end, `tailrace down` finds by its mark."""
+    second.start()
+    processes = second.processes()
+    keepers = children_of(second.supervisor_pid)
 
-    assert {process.pid for process in tree if process.is_running()} - marked == set()
+    for pid in [second.supervisor_pid, *keepers]:
+        os.kill(pid, signal.SIGSTOP)
+    for pid in [*keepers, second.supervisor_pid]:
+        os.kill(pid, signal.SIGKILL)
+    second.reap()
+    second.command("down")
+
+    wait_for(lambda: not survivors(processes), 15.0, "the end of every process")

@@ -93,6 +93,6 @@ def test_a_part_never_runs_twice_and_never_stays_down(steps: list[tuple[bool, bo
         elif command is Command.KILL:
             alive = False
     part, first = advance(part, DEAD, now_s, PATIENCE)
-    _, second = advance(part, DEAD, now_s + 10.0, PATIENCE)
+    _, second = advance(part, DEAD, now_s + 10.1, PATIENCE)
 
     assert Command.SPAWN in {first, second}

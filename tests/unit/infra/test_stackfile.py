@@ -4,7 +4,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
 from infra.local.leftovers import end_leftovers, find_leftovers
@@ -55,18 +54,25 @@ def test_a_dead_supervisor_claims_nothing(tmp_path: Path) -> None:
     assert not StackFile(tmp_path).is_claimed()
 
 
-def test_leftovers_are_found_by_their_mark_alone(tmp_path: Path) -> None:
-    """Only processes that carry this folder's mark are found and ended."""
-    ours = subprocess.Popen(["sleep", "1000"], env={MARK: str(tmp_path)})
-    other = subprocess.Popen(["sleep", "1000"], env={MARK: str(tmp_path / "other")})
+def test_leftovers_are_found_by_mark_and_session(tmp_path: Path) -> None:
+    """Processes that carry this folder's mark are found with their whole session, and nothing else is."""
+    unmarked = "env -i sleep 1000 & echo $!; wait"
+    ours = subprocess.Popen(
+        ["sh", "-c", unmarked], env={MARK: str(tmp_path)}, start_new_session=True, stdout=subprocess.PIPE, text=True
+    )
+    other = subprocess.Popen(["sleep", "1000"], env={MARK: str(tmp_path / "other")}, start_new_session=True)
     try:
-        found = [process.pid for process in find_leftovers(tmp_path)]
+        assert ours.stdout is not None
+        child_pid = int(ours.stdout.readline())
+        found = {process.pid for process in find_leftovers(tmp_path)}
         end_leftovers(tmp_path)
 
-        assert found == [ours.pid]
-        assert not psutil.pid_exists(ours.pid)
-        assert psutil.Process(other.pid).status() != psutil.STATUS_ZOMBIE
+        assert found == {ours.pid, child_pid}
+        assert find_leftovers(tmp_path) == []
+        assert other.poll() is None
     finally:
         for process in (ours, other):
             process.kill()
             process.wait()
+        assert ours.stdout is not None
+        ours.stdout.close()
