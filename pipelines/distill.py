@@ -11,6 +11,8 @@ Shape suffixes: B windows, L places, T = B * L tokens, D hidden.
 """
 
 import json
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -61,26 +63,35 @@ class DistillOptions:
 
 
 def distill(tokenized: Path, decoder_dir: Path, options: DistillOptions, out: Path, progress: Progress) -> None:
-    """Train student and twin and write both. Raises StageFailed for codes that one token does not spell."""
+    """Train both and write them; the twin in a process of its own beside. Raises StageFailed for codes that one token does not spell."""
     catalogue = load_catalogue(tokenized / "catalogue.parquet")
     if catalogue.depth != 1:
-        raise StageFailed(
-            "distill", "the decoder's distribution over items is read off directly for codes of depth 1 only"
+        raise StageFailed("distill", "the decoder's distribution is read off directly for codes of depth 1 only")
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as beside:
+        twin = beside.submit(fit_and_save, tokenized, None, options, out / "twin.safetensors", torch.get_num_threads())
+        student_curve = fit_and_save(
+            tokenized, decoder_dir, options, out / "student.safetensors", torch.get_num_threads(), progress
         )
-    decoder = load_decoder(decoder_dir, torch.float32, "cpu")
+        curves = {"student_curve": student_curve, "twin_curve": twin.result()}
+    (out / "distillation.json").write_text(json.dumps({"options": asdict(options), **curves}, indent=1))
+
+
+def fit_and_save(
+    tokenized: Path,
+    decoder_dir: Path | None,
+    options: DistillOptions,
+    path: Path,
+    num_threads: int,
+    progress: Progress | None = None,
+) -> list[dict[str, Any]]:
+    """Train one student on the stage's inputs, with a teacher or without, write it, and give its curve."""
+    torch.set_num_threads(num_threads)
+    catalogue = load_catalogue(tokenized / "catalogue.parquet")
     sequences, valid = read_sequences(tokenized), read_cases(tokenized, Split.VALID)
-    num_epochs = options.fit.epochs
-    about: dict[str, Any] = {"options": asdict(options)}
-    for place, (name, teacher) in enumerate((("student", decoder), ("twin", None))):
-
-        def both(done: int, _total: int, words: str, name: str = name, place: int = place) -> None:
-            progress(place * num_epochs + done, 2 * num_epochs, f"{name}: {words}")
-
-        student, about[f"{name}_curve"] = fit_student(catalogue, teacher, sequences, valid, options, both)
-        save_student(student, out / f"{name}.safetensors")
-    about["num_parameters"] = sum(parameter.numel() for parameter in student.parameters())
-    about["student"] = asdict(student.config)
-    (out / "distillation.json").write_text(json.dumps(about, indent=1))
+    teacher = None if decoder_dir is None else load_decoder(decoder_dir, torch.float32, "cpu")
+    student, curve = fit_student(catalogue, teacher, sequences, valid, options, progress or _unseen)
+    save_student(student, path)
+    return curve
 
 
 def fit_student(
@@ -153,6 +164,10 @@ def items_as_codes(catalogue: Catalogue) -> Catalogue:
     """Give the catalogue under which a window's tokens are the student's input rows: item i is row i + 1."""
     num_items = len(catalogue.item_ids)
     return replace(catalogue, codes=np.arange(num_items, dtype=np.int32).reshape(-1, 1), level_sizes=(num_items,))
+
+
+def _unseen(done: int, total: int, words: str) -> None:
+    """Show no progress."""
 
 
 def _token_of_row(catalogue: Catalogue) -> Tensor:

@@ -9,6 +9,7 @@ the live pointer) is done in any case, since that is cheap and the store may hav
 import json
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+import torch
 from rich.console import Console
 
 from models import baselines, decoder, student
@@ -62,6 +64,8 @@ class PipelineOptions:
     items: Path | None = None
     with_live_log: bool = True
     until: str = "publish"
+    num_threads: int = 1
+    """Threads of torch. One is far better than two where anything else runs, and gives the same weights everywhere."""
     train: TrainOptions = field(default_factory=TrainOptions)
     distill: DistillOptions = field(default_factory=DistillOptions)
     gate: GateOptions = field(default_factory=GateOptions)
@@ -101,7 +105,7 @@ class Report:
 def run_pipeline(options: PipelineOptions, places: Places, console: Console) -> Report:
     """Run the flow, show it on the console, and tell what came out. Raises DataError, StageFailed, EnvironmentFault, DependencyAway."""
     done: list[StageOutput] = []
-    with Bars(console) as bars:
+    with _threads(options.num_threads), Bars(console) as bars:
         for output in flow(options, places, bars):
             bars.end(output)
             done.append(output)
@@ -191,6 +195,16 @@ def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[Stage
     about = publish.describe(report, training, prompt, catalogue.depth)
     bundle = publish.publish(BundleStore(places.bundle_root), bundle_dir, version, about)
     yield StageOutput("publish", version, bundle.path, skipped=False, seconds=0.0)
+
+
+@contextmanager
+def _threads(num_threads: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _report(done: list[StageOutput]) -> Report:
