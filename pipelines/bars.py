@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -54,9 +55,12 @@ class Bars:
 
 def metrics_table(report: Mapping[str, Any]) -> Table:
     """Lay an evaluation out as a table, one model a row."""
-    low_high = "ndcg@10_interval"
-    table = Table("model", *_COLUMNS[:4], "95 %", *_COLUMNS[4:], title=f"{report['dataset']}, masked unless said")
+    heads = [column.replace("_unmasked", "\nunmasked") for column in _COLUMNS]
+    table = Table(
+        "model", *heads[:4], "95 %", *heads[4:], title=f"{report['dataset']}: test, masked unless said", box=SIMPLE
+    )
     for name, metrics in report["metrics"].items():
         numbers = [f"{metrics[column]:.4f}" for column in _COLUMNS]
-        table.add_row(name, *numbers[:4], "-".join(f"{edge:.3f}" for edge in metrics[low_high]), *numbers[4:])
+        low, high = metrics["ndcg@10_interval"]
+        table.add_row(name, *numbers[:4], f"{low:.3f}-{high:.3f}", *numbers[4:])
     return table
