@@ -16,15 +16,17 @@ _COLUMNS = ("hr@5", "ndcg@5", "hr@10", "ndcg@10", "hr@10_unmasked", "ndcg@10_unm
 
 
 class Bars:
-    """One bar for each stage, below each other. Use as a context manager."""
+    """One bar for each stage, below each other; a line for each stage where there is no terminal. A context manager."""
 
     def __init__(self, console: Console) -> None:
+        self._console = console
         self._progress = Progress(
             TextColumn("{task.description:<12}"),
             BarColumn(bar_width=24),
             TimeElapsedColumn(),
             TextColumn("{task.fields[words]}"),
             console=console,
+            disable=not console.is_terminal,
         )
         self._bars: dict[str, TaskID] = {}
 
@@ -51,13 +53,23 @@ class Bars:
         if output.skipped:
             self._progress.update(bar, words="done before")
         self._progress.stop_task(bar)
+        if not self._console.is_terminal:
+            words = "done before" if output.skipped else f"{output.seconds:.0f} s"
+            self._console.print(f"{output.stage:<12}{words}")
 
 
 def metrics_table(report: Mapping[str, Any]) -> Table:
     """Lay an evaluation out as a table, one model a row."""
     heads = [column.replace("_unmasked", "\nunmasked") for column in _COLUMNS]
     table = Table(
-        "model", *heads[:4], "95 %", *heads[4:], title=f"{report['dataset']}: test, masked unless said", box=SIMPLE
+        "model",
+        *heads[:4],
+        "95 %",
+        *heads[4:],
+        title=f"{report['dataset']}: test, masked unless said",
+        box=SIMPLE,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
     )
     for name, metrics in report["metrics"].items():
         numbers = [f"{metrics[column]:.4f}" for column in _COLUMNS]
