@@ -10,7 +10,6 @@ anew. Stages that the state folder has already are taken from there.
 import argparse
 import json
 import platform
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -118,7 +117,7 @@ def _summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
         for name in models
     }
     return {
-        "command": " ".join([Path(sys.executable).name, *sys.argv]),
+        "command": f"python -m benchmarks.quality --json OUT --seeds {len(runs)}",
         "machine": {"processor": platform.processor() or platform.machine(), "python": platform.python_version()},
         "dataset": runs[0]["dataset"],
         "protocol": runs[0]["protocol"],
