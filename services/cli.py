@@ -114,6 +114,7 @@ def pipeline(
     dataset: Annotated[str, typer.Option(help="A data set that the pipeline can fetch.")] = "ml-100k",
     events: Annotated[Path | None, typer.Option(help="Your own events: Parquet, CSV or JSON Lines.")] = None,
     items: Annotated[Path | None, typer.Option(help="Your own items, with --events.")] = None,
+    live_log: Annotated[bool, typer.Option(help="Train on the events that came in over Kafka too.")] = True,
     until: Annotated[str, typer.Option(help="End after this stage.")] = "publish",
 ) -> None:
     """Train, evaluate and publish a bundle from events; what is done already is skipped."""
@@ -122,7 +123,7 @@ def pipeline(
     from services.features.repo import RepoAddress
 
     settings = _settings()
-    options = PipelineOptions(dataset=dataset, events=events, items=items, until=until)
+    options = PipelineOptions(dataset=dataset, events=events, items=items, with_live_log=live_log, until=until)
     places = Places(
         state_dir=settings.state_dir,
         cache_dir=settings.cache_dir,
