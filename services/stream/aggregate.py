@@ -45,8 +45,8 @@ class Limits:
 
 
 def history_limits(max_items: int) -> Limits:
-    """Give the limits of served histories: at most `max_items`, cut where prompts are cut."""
-    return Limits(max_items, stride=min(STRIDE_ITEMS, max_items))
+    """Give the limits of served histories: at most `max_items`, cut where prompts are cut; a short row keeps half."""
+    return Limits(max_items, stride=min(STRIDE_ITEMS, max(1, max_items // 2)))
 
 
 @dataclass(frozen=True, slots=True)
