@@ -18,12 +18,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests below e2e are marked so, and may wait for the pipeline; they run last."""
+    """Tests below e2e are marked so, and may wait for the pipeline; all that need the stack run last, so that it does not
+    take the cores from the others.
+    """
     for item in items:
         if "e2e" in item.path.parts:
             item.add_marker(pytest.mark.e2e)
             item.add_marker(pytest.mark.timeout(E2E_TIMEOUT_S))
-    items.sort(key=lambda item: "e2e" in item.path.parts)
+    items.sort(key=lambda item: "stack" in getattr(item, "fixturenames", ()))
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 """What `tailrace up` prints when all is well: what is where, and two calls that work when pasted."""
 
+from infra.local.ray_home import ray_logs
 from models.registry import BundleStore
 from services.settings import Settings
 
@@ -19,6 +20,7 @@ def what_is_where(settings: Settings, bundle_version: str) -> str:
             f"Redis    {settings.redis_host}:{settings.redis_port}",
             f"Kafka    {settings.kafka_bootstrap}    (topic {settings.interactions_topic})",
             f"state    {settings.state_dir}    (logs below logs/)",
+            f"replicas {ray_logs(settings.state_dir)}    (their logs while they run, then logs/ray)",
         ]
     )
 

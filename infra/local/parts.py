@@ -126,7 +126,7 @@ def metrics_environment(settings: Settings) -> dict[str, str]:
 def broker_address(bootstrap: str) -> tuple[str, int]:
     """Split `host:port`. Raises ConfigError when it is anything else, such as a list of brokers."""
     host, _, port = bootstrap.rpartition(":")
-    if not host or not port.isdigit() or not 1 <= int(port) <= 65_535:
+    if not host or "," in host or not port.isdigit() or not 1 <= int(port) <= 65_535:
         raise ConfigError(f"TAILRACE_KAFKA_BOOTSTRAP: the embedded broker needs one host:port, got {bootstrap!r}")
     return host, int(port)
 

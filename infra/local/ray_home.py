@@ -1,14 +1,13 @@
 """Where one stack's Ray lives and how its environment looks, so that stacks on one machine never meet. Starts nothing.
 
 Unix sockets allow 107 characters, and Ray's and HAProxy's paths need 80 of them, so the folder is `/tmp/tr-<hash>`, not
-below the state folder. It is ours alone (mode 700) and goes when the stack goes.
+below the state folder. It is ours alone (mode 700) and goes when the stack goes; its logs are kept.
 """
 
 import hashlib
 import os
 import secrets
 import shutil
-import stat
 from pathlib import Path
 
 from infra.local.ports import free_window
@@ -36,11 +35,20 @@ def make_ray_home(state_dir: Path) -> Path:
 
 
 def remove_ray_home(state_dir: Path) -> None:
-    """Remove the folder if it is ours."""
+    """Remove the folder if it is ours; its logs replace those of the run before in `<state>/logs/ray`."""
     home = ray_home(state_dir)
-    if home.is_dir() and not home.is_symlink() and home.lstat().st_uid == os.getuid():
-        home.chmod(stat.S_IRWXU)
-        shutil.rmtree(home, ignore_errors=True)
+    if not home.is_dir() or home.is_symlink() or home.lstat().st_uid != os.getuid():
+        return
+    logs, kept = ray_logs(state_dir), state_dir / "logs" / "ray"
+    if logs.is_dir():
+        shutil.rmtree(kept, ignore_errors=True)
+        shutil.copytree(logs, kept, ignore_dangling_symlinks=True)
+    shutil.rmtree(home, ignore_errors=True)
+
+
+def ray_logs(state_dir: Path) -> Path:
+    """Name the folder where Ray and the replicas write while they run."""
+    return ray_home(state_dir) / "session_latest" / "logs"
 
 
 def ray_environment(home: Path) -> dict[str, str]:
@@ -56,6 +64,8 @@ def ray_environment(home: Path) -> dict[str, str]:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ROTATION_MAX_BYTES": str(20 * 2**20),
+        "RAY_ROTATION_BACKUP_COUNT": "1",
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",

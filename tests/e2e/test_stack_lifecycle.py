@@ -61,6 +61,7 @@ def test_ctrl_c_leaves_nothing(second: Stack) -> None:
     assert second.reap() == 0
     assert time.monotonic() - began < MAX_STOP_S
     assert survivors(processes) == []
+    assert list((second.settings.state_dir / "logs" / "ray").glob("worker-*.err"))
     second.start()
     assert second.recommend("comes-back")["newest_event_time_ms"] == seen["newest_event_time_ms"]
 

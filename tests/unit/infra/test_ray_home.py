@@ -1,0 +1,54 @@
+"""Where a stack's Ray lives: `pytest tests/unit/infra/test_ray_home.py`."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from infra.local.ray_home import make_ray_home, ray_environment, ray_home, remove_ray_home
+
+MAX_SOCKET_PATH = 107
+LONGEST_RAY_SOCKET = "session_2026-11-21_03-59-54_484199_4194304/sockets/plasma_store"
+LONGEST_PROXY_SOCKET = f"{'f' * 56}/a.sock.4194304.tmp"
+
+
+@pytest.fixture
+def state_dir(tmp_path: Path) -> Iterator[Path]:
+    """A state folder whose Ray folder goes afterwards."""
+    yield tmp_path
+    remove_ray_home(tmp_path)
+
+
+def test_socket_paths_fit(state_dir: Path) -> None:
+    """However deep the state folder lies, Unix sockets in the Ray folder stay under the kernel's limit."""
+    home = ray_home(state_dir / ("deep/" * 30))
+    proxy = Path(ray_environment(home)["RAY_SERVE_HAPROXY_SOCKET_PATH"]).parent
+
+    assert len(str(home / LONGEST_RAY_SOCKET)) <= MAX_SOCKET_PATH
+    assert len(str(proxy / LONGEST_PROXY_SOCKET)) <= MAX_SOCKET_PATH
+
+
+def test_the_folder_is_ours_alone_and_its_logs_are_kept(state_dir: Path) -> None:
+    """Nobody else may look in; what was there before is gone, apart from the logs."""
+    home = make_ray_home(state_dir)
+    logs = home / "session_latest" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "worker.err").write_text("why")
+
+    again = make_ray_home(state_dir)
+
+    assert again == home
+    assert home.stat().st_mode & 0o777 == 0o700
+    assert list(home.iterdir()) == []
+    assert (state_dir / "logs" / "ray" / "worker.err").read_text() == "why"
+
+
+def test_two_stacks_share_no_folder_and_no_secret(state_dir: Path) -> None:
+    """Another state folder has another home; each start has its own token; inner ports are all different."""
+    one, other = ray_environment(ray_home(state_dir)), ray_environment(ray_home(state_dir / "other"))
+    ports = [value for name, value in one.items() if name.endswith("_PORT")]
+
+    assert ray_home(state_dir) != ray_home(state_dir / "other")
+    assert one["RAY_AUTH_TOKEN"] != other["RAY_AUTH_TOKEN"]
+    assert one["RAY_SERVE_HAPROXY_SOCKET_PATH"] != other["RAY_SERVE_HAPROXY_SOCKET_PATH"]
+    assert len(set(ports)) >= len(ports) - 1, "where one range ends the next begins"
