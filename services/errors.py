@@ -3,6 +3,9 @@
     TailraceError
     ├── InvalidRequest        the caller's input is wrong: names the field and the fix
     ├── RequestTooLarge       the caller sent more bytes than a door accepts
+    ├── Unauthenticated       no API key, or none that is valid now: never says which
+    ├── NotAllowed            a valid key without the scope that this call needs
+    ├── QuotaExceeded         the key's rate or quota is used up: carries when to come back
     ├── Overloaded            we could, but not now: carries when to come back
     ├── DependencyAway        a store or broker does not answer: carries when to come back
     ├── DeadlineExceeded      a stage ran out of the request's time
@@ -41,6 +44,30 @@ class RequestTooLarge(TailraceError):
         super().__init__(f"body: larger than {max_bytes} bytes; send less per request")
         self.field = "body"
         self.max_bytes = max_bytes
+
+
+class Unauthenticated(TailraceError):
+    """No API key, or none that is valid now. The same words for a missing, wrong or expired key: they help no attacker."""
+
+    def __init__(self) -> None:
+        super().__init__("this call needs a valid API key; send it as `authorization: Bearer KEY`")
+
+
+class NotAllowed(TailraceError):
+    """A valid key without the scope that this call needs."""
+
+    def __init__(self, scope: str) -> None:
+        super().__init__(f"this key lacks the scope {scope}; ask whoever issued it")
+        self.scope = scope
+
+
+class QuotaExceeded(TailraceError):
+    """The key's rate or quota is used up; the caller may try again after `retry_after_s`."""
+
+    def __init__(self, what: str, retry_after_s: float) -> None:
+        super().__init__(f"this key's {what} is used up; try again in {retry_after_s:g} s")
+        self.what = what
+        self.retry_after_s = retry_after_s
 
 
 class Overloaded(TailraceError):

@@ -36,10 +36,32 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(1_048_576, ge=1_024)
     max_events_per_request: int = Field(500, ge=1)
 
+    # who may come in
+    api_keys_file: Path | None = None
+    """Hashed API keys, read again when it changes. Without it everyone may do everything, on loopback only."""
+    allow_anonymous: bool = False
+    """Says explicitly that doors which others can reach may stand open without keys."""
+    tls_dir: Path | None = None
+    """A folder with tls.crt and tls.key (as a Kubernetes TLS secret has them): both doors then speak TLS only."""
+    tls_client_ca_file: Path | None = None
+    """With it, callers must present a certificate of this authority (mutual TLS)."""
+    max_k: int = Field(1_000, ge=1)
+    """Requests for more items are refused before anything is read for them."""
+
     # what it stands on
     redis_host: str = "127.0.0.1"
     redis_port: int = Field(6379, ge=1, le=65_535)
+    redis_username: str = ""
+    redis_password_file: Path | None = None
+    redis_tls_ca_file: Path | None = None
+    """With it, Redis is spoken to over TLS and must prove itself to this authority."""
     kafka_bootstrap: str = "127.0.0.1:9092"
+    kafka_username: str = ""
+    """With it, SASL is used, with the password in the file below."""
+    kafka_password_file: Path | None = None
+    kafka_sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
+    kafka_tls_ca_file: Path | None = None
+    """With it, the brokers are spoken to over TLS and must prove themselves to this authority."""
     interactions_topic: str = "interactions"
     dead_letter_topic: str = "interactions.dlq"
     impressions_topic: str = "impressions"
@@ -91,6 +113,16 @@ class Settings(BaseSettings):
     worker_batch_events: int = Field(1_000, ge=1)
     history_max_items: int = Field(1_000, ge=1)
 
+    # what it tells
+    otlp_endpoint: str = ""
+    """Where traces go, for example http://collector:4317; empty: nowhere."""
+    trace_share: float = Field(0.05, ge=0, le=1)
+    """The share of requests that are traced when no caller has decided that already."""
+    explain_keep_s: int = Field(900, ge=0)
+    """How long `tailrace explain` finds a request; 0: nothing is kept."""
+    console: bool = True
+    """Whether the gateway serves the console at /."""
+
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @property
@@ -125,7 +157,8 @@ class Settings(BaseSettings):
 
     def as_environment(self) -> dict[str, str]:
         """Give the variables that make a child process read exactly these settings."""
-        return {f"{_PREFIX}{name.upper()}": str(value) for name, value in self.model_dump().items()}
+        given = {name: value for name, value in self.model_dump().items() if value is not None}
+        return {f"{_PREFIX}{name.upper()}": str(value) for name, value in given.items()}
 
 
 def inherited_environment() -> dict[str, str]:

@@ -41,6 +41,7 @@ class Reason(StrEnum):
     FEATURES_AWAY = "features_away"
     STUDENT_FAILED = "student_failed"
     NO_BUNDLE = "no_bundle"
+    SHED = "shed"
     EVERYTHING_SEEN = "everything_seen"
     NOTHING_ALLOWED = "nothing_allowed"
 

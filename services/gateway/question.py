@@ -10,6 +10,7 @@ from typing import Protocol
 
 import structlog
 
+from services.contracts.access import Caller
 from services.contracts.features import UserFeatures
 from services.contracts.rank import RankRequest
 from services.contracts.recommend import RecommendRequest, Tier
@@ -48,6 +49,7 @@ class Question:
     """
 
     request: RecommendRequest
+    caller: Caller
     deadline: Deadline
     live: Live
     known: Known
@@ -91,6 +93,7 @@ class Question:
             deadline_unix_s=deadline_unix_s,
             excluded_item_ids=tuple(dict.fromkeys(seen + self.request.exclude_item_ids)),
             filters=self.request.filters,
+            priority=self.caller.priority,
         )
 
 
@@ -105,13 +108,14 @@ async def read_known(features: Features, user_id: str | None, timeout_s: float) 
     return Known(read.value)
 
 
-def question_of(request: RecommendRequest, deadline: Deadline, live: Live, known: Known) -> Question:
+def question_of(request: RecommendRequest, caller: Caller, deadline: Deadline, live: Live, known: Known) -> Question:
     """Compose the history, the masks and the stored list. Pure."""
     history_item_ids = merge_history(known.features.history_item_ids, request.recent_item_ids)
     masks = masks_for(request, history_item_ids, live.catalogue)
     has_recent_items = len(history_item_ids) > len(known.features.history_item_ids)
     return Question(
         request=request,
+        caller=caller,
         deadline=deadline,
         live=live,
         known=known,

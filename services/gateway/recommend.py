@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 import structlog
 
+from services.contracts.access import Caller
 from services.contracts.events import Impression
 from services.contracts.rank import RankResult
 from services.contracts.recommend import Recommendation, RecommendRequest, Tier
@@ -60,8 +61,8 @@ class Recommend:
         self._clock = clock
         self._wall_clock = wall_clock
 
-    async def __call__(self, request: RecommendRequest, arrived_s: float, door: str) -> Recommendation:
-        """Answer one request that arrived at `arrived_s` (monotonic seconds) through `door`.
+    async def __call__(self, request: RecommendRequest, arrived_s: float, door: str, caller: Caller) -> Recommendation:
+        """Answer one request of `caller` that arrived at `arrived_s` (monotonic seconds) through `door`.
 
         Raises InvalidRequest for filters that name what the catalogue lacks, DependencyAway before the first bundle.
         """
@@ -74,7 +75,7 @@ class Recommend:
             box_s = min(self._feature_timeout_s, _FEATURES_SHARE * deadline.budget_s(self._clock()))
             known = await read_known(self._features, request.user_id, box_s)
         with stages.measure("route"):
-            question = question_of(request, deadline, live, known)
+            question = question_of(request, caller, deadline, live, known)
             budget_s = deadline.budget_s(self._clock())
             route = policy.plan(question.facts(self._llm.view(), self._min_history_for_llm, budget_s))
         with stages.measure("rank"):

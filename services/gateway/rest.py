@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse
 from starlette.exceptions import HTTPException
 
+from services.contracts.access import ANYONE
 from services.errors import RequestTooLarge
 from services.gateway.caller import Call, deadline_ms_from
 from services.gateway.docs_page import DOCS_PAGE
@@ -71,7 +72,7 @@ class _RestDoor:
             body = await _read_body(http, self._max_body_bytes)
             request = parse_recommend(body, call.request_id, deadline_ms_from(http.headers))
             call.request_id = request.request_id
-            return json_response(format_recommendation(await plane.recommend(request, arrived_s, DOOR)))
+            return json_response(format_recommendation(await plane.recommend(request, arrived_s, DOOR, ANYONE)))
 
         return await guarded(http, work, plane.report.recommend_refused)
 

@@ -11,6 +11,7 @@ import grpc
 from grpc_health.v1 import health_pb2
 
 from services.contracts import recommend_pb2 as pb
+from services.contracts.access import ANYONE
 from services.gateway.caller import Call, deadline_ms_from
 from services.gateway.plane import DataPlane
 from services.gateway.rpc_answers import DOOR, CallContext, guarded
@@ -34,7 +35,7 @@ class RpcDoor:
         async def work(call: Call, headers: dict[str, str]) -> pb.RecommendResponse:
             asked = parse_recommend(request, self._max_body_bytes, call.request_id, deadline_ms_from(headers))
             call.request_id = asked.request_id
-            return format_recommendation(await plane.recommend(asked, arrived_s, DOOR))
+            return format_recommendation(await plane.recommend(asked, arrived_s, DOOR, ANYONE))
 
         return await guarded(context, work, pb.RecommendResponse(), plane.report.recommend_refused)
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from services.contracts.access import ANYONE
 from services.contracts.recommend import Filters, Reason, Recommendation, RecommendRequest, Tier
 from services.errors import BundleMismatch, BundleNotFound, DeadlineExceeded, DependencyAway, InvalidRequest, Overloaded
 from tests.unit.gateway.world import VERSION, World, catalogue_of, make_world, publish
@@ -18,7 +19,7 @@ from tests.unit.gateway.world import VERSION, World, catalogue_of, make_world, p
 async def ask(world: World, user_id: str | None = "long", **fields: Any) -> Recommendation:
     """Ask the plane as a door does."""
     request = RecommendRequest(request_id="r", user_id=user_id, **{"k": 3, **fields})
-    return await world.plane.recommend(request, time.monotonic(), "rest")
+    return await world.plane.recommend(request, time.monotonic(), "rest", ANYONE)
 
 
 @pytest.mark.parametrize(

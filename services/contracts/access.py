@@ -1,0 +1,37 @@
+"""Who calls, what they may do, and how much they matter: what a door knows of a caller once the key was checked.
+
+Knows neither keys nor transports. Without API keys everybody is `ANYONE`.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+
+
+class Scope(StrEnum):
+    """What a key allows."""
+
+    RECOMMEND = "recommend"
+    EVENTS = "events"
+    TEXT = "text"
+    ADMIN = "admin"
+
+
+class Priority(IntEnum):
+    """Who is served first when not all can be; lower goes first, as in the engine's queue."""
+
+    HIGH = 0
+    NORMAL = 1
+    LOW = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """One caller. `key_id` names the key in logs and metrics and is no secret."""
+
+    key_id: str
+    scopes: frozenset[Scope]
+    priority: Priority = Priority.NORMAL
+
+
+ANYONE = Caller(key_id="anonymous", scopes=frozenset(Scope))
+"""The caller where no keys are set up."""
