@@ -1,0 +1,120 @@
+"""Every command that the pages show runs against the tests' stack: `pytest tests/e2e/test_docs.py`.
+
+A page is one shell session: its blocks run in order, in a scratch folder that looks like the repository, with the exports
+and the folder that the block before left behind. Where a page says localhost:8000, the tests' own port is meant.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from services.settings import Settings, inherited_environment
+from tests.documented import runnable
+from tests.pages import ROOT, Block, all_pages, blocks, missing_lines
+from tests.servers import free_port
+from tests.stack import Stack
+
+BLOCK_TIMEOUT_S = 180
+NOT_IN_SCRATCH = {".git", ".tailrace", ".pytest_cache", ".hypothesis", ".mypy_cache", ".ruff_cache"}
+EXIT_CODE = re.compile(r"\(exit code (\d+)\)")
+PORTS_OF_A_SECOND_STACK = (8010, 9010, 9110, 6390, 9192)
+SESSION = """
+set -eo pipefail
+[ ! -f "$DOCS_SESSION" ] || . "$DOCS_SESSION"
+trap 'code=$?; { export -p; printf "cd %q\\n" "$PWD"; } > "$DOCS_SESSION"; exit $code' EXIT
+"""
+
+
+def runs(page: Path) -> bool:
+    """Whether a test can run anything of a page."""
+    return any(runnable(block.text).script.strip() for block in blocks(page.read_text()) if not block.mark)
+
+
+PAGES = [page for page in all_pages() if runs(page)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_a_page_keeps_its_word(stack: Stack, page: Path, tmp_path: Path) -> None:
+    """Each block ends well (or as the page says) and prints what the page says it prints."""
+    session = PageSession(stack, tmp_path)
+
+    failures = []
+    for block in blocks(page.read_text()):
+        if not block.mark and not failures:
+            failures += session.run(block)
+
+    assert failures == [], f"in {page.relative_to(ROOT)}"
+
+
+class PageSession:
+    """A reader's shell, in a folder of its own."""
+
+    def __init__(self, stack: Stack, folder: Path) -> None:
+        self._ports = ports_for(stack.settings)
+        self._folder = folder / "tailrace"
+        self._folder.mkdir()
+        for path in ROOT.iterdir():
+            if path.name not in NOT_IN_SCRATCH:
+                (self._folder / path.name).symlink_to(path)
+        inherited = inherited_environment()
+        self._environment = {
+            **inherited,
+            **stack.settings.as_environment(),
+            "PATH": f"{Path(sys.executable).parent}:{inherited['PATH']}",
+            "DOCS_SESSION": str(folder / "session.sh"),
+            "COLUMNS": "160",
+        }
+
+    def run(self, block: Block) -> list[str]:
+        """Run a block and say what was not as the page has it."""
+        script = runnable(block.text).script
+        if not script.strip():
+            return []
+        code, output = self._shell(self._with_ports(script))
+        expected = [self._with_ports(line) for line in block.expected]
+        wanted_code = 0
+        if expected and (stated := EXIT_CODE.fullmatch(expected[-1])):
+            wanted_code = int(stated[1])
+            expected.pop()
+        if code == wanted_code and not missing_lines(tuple(expected), output):
+            return []
+        missing = "".join(f"\n  missing: {line}" for line in missing_lines(tuple(expected), output))
+        return [f"line {block.line}: exit code {code}, not {wanted_code}{missing}\n{script}--- gave\n{output}"]
+
+    def _shell(self, script: str) -> tuple[int, str]:
+        process = subprocess.Popen(
+            ["bash", "--noprofile", "--norc", "-c", SESSION + script],
+            cwd=self._folder,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            output, _ = process.communicate(timeout=BLOCK_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            return -1, f"not done within {BLOCK_TIMEOUT_S} s\n{process.communicate()[0]}"
+        return process.returncode, output
+
+    def _with_ports(self, text: str) -> str:
+        """Put the tests' ports where the page has the defaults: behind a host's colon or a setting's sign."""
+        return re.sub(r"(?<=[:=])(\d{4,5})\b", lambda found: str(self._ports.get(int(found[1]), found[1])), text)
+
+
+def ports_for(settings: Settings) -> dict[int, int]:
+    """Map the ports that pages name, the defaults and those of a second stack, to ports of this run."""
+    usual = Settings()
+    ports = {
+        getattr(usual, name): getattr(settings, name)
+        for name in ("http_port", "grpc_port", "metrics_port", "redis_port")
+    }
+    ports[int(usual.kafka_bootstrap.rpartition(":")[2])] = int(settings.kafka_bootstrap.rpartition(":")[2])
+    return {**{port: free_port() for port in PORTS_OF_A_SECOND_STACK}, **ports}
