@@ -4,6 +4,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from services.contracts.access import Caller
 from services.contracts.recommend import check_id
 from services.errors import InvalidRequest
 
@@ -15,9 +16,19 @@ _MAX_DIGITS = 9
 
 @dataclass(slots=True)
 class Call:
-    """One call at a door. Its id is the newest that is known: made at arrival, then the header's, then the body's."""
+    """One call at a door. Its id is the newest that is known: made at arrival, then the header's, then the body's.
+
+    `caller` is None until the door has let the caller in.
+    """
 
     request_id: str
+    caller: Caller | None = None
+
+    @property
+    def admitted(self) -> Caller:
+        """The caller, once let in."""
+        assert self.caller is not None, "work is done for those who were let in"
+        return self.caller
 
     @property
     def echo(self) -> dict[str, str]:

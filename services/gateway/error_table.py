@@ -11,8 +11,11 @@ from services.errors import (
     DeadlineExceeded,
     DependencyAway,
     InvalidRequest,
+    NotAllowed,
     Overloaded,
+    QuotaExceeded,
     RequestTooLarge,
+    Unauthenticated,
 )
 
 _BUNDLE_RETRY_AFTER_S = 1.0
@@ -23,6 +26,9 @@ class ErrorKind(StrEnum):
 
     INVALID_REQUEST = "invalid_request"
     TOO_LARGE = "request_too_large"
+    UNAUTHENTICATED = "unauthenticated"
+    NOT_ALLOWED = "not_allowed"
+    QUOTA = "quota_exceeded"
     OVERLOADED = "overloaded"
     AWAY = "dependency_away"
     LATE = "deadline_exceeded"
@@ -58,6 +64,14 @@ def describe(error: Exception) -> ErrorAnswer:
                 message=f"larger than {error.max_bytes} bytes",
                 field=error.field,
                 fix="send less per request",
+            )
+        case Unauthenticated():
+            return ErrorAnswer(kind=ErrorKind.UNAUTHENTICATED, message=str(error))
+        case NotAllowed():
+            return ErrorAnswer(kind=ErrorKind.NOT_ALLOWED, message=str(error))
+        case QuotaExceeded():
+            return ErrorAnswer(
+                kind=ErrorKind.QUOTA, message=f"this key's {error.what} is used up", retry_after_s=error.retry_after_s
             )
         case Overloaded():
             return ErrorAnswer(

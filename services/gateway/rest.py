@@ -3,6 +3,7 @@
 Knows HTTP and nothing of how answers are made. The plane is asked for at each request, since it is made after the app.
 """
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import asdict
 
@@ -10,8 +11,9 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse
 from starlette.exceptions import HTTPException
 
-from services.contracts.access import ANYONE
+from services.contracts.access import Scope
 from services.errors import RequestTooLarge
+from services.gateway.access import Access, OpenAccess
 from services.gateway.caller import Call, deadline_ms_from
 from services.gateway.docs_page import DOCS_PAGE
 from services.gateway.openapi import describe_routes, doc_of
@@ -25,6 +27,7 @@ def create_rest_app(
     render_metrics: Callable[[], bytes],
     max_body_bytes: int,
     *,
+    access: Access | None = None,
     echoes_request_id: bool = False,
 ) -> FastAPI:
     """Make the ASGI app.
@@ -33,9 +36,11 @@ def create_rest_app(
         plane: Gives the running data plane.
         render_metrics: Gives Prometheus' text.
         max_body_bytes: Larger bodies are refused while they are read.
+        access: Decides who may come in; everybody, when absent.
         echoes_request_id: Whether answers carry X-Request-Id; not under Ray Serve, whose ingress sends it already.
     """
     app = FastAPI(title="Tailrace", version="1", docs_url=None, redoc_url=None)
+    app.state.access = access or OpenAccess()
     app.state.echoes_request_id = echoes_request_id
     door = _RestDoor(plane, render_metrics, max_body_bytes)
     for method, path, endpoint in (
@@ -72,9 +77,9 @@ class _RestDoor:
             body = await _read_body(http, self._max_body_bytes)
             request = parse_recommend(body, call.request_id, deadline_ms_from(http.headers))
             call.request_id = request.request_id
-            return json_response(format_recommendation(await plane.recommend(request, arrived_s, DOOR, ANYONE)))
+            return json_response(format_recommendation(await plane.recommend(request, arrived_s, DOOR, call.admitted)))
 
-        return await guarded(http, work, plane.report.recommend_refused)
+        return await guarded(http, work, plane.report.recommend_refused, scope=Scope.RECOMMEND)
 
     async def record(self, http: Request) -> Response:
         """Record what users did; answers only when the broker has every event."""
@@ -85,7 +90,7 @@ class _RestDoor:
             event_ids = await plane.record(drafts, DOOR, call.request_id)
             return json_response({"accepted": len(event_ids), "event_ids": event_ids})
 
-        return await guarded(http, work, plane.report.events_refused)
+        return await guarded(http, work, plane.report.events_refused, scope=Scope.EVENTS)
 
     async def bundle(self, http: Request) -> Response:
         """Tell which bundle answers."""
@@ -93,7 +98,7 @@ class _RestDoor:
         async def work(_: Call) -> Response:
             return json_response(asdict(self._plane().bundle()))
 
-        return await guarded(http, work)
+        return await guarded(http, work, scope=Scope.RECOMMEND)
 
     async def healthz(self) -> Response:
         """The process lives."""
@@ -104,9 +109,14 @@ class _RestDoor:
         is_ready = self._plane().is_ready()
         return json_response({"status": "ready" if is_ready else "no bundle yet"}, 200 if is_ready else 503)
 
-    def metrics(self) -> Response:
-        """Prometheus' text. Blocks for files, so FastAPI runs it in a thread."""
-        return Response(self._render_metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    async def metrics(self, http: Request) -> Response:
+        """Prometheus' text, for those who may administer; scrapers have a port of their own."""
+
+        async def work(_: Call) -> Response:
+            text = await asyncio.to_thread(self._render_metrics)  # reads files
+            return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+        return await guarded(http, work, scope=Scope.ADMIN, audited=False)
 
 
 async def _read_body(http: Request, max_bytes: int) -> bytes:

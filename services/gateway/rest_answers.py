@@ -12,6 +12,8 @@ from fastapi import Request, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from services.contracts.access import Scope
+from services.gateway.audit import NOBODY, audit
 from services.gateway.caller import Call, new_request_id, request_id_from
 from services.gateway.error_table import ErrorAnswer, ErrorKind, describe
 
@@ -21,6 +23,9 @@ DOOR = "rest"
 STATUS = {
     ErrorKind.INVALID_REQUEST: 422,
     ErrorKind.TOO_LARGE: 413,
+    ErrorKind.UNAUTHENTICATED: 401,
+    ErrorKind.NOT_ALLOWED: 403,
+    ErrorKind.QUOTA: 429,
     ErrorKind.OVERLOADED: 429,
     ErrorKind.AWAY: 503,
     ErrorKind.LATE: 504,
@@ -33,27 +38,45 @@ async def guarded(
     http: Request,
     work: Callable[[Call], Awaitable[Response]],
     refused: Callable[[str, str, str, str], None] | None = None,
+    *,
+    scope: Scope,
+    audited: bool | None = None,
 ) -> Response:
-    """Do the work; turn whatever it raises into the envelope, and tell `refused` (door, code, message, request id).
+    """Let in who may, do the work, and turn whatever is raised into the envelope. No stack trace ever leaves the door.
 
-    The last resort: no stack trace ever leaves the door.
+    Args:
+        http: The request.
+        work: Is given the call, its `caller` included; nothing of the request's body was read before.
+        refused: Is told of an error: door, code, message, request id.
+        scope: What the caller's key must allow.
+        audited: Whether an audit line is written; by default for everything that needs the scope admin.
     """
-    call = Call(new_request_id())
+    call, outcome = Call(new_request_id()), "ok"
     try:
         call.request_id = request_id_from(http.headers)
+        call.caller = http.app.state.access.authorize(http.headers, scope)
         response = await work(call)
     except ClientDisconnect:
         return Response(status_code=_CLIENT_GONE)
     except Exception as error:
         answer = describe(error)
+        outcome = answer.kind.value
         if answer.kind is ErrorKind.INTERNAL:
             log.exception("unexpected_error", request_id=call.request_id, door=DOOR)
         if refused is not None:
             refused(DOOR, answer.kind.value, answer.sentence, call.request_id)
         response = _envelope(STATUS[answer.kind], answer, call.request_id)
+    if scope is Scope.ADMIN if audited is None else audited:
+        _audit(http, call, outcome)
     if http.app.state.echoes_request_id:
         response.headers.update(call.echo)
     return response
+
+
+def _audit(http: Request, call: Call, outcome: str) -> None:
+    who = call.caller.key_id if call.caller is not None else NOBODY
+    origin = http.headers.get("x-forwarded-for") or (http.client.host if http.client else "unknown")
+    audit(act=f"{http.method} {http.url.path}", who=who, origin=origin, outcome=outcome, request_id=call.request_id)
 
 
 def json_response(body: object, status: int = 200) -> Response:
@@ -67,6 +90,8 @@ def _envelope(status: int, answer: ErrorAnswer, request_id: str) -> Response:
     response = json_response({"error": {**error, "request_id": request_id}}, status)
     if answer.retry_after_s is not None:
         response.headers["retry-after"] = str(max(1, math.ceil(answer.retry_after_s)))
+    if answer.kind is ErrorKind.UNAUTHENTICATED:
+        response.headers["www-authenticate"] = "Bearer"
     return response
 
 

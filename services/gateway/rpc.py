@@ -11,7 +11,8 @@ import grpc
 from grpc_health.v1 import health_pb2
 
 from services.contracts import recommend_pb2 as pb
-from services.contracts.access import ANYONE
+from services.contracts.access import Scope
+from services.gateway.access import Access, OpenAccess
 from services.gateway.caller import Call, deadline_ms_from
 from services.gateway.plane import DataPlane
 from services.gateway.rpc_answers import DOOR, CallContext, guarded
@@ -23,7 +24,9 @@ SERVICE = "tailrace.v1.Recommender"
 class RpcDoor:
     """The servicer of `tailrace.v1.Recommender` and of `grpc.health.v1.Health`'s Check."""
 
-    def __init__(self, plane: Callable[[], DataPlane], max_body_bytes: int) -> None:
+    def __init__(self, plane: Callable[[], DataPlane], max_body_bytes: int, access: Access | None = None) -> None:
+        """Make the door; `access` decides who may come in: everybody, when absent."""
+        self._access = access or OpenAccess()
         self._plane = plane
         self._max_body_bytes = max_body_bytes
 
@@ -35,9 +38,10 @@ class RpcDoor:
         async def work(call: Call, headers: dict[str, str]) -> pb.RecommendResponse:
             asked = parse_recommend(request, self._max_body_bytes, call.request_id, deadline_ms_from(headers))
             call.request_id = asked.request_id
-            return format_recommendation(await plane.recommend(asked, arrived_s, DOOR, ANYONE))
+            return format_recommendation(await plane.recommend(asked, arrived_s, DOOR, call.admitted))
 
-        return await guarded(context, work, pb.RecommendResponse(), plane.report.recommend_refused)
+        refused = plane.report.recommend_refused
+        return await guarded(context, work, pb.RecommendResponse(), refused, access=self._access, scope=Scope.RECOMMEND)
 
     async def RecordEvents(self, request: bytes, context: CallContext) -> pb.RecordEventsResponse:
         """Record what users did; answers OK only when the broker has every event."""
@@ -47,7 +51,8 @@ class RpcDoor:
             event_ids = await plane.record(parse_events(request, self._max_body_bytes), DOOR, call.request_id)
             return pb.RecordEventsResponse(accepted=len(event_ids), event_ids=event_ids)
 
-        return await guarded(context, work, pb.RecordEventsResponse(), plane.report.events_refused)
+        refused = plane.report.events_refused
+        return await guarded(context, work, pb.RecordEventsResponse(), refused, access=self._access, scope=Scope.EVENTS)
 
     async def Check(self, request: Any, context: CallContext) -> Any:
         """Say whether recommendations can be answered; the whole server and our one service are the same."""

@@ -13,6 +13,8 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
+from services.contracts.access import Scope
+from services.gateway.access import Access
 from services.gateway.caller import Call, new_request_id, request_id_from
 from services.gateway.error_table import ErrorAnswer, ErrorKind, describe
 
@@ -22,6 +24,9 @@ DOOR = "grpc"
 STATUS = {
     ErrorKind.INVALID_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
     ErrorKind.TOO_LARGE: grpc.StatusCode.INVALID_ARGUMENT,
+    ErrorKind.UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
+    ErrorKind.NOT_ALLOWED: grpc.StatusCode.PERMISSION_DENIED,
+    ErrorKind.QUOTA: grpc.StatusCode.RESOURCE_EXHAUSTED,
     ErrorKind.OVERLOADED: grpc.StatusCode.RESOURCE_EXHAUSTED,
     ErrorKind.AWAY: grpc.StatusCode.UNAVAILABLE,
     ErrorKind.LATE: grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -56,16 +61,26 @@ async def guarded(
     work: Callable[[Call, dict[str, str]], Awaitable[M]],
     empty: M,
     refused: Callable[[str, str, str, str], None],
+    *,
+    access: Access,
+    scope: Scope,
 ) -> M:
-    """Do the work; turn whatever it raises into a status, and tell `refused` (door, code, message, request id).
+    """Let in who may, do the work, and turn whatever is raised into a status. No stack trace ever leaves the door.
 
-    The last resort: no stack trace ever leaves the door.
+    Args:
+        context: The call.
+        work: Is given the call, its `caller` included, and the metadata.
+        empty: The message that goes with an error.
+        refused: Is told of an error: door, code, message, request id.
+        access: Decides who may.
+        scope: What the caller's key must allow.
     """
     call = Call(new_request_id())
     trailers: list[tuple[str, str | bytes]] = []
     try:
         headers = {key: value for key, value in context.invocation_metadata() if isinstance(value, str)}
         call.request_id = request_id_from(headers)
+        call.caller = access.authorize(headers, scope)
         response = await work(call, headers)
     except Exception as error:
         answer = describe(error)

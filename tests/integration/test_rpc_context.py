@@ -7,6 +7,8 @@ import grpc
 import pytest
 
 from services.contracts import recommend_pb2 as pb
+from services.contracts.access import Scope
+from services.gateway.access import OpenAccess
 from services.gateway.rpc_answers import guarded
 
 pytestmark = [
@@ -27,7 +29,14 @@ async def test_the_door_runs_under_ray_serves_context() -> None:
         """Fail with what the caller sent."""
         raise ValueError(headers["x-deadline-ms"])
 
-    await guarded(context, work, pb.RecommendResponse(), lambda *told: refused.append(told[1]))
+    await guarded(
+        context,
+        work,
+        pb.RecommendResponse(),
+        lambda *told: refused.append(told[1]),
+        access=OpenAccess(),
+        scope=Scope.RECOMMEND,
+    )
 
     back = pickle.loads(pickle.dumps(context))
     assert (back.code(), refused) == (grpc.StatusCode.INTERNAL, ["internal"])
