@@ -1,0 +1,82 @@
+"""The file of objectives is strict, and what it counts can be counted anywhere. `pytest tests/unit/test_objectives.py`."""
+
+from pathlib import Path
+
+import pytest
+
+from services.errors import ConfigError
+from services.objectives import OBJECTIVES_PATH, Selector, load_objectives, tally
+
+SERIES = [
+    ("tailrace_requests_total", {"door": "rest", "code": "ok"}, 90.0),
+    ("tailrace_requests_total", {"door": "grpc", "code": "internal"}, 6.0),
+    ("tailrace_requests_total", {"door": "rest", "code": "invalid_request"}, 4.0),
+    ("tailrace_event_to_visible_seconds_count", {}, 50.0),
+    ("tailrace_event_to_visible_seconds_bucket", {"le": "0.2"}, 30.0),
+    ("tailrace_event_to_visible_seconds_bucket", {"le": "0.25"}, 40.0),
+    ("tailrace_student_agreement_ratio_count", {}, 10.0),
+    ("tailrace_student_agreement_ratio_bucket", {"le": "0.3"}, 2.0),
+]
+MISTAKES = [
+    ("at_most: 0.25", "at_mast: 0.25", "objectives.6.sli.bounded.at_mast"),
+    ("at_most: 0.25", "at_most: 0.25, above: 0.1", "either at_most or above"),
+    ("target: 0.9\n", "target: 1.2\n", "objectives.7.target"),
+    ("name: freshness", "name: agreement", "two objectives are named agreement"),
+    ("long: 1h, short: 5m", "long: 1h, short: 2h", "short window of 2h"),
+    ("long: 1h", "long: 1 hour", "ladder.0.long"),
+    ("window_days: 30", "window_days: [", "not YAML"),
+    ("severity: page}", "severity: email}", "ladder.0.severity"),
+]
+
+
+def sum_of(selector: Selector) -> float:
+    """Sum the series above that a selector selects."""
+    return sum(value for metric, labels, value in SERIES if selector.selects(metric, labels))
+
+
+@pytest.mark.parametrize(
+    ("name", "bad", "total"), [("availability", 6, 100), ("freshness", 10, 50), ("agreement", 2, 10)]
+)
+def test_both_kinds_are_counted_from_plain_series(name: str, bad: float, total: float) -> None:
+    """A ratio counts its bad codes, a bounded histogram what lies on the wrong side of its border."""
+    objective = next(one for one in load_objectives().objectives if one.name == name)
+
+    counted = tally(objective, sum_of)
+
+    assert (counted.bad, counted.total) == (bad, total)
+    assert counted.good_share == pytest.approx(1 - bad / total)
+
+
+def test_nothing_counted_is_not_perfection() -> None:
+    """Without observations there is no share."""
+    objective = load_objectives().objectives[0]
+
+    counted = tally(objective, lambda _selector: 0.0)
+
+    assert counted.good_share is None
+
+
+def test_the_budget_is_what_the_target_leaves() -> None:
+    """99.9 % leaves 0.001, without a floating point's tail."""
+    assert [one.budget for one in load_objectives().objectives if one.target == 0.999] == [0.001, 0.001]
+
+
+@pytest.mark.parametrize(("right", "wrong", "words"), MISTAKES)
+def test_a_mistake_is_named_with_its_place(tmp_path: Path, right: str, wrong: str, words: str) -> None:
+    """A field that is unknown, missing, mistyped or at odds with another is a ConfigError that says where."""
+    text = OBJECTIVES_PATH.read_text()
+    assert right in text
+    path = tmp_path / "objectives.yaml"
+    path.write_text(text.replace(right, wrong, 1))
+
+    with pytest.raises(ConfigError) as raised:
+        load_objectives(path)
+
+    assert words in str(raised.value)
+    assert str(path) in str(raised.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    """No file is a ConfigError too."""
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml"):
+        load_objectives(tmp_path / "nowhere.yaml")
