@@ -1,18 +1,21 @@
-"""A Llama-family decoder as one small module, used by training and by the engine alike.
+"""A decoder of the Llama, Qwen2 and Qwen3 families as one small module, used by training and by the engine alike.
 
 It knows nothing of KV caches, batches of requests or items: attention over the context is handed in (`Attend`), so that
 training passes dense causal attention and the engine passes paged attention over the very same weights. Parameter names
-are those of Hugging Face's Llama checkpoints, so a folder in that layout loads by name.
+are those of Hugging Face's checkpoints, so a folder in that layout loads by name. The families differ in two things:
+biases (Qwen2 on query, key and value), and norms on each query and key head (Qwen3).
 
 Shape suffixes: T tokens (flattened over the batch), D hidden, H query heads, G key/value heads, K head size, F feed-forward, V vocabulary.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from models.rope import Rope, rotary_angles, rotate
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, q_THK, k_TGK, v_TGK) -> out_THK: attention over each token's own context."""
@@ -20,7 +23,10 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
-    """The shape of a decoder, under the key names of a Hugging Face `config.json`."""
+    """The shape of a decoder, mostly under the key names of a Hugging Face `config.json`.
+
+    `qkv_bias` and `output_bias` are the attention's; `qk_norm` normalises each query and key head before it is turned.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -30,9 +36,13 @@ class DecoderConfig:
     num_key_value_heads: int
     head_dim: int
     max_position_embeddings: int
-    rope_theta: float = 10_000.0
+    rope: Rope = field(default_factory=Rope)
     rms_norm_eps: float = 1e-5
     tie_word_embeddings: bool = True
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
 
 
 class RMSNorm(nn.Module):
@@ -43,28 +53,36 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(size))
         self.eps = eps
 
-    def forward(self, x_TD: Tensor) -> Tensor:
-        """Normalise each row. (T, D) -> (T, D)."""
-        return functional.rms_norm(x_TD.float(), self.weight.shape, self.weight.float(), self.eps).to(x_TD.dtype)
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise along the last dimension. (..., size) -> (..., size)."""
+        return functional.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps).to(x.dtype)
 
 
 class Attention(nn.Module):
-    """Projections and rotary positions around the attention that is handed in."""
+    """Projections, head norms where the family has them, and rotary positions around the attention that is handed in."""
 
     def __init__(self, config: DecoderConfig, layer: int) -> None:
         super().__init__()
         self.layer = layer
         self.head_dim = config.head_dim
-        self.q_proj = nn.Linear(config.hidden_size, config.num_attention_heads * config.head_dim, bias=False)
-        self.k_proj = nn.Linear(config.hidden_size, config.num_key_value_heads * config.head_dim, bias=False)
-        self.v_proj = nn.Linear(config.hidden_size, config.num_key_value_heads * config.head_dim, bias=False)
-        self.o_proj = nn.Linear(config.num_attention_heads * config.head_dim, config.hidden_size, bias=False)
+        num_query, num_key = (config.head_dim * n for n in (config.num_attention_heads, config.num_key_value_heads))
+        self.q_proj = nn.Linear(config.hidden_size, num_query, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(config.hidden_size, num_key, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(config.hidden_size, num_key, bias=config.qkv_bias)
+        self.o_proj = nn.Linear(num_query, config.hidden_size, bias=config.output_bias)
+        if config.qk_norm:
+            self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+            self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+        self._has_norms = config.qk_norm
 
     def forward(self, x_TD: Tensor, cos_TK: Tensor, sin_TK: Tensor, attend: Attend) -> Tensor:
         """Attend over each token's context. (T, D) -> (T, D)."""
-        q_THK = rotate(self.q_proj(x_TD).unflatten(-1, (-1, self.head_dim)), cos_TK, sin_TK)
-        k_TGK = rotate(self.k_proj(x_TD).unflatten(-1, (-1, self.head_dim)), cos_TK, sin_TK)
+        q_THK = self.q_proj(x_TD).unflatten(-1, (-1, self.head_dim))
+        k_TGK = self.k_proj(x_TD).unflatten(-1, (-1, self.head_dim))
         v_TGK = self.v_proj(x_TD).unflatten(-1, (-1, self.head_dim))
+        if self._has_norms:
+            q_THK, k_TGK = self.q_norm(q_THK), self.k_norm(k_TGK)
+        q_THK, k_TGK = rotate(q_THK, cos_TK, sin_TK), rotate(k_TGK, cos_TK, sin_TK)
         projected: Tensor = self.o_proj(attend(self.layer, q_THK, k_TGK, v_TGK).flatten(-2))
         return projected
 
@@ -74,9 +92,9 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
 
     def forward(self, x_TD: Tensor) -> Tensor:
         """(T, D) -> (T, D)."""
@@ -131,21 +149,8 @@ class Decoder(nn.Module):
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
         """Give the hidden state after the final norm. (T,) tokens at (T,) positions -> (T, D)."""
         x_TD = self.model.embed_tokens(token_ids_T)
-        cos_TK, sin_TK = rotary_angles(positions_T, self.config.head_dim, self.config.rope_theta, x_TD.dtype)
+        cos_TK, sin_TK = rotary_angles(positions_T, self.config.head_dim, self.config.rope, x_TD.dtype)
         for layer in self.model.layers:
             x_TD = layer(x_TD, cos_TK, sin_TK, attend)
         hidden: Tensor = self.model.norm(x_TD)
         return hidden
-
-
-def rotary_angles(positions_T: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Give cosine and sine (T, K) of the rotary embedding (Su et al. 2021), in the half-split layout of Llama."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions_T.device) / head_dim
-    angles_TK = (positions_T.float().unsqueeze(-1) / theta**exponents).repeat(1, 2)
-    return angles_TK.cos().to(dtype), angles_TK.sin().to(dtype)
-
-
-def rotate(x_THK: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
-    """Turn each head by its token's angles. (T, H, K) -> (T, H, K)."""
-    low, high = x_THK.chunk(2, dim=-1)
-    return x_THK * cos_TK.unsqueeze(-2) + torch.cat((-high, low), dim=-1) * sin_TK.unsqueeze(-2)

@@ -14,9 +14,10 @@ import torch
 
 from models.baselines import Bigram, ItemKnn, Popularity
 from models.catalogue import Catalogue, load_catalogue
+from models.config_json import read_config
 from models.decoder import DecoderConfig
 from models.student import StudentConfig, read_student
-from models.weights import load_decoder, read_config
+from models.weights import load_decoder
 from pipelines.dense import DecoderScorer
 from pipelines.examples import read_cases, read_sequences
 from pipelines.fitting import Progress

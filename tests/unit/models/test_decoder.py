@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from models.decoder import RMSNorm, rotary_angles, rotate
+from models.decoder import RMSNorm
+from models.rope import Rope, rotary_angles, rotate
 
 
 @pytest.mark.parametrize("theta", [10_000.0, 500_000.0])
@@ -14,7 +15,7 @@ def test_rotary_scores_depend_on_distance_alone(theta) -> None:
 
     def score(query_position: int, key_position: int) -> torch.Tensor:
         turned = [
-            rotate(vector, *rotary_angles(torch.tensor([position]), 16, theta, torch.float64))
+            rotate(vector, *rotary_angles(torch.tensor([position]), 16, Rope(theta), torch.float64))
             for vector, position in ((query, query_position), (key, key_position))
         ]
         return (turned[0] * turned[1]).sum()

@@ -124,14 +124,17 @@ def test_a_wrong_tensor_is_named(folder: Path, change: object, said: str) -> Non
     [
         ("hidden_size", None, "hidden_size is missing"),
         ("model_type", "mamba", "model_type 'mamba' is not supported"),
-        ("rope_parameters", {"rope_type": "yarn", "factor": 4.0}, "rope_type 'yarn' is not supported"),
-        ("attention_bias", True, "attention_bias True is not supported"),
+        ("rope_parameters", {"rope_type": "longrope", "factor": 4.0}, "rope_type 'longrope' is not supported"),
+        ("rope_parameters", {"rope_type": "yarn"}, "key factor is missing"),
+        ("use_sliding_window", True, "use_sliding_window True is not supported"),
+        ("hidden_act", "gelu", "hidden_act 'gelu' is not supported"),
+        ("attention_bias", True, r"missing: model.layers.0.self_attn.k_proj.bias"),
     ],
 )
 def test_a_config_that_cannot_be_served_is_refused(folder: Path, key: str, value: object, said: str) -> None:
     """What the decoder cannot do is refused by its key, never ignored."""
     raw = json.loads((folder / "config.json").read_text())
-    raw.pop(key)
+    raw.pop(key, None)
     if value is not None:
         raw[key] = value
     (folder / "config.json").write_text(json.dumps(raw))

@@ -1,0 +1,132 @@
+"""Llama, Qwen2 and Qwen3 with every way to scale positions: our logits are transformers' own, in fp32."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3Config
+
+from models.decoder import Decoder
+from models.weights import load_decoder, save_decoder
+
+FAMILIES = {
+    "llama": (LlamaConfig, {}),
+    "llama-biased": (LlamaConfig, {"attention_bias": True, "mlp_bias": True}),
+    "qwen2": (Qwen2Config, {}),
+    "qwen3": (Qwen3Config, {}),
+    "qwen3-biased": (Qwen3Config, {"attention_bias": True}),
+}
+ROPES: dict[str, dict[str, Any]] = {
+    "default": {"rope_type": "default"},
+    "linear": {"rope_type": "linear", "factor": 2.5},
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    },
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+    "yarn-told": {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 32,
+        "beta_fast": 16.0,
+        "beta_slow": 2.0,
+        "attention_factor": 0.8,
+    },
+}
+NUM_TOKENS = 120
+
+
+def build(family: str, rope: str, *, tied: bool = True) -> Any:
+    """Build a small random model of a family, whose biases and norms are not what they start as."""
+    torch.manual_seed(3)
+    kind, given = FAMILIES[family]
+    config: PretrainedConfig = kind(
+        vocab_size=61,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16 if family.startswith("qwen3") else 8,
+        max_position_embeddings=128,
+        rope_parameters={"rope_theta": 10_000.0, **ROPES[rope]},
+        tie_word_embeddings=tied,
+        **given,
+    )
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return model
+
+
+def dense_attend(_layer: int, q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor) -> Tensor:
+    """Attend causally over one sequence, densely."""
+    q, k, v = (x.transpose(0, 1)[None] for x in (q_THK, k_TGK, v_TGK))
+    out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    return out[0].transpose(0, 1)
+
+
+def logits_of(decoder: Decoder, tokens_T: Tensor) -> Tensor:
+    """Give a decoder's logits (T, V) over one sequence."""
+    with torch.inference_mode():
+        return decoder(tokens_T, torch.arange(len(tokens_T)), dense_attend) @ decoder.head_weight_VD.T
+
+
+def largest_gap(theirs: Any, decoder: Decoder) -> float:
+    """Give the largest difference between two models' logits over one random sequence."""
+    tokens_T = torch.randint(0, 61, (NUM_TOKENS,))
+    with torch.inference_mode():
+        expected_TV = theirs(tokens_T[None]).logits[0]
+    return float((logits_of(decoder, tokens_T) - expected_TV).abs().max())
+
+
+@pytest.mark.parametrize("rope", ROPES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_equal_transformers(tmp_path: Path, family: str, rope: str) -> None:
+    """A folder that transformers wrote gives its own logits, for each family and each scaling, far beyond the trained length."""
+    theirs = build(family, rope)
+    theirs.save_pretrained(tmp_path)
+
+    ours = load_decoder(tmp_path, torch.float32, "cpu")
+
+    assert largest_gap(theirs, ours) < 1e-4
+
+
+@pytest.mark.parametrize("rope", ROPES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_transformers_reads_what_is_saved(tmp_path: Path, family: str, rope: str) -> None:
+    """What we write back is the same family to transformers, and the same config to us."""
+    build(family, rope, tied=False).save_pretrained(tmp_path / "theirs")
+    ours = load_decoder(tmp_path / "theirs", torch.float32, "cpu")
+
+    save_decoder(ours, tmp_path / "ours")
+
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "ours", dtype=torch.float32).eval()
+    assert again.config.model_type == family.partition("-")[0]
+    assert largest_gap(again, ours) < 1e-4
+    assert load_decoder(tmp_path / "ours", torch.float32, "cpu").config == ours.config
+
+
+@pytest.mark.parametrize("rope", ["linear", "llama3", "yarn"])
+def test_the_older_spelling_of_a_scaling_is_read(tmp_path: Path, rope: str) -> None:
+    """`rope_scaling` with `type`, and the base beside it, means the same as `rope_parameters`."""
+    build("llama", rope).save_pretrained(tmp_path)
+    newer = load_decoder(tmp_path, torch.float32, "cpu").config
+    path = tmp_path / "config.json"
+    raw = json.loads(path.read_text())
+    scaling = raw.pop("rope_parameters")
+    raw["rope_theta"] = scaling.pop("rope_theta")
+    raw["rope_scaling"] = {"type": scaling.pop("rope_type"), **scaling}
+    path.write_text(json.dumps(raw))
+
+    older = load_decoder(tmp_path, torch.float32, "cpu").config
+
+    assert older == newer
