@@ -17,6 +17,7 @@ from fastapi import FastAPI
 from prometheus_client import REGISTRY
 
 from models.registry import BundleStore
+from services.autoscale import LATE_SHARE
 from services.contracts.rank import RankRequest
 from services.errors import TailraceError
 from services.features.reader import FeatureReader
@@ -36,7 +37,7 @@ from services.router.breaker import Breaker
 from services.router.deadline import DeadlineLimits
 from services.router.gate import LlmGate
 from services.router.predictor import LatencyPredictor
-from services.settings import Settings
+from services.settings import Settings, load_settings
 from services.student.ranker import load_student
 from services.telemetry import GatewayMetrics, configure_logging, render_metrics
 
@@ -87,6 +88,10 @@ class Gateway:
         """`grpc.health.v1.Health/Check`."""
         return await self._rpc.Check(request, grpc_context)
 
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Tell Ray Serve's autoscaler, which asks at intervals, what services.autoscale goes by."""
+        return {LATE_SHARE: self._plane.report.take_late_share() if self._plane else 0.0}
+
     async def __del__(self) -> None:
         """Ray Serve awaits this when the replica is stopped in good order."""
         if self._plane is not None:
@@ -114,6 +119,11 @@ def build_app(settings: Settings) -> "Application":
     )(serve.ingress()(Gateway))
     application: Application = deployment.bind(settings, build_llm(settings))
     return application
+
+
+def build_from_environment(_args: dict[str, str]) -> "Application":
+    """Bind the graph from `TAILRACE_*`: what a Serve config names as its import path. Takes no arguments of the config."""
+    return build_app(load_settings())
 
 
 def open_features(settings: Settings) -> FeatureReader:

@@ -19,11 +19,20 @@ class Report:
 
     def __init__(self, metrics: GatewayMetrics) -> None:
         self._metrics = metrics
+        self._num_answered = self._num_late = 0
+
+    def take_late_share(self) -> float:
+        """Give the share (0 to 1) of answers since the last call that were late; 0 when there was none."""
+        share = self._num_late / self._num_answered if self._num_answered else 0.0
+        self._num_answered = self._num_late = 0
+        return share
 
     def answered(self, door: str, answer: Recommendation, deadline: Deadline, now_s: float) -> None:
         """A recommendation is ready to go out."""
         elapsed_s, metrics = now_s - deadline.arrived_s, self._metrics
         is_late = deadline.remaining_s(now_s) < 0
+        self._num_answered += 1
+        self._num_late += is_late
         metrics.requests.labels(door, answer.tier.value, answer.reason.value, "ok").inc()
         metrics.request_seconds.labels(door, answer.tier.value).observe(elapsed_s)
         for stage, milliseconds in answer.stages_ms.items():
