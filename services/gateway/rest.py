@@ -12,13 +12,13 @@ from fastapi.responses import HTMLResponse
 from starlette.exceptions import HTTPException
 
 from services.contracts.access import Scope
-from services.errors import RequestTooLarge
 from services.gateway.access import Access, OpenAccess
 from services.gateway.caller import Call, deadline_ms_from
 from services.gateway.docs_page import DOCS_PAGE
 from services.gateway.openapi import describe_routes, doc_of
 from services.gateway.plane import DataPlane
 from services.gateway.rest_answers import DOOR, guarded, json_response, no_route
+from services.gateway.rest_body import read_body
 from services.gateway.rest_schema import format_recommendation, parse_events, parse_recommend
 
 
@@ -74,7 +74,7 @@ class _RestDoor:
         arrived_s = plane.clock()
 
         async def work(call: Call) -> Response:
-            body = await _read_body(http, self._max_body_bytes)
+            body = await read_body(http, self._max_body_bytes)
             request = parse_recommend(body, call.request_id, deadline_ms_from(http.headers))
             call.request_id = request.request_id
             return json_response(format_recommendation(await plane.recommend(request, arrived_s, DOOR, call.admitted)))
@@ -86,7 +86,7 @@ class _RestDoor:
         plane = self._plane()
 
         async def work(call: Call) -> Response:
-            drafts = parse_events(await _read_body(http, self._max_body_bytes))
+            drafts = parse_events(await read_body(http, self._max_body_bytes))
             event_ids = await plane.record(drafts, DOOR, call.request_id)
             return json_response({"accepted": len(event_ids), "event_ids": event_ids})
 
@@ -117,19 +117,6 @@ class _RestDoor:
             return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
         return await guarded(http, work, scope=Scope.ADMIN, audited=False)
-
-
-async def _read_body(http: Request, max_bytes: int) -> bytes:
-    """Read the body, refusing at the first byte too many, declared or not. Raises RequestTooLarge."""
-    declared = http.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > max_bytes:
-        raise RequestTooLarge(max_bytes)
-    body = bytearray()
-    async for chunk in http.stream():
-        body += chunk
-        if len(body) > max_bytes:
-            raise RequestTooLarge(max_bytes)
-    return bytes(body)
 
 
 async def _docs() -> Response:
