@@ -16,6 +16,7 @@ from services.features.away_gate import AwayGate
 from services.features.popular import merge_popularity
 from services.features.repo import RepoAddress, open_store
 from services.features.rows import WINDOW_MS, PopularRow, PopularWindow
+from services.features.sampling import sample_user_ids
 
 SERVICE = "recommend_v1"
 _POPULAR_FEATURES = [
@@ -40,17 +41,26 @@ class FeatureReader:
 
         Raises DependencyAway when the store does not answer within `timeout_s`; the read is given up, nothing stays behind.
         """
-        columns = await self._read(self._service, [{"user_id": user_id}], timeout_s)
-        return _user_features({name: values[0] for name, values in columns.items()})
+        response = await self._read(self._service, [{"user_id": user_id}], timeout_s)
+        row = {name: values[0] for name, values in response.to_dict().items()}
+        return _user_features({**row, "made_at_s": _time_of(response, "recommended_item_ids")})
 
     async def read_popular(self, timeout_s: float) -> list[tuple[str, float]]:
         """Give items by recent popularity, best first, over all partitions; empty before the first events.
 
         Windows that have slid past their own length since the worker last wrote them are left out. Raises DependencyAway.
         """
-        columns = await self._read(list(_POPULAR_FEATURES), self._partitions, timeout_s)
+        columns = (await self._read(list(_POPULAR_FEATURES), self._partitions, timeout_s)).to_dict()
         rows = [_popular_row(columns, index) for index in range(len(self._partitions))]
         return merge_popularity([row for row in rows if row is not None], now_ms=time.time_ns() // 1_000_000)
+
+    async def sample_user_ids(self, limit: int, timeout_s: float) -> list[str]:
+        """Give some user ids that the store holds; for people who look, not for requests. Raises DependencyAway."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await sample_user_ids(self._store, limit)
+        except (_redis_error(), OSError) as error:
+            raise DependencyAway("features", _RETRY_AFTER_S) from error
 
     async def close(self) -> None:
         """Close the connections."""
@@ -58,7 +68,7 @@ class FeatureReader:
         if client is not None:
             await client.aclose()
 
-    async def _read(self, features: Any, entities: Sequence[dict[str, str]], timeout_s: float) -> dict[str, Any]:
+    async def _read(self, features: Any, entities: Sequence[dict[str, str]], timeout_s: float) -> Any:
         if not self._gate.may_try(time.monotonic()):
             raise DependencyAway("features", _RETRY_AFTER_S)
         try:
@@ -68,14 +78,19 @@ class FeatureReader:
             self._gate.failed(time.monotonic())
             raise DependencyAway("features", _RETRY_AFTER_S) from error
         self._gate.succeeded()
-        columns: dict[str, Any] = response.to_dict()
-        return columns
+        return response
 
 
 def _redis_error() -> type[Exception]:
     from redis.exceptions import RedisError
 
     return RedisError
+
+
+def _time_of(response: Any, feature: str) -> int | None:
+    """Give the time (Unix seconds) of the row that this feature of a lone entity comes from."""
+    names = list(response.proto.metadata.feature_names.val)
+    return int(response.proto.results[names.index(feature)].event_timestamps[0].seconds) or None
 
 
 def _user_features(row: Mapping[str, Any]) -> UserFeatures:
@@ -98,6 +113,7 @@ def _precomputed(row: Mapping[str, Any]) -> PrecomputedList | None:
         scores=tuple(row["scores"]),
         bundle_version=row["bundle_version"],
         watermark_ms=row["watermark_ms"],
+        made_at_s=row["made_at_s"],
     )
 
 

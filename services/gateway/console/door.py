@@ -1,0 +1,135 @@
+"""The console's door: the page's files, and the small JSON API that the page reads. Errors leave in the REST door's envelope.
+
+    GET  /                      the page            GET  /console/page/NAME    its files
+    GET  /console/live          promises, the charts' steps, drills             scope recommend
+    GET  /console/bundle        the live bundle and its quality table           scope recommend
+    GET  /console/users         some users that the store holds                 scope admin
+    GET  /console/history       one user's history with titles                  scope admin
+    POST /console/drills        {"llm": "off", "features": "on"}                scope admin, audited
+
+Knows HTTP and no rule.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+
+import pydantic_core
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+
+from services.contracts.access import Scope
+from services.errors import InvalidRequest
+from services.gateway.caller import Call
+from services.gateway.console.desk import Desk
+from services.gateway.console.static import HEADERS, INDEX, load_page
+from services.gateway.drills import Part
+from services.gateway.rest_answers import guarded, json_response, no_route
+from services.gateway.rest_body import read_body
+
+_MAX_BODY_BYTES = 1_024
+_STATES = {"off": True, "on": False}
+
+
+def add_console(app: FastAPI, desk: Desk) -> None:
+    """Add the page and its API to the REST door's app."""
+    door = _ConsoleDoor(desk)
+    for method, path, endpoint in (
+        ("GET", "/", door.index),
+        ("GET", "/console/page/{name}", door.file),
+        ("GET", "/console/live", door.live),
+        ("GET", "/console/bundle", door.bundle),
+        ("GET", "/console/users", door.users),
+        ("GET", "/console/history", door.history),
+        ("POST", "/console/drills", door.drills),
+    ):
+        app.add_api_route(path, endpoint, methods=[method], response_model=None, include_in_schema=False)
+
+
+class _ConsoleDoor:
+    """The endpoints."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._page = load_page()
+
+    async def index(self, http: Request) -> Response:
+        """The page."""
+        return self._page[INDEX].answer(http.headers.get("if-none-match"))
+
+    async def file(self, http: Request, name: str) -> Response:
+        """One of the page's files."""
+        if name not in self._page:
+            return await no_route(http, HTTPException(404))
+        return self._page[name].answer(http.headers.get("if-none-match"))
+
+    async def live(self, http: Request) -> Response:
+        """What happens now."""
+
+        async def work(_: Call) -> Response:
+            return json_response(asdict(self._desk.now()))
+
+        return await _guarded(http, work, Scope.RECOMMEND)
+
+    async def bundle(self, http: Request) -> Response:
+        """The live bundle."""
+
+        async def work(_: Call) -> Response:
+            return json_response(asdict(await self._desk.about()))
+
+        return await _guarded(http, work, Scope.RECOMMEND)
+
+    async def users(self, http: Request) -> Response:
+        """Some users."""
+
+        async def work(_: Call) -> Response:
+            return json_response({"users": [asdict(person) for person in await self._desk.people()]})
+
+        return await _guarded(http, work, Scope.ADMIN)
+
+    async def history(self, http: Request) -> Response:
+        """One user's history."""
+
+        async def work(_: Call) -> Response:
+            return json_response(asdict(await self._desk.history(http.query_params.get("user_id", ""))))
+
+        return await _guarded(http, work, Scope.ADMIN)
+
+    async def drills(self, http: Request) -> Response:
+        """Switch parts off or on."""
+
+        async def work(_: Call) -> Response:
+            wanted = parse_drills(await read_body(http, _MAX_BODY_BYTES))
+            return json_response({"drills": await self._desk.switch(wanted)})
+
+        return await _guarded(http, work, Scope.ADMIN, audited=True)
+
+
+def parse_drills(body: bytes) -> dict[Part, bool]:
+    """Read which parts are to be off (True) or on (False). Raises InvalidRequest naming the field."""
+    try:
+        sent = pydantic_core.from_json(body)
+    except ValueError as error:
+        raise InvalidRequest("body", "not JSON", 'send {"llm": "off"}') from error
+    if not isinstance(sent, dict) or not sent:
+        raise InvalidRequest("body", "not an object that names a part", 'send {"llm": "off"}')
+    return {_part(name): _state(name, state) for name, state in sent.items()}
+
+
+def _part(name: str) -> Part:
+    if name not in set(Part):
+        raise InvalidRequest(name[:40], "unknown", f"the parts are {', '.join(Part)}")
+    return Part(name)
+
+
+def _state(name: str, state: object) -> bool:
+    if not isinstance(state, str) or state not in _STATES:
+        raise InvalidRequest(name, "neither on nor off", 'send "on" or "off"')
+    return _STATES[state]
+
+
+async def _guarded(
+    http: Request, work: Callable[[Call], Awaitable[Response]], scope: Scope, *, audited: bool = False
+) -> Response:
+    response = await guarded(http, work, scope=scope, audited=audited)
+    response.headers.update({**HEADERS, "cache-control": "no-store"})
+    return response

@@ -1,0 +1,106 @@
+"""Who can be looked at, and what they did: user ids that the feature store really holds, and a history with its titles.
+
+Knows no store: its ports are handed in. Times of single events are known only where the offline tables lie on this machine.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from models.catalogue import Catalogue
+from services.contracts.features import UserFeatures
+
+MAX_SHOWN = 60
+_TIMEOUT_S = 0.5
+
+
+class People(Protocol):
+    """The feature store, as far as the console needs it."""
+
+    async def read(self, user_id: str, timeout_s: float) -> UserFeatures:
+        """Give what is known of a user. Raises DependencyAway."""
+        ...
+
+    async def sample_user_ids(self, limit: int, timeout_s: float) -> list[str]:
+        """Give some user ids that the store holds. Raises DependencyAway."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Person:
+    """One user to choose from."""
+
+    user_id: str
+    num_events: int
+    has_stored_list: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deed:
+    """One item of a history. `event_time_ms` is Unix time, None where it is not known."""
+
+    item_id: str
+    title: str
+    categories: tuple[str, ...]
+    event_time_ms: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """What the store knows of one user, newest first and at most MAX_SHOWN items of it."""
+
+    user_id: str
+    num_events: int
+    newest_event_time_ms: int | None
+    has_stored_list: bool
+    items: tuple[Deed, ...]
+
+
+EventTimes = Callable[[str], Mapping[int, int]]
+"""Gives the Unix ms of a user's nth event, by n (from 1), as far as they are known here. May block."""
+
+
+async def choose_people(people: People, limit: int) -> list[Person]:
+    """Give some known users, longest history first. Raises DependencyAway."""
+    user_ids = await people.sample_user_ids(limit, _TIMEOUT_S)
+    found = [_person(user_id, await people.read(user_id, _TIMEOUT_S)) for user_id in user_ids]
+    return sorted(found, key=lambda person: (-person.num_events, person.user_id))
+
+
+async def read_history(people: People, user_id: str, catalogue: Catalogue, event_times: EventTimes) -> History:
+    """Give a user's history with titles. Raises DependencyAway."""
+    features = await people.read(user_id, _TIMEOUT_S)
+    times = await asyncio.to_thread(event_times, user_id) if features.history_item_ids else {}
+    return History(
+        user_id=user_id,
+        num_events=features.num_events,
+        newest_event_time_ms=features.newest_event_time_ms,
+        has_stored_list=features.precomputed is not None,
+        items=_deeds(features, catalogue, times),
+    )
+
+
+def _person(user_id: str, features: UserFeatures) -> Person:
+    return Person(user_id=user_id, num_events=features.num_events, has_stored_list=features.precomputed is not None)
+
+
+def _deeds(features: UserFeatures, catalogue: Catalogue, times: Mapping[int, int]) -> tuple[Deed, ...]:
+    """Name the newest items. The last item of a history is the user's `num_events`-th event."""
+    newest_first: Sequence[str] = features.history_item_ids[::-1][:MAX_SHOWN]
+    return tuple(
+        _deed(item_id, catalogue, features.newest_event_time_ms if back == 0 else times.get(features.num_events - back))
+        for back, item_id in enumerate(newest_first)
+    )
+
+
+def _deed(item_id: str, catalogue: Catalogue, event_time_ms: int | None) -> Deed:
+    index = catalogue.index_of.get(item_id)
+    if index is None:
+        return Deed(item_id=item_id, title=item_id, categories=(), event_time_ms=event_time_ms)
+    return Deed(
+        item_id=item_id,
+        title=catalogue.titles[index],
+        categories=catalogue.categories[index],
+        event_time_ms=event_time_ms,
+    )
