@@ -26,6 +26,7 @@ from services.gateway.events import RecordEvents
 from services.gateway.impressions import Impressions
 from services.gateway.live_bundle import LiveBundle
 from services.gateway.llm_tier import Llm, LlmTier
+from services.gateway.load_watch import LoadWatch
 from services.gateway.plane import DataPlane
 from services.gateway.popular import Popular
 from services.gateway.producer import TopicProducer
@@ -33,6 +34,7 @@ from services.gateway.recommend import Recommend
 from services.gateway.report import Report
 from services.gateway.rest import create_rest_app
 from services.gateway.rpc import RpcDoor
+from services.router.admission import Admission, AdmissionLimits
 from services.router.breaker import Breaker
 from services.router.deadline import DeadlineLimits
 from services.router.gate import LlmGate
@@ -159,6 +161,7 @@ def build_plane(settings: Settings, features: FeatureReader, llm: Llm) -> DataPl
     popular = Popular(live, features, settings.popular_refresh_s)
     events = _producer(settings, settings.interactions_topic, settings.events_max_in_flight)
     shown = _producer(settings, settings.impressions_topic, settings.impressions_max_in_flight)
+    load = LoadWatch(Admission(AdmissionLimits(max_in_flight=settings.gateway_max_ongoing)), metrics.strain)
     recommend = Recommend(
         live=live,
         features=features,
@@ -166,13 +169,20 @@ def build_plane(settings: Settings, features: FeatureReader, llm: Llm) -> DataPl
         popular=popular,
         impressions=Impressions(shown, metrics.impressions),
         report=report,
+        load=load,
         limits=_limits(settings),
         feature_timeout_s=settings.feature_timeout_ms / 1_000,
         min_history_for_llm=settings.min_history_for_llm,
     )
     record = RecordEvents(events, settings.max_events_per_request)
     return DataPlane(
-        recommend=recommend, record=record, live=live, popular=popular, producers=(events, shown), report=report
+        recommend=recommend,
+        record=record,
+        live=live,
+        popular=popular,
+        producers=(events, shown),
+        report=report,
+        load=load,
     )
 
 

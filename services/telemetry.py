@@ -61,6 +61,12 @@ class GatewayMetrics:
             multiprocess_mode="livemax",
             registry=registry,
         )
+        self.strain = Gauge(
+            "tailrace_admission_strain",
+            "0: all are served in full; up to 1 low priority is shed, up to 2 normal too, beyond it low is refused",
+            multiprocess_mode="livemax",
+            registry=registry,
+        )
         self.bundle_info = Gauge(
             "tailrace_bundle_info",
             "1 for the loaded bundle",

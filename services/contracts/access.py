@@ -24,6 +24,18 @@ class Priority(IntEnum):
     LOW = 2
 
 
+_KEPT_FREE = {Priority.HIGH: 0.0, Priority.NORMAL: 0.25, Priority.LOW: 0.5}
+
+
+def places_for(priority: int, num_places: int) -> int:
+    """Give how many of so many places this priority may fill, at least one: the others are kept for those before it.
+
+    Priorities outside the classes count as the nearest class.
+    """
+    nearest = Priority(min(max(priority, Priority.HIGH), Priority.LOW))
+    return max(1, num_places - int(num_places * _KEPT_FREE[nearest]))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
     """One caller. `key_id` names the key in logs and metrics and is no secret."""

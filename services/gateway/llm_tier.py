@@ -12,6 +12,7 @@ from typing import Protocol
 import structlog
 from prometheus_client import Gauge
 
+from services.contracts.access import Priority
 from services.contracts.rank import RankRequest, RankResult
 from services.errors import BundleError, DeadlineExceeded, DependencyAway, InvalidRequest, Overloaded
 from services.gateway.time_box import Settled, time_box
@@ -48,9 +49,9 @@ class LlmTier:
         self._breaker_open = breaker_open
         self._clock = clock
 
-    def view(self) -> LlmView:
-        """Give what is known of the LLM now."""
-        return self._gate.view(self._clock())
+    def view(self, priority: Priority) -> LlmView:
+        """Give what is known of the LLM now, to a caller of this priority."""
+        return self._gate.view(self._clock(), priority)
 
     def ask(self, question: RankRequest, timeout_s: float) -> "asyncio.Task[LlmAnswer]":
         """Put a question, and wait for it in the background at most `timeout_s`; cancel the task to take it back.

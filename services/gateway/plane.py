@@ -7,11 +7,12 @@ The composition root puts it together once per process, inside the running event
     gate      = LlmGate(Breaker(breaker_failures, breaker_open_s), LatencyPredictor(FIRST_S), max_llm_in_flight)
     events    = TopicProducer(kafka_bootstrap, interactions_topic, events_ack_timeout_s, events_max_in_flight)
     shown     = TopicProducer(kafka_bootstrap, impressions_topic, events_ack_timeout_s, impressions_max_in_flight)
+    load      = LoadWatch(Admission(AdmissionLimits(max_in_flight=...)), metrics.strain)
     recommend = Recommend(live=live, features=features, llm=LlmTier(llm, gate, metrics.breaker_open), popular=popular,
-                          impressions=Impressions(shown, metrics.impressions), report=report, limits=DeadlineLimits(...),
-                          feature_timeout_s=..., min_history_for_llm=...)
+                          impressions=Impressions(shown, metrics.impressions), report=report, load=load,
+                          limits=DeadlineLimits(...), feature_timeout_s=..., min_history_for_llm=...)
     plane     = DataPlane(recommend=recommend, record=RecordEvents(events, max_events_per_request), live=live,
-                          popular=popular, producers=(events, shown), report=report)
+                          popular=popular, producers=(events, shown), report=report, load=load)
     await plane.start()
 
 Its doors are `create_rest_app(lambda: plane, render_metrics, max_body_bytes)` and `RpcDoor(lambda: plane, max_body_bytes)`,
@@ -30,6 +31,7 @@ from typing import Protocol
 
 from services.gateway.events import Draft, RecordEvents
 from services.gateway.live_bundle import LiveBundle
+from services.gateway.load_watch import LoadWatch
 from services.gateway.popular import Popular
 from services.gateway.recommend import Recommend
 from services.gateway.report import Report
@@ -69,6 +71,7 @@ class DataPlane:
         popular: Popular,
         producers: Sequence[Producer],
         report: Report,
+        load: LoadWatch,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.recommend = recommend
@@ -78,6 +81,7 @@ class DataPlane:
         self._live = live
         self._popular = popular
         self._producers = producers
+        self._load = load
 
     async def start(self) -> None:
         """Load the bundle, connect the producers, and start what runs in the background. Call in the serving loop."""
@@ -85,9 +89,11 @@ class DataPlane:
             producer.start()
         await self._live.start()
         await self._popular.start()
+        self._load.start()
 
     async def stop(self) -> None:
         """End the background work; records that wait are sent for at most two seconds each."""
+        self._load.stop()
         await self._popular.stop()
         await self._live.stop()
         await asyncio.gather(*(asyncio.to_thread(producer.stop) for producer in self._producers))

@@ -34,10 +34,15 @@ class Features(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What the feature store said of the user; nothing, when it is away or the visitor is anonymous."""
+    """What the feature store said of the user; nothing, when it is away, was not asked, or the visitor is anonymous."""
 
     features: UserFeatures
     is_away: bool = False
+    is_shed: bool = False
+
+
+UNREAD = Known(UserFeatures(), is_shed=True)
+"""What is known of a user whose request is shed: nobody was asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +74,7 @@ class Question:
             num_allowed=self.masks.num_allowed,
             num_allowed_if_seen=self.masks.num_allowed_if_seen,
             list_covers=self.listed is not None,
+            is_shed=self.known.is_shed,
             features_away=self.known.is_away,
             user_known=self.known.features.num_events > 0,
             num_history=len(self.history),

@@ -14,21 +14,25 @@ from services.contracts.access import Caller
 from services.contracts.events import Impression
 from services.contracts.rank import RankResult
 from services.contracts.recommend import Recommendation, RecommendRequest, Tier
+from services.errors import Overloaded
 from services.gateway.candidates import Ranking, as_items, best_allowed, choose
 from services.gateway.impressions import Impressions
 from services.gateway.live_bundle import LiveBundle
 from services.gateway.llm_tier import LlmTier
+from services.gateway.load_watch import LoadWatch
 from services.gateway.popular import Popular
-from services.gateway.question import Features, Question, question_of, read_known
+from services.gateway.question import UNREAD, Features, Known, Question, question_of, read_known
 from services.gateway.report import Report
 from services.gateway.stages import Stages
 from services.router import policy
-from services.router.deadline import DeadlineLimits, deadline_from
+from services.router.admission import Verdict
+from services.router.deadline import Deadline, DeadlineLimits, deadline_from
 from services.router.policy import Route
 
 log = structlog.get_logger()
 
 _FEATURES_SHARE = 0.5
+_RETRY_AFTER_S = 1.0
 
 
 class Recommend:
@@ -43,6 +47,7 @@ class Recommend:
         popular: Popular,
         impressions: Impressions,
         report: Report,
+        load: LoadWatch,
         limits: DeadlineLimits,
         feature_timeout_s: float,
         min_history_for_llm: int,
@@ -55,6 +60,7 @@ class Recommend:
         self._popular = popular
         self._impressions = impressions
         self._report = report
+        self._load = load
         self._limits = limits
         self._feature_timeout_s = feature_timeout_s
         self._min_history_for_llm = min_history_for_llm
@@ -64,27 +70,34 @@ class Recommend:
     async def __call__(self, request: RecommendRequest, arrived_s: float, door: str, caller: Caller) -> Recommendation:
         """Answer one request of `caller` that arrived at `arrived_s` (monotonic seconds) through `door`.
 
-        Raises InvalidRequest for filters that name what the catalogue lacks, DependencyAway before the first bundle.
+        Raises InvalidRequest for more items than the caller may ask for and filters that name what the catalogue lacks, DependencyAway before the first bundle,
+        Overloaded when a caller of this priority gets no answer even from memory.
         """
+        request.check_k(caller.max_k)
         live = self._live.current()
         live.catalogue.check_filters(request.filters)
         deadline = deadline_from(arrived_s, request.deadline_ms, self._limits)
         stages = Stages(self._clock)
 
-        with stages.measure("features"):
-            box_s = min(self._feature_timeout_s, _FEATURES_SHARE * deadline.budget_s(self._clock()))
-            known = await read_known(self._features, request.user_id, box_s)
+        verdict = self._load.judge(caller.priority)
+        if verdict is Verdict.REFUSE:
+            raise Overloaded("the gateway", _RETRY_AFTER_S)
+
+        with self._load.working(), stages.measure("features"):
+            known = UNREAD if verdict is Verdict.SHED else await self._read(request, deadline)
         with stages.measure("route"):
             question = question_of(request, caller, deadline, live, known)
             budget_s = deadline.budget_s(self._clock())
-            route = policy.plan(question.facts(self._llm.view(), self._min_history_for_llm, budget_s))
-        with stages.measure("rank"):
+            route = policy.plan(question.facts(self._llm.view(caller.priority), self._min_history_for_llm, budget_s))
+        with self._load.working(), stages.measure("rank"):
             route, best = await self._rank(question, route, stages)
         with stages.measure("answer"):
             rankings = self._from_the_top(question, best)
             items = as_items(choose(rankings, question.masks.showable, request.k), live.catalogue)
 
         now_ms = int(self._wall_clock() * 1_000)
+        if known.features.precomputed is not None:
+            self._report.list_found(known.features.precomputed, live.version, now_ms / 1_000)
         newest_ms = known.features.newest_event_time_ms
         answer = Recommendation(
             request_id=request.request_id,
@@ -100,6 +113,11 @@ class Recommend:
         asyncio.get_running_loop().call_soon(self._impressions.offer, impression_of(question, answer, now_ms))
         self._report.answered(door, answer, deadline, self._clock())
         return answer
+
+    async def _read(self, request: RecommendRequest, deadline: Deadline) -> Known:
+        """Read what is known of the user, within this stage's share of the deadline."""
+        box_s = min(self._feature_timeout_s, _FEATURES_SHARE * deadline.budget_s(self._clock()))
+        return await read_known(self._features, request.user_id, box_s)
 
     async def _rank(self, question: Question, route: Route, stages: Stages) -> tuple[Route, list[Ranking]]:
         """Have the routed tier rank, with the student beside the LLM. Gives the final route and the rankings, best first."""
@@ -121,7 +139,10 @@ class Recommend:
             finally:
                 asking.cancel()
         route = policy.after_student(policy.after_llm(llm.outcome), student_ranked=bool(student))
-        return route, _llm_ranking(question, llm.result) + student
+        llm_ranked = _llm_ranking(question, llm.result)
+        if llm_ranked and student:
+            self._report.both_ranked(llm_ranked[0].indices, student[0].indices, question.num_wanted)
+        return route, llm_ranked + student
 
     def _ask_student(self, question: Question, stages: Stages) -> list[Ranking]:
         """Give the student's ranking, or none: a fact for the policy, whatever its runtime broke at."""

@@ -6,6 +6,7 @@ is an argument. What follows from this knowledge is decided in policy.py.
 
 from dataclasses import dataclass
 
+from services.contracts.access import Priority, places_for
 from services.contracts.rank import EngineLoad
 from services.router.breaker import Breaker, BreakerState
 from services.router.policy import LlmOutcome
@@ -16,7 +17,10 @@ _LOAD_REPORT_LIFE_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlmView:
-    """The LLM tier as the policy sees it. `trial_s` is the prediction by which a lone trial may be judged."""
+    """The LLM tier as the policy sees it for one class of callers.
+
+    `max_in_flight` counts the places that this class may fill. `trial_s` is the prediction by which a lone trial may be judged.
+    """
 
     breaker_allows: bool
     num_in_flight: int
@@ -36,13 +40,13 @@ class LlmGate:
         self._reported: EngineLoad | None = None
         self._reported_at_s = float("-inf")
 
-    def view(self, now_s: float) -> LlmView:
-        """Give what is known at this time."""
+    def view(self, now_s: float, priority: Priority) -> LlmView:
+        """Give what is known at this time to a caller of this priority: the last places are kept for those before it."""
         load = self._load(now_s)
         return LlmView(
             breaker_allows=self._breaker.allows(now_s),
             num_in_flight=self._num_in_flight,
-            max_in_flight=self._max_in_flight,
+            max_in_flight=places_for(priority, self._max_in_flight),
             predicted_s=self._predictor.predict_s(load),
             trial_s=self._predictor.trial_s(load, now_s),
         )

@@ -46,12 +46,14 @@ class Facts:
 
     `num_history` counts the items of the catalogue that are known of this user (stored and sent along). `num_allowed`
     counts items that may be shown, `num_allowed_if_seen` the same with seen items allowed again. `list_covers` says that
-    the precomputed list is fresh and answers this very request. `budget_s` is the time left for ranking.
+    the precomputed list is fresh and answers this very request. `is_shed` says that admission keeps this request from the
+    features and the tiers behind them. `budget_s` is the time left for ranking.
     """
 
     num_allowed: int
     num_allowed_if_seen: int
     list_covers: bool
+    is_shed: bool
     features_away: bool
     user_known: bool
     num_history: int
@@ -68,6 +70,8 @@ def plan(facts: Facts) -> Route:
     """Choose the best tier that can answer. Tier LLM means: ask it, and have the student ready."""
     if facts.num_allowed == 0:
         return Route(Tier.POPULAR, Reason.EVERYTHING_SEEN if facts.num_allowed_if_seen else Reason.NOTHING_ALLOWED)
+    if facts.is_shed:
+        return Route(Tier.POPULAR, Reason.SHED)
     if facts.list_covers:
         return Route(Tier.PRECOMPUTED, Reason.PRECOMPUTED_FRESH)
     if facts.num_history == 0:

@@ -10,6 +10,7 @@ urgent one is never put back, so something always finishes.
 from collections import Counter
 from dataclasses import dataclass
 
+from services.contracts.access import places_for
 from services.errors import InvalidRequest, Overloaded
 from services.llm.engine.block_pool import BlockPool
 from services.llm.engine.config import EngineConfig
@@ -41,7 +42,7 @@ class Scheduler:
         return len(self._running)
 
     def add(self, sequence: Sequence) -> None:
-        """Put a request in the queue. Raises Overloaded when it is full, InvalidRequest for what could never run."""
+        """Put a request in the queue. Raises Overloaded when its priority's places are full, InvalidRequest for what could never run."""
         if self.find(sequence.request_id) is not None:
             raise InvalidRequest("request_id", f"{sequence.request_id!r} is in flight", "send a new one")
         capacity = self.pool.num_blocks * self._config.block_tokens
@@ -51,7 +52,7 @@ class Scheduler:
             raise InvalidRequest(
                 "beam_width", "more beams than a step runs", f"send at most {self._config.max_beam_rows}"
             )
-        if len(self._waiting) >= self._config.max_waiting:
+        if len(self._waiting) >= places_for(sequence.priority, self._config.max_waiting):
             raise Overloaded("the engine's queue", _RETRY_AFTER_S)
         self._namer.extend(sequence.block_names, sequence.tokens)
         self._waiting[sequence.request_id] = sequence

@@ -202,8 +202,8 @@ async def test_many_callers_at_once_overflow_to_the_student(world: World) -> Non
     answers = await asyncio.gather(*(ask(world, deadline_ms=2_000) for _ in range(12)))
 
     reasons = [answer.reason for answer in answers]
-    assert reasons.count(Reason.LLM_IN_TIME) == 8
-    assert reasons.count(Reason.LLM_OVERLOADED) == 4
+    assert reasons.count(Reason.LLM_IN_TIME) == 6, "of eight places, two are kept for callers of high priority"
+    assert reasons.count(Reason.LLM_OVERLOADED) == 6
 
 
 @given(

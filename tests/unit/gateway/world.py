@@ -14,10 +14,12 @@ from services.gateway.events import RecordEvents
 from services.gateway.impressions import Impressions
 from services.gateway.live_bundle import LiveBundle
 from services.gateway.llm_tier import LlmTier
+from services.gateway.load_watch import LoadWatch
 from services.gateway.plane import DataPlane
 from services.gateway.popular import Popular
 from services.gateway.recommend import Recommend
 from services.gateway.report import Report
+from services.router.admission import Admission, AdmissionLimits
 from services.router.breaker import Breaker
 from services.router.deadline import DeadlineLimits
 from services.router.gate import LlmGate
@@ -93,6 +95,7 @@ class World:
     registry: CollectorRegistry
     live: LiveBundle
     popular: Popular
+    admission: Admission
     plane: DataPlane
     root: Path
 
@@ -107,10 +110,12 @@ def make_world(root: Path) -> World:
     metrics = GatewayMetrics(registry)
     features, student, events, impressions = FakeFeatures(standard_users()), FakeStudent(), FakeLog(), FakeLog()
     llm = FakeLlm([f"i{index:02}" for index in range(4, NUM_ITEMS)], VERSION)
-    live = LiveBundle(BundleStore(root), lambda _bundle, _catalogue: student, 60.0, metrics.bundle_info)
+    live = LiveBundle(BundleStore(root), lambda _bundle, _catalogue: student, 60.0, metrics.bundle_info, metrics.bundle_quality)
     popular = Popular(live, features, 60.0)
     gate = LlmGate(Breaker(2, 60.0), LatencyPredictor(0.0), max_in_flight=8)
     report = Report(metrics)
+    admission = Admission(AdmissionLimits(max_in_flight=256, max_delay_s=60.0))
+    load = LoadWatch(admission, metrics.strain)
     recommend = Recommend(
         live=live,
         features=features,
@@ -118,6 +123,7 @@ def make_world(root: Path) -> World:
         popular=popular,
         impressions=Impressions(impressions, metrics.impressions),
         report=report,
+        load=load,
         limits=DeadlineLimits(default_ms=1_000, min_ms=5, max_ms=5_000, reserve_ms=8.0),
         feature_timeout_s=0.05,
         min_history_for_llm=3,
@@ -130,5 +136,6 @@ def make_world(root: Path) -> World:
         popular=popular,
         producers=(events, impressions),
         report=report,
+        load=load,
     )
-    return World(features, llm, student, events, impressions, metrics, registry, live, popular, plane, root)
+    return World(features, llm, student, events, impressions, metrics, registry, live, popular, admission, plane, root)

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.contracts.access import Priority
 from services.contracts.rank import EngineLoad
 from services.router.breaker import Breaker
 from services.router.gate import LlmGate
@@ -22,10 +23,10 @@ def test_every_request_that_ends_frees_its_place(outcomes: list[LlmOutcome]) -> 
     counted = gate()
     for now_s, outcome in enumerate(outcomes):
         load = counted.started(float(now_s))
-        assert counted.view(float(now_s)).num_in_flight == 1
+        assert counted.view(float(now_s), Priority.HIGH).num_in_flight == 1
         counted.ended(outcome, load, 0.1, float(now_s))
 
-    assert counted.view(99.0).num_in_flight == 0
+    assert counted.view(99.0, Priority.HIGH).num_in_flight == 0
 
 
 @pytest.mark.parametrize("outcome", [LlmOutcome.FAILED, LlmOutcome.AWAY])
@@ -36,7 +37,7 @@ def test_failures_open_the_breaker(outcome: LlmOutcome) -> None:
         broken.ended(outcome, broken.started(0), 0.1, 0)
 
     assert broken.is_open(0)
-    assert not broken.view(0).breaker_allows
+    assert not broken.view(0, Priority.HIGH).breaker_allows
 
 
 @pytest.mark.parametrize(
@@ -48,19 +49,19 @@ def test_other_outcomes_do_not(outcome: LlmOutcome) -> None:
     for _ in range(20):
         fine.ended(outcome, fine.started(0), 0.1, 0)
 
-    assert fine.view(0).breaker_allows
+    assert fine.view(0, Priority.HIGH).breaker_allows
 
 
 def test_answers_and_late_answers_teach_the_predictor() -> None:
     """Refusals do not."""
     taught = gate()
     taught.ended(LlmOutcome.OVERLOADED, taught.started(0), 5.0, 0)
-    assert taught.view(0).predicted_s == 0
+    assert taught.view(0, Priority.HIGH).predicted_s == 0
     taught.ended(LlmOutcome.IN_TIME, taught.started(0), 0.1, 0)
-    assert taught.view(0).predicted_s >= 0.1
+    assert taught.view(0, Priority.HIGH).predicted_s >= 0.1
     taught.ended(LlmOutcome.LATE, taught.started(0), 1.0, 0)
 
-    assert taught.view(0).predicted_s > 0.2
+    assert taught.view(0, Priority.HIGH).predicted_s > 0.2
 
 
 def test_an_engines_own_report_counts_other_gateways_requests_for_a_second() -> None:

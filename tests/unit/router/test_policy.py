@@ -18,6 +18,7 @@ def facts(**changed: Any) -> Facts:
         "num_allowed": 100,
         "num_allowed_if_seen": 120,
         "list_covers": False,
+        "is_shed": False,
         "features_away": False,
         "user_known": True,
         "num_history": 20,
@@ -38,6 +39,10 @@ TABLE = [
     ({"num_allowed": 0}, Tier.POPULAR, Reason.EVERYTHING_SEEN),
     ({"num_allowed": 0, "num_allowed_if_seen": 0}, Tier.POPULAR, Reason.NOTHING_ALLOWED),
     ({"num_allowed": 0, "list_covers": True}, Tier.POPULAR, Reason.EVERYTHING_SEEN),
+    # admission lets it ask nobody
+    ({"is_shed": True}, Tier.POPULAR, Reason.SHED),
+    ({"is_shed": True, "num_history": 0, "user_known": False}, Tier.POPULAR, Reason.SHED),
+    ({"is_shed": True, "num_allowed": 0}, Tier.POPULAR, Reason.EVERYTHING_SEEN),
     # a fresh list wins over everything else
     ({"list_covers": True}, Tier.PRECOMPUTED, Reason.PRECOMPUTED_FRESH),
     ({"list_covers": True, "num_history": 0}, Tier.PRECOMPUTED, Reason.PRECOMPUTED_FRESH),
@@ -82,17 +87,19 @@ def test_the_plan_is_the_first_rule_that_applies_over_all_facts() -> None:
         (True, False),
         (True, False),
         (True, False),
+        (True, False),
         (0, 2, 3),
         (True, False),
         (0, 1, 8),
         (0, 1),
         (0, 1),
     )
-    for allowed, covers, away, known, history, breaker, flight, slow, trial_slow in kinds:
+    for allowed, covers, shed, away, known, history, breaker, flight, slow, trial_slow in kinds:
         case = facts(
             num_allowed=allowed[0],
             num_allowed_if_seen=allowed[1],
             list_covers=covers,
+            is_shed=shed,
             features_away=away,
             user_known=known,
             num_history=history,
@@ -104,6 +111,7 @@ def test_the_plan_is_the_first_rule_that_applies_over_all_facts() -> None:
         rules = [
             (allowed == (0, 0), Tier.POPULAR, Reason.NOTHING_ALLOWED),
             (allowed[0] == 0, Tier.POPULAR, Reason.EVERYTHING_SEEN),
+            (shed, Tier.POPULAR, Reason.SHED),
             (covers, Tier.PRECOMPUTED, Reason.PRECOMPUTED_FRESH),
             (history == 0 and away, Tier.POPULAR, Reason.FEATURES_AWAY),
             (history == 0 and known, Tier.POPULAR, Reason.SHORT_HISTORY),
@@ -127,6 +135,7 @@ ANY_FACTS = st.builds(
     num_allowed=COUNTS,
     num_allowed_if_seen=COUNTS,
     list_covers=st.booleans(),
+    is_shed=st.booleans(),
     features_away=st.booleans(),
     user_known=st.booleans(),
     num_history=COUNTS,

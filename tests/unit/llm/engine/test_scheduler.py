@@ -5,6 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from services.contracts.access import places_for
 from services.errors import InvalidRequest, Overloaded
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.plan import StepPlan
@@ -90,7 +91,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if length + sequence.max_new_tokens > 48:
             with pytest.raises(InvalidRequest):
                 self.scheduler.add(sequence)
-        elif self.scheduler.num_waiting >= CONFIG.max_waiting:  # beyond it only by those that were put back
+        elif self.scheduler.num_waiting >= places_for(priority, CONFIG.max_waiting):  # beyond it only by those that were put back
             with pytest.raises(Overloaded):
                 self.scheduler.add(sequence)
         else:

@@ -1,0 +1,98 @@
+"""Who is served in full when not all can be: everyone, or the more important first. Pure: time is an argument.
+
+One number says how strained the gateway is, from 0 (calm) to 5, and each class of callers gives way over one unit of it:
+
+    strain   0 ····· 1 ····· 2 ····· 3 ····· 4 ····· 5
+    low        shed   shed    refused refused refused
+    normal            shed    shed    refused refused       blank: served in full
+    high                              shed    refused
+
+Within its unit a class gives way in part (strain 0.3: three of ten low requests are shed), so that what capacity there is
+gets used. Whoever is shed, all before that in the table have given way wholly. The strain rises fast, while the event loop
+runs late at every look during a window (a standing queue, not a single stall), and falls slowly, once it runs well on time;
+between the two it stays. Beside that, nobody may fill all places: the last ones are kept for the more important.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from services.contracts.access import Priority, places_for
+
+MAX_STRAIN = 5.0
+_WINDOW_S = 0.1
+_MIN_LOOKS = 2
+_RISE = 0.5
+_FALL = 0.05
+_CALM_SHARE = 0.4
+_SHED_FROM = {Priority.LOW: 0.0, Priority.NORMAL: 1.0, Priority.HIGH: 3.0}
+_REFUSED_FROM = {Priority.LOW: 2.0, Priority.NORMAL: 3.0, Priority.HIGH: 4.0}
+
+
+class Verdict(StrEnum):
+    """What becomes of a request at its arrival. SHED: it is answered at once, from what is in memory."""
+
+    ADMIT = "admit"
+    SHED = "shed"
+    REFUSE = "refuse"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionLimits:
+    """How many requests may be worked on at once, and how late the event loop may run."""
+
+    max_in_flight: int
+    max_delay_s: float = 0.02
+
+
+class Admission:
+    """Owns the strain and the shares that are due; asked once per request."""
+
+    def __init__(self, limits: AdmissionLimits) -> None:
+        self._limits = limits
+        self._places = {priority: places_for(priority, limits.max_in_flight) for priority in Priority}
+        self._owed = {(verdict, priority): 0.0 for verdict in Verdict for priority in Priority}
+        self._strain = 0.0
+        self._window_began_s = float("-inf")
+        self._num_looks = 0
+        self._least_delay_s = float("inf")
+
+    @property
+    def strain(self) -> float:
+        """How strained the gateway is, 0 to 5."""
+        return self._strain
+
+    def looked(self, now_s: float, loop_delay_s: float) -> None:
+        """The event loop ran this late just now; at the end of a window the strain follows the least delay in it."""
+        self._num_looks += 1
+        self._least_delay_s = min(self._least_delay_s, loop_delay_s)
+        if now_s - self._window_began_s < _WINDOW_S or self._num_looks < _MIN_LOOKS:
+            return
+        self._strain = strain_after(self._strain, self._least_delay_s / self._limits.max_delay_s)
+        self._window_began_s, self._num_looks, self._least_delay_s = now_s, 0, float("inf")
+
+    def judge(self, priority: Priority, num_in_flight: int) -> Verdict:
+        """Decide on a request that arrives now, while `num_in_flight` others are worked on in full."""
+        if self._strain and self._is_due(Verdict.REFUSE, priority, self._strain - _REFUSED_FROM[priority]):
+            return Verdict.REFUSE
+        if num_in_flight >= self._places[priority]:
+            return Verdict.SHED
+        if self._strain and self._is_due(Verdict.SHED, priority, self._strain - _SHED_FROM[priority]):
+            return Verdict.SHED
+        return Verdict.ADMIT
+
+    def _is_due(self, verdict: Verdict, priority: Priority, share: float) -> bool:
+        """Spread a share evenly over the requests: at 0.25 every fourth."""
+        if not 0 < share < 1:
+            return share >= 1
+        owed = self._owed[verdict, priority] + share
+        self._owed[verdict, priority] = owed % 1
+        return owed >= 1
+
+
+def strain_after(strain: float, pressure: float) -> float:
+    """Give the strain after a window in which the least delay was `pressure` times what it may be."""
+    if pressure > 1:
+        return min(MAX_STRAIN, strain + _RISE * min(2.0, pressure))
+    if pressure < _CALM_SHARE:
+        return max(0.0, strain - _FALL)
+    return strain

@@ -1,0 +1,100 @@
+"""Overload at the data plane: the less important are answered from memory, and nobody is asked for them."""
+
+import asyncio
+import time
+from dataclasses import replace
+
+import pytest
+from prometheus_client import CollectorRegistry, Gauge
+
+from services.contracts.access import ANYONE, Priority
+from services.contracts.recommend import Reason, Recommendation, RecommendRequest, Tier
+from services.errors import Overloaded
+from services.gateway.load_watch import LoadWatch
+from services.router.admission import Admission, AdmissionLimits, Verdict
+from tests.unit.gateway.world import World
+
+
+async def ask(world: World, priority: Priority) -> Recommendation:
+    """Ask as a caller of this priority, for a user whom the LLM answers in calm times."""
+    request = RecommendRequest(request_id="r", user_id="long", k=3)
+    return await world.plane.recommend(request, time.monotonic(), "rest", replace(ANYONE, priority=priority))
+
+
+def strain(world: World, num_windows: int) -> None:
+    """Tell admission of so many windows in which the loop ran twice as late as it may; they end after this test."""
+    tomorrow_s = time.monotonic() + 86_400
+    for window in range(num_windows):
+        for look_s in (0.0, 0.5):
+            world.admission.looked(tomorrow_s + window + look_s, 120.0)
+
+
+async def test_low_priority_is_answered_from_memory_while_the_others_are_served(world: World) -> None:
+    """One unit of strain: the low caller gets popularity at once, with neither features nor LLM asked for it."""
+    strain(world, 1)
+    world.features.error = ZeroDivisionError()
+
+    shed = await ask(world, Priority.LOW)
+    world.features.error = None
+    served = [await ask(world, priority) for priority in (Priority.HIGH, Priority.NORMAL)]
+
+    assert (shed.tier, shed.reason, len(shed.items)) == (Tier.POPULAR, Reason.SHED, 3)
+    assert [answer.reason for answer in served] == [Reason.LLM_IN_TIME] * 2
+    assert len(world.llm.asked) == 2
+
+
+async def test_low_priority_is_refused_when_even_memory_is_too_much(world: World) -> None:
+    """Three units: low is told when to come back, normal is shed, high is served."""
+    strain(world, 3)
+
+    with pytest.raises(Overloaded) as refused:
+        await ask(world, Priority.LOW)
+
+    assert refused.value.retry_after_s >= 1
+    assert (await ask(world, Priority.NORMAL)).reason is Reason.SHED
+    assert (await ask(world, Priority.HIGH)).reason is Reason.LLM_IN_TIME
+
+
+def watch_on(clock_step_s: float) -> tuple[LoadWatch, Gauge]:
+    """A watch with room for four, on a clock that moves on by this at each reading."""
+    readings = iter(range(1_000_000))
+    gauge = Gauge("strain", "strain", registry=CollectorRegistry())
+    admission = Admission(AdmissionLimits(max_in_flight=4))
+    return LoadWatch(admission, gauge, clock=lambda: clock_step_s * next(readings)), gauge
+
+
+async def test_a_loop_that_runs_late_strains_the_watch() -> None:
+    """Timers that fire a second late: low gives way, and the gauge says so."""
+    watch, gauge = watch_on(clock_step_s=1.0)
+
+    watch.start()
+    await asyncio.sleep(0.2)
+    watch.stop()
+
+    assert watch.judge(Priority.LOW) is not Verdict.ADMIT
+    assert gauge.collect()[0].samples[0].value >= 1
+
+
+async def test_a_punctual_loop_does_not() -> None:
+    """On time, look after look."""
+    watch, gauge = watch_on(clock_step_s=0.021)
+
+    watch.start()
+    await asyncio.sleep(0.2)
+    watch.stop()
+
+    assert watch.judge(Priority.LOW) is Verdict.ADMIT
+    assert gauge.collect()[0].samples[0].value == 0
+
+
+def test_requests_in_work_fill_the_places() -> None:
+    """They count from beginning to end, also when they end with an error."""
+    watch, _ = watch_on(clock_step_s=0.0)
+
+    with watch.working(), watch.working():
+        while_two_work = watch.judge(Priority.LOW)
+    with pytest.raises(ZeroDivisionError), watch.working():
+        raise ZeroDivisionError
+
+    assert while_two_work is Verdict.SHED
+    assert watch.judge(Priority.LOW) is Verdict.ADMIT
