@@ -200,8 +200,8 @@ def _settings() -> "Settings":
     from services.settings import load_settings
 
     settings = load_settings()
-    absolute = {"state_dir": settings.state_dir.absolute(), "cache_dir": settings.cache_dir.absolute()}
-    return settings.model_copy(update=absolute)
+    paths = {name: value for name in type(settings).model_fields if isinstance(value := getattr(settings, name), Path)}
+    return settings.model_copy(update={name: path.absolute() for name, path in paths.items()})
 
 
 if __name__ == "__main__":

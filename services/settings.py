@@ -5,6 +5,7 @@ the key. Components get the few values that they use, never this object; only th
 """
 
 import difflib
+import ipaddress
 import os
 from pathlib import Path
 from typing import Literal
@@ -146,6 +147,11 @@ class Settings(BaseSettings):
         return self.state_dir / "run" / "metrics"
 
     @property
+    def drills_file(self) -> Path:
+        """The file through which all gateways of this node share which parts are switched off on purpose."""
+        return self.state_dir / "run" / "drills.json"
+
+    @property
     def worker_heartbeat(self) -> Path:
         """The file that this stream worker touches at every turn."""
         return self.state_dir / "run" / f"worker-{self.worker_index}.beat"
@@ -166,6 +172,32 @@ def inherited_environment() -> dict[str, str]:
     return dict(os.environ)
 
 
+def _check_security(settings: Settings) -> None:
+    """Refuse doors that stand open by accident, and half of what belongs together. Raises ConfigError."""
+    is_guarded = settings.api_keys_file is not None or settings.allow_anonymous
+    if not (is_guarded or _is_loopback(settings.http_host)):
+        raise ConfigError(
+            f"{_PREFIX}HTTP_HOST: {settings.http_host} can be reached by others, and there are no API keys; set "
+            f"{_PREFIX}API_KEYS_FILE (`tailrace keys new` makes one), or say {_PREFIX}ALLOW_ANONYMOUS=true"
+        )
+    for needed_by, given, needed in (
+        ("tls_client_ca_file", settings.tls_client_ca_file, "tls_dir"),
+        ("redis_username", settings.redis_username, "redis_password_file"),
+        ("kafka_username", settings.kafka_username, "kafka_password_file"),
+        ("kafka_password_file", settings.kafka_password_file, "kafka_username"),
+    ):
+        if given and not getattr(settings, needed):
+            raise ConfigError(f"{_PREFIX}{needed_by.upper()}: needs {_PREFIX}{needed.upper()} beside it")
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what is bound to this host. A name other than localhost may lead anywhere."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def load_settings() -> Settings:
     """Read the environment. Raises ConfigError naming the key that is unknown or bad."""
     known = {f"{_PREFIX}{name.upper()}" for name in Settings.model_fields}
@@ -179,6 +211,7 @@ def load_settings() -> Settings:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
         raise ConfigError(f"{_PREFIX}{name.upper()}: {first['msg']}, got {first.get('input')!r}") from error
+    _check_security(settings)
     if not settings.min_deadline_ms <= settings.default_deadline_ms <= settings.max_deadline_ms:
         raise ConfigError(f"{_PREFIX}DEFAULT_DEADLINE_MS: must lie between the minimum and the maximum deadline")
     return settings

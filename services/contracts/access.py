@@ -6,6 +6,8 @@ Knows neither keys nor transports. Without API keys everybody is `ANYONE`.
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 
+from services.contracts.recommend import MAX_K
+
 
 class Scope(StrEnum):
     """What a key allows."""
@@ -38,11 +40,12 @@ def places_for(priority: int, num_places: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """One caller. `key_id` names the key in logs and metrics and is no secret."""
+    """One caller. `key_id` names the key in logs and metrics and is no secret; requests for more than `max_k` items are refused."""
 
     key_id: str
     scopes: frozenset[Scope]
     priority: Priority = Priority.NORMAL
+    max_k: int = MAX_K
 
 
 ANYONE = Caller(key_id="anonymous", scopes=frozenset(Scope))

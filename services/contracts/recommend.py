@@ -93,6 +93,11 @@ class RecommendRequest:
                 if not ids:
                     raise InvalidRequest(name, "empty, so nothing could be shown", "leave it out, or name at least one")
 
+    def check_k(self, max_k: int) -> None:
+        """Refuse more items than this caller may ask for. Raises InvalidRequest."""
+        if self.k > max_k:
+            raise InvalidRequest("k", f"{self.k} is out of range", f"send 1 to {max_k}")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredItem:

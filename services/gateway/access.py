@@ -11,6 +11,8 @@ from typing import Protocol
 
 from services.contracts.access import ANYONE, Caller, Scope
 from services.errors import NotAllowed, Unauthenticated
+from services.gateway.access_rates import Rates
+from services.gateway.access_ring import Holder
 
 AUTHORIZATION = "authorization"
 API_KEY = "x-api-key"
@@ -40,16 +42,8 @@ class OpenAccess:
 class Keys(Protocol):
     """The valid keys."""
 
-    def find(self, key: str, now_unix_s: float) -> Caller | None:
+    def find(self, key: str, now_unix_s: float) -> Holder | None:
         """Give whose key this is; None for one that is unknown or has expired."""
-        ...
-
-
-class Meter(Protocol):
-    """What each key has used."""
-
-    def spend(self, key_id: str, now_unix_s: float, now_s: float) -> None:
-        """Count one call. Raises QuotaExceeded."""
         ...
 
 
@@ -59,33 +53,35 @@ class KeyedAccess:
     def __init__(
         self,
         keys: Keys,
-        meter: Meter,
+        rates: Rates,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._keys = keys
-        self._meter = meter
+        self._rates = rates
         self._clock = clock
         self._wall_clock = wall_clock
 
     def authorize(self, headers: Mapping[str, str], scope: Scope) -> Caller:
         """See Access."""
         now_unix_s = self._wall_clock()
-        key = key_from(headers)
-        caller = None if key is None else self._keys.find(key, now_unix_s)
-        if caller is None:
+        holder = self._keys.find(key_from(headers), now_unix_s)
+        if holder is None:
             raise Unauthenticated
+        caller = holder.caller
         if scope not in caller.scopes:
             raise NotAllowed(scope)
-        self._meter.spend(caller.key_id, now_unix_s, self._clock())
+        self._rates.spend(caller.key_id, holder.allowance, now_unix_s, self._clock())
         return caller
 
 
-def key_from(headers: Mapping[str, str]) -> str | None:
-    """Give the key that was sent as `authorization: Bearer KEY` or, without that header, as `x-api-key: KEY`."""
+def key_from(headers: Mapping[str, str]) -> str:
+    """Give the key that was sent as `authorization: Bearer KEY` or, without that header, as `x-api-key: KEY`.
+
+    Empty when there is none: that is no key either, and is refused like any other wrong one.
+    """
     authorization = headers.get(AUTHORIZATION)
     if authorization is None:
-        return headers.get(API_KEY)
-    if authorization[: len(_BEARER)].lower() != _BEARER:
-        return None
-    return authorization[len(_BEARER) :].strip()
+        return headers.get(API_KEY, "")
+    is_bearer = authorization[: len(_BEARER)].lower() == _BEARER
+    return authorization[len(_BEARER) :].strip() if is_bearer else ""

@@ -49,3 +49,52 @@ def test_a_child_reads_exactly_the_same_settings(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setenv(key, value)
 
     assert load_settings() == settings
+
+
+OPEN_HOSTS = ["0.0.0.0", "::", "192.168.1.5", "gateway.internal"]
+
+
+@pytest.mark.parametrize("host", OPEN_HOSTS)
+def test_doors_that_others_reach_need_keys(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    """The refusal names the key and the fix."""
+    monkeypatch.setenv("TAILRACE_HTTP_HOST", host)
+
+    with pytest.raises(ConfigError, match=r"TAILRACE_HTTP_HOST: .* set TAILRACE_API_KEYS_FILE .*ALLOW_ANONYMOUS=true"):
+        load_settings()
+
+
+@pytest.mark.parametrize(("key", "value"), [("API_KEYS_FILE", "/etc/keys.json"), ("ALLOW_ANONYMOUS", "true")])
+@pytest.mark.parametrize("host", OPEN_HOSTS)
+def test_with_keys_or_said_explicitly_any_host_will_do(
+    monkeypatch: pytest.MonkeyPatch, host: str, key: str, value: str
+) -> None:
+    """Either suffices."""
+    monkeypatch.setenv("TAILRACE_HTTP_HOST", host)
+    monkeypatch.setenv(f"TAILRACE_{key}", value)
+
+    assert load_settings().http_host == host
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
+def test_loopback_needs_no_keys(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    """A laptop just starts."""
+    monkeypatch.setenv("TAILRACE_HTTP_HOST", host)
+
+    assert load_settings().api_keys_file is None
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("TLS_CLIENT_CA_FILE", "/ca.crt"),
+        ("REDIS_USERNAME", "tailrace"),
+        ("KAFKA_USERNAME", "tailrace"),
+        ("KAFKA_PASSWORD_FILE", "/password"),
+    ],
+)
+def test_half_of_a_pair_is_refused(monkeypatch: pytest.MonkeyPatch, key: str, value: str) -> None:
+    """A certificate authority without TLS, or a name without a password, would silently protect nothing."""
+    monkeypatch.setenv(f"TAILRACE_{key}", value)
+
+    with pytest.raises(ConfigError, match=f"TAILRACE_{key}: needs TAILRACE_"):
+        load_settings()

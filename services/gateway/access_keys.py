@@ -1,0 +1,167 @@
+"""The keys file: who has a key, what it allows, and hashes of the keys; never a key itself.
+
+    {"keys": [{"id": "shop", "hashes": [{"sha256": "9f86...", "expires_at": null}], "scopes": ["recommend", "events"],
+               "priority": "high", "rate_per_s": 50, "burst": 100, "daily_quota": null, "max_k": 100}]}
+
+JSON, since a command writes it. A key is 256 random bits, so that one SHA-256 protects its hash as well as a slow hash
+would (there is nothing to guess), and a check costs a microsecond; a slow hash would let anyone who sends wrong keys buy
+our time. Two hashes under one id are a rotation: both keys hold until the older one expires.
+"""
+
+import hashlib
+import json
+import os
+import secrets
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from services.contracts.access import Priority, Scope
+from services.contracts.recommend import MAX_K
+from services.errors import ConfigError
+
+PREFIX = "trk_"
+"""What every key starts with, so that scanners find one that was committed somewhere by mistake."""
+
+_SECRET_BYTES = 32
+
+Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+KeyId = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+
+
+class _Stored(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class StoredHash(_Stored):
+    """One key's hash, and until when it holds; None: until it is revoked."""
+
+    sha256: Hash
+    expires_at: AwareDatetime | None = None
+
+    def expires_unix_s(self) -> float:
+        """Give the end in Unix seconds; infinity when there is none."""
+        return float("inf") if self.expires_at is None else self.expires_at.timestamp()
+
+
+class StoredKey(_Stored):
+    """One id: its hashes, what it allows and how much. None means no limit of its own."""
+
+    id: KeyId
+    hashes: tuple[StoredHash, ...] = Field(min_length=1)
+    scopes: frozenset[Scope] = Field(min_length=1)
+    priority: Priority = Priority.NORMAL
+    rate_per_s: float | None = Field(None, gt=0, allow_inf_nan=False)
+    burst: float | None = Field(None, ge=1, allow_inf_nan=False)
+    daily_quota: int | None = Field(None, ge=0)
+    max_k: int | None = Field(None, ge=1, le=MAX_K)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_priority(cls, given: object) -> object:
+        """Take the priority by its name."""
+        if isinstance(given, dict) and isinstance(name := given.get("priority"), str):
+            if name.upper() not in Priority.__members__:
+                raise ValueError(f"priority {name} is none of {', '.join(one.name.lower() for one in Priority)}")
+            return {**given, "priority": Priority[name.upper()]}
+        return given
+
+    @model_validator(mode="after")
+    def _burst_needs_a_rate(self) -> "StoredKey":
+        if self.burst is not None and self.rate_per_s is None:
+            raise ValueError("burst needs rate_per_s")
+        return self
+
+
+class KeysFile(_Stored):
+    """All keys. Each change gives a new one."""
+
+    keys: tuple[StoredKey, ...] = ()
+
+    @model_validator(mode="after")
+    def _refuse_doubles(self) -> "KeysFile":
+        ids = [key.id for key in self.keys]
+        hashes = [one.sha256 for key in self.keys for one in key.hashes]
+        if len(set(ids)) < len(ids) or len(set(hashes)) < len(hashes):
+            raise ValueError("an id or a hash is there twice")
+        return self
+
+    def find(self, key_id: str) -> StoredKey | None:
+        """Give the key of this id, if there is one."""
+        return next((key for key in self.keys if key.id == key_id), None)
+
+    def with_new(self, key: StoredKey) -> "KeysFile":
+        """Add a key. Raises ConfigError when its id is taken."""
+        if self.find(key.id) is not None:
+            raise ConfigError(f"key {key.id}: there is one already; rotate or revoke it")
+        return KeysFile(keys=(*self.keys, key))
+
+    def rotated(self, key_id: str, sha256: str, now: datetime, overlap: timedelta) -> "KeysFile":
+        """Add a hash to an id; those that it had hold for `overlap` longer at most. Raises ConfigError."""
+        key = self._existing(key_id)
+        end = now + overlap
+        kept = tuple(
+            one.model_copy(update={"expires_at": min(end, one.expires_at or end)})
+            for one in key.hashes
+            if one.expires_at is None or one.expires_at > now
+        )
+        changed = key.model_copy(update={"hashes": (*kept, StoredHash(sha256=sha256))})
+        return KeysFile(keys=tuple(changed if one.id == key_id else one for one in self.keys))
+
+    def without(self, key_id: str) -> "KeysFile":
+        """Revoke an id with all its hashes. Raises ConfigError when there is none."""
+        self._existing(key_id)
+        return KeysFile(keys=tuple(one for one in self.keys if one.id != key_id))
+
+    def _existing(self, key_id: str) -> StoredKey:
+        key = self.find(key_id)
+        if key is None:
+            raise ConfigError(f"key {key_id}: there is none; `tailrace keys list` shows those that are")
+        return key
+
+
+def make_key() -> str:
+    """Make a key: 256 random bits in 47 characters that need no quoting anywhere."""
+    return PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
+
+
+def hash_of(key: str) -> str:
+    """Give a key's hash as it stands in the file."""
+    return hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()
+
+
+def read_keys(path: Path) -> KeysFile:
+    """Read a keys file. Raises ConfigError saying what is wrong with it; the message quotes no value of it."""
+    try:
+        return KeysFile.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"keys file {path}: {error.strerror}; `tailrace keys new` makes one") from error
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_context=False, include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"]) or "the whole"
+        raise ConfigError(f"keys file {path}: {place}: {first['msg']}") from None
+
+
+def write_keys(path: Path, keys: KeysFile) -> None:
+    """Replace the file in one move, readable by its owner alone; a new one when there was none."""
+    path = path.resolve()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
+            out.write(_as_text(keys))
+            out.flush()
+            os.fsync(out.fileno())
+        scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def _as_text(keys: KeysFile) -> str:
+    plain = keys.model_dump(mode="json")
+    for key in plain["keys"]:
+        key["priority"] = Priority(key["priority"]).name.lower()
+        key["scopes"] = sorted(key["scopes"])
+    return json.dumps(plain, indent=2) + "\n"
