@@ -41,7 +41,7 @@ from services.router.gate import LlmGate
 from services.router.predictor import LatencyPredictor
 from services.settings import Settings, load_settings
 from services.student.ranker import load_student
-from services.telemetry import GatewayMetrics, configure_logging, render_metrics
+from services.telemetry import GatewayMetrics, ProcessMetrics, configure_logging, render_metrics
 
 if TYPE_CHECKING:
     from ray.serve import Application
@@ -156,8 +156,16 @@ async def warm_up(features: FeatureReader, llm: Llm) -> None:
 def build_plane(settings: Settings, features: FeatureReader, llm: Llm) -> DataPlane:
     """Put the data plane of one process together. Call in the event loop that will serve; starts nothing."""
     metrics = GatewayMetrics(REGISTRY)
+    ProcessMetrics(REGISTRY, "gateway")
+    metrics.llm_replicas_wanted.set(settings.llm_replicas)
     report = Report(metrics)
-    live = LiveBundle(BundleStore(settings.bundle_root), load_student, settings.bundle_poll_s, metrics.bundle_info)
+    live = LiveBundle(
+        BundleStore(settings.bundle_root),
+        load_student,
+        settings.bundle_poll_s,
+        metrics.bundle_info,
+        metrics.bundle_quality,
+    )
     popular = Popular(live, features, settings.popular_refresh_s)
     events = _producer(settings, settings.interactions_topic, settings.events_max_in_flight)
     shown = _producer(settings, settings.impressions_topic, settings.impressions_max_in_flight)

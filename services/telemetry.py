@@ -7,7 +7,10 @@ metrics live in the process. Engine metrics carry vLLM's names, so that its dash
 """
 
 import logging
+import platform
 import sys
+import time
+from importlib import metadata
 from pathlib import Path
 
 import structlog
@@ -18,6 +21,32 @@ REQUEST_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0
 STAGE_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1)
 FRESHNESS_BUCKETS_S = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0.3, 0.5, 1, 2.5, 5, 10, 60)
 AGE_BUCKETS_S = (0.1, 0.25, 1, 5, 30, 60, 300, 3_600, 86_400, 604_800, 2_592_000)
+LIST_AGE_BUCKETS_S = (3_600, 21_600, 43_200, 86_400, 172_800, 259_200, 604_800, 1_209_600, 2_592_000)
+SHARE_BUCKETS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+STEP_TOKENS_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1_024, 2_048, 4_096, 8_192)
+BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+class ProcessMetrics:
+    """What each process says of itself; `part` is gateway, llm or worker."""
+
+    def __init__(self, registry: CollectorRegistry, part: str) -> None:
+        self.build_info = Gauge(
+            "tailrace_build_info",
+            "1 for each version of this software that runs",
+            ["part", "version", "python"],
+            multiprocess_mode="livemax",
+            registry=registry,
+        )
+        self.started = Gauge(
+            "tailrace_process_start_time_seconds",
+            "When the newest process of each part began (Unix time); a change is a start",
+            ["part"],
+            multiprocess_mode="livemax",
+            registry=registry,
+        )
+        self.build_info.labels(part, metadata.version("tailrace"), platform.python_version()).set(1)
+        self.started.labels(part).set(time.time())
 
 
 class GatewayMetrics:
@@ -52,6 +81,33 @@ class GatewayMetrics:
         self.events = Counter(
             "tailrace_events_total", "Events by door and outcome", ["door", "code"], registry=registry
         )
+        self.answers = Counter(
+            "tailrace_answers_total", "Answers by tier and bundle", ["tier", "bundle_version"], registry=registry
+        )
+        self.attributed_events = Counter(
+            "tailrace_attributed_events_total",
+            "Events that named the request of an answer made here, by who made it",
+            ["tier", "bundle_version"],
+            registry=registry,
+        )
+        self.agreement = Histogram(
+            "tailrace_student_agreement_ratio",
+            "Share of the LLM's top k that is in the student's too, where both ranked",
+            buckets=SHARE_BUCKETS,
+            registry=registry,
+        )
+        self.list_age_seconds = Histogram(
+            "tailrace_precomputed_age_seconds",
+            "Age of the stored lists that requests found, shown or not",
+            buckets=LIST_AGE_BUCKETS_S,
+            registry=registry,
+        )
+        self.lists = Counter(
+            "tailrace_precomputed_lists_total",
+            "Stored lists that requests found, by whether the live bundle made them",
+            ["bundle"],
+            registry=registry,
+        )
         self.impressions = Counter(
             "tailrace_impressions_total", "Impressions sent, dropped or failed", ["outcome"], registry=registry
         )
@@ -71,6 +127,19 @@ class GatewayMetrics:
             "tailrace_bundle_info",
             "1 for the loaded bundle",
             ["version"],
+            multiprocess_mode="livemax",
+            registry=registry,
+        )
+        self.bundle_quality = Gauge(
+            "tailrace_bundle_quality",
+            "The offline evaluation's figures of a bundle that was loaded here",
+            ["version", "model", "metric"],
+            multiprocess_mode="livemax",
+            registry=registry,
+        )
+        self.llm_replicas_wanted = Gauge(
+            "tailrace_llm_replicas_wanted",
+            "LLM replicas that there should be at least",
             multiprocess_mode="livemax",
             registry=registry,
         )
@@ -125,6 +194,29 @@ class EngineMetrics:
         self.prompt_tokens = Counter("vllm:prompt_tokens_total", "Prompt tokens prefilled", registry=registry)
         self.finished = Counter(
             "vllm:request_success_total", "Finished requests by reason", ["finished_reason"], registry=registry
+        )
+        self.step_tokens = Histogram(
+            "vllm:iteration_tokens_total",
+            "Tokens computed in one step, beam rows apart",
+            buckets=STEP_TOKENS_BUCKETS,
+            registry=registry,
+        )
+        self.batch_size = Histogram(
+            "tailrace_engine_batch_size", "Requests worked on in one step", buckets=BATCH_BUCKETS, registry=registry
+        )
+        self.cache_config = Gauge(
+            "vllm:cache_config_info",
+            "1 for the size of the KV cache in use",
+            ["block_size", "num_gpu_blocks"],
+            multiprocess_mode="livemax",
+            registry=registry,
+        )
+        self.replicas = Gauge(
+            "tailrace_llm_replicas",
+            "LLM replicas that serve, by bundle",
+            ["version"],
+            multiprocess_mode="livesum",
+            registry=registry,
         )
         self.queue_seconds = seconds("request_queue_time", "Waiting before the first step")
         self.inference_seconds = seconds("request_inference_time", "First step to last")

@@ -9,13 +9,14 @@ class PrecomputedList:
     """The list that the offline pipeline stored for a user.
 
     `watermark_ms` is the event time (Unix ms) of the newest event of the user that the list has seen. Lengths of
-    `item_ids` and `scores` are equal, best first.
+    `item_ids` and `scores` are equal, best first. `made_at_s` is when it was made (Unix seconds), where the store knows.
     """
 
     item_ids: tuple[str, ...]
     scores: tuple[float, ...]
     bundle_version: str
     watermark_ms: int
+    made_at_s: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

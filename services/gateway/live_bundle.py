@@ -52,11 +52,13 @@ class LiveBundle:
         load_student: Callable[[Bundle, Catalogue], Student],
         poll_s: float,
         info: Gauge,
+        quality: Gauge,
     ) -> None:
         self._store = store
         self._load_student = load_student
         self._poll_s = poll_s
         self._info = info
+        self._quality = quality
         self._live: Live | None = None
         self._refused_version: str | None = None
         self._following: asyncio.Task[None] | None = None
@@ -119,6 +121,9 @@ class LiveBundle:
             self._info.labels(self._live.version).set(0)
         self._live = live
         self._info.labels(live.version).set(1)
+        for model, figures in live.manifest.get("metrics", {}).items():
+            for metric, value in figures.items():
+                self._quality.labels(live.version, model, metric).set(value)
         log.info("bundle_live", version=live.version, num_items=len(live.catalogue.item_ids))
 
     async def _follow(self) -> None:

@@ -2,7 +2,8 @@
 
 The composition root puts it together once per process, inside the running event loop:
 
-    live      = LiveBundle(BundleStore(bundle_root), load_student, bundle_poll_s, metrics.bundle_info)
+    live      = LiveBundle(BundleStore(bundle_root), load_student, bundle_poll_s, metrics.bundle_info,
+                           metrics.bundle_quality)
     popular   = Popular(live, windows, popular_refresh_s)
     gate      = LlmGate(Breaker(breaker_failures, breaker_open_s), LatencyPredictor(FIRST_S), max_llm_in_flight)
     events    = TopicProducer(kafka_bootstrap, interactions_topic, events_ack_timeout_s, events_max_in_flight)
@@ -102,7 +103,13 @@ class DataPlane:
         """Record events; see RecordEvents. Gives their ids."""
         event_ids = await self._record(drafts)
         self.report.recorded(door, len(event_ids), request_id)
+        self.report.attribute([named for draft in drafts if (named := draft.get("request_id"))])
         return event_ids
+
+    @property
+    def live(self) -> LiveBundle:
+        """The bundle that answers."""
+        return self._live
 
     def bundle(self) -> BundleInfo:
         """Tell of the live bundle. Raises DependencyAway before the first one is loaded."""

@@ -3,15 +3,22 @@
 Knows nothing of how an answer was made; reads it.
 """
 
+from collections.abc import Sequence
+
 import structlog
 
-from services.contracts.recommend import Recommendation
+from services.contracts.features import PrecomputedList
+from services.contracts.recommend import Recommendation, Tier
+from services.gateway.attribution import Attribution
+from services.gateway.error_table import ErrorKind
 from services.router.deadline import Deadline
 from services.telemetry import GatewayMetrics
 
 log = structlog.get_logger()
 
 _NOBODY = "none"
+_DOORS = ("rest", "grpc")
+_NUM_ANSWERS_KEPT = 20_000
 
 
 class Report:
@@ -19,6 +26,8 @@ class Report:
 
     def __init__(self, metrics: GatewayMetrics) -> None:
         self._metrics = metrics
+        self._attribution = Attribution(_NUM_ANSWERS_KEPT)
+        _begin_at_zero(metrics)
         self._num_answered = self._num_late = 0
 
     def take_late_share(self) -> float:
@@ -34,6 +43,8 @@ class Report:
         self._num_answered += 1
         self._num_late += is_late
         metrics.requests.labels(door, answer.tier.value, answer.reason.value, "ok").inc()
+        metrics.answers.labels(answer.tier.value, answer.bundle_version).inc()
+        self._attribution.answered(answer)
         metrics.request_seconds.labels(door, answer.tier.value).observe(elapsed_s)
         for stage, milliseconds in answer.stages_ms.items():
             metrics.stage_seconds.labels(stage).observe(milliseconds / 1_000)
@@ -56,6 +67,24 @@ class Report:
             stages_ms=answer.stages_ms,
         )
 
+    def both_ranked(self, llm: Sequence[int], student: Sequence[int], k: int) -> None:
+        """Both have ranked for one request (item indices, best first); compare their first k."""
+        first = set(llm[:k])
+        if first:
+            self._metrics.agreement.observe(len(first.intersection(student[:k])) / len(first))
+
+    def list_found(self, stored: PrecomputedList, live_version: str, now_s: float) -> None:
+        """The store held a list for the user; `now_s` is Unix time."""
+        self._metrics.lists.labels("live" if stored.bundle_version == live_version else "other").inc()
+        if stored.made_at_s is not None:
+            self._metrics.list_age_seconds.observe(max(0.0, now_s - stored.made_at_s))
+
+    def attribute(self, request_ids: Sequence[str]) -> None:
+        """Events named these requests as those that led to them."""
+        for request_id in request_ids:
+            if maker := self._attribution.maker_of(request_id):
+                self._metrics.attributed_events.labels(*maker).inc()
+
     def recorded(self, door: str, num_events: int, request_id: str) -> None:
         """The broker has these events."""
         self._metrics.events.labels(door, "ok").inc(num_events)
@@ -70,3 +99,13 @@ class Report:
         """A request to record events got an error; how many events it held may be unknown."""
         self._metrics.events.labels(door, code).inc()
         log.info("events_refused", request_id=request_id, door=door, code=code, message=message)
+
+
+def _begin_at_zero(metrics: GatewayMetrics) -> None:
+    """Touch the series that alerts and objectives are made of: a first error that begins at 1 is no increase to Prometheus."""
+    for door in _DOORS:
+        metrics.deadline_missed.labels(door)
+        for kind in ErrorKind:
+            metrics.requests.labels(door, _NOBODY, _NOBODY, kind.value)
+        for tier in Tier:
+            metrics.request_seconds.labels(door, tier.value)

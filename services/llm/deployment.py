@@ -5,6 +5,7 @@ a refusal means to the user is decided by the router. Sticky by user: see `servi
 """
 
 import time
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,12 +18,13 @@ from services.contracts.rank import EngineLoad, RankRequest
 from services.errors import BundleMismatch, DeadlineExceeded, TailraceError
 from services.llm.bundle_watch import BundleWatch
 from services.llm.engine.config import EngineConfig
+from services.llm.engine.engine import Engine
 from services.llm.engine.outcome import Status
 from services.llm.engine_thread import Ended, EngineThread
 from services.llm.loaded_bundle import LoadedBundle, load_bundle
 from services.llm.reply import Reply, refusal_of
 from services.settings import Settings
-from services.telemetry import EngineMetrics, configure_logging
+from services.telemetry import EngineMetrics, ProcessMetrics, configure_logging
 
 _STICKY_ROUTER = "services.llm.sticky_router.StickyRouter"
 
@@ -34,7 +36,12 @@ class LlmDeployment:
         configure_logging(settings.log_level)
         torch.set_num_threads(settings.llm_threads)
         self._settings = settings
-        self._metrics = EngineMetrics(CollectorRegistry())
+        self._version: str | None = None
+        registry = CollectorRegistry()
+        self._metrics = EngineMetrics(registry)
+        ProcessMetrics(registry, "llm")
+        config = engine_config(settings)
+        self._metrics.cache_config.labels(str(config.block_tokens), str(config.num_blocks)).set(1)
         self._watch = BundleWatch(BundleStore(settings.bundle_root), settings.bundle_poll_s, self._load, self._start)
 
     def __del__(self) -> None:
@@ -66,10 +73,17 @@ class LlmDeployment:
         return load_bundle(bundle, engine_config(settings), dtype, settings.llm_device)
 
     def _start(self, bundle: LoadedBundle) -> EngineThread:
-        return EngineThread(bundle.engine, self._settings.llm_threads, self._report)
+        if self._version is not None:
+            self._metrics.replicas.labels(self._version).set(0)
+        self._version = bundle.version
+        self._metrics.replicas.labels(bundle.version).set(1)
+        return EngineThread(bundle.engine, self._settings.llm_threads, partial(self._report, bundle.engine))
 
-    def _report(self, load: EngineLoad, ended: list[Ended]) -> None:
-        metrics = self._metrics
+    def _report(self, engine: Engine, load: EngineLoad, ended: list[Ended]) -> None:
+        metrics, step = self._metrics, engine.last_step
+        if step.num_requests:
+            metrics.step_tokens.observe(step.num_tokens)
+            metrics.batch_size.observe(step.num_requests)
         metrics.running.set(load.num_running)
         metrics.waiting.set(load.num_waiting)
         metrics.kv_cache_usage.set(load.kv_cache_usage)

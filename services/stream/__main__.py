@@ -8,7 +8,7 @@ from prometheus_client import REGISTRY
 
 from services.settings import load_settings
 from services.stream.run import run_worker
-from services.telemetry import StreamMetrics, configure_logging
+from services.telemetry import ProcessMetrics, StreamMetrics, configure_logging
 
 
 def main() -> None:
@@ -22,6 +22,7 @@ def main() -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
+    ProcessMetrics(REGISTRY, "worker")
     run_worker(settings, stop, StreamMetrics(REGISTRY))
 
 

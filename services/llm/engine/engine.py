@@ -15,6 +15,7 @@ from services.contracts.rank import EngineLoad
 from services.errors import InvalidRequest
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.outcome import Outcome, Status
+from services.llm.engine.plan import StepSize
 from services.llm.engine.runner import Runner, StepResult
 from services.llm.engine.scheduler import Scheduler
 from services.llm.engine.sequence import Sequence
@@ -36,6 +37,7 @@ class Engine:
         self._runner = Runner(decoder, config, self._trie)
         self._orders = count()
         self._ended: list[Outcome] = []
+        self.last_step = StepSize(num_tokens=0, num_requests=0)
 
     @property
     def has_work(self) -> bool:
@@ -124,6 +126,7 @@ class Engine:
         plan = self._scheduler.schedule(now_s)
         for sequence in plan.late:
             self._end(sequence, Status.LATE)
+        self.last_step = StepSize(plan.num_tokens, plan.num_requests)
         if not plan.is_empty:
             result = self._runner.run(plan)
             self._scheduler.advance(plan)

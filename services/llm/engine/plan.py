@@ -41,3 +41,16 @@ class StepPlan:
     def num_tokens(self) -> int:
         """Tokens to compute, beam rows apart."""
         return sum(chunk.num_tokens for chunk in self.chunks)
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that the step works on."""
+        return len(self.chunks) + len(self.beam_steps)
+
+
+@dataclass(frozen=True, slots=True)
+class StepSize:
+    """How much one step did: tokens computed, beam rows apart, and the requests that it worked on."""
+
+    num_tokens: int
+    num_requests: int

@@ -33,7 +33,8 @@ def follower(root: Path, loads: Loads) -> tuple[LiveBundle, CollectorRegistry]:
     """A live bundle over a folder."""
     registry = CollectorRegistry()
     info = Gauge("info", "", ["version"], registry=registry)
-    return LiveBundle(BundleStore(root), loads, 0.01, info), registry
+    quality = Gauge("quality", "", ["version", "model", "metric"], registry=registry)
+    return LiveBundle(BundleStore(root), loads, 0.01, info, quality), registry
 
 
 async def test_before_the_first_promotion_there_is_none(tmp_path: Path) -> None:

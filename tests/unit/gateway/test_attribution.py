@@ -1,0 +1,142 @@
+"""What is told of quality while serving: agreement, lists, clicks by who made the answer. `pytest tests/unit/gateway/test_attribution.py`."""
+
+import time
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from services.contracts.access import ANYONE
+from services.contracts.features import PrecomputedList
+from services.contracts.recommend import Reason, Recommendation, RecommendRequest, Tier
+from services.gateway import rest_answers, rpc_answers
+from services.gateway.attribution import Attribution, Maker
+from services.gateway.error_table import ErrorKind
+from services.gateway.report import Report
+from services.telemetry import GatewayMetrics
+from tests.unit.gateway.world import World
+
+
+def answer(request_id: str, tier: Tier = Tier.LLM, version: str = "v1") -> Recommendation:
+    """An answer of this request."""
+    return Recommendation(
+        request_id=request_id,
+        items=(),
+        tier=tier,
+        reason=Reason.LLM_IN_TIME,
+        bundle_version=version,
+        newest_event_time_ms=None,
+        feature_age_ms=None,
+        deadline_ms=200,
+        stages_ms={},
+    )
+
+
+async def recommend(world: World, request_id: str) -> Recommendation:
+    """Ask for a user with a long history."""
+    request = RecommendRequest(request_id=request_id, user_id="long", k=5)
+    return await world.plane.recommend(request, time.monotonic(), "rest", ANYONE)
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    """An empty registry."""
+    return CollectorRegistry()
+
+
+@pytest.fixture
+def report(registry: CollectorRegistry) -> Report:
+    """A report over it."""
+    return Report(GatewayMetrics(registry))
+
+
+def test_the_oldest_answers_are_forgotten() -> None:
+    """At most so many are kept, and a repeated request id counts as new."""
+    kept = Attribution(max_kept=2)
+    for request_id in ("a", "b", "a", "c"):
+        kept.answered(answer(request_id))
+
+    assert [kept.maker_of(request_id) for request_id in ("a", "b", "c")] == [
+        Maker("llm", "v1"),
+        None,
+        Maker("llm", "v1"),
+    ]
+
+
+def test_a_repeated_request_id_stands_for_its_newest_answer() -> None:
+    """The click was on what was shown last."""
+    kept = Attribution(max_kept=2)
+
+    kept.answered(answer("a", Tier.LLM))
+    kept.answered(answer("a", Tier.STUDENT, "v2"))
+
+    assert kept.maker_of("a") == Maker("student", "v2")
+
+
+async def test_a_click_counts_for_the_tier_and_bundle_of_its_answer(world: World) -> None:
+    """An event that names the request of an answer is attributed; one that names another, or none, is not."""
+    shown = await recommend(world, "shown")
+
+    await world.plane.record(
+        [
+            {"user_id": "long", "item_id": "i05", **named}
+            for named in ({"request_id": "shown"}, {"request_id": "x"}, {})
+        ],
+        "rest",
+        "r",
+    )
+
+    labels = {"tier": shown.tier.value, "bundle_version": shown.bundle_version}
+    assert world.metric("tailrace_answers_total", **labels) == 1
+    assert world.metric("tailrace_attributed_events_total", **labels) == 1
+
+
+@pytest.mark.parametrize(
+    ("llm", "student", "share"),
+    [([1, 2, 3, 4], [4, 3, 2, 1], 1.0), ([1, 2], [3, 4, 1], 0.0), ([1, 2, 3], [1, 5, 3], 2 / 3)],
+)
+def test_agreement_is_the_overlap_of_the_first_k(
+    report: Report, registry: CollectorRegistry, llm: list[int], student: list[int], share: float
+) -> None:
+    """Order within the first k does not matter, what lies beyond them neither."""
+    report.both_ranked(llm, student, k=len(llm))
+
+    assert registry.get_sample_value("tailrace_student_agreement_ratio_sum") == pytest.approx(share)
+
+
+def test_two_empty_rankings_say_nothing(report: Report, registry: CollectorRegistry) -> None:
+    """There is nothing to agree on."""
+    report.both_ranked([], [], k=10)
+
+    assert registry.get_sample_value("tailrace_student_agreement_ratio_count") == 0
+
+
+async def test_both_rankings_of_one_request_are_compared(world: World) -> None:
+    """Whenever the LLM answered in time, the student ranked beside it."""
+    shown = await recommend(world, "shown")
+
+    assert shown.tier is Tier.LLM
+    assert world.metric("tailrace_student_agreement_ratio_count") == 1
+
+
+@pytest.mark.parametrize(("version", "label"), [("v1", "live"), ("v0", "other")])
+def test_the_age_of_a_list_is_told_whether_shown_or_not(
+    report: Report, registry: CollectorRegistry, version: str, label: str
+) -> None:
+    """A list of another bundle is found too, and counted apart."""
+    stored = PrecomputedList(item_ids=("a",), scores=(1.0,), bundle_version=version, watermark_ms=0, made_at_s=1_000)
+
+    report.list_found(stored, live_version="v1", now_s=1_100.0)
+
+    assert registry.get_sample_value("tailrace_precomputed_age_seconds_sum") == 100
+    assert registry.get_sample_value("tailrace_precomputed_lists_total", {"bundle": label}) == 1
+
+
+def test_series_of_alerts_begin_at_zero(report: Report, registry: CollectorRegistry) -> None:
+    """To Prometheus a counter that begins at 1 has not increased, so each door's errors are there from the start."""
+    for door in (rest_answers.DOOR, rpc_answers.DOOR):
+        for kind in ErrorKind:
+            labels = {"door": door, "tier": "none", "reason": "none", "code": kind.value}
+            assert registry.get_sample_value("tailrace_requests_total", labels) == 0
+        assert registry.get_sample_value("tailrace_deadline_missed_total", {"door": door}) == 0
+        for tier in Tier:
+            assert registry.get_sample_value("tailrace_request_seconds_count", {"door": door, "tier": tier.value}) == 0
