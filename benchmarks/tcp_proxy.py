@@ -1,0 +1,134 @@
+"""A TCP proxy that misbehaves on command: it stands between the stack and a dependency, and does to the wire what faults do.
+
+    PASS    bytes go through
+    STOP    nobody listens: new connections are refused, those that exist are reset
+    HANG    connections are accepted and kept, and no byte moves; what was sent flows on afterwards
+    SLOW    every piece waits before it goes on, in both directions
+    RESET   connections are accepted and reset at once
+
+One listener on loopback, inside the caller's event loop, which also commands it. Knows no protocol.
+"""
+
+import asyncio
+import contextlib
+import socket
+import struct
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Self
+
+_PIECE_BYTES = 65_536
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+"""SO_LINGER with no time: close sends RST."""
+
+
+class Wire(StrEnum):
+    """What the proxy does now."""
+
+    PASS = "pass"  # noqa: S105 - no secret
+    STOP = "stop"
+    HANG = "hang"
+    SLOW = "slow"
+    RESET = "reset"
+
+
+@dataclass(frozen=True, slots=True)
+class Slowness:
+    """How slow SLOW is: seconds before each piece of at most 64 KiB, and bytes a second."""
+
+    delay_s: float = 0.05
+    bytes_per_s: float = 1e9
+
+
+class TcpProxy:
+    """One port in front of one server, both on `host`."""
+
+    def __init__(self, host: str, port: int, server_port: int, slowness: Slowness = Slowness()) -> None:
+        self._host = host
+        self.port = port
+        self._server_port = server_port
+        self._slowness = slowness
+        self._wire = Wire.PASS
+        self._moves = asyncio.Event()
+        self._moves.set()
+        self._listener: asyncio.Server | None = None
+        self._connections: dict[asyncio.Task[None], list[asyncio.StreamWriter]] = {}
+
+    @property
+    def wire(self) -> Wire:
+        """What it does now."""
+        return self._wire
+
+    async def __aenter__(self) -> Self:
+        await self._listen()
+        return self
+
+    async def __aexit__(self, *_exit: object) -> None:
+        await self.become(Wire.STOP)
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def become(self, wire: Wire) -> None:
+        """Do this from now on, also to the connections that exist."""
+        self._wire = wire
+        (self._moves.clear if wire is Wire.HANG else self._moves.set)()
+        if wire in {Wire.STOP, Wire.RESET}:
+            for task, writers in self._connections.items():
+                _reset(writers)
+                task.cancel()
+        if wire is Wire.STOP and self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        elif wire is not Wire.STOP and self._listener is None:
+            await self._listen()
+
+    async def _listen(self) -> None:
+        self._listener = await asyncio.start_server(self._serve, self._host, self.port, backlog=512)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections[task] = [writer]
+        try:
+            with contextlib.suppress(OSError, asyncio.CancelledError):
+                await self._connect(reader, writer, self._connections[task])
+        finally:
+            for one in self._connections.pop(task):
+                one.close()
+
+    async def _connect(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, writers: list[asyncio.StreamWriter]
+    ) -> None:
+        if self._wire is Wire.RESET:
+            _reset(writers)
+            return
+        await self._moves.wait()
+        server_reader, server_writer = await asyncio.open_connection(self._host, self._server_port)
+        writers.append(server_writer)
+        there = asyncio.create_task(self._pump(reader, server_writer))
+        back = asyncio.create_task(self._pump(server_reader, writer))
+        try:
+            await asyncio.wait({there, back}, return_when=asyncio.FIRST_EXCEPTION)
+        finally:
+            for pump in (there, back):
+                pump.cancel()
+            await asyncio.gather(there, back, return_exceptions=True)
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Move bytes one way until that end closes, then close the other's half."""
+        while piece := await reader.read(_PIECE_BYTES):
+            if self._wire is Wire.SLOW:
+                await asyncio.sleep(self._slowness.delay_s + len(piece) / self._slowness.bytes_per_s)
+            await self._moves.wait()
+            writer.write(piece)
+            await writer.drain()
+        if writer.can_write_eof():
+            writer.write_eof()
+
+
+def _reset(writers: list[asyncio.StreamWriter]) -> None:
+    for writer in writers:
+        raw = writer.get_extra_info("socket")
+        if raw is not None and not writer.transport.is_closing():
+            with contextlib.suppress(OSError):
+                raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+            writer.transport.abort()

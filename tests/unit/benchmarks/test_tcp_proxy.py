@@ -1,0 +1,151 @@
+"""The proxy's faults, on real sockets: what a client sees, what flows on afterwards, and that passing changes nothing."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from benchmarks.tcp_proxy import Slowness, TcpProxy, Wire
+from tests.servers import HOST, free_port
+
+
+@pytest.fixture
+async def echo_port() -> AsyncIterator[int]:
+    """A server that sends back what it gets."""
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while piece := await reader.read(65_536):
+            writer.write(piece)
+        writer.close()
+
+    server = await asyncio.start_server(echo, HOST, 0)
+    yield server.sockets[0].getsockname()[1]
+    server.close()
+
+
+@pytest.fixture
+async def proxy(echo_port: int) -> AsyncIterator[TcpProxy]:
+    """A proxy in front of it."""
+    async with TcpProxy(HOST, free_port(), echo_port, Slowness(delay_s=0.05)) as made:
+        yield made
+
+
+class Client:
+    """One connection through the proxy."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def to(cls, proxy: TcpProxy) -> "Client":
+        """Connect."""
+        return cls(*await asyncio.open_connection(HOST, proxy.port))
+
+    async def ask(self, question: bytes, timeout_s: float = 5.0) -> bytes:
+        """Send, and read as many bytes back."""
+        self._writer.write(question)
+        return await asyncio.wait_for(self._reader.readexactly(len(question)), timeout_s)
+
+    def close(self) -> None:
+        """Close."""
+        self._writer.close()
+
+
+async def test_passing_changes_nothing(proxy: TcpProxy) -> None:
+    """A megabyte there and back, on several connections at once."""
+    question = bytes(range(256)) * 4_096
+    clients = [await Client.to(proxy) for _ in range(3)]
+
+    answers = await asyncio.gather(*(client.ask(question) for client in clients))
+
+    assert answers == [question] * 3
+    for client in clients:
+        client.close()
+
+
+async def test_a_close_travels_through(proxy: TcpProxy, echo_port: int) -> None:
+    """When the client has said all, the server's last words still come, then the end."""
+    reader, writer = await asyncio.open_connection(HOST, proxy.port)
+    writer.write(b"last words")
+    writer.write_eof()
+
+    assert await asyncio.wait_for(reader.read(), 5) == b"last words"
+    writer.close()
+
+
+async def test_stop_refuses_and_resets(proxy: TcpProxy) -> None:
+    """As when the server's process is gone; afterwards the same port serves again."""
+    client = await Client.to(proxy)
+    await client.ask(b"before")
+
+    await proxy.become(Wire.STOP)
+    with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+        await client.ask(b"during")
+    with pytest.raises(ConnectionRefusedError):
+        await Client.to(proxy)
+    await proxy.become(Wire.PASS)
+    again = await Client.to(proxy)
+
+    assert await again.ask(b"after") == b"after"
+    again.close()
+
+
+async def test_hang_keeps_what_was_sent(proxy: TcpProxy) -> None:
+    """Old and new connections stand, no byte comes, and nothing is lost."""
+    old = await Client.to(proxy)
+    await old.ask(b"before")
+
+    await proxy.become(Wire.HANG)
+    new = await Client.to(proxy)
+    waiting = [asyncio.create_task(client.ask(b"during")) for client in (old, new)]
+    done, _ = await asyncio.wait(waiting, timeout=0.2)
+    await proxy.become(Wire.PASS)
+
+    assert not done
+    assert await asyncio.gather(*waiting) == [b"during"] * 2
+    old.close()
+    new.close()
+
+
+async def test_slow_delays_both_ways(proxy: TcpProxy) -> None:
+    """There and back make two delays."""
+    client = await Client.to(proxy)
+    await proxy.become(Wire.SLOW)
+    began = time.perf_counter()
+
+    await client.ask(b"slowly")
+
+    assert time.perf_counter() - began >= 0.099
+    client.close()
+
+
+async def test_reset_breaks_every_connection(proxy: TcpProxy) -> None:
+    """Also those that come later."""
+    old = await Client.to(proxy)
+    await old.ask(b"before")
+
+    await proxy.become(Wire.RESET)
+    with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+        await old.ask(b"during")
+    with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+        await (await Client.to(proxy)).ask(b"during")
+    await proxy.become(Wire.PASS)
+    again = await Client.to(proxy)
+
+    assert await again.ask(b"after") == b"after"
+    again.close()
+
+
+@pytest.mark.parametrize("order", [[Wire.HANG, Wire.STOP, Wire.SLOW], [Wire.RESET, Wire.HANG], [Wire.STOP, Wire.STOP]])
+async def test_faults_follow_one_another(proxy: TcpProxy, order: list[Wire]) -> None:
+    """Any of them may come after any other."""
+    for wire in order:
+        await proxy.become(wire)
+
+    await proxy.become(Wire.PASS)
+    client = await Client.to(proxy)
+
+    assert await client.ask(b"well") == b"well"
+    client.close()
