@@ -19,6 +19,7 @@ from services.llm.engine.plan import StepSize
 from services.llm.engine.runner import Runner, StepResult
 from services.llm.engine.scheduler import Scheduler
 from services.llm.engine.sequence import Sequence
+from services.llm.engine.text import GREEDY, Sampling
 from services.llm.engine.trie import ItemCodes, Trie
 from services.llm.engine.work import RankWork, TextWork
 
@@ -89,8 +90,7 @@ class Engine:
         prompt_token_ids: Tokens[int],
         *,
         max_new_tokens: int,
-        temperature: float = 0.0,
-        seed: int = 0,
+        sampling: Sampling = GREEDY,
         stop_token_ids: Iterable[int] = (),
         priority: int = 0,
         now_s: float = 0.0,
@@ -102,15 +102,15 @@ class Engine:
         """
         if max_new_tokens < 1:
             raise InvalidRequest("max_new_tokens", f"{max_new_tokens} is out of range", "send at least 1")
-        if not 0 <= temperature < np.inf:
-            raise InvalidRequest("temperature", f"{temperature} is out of range", "send 0 or a positive number")
-        if seed < 0:
-            raise InvalidRequest("seed", f"{seed} is out of range", "send 0 or a positive integer")
+        if any(not 0 <= token < self._limits.vocab_size for token in sampling.logit_bias):
+            raise InvalidRequest(
+                "logit_bias", "a token outside the vocabulary", f"send 0 to {self._limits.vocab_size - 1}"
+            )
         sequence = self._sequence(
             request_id, prompt_token_ids, priority, now_s, deadline_s, num_more_tokens=max_new_tokens
         )
         sequence.max_new_tokens = max_new_tokens
-        sequence.work = TextWork(temperature=temperature, seed=seed, stop_token_ids=frozenset(stop_token_ids))
+        sequence.work = TextWork(sampling=sampling, stop_token_ids=frozenset(stop_token_ids))
         self._scheduler.add(sequence)
 
     def cancel(self, request_id: str) -> bool:
@@ -174,9 +174,9 @@ class Engine:
     def _collect(self, result: StepResult) -> None:
         for sequence, items, scores in result.rankings:
             self._end(sequence, Status.DONE, items, scores)
-        for sequence, token in result.tokens:
-            sequence.tokens.append(token)
-            if isinstance(sequence.work, TextWork) and token in sequence.work.stop_token_ids:
+        for sequence, chosen in result.tokens:
+            sequence.take(chosen)
+            if isinstance(sequence.work, TextWork) and chosen.token_id in sequence.work.stop_token_ids:
                 self._end(sequence, Status.DONE)
             elif sequence.num_new_tokens == sequence.max_new_tokens:
                 self._end(sequence, Status.LENGTH)
@@ -195,10 +195,12 @@ class Engine:
                 status=status,
                 item_indices=items,
                 scores=scores,
-                token_ids=tuple(sequence.tokens[sequence.num_prompt_tokens :]),
+                chosen=tuple(sequence.chosen),
                 num_prompt_tokens=sequence.num_prompt_tokens,
                 num_cached_tokens=sequence.num_cached,
                 arrival_s=sequence.arrival_s,
                 started_s=sequence.started_s,
+                decoding_s=sequence.decoding_s,
+                num_steps=sequence.num_steps,
             )
         )

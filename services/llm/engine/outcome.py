@@ -5,6 +5,8 @@ from enum import StrEnum
 
 import numpy as np
 
+from services.llm.engine.text import Chosen
+
 
 class Status(StrEnum):
     """Why a request ended. The values are the finish reasons in the metrics."""
@@ -19,16 +21,24 @@ class Status(StrEnum):
 class Outcome:
     """The end of one request. `item_indices` (n,) int64 and `scores` (n,) float32, best first, are empty unless it was a finished ranking.
 
-    Scores are natural log-probabilities. Times are on the clock that `add_*` and `step` were given; `started_s` is None
-    for what never ran.
+    Scores are natural log-probabilities. `chosen` are the generated tokens of a text. Times are on the clock that `add_*` and `step` were given; `started_s` is None
+    for what never ran,
+    `decoding_s` (when the prompt was done) for what ended with its prompt.
     """
 
     request_id: str
     status: Status
     item_indices: np.ndarray
     scores: np.ndarray
-    token_ids: tuple[int, ...]
+    chosen: tuple[Chosen, ...]
     num_prompt_tokens: int
     num_cached_tokens: int
     arrival_s: float
     started_s: float | None
+    decoding_s: float | None = None
+    num_steps: int = 0
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The generated tokens, a stop token included."""
+        return tuple(chosen.token_id for chosen in self.chosen)

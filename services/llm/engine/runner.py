@@ -18,10 +18,12 @@ from services.llm.engine.config import EngineConfig
 from services.llm.engine.kv_cache import KvCache
 from services.llm.engine.plan import Chunk, StepPlan
 from services.llm.engine.ranking import Ranker, Ranking
-from services.llm.engine.sampling import sample
+from services.llm.engine.sampling import Draw, sample
 from services.llm.engine.sequence import Sequence
+from services.llm.engine.text import Chosen
 from services.llm.engine.tiles import TileGroup, cut_tiles, group_tiles
 from services.llm.engine.trie import Trie
+from services.llm.engine.work import TextWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,7 @@ class StepResult:
     """What a step brought: complete rankings, and one new token for each text request whose chunk was its last."""
 
     rankings: list[tuple[Sequence, np.ndarray, np.ndarray]]
-    tokens: list[tuple[Sequence, int]]
+    tokens: list[tuple[Sequence, Chosen]]
 
 
 class Runner:
@@ -72,7 +74,7 @@ class Runner:
 
     def _choose(
         self, plan: StepPlan, beams: BeamBatch | None, hidden_TD: Tensor
-    ) -> tuple[list[Ranking], list[tuple[Sequence, int]]]:
+    ) -> tuple[list[Ranking], list[tuple[Sequence, Chosen]]]:
         ends = np.cumsum([chunk.num_tokens for chunk in plan.chunks]) - 1
         ending = [(chunk.sequence, end) for chunk, end in zip(plan.chunks, ends, strict=True) if chunk.is_last]
         ranked = [pair for pair in ending if pair[0].num_levels]
@@ -88,9 +90,9 @@ class Runner:
         rows = self._on_device(np.array([row for _, row in ending], dtype=np.int64))
         return [sequence for sequence, _ in ending], hidden_TD[rows]
 
-    def _sample(self, sequences: list[Sequence], hidden_RD: Tensor) -> list[tuple[Sequence, int]]:
+    def _sample(self, sequences: list[Sequence], hidden_RD: Tensor) -> list[tuple[Sequence, Chosen]]:
         logits_RV = functional.linear(hidden_RD, self._decoder.head_weight_VD).float()
-        return list(zip(sequences, sample(logits_RV, sequences).tolist(), strict=True))
+        return list(zip(sequences, sample(logits_RV, [_draw_of(sequence) for sequence in sequences]), strict=True))
 
     def _on_device(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self._device)
@@ -127,6 +129,11 @@ class _Attend:
 def _slots(chunk: Chunk, block_tokens: int) -> np.ndarray:
     positions = np.arange(chunk.start, chunk.end)
     return np.array(chunk.sequence.block_ids)[positions // block_tokens] * block_tokens + positions % block_tokens
+
+
+def _draw_of(sequence: Sequence) -> Draw:
+    assert isinstance(sequence.work, TextWork), "only text is sampled"
+    return Draw(sequence.work.sampling, sequence.tokens, sequence.num_prompt_tokens)
 
 
 def _rankings_to_host(rankings: list[Ranking]) -> list[tuple[Sequence, np.ndarray, np.ndarray]]:

@@ -1,27 +1,90 @@
-"""The next token of text requests. A draw depends on the logits, the request's seed and the position, never on the batch.
+"""The next tokens of a batch of text requests.
 
-Shape suffixes: R requests, V vocabulary.
+In this order: penalties and bias on the logits, temperature, min-p and top-k, top-p on what is left, then the draw by inverse
+transform. A draw depends on the logits, the request's seed and the position, never on the batch. The logprobs that
+are told are the model's own, before any of that. Min-p is of Nguyen et al. 2024, the repetition penalty of
+Keskar et al. 2019.
+
+Shape suffixes: R requests, V vocabulary, N most probable tokens.
 """
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from services.llm.engine.sequence import Sequence
-from services.llm.engine.work import TextWork
+from services.llm.engine.text import Chosen, Sampling
 
 
-def sample(logits_RV: Tensor, sequences: list[Sequence]) -> Tensor:
-    """Choose one token each (R,): the most probable, the smaller id on ties, where temperature is 0; else by inverse transform."""
-    greedy_R = logits_RV.argmax(-1)
-    works = [work for sequence in sequences if isinstance(work := sequence.work, TextWork)]
-    temperature = np.array([work.temperature for work in works], dtype=np.float32)
-    if not temperature.any():
-        return greedy_R
-    draws = [_uniform(work.seed, len(sequence.tokens)) for work, sequence in zip(works, sequences, strict=True)]
-    temperature_R = torch.from_numpy(temperature).to(logits_RV.device)
-    drawn_R = _invert(logits_RV / temperature_R.clamp_min(1e-6).unsqueeze(-1), torch.tensor(draws))
-    return torch.where(temperature_R > 0, drawn_R, greedy_R)
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """What is drawn for: the settings, all tokens so far, and how many of them were the prompt."""
+
+    sampling: Sampling
+    tokens: Sequence[int]
+    num_prompt_tokens: int
+
+
+def sample(logits_RV: Tensor, draws: Sequence[Draw]) -> list[Chosen]:
+    """Choose one token for each row. Copies to the host once, at its end."""
+    changed_RV = _with_changes(logits_RV, draws)
+    token_R = changed_RV.argmax(-1)
+    temperature = np.array([draw.sampling.temperature for draw in draws], dtype=np.float32)
+    if temperature.any():
+        temperature_R = torch.from_numpy(temperature).to(logits_RV.device)
+        scaled_RV = changed_RV / temperature_R.clamp_min(1e-6).unsqueeze(-1)
+        drawn_R = _invert(_cut_tails(scaled_RV, draws), torch.tensor([_uniform(draw) for draw in draws]))
+        token_R = torch.where(temperature_R > 0, drawn_R, token_R)
+    return _told(logits_RV, token_R, draws)
+
+
+def _with_changes(logits_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
+    if not any(draw.sampling.changes_logits for draw in draws):
+        return logits_RV
+    logits_RV = logits_RV.clone()
+    for row_V, draw in zip(logits_RV, draws, strict=True):
+        if draw.sampling.changes_logits:
+            _change(row_V, draw)
+    return logits_RV
+
+
+def _change(row_V: Tensor, draw: Draw) -> None:
+    """Penalise and bias one row in place."""
+    asked, device = draw.sampling, row_V.device
+    if asked.repetition_penalty != 1:
+        seen_S = torch.tensor(sorted(set(draw.tokens)), device=device)
+        logit_S = row_V[seen_S]
+        row_V[seen_S] = torch.where(logit_S > 0, logit_S / asked.repetition_penalty, logit_S * asked.repetition_penalty)
+    if asked.presence_penalty or asked.frequency_penalty:
+        generated = torch.tensor(draw.tokens[draw.num_prompt_tokens :], dtype=torch.int64, device=device)
+        count_V = torch.bincount(generated, minlength=len(row_V)).to(row_V.dtype)
+        row_V -= asked.frequency_penalty * count_V + asked.presence_penalty * (count_V > 0)
+    for token_id, bias in asked.logit_bias.items():
+        row_V[token_id] += bias
+
+
+def _cut_tails(scaled_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
+    rows = [row for row, draw in enumerate(draws) if draw.sampling.cuts_tail]
+    if not rows:
+        return scaled_RV
+    asked = [draws[row].sampling for row in rows]
+    cut_RV = scaled_RV[rows]
+    num_tokens = cut_RV.shape[-1]
+
+    def column(values: list[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float64, device=cut_RV.device).unsqueeze(-1)
+
+    sorted_RV, order_RV = cut_RV.sort(dim=-1, descending=True, stable=True)
+    mass_RV = sorted_RV.double().softmax(-1)
+    is_kept_RV = mass_RV >= column([one.min_p for one in asked]) * mass_RV[:, :1]
+    is_kept_RV &= torch.arange(num_tokens, device=cut_RV.device) < column([one.top_k or num_tokens for one in asked])
+    mass_RV *= is_kept_RV
+    before_RV = mass_RV.cumsum(-1) - mass_RV
+    is_kept_RV &= before_RV < column([one.top_p for one in asked]) * mass_RV.sum(-1, keepdim=True)
+    kept_RV = torch.full_like(cut_RV, -torch.inf).scatter(-1, order_RV, sorted_RV.masked_fill(~is_kept_RV, -torch.inf))
+    return scaled_RV.index_copy(0, torch.tensor(rows, device=scaled_RV.device), kept_RV)
 
 
 def _invert(logits_RV: Tensor, uniform_R: Tensor) -> Tensor:
@@ -30,5 +93,22 @@ def _invert(logits_RV: Tensor, uniform_R: Tensor) -> Tensor:
     return torch.searchsorted(mass_RV, target_R1, right=True).squeeze(-1).clamp_max_(logits_RV.shape[-1] - 1)
 
 
-def _uniform(seed: int, position: int) -> float:
-    return float(np.random.Generator(np.random.Philox(key=seed, counter=position)).random())
+def _uniform(draw: Draw) -> float:
+    return float(np.random.Generator(np.random.Philox(key=draw.sampling.seed, counter=len(draw.tokens))).random())
+
+
+def _told(logits_RV: Tensor, token_R: Tensor, draws: Sequence[Draw]) -> list[Chosen]:
+    wanted = [draw.sampling.num_logprobs for draw in draws]
+    if all(count is None for count in wanted):
+        return [Chosen(token_id) for token_id in token_R.tolist()]
+    logprob_RV = logits_RV.log_softmax(-1)
+    most = max(count or 0 for count in wanted)
+    top_RN, id_RN = logprob_RV.topk(most, dim=-1)
+    own_R = logprob_RV.gather(-1, token_R.unsqueeze(-1)).squeeze(-1)
+    columns = zip(token_R.tolist(), own_R.tolist(), id_RN.tolist(), top_RN.tolist(), wanted, strict=True)
+    return [
+        Chosen(token_id)
+        if count is None
+        else Chosen(token_id, own, tuple(zip(ids[:count], logprobs[:count], strict=True)))
+        for token_id, own, ids, logprobs, count in columns
+    ]

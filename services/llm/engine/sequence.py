@@ -9,6 +9,8 @@ It knows no tensors: `beams` is the runner's and is only dropped here.
 
 from dataclasses import dataclass, field
 
+from services.llm.engine.text import Chosen
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Sequence:
@@ -36,7 +38,12 @@ class Sequence:
     num_levels_done: int = 0
     block_ids: list[int] = field(default_factory=list)
     block_names: list[bytes] = field(default_factory=list)
+    chosen: list[Chosen] = field(default_factory=list)
+    """The generated tokens, which are the end of `tokens`, with their logprobs where these were asked for."""
     started_s: float | None = None
+    decoding_s: float | None = None
+    """When its prompt was found done and there was more to do."""
+    num_steps: int = 0
     num_preemptions: int = 0
     beams: object = None
 
@@ -51,7 +58,7 @@ class Sequence:
     @property
     def num_new_tokens(self) -> int:
         """Tokens generated so far."""
-        return len(self.tokens) - self.num_prompt_tokens
+        return len(self.chosen)
 
     @property
     def is_decoding(self) -> bool:
@@ -68,6 +75,11 @@ class Sequence:
     def urgency(self, now_s: float, ageing_s: float) -> tuple[float, int]:
         """Sort key: the smallest goes first. Waiting lowers it, so that a low class is not starved."""
         return (self.priority - (now_s - self.arrival_s) / ageing_s, self.order)
+
+    def take(self, chosen: Chosen) -> None:
+        """Go on by one generated token."""
+        self.tokens.append(chosen.token_id)
+        self.chosen.append(chosen)
 
     def restart(self) -> None:
         """Forget all computed state after the blocks are gone; generated tokens are kept and computed again."""

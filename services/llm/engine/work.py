@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from services.llm.engine.text import Sampling
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RankWork:
@@ -18,8 +20,7 @@ class RankWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextWork:
-    """How to choose the next token. Temperature 0 is greedy; otherwise a draw depends on seed and position only."""
+    """How to choose the next token, and which tokens are the last one."""
 
-    temperature: float
-    seed: int
+    sampling: Sampling
     stop_token_ids: frozenset[int]

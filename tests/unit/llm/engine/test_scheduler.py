@@ -11,6 +11,7 @@ from services.llm.engine.config import EngineConfig
 from services.llm.engine.plan import StepPlan
 from services.llm.engine.scheduler import Scheduler
 from services.llm.engine.sequence import Sequence
+from services.llm.engine.text import Chosen
 
 CONFIG = EngineConfig(
     block_tokens=4,
@@ -43,7 +44,7 @@ def run_step(scheduler: Scheduler, now_s: float = 0.0) -> tuple[StepPlan, list[S
     done = []
     for sequence in [chunk.sequence for chunk in plan.chunks if chunk.is_last] + plan.beam_steps:
         if not sequence.num_levels:
-            sequence.tokens.append(7)
+            sequence.take(Chosen(7))
         if sequence.num_levels_done == sequence.num_levels and sequence.num_new_tokens == sequence.max_new_tokens:
             scheduler.finish(sequence)
             done.append(sequence)
@@ -91,7 +92,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         if length + sequence.max_new_tokens > 48:
             with pytest.raises(InvalidRequest):
                 self.scheduler.add(sequence)
-        elif self.scheduler.num_waiting >= places_for(priority, CONFIG.max_waiting):  # beyond it only by those that were put back
+        elif self.scheduler.num_waiting >= places_for(
+            priority, CONFIG.max_waiting
+        ):  # beyond it only by those that were put back
             with pytest.raises(Overloaded):
                 self.scheduler.add(sequence)
         else:

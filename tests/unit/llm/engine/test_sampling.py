@@ -1,0 +1,131 @@
+"""The choice of the next token, against a slow obvious one that sorts and draws in plain Python."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.errors import InvalidRequest
+from services.llm.engine.sampling import Draw, sample
+from services.llm.engine.text import Sampling
+
+VOCAB = 23
+
+settings = st.builds(
+    Sampling,
+    temperature=st.sampled_from([0.0, 0.3, 1.0, 2.5]),
+    top_k=st.integers(0, VOCAB + 2),
+    top_p=st.sampled_from([0.05, 0.5, 0.95, 1.0]),
+    min_p=st.sampled_from([0.0, 0.05, 0.4, 1.0]),
+    repetition_penalty=st.sampled_from([0.7, 1.0, 1.6]),
+    presence_penalty=st.sampled_from([-1.5, 0.0, 2.0]),
+    frequency_penalty=st.sampled_from([-0.5, 0.0, 1.0]),
+    logit_bias=st.dictionaries(st.integers(0, VOCAB - 1), st.sampled_from([-100.0, 3.0]), max_size=2),
+    seed=st.integers(0, 2**64 - 1),
+    num_logprobs=st.sampled_from([None, 0, 3]),
+)
+draws = st.builds(
+    Draw, settings, st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=12), num_prompt_tokens=st.integers(0, 4)
+)
+
+
+def changed(logits: list[float], draw: Draw) -> list[float]:
+    """Penalise and bias, one token after another."""
+    asked, generated, out = draw.sampling, draw.tokens[draw.num_prompt_tokens :], list(logits)
+    for token in range(VOCAB):
+        if token in draw.tokens:
+            out[token] = (
+                out[token] / asked.repetition_penalty if out[token] > 0 else out[token] * asked.repetition_penalty
+            )
+        out[token] -= asked.frequency_penalty * generated.count(token)
+        out[token] -= asked.presence_penalty * (token in generated)
+        out[token] += asked.logit_bias.get(token, 0.0)
+    return out
+
+
+def survivors(logits: list[float], asked: Sampling) -> dict[int, float]:
+    """Give the tokens that min-p, top-k and top-p leave, with their shares."""
+    peak = max(logits)
+    weight = [math.exp((logit - peak) / asked.temperature) for logit in logits]
+    best_first = sorted(range(VOCAB), key=lambda token: (-weight[token], token))
+    kept = [token for token in best_first if weight[token] >= asked.min_p][: asked.top_k or VOCAB]
+    total, before, out = sum(weight[token] for token in kept), 0.0, {}
+    for token in kept:
+        if before >= asked.top_p * total:
+            break
+        out[token] = weight[token]
+        before += weight[token]
+    return {token: share / sum(out.values()) for token, share in out.items()}
+
+
+@given(st.lists(draws, min_size=1, max_size=5), st.integers(0, 2**32 - 1))
+def test_every_choice_is_one_that_the_slow_way_allows(asked: list[Draw], seed: int) -> None:
+    """Greedy takes the best changed logit; a draw takes a survivor, the one that the uniform number points at."""
+    logits_RV = torch.from_numpy(np.random.default_rng(seed).normal(0, 2, (len(asked), VOCAB)))
+
+    chosen = sample(logits_RV, asked)
+
+    for row, draw, choice in zip(logits_RV.tolist(), asked, chosen, strict=True):
+        logits = changed(row, draw)
+        if draw.sampling.temperature == 0:
+            assert logits[choice.token_id] == pytest.approx(max(logits))
+            continue
+        shares = survivors(logits, draw.sampling)
+        uniform = np.random.Generator(np.random.Philox(key=draw.sampling.seed, counter=len(draw.tokens))).random()
+        below = sum(share for token, share in shares.items() if token < choice.token_id)
+        assert choice.token_id in shares
+        assert below - 1e-5 <= uniform <= below + shares[choice.token_id] + 1e-5
+
+
+@given(st.lists(draws, min_size=1, max_size=5), st.integers(0, 2**32 - 1))
+def test_a_row_is_chosen_the_same_alone(asked: list[Draw], seed: int) -> None:
+    """What others in the batch ask for changes nothing."""
+    logits_RV = torch.from_numpy(np.random.default_rng(seed).normal(0, 2, (len(asked), VOCAB)))
+
+    together = sample(logits_RV, asked)
+
+    assert together == [sample(logits_RV[row : row + 1], [draw])[0] for row, draw in enumerate(asked)]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.3])
+def test_logprobs_are_the_models_own(temperature: float) -> None:
+    """Before penalties, bias and temperature; the most probable tokens come best first."""
+    logits_RV = torch.randn(1, VOCAB, dtype=torch.float64)
+    asked = Sampling(temperature=temperature, num_logprobs=4, logit_bias={2: 50.0}, seed=1)
+
+    (choice,) = sample(logits_RV, [Draw(asked, [5], 1)])
+
+    logprob_V = logits_RV[0].log_softmax(-1)
+    assert choice.token_id == 2
+    assert choice.logprob == pytest.approx(float(logprob_V[2]))
+    assert [token for token, _ in choice.top] == logprob_V.argsort(descending=True)[:4].tolist()
+    assert [logprob for _, logprob in choice.top] == pytest.approx(logprob_V.sort(descending=True).values[:4].tolist())
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"temperature": -1.0},
+        {"temperature": math.nan},
+        {"top_k": -1},
+        {"top_p": 0.0},
+        {"min_p": 1.5},
+        {"repetition_penalty": 0.0},
+        {"presence_penalty": 2.5},
+        {"frequency_penalty": -2.5},
+        {"logit_bias": {1: math.inf}},
+        {"seed": -1},
+        {"num_logprobs": 21},
+    ],
+)
+def test_a_setting_out_of_range_is_refused_by_name(wrong: dict[str, Any]) -> None:
+    """The error names the field and says what would be right."""
+    with pytest.raises(InvalidRequest) as refused:
+        Sampling(**wrong)
+
+    assert refused.value.field == next(iter(wrong))
+    assert refused.value.fix.startswith("send ")
