@@ -81,7 +81,7 @@ def _places(settings: Settings, state_dir: Path) -> "Places":
         cache_dir=settings.cache_dir.absolute(),
         bundle_root=state_dir / "bundles",
         offline_log_dir=state_dir / "log",
-        feature_repo=RepoAddress(state_dir / "features", settings.redis_host, settings.redis_port),
+        feature_repo=RepoAddress(state_dir / "features", settings.redis_address),
         history_max_items=settings.history_max_items,
     )
 

@@ -11,6 +11,7 @@ Clients are built inside the replica, in its event loop. Importing this module l
 import gc
 import time
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
@@ -18,10 +19,20 @@ from prometheus_client import REGISTRY
 
 from models.registry import BundleStore
 from services.autoscale import LATE_SHARE
+from services.contracts.access import ANYONE
 from services.contracts.rank import RankRequest
 from services.errors import TailraceError
+from services.features.event_times import read_event_times
 from services.features.reader import FeatureReader
-from services.features.repo import RepoAddress, ensure_applied
+from services.features.repo import USER_HISTORY_TABLE, RepoAddress, ensure_applied
+from services.gateway.access import Access, KeyedAccess, OpenAccess
+from services.gateway.access_rates import Rates
+from services.gateway.access_ring import KeyRing
+from services.gateway.console.desk import Desk
+from services.gateway.console.door import add_console
+from services.gateway.console.strip import kept_for
+from services.gateway.console.watch import Watch
+from services.gateway.drills import DrilledLlm, DrilledStore, Drills, Store
 from services.gateway.events import RecordEvents
 from services.gateway.impressions import Impressions
 from services.gateway.live_bundle import LiveBundle
@@ -34,6 +45,7 @@ from services.gateway.recommend import Recommend
 from services.gateway.report import Report
 from services.gateway.rest import create_rest_app
 from services.gateway.rpc import RpcDoor
+from services.objectives import load_objectives
 from services.router.admission import Admission, AdmissionLimits
 from services.router.breaker import Breaker
 from services.router.deadline import DeadlineLimits
@@ -41,7 +53,7 @@ from services.router.gate import LlmGate
 from services.router.predictor import LatencyPredictor
 from services.settings import Settings, load_settings
 from services.student.ranker import load_student
-from services.telemetry import GatewayMetrics, ProcessMetrics, configure_logging, render_metrics
+from services.telemetry import GatewayMetrics, ProcessMetrics, configure_logging, node_registry, render_metrics
 
 if TYPE_CHECKING:
     from ray.serve import Application
@@ -65,18 +77,35 @@ class Gateway:
         self._settings = settings
         self._llm: Llm = LlmHandle(llm)
         self._plane: DataPlane | None = None
-        self._rpc = RpcDoor(self._running_plane, settings.max_body_bytes)
+        self._desk: Desk | None = None
+        self._keys = open_keys(settings)
+        self._access = access_by(self._keys, settings.max_k)
+        self._rpc = RpcDoor(self._running_plane, settings.max_body_bytes, self._access)
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Build the data plane in the serving loop, then the REST door; Ray Serve calls this before any request."""
         features = open_features(self._settings)
-        self._plane = build_plane(self._settings, features, self._llm)
+        drills = Drills(self._settings.drills_file)
+        store, llm = _drilled(self._settings, drills, features, self._llm)
+        self._plane = build_plane(self._settings, store, llm)
         await self._plane.start()
+        if self._keys is not None:
+            await self._keys.start()
         await warm_up(features, self._llm)
         gc.collect()
         gc.freeze()  # what lives now lives on; collections of it would only be pauses
         folder = self._settings.metrics_dir
-        return create_rest_app(self._running_plane, lambda: render_metrics(folder), self._settings.max_body_bytes)
+        app = create_rest_app(
+            self._running_plane,
+            lambda: render_metrics(folder),
+            self._settings.max_body_bytes,
+            access=self._access,
+        )
+        if self._settings.console:
+            self._desk = build_desk(self._settings, self._plane, store, drills)
+            await self._desk.start()
+            add_console(app, self._desk)
+        return app
 
     async def Recommend(self, request: bytes, grpc_context: Any) -> Any:
         """`tailrace.v1.Recommender/Recommend`."""
@@ -96,8 +125,12 @@ class Gateway:
 
     async def __del__(self) -> None:
         """Ray Serve awaits this when the replica is stopped in good order."""
+        if self._desk is not None:
+            await self._desk.stop()
         if self._plane is not None:
             await self._plane.stop()
+        if self._keys is not None:
+            await self._keys.stop()
 
     def _running_plane(self) -> DataPlane:
         assert self._plane is not None, "Ray Serve builds the app before it opens the doors"
@@ -128,11 +161,27 @@ def build_from_environment(_args: dict[str, str]) -> "Application":
     return build_app(load_settings())
 
 
+def open_keys(settings: Settings) -> KeyRing | None:
+    """Read the API keys; None without a keys file. Raises ConfigError for a bad one."""
+    if settings.api_keys_file is None:
+        return None
+    return KeyRing(settings.api_keys_file, settings.max_k, settings.gateway_replicas)
+
+
+def access_by(keys: KeyRing | None, max_k: int) -> Access:
+    """Decide by keys who may come in; without any, everybody may do everything."""
+    return OpenAccess(replace(ANYONE, max_k=max_k)) if keys is None else KeyedAccess(keys, Rates())
+
+
 def open_features(settings: Settings) -> FeatureReader:
     """Open the feature store; no connection is made yet."""
-    address = RepoAddress(settings.feature_repo_dir, settings.redis_host, settings.redis_port)
+    address = _address(settings)
     ensure_applied(address)
     return FeatureReader(address, settings.topic_partitions)
+
+
+def _address(settings: Settings) -> RepoAddress:
+    return RepoAddress(settings.feature_repo_dir, settings.redis_address)
 
 
 async def warm_up(features: FeatureReader, llm: Llm) -> None:
@@ -153,7 +202,28 @@ async def warm_up(features: FeatureReader, llm: Llm) -> None:
             await opening
 
 
-def build_plane(settings: Settings, features: FeatureReader, llm: Llm) -> DataPlane:
+def _drilled(settings: Settings, drills: Drills, features: FeatureReader, llm: Llm) -> tuple[Store, Llm]:
+    """Put the console's switches in front of the ports, where there is a console."""
+    return (DrilledStore(features, drills), DrilledLlm(llm, drills)) if settings.console else (features, llm)
+
+
+def build_desk(settings: Settings, plane: DataPlane, store: Store, drills: Drills) -> Desk:
+    """Put together what the console asks; starts nothing."""
+    objectives, bundles = load_objectives(), BundleStore(settings.bundle_root)
+    table = _address(settings).table_path(USER_HISTORY_TABLE)
+    return Desk(
+        live=plane.live,
+        people=store,
+        event_times=lambda user_id: read_event_times(table, user_id),
+        watch=Watch(lambda: node_registry(settings.metrics_dir).collect(), kept_for(objectives)),
+        drills=drills,
+        objectives=objectives,
+        read_report=lambda version: bundles.open(version).report(),
+        default_deadline_ms=settings.default_deadline_ms,
+    )
+
+
+def build_plane(settings: Settings, features: Store, llm: Llm) -> DataPlane:
     """Put the data plane of one process together. Call in the event loop that will serve; starts nothing."""
     metrics = GatewayMetrics(REGISTRY)
     ProcessMetrics(REGISTRY, "gateway")
@@ -195,7 +265,7 @@ def build_plane(settings: Settings, features: FeatureReader, llm: Llm) -> DataPl
 
 
 def _producer(settings: Settings, topic: str, max_in_flight: int) -> TopicProducer:
-    return TopicProducer(settings.kafka_bootstrap, topic, settings.events_ack_timeout_s, max_in_flight)
+    return TopicProducer(settings.kafka_address, topic, settings.events_ack_timeout_s, max_in_flight)
 
 
 def _gate(settings: Settings) -> LlmGate:

@@ -129,7 +129,7 @@ def pipeline(
         cache_dir=settings.cache_dir,
         bundle_root=settings.bundle_root,
         offline_log_dir=settings.offline_log_dir,
-        feature_repo=RepoAddress(settings.feature_repo_dir, settings.redis_host, settings.redis_port),
+        feature_repo=RepoAddress(settings.feature_repo_dir, settings.redis_address),
         history_max_items=settings.history_max_items,
     )
     with feature_store(settings, _say):

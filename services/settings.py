@@ -14,6 +14,8 @@ from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from services.errors import ConfigError
+from services.kafka_address import KafkaAddress
+from services.redis_address import RedisAddress
 
 _PREFIX = "TAILRACE_"
 
@@ -161,6 +163,28 @@ class Settings(BaseSettings):
         """Where the gRPC door is."""
         return f"{self.http_host}:{self.grpc_port}"
 
+    @property
+    def redis_address(self) -> RedisAddress:
+        """Where Redis is and how to come in."""
+        return RedisAddress(
+            host=self.redis_host,
+            port=self.redis_port,
+            username=self.redis_username,
+            password_file=self.redis_password_file,
+            tls_ca_file=self.redis_tls_ca_file,
+        )
+
+    @property
+    def kafka_address(self) -> KafkaAddress:
+        """Where the brokers are and how to come in."""
+        return KafkaAddress(
+            bootstrap=self.kafka_bootstrap,
+            username=self.kafka_username,
+            password_file=self.kafka_password_file,
+            sasl_mechanism=self.kafka_sasl_mechanism,
+            tls_ca_file=self.kafka_tls_ca_file,
+        )
+
     def as_environment(self) -> dict[str, str]:
         """Give the variables that make a child process read exactly these settings."""
         given = {name: value for name, value in self.model_dump().items() if value is not None}
@@ -188,6 +212,10 @@ def _check_security(settings: Settings) -> None:
     ):
         if given and not getattr(settings, needed):
             raise ConfigError(f"{_PREFIX}{needed_by.upper()}: needs {_PREFIX}{needed.upper()} beside it")
+    if settings.kafka_username and settings.kafka_sasl_mechanism == "PLAIN" and settings.kafka_tls_ca_file is None:
+        raise ConfigError(
+            f"{_PREFIX}KAFKA_SASL_MECHANISM: PLAIN sends the password as it is; set {_PREFIX}KAFKA_TLS_CA_FILE"
+        )
 
 
 def _is_loopback(host: str) -> bool:

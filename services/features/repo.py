@@ -4,6 +4,7 @@ The definitions live in `feature_repo/` at the top of the source tree; a stack h
 absolute paths of the offline tables. Each process opens the store with the address of its own settings.
 """
 
+import json
 import runpy
 import shutil
 import time
@@ -11,12 +12,13 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from services.errors import EnvironmentFault
 from services.features.light_feast import import_feast
+from services.redis_address import RedisAddress
 
 if TYPE_CHECKING:
     from feast import FeatureStore
@@ -30,8 +32,7 @@ class RepoAddress:
     """Where a stack's feature store is. `socket_timeout_s` bounds each exchange with Redis."""
 
     repo_dir: Path
-    redis_host: str
-    redis_port: int
+    redis: RedisAddress
     socket_timeout_s: float = 5.0
 
     def table_path(self, view: str) -> Path:
@@ -44,11 +45,19 @@ class RepoAddress:
         return self.repo_dir / "registry.db"
 
     def render(self) -> str:
-        """Give the text of this stack's feature_store.yaml."""
-        timeouts = f"socket_timeout={self.socket_timeout_s},socket_connect_timeout={self.socket_timeout_s}"
-        redis = f"{self.redis_host}:{self.redis_port},{timeouts}"
+        """Give the text of this stack's feature_store.yaml, which holds no password."""
         template = Template((_SOURCE / "feature_store.yaml").read_text())
+        redis = json.dumps(self._with_timeouts(self.redis.feast_public()))
         return template.substitute(FEATURES_DIR=self.repo_dir.absolute(), REDIS=redis)
+
+    def config(self) -> dict[str, Any]:
+        """Give the same as values, with the password. Raises ConfigError for a bad password file."""
+        config: dict[str, Any] = yaml.safe_load(self.render())
+        config["online_store"]["connection_string"] = self._with_timeouts(self.redis.feast_string())
+        return config
+
+    def _with_timeouts(self, redis: str) -> str:
+        return f"{redis},socket_timeout={self.socket_timeout_s},socket_connect_timeout={self.socket_timeout_s}"
 
 
 def open_store(address: RepoAddress) -> "FeatureStore":
@@ -99,6 +108,6 @@ def _store(address: RepoAddress) -> "FeatureStore":
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        config = RepoConfig(**yaml.safe_load(address.render()), repo_path=address.repo_dir)
+        config = RepoConfig(**address.config(), repo_path=address.repo_dir)
     store: FeatureStore = feast.FeatureStore(config=config)
     return store

@@ -6,8 +6,8 @@ The composition root puts it together once per process, inside the running event
                            metrics.bundle_quality)
     popular   = Popular(live, windows, popular_refresh_s)
     gate      = LlmGate(Breaker(breaker_failures, breaker_open_s), LatencyPredictor(FIRST_S), max_llm_in_flight)
-    events    = TopicProducer(kafka_bootstrap, interactions_topic, events_ack_timeout_s, events_max_in_flight)
-    shown     = TopicProducer(kafka_bootstrap, impressions_topic, events_ack_timeout_s, impressions_max_in_flight)
+    events    = TopicProducer(kafka_address, interactions_topic, events_ack_timeout_s, events_max_in_flight)
+    shown     = TopicProducer(kafka_address, impressions_topic, events_ack_timeout_s, impressions_max_in_flight)
     load      = LoadWatch(Admission(AdmissionLimits(max_in_flight=...)), metrics.strain)
     recommend = Recommend(live=live, features=features, llm=LlmTier(llm, gate, metrics.breaker_open), popular=popular,
                           impressions=Impressions(shown, metrics.impressions), report=report, load=load,

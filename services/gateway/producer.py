@@ -24,6 +24,7 @@ from kafka import KafkaProducer
 from kafka.errors import KafkaError
 
 from services.errors import DependencyAway, Overloaded
+from services.kafka_address import KafkaAddress
 
 log = structlog.get_logger()
 
@@ -54,8 +55,8 @@ class TopicProducer:
         max_in_flight: Jobs over this are refused.
     """
 
-    def __init__(self, bootstrap: str, topic: str, ack_timeout_s: float, max_in_flight: int) -> None:
-        self._bootstrap = bootstrap
+    def __init__(self, kafka: KafkaAddress, topic: str, ack_timeout_s: float, max_in_flight: int) -> None:
+        self._kafka = kafka
         self._topic = topic
         self._ack_timeout_s = ack_timeout_s
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
@@ -120,7 +121,7 @@ class TopicProducer:
             return None
         self._broken.clear()
         try:
-            return self._make_client() if _listens(self._bootstrap) else self._put_off("nobody listens")
+            return self._make_client() if _listens(self._kafka.bootstrap) else self._put_off("nobody listens")
         except Exception as error:  # noqa: BLE001 - whatever the client breaks at, the thread must live on
             return self._put_off(repr(error))
 
@@ -131,7 +132,7 @@ class TopicProducer:
     def _make_client(self) -> KafkaProducer:
         ack_ms = int(self._ack_timeout_s * 1_000)
         return KafkaProducer(
-            bootstrap_servers=self._bootstrap,
+            **self._kafka.client_options(),
             acks="all",
             linger_ms=0,
             allow_auto_create_topics=False,

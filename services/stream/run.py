@@ -27,11 +27,11 @@ def run_worker(
     interruptions: Interruptions | None = None,
 ) -> None:
     """Apply events until `stop` is set. Waits while another worker of the same index lives on this node."""
-    features = RepoAddress(settings.feature_repo_dir, settings.redis_host, settings.redis_port)
+    features = RepoAddress(settings.feature_repo_dir, settings.redis_address)
     ensure_applied(features)
     log = OfflineLog(settings.offline_log_dir)
     address = LogAddress(
-        bootstrap=settings.kafka_bootstrap,
+        kafka=settings.kafka_address,
         topic=settings.interactions_topic,
         dead_letter_topic=settings.dead_letter_topic,
         group=GROUP,

@@ -19,6 +19,7 @@ from kafka.structs import OffsetAndMetadata
 
 from services.errors import DependencyAway
 from services.features.rows import LogPosition
+from services.kafka_address import KafkaAddress
 from services.stream.decode import DeadLetter, Record
 
 _RETRY_AFTER_S = 1.0
@@ -29,9 +30,9 @@ _CLOSE_MS = 500
 
 @dataclass(frozen=True, slots=True)
 class LogAddress:
-    """Which topics at which broker, and which share of the partitions: worker `worker_index` of `num_workers`."""
+    """Which topics at which brokers, and which share of the partitions: worker `worker_index` of `num_workers`."""
 
-    bootstrap: str
+    kafka: KafkaAddress
     topic: str
     dead_letter_topic: str
     group: str
@@ -111,7 +112,7 @@ class LogSession:
 
     def _connect(self) -> None:
         shared = {
-            "bootstrap_servers": self._address.bootstrap,
+            **self._address.kafka.client_options(),
             "bootstrap_timeout_ms": _CONNECT_MS,
             "request_timeout_ms": _REQUEST_MS,
             "reconnect_backoff_max_ms": 500,

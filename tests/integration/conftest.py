@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from services.features.repo import RepoAddress, apply_repo
+from services.redis_address import RedisAddress
 from tests.servers import HOST, Server, broker_server, valkey_server
 
 
@@ -30,6 +31,6 @@ def broker(tmp_path: Path) -> Iterator[Server]:
 @pytest.fixture
 def features(valkey: Server, tmp_path: Path) -> RepoAddress:
     """An applied feature repository on a fresh Valkey."""
-    address = RepoAddress(tmp_path / "features", HOST, valkey.port, socket_timeout_s=1.0)
+    address = RepoAddress(tmp_path / "features", RedisAddress(host=HOST, port=valkey.port), socket_timeout_s=1.0)
     apply_repo(address)
     return address

@@ -16,6 +16,7 @@ from services.features.reader import FeatureReader
 from services.features.repo import RepoAddress
 from services.features.rows import LogPosition, PopularRow, PopularWindow, PrecomputedRow, UserHistory
 from services.features.writer import FeatureWriter
+from services.redis_address import RedisAddress
 from tests.servers import HOST, Server
 
 pytestmark = pytest.mark.integration
@@ -176,7 +177,7 @@ async def test_reader_needs_no_torch() -> None:
 def test_reader_says_what_to_run_when_nothing_was_applied(tmp_path: Path) -> None:
     """Without a registry the reader names the command that makes one."""
     with pytest.raises(EnvironmentFault, match="tailrace pipeline"):
-        FeatureReader(RepoAddress(tmp_path / "none", HOST, 1), num_partitions=1)
+        FeatureReader(RepoAddress(tmp_path / "none", RedisAddress(host=HOST, port=1)), num_partitions=1)
 
 
 async def _read_when_back(reader: FeatureReader, user_id: str) -> UserFeatures:

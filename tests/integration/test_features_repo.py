@@ -7,6 +7,7 @@ import pytest
 
 from services.features.light_feast import import_feast
 from services.features.repo import RepoAddress, ensure_applied, open_store
+from services.redis_address import RedisAddress
 from tests.servers import HOST, Server
 
 pytestmark = pytest.mark.integration
@@ -15,7 +16,7 @@ VIEWS = {"user_history", "user_profile", "item_stats", "user_recommendations", "
 
 def address_in(tmp_path: Path, valkey: Server) -> RepoAddress:
     """Name a repository that does not exist yet."""
-    return RepoAddress(tmp_path / "state" / "features", HOST, valkey.port)
+    return RepoAddress(tmp_path / "state" / "features", RedisAddress(host=HOST, port=valkey.port))
 
 
 def test_parts_that_start_at_once_apply_once(tmp_path: Path, valkey: Server) -> None:

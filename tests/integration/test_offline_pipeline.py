@@ -16,6 +16,7 @@ from pipelines.run import STAGES, PipelineOptions, Places, run_pipeline
 from services.errors import ConfigError, StageFailed
 from services.features.reader import FeatureReader
 from services.features.repo import RepoAddress
+from services.redis_address import RedisAddress
 from services.student.ranker import load_student
 from tests.servers import HOST, Server, valkey_server
 from tests.synthetic import raw_events, raw_items
@@ -60,7 +61,7 @@ def places_in(folder: Path, store: Server) -> Places:
         cache_dir=folder / "cache",
         bundle_root=folder / "bundles",
         offline_log_dir=folder / "log",
-        feature_repo=RepoAddress(folder / "features", HOST, store.port),
+        feature_repo=RepoAddress(folder / "features", RedisAddress(host=HOST, port=store.port)),
         history_max_items=100,
     )
 
@@ -134,7 +135,9 @@ def test_emptied_store_is_filled_again_though_all_stages_are_done(
     other = valkey_server(tmp_path / "valkey")
     other.start()
     try:
-        moved = replace(places, feature_repo=replace(places.feature_repo, redis_port=other.port))
+        moved = replace(
+            places, feature_repo=replace(places.feature_repo, redis=RedisAddress(host=HOST, port=other.port))
+        )
         report = run_pipeline(options, moved, quiet())
     finally:
         other.kill()

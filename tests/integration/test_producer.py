@@ -11,6 +11,7 @@ from kafka import KafkaConsumer, TopicPartition
 
 from services.errors import DependencyAway, Overloaded
 from services.gateway.producer import TopicProducer
+from services.kafka_address import KafkaAddress
 from tests.servers import Server, broker_server, free_port, wait_for
 
 pytestmark = [
@@ -51,7 +52,7 @@ def read_all(broker: Server) -> list[tuple[int, bytes, bytes]]:
 
 def producer_of(broker: Server, max_in_flight: int = 100) -> TopicProducer:
     """A started producer."""
-    producer = TopicProducer(broker.address, TOPIC, ACK_S, max_in_flight)
+    producer = TopicProducer(KafkaAddress(bootstrap=broker.address), TOPIC, ACK_S, max_in_flight)
     producer.start()
     return producer
 
@@ -144,7 +145,7 @@ async def test_a_broker_restarted_while_nobody_sent_is_used_again(broker: Server
 
 async def test_without_a_broker_nothing_blocks_and_the_rest_is_dropped() -> None:
     """Offers over the bound are refused at once; those taken hear that they failed."""
-    producer = TopicProducer(f"127.0.0.1:{free_port()}", TOPIC, 0.3, 5)
+    producer = TopicProducer(KafkaAddress(bootstrap=f"127.0.0.1:{free_port()}"), TOPIC, 0.3, 5)
     producer.start()
     outcomes: list[bool] = []
 

@@ -100,7 +100,7 @@ def stack(features: RepoAddress, broker: Server, tmp_path: Path) -> Iterator[Sta
     """Everything but the worker is started."""
     settings = Settings(
         state_dir=tmp_path,
-        redis_port=features.redis_port,
+        redis_port=features.redis.port,
         kafka_bootstrap=broker.address,
         worker_batch_events=7,
         history_max_items=30,
