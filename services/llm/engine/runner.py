@@ -42,7 +42,9 @@ class Runner:
         self._decoder = decoder
         self._config = config
         self._device = weight.device
-        self._cache = KvCache(decoder.config, config.num_blocks, config.block_tokens, weight.dtype, weight.device)
+        self._cache = KvCache(
+            decoder.config, config.num_blocks, config.block_tokens, weight.dtype, weight.device, config.kv_kind
+        )
         self._ranker = Ranker(decoder, trie) if trie is not None else None
 
     @torch.inference_mode()

@@ -1,0 +1,113 @@
+"""Keys and values in one byte: what that costs in precision, what it gains in room, and that nothing else changes."""
+
+import numpy as np
+import pytest
+import torch
+
+from models.decoder import DecoderConfig
+from services.errors import ConfigError
+from services.llm.engine.config import EngineConfig
+from services.llm.engine.kv_cache import KvCache
+from services.llm.engine.text import Sampling
+
+CONFIG = DecoderConfig(
+    vocab_size=2,
+    hidden_size=4,
+    intermediate_size=4,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=64,
+    max_position_embeddings=8,
+)
+LARGEST_ERROR = {"int8": 0.5 / 127, "fp8": 2.0**-4}
+"""Of a head's largest number for int8 (half a step), of the number itself for fp8 (half of its last of three bits)."""
+
+
+def cache_of(kind: str, dtype: torch.dtype = torch.float32) -> KvCache:
+    """A cache of 8 blocks of 4 tokens."""
+    return KvCache(CONFIG, 8, 4, dtype, torch.device("cpu"), kind)
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+@pytest.mark.parametrize("magnitude", [1e-6, 1.0, 1e4])
+def test_what_is_read_is_what_was_written_to_the_last_bit_kept(kind, magnitude) -> None:
+    """Whatever the magnitude, each number comes back within half a step of its code."""
+    torch.manual_seed(1)
+    cache, written = cache_of(kind), magnitude * torch.randn(2, 7, 2, 64)
+    cache.write(1, torch.tensor([3, 0, 30, 5, 6, 7, 31]), *written)
+
+    found = [x.flatten(0, 1)[[3, 0, 30, 5, 6, 7, 31]] for x in cache.read(1, torch.arange(8)[None])]
+
+    for there, back in zip(written, (found[0].view(7, 2, 64), found[1].view(7, 2, 64)), strict=True):
+        largest = there.abs().amax(-1, keepdim=True) if kind == "int8" else there.abs()
+        floor = there.abs().amax(-1, keepdim=True) * 2.0**-17  # fp8 has a smallest step of its own
+        assert ((back - there).abs() <= LARGEST_ERROR[kind] * largest * 1.001 + floor).all()
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+def test_a_token_of_zeros_stays_one(kind) -> None:
+    """Nothing is divided by zero."""
+    cache = cache_of(kind)
+    cache.write(0, torch.tensor([2]), torch.zeros(1, 2, 64), torch.zeros(1, 2, 64))
+
+    keys, values = cache.read(0, torch.tensor([[0]]))
+
+    assert not keys.any()
+    assert not values.any()
+
+
+def test_one_byte_holds_nearly_twice_the_context_of_bf16() -> None:
+    """A head of 64 numbers takes 68 bytes with its scale, against 128 in bf16 and 256 in fp32."""
+    per_token = {kind: cache_of(kind, torch.bfloat16).bytes_per_token for kind in ("model", "int8", "fp8")}
+
+    assert per_token == {"model": 2 * 3 * 2 * 128, "int8": 2 * 3 * 2 * 68, "fp8": 2 * 3 * 2 * 68}
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+def test_batched_equals_alone_in_one_byte(kind, decoder_of, items_of, engine_of, drained) -> None:
+    """A ranking and a text are the same in a crowd as alone, whatever the cache is made of."""
+    items = items_of(3)
+    decoder, allowed = decoder_of(items), np.ones(50, dtype=bool)
+
+    def ask(engine, index: int) -> None:
+        prompt = [0, *np.random.default_rng(index).integers(1, 18, 5 + 3 * index).tolist()]
+        engine.add_rank(f"r{index}", prompt, k=10, allowed=allowed)
+        engine.add_text(f"t{index}", prompt, max_new_tokens=6, sampling=Sampling(temperature=1.0, seed=index))
+
+    crowd = engine_of(decoder, items, kv_kind=kind)
+    for index in range(6):
+        ask(crowd, index)
+    together = drained(crowd)
+
+    for index in range(6):
+        engine = engine_of(decoder, items, kv_kind=kind)
+        ask(engine, index)
+        alone = drained(engine)
+        assert together[f"r{index}"].item_indices.tolist() == alone[f"r{index}"].item_indices.tolist()
+        assert together[f"t{index}"].token_ids == alone[f"t{index}"].token_ids
+
+
+@pytest.mark.parametrize(("kind", "overlap"), [("int8", 0.95), ("fp8", 0.8)])
+def test_rankings_hardly_change(kind, overlap, decoder_of, items_of, engine_of, drained) -> None:
+    """Most of the ten best items of a random model are the ten best with exact keys and values."""
+    items = items_of(3)
+    decoder, allowed = decoder_of(items), np.ones(50, dtype=bool)
+    found = {}
+    for one in ("model", kind):
+        engine = engine_of(decoder, items, kv_kind=one)
+        for index in range(30):
+            prompt = [0, *np.random.default_rng(index).integers(1, 18, 40).tolist()]
+            engine.add_rank(str(index), prompt, k=10, allowed=allowed, beam_width=50)
+        found[one] = drained(engine)
+
+    shared = [
+        len(set(found["model"][name].item_indices) & set(found[kind][name].item_indices)) / 10 for name in found[kind]
+    ]
+    assert np.mean(shared) >= overlap
+
+
+def test_an_unknown_kind_is_refused_by_name() -> None:
+    """The error names the key and what would be right."""
+    with pytest.raises(ConfigError, match="kv_kind: must be model or int8 or fp8, got 'int4'"):
+        EngineConfig(kv_kind="int4")  # type: ignore[arg-type]
