@@ -9,6 +9,7 @@ The live log that the stream worker writes is merged in: the same user's ratings
 history. This file does not know what events mean or how they are split.
 """
 
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ import polars as pl
 from pipelines import movielens, schema, tables
 from pipelines.schema import Checked
 from pipelines.stage import content_key, file_sha256
+from services.stream.log_files import current_files
 
 _SAMPLES_PER_REASON = 5
 _LIVE_COLUMNS = ["event_id", "user_id", "item_id", "event_type", "event_time_ms", "value"]
@@ -34,14 +36,14 @@ class Source:
 
 
 def live_log_files(offline_log_dir: Path) -> tuple[Path, ...]:
-    """List the stream worker's files of raw interactions, in name order."""
-    return tuple(sorted((offline_log_dir / "interactions").rglob("*.parquet")))
+    """List the stream worker's files of raw interactions, in name order, without those that were merged into larger ones."""
+    return tuple(current_files((offline_log_dir / "interactions").rglob("*.parquet")))
 
 
 def key(source: Source) -> str:
-    """Give the content key of this source: the files' hashes."""
+    """Give the content key of this source: the files' hashes, and the live events however they are cut into files."""
     own = [file_sha256(path) for path in (source.events, source.items) if path is not None and path.is_file()]
-    live = [file_sha256(path) for path in source.live_log]
+    live = hashlib.sha256(_live_events(source.live_log).write_csv().encode()).hexdigest() if source.live_log else ""
     return content_key({"own": own, "live": live}, [movielens.WHEEL_SHA256], [schema, movielens])
 
 
@@ -73,10 +75,14 @@ def _check_live(files: tuple[Path, ...], known_items: pl.Series) -> Checked:
     if not files:
         empty = pl.DataFrame(schema=dict.fromkeys(("user_id", "item_id", "event_time"), pl.String))
         return schema.check_events(empty, known_items)
-    raw = pl.concat([pl.read_parquet(path, columns=_LIVE_COLUMNS) for path in files])
-    once = raw.unique(["user_id", "event_id"], keep="first", maintain_order=True).drop("event_id")
+    once = _live_events(files).drop("event_id")
     time = pl.from_epoch("event_time_ms", "ms").dt.replace_time_zone("UTC").alias("event_time")
     return schema.check_events(once.with_columns(time).drop("event_time_ms"), known_items)
+
+
+def _live_events(files: tuple[Path, ...]) -> pl.DataFrame:
+    raw = pl.concat([pl.read_parquet(path, columns=_LIVE_COLUMNS) for path in files])
+    return raw.unique(["user_id", "event_id"], keep="first", maintain_order=True)
 
 
 def _summary(

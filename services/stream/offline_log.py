@@ -2,9 +2,12 @@
 
     <root>/interactions/partition=<P>/<topic id>/<first offset>-<last offset>.parquet
 
-A file appears whole or not at all (scratch file, fsync, rename, fsync of the folder). Files of one partition and topic
-never overlap, since the writer leaves out what is logged already; so a replay after a crash changes nothing, and the file
-of a given range has given bytes. Readers drop repeated positions all the same, in case two writers ever met.
+A file appears whole or not at all (scratch file, fsync, rename, fsync of the folder). Appended files of one partition and
+topic never overlap, since the writer leaves out what is logged already; so a replay after a crash changes nothing, and the
+appended file of a given range has given bytes. Now and then neighbours are merged into one file, which appears in the same
+way. Its parts stay for an hour, so that who has listed them can read them; from the rename on, readers pass them over, as
+they do any file that lies within another. A crash at any point leaves one of these states. Readers drop repeated positions
+all the same, in case two writers ever met.
 """
 
 import os
@@ -16,7 +19,14 @@ import pyarrow.parquet as pq
 
 from services.contracts.events import Interaction
 from services.features.rows import LogPosition
+from services.stream.compaction import choose_merge
 from services.stream.decode import LoggedInteraction
+from services.stream.log_files import Span, current, span_of
+
+KEEP_PARTS_S = 3_600.0
+"""How long merged files stay for readers that have listed them."""
+MAX_REMOVED = 256
+"""Files that one call of `compact` removes at most."""
 
 SCHEMA = pa.schema(
     [
@@ -45,7 +55,7 @@ class OfflineLog:
         """Give the offset of the last event that is on disk; None when there is none."""
         key = (topic_id, partition)
         if key not in self._last:
-            self._last[key] = max((_last_of(path) for path in _files(self._folder(topic_id, partition))), default=None)
+            self._last[key] = max((span.last for span in _spans(self._folder(topic_id, partition))), default=None)
         return self._last[key]
 
     def append(self, events: Sequence[LoggedInteraction]) -> None:
@@ -57,19 +67,33 @@ class OfflineLog:
         new = [event for event in events if last is None or event.position.offset > last]
         if not new:
             return
-        first_offset, last_offset = new[0].position.offset, new[-1].position.offset
-        path = self._folder(topic_id, partition) / f"{first_offset:020d}-{last_offset:020d}.parquet"
-        _write_whole(path, _table(new))
-        self._last[topic_id, partition] = last_offset
+        span = Span(new[0].position.offset, new[-1].position.offset)
+        _write_whole(self._folder(topic_id, partition) / span.name, _table(new))
+        self._last[topic_id, partition] = span.last
+
+    def compact(self, partition: int, now_s: float) -> int:
+        """Merge some neighbouring small files of a partition, and remove what was merged an hour ago. A bounded step.
+
+        Gives the number of files merged; 0 when there is nothing worth it. `now_s` is Unix time.
+        """
+        for folder in self._folders(partition):
+            spans = _spans(folder)
+            kept = current(spans)
+            _remove_parts(folder, set(spans) - set(kept), kept, now_s)
+            if parts := choose_merge(kept):
+                _merge(folder, parts)
+                return len(parts)
+        return 0
 
     def read(self, partition: int, not_before_ms: int = 0) -> Iterator[LoggedInteraction]:
         """Give a partition's events, each once: topics in the order in which they were begun, offsets rising.
 
         Files that were last written before `not_before_ms` (Unix ms) are left out.
         """
-        for folder in sorted(self._root.glob(f"partition={partition}/*"), key=_begun):
+        for folder in self._folders(partition):
             last = -1
-            for path in _files(folder):
+            for span in current(_spans(folder)):
+                path = folder / span.name
                 if path.stat().st_mtime * 1_000 < not_before_ms:
                     continue
                 for event in _events(path):
@@ -80,18 +104,41 @@ class OfflineLog:
     def _folder(self, topic_id: str, partition: int) -> Path:
         return self._root / f"partition={partition}" / topic_id
 
+    def _folders(self, partition: int) -> list[Path]:
+        """List the lives of the topic, in the order in which they were begun."""
+        return sorted(self._root.glob(f"partition={partition}/*"), key=_begun)
 
-def _files(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*-*.parquet"))
+
+def _spans(folder: Path) -> list[Span]:
+    return sorted(span for path in folder.glob("*-*.parquet") if (span := span_of(path)))
 
 
 def _begun(folder: Path) -> tuple[float, str]:
-    files = _files(folder)
-    return (files[0].stat().st_mtime if files else 0.0, folder.name)
+    spans = current(_spans(folder))
+    return ((folder / spans[0].name).stat().st_mtime if spans else 0.0, folder.name)
 
 
-def _last_of(path: Path) -> int:
-    return int(path.stem.split("-")[1])
+def _merge(folder: Path, parts: Sequence[Span]) -> None:
+    """Write neighbours as one file that is as old as the newest of them; the parts stay."""
+    paths = [folder / part.name for part in parts]
+    merged = folder / Span(parts[0].first, parts[-1].last).name
+    table = pa.concat_tables([pq.ParquetFile(path).read() for path in paths])
+    _write_whole(merged, table, written_s=max(path.stat().st_mtime for path in paths))
+
+
+def _remove_parts(folder: Path, parts: set[Span], kept: Sequence[Span], now_s: float) -> None:
+    """Remove files that lie within another one which has been there for an hour, and scratch files of a crash."""
+    settled = [span for span in kept if (folder / span.name).stat().st_ctime < now_s - KEEP_PARTS_S] if parts else []
+    old = [
+        part
+        for part in sorted(parts)
+        if any(whole.first <= part.first and part.last <= whole.last for whole in settled)
+    ]
+    for part in old[:MAX_REMOVED]:
+        (folder / part.name).unlink(missing_ok=True)
+    for scratch in folder.glob("*.tmp"):
+        if scratch.stat().st_mtime < now_s - KEEP_PARTS_S:
+            scratch.unlink(missing_ok=True)
 
 
 def _table(events: Sequence[LoggedInteraction]) -> pa.Table:
@@ -119,13 +166,15 @@ def _events(path: Path) -> Iterator[LoggedInteraction]:
         yield LoggedInteraction(Interaction(**row), position)
 
 
-def _write_whole(path: Path, table: pa.Table) -> None:
+def _write_whole(path: Path, table: pa.Table, written_s: float | None = None) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_suffix(f".{os.getpid()}.tmp")
     with scratch.open("wb") as stream:
         pq.write_table(table, stream, compression="zstd")
         stream.flush()
         os.fsync(stream.fileno())
+    if written_s is not None:
+        os.utime(scratch, (written_s, written_s))
     scratch.rename(path)
     folder = os.open(path.parent, os.O_RDONLY)
     try:

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import cycle
 
 import structlog
 
@@ -53,12 +54,14 @@ class Pace:
     popularity_every_s: float = 1.0
     popularity_num_items: int = 200
     lag_every_s: float = 1.0
+    compact_every_s: float = 5.0
+    """One partition's files are looked at each time, in turn."""
     retry_after_s: float = 0.5
 
     @property
-    def timers_s(self) -> tuple[float, float, float]:
-        """The periods of checkpoint, popularity and lag."""
-        return self.checkpoint_every_s, self.popularity_every_s, self.lag_every_s
+    def timers_s(self) -> tuple[float, float, float, float]:
+        """The periods of checkpoint, popularity, lag and compaction."""
+        return self.checkpoint_every_s, self.popularity_every_s, self.lag_every_s, self.compact_every_s
 
 
 class StreamWorker:
@@ -100,7 +103,8 @@ class StreamWorker:
         _log.info("stream.session_opened", topic_id=session.topic_id, partitions=session.partitions)
         pending = Pending()
         popularity = {partition: self._restore_popularity(partition) for partition in session.partitions}
-        checkpoint, publish, look = (Timer(every_s) for every_s in self._pace.timers_s)
+        turns = cycle(session.partitions)
+        checkpoint, publish, look, compact = (Timer(every_s) for every_s in self._pace.timers_s)
         try:
             while not stop.is_set():
                 self._beat()
@@ -119,6 +123,8 @@ class StreamWorker:
                 if look.due():
                     session.check_topic()
                     self._report_lag(session)
+                if compact.due() and (turn := next(turns, None)) is not None:
+                    self._log.compact(turn, time.time())
         finally:
             self._save(pending)  # what was applied is logged even when the session is lost
         self._checkpoint(session, pending)

@@ -19,13 +19,16 @@ import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from prometheus_client import CollectorRegistry
 
+from pipelines.ingest import live_log_files
 from services.contracts.events import Interaction
 from services.features.reader import FeatureReader
 from services.features.repo import RepoAddress
-from services.features.rows import UserHistory
+from services.features.rows import LogPosition, UserHistory
 from services.features.writer import FeatureWriter
 from services.settings import Settings
 from services.stream.aggregate import LoggedEvent, apply, history_limits
+from services.stream.compaction import MIN_FILES
+from services.stream.decode import LoggedInteraction
 from services.stream.offline_log import OfflineLog
 from services.stream.run import run_worker
 from services.stream.worker import Pace
@@ -38,7 +41,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*socket:pytest.PytestUnraisableExceptionWarning"),
 ]
 TOPIC, DEAD_TOPIC = "interactions", "interactions.dlq"
-QUICK = Pace(checkpoint_every_s=0.1, popularity_every_s=0.1, lag_every_s=0.1, retry_after_s=0.1)
+QUICK = Pace(checkpoint_every_s=0.1, popularity_every_s=0.1, lag_every_s=0.1, compact_every_s=0.1, retry_after_s=0.1)
 
 
 @dataclass
@@ -144,7 +147,6 @@ def clean_replay(broker: Server, max_items: int = 30) -> dict[str, UserHistory]:
 
 def broker_events(broker: Server) -> list[LoggedEvent]:
     """Read all of the topic with a consumer of the test's own."""
-    from services.features.rows import LogPosition
     from services.stream.decode import Record, decode
 
     records = read_topic(broker, TOPIC)
@@ -191,6 +193,20 @@ def test_rows_equal_a_clean_replay_and_the_log_holds_each_event_once(stack: Stac
     assert stack.metric("tailrace_stream_applied_total") == 300
     assert stack.metric("tailrace_stream_skipped_total", reason="duplicate_event") == len(events) - 300
     assert stack.metric("tailrace_event_to_visible_seconds_count") > 0
+
+
+def test_small_files_of_the_log_are_merged(stack: Stack) -> None:
+    """A running worker merges what came in little by little, and nobody reads an event twice."""
+    earlier = OfflineLog(stack.settings.offline_log_dir)
+    for offset in range(MIN_FILES):
+        logged = LoggedInteraction(click(offset), LogPosition("former", 0, offset))
+        earlier.append([logged])
+
+    stack.start_worker()
+    wait_for(lambda: len(live_log_files(stack.settings.offline_log_dir)) == 1, what="one file of many")
+    stack.stop_worker()
+
+    assert [logged.position.offset for logged in earlier.read(0)] == list(range(MIN_FILES))
 
 
 async def test_accepted_event_is_seen_by_the_next_read(stack: Stack) -> None:
