@@ -113,6 +113,9 @@ def test_supervisor_and_keeper_killed_together_are_swept_up_later(second: Stack)
     for pid in [*keepers, second.supervisor_pid]:
         os.kill(pid, signal.SIGKILL)
     second.reap()
-    second.command("down")
-
+    swept = second.command("down")
     wait_for(lambda: not survivors(processes), 15.0, "the end of every process")
+
+    assert swept.returncode == 0
+    assert survivors(processes) == []
+    assert find_leftovers(second.settings.state_dir) == []
