@@ -1,0 +1,71 @@
+// The live bundle and its quality table: each model's hit rate and NDCG, drawn as bars with their intervals.
+
+import { get } from "./api.js"
+import { byId, make, setText } from "./dom.js"
+
+const MODELS = {
+  decoder: ["Decoder", "the language model"],
+  student: ["Student", "distilled from it"],
+  twin: ["Twin", "as the student, without distillation"],
+  item_knn: ["Item-kNN", "items seen together"],
+  bigram: ["Bigram", "what follows what"],
+  popularity: ["Popularity", "the same list for all"],
+}
+
+let shown = null
+
+export async function loadBundle() {
+  try {
+    const bundle = await get("/console/bundle")
+    if (bundle.version !== shown) show(bundle)
+    shown = bundle.version
+    return bundle
+  } catch (error) {
+    setText(byId("bundle-note"), error.status === 401 ? "" : "No bundle can be told of just now.")
+    return null
+  }
+}
+
+function show(bundle) {
+  const { quality } = bundle
+  setText(byId("bundle-version"), bundle.version)
+  setText(byId("bundle-note"), note(bundle))
+  byId("bundle").replaceChildren(quality.rows.length ? table(quality.rows) : make("p", { class: "note" }, "This bundle has no evaluation report."))
+}
+
+function note({ num_items, num_parameters, multiply_adds, quality }) {
+  const parts = [`${num_items.toLocaleString("en")} items`]
+  if (num_parameters) parts.push(`a decoder of ${num_parameters.toLocaleString("en")} parameters`)
+  if (multiply_adds.decoder && multiply_adds.student) parts.push(`a student that works ${Math.round(multiply_adds.decoder / multiply_adds.student)} times less`)
+  if (quality.num_test_users) parts.push(`judged on ${quality.num_test_users.toLocaleString("en")} users of ${quality.dataset || "the data set"}: the next item, ranked among all, seen ones left out`)
+  return `${parts.join(", ")}.`
+}
+
+function table(rows) {
+  const most = (name) => Math.max(...rows.map((row) => row[name]))
+  const tops = { hr_at_10: most("hr_at_10"), ndcg_at_10: Math.max(most("ndcg_at_10"), ...rows.map((row) => row.ndcg_interval?.[1] ?? 0)) }
+  const head = make("tr", {}, ...["Model", "In the first ten", "NDCG@10, with its 95 % interval"].map((text) => make("th", { scope: "col" }, text)))
+  return make("table", {}, make("thead", {}, head), make("tbody", {}, ...rows.map((row) => line(row, tops))))
+}
+
+function line(row, tops) {
+  const [name, story] = MODELS[row.model] ?? [row.model, ""]
+  return make(
+    "tr",
+    { data: { model: row.model } },
+    make("th", { scope: "row" }, name, make("small", {}, story)),
+    make("td", {}, bar(row.hr_at_10 / tops.hr_at_10, null), make("span", { class: "number" }, `${(100 * row.hr_at_10).toFixed(1)} %`)),
+    make("td", {}, bar(row.ndcg_at_10 / tops.ndcg_at_10, row.ndcg_interval?.map((end) => end / tops.ndcg_at_10)), make("span", { class: "number" }, row.ndcg_at_10.toFixed(4))),
+  )
+}
+
+function bar(share, interval) {
+  const fill = make("span", { class: "fill" })
+  fill.style.width = `${100 * share}%`
+  const whisker = interval ? make("span", { class: "whisker" }) : null
+  if (whisker) {
+    whisker.style.left = `${100 * interval[0]}%`
+    whisker.style.width = `${100 * (interval[1] - interval[0])}%`
+  }
+  return make("span", { class: "cell", "aria-hidden": "true" }, fill, whisker)
+}

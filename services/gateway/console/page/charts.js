@@ -1,0 +1,162 @@
+// Two charts on canvases, drawn by hand: who answers over time, and how long answers took against the deadline.
+
+import { TIERS } from "./words.js"
+
+export const SPAN_S = 90
+const LEFT = 34
+const BOTTOM = 18
+const TOP = 8
+const [FASTEST_MS, SLOWEST_MS] = [0.2, 2_000]
+
+export class Chart {
+  constructor(canvas) {
+    this.canvas = canvas
+    this.pen = canvas.getContext("2d")
+    this.height = Number(canvas.getAttribute("height"))
+  }
+
+  begin() {
+    const ratio = devicePixelRatio || 1
+    const width = this.canvas.clientWidth
+    if (this.canvas.width !== Math.round(width * ratio)) {
+      this.canvas.width = Math.round(width * ratio)
+      this.canvas.height = Math.round(this.height * ratio)
+      this.canvas.style.height = `${this.height}px`
+    }
+    this.width = width
+    this.colour = colours()
+    const pen = this.pen
+    pen.setTransform(ratio, 0, 0, ratio, 0, 0)
+    pen.clearRect(0, 0, width, this.height)
+    pen.font = "11px system-ui, sans-serif"
+    pen.lineJoin = "round"
+  }
+
+  x(ageS) {
+    return LEFT + (this.width - LEFT - 4) * (1 - ageS / SPAN_S)
+  }
+
+  // Lines across at these heights, with their names at the left, and the time below.
+  frame(marks) {
+    const { pen } = this
+    pen.textAlign = "right"
+    pen.textBaseline = "middle"
+    for (const [y, text] of marks) {
+      pen.strokeStyle = this.colour.line
+      pen.lineWidth = 1
+      line(pen, LEFT, y, this.width - 4, y)
+      pen.fillStyle = this.colour.soft
+      pen.fillText(text, LEFT - 6, y)
+    }
+    pen.textBaseline = "bottom"
+    for (const age of [60, 30, 0]) {
+      pen.textAlign = age === 0 ? "right" : "center"
+      pen.fillText(age === 0 ? "now" : `${age} s ago`, this.x(age), this.height)
+    }
+  }
+}
+
+// `moments`: {ageS, rates by tier}, oldest first.
+export function drawMix(chart, moments) {
+  chart.begin()
+  const { pen, height } = chart
+  const peak = niceAbove(Math.max(2, ...moments.map((moment) => TIERS.reduce((sum, tier) => sum + moment.rates[tier], 0))))
+  const y = (rate) => height - BOTTOM - ((height - BOTTOM - TOP) * rate) / peak
+  chart.frame([[y(0), "0"], [y(peak / 2), short(peak / 2)], [y(peak), short(peak)]])
+  const floor = moments.map(() => 0)
+  pen.save()
+  pen.beginPath()
+  pen.rect(LEFT, 0, chart.width - LEFT - 3, height)
+  pen.clip()
+  for (const tier of [...TIERS].reverse()) {
+    const roof = moments.map((moment, place) => floor[place] + moment.rates[tier])
+    band(chart, moments, floor, roof, y, chart.colour[tier])
+    roof.forEach((value, place) => (floor[place] = value))
+  }
+  pen.restore()
+}
+
+// `dots`: {atS, tier, ms}; `moments`: {ageS, p99}; both in seconds of performance.now().
+export function drawSpeed(chart, dots, moments, deadlineMs, nowS) {
+  chart.begin()
+  const { pen, height } = chart
+  const [low, high] = [Math.log(FASTEST_MS), Math.log(SLOWEST_MS)]
+  const y = (ms) => height - BOTTOM - ((height - BOTTOM - TOP) * (Math.log(Math.min(SLOWEST_MS, Math.max(FASTEST_MS, ms))) - low)) / (high - low)
+  chart.frame([[y(1), "1 ms"], [y(10), "10"], [y(100), "100"], [y(1_000), "1 s"]])
+  pen.fillStyle = chart.colour.danger
+  pen.globalAlpha = 0.07
+  pen.fillRect(LEFT, TOP, chart.width - LEFT - 4, y(deadlineMs) - TOP)
+  pen.globalAlpha = 0.75
+  for (const dot of dots) {
+    pen.fillStyle = chart.colour[dot.tier]
+    pen.beginPath()
+    pen.arc(chart.x(nowS - dot.atS), y(dot.ms), 2, 0, 7)
+    pen.fill()
+  }
+  pen.globalAlpha = 1
+  pen.strokeStyle = chart.colour.ink
+  pen.lineWidth = 1.5
+  trace(chart, moments, y)
+  pen.strokeStyle = chart.colour.danger
+  pen.setLineDash([6, 4])
+  line(pen, LEFT, y(deadlineMs), chart.width - 4, y(deadlineMs))
+  pen.setLineDash([])
+  pen.fillStyle = chart.colour.danger
+  pen.textAlign = "left"
+  pen.textBaseline = "bottom"
+  pen.fillText(`deadline ${deadlineMs} ms`, LEFT + 6, y(deadlineMs) - 2)
+}
+
+function band(chart, moments, floor, roof, y, colour) {
+  const { pen } = chart
+  if (!moments.length || roof.every((value, place) => value === floor[place])) return
+  pen.fillStyle = colour
+  pen.beginPath()
+  moments.forEach((moment, place) => pen.lineTo(chart.x(moment.ageS), y(roof[place])))
+  for (let place = moments.length - 1; place >= 0; place -= 1) pen.lineTo(chart.x(moments[place].ageS), y(floor[place]))
+  pen.closePath()
+  pen.fill()
+}
+
+function trace(chart, moments, y) {
+  const { pen } = chart
+  let isDown = false
+  pen.beginPath()
+  for (const moment of moments) {
+    if (moment.p99 === null) isDown = false
+    else {
+      const place = [chart.x(moment.ageS), y(moment.p99)]
+      if (isDown) pen.lineTo(...place)
+      else pen.moveTo(...place)
+      isDown = true
+    }
+  }
+  pen.stroke()
+}
+
+function line(pen, fromX, fromY, toX, toY) {
+  pen.beginPath()
+  pen.moveTo(fromX, fromY)
+  pen.lineTo(toX, toY)
+  pen.stroke()
+}
+
+function niceAbove(value) {
+  const scale = 10 ** Math.floor(Math.log10(value))
+  return [1, 2, 4, 5, 10].map((step) => step * scale).find((step) => step >= value)
+}
+
+const short = (rate) => (Number.isInteger(rate) ? String(rate) : rate.toFixed(1))
+
+let known = null
+
+export const forgetColours = () => (known = null)
+
+function colours() {
+  if (known === null) {
+    const style = getComputedStyle(document.documentElement)
+    const names = [...TIERS, "ink", "soft", "line", "danger"]
+    known = Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]))
+  }
+  return known
+}

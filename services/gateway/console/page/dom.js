@@ -1,0 +1,28 @@
+// Making elements. Text is always text: nothing here ever parses HTML.
+
+export const byId = (id) => document.getElementById(id)
+
+export function make(tag, properties = {}, ...children) {
+  const element = document.createElement(tag)
+  for (const [name, value] of Object.entries(properties)) {
+    if (name === "class") element.className = value
+    else if (name === "data") Object.assign(element.dataset, value)
+    else if (name.startsWith("aria-") || name === "role") element.setAttribute(name, value)
+    else element[name] = value
+  }
+  element.append(...children.filter((child) => child !== null && child !== undefined))
+  return element
+}
+
+export function setText(element, text) {
+  if (element.textContent !== text) element.textContent = text
+}
+
+// Says a sentence to screen readers, after a pause in which a newer one may replace it.
+let waiting = 0
+export function announce(sentence) {
+  clearTimeout(waiting)
+  waiting = setTimeout(() => setText(byId("live"), sentence), 120)
+}
+
+export const prefersStill = () => matchMedia("(prefers-reduced-motion: reduce)").matches

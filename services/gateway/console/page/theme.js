@@ -1,0 +1,32 @@
+// Light, dark, or as the system says. Kept between visits.
+
+import { byId } from "./dom.js"
+
+const KEY = "tailrace-theme"
+const NEXT = { auto: "light", light: "dark", dark: "auto" }
+const NAMES = { auto: "Auto", light: "Light", dark: "Dark" }
+
+export const themeChanged = new EventTarget()
+
+function show(theme) {
+  if (theme === "auto") delete document.documentElement.dataset.theme
+  else document.documentElement.dataset.theme = theme
+  const button = byId("theme-button")
+  button.textContent = NAMES[theme]
+  button.setAttribute("aria-label", `Theme: ${theme === "auto" ? "as the system" : theme}`)
+  themeChanged.dispatchEvent(new Event("changed"))
+}
+
+const kept = () => (localStorage.getItem(KEY) in NEXT ? localStorage.getItem(KEY) : "auto")
+
+export function nextTheme() {
+  const theme = NEXT[kept()]
+  localStorage.setItem(KEY, theme)
+  show(theme)
+}
+
+export function startTheme() {
+  show(kept())
+  byId("theme-button").addEventListener("click", nextTheme)
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => themeChanged.dispatchEvent(new Event("changed")))
+}
