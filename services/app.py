@@ -23,6 +23,7 @@ from services.contracts.access import ANYONE
 from services.contracts.rank import RankRequest
 from services.errors import TailraceError
 from services.features.event_times import read_event_times
+from services.features.explanations import RedisExplanations
 from services.features.reader import FeatureReader
 from services.features.repo import USER_HISTORY_TABLE, RepoAddress, ensure_applied
 from services.gateway.access import Access, KeyedAccess, OpenAccess
@@ -34,6 +35,7 @@ from services.gateway.console.strip import kept_for
 from services.gateway.console.watch import Watch
 from services.gateway.drills import DrilledLlm, DrilledStore, Drills, Store
 from services.gateway.events import RecordEvents
+from services.gateway.explanations import Explanations
 from services.gateway.impressions import Impressions
 from services.gateway.live_bundle import LiveBundle
 from services.gateway.llm_tier import Llm, LlmTier
@@ -240,6 +242,7 @@ def build_plane(settings: Settings, features: Store, llm: Llm) -> DataPlane:
     events = _producer(settings, settings.interactions_topic, settings.events_max_in_flight)
     shown = _producer(settings, settings.impressions_topic, settings.impressions_max_in_flight)
     load = LoadWatch(Admission(AdmissionLimits(max_in_flight=settings.gateway_max_ongoing)), metrics.strain)
+    explanations = Explanations(_explanation_store(settings), metrics.explanations)
     recommend = Recommend(
         live=live,
         features=features,
@@ -247,6 +250,7 @@ def build_plane(settings: Settings, features: Store, llm: Llm) -> DataPlane:
         popular=popular,
         impressions=Impressions(shown, metrics.impressions),
         report=report,
+        explanations=explanations,
         load=load,
         limits=_limits(settings),
         feature_timeout_s=settings.feature_timeout_ms / 1_000,
@@ -260,8 +264,13 @@ def build_plane(settings: Settings, features: Store, llm: Llm) -> DataPlane:
         popular=popular,
         producers=(events, shown),
         report=report,
+        explanations=explanations,
         load=load,
     )
+
+
+def _explanation_store(settings: Settings) -> RedisExplanations | None:
+    return RedisExplanations(settings.redis_address, settings.explain_keep_s) if settings.explain_keep_s else None
 
 
 def _producer(settings: Settings, topic: str, max_in_flight: int) -> TopicProducer:

@@ -1,6 +1,7 @@
 """Everything that Tailrace refuses or fails at, as one small tree.
 
     TailraceError
+    ├── NotFound              what was asked for by name is not there, or not any more
     ├── InvalidRequest        the caller's input is wrong: names the field and the fix
     ├── RequestTooLarge       the caller sent more bytes than a door accepts
     ├── Unauthenticated       no API key, or none that is valid now: never says which
@@ -25,6 +26,15 @@ No transport words here: each door maps this tree to its own codes, once.
 
 class TailraceError(Exception):
     """Base of all errors that this project raises on purpose."""
+
+
+class NotFound(TailraceError):
+    """What was asked for by name is not there, or not any more; `fix` says where to look."""
+
+    def __init__(self, what: str, fix: str) -> None:
+        super().__init__(f"{what}; {fix}")
+        self.what = what
+        self.fix = fix
 
 
 class InvalidRequest(TailraceError):

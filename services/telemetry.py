@@ -111,6 +111,9 @@ class GatewayMetrics:
         self.impressions = Counter(
             "tailrace_impressions_total", "Impressions sent, dropped or failed", ["outcome"], registry=registry
         )
+        self.explanations = Counter(
+            "tailrace_explanations_total", "Explanations of requests, kept or dropped", ["outcome"], registry=registry
+        )
         self.breaker_open = Gauge(
             "tailrace_breaker_open",
             "1 while the LLM is not asked",

@@ -101,3 +101,26 @@ class FakeLog:
         if not self.is_full:
             self.records.append(record)
         return not self.is_full
+
+
+class FakeShelf:
+    """Keeps explanations in a dict; `error` is raised."""
+
+    def __init__(self) -> None:
+        self.records: dict[str, bytes] = {}
+        self.error: Exception | None = None
+
+    async def put(self, records: Sequence[tuple[str, bytes]], timeout_s: float) -> None:
+        """Keep records."""
+        if self.error is not None:
+            raise self.error
+        self.records.update(records)
+
+    async def get(self, request_id: str, timeout_s: float) -> bytes | None:
+        """Give one record."""
+        if self.error is not None:
+            raise self.error
+        return self.records.get(request_id)
+
+    async def close(self) -> None:
+        """Nothing to close."""

@@ -19,7 +19,8 @@ class RankRequest:
     """Spell the next items after this history.
 
     `deadline_unix_s` is absolute wall time, since it crosses hosts. `excluded_item_ids` holds the seen items too. The
-    replica refuses a `bundle_version` other than its own. Lower `priority` goes first.
+    replica refuses a `bundle_version` other than its own. Lower `priority` goes first. `trace` is the W3C trace context as
+    header pairs, empty when the request is not traced.
     """
 
     request_id: str
@@ -31,6 +32,7 @@ class RankRequest:
     excluded_item_ids: tuple[str, ...] = ()
     filters: Filters = field(default_factory=Filters)
     priority: int = 0
+    trace: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +40,7 @@ class RankResult:
     """The items, best first (score, then item index), with log-probabilities, and where the time went.
 
     May hold fewer than k items when the masks leave fewer. `num_cached_tokens` of `num_prompt_tokens` came from the prefix cache.
+    `compute_ms` is prefill and decode together; `num_steps` counts the engine's steps that had a part in it.
     """
 
     item_ids: tuple[str, ...]
@@ -48,3 +51,5 @@ class RankResult:
     queue_ms: float
     compute_ms: float
     load: EngineLoad
+    decode_ms: float = 0.0
+    num_steps: int = 0

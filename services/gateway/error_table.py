@@ -12,6 +12,7 @@ from services.errors import (
     DependencyAway,
     InvalidRequest,
     NotAllowed,
+    NotFound,
     Overloaded,
     QuotaExceeded,
     RequestTooLarge,
@@ -28,6 +29,7 @@ class ErrorKind(StrEnum):
     TOO_LARGE = "request_too_large"
     UNAUTHENTICATED = "unauthenticated"
     NOT_ALLOWED = "not_allowed"
+    NOT_FOUND = "not_found"
     QUOTA = "quota_exceeded"
     OVERLOADED = "overloaded"
     AWAY = "dependency_away"
@@ -69,6 +71,8 @@ def describe(error: Exception) -> ErrorAnswer:
             return ErrorAnswer(kind=ErrorKind.UNAUTHENTICATED, message=str(error))
         case NotAllowed():
             return ErrorAnswer(kind=ErrorKind.NOT_ALLOWED, message=str(error))
+        case NotFound():
+            return ErrorAnswer(kind=ErrorKind.NOT_FOUND, message=error.what, fix=error.fix)
         case QuotaExceeded():
             return ErrorAnswer(
                 kind=ErrorKind.QUOTA, message=f"this key's {error.what} is used up", retry_after_s=error.retry_after_s

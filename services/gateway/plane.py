@@ -8,12 +8,14 @@ The composition root puts it together once per process, inside the running event
     gate      = LlmGate(Breaker(breaker_failures, breaker_open_s), LatencyPredictor(FIRST_S), max_llm_in_flight)
     events    = TopicProducer(kafka_address, interactions_topic, events_ack_timeout_s, events_max_in_flight)
     shown     = TopicProducer(kafka_address, impressions_topic, events_ack_timeout_s, impressions_max_in_flight)
+    explanations = Explanations(RedisExplanations(redis_address, explain_keep_s), metrics.explanations)
     load      = LoadWatch(Admission(AdmissionLimits(max_in_flight=...)), metrics.strain)
     recommend = Recommend(live=live, features=features, llm=LlmTier(llm, gate, metrics.breaker_open), popular=popular,
                           impressions=Impressions(shown, metrics.impressions), report=report, load=load,
-                          limits=DeadlineLimits(...), feature_timeout_s=..., min_history_for_llm=...)
+                          explanations=explanations, limits=DeadlineLimits(...), feature_timeout_s=..., min_history_for_llm=...)
     plane     = DataPlane(recommend=recommend, record=RecordEvents(events, max_events_per_request), live=live,
-                          popular=popular, producers=(events, shown), report=report, load=load)
+                          popular=popular, producers=(events, shown), report=report, load=load,
+                          explanations=explanations)
     await plane.start()
 
 Its doors are `create_rest_app(lambda: plane, render_metrics, max_body_bytes)` and `RpcDoor(lambda: plane, max_body_bytes)`,
@@ -31,6 +33,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from services.gateway.events import Draft, RecordEvents
+from services.gateway.explaining import Refused
+from services.gateway.explanations import Explanations
 from services.gateway.live_bundle import LiveBundle
 from services.gateway.load_watch import LoadWatch
 from services.gateway.popular import Popular
@@ -72,11 +76,13 @@ class DataPlane:
         popular: Popular,
         producers: Sequence[Producer],
         report: Report,
+        explanations: Explanations,
         load: LoadWatch,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.recommend = recommend
         self.report = report
+        self.explanations = explanations
         self.clock = clock
         self._record = record
         self._live = live
@@ -91,13 +97,21 @@ class DataPlane:
         await self._live.start()
         await self._popular.start()
         self._load.start()
+        await self.explanations.start()
 
     async def stop(self) -> None:
         """End the background work; records that wait are sent for at most two seconds each."""
         self._load.stop()
         await self._popular.stop()
         await self._live.stop()
+        await self.explanations.stop()
         await asyncio.gather(*(asyncio.to_thread(producer.stop) for producer in self._producers))
+
+    def recommend_refused(self, door: str, code: str, message: str, request_id: str) -> None:
+        """A request for a recommendation got an error: tell of it, and keep why."""
+        self.report.recommend_refused(door, code, message, request_id)
+        now_ms = time.time_ns() // 1_000_000
+        self.explanations.offer(Refused(request_id=request_id, door=door, code=code, message=message, now_ms=now_ms))
 
     async def record(self, drafts: Sequence[Draft], door: str, request_id: str) -> tuple[str, ...]:
         """Record events; see RecordEvents. Gives their ids."""

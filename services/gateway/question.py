@@ -20,6 +20,7 @@ from services.gateway.time_box import time_box
 from services.router.deadline import Deadline
 from services.router.gate import LlmView
 from services.router.policy import Facts, list_covers, list_is_fresh
+from services.tracing import trace_headers
 
 log = structlog.get_logger()
 
@@ -100,6 +101,7 @@ class Question:
             excluded_item_ids=tuple(dict.fromkeys(seen + self.request.exclude_item_ids)),
             filters=self.request.filters,
             priority=self.caller.priority,
+            trace=trace_headers(),
         )
 
 

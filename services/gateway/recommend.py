@@ -7,8 +7,10 @@ answers. Knows neither JSON nor protobuf, and no clock but the two it is given.
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import structlog
+from opentelemetry.trace import SpanKind
 
 from services.contracts.access import Caller
 from services.contracts.events import Impression
@@ -16,23 +18,36 @@ from services.contracts.rank import RankResult
 from services.contracts.recommend import Recommendation, RecommendRequest, Tier
 from services.errors import Overloaded
 from services.gateway.candidates import Ranking, as_items, best_allowed, choose
+from services.gateway.explaining import Answered
+from services.gateway.explanations import Explanations
 from services.gateway.impressions import Impressions
 from services.gateway.live_bundle import LiveBundle
-from services.gateway.llm_tier import LlmTier
+from services.gateway.llm_tier import LlmAnswer, LlmTier
 from services.gateway.load_watch import LoadWatch
 from services.gateway.popular import Popular
 from services.gateway.question import UNREAD, Features, Known, Question, question_of, read_known
 from services.gateway.report import Report
 from services.gateway.stages import Stages
+from services.gateway.trace_notes import note_answer
 from services.router import policy
 from services.router.admission import Verdict
 from services.router.deadline import Deadline, DeadlineLimits, deadline_from
 from services.router.policy import Route
+from services.tracing import trace_id
 
 log = structlog.get_logger()
 
 _FEATURES_SHARE = 0.5
 _RETRY_AFTER_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Ranked:
+    """How ranking ended: the final route, the rankings, best first, and what became of asking the LLM, if it was asked."""
+
+    route: Route
+    rankings: list[Ranking]
+    llm: LlmAnswer | None = None
 
 
 class Recommend:
@@ -47,6 +62,7 @@ class Recommend:
         popular: Popular,
         impressions: Impressions,
         report: Report,
+        explanations: Explanations,
         load: LoadWatch,
         limits: DeadlineLimits,
         feature_timeout_s: float,
@@ -60,6 +76,7 @@ class Recommend:
         self._popular = popular
         self._impressions = impressions
         self._report = report
+        self._explanations = explanations
         self._load = load
         self._limits = limits
         self._feature_timeout_s = feature_timeout_s
@@ -77,7 +94,7 @@ class Recommend:
         live = self._live.current()
         live.catalogue.check_filters(request.filters)
         deadline = deadline_from(arrived_s, request.deadline_ms, self._limits)
-        stages = Stages(self._clock)
+        stages = Stages(self._clock, arrived_s)
 
         verdict = self._load.judge(caller.priority)
         if verdict is Verdict.REFUSE:
@@ -88,11 +105,12 @@ class Recommend:
         with stages.measure("route"):
             question = question_of(request, caller, deadline, live, known)
             budget_s = deadline.budget_s(self._clock())
-            route = policy.plan(question.facts(self._llm.view(caller.priority), self._min_history_for_llm, budget_s))
+            facts = question.facts(self._llm.view(caller.priority), self._min_history_for_llm, budget_s)
+            planned = policy.plan(facts)
         with self._load.working(), stages.measure("rank"):
-            route, best = await self._rank(question, route, stages)
+            ranked = await self._rank(question, planned, stages)
         with stages.measure("answer"):
-            rankings = self._from_the_top(question, best)
+            rankings = self._from_the_top(question, ranked.rankings)
             items = as_items(choose(rankings, question.masks.showable, request.k), live.catalogue)
 
         now_ms = int(self._wall_clock() * 1_000)
@@ -102,8 +120,8 @@ class Recommend:
         answer = Recommendation(
             request_id=request.request_id,
             items=items,
-            tier=route.tier,
-            reason=route.reason,
+            tier=ranked.route.tier,
+            reason=ranked.route.reason,
             bundle_version=live.version,
             newest_event_time_ms=newest_ms,
             feature_age_ms=None if newest_ms is None else max(0, now_ms - newest_ms),
@@ -111,7 +129,22 @@ class Recommend:
             stages_ms=stages.as_ms(),
         )
         asyncio.get_running_loop().call_soon(self._impressions.offer, impression_of(question, answer, now_ms))
-        self._report.answered(door, answer, deadline, self._clock())
+        answered_s = self._clock()
+        self._report.answered(door, answer, deadline, answered_s)
+        told = Answered(
+            question=question,
+            facts=facts,
+            planned=planned,
+            llm=ranked.llm,
+            answer=answer,
+            stages=stages,
+            door=door,
+            answered_s=answered_s,
+            now_ms=now_ms,
+            trace_id=trace_id(),
+        )
+        note_answer(told)
+        self._explanations.offer(told)
         return answer
 
     async def _read(self, request: RecommendRequest, deadline: Deadline) -> Known:
@@ -119,17 +152,17 @@ class Recommend:
         box_s = min(self._feature_timeout_s, _FEATURES_SHARE * deadline.budget_s(self._clock()))
         return await read_known(self._features, request.user_id, box_s)
 
-    async def _rank(self, question: Question, route: Route, stages: Stages) -> tuple[Route, list[Ranking]]:
-        """Have the routed tier rank, with the student beside the LLM. Gives the final route and the rankings, best first."""
-        if route.tier is Tier.PRECOMPUTED and question.listed is not None:
-            return route, [question.listed]
-        if route.tier is Tier.POPULAR:
-            return route, []
-        if route.tier is Tier.STUDENT:
+    async def _rank(self, question: Question, planned: Route, stages: Stages) -> "_Ranked":
+        """Have the planned tier rank, with the student beside the LLM."""
+        if planned.tier is Tier.PRECOMPUTED and question.listed is not None:
+            return _Ranked(planned, [question.listed])
+        if planned.tier is Tier.POPULAR:
+            return _Ranked(planned, [])
+        if planned.tier is Tier.STUDENT:
             student = self._ask_student(question, stages)
-            return policy.after_student(route, student_ranked=bool(student)), student
+            return _Ranked(policy.after_student(planned, student_ranked=bool(student)), student)
 
-        with stages.measure("llm"):
+        with stages.measure("llm", SpanKind.CLIENT):
             budget_s = question.deadline.budget_s(self._clock())
             asking = self._llm.ask(question.for_llm(self._wall_clock() + budget_s), budget_s)
             try:
@@ -142,7 +175,7 @@ class Recommend:
         llm_ranked = _llm_ranking(question, llm.result)
         if llm_ranked and student:
             self._report.both_ranked(llm_ranked[0].indices, student[0].indices, question.num_wanted)
-        return route, llm_ranked + student
+        return _Ranked(route, llm_ranked + student, llm)
 
     def _ask_student(self, question: Question, stages: Stages) -> list[Ranking]:
         """Give the student's ranking, or none: a fact for the policy, whatever its runtime broke at."""

@@ -79,7 +79,7 @@ class _RestDoor:
             call.request_id = request.request_id
             return json_response(format_recommendation(await plane.recommend(request, arrived_s, DOOR, call.admitted)))
 
-        return await guarded(http, work, plane.report.recommend_refused, scope=Scope.RECOMMEND)
+        return await guarded(http, work, plane.recommend_refused, scope=Scope.RECOMMEND)
 
     async def record(self, http: Request) -> Response:
         """Record what users did; answers only when the broker has every event."""

@@ -25,6 +25,7 @@ STATUS = {
     ErrorKind.TOO_LARGE: 413,
     ErrorKind.UNAUTHENTICATED: 401,
     ErrorKind.NOT_ALLOWED: 403,
+    ErrorKind.NOT_FOUND: 404,
     ErrorKind.QUOTA: 429,
     ErrorKind.OVERLOADED: 429,
     ErrorKind.AWAY: 503,

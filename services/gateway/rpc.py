@@ -40,7 +40,7 @@ class RpcDoor:
             call.request_id = asked.request_id
             return format_recommendation(await plane.recommend(asked, arrived_s, DOOR, call.admitted))
 
-        refused = plane.report.recommend_refused
+        refused = plane.recommend_refused
         return await guarded(context, work, pb.RecommendResponse(), refused, access=self._access, scope=Scope.RECOMMEND)
 
     async def RecordEvents(self, request: bytes, context: CallContext) -> pb.RecordEventsResponse:

@@ -26,6 +26,7 @@ STATUS = {
     ErrorKind.TOO_LARGE: grpc.StatusCode.INVALID_ARGUMENT,
     ErrorKind.UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
     ErrorKind.NOT_ALLOWED: grpc.StatusCode.PERMISSION_DENIED,
+    ErrorKind.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
     ErrorKind.QUOTA: grpc.StatusCode.RESOURCE_EXHAUSTED,
     ErrorKind.OVERLOADED: grpc.StatusCode.RESOURCE_EXHAUSTED,
     ErrorKind.AWAY: grpc.StatusCode.UNAVAILABLE,

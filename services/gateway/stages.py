@@ -1,25 +1,47 @@
-"""Where one request's time went, stage by stage. Stages may overlap (the student works while the LLM does)."""
+"""Where one request's time went, stage by stage. Stages may overlap (the student works while the LLM does).
+
+In a traced request each stage is a span too, all of them below the one that was open when the request began.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from opentelemetry.trace import Span, SpanKind
+
+from services.contracts.explanation import StageTime
+from services.tracing import here, span
+
 
 class Stages:
-    """A stopwatch per named stage of one request."""
+    """A stopwatch per named stage of one request that arrived at `arrived_s` on the same clock."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], arrived_s: float) -> None:
         self._clock = clock
-        self._seconds: dict[str, float] = {}
+        self._arrived_s = arrived_s
+        self._above = here()
+        self._spent: dict[str, tuple[float, float]] = {}
 
     @contextmanager
-    def measure(self, stage: str) -> Iterator[None]:
-        """Measure the block as this stage."""
+    def measure(self, stage: str, kind: SpanKind = SpanKind.INTERNAL) -> Iterator[Span]:
+        """Measure the block as this stage; gives its span, which forgets all notes where nothing is traced."""
         started_s = self._clock()
         try:
-            yield
+            with span(stage, kind, under=self._above) as traced:
+                yield traced
         finally:
-            self._seconds[stage] = self._clock() - started_s
+            self._spent[stage] = (started_s, self._clock() - started_s)
 
     def as_ms(self) -> dict[str, float]:
         """Give the milliseconds of each stage measured so far, to the microsecond."""
-        return {stage: round(seconds * 1_000, 3) for stage, seconds in self._seconds.items()}
+        return {stage: round(seconds * 1_000, 3) for stage, (_, seconds) in self._spent.items()}
+
+    def timeline(self) -> tuple[StageTime, ...]:
+        """Give the stages measured so far in the order of their beginning."""
+        return tuple(
+            StageTime(
+                name=stage,
+                offset_ms=round((started_s - self._arrived_s) * 1_000, 3),
+                duration_ms=round(seconds * 1_000, 3),
+            )
+            for stage, (started_s, seconds) in sorted(self._spent.items(), key=lambda one: one[1][0])
+        )

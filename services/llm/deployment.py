@@ -20,11 +20,14 @@ from services.llm.bundle_watch import BundleWatch
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
 from services.llm.engine.outcome import Status
+from services.llm.engine_spans import tell
 from services.llm.engine_thread import Ended, EngineThread
 from services.llm.loaded_bundle import LoadedBundle, load_bundle
 from services.llm.reply import Reply, refusal_of
 from services.settings import Settings
 from services.telemetry import EngineMetrics, ProcessMetrics, configure_logging
+from services.trace_export import open_tracing
+from services.tracing import note, note_failure
 
 _STICKY_ROUTER = "services.llm.sticky_router.StickyRouter"
 
@@ -35,6 +38,7 @@ class LlmDeployment:
     def __init__(self, settings: Settings) -> None:
         configure_logging(settings.log_level)
         torch.set_num_threads(settings.llm_threads)
+        self._tracing = open_tracing(settings.otlp_endpoint, settings.trace_share, "tailrace-llm")
         self._settings = settings
         self._version: str | None = None
         registry = CollectorRegistry()
@@ -48,19 +52,27 @@ class LlmDeployment:
         """Ray Serve calls this when it stops the replica; what is in flight may finish."""
         if hasattr(self, "_watch"):
             self._watch.stop()
+            self._tracing.stop()
 
     async def rank(self, request: RankRequest) -> Reply:
         """Spell the next items for one user. Cancelling this call cancels the work."""
+        with self._tracing.continuation("llm.rank", request.trace):
+            note({"tailrace.request_id": request.request_id})
+            return await self._rank(request)
+
+    async def _rank(self, request: RankRequest) -> Reply:
         try:
             serving = self._watch.current()
             if request.bundle_version != serving.bundle.version:
                 raise BundleMismatch(request.bundle_version, serving.bundle.version)
             deadline_s = time.monotonic() + request.deadline_unix_s - time.time()
             ended = await serving.thread.ask(serving.bundle.ask_for(request, deadline_s))
+            tell(ended)
             if ended.outcome.status is not Status.DONE:
                 raise DeadlineExceeded("llm")
             return serving.bundle.result_of(ended)
         except TailraceError as error:
+            note_failure(type(error).__name__, is_ours=True)
             return refusal_of(error)
 
     def check_health(self) -> None:

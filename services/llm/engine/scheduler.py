@@ -80,11 +80,13 @@ class Scheduler:
         """Record that the step ran: tokens computed, full blocks findable, levels done."""
         for chunk in plan.chunks:
             sequence = chunk.sequence
+            sequence.num_steps += 1
             sequence.num_computed = chunk.end
             self._register_full_blocks(sequence, chunk.start)
             if sequence.num_levels and chunk.is_last:
                 sequence.num_levels_done = 1
         for sequence in plan.beam_steps:
+            sequence.num_steps += 1
             sequence.num_levels_done += 1
 
     def finish(self, sequence: Sequence) -> None:
@@ -106,6 +108,8 @@ class Scheduler:
 
     def _plan_decode_or_beams(self, plan: StepPlan, room: "_Room", sequence: Sequence, now_s: float) -> None:
         rows = sequence.num_beam_rows
+        if sequence.decoding_s is None and (rows or sequence.is_decoding):
+            sequence.decoding_s = now_s
         if rows and rows <= room.beam_rows:
             plan.beam_steps.append(sequence)
             room.beam_rows -= rows

@@ -11,6 +11,7 @@ from models.catalogue import Catalogue
 from models.registry import BundleStore
 from services.contracts.features import PrecomputedList, UserFeatures
 from services.gateway.events import RecordEvents
+from services.gateway.explanations import Explanations
 from services.gateway.impressions import Impressions
 from services.gateway.live_bundle import LiveBundle
 from services.gateway.llm_tier import LlmTier
@@ -25,7 +26,7 @@ from services.router.deadline import DeadlineLimits
 from services.router.gate import LlmGate
 from services.router.predictor import LatencyPredictor
 from services.telemetry import GatewayMetrics
-from tests.fakes import FakeFeatures, FakeLlm, FakeLog, FakeStudent
+from tests.fakes import FakeFeatures, FakeLlm, FakeLog, FakeShelf, FakeStudent
 
 NUM_ITEMS = 20
 VERSION = "v1"
@@ -117,6 +118,7 @@ def make_world(root: Path) -> World:
     report = Report(metrics)
     admission = Admission(AdmissionLimits(max_in_flight=256, max_delay_s=60.0))
     load = LoadWatch(admission, metrics.strain)
+    explanations = Explanations(FakeShelf(), metrics.explanations)
     recommend = Recommend(
         live=live,
         features=features,
@@ -124,6 +126,7 @@ def make_world(root: Path) -> World:
         popular=popular,
         impressions=Impressions(impressions, metrics.impressions),
         report=report,
+        explanations=explanations,
         load=load,
         limits=DeadlineLimits(default_ms=1_000, min_ms=5, max_ms=5_000, reserve_ms=8.0),
         feature_timeout_s=0.05,
@@ -137,6 +140,7 @@ def make_world(root: Path) -> World:
         popular=popular,
         producers=(events, impressions),
         report=report,
+        explanations=explanations,
         load=load,
     )
     return World(features, llm, student, events, impressions, metrics, registry, live, popular, admission, plane, root)

@@ -1,0 +1,112 @@
+"""The explanations of recent requests: gathered in a small buffer, written to a shared store five times a second.
+
+Never on a request's path: offering one is an append. What does not fit, and what the store does not take, is dropped and
+counted. Any replica can tell of any request, since the store is shared. Does not know Redis: the port is below.
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+import structlog
+from prometheus_client import Counter
+
+from services.contracts.explanation import Explanation, decode_explanation
+from services.errors import DependencyAway, NotFound
+from services.gateway.explaining import Answered, Refused
+
+log = structlog.get_logger()
+
+_FLUSH_EVERY_S = 0.2
+_MAX_WAITING = 1_000
+_PER_WRITE = 50
+_FIND_TIMEOUT_S = 1.0
+_WRITE_TIMEOUT_S = 1.0
+_NOT_TOLD = frozenset({"unauthenticated", "not_allowed"})
+"""Refusals of those who were not let in: they must not be able to overwrite what others are told."""
+
+
+class ExplanationStore(Protocol):
+    """Where explanations are kept for a while, for all replicas."""
+
+    async def put(self, records: Sequence[tuple[str, bytes]], timeout_s: float) -> None:
+        """Keep records (request id, bytes); a later one replaces an earlier one. Raises DependencyAway."""
+        ...
+
+    async def get(self, request_id: str, timeout_s: float) -> bytes | None:
+        """Give what is kept under this id; None when there is nothing or not any more. Raises DependencyAway."""
+        ...
+
+    async def close(self) -> None:
+        """Close the connections."""
+        ...
+
+
+class Explanations:
+    """Keeps explanations in `store`; without one nothing is kept and everything is unknown."""
+
+    def __init__(self, store: ExplanationStore | None, outcomes: Counter) -> None:
+        self._store = store
+        self._waiting: deque[Answered | Refused] = deque()
+        self._kept, self._dropped = outcomes.labels("kept"), outcomes.labels("dropped")
+        self._is_away = False
+        self._flushing: asyncio.Task[None] | None = None
+
+    def offer(self, case: Answered | Refused) -> None:
+        """Take in one request, or drop it when too many wait."""
+        if self._store is None or (isinstance(case, Refused) and case.code in _NOT_TOLD):
+            return
+        if len(self._waiting) < _MAX_WAITING:
+            self._waiting.append(case)
+        else:
+            self._dropped.inc()
+
+    async def find(self, request_id: str) -> Explanation:
+        """Give a recent request's explanation. Raises NotFound when it is unknown or too old, DependencyAway."""
+        stored = None if self._store is None else await self._store.get(request_id, _FIND_TIMEOUT_S)
+        if stored is None:
+            raise NotFound("no explanation of this request is kept", "ask sooner, or raise TAILRACE_EXPLAIN_KEEP_S")
+        return decode_explanation(stored)
+
+    async def start(self) -> None:
+        """Write in the background from now on."""
+        if self._store is not None:
+            self._flushing = asyncio.create_task(self._flush_again_and_again())
+
+    async def stop(self) -> None:
+        """Write what waits, and end."""
+        if self._flushing is not None:
+            self._flushing.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._flushing
+        await self.flush()
+        if self._store is not None:
+            await self._store.close()
+
+    async def flush(self) -> None:
+        """Write what waits now, some at a time so that the loop stays free; the rest is dropped once the store is away."""
+        while self._store is not None and self._waiting:
+            cases = [self._waiting.popleft() for _ in range(min(_PER_WRITE, len(self._waiting)))]
+            try:
+                records = [(case.request_id, case.explain().encode()) for case in cases]
+                await self._store.put(records, _WRITE_TIMEOUT_S)
+            except Exception as error:  # noqa: BLE001 - whatever breaks here, requests go on and are explained later
+                self._lost(len(cases) + len(self._waiting), error)
+                self._waiting.clear()
+                return
+            self._kept.inc(len(cases))
+            self._is_away = False
+
+    def _lost(self, num_lost: int, error: Exception) -> None:
+        self._dropped.inc(num_lost)
+        if not self._is_away:
+            level = log.warning if isinstance(error, DependencyAway) else log.exception
+            level("explanations_dropped", error=repr(error))
+        self._is_away = isinstance(error, DependencyAway)
+
+    async def _flush_again_and_again(self) -> None:
+        while True:
+            await asyncio.sleep(_FLUSH_EVERY_S)
+            await self.flush()
