@@ -30,13 +30,14 @@ class Caller(Protocol):
 
 
 class RestCaller:
-    """HTTP/1.1 with keep-alive; as many connections as requests at once."""
+    """HTTP/1.1 with keep-alive; as many connections as requests at once. `key` is an API key, if the doors ask for one."""
 
     door = "rest"
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, key: str = "") -> None:
         self._address = (host, port)
         self._host = f"{host}:{port}".encode()
+        self._authorization = f"authorization: Bearer {key}\r\n".encode() if key else b""
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
     async def __aenter__(self) -> Self:
@@ -65,8 +66,8 @@ class RestCaller:
 
         A kept connection that the server has closed meanwhile is left for another one, as any HTTP client does.
         """
-        head = b"%s %s HTTP/1.1\r\nhost: %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
-        request = head % (method, path, self._host, len(body)) + body
+        head = b"%s %s HTTP/1.1\r\nhost: %s\r\n%scontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+        request = head % (method, path, self._host, self._authorization, len(body)) + body
         while True:
             is_kept = bool(self._idle)
             try:
@@ -95,12 +96,13 @@ async def _read_answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
 
 
 class RpcCaller:
-    """grpc.aio over one channel."""
+    """grpc.aio over one channel. `key` is an API key, if the doors ask for one."""
 
     door = "grpc"
 
-    def __init__(self, address: str) -> None:
-        self._channel = grpc.aio.insecure_channel(address)
+    def __init__(self, address: str, key: str = "") -> None:
+        self._metadata = (("authorization", f"Bearer {key}"),) if key else ()
+        self._channel = grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
         self._recommender = recommend_pb2_grpc.RecommenderStub(self._channel)  # type: ignore[no-untyped-call]
         self._health = health_pb2_grpc.HealthStub(self._channel)
 
@@ -113,7 +115,7 @@ class RpcCaller:
     async def recommend(self, ask: Ask) -> Outcome:
         """Ask over Recommend."""
         try:
-            answer = await self._recommender.Recommend(recommend_pb2.RecommendRequest(**ask))
+            answer = await self._recommender.Recommend(recommend_pb2.RecommendRequest(**ask), metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             return Outcome(is_ok=False, tier="none", reason=error.code().name.lower())
         return Outcome(is_ok=True, tier=answer.tier, reason=answer.reason)

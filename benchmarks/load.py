@@ -27,11 +27,16 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Shot:
-    """One request: seconds from its intended departure to its end, and how late it departed."""
+    """One request: seconds from its intended departure to its end, how late it departed, and when that was intended.
+
+    `at_s` counts from the beginning of the run.
+    """
 
     latency_s: float
     departed_late_s: float
     outcome: Outcome
+    at_s: float = 0.0
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,15 @@ class Load:
 
 async def run_load(send: Callable[[int], Awaitable[Outcome]], rate_rps: float, num_requests: int) -> Load:
     """Send `num_requests` at `rate_rps`, evenly spaced; `send` gets the request's number and never raises."""
+    return await run_schedule(send, [number / rate_rps for number in range(num_requests)])
+
+
+async def run_schedule(
+    send: Callable[[int], Awaitable[Outcome]],
+    departures_s: Sequence[float],
+    ended: Callable[[Shot], None] = lambda _: None,
+) -> Load:
+    """Send one request at each of these seconds from now; `ended` is told of each as it ends."""
     started_s, cpu_before_s = time.perf_counter(), _cpu_s()
     shots: list[Shot] = []
     running: set[asyncio.Task[None]] = set()
@@ -59,10 +73,13 @@ async def run_load(send: Callable[[int], Awaitable[Outcome]], rate_rps: float, n
                     outcome = await send(number)
             except TimeoutError:
                 outcome = Outcome(is_ok=False, tier="none", reason="no_answer")
-        shots.append(Shot(time.perf_counter() - intended_s, departed_s - intended_s, outcome))
+        latency_s, at_s = time.perf_counter() - intended_s, intended_s - started_s
+        shot = Shot(latency_s, departed_s - intended_s, outcome, at_s, number)
+        shots.append(shot)
+        ended(shot)
 
-    for number in range(num_requests):
-        intended_s = started_s + number / rate_rps
+    for number, departure_s in enumerate(departures_s):
+        intended_s = started_s + departure_s
         if (wait_s := intended_s - time.perf_counter()) > 0:
             await asyncio.sleep(wait_s)
         task = asyncio.create_task(shoot(number, intended_s))

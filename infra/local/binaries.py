@@ -29,17 +29,19 @@ def valkey_command(port: int, data_dir: Path, host: str = "127.0.0.1") -> list[s
     return [str(_valkey_server()), *(word for key, value in settings.items() for word in (f"--{key}", str(value)))]
 
 
-def tansu_command(port: int, host: str = "127.0.0.1") -> list[str]:
+def tansu_command(port: int, host: str = "127.0.0.1", advertised: str = "") -> list[str]:
     """Give the arguments of a broker that keeps its topics in memory. It needs no further environment.
 
-    Raises EnvironmentFault when the broker is not installed for this platform.
+    `advertised` is the `host:port` that it tells clients to come to, when that is another than its own. Raises
+    EnvironmentFault when the broker is not installed for this platform.
     """
     url = f"tcp://{host}:{port}"
+    told = f"tcp://{advertised or f'{host}:{port}'}"
     return [
         str(_tansu_server()),
         "broker",
         f"--listener-url={url}",
-        f"--advertised-listener-url={url}",
+        f"--advertised-listener-url={told}",
         "--storage-engine=memory://tansu/",
     ]
 

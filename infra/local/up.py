@@ -28,7 +28,12 @@ READY_WITHIN_S = 120.0
 MAX_LOG_BYTES = 20_000_000
 
 
-def run_stack(settings: Settings, report: Callable[[str], None], when_ready: Callable[[], None]) -> None:
+def run_stack(
+    settings: Settings,
+    report: Callable[[str], None],
+    when_ready: Callable[[], None],
+    parts_of: Callable[[Settings], tuple[Part, ...]] = stack_parts,
+) -> None:
     """Run the whole stack until SIGINT or SIGTERM. Raises EnvironmentFault when it cannot start.
 
     `settings.state_dir` must be absolute. `when_ready` is called once, when every part is well and a bundle answers.
@@ -37,7 +42,7 @@ def run_stack(settings: Settings, report: Callable[[str], None], when_ready: Cal
     stack_file.claim()
     if num_hit := end_leftovers(settings.state_dir):
         report(f"ended {num_hit} processes that an earlier crash left behind")
-    parts = stack_parts(settings)
+    parts = parts_of(settings)
     for part in parts:
         for port in part.ports:
             check_free(port)

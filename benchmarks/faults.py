@@ -1,0 +1,238 @@
+"""The fault matrix: what callers see while one thing after another breaks, on a stack of its own behind a faulty wire.
+
+    python -m benchmarks.faults --json OUT [--fault NAME ...] [--rate 50] [--state FOLDER] [--logs FOLDER] [--live]
+
+Each row: some seconds of health, some of the fault, then time to recover, with recommendations through both doors leaving at a
+fixed rate all along (three of four of high priority, one of normal) and an event every quarter of a second. The spike row adds
+twelve times the rate, of low priority. Latency counts from the intended departure; recovery from the dependency's return,
+or from the kill.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from benchmarks.chaos_scene import Scene, scene_from
+from benchmarks.crowd import Crowd
+from benchmarks.event_probe import EventProbe
+from benchmarks.live_view import LiveView
+from benchmarks.load import Load, Outcome, Shot, run_schedule
+from benchmarks.profiles import SPIKE_FACTOR
+from benchmarks.scoring import answers_recovered_s, degraded_share, summarise
+from benchmarks.tcp_proxy import Wire
+from services.contracts.access import Priority
+from services.settings import load_settings
+
+DEADLINE_MS = 200
+BEFORE_S, DURING_S, AFTER_S = 8.0, 14.0, 18.0
+_HIGH_OF = 4
+"""One of so many requests is of normal priority, the others of high."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that breaks. `end` None: it comes back by itself, and recovery counts from `begin`."""
+
+    begin: Callable[[Scene], Awaitable[None]]
+    end: Callable[[Scene], Awaitable[None]] | None = None
+    is_spike: bool = False
+
+
+def _wire(part: str, wire: Wire) -> Fault:
+    def proxy(scene: Scene) -> Any:
+        return scene.store if part == "store" else scene.broker
+
+    return Fault(lambda scene: proxy(scene).become(wire), lambda scene: proxy(scene).become(Wire.PASS))
+
+
+def _kill(name: str) -> Fault:
+    return Fault(lambda scene: asyncio.to_thread(getattr(scene.victims, f"kill_{name}")))
+
+
+async def _nothing(_: Scene) -> None:
+    """Health, and the spike, which is load."""
+
+
+FAULTS = {
+    "none": Fault(_nothing, _nothing),
+    **{
+        f"{part}-{wire}": _wire(part, wire)
+        for part in ("store", "broker")
+        for wire in (Wire.STOP, Wire.HANG, Wire.SLOW, Wire.RESET)
+    },
+    **{f"{name}-killed": _kill(name) for name in ("store", "gateway", "llm", "worker", "edge", "raylet")},
+    "low-priority-spike": Fault(_nothing, _nothing, is_spike=True),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One request of a row."""
+
+    at_s: float
+    priority: Priority
+
+
+def plan_row(rate_rps: float, fault: Fault) -> list[Planned]:
+    """Give a row's requests in order of departure."""
+    total_s = BEFORE_S + DURING_S + AFTER_S
+    base = [
+        Planned(number / rate_rps, Priority.NORMAL if number % _HIGH_OF == 0 else Priority.HIGH)
+        for number in range(round(rate_rps * total_s))
+    ]
+    wave_rps = SPIKE_FACTOR * rate_rps if fault.is_spike else 0.0
+    wave = [
+        Planned(BEFORE_S + number / wave_rps if wave_rps else 0.0, Priority.LOW)
+        for number in range(round(wave_rps * DURING_S))
+    ]
+    return sorted(base + wave, key=lambda one: one.at_s)
+
+
+async def run_row(name: str, fault: Fault, scene: Scene, rate_rps: float, view: LiveView) -> dict[str, Any]:
+    """Run one row on a stack that is well, and give its numbers."""
+    planned = plan_row(rate_rps, fault)
+    crowd = Crowd(scene.audience, len(planned))
+    probe = EventProbe(scene.rest, scene.audience.item_ids[0])
+    restarts = scene.victims.num_restarts()
+
+    async def send(number: int) -> Outcome:
+        caller = scene.doors[planned[number].priority][number // 4 % 2]
+        return await caller.recommend({**crowd.ask(number), "deadline_ms": DEADLINE_MS})
+
+    async def harm() -> float:
+        """Break and mend at the right moments; give when it was mended, in seconds from the row's beginning."""
+        view.phase = "health"
+        await asyncio.sleep(BEFORE_S)
+        view.phase = "[red]fault[/]"
+        await fault.begin(scene)
+        back_s = time.perf_counter() - began_s
+        await asyncio.sleep(began_s + BEFORE_S + DURING_S - time.perf_counter())
+        if fault.end is not None:
+            await fault.end(scene)
+            back_s = time.perf_counter() - began_s
+        view.phase = "recovery"
+        return back_s
+
+    began_s = time.perf_counter()
+    probe.start(began_s)
+    harming = asyncio.create_task(harm())
+    load = await run_schedule(send, [one.at_s for one in planned], view.ended)
+    back_s = await harming
+    await scene.until_well()
+    await probe.finish()
+    now = scene.victims.num_restarts()
+    restarted = {part: now[part] - count for part, count in restarts.items() if now.get(part, 0) > count}
+    return {"fault": name, **row_of(planned, load, probe, back_s, scene.weights), "restarts": restarted}
+
+
+def row_of(
+    planned: Sequence[Planned], load: Load, probe: EventProbe, back_s: float, weights: dict[str, float]
+) -> dict[str, Any]:
+    """Put a row together."""
+    shots = sorted(load.shots, key=lambda shot: shot.number)
+    base = [shot for shot in shots if planned[shot.number].priority is not Priority.LOW]
+    usual = degraded_share([shot for shot in base if shot.at_s < BEFORE_S])
+    answers_s, events_s = answers_recovered_s(base, back_s, usual), probe.recovered_s(back_s)
+    recovery_s = None if answers_s is None or events_s is None else round(max(answers_s, events_s), 2)
+    during = [shot for shot in base if BEFORE_S <= shot.at_s < max(BEFORE_S + DURING_S, back_s)]
+    acknowledged = [event for event in probe.events if event.acknowledged_s is not None]
+    return {
+        **summarise(shots, DEADLINE_MS, weights),
+        "recovery_s": recovery_s,
+        "answers_recovered_s": answers_s,
+        "events_recovered_s": events_s and round(events_s, 2),
+        "during": summarise(during, DEADLINE_MS, weights),
+        "by_priority": _by_priority(planned, shots, weights),
+        "events": {"sent": len(probe.events), "acknowledged": len(acknowledged), "lost": len(probe.unseen())},
+        "generator_cpu_share": round(load.cpu_share, 3),
+    }
+
+
+def _by_priority(planned: Sequence[Planned], shots: Sequence[Shot], weights: dict[str, float]) -> dict[str, Any]:
+    groups = {
+        priority.name.lower(): [shot for shot in shots if planned[shot.number].priority is priority]
+        for priority in Priority
+    }
+    return {name: summarise(group, DEADLINE_MS, weights) for name, group in groups.items() if group}
+
+
+async def measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Run the rows one after another on one stack."""
+    rows: list[dict[str, Any]] = []
+    console.print("starting a stack of its own ...")
+    async with scene_from(options.state.absolute(), options.logs) as scene:
+        for name in options.fault or list(FAULTS):
+            await scene.until_well()
+            view = LiveView(name, DEADLINE_MS)
+            with Live(view, console=console, refresh_per_second=4, transient=True):
+                rows.append(await run_row(name, FAULTS[name], scene, options.rate, view))
+            console.print(_line(rows[-1]))
+    console.print(table_of(rows))
+    return {
+        "benchmark": "faults",
+        "command": f"python -m benchmarks.faults {' '.join(sys.argv[1:])}",
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "machine": {"cpus": os.cpu_count(), "arch": platform.machine(), "python": platform.python_version()},
+        "rate_rps": options.rate,
+        "deadline_ms": DEADLINE_MS,
+        "phases_s": {"before": BEFORE_S, "during": DURING_S, "after": AFTER_S},
+        "rows": rows,
+    }
+
+
+def table_of(rows: Sequence[dict[str, Any]]) -> Table:
+    """Draw the matrix."""
+    table = Table(box=None)
+    for column in ("fault", "available", "in time", "p99 ms", "goodput", "recovery s", "events lost", "tiers"):
+        table.add_column(column, justify="left" if column in {"fault", "tiers"} else "right")
+    for row in rows:
+        tiers = " ".join(f"{tier} {share:.0%}" for tier, share in row["tiers"].items())
+        table.add_row(
+            row["fault"],
+            f"{100 * row['availability']:.2f} %",
+            f"{100 * row['deadline_met']:.2f} %",
+            f"{row['p99_ms']:.1f}",
+            f"{row['goodput']:.3f}",
+            "-" if row["recovery_s"] is None else f"{row['recovery_s']:.1f}",
+            str(row["events"]["lost"]),
+            tiers,
+        )
+    return table
+
+
+def _line(row: dict[str, Any]) -> str:
+    return (
+        f"{row['fault']:20} available {100 * row['availability']:.2f} %  in time {100 * row['deadline_met']:.2f} %"
+        f"  p99 {row['p99_ms']:.1f} ms  recovery {row['recovery_s']} s"
+    )
+
+
+def main() -> None:
+    """Measure, print the matrix, write the JSON."""
+    settings = load_settings()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, required=True, metavar="OUT")
+    parser.add_argument("--fault", nargs="+", choices=list(FAULTS), help="only these")
+    parser.add_argument("--rate", type=float, default=50.0, help="requests a second")
+    parser.add_argument("--state", type=Path, default=settings.state_dir, help="whose bundle and store are copied")
+    parser.add_argument("--logs", type=Path, help="where the stack's logs are kept")
+    options = parser.parse_args()
+    report = asyncio.run(measure(options, Console(stderr=True)))
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
