@@ -1,12 +1,15 @@
 """The gate: what is worse than it must be is not published. Pure."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from services.errors import StageFailed
+from services.errors import ConfigError, StageFailed
 
 METRIC = "ndcg@10"
+BASELINES = ("popularity", "bigram", "item_knn")
+"""What needs no training, from the weakest on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,6 +18,15 @@ class GateOptions:
 
     baseline: str = "item_knn"
     min_student_share: float = 0.95
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be checked. Raises ConfigError naming the option."""
+        if self.baseline not in BASELINES:
+            raise ConfigError(f"--baseline: {self.baseline!r} is not known; give one of {', '.join(BASELINES)}")
+        if not 0 <= self.min_student_share < math.inf:
+            raise ConfigError(
+                f"--min-student-share: {self.min_student_share} is no share; give 0 or more, such as 0.95"
+            )
 
 
 def student_share(metrics: Mapping[str, Mapping[str, Any]]) -> float:

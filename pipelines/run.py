@@ -74,11 +74,13 @@ class PipelineOptions:
     def __post_init__(self) -> None:
         """Refuse what cannot be run. Raises ConfigError naming the option."""
         if self.dataset != ML_100K:
-            raise ConfigError(f"dataset: {self.dataset!r} is not known, only {ML_100K!r}; or give events and items")
+            raise ConfigError(
+                f"--dataset: {self.dataset!r} is not known, only {ML_100K!r}; or give --events and --items"
+            )
         if (self.events is None) != (self.items is None):
-            raise ConfigError("events and items: give both or none")
+            raise ConfigError("--events and --items: give both or none")
         if self.until not in STAGES:
-            raise ConfigError(f"until: {self.until!r} is no stage; the stages are {', '.join(STAGES)}")
+            raise ConfigError(f"--until: {self.until!r} is no stage; the stages are {', '.join(STAGES)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

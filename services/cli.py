@@ -11,12 +11,15 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from services.audit_file import audited, write_act
+from services.cli_keys import keys_app
 from services.errors import TailraceError
 
 if TYPE_CHECKING:
     from services.settings import Settings
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+app.add_typer(keys_app, name="keys")
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -43,6 +46,7 @@ def up(
     from models.registry import BundleStore
 
     settings = _settings()
+    write_act(settings.state_dir, "up", "started", {})
     if detach:
         start_in_background(settings, out.file)
         return
@@ -66,7 +70,8 @@ def down() -> None:
     from infra.local.down import stop_stack
 
     settings = _settings()
-    out.print("stopped" if stop_stack(settings) else f"no stack runs from {settings.state_dir}")
+    with audited(settings.state_dir, "down"):
+        out.print("stopped" if stop_stack(settings) else f"no stack runs from {settings.state_dir}")
 
 
 @app.command()
@@ -116,14 +121,34 @@ def pipeline(
     items: Annotated[Path | None, typer.Option(help="Your own items, with --events.")] = None,
     live_log: Annotated[bool, typer.Option(help="Train on the events that came in over Kafka too.")] = True,
     until: Annotated[str, typer.Option(help="End after this stage.")] = "publish",
+    epochs: Annotated[int | None, typer.Option(help="The decoder's epochs.", show_default="25")] = None,
+    student_epochs: Annotated[int | None, typer.Option(help="The student's epochs.", show_default="15")] = None,
+    seed: Annotated[int, typer.Option(help="Another seed, another run of training.")] = 0,
+    baseline: Annotated[
+        str, typer.Option(help="What decoder and student must beat: popularity, bigram or item_knn.")
+    ] = "item_knn",
+    min_student_share: Annotated[
+        float, typer.Option(help="The share of the decoder's NDCG@10 that the student must keep.")
+    ] = 0.95,
 ) -> None:
     """Train, evaluate and publish a bundle from events; what is done already is skipped."""
     from infra.local.store import feature_store
+    from pipelines.gate import GateOptions
+    from pipelines.recipe import decoder_recipe, student_recipe
     from pipelines.run import PipelineOptions, Places, run_pipeline
     from services.features.repo import RepoAddress
 
     settings = _settings()
-    options = PipelineOptions(dataset=dataset, events=events, items=items, with_live_log=live_log, until=until)
+    options = PipelineOptions(
+        dataset=dataset,
+        events=events,
+        items=items,
+        with_live_log=live_log,
+        until=until,
+        train=decoder_recipe(epochs, seed),
+        distill=student_recipe(student_epochs, seed),
+        gate=GateOptions(baseline=baseline, min_student_share=min_student_share),
+    )
     places = Places(
         state_dir=settings.state_dir,
         cache_dir=settings.cache_dir,
@@ -174,7 +199,9 @@ def promote(version: str) -> None:
     """Make a published bundle live, by one atomic move."""
     from models.registry import BundleStore
 
-    BundleStore(_settings().bundle_root).promote(version)
+    settings = _settings()
+    with audited(settings.state_dir, "promote", version=version):
+        BundleStore(settings.bundle_root).promote(version)
     out.print(f"{version} is live")
 
 
@@ -183,7 +210,10 @@ def rollback() -> None:
     """Make the bundle before the live one live again."""
     from models.registry import BundleStore
 
-    out.print(f"{BundleStore(_settings().bundle_root).rollback()} is live")
+    settings = _settings()
+    with audited(settings.state_dir, "rollback"):
+        version = BundleStore(settings.bundle_root).rollback()
+    out.print(f"{version} is live")
 
 
 def bundle_row(report: dict[str, Any]) -> list[str]:

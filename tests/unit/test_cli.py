@@ -64,6 +64,14 @@ def test_a_bad_setting_is_one_line(tmp_path: Path, settings: dict[str, str], wor
     assert len(refused.stderr.strip().splitlines()) == 1
 
 
+def test_a_bad_option_of_the_pipeline_is_one_line(tmp_path: Path) -> None:
+    """The option and the fix are named before anything is started."""
+    refused = tailrace("pipeline", "--epochs", "0", state_dir=tmp_path)
+
+    assert refused.returncode == 1
+    assert refused.stderr.strip() == "error: --epochs: 0 epochs train nothing; give at least 1 (usual: 25)"
+
+
 def test_status_and_down_without_a_stack(tmp_path: Path) -> None:
     """Nothing runs: status says so with exit code 1, down with 0."""
     status, down = tailrace("status", state_dir=tmp_path), tailrace("down", state_dir=tmp_path)

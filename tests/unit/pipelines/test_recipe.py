@@ -1,0 +1,51 @@
+"""Run with: pytest tests/unit/pipelines/test_recipe.py"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipelines.distill import DistillOptions
+from pipelines.gate import GateOptions
+from pipelines.recipe import decoder_recipe, student_recipe
+from pipelines.run import PipelineOptions
+from pipelines.train import TrainOptions
+from services.errors import ConfigError
+
+
+def test_nothing_given_is_the_usual_recipe() -> None:
+    """So that a run without options finds what earlier runs have made."""
+    assert decoder_recipe(None, 0) == TrainOptions()
+    assert student_recipe(None, 0) == DistillOptions()
+
+
+def test_epochs_and_seed_change_nothing_else() -> None:
+    """The rest of the recipe stays."""
+    decoder, student = decoder_recipe(3, 7), student_recipe(2, 7)
+
+    assert (decoder.fit.epochs, decoder.seed, student.fit.epochs, student.seed) == (3, 7, 2, 7)
+    assert decoder.fit.descent == TrainOptions().fit.descent
+    assert student.fit.validate_every == DistillOptions().fit.validate_every
+    assert decoder.hidden_size == TrainOptions().hidden_size
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: decoder_recipe(0, 0), "--epochs: 0 epochs train nothing; give at least 1"),
+        (lambda: student_recipe(-3, 0), "--student-epochs: -3 epochs train nothing; give at least 1"),
+        (lambda: decoder_recipe(None, -1), "--seed: -1 is out of range; give 0 to"),
+        (lambda: student_recipe(None, 2**32), "--seed: 4294967296 is out of range; give 0 to"),
+        (lambda: GateOptions(baseline="random"), "--baseline: 'random' is not known; give one of popularity, bigram"),
+        (lambda: GateOptions(min_student_share=float("nan")), "--min-student-share: nan is no share; give 0 or more"),
+        (lambda: PipelineOptions(until="lunch"), "--until: 'lunch' is no stage; the stages are ingest, "),
+        (lambda: PipelineOptions(events=Path("e.csv")), "--events and --items: give both or none"),
+        (lambda: PipelineOptions(dataset="netflix"), "--dataset: 'netflix' is not known, only 'ml-100k'"),
+    ],
+)
+def test_a_bad_number_names_its_option_and_the_fix(make: Callable[[], object], words: str) -> None:
+    """Before anything is started."""
+    with pytest.raises(ConfigError) as refused:
+        make()
+
+    assert str(refused.value).startswith(words)
