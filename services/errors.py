@@ -64,11 +64,12 @@ class Unauthenticated(TailraceError):
 
 
 class NotAllowed(TailraceError):
-    """A valid key without the scope that this call needs."""
+    """A valid key without the scope that this call needs. `key_id` is for the audit, not for the caller."""
 
-    def __init__(self, scope: str) -> None:
+    def __init__(self, scope: str, key_id: str) -> None:
         super().__init__(f"this key lacks the scope {scope}; ask whoever issued it")
         self.scope = scope
+        self.key_id = key_id
 
 
 class QuotaExceeded(TailraceError):

@@ -70,7 +70,7 @@ class KeyedAccess:
             raise Unauthenticated
         caller = holder.caller
         if scope not in caller.scopes:
-            raise NotAllowed(scope)
+            raise NotAllowed(scope, caller.key_id)
         self._rates.spend(caller.key_id, holder.allowance, now_unix_s, self._clock())
         return caller
 

@@ -13,9 +13,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from services.contracts.access import Scope
+from services.errors import NotAllowed
 from services.gateway.audit import NOBODY, audit
 from services.gateway.caller import Call, new_request_id, request_id_from
 from services.gateway.error_table import ErrorAnswer, ErrorKind, describe
+from services.tracing import note_failure
 
 log = structlog.get_logger()
 
@@ -52,32 +54,34 @@ async def guarded(
         scope: What the caller's key must allow.
         audited: Whether an audit line is written; by default for everything that needs the scope admin.
     """
-    call, outcome = Call(new_request_id()), "ok"
+    call, who, outcome = Call(new_request_id()), NOBODY, "ok"
     try:
         call.request_id = request_id_from(http.headers)
         call.caller = http.app.state.access.authorize(http.headers, scope)
+        who = call.admitted.key_id
         response = await work(call)
     except ClientDisconnect:
         return Response(status_code=_CLIENT_GONE)
     except Exception as error:
         answer = describe(error)
         outcome = answer.kind.value
+        note_failure(outcome, is_ours=answer.is_ours)
+        who = error.key_id if isinstance(error, NotAllowed) else who
         if answer.kind is ErrorKind.INTERNAL:
             log.exception("unexpected_error", request_id=call.request_id, door=DOOR)
         if refused is not None:
             refused(DOOR, answer.kind.value, answer.sentence, call.request_id)
         response = _envelope(STATUS[answer.kind], answer, call.request_id)
     if scope is Scope.ADMIN if audited is None else audited:
-        _audit(http, call, outcome)
+        _audit(http, who, outcome, call.request_id)
     if http.app.state.echoes_request_id:
         response.headers.update(call.echo)
     return response
 
 
-def _audit(http: Request, call: Call, outcome: str) -> None:
-    who = call.caller.key_id if call.caller is not None else NOBODY
+def _audit(http: Request, who: str, outcome: str, request_id: str) -> None:
     origin = http.headers.get("x-forwarded-for") or (http.client.host if http.client else "unknown")
-    audit(act=f"{http.method} {http.url.path}", who=who, origin=origin, outcome=outcome, request_id=call.request_id)
+    audit(act=f"{http.method} {http.url.path}", who=who, origin=origin, outcome=outcome, request_id=request_id)
 
 
 def json_response(body: object, status: int = 200) -> Response:

@@ -1,0 +1,354 @@
+"""Both doors with keys: who comes in, who does not, with which code, and that a refusal helps no attacker."""
+
+import inspect
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+import structlog
+from google.rpc import status_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from services.contracts import recommend_pb2 as pb
+from services.contracts import recommend_pb2_grpc as api
+from services.contracts.access import Priority, Scope
+from services.gateway.access import KeyedAccess
+from services.gateway.access_keys import KeysFile, StoredHash, StoredKey, hash_of, write_keys
+from services.gateway.access_rates import Rates
+from services.gateway.access_ring import KeyRing
+from services.gateway.caller import Call
+from services.gateway.rest import create_rest_app
+from services.gateway.rest_answers import guarded, json_response
+from services.gateway.rpc import RpcDoor, add_recommender_to_server
+from tests.unit.gateway.world import MAX_BODY_BYTES, World
+
+PAST, FUTURE = (datetime.now(UTC) + timedelta(days=days) for days in (-1, 1))
+MAX_K = 15
+
+Headers = dict[str, str]
+
+
+def bearer(key: str) -> Headers:
+    """The usual header."""
+    return {"authorization": f"Bearer {key}"}
+
+
+def stored(key_id: str, *scopes: Scope, hashes: dict[str, datetime | None] | None = None, **fields: Any) -> StoredKey:
+    """A key whose text is its id, unless hashes say otherwise."""
+    ends = {key_id: None} if hashes is None else hashes
+    kept = tuple(StoredHash(sha256=hash_of(key), expires_at=end) for key, end in ends.items())
+    return StoredKey(id=key_id, hashes=kept, scopes=frozenset(scopes), **fields)
+
+
+KEYS = KeysFile(
+    keys=(
+        stored("shop", Scope.RECOMMEND, Scope.EVENTS, priority=Priority.HIGH),
+        stored("clicks", Scope.EVENTS),
+        stored("root", *Scope),
+        stored("expired", *Scope, hashes={"expired": PAST}),
+        stored("rotated", Scope.RECOMMEND, hashes={"rotated-old": FUTURE, "rotated-new": None, "rotated-gone": PAST}),
+        stored("slow", Scope.RECOMMEND, Scope.EVENTS, rate_per_s=0.01, burst=1),
+        stored("daily", Scope.RECOMMEND, Scope.EVENTS, daily_quota=1),
+        stored("small", Scope.RECOMMEND, max_k=2),
+    )
+)
+
+
+@dataclass
+class Outcome:
+    """What a caller sees: the status, every byte that could tell wrong keys apart, when to come back."""
+
+    status: str
+    said: str
+    retry_after: float | None = None
+    num_items: int = 0
+
+
+class RestDoor:
+    """The REST door's caller."""
+
+    def __init__(self, http: httpx.AsyncClient) -> None:
+        self.http = http
+
+    async def recommend(self, headers: Headers, **body: Any) -> Outcome:
+        """Ask for two items."""
+        return _rest(
+            await self.http.post("/v1/recommendations", json={"user_id": "nobody", "k": 2, **body}, headers=headers)
+        )
+
+    async def record(self, headers: Headers) -> Outcome:
+        """Record one event."""
+        return _rest(await self.http.post("/v1/events", json={"user_id": "u", "item_id": "i"}, headers=headers))
+
+
+class RpcCaller:
+    """The gRPC door's caller."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.channel = channel
+        self._stub = api.RecommenderStub(channel)
+
+    async def recommend(self, headers: Headers, **body: Any) -> Outcome:
+        """Ask for two items."""
+        return await _rpc(self._stub.Recommend, pb.RecommendRequest(**{"user_id": "nobody", "k": 2, **body}), headers)
+
+    async def record(self, headers: Headers) -> Outcome:
+        """Record one event."""
+        event = pb.Interaction(user_id="u", item_id="i")
+        return await _rpc(self._stub.RecordEvents, pb.RecordEventsRequest(events=[event]), headers)
+
+
+Door = RestDoor | RpcCaller
+
+
+@pytest.fixture
+def access(tmp_path: Path) -> KeyedAccess:
+    """A ring with the table's keys."""
+    path = tmp_path / "keys.json"
+    write_keys(path, KEYS)
+    return KeyedAccess(KeyRing(path, MAX_K), Rates())
+
+
+@pytest.fixture
+async def rest(world: World, access: KeyedAccess) -> AsyncIterator[RestDoor]:
+    """The REST door with keys."""
+    app = create_rest_app(lambda: world.plane, lambda: b"# metrics\n", MAX_BODY_BYTES, access=access)
+
+    async def drill(http: httpx.Request) -> Any:
+        """An administrative act."""
+
+        async def work(call: Call) -> Any:
+            return json_response({"by": call.admitted.key_id})
+
+        return await guarded(http, work, scope=Scope.ADMIN)
+
+    drill.__signature__ = inspect.Signature()
+    app.add_route("/admin/drill", drill, methods=["POST"])
+    transport = httpx.ASGITransport(app, client=("192.0.2.7", 4711))
+    async with httpx.AsyncClient(transport=transport, base_url="http://door") as http:
+        yield RestDoor(http)
+
+
+@pytest.fixture
+async def rpc(world: World, access: KeyedAccess) -> AsyncIterator[RpcCaller]:
+    """The gRPC door with keys."""
+    server, door = grpc.aio.server(), RpcDoor(lambda: world.plane, MAX_BODY_BYTES, access)
+    add_recommender_to_server(door, server)
+    health = health_pb2_grpc.HealthServicer()
+    health.Check = door.Check  # type: ignore[method-assign]
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield RpcCaller(channel)
+    await server.stop(None)
+
+
+@pytest.fixture(params=["rest", "rpc"])
+def door(request: pytest.FixtureRequest) -> Door:
+    """Each door in turn."""
+    caller: Door = request.getfixturevalue(request.param)
+    return caller
+
+
+OK = ("200", "OK")
+NO_KEY = ("401", "UNAUTHENTICATED")
+NO_SCOPE = ("403", "PERMISSION_DENIED")
+USED_UP = ("429", "RESOURCE_EXHAUSTED")
+
+TABLE: list[tuple[str, Headers, str, tuple[str, str]]] = [
+    ("missing", {}, "recommend", NO_KEY),
+    ("missing, events", {}, "record", NO_KEY),
+    ("wrong", bearer("nonsense"), "recommend", NO_KEY),
+    ("wrong, events", bearer("nonsense"), "record", NO_KEY),
+    ("empty", {"authorization": "Bearer "}, "recommend", NO_KEY),
+    ("another scheme", {"authorization": "Basic shop"}, "recommend", NO_KEY),
+    ("no scheme", {"authorization": "shop"}, "recommend", NO_KEY),
+    ("a bad header beside a good one", {"authorization": "Basic x", "x-api-key": "shop"}, "recommend", NO_KEY),
+    ("the hash instead of the key", bearer(hash_of("shop")), "recommend", NO_KEY),
+    ("the id of another's key, with its prefix", bearer("trk_shop"), "recommend", NO_KEY),
+    ("expired", bearer("expired"), "recommend", NO_KEY),
+    ("expired, events", bearer("expired"), "record", NO_KEY),
+    ("good", bearer("shop"), "recommend", OK),
+    ("good, events", bearer("shop"), "record", OK),
+    ("good, scheme in any case", {"authorization": "bEaReR shop"}, "recommend", OK),
+    ("good, the other header", {"x-api-key": "shop"}, "recommend", OK),
+    ("rotated, new", bearer("rotated-new"), "recommend", OK),
+    ("rotated, old within the overlap", bearer("rotated-old"), "recommend", OK),
+    ("rotated, old after the overlap", bearer("rotated-gone"), "recommend", NO_KEY),
+    ("wrong scope", bearer("clicks"), "recommend", NO_SCOPE),
+    ("wrong scope, events", bearer("rotated-new"), "record", NO_SCOPE),
+    ("everything", bearer("root"), "record", OK),
+]
+
+
+@pytest.mark.parametrize(("headers", "what", "statuses"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])
+async def test_the_table(door: Door, headers: Headers, what: str, statuses: tuple[str, str]) -> None:
+    """The right code for each key, the same at both doors, and none is told when to come back who may not come."""
+    outcome = await getattr(door, what)(headers)
+
+    assert outcome.status == statuses[isinstance(door, RpcCaller)]
+    assert outcome.retry_after is None
+
+
+async def test_missing_wrong_and_expired_are_one_answer(door: Door) -> None:
+    """Byte for byte, the request's own id apart: nothing tells an attacker that a key once was one."""
+    same = {"x-request-id": "same"}
+    answers = [await door.recommend({**same, **headers}) for headers in ({}, bearer("nonsense"), bearer("expired"))]
+
+    assert answers[0] == answers[1] == answers[2]
+    assert "expired" not in answers[0].said
+    assert "nonsense" not in answers[1].said
+
+
+async def test_a_refusal_comes_before_anything_is_read(door: Door, world: World) -> None:
+    """Without a key the request itself is not judged, no feature is read, and no event gets to the broker."""
+    nonsense = await door.recommend({}, k=1_000_000)
+    await door.record({})
+
+    assert nonsense.status in NO_KEY
+    assert world.events.records == []
+    assert world.llm.asked == []
+
+
+@pytest.mark.parametrize("key", ["slow", "daily"])
+async def test_a_used_up_key_is_told_when_to_come_back(door: Door, key: str) -> None:
+    """429 or RESOURCE_EXHAUSTED, with the time; both calls count for one key."""
+    first = await door.recommend(bearer(key))
+    again = await door.recommend(bearer(key))
+    events = await door.record(bearer(key))
+
+    assert first.status in OK
+    assert [again.status in USED_UP, events.status in USED_UP] == [True, True]
+    assert again.retry_after is not None
+    assert 0 < again.retry_after <= 86_400
+
+
+async def test_anothers_quota_is_not_mine(door: Door) -> None:
+    """One key that is used up stops no other; nor does a call that lacked the scope use up anything."""
+    await door.record(bearer("slow"))
+
+    assert (await door.record(bearer("slow"))).status in USED_UP
+    assert (await door.recommend(bearer("daily"))).status in OK
+    assert (await door.record(bearer("clicks"))).status in OK
+
+
+async def test_both_doors_count_together(rest: RestDoor, rpc: RpcCaller) -> None:
+    """A key has one bucket, whichever door it comes to."""
+    await rest.recommend(bearer("slow"))
+
+    assert (await rpc.recommend(bearer("slow"))).status == "RESOURCE_EXHAUSTED"
+
+
+async def test_items_are_bounded_by_the_settings_and_by_the_key(door: Door) -> None:
+    """The refusal names the limit, and comes before anything is read for the request."""
+    by_key = await door.recommend(bearer("small"), k=3)
+    by_settings = await door.recommend(bearer("root"), k=MAX_K + 1)
+    within = await door.recommend(bearer("small"), k=2)
+
+    assert "send 1 to 2" in by_key.said
+    assert f"send 1 to {MAX_K}" in by_settings.said
+    assert (within.status in OK, within.num_items) == (True, 2)
+
+
+async def test_the_priority_goes_along(door: Door, world: World) -> None:
+    """What the key's class is, the LLM is told."""
+    await door.recommend(bearer("shop"), user_id="long")
+    await door.recommend(bearer("root"), user_id="long")
+
+    assert [asked.priority for asked in world.llm.asked] == [Priority.HIGH, Priority.NORMAL]
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/docs", "/openapi.json"])
+async def test_health_and_the_papers_are_open(rest: RestDoor, path: str) -> None:
+    """Probes have no keys."""
+    assert (await rest.http.get(path)).status_code == 200
+
+
+async def test_grpc_health_is_open(rpc: RpcCaller) -> None:
+    """Probes have no keys."""
+    health = await health_pb2_grpc.HealthStub(rpc.channel).Check(health_pb2.HealthCheckRequest())
+
+    assert health.status == health_pb2.HealthCheckResponse.SERVING
+
+
+@pytest.mark.parametrize(
+    ("path", "key", "status"),
+    [
+        ("/v1/bundle", None, 401),
+        ("/v1/bundle", "clicks", 403),
+        ("/v1/bundle", "shop", 200),
+        ("/metrics", None, 401),
+        ("/metrics", "shop", 403),
+        ("/metrics", "root", 200),
+    ],
+)
+async def test_the_bundle_and_the_metrics_are_not(rest: RestDoor, path: str, key: str | None, status: int) -> None:
+    """The bundle is for those who may ask for recommendations, metrics at the door are for administrators."""
+    answer = await rest.http.get(path, headers=bearer(key) if key else {})
+
+    assert answer.status_code == status
+
+
+async def test_a_401_names_the_scheme(rest: RestDoor) -> None:
+    """As HTTP wants it."""
+    answer = await rest.http.get("/v1/bundle")
+
+    assert answer.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize(
+    ("headers", "who", "outcome", "origin"),
+    [
+        (bearer("root"), "root", "ok", "192.0.2.7"),
+        (bearer("shop"), "shop", "not_allowed", "192.0.2.7"),
+        ({}, "unauthenticated", "unauthenticated", "192.0.2.7"),
+        ({**bearer("root"), "x-forwarded-for": "198.51.100.9"}, "root", "ok", "198.51.100.9"),
+    ],
+)
+async def test_every_administrative_act_leaves_one_audit_line(
+    rest: RestDoor, headers: Headers, who: str, outcome: str, origin: str
+) -> None:
+    """Who, what, from where, and how it ended, refused ones too; other calls leave none."""
+    with structlog.testing.capture_logs() as logs:
+        await rest.http.post("/admin/drill", headers={**headers, "x-request-id": "r1"})
+        await rest.recommend(bearer("shop"))
+
+    (line,) = [log for log in logs if log["event"] == "audit"]
+    assert (line["act"], line["who"], line["outcome"]) == ("POST /admin/drill", who, outcome)
+    assert (line["origin"], line["request_id"]) == (origin, "r1")
+
+
+async def test_no_log_line_holds_a_key(door: Door) -> None:
+    """Neither a good one nor a wrong one."""
+    with structlog.testing.capture_logs() as logs:
+        await door.recommend(bearer("trk_wrong-secret"))
+        await door.recommend({"x-api-key": "rotated-new"})
+
+    assert "wrong-secret" not in str(logs)
+    assert "rotated-new" not in str(logs)
+
+
+def _rest(answer: httpx.Response) -> Outcome:
+    retry_after = answer.headers.get("retry-after")
+    said = f"{sorted(answer.headers.items())} {answer.text}" if answer.status_code != 200 else ""
+    num_items = len(answer.json().get("items", ())) if answer.status_code == 200 else 0
+    return Outcome(str(answer.status_code), said, None if retry_after is None else float(retry_after), num_items)
+
+
+async def _rpc(method: Callable[..., Any], message: Any, headers: Headers) -> Outcome:
+    call = method(message, metadata=tuple(headers.items()))
+    try:
+        answer = await call
+    except grpc.aio.AioRpcError as error:
+        trailers = dict(error.trailing_metadata() or ())
+        status = status_pb2.Status.FromString(trailers["grpc-status-details-bin"])
+        said = f"{error.details()} {sorted(trailers.items())} {status}"
+        retry_after = trailers.get("retry-after")
+        return Outcome(error.code().name, said, None if retry_after is None else float(retry_after))
+    return Outcome("OK", "", num_items=len(getattr(answer, "items", ())))

@@ -1,0 +1,139 @@
+"""The keys file: what is read, what is refused, and what each command makes of it."""
+
+import json
+import stat
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.contracts.access import Priority, Scope
+from services.errors import ConfigError
+from services.gateway.access_keys import KeysFile, StoredHash, StoredKey, hash_of, make_key, read_keys, write_keys
+
+NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+
+
+def stored(key_id: str, *keys: str, **fields: Any) -> StoredKey:
+    """A key that may recommend."""
+    hashes = tuple(StoredHash(sha256=hash_of(key)) for key in keys or (f"trk_{key_id}",))
+    return StoredKey(id=key_id, hashes=hashes, **{"scopes": frozenset({Scope.RECOMMEND}), **fields})
+
+
+def test_a_new_key_is_long_random_and_known_by_its_start() -> None:
+    """256 bits, never twice, and found by scanners."""
+    keys = {make_key() for _ in range(100)}
+
+    assert len(keys) == 100
+    assert all(key.startswith("trk_") and len(key) == 47 for key in keys)
+
+
+def test_what_is_written_is_read_again_and_holds_no_key(tmp_path: Path) -> None:
+    """The file names priorities and scopes as people say them, is its owner's alone, and has hashes only."""
+    path, key = tmp_path / "deep" / "keys.json", make_key()
+    limits = {"rate_per_s": 50.0, "burst": 100.0, "daily_quota": 10_000, "max_k": 100}
+    keys = KeysFile(keys=(stored("shop", key, priority=Priority.HIGH, **limits),))
+
+    write_keys(path, keys)
+
+    text = path.read_text()
+    assert read_keys(path) == keys
+    assert json.loads(text)["keys"][0]["priority"] == "high"
+    assert key not in text
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [one.name for one in path.parent.iterdir()] == ["keys.json"]
+
+
+def test_a_file_behind_a_link_is_replaced_and_the_link_stays(tmp_path: Path) -> None:
+    """As it is laid out by those who link a file into place."""
+    target, link = tmp_path / "real.json", tmp_path / "keys.json"
+    write_keys(target, KeysFile())
+    link.symlink_to(target)
+
+    write_keys(link, KeysFile(keys=(stored("a"),)))
+
+    assert link.is_symlink()
+    assert read_keys(target).find("a") is not None
+
+
+GOOD: dict[str, Any] = {"id": "a", "hashes": [{"sha256": "0" * 64}], "scopes": ["recommend"]}
+BAD_FILES: list[tuple[str, Any, str]] = [
+    ("no JSON", "{", "the whole"),
+    ("another shape", {"key": []}, "key"),
+    ("unknown field", {"keys": [{**GOOD, "scope": "admin"}]}, "keys.0.scope"),
+    ("unknown scope", {"keys": [{**GOOD, "scopes": ["root"]}]}, "keys.0.scopes"),
+    ("no scope", {"keys": [{**GOOD, "scopes": []}]}, "keys.0.scopes"),
+    ("no hash", {"keys": [{**GOOD, "hashes": []}]}, "keys.0.hashes"),
+    ("a key instead of its hash", {"keys": [{**GOOD, "hashes": [{"sha256": "trk_secret"}]}]}, "keys.0.hashes.0.sha256"),
+    (
+        "time without a zone",
+        {"keys": [{**GOOD, "hashes": [{"sha256": "0" * 64, "expires_at": "2026-01-01T00:00:00"}]}]},
+        "expires_at",
+    ),
+    ("bad id", {"keys": [{**GOOD, "id": "a b"}]}, "keys.0.id"),
+    ("unknown priority", {"keys": [{**GOOD, "priority": "urgent"}]}, "priority urgent is none of"),
+    ("rate of nothing", {"keys": [{**GOOD, "rate_per_s": 0}]}, "rate_per_s"),
+    ("burst alone", {"keys": [{**GOOD, "burst": 5}]}, "burst needs rate_per_s"),
+    ("an id twice", {"keys": [GOOD, {**GOOD, "hashes": [{"sha256": "1" * 64}]}]}, "twice"),
+    ("a hash twice", {"keys": [GOOD, {**GOOD, "id": "b"}]}, "twice"),
+]
+
+
+@pytest.mark.parametrize(("content", "words"), [case[1:] for case in BAD_FILES], ids=[case[0] for case in BAD_FILES])
+def test_a_bad_file_is_refused_by_its_place_without_its_values(tmp_path: Path, content: Any, words: str) -> None:
+    """The words say where; a key that was put there by mistake is not repeated."""
+    path = tmp_path / "keys.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+
+    with pytest.raises(ConfigError, match=words) as refused:
+        read_keys(path)
+
+    assert "trk_secret" not in str(refused.value)
+
+
+def test_an_absent_file_says_how_to_make_one(tmp_path: Path) -> None:
+    """The error names the command."""
+    with pytest.raises(ConfigError, match="tailrace keys new"):
+        read_keys(tmp_path / "none.json")
+
+
+def test_rotation_leaves_two_valid_hashes_for_a_while() -> None:
+    """The old one ends after the overlap, at its own end if that is sooner, and is dropped once it has ended."""
+    soon, gone = NOW + timedelta(hours=1), NOW - timedelta(hours=1)
+    hashes = (
+        StoredHash(sha256="a" * 64),
+        StoredHash(sha256="b" * 64, expires_at=soon),
+        StoredHash(sha256="c" * 64, expires_at=gone),
+    )
+    keys = KeysFile(keys=(stored("other"), stored("shop").model_copy(update={"hashes": hashes})))
+
+    rotated = keys.rotated("shop", "d" * 64, NOW, timedelta(hours=24))
+
+    shop = rotated.find("shop")
+    assert shop is not None
+    assert [(one.sha256[0], one.expires_at) for one in shop.hashes] == [
+        ("a", NOW + timedelta(hours=24)),
+        ("b", soon),
+        ("d", None),
+    ]
+    assert rotated.find("other") == keys.find("other")
+
+
+def test_ids_are_added_once_and_revoked_whole() -> None:
+    """A second key of one id is a rotation, and what is not there cannot be revoked."""
+    keys = KeysFile().with_new(stored("a")).with_new(stored("b"))
+
+    with pytest.raises(ConfigError, match="one already"):
+        keys.with_new(stored("a", "another"))
+    with pytest.raises(ConfigError, match="there is none"):
+        keys.without("c")
+    assert [key.id for key in keys.without("a").keys] == ["b"]
+
+
+@given(st.text(max_size=60))
+def test_any_text_has_a_hash(key: str) -> None:
+    """Whatever a header holds, looking it up does not break."""
+    assert len(hash_of(key)) == 64

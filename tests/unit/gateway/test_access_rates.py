@@ -1,0 +1,159 @@
+"""Rates and days: the bucket against a slow oracle that knows only the definition, and what a refusal promises."""
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from services.errors import QuotaExceeded
+from services.gateway.access_rates import DAY_S, Allowance, Rates
+
+
+def accepts(rates: Rates, allowance: Allowance, now_s: float, key_id: str = "k", now_unix_s: float = 0.0) -> bool:
+    """Whether a call at this time is let through."""
+    try:
+        rates.spend(key_id, allowance, now_unix_s, now_s)
+    except QuotaExceeded:
+        return False
+    return True
+
+
+def oracle(times_s: list[float], rate: float, burst: float) -> list[bool]:
+    """Accept a call when, over every stretch that ends with it, no more calls pass than burst + rate x length."""
+    accepted: list[Fraction] = []
+    verdicts = []
+    for time_s in map(Fraction, times_s):
+        passed = [*accepted, time_s]
+        fits = all(
+            len(passed) - first <= Fraction(burst) + Fraction(rate) * (time_s - passed[first])
+            for first in range(len(passed))
+        )
+        verdicts.append(fits)
+        if fits:
+            accepted.append(time_s)
+    return verdicts
+
+
+gaps = st.lists(st.integers(0, 256).map(lambda sixty_fourths: sixty_fourths / 64), max_size=60)
+
+
+@given(gaps=gaps, rate=st.sampled_from([0.25, 0.5, 1.0, 2.0, 8.0, 64.0]), burst=st.integers(1, 12))
+def test_the_bucket_lets_through_what_the_definition_does(gaps: list[float], rate: float, burst: int) -> None:
+    """In binary fractions, where floats are exact, call by call."""
+    times_s = [1_000.0 + sum(gaps[: place + 1]) for place in range(len(gaps))]
+    rates, allowance = Rates(), Allowance(rate_per_s=rate, burst=burst)
+
+    verdicts = [accepts(rates, allowance, time_s) for time_s in times_s]
+
+    assert verdicts == oracle(times_s, rate, burst)
+
+
+@given(rate=st.floats(0.01, 10_000), burst=st.floats(1, 100), start_s=st.floats(0, 1e6))
+def test_who_waits_as_told_is_let_through(rate: float, burst: float, start_s: float) -> None:
+    """`retry_after_s` is enough, and a call a little sooner is refused."""
+    rates, allowance = Rates(), Allowance(rate_per_s=rate, burst=burst)
+    while accepts(rates, allowance, start_s):
+        pass
+
+    with pytest.raises(QuotaExceeded) as refused:
+        rates.spend("k", allowance, 0.0, start_s)
+    wait_s = refused.value.retry_after_s
+
+    assert not accepts(rates, allowance, start_s + wait_s * 0.9)
+    assert accepts(rates, allowance, start_s + wait_s * (1 + 1e-6) + 1e-6)
+
+
+def test_a_day_ends_at_midnight_and_says_so() -> None:
+    """The quota is whole again with the next day (UTC)."""
+    rates, allowance = Rates(), Allowance(daily_quota=2)
+    noon = 20_000 * DAY_S + DAY_S / 2
+    for _ in range(2):
+        rates.spend("k", allowance, noon, 0.0)
+
+    with pytest.raises(QuotaExceeded) as refused:
+        rates.spend("k", allowance, noon, 0.0)
+
+    assert (refused.value.what, refused.value.retry_after_s) == ("daily quota", DAY_S / 2)
+    assert accepts(rates, allowance, 0.0, now_unix_s=noon + DAY_S / 2)
+
+
+def test_one_keys_use_is_not_anothers() -> None:
+    """Buckets are apart."""
+    rates, allowance = Rates(), Allowance(rate_per_s=1.0, burst=1.0, daily_quota=1)
+    accepts(rates, allowance, 0.0, "a")
+
+    assert not accepts(rates, allowance, 0.0, "a")
+    assert accepts(rates, allowance, 0.0, "b")
+
+
+def test_what_others_let_through_counts_for_the_day() -> None:
+    """A process that is told of 7 calls elsewhere lets 3 of 10 through; yesterday's news changes nothing."""
+    rates, allowance = Rates(), Allowance(daily_quota=10)
+    assert accepts(rates, allowance, 0.0)
+    rates.learn("k", 0, 7)
+    rates.learn("k", -1, 1_000)
+
+    verdicts = [accepts(rates, allowance, 0.0) for _ in range(4)]
+
+    assert verdicts == [True, True, False, False]
+    assert rates.of_today(0) == {"k": 3}
+
+
+@given(num_processes=st.integers(1, 50), rate=st.floats(0.1, 1e4), burst=st.floats(1, 1e4))
+def test_processes_share_a_rate(num_processes: int, rate: float, burst: float) -> None:
+    """Together they let through the rate, and each at least one call at a time; the day's quota stays whole."""
+    shared = Allowance(rate_per_s=rate, burst=burst, daily_quota=9).shared_by(num_processes)
+
+    assert shared.rate_per_s is not None
+    assert shared.rate_per_s * num_processes == pytest.approx(rate)
+    assert shared.burst == max(1.0, burst / num_processes)
+    assert shared.daily_quota == 9
+
+
+class RatesMachine(RuleBasedStateMachine):
+    """Two keys, a clock, and limits that change under way: never more than the day's quota, never a negative bucket."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rates, self.now_s = Rates(), 0.0
+        self.allowance = Allowance(rate_per_s=4.0, burst=3.0, daily_quota=5)
+        self.today: dict[str, int] = {}
+
+    @property
+    def unix_s(self) -> float:
+        """A day lasts as long as ever."""
+        return self.now_s
+
+    @rule(gap_s=st.one_of(st.floats(0, 2), st.just(float(DAY_S))))
+    def wait(self, gap_s: float) -> None:
+        """Let time pass."""
+        before = int(self.unix_s // DAY_S)
+        self.now_s += gap_s
+        if int(self.unix_s // DAY_S) != before:
+            self.today = {}
+
+    @rule(rate=st.sampled_from([None, 0.5, 4.0]), quota=st.sampled_from([None, 0, 5]))
+    def change(self, rate: float | None, quota: int | None) -> None:
+        """Have the keys file changed."""
+        self.allowance = Allowance(rate_per_s=rate, burst=3.0, daily_quota=quota)
+
+    @rule(key_id=st.sampled_from(["a", "b"]))
+    def call(self, key_id: str) -> None:
+        """Make a call; at the quota it is refused."""
+        is_at_quota = self.allowance.daily_quota is not None and self.today.get(key_id, 0) >= self.allowance.daily_quota
+        is_in = accepts(self.rates, self.allowance, self.now_s, key_id, self.unix_s)
+        assert not (is_in and is_at_quota)
+        if self.allowance.rate_per_s is None:
+            assert is_in is not is_at_quota
+        self.today[key_id] = self.today.get(key_id, 0) + is_in
+
+    @invariant()
+    def counts_agree(self) -> None:
+        """What the rates have counted is what was let through."""
+        counted = self.rates.of_today(int(self.unix_s // DAY_S))
+        assert {key: num for key, num in self.today.items() if num} == {key: num for key, num in counted.items() if num}
+
+
+TestRatesMachine = RatesMachine.TestCase

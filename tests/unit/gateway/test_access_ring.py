@@ -1,0 +1,153 @@
+"""The ring: whose key it is, until when, and what happens when the file changes or breaks."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import structlog
+
+from services.contracts.access import Priority, Scope
+from services.errors import ConfigError
+from services.gateway.access_keys import KeysFile, StoredHash, StoredKey, hash_of, make_key, write_keys
+from services.gateway.access_ring import POLL_S, KeyRing
+from tests.servers import wait_for
+
+NOW = datetime(2026, 11, 21, tzinfo=UTC)
+NOW_S = NOW.timestamp()
+
+
+def one_key(key: str, key_id: str = "shop", expires_at: datetime | None = None, **fields: object) -> KeysFile:
+    """A file with one key."""
+    hashes = (StoredHash(sha256=hash_of(key), expires_at=expires_at),)
+    return KeysFile(keys=(StoredKey(id=key_id, hashes=hashes, scopes=frozenset({Scope.RECOMMEND}), **fields),))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where the keys file is."""
+    return tmp_path / "keys.json"
+
+
+def test_a_key_gives_its_holder_with_limits_for_this_process(path: Path) -> None:
+    """Priority, scopes, the smaller max_k, and this process's part of the rate."""
+    key = make_key()
+    write_keys(path, one_key(key, priority=Priority.HIGH, rate_per_s=10, burst=20, max_k=50))
+
+    holder = KeyRing(path, max_k=100, num_processes=2).find(key, NOW_S)
+
+    assert holder is not None
+    caller, allowance = holder.caller, holder.allowance
+    assert (caller.key_id, caller.priority, caller.max_k) == ("shop", Priority.HIGH, 50)
+    assert caller.scopes == {Scope.RECOMMEND}
+    assert (allowance.rate_per_s, allowance.burst) == (5.0, 10.0)
+
+
+def test_the_settings_limit_of_items_bounds_the_keys(path: Path) -> None:
+    """A key cannot ask for more than the operator allows everyone."""
+    key = make_key()
+    write_keys(path, one_key(key, max_k=2_000))
+
+    holder = KeyRing(path, max_k=100).find(key, NOW_S)
+
+    assert holder is not None
+    assert holder.caller.max_k == 100
+
+
+def test_a_key_ends_when_it_expires(path: Path) -> None:
+    """To the second, by the wall clock."""
+    key = make_key()
+    write_keys(path, one_key(key, expires_at=NOW + timedelta(seconds=10)))
+    ring = KeyRing(path, max_k=100)
+
+    assert ring.find(key, NOW_S + 9.9) is not None
+    assert ring.find(key, NOW_S + 10) is None
+
+
+@pytest.mark.parametrize("wrong", ["", "trk_", "x" * 100_000, "\udcff", "ключ"])
+def test_what_is_no_key_finds_nobody(path: Path, wrong: str) -> None:
+    """Neither by length nor by its letters."""
+    write_keys(path, one_key(make_key()))
+
+    assert KeyRing(path, max_k=100).find(wrong, NOW_S) is None
+
+
+def test_a_key_that_is_nearly_right_finds_nobody(path: Path) -> None:
+    """One character off, or the hash itself."""
+    key = make_key()
+    write_keys(path, one_key(key))
+    ring = KeyRing(path, max_k=100)
+
+    assert ring.find(key[:-1] + ("a" if key[-1] != "a" else "b"), NOW_S) is None
+    assert ring.find(hash_of(key), NOW_S) is None
+
+
+def test_a_changed_file_changes_the_keys(path: Path) -> None:
+    """The new key holds, the revoked one does not."""
+    old, new = make_key(), make_key()
+    write_keys(path, one_key(old))
+    ring = KeyRing(path, max_k=100)
+    write_keys(path, one_key(new))
+
+    ring.refresh()
+
+    assert ring.find(old, NOW_S) is None
+    assert ring.find(new, NOW_S) is not None
+
+
+def test_a_secret_that_is_swapped_by_its_link_is_noticed(tmp_path: Path) -> None:
+    """As Kubernetes does: `..data` points to another folder, with the same name, size and time."""
+    old, new = make_key(), make_key()
+    for version, key in (("v1", old), ("v2", new)):
+        (tmp_path / version).mkdir()
+        write_keys(tmp_path / version / "keys.json", one_key(key))
+    (tmp_path / "..data").symlink_to("v1")
+    (tmp_path / "keys.json").symlink_to("..data/keys.json")
+    ring = KeyRing(tmp_path / "keys.json", max_k=100)
+
+    (tmp_path / "..new").symlink_to("v2")
+    (tmp_path / "..new").replace(tmp_path / "..data")
+    ring.refresh()
+
+    assert ring.find(new, NOW_S) is not None
+    assert ring.find(old, NOW_S) is None
+
+
+@pytest.mark.parametrize("broken", ["", "{", '{"keys": [{"id": "a"}]}', None])
+def test_a_broken_file_keeps_the_old_keys_and_is_reported_once(path: Path, broken: str | None) -> None:
+    """Half an edit, or a file that is gone, locks nobody out; mending it brings the new keys."""
+    old, new = make_key(), make_key()
+    write_keys(path, one_key(old))
+    ring = KeyRing(path, max_k=100)
+
+    path.unlink() if broken is None else path.write_text(broken)
+    with structlog.testing.capture_logs() as logs:
+        ring.refresh()
+        ring.refresh()
+    kept = ring.find(old, NOW_S)
+    write_keys(path, one_key(new))
+    ring.refresh()
+
+    assert kept is not None
+    assert [(line["event"], line["log_level"]) for line in logs] == [("keys_refused", "error")]
+    assert ring.find(new, NOW_S) is not None
+
+
+def test_the_first_file_must_be_right(path: Path) -> None:
+    """A gateway without keys would let nobody in: it says why at once instead."""
+    with pytest.raises(ConfigError, match="keys file"):
+        KeyRing(path, max_k=100)
+
+
+async def test_a_started_ring_follows_its_file(path: Path) -> None:
+    """Without anybody asking, within a few polls."""
+    old, new = make_key(), make_key()
+    write_keys(path, one_key(old))
+    ring = KeyRing(path, max_k=100)
+    await ring.start()
+
+    write_keys(path, one_key(new))
+    await asyncio.to_thread(wait_for, lambda: ring.find(new, NOW_S), 20 * POLL_S, "the new key")
+    await ring.stop()
+
+    assert ring.find(old, NOW_S) is None
