@@ -101,7 +101,7 @@ async def _set(closing: AsyncExitStack, state_dir: Path, scratch: Path) -> Scene
         rest = await closing.enter_async_context(RestCaller(HOST, settings.http_port, key))
         rpc = await closing.enter_async_context(RpcCaller(settings.grpc_address, key))
         doors[priority] = (rest, rpc)
-    probe = await closing.enter_async_context(RestCaller(HOST, settings.http_port, keys[Priority.NORMAL]))
+    probe = await closing.enter_async_context(RestCaller(HOST, settings.http_port, keys[Priority.HIGH]))
     audience = await find_audience(probe, map(str, range(1, _USERS_TO_TRY)))
     weights = tier_weights(BundleStore(settings.bundle_root).live().report())
     return Scene(settings, store, broker, Victims(scratch), doors, probe, audience, weights)

@@ -10,9 +10,12 @@ One number says how strained the gateway is, from 0 (calm) to 5, and each class 
 Within its unit a class gives way in part (strain 0.3: three of ten low requests are shed), so that what capacity there is
 gets used. Whoever is shed, all before that in the table have given way wholly. The strain rises fast, while the event loop
 runs late at every look during a window (a standing queue, not a single stall), and falls slowly, once it runs well on time;
-between the two it stays. Beside that, nobody may fill all places: the last ones are kept for the more important.
+between the two it stays. Each further unit takes a later loop, since the more important may wait longer than not be served, and a
+refusal spares little more than an answer from memory does. Beside that, nobody may fill all places: the last ones are kept
+for the more important.
 """
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -23,6 +26,8 @@ _WINDOW_S = 0.1
 _MIN_LOOKS = 2
 _RISE = 0.5
 _FALL = 0.05
+_LATE = (1.0, 2.5, 5.0, 5.0, 10.0)
+"""By unit of strain: how often the permitted delay is too late there."""
 _CALM_SHARE = 0.4
 _SHED_FROM = {Priority.LOW: 0.0, Priority.NORMAL: 1.0, Priority.HIGH: 3.0}
 _REFUSED_FROM = {Priority.LOW: 2.0, Priority.NORMAL: 3.0, Priority.HIGH: 4.0}
@@ -38,7 +43,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionLimits:
-    """How many requests may be worked on at once, and how late the event loop may run."""
+    """How many requests may be worked on at once, and how late the event loop may run before low priority gives way."""
 
     max_in_flight: int
     max_delay_s: float = 0.02
@@ -91,8 +96,8 @@ class Admission:
 
 def strain_after(strain: float, pressure: float) -> float:
     """Give the strain after a window in which the least delay was `pressure` times what it may be."""
-    if pressure > 1:
-        return min(MAX_STRAIN, strain + _RISE * min(2.0, pressure))
-    if pressure < _CALM_SHARE:
+    if strain < MAX_STRAIN and pressure > _LATE[int(strain)]:
+        return min(MAX_STRAIN, strain + _RISE)
+    if strain > 0 and pressure < _CALM_SHARE * _LATE[math.ceil(strain) - 1]:
         return max(0.0, strain - _FALL)
     return strain

@@ -21,12 +21,12 @@ async def ask(world: World, priority: Priority) -> Recommendation:
     return await world.plane.recommend(request, time.monotonic(), "rest", replace(ANYONE, priority=priority))
 
 
-def strain(world: World, num_windows: int) -> None:
-    """Tell admission of so many windows in which the loop ran twice as late as it may; they end after this test."""
-    tomorrow_s = time.monotonic() + 86_400
-    for window in range(num_windows):
-        for look_s in (0.0, 0.5):
-            world.admission.looked(tomorrow_s + window + look_s, 120.0)
+def strain(world: World, num_units: int) -> None:
+    """Tell admission of a loop that runs far too late until it is strained so much; those windows end after this test."""
+    look_s = time.monotonic() + 86_400
+    while world.admission.strain < num_units:
+        look_s += 0.5
+        world.admission.looked(look_s, 1_200.0)
 
 
 async def test_low_priority_is_answered_from_memory_while_the_others_are_served(world: World) -> None:
