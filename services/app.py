@@ -8,6 +8,7 @@
 Clients are built inside the replica, in its event loop. Importing this module loads neither Ray nor Feast nor torch.
 """
 
+import asyncio
 import gc
 import time
 from contextlib import suppress
@@ -56,6 +57,7 @@ from services.router.predictor import LatencyPredictor
 from services.settings import Settings, load_settings
 from services.student.ranker import load_student
 from services.telemetry import GatewayMetrics, ProcessMetrics, configure_logging, node_registry, render_metrics
+from services.trace_export import open_tracing
 
 if TYPE_CHECKING:
     from ray.serve import Application
@@ -82,7 +84,8 @@ class Gateway:
         self._desk: Desk | None = None
         self._keys = open_keys(settings)
         self._access = access_by(self._keys, settings.max_k)
-        self._rpc = RpcDoor(self._running_plane, settings.max_body_bytes, self._access)
+        self._tracing = open_tracing(settings.otlp_endpoint, settings.trace_share, "tailrace-gateway")
+        self._rpc = RpcDoor(self._running_plane, settings.max_body_bytes, self._access, self._tracing)
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Build the data plane in the serving loop, then the REST door; Ray Serve calls this before any request."""
@@ -102,6 +105,7 @@ class Gateway:
             lambda: render_metrics(folder),
             self._settings.max_body_bytes,
             access=self._access,
+            tracing=self._tracing,
         )
         if self._settings.console:
             self._desk = build_desk(self._settings, self._plane, store, drills)
@@ -133,6 +137,7 @@ class Gateway:
             await self._plane.stop()
         if self._keys is not None:
             await self._keys.stop()
+        await asyncio.to_thread(self._tracing.stop)
 
     def _running_plane(self) -> DataPlane:
         assert self._plane is not None, "Ray Serve builds the app before it opens the doors"

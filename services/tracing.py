@@ -67,6 +67,11 @@ class Tracing:
         self._tracer = None if provider is None else provider.get_tracer("tailrace")
         self._end = end
 
+    @property
+    def is_off(self) -> bool:
+        """Whether nothing is ever traced in this process."""
+        return self._tracer is None
+
     def entry(
         self,
         name: str,

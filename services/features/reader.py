@@ -10,6 +10,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from opentelemetry.trace import SpanKind
+
 from services.contracts.features import PrecomputedList, UserFeatures
 from services.errors import DependencyAway
 from services.features.away_gate import AwayGate
@@ -17,6 +19,7 @@ from services.features.popular import merge_popularity
 from services.features.repo import RepoAddress, open_store
 from services.features.rows import WINDOW_MS, PopularRow, PopularWindow
 from services.features.sampling import sample_user_ids
+from services.tracing import span
 
 SERVICE = "recommend_v1"
 _POPULAR_FEATURES = [
@@ -24,6 +27,7 @@ _POPULAR_FEATURES = [
     *(f"popularity:{column}_{window}" for window in WINDOW_MS for column in ("item_ids", "counts")),
 ]
 _RETRY_AFTER_S = 0.5
+_REDIS_SPAN = {"db.system.name": "redis", "db.operation.name": "HMGET"}
 
 
 class FeatureReader:
@@ -72,8 +76,9 @@ class FeatureReader:
         if not self._gate.may_try(time.monotonic()):
             raise DependencyAway("features", _RETRY_AFTER_S)
         try:
-            async with asyncio.timeout(timeout_s):
-                response = await self._store.get_online_features_async(features, list(entities))
+            with span("HMGET", SpanKind.CLIENT, _REDIS_SPAN):
+                async with asyncio.timeout(timeout_s):
+                    response = await self._store.get_online_features_async(features, list(entities))
         except (_redis_error(), OSError) as error:  # a timeout is an OSError
             self._gate.failed(time.monotonic())
             raise DependencyAway("features", _RETRY_AFTER_S) from error

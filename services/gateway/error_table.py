@@ -48,6 +48,11 @@ class ErrorAnswer:
     retry_after_s: float | None = None
 
     @property
+    def is_ours(self) -> bool:
+        """Whether the fault is on our side, not the caller's."""
+        return self.kind in {ErrorKind.AWAY, ErrorKind.LATE, ErrorKind.INTERNAL}
+
+    @property
     def sentence(self) -> str:
         """Everything in one line, for doors and logs that have only a line."""
         return "; ".join(

@@ -22,9 +22,11 @@ from typing import Any
 import structlog
 from kafka import KafkaProducer
 from kafka.errors import KafkaError
+from opentelemetry.trace import SpanKind
 
 from services.errors import DependencyAway, Overloaded
 from services.kafka_address import KafkaAddress
+from services.tracing import note, span, trace_headers
 
 log = structlog.get_logger()
 
@@ -40,10 +42,11 @@ _STOP_S = 2.0
 
 @dataclass(slots=True)
 class _Job:
-    """Records that are acknowledged together, and the future that learns of it."""
+    """Records that are acknowledged together, and the future that learns of it. `trace` goes out as record headers."""
 
     records: Sequence[Record]
     expires_at_s: float
+    trace: list[tuple[str, bytes]]
     done: "Future[None]" = field(default_factory=Future)
 
 
@@ -58,6 +61,8 @@ class TopicProducer:
     def __init__(self, kafka: KafkaAddress, topic: str, ack_timeout_s: float, max_in_flight: int) -> None:
         self._kafka = kafka
         self._topic = topic
+        self._about = {"messaging.system": "kafka", "messaging.operation.type": "send"}
+        self._about |= {"messaging.operation.name": "send", "messaging.destination.name": topic}
         self._ack_timeout_s = ack_timeout_s
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._free = threading.BoundedSemaphore(max_in_flight)
@@ -80,14 +85,16 @@ class TopicProducer:
 
         Raises Overloaded when too much is in flight, DependencyAway when the broker does not acknowledge in time.
         """
-        job = self._enqueue(records)
-        if job is None:
-            raise Overloaded(self._topic, _RETRY_AFTER_S)
-        try:
-            await asyncio.wait_for(asyncio.wrap_future(job.done), self._ack_timeout_s)
-        except (TimeoutError, KafkaError) as error:
-            log.warning("records_refused", topic=self._topic, num_records=len(records), error=repr(error))
-            raise DependencyAway(self._topic, _RETRY_AFTER_S) from error
+        with span(f"send {self._topic}", SpanKind.PRODUCER, self._about):
+            note({"messaging.batch.message_count": len(records)})
+            job = self._enqueue(records)
+            if job is None:
+                raise Overloaded(self._topic, _RETRY_AFTER_S)
+            try:
+                await asyncio.wait_for(asyncio.wrap_future(job.done), self._ack_timeout_s)
+            except (TimeoutError, KafkaError) as error:
+                log.warning("records_refused", topic=self._topic, num_records=len(records), error=repr(error))
+                raise DependencyAway(self._topic, _RETRY_AFTER_S) from error
 
     def offer(self, record: Record, on_done: Callable[[bool], None]) -> bool:
         """Send a record without waiting. False: too much is in flight, and it is dropped. `on_done` hears of the outcome."""
@@ -100,7 +107,8 @@ class TopicProducer:
     def _enqueue(self, records: Sequence[Record]) -> _Job | None:
         if not self._free.acquire(blocking=False):
             return None
-        job = _Job(records, time.monotonic() + self._ack_timeout_s)
+        trace = [(name, text.encode()) for name, text in trace_headers()]
+        job = _Job(records, time.monotonic() + self._ack_timeout_s, trace)
         job.done.add_done_callback(lambda _: self._free.release())
         self._jobs.put(job)
         return job
@@ -154,7 +162,7 @@ class TopicProducer:
         acks = _Acks(job, len(job.records), self._broken)
         try:
             for key, value in job.records:
-                client.send(self._topic, value, key).add_both(acks.one)
+                client.send(self._topic, value, key, headers=job.trace).add_both(acks.one)
         except Exception as error:  # noqa: BLE001 - whatever the client breaks at, the thread must live on
             acks.fail(error)
 

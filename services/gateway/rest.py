@@ -15,11 +15,14 @@ from services.contracts.access import Scope
 from services.gateway.access import Access, OpenAccess
 from services.gateway.caller import Call, deadline_ms_from
 from services.gateway.docs_page import DOCS_PAGE
+from services.gateway.door_spans import traced_http
 from services.gateway.openapi import describe_routes, doc_of
 from services.gateway.plane import DataPlane
 from services.gateway.rest_answers import DOOR, guarded, json_response, no_route
 from services.gateway.rest_body import read_body
 from services.gateway.rest_schema import format_recommendation, parse_events, parse_recommend
+from services.gateway.sentences import sentences
+from services.tracing import Tracing
 
 
 def create_rest_app(
@@ -28,6 +31,7 @@ def create_rest_app(
     max_body_bytes: int,
     *,
     access: Access | None = None,
+    tracing: Tracing | None = None,
     echoes_request_id: bool = False,
 ) -> FastAPI:
     """Make the ASGI app.
@@ -37,16 +41,18 @@ def create_rest_app(
         render_metrics: Gives Prometheus' text.
         max_body_bytes: Larger bodies are refused while they are read.
         access: Decides who may come in; everybody, when absent.
+        tracing: Where traces go; nowhere, when absent.
         echoes_request_id: Whether answers carry X-Request-Id; not under Ray Serve, whose ingress sends it already.
     """
     app = FastAPI(title="Tailrace", version="1", docs_url=None, redoc_url=None)
     app.state.access = access or OpenAccess()
     app.state.echoes_request_id = echoes_request_id
-    door = _RestDoor(plane, render_metrics, max_body_bytes)
+    door = _RestDoor(plane, render_metrics, max_body_bytes, tracing or Tracing())
     for method, path, endpoint in (
         ("POST", "/v1/recommendations", door.recommend),
         ("POST", "/v1/events", door.record),
         ("GET", "/v1/bundle", door.bundle),
+        ("GET", "/v1/explanations/{request_id:path}", door.explanation),
         ("GET", "/healthz", door.healthz),
         ("GET", "/readyz", door.readyz),
         ("GET", "/metrics", door.metrics),
@@ -62,11 +68,16 @@ class _RestDoor:
     """The endpoints."""
 
     def __init__(
-        self, plane: Callable[[], DataPlane], render_metrics: Callable[[], bytes], max_body_bytes: int
+        self,
+        plane: Callable[[], DataPlane],
+        render_metrics: Callable[[], bytes],
+        max_body_bytes: int,
+        tracing: Tracing,
     ) -> None:
         self._plane = plane
         self._render_metrics = render_metrics
         self._max_body_bytes = max_body_bytes
+        self._tracing = tracing
 
     async def recommend(self, http: Request) -> Response:
         """Answer what to show a user, before the deadline."""
@@ -79,7 +90,8 @@ class _RestDoor:
             call.request_id = request.request_id
             return json_response(format_recommendation(await plane.recommend(request, arrived_s, DOOR, call.admitted)))
 
-        return await guarded(http, work, plane.recommend_refused, scope=Scope.RECOMMEND)
+        answering = guarded(http, work, plane.recommend_refused, scope=Scope.RECOMMEND)
+        return await traced_http(self._tracing, http, "/v1/recommendations", answering)
 
     async def record(self, http: Request) -> Response:
         """Record what users did; answers only when the broker has every event."""
@@ -90,7 +102,8 @@ class _RestDoor:
             event_ids = await plane.record(drafts, DOOR, call.request_id)
             return json_response({"accepted": len(event_ids), "event_ids": event_ids})
 
-        return await guarded(http, work, plane.report.events_refused, scope=Scope.EVENTS)
+        answering = guarded(http, work, plane.report.events_refused, scope=Scope.EVENTS)
+        return await traced_http(self._tracing, http, "/v1/events", answering)
 
     async def bundle(self, http: Request) -> Response:
         """Tell which bundle answers."""
@@ -99,6 +112,15 @@ class _RestDoor:
             return json_response(asdict(self._plane().bundle()))
 
         return await guarded(http, work, scope=Scope.RECOMMEND)
+
+    async def explanation(self, http: Request) -> Response:
+        """Tell why a recent request was answered as it was."""
+
+        async def work(_: Call) -> Response:
+            found = await self._plane().explanations.find(http.path_params["request_id"])
+            return json_response({**found.as_plain(), "sentences": sentences(found)})
+
+        return await guarded(http, work, scope=Scope.ADMIN)
 
     async def healthz(self) -> Response:
         """The process lives."""

@@ -14,9 +14,11 @@ from services.contracts import recommend_pb2 as pb
 from services.contracts.access import Scope
 from services.gateway.access import Access, OpenAccess
 from services.gateway.caller import Call, deadline_ms_from
+from services.gateway.door_spans import traced_rpc
 from services.gateway.plane import DataPlane
 from services.gateway.rpc_answers import DOOR, CallContext, guarded
 from services.gateway.rpc_schema import format_recommendation, parse_events, parse_recommend
+from services.tracing import Tracing
 
 SERVICE = "tailrace.v1.Recommender"
 
@@ -24,8 +26,15 @@ SERVICE = "tailrace.v1.Recommender"
 class RpcDoor:
     """The servicer of `tailrace.v1.Recommender` and of `grpc.health.v1.Health`'s Check."""
 
-    def __init__(self, plane: Callable[[], DataPlane], max_body_bytes: int, access: Access | None = None) -> None:
-        """Make the door; `access` decides who may come in: everybody, when absent."""
+    def __init__(
+        self,
+        plane: Callable[[], DataPlane],
+        max_body_bytes: int,
+        access: Access | None = None,
+        tracing: Tracing | None = None,
+    ) -> None:
+        """Make the door; `access` decides who may come in: everybody, when absent. `tracing` absent: nothing is traced."""
+        self._tracing = tracing or Tracing()
         self._access = access or OpenAccess()
         self._plane = plane
         self._max_body_bytes = max_body_bytes
@@ -41,7 +50,8 @@ class RpcDoor:
             return format_recommendation(await plane.recommend(asked, arrived_s, DOOR, call.admitted))
 
         refused = plane.recommend_refused
-        return await guarded(context, work, pb.RecommendResponse(), refused, access=self._access, scope=Scope.RECOMMEND)
+        answering = guarded(context, work, pb.RecommendResponse(), refused, access=self._access, scope=Scope.RECOMMEND)
+        return await traced_rpc(self._tracing, context, f"{SERVICE}/Recommend", answering)
 
     async def RecordEvents(self, request: bytes, context: CallContext) -> pb.RecordEventsResponse:
         """Record what users did; answers OK only when the broker has every event."""
@@ -52,7 +62,8 @@ class RpcDoor:
             return pb.RecordEventsResponse(accepted=len(event_ids), event_ids=event_ids)
 
         refused = plane.report.events_refused
-        return await guarded(context, work, pb.RecordEventsResponse(), refused, access=self._access, scope=Scope.EVENTS)
+        answering = guarded(context, work, pb.RecordEventsResponse(), refused, access=self._access, scope=Scope.EVENTS)
+        return await traced_rpc(self._tracing, context, f"{SERVICE}/RecordEvents", answering)
 
     async def Check(self, request: Any, context: CallContext) -> Any:
         """Say whether recommendations can be answered; the whole server and our one service are the same."""

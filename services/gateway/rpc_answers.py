@@ -17,6 +17,7 @@ from services.contracts.access import Scope
 from services.gateway.access import Access
 from services.gateway.caller import Call, new_request_id, request_id_from
 from services.gateway.error_table import ErrorAnswer, ErrorKind, describe
+from services.tracing import note, note_failure
 
 log = structlog.get_logger()
 
@@ -87,6 +88,8 @@ async def guarded(
         answer = describe(error)
         if answer.kind is ErrorKind.INTERNAL:
             log.exception("unexpected_error", request_id=call.request_id, door=DOOR)
+        note({"rpc.response.status_code": STATUS[answer.kind].name})
+        note_failure(answer.kind.value, is_ours=answer.is_ours)
         refused(DOOR, answer.kind.value, answer.sentence, call.request_id)
         context.set_code(STATUS[answer.kind])
         context.set_details(answer.sentence)

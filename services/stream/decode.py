@@ -11,6 +11,7 @@ from services.contracts.events import MAX_EVENT_LEAD_MS, Interaction, decode_int
 from services.errors import InvalidRequest
 from services.features.rows import LogPosition
 from services.stream.aggregate import LoggedEvent
+from services.tracing import TraceHeaders
 
 _LAST_TIME_MS = 4_102_444_800_000
 """2100-01-01: beyond any clock that is merely wrong by some days."""
@@ -18,12 +19,16 @@ _LAST_TIME_MS = 4_102_444_800_000
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record as the broker gave it. `timestamp_ms` is the producer's or the broker's, by the topic's setting."""
+    """One record as the broker gave it. `timestamp_ms` is the producer's or the broker's, by the topic's setting.
+
+    `trace` is the sender's W3C trace context, empty when there is none.
+    """
 
     position: LogPosition
     key: bytes | None
     value: bytes | None
     timestamp_ms: int
+    trace: TraceHeaders = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from services.stream.offline_log import OfflineLog
 from services.stream.session import LogAddress, LogSession
 from services.stream.worker import Interruptions, Pace, StreamWorker
 from services.telemetry import StreamMetrics
+from services.trace_export import open_tracing
 
 GROUP = "tailrace-stream"
 _log = structlog.get_logger()
@@ -40,6 +41,7 @@ def run_worker(
         num_workers=settings.num_workers,
         max_poll_records=settings.worker_batch_events,
     )
+    tracing = open_tracing(settings.otlp_endpoint, settings.trace_share, "tailrace-stream")
     worker = StreamWorker(
         open_session=lambda: LogSession(address, log.last_offset),
         writer=FeatureWriter(features),
@@ -49,6 +51,7 @@ def run_worker(
         pace=pace or Pace(),
         interruptions=interruptions or Interruptions(),
         beat=settings.worker_heartbeat.touch,
+        tracing=tracing,
     )
     lock = settings.offline_log_dir / f"worker-{settings.worker_index}-of-{settings.num_workers}.lock"
     for folder in (lock.parent, settings.worker_heartbeat.parent):
@@ -56,6 +59,7 @@ def run_worker(
     with lock.open("w") as held:
         if _take(held, stop):
             worker.run(stop)
+    tracing.stop()
 
 
 def _take(lock: TextIO, stop: threading.Event) -> bool:

@@ -21,11 +21,13 @@ from services.errors import DependencyAway
 from services.features.rows import LogPosition
 from services.kafka_address import KafkaAddress
 from services.stream.decode import DeadLetter, Record
+from services.tracing import TraceHeaders
 
 _RETRY_AFTER_S = 1.0
 _CONNECT_MS = 2_000
 _REQUEST_MS = 5_000
 _CLOSE_MS = 500
+_TRACE_HEADERS = frozenset({"traceparent", "tracestate"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,13 @@ class LogSession:
             if fetched:
                 self.check_topic()
         return [
-            Record(LogPosition(self.topic_id, place.partition, raw.offset), raw.key, raw.value, raw.timestamp)
+            Record(
+                LogPosition(self.topic_id, place.partition, raw.offset),
+                raw.key,
+                raw.value,
+                raw.timestamp,
+                _trace(raw.headers),
+            )
             for place, batch in fetched.items()
             for raw in batch
         ]
@@ -178,6 +186,11 @@ class LogSession:
         except BaseException:
             self.close()
             raise
+
+
+def _trace(headers: Sequence[tuple[str, bytes]]) -> TraceHeaders:
+    """Pick the W3C trace context out of a record's headers, which anybody may have written."""
+    return tuple((name, text.decode("ascii", "replace")) for name, text in headers if name in _TRACE_HEADERS and text)
 
 
 @contextmanager

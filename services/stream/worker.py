@@ -10,23 +10,25 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from itertools import cycle
 
 import structlog
+from opentelemetry.trace import Span
 
 from services.errors import DependencyAway
 from services.features.rows import WINDOW_MS, PopularRow
 from services.features.writer import FeatureWriter
 from services.stream.aggregate import Limits, Outcome, apply
-from services.stream.decode import DeadLetter, LoggedInteraction, decode
+from services.stream.decode import DeadLetter, LoggedInteraction, Record, decode
 from services.stream.offline_log import OfflineLog
 from services.stream.pending import Pending
 from services.stream.popularity import Popularity
 from services.stream.session import LogSession
 from services.stream.timer import Timer
 from services.telemetry import StreamMetrics
+from services.tracing import Attributes, Tracing, span
 
 _POLL_MS = 100
 _log = structlog.get_logger()
@@ -77,6 +79,7 @@ class StreamWorker:
         pace: Pace = Pace(),
         interruptions: Interruptions = Interruptions(),
         beat: Callable[[], None] = _pass,
+        tracing: Tracing | None = None,
     ) -> None:
         """Take the parts; nothing is connected yet. `beat` is called at every turn, in good times and bad."""
         self._open_session = open_session
@@ -87,6 +90,7 @@ class StreamWorker:
         self._pace = pace
         self._at = interruptions
         self._beat = beat
+        self._tracing = tracing or Tracing()
 
     def run(self, stop: threading.Event) -> None:
         """Work until `stop` is set, through the absence of broker or store; then checkpoint and return."""
@@ -109,10 +113,12 @@ class StreamWorker:
             while not stop.is_set():
                 self._beat()
                 records = session.poll(_POLL_MS)
-                events, dead = decode(records)
-                self._dead_letter(session, dead)
-                if not self._apply_when_possible(events, stop):
-                    break
+                with self._batch_span(records):
+                    with span("decode"):
+                        events, dead = decode(records)
+                    self._dead_letter(session, dead)
+                    if not self._apply_when_possible(events, stop):
+                        break
                 pending.add(records, events)
                 for event in events:
                     popularity[event.position.partition].add(event.event)
@@ -128,6 +134,16 @@ class StreamWorker:
         finally:
             self._save(pending)  # what was applied is logged even when the session is lost
         self._checkpoint(session, pending)
+
+    def _batch_span(self, records: Sequence[Record]) -> AbstractContextManager[Span]:
+        """Open the span of a batch, where any of its senders is traced."""
+        about: Attributes = {
+            "messaging.system": "kafka",
+            "messaging.operation.type": "process",
+            "messaging.operation.name": "process",
+            "messaging.batch.message_count": len(records),
+        }
+        return self._tracing.joint_entry("process interactions", [one.trace for one in records if one.trace], about)
 
     def _dead_letter(self, session: LogSession, dead: Sequence[DeadLetter]) -> None:
         session.dead_letter(dead)
@@ -152,13 +168,17 @@ class StreamWorker:
         by_user: dict[str, list[LoggedInteraction]] = defaultdict(list)
         for event in events:
             by_user[event.interaction.user_id].append(event)
-        rows = self._writer.read_histories(list(by_user))
+        with span("read"):
+            rows = self._writer.read_histories(list(by_user))
         self._at.after_read()
-        outcomes = {
-            user_id: apply(rows.get(user_id), [event.event for event in theirs], self._limits)
-            for user_id, theirs in by_user.items()
-        }
-        self._writer.write_histories([one.row for one in outcomes.values() if one.row is not None and one.num_applied])
+        with span("apply"):
+            outcomes = {
+                user_id: apply(rows.get(user_id), [event.event for event in theirs], self._limits)
+                for user_id, theirs in by_user.items()
+            }
+        with span("write"):
+            changed = [one.row for one in outcomes.values() if one.row is not None and one.num_applied]
+            self._writer.write_histories(changed)
         self._at.after_write()
         for user_id, outcome in outcomes.items():
             self._report(outcome, by_user[user_id])
