@@ -1,0 +1,106 @@
+"""The entry point of every container of the image: `python -m infra.docker ROLE`, one role a container.
+
+    keys      make the secrets that are missing, then end; `keys show` prints the operator's API key
+    topics    make the topics that are missing, then end
+    pipeline  train and publish, unless a bundle is live already, then end
+    worker    Kafka to features, beside its metrics
+    serve     Ray and the doors, beside their metrics
+    tailrace  the command of that name, with what follows
+
+Reads settings and hands values on; what each role does is elsewhere.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from infra.docker.beside_metrics import run_beside_metrics
+from services.errors import ConfigError, TailraceError
+from services.settings import Settings, inherited_environment, load_settings
+
+SECRETS = Path("/secrets")
+
+
+def main() -> None:
+    """Run the role named on the command line; its exit code is ours, 1 for an error that we raise on purpose."""
+    words = sys.argv[1:] or ["serve"]
+    try:
+        sys.exit(_run(words[0], words[1:]))
+    except TailraceError as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(1)
+
+
+def _run(role: str, words: list[str]) -> int:
+    if role == "keys":
+        return _keys(words)
+    if role == "tailrace":
+        _become("services.cli", *words)
+    settings = load_settings()
+    if role == "topics":
+        return _topics(settings)
+    if role == "pipeline":
+        return _pipeline(settings)
+    if role == "worker":
+        return run_beside_metrics(_python("services.stream"), {"OMP_NUM_THREADS": "1"}, settings)
+    if role == "serve":
+        return _serve(settings)
+    raise ConfigError(f"role {role!r}: none of keys, topics, pipeline, worker, serve, tailrace")
+
+
+def _keys(words: list[str]) -> int:
+    from infra.docker.credentials import make_missing, operator_key
+
+    if words == ["show"]:
+        sys.stdout.write(operator_key(SECRETS) + "\n")
+        return 0
+    for path in make_missing(SECRETS):
+        sys.stdout.write(f"made {path}\n")
+    return 0
+
+
+def _topics(settings: Settings) -> int:
+    from infra.kafka.topics import create_missing, wanted_topics
+    from services.kafka_address import KafkaAddress
+
+    broker = KafkaAddress(
+        bootstrap=settings.kafka_bootstrap,
+        username=settings.kafka_username,
+        password_file=settings.kafka_password_file,
+        sasl_mechanism=settings.kafka_sasl_mechanism,
+        tls_ca_file=settings.kafka_tls_ca_file,
+    )
+    for name in create_missing(broker.client_options(), wanted_topics(settings)):
+        sys.stdout.write(f"made topic {name}\n")
+    return 0
+
+
+def _pipeline(settings: Settings) -> int:
+    from models.registry import BundleStore
+
+    version = BundleStore(settings.bundle_root).live_version()
+    if version is None:
+        _become("services.cli", "pipeline")
+    sys.stdout.write(f"{version} is live already; `tailrace pipeline` as this container's command trains anew\n")
+    return 0
+
+
+def _serve(settings: Settings) -> int:
+    from infra.local.ray_home import make_ray_home, ray_environment
+
+    home = make_ray_home(settings.state_dir)
+    return run_beside_metrics(_python("infra.local.serve"), ray_environment(home), settings)
+
+
+def _become(module: str, *words: str) -> NoReturn:
+    command = (*_python(module), *words)
+    os.execve(command[0], command, inherited_environment())  # noqa: S606 - our own interpreter
+
+
+def _python(module: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", module)
+
+
+if __name__ == "__main__":
+    main()

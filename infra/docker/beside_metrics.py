@@ -1,0 +1,37 @@
+"""Runs a role's process and, beside it, the endpoint that Prometheus scrapes; both end together.
+
+The role is a child with `PROMETHEUS_MULTIPROC_DIR` set before its Python starts; the endpoint is a thread here. When the
+child ends, so does the container, and the engine's restart policy decides what happens next.
+"""
+
+import shutil
+import signal
+import subprocess
+import threading
+from collections.abc import Mapping
+from types import FrameType
+
+from infra.local.metrics import metrics_server
+from infra.local.parts import metrics_environment
+from services.settings import Settings, inherited_environment
+
+EVERYWHERE = "0.0.0.0"  # noqa: S104 - inside the container; no port of the metrics is published
+
+
+def run_beside_metrics(command: tuple[str, ...], environment: Mapping[str, str], settings: Settings) -> int:
+    """Run the command until it ends, and give its exit code; SIGTERM and SIGINT are handed on. Empties the metrics folder."""
+    shutil.rmtree(settings.metrics_dir, ignore_errors=True)
+    settings.metrics_dir.mkdir(parents=True)
+    endpoint = metrics_server(EVERYWHERE, settings.metrics_port, settings.metrics_dir)
+    threading.Thread(target=endpoint.serve_forever, name="metrics", daemon=True).start()
+    child = subprocess.Popen(command, env={**inherited_environment(), **metrics_environment(settings), **environment})
+
+    def hand_on(number: int, _frame: FrameType | None) -> None:
+        child.send_signal(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, hand_on)
+    try:
+        return child.wait()
+    finally:
+        endpoint.shutdown()

@@ -1,0 +1,38 @@
+"""Asks a container's own servers, for its health check: `python -m infra.docker.healthy http:8000/healthz tcp:9000`.
+
+    http:PORT/PATH   answers GET with 200      tcp:PORT   accepts      beat:FILE   was touched lately
+
+Ends with 0 when all are well and names the first that is not. Standard library only, since it runs every few seconds.
+"""
+
+import sys
+from functools import partial
+from pathlib import Path
+
+from infra.local.probes import Probe, accepts, answers_http, beats
+
+_HERE = "127.0.0.1"
+
+
+def probe_of(word: str) -> Probe:
+    """Give the question that a word stands for. Raises ValueError."""
+    kind, _, rest = word.partition(":")
+    if kind == "http":
+        port, _, path = rest.partition("/")
+        return partial(answers_http, _HERE, int(port), f"/{path}")
+    if kind == "tcp":
+        return partial(accepts, _HERE, int(rest))
+    if kind == "beat":
+        return partial(beats, Path(rest))
+    raise ValueError(f"{word}: none of http:PORT/PATH, tcp:PORT, beat:FILE")
+
+
+def main() -> None:
+    """Ask all in turn."""
+    for word in sys.argv[1:]:
+        if not probe_of(word)():
+            sys.exit(f"{word} is not well")
+
+
+if __name__ == "__main__":
+    main()

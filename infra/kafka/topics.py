@@ -1,0 +1,64 @@
+"""The topics of a deployment, and how long each is kept; made once, by a job, before anything writes.
+
+Partitions and names are settings. An existing topic is left as it is, whatever its shape.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kafka import KafkaAdminClient
+from kafka.errors import KafkaError, TopicAlreadyExistsError
+
+from services.errors import DependencyAway
+from services.settings import Settings
+
+_DAY_MS = 86_400_000
+_CONNECT_MS = 10_000
+_RETRY_AFTER_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topic:
+    """One topic. The broker's default replication is taken."""
+
+    name: str
+    num_partitions: int
+    keep_ms: int
+
+    def options(self) -> dict[str, Any]:
+        """Give what the admin client wants to know."""
+        return {
+            "num_partitions": self.num_partitions,
+            "replication_factor": -1,
+            "configs": {"retention.ms": str(self.keep_ms), "cleanup.policy": "delete"},
+        }
+
+
+def wanted_topics(settings: Settings) -> tuple[Topic, ...]:
+    """Give every topic that the platform writes. Events are in the offline log within seconds, so a week is ample."""
+    return (
+        Topic(name=settings.interactions_topic, num_partitions=settings.topic_partitions, keep_ms=7 * _DAY_MS),
+        Topic(name=settings.dead_letter_topic, num_partitions=settings.topic_partitions, keep_ms=30 * _DAY_MS),
+        Topic(name=settings.impressions_topic, num_partitions=settings.topic_partitions, keep_ms=7 * _DAY_MS),
+    )
+
+
+def create_missing(connection: Mapping[str, Any], topics: Iterable[Topic]) -> list[str]:
+    """Make those that are missing and give their names. `connection` says how brokers are reached. Raises DependencyAway."""
+    try:
+        admin = KafkaAdminClient(**connection, bootstrap_timeout_ms=_CONNECT_MS)
+        try:
+            return [topic.name for topic in topics if _create(admin, topic)]
+        finally:
+            admin.close()
+    except (KafkaError, OSError) as error:
+        raise DependencyAway("broker", _RETRY_AFTER_S) from error
+
+
+def _create(admin: KafkaAdminClient, topic: Topic) -> bool:
+    try:
+        admin.create_topics({topic.name: topic.options()})
+    except TopicAlreadyExistsError:
+        return False
+    return True
