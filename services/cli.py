@@ -180,6 +180,32 @@ def bench(
 
 
 @app.command()
+def explain(
+    request_id: Annotated[str, typer.Argument(help="As the answer said it, or as the caller sent it.")],
+    url: Annotated[str, typer.Option(help="The REST door; by default this machine's.")] = "",
+    key: Annotated[str, typer.Option(help="An API key with the scope admin; others on this machine can see it.")] = "",
+    key_file: Annotated[Path | None, typer.Option(help="A file that holds the key.")] = None,
+    ca_file: Annotated[Path | None, typer.Option(help="The authority of a door behind TLS.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what the door said.")] = False,
+) -> None:
+    """Say why a recent request was answered as it was, and where its time went."""
+    from infra.local.explain import Door, ask, show
+    from services.secret_file import read_secret
+
+    settings = _settings()
+    door = Door(
+        url=url or f"http://{settings.door_host}:{settings.door_http_port}",
+        key=read_secret(key_file) if key_file is not None else key or None,
+        ca_file=ca_file,
+    )
+    explanation = ask(door, request_id)
+    if as_json:
+        out.print_json(data=explanation)
+    else:
+        show(explanation, out)
+
+
+@app.command()
 def bundles() -> None:
     """List the published bundles with their metrics."""
     from rich.table import Table

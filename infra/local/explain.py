@@ -1,0 +1,94 @@
+"""`tailrace explain`: asks the door why a request was answered as it was, and shows it with its stages on a time line.
+
+What is said about the request is the door's; here it is only laid out.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from services.contracts.access import Scope
+from services.errors import EnvironmentFault, NotFound
+
+_TIMEOUT_S = 5.0
+_BAR_CELLS = 40
+_WELL = "ok"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Door:
+    """Where the REST door is, with whose key it is asked, and by which authority it proves itself behind TLS."""
+
+    url: str
+    key: str | None = None
+    ca_file: Path | None = None
+
+
+def ask(door: Door, request_id: str) -> dict[str, Any]:
+    """Give the door's explanation. Raises NotFound, or EnvironmentFault when the door does not answer or refuses."""
+    headers = {"authorization": f"Bearer {door.key}"} if door.key else {}
+    verify = True if door.ca_file is None else str(door.ca_file)
+    path = f"/v1/explanations/{quote(request_id, safe='')}"
+    try:
+        with httpx.Client(base_url=door.url, headers=headers, verify=verify, timeout=_TIMEOUT_S) as client:
+            answer = client.get(path)
+    except httpx.HTTPError as error:
+        raise EnvironmentFault(
+            f"no gateway answers at {door.url} ({error}); is the stack up? `tailrace status`"
+        ) from error
+    if answer.status_code == httpx.codes.OK:
+        explanation: dict[str, Any] = answer.json()
+        return explanation
+    raise _refusal(answer)
+
+
+def show(explanation: dict[str, Any], out: Console) -> None:
+    """Print the sentences, then the stages."""
+    first, *others = explanation["sentences"]
+    is_late = (explanation["elapsed_ms"] or 0.0) > (explanation["deadline_ms"] or float("inf"))
+    colour = "red" if explanation["outcome"] != _WELL else "yellow" if is_late else "green"
+    out.print(f"[bold {colour}]{escape(first)}[/]")
+    for sentence in others:
+        out.print(escape(sentence))
+    if explanation["stages"]:
+        out.print()
+        out.print(timeline(explanation))
+    if explanation["trace_id"]:
+        out.print(f"\ntrace {explanation['trace_id']}")
+
+
+def timeline(explanation: dict[str, Any]) -> Table:
+    """Lay the stages out over the request's time; stages may overlap."""
+    table = Table("stage", "ms", "", box=None, pad_edge=False)
+    whole_ms = max(explanation["elapsed_ms"], 1e-3)
+    for stage in explanation["stages"]:
+        cells = bar(stage["offset_ms"] / whole_ms, stage["duration_ms"] / whole_ms)
+        table.add_row(stage["name"], f"{stage['duration_ms']:.2f}", f"[cyan]{cells}[/]")
+    table.add_row("whole", f"{explanation['elapsed_ms']:.2f}", "[dim]" + "─" * _BAR_CELLS + "[/]")
+    return table
+
+
+def bar(begin: float, length: float) -> str:
+    """Draw a bar that begins at this share of the whole (0 to 1) and is this long, at least one cell."""
+    first = min(_BAR_CELLS - 1, int(begin * _BAR_CELLS))
+    count = max(1, min(_BAR_CELLS - first, round(length * _BAR_CELLS)))
+    return " " * first + "█" * count
+
+
+def _refusal(answer: httpx.Response) -> Exception:
+    """Say in one line what the door's refusal means here."""
+    try:
+        error = answer.json()["error"]
+    except (ValueError, KeyError, TypeError):
+        return EnvironmentFault(f"{answer.url} is no Tailrace gateway: status {answer.status_code}")
+    if answer.status_code == httpx.codes.NOT_FOUND:
+        return NotFound(error["message"], error["fix"])
+    if answer.status_code in {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN}:
+        return EnvironmentFault(f"{error['message']}; give one with the scope {Scope.ADMIN} by --key-file or --key")
+    return EnvironmentFault(f"the gateway refused: {error['message']}")
