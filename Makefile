@@ -8,7 +8,7 @@ PROTO := services/contracts/recommend.proto
 TESTS ?= tests
 
 .DEFAULT_GOAL := help
-.PHONY: help up down status test test-unit lint format proto bench lock
+.PHONY: help up down status test test-unit lint format proto docs bench lock
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +41,9 @@ format: $(INSTALLED) ## rewrite the code in the house format
 
 proto: $(INSTALLED) ## generate the gRPC code again
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. $(PROTO)
+
+docs: $(INSTALLED) ## make docs/api.md from the doors' own descriptions
+	$(BIN)/python -m infra.api_page
 
 bench: $(INSTALLED) ## measure the running stack: load per tier and door, and freshness
 	@exec $(BIN)/tailrace bench

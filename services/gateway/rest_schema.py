@@ -59,23 +59,25 @@ class ItemBody(_Body):
     """One recommended item; `source` is the tier that chose it."""
 
     item_id: str
-    score: float
+    score: float = Field(description="Comparable within one answer only")
     title: str
-    source: str
+    source: str = Field(description="The tier that chose the item", examples=["llm"])
 
 
 class RecommendationBody(_Body):
     """The answer, and who made it, why, from what, and in which time."""
 
-    request_id: str
-    items: list[ItemBody]
-    tier: str = Field(examples=["llm"])
-    reason: str = Field(examples=["llm_in_time"])
-    bundle_version: str
-    newest_event_time_ms: int | None
-    feature_age_ms: int | None
-    deadline_ms: int
-    stages_ms: dict[str, float]
+    request_id: str = Field(description="Send it with the events that follow from this answer")
+    items: list[ItemBody] = Field(description="Best first; fewer than k when the filters leave fewer")
+    tier: str = Field(description="Who answered", examples=["llm"])
+    reason: str = Field(description="Why that tier answered", examples=["llm_in_time"])
+    bundle_version: str = Field(description="The models that answered")
+    newest_event_time_ms: int | None = Field(
+        description="Unix milliseconds of the newest event of this user that the answer has seen; null: none"
+    )
+    feature_age_ms: int | None = Field(description="That event's age when the answer went out")
+    deadline_ms: int = Field(description="The deadline that held")
+    stages_ms: dict[str, float] = Field(description="Milliseconds by stage")
 
 
 class RecordedBody(_Body):

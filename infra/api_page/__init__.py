@@ -1,0 +1,1 @@
+"""Makes docs/api.md from what the doors say of themselves."""

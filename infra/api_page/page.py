@@ -1,0 +1,138 @@
+"""The whole page: prose, and tables from the doors' own descriptions. Reads code and .proto; writes nothing."""
+
+from pathlib import Path
+
+from infra.api_page import rest, rpc, words
+from infra.api_page.tables import table
+from services.contracts.events import MAX_EVENT_AGE_MS, MAX_EVENT_LEAD_MS
+from services.contracts.recommend import MAX_DEADLINE_MS, MAX_ID_CHARS, MAX_IDS_PER_FIELD, MAX_K
+from services.gateway.plane import DataPlane
+from services.gateway.rest import create_rest_app
+from services.gateway.rest_answers import STATUS as REST_STATUS
+from services.gateway.rpc_answers import STATUS as RPC_STATUS
+from services.settings import Settings
+
+_PAGE = """# API: REST and gRPC
+
+<!-- Made by `make docs` from the OpenAPI description, recommend.proto and the error tables. Do not edit. -->
+
+Two doors, one set of words: what REST takes and gives as JSON, gRPC takes and gives as messages. A running gateway serves the same description as
+[`/openapi.json`](http://localhost:8000/openapi.json), readable at [`/docs`](http://localhost:8000/docs), and gRPC server reflection. Where keys are set up, each call needs one
+([Access](access.md)): `authorization: Bearer KEY` as a header or as metadata.
+
+Ask, over REST:
+
+```sh
+curl -s localhost:8000/v1/recommendations -H 'content-type: application/json' -d '{{"user_id": "196", "k": 3}}'
+```
+
+```text
+{{"request_id":"..."items":[{{"item_id":"..."title":"..."source":"..."tier":"..."reason":"..."bundle_version":"..."stages_ms":{{...}}}}
+```
+
+And over gRPC, from Python:
+
+```sh
+python - <<'END'
+import grpc
+from services.contracts import recommend_pb2 as pb, recommend_pb2_grpc as api
+
+recommender = api.RecommenderStub(grpc.insecure_channel("localhost:9000"))
+answer = recommender.Recommend(pb.RecommendRequest(user_id="196", k=3, deadline_ms=200))
+print("tier", answer.tier, "items", [item.item_id for item in answer.items])
+END
+```
+
+```text
+tier ... items [...]
+```
+
+## Who answers, and why
+
+Every answer names its `tier`; each item names the tier that chose it (`source`), since a list that a tier cannot fill is topped up by the next.
+
+{tiers}
+
+`reason` says why that tier answered:
+
+{reasons}
+
+## The deadline
+
+`deadline_ms` in the body, or `X-Deadline-Ms` as header (gRPC: metadata `x-deadline-ms`), counts from the request's arrival; without it {default_deadline_ms} ms hold. It is
+brought into {min_deadline_ms} to {max_deadline_ms} ms (`TAILRACE_MIN_DEADLINE_MS`, `TAILRACE_MAX_DEADLINE_MS`), and the answer says which deadline held. What cannot be had in time is left out; the answer still comes.
+
+## Limits
+
+{limits}
+
+## Errors
+
+Over REST every error is one envelope:
+
+```sh
+curl -s localhost:8000/v1/recommendations -H 'content-type: application/json' -d '{{"user_id": "196", "k": 0}}'
+```
+
+```text
+{{"error":{{"code":"invalid_request","message":"0 is out of range","field":"k","fix":"send 1 to {max_k}","request_id":"..."}}}}
+```
+
+Over gRPC it is a status with the same sentence; `grpc-status-details-bin` holds a `google.rpc.BadRequest` with the field and a `google.rpc.RetryInfo` where waiting helps.
+
+{errors}
+
+REST gives `retry-after` in whole seconds, gRPC as trailer in seconds. Repeating `Recommend` is always safe; events are safe to repeat when they carry an `event_id`.
+
+## REST
+
+{rest}
+
+## gRPC
+
+From `{proto}`; the generated Python code lies beside it. `grpc.health.v1.Health` and server reflection answer too.
+
+{rpc}
+"""
+
+
+def render(root: Path) -> str:
+    """Give the page's text. `root` is the repository."""
+    usual = Settings()
+    app = create_rest_app(_no_plane, lambda: b"", usual.max_body_bytes)
+    return _PAGE.format(
+        tiers=table(("tier", "what answers"), [(f"`{tier}`", words.TIERS[tier]) for tier in words.TIERS]),
+        reasons=table(("reason", "meaning"), [(f"`{reason}`", text) for reason, text in words.REASONS.items()]),
+        limits=table(("what", "limit"), _limits(usual)),
+        errors=table(("code", "REST", "gRPC", "meaning"), _errors()),
+        rest=rest.routes(app.openapi()),
+        rpc=rpc.services(root),
+        proto=rpc.PROTO,
+        max_k=MAX_K,
+        default_deadline_ms=usual.default_deadline_ms,
+        min_deadline_ms=usual.min_deadline_ms,
+        max_deadline_ms=usual.max_deadline_ms,
+    )
+
+
+def _limits(usual: Settings) -> list[tuple[str, str]]:
+    return [
+        ("`k`", f"1 to {min(MAX_K, usual.max_k)} (`TAILRACE_MAX_K`, at most {MAX_K})"),
+        ("an id", f"1 to {MAX_ID_CHARS} printable characters"),
+        ("a list of ids", f"{MAX_IDS_PER_FIELD} entries"),
+        ("`deadline_ms`", f"1 to {MAX_DEADLINE_MS}"),
+        ("a body or message", f"{usual.max_body_bytes} bytes (`TAILRACE_MAX_BODY_BYTES`)"),
+        ("events in a request", f"{usual.max_events_per_request} (`TAILRACE_MAX_EVENTS_PER_REQUEST`)"),
+        (
+            "`event_time_ms`",
+            f"at most {MAX_EVENT_AGE_MS // 86_400_000} days old, at most {MAX_EVENT_LEAD_MS // 1_000} s ahead; older events come by [the pipeline](bring-your-own-data.md)",
+        ),
+    ]
+
+
+def _errors() -> list[tuple[str, str, str, str]]:
+    return [(f"`{kind}`", str(REST_STATUS[kind]), RPC_STATUS[kind].name, text) for kind, text in words.ERRORS.items()]
+
+
+def _no_plane() -> DataPlane:
+    raise NotImplementedError("the page is made without answering anything")

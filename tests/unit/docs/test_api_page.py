@@ -1,0 +1,33 @@
+"""docs/api.md says what the doors are: `pytest tests/unit/docs/test_api_page.py`."""
+
+from infra.api_page import words
+from infra.api_page.page import render
+from infra.api_page.rest import type_of
+from infra.api_page.tables import table
+from services.contracts.recommend import Reason, Tier
+from services.gateway.error_table import ErrorKind
+from tests.pages import ROOT
+
+
+def test_the_page_is_fresh() -> None:
+    """Making it again gives the committed text."""
+    assert (ROOT / "docs" / "api.md").read_text() == render(ROOT), "docs/api.md is stale: run `make docs`"
+
+
+def test_every_tier_reason_and_error_has_its_words() -> None:
+    """What an answer may say, the page explains."""
+    assert (set(words.TIERS), set(words.REASONS), set(words.ERRORS)) == (set(Tier), set(Reason), set(ErrorKind))
+
+
+def test_types_read_as_a_reader_would_say_them() -> None:
+    """Lists, maps, choices and models."""
+    model = {"$ref": "#/components/schemas/ItemBody"}
+
+    assert type_of({"type": "array", "items": model}) == "list of `ItemBody`"
+    assert type_of({"anyOf": [{"type": "integer"}, {"type": "null"}]}) == "integer or null"
+    assert type_of({"type": "object", "additionalProperties": {"type": "number"}}) == "map to number"
+
+
+def test_a_table_survives_its_cells() -> None:
+    """Bars and line ends inside a cell do not break it; an empty cell shows a dash."""
+    assert table(("a", "b"), [("x|y", "1\n2"), ("", "3")]) == "| a | b |\n|---|---|\n| x\\|y | 1 2 |\n| - | 3 |"
