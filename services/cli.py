@@ -13,6 +13,7 @@ from rich.markup import escape
 
 from services.audit_file import audited, write_act
 from services.cli_keys import keys_app
+from services.cli_load import bench_app, chaos
 from services.errors import TailraceError
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 app.add_typer(keys_app, name="keys")
+app.add_typer(bench_app, name="bench")
+app.command()(chaos)
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -159,24 +162,6 @@ def pipeline(
     )
     with feature_store(settings, _say):
         run_pipeline(options, places, out)
-
-
-@app.command()
-def bench(
-    out_dir: Annotated[Path, typer.Option(help="Where the JSON files go.")] = Path("benchmarks/results"),
-) -> None:
-    """Measure the running stack: load per tier and door, then freshness."""
-    import subprocess
-
-    from services.settings import inherited_environment
-
-    settings = _settings()
-    out_dir.mkdir(parents=True, exist_ok=True)
-    for name in ("serve", "freshness"):
-        command = [sys.executable, "-m", f"benchmarks.{name}", "--json", str(out_dir / f"{name}.json")]
-        code = subprocess.run(command, env={**inherited_environment(), **settings.as_environment()}, check=False)
-        if code.returncode:
-            raise typer.Exit(code.returncode)
 
 
 @app.command()

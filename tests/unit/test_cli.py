@@ -43,7 +43,7 @@ def test_help_names_every_command(tmp_path: Path) -> None:
     shown = tailrace("--help", state_dir=tmp_path)
 
     assert shown.returncode == 0
-    for command in ("up", "down", "status", "doctor", "pipeline", "bench", "bundles", "promote", "rollback"):
+    for command in ("up", "down", "status", "doctor", "pipeline", "bench", "chaos", "bundles", "promote", "rollback"):
         assert f" {command} " in shown.stdout
 
 
