@@ -85,7 +85,7 @@ class Settings(BaseSettings):
     max_llm_in_flight: int = Field(64, ge=1)
 
     # serving
-    gateway_replicas: int = Field(1, ge=1)
+    gateway_replicas: int = Field(2, ge=1)
     llm_replicas: int = Field(1, ge=1)
     bundle_poll_s: float = Field(1.0, gt=0)
     popular_refresh_s: float = Field(5.0, gt=0)

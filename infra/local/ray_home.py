@@ -66,10 +66,12 @@ def ray_environment(home: Path) -> dict[str, str]:
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ROTATION_MAX_BYTES": str(20 * 2**20),
         "RAY_ROTATION_BACKUP_COUNT": "1",
+        "RAY_worker_niceness": "0",  # Ray's default of 15 gives replicas a thirtieth of what their neighbours get
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
         "RAY_SERVE_HAPROXY_NBTHREAD": "2",
+        "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",  # a replica died under a request: ask another
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(proxy / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(proxy / "a.sock"),
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(proxy / "m.sock"),
