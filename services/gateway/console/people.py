@@ -13,6 +13,7 @@ from services.contracts.features import UserFeatures
 
 MAX_SHOWN = 60
 _TIMEOUT_S = 0.5
+_SAMPLED_PER_PERSON = 4
 
 
 class People(Protocol):
@@ -62,10 +63,17 @@ EventTimes = Callable[[str], Mapping[int, int]]
 
 
 async def choose_people(people: People, limit: int) -> list[Person]:
-    """Give some known users, longest history first. Raises DependencyAway."""
-    user_ids = await people.sample_user_ids(limit, _TIMEOUT_S)
-    found = [_person(user_id, await people.read(user_id, _TIMEOUT_S)) for user_id in user_ids]
-    return sorted(found, key=lambda person: (-person.num_events, person.user_id))
+    """Give some known users. Raises DependencyAway."""
+    user_ids = await people.sample_user_ids(_SAMPLED_PER_PERSON * limit, _TIMEOUT_S)
+    return spread([_person(user_id, await people.read(user_id, _TIMEOUT_S)) for user_id in user_ids], limit)
+
+
+def spread(found: Sequence[Person], limit: int) -> list[Person]:
+    """Choose at most `limit` from the longest history to the shortest, a third of them with a stored list where there are such."""
+    ordered = sorted(found, key=lambda person: (-person.num_events, person.user_id))
+    listed = _evenly([person for person in ordered if person.has_stored_list], limit // 3)
+    others = _evenly([person for person in ordered if person not in listed], limit - len(listed))
+    return sorted((*listed, *others), key=ordered.index)
 
 
 async def read_history(people: People, user_id: str, catalogue: Catalogue, event_times: EventTimes) -> History:
@@ -79,6 +87,14 @@ async def read_history(people: People, user_id: str, catalogue: Catalogue, event
         has_stored_list=features.precomputed is not None,
         items=_deeds(features, catalogue, times),
     )
+
+
+def _evenly(ordered: Sequence[Person], limit: int) -> list[Person]:
+    """Take every nth, the first and the last among them."""
+    if len(ordered) <= limit:
+        return list(ordered)
+    step = (len(ordered) - 1) / max(1, limit - 1)
+    return [ordered[round(place * step)] for place in range(limit)]
 
 
 def _person(user_id: str, features: UserFeatures) -> Person:

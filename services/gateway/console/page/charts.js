@@ -6,6 +6,7 @@ export const SPAN_S = 90
 const LEFT = 34
 const BOTTOM = 18
 const TOP = 8
+const LONGEST_STEP_S = 5
 const [FASTEST_MS, SLOWEST_MS] = [0.2, 2_000]
 
 export class Chart {
@@ -65,9 +66,7 @@ export function drawMix(chart, moments) {
   chart.frame([[y(0), "0"], [y(peak / 2), short(peak / 2)], [y(peak), short(peak)]])
   const floor = moments.map(() => 0)
   pen.save()
-  pen.beginPath()
-  pen.rect(LEFT, 0, chart.width - LEFT - 3, height)
-  pen.clip()
+  clip(chart)
   for (const tier of [...TIERS].reverse()) {
     const roof = moments.map((moment, place) => floor[place] + moment.rates[tier])
     band(chart, moments, floor, roof, y, chart.colour[tier])
@@ -121,9 +120,11 @@ function band(chart, moments, floor, roof, y, colour) {
 function trace(chart, moments, y) {
   const { pen } = chart
   let isDown = false
+  pen.save()
+  clip(chart)
   pen.beginPath()
   for (const moment of moments) {
-    if (moment.p99 === null) isDown = false
+    if (moment.p99 === null || moment.spanS > LONGEST_STEP_S) isDown = false
     else {
       const place = [chart.x(moment.ageS), y(moment.p99)]
       if (isDown) pen.lineTo(...place)
@@ -132,6 +133,13 @@ function trace(chart, moments, y) {
     }
   }
   pen.stroke()
+  pen.restore()
+}
+
+function clip(chart) {
+  chart.pen.beginPath()
+  chart.pen.rect(LEFT, 0, chart.width - LEFT - 3, chart.height)
+  chart.pen.clip()
 }
 
 function line(pen, fromX, fromY, toX, toY) {
@@ -143,7 +151,7 @@ function line(pen, fromX, fromY, toX, toY) {
 
 function niceAbove(value) {
   const scale = 10 ** Math.floor(Math.log10(value))
-  return [1, 2, 4, 5, 10].map((step) => step * scale).find((step) => step >= value)
+  return [1, 1.5, 2, 3, 4, 6, 8, 10].map((step) => step * scale).find((step) => step >= value)
 }
 
 const short = (rate) => (Number.isInteger(rate) ? String(rate) : rate.toFixed(1))

@@ -70,7 +70,7 @@ function startKey() {
 }
 
 function tellTiers() {
-  byId("tiers").replaceChildren(...TIERS.flatMap((tier) => [make("dt", {}, make("span", { class: "badge", data: { tier } }, TIER_NAMES[tier])), make("dd", {}, TIER_STORIES[tier])]))
+  byId("tiers").replaceChildren(...TIERS.map((tier) => make("div", {}, make("dt", {}, make("span", { class: "badge", data: { tier } }, TIER_NAMES[tier])), make("dd", {}, TIER_STORIES[tier]))))
 }
 
 startTheme()

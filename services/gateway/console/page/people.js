@@ -61,11 +61,22 @@ function showHistory({ history, error }, userId) {
   }
   const isSame = shownFor === history.user_id
   const added = isSame ? Math.max(0, history.num_events - shownCount) : 0
+  remember(history)
   shownFor = history.user_id
   shownCount = history.num_events
   setText(byId("history-note"), summary(history))
-  byId("history").replaceChildren(...history.items.map((deed, place) => row(deed, place < added)))
+  byId("history").replaceChildren(...history.items.map((deed, place) => row(deed, timeOf(history, place), place < added)))
 }
+
+// The store tells the newest event's time only; what was seen here is remembered.
+const timesSeen = new Map()
+const key = (userId, event) => `${event} ${userId}`
+
+function remember({ user_id, num_events, newest_event_time_ms }) {
+  if (newest_event_time_ms !== null) timesSeen.set(key(user_id, num_events), newest_event_time_ms)
+}
+
+const timeOf = ({ user_id, num_events, items }, place) => items[place].event_time_ms ?? timesSeen.get(key(user_id, num_events - place)) ?? null
 
 function whyNot(error) {
   if (error.status === 503) return "The feature store is away, so the history cannot be read. There is an answer all the same."
@@ -80,8 +91,8 @@ function summary(history) {
   return `${plural(history.num_events, "event")}${newest}${shown}`
 }
 
-function row(deed, isNew) {
-  const when = deed.event_time_ms === null ? "" : ago(deed.event_time_ms)
+function row(deed, timeMs, isNew) {
+  const when = timeMs === null ? "" : ago(timeMs)
   return make(
     "li",
     { class: isNew ? "fresh" : "" },

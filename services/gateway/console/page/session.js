@@ -12,6 +12,7 @@ export class Session extends EventTarget {
   userId = null
   deadlineMs = 200
   answer = null
+  isStoreOff = false
   #turn = 0
   #clicks = Promise.resolve()
 
@@ -60,6 +61,10 @@ export class Session extends EventTarget {
 
   async readHistory() {
     const turn = this.#turn
+    if (this.isStoreOff) {
+      this.#tell("history", { error: { status: 503 } })
+      return
+    }
     try {
       const history = await get(`/console/history?user_id=${encodeURIComponent(this.userId)}`)
       if (turn === this.#turn) this.#tell("history", { history })
@@ -81,13 +86,13 @@ export class Session extends EventTarget {
     while (turn === this.#turn && performance.now() - began < SEEN_WITHIN_MS) {
       const answer = await this.ask()
       if (turn !== this.#turn) return
-      if (answer?.reason === "features_away") break
+      if (this.isStoreOff) break
       if (answer && (answer.newest_event_time_ms ?? 0) > newestBefore) {
         this.#tell("seen", { item, afterMs: performance.now() - began })
         this.readHistory()
         return
       }
-      await new Promise((resume) => setTimeout(resume, POLL_EVERY_MS))
+      await new Promise((resume) => setTimeout(resume, answer ? POLL_EVERY_MS : 10 * POLL_EVERY_MS))
     }
     this.#tell("unseen", { item })
   }

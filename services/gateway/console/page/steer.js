@@ -12,6 +12,7 @@ const DEADLINES = [10, 20, 50, 100, 200, 500, 1_000]
 const NAMES = { llm: "language model", features: "feature store" }
 
 export const load = new Load()
+export const drillsChanged = new EventTarget()
 let off = {}
 let moments = []
 let momentsAtS = 0
@@ -29,6 +30,11 @@ export function startSteer(session) {
     hint(detail.answer)
   })
   session.addEventListener("history", ({ detail }) => detail.history && load.learn(detail.history.items.map((item) => item.item_id)))
+  drillsChanged.addEventListener("changed", () => {
+    session.isStoreOff = "features" in off
+    session.askSoon()
+    setTimeout(() => session.readHistory(), session.isStoreOff ? 0 : 400)
+  })
   themeChanged.addEventListener("changed", forgetColours)
   keepDrawing()
 }
@@ -47,14 +53,16 @@ export function turnLoad(by, session) {
 export function takeLive(live) {
   moments = live.moments
     .filter((moment) => moment.age_s <= SPAN_S + 5)
-    .map((moment) => ({ age: moment.age_s, rates: moment.rates, p99: moment.p99_ms }))
+    .map((moment) => ({ age: moment.age_s, rates: moment.rates, spanS: moment.span_s, p99: moment.p99_ms }))
   momentsAtS = nowS()
   showDrills(live.drills)
   showLegend()
 }
 
 function showDrills(drills) {
+  const hasChanged = Object.keys(NAMES).some((part) => part in off !== part in drills)
   off = drills
+  if (hasChanged) drillsChanged.dispatchEvent(new Event("changed"))
   for (const part of Object.keys(NAMES)) {
     const isOff = part in drills
     const button = byId(`switch-${part}`)
@@ -72,8 +80,6 @@ async function flip(part, session) {
     showDrills(drills)
     announce(`The ${NAMES[part]} is ${wanted}.`)
     setText(byId("steer-note"), "")
-    session.askSoon()
-    setTimeout(() => session.readHistory(), 400)
   } catch (error) {
     setText(byId("steer-note"), error.status === 403 ? "This key may not switch parts off: it lacks the scope admin." : `Nothing was switched: ${error.message}.`)
   }
@@ -87,7 +93,7 @@ function hint(answer) {
 function setLoad(session) {
   const rate = RATES[byId("load").value]
   load.set(rate, () => session.deadlineMs)
-  setText(byId("load-out"), rate === 0 ? "off" : `${rate} requests a second`)
+  setText(byId("load-out"), rate === 0 ? "off" : `${rate} a second`)
   if (rate === 0) showLoad()
 }
 

@@ -5,7 +5,7 @@ import { takenMs } from "./session.js"
 import { milliseconds } from "./words.js"
 
 const NAMES = { features: "Read features", route: "Decide", rank: "Rank", llm: "Language model", student: "Student", answer: "Compose" }
-const INSIDE = { llm: "rank", student: "rank" }
+const INSIDE = { rank: ["llm", "student"] }
 const ORDER = ["features", "route", "rank", "answer"]
 
 export function startTimeline(session) {
@@ -35,7 +35,7 @@ function spans(stages) {
   let at = 0
   for (const name of ORDER) {
     if (!(name in stages)) continue
-    const inner = Object.keys(stages).filter((other) => INSIDE[other] === name)
+    const inner = (INSIDE[name] ?? []).filter((other) => other in stages)
     found.push(...(inner.length ? inner : [name]).map((part) => ({ name: part, from: at, ms: stages[part] })))
     at += stages[name]
   }

@@ -1,0 +1,167 @@
+"""The console's arithmetic beside slow, obvious oracles: windows, quantiles, promises. `pytest tests/unit/gateway/test_console_numbers.py`."""
+
+import math
+from collections.abc import Iterable
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Counter
+
+from services.contracts.recommend import Reason, Tier
+from services.gateway.console.counts import REQUESTS, Buckets, Counts, Kept, counts_of, quantile_s
+from services.gateway.console.ring import Ring
+from services.gateway.console.strip import kept_for, moments, promises
+from services.objectives import Selector, load_objectives
+from services.telemetry import REQUEST_BUCKETS_S, GatewayMetrics, StreamMetrics
+
+SERIES = (REQUESTS, frozenset({("tier", "llm"), ("code", "ok")}))
+FINE_S, KEEP_S, THIN_S = 10.0, 100.0, 5.0
+
+
+def at(seconds: float, value: float) -> Counts:
+    """Make a sample of one counter."""
+    return Counts(seconds, {SERIES: value})
+
+
+def thinned(samples: list[Counts]) -> list[Counts]:
+    """Replay by the rule's words: all recent ones, of the older ones each that is far enough from the one kept before."""
+    kept: list[Counts] = []
+    for place in range(len(samples)):
+        newest = samples[place]
+        recent = [one for one in samples[: place + 1] if newest.at_s - one.at_s <= FINE_S]
+        retired = [one for one in samples[: place + 1] if newest.at_s - one.at_s > FINE_S]
+        kept = []
+        for one in retired:
+            if not kept or one.at_s - kept[-1].at_s >= THIN_S:
+                kept.append(one)
+        kept = [one for one in kept if newest.at_s - one.at_s <= KEEP_S] + recent
+    return kept
+
+
+@given(st.lists(st.integers(1, 8), min_size=2, max_size=60), st.integers(1, 130))
+def test_windows_and_steps_equal_a_plain_list(gaps: list[int], length_s: int) -> None:
+    """Whatever the rhythm of the samples, the ring gives what a list of all of them, thinned by the rule, would give."""
+    times = [float(sum(gaps[: place + 1])) for place in range(len(gaps))]
+    samples = [at(time_s, 3.0 * place) for place, time_s in enumerate(times)]
+    ring = Ring(FINE_S, KEEP_S, THIN_S)
+    for sample in samples:
+        ring.add(sample)
+    inside = [one for one in thinned(samples) if times[-1] - one.at_s <= length_s]
+
+    window, steps = ring.window(length_s), list(ring.steps(length_s))
+
+    if len(inside) < 2:
+        assert window is None
+    else:
+        assert window is not None
+        assert window.span_s == inside[-1].at_s - inside[0].at_s
+        assert window.values[SERIES] == inside[-1].values[SERIES] - inside[0].values[SERIES]
+    expected = [after.values[SERIES] - before.values[SERIES] for before, after in pairwise(inside)]
+    assert [step.values[SERIES] for step in steps] == expected
+
+
+def test_a_counter_that_begins_anew_counts_from_zero() -> None:
+    """A stack that was started again must not show negative traffic."""
+    assert at(2.0, 3.0).since(at(1.0, 50.0)).values[SERIES] == 3.0
+
+
+def buckets_of(values: Iterable[float]) -> Buckets:
+    """Count values into the request histogram's buckets, cumulatively."""
+    bounds = (*REQUEST_BUCKETS_S, math.inf)
+    found = list(values)
+    return [(bound, float(sum(value <= bound for value in found))) for bound in bounds]
+
+
+@given(st.lists(st.floats(0.0001, 4.9), min_size=1, max_size=50), st.floats(0.01, 1.0))
+def test_a_quantile_lies_in_the_bucket_of_the_true_one(values: list[float], share: float) -> None:
+    """The value that is read from buckets shares its bucket with the one that a sorted list gives."""
+    true_value = sorted(values)[math.ceil(share * len(values)) - 1]
+    upper = next(bound for bound in REQUEST_BUCKETS_S if true_value <= bound)
+    lower = max((bound for bound in REQUEST_BUCKETS_S if bound < upper), default=0.0)
+
+    found = quantile_s(buckets_of(values), share)
+
+    assert found is not None
+    assert lower - 1e-12 <= found <= upper + 1e-12
+
+
+@pytest.mark.parametrize(
+    ("buckets", "expected"),
+    [([], None), ([(0.1, 0.0), (math.inf, 0.0)], None), ([(0.1, 0.0), (math.inf, 7.0)], 0.1), ([(0.1, 4.0)], 0.05)],
+)
+def test_quantiles_at_the_edges(buckets: Buckets, expected: float | None) -> None:
+    """Nothing gives nothing; what lies beyond the last bound counts as that bound; within a bucket it is linear."""
+    assert quantile_s(buckets, 0.5) == expected
+
+
+def test_a_scrape_is_summed_over_what_nobody_asked_for() -> None:
+    """Doors and reasons are added up, tiers and codes stay apart, other metrics are left out."""
+    registry = CollectorRegistry()
+    requests = Counter("tailrace_requests_total", "x", ["door", "tier", "reason", "code"], registry=registry)
+    Counter("something_else_total", "x", registry=registry).inc()
+    for door, tier in (("rest", "llm"), ("grpc", "llm"), ("rest", "student")):
+        requests.labels(door, tier, "some_reason", "ok").inc()
+
+    found = counts_of(registry.collect(), Kept(frozenset({REQUESTS}), frozenset({"tier", "code"})), 5.0)
+
+    assert found.values == {
+        (REQUESTS, frozenset({("tier", "llm"), ("code", "ok")})): 2.0,
+        (REQUESTS, frozenset({("tier", "student"), ("code", "ok")})): 1.0,
+    }
+    assert found.total(Selector(metric=REQUESTS, match={"tier": ("llm", "student")})) == 3.0
+
+
+def test_promises_say_what_was_counted() -> None:
+    """From the real metrics and the real objectives: shares, how many, and what is left of each budget."""
+    registry, objectives = CollectorRegistry(), load_objectives()
+    gateway, stream, kept = GatewayMetrics(registry), StreamMetrics(registry), kept_for(objectives)
+    before = counts_of(registry.collect(), kept, 0.0)
+    for seconds in (0.004, 0.15, 0.9, 0.01):
+        gateway.requests.labels("rest", Tier.LLM, Reason.LLM_IN_TIME, "ok").inc()
+        gateway.request_seconds.labels("rest", Tier.LLM).observe(seconds)
+    gateway.requests.labels("grpc", "none", "none", "internal").inc()
+    gateway.deadline_missed.labels("rest").inc()
+    stream.visible_seconds.observe(0.05)
+
+    counted = counts_of(registry.collect(), kept, 60.0).since(before)
+    found = {one.name: one for one in promises(objectives, counted)}
+
+    assert (found["availability"].num_bad, found["availability"].num_total) == (1, 5)
+    assert found["availability"].good_share == pytest.approx(0.8)
+    assert found["availability"].budget_left == pytest.approx(1 - 0.2 / 0.001)
+    assert (found["deadline"].num_bad, found["deadline"].num_total) == (1, 4)
+    assert (found["latency_llm"].num_bad, found["latency_llm"].num_total) == (1, 4)
+    assert (found["freshness"].good_share, found["freshness"].budget_left) == (1.0, 1.0)
+    assert found["latency_popular"].good_share is None
+    assert found["latency_popular"].budget_left is None
+
+
+def test_moments_are_rates_per_second_by_tier() -> None:
+    """A step of two seconds with four answers is two a second; every tier is named; refusals and late ones are counted."""
+    registry, kept = CollectorRegistry(), kept_for(load_objectives())
+    gateway = GatewayMetrics(registry)
+    before = counts_of(registry.collect(), kept, 10.0)
+    for _ in range(4):
+        gateway.requests.labels("rest", Tier.STUDENT, Reason.LLM_AWAY, "ok").inc()
+        gateway.request_seconds.labels("rest", Tier.STUDENT).observe(0.004)
+    gateway.requests.labels("rest", "none", "none", "overloaded").inc()
+    step = counts_of(registry.collect(), kept, 12.0).since(before)
+
+    (moment,) = moments([step], now_s=13.0)
+
+    assert moment.rates == {"precomputed": 0.0, "llm": 0.0, "student": 2.0, "popular": 0.0}
+    assert (moment.age_s, moment.span_s, moment.num_refused, moment.num_late) == (1.0, 2.0, 1, 0)
+    assert moment.p50_ms == pytest.approx(3.75)
+
+
+def test_every_objective_can_be_counted_from_what_is_kept() -> None:
+    """What the objectives select is never summed away: each label that they match on is kept."""
+    objectives = load_objectives()
+    kept = kept_for(objectives)
+
+    for objective in objectives.objectives:
+        for term in (*objective.sli.total_terms, *objective.sli.bad_terms):
+            assert term.selector.metric in kept.metrics
+            assert set(term.selector.match) <= kept.labels

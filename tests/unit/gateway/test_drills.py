@@ -1,0 +1,173 @@
+"""Drills: switched in one process, followed by all, over by themselves. `pytest tests/unit/gateway/test_drills.py`."""
+
+import asyncio
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from services.contracts.rank import RankRequest
+from services.errors import DependencyAway
+from services.gateway.drills import HOLD_S, DrilledLlm, DrilledStore, Drills, Part, read_drills
+from tests.fakes import FakeFeatures, FakeLlm
+from tests.servers import wait_for
+from tests.unit.gateway.world import user
+
+
+class Clock:
+    """A clock that is moved by hand."""
+
+    def __init__(self) -> None:
+        self.now_s = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class FakeStore(FakeFeatures):
+    """The feature store with its user ids."""
+
+    async def sample_user_ids(self, limit: int, timeout_s: float) -> list[str]:
+        """Give the first users."""
+        return list(self.users)[:limit]
+
+
+QUESTION = RankRequest(
+    request_id="r", user_id=None, bundle_version="v1", history_item_ids=("i00",), k=2, deadline_unix_s=0.0
+)
+
+
+async def test_a_drill_is_seen_by_every_replica_and_survives_its_maker(tmp_path: Path) -> None:
+    """Two replicas share one file: what one switches, the other sees at its next look."""
+    one, other = Drills(tmp_path / "run" / "drills.json"), Drills(tmp_path / "run" / "drills.json")
+
+    await one.switch({Part.LLM: True})
+    before = other.is_off(Part.LLM)
+    await other.refresh()
+
+    assert (one.is_off(Part.LLM), before, other.is_off(Part.LLM)) == (True, False, True)
+    assert not other.is_off(Part.FEATURES)
+
+
+async def test_a_followed_drill_reaches_the_other_replica_by_itself(tmp_path: Path) -> None:
+    """Between start and stop a replica looks at the file a few times a second."""
+    one, other = Drills(tmp_path / "drills.json"), Drills(tmp_path / "drills.json")
+    await other.start()
+
+    await one.switch({Part.FEATURES: True})
+    await asyncio.to_thread(wait_for, lambda: other.is_off(Part.FEATURES))
+    await other.stop()
+
+    assert other.remaining_s().keys() == {Part.FEATURES}
+
+
+async def test_a_drill_ends_by_itself(tmp_path: Path) -> None:
+    """Nobody has to remember to switch a part on again."""
+    clock = Clock()
+    drills = Drills(tmp_path / "drills.json", clock)
+    await drills.switch({Part.LLM: True})
+
+    clock.now_s += HOLD_S - 1
+    is_off_at_the_end = drills.is_off(Part.LLM)
+    clock.now_s += 2
+
+    assert is_off_at_the_end
+    assert not drills.is_off(Part.LLM)
+    assert drills.remaining_s() == {}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"llm": "soon"}', '{"moon": 1}', '{"llm": null}'])
+def test_a_file_that_says_nothing_sensible_means_no_drill(tmp_path: Path, text: str) -> None:
+    """A broken file must not break the gateway, nor keep a part away."""
+    path = tmp_path / "drills.json"
+    path.write_text(text)
+
+    assert read_drills(path) == {}
+
+
+async def test_a_drilled_llm_is_away_and_comes_back(tmp_path: Path) -> None:
+    """During a drill the LLM raises what it raises when it is gone, and is not asked."""
+    drills, inner = Drills(tmp_path / "drills.json"), FakeLlm(["i01", "i02"], "v1")
+    llm = DrilledLlm(inner, drills)
+
+    await drills.switch({Part.LLM: True})
+    with pytest.raises(DependencyAway, match="llm"):
+        await llm.rank(QUESTION, 1.0)
+    await drills.switch({Part.LLM: False})
+    result = await llm.rank(QUESTION, 1.0)
+
+    assert result.item_ids == ("i01", "i02")
+    assert len(inner.asked) == 1
+
+
+async def test_a_drilled_store_is_away_in_every_call(tmp_path: Path) -> None:
+    """During a drill every call of the store raises, and without one it is the store's own."""
+    drills = Drills(tmp_path / "drills.json")
+    store = DrilledStore(FakeStore({"u": user("i00")}), drills)
+    calls: list[Any] = [
+        lambda: store.read("u", 1.0),
+        lambda: store.read_popular(1.0),
+        lambda: store.sample_user_ids(5, 1.0),
+    ]
+
+    answers = [await call() for call in calls]
+    await drills.switch({Part.FEATURES: True})
+    for call in calls:
+        with pytest.raises(DependencyAway, match="features"):
+            await call()
+
+    assert answers == [user("i00"), [], ["u"]]
+
+
+class DrillsMachine(RuleBasedStateMachine):
+    """Switching, waiting and reading in any order, beside a dict of times that says what must hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._folder = tempfile.TemporaryDirectory()
+        self.path = Path(self._folder.name) / "drills.json"
+        self.clock = Clock()
+        self.replicas = [Drills(self.path, self.clock) for _ in range(2)]
+        self.expected: dict[Part, float] = {}
+
+    @rule(at=st.integers(0, 1), wanted=st.dictionaries(st.sampled_from(Part), st.booleans(), min_size=1))
+    def switch(self, at: int, wanted: dict[Part, bool]) -> None:
+        """Switch some parts at one replica."""
+        _run(self.replicas[at].switch(wanted))
+        for part, is_off in wanted.items():
+            self.expected.pop(part, None)
+            if is_off:
+                self.expected[part] = self.clock.now_s + HOLD_S
+
+    @rule(seconds=st.floats(0, HOLD_S))
+    def wait(self, seconds: float) -> None:
+        """Let time pass."""
+        self.clock.now_s += seconds
+
+    @invariant()
+    def all_replicas_agree_with_the_oracle(self) -> None:
+        """After a look at the file every replica says the same."""
+        off = {part for part, until_s in self.expected.items() if until_s > self.clock.now_s}
+        for replica in self.replicas:
+            _run(replica.refresh())
+            assert {part for part in Part if replica.is_off(part)} == off
+            assert replica.remaining_s().keys() == off
+
+    def teardown(self) -> None:
+        """Leave only parts that exist in the file, and remove it."""
+        if self.path.exists():
+            assert json.loads(self.path.read_text()).keys() <= set(Part)
+        self._folder.cleanup()
+
+
+def _run(work: Any) -> None:
+    asyncio.run(work)
+
+
+TestDrillsMachine = DrillsMachine.TestCase
+TestDrillsMachine.settings = settings(max_examples=20, stateful_step_count=10, deadline=None)
