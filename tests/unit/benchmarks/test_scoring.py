@@ -1,0 +1,75 @@
+"""The arithmetic of a row, against numbers worked out by hand."""
+
+import pytest
+
+from benchmarks.load import Outcome, Shot
+from benchmarks.scoring import answers_recovered_s, degraded_share, summarise, tier_weights
+
+REPORT = {
+    "metrics": {"decoder": {"ndcg@10": 0.125}, "student": {"ndcg@10": 0.1}, "popularity": {"ndcg@10": 0.05}},
+}
+WEIGHTS = tier_weights(REPORT)
+REASONS = {"llm": "llm_in_time", "precomputed": "precomputed_fresh", "student": "llm_away", "popular": "unknown_user"}
+
+
+def shot(tier: str, ms: float = 10.0, at_s: float = 0.0, reason: str = "") -> Shot:
+    """A shot answered by this tier, or failed ("none")."""
+    outcome = Outcome(is_ok=tier != "none", tier=tier, reason=reason or REASONS.get(tier, "http_500"))
+    return Shot(ms / 1_000, 0.0, outcome, at_s)
+
+
+def test_a_tier_is_worth_its_ndcg_over_the_llms() -> None:
+    """Stored lists are the LLM's own."""
+    assert pytest.approx({"llm": 1.0, "precomputed": 1.0, "student": 0.8, "popular": 0.4}) == WEIGHTS
+
+
+def test_a_row_by_hand() -> None:
+    """Ten requests: one failed, one late."""
+    shots = [shot("llm")] * 4 + [shot("precomputed")] * 2 + [shot("student"), shot("popular")]
+    row = summarise([*shots, shot("none"), shot("llm", ms=201)], 200, WEIGHTS)
+
+    assert row["availability"] == 0.9
+    assert row["deadline_met"] == 0.8
+    assert row["goodput"] == pytest.approx((4 + 2 + 0.8 + 0.4) / 10)
+    assert row["p99_ms"] == 201
+    assert row["tiers"] == {"llm": 0.5, "none": 0.1, "popular": 0.1, "precomputed": 0.2, "student": 0.1}
+
+
+def test_a_failure_that_comes_quickly_is_not_in_time() -> None:
+    """Nor is it worth anything."""
+    row = summarise([shot("none", ms=1)], 200, WEIGHTS)
+
+    assert (row["availability"], row["deadline_met"], row["goodput"]) == (0, 0, 0)
+
+
+def test_what_counts_as_degraded() -> None:
+    """Failures and the reasons of faults, not those of users who are little known."""
+    shots = [shot("none"), shot("student"), shot("student", reason="short_history"), shot("popular")]
+
+    assert degraded_share(shots) == 0.5
+    assert degraded_share([]) == 0
+
+
+def test_recovery_is_the_beginning_of_two_calm_seconds() -> None:
+    """A calm moment between bad ones is none."""
+    back_s = 10.0
+    good = {10.0 + number / 10 for number in range(100)}
+    bad = {at_s for at_s in good if at_s < 11.5 or 12.0 <= at_s < 13.0}
+    shots = [shot("student" if at_s in bad else "llm", at_s=at_s) for at_s in sorted(good)]
+
+    assert answers_recovered_s(shots, back_s, usual_share=0.0) == 3.0
+
+
+def test_no_recovery_is_none() -> None:
+    """When it lasts to the end, and when nobody asked any more."""
+    shots = [shot("student", at_s=number / 10) for number in range(100)]
+
+    assert answers_recovered_s(shots, 2.0, usual_share=0.0) is None
+    assert answers_recovered_s([], 2.0, usual_share=0.0) is None
+
+
+def test_what_was_usual_before_counts_as_recovered() -> None:
+    """A stack whose every second answer is degraded in health need not be better after a fault."""
+    shots = [shot("student" if number % 2 else "llm", at_s=number / 10) for number in range(100)]
+
+    assert answers_recovered_s(shots, 2.0, usual_share=0.5) == 0.0
