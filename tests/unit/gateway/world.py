@@ -99,6 +99,7 @@ class World:
     admission: Admission
     plane: DataPlane
     root: Path
+    shelf: FakeShelf
 
     def metric(self, name: str, **labels: str) -> float:
         """Read one sample; 0 when it was never touched."""
@@ -118,7 +119,8 @@ def make_world(root: Path) -> World:
     report = Report(metrics)
     admission = Admission(AdmissionLimits(max_in_flight=256, max_delay_s=60.0))
     load = LoadWatch(admission, metrics.strain)
-    explanations = Explanations(FakeShelf(), metrics.explanations)
+    shelf = FakeShelf()
+    explanations = Explanations(shelf, metrics.explanations)
     recommend = Recommend(
         live=live,
         features=features,
@@ -143,4 +145,4 @@ def make_world(root: Path) -> World:
         explanations=explanations,
         load=load,
     )
-    return World(features, llm, student, events, impressions, metrics, registry, live, popular, admission, plane, root)
+    return World(features, llm, student, events, impressions, metrics, registry, live, popular, admission, plane, root, shelf)

@@ -1,0 +1,216 @@
+"""Why a request was answered as it was: found by its id for a while, never on a request's path, never at another's cost."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from services.contracts.explanation import Explanation
+from services.errors import DependencyAway, NotFound
+from services.gateway import explanations as module
+from services.gateway.explaining import Refused
+from services.gateway.explanations import Explanations
+from services.telemetry import GatewayMetrics
+from tests.fakes import FakeShelf
+from tests.servers import wait_for
+from tests.unit.gateway.clients import RestClient, RpcClient
+from tests.unit.gateway.world import World
+
+
+def refusal(number: int, code: str = "overloaded") -> Refused:
+    """A refused request."""
+    return Refused(request_id=f"r{number}", door="rest", code=code, message="no", now_ms=1)
+
+
+class Desk:
+    """Explanations on a fake shelf, not started."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self.shelf = FakeShelf()
+        self.explanations = Explanations(self.shelf, GatewayMetrics(self._registry).explanations)
+
+    def counted(self, outcome: str) -> float:
+        """How many were kept or dropped."""
+        return self._registry.get_sample_value("tailrace_explanations_total", {"outcome": outcome}) or 0.0
+
+
+@pytest.fixture
+def desk() -> Desk:
+    """Nothing offered yet."""
+    return Desk()
+
+
+async def explained(world: World, rest: RestClient, request_id: str) -> dict[str, Any]:
+    """Ask the door."""
+    await world.plane.explanations.flush()
+    found = await rest.http.get(f"/v1/explanations/{request_id}")
+    assert found.status_code == 200, found.text
+    told: dict[str, Any] = found.json()
+    return told
+
+
+@pytest.mark.parametrize(
+    ("user_id", "tier", "list_state", "stages"),
+    [
+        ("listed", "precomputed", "usable", ["features", "route", "rank", "answer"]),
+        ("long", "llm", "none", ["features", "route", "rank", "llm", "student", "answer"]),
+        ("short", "student", "none", ["features", "route", "rank", "student", "answer"]),
+        ("nobody", "popular", "none", ["features", "route", "rank", "answer"]),
+        ("stale", "llm", "older_than_events", ["features", "route", "rank", "llm", "student", "answer"]),
+        ("foreign", "llm", "other_bundle", ["features", "route", "rank", "llm", "student", "answer"]),
+    ],
+)
+async def test_an_answer_explains_itself(
+    world: World,
+    door: RestClient | RpcClient,
+    rest: RestClient,
+    user_id: str,
+    tier: str,
+    list_state: str,
+    stages: list[str],
+) -> None:
+    """Through either door: the tier, the facts, the list's fate, and the stages in the order of their beginning."""
+    answer = await door.recommend({"user_id": user_id, "k": 3, "request_id": f"why-{user_id}"})
+
+    told = await explained(world, rest, f"why-{user_id}")
+
+    assert (told["tier"], told["door"], told["list_state"]) == (tier, door.name, list_state)
+    assert (told["outcome"], told["user_id"], told["caller"]) == ("ok", user_id, "anonymous")
+    assert told["reason"] == answer.body["reason"]
+    assert [stage["name"] for stage in told["stages"]] == stages
+    assert told["sentences"]
+    assert all(stage["offset_ms"] + stage["duration_ms"] <= told["elapsed_ms"] + 0.01 for stage in told["stages"])
+
+
+async def test_the_llms_own_numbers_are_told(world: World, rest: RestClient) -> None:
+    """Its counts when it answered in time, how it ended otherwise."""
+    await rest.recommend({"user_id": "long", "request_id": "in time"})
+    world.llm.error = DependencyAway("llm", 1.0)
+    await rest.recommend({"user_id": "long", "request_id": "away"})
+
+    in_time, away = await explained(world, rest, "in%20time"), await explained(world, rest, "away")
+
+    assert in_time["llm"]["outcome"] == "in_time"
+    assert in_time["llm"]["num_prompt_tokens"] == 1
+    assert away["llm"] == {**dict.fromkeys(in_time["llm"]), "outcome": "away"}
+    assert (away["planned_tier"], away["tier"], away["reason"]) == ("llm", "student", "llm_away")
+
+
+async def test_a_refused_request_explains_itself_too(
+    world: World, door: RestClient | RpcClient, rest: RestClient
+) -> None:
+    """With the code and what the caller was told."""
+    await door.recommend({"user_id": "long", "k": 0}, {"x-request-id": "refused"})
+
+    told = await explained(world, rest, "refused")
+
+    assert told["outcome"] == "invalid_request"
+    assert "k: 0 is out of range" in told["sentences"][0]
+
+
+@pytest.mark.parametrize("request_id", ["slash/and%2Fslash", "Grüße", "a b"])
+async def test_any_request_id_can_be_asked_for(world: World, rest: RestClient, request_id: str) -> None:
+    """An id may hold whatever is printable."""
+    decoded = request_id.replace("%2F", "/")
+    await rest.recommend({"user_id": "short", "request_id": decoded})
+
+    assert (await explained(world, rest, request_id))["request_id"] == decoded
+
+
+async def test_an_unknown_request_is_not_found_in_the_envelope(rest: RestClient) -> None:
+    """Like every other error."""
+    found = await rest.http.get("/v1/explanations/never-seen", headers={"x-request-id": "mine"})
+
+    error = found.json()["error"]
+    assert found.status_code == 404
+    assert (error["code"], error["request_id"]) == ("not_found", "mine")
+    assert "TAILRACE_EXPLAIN_KEEP_S" in error["fix"]
+
+
+async def test_the_stores_absence_is_said_to_who_asks(world: World, rest: RestClient) -> None:
+    """503, and not "unknown"."""
+    shelf = world.shelf
+    shelf.error = DependencyAway("features", 1.0)
+
+    found = await rest.http.get("/v1/explanations/x")
+
+    assert (found.status_code, found.json()["error"]["code"]) == (503, "dependency_away")
+
+
+async def test_an_absent_store_costs_explanations_and_no_request(desk: Desk) -> None:
+    """What waits is dropped and counted, and it goes on when the store is back."""
+    desk.shelf.error = DependencyAway("features", 1.0)
+    for number in range(120):
+        desk.explanations.offer(refusal(number))
+    await desk.explanations.flush()
+    desk.shelf.error = None
+    desk.explanations.offer(refusal(500))
+    await desk.explanations.flush()
+
+    assert (desk.counted("dropped"), desk.counted("kept")) == (120, 1)
+    assert list(desk.shelf.records) == ["r500"]
+
+
+async def test_the_buffer_is_bounded(desk: Desk) -> None:
+    """What comes over the bound between two writes is dropped, and what was taken in is kept whole."""
+    for number in range(module._MAX_WAITING + 7):
+        desk.explanations.offer(refusal(number))
+    await desk.explanations.flush()
+
+    assert desk.counted("dropped") == 7
+    assert len(desk.shelf.records) == module._MAX_WAITING
+    assert "r0" in desk.shelf.records
+
+
+@pytest.mark.parametrize("code", ["unauthenticated", "not_allowed"])
+async def test_who_was_not_let_in_leaves_nothing(desk: Desk, code: str) -> None:
+    """A stranger could otherwise overwrite what others are told."""
+    desk.explanations.offer(refusal(1, code))
+    await desk.explanations.flush()
+
+    assert not desk.shelf.records
+
+
+async def test_without_a_store_nothing_is_kept() -> None:
+    """Switched off by a keeping time of 0."""
+    explanations = Explanations(None, GatewayMetrics(CollectorRegistry()).explanations)
+    await explanations.start()
+    explanations.offer(refusal(1))
+
+    with pytest.raises(NotFound):
+        await explanations.find("r1")
+    await explanations.stop()
+
+
+async def test_it_writes_by_itself_and_at_the_end(desk: Desk) -> None:
+    """Within a few turns of its timer; what waits when it stops is written too."""
+    await desk.explanations.start()
+    desk.explanations.offer(refusal(1))
+    await asyncio.to_thread(wait_for, lambda: desk.shelf.records)
+    desk.explanations.offer(refusal(2))
+    await desk.explanations.stop()
+
+    assert set(desk.shelf.records) == {"r1", "r2"}
+    assert (await desk.explanations.find("r2")).outcome == "overloaded"
+
+
+async def test_a_case_that_cannot_be_told_stops_nothing(desk: Desk) -> None:
+    """A bug in telling costs that batch, and the task lives on."""
+
+    class Broken(Refused):
+        """Cannot be explained."""
+
+        def explain(self) -> Explanation:
+            """Fail."""
+            raise ZeroDivisionError
+
+    desk.explanations.offer(Broken(request_id="b", door="rest", code="x", message="", now_ms=1))
+    await desk.explanations.flush()
+    desk.explanations.offer(refusal(2))
+    await desk.explanations.flush()
+
+    assert list(desk.shelf.records) == ["r2"]
+    assert json.loads(desk.shelf.records["r2"])["request_id"] == "r2"

@@ -1,0 +1,215 @@
+"""Spans: where they begin, whose children they are, what they cost when nobody traces."""
+
+import asyncio
+import threading
+import time
+
+import pytest
+import structlog
+from opentelemetry.trace import INVALID_SPAN, StatusCode
+
+from services.tracing import Tracing, here, note, note_failure, past_span, span, trace_headers, trace_id
+from tests.spans import Recorder, span_id, trace_id_of, traceparent
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    """Everything that begins here is sampled."""
+    return Recorder()
+
+
+def test_switched_off_nothing_is_open() -> None:
+    """No provider: every opening gives the span that forgets, and nothing is carried on."""
+    tracing = Tracing()
+
+    with tracing.entry("call", {"traceparent": traceparent()}) as outer, span("inner") as inner:
+        note({"a": 1})
+        note_failure("broken", is_ours=True)
+        past_span("past", 0.0, 1.0)
+        carried, place, known_as = trace_headers(), here(), trace_id()
+    tracing.stop()
+
+    assert outer is INVALID_SPAN
+    assert inner is INVALID_SPAN
+    assert tracing.is_off
+    assert (carried, place, known_as) == ((), None, None)
+
+
+def test_an_entry_goes_on_with_the_callers_trace(recorder: Recorder) -> None:
+    """The W3C header names trace and parent, and the state beside it goes on too."""
+    headers = {"traceparent": traceparent(0x1234, 0x5678), "tracestate": "vendor=1"}
+
+    with recorder.tracing.entry("call", headers), span("inner"):
+        carried = dict(trace_headers())
+        known_as = trace_id()
+
+    call, inner = recorder.one("call"), recorder.one("inner")
+    assert call.parent is not None
+    assert (trace_id_of(call), call.parent.span_id) == (0x1234, 0x5678)
+    assert carried == {"traceparent": traceparent(0x1234, span_id(inner)), "tracestate": "vendor=1"}
+    assert known_as == f"{0x1234:032x}"
+
+
+@pytest.mark.parametrize("header", ["", "nonsense", "00-" + "0" * 32 + "-" + "0" * 16 + "-01", "00-zz-yy-01", "\x00é"])
+def test_a_header_that_nobody_can_read_begins_a_new_trace(recorder: Recorder, header: str) -> None:
+    """A caller's mistake costs the caller's link, nothing else."""
+    with recorder.tracing.entry("call", {"traceparent": header}):
+        pass
+
+    assert recorder.one("call").parent is None
+
+
+def test_siblings_hang_under_the_place_that_is_named(recorder: Recorder) -> None:
+    """A span opened inside another can belong beside it."""
+    with recorder.tracing.entry("call", {}):
+        root = here()
+        with span("outer", under=root), span("sibling", under=root), span("child"):
+            pass
+
+    assert recorder.tree() == {"call": None, "outer": "call", "sibling": "call", "child": "sibling"}
+
+
+def test_tasks_do_not_see_each_others_spans(recorder: Recorder) -> None:
+    """Two requests that are worked on at once stay apart, and nothing stays open behind them."""
+
+    async def request(name: str) -> None:
+        """Open, let the other run, open again."""
+        with recorder.tracing.entry(name, {}):
+            await asyncio.sleep(0)
+            with span(f"{name} inner"):
+                await asyncio.sleep(0)
+
+    async def both() -> None:
+        """Run them interleaved."""
+        await asyncio.gather(request("one"), request("two"))
+
+    asyncio.run(both())
+
+    assert recorder.tree() == {"one": None, "two": None, "one inner": "one", "two inner": "two"}
+    assert here() is None
+
+
+def test_what_is_not_sampled_is_not_begun_below_either() -> None:
+    """With a share of 0 only callers who sampled already are traced."""
+    recorder = Recorder(share=0.0)
+
+    with recorder.tracing.entry("not sampled", {}), span("inner"):
+        carried = trace_headers()
+    with recorder.tracing.entry("sampled by the caller", {"traceparent": traceparent()}), span("child"):
+        pass
+
+    assert carried == ()
+    assert recorder.tree() == {"sampled by the caller": None, "child": "sampled by the caller"}
+
+
+def test_a_caller_who_decided_against_tracing_is_obeyed(recorder: Recorder) -> None:
+    """Although every new trace here is sampled."""
+    with recorder.tracing.entry("call", {"traceparent": traceparent(sampled=False)}), span("inner"):
+        pass
+
+    assert not recorder.spans
+
+
+def test_the_share_of_new_traces_is_kept() -> None:
+    """One in five: within five standard deviations of 2,000 draws."""
+    recorder = Recorder(share=0.2)
+
+    for _ in range(2_000):
+        with recorder.tracing.entry("call", {}):
+            pass
+
+    assert 310 < len(recorder.spans) < 490
+
+
+def test_a_continuation_needs_a_sender(recorder: Recorder) -> None:
+    """A message without a context begins no trace, one with a context goes on with it."""
+    with recorder.tracing.continuation("alone", ()):
+        pass
+    with recorder.tracing.continuation("sent", (("traceparent", traceparent(0x77)),)):
+        pass
+
+    assert [trace_id_of(one) for one in recorder.spans] == [0x77]
+
+
+def test_work_on_several_messages_links_to_all_sampled_senders(recorder: Recorder) -> None:
+    """It is part of the first sampled one's trace; senders who are not sampled are left out."""
+    senders = [
+        (("traceparent", traceparent(0x1, 0x11, sampled=False)),),
+        (("traceparent", traceparent(0x2, 0x22)),),
+        (("traceparent", traceparent(0x3, 0x33)),),
+    ]
+
+    with recorder.tracing.joint_entry("process", senders):
+        pass
+    with recorder.tracing.joint_entry("nobody traced", senders[:1]):
+        pass
+
+    process = recorder.one("process")
+    assert trace_id_of(process) == 0x2
+    assert [(link.context.trace_id, link.context.span_id) for link in process.links] == [(0x2, 0x22), (0x3, 0x33)]
+    assert len(recorder.spans) == 1
+
+
+def test_a_failure_marks_the_span_and_goes_on(recorder: Recorder) -> None:
+    """By its class alone: what it says may hold a user's data."""
+    with pytest.raises(ZeroDivisionError), recorder.tracing.entry("call", {}):
+        raise ZeroDivisionError("user 196")
+
+    call = recorder.one("call")
+    assert call.status.status_code is StatusCode.ERROR
+    assert (call.attributes or {})["error.type"] == "ZeroDivisionError"
+    assert not call.events
+    assert "196" not in call.to_json()
+
+
+def test_a_callers_mistake_is_no_error_of_ours(recorder: Recorder) -> None:
+    """The type is noted, the status stays unset."""
+    with recorder.tracing.entry("call", {}):
+        note_failure("invalid_request", is_ours=False)
+
+    assert recorder.one("call").status.status_code is StatusCode.UNSET
+    assert (recorder.one("call").attributes or {})["error.type"] == "invalid_request"
+
+
+def test_a_past_span_lies_where_it_was(recorder: Recorder) -> None:
+    """Monotonic seconds become Unix time; an end before the beginning makes it empty, not negative."""
+    now_s = time.monotonic()
+    with recorder.tracing.entry("call", {}):
+        past_span("queue", now_s - 2.0, now_s - 1.5, {"n": 1})
+        past_span("backwards", now_s, now_s - 1.0)
+
+    queue, backwards = recorder.one("queue"), recorder.one("backwards")
+    assert queue.start_time is not None
+    assert queue.end_time is not None
+    assert (queue.end_time - queue.start_time) / 1e9 == pytest.approx(0.5, abs=1e-3)
+    assert abs(queue.start_time / 1e9 - (time.time() - 2.0)) < 60
+    assert backwards.start_time == backwards.end_time
+    assert recorder.tree() == {"queue": "call", "backwards": "call", "call": None}
+
+
+def test_log_lines_inside_carry_the_trace_id(recorder: Recorder) -> None:
+    """And those before and after do not."""
+    seen: list[object] = []
+
+    def line() -> None:
+        """Look at what a log line would carry."""
+        seen.append(structlog.contextvars.get_contextvars().get("trace_id"))
+
+    line()
+    with recorder.tracing.entry("call", {"traceparent": traceparent(0xABC)}):
+        line()
+    line()
+
+    assert seen == [None, f"{0xABC:032x}", None]
+
+
+def test_threads_begin_outside(recorder: Recorder) -> None:
+    """A thread of its own takes part only when it is handed a context."""
+    found: list[object] = []
+
+    with recorder.tracing.entry("call", {}):
+        thread = threading.Thread(target=lambda: found.append(here()))
+        thread.start()
+        thread.join()
+
+    assert found == [None]
