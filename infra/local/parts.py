@@ -1,8 +1,8 @@
 """The parts of the embedded stack, in the order in which they start: what each runs, listens on, needs, and how it is asked.
 
     valkey ┐
-    broker ┼─▶ worker, serve        metrics stands alone
-    stop: serve, worker, broker, valkey, metrics
+    broker ┼─▶ worker, serve ─▶ edge (with TLS)        metrics stands alone
+    stop: edge, serve, worker, broker, valkey, metrics
 
 Derived from settings alone; starts nothing.
 """
@@ -11,7 +11,10 @@ import sys
 from dataclasses import dataclass, field
 from functools import partial
 
+from infra.local.access import valkey_access_file
 from infra.local.binaries import tansu_command, valkey_command
+from infra.local.edge_admin import edge_answers
+from infra.local.edge_config import edge_folder
 from infra.local.lifecycle import Patience
 from infra.local.ports import Port
 from infra.local.probes import Probe, accepts, answers_http, answers_kafka, answers_redis, beats
@@ -44,9 +47,10 @@ class Part:
 def valkey_part(settings: Settings) -> Part:
     """The feature store's server; its data outlives the stack."""
     host, port = settings.redis_host, settings.redis_port
+    access = valkey_access_file(settings) if settings.redis_password_file else None
     return Part(
         name="valkey",
-        command=tuple(valkey_command(port, settings.state_dir / "valkey", host)),
+        command=tuple(valkey_command(port, settings.state_dir / "valkey", host, access)),
         ports=(Port(host, port, "TAILRACE_REDIS_PORT"),),
         probes=(partial(answers_redis, host, port),),
     )
@@ -54,6 +58,8 @@ def valkey_part(settings: Settings) -> Part:
 
 def broker_part(settings: Settings) -> Part:
     """The event log, in memory."""
+    if settings.kafka_address.security_protocol != "PLAINTEXT":
+        raise ConfigError("TAILRACE_KAFKA_*: the embedded broker takes no password and no TLS; unset them here")
     host, port = broker_address(settings.kafka_bootstrap)
     return Part(
         name="broker",
@@ -77,17 +83,18 @@ def worker_part(settings: Settings) -> Part:
 
 def serve_part(settings: Settings) -> Part:
     """Ray Serve with the doors; killed outright, because an acknowledged event is already in the broker."""
-    host = settings.http_host
+    host, http_port, grpc_port = settings.door_host, settings.door_http_port, settings.door_grpc_port
+    prefix = "TAILRACE_" if settings.tls_dir is None else "TAILRACE_INNER_"
     return Part(
         name="serve",
         command=_python("infra.local.serve"),
         ports=(
-            Port(host, settings.http_port, "TAILRACE_HTTP_PORT"),
-            Port(host, settings.grpc_port, "TAILRACE_GRPC_PORT"),
+            Port(host, http_port, f"{prefix}HTTP_PORT"),
+            Port(host, grpc_port, f"{prefix}GRPC_PORT"),
         ),
         probes=(
-            partial(answers_http, host, settings.http_port, "/healthz"),
-            partial(accepts, host, settings.grpc_port),
+            partial(answers_http, host, http_port, "/healthz"),
+            partial(accepts, host, grpc_port),
         ),
         needs=("valkey", "broker"),
         patience=Patience(start_s=180.0, hang_s=45.0),
@@ -107,6 +114,22 @@ def metrics_part(settings: Settings) -> Part:
     )
 
 
+def edge_part(settings: Settings) -> Part:
+    """TLS in front of both doors."""
+    host, folder = settings.http_host, edge_folder(settings.state_dir)
+    return Part(
+        name="edge",
+        command=_python("infra.local.edge"),
+        ports=(
+            Port(host, settings.http_port, "TAILRACE_HTTP_PORT"),
+            Port(host, settings.grpc_port, "TAILRACE_GRPC_PORT"),
+        ),
+        probes=(partial(edge_answers, folder),),
+        needs=("serve",),
+        grace_s=8.0,
+    )
+
+
 def stack_parts(settings: Settings) -> tuple[Part, ...]:
     """All parts, in starting order. Raises EnvironmentFault when a server's binary is missing."""
     return (
@@ -115,6 +138,7 @@ def stack_parts(settings: Settings) -> tuple[Part, ...]:
         metrics_part(settings),
         worker_part(settings),
         serve_part(settings),
+        *(() if settings.tls_dir is None else (edge_part(settings),)),
     )
 
 

@@ -17,8 +17,8 @@ BEAT_S = 10.0
 
 
 def answers_redis(host: str, port: int) -> bool:
-    """Whether a Redis-protocol server answers PING."""
-    return _ask(host, port, b"PING\r\n", 5) == b"+PONG"
+    """Whether a Redis-protocol server answers PING, be it by asking for a password."""
+    return _ask(host, port, b"PING\r\n", 5) in {b"+PONG", b"-NOAU"}
 
 
 def answers_kafka(host: str, port: int) -> bool:

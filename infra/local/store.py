@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from infra.local.access import prepare_valkey
 from infra.local.parts import valkey_part
 from infra.local.ports import check_free
 from infra.local.probes import answers_redis
@@ -27,8 +28,8 @@ def feature_store(settings: Settings, report: Callable[[str], None]) -> Iterator
     stack_file.claim()
     for port in part.ports:
         check_free(port)
-    for folder in ("valkey", "logs"):
-        (settings.state_dir / folder).mkdir(parents=True, exist_ok=True)
+    (settings.state_dir / "logs").mkdir(parents=True, exist_ok=True)
+    prepare_valkey(settings)
     supervisor = Supervisor(
         environment=part_environment(settings),
         log_dir=settings.state_dir / "logs",

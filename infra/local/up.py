@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from types import FrameType
 
+from infra.local.access import check_access, prepare_valkey
 from infra.local.leftovers import end_leftovers
 from infra.local.parts import Part, stack_parts
 from infra.local.ports import check_free
@@ -42,6 +43,7 @@ def run_stack(
     stack_file.claim()
     if num_hit := end_leftovers(settings.state_dir):
         report(f"ended {num_hit} processes that an earlier crash left behind")
+    check_access(settings)
     parts = parts_of(settings)
     for part in parts:
         for port in part.ports:
@@ -64,8 +66,8 @@ def run_stack(
 def local_supervisor(settings: Settings, stack_file: StackFile, report: Callable[[str], None]) -> Supervisor:
     """Make a supervisor for this state folder that stops at SIGINT, SIGTERM and SIGHUP. Empties the metrics folder."""
     log_dir = settings.state_dir / "logs"
-    for folder in (log_dir, settings.state_dir / "valkey"):
-        folder.mkdir(parents=True, exist_ok=True)
+    log_dir.mkdir(parents=True, exist_ok=True)
+    prepare_valkey(settings)
     shutil.rmtree(settings.metrics_dir, ignore_errors=True)
     settings.metrics_dir.mkdir(parents=True)
     settings.worker_heartbeat.unlink(missing_ok=True)

@@ -1,0 +1,328 @@
+"""TLS in front of both doors: the real edge process, real certificates, and the real doors on a plane of fakes behind it.
+
+`pytest tests/integration/test_edge.py`
+"""
+
+import asyncio
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+import trustme
+
+from infra.local.edge_admin import edge_answers
+from infra.local.edge_config import edge_folder
+from services.contracts import recommend_pb2 as pb
+from services.contracts import recommend_pb2_grpc as api
+from services.settings import Settings, inherited_environment
+from tests.servers import HOST, free_port, wait_for
+
+pytestmark = pytest.mark.integration
+
+ASK = {"user_id": "nobody", "k": 2}
+
+
+def issue(ca: trustme.CA, folder: Path, name: str = "localhost") -> trustme.LeafCert:
+    """Write tls.crt and tls.key as a Kubernetes secret has them."""
+    folder.mkdir(exist_ok=True)
+    leaf = ca.issue_cert(name, HOST)
+    for file, pems in (("tls.crt", leaf.cert_chain_pems), ("tls.key", [leaf.private_key_pem])):
+        scratch = folder / f".{file}"
+        scratch.write_bytes(b"".join(pem.bytes() for pem in pems))
+        scratch.replace(folder / file)
+    return leaf
+
+
+@dataclass
+class Edge:
+    """A running edge, and how callers come to it."""
+
+    settings: Settings
+    ca: trustme.CA
+    pid: int
+
+    @property
+    def rest(self) -> str:
+        """The REST door's address."""
+        return f"https://localhost:{self.settings.http_port}"
+
+    def context(self, ca: trustme.CA | None = None, client: trustme.LeafCert | None = None) -> ssl.SSLContext:
+        """What a caller trusts, and shows."""
+        context = ssl.create_default_context()
+        (ca or self.ca).configure_trust(context)
+        if client is not None:
+            client.configure_cert(context)
+        return context
+
+    def ask_rest(self, context: ssl.SSLContext, path: str = "/healthz") -> httpx.Response:
+        """Make one call over a new connection."""
+        with httpx.Client(verify=context, timeout=10) as http:
+            return http.get(self.rest + path)
+
+    def ask_grpc(self, ca: trustme.CA | None = None, client: trustme.LeafCert | None = None) -> Any:
+        """Make one call over a new connection."""
+        shown = {}
+        if client is not None:
+            chain = b"".join(pem.bytes() for pem in client.cert_chain_pems)
+            shown = {"private_key": client.private_key_pem.bytes(), "certificate_chain": chain}
+        credentials = grpc.ssl_channel_credentials((ca or self.ca).cert_pem.bytes(), **shown)
+        with grpc.secure_channel(f"localhost:{self.settings.grpc_port}", credentials) as channel:
+            return api.RecommenderStub(channel).Recommend(pb.RecommendRequest(**ASK), timeout=5)
+
+    def chosen(self, protocol: str) -> str | None:
+        """What the REST door agrees to speak when offered this."""
+        context = self.context()
+        context.set_alpn_protocols([protocol])
+        with (
+            socket.create_connection((HOST, self.settings.http_port)) as line,
+            context.wrap_socket(line, server_hostname="localhost") as wrapped,
+        ):
+            return wrapped.selected_alpn_protocol()
+
+    def serial(self) -> int:
+        """The serial number of the certificate that new callers are shown."""
+        from cryptography import x509
+
+        pem = ssl.get_server_certificate((HOST, self.settings.http_port))
+        return x509.load_pem_x509_certificate(pem.encode()).serial_number
+
+
+@pytest.fixture(scope="module")
+def ca() -> trustme.CA:
+    """Whom callers trust."""
+    return trustme.CA()
+
+
+@pytest.fixture(scope="module")
+def doors() -> Iterator[tuple[int, int]]:
+    """Both plain doors in a process of their own: their ports."""
+    ports = free_port(), free_port()
+    child = subprocess.Popen([sys.executable, "-m", "tests.plain_doors", *map(str, ports)])
+    try:
+        wait_for(lambda: all(_accepts(port) for port in ports), 60, "the doors")
+        yield ports
+    finally:
+        child.kill()
+        child.wait()
+
+
+@contextmanager
+def running_edge(
+    folder: Path, ca: trustme.CA, doors: tuple[int, int], client_ca: trustme.CA | None = None
+) -> Iterator[Edge]:
+    """Run `python -m infra.local.edge`, as the supervisor and a container do."""
+    folder.mkdir(parents=True, exist_ok=True)
+    issue(ca, folder / "tls")
+    client_ca_file = folder / "client ca.crt" if client_ca else None
+    if client_ca and client_ca_file:
+        client_ca.cert_pem.write_to_path(client_ca_file)
+    settings = Settings(
+        state_dir=folder / "state",
+        http_port=free_port(),
+        grpc_port=free_port(),
+        inner_http_port=doors[0],
+        inner_grpc_port=doors[1],
+        tls_dir=folder / "tls",
+        tls_client_ca_file=client_ca_file,
+    )
+    with (folder / "edge.log").open("ab") as log:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "infra.local.edge"],
+            env={**inherited_environment(), **settings.as_environment()},
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        wait_for(lambda: edge_answers(edge_folder(settings.state_dir)), what="the edge")
+        yield Edge(settings, ca, child.pid)
+    finally:
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(timeout=15) == 0, (folder / "edge.log").read_text()
+
+
+@pytest.fixture(scope="module")
+def edge(tmp_path_factory: pytest.TempPathFactory, ca: trustme.CA, doors: tuple[int, int]) -> Iterator[Edge]:
+    """An edge that asks for no client certificate. Its folder's name has a blank, its path is long."""
+    folder = tmp_path_factory.mktemp("a folder whose path is longer than a unix socket may be " + "x" * 60)
+    with running_edge(folder, ca, doors) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def strict_edge(tmp_path_factory: pytest.TempPathFactory, ca: trustme.CA, doors: tuple[int, int]) -> Iterator[Edge]:
+    """An edge that lets in callers with a certificate of the callers' authority only."""
+    with running_edge(tmp_path_factory.mktemp("strict"), ca, doors, client_ca=CLIENTS) as running:
+        yield running
+
+
+CLIENTS = trustme.CA()
+
+
+def test_both_doors_answer_over_tls(edge: Edge) -> None:
+    """With the right authority, by certificate name, both protocols of the REST door included."""
+    rest = edge.ask_rest(edge.context())
+    rpc = edge.ask_grpc()
+
+    assert rest.json() == {"status": "ok"}
+    assert rest.http_version == "HTTP/1.1"
+    assert rpc.bundle_version == "v1"
+    assert [edge.chosen(protocol) for protocol in ("h2", "http/1.1")] == ["h2", "http/1.1"]
+
+
+def test_a_caller_who_trusts_another_authority_is_not_fooled(edge: Edge) -> None:
+    """Neither door passes for what it is not."""
+    other = trustme.CA()
+
+    with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+        edge.ask_rest(edge.context(other))
+    with pytest.raises(grpc.RpcError) as refused:
+        edge.ask_grpc(other)
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def test_plaintext_is_refused_at_both_doors(edge: Edge) -> None:
+    """A caller without TLS gets no answer at all."""
+    with pytest.raises(httpx.HTTPError):
+        httpx.get(edge.rest.replace("https", "http") + "/healthz", timeout=5)
+    with (
+        grpc.insecure_channel(f"localhost:{edge.settings.grpc_port}") as channel,
+        pytest.raises(grpc.RpcError) as refused,
+    ):
+        api.RecommenderStub(channel).Recommend(pb.RecommendRequest(**ASK), timeout=3)
+    assert refused.value.code() in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
+
+
+def test_old_versions_of_tls_are_refused(edge: Edge) -> None:
+    """1.1 is not spoken, 1.2 and 1.3 are."""
+    spoken = []
+    for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
+        context = edge.context()
+        context.minimum_version = context.maximum_version = version
+        spoken.append(edge.ask_rest(context).status_code)
+    old = edge.context()
+    old.set_ciphers("ALL:@SECLEVEL=0")
+    with pytest.warns(DeprecationWarning, match="TLSv1_1"):
+        old.minimum_version = old.maximum_version = ssl.TLSVersion.TLSv1_1
+    with pytest.raises(httpx.ConnectError) as refused:
+        edge.ask_rest(old)
+
+    assert spoken == [200, 200]
+    assert "PROTOCOL_VERSION" in str(refused.value)
+
+
+def test_a_caller_without_a_certificate_is_refused_where_one_is_asked_for(strict_edge: Edge) -> None:
+    """Mutual TLS holds at both doors, and a certificate of our own authority is none of the callers' authority."""
+    ours = strict_edge.ca.issue_cert("somebody")
+    for client in (None, ours):
+        with pytest.raises(httpx.HTTPError):
+            strict_edge.ask_rest(strict_edge.context(client=client))
+        with pytest.raises(grpc.RpcError) as refused:
+            strict_edge.ask_grpc(client=client)
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def test_a_caller_with_a_certificate_comes_in(strict_edge: Edge) -> None:
+    """At both doors."""
+    client = CLIENTS.issue_cert("shop")
+
+    assert strict_edge.ask_rest(strict_edge.context(client=client)).status_code == 200
+    assert strict_edge.ask_grpc(client=client).bundle_version == "v1"
+
+
+def test_the_edge_says_where_the_caller_is(edge: Edge) -> None:
+    """What a caller says of itself is replaced."""
+    with httpx.Client(verify=edge.context()) as http:
+        seen = http.get(
+            edge.rest + "/headers", headers={"x-forwarded-for": "6.6.6.6", "x-request-timeout-seconds": "0"}
+        ).json()
+
+    assert seen["x-forwarded-for"] == HOST
+    assert "x-request-timeout-seconds" not in seen
+
+
+def test_a_new_certificate_is_shown_to_new_callers_and_no_connection_breaks(edge: Edge, ca: trustme.CA) -> None:
+    """A standing connection goes on; a certificate that does not fit its key changes nothing."""
+    before = edge.serial()
+    assert edge.settings.tls_dir is not None
+    credentials = grpc.ssl_channel_credentials(ca.cert_pem.bytes())
+    with (
+        httpx.Client(verify=edge.context()) as http,
+        grpc.secure_channel(f"localhost:{edge.settings.grpc_port}", credentials) as channel,
+    ):
+        states: list[grpc.ChannelConnectivity] = []
+        stub = api.RecommenderStub(channel)
+        stub.Recommend(pb.RecommendRequest(**ASK))
+        channel.subscribe(states.append)
+        stream = http.get(edge.rest + "/healthz").extensions["network_stream"]
+        ours = stream.get_extra_info("socket").getsockname()
+
+        issue(ca, edge.settings.tls_dir)
+        after = wait_for(lambda: (now := edge.serial()) != before and now, what="the new certificate")
+        again = http.get(edge.rest + "/healthz")
+        still = stub.Recommend(pb.RecommendRequest(**ASK))
+
+        assert again.extensions["network_stream"].get_extra_info("socket").getsockname() == ours
+        assert set(states) <= {grpc.ChannelConnectivity.READY}
+        assert still.bundle_version == "v1"
+        assert after != before
+
+
+def test_a_certificate_that_does_not_fit_is_refused_and_the_old_one_stays(edge: Edge, ca: trustme.CA) -> None:
+    """Half a rotation, or a slip, stops nobody."""
+    before, folder = edge.serial(), edge.settings.tls_dir
+    assert folder is not None
+    log = folder.parent / "edge.log"
+    kept = folder.parent / "kept"
+    shutil.copytree(folder, kept)
+
+    (folder / "tls.key").write_bytes(ca.issue_cert("localhost").private_key_pem.bytes())
+    wait_for(lambda: "certificates_refused" in log.read_text(), what="the refusal")
+
+    assert edge.serial() == before
+    assert edge.ask_rest(edge.context()).status_code == 200
+    assert "PRIVATE KEY" not in log.read_text()
+    shutil.copy(kept / "tls.key", folder / "tls.key")
+
+
+def test_clients_authority_can_change_too(tmp_path: Path, ca: trustme.CA, doors: tuple[int, int]) -> None:
+    """Callers of the new authority come in, those of the old one no longer."""
+    old, new = trustme.CA(), trustme.CA()
+    with running_edge(tmp_path / "e", ca, doors, client_ca=old) as edge:
+        assert edge.settings.tls_client_ca_file is not None
+        assert edge.ask_rest(edge.context(client=old.issue_cert("shop"))).status_code == 200
+        new.cert_pem.write_to_path(edge.settings.tls_client_ca_file)
+
+        wait_for(lambda: _comes_in(edge, new), what="a caller of the new authority")
+
+        assert not _comes_in(edge, old)
+
+
+async def test_many_callers_at_once(edge: Edge) -> None:
+    """Nothing is lost under concurrency."""
+    async with httpx.AsyncClient(verify=edge.context(), timeout=30) as http:
+        answers = await asyncio.gather(*(http.get(edge.rest + "/healthz") for _ in range(200)))
+
+    assert {answer.status_code for answer in answers} == {200}
+
+
+def _comes_in(edge: Edge, clients: trustme.CA) -> bool:
+    try:
+        return edge.ask_rest(edge.context(client=clients.issue_cert("shop"))).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def _accepts(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((HOST, port)) == 0
