@@ -7,11 +7,46 @@ Shape suffixes: T rows of the step, E tiles of a group, Q rows of a tile, C cont
 B beams, L places of a tail, H query heads, G key/value heads, M = H / G, K head size.
 """
 
+from typing import Generic, Protocol, TypeVar
+
 import torch
 from torch import Tensor
 
 from services.llm.engine.kv_cache import KvCache
-from services.llm.engine.tiles import TileGroup
+from services.llm.engine.plan import StepPlan
+from services.llm.engine.tiles import TileGroup, cut_tiles, group_tiles
+
+Prepared = TypeVar("Prepared")
+
+
+class PagedAttention(Protocol, Generic[Prepared]):
+    """Attention of a step's rows, each over its own paged context: prepared once a step, called in each layer."""
+
+    def prepare(self, plan: StepPlan) -> Prepared:
+        """Lay out which rows see which pages."""
+        ...
+
+    def attend(self, q_THK: Tensor, cache: KvCache, layer: int, prepared: Prepared) -> tuple[Tensor, Tensor]:
+        """Give the output (T, H, K) and the log-sum-exp of each row's scores (T, H) fp32."""
+        ...
+
+
+class TorchAttention:
+    """The reference: any device, plain torch."""
+
+    def __init__(self, tile_queries: int, tile_tokens: int, block_tokens: int, device: torch.device) -> None:
+        self._tile_queries = tile_queries
+        self._tile_tokens = tile_tokens
+        self._block_tokens = block_tokens
+        self._device = device
+
+    def prepare(self, plan: StepPlan) -> list[TileGroup]:
+        """Cut a step into tiles and group those of like size."""
+        return group_tiles(cut_tiles(plan, self._tile_queries, self._block_tokens), self._device)
+
+    def attend(self, q_THK: Tensor, cache: KvCache, layer: int, prepared: list[TileGroup]) -> tuple[Tensor, Tensor]:
+        """Attend each row over its own context."""
+        return paged_attention(q_THK, cache, layer, prepared, self._tile_tokens)
 
 
 def paged_attention(

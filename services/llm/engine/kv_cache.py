@@ -16,8 +16,22 @@ from models.decoder import DecoderConfig
 from services.llm.engine.config import KvKind
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Slots:
+    """One layer's memory as kernels read it: (slots, G, K) numbers or codes, and the codes' scales (slots, G, 1) if any."""
+
+    keys: Tensor
+    values: Tensor
+    key_scales: Tensor | None
+    value_scales: Tensor | None
+
+
 class Store(Protocol):
     """One tensor of slots for keys or for values, for all layers."""
+
+    def raw(self, layer: int) -> tuple[Tensor, Tensor | None]:
+        """Give one layer's slots as they lie, and their scales if any."""
+        ...
 
     @property
     def bytes_per_token(self) -> int:
@@ -65,6 +79,12 @@ class KvCache:
         """Gather the blocks of several contexts: (E, N) block ids -> keys and values (E, C, G, K)."""
         return self._keys.read(layer, blocks_EN), self._values.read(layer, blocks_EN)
 
+    def slots(self, layer: int) -> Slots:
+        """Give one layer's memory, for a kernel that gathers by itself."""
+        keys, key_scales = self._keys.raw(layer)
+        values, value_scales = self._values.raw(layer)
+        return Slots(keys, values, key_scales, value_scales)
+
 
 class _PlainStore:
     """Numbers as they are."""
@@ -81,6 +101,9 @@ class _PlainStore:
 
     def read(self, layer: int, blocks_EN: Tensor) -> Tensor:
         return self._slots[layer][blocks_EN].flatten(1, 2)
+
+    def raw(self, layer: int) -> tuple[Tensor, Tensor | None]:
+        return self._slots[layer].flatten(0, 1), None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +142,9 @@ class _ScaledStore:
     def read(self, layer: int, blocks_EN: Tensor) -> Tensor:
         coded = self._slots[layer][blocks_EN].view(self._code.dtype).float()
         return coded.mul_(self._scales[layer][blocks_EN]).flatten(1, 2)
+
+    def raw(self, layer: int) -> tuple[Tensor, Tensor | None]:
+        return self._slots[layer].view(self._code.dtype).flatten(0, 1), self._scales[layer].flatten(0, 1)
 
 
 def _make_store(kind: KvKind, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Store:

@@ -5,6 +5,7 @@ its own, beams live on their sequences. One copy to the host per step, at its en
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from models.decoder import Decoder
-from services.llm.engine.attention import merge_attention, paged_attention, tail_attention
+from services.llm.engine.attention import PagedAttention, TorchAttention, merge_attention, tail_attention
 from services.llm.engine.beams import BeamBatch
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.kv_cache import KvCache
@@ -21,7 +22,6 @@ from services.llm.engine.ranking import Ranker, Ranking
 from services.llm.engine.sampling import Draw, sample
 from services.llm.engine.sequence import Sequence
 from services.llm.engine.text import Chosen
-from services.llm.engine.tiles import TileGroup, cut_tiles, group_tiles
 from services.llm.engine.trie import Trie
 from services.llm.engine.work import TextWork
 
@@ -45,6 +45,7 @@ class Runner:
         self._cache = KvCache(
             decoder.config, config.num_blocks, config.block_tokens, weight.dtype, weight.device, config.kv_kind
         )
+        self._attention = _attention_for(decoder, config, weight.device)
         self._ranker = Ranker(decoder, trie) if trie is not None else None
 
     @torch.inference_mode()
@@ -69,10 +70,9 @@ class Runner:
         return tokens_T, self._on_device(np.concatenate(ranges))
 
     def _attend_for(self, plan: StepPlan, beams: BeamBatch | None) -> "_Attend":
-        tiles = cut_tiles(plan, self._config.tile_queries, self._config.block_tokens)
         slots = [_slots(chunk, self._config.block_tokens) for chunk in plan.chunks]
         slots_P = self._on_device(np.concatenate(slots) if slots else np.zeros(0, dtype=np.int64))
-        return _Attend(self._cache, slots_P, group_tiles(tiles, self._device), self._config.tile_tokens, beams)
+        return _Attend(self._cache, slots_P, self._attention, self._attention.prepare(plan), beams)
 
     def _choose(
         self, plan: StepPlan, beams: BeamBatch | None, hidden_TD: Tensor
@@ -104,19 +104,24 @@ class _Attend:
     """One step's attention, as the decoder calls it in each layer."""
 
     def __init__(
-        self, cache: KvCache, slots_P: Tensor, groups: list[TileGroup], tile_tokens: int, beams: BeamBatch | None
+        self,
+        cache: KvCache,
+        slots_P: Tensor,
+        attention: PagedAttention[Any],
+        prepared: object,
+        beams: BeamBatch | None,
     ) -> None:
         self._cache = cache
         self._slots_P = slots_P
-        self._groups = groups
-        self._tile_tokens = tile_tokens
+        self._attention = attention
+        self._prepared = prepared
         self._beams = beams
 
     def __call__(self, layer: int, q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor) -> Tensor:
         """Store the step's keys and values where they belong, then attend each row over its context."""
         num_paged = len(self._slots_P)
         self._cache.write(layer, self._slots_P, k_TGK[:num_paged], v_TGK[:num_paged])
-        out_THK, lse_TH = paged_attention(q_THK, self._cache, layer, self._groups, self._tile_tokens)
+        out_THK, lse_TH = self._attention.attend(q_THK, self._cache, layer, self._prepared)
         if self._beams is None:
             return out_THK
         beams = self._beams
@@ -131,6 +136,15 @@ class _Attend:
 def _slots(chunk: Chunk, block_tokens: int) -> np.ndarray:
     positions = np.arange(chunk.start, chunk.end)
     return np.array(chunk.sequence.block_ids)[positions // block_tokens] * block_tokens + positions % block_tokens
+
+
+def _attention_for(decoder: Decoder, config: EngineConfig, device: torch.device) -> PagedAttention[Any]:
+    if device.type != "cuda":
+        return TorchAttention(config.tile_queries, config.tile_tokens, config.block_tokens, device)
+    from services.llm.engine.triton_attention import TritonAttention
+
+    shape = decoder.config
+    return TritonAttention(shape.num_attention_heads, shape.num_key_value_heads, config.block_tokens, device)
 
 
 def _draw_of(sequence: Sequence) -> Draw:
