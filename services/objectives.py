@@ -149,7 +149,11 @@ class Objectives:
     objectives: Annotated[tuple[Objective, ...], Field(min_length=1)]
 
     def __post_init__(self) -> None:
-        """Refuse two objectives of one name, and windows that are the wrong way round."""
+        """Refuse two objectives of one name, budgets too wide for the alerts, and windows that are the wrong way round."""
+        steepest = max(self.onset.burn, *(rung.burn for rung in self.ladder))
+        for objective in self.objectives:
+            if objective.budget * steepest >= 1:
+                raise ValueError(f"{objective.name} can never burn {steepest:g} times too fast: promise more than that")
         names = [objective.name for objective in self.objectives]
         for name in names:
             if names.count(name) > 1:

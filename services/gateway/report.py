@@ -18,6 +18,7 @@ log = structlog.get_logger()
 
 _NOBODY = "none"
 _DOORS = ("rest", "grpc")
+_LIVE, _OTHER = "live", "other"
 _NUM_ANSWERS_KEPT = 20_000
 
 
@@ -75,7 +76,7 @@ class Report:
 
     def list_found(self, stored: PrecomputedList, live_version: str, now_s: float) -> None:
         """The store held a list for the user; `now_s` is Unix time."""
-        self._metrics.lists.labels("live" if stored.bundle_version == live_version else "other").inc()
+        self._metrics.lists.labels(_LIVE if stored.bundle_version == live_version else _OTHER).inc()
         if stored.made_at_s is not None:
             self._metrics.list_age_seconds.observe(max(0.0, now_s - stored.made_at_s))
 
@@ -103,6 +104,8 @@ class Report:
 
 def _begin_at_zero(metrics: GatewayMetrics) -> None:
     """Touch the series that alerts and objectives are made of: a first error that begins at 1 is no increase to Prometheus."""
+    for bundle in (_LIVE, _OTHER):
+        metrics.lists.labels(bundle)
     for door in _DOORS:
         metrics.deadline_missed.labels(door)
         for kind in ErrorKind:

@@ -15,12 +15,13 @@ SERIES = [
     ("tailrace_event_to_visible_seconds_bucket", {"le": "0.2"}, 30.0),
     ("tailrace_event_to_visible_seconds_bucket", {"le": "0.25"}, 40.0),
     ("tailrace_student_agreement_ratio_count", {}, 10.0),
-    ("tailrace_student_agreement_ratio_bucket", {"le": "0.3"}, 2.0),
+    ("tailrace_student_agreement_ratio_bucket", {"le": "0.2"}, 2.0),
 ]
 MISTAKES = [
     ("at_most: 0.25", "at_mast: 0.25", "objectives.6.sli.bounded.at_mast"),
     ("at_most: 0.25", "at_most: 0.25, above: 0.1", "either at_most or above"),
-    ("target: 0.9\n", "target: 1.2\n", "objectives.7.target"),
+    ("target: 0.95\n", "target: 1.2\n", "objectives.7.target"),
+    ("target: 0.95\n", "target: 0.9\n", "agreement can never burn 14.4 times too fast"),
     ("name: freshness", "name: agreement", "two objectives are named agreement"),
     ("long: 1h, short: 5m", "long: 1h, short: 2h", "short window of 2h"),
     ("long: 1h", "long: 1 hour", "ladder.0.long"),

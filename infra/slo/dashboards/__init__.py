@@ -1,0 +1,17 @@
+"""The Grafana dashboards as code: panels are values here, and `board` turns them into Grafana's JSON."""
+
+from typing import Any
+
+from infra.slo.dashboards import capacity, engine, models, objectives, overview, stream
+from infra.slo.dashboards.board import Board, render
+from services.objectives import Objectives
+
+
+def all_boards(promised: Objectives) -> tuple[Board, ...]:
+    """Give every dashboard."""
+    return (overview.BOARD, objectives.board(promised), engine.BOARD, stream.BOARD, models.BOARD, capacity.BOARD)
+
+
+def all_dashboards(promised: Objectives) -> dict[str, dict[str, Any]]:
+    """Give every dashboard's JSON by its name."""
+    return {board.name: render(board) for board in all_boards(promised)}

@@ -1,0 +1,106 @@
+"""The dashboard of the LLM engine: memory, prefix cache, batches, queues. Names are vLLM's where vLLM has them."""
+
+from infra.slo.dashboards.board import RANGE, Board, Panel, Query, Row
+from infra.slo.dashboards.queries import mean, quantile, rate
+
+BOARD = Board(
+    name="engine",
+    title="engine",
+    says="The decoder's replicas: KV blocks, prefix hits, batches, queues.",
+    rows=(
+        Row(
+            "Replicas",
+            (
+                Panel(
+                    title="Replicas by bundle",
+                    queries=(
+                        Query("sum by (version) (tailrace_llm_replicas)", "{{version}}"),
+                        Query("max(tailrace_llm_replicas_wanted)", "wanted"),
+                    ),
+                ),
+                Panel(
+                    title="Breaker",
+                    queries=(Query("max(tailrace_breaker_open)", "open"),),
+                    bad_from=1,
+                    says="1 while a gateway does not ask the LLM, because it failed several times in a row.",
+                ),
+                Panel(
+                    title="How requests end",
+                    queries=(rate("vllm:request_success_total", "finished_reason"),),
+                    unit="reqps",
+                    kind="areas",
+                ),
+            ),
+        ),
+        Row(
+            "KV cache",
+            (
+                Panel(
+                    title="KV blocks held by live requests",
+                    queries=(Query("max(vllm:kv_cache_usage_perc)", "fullest replica"),),
+                    unit="percentunit",
+                    bad_from=0.95,
+                ),
+                Panel(
+                    title="Prompt tokens found in the prefix cache",
+                    queries=(
+                        Query(
+                            f"sum (rate(vllm:prefix_cache_hits_total[{RANGE}])) / sum (rate(vllm:prefix_cache_queries_total[{RANGE}]))",
+                            "hits",
+                        ),
+                    ),
+                    unit="percentunit",
+                ),
+                Panel(
+                    title="Size",
+                    queries=(
+                        Query(
+                            "max by (num_gpu_blocks, block_size) (vllm:cache_config_info)",
+                            "{{num_gpu_blocks}} blocks of {{block_size}} tokens",
+                        ),
+                    ),
+                    kind="stat",
+                ),
+            ),
+        ),
+        Row(
+            "Batches",
+            (
+                Panel(
+                    title="Requests in one step",
+                    queries=(mean("tailrace_engine_batch_size"), quantile(0.99, "tailrace_engine_batch_size")),
+                ),
+                Panel(
+                    title="Tokens in one step",
+                    queries=(mean("vllm:iteration_tokens_total"), quantile(0.99, "vllm:iteration_tokens_total")),
+                ),
+                Panel(title="Steps", queries=(rate("tailrace_engine_batch_size_count"),), unit="ops"),
+            ),
+        ),
+        Row(
+            "Requests",
+            (
+                Panel(
+                    title="Running and waiting",
+                    queries=(
+                        Query("sum(vllm:num_requests_running)", "running"),
+                        Query("sum(vllm:num_requests_waiting)", "waiting"),
+                    ),
+                ),
+                Panel(
+                    title="Time in queue, at work and in all, p99",
+                    queries=tuple(
+                        Query(quantile(0.99, f"vllm:{name}_seconds").expr, legend)
+                        for name, legend in (
+                            ("request_queue_time", "queue"),
+                            ("request_inference_time", "work"),
+                            ("e2e_request_latency", "all"),
+                        )
+                    ),
+                    unit="s",
+                ),
+                Panel(title="Prompt tokens prefilled", queries=(rate("vllm:prompt_tokens_total"),), unit="short"),
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,117 @@
+"""The first dashboard to look at: do callers get what is promised, from whom, and what is wrong."""
+
+from infra.slo.dashboards.board import RANGE, Board, Panel, Query, Row
+from infra.slo.dashboards.queries import quantile, rate
+from infra.slo.rules import BUDGET_LEFT
+
+BOARD = Board(
+    name="overview",
+    title="overview",
+    says="Objectives, who answers, how fast, how fresh.",
+    rows=(
+        Row(
+            "Promises",
+            (
+                Panel(
+                    title="Budget left this month",
+                    queries=(Query(BUDGET_LEFT, "{{slo}}"),),
+                    unit="percentunit",
+                    kind="bars",
+                    bad_below=0.0,
+                    says="1: nothing went wrong in the window; 0: all that may go wrong has; below: the objective is missed.",
+                ),
+                Panel(
+                    title="Alerts that fire",
+                    queries=(
+                        Query(
+                            'sum by (alertname, slo, severity) (ALERTS{alertname=~"Tailrace.+", alertstate="firing"})',
+                            "{{alertname}} {{slo}} {{severity}}",
+                        ),
+                    ),
+                    kind="stat",
+                    bad_from=1,
+                    says="Each has its page in docs/runbooks.",
+                ),
+            ),
+        ),
+        Row(
+            "Answers",
+            (
+                Panel(
+                    title="Answers by tier",
+                    queries=(rate("tailrace_requests_total", "tier", 'code="ok"'),),
+                    unit="reqps",
+                    kind="areas",
+                ),
+                Panel(
+                    title="Why that tier",
+                    queries=(rate("tailrace_requests_total", "reason", 'code="ok"'),),
+                    unit="reqps",
+                    kind="areas",
+                ),
+                Panel(
+                    title="Refusals and errors by code",
+                    queries=(rate("tailrace_requests_total", "code", 'code!="ok"'),),
+                    unit="reqps",
+                ),
+            ),
+        ),
+        Row(
+            "In time",
+            (
+                Panel(
+                    title="Latency by tier, p99",
+                    queries=(quantile(0.99, "tailrace_request_seconds", "tier"),),
+                    unit="s",
+                ),
+                Panel(
+                    title="Answers after their deadline",
+                    queries=(rate("tailrace_deadline_missed_total", "door"),),
+                    unit="reqps",
+                    bad_from=0.001,
+                ),
+                Panel(title="Stages, p99", queries=(quantile(0.99, "tailrace_stage_seconds", "stage"),), unit="s"),
+            ),
+        ),
+        Row(
+            "Fresh",
+            (
+                Panel(
+                    title="Event accepted until visible",
+                    queries=(
+                        quantile(0.5, "tailrace_event_to_visible_seconds"),
+                        quantile(0.99, "tailrace_event_to_visible_seconds"),
+                    ),
+                    unit="s",
+                ),
+                Panel(
+                    title="Age of the newest event that an answer has seen",
+                    queries=(quantile(0.5, "tailrace_feature_age_seconds"),),
+                    unit="s",
+                ),
+                Panel(
+                    title="Strain: how much traffic gives way",
+                    queries=(Query("max(tailrace_admission_strain)", "strain"),),
+                    bad_from=0.001,
+                    says="0: all are served in full; up to 1: low priority is answered from memory; up to 2: normal too.",
+                ),
+            ),
+        ),
+        Row(
+            "Doors",
+            (
+                Panel(title="Requests by door", queries=(rate("tailrace_requests_total", "door"),), unit="reqps"),
+                Panel(
+                    title="Median latency by door",
+                    queries=(
+                        Query(
+                            f"histogram_quantile(0.5, sum by (door, le) (rate(tailrace_request_seconds_bucket[{RANGE}])))",
+                            "{{door}}",
+                        ),
+                    ),
+                    unit="s",
+                ),
+            ),
+        ),
+    ),
+)

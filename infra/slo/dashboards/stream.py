@@ -1,0 +1,64 @@
+"""The dashboard of the event flow: what comes in at the doors, how far the worker is behind, what nobody can read."""
+
+from infra.slo.dashboards.board import Board, Panel, Query, Row
+from infra.slo.dashboards.queries import quantile, rate
+
+BOARD = Board(
+    name="stream",
+    title="stream",
+    says="Events from the doors to the features, and impressions on their way out.",
+    rows=(
+        Row(
+            "In",
+            (
+                Panel(title="Events at the doors", queries=(rate("tailrace_events_total", "door, code"),), unit="ops"),
+                Panel(title="Events applied", queries=(rate("tailrace_stream_applied_total"),), unit="ops"),
+                Panel(
+                    title="Lag by partition",
+                    queries=(Query("max by (partition) (tailrace_stream_lag_events)", "partition {{partition}}"),),
+                    bad_from=1_000,
+                ),
+            ),
+        ),
+        Row(
+            "Fresh",
+            (
+                Panel(
+                    title="Accepted until visible",
+                    queries=tuple(quantile(q, "tailrace_event_to_visible_seconds") for q in (0.5, 0.9, 0.99)),
+                    unit="s",
+                    bad_from=0.25,
+                ),
+                Panel(
+                    title="Skipped, by reason",
+                    queries=(rate("tailrace_stream_skipped_total", "reason"),),
+                    unit="ops",
+                    says="Delivered again and already applied, or older than what the history holds.",
+                ),
+                Panel(
+                    title="Dead letters",
+                    queries=(Query("sum(increase(tailrace_stream_dead_lettered_total[15m]))", "in 15 minutes"),),
+                    bad_from=1,
+                ),
+            ),
+        ),
+        Row(
+            "Out",
+            (
+                Panel(
+                    title="Impressions by outcome",
+                    queries=(rate("tailrace_impressions_total", "outcome"),),
+                    unit="ops",
+                    kind="areas",
+                ),
+                Panel(
+                    title="Worker's starts",
+                    queries=(
+                        Query('sum(changes(tailrace_process_start_time_seconds{part="worker"}[15m]))', "in 15 minutes"),
+                    ),
+                    bad_from=3,
+                ),
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,210 @@
+"""The objectives' alerts as promtool unit tests: each fires when its budget burns at its rate, and none does below.
+
+There is a stretch of good traffic, then a burn, of as many objectives at once as do not share series. One file per step of
+time, since promtool evaluates a whole file at one interval. Counters are made so that each burn rate comes out exactly.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from infra.slo.rules import DATA_MISSING, groups
+from services.objectives import Bounded, Objective, Objectives, Ratio, Selector, seconds_of
+
+PER_STEP = 10_000
+"""How much is counted in each step: enough that each burn's bad ones are a whole number."""
+
+_BELOW = 0.9
+_EVERY_ALERT = f'ALERTS{{slo!="", alertname!="{DATA_MISSING}"}}'
+_GOOD_BEFORE_S = 3_600
+_ONSET_STEP_S = 15
+_ONSET_WITHIN_S = 120
+_STEPS_PER_SHORT_WINDOW = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drill:
+    """Good traffic for `before_s`, then `burn` times too many bad ones for `burning_s`, counted every `step_s`."""
+
+    objectives: tuple[Objective, ...]
+    burn: float
+    before_s: int
+    burning_s: int
+    step_s: int
+
+    @property
+    def end_s(self) -> int:
+        """When it is looked at for the last time."""
+        return self.before_s + self.burning_s
+
+
+def drill_files(objectives: Objectives, rule_file: str) -> dict[str, dict[str, Any]]:
+    """Give test files by their step of time, such as `15s`; `rule_file` is relative to them."""
+    tests: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for step_s, test in _tests(objectives):
+        tests[f"{step_s}s"].append(test)
+    return {
+        step: {"rule_files": [rule_file], "evaluation_interval": step, "tests": theirs}
+        for step, theirs in tests.items()
+    }
+
+
+def _tests(objectives: Objectives) -> Iterator[tuple[int, dict[str, Any]]]:
+    yield _ONSET_STEP_S, _nothing_there(objectives)
+    for batch in _batches(objectives.objectives):
+        onset = Drill(
+            objectives=batch,
+            burn=objectives.onset.burn,
+            before_s=_GOOD_BEFORE_S,
+            burning_s=_ONSET_WITHIN_S,
+            step_s=_ONSET_STEP_S,
+        )
+        yield onset.step_s, _fires(onset, objectives, objectives.onset.window)
+        for rung in objectives.ladder:
+            long_s = seconds_of(rung.long)
+            step_s = seconds_of(rung.short) // _STEPS_PER_SHORT_WINDOW
+            times = {"before_s": long_s, "burning_s": long_s, "step_s": step_s}
+            burning = Drill(objectives=batch, burn=rung.burn, **times)
+            yield step_s, _fires(burning, objectives, f"{rung.long} and {rung.short}")
+            yield step_s, _is_silent(Drill(objectives=batch, burn=_BELOW, **times))
+
+
+def _batches(objectives: tuple[Objective, ...]) -> list[tuple[Objective, ...]]:
+    """Put objectives together that count different things."""
+    batches: list[list[Objective]] = []
+    for one in objectives:
+        batch = next((batch for batch in batches if not any(_overlap(one, other) for other in batch)), None)
+        if batch is None:
+            batches.append([one])
+        else:
+            batch.append(one)
+    return [tuple(batch) for batch in batches]
+
+
+def _overlap(one: Objective, other: Objective) -> bool:
+    """Whether two objectives may count one series: the same metric, and no label that tells them apart."""
+    mine, theirs = ((*each.sli.total_terms, *each.sli.bad_terms) for each in (one, other))
+    return any(
+        a.selector.metric == b.selector.metric and not _apart(a.selector, b.selector) for a in mine for b in theirs
+    )
+
+
+def _apart(one: Selector, other: Selector) -> bool:
+    shared = (one.match.keys() & other.match.keys()) - {"le"}
+    return any(not set(one.match[label]) & set(other.match[label]) for label in shared)
+
+
+def _fires(drill: Drill, objectives: Objectives, window: str) -> dict[str, Any]:
+    """At the end the alert of this window fires, with everything that it says; before the burn there was none."""
+    alerts = [_alert_of(one, objectives, window) for one in drill.objectives]
+    test = _test(drill, f"fires over {window}")
+    test["promql_expr_test"] = [
+        {"expr": _EVERY_ALERT, "eval_time": f"{drill.before_s}s", "exp_samples": []},
+        *(_is_firing(alert, drill.end_s) for alert in alerts),
+    ]
+    if drill.burning_s == _ONSET_WITHIN_S:
+        test["alert_rule_test"] = [
+            _exactly(drill, name, [alert for alert in alerts if alert["alert"] == name])
+            for name in dict.fromkeys(alert["alert"] for alert in alerts)
+        ]
+    return test
+
+
+def _is_firing(alert: dict[str, Any], at_s: int) -> dict[str, Any]:
+    labels = {"alertname": alert["alert"], "alertstate": "firing", **alert["labels"]}
+    matchers = ", ".join(f'{label}="{value}"' for label, value in sorted(labels.items()))
+    series = f"ALERTS{{{matchers}}}"
+    return {"expr": series, "eval_time": f"{at_s}s", "exp_samples": [{"labels": series, "value": 1}]}
+
+
+def _exactly(drill: Drill, name: str, alerts: list[dict[str, Any]]) -> dict[str, Any]:
+    """These alerts and no others of this name, word by word."""
+    burn = f"{drill.burn:g}"
+    expected = [
+        {
+            "exp_labels": alert["labels"],
+            "exp_annotations": {
+                key: text.replace("{{ $value | humanize }}", burn) for key, text in alert["annotations"].items()
+            },
+        }
+        for alert in alerts
+    ]
+    return {"eval_time": f"{drill.end_s}s", "alertname": name, "exp_alerts": expected}
+
+
+def _is_silent(drill: Drill) -> dict[str, Any]:
+    """No objective's alert has fired at any time."""
+    ever = f"count_over_time({_EVERY_ALERT}[{drill.end_s}s])"
+    test = _test(drill, "is silent")
+    test["promql_expr_test"] = [{"expr": ever, "eval_time": f"{drill.end_s}s", "exp_samples": []}]
+    return test
+
+
+def _test(drill: Drill, outcome: str) -> dict[str, Any]:
+    return {
+        "name": f"{', '.join(one.name for one in drill.objectives)}: {drill.burn:g} times for {drill.burning_s} s {outcome}",
+        "interval": f"{drill.step_s}s",
+        "input_series": [
+            {"series": name, "values": values} for one in drill.objectives for name, values in _series(drill, one)
+        ],
+    }
+
+
+def _nothing_there(objectives: Objectives) -> dict[str, Any]:
+    """Without any series each objective's data are missing, and it is said."""
+    alerts = [_alert_of(one, objectives, None) for one in objectives.objectives]
+    return {
+        "name": "nothing is there, and it is said",
+        "interval": f"{_ONSET_STEP_S}s",
+        "input_series": [],
+        "alert_rule_test": [
+            {"eval_time": "4m", "alertname": DATA_MISSING, "exp_alerts": []},
+            {
+                "eval_time": "6m",
+                "alertname": DATA_MISSING,
+                "exp_alerts": [
+                    {"exp_labels": alert["labels"], "exp_annotations": alert["annotations"]} for alert in alerts
+                ],
+            },
+        ],
+    }
+
+
+def _alert_of(objective: Objective, objectives: Objectives, window: str | None) -> dict[str, Any]:
+    """Find the objective's alert over this window, or the one about missing data, among the generated rules."""
+    rules = [rule for group in groups(objectives) for rule in group["rules"] if "alert" in rule]
+    return next(
+        rule for rule in rules if rule["labels"]["slo"] == objective.name and rule["labels"].get("window") == window
+    )
+
+
+def _series(drill: Drill, objective: Objective) -> list[tuple[str, str]]:
+    """Counters with the burn's share of bad ones from its begin on, and none before."""
+    num_bad = round(PER_STEP * drill.burn * objective.budget, 6)
+    good, bad, total = (
+        _counter(drill, before, after)
+        for before, after in ((PER_STEP, PER_STEP - num_bad), (0, num_bad), (PER_STEP, PER_STEP))
+    )
+    match objective.sli:
+        case Ratio(total=all_, bad=wrong) if wrong.metric == all_.metric:
+            return [(_name(Selector(metric=all_.metric)), good), (_name(wrong), bad)]
+        case Ratio(total=all_, bad=wrong):
+            return [(_name(all_), total), (_name(wrong), bad)]
+        case Bounded() as bounded:
+            border = bounded.bad_terms[-1].selector
+            below = bad if bounded.at_most is None else good
+            return [(_name(bounded.total_terms[0].selector), total), (_name(border), below)]
+
+
+def _name(chosen: Selector) -> str:
+    """Name one series that the selector selects."""
+    labels = ", ".join(f'{label}="{values[0]}"' for label, values in chosen.match.items())
+    return f"{chosen.metric}{{{labels}}}" if labels else chosen.metric
+
+
+def _counter(drill: Drill, before: float, after: float) -> str:
+    """Write a counter that grows by `before` a step, then by `after`."""
+    num_before, num_after = drill.before_s // drill.step_s, drill.burning_s // drill.step_s
+    turned = num_before * before
+    return f"0+{before:g}x{num_before} {turned + after:g}+{after:g}x{num_after - 1}"

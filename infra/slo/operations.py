@@ -1,0 +1,140 @@
+"""What an operator is told of beside the objectives: parts that are away, queues that fill, answers that degrade.
+
+Each alert names a cause; the objectives' alerts name what callers feel. So nothing here wakes anyone that only might hurt.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from services.objectives import Severity
+
+JOB = "(.+/)?tailrace"
+"""The scrape job: `tailrace` in prometheus.yml, `<namespace>/tailrace` by the Prometheus operator's PodMonitor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alert:
+    """One alert. `expr` must hold for `lasts` before it fires; `runbooks/<name>.md` says what to do."""
+
+    name: str
+    expr: str
+    lasts: str
+    severity: Severity
+    summary: str
+
+
+ALERTS = (
+    Alert(
+        name="TailraceTargetDown",
+        expr=f'up{{job=~"{JOB}"}} == 0 or absent(up{{job=~"{JOB}"}})',
+        lasts="1m",
+        severity="page",
+        summary="Prometheus cannot scrape {{ $labels.instance }}",
+    ),
+    Alert(
+        name="TailraceNoBundle",
+        expr="absent(tailrace_bundle_info == 1)",
+        lasts="2m",
+        severity="page",
+        summary="No gateway has a bundle: every recommendation is refused",
+    ),
+    Alert(
+        name="TailraceWorkerAway",
+        expr="absent(tailrace_stream_lag_events)",
+        lasts="2m",
+        severity="page",
+        summary="No stream worker reports: events wait in Kafka",
+    ),
+    Alert(
+        name="TailraceFeaturesAway",
+        expr='sum(rate(tailrace_requests_total{reason="features_away"}[5m])) / sum(rate(tailrace_requests_total[5m])) > 0.05',
+        lasts="2m",
+        severity="page",
+        summary="{{ $value | humanizePercentage }} of the answers are made without the user's history",
+    ),
+    Alert(
+        name="TailraceStreamLag",
+        expr="sum(tailrace_stream_lag_events) > 1000",
+        lasts="2m",
+        severity="ticket",
+        summary="{{ $value | humanize }} events wait to be applied",
+    ),
+    Alert(
+        name="TailraceDeadLetters",
+        expr="sum(increase(tailrace_stream_dead_lettered_total[15m])) > 0",
+        lasts="0s",
+        severity="ticket",
+        summary="Somebody writes records that nobody can read",
+    ),
+    Alert(
+        name="TailraceBreakerOpen",
+        expr="max(avg_over_time(tailrace_breaker_open[5m])) > 0.5",
+        lasts="1m",
+        severity="ticket",
+        summary="The LLM fails so often that it is hardly asked; the student answers",
+    ),
+    Alert(
+        name="TailraceLlmReplicasAway",
+        expr="(sum(tailrace_llm_replicas) or vector(0)) < max(tailrace_llm_replicas_wanted)",
+        lasts="2m",
+        severity="ticket",
+        summary="Only {{ $value | humanize }} LLM replicas serve",
+    ),
+    Alert(
+        name="TailraceKvCacheFull",
+        expr="max(vllm:kv_cache_usage_perc) > 0.95",
+        lasts="5m",
+        severity="ticket",
+        summary="{{ $value | humanizePercentage }} of an engine's KV blocks are held: requests wait for memory",
+    ),
+    Alert(
+        name="TailraceShedding",
+        expr="max(tailrace_admission_strain) > 0",
+        lasts="5m",
+        severity="ticket",
+        summary="There is more traffic than this size serves in full; low priority is answered from memory",
+    ),
+    Alert(
+        name="TailracePrecomputedStale",
+        expr='sum(rate(tailrace_precomputed_lists_total{bundle="other"}[30m])) / sum(rate(tailrace_precomputed_lists_total[30m])) > 0.5',
+        lasts="30m",
+        severity="ticket",
+        summary="{{ $value | humanizePercentage }} of the stored lists were made by another bundle and are not shown",
+    ),
+    Alert(
+        name="TailraceBundleSplit",
+        expr="count(count by (version) (tailrace_bundle_info == 1 or tailrace_llm_replicas > 0)) > 1",
+        lasts="15m",
+        severity="ticket",
+        summary="{{ $value | humanize }} bundle versions serve at once, for longer than an upgrade takes",
+    ),
+    Alert(
+        name="TailraceRestarts",
+        expr="sum by (part) (changes(tailrace_process_start_time_seconds[15m])) > 3",
+        lasts="0s",
+        severity="ticket",
+        summary="The {{ $labels.part }} starts again and again",
+    ),
+    Alert(
+        name="TailraceImpressionsLost",
+        expr='sum(rate(tailrace_impressions_total{outcome!="sent"}[15m])) / sum(rate(tailrace_impressions_total[15m])) > 0.01',
+        lasts="5m",
+        severity="ticket",
+        summary="{{ $value | humanizePercentage }} of what was shown is not on record for training",
+    ),
+)
+
+
+def group(runbooks: str) -> dict[str, Any]:
+    """Give the alerts as one rule group."""
+    return {"name": "tailrace-operations", "rules": [_rule(alert, runbooks) for alert in ALERTS]}
+
+
+def _rule(alert: Alert, runbooks: str) -> dict[str, Any]:
+    return {
+        "alert": alert.name,
+        "expr": alert.expr,
+        "for": alert.lasts,
+        "labels": {"severity": alert.severity},
+        "annotations": {"summary": alert.summary, "runbook_url": f"{runbooks}/{alert.name}.md"},
+    }

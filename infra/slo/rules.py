@@ -1,0 +1,109 @@
+"""The objectives as Prometheus rules: how fast each budget burns over each window, and the alerts on it.
+
+Alerts stand in one group with the windows that they look at, because a group's rules run in order: they see what was
+recorded in the same round, so that the onset is told within a minute, a scrape and a round.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from infra.slo.promql import any_absent, burn_rate, over
+from services.objectives import Objective, Objectives, Onset, Rung, seconds_of
+
+Rule = dict[str, Any]
+
+BAD, TOTAL, BUDGET_LEFT = "tailrace:slo_bad:rate5m", "tailrace:slo_total:rate5m", "tailrace:slo_budget_left:ratio"
+DATA_MISSING = "TailraceSloDataMissing"
+DATA_MISSING_FOR = "5m"
+_BUDGET_EVERY = "5m"
+
+
+def burn_metric(window: str) -> str:
+    """Name the recorded burn rate over a window."""
+    return f"tailrace:slo_burn:rate{window}"
+
+
+def groups(objectives: Objectives) -> list[dict[str, Any]]:
+    """Give the rule groups."""
+    each, windows = objectives.objectives, [objectives.onset.window, *_windows(objectives.ladder)]
+    return [
+        {
+            "name": "tailrace-slo",
+            "rules": [_burn(one, window) for one in each for window in windows]
+            + [rule for one in each for rule in _sums(one)]
+            + [_onset(one, objectives.onset, objectives.runbooks) for one in each]
+            + [_rung(one, rung, objectives.runbooks) for one in each for rung in objectives.ladder]
+            + [_data_missing(one, objectives.runbooks) for one in each],
+        },
+        {
+            "name": "tailrace-slo-budget",
+            "interval": _BUDGET_EVERY,
+            "rules": [_budget_left(one, objectives.window_days) for one in each],
+        },
+    ]
+
+
+def _windows(rungs: Iterable[Rung]) -> list[str]:
+    return sorted({window for rung in rungs for window in (rung.long, rung.short)}, key=seconds_of)
+
+
+def _burn(objective: Objective, window: str) -> Rule:
+    return {"record": burn_metric(window), "expr": burn_rate(objective, window), "labels": {"slo": objective.name}}
+
+
+def _sums(objective: Objective) -> list[Rule]:
+    labels = {"slo": objective.name}
+    return [
+        {"record": BAD, "expr": over(objective.sli.bad_terms, "rate", "5m"), "labels": labels},
+        {"record": TOTAL, "expr": over(objective.sli.total_terms, "rate", "5m"), "labels": labels},
+    ]
+
+
+def _budget_left(objective: Objective, days: int) -> Rule:
+    """The share of the budget that is left, from recorded sums: raw counters over a month would be millions of samples."""
+    bad, total = (f'sum_over_time({metric}{{slo="{objective.name}"}}[{days}d])' for metric in (BAD, TOTAL))
+    spent = f"{bad} / (clamp_min({total}, 1e-9) * {objective.budget:g})"
+    return {"record": BUDGET_LEFT, "expr": f"1 - {spent}", "labels": {"slo": objective.name}}
+
+
+def _onset(objective: Objective, onset: Onset, runbooks: str) -> Rule:
+    burning = _at_least(objective, onset.window, onset.burn)
+    bad = over(objective.sli.bad_terms, "increase", onset.window)
+    expr = f"{burning} and on() ({bad}) >= {onset.min_bad}"
+    return _alert(objective, expr, onset.severity, onset.window, runbooks)
+
+
+def _rung(objective: Objective, rung: Rung, runbooks: str) -> Rule:
+    expr = " and ".join(_at_least(objective, window, rung.burn) for window in (rung.long, rung.short))
+    return _alert(objective, expr, rung.severity, f"{rung.long} and {rung.short}", runbooks)
+
+
+def _at_least(objective: Objective, window: str, burn: float) -> str:
+    return f'{burn_metric(window)}{{slo="{objective.name}"}} >= {burn:g}'
+
+
+def _alert(objective: Objective, expr: str, severity: str, window: str, runbooks: str) -> Rule:
+    return {
+        "alert": objective.alert,
+        "expr": expr,
+        "labels": {"severity": severity, "slo": objective.name, "window": window},
+        "annotations": {
+            "summary": f"{objective.title}: the budget burns {{{{ $value | humanize }}}} times too fast",
+            "description": f"Over {window}. The objective is {objective.target * 100:g} %.",
+            "runbook_url": f"{runbooks}/{objective.alert}.md",
+        },
+    }
+
+
+def _data_missing(objective: Objective, runbooks: str) -> Rule:
+    return {
+        "alert": DATA_MISSING,
+        "expr": any_absent(objective),
+        "for": DATA_MISSING_FOR,
+        "labels": {"severity": "ticket", "slo": objective.name},
+        "annotations": {
+            "summary": f"Nobody knows whether {objective.name} holds: its metrics are not there",
+            "description": "What the objective is computed from does not exist in Prometheus.",
+            "runbook_url": f"{runbooks}/{DATA_MISSING}.md",
+        },
+    }
