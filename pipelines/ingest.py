@@ -19,7 +19,9 @@ import polars as pl
 
 from pipelines import movielens, schema, tables
 from pipelines.schema import Checked
+from pipelines.split import MIN_EVENTS_TO_EVALUATE
 from pipelines.stage import content_key, file_sha256
+from services.errors import StageFailed
 from services.stream.log_files import current_files
 
 _SAMPLES_PER_REASON = 5
@@ -54,6 +56,7 @@ def ingest(source: Source, cache_dir: Path, out: Path) -> None:
     recorded = schema.check_events(raw_events, items.good["item_id"])
     live = _check_live(source.live_log, items.good["item_id"])
     events = schema.order_events(pl.concat([recorded.good, live.good]))
+    _require_enough(events, items.good)
     events.write_parquet(out / "events.parquet")
     items.good.write_parquet(out / "items.parquet")
     rejected = {"events": recorded.rejected, "items": items.rejected, "live": live.rejected}
@@ -61,6 +64,34 @@ def ingest(source: Source, cache_dir: Path, out: Path) -> None:
         rows.write_parquet(out / f"rejected_{name}.parquet")
     summary = _summary(events, items.good, live.good.height, rejected)
     (out / "ingest.json").write_text(json.dumps(summary, indent=1))
+
+
+def set_aside(ingested: Path) -> list[str]:
+    """Tell in sentences which rows of a finished ingest could not be used: how many, why, and one of them."""
+    rejected: dict[str, dict[str, Any]] = json.loads((ingested / "ingest.json").read_text())["rejected"]
+    return [
+        f"{name}: {found['num_rows']} set aside ({reason}), such as {_row_words(found['samples'][0])}"
+        for name, reasons in rejected.items()
+        for reason, found in reasons.items()
+    ]
+
+
+def _row_words(sample: dict[str, Any]) -> str:
+    return ", ".join(f"{column}={value}" for column, value in sample.items() if column != "reason")
+
+
+def _require_enough(events: pl.DataFrame, items: pl.DataFrame) -> None:
+    """Refuse what nothing can be learned from or judged by. Raises StageFailed."""
+    longest = max(events["user_id"].value_counts()["count"], default=0)
+    if longest < MIN_EVENTS_TO_EVALUATE:
+        found = f"of {events.height} events that can be used, no user has more than {longest}"
+        raise StageFailed(
+            "ingest", f"{found}; {MIN_EVENTS_TO_EVALUATE} of one user are needed: to learn from, validate and test"
+        )
+    if items.height < 2:
+        raise StageFailed(
+            "ingest", f"{items.height} items that can be used leave nothing to choose from; give at least 2"
+        )
 
 
 def _read(source: Source, cache_dir: Path) -> tuple[pl.DataFrame, pl.DataFrame]:

@@ -114,6 +114,8 @@ def run_pipeline(options: PipelineOptions, places: Places, console: Console) -> 
             if output.stage == options.until:
                 break
     report = _report(done)
+    for sentence in ingest.set_aside(done[0].path):
+        console.print(sentence, markup=False)
     if report.evaluation is not None:
         console.print(metrics_table(report.evaluation))
     if report.bundle_version is not None:

@@ -9,9 +9,9 @@ import polars as pl
 import pytest
 
 from pipelines import movielens
-from pipelines.ingest import Source, ingest, key, live_log_files
+from pipelines.ingest import Source, ingest, key, live_log_files, set_aside
 from pipelines.tables import read_table
-from services.errors import DataError
+from services.errors import DataError, StageFailed
 from tests.synthetic import raw_events, raw_items
 
 EVENT_COLUMNS = {"user_id": pl.String, "item_id": pl.String, "event_type": pl.String, "value": pl.Float64}
@@ -97,6 +97,27 @@ def test_live_event_of_an_unknown_item_is_set_aside(tmp_path: Path) -> None:
     rejected = summary["rejected"]["live"]["item_id not in items"]  # type: ignore[index]
     assert rejected["num_rows"] == 1
     assert rejected["samples"][0]["item_id"] == "gone"
+    (told,) = set_aside(tmp_path / "out")
+    assert told.startswith("live: 1 set aside (item_id not in items), such as user_id=u000, item_id=gone")
+
+
+@pytest.mark.parametrize(
+    ("num_users", "events_per_user", "num_items", "words"),
+    [
+        (3, 0, 5, "of 0 events that can be used, no user has more than 0; 3 of one user are needed"),
+        (3, 2, 5, "of 6 events that can be used, no user has more than 2; 3 of one user are needed"),
+        (3, 4, 1, "1 items that can be used leave nothing to choose from; give at least 2"),
+    ],
+)
+def test_too_little_to_learn_from_is_told(
+    tmp_path: Path, num_users: int, events_per_user: int, num_items: int, words: str
+) -> None:
+    """Before anything is trained, with what is needed."""
+    raw_events(num_users, num_items, events_per_user).write_csv(tmp_path / "events.csv")
+    raw_items(num_items).write_ndjson(tmp_path / "items.jsonl")
+
+    with pytest.raises(StageFailed, match=words):
+        run(Source(tmp_path / "events.csv", tmp_path / "items.jsonl", ()), tmp_path)
 
 
 def test_key_follows_the_content_of_files(tmp_path: Path) -> None:
