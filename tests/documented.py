@@ -15,7 +15,7 @@ from tests.shell_words import Command, commands, logical_lines
 
 _TOOLS = """
 awk bash cat cd chmod cp curl date echo env export false grep head install jq kill ls mkdir mktemp mv openssl pip printf
-read rm sed seq set sleep sort sudo apt-get tail tee test touch tr true trap unset wait wc xargs git tar
+read rm sed seq set sleep sort sudo apt-get tail tee test source touch tr true trap unset wait wc xargs git tar
 """
 _DOCKER = """
 build compose cp exec image images inspect kill load logs network ps pull push restart rm run save start stats stop system
@@ -34,6 +34,7 @@ EXEMPT = {
     r"python -m benchmarks\.\w+ .*": "loads the stack for minutes; its numbers are on file",
     r"tailrace pipeline|tailrace pipeline --no-live-log": "trains for minutes; the fixture has run it",
     r"tailrace (promote .*|rollback)": "would change the bundle under the other tests; tests/unit/test_cli.py runs it",
+    r"source \.venv/bin/activate": "the tests have their programs on the path already",
     r"git clone .*|cd tailrace": "the tests stand in a clone already",
     r"(pip|apt-get|sudo) .*": "installs on the machine",
 }

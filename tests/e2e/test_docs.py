@@ -19,7 +19,7 @@ from tests.pages import ROOT, Block, all_pages, blocks, missing_lines
 from tests.servers import free_port
 from tests.stack import Stack
 
-BLOCK_TIMEOUT_S = 180
+BLOCK_TIMEOUT_S = 600
 NOT_IN_SCRATCH = {".git", ".tailrace", ".pytest_cache", ".hypothesis", ".mypy_cache", ".ruff_cache"}
 EXIT_CODE = re.compile(r"\(exit code (\d+)\)")
 PORTS_OF_A_SECOND_STACK = (8010, 9010, 9110, 6390, 9192)
