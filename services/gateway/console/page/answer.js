@@ -43,6 +43,7 @@ function facts(answer) {
 
 function showItems(answer, session) {
   const list = byId("items")
+  list.dataset.user = session.userId
   const tops = new Map([...rows].map(([id, row]) => [id, row.getBoundingClientRect().top]))
   const focused = document.activeElement?.closest?.("#items li")?.dataset.item
   const scores = answer.items.map((item) => item.score)

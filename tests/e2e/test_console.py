@@ -1,0 +1,316 @@
+"""The console in a real browser on the real stack: `pytest tests/e2e/test_console.py`."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, Route, expect
+
+from services.gateway.drills import Part
+from tests.browser import chromium, quiet_page
+from tests.browser_checks import FAINT, NAMELESS, STRUCTURE, TOO_WIDE, ask
+from tests.servers import wait_for
+from tests.stack import Stack, new_user_id
+
+WAIT_MS = 20_000
+DESK = {"width": 1400, "height": 1000}
+NUM_MODELS = 6
+FILMS = ("50", "181", "172", "174")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """One browser for all tests here."""
+    expect.set_options(timeout=WAIT_MS)
+    with chromium() as running:
+        yield running
+
+
+@pytest.fixture
+def page(browser: Browser, stack: Stack) -> Iterator[Page]:
+    """The console, open, with its first list shown; no drill is left behind."""
+    with quiet_page(browser, viewport=DESK, base_url=address(stack)) as opened:
+        opened.goto("/")
+        expect(items(opened)).to_have_count(10)
+        yield opened
+        stack.rest.post("/console/drills", json=dict.fromkeys(Part, "on"))
+
+
+def address(stack: Stack) -> str:
+    """Where the REST door is."""
+    return str(stack.rest.base_url)
+
+
+def items(page: Page) -> Any:
+    """The recommended items."""
+    return page.locator("#items > li")
+
+
+def titles(page: Page) -> list[str]:
+    """The titles in the list."""
+    return [text.strip() for text in page.locator("#items .title").all_inner_texts()]
+
+
+def choose(page: Page, user_id: str) -> None:
+    """Name a user and wait for the list."""
+    page.get_by_label("or a user id").fill(user_id)
+    page.get_by_role("button", name="Go", exact=True).click()
+    expect(page.locator("#history-title")).to_have_text(f"History of {user_id}")
+    expect(page.locator("#items")).to_have_attribute("data-user", user_id)
+    expect(items(page)).to_have_count(10)
+
+
+def until_tier(page: Page, name: str) -> None:
+    """Ask again until this tier answers."""
+
+    def shown() -> bool:
+        page.get_by_role("button", name="Ask again").click()
+        page.wait_for_timeout(100)
+        return page.locator("#tier").inner_text() == name
+
+    wait_for(shown, WAIT_MS / 1_000, f"an answer by {name}")
+
+
+def known_user(stack: Stack) -> str:
+    """Make a user with a history long enough for the language model and without a stored list."""
+    user_id = new_user_id()
+    for film in FILMS:
+        stack.sees_click(user_id, film)
+    return user_id
+
+
+def test_a_first_look(page: Page) -> None:
+    """Whoever opens the page sees a visitor, their history with titles, a list, who made it and why, and all the numbers."""
+    page.locator("#people .chip").first.click()
+    expect(page.locator("#people .chip").first).to_have_attribute("aria-pressed", "true")
+    expect(page.locator("#history > li").first).to_be_visible()
+
+    first = page.locator("#history > li").first
+    assert re.search(r"[A-Za-z]{3}", first.locator(".title").inner_text())
+    assert re.search(r"\d{4}|ago|just now", first.locator("small").inner_text())
+    assert page.locator("#tier").inner_text() in {"Stored list", "Language model", "Student", "Popular"}
+    assert len(page.locator("#reason").inner_text()) > 20
+    assert page.locator("#timeline .lanes li").count() >= 3
+    assert "of 200 ms" in page.locator("#timeline .budget").inner_text()
+    assert all(page.locator("#items .score").all_inner_texts())
+    assert all(page.locator("#items .source").all_inner_texts())
+    expect(page.locator("#bundle tbody tr")).to_have_count(NUM_MODELS)
+    expect(page.locator("#promises .tile").nth(4)).to_be_visible()
+    expect(page.locator("#pulse")).to_have_attribute("data-state", "on")
+
+
+def test_a_click_is_an_event_and_the_list_changes(page: Page, stack: Stack) -> None:
+    """A click on an item is seen by the next list, which says after how long; the item goes, and the history grows."""
+    choose(page, known_user(stack))
+    before = titles(page)
+
+    items(page).nth(1).get_by_role("button").click()
+    expect(page.locator("#seen")).to_contain_text(re.compile(r"seen after \d+ ms"))
+    expect(page.locator("#history > li").first).to_contain_text(before[1])
+
+    assert before[1] not in titles(page)
+    assert page.locator("#items .moved:not(:empty)").count() >= 1, "what is new is marked"
+    assert "5 events" in page.locator("#history-note").inner_text()
+    expect(page.locator("#live")).to_contain_text("was seen after")
+
+
+def test_an_invented_visitor_becomes_known(page: Page) -> None:
+    """From favourites to the student to the language model, by four clicks."""
+    page.get_by_role("button", name="Invent a visitor").click()
+    expect(page.locator("#tier")).to_have_text("Popular")
+    expect(page.locator("#history-note")).to_contain_text("Nothing yet")
+
+    for count in range(1, 5):
+        items(page).first.get_by_role("button").click()
+        expect(page.locator("#history > li")).to_have_count(count)
+
+    until_tier(page, "Language model")
+
+
+def test_switching_parts_off_shifts_the_tiers(page: Page, stack: Stack) -> None:
+    """Without the language model the student answers, without the store favourites do; afterwards all is as before."""
+    choose(page, known_user(stack))
+    until_tier(page, "Language model")
+
+    page.get_by_role("switch", name="Language model").click()
+    expect(page.locator("#tier")).to_have_text("Student")
+    expect(page.locator("#reason")).to_contain_text("away")
+    expect(page.locator("#switch-llm")).to_have_attribute("aria-checked", "false")
+    page.get_by_role("switch", name="Language model").click()
+    until_tier(page, "Language model")
+
+    page.get_by_role("switch", name="Feature store").click()
+    until_tier(page, "Popular")
+    expect(page.locator("#history-note")).to_contain_text("The feature store is away")
+    page.get_by_role("switch", name="Feature store").click()
+    until_tier(page, "Language model")
+    expect(page.locator("#history > li")).to_have_count(len(FILMS))
+
+
+def test_a_drill_is_told_to_everyone_who_looks(page: Page, browser: Browser, stack: Stack) -> None:
+    """A second window shows the switch as it is, and the replicas agree."""
+    page.get_by_role("switch", name="Language model").click()
+    expect(page.locator("#switch-llm")).to_have_attribute("aria-checked", "false")
+
+    with quiet_page(browser, viewport=DESK, base_url=address(stack)) as other:
+        other.goto("/")
+        expect(other.locator("#switch-llm")).to_have_attribute("aria-checked", "false")
+        expect(other.locator("#switch-llm small")).to_contain_text("back in")
+
+    assert {tuple(stack.rest.get("/console/live").json()["drills"]) for _ in range(6)} == {("llm",)}
+
+
+def test_load_fills_the_charts(page: Page) -> None:
+    """The dial sends requests at its rate; they are counted, drawn, and in time."""
+    page.get_by_role("slider", name="Load").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#load-note")).to_contain_text(re.compile(r"[1-9]\d+ answered"))
+    expect(page.locator("#mix-text")).to_contain_text(re.compile(r"[1-9]"))
+    page.get_by_role("slider", name="Load").press("Home")
+
+    assert page.locator("#load-out").inner_text() == "off"
+    for chart in ("mix", "speed"):
+        inks = page.evaluate(
+            "(id) => { const c = document.getElementById(id); const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;"
+            " return new Set(Array.from({ length: d.length / 4 }, (_, i) => d[4 * i + 3] && (d[4 * i] << 16 | d[4 * i + 1] << 8 | d[4 * i + 2]))).size }",
+            chart,
+        )
+        assert inks > 10, f"{chart} is blank"
+
+
+def test_the_deadline_can_be_chosen(page: Page) -> None:
+    """The next answer is held to it."""
+    page.get_by_role("slider", name="Deadline").focus()
+    page.keyboard.press("ArrowRight")
+
+    expect(page.locator("#timeline .budget")).to_contain_text("of 500 ms")
+    assert page.locator("#deadline-out").inner_text() == "500 ms"
+
+
+def test_the_keyboard_reaches_everything(page: Page, stack: Stack) -> None:
+    """Skip link first, focus that can be seen, shortcuts that are listed and stay silent while somebody types."""
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "answer"
+
+    choose(page, known_user(stack))
+    first = titles(page)[0]
+    page.get_by_role("button", name="Ask again").focus()
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.closest('#items') !== null")
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    page.keyboard.press("1")
+    expect(page.locator("#history > li").first).to_contain_text(first)
+
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog", name="Shortcuts")).to_be_visible()
+    assert page.locator("#shortcuts dt").count() == page.locator("#shortcuts dd").count() >= 8
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog", name="Shortcuts")).to_be_hidden()
+
+    shown = page.locator("#history-title").inner_text()
+    page.get_by_label("or a user id").focus()
+    page.keyboard.type("nlf1")
+    assert page.locator("#history-title").inner_text() == shown
+    page.get_by_label("or a user id").blur()
+    page.keyboard.press("n")
+    expect(page.locator("#history-title")).not_to_have_text(shown)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_everyone_can_read_it(browser: Browser, stack: Stack, scheme: Any) -> None:
+    """Names for all that can be used, landmarks, headings in order, and contrast of 4.5 to 1 in both schemes."""
+    with quiet_page(browser, viewport=DESK, base_url=address(stack), color_scheme=scheme) as page:
+        page.goto("/")
+        expect(items(page)).to_have_count(10)
+        expect(page.locator("#promises .tile").nth(4)).to_be_visible()
+        expect(page.locator("#bundle tbody tr")).to_have_count(NUM_MODELS)
+        made = ask(page, STRUCTURE)
+
+        assert ask(page, NAMELESS) == []
+        assert ask(page, FAINT) == []
+        assert (made["lang"], made["landmarks"], made["live"]) == ("en", [1, 1, 1, 1], 1)
+        assert (made["doubled"], made["dangling"], made["unnamedImages"]) == ([], [], 0)
+        assert made["levels"][0] == 1
+        assert all(after - before <= 1 for before, after in zip(made["levels"], made["levels"][1:], strict=False))
+        is_dark = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0] < 60")
+        assert is_dark == (scheme == "dark")
+
+
+def test_the_theme_can_be_chosen_and_is_kept(page: Page) -> None:
+    """The button goes round: as the system, light, dark; a reload keeps it."""
+    button = page.locator("#theme-button")
+    button.click()
+    button.click()
+    dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    page.reload()
+
+    expect(button).to_have_text("Dark")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == dark
+    assert ask(page, FAINT) == []
+
+
+@pytest.mark.parametrize("width", [320, 390, 768, 1024, 1920])
+def test_nothing_sticks_out_at_any_width(browser: Browser, stack: Stack, width: int) -> None:
+    """From a small phone to a wide screen nothing has to be scrolled sideways."""
+    with quiet_page(browser, viewport={"width": width, "height": 800}, base_url=address(stack)) as page:
+        page.goto("/")
+        expect(items(page)).to_have_count(10)
+        expect(page.locator("#promises .tile").nth(4)).to_be_visible()
+        expect(page.locator("#bundle tbody tr")).to_have_count(NUM_MODELS)
+
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert ask(page, TOO_WIDE) == []
+
+
+def test_what_people_type_stays_text(page: Page) -> None:
+    """A user id that looks like HTML is shown as it is and makes no element."""
+    nasty = '<img src=x onerror="window.broken=1"><b>bold</b>'
+
+    choose(page, nasty)
+
+    assert page.locator("#history-title").inner_text() == f"History of {nasty}"
+    assert page.locator("#history-title > *").count() == 0
+    assert page.evaluate("window.broken") is None
+
+
+def test_those_who_want_stillness_get_it(browser: Browser, stack: Stack) -> None:
+    """With reduced motion the list changes without gliding."""
+    with quiet_page(browser, viewport=DESK, base_url=address(stack), reduced_motion="reduce") as page:
+        page.goto("/")
+        choose(page, known_user(stack))
+        page.evaluate("window.moves = 0; Element.prototype.animate = () => { window.moves += 1 }; 0")
+        items(page).first.get_by_role("button").click()
+        expect(page.locator("#seen")).to_contain_text("seen after")
+
+        assert page.evaluate("window.moves") == 0
+
+
+def test_a_key_is_asked_for_when_one_is_needed(browser: Browser, stack: Stack) -> None:
+    """On 401 a dialog asks; the key then goes with every call, is kept in this tab only, and the list comes."""
+
+    def keyed(route: Route) -> None:
+        if route.request.headers.get("authorization") == "Bearer let-me-in":
+            route.continue_()
+        else:
+            error = {"code": "unauthenticated", "message": "no", "field": None, "fix": None, "request_id": "r"}
+            route.fulfill(status=401, json={"error": error})
+
+    context = browser.new_context(viewport=DESK, base_url=address(stack))
+    page = context.new_page()
+    page.route(re.compile(r"/(v1|console/(?!page))"), keyed)
+    page.goto("/")
+    expect(page.get_by_role("dialog", name="This service asks for a key")).to_be_visible()
+    page.get_by_label("API key", exact=True).fill("let-me-in")
+    page.get_by_role("button", name="Use it").click()
+    expect(items(page)).to_have_count(10)
+    expect(page.locator("#pulse")).to_have_attribute("data-state", "on")
+    kept = page.evaluate(
+        "[Object.values(sessionStorage).includes('let-me-in'), Object.values(localStorage).includes('let-me-in')]"
+    )
+    context.close()
+
+    assert kept == [True, False]
