@@ -1,0 +1,1 @@
+"""Kubernetes manifests, and what makes those of them that repeat other files."""

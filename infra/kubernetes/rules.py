@@ -1,0 +1,40 @@
+"""Wraps Prometheus' rule files as one PrometheusRule: `python -m infra.kubernetes.rules` after a change of them.
+
+Kustomize cannot put a file into a custom resource's list, so the result is a file of its own; a test holds the two together.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+_INFRA = Path(__file__).resolve().parents[1]
+RULES = _INFRA / "prometheus/rules"
+TARGET = _INFRA / "kubernetes/base/prometheusrule.yaml"
+
+_HEAD = "# Made by `python -m infra.kubernetes.rules` from infra/prometheus/rules; do not edit.\n"
+
+
+def prometheus_rule(rules: Path) -> dict[str, Any]:
+    """Give the PrometheusRule with the groups of all rule files in the folder, in the files' order by name."""
+    groups = [group for path in sorted(rules.glob("*.y*ml")) for group in yaml.safe_load(path.read_text())["groups"]]
+    return {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PrometheusRule",
+        "metadata": {"name": "tailrace", "labels": {"app.kubernetes.io/name": "tailrace"}},
+        "spec": {"groups": groups},
+    }
+
+
+def render(rules: Path) -> str:
+    """Give the manifest's text."""
+    return _HEAD + yaml.safe_dump(prometheus_rule(rules), sort_keys=False, width=150, allow_unicode=True)
+
+
+def main() -> None:
+    """Write the manifest."""
+    TARGET.write_text(render(RULES))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""The application that the RayService's config names, built by Ray Serve's own code. `pytest tests/integration/test_kubernetes_graph.py`."""
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import yaml
+from ray.serve.schema import ServeDeploySchema
+
+from tests.manifests import OVERLAYS, ROOT, environment, pod_of, render, the
+
+pytestmark = pytest.mark.integration
+
+BUILD = """
+import json, sys
+from ray.serve._private.api import call_user_app_builder_with_args_if_necessary as call_builder
+from ray._common.utils import import_attr
+from ray.serve._private.build_app import build_app
+from ray.serve._private.application_state import override_deployment_info
+from ray.serve._private.deployment_info import DeploymentInfo
+from ray.serve.schema import ServeApplicationSchema
+
+config = ServeApplicationSchema.model_validate_json(sys.stdin.read())
+built = build_app(call_builder(import_attr(config.import_path), config.args), name=config.name)
+infos = {
+    one.name: DeploymentInfo(deployment_config=one._deployment_config, replica_config=one._replica_config, start_time_ms=0, deployer_job_id="0")
+    for one in built.deployments
+}
+found = {}
+for name, info in override_deployment_info(infos, config).items():
+    scaling, actor = info.deployment_config.autoscaling_config, info.replica_config.ray_actor_options
+    found[name] = {"cpus": actor.get("num_cpus"), "gpus": actor.get("num_gpus", 0), "env": actor["runtime_env"]["env_vars"],
+                   "min": scaling.min_replicas, "max": scaling.max_replicas, "policy": scaling.policy.policy_function,
+                   "target": scaling.target_ongoing_requests, "ongoing": info.deployment_config.max_ongoing_requests,
+                   "queued": info.deployment_config.max_queued_requests}
+print(json.dumps({"ingress": built.ingress_deployment_name, "deployments": found}))
+"""
+
+
+def built(overlay: str) -> dict[str, Any]:
+    """What the config's application becomes in an interpreter with the environment of a worker pod, as Ray Serve builds it."""
+    things = render(overlay)
+    told = environment(things, pod_of(things, "tailrace-gateways").containers()[0])
+    config = yaml.safe_load(the(things, "RayService")["spec"]["serveConfigV2"])
+    (application,) = ServeDeploySchema.model_validate(config).applications
+    rest = {key: value for key, value in os.environ.items() if not key.startswith(("TAILRACE_", "RAY_"))}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", BUILD],
+        input=application.model_dump_json(exclude_unset=True),
+        env=rest | told,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_graph_is_built_as_the_config_says(overlay: str) -> None:
+    """From import path and environment: the gateway in front of the LLM, with this config's replicas, resources and policy."""
+    graph = built(overlay)
+    gateway, llm = graph["deployments"]["Gateway"], graph["deployments"]["llm"]
+
+    assert graph["ingress"] == "Gateway"
+    assert set(graph["deployments"]) == {"Gateway", "llm"}
+    assert gateway["policy"] == "services.autoscale:by_queue_and_lateness"
+    assert (gateway["cpus"], llm["gpus"]) == (1, 1 if overlay == "gpu" else 0)
+    for one in (gateway, llm):
+        assert one["min"] >= 1
+        assert one["max"] > one["min"]
+        assert one["target"] < one["ongoing"]
+        assert one["queued"] > 0
+        assert one["env"]["PROMETHEUS_MULTIPROC_DIR"] == "/var/lib/tailrace/run/metrics"

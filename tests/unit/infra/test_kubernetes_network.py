@@ -1,0 +1,136 @@
+"""Who may talk to whom, by a plain reading of the NetworkPolicies. `pytest tests/unit/infra/test_kubernetes_network.py`."""
+
+from typing import Any
+
+import pytest
+
+from infra.local.parts import broker_address
+from tests.manifests import OVERLAYS, environment, find, matches, pod_of, pods, render, the
+
+NAMESPACES = {
+    "tailrace": {"kubernetes.io/metadata.name": "tailrace"},
+    "ingress": {"tailrace.io/may-call": "doors"},
+    "monitoring": {"tailrace.io/may-call": "metrics"},
+    "kuberay": {"tailrace.io/may-call": "ray"},
+    "kube-system": {"kubernetes.io/metadata.name": "kube-system"},
+    "stranger": {"kubernetes.io/metadata.name": "default"},
+}
+STRANGERS = {"app": "anything"}
+DOORS = {8000, 9000}
+METRICS = {8080, 9100}
+INNER = {6379, 8265, 10001, 10002, 19999, 30000, 40000, 52365, 9101, 8404}
+"""GCS, dashboard, client, workers' first and last, replicas' own doors, agent, HAProxy's metrics and statistics."""
+
+
+def lets(policy: dict[str, Any], way: str, namespace: str, labels: dict[str, str], port: int) -> bool:
+    """Whether one policy lets this peer through on this port. Peers of our own namespace are those without another's name."""
+    for rule in policy["spec"].get(way, ()):
+        ports = rule.get("ports")
+        if ports is not None and not any(one["port"] <= port <= one.get("endPort", one["port"]) for one in ports):
+            continue
+        peers = rule.get("from" if way == "ingress" else "to")
+        if peers is None:
+            return True
+        for peer in peers:
+            assert "ipBlock" not in peer
+            home = "namespaceSelector" not in peer and namespace == "tailrace"
+            away = "namespaceSelector" in peer and matches(peer["namespaceSelector"], NAMESPACES[namespace])
+            if (home or away) and matches(peer.get("podSelector", {}), labels):
+                return True
+    return False
+
+
+def allowed(
+    things: list[dict[str, Any]], way: str, own: dict[str, str], namespace: str, labels: dict[str, str], port: int
+) -> bool:
+    """Whether a pod of ours with labels `own` may take (ingress) or make (egress) a connection, as Kubernetes adds policies up."""
+    about = [
+        one
+        for one in find(things, "NetworkPolicy")
+        if matches(one["spec"]["podSelector"], own) and way.capitalize() in one["spec"]["policyTypes"]
+    ]
+    assert about, "no policy selects the pod, so that all would be allowed"
+    return any(lets(one, way, namespace, labels, port) for one in about)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+@pytest.mark.parametrize("namespace", ["ingress", "monitoring", "kuberay", "stranger"])
+def test_only_what_is_meant_for_others_is_open(overlay: str, namespace: str) -> None:
+    """From another namespace: doors for callers, metrics for Prometheus, the dashboard for the operator, nothing for others."""
+    things = render(overlay)
+    open_to = {
+        component: {
+            port
+            for port in DOORS | METRICS | INNER
+            if allowed(things, "ingress", pod.labels, namespace, STRANGERS, port)
+        }
+        for pod in pods(things)
+        for component in [pod.labels.get("app.kubernetes.io/component", pod.name)]
+    }
+    doors, metrics, ray = (namespace == name for name in ("ingress", "monitoring", "kuberay"))
+
+    for component, ports in open_to.items():
+        is_ray = component in {"ray-head", "gateway", "llm"}
+        is_ours = is_ray or component in {"stream", "pipeline"}
+        expected: set[int] = set()
+        expected |= DOORS if doors and component in {"gateway", "llm"} else set()
+        expected |= METRICS if metrics and is_ours else set()
+        expected |= {8265, 8000} if ray and is_ray else set()
+        assert ports == expected, (component, namespace)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_ray_reaches_ray(overlay: str) -> None:
+    """Between Ray's pods every port is open both ways; a stream worker or a pipeline gets at none of them."""
+    things = render(overlay)
+    head, gateway = (pod_of(things, name).labels for name in ("tailrace-head", "tailrace-gateways"))
+    for port in DOORS | INNER:
+        assert allowed(things, "ingress", head, "tailrace", gateway, port)
+        assert allowed(things, "ingress", gateway, "tailrace", head, port)
+        assert allowed(things, "egress", gateway, "tailrace", head, port)
+        for other in ("tailrace-stream", "tailrace-train"):
+            assert not allowed(things, "ingress", head, "tailrace", pod_of(things, other).labels, port)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_every_dependency_can_be_reached(overlay: str) -> None:
+    """Names, Redis, Kafka, traces and Ray's Redis, at the ports that the settings and the RayService name."""
+    things = render(overlay)
+    gateway = pod_of(things, "tailrace-gateways")
+    variables = environment(things, gateway.containers()[0])
+    gcs = the(things, "RayService")["spec"]["rayClusterConfig"]["gcsFaultToleranceOptions"]["redisAddress"]
+    wanted = {int(variables["TAILRACE_REDIS_PORT"]), broker_address(variables["TAILRACE_KAFKA_BOOTSTRAP"])[1]}
+    traces = variables.get("TAILRACE_OTLP_ENDPOINT", "http://nowhere:4317")
+    for name in ("tailrace-gateways", "tailrace-stream", "tailrace-train"):
+        own = pod_of(things, name).labels
+        for port in wanted | {int(traces.rpartition(":")[2])}:
+            assert allowed(things, "egress", own, "stranger", STRANGERS, port), (name, port)
+        assert allowed(things, "egress", own, "kube-system", {"k8s-app": "kube-dns"}, 53)
+        assert not allowed(things, "egress", own, "stranger", STRANGERS, 22)
+    head = pod_of(things, "tailrace-head").labels
+    assert allowed(things, "egress", head, "stranger", STRANGERS, int(gcs.rpartition(":")[2]))
+    assert allowed(things, "egress", head, "stranger", STRANGERS, 443)
+    assert not allowed(things, "egress", gateway.labels, "stranger", STRANGERS, 443)
+
+
+def test_a_trials_redis_and_kafka_serve_their_own_namespace_only() -> None:
+    """Without passwords, they are open to the pods beside them and to nobody else."""
+    things = render("dev")
+    for pod in [pod for pod in pods(things) if pod.labels.get("tailrace.io/dependency")]:
+        (port,) = [port["containerPort"] for port in pod.containers()[-1]["ports"]]
+        stream = pod_of(things, "tailrace-stream").labels
+
+        assert allowed(things, "ingress", pod.labels, "tailrace", stream, port)
+        assert not any(allowed(things, "ingress", pod.labels, other, STRANGERS, port) for other in list(NAMESPACES)[1:])
+
+
+def test_a_hole_would_be_found() -> None:
+    """The reading above is one: a policy that opens the dashboard to all is seen."""
+    things = render("prod")
+    policy = the(things, "NetworkPolicy", "tailrace-operator")
+    gateway = pod_of(things, "tailrace-gateways").labels
+    before = allowed(things, "ingress", gateway, "stranger", STRANGERS, 8265)
+
+    del policy["spec"]["ingress"][0]["from"]
+
+    assert (before, allowed(things, "ingress", gateway, "stranger", STRANGERS, 8265)) == (False, True)

@@ -1,0 +1,83 @@
+"""What Ray Serve would make of the config that the RayService carries. `pytest tests/unit/infra/test_kubernetes_serve.py`."""
+
+import pytest
+import yaml
+from pydantic import ValidationError
+from ray._common.utils import import_attr
+from ray.serve.schema import ServeDeploySchema
+
+from services.app import GRPC_SERVICERS
+from tests.manifests import OVERLAYS, render, the
+
+
+def serve_config(overlay: str) -> ServeDeploySchema:
+    """The config, checked by Ray Serve's own schema."""
+    return ServeDeploySchema.model_validate(yaml.safe_load(the(render(overlay), "RayService")["spec"]["serveConfigV2"]))
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_replicas_fit_into_the_pods(overlay: str) -> None:
+    """The least replicas fit into the least pods, and the most into the most: CPUs, and GPUs where the llm wants them."""
+    groups = the(render(overlay), "RayService")["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    deployments = {one.name: one for one in serve_config(overlay).applications[0].deployments}
+    for bound in ("min", "max"):
+        pods_of = {group["groupName"]: group[f"{bound}Replicas"] for group in groups}
+        cpus = sum(int(group["rayStartParams"]["num-cpus"]) * pods_of[group["groupName"]] for group in groups)
+        gpus = sum(int(group["rayStartParams"].get("num-gpus", 0)) * pods_of[group["groupName"]] for group in groups)
+        wanted_cpus = wanted_gpus = 0.0
+        for one in deployments.values():
+            scaling = one.autoscaling_config
+            replicas = (
+                scaling[f"{bound}_replicas"] if isinstance(scaling, dict) else getattr(scaling, f"{bound}_replicas")
+            )
+            wanted_cpus += replicas * (one.ray_actor_options.num_cpus or 0)
+            wanted_gpus += replicas * (one.ray_actor_options.num_gpus or 0)
+
+        assert wanted_cpus <= cpus
+        assert wanted_gpus <= gpus
+        assert bool(gpus) == (overlay == "gpu")
+
+
+def test_the_head_runs_no_replica() -> None:
+    """It offers no CPU, so that a busy replica never starves Ray's control plane."""
+    head = the(render("prod"), "RayService")["spec"]["rayClusterConfig"]["headGroupSpec"]
+
+    assert head["rayStartParams"]["num-cpus"] == "0"
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_doors_are_those_of_the_app(overlay: str) -> None:
+    """gRPC registers what services.app says, each importable, on every node that has a replica."""
+    config = serve_config(overlay)
+
+    assert tuple(config.grpc_options.grpc_servicer_functions) == GRPC_SERVICERS
+    assert all(callable(import_attr(name)) for name in GRPC_SERVICERS)
+    assert config.proxy_location == "EveryNode"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("num_cpus: 1", "num_cpus: -1"),
+        ("port: 18000", "port: doors"),
+        ("import_path: services.app:build_from_environment", "import_path: app"),
+    ],
+)
+def test_a_config_that_ray_serve_refuses_is_found(old: str, new: str) -> None:
+    """The schema used here is a check: each of these slips is refused."""
+    text = the(render("prod"), "RayService")["spec"]["serveConfigV2"]
+    assert old in text
+
+    with pytest.raises((ValidationError, ValueError)):
+        ServeDeploySchema.model_validate(yaml.safe_load(text.replace(old, new)))
+
+
+def test_the_gpu_config_differs_in_the_llm_alone() -> None:
+    """The two files say the same of doors, gateway and environment."""
+    base, gpu = (serve_config(overlay).model_dump(exclude_unset=True) for overlay in ("prod", "gpu"))
+    for config in (base, gpu):
+        config["applications"][0]["deployments"] = [
+            one for one in config["applications"][0]["deployments"] if one["name"] != "llm"
+        ]
+
+    assert base == gpu

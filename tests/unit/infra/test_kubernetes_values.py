@@ -1,0 +1,321 @@
+"""What the manifests say agrees with the code: settings, ports, commands, metrics. `pytest tests/unit/infra/test_kubernetes_values.py`."""
+
+import functools
+import importlib.util
+import inspect
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray.serve._private.constants as serve_constants
+import yaml
+from prometheus_client import CollectorRegistry
+
+from infra.kubernetes.rules import RULES, TARGET
+from infra.kubernetes.rules import render as render_rules
+from infra.local.ray_home import ray_environment
+from services import telemetry
+from services.settings import Settings
+from tests.manifests import KUBERNETES, OVERLAYS, ROOT, Pod, environment, find, pod_of, pods, render, the
+
+PREFIX = "TAILRACE_"
+OURS = {"tailrace-gateways", "tailrace-llm", "tailrace-stream", "tailrace-train", "tailrace-head"}
+SHOW = "from services.settings import load_settings; print(load_settings().model_dump_json())"
+SET_FOR_THIS_MACHINE = re.compile(r"RAY_AUTH|_LOC$|_PATH$|_SERVER_STATE_|_PORT$")
+
+
+def clean(variables: dict[str, str]) -> dict[str, str]:
+    """An environment with these variables and none of this process's settings."""
+    return {key: value for key, value in os.environ.items() if not key.startswith((PREFIX, "RAY_"))} | variables
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_every_container_of_ours_reads_its_settings(overlay: str) -> None:
+    """Each process that reads settings accepts its environment, in an interpreter of its own."""
+    things = render(overlay)
+    told = {
+        (pod.name, container["name"]): environment(things, container)
+        for pod in pods(things)
+        if pod.name in OURS
+        for container in pod.containers()
+    }
+    read = [{key: value for key, value in told[name].items() if key.startswith(PREFIX)} for name in told]
+
+    for variables in [one for index, one in enumerate(read) if one not in read[:index]]:
+        done = subprocess.run(
+            [sys.executable, "-c", SHOW], env=clean(variables), capture_output=True, text=True, cwd=ROOT, check=False
+        )
+        assert done.returncode == 0, done.stderr[-500:]
+        loaded = Settings.model_validate_json(done.stdout)
+        assert {key for key in loaded.model_fields_set if f"{PREFIX}{key.upper()}" in variables}
+        assert str(loaded.state_dir) == "/var/lib/tailrace"
+    assert {pod for pod, _ in told} == OURS
+
+
+def test_an_unknown_setting_would_be_found() -> None:
+    """The check above is one: a misspelt variable ends the process."""
+    variables = {"TAILRACE_REDIS_HOSTS": "x"}
+
+    done = subprocess.run(
+        [sys.executable, "-c", SHOW], env=clean(variables), capture_output=True, text=True, cwd=ROOT, check=False
+    )
+
+    assert done.returncode != 0
+    assert "TAILRACE_REDIS_HOSTS" in done.stderr
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_files_that_settings_name_are_mounted(overlay: str) -> None:
+    """Where a setting names a credential, each container that uses it has a volume that puts it there."""
+    things = render(overlay)
+    for pod in [pod for pod in pods(things) if pod.name in OURS - {"tailrace-head"}]:
+        for container in pod.containers():
+            variables = environment(things, container)
+            wanted = {f"{file}" for key in USES[container["name"]] if (file := variables.get(key))}
+            if container["name"] == "edge":
+                wanted = {f"{folder}/{name}" for folder in wanted for name in ("tls.crt", "tls.key")}
+
+            assert wanted <= files_in(pod, container), (pod.name, container["name"])
+            assert bool(wanted) == (overlay != "dev" and container["name"] != "node-metrics"), container["name"]
+
+
+STORES = {
+    f"{PREFIX}{one}" for one in ("REDIS_PASSWORD_FILE", "REDIS_TLS_CA_FILE", "KAFKA_PASSWORD_FILE", "KAFKA_TLS_CA_FILE")
+}
+USES: dict[str, set[str]] = {
+    "ray-worker": STORES | {f"{PREFIX}API_KEYS_FILE"},
+    "worker": STORES,
+    "pipeline": STORES,
+    "edge": {f"{PREFIX}TLS_DIR"},
+    "node-metrics": set(),
+}
+"""Which settings that name files each container acts on; the others it reads and leaves alone."""
+
+
+def files_in(pod: Pod, container: dict[str, Any]) -> set[str]:
+    """The files that secrets put into a container."""
+    found = set()
+    for mount in container["volumeMounts"]:
+        (volume,) = [one for one in pod.spec["volumes"] if one["name"] == mount["name"]]
+        sources = [source["secret"] for source in volume.get("projected", {"sources": ()})["sources"]]
+        found |= {f"{mount['mountPath']}/{item['path']}" for secret in sources for item in secret["items"]}
+        if "secret" in volume:  # of type kubernetes.io/tls
+            found |= {f"{mount['mountPath']}/{name}" for name in ("tls.crt", "tls.key")}
+    return found
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_ports_are_the_settings_ports(overlay: str) -> None:
+    """The Service, the containers and Ray Serve's config carry the numbers that the settings give."""
+    things = render(overlay)
+    service = the(things, "RayService")["spec"]
+    serve = yaml.safe_load(service["serveConfigV2"])
+    gateways = pod_of(things, "tailrace-gateways")
+    settings = settings_of(environment(things, gateways.containers()[0]))
+    by_name = {port["name"]: port["containerPort"] for one in gateways.containers() for port in one["ports"]}
+    doors = {port["name"]: port["targetPort"] for port in service["serveService"]["spec"]["ports"]}
+
+    assert (by_name["serve"], by_name["grpc"]) == (settings.http_port, settings.grpc_port)
+    assert doors == {"serve": settings.http_port, "grpc": settings.grpc_port}
+    assert by_name["node-metrics"] == settings.metrics_port
+    assert serve["http_options"]["host"] == settings.door_host
+    assert serve["http_options"]["port"] == settings.door_http_port
+    assert serve["grpc_options"]["port"] == settings.door_grpc_port
+    assert "edge" in {one["name"] for one in gateways.containers()} or settings.tls_dir is None
+
+
+def settings_of(variables: dict[str, str]) -> Settings:
+    """What a process with these variables would load."""
+    given = {key.removeprefix(PREFIX).lower(): value for key, value in variables.items() if key.startswith(PREFIX)}
+    return Settings.model_validate(given)
+
+
+def test_ray_is_set_up_as_in_the_embedded_stack(tmp_path: Path) -> None:
+    """What infra.local.ray_home tells Ray that is not about one machine, Kubernetes tells it too, and Ray Serve knows each name."""
+    things = render("prod")
+    told = environment(things, pod_of(things, "tailrace-head").containers()[0])
+    here = {key: value for key, value in ray_environment(tmp_path).items() if not SET_FOR_THIS_MACHINE.search(key)}
+
+    assert here.items() <= told.items()
+    source = Path(str(serve_constants.__file__)).read_text()
+    assert [key for key in told if key.startswith("RAY_SERVE_") and f'"{key}"' not in source] == []
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_commands_exist(overlay: str) -> None:
+    """Every module that a container runs can be found; the pipeline's options are its command's."""
+    modules = set()
+    for pod in [pod for pod in pods(render(overlay)) if pod.name in OURS]:
+        for container in pod.containers():
+            command = container.get("command", ["ray"])
+            if command[:2] == ["python", "-m"]:
+                modules.add(command[2])
+            elif command[0] == "tailrace":
+                words = [*command[1:], *container.get("args", ())]
+                run_cli(*words, "--help")
+                assert all("--" + word[2:].split("=")[0] in run_cli(words[0], "--help") for word in words[1:])
+
+    assert modules == {"services.stream", "infra.local.metrics"} | ({"infra.local.edge"} if overlay != "dev" else set())
+    assert all(importlib.util.find_spec(name) for name in modules)
+
+
+@functools.cache
+def run_cli(*words: str) -> str:
+    """Run `tailrace` with these words in an interpreter of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "services.cli", *words],
+        env=clean({"COLUMNS": "200", "NO_COLOR": "1"}),
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-500:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_each_partition_has_one_worker(overlay: str) -> None:
+    """As many stream workers as their settings say, each with its ordinal as index, and no more than partitions."""
+    things = render(overlay)
+    workers = pod_of(things, "tailrace-stream")
+    container = workers.container("worker")
+    variables = environment(things, container)
+    (index,) = [one for one in container["env"] if one["name"] == "TAILRACE_WORKER_INDEX"]
+
+    assert the(things, "StatefulSet", "tailrace-stream")["spec"]["replicas"] == int(variables["TAILRACE_NUM_WORKERS"])
+    assert int(variables["TAILRACE_NUM_WORKERS"]) <= int(variables["TAILRACE_TOPIC_PARTITIONS"])
+    assert index["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.labels['apps.kubernetes.io/pod-index']"
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_processes_that_count_share_one_folder_with_the_endpoint(overlay: str) -> None:
+    """Replicas and workers write their metrics where the metrics container of their pod reads: Settings.metrics_dir, one volume."""
+    things = render(overlay)
+    serve = yaml.safe_load(the(things, "RayService")["spec"]["serveConfigV2"])
+    folder = str(Settings(state_dir=Path("/var/lib/tailrace")).metrics_dir)
+    for pod in [pod for pod in pods(things) if pod.name in {"tailrace-gateways", "tailrace-llm", "tailrace-stream"}]:
+        writer, endpoint = pod.containers()[:2]
+        told = environment(things, writer) | serve["applications"][0]["runtime_env"]["env_vars"]
+        mounts = [{m["mountPath"]: m["name"] for m in one["volumeMounts"]}[folder] for one in (writer, endpoint)]
+
+        assert told["PROMETHEUS_MULTIPROC_DIR"] == folder
+        assert mounts == ["metrics", "metrics"]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_probes_ask_what_answers(overlay: str) -> None:
+    """Paths of probes: the metrics endpoint's own, and the one that HAProxy serves for Ray."""
+    asked = {
+        (probe["httpGet"]["port"], probe["httpGet"]["path"])
+        for pod in pods(render(overlay))
+        for container in pod.containers()
+        for key, probe in container.items()
+        if key.endswith("Probe") and "httpGet" in probe
+    }
+    assert asked == {("node-metrics", "/healthz")} | ({("serve", "/-/healthz")} if overlay == "dev" else set())
+    heartbeat = Settings(state_dir=Path("/var/lib/tailrace"), worker_index=3).worker_heartbeat
+    stream = pod_of(render(overlay), "tailrace-stream")
+    for probe in ("startupProbe", "livenessProbe"):
+        command = stream.container("worker")[probe]["exec"]["command"][-1]
+        assert str(heartbeat) in command.replace("$TAILRACE_WORKER_INDEX", "3")
+
+
+@pytest.mark.parametrize(("age_s", "code"), [(0, 0), (120, 1)])
+def test_the_heartbeat_probe_tells_a_stalled_worker(age_s: int, code: int, tmp_path: Path) -> None:
+    """The probe's shell line succeeds for a fresh heartbeat and fails for an old one."""
+    stream = pod_of(render("prod"), "tailrace-stream")
+    shell, flag, line = stream.container("worker")["livenessProbe"]["exec"]["command"]
+    beat = tmp_path / "worker-0.beat"
+    beat.touch()
+    os.utime(beat, (beat.stat().st_atime, beat.stat().st_mtime - age_s))
+
+    done = subprocess.run(
+        [shell, flag, line.replace("/var/lib/tailrace/run", str(tmp_path))],
+        env=clean({"TAILRACE_WORKER_INDEX": "0"}),
+        check=False,
+    )
+
+    assert done.returncode == code
+
+
+@pytest.mark.parametrize(("status", "code"), [("200 OK", 0), ("503 Service Unavailable", 1), (None, 1)])
+def test_the_door_probe_tells_whether_the_door_answers(status: str | None, code: int) -> None:
+    """The probe of a door on loopback succeeds for 200 alone; here against a socket that gives one answer."""
+    shell, flag, line = pod_of(render("prod"), "tailrace-gateways").containers()[0]["readinessProbe"]["exec"]["command"]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        if status is None:
+            server.close()
+        else:
+            threading.Thread(target=answer_once, args=(server, status), daemon=True).start()
+        done = subprocess.run(
+            [shell, flag, line.replace("18000", str(port))], capture_output=True, timeout=20, check=False
+        )
+
+    assert done.returncode == code
+
+
+def answer_once(server: socket.socket, status: str) -> None:
+    """Take one call and answer it."""
+    connection, _ = server.accept()
+    with connection:
+        asked = connection.makefile("rb")
+        assert [asked.readline(), asked.readline()] == [b"GET /-/healthz HTTP/1.0\r\n", b"\r\n"]
+        connection.sendall(f"HTTP/1.0 {status}\r\ncontent-length: 7\r\n\r\nsuccess".encode())
+
+
+def exported_names() -> set[str]:
+    """Every sample name of every metric in telemetry.py."""
+    registry = CollectorRegistry()
+    kinds: list[Any] = [value for name, value in vars(telemetry).items() if re.fullmatch(r"[A-Z]\w+Metrics", name)]
+    for kind in kinds:
+        kind(registry, *["any part"] * (len(inspect.signature(kind).parameters) - 1))
+    families = list(registry.collect())
+    suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum"), "gauge": ("",)}
+    return {family.name + suffix for family in families for suffix in suffixes[family.type]}
+
+
+def test_rules_are_those_of_prometheus_and_read_what_is_exported() -> None:
+    """The PrometheusRule is made of the rule files as they are now; each metric in it is exported or recorded."""
+    groups = the(render("prod"), "PrometheusRule")["spec"]["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
+    recorded = {rule["record"] for rule in rules if "record" in rule}
+    used = {name for rule in rules for name in re.findall(r"\b(?:tailrace|vllm)[_:]\w+(?::\w+)*", strip(rule["expr"]))}
+
+    assert TARGET.read_text() == render_rules(RULES), "run `python -m infra.kubernetes.rules`"
+    assert used - recorded - exported_names() == set()
+
+
+def test_every_dashboard_comes_along() -> None:
+    """The dashboards' ConfigMap has each file as it is, carries the label that Grafana looks for, and fits into a ConfigMap."""
+    dashboards = the(render("prod"), "ConfigMap", "tailrace-dashboards")
+    files = {path.name: path.read_text() for path in (ROOT / "infra/grafana/dashboards").glob("*.json")}
+
+    assert dashboards["data"] == files
+    assert dashboards["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert sum(map(len, files.values())) < 1_000_000
+
+
+def strip(expression: str) -> str:
+    """An expression without its label values, which may look like names."""
+    return re.sub(r'"[^"]*"', '""', expression)
+
+
+def test_the_source_is_an_overlay_of_one_base() -> None:
+    """Every overlay has the same kinds of things as production but for what a trial brings itself."""
+    kinds = {
+        overlay: {(one["kind"], re.sub(r"-\w{10}$", "", one["metadata"]["name"])) for one in render(overlay)}
+        for overlay in OVERLAYS
+    }
+
+    assert kinds["gpu"] == kinds["prod"]
+    assert kinds["prod"] <= kinds["dev"]
+    assert {path.name for path in (KUBERNETES / "overlays").iterdir()} == set(OVERLAYS)
+    assert len(find(render("prod"), "CronJob")) >= 1
