@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from services.contracts.explanation import Explanation, ListState, LlmPart, StageTime
+from services.contracts.explanation import Explanation, ListState, StageTime
 from services.contracts.recommend import Reason, Tier
 
 _DECIDED: Mapping[Reason, str] = {
@@ -45,7 +45,7 @@ def sentences(explanation: Explanation) -> list[str]:
     """Tell it in plain sentences, the most important first."""
     if explanation.outcome != "ok":
         return [f"Refused with {explanation.outcome}: {explanation.message}.", _when(explanation)]
-    told = [_who(explanation), why(explanation), _list_words(explanation), *_llm_words(explanation.llm)]
+    told = [_who(explanation), why(explanation), _list_words(explanation), *_llm_words(explanation)]
     told += [_deadline_words(explanation), _longest_words(explanation), _age_words(explanation), _when(explanation)]
     return [sentence for sentence in told if sentence]
 
@@ -79,13 +79,17 @@ def _list_words(explanation: Explanation) -> str:
     return "" if is_used else _LIST_WORDS.get(explanation.list_state or "", "")
 
 
-def _llm_words(llm: LlmPart | None) -> list[str]:
-    if llm is None or llm.compute_ms is None or llm.decode_ms is None:
+def _llm_words(explanation: Explanation) -> list[str]:
+    llm = explanation.llm
+    if llm is None or llm.queue_ms is None or llm.compute_ms is None or llm.decode_ms is None:
         return []
     steps = "1 step" if llm.num_steps == 1 else f"{llm.num_steps} steps"
     parts = f"prefill {llm.compute_ms - llm.decode_ms:.1f}, decode {llm.decode_ms:.1f}"
+    asked_ms = next((stage.duration_ms for stage in explanation.stages if stage.name == "llm"), 0.0)
+    way_ms = max(0.0, asked_ms - llm.queue_ms - llm.compute_ms)
+    spent = f"waited {llm.queue_ms:.1f} ms in its queue and computed {llm.compute_ms:.1f} ms in {steps} ({parts})"
     return [
-        f"The LLM waited {llm.queue_ms:.1f} ms in its queue and computed {llm.compute_ms:.1f} ms in {steps} ({parts}).",
+        f"The LLM {spent}; the way there and back took {way_ms:.1f} ms.",
         f"{llm.num_cached_tokens} of {llm.num_prompt_tokens} prompt tokens came from the prefix cache.",
     ]
 

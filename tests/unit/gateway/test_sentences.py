@@ -123,7 +123,10 @@ def test_a_whole_story_reads_well() -> None:
         "Answered by llm (llm_in_time) with 3 of 3 items, from bundle v1.",
         "The LLM was predicted to need 12.3 ms of the 50.0 ms that were left, and it answered in time.",
         "No list is stored for the user.",
-        "The LLM waited 0.4 ms in its queue and computed 6.0 ms in 1 step (prefill 6.0, decode 0.0).",
+        (
+            "The LLM waited 0.4 ms in its queue and computed 6.0 ms in 1 step (prefill 6.0, decode 0.0);"
+            " the way there and back took 2.6 ms."
+        ),
         "192 of 201 prompt tokens came from the prefix cache.",
         "It took 12.0 ms of a deadline of 200 ms: in time, 188.0 ms to spare.",
         "The stage that took the most is llm: 9.0 ms, 75% of the whole.",

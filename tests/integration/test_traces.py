@@ -1,0 +1,278 @@
+"""One trace from a door to the engine, and one from a door through Kafka to the features, as an OTLP collector receives them.
+
+A real Valkey, a real broker, the worker, and a replica of the LLM without Ray: what crosses to it is pickled all the same.
+"""
+
+import asyncio
+import gc
+import pickle
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from prometheus_client import CollectorRegistry
+
+from models.registry import BundleStore
+from services.contracts.rank import RankRequest, RankResult
+from services.features.explanations import RedisExplanations
+from services.features.reader import FeatureReader
+from services.features.repo import RepoAddress
+from services.gateway.events import RecordEvents
+from services.gateway.explanations import Explanations
+from services.gateway.impressions import Impressions
+from services.gateway.live_bundle import LiveBundle
+from services.gateway.llm_tier import LlmTier
+from services.gateway.load_watch import LoadWatch
+from services.gateway.plane import DataPlane
+from services.gateway.popular import Popular
+from services.gateway.producer import TopicProducer
+from services.gateway.recommend import Recommend
+from services.gateway.report import Report
+from services.gateway.rest import create_rest_app
+from services.llm.deployment import LlmDeployment
+from services.llm.reply import Refusal
+from services.router.admission import Admission, AdmissionLimits
+from services.router.breaker import Breaker
+from services.router.deadline import DeadlineLimits
+from services.router.gate import LlmGate
+from services.router.predictor import LatencyPredictor
+from services.settings import Settings
+from services.stream.run import run_worker
+from services.telemetry import GatewayMetrics, StreamMetrics
+from services.trace_export import open_tracing
+from tests.bundles import publish_bundle
+from tests.collector import Collector
+from tests.fakes import FakeLog, FakeStudent
+from tests.servers import Server
+from tests.spans import traceparent
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),  # kafka-python's, of refused connections
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # how pytest reports the same
+]
+TOPIC = "interactions"
+TRACE = {"read": 0x5EED01, "click": 0x5EED02, "unsampled": 0x5EED03, "foreign": 0x5EED04}
+
+
+class NearLlm:
+    """A replica in this process; questions and answers are pickled, as Ray would."""
+
+    def __init__(self, replica: LlmDeployment) -> None:
+        self._replica = replica
+
+    async def rank(self, request: RankRequest, timeout_s: float) -> RankResult:
+        """Ask it."""
+        reply = await self._replica.rank(pickle.loads(pickle.dumps(request)))
+        if isinstance(reply, Refusal):
+            raise reply.as_error()
+        return pickle.loads(pickle.dumps(reply))
+
+
+@dataclass
+class Scene:
+    """Everything that a traced request meets."""
+
+    collector: Collector
+    broker: Server
+    door: httpx.AsyncClient
+
+    async def click(self, trace_id: int, user_id: str = "u", *, sampled: bool = True) -> None:
+        """Record an event as part of a trace."""
+        header = {"traceparent": traceparent(trace_id, sampled=sampled)}
+        answer = await self.door.post("/v1/events", json={"user_id": user_id, "item_id": "i3"}, headers=header)
+        assert answer.status_code == 200, answer.text
+
+    async def recommend(self, trace_id: int, user_id: str = "u") -> dict:
+        """Ask as part of a trace."""
+        header = {"traceparent": traceparent(trace_id)}
+        body = {"user_id": user_id, "k": 3, "deadline_ms": 5_000, "request_id": f"r-{trace_id:x}"}
+        answer = await self.door.post("/v1/recommendations", json=body, headers=header)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    async def arrived(self, trace_id: int, *names: str) -> dict:
+        """Wait for spans at the collector."""
+        return await asyncio.to_thread(self.collector.wait_for, trace_id, *names)
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    """A collector that listens."""
+    listening = Collector()
+    yield listening
+    listening.stop()
+
+
+@pytest.fixture
+def settings(features: RepoAddress, broker: Server, collector: Collector, tmp_path: Path) -> Settings:
+    """Only callers decide what is traced here."""
+    return Settings(
+        state_dir=tmp_path,
+        redis_port=features.redis.port,
+        kafka_bootstrap=broker.address,
+        otlp_endpoint=collector.endpoint,
+        trace_share=0.0,
+        bundle_poll_s=0.02,
+        kv_num_blocks=64,
+    )
+
+
+@pytest.fixture
+def worker(settings: Settings) -> Iterator[None]:
+    """The stream worker, in a thread."""
+    stop = threading.Event()
+    thread = threading.Thread(target=run_worker, args=(settings, stop, StreamMetrics(CollectorRegistry())))
+    thread.start()
+    yield
+    stop.set()
+    thread.join(20)
+    gc.collect()
+    assert not thread.is_alive()
+
+
+@pytest.fixture
+async def scene(
+    settings: Settings, features: RepoAddress, broker: Server, collector: Collector, worker: None
+) -> AsyncIterator[Scene]:
+    """The REST door over all of it."""
+    publish_bundle(settings.bundle_root, "v1")
+    replica = LlmDeployment(settings)
+    plane = build(settings, FeatureReader(features, settings.topic_partitions), NearLlm(replica))
+    await plane.start()
+    tracing = open_tracing(settings.otlp_endpoint, settings.trace_share, "tailrace-gateway")
+    app = create_rest_app(lambda: plane, lambda: b"", 10_000, tracing=tracing)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://door") as door:
+        yield Scene(collector, broker, door)
+    await plane.stop()
+    await asyncio.to_thread(tracing.stop)
+    replica.__del__()
+
+
+def build(settings: Settings, features: FeatureReader, llm: NearLlm) -> DataPlane:
+    """Compose the plane as the composition root does, with a student that needs no model."""
+    metrics = GatewayMetrics(CollectorRegistry())
+    live = LiveBundle(
+        BundleStore(settings.bundle_root), lambda *_: FakeStudent(), 60.0, metrics.bundle_info, metrics.bundle_quality
+    )
+    popular, report = Popular(live, features, 60.0), Report(metrics)
+    explanations = Explanations(RedisExplanations(settings.redis_address, 60), metrics.explanations)
+    load = LoadWatch(Admission(AdmissionLimits(max_in_flight=256, max_delay_s=60.0)), metrics.strain)
+    events = TopicProducer(settings.kafka_address, TOPIC, 10.0, 10)
+    recommend = Recommend(
+        live=live,
+        features=features,
+        llm=LlmTier(llm, LlmGate(Breaker(5, 1.0), LatencyPredictor(0.0), 8), metrics.breaker_open),
+        popular=popular,
+        impressions=Impressions(FakeLog(), metrics.impressions),
+        report=report,
+        explanations=explanations,
+        load=load,
+        limits=DeadlineLimits(default_ms=1_000, min_ms=5, max_ms=5_000, reserve_ms=8.0),
+        feature_timeout_s=2.0,
+        min_history_for_llm=1,
+    )
+    return DataPlane(
+        recommend=recommend,
+        record=RecordEvents(events, 50),
+        live=live,
+        popular=popular,
+        producers=(events,),
+        report=report,
+        explanations=explanations,
+        load=load,
+    )
+
+
+async def test_an_event_is_one_trace_up_to_its_row(scene: Scene) -> None:
+    """Door, producer, worker: each span hangs under the one before, and the worker's links to what sent the event."""
+    await scene.click(TRACE["click"])
+
+    found = await scene.arrived(TRACE["click"], "POST /v1/events", "send interactions", "process interactions", "write")
+
+    door, sent, worked = (found[name][1] for name in ("POST /v1/events", "send interactions", "process interactions"))
+    assert {name: service for name, (service, _) in found.items()} == {
+        "POST /v1/events": "tailrace-gateway",
+        "send interactions": "tailrace-gateway",
+        **dict.fromkeys(("process interactions", "decode", "read", "apply", "write"), "tailrace-stream"),
+    }
+    assert (sent.parent_span_id, worked.parent_span_id) == (door.span_id, sent.span_id)
+    assert [link.span_id for link in worked.links] == [sent.span_id]
+    assert {found[name][1].parent_span_id for name in ("decode", "read", "apply", "write")} == {worked.span_id}
+
+
+async def test_a_request_is_one_trace_down_to_the_engine(scene: Scene) -> None:
+    """Door, features, router, student, and in the replica queue and prefill; and it explains itself by the same id."""
+    await scene.click(TRACE["click"])
+    await scene.arrived(TRACE["click"], "write")
+
+    answer = await scene.recommend(TRACE["read"])
+    found = await scene.arrived(TRACE["read"], "POST /v1/recommendations", "llm.rank", "queue", "prefill")
+
+    above = {span.span_id: name for name, (_, span) in found.items()}
+    root = "POST /v1/recommendations"
+    assert answer["tier"] == "llm"
+    assert {name: above.get(span.parent_span_id) for name, (_, span) in found.items()} == {
+        root: None,
+        **dict.fromkeys(("features", "route", "rank", "llm", "student", "answer"), root),
+        "HMGET": "features",
+        "llm.rank": "llm",
+        "queue": "llm.rank",
+        "prefill": "llm.rank",
+    }
+    assert found["llm.rank"][0] == "tailrace-llm"
+    explained = (await scene.door.get(f"/v1/explanations/{answer['request_id']}")).json()
+    while "sentences" not in explained:  # written five times a second
+        await asyncio.sleep(0.02)
+        explained = (await scene.door.get(f"/v1/explanations/{answer['request_id']}")).json()
+    assert explained["trace_id"] == f"{TRACE['read']:032x}"
+    assert explained["llm"]["num_prompt_tokens"] > 0
+
+
+async def test_a_caller_who_does_not_sample_leaves_no_trace(scene: Scene) -> None:
+    """No span anywhere, and no header on the record; the event is applied as ever."""
+    await scene.click(TRACE["unsampled"], "quiet", sampled=False)
+    await scene.click(TRACE["click"], "loud")
+    await scene.arrived(TRACE["click"], "POST /v1/events", "write")
+
+    records = await asyncio.to_thread(read_all, scene.broker)
+
+    assert scene.collector.spans(TRACE["unsampled"]) == {}
+    assert records[b"quiet"] == {}
+    assert set(records[b"loud"]) == {"traceparent"}
+
+
+async def test_headers_that_others_wrote_are_read_with_care(scene: Scene) -> None:
+    """A foreign producer's context is followed; nonsense in its place stops nothing."""
+    nonsense = [("traceparent", b"\xff\x00nonsense"), ("tracestate", b"\xff" * 600)]
+    sensible = [("traceparent", traceparent(TRACE["foreign"]).encode())]
+    for user_id, headers in (("x", nonsense), ("y", []), ("z", sensible)):
+        await asyncio.to_thread(produce, scene.broker, user_id, headers)
+
+    found = await scene.arrived(TRACE["foreign"], "process interactions", "write")
+
+    assert found["process interactions"][0] == "tailrace-stream"
+
+
+def read_all(broker: Server) -> dict[bytes, dict[str, bytes]]:
+    """Give, by key, the headers of every record."""
+    consumer = KafkaConsumer(bootstrap_servers=broker.address, fetch_max_wait_ms=10, consumer_timeout_ms=1_000)
+    consumer.assign([TopicPartition(TOPIC, number) for number in range(4)])
+    consumer.seek_to_beginning()
+    found = {record.key: dict(record.headers) for record in consumer}
+    consumer.close()
+    return found
+
+
+def produce(broker: Server, user_id: str, headers: list[tuple[str, bytes]]) -> None:
+    """Send an event as some other program would."""
+    now_ms = time.time_ns() // 1_000_000
+    value = f'{{"event_id":"e-{user_id}","user_id":"{user_id}","item_id":"i1","event_time_ms":{now_ms}}}'
+    producer = KafkaProducer(bootstrap_servers=broker.address, max_block_ms=10_000)
+    producer.send(TOPIC, key=user_id.encode(), value=value.encode(), headers=headers).get(10)
+    producer.close()

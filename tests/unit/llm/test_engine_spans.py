@@ -1,0 +1,83 @@
+"""What a trace says of a request's way through the engine."""
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from services.contracts.rank import EngineLoad
+from services.llm.engine.outcome import Outcome, Status
+from services.llm.engine_spans import tell
+from services.llm.engine_thread import Ended
+from tests.spans import Recorder
+
+LOAD = EngineLoad(num_running=0, num_waiting=0, kv_cache_usage=0.0)
+NOW_S = time.monotonic()
+
+
+def ended(**changes: Any) -> Ended:
+    """A request that waited 1 s, prefilled 2 s and decoded 3 s."""
+    given: dict[str, Any] = {
+        "request_id": "r",
+        "status": Status.DONE,
+        "item_indices": np.zeros(0, dtype=np.int64),
+        "scores": np.zeros(0, dtype=np.float32),
+        "chosen": (),
+        "num_prompt_tokens": 100,
+        "num_cached_tokens": 64,
+        "arrival_s": NOW_S - 6.0,
+        "started_s": NOW_S - 5.0,
+        "decoding_s": NOW_S - 3.0,
+        "num_steps": 3,
+    }
+    return Ended(Outcome(**{**given, **changes}), NOW_S, LOAD)
+
+
+def seconds(recorder: Recorder) -> dict[str, float]:
+    """How long each span is."""
+    return {span.name: ((span.end_time or 0) - (span.start_time or 0)) / 1e9 for span in recorder.spans}
+
+
+@pytest.mark.parametrize(
+    ("changes", "lengths"),
+    [
+        ({}, {"queue": 1.0, "prefill": 2.0, "decode": 3.0}),
+        ({"decoding_s": None}, {"queue": 1.0, "prefill": 5.0}),
+        ({"started_s": None, "decoding_s": None, "status": Status.LATE}, {"queue": 6.0}),
+    ],
+)
+def test_each_part_is_a_span_of_its_length(changes: dict[str, Any], lengths: dict[str, float]) -> None:
+    """What never ran has only waited; what ended with its prompt has not decoded."""
+    recorder = Recorder()
+
+    with recorder.tracing.entry("llm.rank", {}):
+        tell(ended(**changes))
+
+    found = seconds(recorder)
+    del found["llm.rank"]
+    assert found == pytest.approx(lengths, abs=1e-3)
+    assert recorder.tree() == {**dict.fromkeys(lengths, "llm.rank"), "llm.rank": None}
+
+
+def test_the_counts_are_on_the_replicas_span() -> None:
+    """Prompt tokens, those that were cached, and steps."""
+    recorder = Recorder()
+
+    with recorder.tracing.entry("llm.rank", {}):
+        tell(ended())
+
+    said = recorder.one("llm.rank").attributes or {}
+    assert said["gen_ai.usage.input_tokens"] == 100
+    assert said["gen_ai.usage.cache_read.input_tokens"] == 64
+    assert said["tailrace.engine.steps"] == 3
+    assert (recorder.one("prefill").attributes or {})["tailrace.engine.computed_tokens"] == 36
+
+
+def test_untraced_it_does_nothing() -> None:
+    """Most requests."""
+    recorder = Recorder()
+
+    tell(ended())
+
+    assert not recorder.spans

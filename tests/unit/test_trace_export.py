@@ -1,0 +1,118 @@
+"""What leaves a process, and what never waits for it: an absent, a hanging and a healthy collector."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from services.trace_export import _QUEUE_SPANS, open_tracing
+from services.tracing import Tracing, span
+from tests.collector import Collector
+from tests.servers import HOST, free_port
+from tests.spans import traceparent
+
+ROOT = Path(__file__).resolve().parents[2]
+NUM_CALLS = 2 * _QUEUE_SPANS
+
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # grpc's threads at the end
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    """A collector that listens."""
+    listening = Collector()
+    yield listening
+    listening.stop()
+
+
+def call_many(tracing: Tracing) -> None:
+    """Make four times as many spans as the queue holds: to send them, 32 exports would be given up after two seconds each."""
+    for _ in range(NUM_CALLS):
+        with tracing.entry("call", {}), span("inner"):
+            pass
+
+
+def test_without_an_endpoint_nothing_is_opened() -> None:
+    """An empty endpoint is off, and stopping it is nothing."""
+    tracing = open_tracing("", 1.0, "tailrace-gateway")
+
+    tracing.stop()
+
+    assert tracing.is_off
+
+
+def test_spans_arrive_with_the_services_name(collector: Collector) -> None:
+    """Over the wire as a real collector reads it; what waits at the end is still sent."""
+    tracing = open_tracing(collector.endpoint, 1.0, "tailrace-gateway")
+    with tracing.entry("call", {"traceparent": traceparent(0xA11CE)}), span("inner", attributes={"n": 3}):
+        pass
+    tracing.stop()
+
+    arrived = collector.spans(0xA11CE)
+    assert {name: service for name, (service, _) in arrived.items()} == {
+        "call": "tailrace-gateway",
+        "inner": "tailrace-gateway",
+    }
+    assert arrived["inner"][1].parent_span_id == arrived["call"][1].span_id
+    assert arrived["inner"][1].attributes[0].value.int_value == 3
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_collector_that_does_not_answer_costs_spans_and_no_time(collector: Collector, is_there: bool) -> None:
+    """Refused connections or one that hangs: no call waits, the queue stays bounded, and the end comes all the same."""
+    collector.go_on.clear()
+    endpoint = collector.endpoint if is_there else f"http://{HOST}:{free_port()}"
+    tracing = open_tracing(endpoint, 1.0, "tailrace-gateway")
+
+    started_s = time.monotonic()
+    call_many(tracing)
+    called_s = time.monotonic()
+    tracing.stop()
+    stopped_s = time.monotonic()
+
+    assert called_s - started_s < 30.0
+    assert stopped_s - called_s < 10.0
+
+
+def test_a_process_ends_while_its_collector_hangs(collector: Collector) -> None:
+    """No thread of the exporter keeps it alive, and nothing waits at exit."""
+    collector.go_on.clear()
+    script = (
+        "from services.trace_export import open_tracing\n"
+        "tracing = open_tracing(__import__('sys').argv[1], 1.0, 'x')\n"
+        "with tracing.entry('call', {}): pass\n"
+        "tracing.stop()\n"
+        "print('stopped')\n"
+    )
+
+    ended = subprocess.run(
+        [sys.executable, "-c", script, collector.endpoint],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+
+    assert (ended.returncode, ended.stdout) == (0, "stopped\n"), ended.stderr
+
+
+def test_switched_off_the_sdk_is_not_even_imported() -> None:
+    """Only the interface is: the SDK, its exporter and grpc cost a process nothing."""
+    script = (
+        "import sys\n"
+        "from services.trace_export import open_tracing\n"
+        "open_tracing('', 1.0, 'x')\n"
+        "sys.exit(' '.join(name for name in sys.modules if name.startswith(('opentelemetry.sdk', 'opentelemetry.exporter', 'grpc'))) or 0)"
+    )
+
+    ended = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False, timeout=30
+    )
+
+    assert (ended.returncode, ended.stderr) == (0, "")
