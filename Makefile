@@ -8,7 +8,7 @@ PROTO := services/contracts/recommend.proto
 TESTS ?= tests
 
 .DEFAULT_GOAL := help
-.PHONY: help up down status test test-unit lint format proto docs bench lock
+.PHONY: help up down status test test-unit lint format proto slo docs bench lock
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +44,10 @@ proto: $(INSTALLED) ## generate the gRPC code again
 
 docs: $(INSTALLED) ## make docs/api.md from the doors' own descriptions
 	$(BIN)/python -m infra.api_page
+
+slo: $(INSTALLED) ## make rules, alerts, their tests, dashboards and the docs' table from infra/prometheus/objectives.yaml
+	$(BIN)/python -m infra.slo
+	$(BIN)/python -m infra.kubernetes.rules
 
 bench: $(INSTALLED) ## measure the running stack: load per tier and door, and freshness
 	@exec $(BIN)/tailrace bench

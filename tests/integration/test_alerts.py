@@ -1,0 +1,50 @@
+"""Rules and alerts as Prometheus' own tool sees them: `pytest tests/integration/test_alerts.py`."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.pages import ROOT
+
+PROMETHEUS = ROOT / "infra/prometheus"
+DRILLS = sorted((PROMETHEUS / "tests").glob("*.yaml"))
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(
+        shutil.which("promtool") is None, reason="promtool is not here: apt-get install prometheus, or PATH to one"
+    ),
+]
+
+
+def promtool(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Run promtool."""
+    return subprocess.run(
+        ["promtool", *arguments], capture_output=True, text=True, check=False, cwd=PROMETHEUS, timeout=280
+    )
+
+
+@pytest.mark.parametrize("name", ["prometheus.yml", "local.yml"])
+def test_the_configuration_is_one(name: str) -> None:
+    """Prometheus would start with it, and finds the rules."""
+    done = promtool("check", "config", name)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 rule files" in done.stdout
+
+
+@pytest.mark.parametrize("path", sorted((PROMETHEUS / "rules").glob("*.yaml")), ids=lambda path: path.stem)
+def test_rules_are_rules(path: Path) -> None:
+    """Syntax is right and no rule is there twice."""
+    done = promtool("check", "rules", "--lint-fatal", str(path))
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("path", DRILLS, ids=lambda path: path.stem)
+def test_alerts_fire_when_they_should_and_only_then(path: Path) -> None:
+    """Each fires within two minutes of a 14.4-fold burn and over each rung's windows, is silent at 0.9, and misses no data silently."""
+    done = promtool("test", "rules", str(path))
+
+    assert done.returncode == 0, done.stdout + done.stderr
