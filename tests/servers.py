@@ -34,8 +34,8 @@ def wait_for(condition: Callable[[], Any], timeout_s: float = 15.0, what: str = 
 class Server:
     """One server process on a port of its own, the same port after each start."""
 
-    def __init__(self, command: Callable[[int], list[str]], log: Path) -> None:
-        self.port = free_port()
+    def __init__(self, command: Callable[[int], list[str]], log: Path, port: int | None = None) -> None:
+        self.port = port or free_port()
         self._command = command(self.port)
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None

@@ -1,7 +1,7 @@
 """How much each key has used: a token bucket for its rate, a count for its day (UTC). Pure: the time is an argument.
 
-Holds for one process. Rates are divided by the number of processes that share the callers; days may be counted together
-by whoever tells this one what the others have used (`learn`). A call that is refused here uses up nothing.
+Holds for one process: rates and quotas are divided by the number of processes that share the callers, and a process that
+starts anew has counted nothing. A call that is refused here uses up nothing.
 """
 
 from dataclasses import dataclass
@@ -22,22 +22,23 @@ class Allowance:
     daily_quota: int | None = None
 
     def shared_by(self, num_processes: int) -> "Allowance":
-        """Give each process's part of the rate; a burst stays at least one call. The quota of a day is not divided."""
-        if self.rate_per_s is None:
-            return self
-        burst = max(1.0, self.burst / num_processes)
-        return Allowance(rate_per_s=self.rate_per_s / num_processes, burst=burst, daily_quota=self.daily_quota)
+        """Give each process's part; a burst stays at least one call, and a quota is rounded up."""
+        rate, quota = self.rate_per_s, self.daily_quota
+        return Allowance(
+            rate_per_s=None if rate is None else rate / num_processes,
+            burst=max(1.0, self.burst / num_processes),
+            daily_quota=None if quota is None else -(-quota // num_processes),
+        )
 
 
 @dataclass(slots=True)
 class _Used:
-    """What one key has used. `elsewhere` counts the day's calls that others have told of."""
+    """What one key has used, of its bucket and of its day."""
 
     tokens: float
     at_s: float
     day: int
-    here: int = 0
-    elsewhere: int = 0
+    today: int = 0
 
 
 class Rates:
@@ -53,24 +54,18 @@ class Rates:
         if used is None:
             used = self._used[key_id] = _Used(allowance.burst, now_s, day)
         elif used.day != day:
-            used.day, used.here, used.elsewhere = day, 0, 0
+            used.day, used.today = day, 0
         tokens = _refilled(used, allowance, now_s)
         if tokens < _WHOLE:
             raise QuotaExceeded("rate", (1.0 - tokens) / (allowance.rate_per_s or 1.0))
-        if allowance.daily_quota is not None and used.here + used.elsewhere >= allowance.daily_quota:
+        if allowance.daily_quota is not None and used.today >= allowance.daily_quota:
             raise QuotaExceeded("daily quota", (day + 1) * DAY_S - now_unix_s)
         used.tokens, used.at_s = tokens - 1.0, now_s
-        used.here += 1
+        used.today += 1
 
     def of_today(self, day: int) -> dict[str, int]:
-        """Give, by key, how many calls this process has let through on this day."""
-        return {key_id: used.here for key_id, used in self._used.items() if used.day == day}
-
-    def learn(self, key_id: str, day: int, elsewhere: int) -> None:
-        """Be told how many calls of the day went through other processes."""
-        used = self._used.get(key_id)
-        if used is not None and used.day == day:
-            used.elsewhere = elsewhere
+        """Give, by key, how many calls were let through on this day."""
+        return {key_id: used.today for key_id, used in self._used.items() if used.day == day}
 
 
 def _refilled(used: _Used, allowance: Allowance, now_s: float) -> float:

@@ -1,0 +1,162 @@
+"""Kafka over TLS against a real broker behind a TLS proxy, and a sign-in spoken over a real wire.
+
+The embedded broker checks no passwords, so SASL is checked up to the wire: a server that knows Kafka's sign-in by SCRAM,
+written from RFC 5802, stands in front of the broker. `pytest tests/integration/test_secured_kafka.py`
+"""
+
+import asyncio
+import gc
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import trustme
+
+from infra.local.binaries import tansu_command
+from services.errors import ConfigError, DependencyAway
+from services.gateway.producer import TopicProducer
+from services.kafka_address import KafkaAddress
+from services.stream.session import LogAddress, LogSession
+from tests.sasl_broker import SaslBroker
+from tests.servers import HOST, Server, free_port, wait_for
+from tests.tls_proxy import tls_proxy
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("ignore:unclosed <s:ResourceWarning"),  # kafka-python's, of refused connections
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # how pytest reports the same
+]
+
+TOPIC = "interactions"
+PASSWORD = 'p=1,"x" é'
+
+
+@pytest.fixture(autouse=True)
+def _collected() -> Iterator[None]:
+    """Collect the sockets that kafka-python leaves behind, while this module's filters hold."""
+    yield
+    gc.collect()
+
+
+@pytest.fixture
+def front() -> int:
+    """The port that callers come to, which the broker names as its own."""
+    return free_port()
+
+
+@pytest.fixture
+def broker(tmp_path: Path, front: int) -> Iterator[Server]:
+    """A broker that sends callers to the front."""
+
+    def command(port: int) -> list[str]:
+        named = f"--advertised-listener-url=tcp://{HOST}:{front}"
+        return [named if word.startswith("--advertised") else word for word in tansu_command(port)]
+
+    server = Server(command, tmp_path / "broker.log")
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def over_tls(tmp_path: Path, broker: Server, front: int) -> Iterator[KafkaAddress]:
+    """How to come to the broker over TLS."""
+    ca = trustme.CA()
+    ca.cert_pem.write_to_path(tmp_path / "ca.pem")
+    proxy = tls_proxy(tmp_path / "proxy", ca, broker.port, front)
+    proxy.start()
+    yield KafkaAddress(bootstrap=f"{HOST}:{front}", tls_ca_file=tmp_path / "ca.pem")
+    proxy.kill()
+
+
+@pytest.fixture(params=["SCRAM-SHA-256", "SCRAM-SHA-512"])
+def signed_in(
+    request: pytest.FixtureRequest, tmp_path: Path, broker: Server, front: int
+) -> Iterator[tuple[KafkaAddress, SaslBroker]]:
+    """How to come in with a password, and the server that asks for it."""
+    (tmp_path / "password").write_text(PASSWORD + "\n")
+    server = SaslBroker(front, broker.port, request.param, "tailrace", PASSWORD)
+    server.start()
+    address = KafkaAddress(
+        bootstrap=f"{HOST}:{front}",
+        username="tailrace",
+        password_file=tmp_path / "password",
+        sasl_mechanism=request.param,
+    )
+    yield address, server
+    server.stop()
+
+
+async def send_and_read(address: KafkaAddress) -> list[bytes | None]:
+    """Send as the gateway does, read as the worker does."""
+    producer = TopicProducer(address, TOPIC, 5.0, 10)
+    producer.start()
+    session = await asyncio.to_thread(LogSession, log_address(address), lambda _topic, _partition: None)
+    await producer.record([(b"u", b"event")])
+    records = await asyncio.to_thread(wait_for, lambda: session.poll(100), 20, "the record")
+    await asyncio.to_thread(session.close)
+    await asyncio.to_thread(producer.stop)
+    return [record.value for record in records]
+
+
+def log_address(address: KafkaAddress) -> LogAddress:
+    """The worker's view."""
+    return LogAddress(kafka=address, topic=TOPIC, dead_letter_topic="dlq", group="g", num_partitions=1)
+
+
+async def test_events_go_out_and_come_in_over_tls(over_tls: KafkaAddress) -> None:
+    """The gateway's producer and the worker's session both."""
+    assert await send_and_read(over_tls) == [b"event"]
+
+
+def test_a_broker_that_cannot_prove_itself_is_away(over_tls: KafkaAddress, tmp_path: Path) -> None:
+    """Neither with another authority, nor without TLS."""
+    trustme.CA().cert_pem.write_to_path(tmp_path / "other.pem")
+
+    for stranger in (replace(over_tls, tls_ca_file=tmp_path / "other.pem"), replace(over_tls, tls_ca_file=None)):
+        with pytest.raises(DependencyAway):
+            LogSession(log_address(stranger), lambda _topic, _partition: None)
+
+
+async def test_gateway_and_worker_sign_in(signed_in: tuple[KafkaAddress, SaslBroker]) -> None:
+    """By SCRAM: the password itself never crosses the wire."""
+    address, server = signed_in
+
+    assert await send_and_read(address) == [b"event"]
+    assert server.num_signed_in >= 3
+    assert PASSWORD.encode() not in server.heard
+
+
+def test_a_wrong_password_is_a_broker_that_is_away(signed_in: tuple[KafkaAddress, SaslBroker], tmp_path: Path) -> None:
+    """And its words hold no password."""
+    address, server = signed_in
+    (tmp_path / "wrong").write_text("wrong-password")
+
+    with pytest.raises(DependencyAway) as refused:
+        LogSession(log_address(replace(address, password_file=tmp_path / "wrong")), lambda _topic, _partition: None)
+
+    assert server.num_signed_in == 0
+    assert "wrong-password" not in str(refused.value) + repr(refused.value.__cause__)
+
+
+def test_the_options_say_what_is_switched_on(tmp_path: Path) -> None:
+    """Nothing, TLS, a password, both; the address itself shows no password."""
+    (tmp_path / "password").write_text(PASSWORD)
+    plain = KafkaAddress(bootstrap="b:1")
+    user = replace(plain, username="u", password_file=tmp_path / "password")
+    both = replace(user, tls_ca_file=tmp_path / "ca.pem")
+
+    assert plain.client_options() == {"bootstrap_servers": "b:1", "security_protocol": "PLAINTEXT"}
+    assert replace(plain, tls_ca_file=tmp_path / "ca.pem").security_protocol == "SSL"
+    assert both.client_options() == {
+        "bootstrap_servers": "b:1",
+        "security_protocol": "SASL_SSL",
+        "ssl_cafile": str(tmp_path / "ca.pem"),
+        "sasl_mechanism": "SCRAM-SHA-512",
+        "sasl_plain_username": "u",
+        "sasl_plain_password": PASSWORD,
+    }
+    assert PASSWORD not in repr(both)
+    with pytest.raises(ConfigError, match="nowhere"):
+        replace(user, password_file=tmp_path / "nowhere").client_options()

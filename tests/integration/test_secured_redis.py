@@ -1,0 +1,167 @@
+"""Redis with a password and TLS: a real Valkey that asks for both, read and written through Feast.
+
+`pytest tests/integration/test_secured_redis.py`
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+import redis
+import trustme
+
+from infra.local.access import prepare_valkey, valkey_access_file
+from infra.local.binaries import valkey_command
+from infra.local.probes import answers_redis
+from services.errors import ConfigError, DependencyAway
+from services.features.reader import FeatureReader
+from services.features.repo import RepoAddress, apply_repo
+from services.features.rows import LogPosition, UserHistory
+from services.features.writer import FeatureWriter
+from services.redis_address import RedisAddress
+from services.settings import Settings
+from tests.servers import HOST, Server
+from tests.tls_proxy import tls_proxy
+
+pytestmark = pytest.mark.integration
+
+PASSWORD = "p=1,\\u00e9#{}:/@7"
+"""With what could break a connection string or a configuration file."""
+
+
+@pytest.fixture
+def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
+    """Settings with a password, for a named user unless a test says otherwise."""
+    (tmp_path / "password").write_text(PASSWORD + "\n")
+    username = getattr(request, "param", "tailrace")
+    return Settings(state_dir=tmp_path / "s", redis_username=username, redis_password_file=tmp_path / "password")
+
+
+@pytest.fixture
+def valkey(settings: Settings) -> Iterator[Server]:
+    """A Valkey that was prepared as the embedded one is."""
+    prepare_valkey(settings)
+    folder, access = settings.state_dir / "valkey", valkey_access_file(settings)
+    server = Server(lambda port: valkey_command(port, folder, access=access), folder / "valkey.log")
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def address(settings: Settings, valkey: Server) -> RedisAddress:
+    """How to come in, without TLS."""
+    return replace(settings.redis_address, host=HOST, port=valkey.port)
+
+
+@pytest.fixture
+def secured(address: RedisAddress, tmp_path: Path) -> Iterator[RedisAddress]:
+    """How to come in, with TLS."""
+    ca = trustme.CA()
+    ca.cert_pem.write_to_path(tmp_path / "ca, of=redis.pem")
+    proxy = tls_proxy(tmp_path / "proxy", ca, address.port)
+    proxy.start()
+    yield replace(address, port=proxy.port, tls_ca_file=tmp_path / "ca, of=redis.pem")
+    proxy.kill()
+
+
+def repo(address: RedisAddress, folder: Path) -> RepoAddress:
+    """An applied repository."""
+    made = RepoAddress(folder, address, socket_timeout_s=1.0)
+    apply_repo(made)
+    return made
+
+
+def history() -> UserHistory:
+    """One user's row."""
+    return UserHistory(
+        user_id="u",
+        item_ids=("a", "b"),
+        newest_event_time_ms=1_000,
+        num_events=2,
+        row_time_us=1_000_000,
+        recent_event_ids=(),
+        position=LogPosition("t", 0, 1),
+    )
+
+
+async def test_features_are_written_and_read_over_tls_with_a_password(secured: RedisAddress, tmp_path: Path) -> None:
+    """What the worker writes, the gateway reads."""
+    made = repo(secured, tmp_path / "f")
+    reader = FeatureReader(made, num_partitions=1)
+    FeatureWriter(made).write_histories([history()])
+
+    known = await reader.read("u", 2.0)
+    await reader.close()
+
+    assert known.history_item_ids == ("a", "b")
+
+
+async def test_a_wrong_password_or_another_authority_is_a_store_that_is_away(
+    secured: RedisAddress, tmp_path: Path
+) -> None:
+    """Nobody is let in, and nobody talks to whoever cannot prove that it is the store."""
+    (tmp_path / "wrong").write_text("wrong")
+    trustme.CA().cert_pem.write_to_path(tmp_path / "other.pem")
+    strangers = [
+        replace(secured, password_file=tmp_path / "wrong"),
+        replace(secured, password_file=None, username=""),
+        replace(secured, tls_ca_file=tmp_path / "other.pem"),
+        replace(secured, tls_ca_file=None),
+    ]
+
+    made = repo(secured, tmp_path / "f")
+    for stranger in strangers:
+        writer = FeatureWriter(replace(made, redis=stranger))
+        with pytest.raises(DependencyAway) as refused:
+            writer.write_histories([history()])
+        assert "wrong" not in str(refused.value.__cause__)
+
+
+def test_the_password_is_in_no_file_no_argument_and_no_words(
+    settings: Settings, valkey: Server, address: RedisAddress, tmp_path: Path
+) -> None:
+    """But its own file and Valkey's, which only their owner can read."""
+    made = repo(address, tmp_path / "f")
+    FeatureWriter(made).write_histories([history()])
+
+    arguments = [
+        word for process in psutil.process_iter() if process.name().startswith("valkey") for word in process.cmdline()
+    ]
+    access = valkey_access_file(settings)
+    files = [path for path in tmp_path.rglob("*") if path.is_file() and PASSWORD.encode() in path.read_bytes()]
+    assert any(str(valkey.port) in word for word in arguments)
+    assert not [word for word in arguments if PASSWORD in word]
+    assert set(files) == {settings.redis_password_file, access}
+    assert access.stat().st_mode & 0o077 == 0
+    assert PASSWORD not in repr((settings, address, made)) + str(settings.as_environment())
+
+
+def test_the_probe_hears_a_server_that_asks_for_a_password(valkey: Server) -> None:
+    """The supervisor has no password, and needs none to see that the server lives."""
+    assert answers_redis(HOST, valkey.port)
+
+
+@pytest.mark.parametrize("settings", ["", "tailrace"], indirect=True)
+def test_only_the_one_user_comes_in(address: RedisAddress) -> None:
+    """With the options that every client is made from."""
+    with redis.Redis(**address.client_options()) as client:
+        assert client.ping()
+    with (
+        redis.Redis(host=HOST, port=address.port) as nobody,
+        pytest.raises(redis.AuthenticationError, match="Authentication required"),
+    ):
+        nobody.ping()
+
+
+@pytest.mark.parametrize("password", ["", None])
+def test_a_password_file_that_holds_none_is_refused_by_its_path(tmp_path: Path, password: str | None) -> None:
+    """Before anybody connects with an empty password."""
+    path = tmp_path / "password"
+    if password is not None:
+        path.write_text(password)
+
+    with pytest.raises(ConfigError, match=str(path)):
+        RedisAddress(password_file=path).client_options()
