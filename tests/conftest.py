@@ -3,9 +3,12 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
+from tests.compose_stack import ComposeStack, why_not
+from tests.embedded_only import why_embedded_only
 from tests.stack import Stack
 
 if not Path("/dev/nvidia0").exists():
@@ -19,24 +22,53 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--state", type=Path, help="state folder of the tests' stack, kept afterwards (default: a new one)"
     )
+    parser.addoption("--stack", choices=("embedded", "compose"), default="embedded", help="what e2e tests run against")
+    parser.addoption("--project", help="compose: the project, whose volumes are kept afterwards (default: a new one)")
+    parser.addoption("--compose-override", type=Path, action="append", default=[], help="compose: one more file")
+    parser.addoption("--built", action="store_true", help="compose: take the images that are there")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests below e2e are marked so, and may wait for the pipeline; all that need the stack run last, so that it does not
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests below e2e and compose are marked so, and may wait for the pipeline; all that need the stack run last, so that it does not
     take the cores from the others.
     """
     for item in items:
-        if "e2e" in item.path.parts:
+        if {"e2e", "compose"} & set(item.path.parts):
             item.add_marker(pytest.mark.e2e)
             item.add_marker(pytest.mark.timeout(E2E_TIMEOUT_S))
+    if config.getoption("--stack") == "compose":
+        for item in items:
+            if reason := why_embedded_only(item.path.name, getattr(item, "originalname", item.name)):
+                item.add_marker(pytest.mark.skip(reason=reason))
     items.sort(key=lambda item: "stack" in getattr(item, "fixturenames", ()))
 
 
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Stack]:
     """A running stack with two gateway replicas; the offline pipeline runs once, at full quality, on ml-100k."""
+    if request.config.getoption("--stack") == "compose":
+        yield from composed(request.config)
+        return
     kept: Path | None = request.config.getoption("--state")
     running = Stack((kept or tmp_path_factory.mktemp("stack")).absolute(), gateway_replicas=2)
+    try:
+        running.start()
+        yield running
+    finally:
+        running.close()
+
+
+def composed(config: pytest.Config) -> Iterator[Stack]:
+    """The same, of containers; skips where there is no engine."""
+    if reason := why_not():
+        pytest.skip(reason)
+    kept: str | None = config.getoption("--project")
+    running = ComposeStack(
+        kept or f"tailrace-test-{uuid4().hex[:8]}",
+        [path.absolute() for path in config.getoption("--compose-override")],
+        keep=kept is not None,
+        build=not config.getoption("--built"),
+    )
     try:
         running.start()
         yield running

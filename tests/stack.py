@@ -169,6 +169,11 @@ class Stack:
         os.kill(self.pid(part), signal.SIGKILL)
         wait_for(lambda: self.num_restarts(part) > before, what=f"a restart of {part}")
 
+    def kill_processes(self, pids: list[int]) -> None:
+        """SIGKILL processes of the stack, such as replicas."""
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+
     @contextmanager
     def frozen(self, part: str) -> Iterator[None]:
         """Let a part accept connections and answer nothing, for a while."""

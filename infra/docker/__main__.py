@@ -1,7 +1,7 @@
 """The entry point of every container of the image: `python -m infra.docker ROLE`, one role a container.
 
     keys      make the secrets that are missing, then end; `keys show` prints the operator's API key
-    topics    make the topics that are missing, then end
+    prepare   make the topics and the feature registry that are missing, then end
     pipeline  train and publish, unless a bundle is live already, then end
     worker    Kafka to features, beside its metrics
     serve     Ray and the doors, beside their metrics
@@ -38,15 +38,15 @@ def _run(role: str, words: list[str]) -> int:
     if role == "tailrace":
         _become("services.cli", *words)
     settings = load_settings()
-    if role == "topics":
-        return _topics(settings)
+    if role == "prepare":
+        return _prepare(settings)
     if role == "pipeline":
         return _pipeline(settings)
     if role == "worker":
         return run_beside_metrics(_python("services.stream"), {"OMP_NUM_THREADS": "1"}, settings)
     if role == "serve":
         return _serve(settings)
-    raise ConfigError(f"role {role!r}: none of keys, topics, pipeline, worker, serve, tailrace")
+    raise ConfigError(f"role {role!r}: none of keys, prepare, pipeline, worker, serve, tailrace")
 
 
 def _keys(words: list[str]) -> int:
@@ -60,19 +60,13 @@ def _keys(words: list[str]) -> int:
     return 0
 
 
-def _topics(settings: Settings) -> int:
+def _prepare(settings: Settings) -> int:
     from infra.kafka.topics import create_missing, wanted_topics
-    from services.kafka_address import KafkaAddress
+    from services.features.repo import RepoAddress, ensure_applied
 
-    broker = KafkaAddress(
-        bootstrap=settings.kafka_bootstrap,
-        username=settings.kafka_username,
-        password_file=settings.kafka_password_file,
-        sasl_mechanism=settings.kafka_sasl_mechanism,
-        tls_ca_file=settings.kafka_tls_ca_file,
-    )
-    for name in create_missing(broker.client_options(), wanted_topics(settings)):
+    for name in create_missing(settings.kafka_address.client_options(), wanted_topics(settings)):
         sys.stdout.write(f"made topic {name}\n")
+    ensure_applied(RepoAddress(settings.feature_repo_dir, settings.redis_address))
     return 0
 
 

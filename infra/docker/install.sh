@@ -1,7 +1,6 @@
-# Makes the sources in /app importable, `tailrace` a command, and their bytecode part of the image, which is read-only when it runs.
+# Installs the sources in /app where they lie, so that `tailrace` is a command and the version is known, and makes their bytecode
+# part of the image, which is read-only when it runs.
 set -eu
-site=/opt/tailrace/lib/python3.11/site-packages
-echo /app > "$site/tailrace.pth"
-printf '#!/opt/tailrace/bin/python\nfrom services.cli import main\n\nmain()\n' > /opt/tailrace/bin/tailrace
-chmod 755 /opt/tailrace/bin/tailrace
+/opt/tailrace/bin/pip install --quiet --no-cache-dir --no-compile --no-index --no-deps --no-build-isolation --editable /app
+rm -rf /app/build
 python -m compileall -q --invalidation-mode unchecked-hash /app

@@ -46,8 +46,7 @@ def user_of_the_decoder(stack: Stack) -> str:
 def test_the_decoder_killed(stack: Stack) -> None:
     """Every answer still comes in time, from the student; then the decoder comes back by itself."""
     user_id = user_of_the_decoder(stack)
-    for pid in stack.replica_pids(lambda name: not name.startswith("Gateway")):
-        os.kill(pid, signal.SIGKILL)
+    stack.kill_processes(stack.replica_pids(lambda name: not name.startswith("Gateway")))
 
     answers = [timed(stack, user_id) for _ in range(30)]
 
@@ -116,7 +115,7 @@ def test_the_worker_killed(stack: Stack) -> None:
     """A click made while the worker is dead is applied by the next one, once."""
     user_id = new_user_id()
     stack.sees_click(user_id, "50")
-    os.kill(stack.pid("worker"), signal.SIGKILL)
+    stack.kill("worker")
 
     after = stack.sees_click(user_id, "181", timeout_s=30.0)
 

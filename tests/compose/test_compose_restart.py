@@ -1,0 +1,109 @@
+"""What survives a restart of containers: `pytest tests/compose --stack compose`."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.compose_stack import ComposeStack
+from tests.servers import wait_for
+from tests.stack import Stack, new_user_id, rest_items
+
+CLICKED = tuple(str(number) for number in range(1, 21))
+DURABLE = ("redis", "worker", "serve")
+
+
+@pytest.fixture
+def composed(stack: Stack) -> Iterator[ComposeStack]:
+    """The shared stack, when it is one of containers."""
+    if not isinstance(stack, ComposeStack):
+        pytest.skip("needs a stack of containers: make test-compose")
+    wait_for(stack.is_well, 120.0, "a well stack before the test")
+    yield stack
+    wait_for(stack.is_well, 120.0, "a well stack after the test")
+
+
+def record(stack: ComposeStack, user_id: str) -> int:
+    """Have a user click twenty items, all acknowledged; gives the time of the last."""
+    now_ms = int(time.time() * 1_000)
+    events = [
+        {"user_id": user_id, "item_id": item_id, "event_time_ms": now_ms + place}
+        for place, item_id in enumerate(CLICKED)
+    ]
+    accepted = stack.rest.post("/v1/events", json={"events": events})
+    assert accepted.json()["accepted"] == len(CLICKED), accepted.text
+    return now_ms + len(CLICKED) - 1
+
+
+def test_a_restart_loses_no_event_and_no_feature(composed: ComposeStack) -> None:
+    """Events that were acknowledged right before store, worker and doors are restarted are applied; features stay."""
+    known = composed.recommend("1")
+    user_id = new_user_id()
+    last_ms = record(composed, user_id)
+
+    composed.restart(*DURABLE)
+    answer = composed.sees(user_id, last_ms, timeout_s=60.0)
+    everything = composed.recommend(user_id, k=2_000, deadline_ms=4_000)
+
+    assert answer["newest_event_time_ms"] == last_ms
+    assert not set(CLICKED) & set(rest_items(everything)), "what was clicked is seen, so none of it is shown"
+    assert composed.recommend("1")["newest_event_time_ms"] == known["newest_event_time_ms"]
+
+
+def test_a_killed_worker_loses_no_event(composed: ComposeStack) -> None:
+    """Events that were acknowledged right before the worker's SIGKILL are applied by the next one, all of them."""
+    user_id = new_user_id()
+    last_ms = record(composed, user_id)
+
+    composed.kill("worker")
+    composed.sees(user_id, last_ms, timeout_s=60.0)
+
+    assert not set(CLICKED) & set(rest_items(composed.recommend(user_id, k=2_000, deadline_ms=4_000)))
+
+
+def test_a_restart_of_the_broker_loses_no_event(composed: ComposeStack) -> None:
+    """Events that were acknowledged while the worker stood still outlive the broker's restart, since it keeps them on disk."""
+    if not composed.keeps_events():
+        pytest.skip("the broker is a stand-in that keeps nothing on disk; run with Apache Kafka's image")
+    user_id = new_user_id()
+    with composed.frozen("worker"):
+        last_ms = record(composed, user_id)
+        composed.compose("restart", "kafka", timeout_s=120.0)
+    composed.sees(user_id, last_ms, timeout_s=120.0)
+
+    assert not set(CLICKED) & set(rest_items(composed.recommend(user_id, k=2_000, deadline_ms=4_000)))
+
+
+def test_a_second_up_changes_nothing(composed: ComposeStack) -> None:
+    """One-shot jobs run again and find their work done: the same key, the same bundle, no container made anew."""
+    containers = [composed.container(service) for service in ("redis", "kafka", "worker", "serve")]
+    version = composed.recommend("1")["bundle_version"]
+
+    composed.compose("up", "--detach", timeout_s=300.0)
+
+    assert [composed.container(service) for service in ("redis", "kafka", "worker", "serve")] == containers
+    assert composed.recommend("1")["bundle_version"] == version
+
+
+def test_store_and_broker_are_not_reachable_from_outside(composed: ComposeStack) -> None:
+    """Only the doors, Prometheus and Grafana are published, all on loopback."""
+    doors = [composed.compose("port", "serve", port).strip() for port in ("8000", "9000")]
+
+    assert all(address.startswith("127.0.0.1:") for address in doors)
+    for part in ("valkey", "broker", "worker"):
+        assert not [ports for ports in composed.published(part).values() if ports]
+
+
+def test_nothing_runs_as_root(composed: ComposeStack) -> None:
+    """Every process of every container has another owner than root, and no container may gain a privilege."""
+    for part in ("valkey", "broker", "worker", "serve"):
+        users = composed.user_ids(part)
+        assert users
+        assert "0" not in users, part
+
+
+def test_a_call_without_a_key_is_refused(composed: ComposeStack) -> None:
+    """The doors are open to others than this host's loopback inside, so they ask for keys."""
+    answer = composed.rest.post("/v1/recommendations", json={"user_id": "1"}, headers={"authorization": "Bearer none"})
+
+    assert answer.status_code == 401

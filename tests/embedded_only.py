@@ -1,0 +1,19 @@
+"""Which end-to-end tests are about the embedded stack alone, and why; the others run against compose too."""
+
+REASONS = {
+    "test_stack_lifecycle.py": "is about `tailrace up` and its processes; tests/compose has its own",
+    "test_docs.py": "runs the pages' commands, which name the embedded stack's ports",
+    "test_console.py": "opens pages without an API key",
+    "test_dashboards.py": "scrapes the metrics' port, which compose does not publish",
+    "test_doors.py::test_the_printed_calls_work_when_pasted": "is about what `tailrace up` prints",
+    "test_doors.py::test_status_shows_every_part": "is about `tailrace status`",
+    "test_faults.py::test_a_poison_event": "writes to the broker, which compose does not publish",
+    "test_faults.py::test_the_edge_killed": "looks for processes of this machine",
+    "test_faults.py::test_ray_killed": "looks for processes of this machine",
+}
+"""By file, or by file and test."""
+
+
+def why_embedded_only(file: str, test: str) -> str | None:
+    """Say why a test cannot run against compose; None when it can."""
+    return REASONS.get(file) or REASONS.get(f"{file}::{test}")
