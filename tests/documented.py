@@ -14,8 +14,9 @@ from tests.pages import ROOT
 from tests.shell_words import Command, commands, logical_lines
 
 _TOOLS = """
-awk bash cat cd chmod cp curl date echo env export false grep head install jq kill ls mkdir mktemp mv openssl pip printf
-read rm sed seq set sleep sort sudo apt-get tail tee test source touch tr true trap unset wait wc xargs git tar
+apt-get awk bash basename cat cd chmod cp curl cut date df diff dirname du echo env export false find free git grep head id
+install jq kill ls mkdir mktemp mv nproc openssl pip printf promtool ps pytest read rm sed seq set sha256sum sleep sort source
+ss stat sudo tail tar tee test top touch tr true trap uniq unset uptime wait watch wc xargs
 """
 _DOCKER = """
 build compose cp exec image images inspect kill load logs network ps pull push restart rm run save start stats stop system
