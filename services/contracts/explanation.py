@@ -1,14 +1,14 @@
 """Why one request was answered as it was: what the gateway keeps for a while, and what `tailrace explain` shows.
 
-The stored form is compact JSON; unknown fields are refused on reading, since writer and reader are of one release. Times
-are milliseconds; `offset_ms` counts from the request's arrival.
+Times are milliseconds; `offset_ms` counts from the request's arrival.
 """
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from typing import Any
+
+from pydantic_core import from_json, to_json
 
 
 class ListState(StrEnum):
@@ -77,30 +77,44 @@ class Explanation:
     stages: tuple[StageTime, ...] = ()
 
     def as_plain(self) -> dict[str, Any]:
-        """Give plain values, ready for JSON. By hand: `dataclasses.asdict` copies deeply and costs several times as much."""
-        return {
-            **{name: getattr(self, name) for name in _OWN_FIELDS},
-            "facts": dict(self.facts),
-            "llm": None if self.llm is None else {name: getattr(self.llm, name) for name in _LLM_FIELDS},
-            "stages": [{name: getattr(stage, name) for name in _STAGE_FIELDS} for stage in self.stages],
-        }
-
-    def encode(self) -> bytes:
-        """Give the stored form."""
-        return json.dumps(self.as_plain(), separators=(",", ":"), ensure_ascii=False).encode()
+        """Give plain values, ready for JSON."""
+        return asdict(self)
 
 
-def decode_explanation(stored: bytes) -> Explanation:
-    """Read the stored form. Raises ValueError, KeyError or TypeError for anything else."""
-    plain: dict[str, Any] = json.loads(stored)
-    llm, stages = plain.pop("llm"), plain.pop("stages")
+def encode_explanation(
+    own: Sequence[Any], facts: Sequence[Any], llm: Sequence[Any] | None, stages: Sequence[Any]
+) -> bytes:
+    """Give the stored form: one JSON array of values without names, since one is written per request and few are read.
+
+    Args:
+        own: In the order of OWN_FIELDS.
+        facts: In the order of the reader's fact names.
+        llm: In the order of LlmPart's fields, if the LLM was asked.
+        stages: One (name, offset in s, duration in s) each.
+    """
+    return to_json((own, facts, llm, stages))
+
+
+def decode_explanation(stored: bytes, fact_names: Sequence[str]) -> Explanation:
+    """Read the stored form. Raises ValueError or TypeError for anything else."""
+    own, facts, llm, stages = from_json(stored)
     return Explanation(
-        **plain,
-        llm=None if llm is None else LlmPart(**llm),
-        stages=tuple(StageTime(**stage) for stage in stages),
+        **dict(zip(OWN_FIELDS, own, strict=True)),
+        facts=dict(zip(fact_names, facts, strict=True)) if facts else {},
+        llm=None
+        if llm is None
+        else LlmPart(**{name: _rounded(value) for name, value in zip(_LLM_FIELDS, llm, strict=True)}),
+        stages=tuple(_stage(*stage) for stage in sorted(stages, key=lambda stage: float(stage[1]))),
     )
 
 
-_STAGE_FIELDS = tuple(one.name for one in fields(StageTime))
+def _stage(name: str, offset_s: float, duration_s: float) -> StageTime:
+    return StageTime(name=name, offset_ms=round(offset_s * 1e3, 3), duration_ms=round(duration_s * 1e3, 3))
+
+
+def _rounded(value: Any) -> Any:
+    return round(value, 3) if isinstance(value, float) else value
+
+
+OWN_FIELDS = tuple(one.name for one in fields(Explanation) if one.name not in {"facts", "llm", "stages"})
 _LLM_FIELDS = tuple(one.name for one in fields(LlmPart))
-_OWN_FIELDS = tuple(one.name for one in fields(Explanation) if one.name not in {"facts", "llm", "stages"})

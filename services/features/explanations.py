@@ -1,43 +1,56 @@
-"""Explanations of recent requests in Redis, beside the features: one key per request, gone by itself after a while.
+"""Explanations of recent requests in Redis, beside the features: in buckets of some seconds that go by themselves after a while.
+
+A bucket is one hash by request id: writing many records is one command, which costs a gateway a fraction of a key for each.
 
 Constructed and used on one event loop; a connection is made at the first use. Does not know what an explanation says.
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from services.errors import DependencyAway
 from services.redis_address import RedisAddress
 
 _PREFIX = "tailrace:explain:"
+_BUCKETS = 30
 _RETRY_AFTER_S = 1.0
 
 
 class RedisExplanations:
-    """Keeps each record for `keep_s` seconds."""
+    """Keeps each record for at least `keep_s` seconds, and a thirtieth of that longer at most, in steps of whole seconds."""
 
-    def __init__(self, address: RedisAddress, keep_s: int) -> None:
+    def __init__(self, address: RedisAddress, keep_s: int, wall_clock: Callable[[], float] = time.time) -> None:
         """Make the client. Raises ConfigError for a bad password file."""
         from redis.asyncio import Redis
 
         self._client = Redis(**address.client_options())
-        self._keep_s = keep_s
+        self._bucket_s = max(1, keep_s // _BUCKETS)
+        self._num_buckets = -(-keep_s // self._bucket_s)
+        self._wall_clock = wall_clock
 
     async def put(self, records: Sequence[tuple[str, bytes]], timeout_s: float) -> None:
-        """Keep records (request id, bytes) in one exchange. Raises DependencyAway; then some may have been kept."""
+        """Keep records (request id, bytes) in one exchange. Raises DependencyAway; then they may have been kept."""
+        bucket = self._key(0)
         with _redis_as_dependency():
             async with asyncio.timeout(timeout_s), self._client.pipeline(transaction=False) as pipe:
-                for request_id, record in records:
-                    pipe.set(_PREFIX + request_id, record, ex=self._keep_s)
+                pipe.hset(bucket, items=[part for record in records for part in record])
+                pipe.expire(bucket, (self._num_buckets + 1) * self._bucket_s)
                 await pipe.execute()
 
     async def get(self, request_id: str, timeout_s: float) -> bytes | None:
-        """Give what is kept under this id, if anything. Raises DependencyAway."""
+        """Give what is kept under this id, if anything; the newest. Raises DependencyAway."""
         with _redis_as_dependency():
-            async with asyncio.timeout(timeout_s):
-                found: bytes | None = await self._client.get(_PREFIX + request_id)
-        return found
+            async with asyncio.timeout(timeout_s), self._client.pipeline(transaction=False) as pipe:
+                for age in range(-1, self._num_buckets + 1):  # -1: another replica's clock may be ahead
+                    pipe.hget(self._key(age), request_id)
+                found: list[bytes | None] = await pipe.execute()
+        return next((record for record in found if record is not None), None)
+
+    def _key(self, age: int) -> str:
+        """Name the bucket of this many steps ago."""
+        return f"{_PREFIX}{int(self._wall_clock()) // self._bucket_s - age}"
 
     async def close(self) -> None:
         """Close the connections."""

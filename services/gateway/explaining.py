@@ -1,18 +1,20 @@
 """What a request leaves behind for its explanation: references only, since most explanations are never asked for.
 
-Spelling them out costs some ten microseconds and happens after the answer has gone. Decides nothing.
+They are spelled out after the answer has gone. Decides nothing.
 """
 
 from dataclasses import dataclass, fields
+from operator import attrgetter
 
-from services.contracts.explanation import Explanation, ListState, LlmPart
+from services.contracts.explanation import OWN_FIELDS, ListState, encode_explanation
 from services.contracts.recommend import Recommendation
 from services.gateway.llm_tier import LlmAnswer
 from services.gateway.question import Question
 from services.gateway.stages import Stages
 from services.router.policy import Facts, LlmOutcome, Route
 
-_FACTS = tuple(one.name for one in fields(Facts))
+FACT_NAMES = tuple(one.name for one in fields(Facts))
+_facts_of = attrgetter(*FACT_NAMES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,33 +37,39 @@ class Answered:
         """Under which id it is found."""
         return self.answer.request_id
 
-    def explain(self) -> Explanation:
-        """Spell it out."""
+    @property
+    def is_slow(self) -> bool:
+        """Whether somebody may ask why: over half of its deadline used, or answered by another tier than planned."""
+        took_s = self.answered_s - self.question.deadline.arrived_s
+        return took_s * 2_000 > self.answer.deadline_ms or self.answer.tier is not self.planned.tier
+
+    def record(self) -> bytes:
+        """Spell it out, in the stored form."""
         question, answer, caller = self.question, self.answer, self.question.caller
-        return Explanation(
-            request_id=answer.request_id,
-            door=self.door,
-            outcome="ok",
-            at_unix_ms=self.now_ms,
-            trace_id=self.trace_id,
-            user_id=question.request.user_id,
-            caller=caller.key_id,
-            priority=caller.priority.name.lower(),
-            tier=answer.tier.value,
-            reason=answer.reason.value,
-            planned_tier=self.planned.tier.value,
-            planned_reason=self.planned.reason.value,
-            bundle_version=answer.bundle_version,
-            k=question.request.k,
-            num_items=len(answer.items),
-            deadline_ms=answer.deadline_ms,
-            elapsed_ms=round((self.answered_s - question.deadline.arrived_s) * 1_000, 3),
-            feature_age_ms=answer.feature_age_ms,
-            list_state=list_state(question).value,
-            facts={name: getattr(self.facts, name) for name in _FACTS},
-            llm=None if self.llm is None else _llm_part(self.llm),
-            stages=self.stages.timeline(),
+        own = (
+            answer.request_id,
+            self.door,
+            "ok",
+            self.now_ms,
+            None,
+            self.trace_id,
+            question.request.user_id,
+            caller.key_id,
+            caller.priority.name.lower(),
+            answer.tier,
+            answer.reason,
+            self.planned.tier,
+            self.planned.reason,
+            answer.bundle_version,
+            question.request.k,
+            len(answer.items),
+            answer.deadline_ms,
+            round((self.answered_s - question.deadline.arrived_s) * 1_000, 3),
+            answer.feature_age_ms,
+            list_state(question),
         )
+        llm = None if self.llm is None else _llm_part(self.llm)
+        return encode_explanation(own, _facts_of(self.facts), llm, self.stages.raw())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,11 +82,15 @@ class Refused:
     message: str
     now_ms: int
 
-    def explain(self) -> Explanation:
-        """Spell it out."""
-        return Explanation(
-            request_id=self.request_id, door=self.door, outcome=self.code, message=self.message, at_unix_ms=self.now_ms
-        )
+    @property
+    def is_slow(self) -> bool:
+        """A refusal was quick, and its caller was told why."""
+        return False
+
+    def record(self) -> bytes:
+        """Spell it out, in the stored form."""
+        own = (self.request_id, self.door, self.code, self.now_ms, self.message)
+        return encode_explanation((*own, *[None] * (len(OWN_FIELDS) - len(own))), (), None, ())
 
 
 def list_state(question: Question) -> ListState:
@@ -98,16 +110,9 @@ def list_state(question: Question) -> ListState:
     return ListState.OLDER_THAN_EVENTS if has_newer else ListState.DOES_NOT_COVER
 
 
-def _llm_part(asked: LlmAnswer) -> LlmPart:
+def _llm_part(asked: LlmAnswer) -> tuple[object, ...]:
     result = asked.result
     if asked.outcome is not LlmOutcome.IN_TIME or result is None:
-        return LlmPart(outcome=asked.outcome.value)
-    return LlmPart(
-        outcome=asked.outcome.value,
-        num_prompt_tokens=result.num_prompt_tokens,
-        num_cached_tokens=result.num_cached_tokens,
-        num_steps=result.num_steps,
-        queue_ms=round(result.queue_ms, 3),
-        compute_ms=round(result.compute_ms, 3),
-        decode_ms=round(result.decode_ms, 3),
-    )
+        return (asked.outcome, None, None, None, None, None, None)
+    counts = (result.num_prompt_tokens, result.num_cached_tokens, result.num_steps)
+    return (asked.outcome, *counts, result.queue_ms, result.compute_ms, result.decode_ms)

@@ -1,12 +1,11 @@
 """The explanations of recent requests: gathered in a small buffer, written to a shared store five times a second.
 
-Never on a request's path: offering one is an append. What does not fit, and what the store does not take, is dropped and
-counted. Any replica can tell of any request, since the store is shared. Does not know Redis: the port is below.
+Never on a request's path: offering one is an append. What does not fit (200 a second, and as many slow ones), and what the
+store does not take, is dropped and counted. Any replica can tell of any request, since the store is shared. Does not know Redis: the port is below.
 """
 
 import asyncio
 import contextlib
-from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -15,13 +14,12 @@ from prometheus_client import Counter
 
 from services.contracts.explanation import Explanation, decode_explanation
 from services.errors import DependencyAway, NotFound
-from services.gateway.explaining import Answered, Refused
+from services.gateway.explaining import FACT_NAMES, Answered, Refused
 
 log = structlog.get_logger()
 
 _FLUSH_EVERY_S = 0.2
-_MAX_WAITING = 1_000
-_PER_WRITE = 50
+_MAX_WAITING = 80
 _FIND_TIMEOUT_S = 1.0
 _WRITE_TIMEOUT_S = 1.0
 _NOT_TOLD = frozenset({"unauthenticated", "not_allowed"})
@@ -49,16 +47,16 @@ class Explanations:
 
     def __init__(self, store: ExplanationStore | None, outcomes: Counter) -> None:
         self._store = store
-        self._waiting: deque[Answered | Refused] = deque()
+        self._waiting: list[Answered | Refused] = []
         self._kept, self._dropped = outcomes.labels("kept"), outcomes.labels("dropped")
         self._is_away = False
         self._flushing: asyncio.Task[None] | None = None
 
     def offer(self, case: Answered | Refused) -> None:
-        """Take in one request, or drop it when too many wait."""
+        """Take in one request, or drop it when too many wait; the second half of the places is for slow requests."""
         if self._store is None or (isinstance(case, Refused) and case.code in _NOT_TOLD):
             return
-        if len(self._waiting) < _MAX_WAITING:
+        if len(self._waiting) < (_MAX_WAITING if case.is_slow else _MAX_WAITING // 2):
             self._waiting.append(case)
         else:
             self._dropped.inc()
@@ -68,7 +66,7 @@ class Explanations:
         stored = None if self._store is None else await self._store.get(request_id, _FIND_TIMEOUT_S)
         if stored is None:
             raise NotFound("no explanation of this request is kept", "ask sooner, or raise TAILRACE_EXPLAIN_KEEP_S")
-        return decode_explanation(stored)
+        return decode_explanation(stored, FACT_NAMES)
 
     async def start(self) -> None:
         """Write in the background from now on."""
@@ -86,16 +84,15 @@ class Explanations:
             await self._store.close()
 
     async def flush(self) -> None:
-        """Write what waits now, some at a time so that the loop stays free; the rest is dropped once the store is away."""
-        while self._store is not None and self._waiting:
-            cases = [self._waiting.popleft() for _ in range(min(_PER_WRITE, len(self._waiting)))]
-            try:
-                records = [(case.request_id, case.explain().encode()) for case in cases]
-                await self._store.put(records, _WRITE_TIMEOUT_S)
-            except Exception as error:  # noqa: BLE001 - whatever breaks here, requests go on and are explained later
-                self._lost(len(cases) + len(self._waiting), error)
-                self._waiting.clear()
-                return
+        """Write what waits now, in one exchange; it is dropped when the store is away."""
+        if self._store is None or not self._waiting:
+            return
+        cases, self._waiting = self._waiting, []
+        try:
+            await self._store.put([(case.request_id, case.record()) for case in cases], _WRITE_TIMEOUT_S)
+        except Exception as error:  # noqa: BLE001 - whatever breaks here, requests go on and are explained later
+            self._lost(len(cases), error)
+        else:
             self._kept.inc(len(cases))
             self._is_away = False
 

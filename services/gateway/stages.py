@@ -8,7 +8,6 @@ from contextlib import contextmanager
 
 from opentelemetry.trace import Span, SpanKind
 
-from services.contracts.explanation import StageTime
 from services.tracing import here, span
 
 
@@ -35,13 +34,6 @@ class Stages:
         """Give the milliseconds of each stage measured so far, to the microsecond."""
         return {stage: round(seconds * 1_000, 3) for stage, (_, seconds) in self._spent.items()}
 
-    def timeline(self) -> tuple[StageTime, ...]:
-        """Give the stages measured so far in the order of their beginning."""
-        return tuple(
-            StageTime(
-                name=stage,
-                offset_ms=round((started_s - self._arrived_s) * 1_000, 3),
-                duration_ms=round(seconds * 1_000, 3),
-            )
-            for stage, (started_s, seconds) in sorted(self._spent.items(), key=lambda one: one[1][0])
-        )
+    def raw(self) -> list[tuple[str, float, float]]:
+        """Give (stage, seconds from arrival to its beginning, seconds) for each stage measured so far."""
+        return [(stage, started_s - self._arrived_s, seconds) for stage, (started_s, seconds) in self._spent.items()]
