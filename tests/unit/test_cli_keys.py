@@ -1,0 +1,154 @@
+"""`tailrace keys` and the audit file: `pytest tests/unit/test_cli_keys.py`."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from models.registry import BundleStore
+from services.audit_file import AUDIT_FILE, audited
+from services.cli import app
+from services.contracts.access import Priority, Scope
+from services.errors import ConfigError
+from services.gateway.access_keys import hash_of, read_keys
+
+SHOP = ("keys", "new", "--id", "shop", "--scope", "recommend")
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the keys file shall be."""
+    monkeypatch.setenv("TAILRACE_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("TAILRACE_API_KEYS_FILE", str(tmp_path / "secrets" / "keys.json"))
+    monkeypatch.setenv("COLUMNS", "200")
+    return tmp_path / "secrets" / "keys.json"
+
+
+def tailrace(*arguments: str) -> Result:
+    """Run a command in this process."""
+    return CliRunner().invoke(app, arguments)
+
+
+def made(result: Result) -> str:
+    """The key that a command printed, alone on stdout."""
+    assert result.exit_code == 0, result.output
+    assert re.fullmatch(r"trk_[A-Za-z0-9_-]{43}\n", result.stdout)
+    return result.stdout.strip()
+
+
+def acts(state_dir: Path) -> list[dict[str, Any]]:
+    """The audit file's lines."""
+    return [json.loads(line) for line in (state_dir / AUDIT_FILE).read_text().splitlines()]
+
+
+def test_a_new_key_is_printed_once_and_only_its_hash_is_kept(path: Path) -> None:
+    """With all that it allows; the file is made when there was none."""
+    limits = ("--rate", "50", "--burst", "100", "--daily-quota", "9", "--max-k", "20", "--expires-in-days", "30")
+    key = made(tailrace(*SHOP, "--scope", "events", "--priority", "high", *limits))
+
+    stored = read_keys(path).find("shop")
+    assert stored is not None
+    assert (stored.scopes, stored.priority) == ({Scope.RECOMMEND, Scope.EVENTS}, Priority.HIGH)
+    assert (stored.rate_per_s, stored.burst, stored.daily_quota, stored.max_k) == (50, 100, 9, 20)
+    assert [one.sha256 for one in stored.hashes] == [hash_of(key)]
+    assert stored.hashes[0].expires_at is not None
+    assert key not in path.read_text()
+
+
+def test_the_list_shows_ids_and_limits_but_no_key(path: Path) -> None:
+    """What an operator needs, and the start of each hash to tell them apart."""
+    key = made(tailrace(*SHOP, "--rate", "50"))
+
+    shown = tailrace("keys", "list")
+
+    assert shown.exit_code == 0
+    assert re.search(rf"shop\s+recommend\s+normal\s+50\s.*{hash_of(key)[:8]}", shown.stdout)
+    assert key not in shown.output
+
+
+def test_a_rotated_id_has_two_keys_and_a_revoked_one_none(path: Path) -> None:
+    """The old key holds for the overlap; revoking takes both."""
+    old = made(tailrace(*SHOP))
+    new = made(tailrace("keys", "rotate", "shop", "--overlap-hours", "2"))
+    rotated = read_keys(path).find("shop")
+    revoked = tailrace("keys", "revoke", "shop")
+
+    assert rotated is not None
+    assert [(one.sha256, one.expires_at is None) for one in rotated.hashes] == [
+        (hash_of(old), False),
+        (hash_of(new), True),
+    ]
+    assert revoked.exit_code == 0
+    assert read_keys(path).keys == ()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("keys", "revoke", "nobody"), "there is none"),
+        (("keys", "rotate", "nobody"), "there is none"),
+        (SHOP, "one already"),
+        (("keys", "new", "--id", "a b", "--scope", "admin"), "id: String should match"),
+        (("keys", "new", "--id", "b", "--scope", "admin", "--rate", "0"), "rate_per_s"),
+    ],
+)
+def test_a_refused_change_says_why_and_changes_nothing(path: Path, arguments: tuple[str, ...], words: str) -> None:
+    """The file stays as it was, byte for byte, and the refusal is audited."""
+    made(tailrace(*SHOP))
+    before = path.read_bytes()
+
+    refused = tailrace(*arguments)
+
+    assert isinstance(refused.exception, ConfigError)
+    assert words in str(refused.exception)
+    assert path.read_bytes() == before
+    assert acts(path.parents[1] / "state")[-1]["outcome"] == "ConfigError"
+
+
+def test_without_a_file_set_the_commands_say_which_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A key in a file that no gateway reads would help nobody."""
+    monkeypatch.setenv("TAILRACE_STATE_DIR", str(tmp_path))
+
+    refused = tailrace(*SHOP)
+
+    assert "TAILRACE_API_KEYS_FILE" in str(refused.exception)
+
+
+def test_every_act_leaves_one_line_without_a_secret(path: Path) -> None:
+    """Keys made, rotated and revoked, bundles promoted and rolled back: when, who, what, from where, and how it ended."""
+    state_dir = path.parents[1] / "state"
+    source = state_dir / "source"
+    source.mkdir(parents=True)
+    (source / "report.json").write_text("{}")
+    store = BundleStore(state_dir / "bundles")
+    for version in ("v1", "v2"):
+        store.publish(source, version, {})
+    store.promote("v1")
+    keys = [made(tailrace(*SHOP)), made(tailrace("keys", "rotate", "shop"))]
+    for command in (("keys", "revoke", "shop"), ("promote", "v2"), ("rollback",), ("promote", "none")):
+        tailrace(*command)
+
+    lines = acts(state_dir)
+    assert [(line["act"], line["outcome"]) for line in lines] == [
+        ("keys new", "ok"),
+        ("keys rotate", "ok"),
+        ("keys revoke", "ok"),
+        ("promote", "ok"),
+        ("rollback", "ok"),
+        ("promote", "BundleNotFound"),
+    ]
+    assert all({"time", "event", "act", "who", "origin", "outcome"} <= line.keys() for line in lines)
+    assert [lines[0]["key_id"], lines[3]["version"]] == ["shop", "v2"]
+    assert not any(key in (state_dir / AUDIT_FILE).read_text() for key in keys)
+
+
+def test_an_act_that_is_broken_off_is_audited_too(tmp_path: Path) -> None:
+    """Ctrl-C leaves its line."""
+    with pytest.raises(KeyboardInterrupt), audited(tmp_path, "down"):
+        raise KeyboardInterrupt
+
+    assert [(line["act"], line["outcome"]) for line in acts(tmp_path)] == [("down", "KeyboardInterrupt")]
