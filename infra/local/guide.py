@@ -1,5 +1,7 @@
 """What `tailrace up` prints when all is well: what is where, and two calls that work when pasted."""
 
+from pathlib import Path
+
 from infra.local.ray_home import ray_logs
 from models.registry import BundleStore
 from services.settings import Settings
@@ -10,7 +12,7 @@ DEFAULT_USER_ID = "196"
 
 def what_is_where(settings: Settings, bundle_version: str) -> str:
     """Give the addresses and the folders of a running stack."""
-    http = f"http://{settings.http_host}:{settings.http_port}"
+    http = rest_address(settings)
     return "\n".join(
         [
             f"bundle   {bundle_version}",
@@ -25,19 +27,37 @@ def what_is_where(settings: Settings, bundle_version: str) -> str:
     )
 
 
+def rest_address(settings: Settings) -> str:
+    """Give the REST door's address as callers use it."""
+    return f"http{'s' if settings.tls_dir else ''}://{settings.http_host}:{settings.http_port}"
+
+
 def rest_call(settings: Settings, user_id: str) -> str:
-    """Give a shell line that asks for recommendations."""
-    url = f"http://{settings.http_host}:{settings.http_port}/v1/recommendations"
-    return f"""curl -s {url} -H 'content-type: application/json' -d '{{"user_id": "{user_id}", "k": 5}}'"""
+    """Give a shell line that asks for recommendations; with keys, the caller's is taken from $TAILRACE_KEY."""
+    key = """ -H "authorization: Bearer $TAILRACE_KEY\"""" if settings.api_keys_file else ""
+    trust = f" --cacert {_authority(settings.tls_dir)}" if settings.tls_dir else ""
+    url = f"{rest_address(settings)}/v1/recommendations"
+    return f"""curl -s{trust} {url}{key} -H 'content-type: application/json' -d '{{"user_id": "{user_id}", "k": 5}}'"""
 
 
 def grpc_call(settings: Settings, user_id: str, python: str) -> str:
     """Give a shell line that asks over gRPC from Python; `python` is the interpreter of the stack's environment."""
+    address, channel = f"'{settings.grpc_address}'", "insecure_channel({})"
+    if settings.tls_dir:
+        channel = (
+            f"secure_channel({{}}, grpc.ssl_channel_credentials(open('{_authority(settings.tls_dir)}', 'rb').read()))"
+        )
+    key = ", metadata=[('authorization', 'Bearer $TAILRACE_KEY')]" if settings.api_keys_file else ""
     return (
         f'{python} -c "import grpc; from services.contracts import recommend_pb2 as pb, recommend_pb2_grpc as api; '
-        f"print(api.RecommenderStub(grpc.insecure_channel('{settings.grpc_address}'))"
-        f".Recommend(pb.RecommendRequest(user_id='{user_id}', k=5)))\""
+        f"print(api.RecommenderStub(grpc.{channel.format(address)})"
+        f".Recommend(pb.RecommendRequest(user_id='{user_id}', k=5){key}))\""
     )
+
+
+def _authority(tls_dir: Path) -> Path:
+    """Name what callers should trust: the authority beside the certificate, as cert-manager lays it out, or the certificate."""
+    return authority if (authority := tls_dir / "ca.crt").exists() else tls_dir / "tls.crt"
 
 
 def example_user_id(settings: Settings) -> str:

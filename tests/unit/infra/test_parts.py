@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from infra.local.access import check_access
 from infra.local.guide import grpc_call, rest_call
 from infra.local.parts import broker_address, stack_parts
 from infra.local.supervisor import STOP_ORDER
@@ -54,3 +55,57 @@ def test_the_printed_calls_name_the_doors(settings: Settings) -> None:
     assert ":1234/v1/recommendations" in rest_call(moved, "u7")
     assert "127.0.0.1:5678" in grpc_call(moved, "u7", "python")
     assert all("u7" in call for call in (rest_call(moved, "u7"), grpc_call(moved, "u7", "python")))
+
+
+def test_the_printed_calls_bring_a_key_and_trust_where_that_is_needed(settings: Settings, tmp_path: Path) -> None:
+    """The key comes from the caller's environment, the authority from beside the certificate."""
+    (tmp_path / "ca.crt").touch()
+    secured = settings.model_copy(update={"api_keys_file": tmp_path / "keys.json", "tls_dir": tmp_path})
+
+    rest, rpc = rest_call(secured, "u7"), grpc_call(secured, "u7", "python")
+
+    assert f"--cacert {tmp_path}/ca.crt https://127.0.0.1:8000/" in rest
+    assert '-H "authorization: Bearer $TAILRACE_KEY"' in rest
+    assert "secure_channel('127.0.0.1:9000', grpc.ssl_channel_credentials(open" in rpc
+    assert "('authorization', 'Bearer $TAILRACE_KEY')" in rpc
+
+
+def test_with_tls_the_edge_has_the_doors_ports(settings: Settings, tmp_path: Path) -> None:
+    """Callers come to the edge, the doors stand behind it on loopback, and it closes before they do."""
+    secured = settings.model_copy(update={"tls_dir": tmp_path, "http_host": "0.0.0.0"})
+    parts = {part.name: part for part in stack_parts(secured)}
+
+    edge, serve = parts["edge"], parts["serve"]
+    assert [(port.host, port.number) for port in edge.ports] == [("0.0.0.0", 8000), ("0.0.0.0", 9000)]
+    assert [(port.host, port.number) for port in serve.ports] == [("127.0.0.1", 18_000), ("127.0.0.1", 19_000)]
+    assert STOP_ORDER.index("edge") < STOP_ORDER.index("serve")
+    assert "edge" not in {part.name for part in stack_parts(settings)}
+
+
+@pytest.mark.parametrize(
+    ("update", "words"),
+    [
+        ({"kafka_tls_ca_file": Path("ca.pem")}, "embedded broker"),
+        ({"kafka_username": "u", "kafka_password_file": Path("p")}, "embedded broker"),
+    ],
+)
+def test_the_embedded_broker_says_what_it_cannot(settings: Settings, update: dict[str, object], words: str) -> None:
+    """Rather than standing open where a password was asked for."""
+    with pytest.raises(ConfigError, match=words):
+        stack_parts(settings.model_copy(update=update))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("api_keys_file", "none.json", "none.json"),
+        ("tls_dir", "none", "TAILRACE_TLS_DIR"),
+        ("redis_tls_ca_file", "ca.pem", "TAILRACE_REDIS_TLS_CA_FILE"),
+    ],
+)
+def test_files_that_a_part_would_break_at_are_refused_before_the_start(
+    settings: Settings, tmp_path: Path, name: str, value: str, words: str
+) -> None:
+    """By the setting's or the file's name."""
+    with pytest.raises(ConfigError, match=words):
+        check_access(settings.model_copy(update={name: tmp_path / value}))
