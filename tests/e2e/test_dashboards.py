@@ -44,12 +44,15 @@ def send_traffic(stack: Stack) -> Iterator[str]:
     yield stack.recommend(visitor, deadline_ms=1_000)["tier"]
     stack.sees_click(visitor, "50")
     for user_id in (KNOWN_USER, visitor, *LISTED_USERS[::80]):
-        answer = stack.recommend(user_id, deadline_ms=1_000)
-        stack.click(
-            user_id, answer["items"][0]["item_id"], request_id=answer["request_id"]
-        ) if user_id == visitor else None
-        yield answer["tier"]
+        yield stack.recommend(user_id, deadline_ms=1_000)["tier"]
+    follow(stack, stack.recommend(visitor))
     yield precomputed(stack)["tier"]
+
+
+def follow(stack: Stack, answer: dict[str, Any]) -> None:
+    """Click on an answer's items, one request each, so that every gateway hears of it, the one that answered too."""
+    for item in answer["items"][:4]:
+        stack.click(new_user_id(), item["item_id"], request_id=answer["request_id"])
 
 
 def precomputed(stack: Stack) -> dict[str, Any]:

@@ -15,7 +15,7 @@ SERIES = [
     ("tailrace_event_to_visible_seconds_bucket", {"le": "0.2"}, 30.0),
     ("tailrace_event_to_visible_seconds_bucket", {"le": "0.25"}, 40.0),
     ("tailrace_student_agreement_ratio_count", {}, 10.0),
-    ("tailrace_student_agreement_ratio_bucket", {"le": "0.2"}, 2.0),
+    ("tailrace_student_agreement_ratio_bucket", {"le": "0.3"}, 2.0),
 ]
 MISTAKES = [
     ("at_most: 0.25", "at_mast: 0.25", "objectives.6.sli.bounded.at_mast"),
