@@ -1,9 +1,10 @@
-"""Everything that a fault needs: a stack of its own behind two proxies, callers of each priority, and its processes.
+"""Everything that a fault needs: a stack of its own, behind two proxies if wanted, callers of each priority, its processes.
 
     callers (REST and gRPC, a key per priority) ──▶ doors ── gateway ──▶ proxy ──▶ store
     event probe ──────────────────────────────────▶           worker ──▶ proxy ──▶ broker
 
-The stack lives in a scratch folder with a copy of the given state's bundle, features and store, on free ports, and ends with
+Without a faulty wire there are no proxies: a Python process between the gateways and the store would be the first thing to
+run out of breath under load. The stack lives in a scratch folder with a copy of the given state's bundle, features and store, on free ports, and ends with
 this. It never touches the given state or a stack that runs from it.
 """
 
@@ -42,11 +43,13 @@ _SLOW_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A running stack with its proxies, callers and processes. `doors` holds the callers of one priority, one per door."""
+    """A running stack with its proxies ("store" and "broker", or none), callers and processes.
+
+    `doors` holds the callers of one priority, one per door.
+    """
 
     settings: Settings
-    store: TcpProxy
-    broker: TcpProxy
+    wires: dict[str, TcpProxy]
     victims: Victims
     doors: dict[Priority, tuple[Caller, ...]]
     rest: RestCaller
@@ -69,21 +72,24 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene_from(state_dir: Path, logs_to: Path | None) -> AsyncIterator[Scene]:
-    """Start a stack with a copy of this state, and stop it at the end; its logs are kept in `logs_to`."""
+async def scene_from(state_dir: Path, logs_to: Path | None, *, is_wired: bool) -> AsyncIterator[Scene]:
+    """Start a stack with a copy of this state, and stop it at the end; its logs are kept in `logs_to`.
+
+    `is_wired`: store and broker are behind proxies. Raises EnvironmentFault.
+    """
     if BundleStore(state_dir / "bundles").live_version() is None:
         raise EnvironmentFault(f"no bundle in {state_dir}; `tailrace pipeline` makes one")
     scratch = Path(tempfile.mkdtemp(prefix="tailrace-chaos-"))
     try:
         async with AsyncExitStack() as closing:
-            yield await _set(closing, state_dir, scratch)
+            yield await _set(closing, state_dir, scratch, is_wired=is_wired)
     finally:
         if logs_to is not None and (scratch / "logs").is_dir():
             shutil.copytree(scratch / "logs", logs_to, dirs_exist_ok=True)
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-async def _set(closing: AsyncExitStack, state_dir: Path, scratch: Path) -> Scene:
+async def _set(closing: AsyncExitStack, state_dir: Path, scratch: Path, *, is_wired: bool) -> Scene:
     for name in _COPIED:
         if (state_dir / name).is_dir():
             shutil.copytree(state_dir / name, scratch / name)
@@ -91,11 +97,13 @@ async def _set(closing: AsyncExitStack, state_dir: Path, scratch: Path) -> Scene
     keys = {priority: make_key() for priority in Priority}
     settings = _settings(scratch, first)
     _write_keys(settings, keys)
-    slowness = Slowness(delay_s=_SLOW_S)
-    store = await closing.enter_async_context(TcpProxy(HOST, settings.redis_port, first + 5, slowness))
-    broker = await closing.enter_async_context(TcpProxy(HOST, first + 4, first + 6, slowness))
+    outer, inner = {"store": first + 3, "broker": first + 4}, {"store": first + 5, "broker": first + 6}
+    wires = {name: TcpProxy(HOST, outer[name], inner[name], Slowness(_SLOW_S)) for name in outer} if is_wired else {}
+    for wire in wires.values():
+        await closing.enter_async_context(wire)
     closing.push_async_callback(asyncio.to_thread, stop_stack, settings)
-    await _start(settings, redis_port=first + 5, kafka_port=first + 6)
+    ports = inner if is_wired else outer
+    await _start(settings, redis_port=ports["store"], kafka_port=ports["broker"])
     doors: dict[Priority, tuple[Caller, ...]] = {}
     for priority, key in keys.items():
         rest = await closing.enter_async_context(RestCaller(HOST, settings.http_port, key))
@@ -104,7 +112,7 @@ async def _set(closing: AsyncExitStack, state_dir: Path, scratch: Path) -> Scene
     probe = await closing.enter_async_context(RestCaller(HOST, settings.http_port, keys[Priority.HIGH]))
     audience = await find_audience(probe, map(str, range(1, _USERS_TO_TRY)))
     weights = tier_weights(BundleStore(settings.bundle_root).live().report())
-    return Scene(settings, store, broker, Victims(scratch), doors, probe, audience, weights)
+    return Scene(settings, wires, Victims(scratch), doors, probe, audience, weights)
 
 
 def _settings(scratch: Path, first: int) -> Settings:

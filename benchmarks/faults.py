@@ -47,14 +47,14 @@ class Fault:
 
     begin: Callable[[Scene], Awaitable[None]]
     end: Callable[[Scene], Awaitable[None]] | None = None
+    is_wired: bool = False
     is_spike: bool = False
 
 
 def _wire(part: str, wire: Wire) -> Fault:
-    def proxy(scene: Scene) -> Any:
-        return scene.store if part == "store" else scene.broker
-
-    return Fault(lambda scene: proxy(scene).become(wire), lambda scene: proxy(scene).become(Wire.PASS))
+    return Fault(
+        lambda scene: scene.wires[part].become(wire), lambda scene: scene.wires[part].become(Wire.PASS), is_wired=True
+    )
 
 
 def _kill(name: str) -> Fault:
@@ -169,16 +169,14 @@ def _by_priority(planned: Sequence[Planned], shots: Sequence[Shot], weights: dic
 
 
 async def measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """Run the rows one after another on one stack."""
+    """Run the rows one after another: those of a faulty wire on a stack behind proxies, the others on one without."""
+    wanted = options.fault or list(FAULTS)
     rows: list[dict[str, Any]] = []
-    console.print("starting a stack of its own ...")
-    async with scene_from(options.state.absolute(), options.logs) as scene:
-        for name in options.fault or list(FAULTS):
-            await scene.until_well()
-            view = LiveView(name, DEADLINE_MS)
-            with Live(view, console=console, refresh_per_second=4, transient=True):
-                rows.append(await run_row(name, FAULTS[name], scene, options.rate, view))
-            console.print(_line(rows[-1]))
+    for is_wired in (False, True):
+        names = [name for name in FAULTS if name in wanted and FAULTS[name].is_wired is is_wired]
+        if names:
+            console.print(f"starting a stack of its own{', behind proxies' if is_wired else ''} ...")
+            rows += await _run_rows(names, options, console, is_wired=is_wired)
     console.print(table_of(rows))
     return {
         "benchmark": "faults",
@@ -190,6 +188,21 @@ async def measure(options: argparse.Namespace, console: Console) -> dict[str, An
         "phases_s": {"before": BEFORE_S, "during": DURING_S, "after": AFTER_S},
         "rows": rows,
     }
+
+
+async def _run_rows(
+    names: Sequence[str], options: argparse.Namespace, console: Console, *, is_wired: bool
+) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    logs = options.logs and options.logs / ("wired" if is_wired else "direct")
+    async with scene_from(options.state.absolute(), logs, is_wired=is_wired) as scene:
+        for name in names:
+            await scene.until_well()
+            view = LiveView(name, DEADLINE_MS)
+            with Live(view, console=console, refresh_per_second=4, transient=True):
+                rows.append(await run_row(name, FAULTS[name], scene, options.rate, view))
+            console.print(_line(rows[-1]))
+    return rows
 
 
 def table_of(rows: Sequence[dict[str, Any]]) -> Table:

@@ -1,4 +1,4 @@
-"""How loaded this gateway is: what it works on, and how late its event loop runs. Judges each arrival by that.
+"""How loaded this gateway is: what it works on, how late its event loop runs, how busy it is. Judges each arrival by that.
 
 The loop is looked at fifty times a second by a timer: as late as the timer fires, so late is everything that is ready. Costs
 about ten microseconds a look and nothing that grows with traffic. What follows from load is decided in `services.router.admission`.
@@ -57,7 +57,7 @@ class LoadWatch:
 
     def _look(self) -> None:
         now_s, before = self._clock(), self._admission.strain
-        self._admission.looked(now_s, max(0.0, now_s - self._due_s))
+        self._admission.looked(now_s, max(0.0, now_s - self._due_s), time.process_time())
         if self._admission.strain != before:
             self._strain.set(self._admission.strain)
         self._plan_look(now_s)

@@ -8,11 +8,13 @@ One number says how strained the gateway is, from 0 (calm) to 5, and each class 
     high                              shed    refused
 
 Within its unit a class gives way in part (strain 0.3: three of ten low requests are shed), so that what capacity there is
-gets used. Whoever is shed, all before that in the table have given way wholly. The strain rises fast, while the event loop
-runs late at every look during a window (a standing queue, not a single stall), and falls slowly, once it runs well on time;
-between the two it stays. Each further unit takes a later loop, since the more important may wait longer than not be served, and a
-refusal spares little more than an answer from memory does. Beside that, nobody may fill all places: the last ones are kept
-for the more important.
+gets used. Whoever is shed, all before that in the table have given way wholly.
+
+The strain rises fast and falls slowly, a step per window, by two signs: the event loop ran late at every look (a standing queue,
+not a single stall), or the process was busy for more of the time than it may be (then its neighbours, which share the machine,
+wait for it before its own loop is late). Being busy concerns low priority alone. Each further unit takes a later loop, since the
+more important may wait longer than not be served, and a refusal spares little more than an answer from memory does. Beside that,
+nobody may fill all places: the last ones are kept for the more important.
 """
 
 import math
@@ -22,13 +24,13 @@ from enum import StrEnum
 from services.contracts.access import Priority, places_for
 
 MAX_STRAIN = 5.0
-_WINDOW_S = 0.1
+_WINDOW_S = 0.2
 _MIN_LOOKS = 2
 _RISE = 0.5
 _FALL = 0.05
 _LATE = (1.0, 2.5, 5.0, 5.0, 10.0)
-"""By unit of strain: how often the permitted delay is too late there."""
-_CALM_SHARE = 0.4
+"""By unit of strain: how many times what may be is too much there."""
+_CALM_SHARE = 0.7
 _SHED_FROM = {Priority.LOW: 0.0, Priority.NORMAL: 1.0, Priority.HIGH: 3.0}
 _REFUSED_FROM = {Priority.LOW: 2.0, Priority.NORMAL: 3.0, Priority.HIGH: 4.0}
 
@@ -43,10 +45,14 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionLimits:
-    """How many requests may be worked on at once, and how late the event loop may run before low priority gives way."""
+    """How many requests may be worked on at once, and what may be before low priority gives way.
+
+    That is how late the event loop runs, and which share of the time the process is busy.
+    """
 
     max_in_flight: int
     max_delay_s: float = 0.02
+    max_busy: float = 0.5
 
 
 class Admission:
@@ -58,6 +64,7 @@ class Admission:
         self._owed = {(verdict, priority): 0.0 for verdict in Verdict for priority in Priority}
         self._strain = 0.0
         self._window_began_s = float("-inf")
+        self._busy_before_s = 0.0
         self._num_looks = 0
         self._least_delay_s = float("inf")
 
@@ -66,14 +73,18 @@ class Admission:
         """How strained the gateway is, 0 to 5."""
         return self._strain
 
-    def looked(self, now_s: float, loop_delay_s: float) -> None:
-        """The event loop ran this late just now; at the end of a window the strain follows the least delay in it."""
+    def looked(self, now_s: float, loop_delay_s: float, busy_s: float) -> None:
+        """The event loop ran this late just now, and the process has been busy for so long in all."""
         self._num_looks += 1
         self._least_delay_s = min(self._least_delay_s, loop_delay_s)
-        if now_s - self._window_began_s < _WINDOW_S or self._num_looks < _MIN_LOOKS:
+        lasted_s = now_s - self._window_began_s
+        if lasted_s < _WINDOW_S or self._num_looks < _MIN_LOOKS:
             return
-        self._strain = strain_after(self._strain, self._least_delay_s / self._limits.max_delay_s)
-        self._window_began_s, self._num_looks, self._least_delay_s = now_s, 0, float("inf")
+        late = self._least_delay_s / self._limits.max_delay_s
+        busy = (busy_s - self._busy_before_s) / lasted_s / self._limits.max_busy
+        self._strain = strain_after(self._strain, max(late, min(busy, _LATE[1])))
+        self._window_began_s, self._busy_before_s = now_s, busy_s
+        self._num_looks, self._least_delay_s = 0, float("inf")
 
     def judge(self, priority: Priority, num_in_flight: int) -> Verdict:
         """Decide on a request that arrives now, while `num_in_flight` others are worked on in full."""
@@ -97,7 +108,7 @@ class Admission:
 def strain_after(strain: float, pressure: float) -> float:
     """Give the strain after a window in which the least delay was `pressure` times what it may be."""
     if strain < MAX_STRAIN and pressure > _LATE[int(strain)]:
-        return min(MAX_STRAIN, strain + _RISE)
+        return min(math.floor(strain) + 1.0, strain + _RISE)
     if strain > 0 and pressure < _CALM_SHARE * _LATE[math.ceil(strain) - 1]:
         return max(0.0, strain - _FALL)
     return strain

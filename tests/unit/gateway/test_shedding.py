@@ -26,7 +26,7 @@ def strain(world: World, num_units: int) -> None:
     look_s = time.monotonic() + 86_400
     while world.admission.strain < num_units:
         look_s += 0.5
-        world.admission.looked(look_s, 1_200.0)
+        world.admission.looked(look_s, 1_200.0, 0.0)
 
 
 async def test_low_priority_is_answered_from_memory_while_the_others_are_served(world: World) -> None:
@@ -59,7 +59,7 @@ def watch_on(clock_step_s: float) -> tuple[LoadWatch, Gauge]:
     """A watch with room for four, on a clock that moves on by this at each reading."""
     readings = iter(range(1_000_000))
     gauge = Gauge("strain", "strain", registry=CollectorRegistry())
-    admission = Admission(AdmissionLimits(max_in_flight=4))
+    admission = Admission(AdmissionLimits(max_in_flight=4, max_busy=1e9))
     return LoadWatch(admission, gauge, clock=lambda: clock_step_s * next(readings)), gauge
 
 

@@ -117,7 +117,7 @@ def make_world(root: Path) -> World:
     popular = Popular(live, features, 60.0)
     gate = LlmGate(Breaker(2, 60.0), LatencyPredictor(0.0), max_in_flight=8)
     report = Report(metrics)
-    admission = Admission(AdmissionLimits(max_in_flight=256, max_delay_s=60.0))
+    admission = Admission(AdmissionLimits(max_in_flight=256, max_delay_s=60.0, max_busy=1e9))
     load = LoadWatch(admission, metrics.strain)
     shelf = FakeShelf()
     explanations = Explanations(shelf, metrics.explanations)
