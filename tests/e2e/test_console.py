@@ -11,12 +11,12 @@ from services.gateway.drills import Part
 from tests.browser import chromium, quiet_page
 from tests.browser_checks import FAINT, NAMELESS, STRUCTURE, TOO_WIDE, ask
 from tests.servers import wait_for
-from tests.stack import Stack, new_user_id
+from tests.stack import Stack, new_user_id, rest_items
 
 WAIT_MS = 20_000
 DESK = {"width": 1400, "height": 1000}
 NUM_MODELS = 6
-FILMS = ("50", "181", "172", "174")
+NUM_CLICKS = 4
 
 
 @pytest.fixture(scope="module")
@@ -75,8 +75,8 @@ def until_tier(page: Page, name: str) -> None:
 def known_user(stack: Stack) -> str:
     """Make a user with a history long enough for the language model and without a stored list."""
     user_id = new_user_id()
-    for film in FILMS:
-        stack.sees_click(user_id, film)
+    for item_id in rest_items(stack.recommend(user_id))[:NUM_CLICKS]:
+        stack.sees_click(user_id, item_id)
     return user_id
 
 
@@ -145,7 +145,7 @@ def test_switching_parts_off_shifts_the_tiers(page: Page, stack: Stack) -> None:
     expect(page.locator("#history-note")).to_contain_text("The feature store is away")
     page.get_by_role("switch", name="Feature store").click()
     until_tier(page, "Language model")
-    expect(page.locator("#history > li")).to_have_count(len(FILMS))
+    expect(page.locator("#history > li")).to_have_count(NUM_CLICKS)
 
 
 def test_a_drill_is_told_to_everyone_who_looks(page: Page, browser: Browser, stack: Stack) -> None:
