@@ -16,7 +16,7 @@ import platform
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +36,27 @@ from services.contracts.access import Priority
 from services.settings import load_settings
 
 DEADLINE_MS = 200
-BEFORE_S, DURING_S, AFTER_S = 8.0, 14.0, 18.0
 _HIGH_OF = 4
 """One of so many requests is of normal priority, the others of high."""
+
+
+@dataclass(frozen=True, slots=True)
+class Phases:
+    """How long a row is well, broken, and left to recover."""
+
+    before_s: float = 8.0
+    during_s: float = 14.0
+    after_s: float = 18.0
+
+    @property
+    def mended_at_s(self) -> float:
+        """When what was broken is mended."""
+        return self.before_s + self.during_s
+
+    @property
+    def total_s(self) -> float:
+        """How long requests leave."""
+        return self.mended_at_s + self.after_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,24 +103,24 @@ class Planned:
     priority: Priority
 
 
-def plan_row(rate_rps: float, fault: Fault) -> list[Planned]:
+def plan_row(rate_rps: float, fault: Fault, phases: Phases) -> list[Planned]:
     """Give a row's requests in order of departure."""
-    total_s = BEFORE_S + DURING_S + AFTER_S
     base = [
         Planned(number / rate_rps, Priority.NORMAL if number % _HIGH_OF == 0 else Priority.HIGH)
-        for number in range(round(rate_rps * total_s))
+        for number in range(round(rate_rps * phases.total_s))
     ]
-    wave_rps = SPIKE_FACTOR * rate_rps if fault.is_spike else 0.0
-    wave = [
-        Planned(BEFORE_S + number / wave_rps if wave_rps else 0.0, Priority.LOW)
-        for number in range(round(wave_rps * DURING_S))
-    ]
+    wave_rps = SPIKE_FACTOR * rate_rps
+    num_wave = round(wave_rps * phases.during_s) if fault.is_spike else 0
+    wave = [Planned(phases.before_s + number / wave_rps, Priority.LOW) for number in range(num_wave)]
     return sorted(base + wave, key=lambda one: one.at_s)
 
 
-async def run_row(name: str, fault: Fault, scene: Scene, rate_rps: float, view: LiveView) -> dict[str, Any]:
+async def run_row(
+    name: str, scene: Scene, rate_rps: float, view: LiveView, phases: Phases = Phases()
+) -> dict[str, Any]:
     """Run one row on a stack that is well, and give its numbers."""
-    planned = plan_row(rate_rps, fault)
+    fault = FAULTS[name]
+    planned = plan_row(rate_rps, fault, phases)
     crowd = Crowd(scene.audience, len(planned))
     probe = EventProbe(scene.rest, scene.audience.item_ids[0])
     restarts = scene.victims.num_restarts()
@@ -114,11 +132,11 @@ async def run_row(name: str, fault: Fault, scene: Scene, rate_rps: float, view: 
     async def harm() -> float:
         """Break and mend at the right moments; give when it was mended, in seconds from the row's beginning."""
         view.phase = "health"
-        await asyncio.sleep(BEFORE_S)
+        await asyncio.sleep(phases.before_s)
         view.phase = "[red]fault[/]"
         await fault.begin(scene)
         back_s = time.perf_counter() - began_s
-        await asyncio.sleep(began_s + BEFORE_S + DURING_S - time.perf_counter())
+        await asyncio.sleep(began_s + phases.mended_at_s - time.perf_counter())
         if fault.end is not None:
             await fault.end(scene)
             back_s = time.perf_counter() - began_s
@@ -134,19 +152,24 @@ async def run_row(name: str, fault: Fault, scene: Scene, rate_rps: float, view: 
     await probe.finish()
     now = scene.victims.num_restarts()
     restarted = {part: now[part] - count for part, count in restarts.items() if now.get(part, 0) > count}
-    return {"fault": name, **row_of(planned, load, probe, back_s, scene.weights), "restarts": restarted}
+    return {"fault": name, **row_of(planned, load, probe, back_s, phases, scene.weights), "restarts": restarted}
 
 
 def row_of(
-    planned: Sequence[Planned], load: Load, probe: EventProbe, back_s: float, weights: dict[str, float]
+    planned: Sequence[Planned],
+    load: Load,
+    probe: EventProbe,
+    back_s: float,
+    phases: Phases,
+    weights: dict[str, float],
 ) -> dict[str, Any]:
-    """Put a row together."""
+    """Put a row together; `back_s` is when the dependency was back."""
     shots = sorted(load.shots, key=lambda shot: shot.number)
     base = [shot for shot in shots if planned[shot.number].priority is not Priority.LOW]
-    usual = degraded_share([shot for shot in base if shot.at_s < BEFORE_S])
+    usual = degraded_share([shot for shot in base if shot.at_s < phases.before_s])
     answers_s, events_s = answers_recovered_s(base, back_s, usual), probe.recovered_s(back_s)
     recovery_s = None if answers_s is None or events_s is None else round(max(answers_s, events_s), 2)
-    during = [shot for shot in base if BEFORE_S <= shot.at_s < max(BEFORE_S + DURING_S, back_s)]
+    during = [shot for shot in base if phases.before_s <= shot.at_s < phases.mended_at_s]
     acknowledged = [event for event in probe.events if event.acknowledged_s is not None]
     return {
         **summarise(shots, DEADLINE_MS, weights),
@@ -185,7 +208,7 @@ async def measure(options: argparse.Namespace, console: Console) -> dict[str, An
         "machine": {"cpus": os.cpu_count(), "arch": platform.machine(), "python": platform.python_version()},
         "rate_rps": options.rate,
         "deadline_ms": DEADLINE_MS,
-        "phases_s": {"before": BEFORE_S, "during": DURING_S, "after": AFTER_S},
+        "phases": asdict(Phases()),
         "rows": rows,
     }
 
@@ -200,7 +223,7 @@ async def _run_rows(
             await scene.until_well()
             view = LiveView(name, DEADLINE_MS)
             with Live(view, console=console, refresh_per_second=4, transient=True):
-                rows.append(await run_row(name, FAULTS[name], scene, options.rate, view))
+                rows.append(await run_row(name, scene, options.rate, view))
             console.print(_line(rows[-1]))
     return rows
 

@@ -1,0 +1,36 @@
+"""Faults through the proxy on a stack of its own, in small numbers: `pytest tests/e2e/test_chaos.py`."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from benchmarks.chaos_scene import Scene, scene_from
+from benchmarks.faults import DEADLINE_MS, Phases, run_row
+from benchmarks.live_view import LiveView
+from tests.stack import Stack
+
+PHASES = Phases(before_s=2, during_s=4, after_s=6)
+RATE_RPS = 8.0
+
+
+@pytest.fixture
+async def scene(stack: Stack) -> AsyncIterator[Scene]:
+    """A stack behind proxies, with a copy of the tests' state."""
+    async with scene_from(stack.settings.state_dir, None, is_wired=True) as made:
+        await made.until_well()
+        yield made
+
+
+async def test_faults_through_the_wire_and_a_spike(scene: Scene, stack: Stack) -> None:
+    """Every request is answered through all of it, the answers say what was away, and no acknowledged event is lost."""
+    rows = {
+        name: await run_row(name, scene, RATE_RPS, LiveView(name, DEADLINE_MS), PHASES)
+        for name in ("store-hang", "broker-stop", "low-priority-spike")
+    }
+
+    assert [row["availability"] for row in rows.values()] == [1, 1, 1]
+    assert [row["events"]["lost"] for row in rows.values()] == [0, 0, 0]
+    assert "features_away" in rows["store-hang"]["during"]["reasons"]
+    assert rows["broker-stop"]["events"]["acknowledged"] < rows["broker-stop"]["events"]["sent"]
+    assert rows["low-priority-spike"]["by_priority"]["low"]["num_requests"] == 12 * RATE_RPS * PHASES.during_s
+    assert stack.is_well()

@@ -1,0 +1,62 @@
+"""How a row of the fault matrix is planned and put together."""
+
+import pytest
+
+from benchmarks.event_probe import Event, EventProbe
+from benchmarks.faults import FAULTS, Phases, Planned, plan_row, row_of
+from benchmarks.load import Load, Outcome, Shot
+from services.contracts.access import Priority
+
+PHASES = Phases(before_s=2, during_s=3, after_s=5)
+WEIGHTS = {"llm": 1.0, "student": 0.5}
+
+
+def test_three_of_four_are_of_high_priority() -> None:
+    """At an even rate, from the beginning to the end."""
+    planned = plan_row(20, FAULTS["none"], PHASES)
+
+    assert len(planned) == 200
+    assert sum(one.priority is Priority.HIGH for one in planned) == 150
+    assert [one.at_s for one in planned] == pytest.approx([number / 20 for number in range(200)])
+
+
+def test_the_spike_adds_twelve_times_the_rate_of_low_priority() -> None:
+    """While the fault lasts; the others leave as ever."""
+    planned = plan_row(20, FAULTS["low-priority-spike"], PHASES)
+    low = [one.at_s for one in planned if one.priority is Priority.LOW]
+
+    assert len(low) == 12 * 20 * 3
+    assert (min(low), max(low) < 5) == (2, True)
+    assert [one for one in planned if one.priority is not Priority.LOW] == plan_row(20, FAULTS["none"], PHASES)
+
+
+def test_a_row_of_the_matrix() -> None:
+    """Down from second 2 to 5: the student answers until 6, one event is refused, one is taken and seen again at 5.5."""
+    planned = [Planned(number / 10, Priority.HIGH) for number in range(100)]
+    shots = [
+        Shot(0.01, 0.0, Outcome(is_ok=True, tier=tier, reason=reason), one.at_s, number)
+        for number, one in enumerate(planned)
+        for tier, reason in [("student", "llm_away") if 2 <= one.at_s < 6 else ("llm", "llm_in_time")]
+    ]
+    probe = EventProbe.__new__(EventProbe)
+    probe.events = [Event("a", 1, 1.0, 1.1, 1.2), Event("b", 2, 3.0), Event("c", 3, 5.2, 5.3, 5.5)]
+
+    row = row_of(planned, Load(shots, 10.0, 0.1), probe, 5.0, PHASES, WEIGHTS)
+
+    assert (row["availability"], row["deadline_met"], row["goodput"]) == (1, 1, 0.8)
+    assert (row["answers_recovered_s"], row["events_recovered_s"], row["recovery_s"]) == (1.0, 0.5, 1.0)
+    assert row["events"] == {"sent": 3, "acknowledged": 2, "lost": 0}
+    assert row["during"]["tiers"] == {"student": 1}
+
+
+def test_an_acknowledged_event_that_nobody_sees_is_lost() -> None:
+    """And without one that is seen there is no recovery."""
+    probe = EventProbe.__new__(EventProbe)
+    probe.events = [Event("a", 1, 6.0, 6.1)]
+    planned = [Planned(number / 10, Priority.HIGH) for number in range(100)]
+    shots = [Shot(0.01, 0, Outcome(True, "llm", "llm_in_time"), one.at_s, i) for i, one in enumerate(planned)]
+
+    row = row_of(planned, Load(shots, 10.0, 0.1), probe, 5.0, PHASES, WEIGHTS)
+
+    assert row["events"]["lost"] == 1
+    assert (row["answers_recovered_s"], row["recovery_s"]) == (0, None)
