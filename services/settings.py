@@ -96,7 +96,7 @@ class Settings(BaseSettings):
     """How long a caller waits for the broker to acknowledge events."""
     events_max_in_flight: int = Field(256, ge=1)
     gateway_max_ongoing: int = Field(256, ge=1)
-    """Requests that one gateway replica works on at once; as many again may wait, further ones are refused."""
+    """Requests that one gateway replica works on in full at once; further ones are answered from memory."""
     impressions_max_in_flight: int = Field(1_000, ge=1)
     llm_first_guess_s: float = Field(0.05, gt=0)
     """What the router takes the LLM's latency to be before it has seen any."""
