@@ -1,0 +1,298 @@
+"""The composition root: settings -> clients -> Ray Serve graph. The only file that knows everyone.
+
+    doors ── Gateway (one class, REST and gRPC) ── DataPlane ─┬─ FeatureReader (Redis)
+                                                              ├─ student (this process)
+                                                              ├─ producers (Kafka)
+                                                              └─ LlmHandle ──▶ LLM deployment
+
+Clients are built inside the replica, in its event loop. Importing this module loads neither Ray nor Feast nor torch.
+"""
+
+import asyncio
+import gc
+import time
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from fastapi import FastAPI
+from prometheus_client import REGISTRY
+
+from models.registry import BundleStore
+from services.autoscale import LATE_SHARE
+from services.contracts.access import ANYONE
+from services.contracts.rank import RankRequest
+from services.errors import TailraceError
+from services.features.event_times import read_event_times
+from services.features.explanations import RedisExplanations
+from services.features.reader import FeatureReader
+from services.features.repo import USER_HISTORY_TABLE, RepoAddress, ensure_applied
+from services.gateway.access import Access, KeyedAccess, OpenAccess
+from services.gateway.access_rates import Rates
+from services.gateway.access_ring import KeyRing
+from services.gateway.console.desk import Desk
+from services.gateway.console.door import add_console
+from services.gateway.console.strip import kept_for
+from services.gateway.console.watch import Watch
+from services.gateway.drills import DrilledLlm, DrilledStore, Drills, Store
+from services.gateway.events import RecordEvents
+from services.gateway.explanations import Explanations
+from services.gateway.impressions import Impressions
+from services.gateway.live_bundle import LiveBundle
+from services.gateway.llm_tier import Llm, LlmTier
+from services.gateway.load_watch import LoadWatch
+from services.gateway.plane import DataPlane
+from services.gateway.popular import Popular
+from services.gateway.producer import TopicProducer
+from services.gateway.recommend import Recommend
+from services.gateway.report import Report
+from services.gateway.rest import create_rest_app
+from services.gateway.rpc import RpcDoor
+from services.objectives import load_objectives
+from services.router.admission import Admission, AdmissionLimits
+from services.router.breaker import Breaker
+from services.router.deadline import DeadlineLimits
+from services.router.gate import LlmGate
+from services.router.predictor import LatencyPredictor
+from services.settings import Settings, load_settings
+from services.student.ranker import load_student
+from services.telemetry import GatewayMetrics, ProcessMetrics, configure_logging, node_registry, render_metrics
+from services.trace_export import open_tracing
+
+if TYPE_CHECKING:
+    from ray.serve import Application
+
+GRPC_SERVICERS = (
+    "services.gateway.rpc.add_recommender_to_server",
+    "grpc_health.v1.health_pb2_grpc.add_HealthServicer_to_server",
+)
+"""What Ray Serve registers at its gRPC server; calls reach the methods of `Gateway` by name."""
+
+WARM_UP_S = 10.0
+
+
+class Gateway:
+    """Both doors of one replica: HTTP through the ASGI app, gRPC through the methods below."""
+
+    def __init__(self, settings: Settings, llm: Any) -> None:
+        from services.llm.handle import LlmHandle
+
+        configure_logging(settings.log_level)
+        self._settings = settings
+        self._llm: Llm = LlmHandle(llm)
+        self._plane: DataPlane | None = None
+        self._desk: Desk | None = None
+        self._keys = open_keys(settings)
+        self._access = access_by(self._keys, settings.max_k)
+        self._tracing = open_tracing(settings.otlp_endpoint, settings.trace_share, "tailrace-gateway")
+        self._rpc = RpcDoor(self._running_plane, settings.max_body_bytes, self._access, self._tracing)
+
+    async def __serve_build_asgi_app__(self) -> FastAPI:
+        """Build the data plane in the serving loop, then the REST door; Ray Serve calls this before any request."""
+        features = open_features(self._settings)
+        drills = Drills(self._settings.drills_file)
+        store, llm = _drilled(self._settings, drills, features, self._llm)
+        self._plane = build_plane(self._settings, store, llm)
+        await self._plane.start()
+        if self._keys is not None:
+            await self._keys.start()
+        await warm_up(features, self._llm)
+        gc.collect()
+        gc.freeze()  # what lives now lives on; collections of it would only be pauses
+        folder = self._settings.metrics_dir
+        app = create_rest_app(
+            self._running_plane,
+            lambda: render_metrics(folder),
+            self._settings.max_body_bytes,
+            access=self._access,
+            tracing=self._tracing,
+        )
+        if self._settings.console:
+            self._desk = build_desk(self._settings, self._plane, store, drills)
+            await self._desk.start()
+            add_console(app, self._desk)
+        return app
+
+    async def Recommend(self, request: bytes, grpc_context: Any) -> Any:
+        """`tailrace.v1.Recommender/Recommend`."""
+        return await self._rpc.Recommend(request, grpc_context)
+
+    async def RecordEvents(self, request: bytes, grpc_context: Any) -> Any:
+        """`tailrace.v1.Recommender/RecordEvents`."""
+        return await self._rpc.RecordEvents(request, grpc_context)
+
+    async def Check(self, request: Any, grpc_context: Any) -> Any:
+        """`grpc.health.v1.Health/Check`."""
+        return await self._rpc.Check(request, grpc_context)
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Tell Ray Serve's autoscaler, which asks at intervals, what services.autoscale goes by."""
+        return {LATE_SHARE: self._plane.report.take_late_share() if self._plane else 0.0}
+
+    async def __del__(self) -> None:
+        """Ray Serve awaits this when the replica is stopped in good order."""
+        if self._desk is not None:
+            await self._desk.stop()
+        if self._plane is not None:
+            await self._plane.stop()
+        if self._keys is not None:
+            await self._keys.stop()
+        await asyncio.to_thread(self._tracing.stop)
+
+    def _running_plane(self) -> DataPlane:
+        assert self._plane is not None, "Ray Serve builds the app before it opens the doors"
+        return self._plane
+
+
+def build_app(settings: Settings) -> "Application":
+    """Bind the graph: the gateway in front of the LLM."""
+    from ray import serve
+    from ray.serve.config import BackpressureConfig
+
+    from services.llm.deployment import build_llm
+
+    deployment = serve.deployment(
+        name="Gateway",
+        num_replicas=settings.gateway_replicas,
+        max_ongoing_requests=4 * settings.gateway_max_ongoing,  # our own admission is asked long before Ray's queue fills
+        max_queued_requests=settings.gateway_max_ongoing,
+        backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1),
+        ray_actor_options={"num_cpus": 0},
+        health_check_period_s=5,
+        graceful_shutdown_timeout_s=5,
+    )(serve.ingress()(Gateway))
+    application: Application = deployment.bind(settings, build_llm(settings))
+    return application
+
+
+def build_from_environment(_args: dict[str, str]) -> "Application":
+    """Bind the graph from `TAILRACE_*`: what a Serve config names as its import path. Takes no arguments of the config."""
+    return build_app(load_settings())
+
+
+def open_keys(settings: Settings) -> KeyRing | None:
+    """Read the API keys; None without a keys file. Raises ConfigError for a bad one."""
+    if settings.api_keys_file is None:
+        return None
+    return KeyRing(settings.api_keys_file, settings.max_k, settings.gateway_replicas)
+
+
+def access_by(keys: KeyRing | None, max_k: int) -> Access:
+    """Decide by keys who may come in; without any, everybody may do everything."""
+    return OpenAccess(replace(ANYONE, max_k=max_k)) if keys is None else KeyedAccess(keys, Rates())
+
+
+def open_features(settings: Settings) -> FeatureReader:
+    """Open the feature store; no connection is made yet."""
+    address = _address(settings)
+    ensure_applied(address)
+    return FeatureReader(address, settings.topic_partitions)
+
+
+def _address(settings: Settings) -> RepoAddress:
+    return RepoAddress(settings.feature_repo_dir, settings.redis_address)
+
+
+async def warm_up(features: FeatureReader, llm: Llm) -> None:
+    """Pay for the first connection to the store and the first way to a replica before a request does. Never fails.
+
+    The LLM is asked for a bundle that does not exist, which costs it nothing.
+    """
+    question = RankRequest(
+        request_id="warm-up",
+        user_id=None,
+        bundle_version="none",
+        history_item_ids=(),
+        k=1,
+        deadline_unix_s=time.time() + WARM_UP_S,
+    )
+    for opening in (features.read("warm-up", WARM_UP_S), llm.rank(question, WARM_UP_S)):
+        with suppress(TailraceError):
+            await opening
+
+
+def _drilled(settings: Settings, drills: Drills, features: FeatureReader, llm: Llm) -> tuple[Store, Llm]:
+    """Put the console's switches in front of the ports, where there is a console."""
+    return (DrilledStore(features, drills), DrilledLlm(llm, drills)) if settings.console else (features, llm)
+
+
+def build_desk(settings: Settings, plane: DataPlane, store: Store, drills: Drills) -> Desk:
+    """Put together what the console asks; starts nothing."""
+    objectives, bundles = load_objectives(), BundleStore(settings.bundle_root)
+    table = _address(settings).table_path(USER_HISTORY_TABLE)
+    return Desk(
+        live=plane.live,
+        people=store,
+        event_times=lambda user_id: read_event_times(table, user_id),
+        watch=Watch(lambda: node_registry(settings.metrics_dir).collect(), kept_for(objectives)),
+        drills=drills,
+        objectives=objectives,
+        read_report=lambda version: bundles.open(version).report(),
+        default_deadline_ms=settings.default_deadline_ms,
+    )
+
+
+def build_plane(settings: Settings, features: Store, llm: Llm) -> DataPlane:
+    """Put the data plane of one process together. Call in the event loop that will serve; starts nothing."""
+    metrics = GatewayMetrics(REGISTRY)
+    ProcessMetrics(REGISTRY, "gateway")
+    metrics.llm_replicas_wanted.set(settings.llm_replicas)
+    report = Report(metrics)
+    live = LiveBundle(
+        BundleStore(settings.bundle_root),
+        load_student,
+        settings.bundle_poll_s,
+        metrics.bundle_info,
+        metrics.bundle_quality,
+    )
+    popular = Popular(live, features, settings.popular_refresh_s)
+    events = _producer(settings, settings.interactions_topic, settings.events_max_in_flight)
+    shown = _producer(settings, settings.impressions_topic, settings.impressions_max_in_flight)
+    load = LoadWatch(Admission(AdmissionLimits(max_in_flight=settings.gateway_max_ongoing)), metrics.strain)
+    explanations = Explanations(_explanation_store(settings), metrics.explanations)
+    recommend = Recommend(
+        live=live,
+        features=features,
+        llm=LlmTier(llm, _gate(settings), metrics.breaker_open),
+        popular=popular,
+        impressions=Impressions(shown, metrics.impressions),
+        report=report,
+        explanations=explanations,
+        load=load,
+        limits=_limits(settings),
+        feature_timeout_s=settings.feature_timeout_ms / 1_000,
+        min_history_for_llm=settings.min_history_for_llm,
+    )
+    record = RecordEvents(events, settings.max_events_per_request)
+    return DataPlane(
+        recommend=recommend,
+        record=record,
+        live=live,
+        popular=popular,
+        producers=(events, shown),
+        report=report,
+        explanations=explanations,
+        load=load,
+    )
+
+
+def _explanation_store(settings: Settings) -> RedisExplanations | None:
+    return RedisExplanations(settings.redis_address, settings.explain_keep_s) if settings.explain_keep_s else None
+
+
+def _producer(settings: Settings, topic: str, max_in_flight: int) -> TopicProducer:
+    return TopicProducer(settings.kafka_address, topic, settings.events_ack_timeout_s, max_in_flight)
+
+
+def _gate(settings: Settings) -> LlmGate:
+    breaker = Breaker(settings.breaker_failures, settings.breaker_open_s)
+    return LlmGate(breaker, LatencyPredictor(settings.llm_first_guess_s), settings.max_llm_in_flight)
+
+
+def _limits(settings: Settings) -> DeadlineLimits:
+    return DeadlineLimits(
+        default_ms=settings.default_deadline_ms,
+        min_ms=settings.min_deadline_ms,
+        max_ms=settings.max_deadline_ms,
+        reserve_ms=settings.deadline_reserve_ms,
+    )
