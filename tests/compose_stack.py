@@ -44,7 +44,7 @@ class ComposeStack(Stack):
         self.compose("up", "--detach", timeout_s=START_TIMEOUT_S)
         wait_for(lambda: self._is_ready(), START_TIMEOUT_S, f"an answer; see `docker compose -p {self.project} logs`")
         wait_for(self.is_well, 180.0, "healthy containers")
-        key = self.compose("run", "--rm", "keys", "show").strip()
+        key = self.compose("run", "--rm", "-T", "keys", "show-key").strip()
         self.rest.headers["authorization"] = f"Bearer {key}"
         self._channel = grpc.intercept_channel(grpc.insecure_channel(self.settings.grpc_address), _WithKey(key))
 

