@@ -1,0 +1,31 @@
+"""The fault matrix as a page shows it."""
+
+from typing import Any
+
+from benchmarks.fault_page import matrix, priorities
+
+PART: dict[str, Any] = {
+    "num_requests": 8,
+    "availability": 0.9995,
+    "deadline_met": 1.0,
+    "p99_ms": 12.34,
+    "tiers": {"llm": 0.25, "none": 0.05, "student": 0.7},
+}
+
+
+def test_one_line_per_fault() -> None:
+    """Numbers as they are; a row that did not recover says so."""
+    row = {**PART, "fault": "store-stop", "goodput": 0.9, "recovery_s": 1.5, "during": PART}
+
+    lines = matrix([row, {**row, "recovery_s": None}]).splitlines()
+
+    assert lines[2] == ("| store-stop | 99.95 % | 100.00 % | 12.3 | 0.900 | 1.5 s | student 70%, llm 25%, failed 5% |")
+    assert "not in this row" in lines[3]
+
+
+def test_the_classes_of_a_spike() -> None:
+    """A line for each class that called."""
+    lines = priorities({"by_priority": {"high": PART, "low": PART}}).splitlines()
+
+    assert len(lines) == 4
+    assert lines[2].startswith("| high | 8 | 99.95 % | 100.00 % | 12.3 |")
