@@ -111,7 +111,7 @@ class PageSession:
 
 def ports_for(settings: Settings) -> dict[int, int]:
     """Map the ports that pages name, the defaults and those of a second stack, to ports of this run."""
-    usual = Settings()
+    usual = Settings.model_construct()  # the defaults, whatever the environment says
     ports = {
         getattr(usual, name): getattr(settings, name)
         for name in ("http_port", "grpc_port", "metrics_port", "redis_port")
