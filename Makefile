@@ -8,10 +8,10 @@ PROTO := services/contracts/recommend.proto
 TESTS ?= tests
 
 .DEFAULT_GOAL := help
-.PHONY: help up down status test test-unit lint format proto slo docs bench lock
+.PHONY: help up down status test test-unit test-compose lint format proto slo docs bench lock
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 up: $(INSTALLED) ## start the whole stack here; trains on MovieLens-100k the first time
 	@exec $(BIN)/tailrace up
@@ -27,6 +27,9 @@ test: $(INSTALLED) ## run every test, against a real stack of their own
 
 test-unit: $(INSTALLED) ## run the tests that need no server
 	$(BIN)/pytest tests/unit
+
+test-compose: $(INSTALLED) ## run the end-to-end tests against docker compose
+	$(BIN)/pytest tests/e2e tests/compose --stack compose $(COMPOSE_OPTIONS)
 
 lint: $(INSTALLED) ## check style, types, import directions and test docstrings
 	$(BIN)/ruff check .
