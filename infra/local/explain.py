@@ -42,10 +42,10 @@ def ask(door: Door, request_id: str) -> dict[str, Any]:
         raise EnvironmentFault(
             f"no gateway answers at {door.url} ({error}); is the stack up? `tailrace status`"
         ) from error
-    if answer.status_code == httpx.codes.OK:
-        explanation: dict[str, Any] = answer.json()
-        return explanation
-    raise _refusal(answer)
+    body = _json(answer)
+    if answer.status_code == httpx.codes.OK and "sentences" in body:
+        return body
+    raise _refusal(answer, body.get("error"))
 
 
 def show(explanation: dict[str, Any], out: Console) -> None:
@@ -81,11 +81,18 @@ def bar(begin: float, length: float) -> str:
     return " " * first + "█" * count
 
 
-def _refusal(answer: httpx.Response) -> Exception:
-    """Say in one line what the door's refusal means here."""
+def _json(answer: httpx.Response) -> dict[str, Any]:
+    """Read a JSON object; anything else counts as an empty one."""
     try:
-        error = answer.json()["error"]
-    except (ValueError, KeyError, TypeError):
+        body = answer.json()
+    except ValueError:
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+def _refusal(answer: httpx.Response, error: Any) -> Exception:
+    """Say in one line what the door's refusal means here."""
+    if not isinstance(error, dict):
         return EnvironmentFault(f"{answer.url} is no Tailrace gateway: status {answer.status_code}")
     if answer.status_code == httpx.codes.NOT_FOUND:
         return NotFound(error["message"], error["fix"])

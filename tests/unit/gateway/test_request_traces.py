@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import grpc
 import httpx
@@ -130,6 +131,23 @@ async def test_log_lines_of_a_traced_request_name_the_trace(world: World, traced
 
     (line,) = [one for one in lines if one["event"] == "recommended"]
     assert line["trace_id"] == f"{0xC0FFEE:032x}"
+
+
+async def test_the_page_lists_what_spans_say(
+    world: World, traced_door: RestClient | RpcClient, recorder: Recorder
+) -> None:
+    """Every span and attribute of a request is in docs/traces.md."""
+    page = (Path(__file__).parents[3] / "docs" / "traces.md").read_text()
+    await traced_door.recommend({"user_id": "long"})
+    await traced_door.recommend({"user_id": "long", "k": 0})
+
+    names = {span.name for span in recorder.spans}
+    said = {name for span in recorder.spans for name in span.attributes or {} if not name.startswith("tailrace.fact.")}
+    spelled = {
+        f"`{name}`" if not name.startswith("tailrace.") else f".{name.removeprefix('tailrace.')}`" for name in said
+    }
+    assert not {name for name in names if f"`{name}`" not in page}
+    assert not {words for words in spelled if words not in page}
 
 
 async def test_an_explanation_names_the_trace(world: World, traced_rest: RestClient) -> None:
