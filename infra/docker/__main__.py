@@ -84,6 +84,8 @@ def _pipeline(settings: Settings) -> int:
 def _serve(settings: Settings) -> int:
     from infra.local.ray_home import make_ray_home, ray_environment
 
+    if settings.tls_dir is not None:
+        raise ConfigError("TAILRACE_TLS_DIR: this container's doors speak plainly; put a proxy with TLS before them")
     home = make_ray_home(settings.state_dir)
     return run_beside_metrics(_python("infra.local.serve"), ray_environment(home), settings)
 
