@@ -24,7 +24,9 @@ from ray.serve._private.deployment_info import DeploymentInfo
 from ray.serve.schema import ServeApplicationSchema
 
 config = ServeApplicationSchema.model_validate_json(sys.stdin.read())
-built = build_app(call_builder(import_attr(config.import_path), config.args), name=config.name)
+built = build_app(
+    call_builder(import_attr(config.import_path), config.args), name=config.name, make_deployment_handle=lambda *_: None
+)
 infos = {
     one.name: DeploymentInfo(deployment_config=one._deployment_config, replica_config=one._replica_config, start_time_ms=0, deployer_job_id="0")
     for one in built.deployments

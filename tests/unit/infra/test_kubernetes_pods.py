@@ -192,6 +192,14 @@ def test_a_drained_node_takes_one_of_a_kind(overlay: str) -> None:
             assert budget["maxUnavailable"] == 1
 
 
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_ray_has_probes_of_our_own(overlay: str) -> None:
+    """KubeRay puts its own where one is missing, and those need wget, which the image lacks."""
+    for name in sorted(RAY):
+        container = pod_of(render(overlay), name).containers()[0]
+        assert {"livenessProbe", "readinessProbe"} <= container.keys(), name
+
+
 def test_images_come_from_one_place() -> None:
     """Our containers run one image at one version; only the llm group of `gpu` runs its CUDA variant."""
     images = {

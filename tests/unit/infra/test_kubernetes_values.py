@@ -211,7 +211,7 @@ def test_processes_that_count_share_one_folder_with_the_endpoint(overlay: str) -
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_probes_ask_what_answers(overlay: str) -> None:
-    """Paths of probes: the metrics endpoint's own, and the one that HAProxy serves for Ray."""
+    """Paths of probes: the metrics endpoint's own, HAProxy's, and the two of Ray that ask for no token."""
     asked = {
         (probe["httpGet"]["port"], probe["httpGet"]["path"])
         for pod in pods(render(overlay))
@@ -219,7 +219,10 @@ def test_probes_ask_what_answers(overlay: str) -> None:
         for key, probe in container.items()
         if key.endswith("Probe") and "httpGet" in probe
     }
-    assert asked == {("node-metrics", "/healthz")} | ({("serve", "/-/healthz")} if overlay == "dev" else set())
+    rays_own = {("dashboard", "/api/gcs_healthz"), ("agent", "/api/local_raylet_healthz")}
+    assert asked - rays_own == {("node-metrics", "/healthz")} | (
+        {("serve", "/-/healthz")} if overlay == "dev" else set()
+    )
     heartbeat = Settings(state_dir=Path("/var/lib/tailrace"), worker_index=3).worker_heartbeat
     stream = pod_of(render(overlay), "tailrace-stream")
     for probe in ("startupProbe", "livenessProbe"):
