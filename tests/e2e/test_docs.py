@@ -22,7 +22,8 @@ from tests.stack import Stack
 BLOCK_TIMEOUT_S = 600
 NOT_IN_SCRATCH = {".git", ".tailrace", ".pytest_cache", ".hypothesis", ".mypy_cache", ".ruff_cache"}
 EXIT_CODE = re.compile(r"\(exit code (\d+)\)")
-PORTS_OF_A_SECOND_STACK = (8010, 9010, 9110, 6390, 9192)
+FURTHER_PORTS = (8010, 9010, 9110, 6390, 9192, 8443, 9443)
+"""What pages use beside the defaults; each run takes free ports for them."""
 SESSION = """
 set -eo pipefail
 [ ! -f "$DOCS_SESSION" ] || . "$DOCS_SESSION"
@@ -110,11 +111,11 @@ class PageSession:
 
 
 def ports_for(settings: Settings) -> dict[int, int]:
-    """Map the ports that pages name, the defaults and those of a second stack, to ports of this run."""
+    """Map the ports that pages name, the defaults and further ones, to ports of this run."""
     usual = Settings.model_construct()  # the defaults, whatever the environment says
     ports = {
         getattr(usual, name): getattr(settings, name)
         for name in ("http_port", "grpc_port", "metrics_port", "redis_port")
     }
     ports[int(usual.kafka_bootstrap.rpartition(":")[2])] = int(settings.kafka_bootstrap.rpartition(":")[2])
-    return {**{port: free_port() for port in PORTS_OF_A_SECOND_STACK}, **ports}
+    return {**{port: free_port() for port in FURTHER_PORTS}, **ports}
