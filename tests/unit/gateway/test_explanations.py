@@ -1,6 +1,7 @@
 """Why a request was answered as it was: found by its id for a while, never on a request's path, never at another's cost."""
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -104,6 +105,32 @@ async def test_the_llms_own_numbers_are_told(world: World, rest: RestClient) -> 
     assert in_time["llm"]["num_prompt_tokens"] == 1
     assert away["llm"] == {**dict.fromkeys(in_time["llm"]), "outcome": "away"}
     assert (away["planned_tier"], away["tier"], away["reason"]) == ("llm", "student", "llm_away")
+
+
+async def test_a_shed_request_says_so(world: World, rest: RestClient) -> None:
+    """Nothing was read for it, and the words say why."""
+    look_s = time.monotonic() + 86_400
+    while world.admission.strain < 2:
+        look_s += 0.5
+        world.admission.looked(look_s, 1_200.0, 0.0)
+    await rest.recommend({"user_id": "long", "request_id": "shed"})
+
+    told = await explained(world, rest, "shed")
+
+    assert (told["tier"], told["reason"], told["list_state"]) == ("popular", "shed", "not_read")
+    assert any("shed this caller's class" in sentence for sentence in told["sentences"])
+
+
+async def test_a_late_llm_says_what_was_predicted(world: World, rest: RestClient) -> None:
+    """The student answered instead, after the wait for the LLM."""
+    world.llm.delay_s = 3_600
+    await rest.recommend({"user_id": "long", "request_id": "late", "deadline_ms": 200})
+
+    told = await explained(world, rest, "late")
+
+    assert (told["tier"], told["reason"], told["planned_tier"]) == ("student", "llm_late", "llm")
+    assert any("had not come when the time was up" in sentence for sentence in told["sentences"])
+    assert any("The stage that took the most is llm" in sentence for sentence in told["sentences"])
 
 
 async def test_a_refused_request_explains_itself_too(
