@@ -123,6 +123,7 @@ async def rest(world: World, access: KeyedAccess) -> AsyncIterator[RestDoor]:
         """An administrative act."""
 
         async def work(call: Call) -> Any:
+            """Say who did it."""
             return json_response({"by": call.admitted.key_id})
 
         return await guarded(http, work, scope=Scope.ADMIN)
