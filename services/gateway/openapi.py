@@ -14,6 +14,7 @@ from services.gateway.rest_schema import (
     ErrorBody,
     EventBody,
     EventsBody,
+    ExplanationBody,
     RecommendationBody,
     RecommendBody,
     RecordedBody,
@@ -32,6 +33,13 @@ _DEADLINE_HEADER = {
     "in": "header",
     "schema": {"type": "integer", "minimum": 1, "maximum": 60_000},
     "description": "Milliseconds from arrival; the body's deadline_ms wins",
+}
+_REQUEST_ID_IN_PATH = {
+    "name": "request_id",
+    "in": "path",
+    "required": True,
+    "schema": {"type": "string"},
+    "description": "As the answer or the error said it",
 }
 _REQUEST_ID_HEADER = {
     "name": "X-Request-Id",
@@ -56,6 +64,16 @@ def doc_of(path: str) -> dict[str, Any]:
         case "/v1/events":
             examples = [{"events": [_EVENT]}, _EVENT]
             return _doc("Record events", RecordedBody, (EventsBody, EventBody), examples, [_REQUEST_ID_HEADER])
+        case "/v1/explanations/{request_id:path}":
+            return {
+                "summary": "Explain a recent request",
+                "responses": {
+                    200: {"model": ExplanationBody},
+                    404: {"model": ErrorBody, "description": "Unknown, or not kept any more"},
+                    503: {"model": ErrorBody, "description": "The store of explanations is away"},
+                },
+                "openapi_extra": {"parameters": [_REQUEST_ID_IN_PATH]},
+            }
         case _:
             return {}
 

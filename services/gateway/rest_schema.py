@@ -80,6 +80,55 @@ class RecommendationBody(_Body):
     stages_ms: dict[str, float] = Field(description="Milliseconds by stage")
 
 
+class StageTimeBody(_Body):
+    """One stage; stages may overlap."""
+
+    name: str = Field(examples=["features"])
+    offset_ms: float = Field(description="From the request's arrival to its beginning")
+    duration_ms: float
+
+
+class LlmPartBody(_Body):
+    """How asking the LLM ended; counts and times only when it answered in time."""
+
+    outcome: str = Field(examples=["in_time"])
+    num_prompt_tokens: int | None
+    num_cached_tokens: int | None
+    num_steps: int | None
+    queue_ms: float | None
+    compute_ms: float | None
+    decode_ms: float | None
+
+
+class ExplanationBody(_Body):
+    """Why a request was answered as it was; what a refusal cannot have is null."""
+
+    request_id: str
+    door: str = Field(examples=["rest"])
+    outcome: str = Field(description='"ok", or the error\'s code')
+    at_unix_ms: int
+    message: str | None = Field(description="What a refused caller was told")
+    trace_id: str | None
+    user_id: str | None
+    caller: str | None
+    priority: str | None
+    tier: str | None
+    reason: str | None
+    planned_tier: str | None = Field(description="The first decision, before anything was ranked")
+    planned_reason: str | None
+    bundle_version: str | None
+    k: int | None
+    num_items: int | None
+    deadline_ms: int | None
+    elapsed_ms: float | None
+    feature_age_ms: int | None
+    list_state: str | None = Field(description="What became of the user's stored list")
+    facts: dict[str, bool | int | float] = Field(description="What the policy decided by")
+    llm: LlmPartBody | None
+    stages: list[StageTimeBody]
+    sentences: list[str] = Field(description="All of it in words")
+
+
 class RecordedBody(_Body):
     """How many events the broker has, and their ids in the order sent."""
 

@@ -11,6 +11,7 @@ from services.errors import DependencyAway, NotFound
 from services.gateway import explanations as module
 from services.gateway.explaining import Refused
 from services.gateway.explanations import Explanations
+from services.gateway.rest_schema import ExplanationBody
 from services.telemetry import GatewayMetrics
 from tests.fakes import FakeShelf
 from tests.servers import wait_for
@@ -56,6 +57,7 @@ async def explained(world: World, rest: RestClient, request_id: str) -> dict[str
     await world.plane.explanations.flush()
     found = await rest.http.get(f"/v1/explanations/{request_id}")
     assert found.status_code == 200, found.text
+    ExplanationBody.model_validate_json(found.content)  # as it is documented
     told: dict[str, Any] = found.json()
     return told
 
