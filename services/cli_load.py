@@ -8,8 +8,6 @@ from typing import Annotated
 
 import typer
 
-from services.settings import inherited_environment, load_settings
-
 bench_app = typer.Typer(
     help="Measure the running stack: load per tier and door, then freshness. `bench load` sends one shape of load."
 )
@@ -76,6 +74,8 @@ def chaos(
 
 def _run(module: str, *arguments: str) -> None:
     """Run a benchmark on these settings; ends with its code when it fails."""
+    from services.settings import inherited_environment, load_settings
+
     settings = load_settings()
     done = subprocess.run(
         [sys.executable, "-m", f"benchmarks.{module}", *arguments],
