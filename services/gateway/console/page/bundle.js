@@ -37,7 +37,7 @@ function note({ num_items, num_parameters, multiply_adds, quality }) {
   const parts = [`${num_items.toLocaleString("en")} items`]
   if (num_parameters) parts.push(`a decoder of ${num_parameters.toLocaleString("en")} parameters`)
   if (multiply_adds.decoder && multiply_adds.student) parts.push(`a student that works ${Math.round(multiply_adds.decoder / multiply_adds.student)} times less`)
-  if (quality.num_test_users) parts.push(`judged on ${quality.num_test_users.toLocaleString("en")} users of ${quality.dataset || "the data set"}: the next item, ranked among all, seen ones left out`)
+  if (quality.num_test_users) parts.push(`judged on ${quality.num_test_users.toLocaleString("en")} users (${quality.dataset || "no name"}): the next item, ranked among all, seen ones left out`)
   return `${parts.join(", ")}.`
 }
 
