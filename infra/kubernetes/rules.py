@@ -28,7 +28,8 @@ def prometheus_rule(rules: Path) -> dict[str, Any]:
 
 def render(rules: Path) -> str:
     """Give the manifest's text."""
-    return _HEAD + yaml.safe_dump(prometheus_rule(rules), sort_keys=False, width=150, allow_unicode=True)
+    text: str = yaml.safe_dump(prometheus_rule(rules), sort_keys=False, width=150, allow_unicode=True)
+    return _HEAD + text
 
 
 def main() -> None:
