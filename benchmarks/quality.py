@@ -1,15 +1,17 @@
 """How good the models are: the protocol of pipelines/evaluate.py over several seeds, beside all baselines.
 
-    python -m benchmarks.quality --json OUT [--seeds 3] [--state FOLDER] [--sequences FOLDER]
+    python -m benchmarks.quality --json OUT [--seeds 3] [--state FOLDER] [--sequences FOLDER] [--epochs N]
 
 Default data: ml-100k. `--sequences` takes a folder with `sequences.txt` (`user item item ...`, in time order) and
 `items.jsonl` instead. Histories come from the feature store, as in the pipeline; each seed trains decoder, student and twin
-anew. Stages that the state folder has already are taken from there.
+anew. Stages that the state folder has already are taken from there. `--epochs` cuts training short, to see that it runs:
+its numbers mean nothing.
 """
 
 import argparse
 import json
 import platform
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -60,17 +62,19 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--state", type=Path, metavar="FOLDER", help="keeps the stages (default: this stack's state)")
     parser.add_argument("--sequences", type=Path, metavar="FOLDER", help="data other than ml-100k")
+    parser.add_argument("--epochs", type=int, help="of decoder and student, instead of their usual numbers")
     return parser.parse_args()
 
 
 def _pipeline(options: argparse.Namespace, state_dir: Path, seed: int) -> "PipelineOptions":
+    from pipelines.recipe import decoder_recipe, student_recipe
     from pipelines.run import PipelineOptions
 
     chosen = PipelineOptions(until="evaluate", with_live_log=False)
     if options.sequences is not None:
         events, items = as_tables(options.sequences, state_dir / "tables")
         chosen = replace(chosen, events=events, items=items)
-    return replace(chosen, train=replace(chosen.train, seed=seed), distill=replace(chosen.distill, seed=seed))
+    return replace(chosen, train=decoder_recipe(options.epochs, seed), distill=student_recipe(options.epochs, seed))
 
 
 def _places(settings: Settings, state_dir: Path) -> "Places":
@@ -117,7 +121,7 @@ def _summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
         for name in models
     }
     return {
-        "command": f"python -m benchmarks.quality --json OUT --seeds {len(runs)}",
+        "command": f"python -m benchmarks.quality {' '.join(sys.argv[1:])}",
         "machine": {"processor": platform.processor() or platform.machine(), "python": platform.python_version()},
         "dataset": runs[0]["dataset"],
         "protocol": runs[0]["protocol"],
