@@ -18,6 +18,7 @@ from tests.stack import ROOT, START_TIMEOUT_S, Stack
 
 SERVICES = {"valkey": "redis", "broker": "kafka", "worker": "worker", "serve": "serve"}
 """The parts of the embedded stack, and which service stands for each."""
+ASK_THE_DOORS = {"explain"}
 METERED = ("serve", "worker")
 LABEL = "com.docker.compose.project"
 _READ_METRICS = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:9100/metrics').read().decode())"
@@ -33,6 +34,7 @@ class ComposeStack(Stack):
         self._keep = keep
         self._build = build
         self._channel: grpc.Channel | None = None
+        self._key = ""
         self._grafana_and_prometheus = {name: str(free_port()) for name in ("GRAFANA_PORT", "PROMETHEUS_PORT")}
         self.settings = Settings(http_port=free_port(), grpc_port=free_port(), gateway_replicas=2)
         self.rest = httpx.Client(base_url=f"http://{HOST}:{self.settings.http_port}", timeout=20.0)
@@ -44,13 +46,14 @@ class ComposeStack(Stack):
         self.compose("up", "--detach", timeout_s=START_TIMEOUT_S)
         wait_for(lambda: self._is_ready(), START_TIMEOUT_S, f"an answer; see `docker compose -p {self.project} logs`")
         wait_for(self.is_well, 180.0, "healthy containers")
-        key = self.compose("run", "--rm", "-T", "keys", "show-key").strip()
-        self.rest.headers["authorization"] = f"Bearer {key}"
-        self._channel = grpc.intercept_channel(grpc.insecure_channel(self.settings.grpc_address), _WithKey(key))
+        self._key = self.compose("run", "--rm", "-T", "keys", "show-key").strip()
+        self.rest.headers["authorization"] = f"Bearer {self._key}"
+        self._channel = grpc.intercept_channel(grpc.insecure_channel(self.settings.grpc_address), _WithKey(self._key))
 
     def command(self, *arguments: str, timeout_s: float = 120.0) -> "subprocess.CompletedProcess[str]":
-        """Run `tailrace ...` in the serving container."""
-        command = ["docker", "exec", self.container("serve"), "tailrace", *arguments]
+        """Run `tailrace ...` in the serving container, with the operator's key where it asks the doors."""
+        key = ("--key", self._key) if arguments[0] in ASK_THE_DOORS else ()
+        command = ["docker", "exec", self.container("serve"), "tailrace", *arguments, *key]
         return subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout_s)
 
     def stop(self) -> None:

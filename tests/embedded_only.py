@@ -2,6 +2,7 @@
 
 REASONS = {
     "test_stack_lifecycle.py": "is about `tailrace up` and its processes; tests/compose has its own",
+    "test_chaos.py": "puts proxies between the parts of the embedded stack",
     "test_docs.py": "runs the pages' commands, which name the embedded stack's ports",
     "test_console.py": "opens pages without an API key",
     "test_dashboards.py": "scrapes the metrics' port, which compose does not publish",

@@ -43,7 +43,7 @@ def test_a_restart_loses_no_event_and_no_feature(composed: ComposeStack) -> None
 
     composed.restart(*DURABLE)
     answer = composed.sees(user_id, last_ms, timeout_s=60.0)
-    everything = composed.recommend(user_id, k=2_000, deadline_ms=4_000)
+    everything = composed.recommend(user_id, k=1_000, deadline_ms=4_000)
 
     assert answer["newest_event_time_ms"] == last_ms
     assert not set(CLICKED) & set(rest_items(everything)), "what was clicked is seen, so none of it is shown"
@@ -58,7 +58,7 @@ def test_a_killed_worker_loses_no_event(composed: ComposeStack) -> None:
     composed.kill("worker")
     composed.sees(user_id, last_ms, timeout_s=60.0)
 
-    assert not set(CLICKED) & set(rest_items(composed.recommend(user_id, k=2_000, deadline_ms=4_000)))
+    assert not set(CLICKED) & set(rest_items(composed.recommend(user_id, k=1_000, deadline_ms=4_000)))
 
 
 def test_a_restart_of_the_broker_loses_no_event(composed: ComposeStack) -> None:
@@ -71,7 +71,7 @@ def test_a_restart_of_the_broker_loses_no_event(composed: ComposeStack) -> None:
         composed.compose("restart", "kafka", timeout_s=120.0)
     composed.sees(user_id, last_ms, timeout_s=120.0)
 
-    assert not set(CLICKED) & set(rest_items(composed.recommend(user_id, k=2_000, deadline_ms=4_000)))
+    assert not set(CLICKED) & set(rest_items(composed.recommend(user_id, k=1_000, deadline_ms=4_000)))
 
 
 def test_a_second_up_changes_nothing(composed: ComposeStack) -> None:
