@@ -145,4 +145,6 @@ def make_world(root: Path) -> World:
         explanations=explanations,
         load=load,
     )
-    return World(features, llm, student, events, impressions, metrics, registry, live, popular, admission, plane, root, shelf)
+    return World(
+        features, llm, student, events, impressions, metrics, registry, live, popular, admission, plane, root, shelf
+    )
