@@ -20,7 +20,6 @@ MAX_BUSY = 0.6
 """The share of a core that is planned with; the rest is for bursts, since waiting grows steeply beyond."""
 PROMPT_ITEMS = 200
 FLOAT_BYTES = 4
-_MEASURED_RATE = 25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +168,8 @@ def _notes(demand: Demand, measured: Mapping[str, Any]) -> list[str]:
     machine, bundle = measured["machine"], measured["bundle"]
     basis = (
         f"Measured {measured['time']} on {machine['cpus']} {machine['arch']} cores with a decoder of {bundle['layers']} layers"
-        f" of {bundle['hidden_size']} over {bundle['num_items']} items; other processors and models differ. Measure yours:"
+        f" of {bundle['hidden_size']} over {bundle['num_items']} items, at a load average of {measured['load_average_1m']:g}: on quiet cores it costs less,"
+        " on other processors and with other models it differs. Measure yours:"
         " python -m benchmarks.capacity --json OUT, then --basis OUT."
     )
     notes = [basis]
@@ -178,9 +178,8 @@ def _notes(demand: Demand, measured: Mapping[str, Any]) -> list[str]:
             f"Catalogues above {bundle['num_items']} items are reckoned: one product over all items in each model "
             f"({measured['head_ms_per_100k_items']} ms per 100,000 items, measured alone) and the weights' size."
         )
-    if demand.rate > _MEASURED_RATE:
+    if demand.rate > measured["rate"]:
         notes.append(
-            f"CPU time per request was measured at some {_MEASURED_RATE} requests a second and is taken to hold at {demand.rate:g};"
-            " one replica above its measured rate was not run."
+            f"CPU time per request was measured at {measured['rate']:g} requests a second and is taken to hold at {demand.rate:g}."
         )
     return notes

@@ -13,6 +13,8 @@ MEASURED: dict[str, Any] = {
     "benchmark": "capacity",
     "time": "2026-11-21T08:00:00Z",
     "machine": {"cpus": 2, "arch": "x86_64"},
+    "rate": 25.0,
+    "load_average_1m": 0.5,
     "bundle": {
         "num_items": 1_000,
         "layers": 2,
