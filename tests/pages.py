@@ -85,7 +85,7 @@ def missing_lines(expected: tuple[str, ...], output: str) -> list[str]:
     """Give the expected lines that the output does not have, each looked for behind the one before; `...` is any text."""
     place, missing = 0, []
     for line in expected:
-        pattern = r"[^\n]*".join(r"\s+".join(map(re.escape, part.split())) for part in line.split("..."))
+        pattern = r"[^\n]*?".join(r"\s+".join(map(re.escape, part.split())) for part in line.split("..."))
         if set(line) == {"."}:
             continue
         if (found := re.compile(pattern).search(output, place)) is None:

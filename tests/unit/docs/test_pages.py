@@ -66,6 +66,7 @@ def test_a_fence_left_open_is_refused() -> None:
         (("one ... two",), ["one ... two"]),
         (("o...1", "..."), []),
         (("t.o",), ["t.o"]),
+        (("ze...", "ro"), []),
     ],
 )
 def test_expected_lines_are_found_in_order(expected: tuple[str, ...], missing: list[str]) -> None:
