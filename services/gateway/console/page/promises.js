@@ -1,7 +1,7 @@
 // The strip of promises: each objective, how it was kept, and how much of what may go wrong is left.
 
 import { byId, make, setText } from "./dom.js"
-import { TIER_NAMES, percent, plural } from "./words.js"
+import { TIER_NAMES, percent } from "./words.js"
 
 const SHORT = { availability: "Answered", deadline: "In time", freshness: "Fresh", agreement: "Student agrees", precomputed_age: "Lists young" }
 const LATENCY = "latency_"
@@ -21,7 +21,7 @@ function tile(promise) {
     "li",
     { class: "tile", data: { health: health(promise), promise: promise.name }, title: promise.title },
     make("h3", {}, SHORT[promise.name] ?? promise.name),
-    make("p", { class: "value" }, percent(promise.good_share), make("small", {}, ` of ${plural(promise.num_total, "one", "")}`.replace(" one", ""))),
+    make("p", { class: "value" }, percent(promise.good_share), promise.num_total ? make("small", {}, ` of ${promise.num_total.toLocaleString("en")}`) : null),
     meter(promise),
     make("p", { class: "fine" }, promise.title),
   )

@@ -48,9 +48,9 @@ export function milliseconds(ms) {
 // A share such as 0.9987 with as many digits as tell it from 100 %.
 export function percent(share) {
   if (share === null || share === undefined) return "–"
-  if (share === 1) return "100 %"
+  if (share === 1) return "100\u00a0%"
   const digits = share > 0.999 ? 3 : share > 0.99 ? 2 : 1
-  return `${Math.min(100 * share, 100 - 10 ** -digits).toFixed(digits)} %`
+  return `${Math.min(100 * share, 100 - 10 ** -digits).toFixed(digits)}\u00a0%`
 }
 
 export function ago(ms, now = Date.now()) {
