@@ -51,7 +51,7 @@ class Settings(BaseSettings):
     inner_http_port: int = Field(18_000, ge=1, le=65_535)
     """Behind TLS the REST door listens here, on loopback, and the edge has its port."""
     inner_grpc_port: int = Field(19_000, ge=1, le=65_535)
-    max_k: int = Field(1_000, ge=1)
+    max_k: int = Field(2_000, ge=1)
     """Requests for more items are refused before anything is read for them."""
 
     # what it stands on

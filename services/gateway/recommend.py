@@ -87,8 +87,8 @@ class Recommend:
     async def __call__(self, request: RecommendRequest, arrived_s: float, door: str, caller: Caller) -> Recommendation:
         """Answer one request of `caller` that arrived at `arrived_s` (monotonic seconds) through `door`.
 
-        Raises InvalidRequest for more items than the caller may ask for and filters that name what the catalogue lacks, DependencyAway before the first bundle,
-        Overloaded when a caller of this priority gets no answer even from memory.
+        Raises InvalidRequest for more items than the caller may ask for and for filters that name what the catalogue
+        lacks, DependencyAway before the first bundle, Overloaded when this priority gets no answer even from memory.
         """
         request.check_k(caller.max_k)
         live = self._live.current()
