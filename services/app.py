@@ -154,8 +154,8 @@ def build_app(settings: Settings) -> "Application":
     deployment = serve.deployment(
         name="Gateway",
         num_replicas=settings.gateway_replicas,
-        max_ongoing_requests=4
-        * settings.gateway_max_ongoing,  # our own admission is asked long before Ray's queue fills
+        # our own admission is asked long before Ray's queue fills
+        max_ongoing_requests=4 * settings.gateway_max_ongoing,
         max_queued_requests=settings.gateway_max_ongoing,
         backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1),
         ray_actor_options={"num_cpus": 0},

@@ -319,6 +319,7 @@ async def test_a_folder_that_cannot_be_read_costs_one_sample(console: Console) -
     failing = iter([OSError("gone"), None])
 
     def scrape() -> Any:
+        """Fail once."""
         if error := next(failing):
             raise error
         return []
