@@ -17,6 +17,7 @@ from services.cli_load import bench_app, chaos
 from services.errors import TailraceError
 
 if TYPE_CHECKING:
+    from pipelines.run import Places
     from services.settings import Settings
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
@@ -138,8 +139,7 @@ def pipeline(
     from infra.local.store import feature_store
     from pipelines.gate import GateOptions
     from pipelines.recipe import decoder_recipe, student_recipe
-    from pipelines.run import PipelineOptions, Places, run_pipeline
-    from services.features.repo import RepoAddress
+    from pipelines.run import PipelineOptions, run_pipeline
 
     settings = _settings()
     options = PipelineOptions(
@@ -152,16 +152,27 @@ def pipeline(
         distill=student_recipe(student_epochs, seed),
         gate=GateOptions(baseline=baseline, min_student_share=min_student_share),
     )
-    places = Places(
-        state_dir=settings.state_dir,
-        cache_dir=settings.cache_dir,
-        bundle_root=settings.bundle_root,
-        offline_log_dir=settings.offline_log_dir,
-        feature_repo=RepoAddress(settings.feature_repo_dir, settings.redis_address),
-        history_max_items=settings.history_max_items,
-    )
     with feature_store(settings, _say):
-        run_pipeline(options, places, out)
+        run_pipeline(options, _places(settings), out)
+
+
+@app.command()
+def precompute(
+    events: Annotated[Path | None, typer.Option(help="Your own events, as for `tailrace pipeline`.")] = None,
+    items: Annotated[Path | None, typer.Option(help="Your own items, with --events.")] = None,
+    num_users: Annotated[int, typer.Option(help="How many of the busiest users get a list.", min=1)] = 300,
+) -> None:
+    """Make the stored lists anew for the live bundle; nothing is trained. Run it as often as lists should be young."""
+    from infra.local.store import feature_store
+    from pipelines.precompute import PrecomputeOptions
+    from pipelines.refresh import refresh_lists
+    from pipelines.run import PipelineOptions
+
+    settings = _settings()
+    options = PipelineOptions(events=events, items=items, precompute=PrecomputeOptions(num_users=num_users))
+    with feature_store(settings, _say):
+        num_lists = refresh_lists(options, _places(settings), out)
+    out.print(f"{num_lists} lists are fresh")
 
 
 @app.command()
@@ -271,6 +282,20 @@ def bundle_row(report: dict[str, Any]) -> list[str]:
     """Give a bundle's cells from its evaluation report; a dash for what was not measured."""
     measured = [report.get("metrics", {}).get(model, {}) for model in ("decoder", "student", "item_knn")]
     return [str(report.get("dataset", "-")), *(f"{one['ndcg@10']:.4f}" if one else "-" for one in measured)]
+
+
+def _places(settings: "Settings") -> "Places":
+    from pipelines.run import Places
+    from services.features.repo import RepoAddress
+
+    return Places(
+        state_dir=settings.state_dir,
+        cache_dir=settings.cache_dir,
+        bundle_root=settings.bundle_root,
+        offline_log_dir=settings.offline_log_dir,
+        feature_repo=RepoAddress(settings.feature_repo_dir, settings.redis_address),
+        history_max_items=settings.history_max_items,
+    )
 
 
 def _say(line: str) -> None:

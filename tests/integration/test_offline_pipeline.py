@@ -1,5 +1,6 @@
 """The whole offline flow on a made-up data set and a real store. Run: pytest tests/integration/test_offline_pipeline.py"""
 
+import asyncio
 import io
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,10 +13,13 @@ from rich.console import Console
 from models.registry import BundleStore
 from pipelines.gate import GateOptions
 from pipelines.precompute import PrecomputeOptions
+from pipelines.refresh import refresh_lists
 from pipelines.run import STAGES, PipelineOptions, Places, run_pipeline
+from services.contracts.features import UserFeatures
 from services.errors import ConfigError, StageFailed
 from services.features.reader import FeatureReader
 from services.features.repo import RepoAddress
+from services.features.writer import FeatureWriter
 from services.redis_address import RedisAddress
 from services.student.ranker import load_student
 from tests.servers import HOST, Server, valkey_server
@@ -80,6 +84,15 @@ def places(tmp_path_factory: pytest.TempPathFactory, store: Server, options: Pip
 def quiet() -> Console:
     """A console that nobody reads."""
     return Console(file=io.StringIO())
+
+
+async def read_lists(places: Places, user_id: str) -> UserFeatures:
+    """What a request would read of a user."""
+    reader = FeatureReader(places.feature_repo, num_partitions=1)
+    try:
+        return await reader.read(user_id, 1.0)
+    finally:
+        await reader.close()
 
 
 def test_own_tables_become_a_live_bundle(places: Places) -> None:
@@ -195,3 +208,27 @@ def test_wrong_options_are_named(options: PipelineOptions, wrong: dict[str, str 
     """An option that cannot be is refused before anything runs."""
     with pytest.raises(ConfigError, match=named):
         replace(options, **wrong)  # type: ignore[arg-type]
+
+
+def test_lists_made_stale_by_an_event_are_made_anew(places: Places, options: PipelineOptions) -> None:
+    """Between two trainings: the live bundle's list of a user who has acted since sees that event and leaves its item out."""
+    writer = FeatureWriter(places.feature_repo)
+    (before,) = writer.read_histories(["u000"]).values()
+    seen_ms = before.newest_event_time_ms + 60_000
+    item_id = next(item for item in (f"i{number:02d}" for number in range(30)) if item not in before.item_ids)
+    after = replace(
+        before,
+        item_ids=(*before.item_ids, item_id),
+        newest_event_time_ms=seen_ms,
+        row_time_us=before.row_time_us + 60_000_000,
+    )
+    writer.write_histories([after])
+
+    num_lists = refresh_lists(replace(options, precompute=PrecomputeOptions(num_users=40, list_len=5)), places, quiet())
+
+    lists = asyncio.run(read_lists(places, "u000"))
+    assert num_lists == 40
+    assert lists.precomputed is not None
+    assert lists.precomputed.watermark_ms == seen_ms
+    assert item_id not in lists.precomputed.item_ids
+    assert lists.precomputed.bundle_version == BundleStore(places.bundle_root).live_version()
