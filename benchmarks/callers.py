@@ -71,15 +71,24 @@ class RestCaller:
         while True:
             is_kept = bool(self._idle)
             try:
-                reader, writer = self._idle.pop() if is_kept else await asyncio.open_connection(*self._address)
-                writer.write(request)
-                answer = await _read_answer(reader)
+                connection = self._idle.pop() if is_kept else await asyncio.open_connection(*self._address)
+                answer = await _exchange(*connection, request)
             except (OSError, asyncio.IncompleteReadError):
                 if not is_kept:
                     return 0, b""
             else:
-                self._idle.append((reader, writer))
+                self._idle.append(connection)
                 return answer
+
+
+async def _exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> tuple[int, bytes]:
+    """Send and read; whatever ends this early ends the connection too, since an answer may still be under way on it."""
+    try:
+        writer.write(request)
+        return await _read_answer(reader)
+    except BaseException:
+        writer.close()
+        raise
 
 
 async def _read_answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:

@@ -37,6 +37,7 @@ from services.settings import Settings, inherited_environment
 HOST = "127.0.0.1"
 _COPIED = ("bundles", "features", "valkey")
 _START_S = 180.0
+_STOP_S = 60.0
 _USERS_TO_TRY = 120
 _SLOW_S = 0.05
 
@@ -101,9 +102,10 @@ async def _set(closing: AsyncExitStack, state_dir: Path, scratch: Path, *, is_wi
     wires = {name: TcpProxy(HOST, outer[name], inner[name], Slowness(_SLOW_S)) for name in outer} if is_wired else {}
     for wire in wires.values():
         await closing.enter_async_context(wire)
-    closing.push_async_callback(asyncio.to_thread, stop_stack, settings)
     ports = inner if is_wired else outer
-    await _start(settings, redis_port=ports["store"], kafka_port=ports["broker"])
+    child = _spawn(settings, redis_port=ports["store"], kafka_port=ports["broker"])
+    closing.push_async_callback(asyncio.to_thread, _stop, settings, child)
+    await _until_ready(settings, child)
     doors: dict[Priority, tuple[Caller, ...]] = {}
     for priority, key in keys.items():
         rest = await closing.enter_async_context(RestCaller(HOST, settings.http_port, key))
@@ -142,19 +144,28 @@ def _write_keys(settings: Settings, keys: dict[Priority, str]) -> None:
     write_keys(settings.api_keys_file, KeysFile(keys=stored))
 
 
-async def _start(settings: Settings, redis_port: int, kafka_port: int) -> None:
-    log_path = settings.state_dir / "logs" / "up.log"
-    child = _spawn(settings, log_path, redis_port, kafka_port)
+async def _until_ready(settings: Settings, child: "subprocess.Popen[bytes]") -> None:
     give_up_s = time.monotonic() + _START_S
     while child.poll() is None and time.monotonic() < give_up_s:
         record = StackFile(settings.state_dir).read()
         if record is not None and record.stage == "ready":
             return
         await asyncio.sleep(0.1)
-    raise EnvironmentFault(f"the stack did not start:\n{log_path.read_text(errors='replace')[-2_000:]}")
+    words = _log_path(settings).read_text(errors="replace")
+    raise EnvironmentFault(f"the stack did not start:\n{words[-2_000:]}")
 
 
-def _spawn(settings: Settings, log_path: Path, redis_port: int, kafka_port: int) -> "subprocess.Popen[bytes]":
+def _stop(settings: Settings, child: "subprocess.Popen[bytes]") -> None:
+    stop_stack(settings)
+    child.wait(_STOP_S)
+
+
+def _log_path(settings: Settings) -> Path:
+    return settings.state_dir / "logs" / "up.log"
+
+
+def _spawn(settings: Settings, redis_port: int, kafka_port: int) -> "subprocess.Popen[bytes]":
+    log_path = _log_path(settings)
     log_path.parent.mkdir(parents=True, exist_ok=True)
     with log_path.open("wb") as log:
         return subprocess.Popen(

@@ -113,7 +113,7 @@ def _start(supervisor: Supervisor, parts: tuple[Part, ...], settings: Settings) 
         supervisor.enter("starting")
     supervisor.bring_up(tuple(part for part in parts if part.name not in KEEPS_DATA))
     give_up_s = time.monotonic() + READY_WITHIN_S
-    while not answers_http(settings.http_host, settings.http_port, "/readyz"):
+    while not answers_http(settings.door_host, settings.door_http_port, "/readyz"):
         if time.monotonic() > give_up_s:
             raise EnvironmentFault(f"no bundle answers; see {settings.state_dir / 'logs' / 'serve.log'}")
         supervisor.tick()
