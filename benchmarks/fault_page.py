@@ -15,13 +15,13 @@ def matrix(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def priorities(row: dict[str, Any]) -> str:
-    """Give one row's classes of callers."""
+    """Give one row's classes of callers, the most important of them by door, too."""
     lines = [
         f"| {name} | {one['num_requests']} | {_percent(one['availability'])} | {_percent(one['deadline_met'])}"
         f" | {one['p99_ms']:.1f} | {_mix(one)} |"
-        for name, one in row["by_priority"].items()
+        for name, one in (row["by_priority"] | row["by_door"]).items()
     ]
-    head = "| priority | requests | answered | in time | p99 ms | answered by |"
+    head = "| callers | requests | answered | in time | p99 ms | answered by |"
     return "\n".join([head, "|---|---|---|---|---|---|", *lines])
 
 

@@ -36,6 +36,7 @@ from services.contracts.access import Priority
 from services.settings import load_settings
 
 DEADLINE_MS = 200
+_DOORS = ("REST", "gRPC")
 _HIGH_OF = 4
 """One of so many requests is of normal priority, the others of high; another one each time, for the crowd repeats itself too."""
 
@@ -117,6 +118,11 @@ def plan_row(rate_rps: float, fault: Fault, phases: Phases) -> list[Planned]:
     return sorted(base + wave, key=lambda one: one.at_s)
 
 
+def door_of(number: int) -> int:
+    """Give which of the doors a request goes through: four in a row over REST (0), then four over gRPC (1)."""
+    return number // 4 % len(_DOORS)
+
+
 async def run_row(
     name: str, scene: Scene, rate_rps: float, view: LiveView, phases: Phases = Phases()
 ) -> dict[str, Any]:
@@ -128,7 +134,7 @@ async def run_row(
     restarts = scene.victims.num_restarts()
 
     async def send(number: int) -> Outcome:
-        caller = scene.doors[planned[number].priority][number // 4 % 2]
+        caller = scene.doors[planned[number].priority][door_of(number)]
         return await caller.recommend({**crowd.ask(number), "deadline_ms": DEADLINE_MS})
 
     async def harm() -> float:
@@ -180,6 +186,7 @@ def row_of(
         "events_recovered_s": events_s and round(events_s, 2),
         "during": summarise(during, DEADLINE_MS, weights),
         "by_priority": _by_priority(planned, shots, weights),
+        "by_door": _by_door(planned, shots, weights),
         "events": {"sent": len(probe.events), "acknowledged": len(acknowledged), "lost": len(probe.unseen())},
         "generator_cpu_share": round(load.cpu_share, 3),
     }
@@ -191,6 +198,13 @@ def _by_priority(planned: Sequence[Planned], shots: Sequence[Shot], weights: dic
         for priority in Priority
     }
     return {name: summarise(group, DEADLINE_MS, weights) for name, group in groups.items() if group}
+
+
+def _by_door(planned: Sequence[Planned], shots: Sequence[Shot], weights: dict[str, float]) -> dict[str, Any]:
+    """Tell the requests of high priority apart by their door."""
+    high = [shot for shot in shots if planned[shot.number].priority is Priority.HIGH]
+    groups = {name: [shot for shot in high if door_of(shot.number) == door] for door, name in enumerate(_DOORS)}
+    return {f"high over {name}": summarise(group, DEADLINE_MS, weights) for name, group in groups.items() if group}
 
 
 async def measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:

@@ -24,8 +24,10 @@ def test_one_line_per_fault() -> None:
 
 
 def test_the_classes_of_a_spike() -> None:
-    """A line for each class that called."""
-    lines = priorities({"by_priority": {"high": PART, "low": PART}}).splitlines()
+    """A line for each class that called, and for the high one by door."""
+    doors = {"high over REST": PART, "high over gRPC": PART}
+    lines = priorities({"by_priority": {"high": PART, "low": PART}, "by_door": doors}).splitlines()
 
-    assert len(lines) == 4
+    assert len(lines) == 6
     assert lines[2].startswith("| high | 8 | 99.95 % | 100.00 % | 12.3 |")
+    assert lines[5].startswith("| high over gRPC | 8 |")
