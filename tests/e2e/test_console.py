@@ -126,6 +126,7 @@ def test_an_invented_visitor_becomes_known(page: Page) -> None:
         expect(page.locator("#history > li")).to_have_count(count)
 
     until_tier(page, "Language model")
+    assert page.locator("#tier").inner_text() == "Language model"
 
 
 def test_switching_parts_off_shifts_the_tiers(page: Page, stack: Stack) -> None:

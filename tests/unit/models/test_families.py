@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from torch.nn import functional
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 
 from models.decoder import Decoder
 from models.weights import load_decoder, save_decoder
+from tests.dense import logits_of
 
 FAMILIES = {
     "llama": (LlamaConfig, {}),
@@ -65,19 +64,6 @@ def build(family: str, rope: str, *, tied: bool = True) -> Any:
         for parameter in model.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
     return model
-
-
-def dense_attend(_layer: int, q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor) -> Tensor:
-    """Attend causally over one sequence, densely."""
-    q, k, v = (x.transpose(0, 1)[None] for x in (q_THK, k_TGK, v_TGK))
-    out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-    return out[0].transpose(0, 1)
-
-
-def logits_of(decoder: Decoder, tokens_T: Tensor) -> Tensor:
-    """Give a decoder's logits (T, V) over one sequence."""
-    with torch.inference_mode():
-        return decoder(tokens_T, torch.arange(len(tokens_T)), dense_attend) @ decoder.head_weight_VD.T
 
 
 def largest_gap(theirs: Any, decoder: Decoder) -> float:

@@ -6,13 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
-from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from models.decoder import Decoder
 from models.weights import load_decoder, save_decoder
 from services.errors import CheckpointError
+from tests.dense import logits_of
 
 
 def build_llama(*, tied: bool, kv_heads: int, theta: float = 10_000.0) -> LlamaForCausalLM:
@@ -35,19 +33,6 @@ def build_llama(*, tied: bool, kv_heads: int, theta: float = 10_000.0) -> LlamaF
         for parameter in model.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
     return model
-
-
-def dense_attend(_layer: int, q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor) -> Tensor:
-    """Attend causally over one sequence, densely."""
-    q, k, v = (x.transpose(0, 1)[None] for x in (q_THK, k_TGK, v_TGK))
-    out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-    return out[0].transpose(0, 1)
-
-
-def logits_of(decoder: Decoder, tokens: Tensor) -> Tensor:
-    """Give a decoder's logits (T, V) over one sequence."""
-    with torch.inference_mode():
-        return decoder(tokens, torch.arange(len(tokens)), dense_attend) @ decoder.head_weight_VD.T
 
 
 @pytest.fixture

@@ -6,14 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
-from torch.nn import functional
 
 from models.decoder import Decoder, DecoderConfig
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
 from services.llm.engine.outcome import Outcome
 from services.llm.engine.trie import ItemCodes
+from tests.dense import dense_attend
 
 LEVEL_SIZES = {1: (60,), 2: (9, 11), 3: (5, 7, 6), 4: (4, 3, 5, 4)}
 
@@ -41,12 +40,6 @@ def build_decoder(items: ItemCodes, *, heads: int = 4, kv_heads: int = 2, layers
         max_position_embeddings=256,
     )
     return Decoder(config).eval()
-
-
-def dense_attend(_layer: int, q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor) -> Tensor:
-    """Attend causally over one sequence, densely."""
-    q, k, v = (x.transpose(0, 1)[None] for x in (q_THK, k_TGK, v_TGK))
-    return functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)[0].transpose(0, 1)
 
 
 def exhaustive_ranking(
