@@ -5,18 +5,14 @@
 Without it a list stays unused from its user's next event on (a newer event makes it stale), and the decoder answers instead.
 """
 
-import time
-
-import polars as pl
 from rich.console import Console
 
 from models.catalogue import load_catalogue
 from models.registry import BundleStore
-from pipelines import ingest, precompute
+from pipelines import precompute
 from pipelines.bars import Bars
-from pipelines.run import PipelineOptions, Places
+from pipelines.run import PipelineOptions, Places, ingest_events, list_for_busiest
 from pipelines.stage import Stages
-from services.features.writer import FeatureWriter
 
 
 def refresh_lists(options: PipelineOptions, places: Places, console: Console) -> int:
@@ -30,22 +26,10 @@ def refresh_lists(options: PipelineOptions, places: Places, console: Console) ->
     stages = Stages(places.state_dir / "pipeline")
     with Bars(console) as bars:
         bars.begin("ingest")
-        log = ingest.live_log_files(places.offline_log_dir) if options.with_live_log else ()
-        source = ingest.Source(options.events, options.items, log)
-        ingested = stages.run("ingest", ingest.key(source), lambda out: ingest.ingest(source, places.cache_dir, out))
+        ingested = ingest_events(stages, options, places)
         bars.end(ingested)
 
         progress = bars.begin("precompute")
-        writer = FeatureWriter(places.feature_repo)
-        events = pl.read_parquet(ingested.path / "events.parquet")
-        users = precompute.busiest_users(events, options.precompute.num_users)
-        histories = list(writer.read_histories(users).values())
-        listed = stages.run(
-            "precompute",
-            precompute.key(bundle.version, histories, options.precompute),
-            lambda out: precompute.precompute(ranking, histories, options.precompute, out, progress),
-        )
-        rows = precompute.read_rows(listed.path)
-        writer.write_precomputed(rows, time.time_ns() // 1_000)
+        listed = list_for_busiest(stages, options.precompute, places, ingested, ranking, progress)
         bars.end(listed)
-    return len(rows)
+    return len(precompute.read_rows(listed.path))

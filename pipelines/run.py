@@ -130,9 +130,7 @@ def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[Stage
     prompt = {"max_items": options.train.max_items, "stride": options.train.stride}
 
     bars.begin("ingest")
-    log = ingest.live_log_files(places.offline_log_dir) if options.with_live_log else ()
-    source = ingest.Source(options.events, options.items, log)
-    ingested = stages.run("ingest", ingest.key(source), lambda out: ingest.ingest(source, places.cache_dir, out))
+    ingested = ingest_events(stages, options, places)
     yield ingested
 
     progress = bars.begin("features")
@@ -182,16 +180,9 @@ def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[Stage
     yield optimized
 
     progress = bars.begin("precompute")
-    writer = FeatureWriter(places.feature_repo)
-    users = precompute.busiest_users(pl.read_parquet(ingested.path / "events.parquet"), options.precompute.num_users)
-    histories = list(writer.read_histories(users).values())
-    key = precompute.key(version, histories, options.precompute)
     catalogue = load_catalogue(bundle_dir / "catalogue.parquet")
     ranking = precompute.Ranking(bundle_dir / "decoder", catalogue, version, **prompt)
-    listed = stages.run(
-        "precompute", key, lambda out: precompute.precompute(ranking, histories, options.precompute, out, progress)
-    )
-    writer.write_precomputed(precompute.read_rows(listed.path), time.time_ns() // 1_000)
+    listed = list_for_busiest(stages, options.precompute, places, ingested, ranking, progress)
     yield listed
 
     bars.begin("publish")
@@ -199,6 +190,33 @@ def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[Stage
     about = publish.describe(report, training, prompt, catalogue.depth)
     bundle = publish.publish(BundleStore(places.bundle_root), bundle_dir, version, about)
     yield StageOutput("publish", version, bundle.path, skipped=False, seconds=0.0)
+
+
+def ingest_events(stages: Stages, options: PipelineOptions, places: Places) -> StageOutput:
+    """Run the stage `ingest` on the given tables and the live log."""
+    log = ingest.live_log_files(places.offline_log_dir) if options.with_live_log else ()
+    source = ingest.Source(options.events, options.items, log)
+    return stages.run("ingest", ingest.key(source), lambda out: ingest.ingest(source, places.cache_dir, out))
+
+
+def list_for_busiest(
+    stages: Stages,
+    options: PrecomputeOptions,
+    places: Places,
+    ingested: StageOutput,
+    ranking: precompute.Ranking,
+    progress: fitting.Progress,
+) -> StageOutput:
+    """Run the stage `precompute` for the busiest users of these events, and write their lists to the online store."""
+    writer = FeatureWriter(places.feature_repo)
+    users = precompute.busiest_users(pl.read_parquet(ingested.path / "events.parquet"), options.num_users)
+    histories = list(writer.read_histories(users).values())
+    key = precompute.key(ranking.bundle_version, histories, options)
+    listed = stages.run(
+        "precompute", key, lambda out: precompute.precompute(ranking, histories, options, out, progress)
+    )
+    writer.write_precomputed(precompute.read_rows(listed.path), time.time_ns() // 1_000)
+    return listed
 
 
 @contextmanager
