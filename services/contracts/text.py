@@ -1,0 +1,133 @@
+"""What crosses from the OpenAI door to whatever writes text, and back, piece by piece. Small and typed, because Ray Serve pickles it.
+
+One request gives a stream: a `TextBegan`, any number of `TextPiece`s (choices in any interleaving), a `TextDone`. Names and
+meanings of the settings are OpenAI's, and vLLM's where OpenAI has none.
+"""
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+
+class FinishReason(StrEnum):
+    """Why a choice ended: a stop token or string, the token limit, or its deadline (told as `length` by the door)."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    DEADLINE = "deadline"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatMessage:
+    """One turn of a conversation; `role` is system, user or assistant."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingOptions:
+    """How tokens are chosen. `seed` None: another one each time. `num_logprobs` None: no logprobs; 0: the chosen token's alone."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    num_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextRequest:
+    """Write `n` continuations of one prompt: `messages` (put through the checkpoint's chat template), or text, or token ids.
+
+    `max_tokens` None: what the context has room for, within the server's limit. `stop` strings end a choice and are not part of
+    it. `json_schema` is the text of a JSON schema that every choice must satisfy; the empty object `{}` means any JSON. Lower
+    `priority` goes first. `deadline_unix_s` is absolute wall time. `trace` is the W3C trace context as header pairs.
+    """
+
+    request_id: str
+    model: str
+    prompt: str | tuple[int, ...] | None = None
+    messages: tuple[ChatMessage, ...] = ()
+    n: int = 1
+    max_tokens: int | None = None
+    sampling: SamplingOptions = field(default_factory=SamplingOptions)
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    json_schema: str | None = None
+    priority: int = 0
+    deadline_unix_s: float | None = None
+    trace: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprob:
+    """One token as text and bytes with its natural logprob; `top` are the most probable ones at its place, best first."""
+
+    token: str
+    token_bytes: bytes
+    logprob: float
+    top: "tuple[TokenLogprob, ...]" = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextBegan:
+    """The prompt was taken in: its length, and how much of it the prefix cache held."""
+
+    num_prompt_tokens: int
+    num_cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextPiece:
+    """More text of choice `index`; complete UTF-8 always. The last piece of a choice has a `finish_reason`."""
+
+    index: int
+    text: str
+    num_tokens: int
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextDone:
+    """All choices ended."""
+
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_completion_tokens: int
+
+
+TextEvent = TextBegan | TextPiece | TextDone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextModel:
+    """What a writer offers: its name, the longest context in tokens, and since when (Unix seconds)."""
+
+    name: str
+    max_context_tokens: int
+    created_unix_s: int
+    has_chat_template: bool = True
+
+
+class TextWriter(Protocol):
+    """Whatever writes text: our own deployment, or another OpenAI-compatible server."""
+
+    async def models(self) -> tuple[TextModel, ...]:
+        """Give what can be asked for. Raises DependencyAway."""
+        ...
+
+    def write(self, request: TextRequest) -> AsyncIterator[TextEvent]:
+        """Write; closing the iterator cancels the work within one step.
+
+        Raises, before the first event or between events, InvalidRequest, NotFound, Overloaded, DeadlineExceeded or DependencyAway.
+        """
+        ...
