@@ -47,8 +47,8 @@ class TextRequest:
     """Write `n` continuations of one prompt: `messages` (put through the checkpoint's chat template), or text, or token ids.
 
     `max_tokens` None: what the context has room for, within the server's limit. `stop` strings end a choice and are not part of
-    it. `json_schema` is the text of a JSON schema that every choice must satisfy; the empty object `{}` means any JSON. Lower
-    `priority` goes first. `deadline_unix_s` is absolute wall time. `trace` is the W3C trace context as header pairs.
+    it. `json_schema` is the text of a JSON schema that every choice must satisfy; the empty object `{}` means any JSON. With
+    `in_pieces` False each choice comes as one piece when it is done, which costs less. Lower `priority` goes first. `deadline_unix_s` is absolute wall time. `trace` is the W3C trace context as header pairs.
     """
 
     request_id: str
@@ -62,6 +62,7 @@ class TextRequest:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     json_schema: str | None = None
+    in_pieces: bool = True
     priority: int = 0
     deadline_unix_s: float | None = None
     trace: tuple[tuple[str, str], ...] = ()
