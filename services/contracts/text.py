@@ -48,7 +48,8 @@ class TextRequest:
 
     `max_tokens` None: what the context has room for, within the server's limit. `stop` strings end a choice and are not part of
     it. `json_schema` is the text of a JSON schema that every choice must satisfy; the empty object `{}` means any JSON. With
-    `in_pieces` False each choice comes as one piece when it is done, which costs less. Lower `priority` goes first. `deadline_unix_s` is absolute wall time. `trace` is the W3C trace context as header pairs.
+    `in_pieces` False each choice comes as one piece when it is done, which costs less. Lower `priority` goes first.
+    `deadline_unix_s` is absolute wall time. `trace` is the W3C trace context as header pairs.
     """
 
     request_id: str

@@ -14,14 +14,14 @@ from models.decoder import Decoder
 from services.contracts.rank import EngineLoad
 from services.errors import InvalidRequest
 from services.llm.engine.config import EngineConfig
-from services.llm.engine.outcome import Outcome, Status
+from services.llm.engine.outcome import Grown, Outcome, Status
 from services.llm.engine.plan import StepSize
 from services.llm.engine.runner import Runner, StepResult
 from services.llm.engine.scheduler import Scheduler
 from services.llm.engine.sequence import Sequence
 from services.llm.engine.text import GREEDY, Sampling
 from services.llm.engine.trie import ItemCodes, Trie
-from services.llm.engine.work import RankWork, TextWork
+from services.llm.engine.work import RankWork, TextWork, TokenMask
 
 _NO_ITEMS = np.zeros(0, dtype=np.int64)
 _NO_SCORES = np.zeros(0, dtype=np.float32)
@@ -39,6 +39,8 @@ class Engine:
         self._orders = count()
         self._ended: list[Outcome] = []
         self.last_step = StepSize(num_tokens=0, num_requests=0)
+        self.grown: list[Grown] = []
+        """The tokens that the last step brought, for whoever wants them before the end."""
 
     @property
     def has_work(self) -> bool:
@@ -92,11 +94,16 @@ class Engine:
         max_new_tokens: int,
         sampling: Sampling = GREEDY,
         stop_token_ids: Iterable[int] = (),
+        mask: TokenMask | None = None,
+        after: str | None = None,
         priority: int = 0,
         now_s: float = 0.0,
         deadline_s: float | None = None,
     ) -> None:
         """Ask for up to `max_new_tokens` tokens after this prompt; a stop token is the last one given.
+
+        `after` names a request in flight with the same prompt: this one waits until that one's prompt is computed, and
+        takes it from the cache.
 
         Raises InvalidRequest for what could never run and Overloaded when the queue is full.
         """
@@ -110,15 +117,19 @@ class Engine:
             request_id, prompt_token_ids, priority, now_s, deadline_s, num_more_tokens=max_new_tokens
         )
         sequence.max_new_tokens = max_new_tokens
-        sequence.work = TextWork(sampling=sampling, stop_token_ids=frozenset(stop_token_ids))
+        sequence.leader = self._scheduler.find(after) if after is not None else None
+        sequence.work = TextWork(sampling=sampling, stop_token_ids=frozenset(stop_token_ids), mask=mask)
         self._scheduler.add(sequence)
 
-    def cancel(self, request_id: str) -> bool:
-        """End a request now, its blocks free at once; its outcome comes from the next step. False if it is not in flight."""
+    def cancel(self, request_id: str, status: Status = Status.CANCELLED) -> bool:
+        """End a request now, its blocks free at once; its outcome comes from the next step. False if it is not in flight.
+
+        `status` is DONE where the caller has all that it wanted: a text that reached a stop string.
+        """
         sequence = self._scheduler.find(request_id)
         if sequence is None:
             return False
-        self._end(sequence, Status.CANCELLED)
+        self._end(sequence, status)
         return True
 
     def step(self, now_s: float) -> list[Outcome]:
@@ -127,6 +138,7 @@ class Engine:
         for sequence in plan.late:
             self._end(sequence, Status.LATE)
         self.last_step = StepSize(plan.num_tokens, plan.num_requests)
+        self.grown = []
         if not plan.is_empty:
             result = self._runner.run(plan)
             self._scheduler.advance(plan)
@@ -175,8 +187,12 @@ class Engine:
         for sequence, items, scores in result.rankings:
             self._end(sequence, Status.DONE, items, scores)
         for sequence, chosen in result.tokens:
+            assert isinstance(sequence.work, TextWork), "only text grows"
             sequence.take(chosen)
-            if isinstance(sequence.work, TextWork) and chosen.token_id in sequence.work.stop_token_ids:
+            self.grown.append(Grown(sequence.request_id, chosen, sequence.num_cached))
+            if sequence.work.mask is not None:
+                sequence.work.mask.take(chosen.token_id)
+            if chosen.token_id in sequence.work.stop_token_ids:
                 self._end(sequence, Status.DONE)
             elif sequence.num_new_tokens == sequence.max_new_tokens:
                 self._end(sequence, Status.LENGTH)

@@ -17,6 +17,15 @@ class Status(StrEnum):
     CANCELLED = "abort"
 
 
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """A text request went on by a token; `num_cached_tokens` of its prompt were found cached when it began."""
+
+    request_id: str
+    chosen: Chosen
+    num_cached_tokens: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Outcome:
     """The end of one request. `item_indices` (n,) int64 and `scores` (n,) float32, best first, are empty unless it was a finished ranking.

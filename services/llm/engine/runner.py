@@ -149,7 +149,10 @@ def _attention_for(decoder: Decoder, config: EngineConfig, device: torch.device)
 
 def _draw_of(sequence: Sequence) -> Draw:
     assert isinstance(sequence.work, TextWork), "only text is sampled"
-    return Draw(sequence.work.sampling, sequence.tokens, sequence.num_prompt_tokens)
+    mask = sequence.work.mask
+    return Draw(
+        sequence.work.sampling, sequence.tokens, sequence.num_prompt_tokens, mask.allowed() if mask is not None else None
+    )
 
 
 def _rankings_to_host(rankings: list[Ranking]) -> list[tuple[Sequence, np.ndarray, np.ndarray]]:

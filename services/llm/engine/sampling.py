@@ -1,6 +1,6 @@
 """The next tokens of a batch of text requests.
 
-In this order: penalties and bias on the logits, temperature, min-p and top-k, top-p on what is left, then the draw by inverse
+In this order: penalties, bias and the mask of what may come on the logits, temperature, min-p and top-k, top-p on what is left, then the draw by inverse
 transform. A draw depends on the logits, the request's seed and the position, never on the batch. The logprobs that
 are told are the model's own, before any of that. Min-p is of Nguyen et al. 2024, the repetition penalty of
 Keskar et al. 2019.
@@ -20,11 +20,20 @@ from services.llm.engine.text import Chosen, Sampling
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """What is drawn for: the settings, all tokens so far, and how many of them were the prompt."""
+    """What is drawn for: the settings, all tokens so far, how many of them were the prompt, and the bits of what may come.
+
+    `allowed` (ceil(V / 32),) int32 is a `TokenMask`'s, or None for everything.
+    """
 
     sampling: Sampling
     tokens: Sequence[int]
     num_prompt_tokens: int
+    allowed: np.ndarray | None = None
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether anything is done to the logits before temperature."""
+        return self.allowed is not None or self.sampling.changes_logits
 
 
 def sample(logits_RV: Tensor, draws: Sequence[Draw]) -> list[Chosen]:
@@ -41,12 +50,15 @@ def sample(logits_RV: Tensor, draws: Sequence[Draw]) -> list[Chosen]:
 
 
 def _with_changes(logits_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
-    if not any(draw.sampling.changes_logits for draw in draws):
+    if not any(draw.changes_logits for draw in draws):
         return logits_RV
     logits_RV = logits_RV.clone()
     for row_V, draw in zip(logits_RV, draws, strict=True):
         if draw.sampling.changes_logits:
             _change(row_V, draw)
+        if draw.allowed is not None:
+            is_allowed_V = np.unpackbits(draw.allowed.view(np.uint8), count=len(row_V), bitorder="little")
+            row_V.masked_fill_(torch.from_numpy(is_allowed_V == 0).to(row_V.device), -torch.inf)
     return logits_RV
 
 

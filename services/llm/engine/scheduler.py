@@ -93,6 +93,7 @@ class Scheduler:
         """End a sequence, for whatever reason, and free its blocks."""
         self._waiting.pop(sequence.request_id, None)
         self._running.pop(sequence.request_id, None)
+        sequence.has_ended = True
         self._free(sequence)
 
     def check_integrity(self) -> None:
@@ -127,6 +128,8 @@ class Scheduler:
         if not self._waiting or not room.tokens:
             return
         for sequence in self._by_urgency(self._waiting, now_s):
+            if sequence.is_held_back:
+                continue
             full = len(self._running) == self._config.max_running
             if full or not room.tokens or not self._place(sequence):
                 return

@@ -28,6 +28,8 @@ class Sequence:
     num_levels: int = 0
     rows_by_level: tuple[int, ...] = ()
     max_new_tokens: int = 0
+    leader: "Sequence | None" = None
+    """Another request with the same prompt, whose cached blocks this one waits for."""
     work: object = None
     """What the runner needs to know of the request: masks and k, or sampling settings."""
 
@@ -45,6 +47,7 @@ class Sequence:
     """When its prompt was found done and there was more to do."""
     num_steps: int = 0
     num_preemptions: int = 0
+    has_ended: bool = False
     beams: object = None
 
     def __post_init__(self) -> None:
@@ -75,6 +78,11 @@ class Sequence:
     def urgency(self, now_s: float, ageing_s: float) -> tuple[float, int]:
         """Sort key: the smallest goes first. Waiting lowers it, so that a low class is not starved."""
         return (self.priority - (now_s - self.arrival_s) / ageing_s, self.order)
+
+    @property
+    def is_held_back(self) -> bool:
+        """Whether its leader's prompt is still being computed."""
+        return self.leader is not None and not (self.leader.has_ended or self.leader.num_new_tokens)
 
     def take(self, chosen: Chosen) -> None:
         """Go on by one generated token."""
