@@ -1,7 +1,9 @@
 """A checkpoint's `config.json`, in the words of Hugging Face, to and from the shape of a decoder.
 
-Knows the Llama, Qwen2 and Qwen3 families. What a checkpoint asks for and the decoder cannot do (another activation, sliding
-windows, another way to scale positions) is refused by its key, never ignored. Reads no weights.
+Knows the Llama, Mistral (Llama with a sliding window), Qwen2 and Qwen3 families. What a checkpoint asks for and the decoder
+cannot do (another activation, another way to scale positions) is refused by its key, never ignored. Reads no weights.
+
+`attention_sinks` is a key of our own: how many first positions the layers with a sliding window see besides it.
 """
 
 import json
@@ -10,11 +12,18 @@ from typing import Any
 
 from models.decoder import DecoderConfig
 from models.rope import Rope, RopeKind, RopeScaling, yarn_attention_factor
+from models.window import Window
 from services.errors import CheckpointError
 
 Raw = dict[str, Any]
 
-_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+_ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+_SLIDING, _FULL = "sliding_attention", "full_attention"
 _SCALINGS: dict[str, RopeKind] = {"linear": "linear", "llama3": "llama3", "yarn": "yarn"}
 _SAME_NAMES = (
     "vocab_size",
@@ -48,7 +57,8 @@ def read_config(folder: Path) -> DecoderConfig:
 
 def describe_config(config: DecoderConfig) -> Raw:
     """Give the content of a `config.json` that transformers reads, too."""
-    family = "qwen3" if config.qk_norm else "qwen2" if config.qkv_bias and not config.output_bias else "llama"
+    plain = "llama" if config.window is None else "mistral"
+    family = "qwen3" if config.qk_norm else "qwen2" if config.qkv_bias and not config.output_bias else plain
     return {
         "architectures": [_ARCHITECTURES[family]],
         "model_type": family,
@@ -56,6 +66,7 @@ def describe_config(config: DecoderConfig) -> Raw:
         "attention_bias": config.output_bias,
         "mlp_bias": config.mlp_bias,
         "rope_parameters": _describe_rope(config.rope),
+        **_describe_window(config, family),
         **{name: getattr(config, name) for name in _SAME_NAMES},
     }
 
@@ -80,7 +91,22 @@ def _config_from(raw: Raw) -> DecoderConfig:
         output_bias=has_bias,
         mlp_bias=bool(raw.get("mlp_bias", False)),
         qk_norm=family == "qwen3",
+        window=_window_from(raw, family),
     )
+
+
+def _window_from(raw: Raw, family: str) -> Window | None:
+    """Read which layers have a window. A Qwen's is off unless it says so, and then begins at layer `max_window_layers`."""
+    num_layers = int(raw["num_hidden_layers"])
+    size = raw.get("sliding_window") if family == "mistral" or raw.get("use_sliding_window") else None
+    first = 0 if family == "mistral" else int(raw.get("max_window_layers", 28))
+    types = raw.get("layer_types") or [_SLIDING if layer >= first and size else _FULL for layer in range(num_layers)]
+    if len(types) != num_layers or not set(types) <= {_SLIDING, _FULL}:
+        raise ValueError(f"layer_types {types!r} is not supported, only {_SLIDING} or {_FULL} for each layer")
+    layers = frozenset(layer for layer, kind in enumerate(types) if kind == _SLIDING)
+    if layers and not size:
+        raise ValueError("layer_types asks for sliding_attention, and sliding_window is not set")
+    return Window(int(size), layers, int(raw.get("attention_sinks", 0))) if size and layers else None
 
 
 def _rope_from(raw: Raw) -> Rope:
@@ -117,16 +143,34 @@ def _describe_rope(rope: Rope) -> Raw:
     }
 
 
+def _describe_window(config: DecoderConfig, family: str) -> Raw:
+    """Say the window in the family's words: a Mistral's is every layer's, and null if it has none."""
+    window = config.window
+    if window is None:
+        return {}
+    layers = range(config.num_hidden_layers)
+    told: Raw = {"sliding_window": window.size}
+    if family != "mistral":
+        told |= {"use_sliding_window": True, "max_window_layers": min(window.layers)}
+    if family != "mistral" or window.layers != frozenset(layers):
+        told["layer_types"] = [_SLIDING if layer in window.layers else _FULL for layer in layers]
+    return told | ({"attention_sinks": window.num_sinks} if window.num_sinks else {})
+
+
 def _refuse_unsupported(raw: Raw) -> None:
+    family = raw.get("model_type", "llama")
     rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     supported: dict[str, tuple[object, tuple[object, ...]]] = {
-        "model_type": (raw.get("model_type", "llama"), tuple(_ARCHITECTURES)),
+        "model_type": (family, tuple(_ARCHITECTURES)),
         "rope_type": (rope.get("rope_type", rope.get("type", "default")), ("default", *_SCALINGS)),
         "rope mscale": (rope.get("mscale"), (None,)),
         "rope truncate": (rope.get("truncate", True), (True,)),
         "partial_rotary_factor": (rope.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0)), (1.0,)),
         "hidden_act": (raw.get("hidden_act", "silu"), ("silu",)),
-        "use_sliding_window": (bool(raw.get("use_sliding_window", False)), (False,)),
+        "use_sliding_window": (
+            bool(raw.get("use_sliding_window", False)),
+            (False, True) if family.startswith("qwen") else (False,),
+        ),
     }
     for key, (found, served) in supported.items():
         if found not in served:

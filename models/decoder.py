@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from models.rope import Rope, rotary_angles, rotate
+from models.window import Window
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, q_THK, k_TGK, v_TGK) -> out_THK: attention over each token's own context."""
@@ -43,6 +44,12 @@ class DecoderConfig:
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    window: Window | None = None
+    """Which layers see a part of their past alone. Whoever hands in `Attend` must honour it."""
+
+    def window_of(self, layer: int) -> Window | None:
+        """Give the window of one layer, None if it sees everything before it."""
+        return self.window if self.window is not None and layer in self.window.layers else None
 
 
 class RMSNorm(nn.Module):

@@ -7,16 +7,21 @@ Shape suffixes: T rows of the step, E tiles of a group, Q rows of a tile, C cont
 B beams, L places of a tail, H query heads, G key/value heads, M = H / G, K head size.
 """
 
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+from models.window import Window
 from services.llm.engine.kv_cache import KvCache
 from services.llm.engine.plan import StepPlan
 from services.llm.engine.tiles import TileGroup, cut_tiles, group_tiles
 
 Prepared = TypeVar("Prepared")
+
+_LOWEST_PEAK = -1e30
+"""In place of -inf, the peak of no keys at all, whose differences are no numbers."""
 
 
 class PagedAttention(Protocol, Generic[Prepared]):
@@ -31,22 +36,43 @@ class PagedAttention(Protocol, Generic[Prepared]):
         ...
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Layout:
+    """A step's tiles, for layers that see everything and for those with a window."""
+
+    full: list[TileGroup]
+    windowed: list[TileGroup]
+
+
 class TorchAttention:
     """The reference: any device, plain torch."""
 
-    def __init__(self, tile_queries: int, tile_tokens: int, block_tokens: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        tile_queries: int,
+        tile_tokens: int,
+        block_tokens: int,
+        device: torch.device,
+        window: Window | None = None,
+    ) -> None:
         self._tile_queries = tile_queries
         self._tile_tokens = tile_tokens
         self._block_tokens = block_tokens
         self._device = device
+        self._window = window
 
-    def prepare(self, plan: StepPlan) -> list[TileGroup]:
+    def prepare(self, plan: StepPlan) -> Layout:
         """Cut a step into tiles and group those of like size."""
-        return group_tiles(cut_tiles(plan, self._tile_queries, self._block_tokens), self._device)
+        return Layout(self._groups(plan, None), [] if self._window is None else self._groups(plan, self._window))
 
-    def attend(self, q_THK: Tensor, cache: KvCache, layer: int, prepared: list[TileGroup]) -> tuple[Tensor, Tensor]:
+    def attend(self, q_THK: Tensor, cache: KvCache, layer: int, prepared: Layout) -> tuple[Tensor, Tensor]:
         """Attend each row over its own context."""
-        return paged_attention(q_THK, cache, layer, prepared, self._tile_tokens)
+        is_windowed = self._window is not None and layer in self._window.layers
+        groups = prepared.windowed if is_windowed else prepared.full
+        return paged_attention(q_THK, cache, layer, groups, self._tile_tokens)
+
+    def _groups(self, plan: StepPlan, window: Window | None) -> list[TileGroup]:
+        return group_tiles(cut_tiles(plan, self._tile_queries, self._block_tokens, window), self._device)
 
 
 def paged_attention(
@@ -91,7 +117,7 @@ def _attend_group(
     for first_block in range(0, group.blocks_EN.shape[1], tile_blocks):
         k_ECGK, v_ECGK = cache.read(layer, group.blocks_EN[:, first_block : first_block + tile_blocks])
         score_EGXC = q_EGXK @ k_ECGK.float().permute(0, 2, 3, 1)
-        _hide_unseen(score_EGXC, group, first_block * cache.block_tokens)
+        _hide_unseen(score_EGXC, group, first_block, cache.block_tokens)
         softmax.add(score_EGXC, v_ECGK.float().transpose(1, 2))
     out_EGXK, lse_EGX1 = softmax.result()
 
@@ -101,13 +127,20 @@ def _attend_group(
     return by_row(out_EGXK), by_row(lse_EGX1).squeeze(-1)
 
 
-def _hide_unseen(score_EGXC: Tensor, group: TileGroup, first_position: int) -> None:
-    """Set the scores of positions at or beyond each row's limit to -inf. The first position is always seen."""
+def _hide_unseen(score_EGXC: Tensor, group: TileGroup, first_block: int, block_tokens: int) -> None:
+    """Set the scores of positions at or beyond each row's limit, and of those before its window, to -inf."""
     num_positions = score_EGXC.shape[-1]
-    if first_position + num_positions <= group.min_limit:
+    first_position = first_block * block_tokens
+    if group.window is None and first_position + num_positions <= group.min_limit:
         return
     position_C = torch.arange(first_position, first_position + num_positions, device=score_EGXC.device)
-    hidden_EQC = position_C >= group.limits_EQ.unsqueeze(-1)
+    if group.window is None:
+        hidden_EQC = position_C >= group.limits_EQ.unsqueeze(-1)
+    else:
+        shift_EN = group.window.shift_EN[:, first_block : first_block + num_positions // block_tokens]
+        position_E1C = (position_C + (shift_EN * block_tokens).repeat_interleave(block_tokens, 1)).unsqueeze(1)
+        is_past = (position_E1C >= group.window.num_sinks) & (position_E1C < group.window.starts_EQ.unsqueeze(-1))
+        hidden_EQC = is_past | (position_E1C >= group.limits_EQ.unsqueeze(-1))
     score_EGQMC = _split(score_EGXC, 2, hidden_EQC.shape[1])
     score_EGQMC.masked_fill_(hidden_EQC[:, None, :, None, :], -torch.inf)
 
@@ -120,7 +153,7 @@ def _split(x: Tensor, dim: int, num_parts: int) -> Tensor:
 class _OnlineSoftmax:
     """Softmax-weighted sum of values over tiles of keys that arrive one after another (Milakov and Gimelshein 2018).
 
-    The first tile must show each row at least one key; later tiles may show it none.
+    Each row must see a key in some tile; any other may show it none.
     """
 
     def __init__(self) -> None:
@@ -128,7 +161,7 @@ class _OnlineSoftmax:
 
     def add(self, score_EGXC: Tensor, v_EGCK: Tensor) -> None:
         """Take one tile in. Destroys the scores."""
-        peak = score_EGXC.amax(-1, keepdim=True)
+        peak = score_EGXC.amax(-1, keepdim=True).clamp_min_(_LOWEST_PEAK)
         if self._state is not None:
             peak = torch.maximum(peak, self._state[0])
         weight = score_EGXC.sub_(peak).exp_()

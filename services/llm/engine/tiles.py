@@ -1,30 +1,41 @@
 """How the query rows of a step are cut into tiles for attention, and tiles of like size padded into groups.
 
 A tile is up to `tile_queries` rows of one request over that request's blocks: a piece of a prefill chunk (causal, each
-row sees one position more), one token of text decode, or a request's beams (all see the same prompt). Host side, numpy.
+row sees one position more), one token of text decode, or a request's beams (all see the same prompt). In a layer with a
+sliding window a tile holds only the blocks that some of its rows see: those of the sinks, then those from the window on.
+Host side, numpy.
 
 Shape suffixes: E tiles of a group, Q rows of a tile, N blocks.
 """
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from models.window import Window
 from services.llm.engine.plan import StepPlan
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Rows `first_row` on. Row i sees the first `first_limit + i * limit_step` positions of the context."""
+    """Rows `first_row` on. Row i sees the first `first_limit + i * limit_step` positions of the context.
+
+    Under a window it does not see those from `num_sinks` up to `window_start + i * limit_step`. `num_skipped` whole blocks
+    that no row sees are left out behind the sinks' `num_sink_blocks`.
+    """
 
     first_row: int
     num_rows: int
     first_limit: int
     limit_step: int
     block_ids: list[int]
+    window_start: int | None = None
+    num_sinks: int = 0
+    num_sink_blocks: int = 0
+    num_skipped: int = 0
 
     @property
     def context_len(self) -> int:
@@ -44,26 +55,62 @@ class TileGroup:
     blocks_EN: Tensor
     min_limit: int
     context_len: int
+    window: "GroupWindow | None" = None
 
 
-def cut_tiles(plan: StepPlan, tile_queries: int, block_tokens: int) -> list[Tile]:
-    """Cut a step, whose rows are the chunks' tokens and then the beams, in plan order."""
-    tiles: list[Tile] = []
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupWindow:
+    """What a window hides of a group's contexts: positions from `num_sinks` up to `starts_EQ`.
+
+    Block n of a context is its block n + `shift_EN`.
+    """
+
+    starts_EQ: Tensor
+    shift_EN: Tensor
+    num_sinks: int
+
+
+def cut_tiles(plan: StepPlan, tile_queries: int, block_tokens: int, window: Window | None = None) -> list[Tile]:
+    """Cut a step, whose rows are the chunks' tokens and then the beams, in plan order; for the layers with this window, if any."""
+    tiles = _cut(plan, tile_queries, block_tokens)
+    if window is None:
+        return [tile for tile, _ in tiles]
+    return [_leave_out_unseen(tile, window, position, block_tokens) for tile, position in tiles]
+
+
+def _cut(plan: StepPlan, tile_queries: int, block_tokens: int) -> list[tuple[Tile, int]]:
+    """Give the tiles, each with the position of its first row."""
+    tiles: list[tuple[Tile, int]] = []
     row = 0
     for chunk in plan.chunks:
         for start in range(0, chunk.num_tokens, tile_queries):
             count = min(tile_queries, chunk.num_tokens - start)
             limit = chunk.start + start + 1
             blocks = chunk.sequence.block_ids[: -(-(limit + count - 1) // block_tokens)]
-            tiles.append(Tile(row + start, count, limit, 1, blocks))
+            tiles.append((Tile(row + start, count, limit, 1, blocks), limit - 1))
         row += chunk.num_tokens
     for sequence in plan.beam_steps:
         rows = sequence.num_beam_rows
+        position = sequence.num_computed + sequence.num_levels_done - 1
         for start in range(0, rows, tile_queries):
             count = min(tile_queries, rows - start)
-            tiles.append(Tile(row + start, count, sequence.num_computed, 0, sequence.block_ids))
+            tiles.append((Tile(row + start, count, sequence.num_computed, 0, sequence.block_ids), position))
         row += rows
     return tiles
+
+
+def _leave_out_unseen(tile: Tile, window: Window, position: int, block_tokens: int) -> Tile:
+    start = window.start(position)
+    num_sink_blocks = -(-window.num_sinks // block_tokens)
+    num_skipped = max(0, start // block_tokens - num_sink_blocks)
+    return replace(
+        tile,
+        block_ids=tile.block_ids[:num_sink_blocks] + tile.block_ids[num_sink_blocks + num_skipped :],
+        window_start=position + 1 - window.size,
+        num_sinks=window.num_sinks,
+        num_sink_blocks=num_sink_blocks,
+        num_skipped=num_skipped,
+    )
 
 
 def group_tiles(tiles: list[Tile], device: torch.device) -> list[TileGroup]:
@@ -88,4 +135,19 @@ def _pad(tiles: list[Tile], device: torch.device) -> TileGroup:
         blocks_EN=torch.from_numpy(blocks_EN).to(device),
         min_limit=int(first_limit.min()),
         context_len=max(tile.context_len for tile in tiles),
+        window=_pad_window(tiles, step_EQ * limit_step, width, device),
+    )
+
+
+def _pad_window(tiles: list[Tile], steps_EQ: np.ndarray, width: int, device: torch.device) -> GroupWindow | None:
+    first_starts = [[tile.window_start] for tile in tiles if tile.window_start is not None]
+    if not first_starts:
+        return None
+    starts_EQ = np.array(first_starts) + steps_EQ
+    num_skipped = np.array([[tile.num_skipped] for tile in tiles])
+    is_behind_sinks = np.arange(width) >= np.array([[tile.num_sink_blocks] for tile in tiles])
+    return GroupWindow(
+        starts_EQ=torch.from_numpy(starts_EQ).to(device),
+        shift_EN=torch.from_numpy(num_skipped * is_behind_sinks).to(device),
+        num_sinks=tiles[0].num_sinks,
     )

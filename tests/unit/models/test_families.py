@@ -1,15 +1,18 @@
 """Llama, Qwen2 and Qwen3 with every way to scale positions: our logits are transformers' own, in fp32."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 
 from models.decoder import Decoder
 from models.weights import load_decoder, save_decoder
+from models.window import Window
+from services.errors import CheckpointError
 from tests.dense import logits_of
 
 FAMILIES = {
@@ -18,6 +21,17 @@ FAMILIES = {
     "qwen2": (Qwen2Config, {}),
     "qwen3": (Qwen3Config, {}),
     "qwen3-biased": (Qwen3Config, {"attention_bias": True}),
+    "mistral": (MistralConfig, {"sliding_window": 13}),
+    "mistral-unlimited": (MistralConfig, {"sliding_window": None}),
+    "qwen2-windowed": (Qwen2Config, {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}),
+    "qwen3-windowed": (
+        Qwen3Config,
+        {
+            "use_sliding_window": True,
+            "sliding_window": 1,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
 }
 ROPES: dict[str, dict[str, Any]] = {
     "default": {"rope_type": "default"},
@@ -96,7 +110,7 @@ def test_transformers_reads_what_is_saved(tmp_path: Path, family: str, rope: str
     save_decoder(ours, tmp_path / "ours")
 
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "ours", dtype=torch.float32).eval()
-    assert again.config.model_type == family.partition("-")[0]
+    assert again.config.model_type == {"mistral-unlimited": "llama"}.get(family, family.partition("-")[0])
     assert largest_gap(again, ours) < 1e-4
     assert load_decoder(tmp_path / "ours", torch.float32, "cpu").config == ours.config
 
@@ -116,3 +130,33 @@ def test_the_older_spelling_of_a_scaling_is_read(tmp_path: Path, rope: str) -> N
     older = load_decoder(tmp_path, torch.float32, "cpu").config
 
     assert older == newer
+
+
+def test_sinks_are_kept_under_a_key_of_our_own(tmp_path: Path) -> None:
+    """How many first positions stay in sight is written and read again beside the window."""
+    build("qwen2-windowed", "default").save_pretrained(tmp_path / "theirs")
+    ours = load_decoder(tmp_path / "theirs", torch.float32, "cpu")
+    window = Window(9, frozenset({1}), num_sinks=4)
+
+    save_decoder(Decoder(replace(ours.config, window=window)), tmp_path / "ours")
+
+    assert ours.config.window == Window(9, frozenset({1}))
+    assert load_decoder(tmp_path / "ours", torch.float32, "cpu").config.window == window
+
+
+@pytest.mark.parametrize(
+    ("types", "said"),
+    [
+        (["sliding_attention", "full_attention"], "sliding_window is not set"),
+        (["chunked_attention", "full_attention"], "layer_types"),
+        (["full_attention"], "layer_types"),
+    ],
+)
+def test_a_pattern_of_layers_that_cannot_be_is_refused(tmp_path: Path, types: list[str], said: str) -> None:
+    """Layers of an unknown kind, of the wrong number, or with a window of no size are refused by their key."""
+    build("qwen2", "default").save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"layer_types": types}))
+
+    with pytest.raises(CheckpointError, match=said):
+        load_decoder(tmp_path, torch.float32, "cpu")

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from models.decoder import Decoder, DecoderConfig
+from models.window import Window
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
 from services.llm.engine.outcome import Outcome
 from services.llm.engine.trie import ItemCodes
-from tests.dense import dense_attend
+from tests.dense import hidden_of
 
 LEVEL_SIZES = {1: (60,), 2: (9, 11), 3: (5, 7, 6), 4: (4, 3, 5, 4)}
 
@@ -26,7 +27,9 @@ def build_items(depth: int, num_items: int = 50, seed: int = 3) -> ItemCodes:
     return ItemCodes(codes=codes, level_sizes=sizes, token_offsets=offsets)
 
 
-def build_decoder(items: ItemCodes, *, heads: int = 4, kv_heads: int = 2, layers: int = 2) -> Decoder:
+def build_decoder(
+    items: ItemCodes, *, heads: int = 4, kv_heads: int = 2, layers: int = 2, window: Window | None = None
+) -> Decoder:
     """Build a random decoder in fp32 over a catalogue's vocabulary."""
     torch.manual_seed(11)
     config = DecoderConfig(
@@ -38,6 +41,7 @@ def build_decoder(items: ItemCodes, *, heads: int = 4, kv_heads: int = 2, layers
         num_key_value_heads=kv_heads,
         head_dim=8,
         max_position_embeddings=256,
+        window=window,
     )
     return Decoder(config).eval()
 
@@ -51,7 +55,7 @@ def exhaustive_ranking(
         for code in {tuple(code) for code in items.codes.tolist()}:
             spelled = [offset + value for offset, value in zip(items.token_offsets, code, strict=True)]
             tokens = torch.tensor(prompt + spelled[:-1])
-            hidden = decoder(tokens, torch.arange(len(tokens)), dense_attend)[len(prompt) - 1 :]
+            hidden = hidden_of(decoder, tokens)[len(prompt) - 1 :]
             total = 0.0
             for level, (offset, size) in enumerate(zip(items.token_offsets, items.level_sizes, strict=True)):
                 logp = (hidden[level] @ decoder.head_weight_VD[offset : offset + size].T).log_softmax(-1)

@@ -6,9 +6,13 @@ import torch
 from torch.nn import functional
 
 from models.decoder import DecoderConfig
+from models.window import Window
 from services.llm.engine.attention import merge_attention, paged_attention, tail_attention
 from services.llm.engine.kv_cache import KvCache
-from services.llm.engine.tiles import Tile, group_tiles
+from services.llm.engine.plan import Chunk, StepPlan
+from services.llm.engine.sequence import Sequence
+from services.llm.engine.tiles import Tile, cut_tiles, group_tiles
+from tests.dense import seen_by_rows
 
 BLOCK = 4
 CPU = torch.device("cpu")
@@ -34,6 +38,13 @@ def build_context(length: int, heads: int, kv_heads: int, seed: int):
     keys, values = torch.randn(2, length, kv_heads, 8)
     cache.write(1, slots, keys, values)
     return cache, blocks.tolist(), keys, values
+
+
+def sequence_of(num_tokens: int, blocks: list[int]) -> Sequence:
+    """Build a sequence of this length in these blocks."""
+    sequence = Sequence(request_id="a", order=0, tokens=[0] * num_tokens, priority=0, arrival_s=0.0, deadline_s=None)
+    sequence.block_ids = blocks
+    return sequence
 
 
 def dense(q, keys, values, seen):
@@ -115,3 +126,35 @@ def test_no_score_matrix_exceeds_a_tile(monkeypatch) -> None:
     paged_attention(q, cache, 1, group_tiles([Tile(0, 16, 185, 1, blocks)], CPU), 16)
 
     assert max(sizes) == 16 * 4 * 16
+
+
+@pytest.mark.parametrize("tile_tokens", [4, 12, 512])
+@pytest.mark.parametrize("num_sinks", [0, 1, 4, 7])
+@pytest.mark.parametrize("size", [1, 5, 16, 500])
+def test_a_window_shows_its_own_positions_and_the_sinks(size, num_sinks, tile_tokens) -> None:
+    """Chunks and single tokens see the last positions and the first few, equal to dense attention under that mask."""
+    cache, blocks, keys, values = build_context(90, 4, 2, seed=size)
+    window = Window(size, frozenset({1}), num_sinks)
+    chunks = [(0, 37), (37, 30), (67, 1), (68, 22)]
+    sequence = sequence_of(90, blocks)
+    q = torch.randn(90, 4, 8)
+
+    for start, count in chunks:
+        plan = StepPlan(chunks=[Chunk(sequence, start, count)])
+        groups = group_tiles(cut_tiles(plan, 10, BLOCK, window), CPU)
+        out, _ = paged_attention(q[start : start + count], cache, 1, groups, tile_tokens)
+
+        wanted = dense(q, keys, values, seen_by_rows(90, window))[start : start + count]
+        torch.testing.assert_close(out, wanted, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("size", "num_sinks", "blocks_read"), [(8, 0, 3), (8, 4, 4), (8, 5, 5), (500, 4, 25)])
+def test_pages_that_no_row_sees_are_not_read(size, num_sinks, blocks_read) -> None:
+    """A tile over a long context holds the sinks' blocks and the window's, and no other."""
+    sequence = sequence_of(98, list(range(25)))
+    plan = StepPlan(chunks=[Chunk(sequence, 97, 1)])
+
+    [tile] = cut_tiles(plan, 10, BLOCK, Window(size, frozenset({0}), num_sinks))
+
+    assert len(tile.block_ids) == blocks_read
+    assert tile.block_ids[-1] == 24

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from models.window import Window
 from services.errors import InvalidRequest, Overloaded
 from services.llm.engine.outcome import Status
 
@@ -35,6 +36,35 @@ def test_wide_beams_equal_exhaustive_scoring(
         wanted, scores = exhaustively(decoder, items, prompt, allowed, 20)
         assert outcomes[str(index)].item_indices.tolist() == wanted
         np.testing.assert_allclose(outcomes[str(index)].scores, scores, atol=1e-4)
+
+
+@pytest.mark.parametrize("depth", [1, 3, 4])
+@pytest.mark.parametrize(
+    "window",
+    [
+        Window(4, frozenset({0, 1})),
+        Window(9, frozenset({1}), num_sinks=3),
+        Window(17, frozenset({0, 1}), num_sinks=6),
+    ],
+)
+def test_windows_and_sinks_hold_for_prompts_and_beams(
+    depth, window, items_of, decoder_of, engine_of, exhaustively, drained
+) -> None:
+    """With sliding layers, items and scores equal spelling each item densely under the same window, cold and cached."""
+    items = items_of(depth)
+    decoder = decoder_of(items, window=window)
+    engine = engine_of(decoder, items, max_chunk_tokens=13)
+    allowed = np.ones(50, dtype=bool)
+    prompt = prompts_of(items, 1)[0] * 3
+
+    for length in (len(prompt) - 30, len(prompt) - 7, len(prompt)):
+        engine.add_rank(str(length), prompt[:length], k=20, allowed=allowed, beam_width=50)
+        outcome = drained(engine)[str(length)]
+
+        wanted, scores = exhaustively(decoder, items, prompt[:length], allowed, 20)
+        assert outcome.item_indices.tolist() == wanted
+        np.testing.assert_allclose(outcome.scores, scores, atol=1e-4)
+    assert outcome.num_cached_tokens > 0
 
 
 @pytest.mark.parametrize("depth", [2, 3, 4])
