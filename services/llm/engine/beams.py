@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from services.llm.engine.forward import Tails
 from services.llm.engine.sequence import Sequence
 
 
@@ -40,14 +41,12 @@ class BeamBatch:
         self._first_rows = np.cumsum(self._widths) - self._widths
         spelled = np.array([part.num_spelled for part in parts]).repeat(self._widths)
         places = np.arange(self.keys_YBLGK.shape[2])
-        self._place_B = self._on_device(spelled)
-        self._row_B = self._on_device(np.arange(len(spelled)))
-        self.seen_BL = self._on_device(places <= spelled[:, None])
-
-    def write(self, layer: int, k_BGK: Tensor, v_BGK: Tensor) -> None:
-        """Append the step's keys and values to the tails."""
-        self.keys_YBLGK[layer][self._row_B, self._place_B] = k_BGK
-        self.values_YBLGK[layer][self._row_B, self._place_B] = v_BGK
+        self.tails = Tails(
+            self.keys_YBLGK,
+            self.values_YBLGK,
+            self._on_device(spelled),
+            self._on_device(places <= spelled[:, None]),
+        )
 
     def rows_of(self, members: list[int]) -> tuple[Tensor, Tensor]:
         """Give the rows (R, B) of these requests' beams, a short one padded with its last row, and where padding is (R, B) bool."""

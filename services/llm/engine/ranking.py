@@ -7,19 +7,22 @@ Shape suffixes: R requests, B beams of a request or of the step, W beams of one 
 C candidates, D hidden, Y layers, L places of a tail, G key/value heads, K head size.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import groupby
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from models.decoder import Decoder
+from models.decoder import DecoderConfig
 from services.llm.engine.beams import BeamBatch, Beams
 from services.llm.engine.selection import Chosen, choose_first, choose_next
 from services.llm.engine.sequence import Sequence
 from services.llm.engine.trie import Level, Trie
 from services.llm.engine.work import RankWork
+
+Logits = Callable[[Tensor, int, int], Tensor]
+"""(hidden (..., D), first, last) -> fp32 scores (..., last - first) of the tokens first to last - 1."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,10 +35,11 @@ class Ranking:
 
 
 class Ranker:
-    """Chooses for one decoder and one catalogue. Keeps no state: beams live on their sequences."""
+    """Chooses for one decoder's head and one catalogue. Keeps no state: beams live on their sequences."""
 
-    def __init__(self, decoder: Decoder, trie: Trie) -> None:
-        self._decoder = decoder
+    def __init__(self, config: DecoderConfig, logits: Logits, trie: Trie) -> None:
+        self._config = config
+        self._logits = logits
         self._trie = trie
 
     def begin(self, sequences: list[Sequence], hidden_RD: Tensor) -> list[Ranking]:
@@ -77,11 +81,10 @@ class Ranker:
         return []
 
     def _logp(self, level: Level, hidden: Tensor) -> Tensor:
-        weight_SD = self._decoder.head_weight_VD[level.token_offset : level.token_offset + level.size]
-        return functional.linear(hidden, weight_SD).float().log_softmax(-1)
+        return self._logits(hidden, level.token_offset, level.token_offset + level.size).log_softmax(-1)
 
     def _empty_tail(self, width: int, like: Tensor) -> Tensor:
-        config = self._decoder.config
+        config = self._config
         places, groups = self._trie.depth - 1, config.num_key_value_heads
         return like.new_zeros(config.num_hidden_layers, width, places, groups, config.head_dim)
 

@@ -1,4 +1,4 @@
-"""Carries a step out: lays its rows out flat, runs the decoder once over all of them, and chooses what comes next.
+"""Carries a step out: lays its rows out flat, runs them through the decoder once, and chooses what comes next.
 
 Rows are the chunks' tokens and then the beams, in plan order. It decides nothing and keeps no requests; the KV cache is
 its own, beams live on their sequences. One copy to the host per step, at its end.
@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from models.decoder import Decoder
-from services.llm.engine.attention import PagedAttention, TorchAttention, merge_attention, tail_attention
+from models.decoder import Decoder, DecoderConfig
+from services.llm.engine.attention import PagedAttention, TorchAttention
 from services.llm.engine.beams import BeamBatch
 from services.llm.engine.config import EngineConfig
+from services.llm.engine.forward import Forward, LayerLoop, StepInputs
+from services.llm.engine.kernels import TorchKernels
 from services.llm.engine.kv_cache import KvCache
 from services.llm.engine.plan import Chunk, StepPlan
 from services.llm.engine.ranking import Ranker, Ranking
@@ -23,6 +24,7 @@ from services.llm.engine.sampling import Draw, sample
 from services.llm.engine.sequence import Sequence
 from services.llm.engine.text import Chosen
 from services.llm.engine.trie import Trie
+from services.llm.engine.weights import join_weights
 from services.llm.engine.work import TextWork
 
 
@@ -35,25 +37,30 @@ class StepResult:
 
 
 class Runner:
-    """The decoder, its KV cache and, where there is a catalogue, its trie, on one device."""
+    """The forward pass over its KV cache and, where there is a catalogue, the choice among items, on one device."""
 
     def __init__(self, decoder: Decoder, config: EngineConfig, trie: Trie | None) -> None:
-        weight = decoder.head_weight_VD
-        self._decoder = decoder
+        weights = join_weights(decoder)
+        self._vocab_size = decoder.config.vocab_size
         self._config = config
-        self._device = weight.device
-        self._cache = KvCache(
-            decoder.config, config.num_blocks, config.block_tokens, weight.dtype, weight.device, config.kv_kind
+        self._device = weights.head_VD.device
+        cache = KvCache(
+            decoder.config, config.num_blocks, config.block_tokens, weights.head_VD.dtype, self._device, config.kv_kind
         )
-        self._attention = _attention_for(decoder, config, weight.device)
-        self._ranker = Ranker(decoder, trie) if trie is not None else None
+        self._forward: Forward = LayerLoop(
+            weights, cache, TorchKernels(), _attention_for(decoder.config, config, self._device)
+        )
+        self._ranker = Ranker(decoder.config, self._forward.logits, trie) if trie is not None else None
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
         """Run one step that is not empty."""
         beams = BeamBatch(plan.beam_steps) if plan.beam_steps else None
         tokens_T, positions_T = self._lay_out(plan, beams)
-        hidden_TD = self._decoder(tokens_T, positions_T, self._attend_for(plan, beams))
+        slots_P = self._slots_of(plan)
+        tails = beams.tails if beams is not None else None
+        step = StepInputs(tokens_T, positions_T, slots_P, self._forward.prepare(plan), tails)
+        hidden_TD = self._forward.hidden(step)
         rankings, tokens = self._choose(plan, beams, hidden_TD)
         return StepResult(_rankings_to_host(rankings), tokens)
 
@@ -69,10 +76,9 @@ class Runner:
             tokens_T = torch.cat((tokens_T, beams.token_B))
         return tokens_T, self._on_device(np.concatenate(ranges))
 
-    def _attend_for(self, plan: StepPlan, beams: BeamBatch | None) -> "_Attend":
+    def _slots_of(self, plan: StepPlan) -> Tensor:
         slots = [_slots(chunk, self._config.block_tokens) for chunk in plan.chunks]
-        slots_P = self._on_device(np.concatenate(slots) if slots else np.zeros(0, dtype=np.int64))
-        return _Attend(self._cache, slots_P, self._attention, self._attention.prepare(plan), beams)
+        return self._on_device(np.concatenate(slots) if slots else np.zeros(0, dtype=np.int64))
 
     def _choose(
         self, plan: StepPlan, beams: BeamBatch | None, hidden_TD: Tensor
@@ -93,44 +99,11 @@ class Runner:
         return [sequence for sequence, _ in ending], hidden_TD[rows]
 
     def _sample(self, sequences: list[Sequence], hidden_RD: Tensor) -> list[tuple[Sequence, Chosen]]:
-        logits_RV = functional.linear(hidden_RD, self._decoder.head_weight_VD).float()
+        logits_RV = self._forward.logits(hidden_RD, 0, self._vocab_size)
         return list(zip(sequences, sample(logits_RV, [_draw_of(sequence) for sequence in sequences]), strict=True))
 
     def _on_device(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self._device)
-
-
-class _Attend:
-    """One step's attention, as the decoder calls it in each layer."""
-
-    def __init__(
-        self,
-        cache: KvCache,
-        slots_P: Tensor,
-        attention: PagedAttention[Any],
-        prepared: object,
-        beams: BeamBatch | None,
-    ) -> None:
-        self._cache = cache
-        self._slots_P = slots_P
-        self._attention = attention
-        self._prepared = prepared
-        self._beams = beams
-
-    def __call__(self, layer: int, q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor) -> Tensor:
-        """Store the step's keys and values where they belong, then attend each row over its context."""
-        num_paged = len(self._slots_P)
-        self._cache.write(layer, self._slots_P, k_TGK[:num_paged], v_TGK[:num_paged])
-        out_THK, lse_TH = self._attention.attend(q_THK, self._cache, layer, self._prepared)
-        if self._beams is None:
-            return out_THK
-        beams = self._beams
-        beams.write(layer, k_TGK[num_paged:], v_TGK[num_paged:])
-        tail, tail_lse = tail_attention(
-            q_THK[num_paged:], beams.keys_YBLGK[layer], beams.values_YBLGK[layer], beams.seen_BL
-        )
-        out_THK[num_paged:] = merge_attention(out_THK[num_paged:], lse_TH[num_paged:], tail, tail_lse)
-        return out_THK
 
 
 def _slots(chunk: Chunk, block_tokens: int) -> np.ndarray:
@@ -138,12 +111,11 @@ def _slots(chunk: Chunk, block_tokens: int) -> np.ndarray:
     return np.array(chunk.sequence.block_ids)[positions // block_tokens] * block_tokens + positions % block_tokens
 
 
-def _attention_for(decoder: Decoder, config: EngineConfig, device: torch.device) -> PagedAttention[Any]:
+def _attention_for(shape: DecoderConfig, config: EngineConfig, device: torch.device) -> PagedAttention[Any]:
     if device.type != "cuda":
-        return TorchAttention(config.tile_queries, config.tile_tokens, config.block_tokens, device)
+        return TorchAttention(config.tile_queries, config.tile_tokens, config.block_tokens, device, shape.window)
     from services.llm.engine.triton_attention import TritonAttention
 
-    shape = decoder.config
     return TritonAttention(shape.num_attention_heads, shape.num_key_value_heads, config.block_tokens, device)
 
 
@@ -151,7 +123,10 @@ def _draw_of(sequence: Sequence) -> Draw:
     assert isinstance(sequence.work, TextWork), "only text is sampled"
     mask = sequence.work.mask
     return Draw(
-        sequence.work.sampling, sequence.tokens, sequence.num_prompt_tokens, mask.allowed() if mask is not None else None
+        sequence.work.sampling,
+        sequence.tokens,
+        sequence.num_prompt_tokens,
+        mask.allowed() if mask is not None else None,
     )
 
 
