@@ -1,0 +1,134 @@
+"""Bytes and FLOPs of a step, held to counts by hand and to a slow sum over rows. `pytest tests/unit/llm/engine/test_cost_model.py`."""
+
+import pytest
+
+from models.decoder import DecoderConfig
+from models.window import Window
+from services.llm.engine.cost_model import CostModel, Limits, NumberSizes, StepCost, StepKind, number_sizes
+from services.llm.engine.plan import Chunk, StepPlan
+from services.llm.engine.sequence import Sequence
+from services.llm.engine.text import Chosen
+
+SHAPE = DecoderConfig(
+    vocab_size=100,
+    hidden_size=8,
+    intermediate_size=16,
+    num_hidden_layers=3,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=4,
+    max_position_embeddings=64,
+)
+SIZES = NumberSizes(matrix=2, head=2, tail=2, kv_token_layer=16)
+MATRIX_NUMBERS = 3 * (8 * 8 + 8 * 8 + 8 * 8 + 3 * 8 * 16)
+"""Query and output 8x8 each, key and value 8x4 each, gate, up and down 8x16 each, in three layers."""
+
+
+def text(num_tokens: int, *, num_new: int = 0) -> Sequence:
+    """A text request with this many tokens, the last of which are generated."""
+    sequence = Sequence(request_id="t", order=0, tokens=[1] * num_tokens, priority=0, arrival_s=0.0, deadline_s=None)
+    sequence.max_new_tokens = 5
+    sequence.chosen = [Chosen(1)] * num_new
+    return sequence
+
+
+def ranking(num_tokens: int, *, levels_done: int = 0, rows: tuple[int, ...] = (4, 6)) -> Sequence:
+    """A ranking of three levels."""
+    sequence = text(num_tokens)
+    sequence.num_levels, sequence.rows_by_level, sequence.num_levels_done = 3, rows, levels_done
+    return sequence
+
+
+def test_a_decode_step_by_hand() -> None:
+    """One token at position 9: all matrices once, its embedding, the whole head, ten positions read and one written."""
+    sequence = text(10, num_new=2)
+    sequence.num_computed = 9
+
+    cost = CostModel(SHAPE, SIZES).of(StepPlan(chunks=[Chunk(sequence, 9, 1)]))
+
+    assert cost.kind is StepKind.DECODE
+    assert cost.num_bytes == 2 * MATRIX_NUMBERS + (1 + 100) * 8 * 2 + 3 * (10 + 1) * 16
+    assert cost.flops == 2 * MATRIX_NUMBERS + 2 * 8 * 100 + 3 * 10 * 4 * 8
+
+
+def test_a_beam_step_by_hand() -> None:
+    """Six beams at the third level: the context once, two places of each tail, only the level's rows of the head."""
+    sequence = ranking(10, levels_done=2)
+    sequence.num_computed = 10
+
+    cost = CostModel(SHAPE, SIZES, (20, 30, 40)).of(StepPlan(beam_steps=[sequence]))
+
+    assert cost.kind is StepKind.BEAM
+    assert cost.num_bytes == 2 * MATRIX_NUMBERS + (6 + 40) * 8 * 2 + 3 * 10 * 16 + 6 * 2 * (2 * 3 * 4 * 2)
+    assert cost.flops == 2 * MATRIX_NUMBERS * 6 + 2 * 8 * 40 * 6 + 6 * 3 * 12 * 4 * 8
+
+
+def test_beams_share_their_context() -> None:
+    """Twice the beams read no more of the context; the head's level is read once for all requests at it."""
+    model = CostModel(SHAPE, SIZES, (20, 30, 40))
+    narrow, wide = (ranking(40, levels_done=1, rows=(count, 6)) for count in (4, 8))
+    narrow.num_computed = wide.num_computed = 40
+
+    gap = model.of(StepPlan(beam_steps=[wide])).num_bytes - model.of(StepPlan(beam_steps=[narrow])).num_bytes
+
+    assert gap == 4 * (8 * 2 + 2 * 3 * 4 * 2)
+
+
+def test_a_chunk_in_the_middle_needs_no_head() -> None:
+    """Prefill that does not reach the end of its prompt scores nothing."""
+    sequence = text(30)
+
+    cost = CostModel(SHAPE, SIZES).of(StepPlan(chunks=[Chunk(sequence, 8, 16)]))
+
+    pairs = sum(position + 1 for position in range(8, 24))
+    assert cost.kind is StepKind.PREFILL
+    assert cost.num_bytes == 2 * MATRIX_NUMBERS + 16 * 8 * 2 + 3 * (24 + 16) * 16
+    assert cost.flops == 2 * MATRIX_NUMBERS * 16 + 3 * pairs * 4 * 8
+
+
+def test_a_ranking_prompt_scores_the_first_level() -> None:
+    """Its last chunk reads the first level's rows of the head, not the vocabulary."""
+    cost = CostModel(SHAPE, SIZES, (20, 30, 40)).of(StepPlan(chunks=[Chunk(ranking(5), 0, 5)]))
+
+    assert cost.num_bytes == 2 * MATRIX_NUMBERS + (5 + 20) * 8 * 2 + 3 * (5 + 5) * 16
+
+
+@pytest.mark.parametrize("start", [0, 3, 9, 20])
+def test_a_window_bounds_what_is_seen(start: int) -> None:
+    """Windowed layers see at most window and sinks, as summed row by row."""
+    window = Window(size=6, layers=frozenset({0, 2}), num_sinks=2)
+    shape = DecoderConfig(**{**{name: getattr(SHAPE, name) for name in SHAPE.__slots__}, "window": window})
+    chunk = Chunk(text(50), start, 12)
+
+    gap = (
+        CostModel(SHAPE, SIZES).of(StepPlan(chunks=[chunk])).flops
+        - CostModel(shape, SIZES).of(StepPlan(chunks=[chunk])).flops
+    )
+
+    unseen = sum(max(0, position + 1 - 8) for position in range(start, start + 12))
+    assert gap == 2 * unseen * 4 * 8
+
+
+def test_kinds_together_are_mixed() -> None:
+    """A step with prefill and decode, or with beams beside either, is neither's."""
+    decode = text(10, num_new=1)
+    decode.num_computed = 9
+    chunks = [Chunk(decode, 9, 1), Chunk(text(4), 0, 4)]
+
+    cost = CostModel(SHAPE, SIZES).of(StepPlan(chunks=chunks))
+
+    assert cost.kind is StepKind.MIXED
+
+
+def test_the_sizes_of_a_kv_kind() -> None:
+    """In the model's dtype as many bytes as its numbers; in one byte, one and a scale of four for each head."""
+    assert number_sizes(SHAPE, 2, "model").kv_token_layer == 2 * 4 * 2
+    assert number_sizes(SHAPE, 2, "int8").kv_token_layer == 2 * (4 + 4)
+
+
+def test_the_slower_limit_is_the_bound() -> None:
+    """A step takes at least its bytes over the memory's rate and its FLOPs over the processor's."""
+    limits = Limits(bytes_per_s=10.0, flops_per_s=1000.0)
+
+    assert limits.least_seconds(StepCost(StepKind.DECODE, 20.0, 500.0)) == 2.0
+    assert limits.least_seconds(StepCost(StepKind.PREFILL, 20.0, 5000.0)) == 5.0
