@@ -14,6 +14,7 @@ from models.decoder import Decoder
 from services.contracts.rank import EngineLoad
 from services.errors import InvalidRequest
 from services.llm.engine.config import EngineConfig
+from services.llm.engine.cost_model import CostModel, StepCost, number_sizes
 from services.llm.engine.outcome import Grown, Outcome, Status
 from services.llm.engine.plan import StepSize
 from services.llm.engine.runner import Runner, StepResult
@@ -38,7 +39,11 @@ class Engine:
         self._runner = Runner(decoder, config, self._trie)
         self._orders = count()
         self._ended: list[Outcome] = []
+        sizes = number_sizes(decoder.config, decoder.head_weight_VD.element_size(), config.kv_kind)
+        self._costs = CostModel(decoder.config, sizes, items.level_sizes if items is not None else ())
         self.last_step = StepSize(num_tokens=0, num_requests=0)
+        self.last_cost: StepCost | None = None
+        """What the last step moved and computed at least; None if it ran nothing."""
         self.grown: list[Grown] = []
         """The tokens that the last step brought, for whoever wants them before the end."""
 
@@ -138,6 +143,7 @@ class Engine:
         for sequence in plan.late:
             self._end(sequence, Status.LATE)
         self.last_step = StepSize(plan.num_tokens, plan.num_requests)
+        self.last_cost = None if plan.is_empty else self._costs.of(plan)
         self.grown = []
         if not plan.is_empty:
             result = self._runner.run(plan)
