@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.multiprocess import MultiProcessCollector
 
 REQUEST_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0.3, 0.5, 1, 2, 5)
+ENGINE_BUCKETS_S = (*REQUEST_BUCKETS_S, 10, 20, 60)
 STAGE_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1)
 FRESHNESS_BUCKETS_S = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0.3, 0.5, 1, 2.5, 5, 10, 60)
 AGE_BUCKETS_S = (0.1, 0.25, 1, 5, 30, 60, 300, 3_600, 86_400, 604_800, 2_592_000)
@@ -175,42 +176,59 @@ class StreamMetrics:
 
 
 class EngineMetrics:
-    """What one engine reports, under vLLM's names."""
+    """What an engine reports, under vLLM's names; `model_name` tells the one that ranks from the one that writes text."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def gauge(name: str, text: str) -> Gauge:
-            return Gauge(f"vllm:{name}", text, multiprocess_mode="livesum", registry=registry)
+            return Gauge(f"vllm:{name}", text, ["model_name"], multiprocess_mode="livesum", registry=registry)
 
-        def seconds(name: str, text: str) -> Histogram:
-            return Histogram(f"vllm:{name}_seconds", text, buckets=REQUEST_BUCKETS_S, registry=registry)
+        def counter(name: str, text: str) -> Counter:
+            return Counter(name, text, ["model_name"], registry=registry)
+
+        def seconds(name: str, text: str, buckets: tuple[float, ...] = ENGINE_BUCKETS_S) -> Histogram:
+            return Histogram(f"vllm:{name}_seconds", text, ["model_name"], buckets=buckets, registry=registry)
 
         self.running = gauge("num_requests_running", "Requests in the running batch")
         self.waiting = gauge("num_requests_waiting", "Requests waiting for admission")
         self.kv_cache_usage = Gauge(
             "vllm:kv_cache_usage_perc",
             "Share (0 to 1) of KV blocks held by live requests",
+            ["model_name"],
             multiprocess_mode="livemax",
             registry=registry,
         )
-        self.prefix_queries = Counter("vllm:prefix_cache_queries_total", "Prompt tokens looked up", registry=registry)
-        self.prefix_hits = Counter("vllm:prefix_cache_hits_total", "Prompt tokens found cached", registry=registry)
-        self.prompt_tokens = Counter("vllm:prompt_tokens_total", "Prompt tokens prefilled", registry=registry)
+        self.prefix_queries = counter("vllm:prefix_cache_queries_total", "Prompt tokens looked up")
+        self.prefix_hits = counter("vllm:prefix_cache_hits_total", "Prompt tokens found cached")
+        self.preemptions = counter("vllm:num_preemptions_total", "Times a request lost its blocks and began again")
+        self.prompt_tokens = counter("vllm:prompt_tokens_total", "Prompt tokens prefilled")
+        self.generation_tokens = counter("vllm:generation_tokens_total", "Tokens of text written")
         self.finished = Counter(
-            "vllm:request_success_total", "Finished requests by reason", ["finished_reason"], registry=registry
+            "vllm:request_success_total",
+            "Finished requests by reason",
+            ["model_name", "finished_reason"],
+            registry=registry,
         )
         self.step_tokens = Histogram(
             "vllm:iteration_tokens_total",
             "Tokens computed in one step, beam rows apart",
+            ["model_name"],
             buckets=STEP_TOKENS_BUCKETS,
             registry=registry,
         )
         self.batch_size = Histogram(
-            "tailrace_engine_batch_size", "Requests worked on in one step", buckets=BATCH_BUCKETS, registry=registry
+            "tailrace_engine_batch_size",
+            "Requests worked on in one step",
+            ["model_name"],
+            buckets=BATCH_BUCKETS,
+            registry=registry,
         )
+        self.beam_rows = counter("tailrace_engine_beam_rows_total", "Beams computed, one for each beam and step")
+        self.late_captures = counter("tailrace_engine_late_captures_total", "Graphs captured after warm-up")
+        self.eager_fallbacks = counter("tailrace_engine_eager_fallbacks_total", "Steps run without their graph")
         self.cache_config = Gauge(
             "vllm:cache_config_info",
             "1 for the size of the KV cache in use",
-            ["block_size", "num_gpu_blocks"],
+            ["model_name", "block_size", "num_gpu_blocks"],
             multiprocess_mode="livemax",
             registry=registry,
         )
@@ -222,8 +240,14 @@ class EngineMetrics:
             registry=registry,
         )
         self.queue_seconds = seconds("request_queue_time", "Waiting before the first step")
+        self.prefill_seconds = seconds("request_prefill_time", "First step until the prompt was done")
+        self.decode_seconds = seconds("request_decode_time", "Prompt done until the last step")
         self.inference_seconds = seconds("request_inference_time", "First step to last")
         self.e2e_seconds = seconds("e2e_request_latency", "Arrival to finish")
+        self.first_token_seconds = seconds("time_to_first_token", "Arrival to the first token of text")
+        self.inter_token_seconds = seconds(
+            "inter_token_latency", "Between one token of a text and its next", STAGE_BUCKETS_S
+        )
 
 
 def node_registry(folder: Path) -> CollectorRegistry:

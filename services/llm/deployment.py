@@ -5,7 +5,6 @@ a refusal means to the user is decided by the router. Sticky by user: see `servi
 """
 
 import time
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,14 +13,14 @@ from ray import serve
 from ray.serve.config import RequestRouterConfig
 
 from models.registry import Bundle, BundleStore
-from services.contracts.rank import EngineLoad, RankRequest
+from services.contracts.rank import RankRequest
 from services.errors import BundleMismatch, DeadlineExceeded, TailraceError
 from services.llm.bundle_watch import BundleWatch
 from services.llm.engine.config import EngineConfig
-from services.llm.engine.engine import Engine
 from services.llm.engine.outcome import Status
+from services.llm.engine_report import EngineReport
 from services.llm.engine_spans import tell
-from services.llm.engine_thread import Ended, EngineThread
+from services.llm.engine_thread import EngineThread
 from services.llm.loaded_bundle import LoadedBundle, load_bundle
 from services.llm.reply import Reply, refusal_of
 from services.settings import Settings
@@ -30,6 +29,8 @@ from services.trace_export import open_tracing
 from services.tracing import note, note_failure
 
 _STICKY_ROUTER = "services.llm.sticky_router.StickyRouter"
+_MODEL_NAME = "ranker"
+"""What the metrics call the model that ranks, whatever its bundle."""
 
 
 class LlmDeployment:
@@ -45,7 +46,7 @@ class LlmDeployment:
         self._metrics = EngineMetrics(registry)
         ProcessMetrics(registry, "llm")
         config = engine_config(settings)
-        self._metrics.cache_config.labels(str(config.block_tokens), str(config.num_blocks)).set(1)
+        self._metrics.cache_config.labels(_MODEL_NAME, str(config.block_tokens), str(config.num_blocks)).set(1)
         self._watch = BundleWatch(BundleStore(settings.bundle_root), settings.bundle_poll_s, self._load, self._start)
 
     def __del__(self) -> None:
@@ -89,26 +90,8 @@ class LlmDeployment:
             self._metrics.replicas.labels(self._version).set(0)
         self._version = bundle.version
         self._metrics.replicas.labels(bundle.version).set(1)
-        return EngineThread(bundle.engine, self._settings.llm_threads, partial(self._report, bundle.engine))
-
-    def _report(self, engine: Engine, load: EngineLoad, ended: list[Ended]) -> None:
-        metrics, step = self._metrics, engine.last_step
-        if step.num_requests:
-            metrics.step_tokens.observe(step.num_tokens)
-            metrics.batch_size.observe(step.num_requests)
-        metrics.running.set(load.num_running)
-        metrics.waiting.set(load.num_waiting)
-        metrics.kv_cache_usage.set(load.kv_cache_usage)
-        for end in ended:
-            outcome = end.outcome
-            metrics.finished.labels(outcome.status.value).inc()
-            metrics.e2e_seconds.observe(end.finished_s - outcome.arrival_s)
-            if outcome.started_s is not None:
-                metrics.prefix_queries.inc(outcome.num_prompt_tokens)
-                metrics.prefix_hits.inc(outcome.num_cached_tokens)
-                metrics.prompt_tokens.inc(outcome.num_prompt_tokens - outcome.num_cached_tokens)
-                metrics.queue_seconds.observe(outcome.started_s - outcome.arrival_s)
-                metrics.inference_seconds.observe(end.finished_s - outcome.started_s)
+        report = EngineReport(self._metrics, bundle.engine, _MODEL_NAME)
+        return EngineThread(bundle.engine, self._settings.llm_threads, report.step)
 
 
 def engine_config(settings: Settings) -> EngineConfig:

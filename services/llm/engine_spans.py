@@ -3,7 +3,7 @@
 The engine itself knows no traces: its outcome holds the moments, and the spans are made from them afterwards.
 """
 
-from services.llm.engine_thread import Ended
+from services.llm.engine_stream import Ended
 from services.tracing import note, past_span
 
 

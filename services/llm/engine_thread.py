@@ -1,14 +1,14 @@
-"""The one thread that owns an engine: asyncio callers put requests in, it steps, and their futures get the answers.
+"""The one thread that owns an engine: asyncio callers put requests in, it steps, and their streams get the news.
 
-The engine is touched by this thread alone. Callers wait on futures of their own event loop; a caller that is cancelled
-cancels its request in the engine. If the engine fails, every caller is told and the thread ends: `failure` says why.
+The engine is touched by this thread alone. A caller that goes away, by an error or by being cancelled, cancels its requests
+in the engine before the next step. If the engine fails, every caller is told and the thread ends: `failure` says why.
 """
 
-import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import count
 
@@ -17,39 +17,38 @@ import torch
 from services.contracts.rank import EngineLoad
 from services.errors import DependencyAway, TailraceError
 from services.llm.engine.engine import Engine
-from services.llm.engine.outcome import Outcome
+from services.llm.engine.outcome import Grown, Status
+from services.llm.engine_stream import Ended, EngineStream, Post
 
 _RETRY_AFTER_S = 1.0
 
 Ask = Callable[[Engine, str, float], None]
 """Adds a request to the engine: (engine, request id, now in monotonic seconds)."""
 
+AskAll = Callable[[Engine, Sequence[str], float], None]
+"""Adds a request to the engine under each of the given ids, or raises: then none of them counts."""
+
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """An outcome with the monotonic second at which its last step ended and the load after it."""
+class Stepped:
+    """What a step brought, the load after it, and the monotonic second at which it ended."""
 
-    outcome: Outcome
-    finished_s: float
     load: EngineLoad
-
-
-@dataclass(frozen=True, slots=True)
-class _Caller:
-    loop: asyncio.AbstractEventLoop
-    future: "asyncio.Future[Ended]"
+    grown: Sequence[Grown]
+    ended: Sequence[Ended]
+    finished_s: float
 
 
 class EngineThread:
-    """Runs one engine until stopped. `on_step` is told the load after each step and what ended in it, in this thread."""
+    """Runs one engine until stopped. `on_step` is told of each step, in this thread."""
 
-    def __init__(self, engine: Engine, num_threads: int, on_step: Callable[[EngineLoad, list[Ended]], None]) -> None:
+    def __init__(self, engine: Engine, num_threads: int, on_step: Callable[[Stepped], None]) -> None:
         self._engine = engine
         self._num_threads = num_threads
         self._on_step = on_step
         self._lock = threading.Lock()  # guards the four below
-        self._inbox: deque[Callable[[], None]] = deque()
-        self._callers: dict[str, _Caller] = {}
+        self._inbox: deque[Callable[[], object]] = deque()
+        self._streams: dict[str, EngineStream] = {}
         self._stopping = False
         self._closed = False
         self._woken = threading.Event()
@@ -65,23 +64,34 @@ class EngineThread:
 
     async def ask(self, ask: Ask) -> Ended:
         """Have a request added and wait for its end. Raises what the engine refuses with, DependencyAway if it broke."""
-        request_id = str(next(self._ids))
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Ended] = loop.create_future()
+        async with self.open(1, lambda engine, request_ids, now_s: ask(engine, request_ids[0], now_s)) as stream:
+            while True:
+                for news in await stream.take():
+                    if isinstance(news, Ended):
+                        return news
+
+    @asynccontextmanager
+    async def open(self, num_requests: int, ask: AskAll) -> AsyncIterator[EngineStream]:
+        """Have requests added and give the stream of their news; what has not ended on leaving is cancelled.
+
+        Raises DependencyAway when the engine broke or was stopped; what it refuses with comes from the stream.
+        """
+        number = next(self._ids)
+        stream = EngineStream(tuple(f"{number}.{place}" for place in range(num_requests)))
         with self._lock:
             if self._closed:
                 raise DependencyAway("the engine", _RETRY_AFTER_S) from self.failure
-            self._callers[request_id] = _Caller(loop, future)
-            self._inbox.append(lambda: self._add(request_id, ask))
+            self._streams.update(dict.fromkeys(stream.request_ids, stream))
+            self._inbox.append(lambda: self._add(stream, ask))
         self._woken.set()
         try:
-            return await future
-        except asyncio.CancelledError:
-            with self._lock:
-                self._callers.pop(request_id, None)
-                self._inbox.append(lambda: self._cancel(request_id))
-            self._woken.set()
-            raise
+            yield stream
+        finally:
+            self._leave(stream)
+
+    def finish(self, request_id: str) -> None:
+        """End a request whose caller has all that it wanted; it counts as done. Does not wait."""
+        self._send(lambda: self._engine.cancel(request_id, Status.DONE))
 
     def stop(self) -> None:
         """Let what is in flight finish, then end the thread. Does not wait."""
@@ -92,6 +102,17 @@ class EngineThread:
     def join(self, timeout_s: float) -> None:
         """Wait for the thread to end."""
         self._thread.join(timeout_s)
+
+    def _leave(self, stream: EngineStream) -> None:
+        with self._lock:
+            left = [request_id for request_id in stream.request_ids if self._streams.pop(request_id, None)]
+        if left:
+            self._send(lambda: self._cancel(left))
+
+    def _send(self, command: Callable[[], object]) -> None:
+        with self._lock:
+            self._inbox.append(command)
+        self._woken.set()
 
     def _run(self) -> None:
         torch.set_num_threads(self._num_threads)
@@ -116,25 +137,40 @@ class EngineThread:
     def _step(self) -> None:
         outcomes = self._engine.step(time.monotonic())
         load, now_s = self._engine.load(), time.monotonic()
-        ended = [Ended(outcome, now_s, load) for outcome in outcomes]
-        for end in ended:
-            self._tell(end.outcome.request_id, end)
-        self._on_step(load, ended)
+        stepped = Stepped(load, self._engine.grown, [Ended(outcome, now_s, load) for outcome in outcomes], now_s)
+        self._tell(stepped)
+        self._on_step(stepped)
 
-    def _add(self, request_id: str, ask: Ask) -> None:
-        try:
-            ask(self._engine, request_id, time.monotonic())
-        except TailraceError as error:
-            self._tell(request_id, error)
-
-    def _cancel(self, request_id: str) -> None:
-        self._engine.cancel(request_id)
-
-    def _tell(self, request_id: str, end: Ended | TailraceError) -> None:
+    def _tell(self, stepped: Stepped) -> None:
+        post = Post()
         with self._lock:
-            caller = self._callers.pop(request_id, None)
-        if caller is not None:
-            caller.loop.call_soon_threadsafe(_settle, caller.future, end)
+            for grown in stepped.grown:
+                if (stream := self._streams.get(grown.request_id)) is not None:
+                    post.add(stream, grown)
+            for end in stepped.ended:
+                if (stream := self._streams.pop(end.outcome.request_id, None)) is not None:
+                    post.add(stream, end)
+        post.send()
+
+    def _add(self, stream: EngineStream, ask: AskAll) -> None:
+        try:
+            ask(self._engine, stream.request_ids, time.monotonic())
+        except TailraceError as error:
+            self._cancel(stream.request_ids)
+            self._fail([stream], error)
+
+    def _cancel(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            self._engine.cancel(request_id)
+
+    def _fail(self, streams: Sequence[EngineStream], error: TailraceError) -> None:
+        post = Post()
+        with self._lock:
+            for stream in streams:
+                for request_id in stream.request_ids:
+                    self._streams.pop(request_id, None)
+                post.add(stream, error)
+        post.send()
 
     def _close_if_done(self) -> bool:
         with self._lock:
@@ -145,15 +181,5 @@ class EngineThread:
         self.failure = error
         with self._lock:
             self._closed = True
-            unanswered = tuple(self._callers)
-        for request_id in unanswered:
-            self._tell(request_id, DependencyAway("the engine", _RETRY_AFTER_S))
-
-
-def _settle(future: "asyncio.Future[Ended]", end: Ended | TailraceError) -> None:
-    if future.done():
-        return
-    if isinstance(end, Ended):
-        future.set_result(end)
-    else:
-        future.set_exception(end)
+            unanswered = list({id(stream): stream for stream in self._streams.values()}.values())
+        self._fail(unanswered, DependencyAway("the engine", _RETRY_AFTER_S))

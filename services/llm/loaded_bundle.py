@@ -18,7 +18,8 @@ from services.errors import BundleCorrupt
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
 from services.llm.engine.trie import ItemCodes
-from services.llm.engine_thread import Ask, Ended
+from services.llm.engine_stream import Ended
+from services.llm.engine_thread import Ask
 
 _WARM_UP_K = 10
 

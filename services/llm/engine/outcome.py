@@ -24,6 +24,7 @@ class Grown:
     request_id: str
     chosen: Chosen
     num_cached_tokens: int
+    arrival_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -46,6 +47,7 @@ class Outcome:
     started_s: float | None
     decoding_s: float | None = None
     num_steps: int = 0
+    num_preemptions: int = 0
 
     @property
     def token_ids(self) -> tuple[int, ...]:

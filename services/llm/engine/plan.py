@@ -47,10 +47,16 @@ class StepPlan:
         """Requests that the step works on."""
         return len(self.chunks) + len(self.beam_steps)
 
+    @property
+    def num_beam_rows(self) -> int:
+        """Beams to compute, before the step has run."""
+        return sum(sequence.num_beam_rows for sequence in self.beam_steps)
+
 
 @dataclass(frozen=True, slots=True)
 class StepSize:
-    """How much one step did: tokens computed, beam rows apart, and the requests that it worked on."""
+    """How much one step did: tokens computed, beam rows apart, the requests that it worked on, and the beam rows."""
 
     num_tokens: int
     num_requests: int
+    num_beam_rows: int

@@ -9,7 +9,7 @@ import pytest
 from services.contracts.rank import EngineLoad
 from services.llm.engine.outcome import Outcome, Status
 from services.llm.engine_spans import tell
-from services.llm.engine_thread import Ended
+from services.llm.engine_stream import Ended
 from tests.spans import Recorder
 
 LOAD = EngineLoad(num_running=0, num_waiting=0, kv_cache_usage=0.0)

@@ -29,7 +29,7 @@ def engine(tmp_path: Path) -> Engine:
 @pytest.fixture
 def thread(engine):
     """Its running thread."""
-    thread = EngineThread(engine, 1, lambda load, ended: None)
+    thread = EngineThread(engine, 1, lambda stepped: None)
     yield thread
     thread.stop()
     thread.join(5.0)
@@ -71,9 +71,9 @@ async def test_a_cancelled_caller_cancels_its_request(engine) -> None:
     """When a caller goes away its request ends as cancelled."""
     ends, cancelled = [], threading.Event()
 
-    def hold_the_first_step(_load, ended) -> None:
+    def hold_the_first_step(stepped) -> None:
         """Keep the engine from going on before the caller is gone."""
-        ends.extend(ended)
+        ends.extend(stepped.ended)
         cancelled.wait(5.0)
 
     thread = EngineThread(engine, 1, hold_the_first_step)
@@ -92,7 +92,7 @@ async def test_a_cancelled_caller_cancels_its_request(engine) -> None:
 
 async def test_stopping_lets_what_is_in_flight_finish(engine) -> None:
     """A stopped thread answers what it has, then ends and takes nothing more."""
-    thread = EngineThread(engine, 1, lambda load, ended: None)
+    thread = EngineThread(engine, 1, lambda stepped: None)
     caller = asyncio.create_task(thread.ask(ask_for_long))
     await asyncio.sleep(0.002)
 
@@ -107,7 +107,7 @@ async def test_stopping_lets_what_is_in_flight_finish(engine) -> None:
 
 async def test_a_broken_engine_tells_everyone_and_ends(engine) -> None:
     """When a step fails all callers hear that the engine is away, later ones too, and the reason is kept."""
-    thread = EngineThread(engine, 1, lambda load, ended: None)
+    thread = EngineThread(engine, 1, lambda stepped: None)
 
     def ask_and_break(engine: Engine, request_id: str, now_s: float) -> None:
         """Break the engine after asking."""

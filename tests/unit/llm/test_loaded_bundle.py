@@ -12,7 +12,7 @@ from services.contracts.rank import EngineLoad, RankRequest
 from services.contracts.recommend import Filters
 from services.errors import BundleCorrupt
 from services.llm.engine.config import EngineConfig
-from services.llm.engine_thread import Ended
+from services.llm.engine_stream import Ended
 from services.llm.loaded_bundle import LoadedBundle, load_bundle
 from tests.bundles import build_decoder, publish_bundle
 

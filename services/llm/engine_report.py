@@ -1,0 +1,66 @@
+"""Turns what each step brought into the engine's metrics. Runs in the engine's thread, so it observes and computes nothing else."""
+
+from collections.abc import Sequence
+
+from services.llm.engine.engine import Engine
+from services.llm.engine.outcome import Grown
+from services.llm.engine_stream import Ended
+from services.llm.engine_thread import Stepped
+from services.telemetry import EngineMetrics
+
+
+class EngineReport:
+    """The metrics of one engine, which callers know by the name of its model."""
+
+    def __init__(self, metrics: EngineMetrics, engine: Engine, model_name: str) -> None:
+        self._metrics = metrics
+        self._engine = engine
+        self._name = model_name
+        self._last_token_s: dict[str, float] = {}
+        for counter in (metrics.prefix_queries, metrics.prefix_hits, metrics.preemptions, metrics.prompt_tokens):
+            counter.labels(model_name)
+        for counter in (metrics.generation_tokens, metrics.beam_rows, metrics.late_captures, metrics.eager_fallbacks):
+            counter.labels(model_name)
+
+    def step(self, stepped: Stepped) -> None:
+        """Count a step, its tokens and what ended in it."""
+        metrics, name, size = self._metrics, self._name, self._engine.last_step
+        if size.num_requests:
+            metrics.step_tokens.labels(name).observe(size.num_tokens)
+            metrics.batch_size.labels(name).observe(size.num_requests)
+            metrics.beam_rows.labels(name).inc(size.num_beam_rows)
+        metrics.running.labels(name).set(stepped.load.num_running)
+        metrics.waiting.labels(name).set(stepped.load.num_waiting)
+        metrics.kv_cache_usage.labels(name).set(stepped.load.kv_cache_usage)
+        if stepped.grown:
+            metrics.generation_tokens.labels(name).inc(len(stepped.grown))
+            self._gaps(stepped.grown, stepped.finished_s)
+        for end in stepped.ended:
+            self._end(end)
+
+    def _gaps(self, grown: Sequence[Grown], now_s: float) -> None:
+        gap_seconds = self._metrics.inter_token_seconds.labels(self._name)
+        for one in grown:
+            before_s = self._last_token_s.get(one.request_id)
+            if before_s is None:
+                self._metrics.first_token_seconds.labels(self._name).observe(now_s - one.arrival_s)
+            else:
+                gap_seconds.observe(now_s - before_s)
+            self._last_token_s[one.request_id] = now_s
+
+    def _end(self, end: Ended) -> None:
+        metrics, name, outcome = self._metrics, self._name, end.outcome
+        self._last_token_s.pop(outcome.request_id, None)
+        metrics.finished.labels(name, outcome.status.value).inc()
+        metrics.e2e_seconds.labels(name).observe(end.finished_s - outcome.arrival_s)
+        if outcome.started_s is None:
+            return
+        metrics.prefix_queries.labels(name).inc(outcome.num_prompt_tokens)
+        metrics.prefix_hits.labels(name).inc(outcome.num_cached_tokens)
+        metrics.preemptions.labels(name).inc(outcome.num_preemptions)
+        metrics.prompt_tokens.labels(name).inc(outcome.num_prompt_tokens - outcome.num_cached_tokens)
+        metrics.queue_seconds.labels(name).observe(outcome.started_s - outcome.arrival_s)
+        metrics.inference_seconds.labels(name).observe(end.finished_s - outcome.started_s)
+        prefilled_s = end.finished_s if outcome.decoding_s is None else outcome.decoding_s
+        metrics.prefill_seconds.labels(name).observe(prefilled_s - outcome.started_s)
+        metrics.decode_seconds.labels(name).observe(end.finished_s - prefilled_s)
