@@ -20,6 +20,7 @@ from services.llm.engine.plan import StepSize
 from services.llm.engine.runner import Runner, StepResult
 from services.llm.engine.scheduler import Scheduler
 from services.llm.engine.sequence import Sequence
+from services.llm.engine.survivors import SurvivorMasks
 from services.llm.engine.text import GREEDY, Sampling
 from services.llm.engine.trie import ItemCodes, Trie
 from services.llm.engine.work import RankWork, TextWork, TokenMask
@@ -35,6 +36,7 @@ class Engine:
         self._config = config
         self._limits = decoder.config
         self._trie = Trie(items, decoder.head_weight_VD.device) if items is not None else None
+        self._masks = SurvivorMasks(self._trie) if self._trie is not None else None
         self._scheduler = Scheduler(config, bundle_version)
         self._runner = Runner(decoder, config, self._trie)
         self._orders = count()
@@ -58,35 +60,42 @@ class Engine:
         prompt_token_ids: Tokens[int],
         *,
         k: int,
-        allowed: np.ndarray,
+        allowed: np.ndarray | None = None,
+        excluded: Tokens[int] = (),
         beam_width: int | None = None,
         priority: int = 0,
         now_s: float = 0.0,
         deadline_s: float | None = None,
     ) -> None:
-        """Ask for the k best items among `allowed` (num_items,) bool after this prompt.
+        """Ask for the k best items after this prompt, among `allowed` (num_items,) bool, None for all, without those `excluded`.
+
+        What repeats between requests (filters) belongs in `allowed`, what does not (items seen) in `excluded`: the work for a
+        mask is done once and costs in proportion to the catalogue, an item left out costs for itself alone.
 
         `beam_width` matters for codes of depth 2 and more; None means k, at least the configured default and at most
         what a step runs. Lower `priority` goes first. The outcome comes from a later `step`, also when nothing is
         allowed. Raises InvalidRequest for what could never run and Overloaded when the queue is full.
         """
-        if self._trie is None:
+        if self._trie is None or self._masks is None:
             raise InvalidRequest("k", "this engine has no catalogue", "ask it for text")
         if k < 1:
             raise InvalidRequest("k", f"{k} is out of range", "send at least 1")
-        if allowed.shape != (self._trie.num_items,) or allowed.dtype != np.bool_:
-            raise InvalidRequest("allowed", "not one bool per item", f"send a mask of {self._trie.num_items}")
+        num_items = self._trie.num_items
+        if allowed is not None and (allowed.shape != (num_items,) or allowed.dtype != np.bool_):
+            raise InvalidRequest("allowed", "not one bool per item", f"send a mask of {num_items}")
+        excluded_items = np.asarray(excluded, dtype=np.int64)
+        if len(excluded_items) and not 0 <= excluded_items.min() <= excluded_items.max() < num_items:
+            raise InvalidRequest("excluded", "an item outside the catalogue", f"send 0 to {num_items - 1}")
         depth = self._trie.depth
         sequence = self._sequence(request_id, prompt_token_ids, priority, now_s, deadline_s, num_more_tokens=depth - 1)
-        alive = self._trie.alive_by_level(allowed)
+        survivors = self._masks.of(allowed, excluded_items)
+        alive = survivors.num_by_level
         beams = beam_width or min(max(k, self._config.default_beam_width), self._config.max_beam_rows)
-        widths = tuple(min(beams, level.num_alive) for level in alive[:-1])
+        widths = tuple(min(beams, num_alive) for num_alive in alive[:-1])
         sequence.num_levels = depth
         sequence.rows_by_level = widths
-        sequence.work = RankWork(
-            alive_by_level=tuple(level.mask_C for level in alive), width_by_level=(*widths, min(k, alive[-1].num_alive))
-        )
-        if alive[-1].num_alive:
+        sequence.work = RankWork(survivors=survivors, width_by_level=(*widths, min(k, alive[-1])))
+        if alive[-1]:
             self._scheduler.add(sequence)
         else:
             self._end(sequence, Status.DONE)

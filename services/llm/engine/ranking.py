@@ -4,7 +4,7 @@ Requests at the same level are chosen together, padded to the widest. Only the l
 are log-probabilities over that whole range, so that masks do not change them. Nothing here waits for the device.
 
 Shape suffixes: R requests, B beams of a request or of the step, W beams of one request, N chosen, S codes of the level,
-C candidates, D hidden, Y layers, L places of a tail, G key/value heads, K head size.
+C candidates, X bytes of bits, D hidden, Y layers, L places of a tail, G key/value heads, K head size.
 """
 
 from collections.abc import Callable
@@ -45,7 +45,7 @@ class Ranker:
     def begin(self, sequences: list[Sequence], hidden_RD: Tensor) -> list[Ranking]:
         """Choose the first level from the prompts' last hidden states. Gives the rankings that are complete (depth 1)."""
         level = self._trie.levels[0]
-        chosen = choose_first(level, self._logp(level, hidden_RD), *_alive_and_width(sequences, 0))
+        chosen = choose_first(level, self._logp(level, hidden_RD), *_bits_and_width(sequences, 0))
         if self._trie.depth == 1:
             return _rankings(sequences, chosen, 0)
         for place, sequence in enumerate(sequences):
@@ -69,8 +69,8 @@ class Ranker:
         rows_RB, padding_RB = batch.rows_of(members)
         score_RB = batch.score_B[rows_RB].masked_fill_(padding_RB, -torch.inf)
         logp_RBS = self._logp(level, hidden_BD[rows_RB])
-        alive_RC, width = _alive_and_width(sequences, level_index)
-        chosen = choose_next(level, batch.node_B[rows_RB], score_RB, logp_RBS, alive_RC, width)
+        bits_RX, width = _bits_and_width(sequences, level_index)
+        chosen = choose_next(level, batch.node_B[rows_RB], score_RB, logp_RBS, bits_RX, width)
         if level_index == self._trie.depth - 1:
             return _rankings(sequences, chosen, level_index)
         for place, sequence in enumerate(sequences):
@@ -94,10 +94,10 @@ def _work(sequence: Sequence) -> RankWork:
     return sequence.work
 
 
-def _alive_and_width(sequences: list[Sequence], level_index: int) -> tuple[Tensor, int]:
+def _bits_and_width(sequences: list[Sequence], level_index: int) -> tuple[Tensor, int]:
     works = [_work(sequence) for sequence in sequences]
-    alive_RC = torch.stack([work.alive_by_level[level_index] for work in works])
-    return alive_RC, max(work.width_by_level[level_index] for work in works)
+    bits_RX = torch.stack([work.survivors.bits_by_level[level_index] for work in works])
+    return bits_RX, max(work.width_by_level[level_index] for work in works)
 
 
 def _rankings(sequences: list[Sequence], chosen: Chosen, level_index: int) -> list[Ranking]:

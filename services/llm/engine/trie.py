@@ -2,16 +2,23 @@
 
 A *node* of depth d is a distinct prefix of d codes; the root is the node of depth 0. Below the last level come the items
 themselves, so that items that share a code stay apart. Nodes are numbered by their smallest item index, and items by
-their index: a smaller number wins a tie. Children are stored in one array per level, sorted by parent, with offsets (CSR).
-It knows nothing of tokens beyond each level's first one, and nothing of scores.
+their index: a smaller number wins a tie. Children are stored in one array per level, sorted by parent, with offsets (CSR);
+where parents have most of the codes, as the first levels of a large catalogue do, also as a dense table.
+It knows nothing of tokens beyond each level's first one, nothing of scores, and nothing of who may see which item.
+
+Shape suffixes: P parents, C children, S codes of the level.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+
+_DENSE_SHARE = 2
+"""A level is dense where its table is at most this many times as wide as the widest row of the CSR form ..."""
+_DENSE_ENTRIES = 1 << 20
+"""... and holds at most this many entries of 4 bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -25,44 +32,48 @@ class ItemCodes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Level:
-    """Codes of one level. `starts` (num_parents + 1,), `children` and `codes` (num_children,) are int64, sorted by parent, then child.
+    """Codes of one level. `starts` (num_parents + 1,), `children` and `codes` are int32, sorted by parent, then child.
 
-    `max_children` is the most that one parent has; `token_offset` and `size` bound the level's token range.
+    `code_of_child` is empty at the last level, whose children are items. `table_PS` gives the child of each parent and code,
+    -1 for none, where the level is dense. `max_children` is the most that one parent has; `token_offset` and `size` bound
+    the level's token range.
     """
 
     starts: Tensor
     children: Tensor
     codes: Tensor
     code_of_child: Tensor
+    table_PS: Tensor | None
     max_children: int
     token_offset: int
     size: int
 
+    @property
+    def num_children(self) -> int:
+        """Nodes, or items, after this level."""
+        return len(self.children)
 
-class Alive(NamedTuple):
-    """A mask (num_children,) bool over the nodes after one level, and how many are alive."""
-
-    mask_C: Tensor
-    num_alive: int
+    @property
+    def num_bytes(self) -> int:
+        """Bytes on the device."""
+        tensors = (self.starts, self.children, self.codes, self.code_of_child, self.table_PS)
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
 class Trie:
-    """The levels of one catalogue, and the host-side map from items to nodes that masks need."""
+    """The levels of one catalogue. `nodes_of_items[l]` (num_items,) int32, on the host, are the nodes before level l."""
 
     def __init__(self, items: ItemCodes, device: torch.device) -> None:
-        codes = np.asarray(items.codes, dtype=np.int64)
-        self.num_items, self.depth = codes.shape
+        self.num_items, self.depth = items.codes.shape
         self.device = device
-        self._node_of_item = [np.zeros(self.num_items, dtype=np.int64)]
-        for level in range(self.depth - 1):
-            pairs = self._node_of_item[-1] * items.level_sizes[level] + codes[:, level]
-            self._node_of_item.append(_number_by_first_item(pairs))
-        self._node_of_item.append(np.arange(self.num_items))
+        self.nodes_of_items = _number_nodes(items)
+        children = (*self.nodes_of_items[1:], np.arange(self.num_items, dtype=np.int32))
         self.levels = tuple(
             _build_level(
-                parents=self._node_of_item[level],
-                children=self._node_of_item[level + 1],
-                codes=codes[:, level],
+                parents=self.nodes_of_items[level],
+                children=children[level],
+                codes=items.codes[:, level],
+                is_last=level == self.depth - 1,
                 token_offset=items.token_offsets[level],
                 size=items.level_sizes[level],
                 device=device,
@@ -70,43 +81,67 @@ class Trie:
             for level in range(self.depth)
         )
 
-    def alive_by_level(self, allowed: np.ndarray) -> tuple[Alive, ...]:
-        """For each level, which of the nodes after it (after the last: items) lead to an allowed item. `allowed` is (num_items,) bool."""
-        masks = []
-        for nodes, level in zip(self._node_of_item[1:-1], self.levels, strict=False):
-            alive = np.zeros(len(level.children), dtype=bool)
-            alive[nodes[allowed]] = True
-            masks.append(alive)
-        masks.append(allowed.copy())
-        return tuple(Alive(torch.from_numpy(mask).to(self.device), int(mask.sum())) for mask in masks)
+    @property
+    def num_bytes(self) -> int:
+        """Bytes on the device and on the host."""
+        return sum(level.num_bytes for level in self.levels) + sum(nodes.nbytes for nodes in self.nodes_of_items)
+
+
+def _number_nodes(items: ItemCodes) -> tuple[np.ndarray, ...]:
+    nodes = [np.zeros(len(items.codes), dtype=np.int32)]
+    for level in range(items.codes.shape[1] - 1):
+        keys = nodes[-1].astype(np.int64) * items.level_sizes[level] + items.codes[:, level]
+        nodes.append(_number_by_first_item(keys))
+    return tuple(nodes)
 
 
 def _number_by_first_item(keys: np.ndarray) -> np.ndarray:
     """Replace equal keys by one number, numbered by where each first occurs."""
     _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
-    rank = np.empty(len(first), dtype=np.int64)
-    rank[np.argsort(first)] = np.arange(len(first))
+    rank = np.empty(len(first), dtype=np.int32)
+    rank[np.argsort(first)] = np.arange(len(first), dtype=np.int32)
     return rank[inverse]
 
 
 def _build_level(
-    *, parents: np.ndarray, children: np.ndarray, codes: np.ndarray, token_offset: int, size: int, device: torch.device
+    *,
+    parents: np.ndarray,
+    children: np.ndarray,
+    codes: np.ndarray,
+    is_last: bool,
+    token_offset: int,
+    size: int,
+    device: torch.device,
 ) -> Level:
-    child_ids, first = np.unique(children, return_index=True)
-    parent_of, code_of = parents[first], codes[first]
-    order = np.lexsort((child_ids, parent_of))
+    first_item = _first_places(children)
+    parent_of, code_of = parents[first_item], codes[first_item]
+    order = np.argsort(parent_of, kind="stable")
     counts = np.bincount(parent_of)
-    starts = np.concatenate(([0], np.cumsum(counts)))
 
     def on_device(array: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+        return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int32)).to(device)
 
+    max_children = int(counts.max())
+    is_dense = len(counts) > 1 and not is_last and size <= _DENSE_SHARE * max_children
+    table = _table(parent_of, code_of, len(counts), size) if is_dense and len(counts) * size <= _DENSE_ENTRIES else None
     return Level(
-        starts=on_device(starts),
-        children=on_device(child_ids[order]),
+        starts=on_device(np.concatenate(([0], np.cumsum(counts)))),
+        children=on_device(order),
         codes=on_device(code_of[order]),
-        code_of_child=on_device(code_of),
-        max_children=int(counts.max()),
+        code_of_child=on_device(code_of if not is_last else code_of[:0]),
+        table_PS=on_device(table) if table is not None else None,
+        max_children=max_children,
         token_offset=token_offset,
         size=size,
     )
+
+
+def _first_places(children: np.ndarray) -> np.ndarray:
+    """Give the first item of each child. They are numbered by it, so each new one is the largest so far."""
+    return np.flatnonzero(np.diff(np.maximum.accumulate(children), prepend=-1))
+
+
+def _table(parent_of: np.ndarray, code_of: np.ndarray, num_parents: int, size: int) -> np.ndarray:
+    table = np.full((num_parents, size), -1, dtype=np.int32)
+    table[parent_of, code_of] = np.arange(len(parent_of))
+    return table

@@ -4,19 +4,19 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from torch import Tensor
 
+from services.llm.engine.survivors import Survivors
 from services.llm.engine.text import Sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RankWork:
-    """How to choose items. `alive_by_level[l]` (nodes or items after level l,) bool says which lead to an allowed item.
+    """How to choose items: among those that survive the request's masks.
 
-    `width_by_level[l]` is how many of them level l keeps at most; at the last level, how many items are returned.
+    `width_by_level[l]` is how many nodes level l keeps at most; at the last level, how many items are returned.
     """
 
-    alive_by_level: tuple[Tensor, ...]
+    survivors: Survivors
     width_by_level: tuple[int, ...]
 
 

@@ -132,6 +132,26 @@ def test_a_growing_history_prefills_only_what_is_new(
         assert outcome.num_cached_tokens == {20: 0, 21: 20, 24: 20, 33: 24}[length]
 
 
+@pytest.mark.parametrize("depth", [1, 3])
+def test_excluded_items_are_as_if_not_allowed(depth, items_of, decoder_of, engine_of, drained) -> None:
+    """Leaving items out one by one gives what a mask without them gives, filters or none beside them."""
+    items = items_of(depth)
+    engine = engine_of(decoder_of(items), items)
+    rng = np.random.default_rng(6)
+    allowed, seen = rng.random(50) < 0.6, rng.integers(0, 50, 20)
+    unseen = np.ones(50, dtype=bool)
+    unseen[seen] = False
+
+    asked = {"filtered": (allowed, seen), "mask": (allowed & unseen, ()), "all": (None, seen), "unseen": (unseen, ())}
+    for name, (mask, excluded) in asked.items():
+        engine.add_rank(name, [0, 1, 2], k=30, allowed=mask, excluded=excluded)
+    found = {name: outcome.item_indices.tolist() for name, outcome in drained(engine).items()}
+
+    assert found["filtered"] == found["mask"]
+    assert found["all"] == found["unseen"]
+    assert not set(found["all"]) & set(seen.tolist())
+
+
 def test_another_version_shares_nothing(items_of, decoder_of, engine_of) -> None:
     """Block names carry the bundle version, so equal tokens under other weights never meet."""
     items = items_of(1)
@@ -179,6 +199,8 @@ def test_the_queue_is_bounded(items_of, decoder_of, engine_of, drained) -> None:
         ({"k": 0}, "k"),
         ({"allowed": np.ones(49, dtype=bool)}, "allowed"),
         ({"allowed": np.ones(50)}, "allowed"),
+        ({"excluded": [3, 50]}, "excluded"),
+        ({"excluded": [-1]}, "excluded"),
         ({"request_id": "taken"}, "request_id"),
     ],
 )

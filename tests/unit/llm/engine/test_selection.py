@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.llm.engine.selection import choose_first, choose_next, top_by_score
+from services.llm.engine.survivors import SurvivorMasks
 from services.llm.engine.trie import ItemCodes, Trie
 
 SCORES = st.sampled_from([-float("inf"), -1e30, -2.5, -1.0, -1e-30, -0.0, 0.0, 1e-40, 3.25, 1e30])
@@ -32,9 +33,9 @@ def build_trie() -> Trie:
 def test_the_first_level_skips_what_leads_nowhere() -> None:
     """A node with no allowed item below it is never chosen, whatever its score."""
     trie = build_trie()
-    alive = trie.alive_by_level(np.array([False, False, True, False, False, True]))
+    survivors = SurvivorMasks(trie).of(np.array([False, False, True, False, False, True]), np.zeros(0, dtype=np.int64))
 
-    chosen = choose_first(trie.levels[0], torch.tensor([[0.0, -2.0, -1.0]]), alive[0].mask_C[None], 2)
+    chosen = choose_first(trie.levels[0], torch.tensor([[0.0, -2.0, -1.0]]), survivors.bits_by_level[0][None], 2)
 
     assert chosen.child_RN.tolist() == [[2, 1]]
     assert chosen.score_RN.tolist() == [[-1.0, -2.0]]
@@ -43,7 +44,7 @@ def test_the_first_level_skips_what_leads_nowhere() -> None:
 def test_items_of_one_code_stay_apart_and_ties_go_to_the_smaller_index() -> None:
     """Two items that share a code both come, in index order, and a padded beam gives nothing."""
     trie = build_trie()
-    alive = torch.ones(1, 6, dtype=torch.bool)
+    alive = torch.tensor([[0b111111]], dtype=torch.uint8)
     nodes, scores = torch.tensor([[1, 0, 0]]), torch.tensor([[-1.0, -1.0, -torch.inf]])
     logp = torch.tensor([[[-1.0, -3.0, -9.0], [-2.0, -1.0, -9.0], [0.0, 0.0, 0.0]]])
 

@@ -35,22 +35,28 @@ def test_nodes_are_numbered_by_their_smallest_item(depth) -> None:
     """Going through the items in order, new prefixes appear in the order of their numbers."""
     trie, codes = build_trie(depth)
 
-    for nodes, length in zip(trie._node_of_item[1:-1], range(1, depth), strict=True):
+    for nodes, length in zip(trie.nodes_of_items[1:], range(1, depth), strict=True):
         prefixes = list(dict.fromkeys(map(tuple, codes[:, :length].tolist())))
         assert nodes.tolist() == [prefixes.index(tuple(code)) for code in codes[:, :length].tolist()]
 
 
-@pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 1.0])
-def test_a_node_is_alive_when_an_allowed_item_is_below_it(share) -> None:
-    """Masks and their counts follow from the allowed items alone."""
-    trie, codes = build_trie(3)
-    allowed = np.random.default_rng(8).random(300) < share
+@pytest.mark.parametrize("depth", [2, 3, 4])
+def test_a_dense_level_says_the_same_as_its_csr_form(depth) -> None:
+    """Where parents have most of the codes, the table gives the same child for each code, and none elsewhere."""
+    trie, _ = build_trie(depth, 3_000)
+    dense = [level for level in trie.levels if level.table_PS is not None]
 
-    alive = trie.alive_by_level(allowed)
+    for level in dense:
+        starts, children, codes = level.starts.tolist(), level.children.tolist(), level.codes.tolist()
+        for parent, row in enumerate(level.table_PS.tolist()):
+            found = {codes[place]: children[place] for place in range(starts[parent], starts[parent + 1])}
+            assert row == [found.get(code, -1) for code in range(level.size)]
+    assert len(dense) == depth - 2
 
-    for length, (mask, count) in zip((1, 2), alive, strict=False):
-        prefixes = list(dict.fromkeys(map(tuple, codes[:, :length].tolist())))
-        living = {tuple(code) for code in codes[allowed][:, :length].tolist()}
-        assert mask.tolist() == [prefix in living for prefix in prefixes]
-        assert count == len(living)
-    assert alive[-1].mask_C.tolist() == allowed.tolist()
+
+def test_a_small_catalogue_in_a_large_code_space_stays_sparse() -> None:
+    """Nothing as large as the space of codes is built where few codes are used."""
+    codes = np.random.default_rng(0).integers(0, 4_096, (500, 3))
+    trie = Trie(ItemCodes(codes=codes, level_sizes=(4_096,) * 3, token_offsets=(1, 4_097, 8_193)), torch.device("cpu"))
+
+    assert trie.num_bytes < 60 * 500

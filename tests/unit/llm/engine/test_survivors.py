@@ -1,0 +1,62 @@
+"""Masks of a request against the codes that lead to its items: bits, counts, and nothing that outlives a request."""
+
+import numpy as np
+import pytest
+import torch
+
+from services.llm.engine.survivors import SurvivorMasks
+from services.llm.engine.trie import ItemCodes, Trie
+
+NUM_ITEMS = 300
+NOTHING = np.zeros(0, dtype=np.int64)
+
+
+def build(depth: int) -> tuple[SurvivorMasks, np.ndarray]:
+    """Build the masks of random codes over levels of 7."""
+    codes = np.random.default_rng(depth).integers(0, 7, (NUM_ITEMS, depth))
+    offsets = tuple(1 + 7 * level for level in range(depth))
+    items = ItemCodes(codes=codes, level_sizes=(7,) * depth, token_offsets=offsets)
+    return SurvivorMasks(Trie(items, torch.device("cpu"))), codes
+
+
+def alive_of(bits: torch.Tensor, count: int) -> list[bool]:
+    """Unpack bits."""
+    return np.unpackbits(bits.numpy(), count=count, bitorder="little").astype(bool).tolist()
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 4])
+@pytest.mark.parametrize("num_excluded", [0, 1, 40, 299, 1_000])
+@pytest.mark.parametrize("share", [None, 0.0, 0.01, 0.3, 1.0])
+def test_a_node_is_alive_when_an_allowed_item_is_below_it(depth, num_excluded, share) -> None:
+    """Bits and counts of every level follow from the items that are allowed and not excluded, named twice or not."""
+    masks, codes = build(depth)
+    rng = np.random.default_rng(8)
+    allowed = None if share is None else rng.random(NUM_ITEMS) < share
+    excluded = rng.integers(0, NUM_ITEMS, num_excluded)
+
+    survivors = masks.of(allowed, excluded)
+
+    shown = np.ones(NUM_ITEMS, dtype=bool) if allowed is None else allowed.copy()
+    shown[excluded] = False
+    for length in range(1, depth):
+        prefixes = list(dict.fromkeys(map(tuple, codes[:, :length].tolist())))
+        living = {tuple(code) for code in codes[shown][:, :length].tolist()}
+        bits = survivors.bits_by_level[length - 1]
+        assert alive_of(bits, len(prefixes)) == [prefix in living for prefix in prefixes]
+        assert survivors.num_by_level[length - 1] == len(living)
+    assert alive_of(survivors.bits_by_level[-1], NUM_ITEMS) == shown.tolist()
+    assert survivors.num_by_level[-1] == shown.sum()
+
+
+def test_what_one_request_excludes_is_there_for_the_next() -> None:
+    """Requests share a filter's mask and change nothing in it, filters pushed out of the cache included."""
+    masks, _ = build(3)
+    rng = np.random.default_rng(1)
+    filters = [rng.random(NUM_ITEMS) < 0.5 for _ in range(30)]
+    first = [masks.of(allowed, NOTHING).num_by_level for allowed in filters]
+
+    for allowed in filters:
+        masks.of(allowed, np.flatnonzero(allowed)[::2])
+
+    assert [masks.of(allowed, NOTHING).num_by_level for allowed in filters] == first
+    assert masks.of(None, NOTHING).num_by_level[-1] == NUM_ITEMS
