@@ -14,6 +14,7 @@ from models.prompt import prompt_tokens
 from models.registry import Bundle
 from models.weights import load_decoder
 from services.contracts.rank import RankRequest, RankResult
+from services.contracts.recommend import Filters
 from services.errors import BundleCorrupt
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
@@ -38,7 +39,9 @@ class LoadedBundle:
         """Turn a request into what the engine is asked. `deadline_s` is on the engine's clock. Items unknown here are left out."""
         history = self.catalogue.indices(request.history_item_ids)
         prompt = prompt_tokens(self.catalogue, history, self.max_items, self.stride)
-        allowed = self.catalogue.allowed(request.filters, request.excluded_item_ids)
+        is_filtered = request.filters != Filters()
+        allowed = self.catalogue.allowed(request.filters, ()) if is_filtered else None
+        excluded = self.catalogue.indices(request.excluded_item_ids)
 
         def ask(engine: Engine, request_id: str, now_s: float) -> None:
             engine.add_rank(
@@ -46,6 +49,7 @@ class LoadedBundle:
                 prompt,
                 k=request.k,
                 allowed=allowed,
+                excluded=excluded,
                 priority=request.priority,
                 now_s=now_s,
                 deadline_s=deadline_s,
@@ -98,10 +102,9 @@ def _warm_up(loaded: LoadedBundle) -> None:
     """Run every kind of step: long and short prompts, cold and cached, alone and together."""
     num_items = len(loaded.catalogue.item_ids)
     longest = (np.arange(loaded.max_items) % num_items).tolist()
-    allowed = np.ones(num_items, dtype=bool)
     for batch in ([longest], [longest], [longest[:3]], [longest, longest[:3], longest[1:]]):
         for place, history in enumerate(batch):
             prompt = prompt_tokens(loaded.catalogue, history, loaded.max_items, loaded.stride)
-            loaded.engine.add_rank(f"warm-up {place}", prompt, k=_WARM_UP_K, allowed=allowed)
+            loaded.engine.add_rank(f"warm-up {place}", prompt, k=_WARM_UP_K)
         while loaded.engine.has_work:
             loaded.engine.step(0.0)

@@ -59,8 +59,9 @@ class SurvivorMasks:
 
     def _build(self, allowed: np.ndarray) -> _Base:
         trie = self._trie
+        items = np.flatnonzero(allowed)
         counts = tuple(
-            np.bincount(nodes[allowed], minlength=level.num_children).astype(np.int32)
+            np.bincount(nodes[items], minlength=level.num_children).astype(np.int32)
             for nodes, level in zip(trie.nodes_of_items[1:], trie.levels, strict=False)
         )
         masks = [count > 0 for count in counts] + [allowed]
@@ -89,7 +90,8 @@ class SurvivorMasks:
 def _emptied(counts_C: np.ndarray, nodes_N: np.ndarray) -> np.ndarray:
     """Give the nodes, in order, whose every allowed item is among those at `nodes_N`."""
     nodes, lost = np.unique(nodes_N, return_counts=True)
-    return nodes[counts_C[nodes] == lost]
+    emptied: np.ndarray = nodes[counts_C[nodes] == lost]
+    return emptied
 
 
 def _cleared(bits_X: Tensor, host_bits_X: np.ndarray, dead: np.ndarray) -> Tensor:
