@@ -48,6 +48,7 @@ from services.gateway.recommend import Recommend
 from services.gateway.report import Report
 from services.gateway.rest import create_rest_app
 from services.gateway.rpc import RpcDoor
+from services.gateway.text_report import TextReport
 from services.objectives import load_objectives
 from services.router.admission import Admission, AdmissionLimits
 from services.router.breaker import Breaker
@@ -56,7 +57,14 @@ from services.router.gate import LlmGate
 from services.router.predictor import LatencyPredictor
 from services.settings import Settings, load_settings
 from services.student.ranker import load_student
-from services.telemetry import GatewayMetrics, ProcessMetrics, configure_logging, node_registry, render_metrics
+from services.telemetry import (
+    GatewayMetrics,
+    ProcessMetrics,
+    TextMetrics,
+    configure_logging,
+    node_registry,
+    render_metrics,
+)
 from services.trace_export import open_tracing
 
 if TYPE_CHECKING:
@@ -274,6 +282,7 @@ def build_plane(settings: Settings, features: Store, llm: Llm) -> DataPlane:
         report=report,
         explanations=explanations,
         load=load,
+        text_report=TextReport(TextMetrics(REGISTRY)),
     )
 
 

@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.multiprocess import MultiProcessCollector
 
 REQUEST_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0.3, 0.5, 1, 2, 5)
+TEXT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 20, 30, 60)
 ENGINE_BUCKETS_S = (*REQUEST_BUCKETS_S, 10, 20, 60)
 STAGE_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1)
 FRESHNESS_BUCKETS_S = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0.3, 0.5, 1, 2.5, 5, 10, 60)
@@ -145,6 +146,53 @@ class GatewayMetrics:
             "tailrace_llm_replicas_wanted",
             "LLM replicas that there should be at least",
             multiprocess_mode="livemax",
+            registry=registry,
+        )
+
+
+class TextMetrics:
+    """What the doors see of texts; what the engine sees of them has vLLM's names."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.requests = Counter(
+            "tailrace_text_requests_total", "Texts asked for, by how it ended", ["route", "code"], registry=registry
+        )
+        self.first_token_seconds = Histogram(
+            "tailrace_text_first_token_seconds",
+            "Arrival at the text tier to the first token",
+            ["route"],
+            buckets=TEXT_BUCKETS_S,
+            registry=registry,
+        )
+        self.token_gap_seconds = Histogram(
+            "tailrace_text_token_gap_seconds",
+            "Between one token of a choice and its next",
+            ["route"],
+            buckets=STAGE_BUCKETS_S,
+            registry=registry,
+        )
+        self.tokens = Counter(
+            "tailrace_text_tokens_total",
+            "Tokens: prompt, cached (part of prompt), completion",
+            ["kind"],
+            registry=registry,
+        )
+        self.in_flight = Gauge(
+            "tailrace_text_in_flight",
+            "Choices that are being written",
+            multiprocess_mode="livesum",
+            registry=registry,
+        )
+        self.breaker_open = Gauge(
+            "tailrace_text_breaker_open",
+            "1 while the text writer is not asked",
+            multiprocess_mode="livemax",
+            registry=registry,
+        )
+        self.sentences = Counter(
+            "tailrace_explained_total",
+            "Recommendations that were to carry a sentence, by what became of it",
+            ["outcome"],
             registry=registry,
         )
 

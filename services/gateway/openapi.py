@@ -10,6 +10,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from services.gateway.openai.papers import BODIES
 from services.gateway.rest_schema import (
     ErrorBody,
     EventBody,
@@ -84,9 +85,8 @@ def describe_routes(app: FastAPI) -> None:
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             spec = get_openapi(title=app.title, version=app.version, routes=app.routes)
-            bodies = models_json_schema(
-                [(model, "validation") for model in (RecommendBody, EventsBody, EventBody)], ref_template=_REF
-            )[1]["$defs"]
+            models: tuple[type[BaseModel], ...] = (RecommendBody, EventsBody, EventBody, *BODIES)
+            bodies = models_json_schema([(model, "validation") for model in models], ref_template=_REF)[1]["$defs"]
             spec["components"]["schemas"].update(bodies)
             app.openapi_schema = spec
         return app.openapi_schema

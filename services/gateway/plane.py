@@ -15,7 +15,7 @@ The composition root puts it together once per process, inside the running event
                           explanations=explanations, limits=DeadlineLimits(...), feature_timeout_s=..., min_history_for_llm=...)
     plane     = DataPlane(recommend=recommend, record=RecordEvents(events, max_events_per_request), live=live,
                           popular=popular, producers=(events, shown), report=report, load=load,
-                          explanations=explanations)
+                          explanations=explanations, text=TextTier(...) or None, text_report=TextReport(text_metrics))
     await plane.start()
 
 Its doors are `create_rest_app(lambda: plane, render_metrics, max_body_bytes)` and `RpcDoor(lambda: plane, max_body_bytes)`,
@@ -40,6 +40,8 @@ from services.gateway.load_watch import LoadWatch
 from services.gateway.popular import Popular
 from services.gateway.recommend import Recommend
 from services.gateway.report import Report
+from services.gateway.text_report import TextReport
+from services.gateway.text_tier import TextTier
 
 
 class Producer(Protocol):
@@ -78,8 +80,13 @@ class DataPlane:
         report: Report,
         explanations: Explanations,
         load: LoadWatch,
+        text_report: TextReport,
+        text: TextTier | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Take the parts; `text` is absent where no text is served."""
+        self.text = text
+        self.text_report = text_report
         self.recommend = recommend
         self.report = report
         self.explanations = explanations

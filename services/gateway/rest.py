@@ -16,6 +16,7 @@ from services.gateway.access import Access, OpenAccess
 from services.gateway.caller import Call, deadline_ms_from
 from services.gateway.docs_page import DOCS_PAGE
 from services.gateway.door_spans import traced_http
+from services.gateway.openai.door import add_openai
 from services.gateway.openapi import describe_routes, doc_of
 from services.gateway.plane import DataPlane
 from services.gateway.rest_answers import DOOR, guarded, json_response, no_route
@@ -47,7 +48,8 @@ def create_rest_app(
     app = FastAPI(title="Tailrace", version="1", docs_url=None, redoc_url=None)
     app.state.access = access or OpenAccess()
     app.state.echoes_request_id = echoes_request_id
-    door = _RestDoor(plane, render_metrics, max_body_bytes, tracing or Tracing())
+    tracing = tracing or Tracing()
+    door = _RestDoor(plane, render_metrics, max_body_bytes, tracing)
     for method, path, endpoint in (
         ("POST", "/v1/recommendations", door.recommend),
         ("POST", "/v1/events", door.record),
@@ -58,6 +60,7 @@ def create_rest_app(
         ("GET", "/metrics", door.metrics),
     ):
         app.add_api_route(path, endpoint, methods=[method], response_model=None, **doc_of(path))
+    add_openai(app, plane, max_body_bytes, tracing)
     app.add_api_route("/docs", _docs, methods=["GET"], include_in_schema=False)
     app.add_exception_handler(HTTPException, no_route)
     describe_routes(app)

@@ -44,6 +44,7 @@ async def guarded(
     *,
     scope: Scope,
     audited: bool | None = None,
+    enveloped: Callable[[ErrorAnswer, str], Response] | None = None,
 ) -> Response:
     """Let in who may, do the work, and turn whatever is raised into the envelope. No stack trace ever leaves the door.
 
@@ -53,6 +54,7 @@ async def guarded(
         refused: Is told of an error: door, code, message, request id.
         scope: What the caller's key must allow.
         audited: Whether an audit line is written; by default for everything that needs the scope admin.
+        enveloped: Makes the response of an error and a request id; by default this door's own envelope.
     """
     call, who, outcome = Call(new_request_id()), NOBODY, "ok"
     try:
@@ -71,7 +73,7 @@ async def guarded(
             log.exception("unexpected_error", request_id=call.request_id, door=DOOR)
         if refused is not None:
             refused(DOOR, answer.kind.value, answer.sentence, call.request_id)
-        response = _envelope(STATUS[answer.kind], answer, call.request_id)
+        response = (enveloped or _envelope)(answer, call.request_id)
     if scope is Scope.ADMIN if audited is None else audited:
         _audit(http, who, outcome, call.request_id)
     if http.app.state.echoes_request_id:
@@ -90,14 +92,21 @@ def json_response(body: object, status: int = 200) -> Response:
     return Response(text, status, media_type="application/json")
 
 
-def _envelope(status: int, answer: ErrorAnswer, request_id: str) -> Response:
+def _envelope(answer: ErrorAnswer, request_id: str) -> Response:
     error = {"code": answer.kind, "message": answer.message, "field": answer.field, "fix": answer.fix}
-    response = json_response({"error": {**error, "request_id": request_id}}, status)
-    if answer.retry_after_s is not None:
-        response.headers["retry-after"] = str(max(1, math.ceil(answer.retry_after_s)))
-    if answer.kind is ErrorKind.UNAUTHENTICATED:
-        response.headers["www-authenticate"] = "Bearer"
+    response = json_response({"error": {**error, "request_id": request_id}}, STATUS[answer.kind])
+    response.headers.update(headers_of(answer))
     return response
+
+
+def headers_of(answer: ErrorAnswer) -> dict[str, str]:
+    """Give the headers that belong to an error: when to come back, or how to prove who one is."""
+    headers: dict[str, str] = {}
+    if answer.retry_after_s is not None:
+        headers["retry-after"] = str(max(1, math.ceil(answer.retry_after_s)))
+    if answer.kind is ErrorKind.UNAUTHENTICATED:
+        headers["www-authenticate"] = "Bearer"
+    return headers
 
 
 async def no_route(http: Request, error: Exception) -> Response:

@@ -20,12 +20,13 @@ from services.gateway.plane import DataPlane
 from services.gateway.popular import Popular
 from services.gateway.recommend import Recommend
 from services.gateway.report import Report
+from services.gateway.text_report import TextReport
 from services.router.admission import Admission, AdmissionLimits
 from services.router.breaker import Breaker
 from services.router.deadline import DeadlineLimits
 from services.router.gate import LlmGate
 from services.router.predictor import LatencyPredictor
-from services.telemetry import GatewayMetrics
+from services.telemetry import GatewayMetrics, TextMetrics
 from tests.fakes import FakeFeatures, FakeLlm, FakeLog, FakeShelf, FakeStudent
 
 NUM_ITEMS = 20
@@ -144,6 +145,7 @@ def make_world(root: Path) -> World:
         report=report,
         explanations=explanations,
         load=load,
+        text_report=TextReport(TextMetrics(registry)),
     )
     return World(
         features, llm, student, events, impressions, metrics, registry, live, popular, admission, plane, root, shelf

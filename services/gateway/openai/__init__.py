@@ -1,0 +1,1 @@
+"""The OpenAI door: text, and recommendations as ranked choices, in OpenAI's words."""

@@ -1,0 +1,35 @@
+"""Our errors in OpenAI's envelope: `{"error": {"message", "type", "param", "code"}}`, with the status that its clients expect."""
+
+from fastapi import Response
+
+from services.gateway.error_table import ErrorAnswer, ErrorKind
+from services.gateway.openai.answers import Plain
+from services.gateway.rest_answers import STATUS, headers_of, json_response
+
+_WORDS: dict[ErrorKind, tuple[str, str]] = {
+    ErrorKind.INVALID_REQUEST: ("invalid_request_error", "invalid_value"),
+    ErrorKind.TOO_LARGE: ("invalid_request_error", "request_too_large"),
+    ErrorKind.UNAUTHENTICATED: ("authentication_error", "invalid_api_key"),
+    ErrorKind.NOT_ALLOWED: ("permission_error", "insufficient_permissions"),
+    ErrorKind.NOT_FOUND: ("invalid_request_error", "model_not_found"),
+    ErrorKind.QUOTA: ("rate_limit_error", "rate_limit_exceeded"),
+    ErrorKind.OVERLOADED: ("rate_limit_error", "overloaded"),
+    ErrorKind.AWAY: ("server_error", "unavailable"),
+    ErrorKind.LATE: ("timeout_error", "deadline_exceeded"),
+    ErrorKind.INTERNAL: ("server_error", "internal_error"),
+}
+"""The `type` and the `code` by kind."""
+
+
+def plain_error(answer: ErrorAnswer) -> Plain:
+    """Give the envelope. The message says the fix, since the envelope has no place for it."""
+    kind, code = _WORDS[answer.kind]
+    return {"error": {"message": answer.sentence, "type": kind, "param": answer.field, "code": code}}
+
+
+def envelope(answer: ErrorAnswer, _request_id: str) -> Response:
+    """Give the answer to a request that failed before its first byte went out."""
+    status = 400 if answer.kind is ErrorKind.INVALID_REQUEST else STATUS[answer.kind]
+    response = json_response(plain_error(answer), status)
+    response.headers.update(headers_of(answer))
+    return response

@@ -1,0 +1,60 @@
+"""Recommendations as ranked choices: a history as prompt, its n best next items as the n choices of a completion.
+
+    prompt "50 181 258" ─▶ the data plane's own recommendation ─▶ choice i: text = item id, logprob = its score
+
+The order is the answer: best first. Sampling settings mean nothing here. Knows no JSON.
+"""
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+
+from services.contracts.access import Caller, Scope
+from services.contracts.recommend import RecommendRequest
+from services.contracts.text import FinishReason, TextBegan, TextDone, TextEvent, TextPiece, TextRequest, TokenLogprob
+from services.errors import InvalidRequest, NotAllowed
+from services.gateway.plane import DataPlane
+
+DOOR = "openai"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankedChoices:
+    """One call of one caller. `deadline_ms` is as asked, None for the default of recommendations."""
+
+    plane: DataPlane
+    caller: Caller
+    arrived_s: float
+    deadline_ms: int | None
+
+    def check(self) -> None:
+        """Refuse callers who may not ask for recommendations. Raises NotAllowed."""
+        if Scope.RECOMMEND not in self.caller.scopes:
+            raise NotAllowed(Scope.RECOMMEND, self.caller.key_id)
+
+    async def write(self, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
+        """Recommend; see TextWriter. Fewer items than n: the last choices are empty. Raises what recommending raises."""
+        history = _history(request)
+        asked = RecommendRequest(
+            request_id=request.request_id, recent_item_ids=history, k=request.n, deadline_ms=self.deadline_ms
+        )
+        answer = await self.plane.recommend(asked, self.arrived_s, DOOR, self.caller)
+        yield TextBegan(num_prompt_tokens=len(history))
+        for index, item in enumerate(answer.items):
+            yield _piece(index, item.item_id, item.score)
+        for index in range(len(answer.items), request.n):
+            yield TextPiece(index=index, text="", num_tokens=0, finish_reason=FinishReason.STOP)
+        yield TextDone(num_prompt_tokens=len(history), num_cached_tokens=0, num_completion_tokens=len(answer.items))
+
+
+def _history(request: TextRequest) -> tuple[str, ...]:
+    if not isinstance(request.prompt, str):
+        raise InvalidRequest("prompt", "token ids mean nothing here", "send item ids with spaces between, oldest first")
+    history = tuple(request.prompt.split())
+    if not history:
+        raise InvalidRequest("prompt", "empty", "send at least one item id")
+    return history
+
+
+def _piece(index: int, item_id: str, score: float) -> TextPiece:
+    token = TokenLogprob(token=item_id, token_bytes=item_id.encode(), logprob=score)
+    return TextPiece(index=index, text=item_id, num_tokens=1, logprobs=(token,), finish_reason=FinishReason.STOP)

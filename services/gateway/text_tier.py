@@ -1,0 +1,177 @@
+"""Whoever writes text, behind its bounds: places, breaker, deadline. The same around our own deployment and another server.
+
+    strained? ─▶ place free? ─▶ breaker closed? ─▶ write, each event before the deadline ─▶ the breaker learns how it went
+
+Text gives way to recommendations: a strained gateway, which answers recommendations from memory, takes no text at all. Knows
+no HTTP, and no writer by name.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import cast
+
+import structlog
+
+from services.contracts.access import Priority, places_for
+from services.contracts.text import (
+    FinishReason,
+    TextDone,
+    TextEvent,
+    TextModel,
+    TextPiece,
+    TextRequest,
+    TextWriter,
+)
+from services.errors import DeadlineExceeded, DependencyAway, Overloaded, TailraceError
+from services.gateway.load_watch import LoadWatch
+from services.gateway.text_count import NOTHING, counted
+from services.gateway.text_report import TextReport
+from services.router.admission import Verdict
+from services.router.breaker import Breaker, BreakerState
+
+log = structlog.get_logger()
+
+NUM_PLACES = 64
+GRACE_S = 0.25
+"""How long after the deadline a writer may still say itself that it was late."""
+_RETRY_AFTER_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextLimits:
+    """What one caller may ask for, and the deadline that holds where none is named."""
+
+    max_tokens: int = 1_024
+    max_choices: int = 16
+    deadline_ms: int = 60_000
+
+
+class TextTier:
+    """The writer behind its bounds. One per process.
+
+    Args:
+        writer: Who writes.
+        breaker: Leaves a broken writer alone.
+        load: Says when text must give way.
+        report: Is told what passes.
+        limits: Kept here for the doors, which refuse by them.
+        num_places: Choices that may be written at once; the last places are kept for higher priorities.
+        clock: Monotonic seconds.
+        wall_clock: Unix seconds, in which deadlines cross processes.
+    """
+
+    def __init__(
+        self,
+        *,
+        writer: TextWriter,
+        breaker: Breaker,
+        load: LoadWatch,
+        report: TextReport,
+        limits: TextLimits,
+        num_places: int = NUM_PLACES,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.limits = limits
+        self._writer = writer
+        self._breaker = breaker
+        self._load = load
+        self._report = report
+        self._num_places = num_places
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._num_in_flight = 0
+
+    async def models(self) -> tuple[TextModel, ...]:
+        """Give what can be asked for. Raises DependencyAway."""
+        return await self._writer.models()
+
+    async def write(self, request: TextRequest, route: str) -> AsyncGenerator[TextEvent, None]:
+        """Write within the bounds; see TextWriter. `route` says who asks, for the metrics.
+
+        After the deadline, choices that have not ended end with DEADLINE; when nothing was written yet, DeadlineExceeded.
+        """
+        self._check(request)
+        self._breaker.started(self._clock())
+        self._count(request.n)
+        watched, verdict = self._report.watch(route), self._breaker.abandoned
+        try:
+            async with aclosing(self._in_time(request)) as events:
+                async for event in events:
+                    watched.saw(event)
+                    yield event
+            verdict = self._breaker.succeeded
+        except TailraceError as error:
+            if isinstance(error, DependencyAway):
+                verdict = self._failed
+            raise
+        except Exception:
+            verdict = self._failed
+            raise
+        finally:
+            verdict()
+            self._count(-request.n)
+
+    def _check(self, request: TextRequest) -> None:
+        priority = Priority(min(max(request.priority, Priority.HIGH), Priority.LOW))
+        if self._num_in_flight + request.n > places_for(priority, self._num_places):
+            raise Overloaded("text", _RETRY_AFTER_S)
+        if self._load.judge(priority) is not Verdict.ADMIT:
+            raise Overloaded("text", _RETRY_AFTER_S)
+        if not self._breaker.allows(self._clock()):
+            raise DependencyAway("text", _RETRY_AFTER_S)
+
+    def _count(self, num_choices: int) -> None:
+        self._num_in_flight += num_choices
+        metrics = self._report.metrics
+        metrics.in_flight.inc(num_choices)
+        metrics.breaker_open.set(self._breaker.state(self._clock()) is BreakerState.OPEN)
+
+    def _failed(self) -> None:
+        self._breaker.failed(self._clock())
+
+    async def _in_time(self, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
+        """Give the writer's events, and end all open choices when its time is up."""
+        open_choices = dict.fromkeys(range(request.n))
+        so_far = NOTHING
+        async with aclosing(_generator(self._writer.write(request))) as events:
+            while (event := await self._next(events, request)) is not None:
+                so_far = counted(so_far, event)
+                if isinstance(event, TextPiece) and event.finish_reason is not None:
+                    open_choices.pop(event.index, None)
+                yield event
+                if isinstance(event, TextDone):
+                    return
+        if not so_far.num_completion_tokens:
+            raise DeadlineExceeded("text")
+        for index in open_choices:
+            yield TextPiece(index=index, text="", num_tokens=0, finish_reason=FinishReason.DEADLINE)
+        yield so_far
+
+    async def _next(self, events: AsyncIterator[TextEvent], request: TextRequest) -> TextEvent | None:
+        """Give the next event; None when the deadline is over."""
+        if request.deadline_unix_s is None:
+            return await _next_or_broken(events)
+        left_s = request.deadline_unix_s - self._wall_clock() + GRACE_S
+        try:
+            async with asyncio.timeout(max(0.0, left_s)) as timer:
+                return await _next_or_broken(events)
+        except TimeoutError:
+            if not timer.expired():
+                raise
+            return None
+
+
+async def _next_or_broken(events: AsyncIterator[TextEvent]) -> TextEvent:
+    try:
+        return await anext(events)
+    except StopAsyncIteration:
+        raise DependencyAway("text", _RETRY_AFTER_S) from None
+
+
+def _generator(events: AsyncIterator[TextEvent]) -> AsyncGenerator[TextEvent, None]:
+    """Say that the writer's iterator can be closed, which TextWriter promises."""
+    return cast("AsyncGenerator[TextEvent, None]", events)
