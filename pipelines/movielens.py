@@ -5,16 +5,12 @@ repository. Only the two tables that are needed are read; nothing of the package
 """
 
 import io
-import subprocess
-import sys
-import tempfile
 import zipfile
 from pathlib import Path
 
 import polars as pl
 
-from pipelines.stage import file_sha256
-from services.errors import EnvironmentFault
+from services import wheel
 
 WHEEL = "recbole-1.2.1-py3-none-any.whl"
 WHEEL_SHA256 = "9c9948202011f37eb0a7c6768129313f00d6403ad221ec940d5e2d5d5f33a407"
@@ -23,27 +19,12 @@ _FOLDER = "recbole/dataset_example/ml-100k"
 
 def fetch_wheel(cache_dir: Path) -> Path:
     """Give the path of the checked wheel, downloading it with pip when the cache lacks it. Raises EnvironmentFault."""
-    wheel = cache_dir / WHEEL
-    if wheel.exists() and file_sha256(wheel) == WHEEL_SHA256:
-        return wheel
-    cache_dir.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache_dir) as scratch:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--disable-pip-version-check"]
-        done = subprocess.run(
-            [*command, "--dest", scratch, "recbole==1.2.1"], capture_output=True, text=True, check=False
-        )
-        if done.returncode != 0:
-            raise EnvironmentFault(f"cannot download the wheel of ml-100k: {done.stderr.strip()[-500:]}")
-        found = Path(scratch) / WHEEL
-        if not found.exists() or file_sha256(found) != WHEEL_SHA256:
-            raise EnvironmentFault(f"the downloaded {WHEEL} is not the expected file (SHA-256 differs)")
-        found.replace(wheel)
-    return wheel
+    return wheel.fetch_wheel(wheel.Wheel("recbole==1.2.1", WHEEL, WHEEL_SHA256), cache_dir)
 
 
-def read_events(wheel: Path) -> pl.DataFrame:
+def read_events(path: Path) -> pl.DataFrame:
     """Read the interactions in file order as raw columns user_id, item_id, event_time (Unix s), event_type, value."""
-    table = _read(wheel, "ml-100k.inter")
+    table = _read(path, "ml-100k.inter")
     return table.select(
         user_id=pl.col("user_id:token"),
         item_id=pl.col("item_id:token"),
@@ -53,9 +34,9 @@ def read_events(wheel: Path) -> pl.DataFrame:
     )
 
 
-def read_items(wheel: Path) -> pl.DataFrame:
+def read_items(path: Path) -> pl.DataFrame:
     """Read the films as raw columns item_id, title (with its year), categories (the genres), text."""
-    table = _read(wheel, "ml-100k.item")
+    table = _read(path, "ml-100k.item")
     year = pl.format(" ({})", pl.col("release_year:token").str.extract(r"^(\d{4})$"))
     title = pl.concat_str([pl.col("movie_title:token_seq"), year], ignore_nulls=True)
     genres = pl.col("class:token_seq").fill_null("")
@@ -67,7 +48,7 @@ def read_items(wheel: Path) -> pl.DataFrame:
     )
 
 
-def _read(wheel: Path, name: str) -> pl.DataFrame:
-    with zipfile.ZipFile(wheel) as archive:
+def _read(path: Path, name: str) -> pl.DataFrame:
+    with zipfile.ZipFile(path) as archive:
         raw = archive.read(f"{_FOLDER}/{name}")
     return pl.read_csv(io.BytesIO(raw), separator="\t", infer_schema=False, quote_char=None)

@@ -13,11 +13,14 @@ from services.errors import (
     DeadlineExceeded,
     DependencyAway,
     InvalidRequest,
+    NotFound,
     Overloaded,
     TailraceError,
 )
 
 LLM = "the LLM"
+TEXT = "the text model"
+_STAGES = {LLM: "llm", TEXT: "text"}
 _RETRY_AFTER_S = 1.0
 
 
@@ -29,31 +32,34 @@ class RefusalKind(StrEnum):
     OTHER_BUNDLE = "other_bundle"
     NO_BUNDLE = "no_bundle"
     INVALID = "invalid"
+    UNKNOWN = "unknown"
     BROKEN = "broken"
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A refusal and what its error needs: versions wanted and loaded, or field, problem and fix, or seconds to wait."""
+    """A refusal and what its error needs: versions wanted and loaded, field, problem and fix, or seconds to wait."""
 
     kind: RefusalKind
     details: tuple[str, ...] = ()
 
-    def as_error(self) -> TailraceError:
-        """Give the error that this refusal stands for."""
+    def as_error(self, part: str = LLM) -> TailraceError:
+        """Give the error that this refusal of a part stands for."""
         match self.kind:
             case RefusalKind.OVERLOADED:
-                return Overloaded(LLM, float(self.details[0]))
+                return Overloaded(part, float(self.details[0]))
             case RefusalKind.LATE:
-                return DeadlineExceeded("llm")
+                return DeadlineExceeded(_STAGES[part])
             case RefusalKind.OTHER_BUNDLE:
                 return BundleMismatch(*self.details)
             case RefusalKind.NO_BUNDLE:
                 return BundleNotFound("no bundle is loaded yet; run `tailrace pipeline`")
             case RefusalKind.INVALID:
                 return InvalidRequest(*self.details)
+            case RefusalKind.UNKNOWN:
+                return NotFound(*self.details)
             case RefusalKind.BROKEN:
-                return DependencyAway(LLM, _RETRY_AFTER_S)
+                return DependencyAway(part, _RETRY_AFTER_S)
 
 
 Reply = RankResult | Refusal
@@ -72,5 +78,7 @@ def refusal_of(error: TailraceError) -> Refusal:
             return Refusal(RefusalKind.NO_BUNDLE)
         case InvalidRequest():
             return Refusal(RefusalKind.INVALID, (error.field, error.problem, error.fix))
+        case NotFound():
+            return Refusal(RefusalKind.UNKNOWN, (error.what, error.fix))
         case _:
             return Refusal(RefusalKind.BROKEN)

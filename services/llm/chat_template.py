@@ -1,0 +1,110 @@
+"""A checkpoint's chat template: messages to the one prompt that the model was trained on.
+
+Templates are Jinja2 as transformers renders them (its documentation, "Chat templates"): sandboxed, with
+`raise_exception`, `strftime_now`, loop controls and the `generation` tag. A template is part of a checkpoint and may not be
+trusted, so it sees plain values only.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from services.contracts.text import ChatMessage
+from services.errors import CheckpointError, InvalidRequest
+
+_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class ChatTemplate:
+    """One template, compiled, with the names of the special tokens that it may use."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        """Raise CheckpointError when the template cannot be compiled."""
+        self._special_tokens = dict(special_tokens)
+        try:
+            self._template = _environment().from_string(source)
+        except TemplateError as error:
+            raise CheckpointError(f"chat template: {error}") from error
+
+    def render(self, messages: Sequence[ChatMessage]) -> str:
+        """Give the prompt after which the assistant speaks. Raises InvalidRequest with the template's own words."""
+        turns = [{"role": message.role, "content": message.content} for message in messages]
+        try:
+            return self._template.render(
+                messages=turns, tools=None, documents=None, add_generation_prompt=True, **self._special_tokens
+            )
+        except (TemplateError, TypeError, ValueError) as error:
+            raise InvalidRequest(
+                "messages", f"the model's chat template refuses them ({error})", "send roles in the order that it takes"
+            ) from error
+
+
+def load_chat_template(folder: Path) -> ChatTemplate | None:
+    """Read the template of a checkpoint folder; None where it has none. Raises CheckpointError for one that is broken."""
+    config = read_tokenizer_config(folder)
+    path = folder / "chat_template.jinja"
+    source = path.read_text() if path.exists() else _default_of(config.get("chat_template"))
+    return None if source is None else ChatTemplate(source, special_tokens_of(config))
+
+
+def read_tokenizer_config(folder: Path) -> dict[str, Any]:
+    """Read `tokenizer_config.json`; empty where there is none. Raises CheckpointError for one that is broken."""
+    path = folder / "tokenizer_config.json"
+    try:
+        found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    except json.JSONDecodeError as error:
+        raise CheckpointError(f"{path}: not readable ({error})") from error
+    return found
+
+
+def special_tokens_of(config: Mapping[str, Any]) -> dict[str, str]:
+    """Give the special tokens that a tokenizer's config names, by their roles."""
+    named = {role: config.get(role) for role in _SPECIAL_TOKENS}
+    return {role: token["content"] if isinstance(token, dict) else str(token) for role, token in named.items() if token}
+
+
+def _default_of(given: str | list[dict[str, str]] | None) -> str | None:
+    """A config holds one template, or several by name of which one is the default."""
+    if isinstance(given, list):
+        return next((one["template"] for one in given if one["name"] == "default"), None)
+    return given
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = _now
+    return environment
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks what an assistant said, for training: here it is just its content."""
+
+    tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """Give the nodes between the tags."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **layout: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **layout)
+
+
+def _refuse(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _now(form: str) -> str:
+    return datetime.now().astimezone().strftime(form)

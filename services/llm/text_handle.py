@@ -1,0 +1,70 @@
+"""The gateway's side of the text deployment: a `TextWriter` over a Ray Serve handle, bounded in time.
+
+It imports neither torch nor the deployment. Ray's failures become this project's errors.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from ray.exceptions import RayError
+from ray.serve.exceptions import BackPressureError, RayServeException
+from ray.serve.handle import DeploymentHandle
+
+from services.contracts.text import TextEvent, TextModel, TextRequest
+from services.errors import DeadlineExceeded, DependencyAway, Overloaded
+from services.llm.reply import TEXT, Refusal
+
+_RETRY_AFTER_S = 1.0
+_GRACE_S = 2.0
+"""The replica ends a text at its deadline; it is given this much longer to say so."""
+
+
+class TextHandle:
+    """Asks the replica behind a Ray Serve handle."""
+
+    def __init__(self, handle: DeploymentHandle[Any], default_deadline_s: float, models_timeout_s: float = 5.0) -> None:
+        self._models = handle.options(method_name="models")
+        self._write = handle.options(method_name="write", stream=True)
+        self._default_deadline_s = default_deadline_s
+        self._models_timeout_s = models_timeout_s
+
+    async def models(self) -> tuple[TextModel, ...]:
+        """Give what can be asked for. Raises DependencyAway."""
+        try:
+            async with asyncio.timeout(self._models_timeout_s):
+                found: tuple[TextModel, ...] = await self._models.remote()
+        except (TimeoutError, RayError, RayServeException) as error:
+            raise DependencyAway(TEXT, _RETRY_AFTER_S) from error
+        return found
+
+    async def write(self, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
+        """Write; closing the iterator cancels the work on the replica.
+
+        Raises InvalidRequest, NotFound, Overloaded, DeadlineExceeded or DependencyAway.
+        """
+        left_s = self._default_deadline_s
+        if request.deadline_unix_s is not None:
+            left_s = request.deadline_unix_s - time.time()
+        until_s = asyncio.get_running_loop().time() + left_s + _GRACE_S
+        response: Any = self._write.remote(request)
+        is_over = False
+        try:
+            while not is_over:
+                async with asyncio.timeout_at(until_s):
+                    events = await anext(response, None)
+                if isinstance(events, Refusal):
+                    raise events.as_error(TEXT)
+                is_over = events is None
+                for event in events or ():
+                    yield event
+        except TimeoutError as error:
+            raise DeadlineExceeded("text") from error
+        except BackPressureError as error:
+            raise Overloaded(TEXT, _RETRY_AFTER_S) from error
+        except (RayError, RayServeException) as error:
+            raise DependencyAway(TEXT, _RETRY_AFTER_S) from error
+        finally:
+            if not is_over:
+                response.cancel()

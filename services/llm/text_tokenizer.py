@@ -1,0 +1,108 @@
+"""A checkpoint's `tokenizer.json` as the text side needs it: text to tokens, and each token's own bytes.
+
+Decoding is by bytes: a text is the bytes of its tokens, one after another, read as UTF-8. That holds for byte-level BPE
+(GPT-2, Llama 3, Qwen, SmolLM) and for SentencePiece with byte fallback (Llama 2), and it makes decoding token by token
+equal to decoding at once. It knows no requests.
+"""
+
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from services.errors import CheckpointError
+
+_WORD_START = "▁"
+
+
+class TextTokenizer:
+    """One checkpoint's vocabulary. Safe to use from several threads."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Raise CheckpointError for a way to decode that is not known here."""
+        self._tokenizer = tokenizer
+        self._raw: dict[str, Any] = json.loads(tokenizer.to_str())
+        self._bytes_of = _bytes_of(self._raw)
+        self._pieces = {token_id: piece for piece, token_id in tokenizer.get_vocab(with_added_tokens=True).items()}
+        added = {token["id"]: token for token in self._raw.get("added_tokens", ())}
+        self._added_ids = frozenset(added)
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token["special"])
+        """Tokens that stand for no text: they are never shown."""
+
+    @cached_property
+    def as_json(self) -> str:
+        """The content of `tokenizer.json`."""
+        return str(self._tokenizer.to_str())
+
+    def id_of(self, piece: str) -> int | None:
+        """Give the id of a token by its name, None where there is none."""
+        token_id: int | None = self._tokenizer.token_to_id(piece)
+        return token_id
+
+    def encode(self, text: str, *, with_special_tokens: bool) -> list[int]:
+        """Give the tokens of a text, with the ones that the checkpoint puts around a text where asked for."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=with_special_tokens).ids
+        return ids
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """Give what a token stands for, a special token's name included. Empty for an id without a token."""
+        piece = self._pieces.get(token_id)
+        if piece is None:
+            return b""
+        return piece.encode() if token_id in self._added_ids else self._bytes_of(piece)
+
+    def shown_bytes(self, token_id: int) -> bytes:
+        """Give what a token adds to a text: nothing for a special one."""
+        return b"" if token_id in self.special_ids else self.bytes_of(token_id)
+
+
+def load_tokenizer(folder: Path) -> TextTokenizer:
+    """Read `tokenizer.json`. Raises CheckpointError naming what is missing or not supported."""
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        raise CheckpointError(f"{path}: missing; text needs the tokenizer beside the weights")
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception for whatever it cannot read
+        raise CheckpointError(f"{path}: not readable as a tokenizer ({error})") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return TextTokenizer(tokenizer)
+
+
+def _bytes_of(raw: dict[str, Any]) -> Any:
+    """Give the function from a token's written form to its bytes, by the kind of decoder."""
+    decoder = raw.get("decoder") or {}
+    kinds = {decoder.get("type"), *(part["type"] for part in decoder.get("decoders", ()))}
+    if "ByteLevel" in kinds:
+        return _from_byte_level
+    if kinds & {"ByteFallback", "Metaspace"}:
+        return _from_sentence_piece
+    raise CheckpointError(
+        f"tokenizer.json: decoder {decoder.get('type')} is not supported, only ByteLevel and ByteFallback"
+    )
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """Give the byte of each character in byte-level BPE (Radford et al. 2019): printable ones are themselves."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_level_alphabet()
+
+
+def _from_byte_level(piece: str) -> bytes:
+    try:
+        return bytes(_BYTE_OF[character] for character in piece)
+    except KeyError:
+        return piece.encode()
+
+
+def _from_sentence_piece(piece: str) -> bytes:
+    if len(piece) == len("<0x00>") and piece.startswith("<0x") and piece.endswith(">"):
+        return bytes([int(piece[3:5], 16)])
+    return piece.replace(_WORD_START, " ").encode()
