@@ -3,7 +3,8 @@
     doors ── Gateway (one class, REST and gRPC) ── DataPlane ─┬─ FeatureReader (Redis)
                                                               ├─ student (this process)
                                                               ├─ producers (Kafka)
-                                                              └─ LlmHandle ──▶ LLM deployment
+                                                              ├─ LlmHandle ──▶ LLM deployment
+                                                              └─ TextHandle ─▶ text deployment, where there is one
 
 Clients are built inside the replica, in its event loop. Importing this module loads neither Ray nor Feast nor torch.
 """
@@ -22,6 +23,7 @@ from models.registry import BundleStore
 from services.autoscale import LATE_SHARE
 from services.contracts.access import ANYONE
 from services.contracts.rank import RankRequest
+from services.contracts.text import TextWriter
 from services.errors import TailraceError
 from services.features.event_times import read_event_times
 from services.features.explanations import RedisExplanations
@@ -49,6 +51,7 @@ from services.gateway.report import Report
 from services.gateway.rest import create_rest_app
 from services.gateway.rpc import RpcDoor
 from services.gateway.text_report import TextReport
+from services.gateway.text_tier import TextLimits, TextTier
 from services.objectives import load_objectives
 from services.router.admission import Admission, AdmissionLimits
 from services.router.breaker import Breaker
@@ -82,12 +85,13 @@ WARM_UP_S = 10.0
 class Gateway:
     """Both doors of one replica: HTTP through the ASGI app, gRPC through the methods below."""
 
-    def __init__(self, settings: Settings, llm: Any) -> None:
+    def __init__(self, settings: Settings, llm: Any, text: Any | None = None) -> None:
         from services.llm.handle import LlmHandle
 
         configure_logging(settings.log_level)
         self._settings = settings
         self._llm: Llm = LlmHandle(llm)
+        self._writer = text_writer(settings, text)
         self._plane: DataPlane | None = None
         self._desk: Desk | None = None
         self._keys = open_keys(settings)
@@ -100,7 +104,7 @@ class Gateway:
         features = open_features(self._settings)
         drills = Drills(self._settings.drills_file)
         store, llm = _drilled(self._settings, drills, features, self._llm)
-        self._plane = build_plane(self._settings, store, llm)
+        self._plane = build_plane(self._settings, store, llm, self._writer)
         await self._plane.start()
         if self._keys is not None:
             await self._keys.start()
@@ -153,11 +157,12 @@ class Gateway:
 
 
 def build_app(settings: Settings) -> "Application":
-    """Bind the graph: the gateway in front of the LLM."""
+    """Bind the graph: the gateway in front of the LLM, and of a text model where there is one."""
     from ray import serve
     from ray.serve.config import BackpressureConfig
 
     from services.llm.deployment import build_llm
+    from services.llm.text_deployment import build_text
 
     deployment = serve.deployment(
         name="Gateway",
@@ -170,7 +175,8 @@ def build_app(settings: Settings) -> "Application":
         health_check_period_s=5,
         graceful_shutdown_timeout_s=5,
     )(serve.ingress()(Gateway))
-    application: Application = deployment.bind(settings, build_llm(settings))
+    text = build_text(settings) if settings.text_path else None
+    application: Application = deployment.bind(settings, build_llm(settings), text)
     return application
 
 
@@ -241,7 +247,14 @@ def build_desk(settings: Settings, plane: DataPlane, store: Store, drills: Drill
     )
 
 
-def build_plane(settings: Settings, features: Store, llm: Llm) -> DataPlane:
+def text_writer(settings: Settings, text: Any | None) -> TextWriter | None:
+    """Give whoever writes text: our own deployment behind this Ray handle, if any."""
+    from services.llm.text_handle import TextHandle
+
+    return None if text is None else TextHandle(text, settings.text_deadline_ms / 1_000)
+
+
+def build_plane(settings: Settings, features: Store, llm: Llm, writer: TextWriter | None = None) -> DataPlane:
     """Put the data plane of one process together. Call in the event loop that will serve; starts nothing."""
     metrics = GatewayMetrics(REGISTRY)
     ProcessMetrics(REGISTRY, "gateway")
@@ -273,6 +286,7 @@ def build_plane(settings: Settings, features: Store, llm: Llm) -> DataPlane:
         min_history_for_llm=settings.min_history_for_llm,
     )
     record = RecordEvents(events, settings.max_events_per_request)
+    text_report = TextReport(TextMetrics(REGISTRY))
     return DataPlane(
         recommend=recommend,
         record=record,
@@ -282,8 +296,19 @@ def build_plane(settings: Settings, features: Store, llm: Llm) -> DataPlane:
         report=report,
         explanations=explanations,
         load=load,
-        text_report=TextReport(TextMetrics(REGISTRY)),
+        text=None if writer is None else _text_tier(settings, writer, load, text_report),
+        text_report=text_report,
     )
+
+
+def _text_tier(settings: Settings, writer: TextWriter, load: LoadWatch, report: TextReport) -> TextTier:
+    limits = TextLimits(
+        max_tokens=settings.text_max_tokens,
+        max_choices=settings.text_max_choices,
+        deadline_ms=settings.text_deadline_ms,
+    )
+    breaker = Breaker(settings.breaker_failures, settings.breaker_open_s)
+    return TextTier(writer=writer, breaker=breaker, load=load, report=report, limits=limits)
 
 
 def _explanation_store(settings: Settings) -> RedisExplanations | None:
