@@ -16,6 +16,7 @@ from torch import Tensor
 from models.window import Window
 from services.llm.engine.kv_cache import KvCache
 from services.llm.engine.plan import StepPlan
+from services.llm.engine.tails import Tails
 from services.llm.engine.tiles import TileGroup, cut_tiles, group_tiles
 
 Prepared = TypeVar("Prepared")
@@ -31,8 +32,8 @@ class PagedAttention(Protocol, Generic[Prepared]):
         """Lay out which rows see which pages."""
         ...
 
-    def attend(self, q_THK: Tensor, cache: KvCache, layer: int, prepared: Prepared) -> tuple[Tensor, Tensor]:
-        """Give the output (T, H, K) and the log-sum-exp of each row's scores (T, H) fp32."""
+    def attend(self, q_THK: Tensor, cache: KvCache, layer: int, prepared: Prepared, tails: Tails | None) -> Tensor:
+        """Give the output (T, H, K). The last rows are beams where there are tails, which they see besides their pages."""
         ...
 
 
@@ -65,11 +66,16 @@ class TorchAttention:
         """Cut a step into tiles and group those of like size."""
         return Layout(self._groups(plan, None), [] if self._window is None else self._groups(plan, self._window))
 
-    def attend(self, q_THK: Tensor, cache: KvCache, layer: int, prepared: Layout) -> tuple[Tensor, Tensor]:
-        """Attend each row over its own context."""
+    def attend(self, q_THK: Tensor, cache: KvCache, layer: int, prepared: Layout, tails: Tails | None) -> Tensor:
+        """Attend each row over its own context, and beams over their tails besides."""
         is_windowed = self._window is not None and layer in self._window.layers
         groups = prepared.windowed if is_windowed else prepared.full
-        return paged_attention(q_THK, cache, layer, groups, self._tile_tokens)
+        out_THK, lse_TH = paged_attention(q_THK, cache, layer, groups, self._tile_tokens)
+        if tails is not None:
+            first = len(q_THK) - len(tails.place_B)
+            tail = tail_attention(q_THK[first:], tails.keys_YBLGK[layer], tails.values_YBLGK[layer], tails.seen_BL)
+            out_THK[first:] = merge_attention(out_THK[first:], lse_TH[first:], *tail)
+        return out_THK
 
     def _groups(self, plan: StepPlan, window: Window | None) -> list[TileGroup]:
         return group_tiles(cut_tiles(plan, self._tile_queries, self._block_tokens, window), self._device)

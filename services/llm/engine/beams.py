@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.llm.engine.forward import Tails
 from services.llm.engine.sequence import Sequence
+from services.llm.engine.tails import Tails
 
 
 @dataclass(frozen=True, slots=True, eq=False)

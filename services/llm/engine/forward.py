@@ -11,31 +11,15 @@ G key/value heads, K head size, L places of a tail, Y layers.
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from models.rope import rotary_angles
-from services.llm.engine.attention import PagedAttention, merge_attention, tail_attention
-from services.llm.engine.kernels import Heads, Kernels
+from services.llm.engine.attention import PagedAttention
+from services.llm.engine.kernels import Kernels
 from services.llm.engine.kv_cache import KvCache
 from services.llm.engine.plan import StepPlan
+from services.llm.engine.tails import Tails
 from services.llm.engine.weights import LayerWeights, Weights
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Tails:
-    """The beams' own keys and values. `place_B` is where the step's go, `seen_BL` what each beam then sees."""
-
-    keys_YBLGK: Tensor
-    values_YBLGK: Tensor
-    place_B: Tensor
-    seen_BL: Tensor
-
-    def write(self, layer: int, k_BGK: Tensor, v_BGK: Tensor) -> None:
-        """Put the step's keys and values in their places."""
-        row_B = torch.arange(len(k_BGK), device=k_BGK.device)
-        self.keys_YBLGK[layer][row_B, self.place_B] = k_BGK
-        self.values_YBLGK[layer][row_B, self.place_B] = v_BGK
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,18 +88,12 @@ class LayerLoop:
         heads = kernels.turn_and_store(
             qkv_TX, turns, layer.head_norms, self._weights.config.rms_norm_eps, self._cache, index, step.slots_P
         )
-        out_THK, lse_TH = self._attention.attend(heads.q_THK, self._cache, index, step.pages)
         if step.tails is not None:
-            _add_tails(out_THK, lse_TH, heads, index, len(step.slots_P), step.tails)
+            num_paged = len(step.slots_P)
+            step.tails.write(index, heads.k_TGK[num_paged:], heads.v_TGK[num_paged:])
+        out_THK = self._attention.attend(heads.q_THK, self._cache, index, step.pages, step.tails)
         return kernels.linear(out_THK.flatten(1), layer.output_DA, layer.output_bias_D)
 
     def _feed_forward(self, layer: LayerWeights, normed_TD: Tensor) -> Tensor:
         gate_up_TJ = self._kernels.linear(normed_TD, layer.gate_up_JD, layer.gate_up_bias_J)
         return self._kernels.linear(self._kernels.silu_mul(gate_up_TJ), layer.down_DF, layer.down_bias_D)
-
-
-def _add_tails(out_THK: Tensor, lse_TH: Tensor, heads: Heads, layer: int, first_row: int, tails: Tails) -> None:
-    """Store the beams' keys and values, and merge what the beams see of their tails into the output in place."""
-    tails.write(layer, heads.k_TGK[first_row:], heads.v_TGK[first_row:])
-    tail = tail_attention(heads.q_THK[first_row:], tails.keys_YBLGK[layer], tails.values_YBLGK[layer], tails.seen_BL)
-    out_THK[first_row:] = merge_attention(out_THK[first_row:], lse_TH[first_row:], *tail)

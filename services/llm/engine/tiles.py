@@ -21,7 +21,7 @@ from services.llm.engine.plan import StepPlan
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Rows `first_row` on. Row i sees the first `first_limit + i * limit_step` positions of the context.
+    """Rows `first_row` on, at position `first_position` on. Row i sees the first `first_limit + i * limit_step` positions of the context.
 
     Under a window it does not see those from `num_sinks` up to `window_start + i * limit_step`. `num_skipped` whole blocks
     that no row sees are left out behind the sinks' `num_sink_blocks`.
@@ -32,6 +32,7 @@ class Tile:
     first_limit: int
     limit_step: int
     block_ids: list[int]
+    first_position: int = 0
     window_start: int | None = None
     num_sinks: int = 0
     num_sink_blocks: int = 0
@@ -73,40 +74,37 @@ class GroupWindow:
 def cut_tiles(plan: StepPlan, tile_queries: int, block_tokens: int, window: Window | None = None) -> list[Tile]:
     """Cut a step, whose rows are the chunks' tokens and then the beams, in plan order; for the layers with this window, if any."""
     tiles = _cut(plan, tile_queries, block_tokens)
-    if window is None:
-        return [tile for tile, _ in tiles]
-    return [_leave_out_unseen(tile, window, position, block_tokens) for tile, position in tiles]
+    return tiles if window is None else [_leave_out_unseen(tile, window, block_tokens) for tile in tiles]
 
 
-def _cut(plan: StepPlan, tile_queries: int, block_tokens: int) -> list[tuple[Tile, int]]:
-    """Give the tiles, each with the position of its first row."""
-    tiles: list[tuple[Tile, int]] = []
+def _cut(plan: StepPlan, tile_queries: int, block_tokens: int) -> list[Tile]:
+    tiles: list[Tile] = []
     row = 0
     for chunk in plan.chunks:
         for start in range(0, chunk.num_tokens, tile_queries):
             count = min(tile_queries, chunk.num_tokens - start)
             limit = chunk.start + start + 1
             blocks = chunk.sequence.block_ids[: -(-(limit + count - 1) // block_tokens)]
-            tiles.append((Tile(row + start, count, limit, 1, blocks), limit - 1))
+            tiles.append(Tile(row + start, count, limit, 1, blocks, limit - 1))
         row += chunk.num_tokens
     for sequence in plan.beam_steps:
         rows = sequence.num_beam_rows
         position = sequence.num_computed + sequence.num_levels_done - 1
         for start in range(0, rows, tile_queries):
             count = min(tile_queries, rows - start)
-            tiles.append((Tile(row + start, count, sequence.num_computed, 0, sequence.block_ids), position))
+            tiles.append(Tile(row + start, count, sequence.num_computed, 0, sequence.block_ids, position))
         row += rows
     return tiles
 
 
-def _leave_out_unseen(tile: Tile, window: Window, position: int, block_tokens: int) -> Tile:
-    start = window.start(position)
+def _leave_out_unseen(tile: Tile, window: Window, block_tokens: int) -> Tile:
+    start = window.start(tile.first_position)
     num_sink_blocks = -(-window.num_sinks // block_tokens)
     num_skipped = max(0, start // block_tokens - num_sink_blocks)
     return replace(
         tile,
         block_ids=tile.block_ids[:num_sink_blocks] + tile.block_ids[num_sink_blocks + num_skipped :],
-        window_start=position + 1 - window.size,
+        window_start=tile.first_position + 1 - window.size,
         num_sinks=window.num_sinks,
         num_sink_blocks=num_sink_blocks,
         num_skipped=num_skipped,

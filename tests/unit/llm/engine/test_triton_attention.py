@@ -5,8 +5,12 @@ import pytest
 import torch
 
 from models.decoder import DecoderConfig
-from services.llm.engine.attention import paged_attention
+from models.window import Window
+from services.llm.engine.attention import TorchAttention, paged_attention
 from services.llm.engine.kv_cache import KvCache
+from services.llm.engine.plan import Chunk, StepPlan
+from services.llm.engine.sequence import Sequence
+from services.llm.engine.tails import Tails
 from services.llm.engine.tiles import Tile, group_tiles
 from services.llm.engine.triton_attention import TritonAttention
 
@@ -59,24 +63,77 @@ LONG = [(7, 900, 0), (1, 530, 1)]
     "shapes", [PREFILL, DECODE, BEAMS, MIXED, LONG], ids=["prefill", "decode", "beams", "mixed", "long"]
 )
 def test_the_kernel_equals_the_reference(kind, heads, kv_heads, head_dim, shapes) -> None:
-    """For MHA, GQA and MQA, each kind of cache and each kind of work, outputs and log-sum-exps agree to 1e-5."""
+    """For MHA, GQA and MQA, each kind of cache and each kind of work, outputs agree to 1e-5."""
     cache, tiles = cache_of(kind, kv_heads, head_dim), tiles_of(shapes)
     q_THK = torch.randn(sum(rows for rows, _, _ in shapes), heads, head_dim, device=DEVICE)
     kernel = TritonAttention(heads, kv_heads, BLOCK, DEVICE)
 
-    out_THK, lse_TH = kernel.attend(q_THK, cache, 1, kernel.lay_out(tiles))
+    out_THK = kernel.attend(q_THK, cache, 1, kernel.lay_out(tiles), None)
 
-    wanted_THK, wanted_lse_TH = paged_attention(q_THK, cache, 1, group_tiles(tiles, DEVICE), 16)
+    wanted_THK, _ = paged_attention(q_THK, cache, 1, group_tiles(tiles, DEVICE), 16)
     torch.testing.assert_close(out_THK, wanted_THK, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(lse_TH, wanted_lse_TH, atol=1e-5, rtol=1e-5)
+
+
+def step_of(chunks: list[tuple[int, int]], beams: list[tuple[int, int, int]]) -> StepPlan:
+    """A step of chunks (start, tokens) and of beams (prompt tokens, rows, levels done), each request over pages of its own."""
+    free = np.random.default_rng(5).permutation(NUM_BLOCKS).tolist()
+
+    def sequence(length: int, rows: int = 0, levels_done: int = 0) -> Sequence:
+        new = Sequence(request_id="", order=0, tokens=[0] * length, priority=0, arrival_s=0.0, deadline_s=None)
+        new.block_ids = [free.pop() for _ in range(-(-length // BLOCK))]
+        if rows:
+            new.num_computed, new.num_levels, new.num_levels_done = length, 4, levels_done
+            new.rows_by_level = (rows, rows, rows)
+        return new
+
+    return StepPlan(
+        chunks=[Chunk(sequence(start + count), start, count) for start, count in chunks],
+        beam_steps=[sequence(*facts) for facts in beams],
+    )
+
+
+def tails_of(plan: StepPlan, kv_heads: int, head_dim: int) -> Tails | None:
+    """Random tails of three places, seen as far as each request has spelled."""
+    if not plan.beam_steps:
+        return None
+    spelled = torch.tensor(
+        [s.num_levels_done - 1 for s in plan.beam_steps for _ in range(s.num_beam_rows)], device=DEVICE
+    )
+    numbers = torch.randn(2, 2, len(spelled), 3, kv_heads, head_dim, device=DEVICE)
+    return Tails(numbers[0], numbers[1], spelled, torch.arange(3, device=DEVICE) <= spelled[:, None])
+
+
+WINDOWS = [None, Window(4, frozenset({1})), Window(70, frozenset({1}), 3), Window(5, frozenset({1}), 130)]
+STEPS = {
+    "prefill": ([(0, 9), (300, 30), (70, 1)], []),
+    "beams": ([], [(40, 16, 1), (3, 5, 3), (300, 20, 2)]),
+    "all": ([(0, 20), (599, 1)], [(65, 12, 1), (257, 1, 2)]),
+}
+
+
+@pytest.mark.parametrize("window", WINDOWS, ids=["full", "narrow", "sinks", "many sinks"])
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 4, 16), (6, 2, 10)])
+def test_steps_with_tails_and_windows_equal_the_reference(name, window, heads, kv_heads, head_dim) -> None:
+    """A step's chunks and beams, their tails included, agree to 1e-5 in layers with and without a window and sinks."""
+    cache, plan = cache_of("model", kv_heads, head_dim), step_of(*STEPS[name])
+    rows = plan.num_tokens + sum(sequence.num_beam_rows for sequence in plan.beam_steps)
+    q_THK, tails = torch.randn(rows, heads, head_dim, device=DEVICE), tails_of(plan, kv_heads, head_dim)
+    kernel = TritonAttention(heads, kv_heads, BLOCK, DEVICE, window)
+    reference = TorchAttention(16, 32, BLOCK, DEVICE, window)
+
+    out_THK = kernel.attend(q_THK, cache, 1, kernel.prepare(plan), tails)
+
+    wanted_THK = reference.attend(q_THK, cache, 1, reference.prepare(plan), tails)
+    torch.testing.assert_close(out_THK, wanted_THK, atol=1e-5, rtol=1e-5)
 
 
 def test_long_contexts_are_split_and_short_ones_are_not() -> None:
-    """A part is never shorter than 256 tokens, and there are no more of them than fill the device."""
+    """A part is never shorter than 128 tokens, and there are no more of them than fill the device."""
     kernel = TritonAttention(4, 2, BLOCK, DEVICE)
 
-    parts = [kernel.lay_out(tiles_of([shape])).num_parts for shape in [(1, 255, 1), (1, 512, 1), (1, 1999, 1)]]
+    parts = [kernel.lay_out(tiles_of([shape])).num_parts for shape in [(1, 127, 1), (1, 256, 1), (1, 1999, 1)]]
     crowd = kernel.lay_out(tiles_of([(1, 2, 1)] * 200 + [(1, 600, 1)])).num_parts
 
-    assert parts == [1, 2, 7]
+    assert parts == [1, 2, 15]
     assert crowd == 1

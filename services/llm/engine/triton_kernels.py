@@ -1,0 +1,42 @@
+"""The fused operations of a forward pass on a CUDA device: Triton's kernels behind the protocol, matrices by torch (cuBLAS)."""
+
+from torch import Tensor
+from torch.nn import functional
+
+from services.llm.engine import triton_heads, triton_norms
+from services.llm.engine.kernels import Heads
+from services.llm.engine.kv_cache import KvCache
+from services.llm.engine.weights import HeadNorms
+
+
+class TritonKernels:
+    """Any model dtype, on CUDA (or, interpreted, on a CPU)."""
+
+    def rms_norm(self, x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+        """Normalise each row by its root mean square."""
+        return triton_norms.rms_norm(x_TD, weight_D, eps)
+
+    def add_rms_norm(self, x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """Add, then normalise."""
+        return triton_norms.add_rms_norm(x_TD, residual_TD, weight_D, eps)
+
+    def turn_and_store(
+        self,
+        qkv_TX: Tensor,
+        turns: tuple[Tensor, Tensor],
+        norms: HeadNorms | None,
+        eps: float,
+        cache: KvCache,
+        layer: int,
+        slots_P: Tensor,
+    ) -> Heads:
+        """Norm, turn and store the heads in one go."""
+        return Heads(*triton_heads.turn_and_store(qkv_TX, turns, norms, eps, cache.slots(layer), slots_P))
+
+    def silu_mul(self, gate_up_TJ: Tensor) -> Tensor:
+        """Give silu(gate) * up."""
+        return triton_norms.silu_mul(gate_up_TJ)
+
+    def linear(self, x_TI: Tensor, weight_NI: Tensor, bias_N: Tensor | None) -> Tensor:
+        """Multiply by cuBLAS."""
+        return functional.linear(x_TI, weight_NI, bias_N)

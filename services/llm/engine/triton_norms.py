@@ -1,0 +1,119 @@
+"""The elementwise kernels of a layer in Triton: RMSNorm, alone and after adding to the residual, and the gated feed-forward's product.
+
+One program handles one row (of the norms) or one piece of a row (of the product), in fp32 whatever the tensors are in.
+They know no attention and no cache. Held to plain torch, also in Triton's interpreter on a CPU.
+
+Shape suffixes: T rows, D hidden, F feed-forward.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_PIECE = 1_024
+
+
+def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+    """Normalise rows by their root mean square (Zhang and Sennrich 2019). (T, D) -> (T, D)."""
+    out_TD = torch.empty_like(x_TD, memory_format=torch.contiguous_format)
+    num_rows, size = x_TD.shape
+    if num_rows:
+        piece = triton.next_power_of_2(size)
+        _rms_norm[(num_rows,)](
+            x_TD,
+            x_TD,
+            weight_D,
+            out_TD,
+            out_TD,
+            x_TD.stride(0),
+            size,
+            eps,
+            ADDS=False,
+            PIECE=piece,
+            num_warps=_warps(piece),
+        )
+    return out_TD
+
+
+def add_rms_norm(x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Add, then normalise. Gives the normalised rows and the sum, which is rounded to the tensors' dtype first."""
+    normed_TD, sum_TD = torch.empty_like(residual_TD), torch.empty_like(residual_TD)
+    num_rows, size = residual_TD.shape
+    if num_rows:
+        piece = triton.next_power_of_2(size)
+        _rms_norm[(num_rows,)](
+            x_TD,
+            residual_TD,
+            weight_D,
+            normed_TD,
+            sum_TD,
+            x_TD.stride(0),
+            size,
+            eps,
+            ADDS=True,
+            PIECE=piece,
+            num_warps=_warps(piece),
+        )
+    return normed_TD, sum_TD
+
+
+def silu_mul(gate_up_T2F: Tensor) -> Tensor:
+    """Multiply SiLU of the first half of each row with the second half (Shazeer 2020). (T, 2F) -> (T, F)."""
+    num_rows, width = gate_up_T2F.shape
+    out_TF = gate_up_T2F.new_empty(num_rows, width // 2)
+    if num_rows:
+        _silu_mul[(num_rows, triton.cdiv(width // 2, _PIECE))](
+            gate_up_T2F, out_TF, gate_up_T2F.stride(0), width // 2, PIECE=_PIECE
+        )
+    return out_TF
+
+
+def _warps(piece: int) -> int:
+    return min(8, max(1, piece // 512))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _rms_norm(  # type: ignore[no-untyped-def]
+    x_ptr,  # noqa: ANN001 - Triton's own types
+    residual_ptr,  # noqa: ANN001
+    weight_ptr,  # noqa: ANN001
+    normed_ptr,  # noqa: ANN001
+    sum_ptr,  # noqa: ANN001
+    x_stride,  # noqa: ANN001
+    size,  # noqa: ANN001
+    eps,  # noqa: ANN001
+    ADDS: tl.constexpr,
+    PIECE: tl.constexpr,
+) -> None:
+    """Normalise one row, after adding the residual's where asked to."""
+    row = tl.program_id(0).to(tl.int64)
+    dim_D = tl.arange(0, PIECE)
+    is_dim_D = dim_D < size
+    x_D = tl.load(x_ptr + row * x_stride + dim_D, mask=is_dim_D, other=0.0).to(tl.float32)
+    if ADDS:
+        x_D += tl.load(residual_ptr + row * size + dim_D, mask=is_dim_D, other=0.0).to(tl.float32)
+        sum_D = x_D.to(sum_ptr.dtype.element_ty)
+        tl.store(sum_ptr + row * size + dim_D, sum_D, mask=is_dim_D)
+        x_D = sum_D.to(tl.float32)
+    weight_D = tl.load(weight_ptr + dim_D, mask=is_dim_D, other=0.0).to(tl.float32)
+    normed_D = x_D * tl.rsqrt(tl.sum(x_D * x_D, 0) / size + eps) * weight_D
+    tl.store(normed_ptr + row * size + dim_D, normed_D.to(normed_ptr.dtype.element_ty), mask=is_dim_D)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _silu_mul(  # type: ignore[no-untyped-def]
+    gate_up_ptr,  # noqa: ANN001 - Triton's own types
+    out_ptr,  # noqa: ANN001
+    stride,  # noqa: ANN001
+    size,  # noqa: ANN001
+    PIECE: tl.constexpr,
+) -> None:
+    """Multiply one piece of one row."""
+    row = tl.program_id(0).to(tl.int64)
+    dim_F = tl.program_id(1) * PIECE + tl.arange(0, PIECE)
+    is_dim_F = dim_F < size
+    gate_F = tl.load(gate_up_ptr + row * stride + dim_F, mask=is_dim_F, other=0.0).to(tl.float32)
+    up_F = tl.load(gate_up_ptr + row * stride + size + dim_F, mask=is_dim_F, other=0.0).to(tl.float32)
+    product_F = gate_F / (1.0 + tl.exp(-gate_F)) * up_F
+    tl.store(out_ptr + row * size + dim_F, product_F.to(out_ptr.dtype.element_ty), mask=is_dim_F)

@@ -1,0 +1,147 @@
+"""The fused kernels against plain torch: in Triton's interpreter on a CPU, compiled where there is a CUDA device."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from models.decoder import DecoderConfig
+from models.rope import Rope, rotary_angles
+from services.llm.engine.kernels import TorchKernels
+from services.llm.engine.kv_cache import KvCache
+from services.llm.engine.triton_kernels import TritonKernels
+from services.llm.engine.weights import HeadNorms
+
+IS_CUDA = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if IS_CUDA else "cpu")
+NUM_BLOCKS, BLOCK = 6, 4
+EPS = 1e-5
+REFERENCE, KERNELS = TorchKernels(), TritonKernels()
+
+dtypes = st.sampled_from([torch.float32, torch.bfloat16])
+rows = st.integers(0, 5)
+sizes = st.sampled_from([1, 2, 31, 64, 100])
+seeds = st.integers(0, 2**16)
+
+
+def numbers(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Draw random numbers."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+
+
+def assert_close(found: Tensor, wanted: Tensor) -> None:
+    """Agree to fp32's noise, or to one bfloat16 step: the interpreter cuts bfloat16 off where a device rounds."""
+    assert found.dtype == wanted.dtype
+    near = 1e-5 if found.dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(found, wanted, atol=near, rtol=near)
+
+
+@settings(max_examples=20, deadline=None)
+@given(rows, sizes, dtypes, seeds)
+def test_norms_equal_torch(num_rows: int, size: int, dtype: torch.dtype, seed: int) -> None:
+    """The norm, alone and after adding, and the sum, for any number and size of rows."""
+    x, residual = numbers(seed, num_rows, size, dtype=dtype), numbers(seed + 1, num_rows, size, dtype=dtype)
+    weight = numbers(seed + 2, size, dtype=dtype)
+
+    normed, total = KERNELS.add_rms_norm(x, residual, weight, EPS)
+
+    wanted_normed, wanted_total = REFERENCE.add_rms_norm(x, residual, weight, EPS)
+    assert_close(total, wanted_total)
+    assert_close(normed, wanted_normed)
+    assert_close(KERNELS.rms_norm(x, weight, EPS), REFERENCE.rms_norm(x, weight, EPS))
+
+
+@settings(max_examples=20, deadline=None)
+@given(rows, st.sampled_from([1, 3, 64, 1_024, 1_500]), dtypes, seeds)
+def test_the_gated_product_equals_torch(num_rows: int, size: int, dtype: torch.dtype, seed: int) -> None:
+    """SiLU of the gate times the other half, in one piece or several."""
+    gate_up = numbers(seed, num_rows, 2 * size, dtype=dtype)
+
+    assert_close(KERNELS.silu_mul(gate_up), REFERENCE.silu_mul(gate_up))
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.tuples(st.integers(0, 4), st.integers(0, 3)).filter(any),
+    st.sampled_from([(1, 1), (4, 2), (6, 1), (3, 3)]),
+    st.sampled_from([2, 10, 64]),
+    st.sampled_from(["model", "int8", "fp8"]),
+    dtypes,
+    st.booleans(),
+    seeds,
+)
+def test_heads_are_normed_turned_and_stored_as_torch_does(
+    num_rows: tuple[int, int],
+    heads: tuple[int, int],
+    head_dim: int,
+    kind: str,
+    dtype: torch.dtype,
+    has_norms: bool,
+    seed: int,
+) -> None:
+    """Queries, keys and values, and what the cache then holds, for MHA, GQA and MQA, each kind of cache, with rows of beams."""
+    (num_stored, num_beams), (num_heads, num_groups) = num_rows, heads
+    caches = [cache_of(kind, num_groups, head_dim, dtype) for _ in range(2)]
+    total = num_stored + num_beams
+    qkv = numbers(seed, total, (num_heads + 2 * num_groups) * head_dim, dtype=dtype)
+    turns = rotary_angles(torch.arange(total, device=DEVICE) * 7 + 3, head_dim, Rope(), dtype)
+    norms = (
+        HeadNorms(numbers(seed + 1, head_dim, dtype=dtype), numbers(seed + 2, head_dim, dtype=dtype))
+        if has_norms
+        else None
+    )
+    slots = torch.randperm(NUM_BLOCKS * BLOCK, generator=torch.Generator().manual_seed(seed))[:num_stored].to(DEVICE)
+
+    found = KERNELS.turn_and_store(qkv, turns, norms, EPS, caches[0], 1, slots)
+
+    wanted = REFERENCE.turn_and_store(qkv, turns, norms, EPS, caches[1], 1, slots)
+    for one, other in zip(found, wanted, strict=True):
+        assert_close(one, other)
+    assert_same_memory(*caches)
+
+
+def cache_of(kind: str, num_groups: int, head_dim: int, dtype: torch.dtype) -> KvCache:
+    """Build an empty cache of two layers."""
+    config = DecoderConfig(
+        vocab_size=2,
+        hidden_size=4,
+        intermediate_size=4,
+        num_hidden_layers=2,
+        num_attention_heads=num_groups,
+        num_key_value_heads=num_groups,
+        head_dim=head_dim,
+        max_position_embeddings=8,
+    )
+    return KvCache(config, NUM_BLOCKS, BLOCK, dtype, DEVICE, kind)
+
+
+def assert_same_memory(cache: KvCache, reference: KvCache) -> None:
+    """Hold the same numbers in the same slots of both layers, to one step of their code."""
+    blocks = torch.arange(NUM_BLOCKS, device=DEVICE)[None]
+    is_fp8 = cache.slots(1).keys.dtype == torch.float8_e4m3fn
+    step = 0.13 if is_fp8 else 0.02
+    for layer in (0, 1):
+        for found, wanted in zip(cache.read(layer, blocks), reference.read(layer, blocks), strict=True):
+            peak = wanted.float().abs().amax(-1, keepdim=True)
+            is_near = (found - wanted).abs() <= step * peak
+            if is_fp8 and not IS_CUDA:
+                is_near |= (found * 2 - wanted).abs() <= step * peak  # the interpreter loses a carry in fp8
+            assert is_near.all()
+
+
+@pytest.mark.skipif(not IS_CUDA, reason="Triton's interpreter cuts bfloat16 off and loses a carry in fp8")
+@pytest.mark.parametrize("kind", ["model", "int8", "fp8"])
+def test_a_device_stores_the_very_same_bytes(kind: str) -> None:
+    """Without a turn, what a device writes is what torch writes, bit for bit."""
+    caches = [cache_of(kind, 2, 64, torch.bfloat16) for _ in range(2)]
+    qkv = numbers(5, 9, 6 * 64, dtype=torch.bfloat16)
+    still = rotary_angles(torch.zeros(9, device=DEVICE), 64, Rope(), torch.bfloat16)
+    slots = torch.arange(9, device=DEVICE)
+
+    for kernels, cache in zip((KERNELS, REFERENCE), caches, strict=True):
+        kernels.turn_and_store(qkv, still, None, EPS, cache, 1, slots)
+
+    found, wanted = (cache.slots(1) for cache in caches)
+    assert torch.equal(found.keys.view(torch.uint8), wanted.keys.view(torch.uint8))
+    assert torch.equal(found.values.view(torch.uint8), wanted.values.view(torch.uint8))
