@@ -34,6 +34,7 @@ from services.gateway.producer import TopicProducer
 from services.gateway.recommend import Recommend
 from services.gateway.report import Report
 from services.gateway.rest import create_rest_app
+from services.gateway.text_report import TextReport
 from services.llm.deployment import LlmDeployment
 from services.llm.reply import Refusal
 from services.router.admission import Admission, AdmissionLimits
@@ -43,7 +44,7 @@ from services.router.gate import LlmGate
 from services.router.predictor import LatencyPredictor
 from services.settings import Settings
 from services.stream.run import run_worker
-from services.telemetry import GatewayMetrics, StreamMetrics
+from services.telemetry import GatewayMetrics, StreamMetrics, TextMetrics
 from services.trace_export import open_tracing
 from tests.bundles import publish_bundle
 from tests.collector import Collector
@@ -186,6 +187,7 @@ def build(settings: Settings, features: FeatureReader, llm: NearLlm) -> DataPlan
         report=report,
         explanations=explanations,
         load=load,
+        text_report=TextReport(TextMetrics(CollectorRegistry())),
     )
 
 

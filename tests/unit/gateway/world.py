@@ -101,6 +101,7 @@ class World:
     plane: DataPlane
     root: Path
     shelf: FakeShelf
+    load: LoadWatch
 
     def metric(self, name: str, **labels: str) -> float:
         """Read one sample; 0 when it was never touched."""
@@ -148,5 +149,18 @@ def make_world(root: Path) -> World:
         text_report=TextReport(TextMetrics(registry)),
     )
     return World(
-        features, llm, student, events, impressions, metrics, registry, live, popular, admission, plane, root, shelf
+        features,
+        llm,
+        student,
+        events,
+        impressions,
+        metrics,
+        registry,
+        live,
+        popular,
+        admission,
+        plane,
+        root,
+        shelf,
+        load,
     )

@@ -1,0 +1,95 @@
+"""The OpenAI door over the parrot: in process, and on a real port."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+import uvicorn
+from fastapi import FastAPI
+
+from services.gateway.rest import create_rest_app
+from services.gateway.text_tier import TextLimits, TextTier
+from services.router.breaker import Breaker
+from tests.parrot import Parrot
+from tests.unit.gateway.world import MAX_BODY_BYTES, VERSION, World, catalogue_of, make_world, publish
+
+LIMITS = TextLimits(max_tokens=32, max_choices=4, deadline_ms=20_000)
+NUM_PLACES = 8
+BREAKER_FAILURES = 2
+
+
+class Clock:
+    """Monotonic time that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now_s = 1_000.0
+
+    def __call__(self) -> float:
+        """Tell the time."""
+        return self.now_s
+
+
+@pytest.fixture
+def parrot() -> Parrot:
+    """Who writes."""
+    return Parrot()
+
+
+@pytest.fixture
+def breaker_clock() -> Clock:
+    """The time of the tier's breaker, which stays open for ten seconds."""
+    return Clock()
+
+
+@pytest.fixture
+async def texts(tmp_path: Path, parrot: Parrot, breaker_clock: Clock) -> AsyncIterator[World]:
+    """A started plane that serves text."""
+    root = tmp_path / "bundles"
+    publish(root, VERSION, catalogue_of())
+    world = make_world(root)
+    world.plane.text = TextTier(
+        writer=parrot,
+        breaker=Breaker(BREAKER_FAILURES, 10.0),
+        load=world.load,
+        report=world.plane.text_report,
+        limits=LIMITS,
+        num_places=NUM_PLACES,
+        clock=breaker_clock,
+    )
+    await world.plane.start()
+    yield world
+    await world.plane.stop()
+
+
+@pytest.fixture
+def app(texts: World) -> FastAPI:
+    """The door's app."""
+    return create_rest_app(lambda: texts.plane, lambda: b"", MAX_BODY_BYTES, echoes_request_id=True)
+
+
+@pytest.fixture
+async def http(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+    """A caller in process."""
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://door") as client:
+        yield client
+
+
+@pytest.fixture
+async def live_url(app: FastAPI) -> AsyncIterator[str]:
+    """The door on a free port of this machine."""
+    async for url in serve(app):
+        yield url
+
+
+async def serve(app: FastAPI) -> AsyncIterator[str]:
+    """Serve an app in this event loop; gives its address."""
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off"))
+    serving = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    yield f"http://127.0.0.1:{port}"
+    server.should_exit = True
+    await serving
