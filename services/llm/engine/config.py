@@ -1,11 +1,15 @@
 """The engine's knobs, all on one screen."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, get_args
 
 from services.errors import ConfigError
 
 KvKind = Literal["model", "int8", "fp8"]
+WeightKind = Literal["model", "int8"]
+CpuKernels = Literal["compiled", "torch"]
+_KINDS = {"kv_kind": get_args(KvKind), "weight_kind": get_args(WeightKind), "cpu_kernels": get_args(CpuKernels)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +21,12 @@ class EngineConfig:
     num_blocks: int = 1_024
     kv_kind: KvKind = "model"
     """How keys and values are kept: in the model's dtype, or in one byte a number."""
+    weight_kind: WeightKind = "model"
+    """How the layers' matrices are kept: in the model's dtype, or in int8. On a CPU with compiled kernels alone."""
+    cpu_kernels: CpuKernels = "compiled"
+    """What runs on a CPU. Compiled kernels are built at the first start; without a compiler torch runs, with a warning."""
+    kernel_cache: Path = field(default_factory=lambda: Path.home() / ".cache" / "tailrace")
+    """Where compiled kernels are kept."""
     max_step_tokens: int = 1_024
     max_chunk_tokens: int = 512
     """What one request may prefill in one step, so that a long prompt leaves room for others."""
@@ -34,11 +44,13 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         """Refuse what could never run. Raises ConfigError naming the key."""
+        for name, kinds in _KINDS.items():
+            if getattr(self, name) not in kinds:
+                raise ConfigError(f"{name}: must be {' or '.join(kinds)}, got {getattr(self, name)!r}")
         for name in self.__slots__:
-            if name != "kv_kind" and getattr(self, name) <= 0:
-                raise ConfigError(f"{name}: must be positive, got {getattr(self, name)}")
-        if self.kv_kind not in get_args(KvKind):
-            raise ConfigError(f"kv_kind: must be {' or '.join(get_args(KvKind))}, got {self.kv_kind!r}")
+            value = getattr(self, name)
+            if isinstance(value, int | float) and value <= 0:
+                raise ConfigError(f"{name}: must be positive, got {value}")
         if self.tile_tokens % self.block_tokens:
             raise ConfigError(
                 f"tile_tokens: must be whole blocks of {self.block_tokens} tokens, got {self.tile_tokens}"

@@ -5,18 +5,16 @@ its own, beams live on their sequences. One copy to the host per step, at its en
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from models.decoder import Decoder, DecoderConfig
-from services.llm.engine.attention import PagedAttention, TorchAttention
+from models.decoder import Decoder
 from services.llm.engine.beams import BeamBatch
 from services.llm.engine.config import EngineConfig
+from services.llm.engine.cpu.choice import cpu_forward
 from services.llm.engine.forward import Forward, LayerLoop, StepInputs
-from services.llm.engine.kernels import TorchKernels
 from services.llm.engine.kv_cache import KvCache
 from services.llm.engine.plan import Chunk, StepPlan
 from services.llm.engine.ranking import Ranker, Ranking
@@ -24,7 +22,7 @@ from services.llm.engine.sampling import Draw, sample
 from services.llm.engine.sequence import Sequence
 from services.llm.engine.text import Chosen
 from services.llm.engine.trie import Trie
-from services.llm.engine.weights import join_weights
+from services.llm.engine.weights import Weights, join_weights
 from services.llm.engine.work import TextWork
 
 
@@ -47,9 +45,7 @@ class Runner:
         cache = KvCache(
             decoder.config, config.num_blocks, config.block_tokens, weights.head_VD.dtype, self._device, config.kv_kind
         )
-        self._forward: Forward = LayerLoop(
-            weights, cache, TorchKernels(), _attention_for(decoder.config, config, self._device)
-        )
+        self._forward = _forward_for(weights, cache, config)
         self._ranker = Ranker(decoder.config, self._forward.logits, trie) if trie is not None else None
 
     @torch.inference_mode()
@@ -111,12 +107,17 @@ def _slots(chunk: Chunk, block_tokens: int) -> np.ndarray:
     return np.array(chunk.sequence.block_ids)[positions // block_tokens] * block_tokens + positions % block_tokens
 
 
-def _attention_for(shape: DecoderConfig, config: EngineConfig, device: torch.device) -> PagedAttention[Any]:
+def _forward_for(weights: Weights, cache: KvCache, config: EngineConfig) -> Forward:
+    shape, device = weights.config, weights.head_VD.device
     if device.type != "cuda":
-        return TorchAttention(config.tile_queries, config.tile_tokens, config.block_tokens, device, shape.window)
+        return cpu_forward(weights, cache, config)
     from services.llm.engine.triton_attention import TritonAttention
+    from services.llm.engine.triton_kernels import TritonKernels
 
-    return TritonAttention(shape.num_attention_heads, shape.num_key_value_heads, config.block_tokens, device)
+    attention = TritonAttention(
+        shape.num_attention_heads, shape.num_key_value_heads, config.block_tokens, device, shape.window
+    )
+    return LayerLoop(weights, cache, TritonKernels(), attention)
 
 
 def _draw_of(sequence: Sequence) -> Draw:

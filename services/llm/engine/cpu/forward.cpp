@@ -1,0 +1,296 @@
+// One step through a decoder on a CPU, in one call: what `LayerLoop` does over `TorchKernels`, fused, by threads that meet
+// between phases. The residual is kept in fp32, rows between matrices in the model's dtype.
+//
+// A C interface over plain pointers, so that no header of torch is needed; the structs are those of `library.py`.
+
+#include <memory>
+
+#include "attention.h"
+#include "rows.h"
+
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
+
+using namespace tailrace;
+
+extern "C" {
+
+// A matrix (out, in): numbers of the model's dtype, or int8 rows padded to 64 with each row's scale and sum.
+struct TailraceMatrix {
+    const void* weight;
+    const void* bias;
+    const float* scales;
+    const int32_t* sums;
+};
+
+struct TailraceLayer {
+    const void *attention_norm, *query_norm, *key_norm, *ffn_norm;
+    TailraceMatrix qkv, output, gate_up, down;
+};
+
+struct TailraceModel {
+    int64_t is_bf16, is_int8, hidden, heads, groups, head_dim, ffn, num_layers;
+    float eps, strength;  // of RMS norms; what cosine and sine are multiplied by
+    const TailraceLayer* layers;
+    const void *embedding, *norm;
+    const float* periods;  // (K / 2,) positions per radian
+};
+
+struct TailraceStep {
+    int64_t rows, paged_rows, num_tiles;
+    const int64_t *tokens, *positions, *slots, *blocks;
+    const Tile* tiles;
+    const Tile* windowed_tiles;
+    const uint8_t* is_windowed;  // by layer
+    void *keys, *values;
+    int64_t layer_slots, block_tokens;
+    void *tail_keys, *tail_values;
+    const int64_t* tail_places;
+    const uint8_t* tail_seen;
+    int64_t num_tail_places;
+    void* hidden;
+};
+}
+
+namespace {
+
+int64_t padded(int64_t size) { return (size + 63) / 64 * 64; }
+
+// The phases of one step. Each thread takes its share of rows, of a matrix's columns or of the tiles, then all meet.
+template <class T>
+class Pass {
+  public:
+    Pass(const TailraceModel& model, const TailraceStep& step)
+        : model_(model), step_(step), query_width_(model.heads * model.head_dim),
+          qkv_width_((model.heads + 2 * model.groups) * model.head_dim), residual_(new float[step.rows * model.hidden]),
+          qkv_(new float[step.rows * qkv_width_]), x_(new T[step.rows * std::max(model.hidden, query_width_)]),
+          wide_(new T[step.rows * std::max(query_width_, model.ffn)]), turns_(new float[step.rows * model.head_dim]),
+          scales_(new float[step.rows]),
+          bytes_(new uint8_t[model.is_int8 ? step.rows * padded(std::max({model.hidden, query_width_, model.ffn})) : 0]) {}
+
+    void run(int thread, int threads) {
+        const Range rows(step_.rows, 1, thread, threads);
+        const auto add_to_residual = [this](int64_t row, int64_t n, const float* y, int count) {
+            for (int i = 0; i < count; i++) residual_[row * model_.hidden + n + i] += y[i];
+        };
+        begin(rows);
+        for (int64_t index = 0; index < model_.num_layers; index++) {
+            const TailraceLayer& layer = model_.layers[index];
+            norm(rows, layer.attention_norm, x_.get());
+            publish(rows, x_.get(), model_.hidden);
+            linear(layer.qkv, x_.get(), model_.hidden, qkv_width_, thread, threads, [this](int64_t row, int64_t n, const float* y, int count) {
+                std::copy_n(y, count, qkv_.get() + row * qkv_width_ + n);
+            });
+            meet();
+            place_heads(rows, layer, index);
+            meet();
+            attend_tiles(index);
+            if (model_.is_int8) publish(rows, x_.get(), query_width_);
+            linear(layer.output, x_.get(), query_width_, model_.hidden, thread, threads, add_to_residual);
+            meet();
+            norm(rows, layer.ffn_norm, x_.get());
+            publish(rows, x_.get(), model_.hidden);
+            gate_up(layer.gate_up, thread, threads);
+            meet();
+            if (model_.is_int8) publish(rows, wide_.get(), model_.ffn);
+            linear(layer.down, wide_.get(), model_.ffn, model_.hidden, thread, threads, add_to_residual);
+            meet();
+        }
+        norm(rows, model_.norm, static_cast<T*>(step_.hidden));
+    }
+
+  private:
+    static void meet() {
+#if defined(_OPENMP)
+#pragma omp barrier
+#endif
+    }
+
+    void begin(const Range& rows) {
+        const int64_t half = model_.head_dim / 2;
+        for (int64_t row = rows.first; row < rows.last; row++) {
+            const T* embedded = static_cast<const T*>(model_.embedding) + step_.tokens[row] * model_.hidden;
+            for (int64_t k = 0; k < model_.hidden; k++) residual_[row * model_.hidden + k] = to_float(embedded[k]);
+            for (int64_t pair = 0; pair < half; pair++) {
+                const float angle = float(step_.positions[row]) / model_.periods[pair];
+                turns_[row * 2 * half + pair] = std::cos(angle) * model_.strength;
+                turns_[row * 2 * half + half + pair] = std::sin(angle) * model_.strength;
+            }
+        }
+    }
+
+    void norm(const Range& rows, const void* weight, T* out) {
+        const int64_t size = model_.hidden;
+        for (int64_t row = rows.first; row < rows.last; row++)
+            rms_norm(residual_.get() + row * size, static_cast<const T*>(weight), size, model_.eps, out + row * size);
+    }
+
+    // Let the other threads read these rows, which matrices of int8 take as bytes.
+    void publish(const Range& rows, const T* x, int64_t size) {
+        if (model_.is_int8)
+            for (int64_t row = rows.first; row < rows.last; row++)
+                scales_[row] = quantise(x + row * size, size, padded(size), bytes_.get() + row * padded(size));
+        meet();
+    }
+
+    template <class Put>
+    void linear(const TailraceMatrix& matrix, const T* x, int64_t size, int64_t width, int thread, int threads, Put put) {
+        const Range range(width, kCols, thread, threads);
+        const auto place = [width](int64_t n, int i) { return std::min(n + i, width - 1); };
+        multiply_by(matrix, x, size, range, kCols, place, [&](int64_t row, int64_t n, const float* y) {
+            if (n + kCols <= width) put(row, n, y, kCols);
+            else put(row, n, y, int(width - n));
+        });
+    }
+
+    // wide = silu(gate) * up: a tile takes two rows of gate and their fellows of up.
+    void gate_up(const TailraceMatrix& matrix, int thread, int threads) {
+        const int64_t ffn = model_.ffn;
+        const Range range(ffn, 2, thread, threads);
+        const auto place = [ffn](int64_t n, int i) { return std::min(n + i % 2, ffn - 1) + (i / 2) * ffn; };
+        multiply_by(matrix, x_.get(), model_.hidden, range, 2, place, [&](int64_t row, int64_t n, const float* y) {
+            store_one(wide_.get() + row * ffn + n, silu(y[0]) * y[2]);
+            if (n + 1 < ffn) store_one(wide_.get() + row * ffn + n + 1, silu(y[1]) * y[3]);
+        });
+    }
+
+    // `place(n, i)` is the matrix' row of a tile's i-th column; `put` gets the products, biased and in plain numbers.
+    template <class Place, class Put>
+    void multiply_by(const TailraceMatrix& matrix, const T* x, int64_t size, Range range, int64_t unit, Place place, Put put) {
+        const T* bias = static_cast<const T*>(matrix.bias);
+        const auto put_biased = [&](int64_t row, int64_t n, float* y) {
+            if (bias != nullptr)
+                for (int i = 0; i < kCols; i++) y[i] += to_float(bias[place(n, i)]);
+            put(row, n, y);
+        };
+        if (!model_.is_int8) {
+            const T* weight = static_cast<const T*>(matrix.weight);
+            const auto columns = [&](int64_t n) { return columns_at(weight, size, n, place); };
+            return multiply<T, T>(x, step_.rows, size, range, unit, columns, put_biased);
+        }
+        const int8_t* weight = static_cast<const int8_t*>(matrix.weight);
+        const auto columns = [&](int64_t n) { return columns_at(weight, padded(size), n, place); };
+        multiply<uint8_t, int8_t>(bytes_.get(), step_.rows, padded(size), range, unit, columns, [&](int64_t row, int64_t n, float* y) {
+            for (int i = 0; i < kCols; i++) {
+                const int64_t at = place(n, i);
+                y[i] = (y[i] - 128.0f * float(matrix.sums[at])) * (scales_[row] * matrix.scales[at]);
+            }
+            put_biased(row, n, y);
+        });
+    }
+
+    template <class W, class Place>
+    static Columns<W> columns_at(const W* weight, int64_t size, int64_t n, Place place) {
+        Columns<W> columns;
+        for (int i = 0; i < kCols; i++) columns.at[i] = weight + place(n, i) * size;
+        return columns;
+    }
+
+    // Norm and turn the heads; keys and values go to the cache or to the beams' tails.
+    void place_heads(const Range& rows, const TailraceLayer& layer, int64_t index) {
+        const int64_t size = model_.head_dim, width = model_.groups * size;
+        std::vector<float> normed(size);
+        for (int64_t row = rows.first; row < rows.last; row++) {
+            const float* heads = qkv_.get() + row * qkv_width_;
+            const int64_t slot = slot_of(row, index);
+            const bool is_paged = row < step_.paged_rows;
+            T* key = static_cast<T*>(is_paged ? step_.keys : step_.tail_keys) + slot * width;
+            T* value = static_cast<T*>(is_paged ? step_.values : step_.tail_values) + slot * width;
+            for (int64_t head = 0; head < model_.heads + model_.groups; head++) {
+                const bool is_query = head < model_.heads;
+                const float* x = heads + head * size;
+                if (const void* weight = is_query ? layer.query_norm : layer.key_norm) {
+                    rms_norm(x, static_cast<const T*>(weight), size, model_.eps, normed.data());
+                    x = normed.data();
+                }
+                T* out = is_query ? wide_.get() + row * query_width_ + head * size : key + (head - model_.heads) * size;
+                turn(x, turns_.get() + row * size, turns_.get() + row * size + size / 2, size, out);
+            }
+            copy_row(heads + query_width_ + width, width, value);
+        }
+    }
+
+    // Where a row's keys and values go, counted in tokens from the start of the cache or of the tails.
+    int64_t slot_of(int64_t row, int64_t layer) const {
+        if (row < step_.paged_rows) return layer * step_.layer_slots + step_.slots[row];
+        const int64_t beam = row - step_.paged_rows, beams = step_.rows - step_.paged_rows;
+        return (layer * beams + beam) * step_.num_tail_places + step_.tail_places[beam];
+    }
+
+    // Ends with all threads met.
+    void attend_tiles(int64_t layer) {
+        const int64_t token = model_.groups * model_.head_dim, at = layer * step_.layer_slots * token;
+        const int64_t beams = step_.rows - step_.paged_rows, tail_at = layer * beams * step_.num_tail_places * token;
+        const Pages<T> pages = {static_cast<const T*>(step_.keys) + at, static_cast<const T*>(step_.values) + at, step_.blocks,
+                                step_.block_tokens, model_.groups, model_.head_dim};
+        const TailPlaces<T> tails = {static_cast<const T*>(step_.tail_keys) + tail_at,
+                                     static_cast<const T*>(step_.tail_values) + tail_at, step_.tail_seen, step_.paged_rows,
+                                     step_.num_tail_places};
+        const Tile* tiles = step_.is_windowed[layer] ? step_.windowed_tiles : step_.tiles;
+        Sums sums;
+        std::vector<T> queries;
+#if defined(_OPENMP)
+#pragma omp for schedule(dynamic)
+#endif
+        for (int64_t task = 0; task < step_.num_tiles * model_.groups; task++)
+            attend(wide_.get(), pages, beams > 0 ? &tails : nullptr, tiles[task / model_.groups], task % model_.groups, model_.heads,
+                   sums, queries, x_.get());
+    }
+
+    const TailraceModel& model_;
+    const TailraceStep& step_;
+    const int64_t query_width_, qkv_width_;
+    std::unique_ptr<float[]> residual_, qkv_;
+    std::unique_ptr<T[]> x_, wide_;
+    std::unique_ptr<float[]> turns_, scales_;
+    std::unique_ptr<uint8_t[]> bytes_;
+};
+
+template <class Work>
+void share(int threads, Work work) {
+#if defined(_OPENMP)
+#pragma omp parallel num_threads(threads)
+    work(omp_get_thread_num(), omp_get_num_threads());
+#else
+    work(0, 1);
+#endif
+}
+
+template <class T>
+void forward(const TailraceModel& model, const TailraceStep& step, int threads) {
+    Pass<T> pass(model, step);
+    share(threads, [&](int thread, int threads) { pass.run(thread, threads); });
+}
+
+template <class T>
+void score(const T* x, const T* weight, float* out, int64_t rows, int64_t size, int64_t width, int threads) {
+    share(threads, [&](int thread, int threads) {
+        const auto columns = [&](int64_t n) {
+            Columns<T> found;
+            for (int i = 0; i < kCols; i++) found.at[i] = weight + std::min(n + i, width - 1) * size;
+            return found;
+        };
+        multiply<T, T>(x, rows, size, Range(width, kCols, thread, threads), kCols, columns, [&](int64_t row, int64_t n, const float* y) {
+            std::copy_n(y, std::min<int64_t>(kCols, width - n), out + row * width + n);
+        });
+    });
+}
+
+}  // namespace
+
+extern "C" {
+
+void tailrace_forward(const TailraceModel* model, const TailraceStep* step, int32_t threads) {
+    if (model->is_bf16) forward<Bf16>(*model, *step, threads);
+    else forward<float>(*model, *step, threads);
+}
+
+// out (rows, width) fp32 = x (rows, size) times weight (width, size), both of the model's dtype.
+void tailrace_score(
+    int32_t is_bf16, const void* x, const void* weight, float* out, int64_t rows, int64_t size, int64_t width, int32_t threads
+) {
+    if (is_bf16) score(static_cast<const Bf16*>(x), static_cast<const Bf16*>(weight), out, rows, size, width, threads);
+    else score(static_cast<const float*>(x), static_cast<const float*>(weight), out, rows, size, width, threads);
+}
+}

@@ -1,0 +1,86 @@
+"""The compiled library as Python calls it: its structs, field by field as in `forward.cpp`, and its two functions.
+
+Structs hold addresses only: whoever fills them keeps the tensors alive. It knows no requests.
+"""
+
+import ctypes
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+_Address, _Number, _Real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+
+
+class Matrix(ctypes.Structure):
+    """A matrix (out, in): in the model's dtype, or int8 rows padded to 64 with each row's scale and sum."""
+
+    _fields_ = (("weight", _Address), ("bias", _Address), ("scales", _Address), ("sums", _Address))
+
+
+class Layer(ctypes.Structure):
+    """One layer's weights."""
+
+    _fields_ = (
+        *((name, _Address) for name in ("attention_norm", "query_norm", "key_norm", "ffn_norm")),
+        *((name, Matrix) for name in ("qkv", "output", "gate_up", "down")),
+    )
+
+
+class Model(ctypes.Structure):
+    """The decoder's shape and weights."""
+
+    _fields_ = (
+        *((name, _Number) for name in ("is_bf16", "is_int8", "hidden", "heads", "groups", "head_dim", "ffn")),
+        ("num_layers", _Number),
+        ("eps", _Real),
+        ("strength", _Real),
+        ("layers", ctypes.POINTER(Layer)),
+        *((name, _Address) for name in ("embedding", "norm", "periods")),
+    )
+
+
+class Step(ctypes.Structure):
+    """One step's rows, where their keys and values go, and which pages each tile sees."""
+
+    _fields_ = (
+        *((name, _Number) for name in ("rows", "paged_rows", "num_tiles")),
+        *((name, _Address) for name in ("tokens", "positions", "slots", "blocks")),
+        *((name, _Address) for name in ("tiles", "windowed_tiles", "is_windowed", "keys", "values")),
+        ("layer_slots", _Number),
+        ("block_tokens", _Number),
+        *((name, _Address) for name in ("tail_keys", "tail_values", "tail_places", "tail_seen")),
+        ("num_tail_places", _Number),
+        ("hidden", _Address),
+    )
+
+
+class Library:
+    """The two functions, run on as many threads as torch is set to."""
+
+    def __init__(self, path: Path) -> None:
+        """Load the library. Raises OSError."""
+        loaded = ctypes.CDLL(str(path))
+        self._forward, self._score = loaded.tailrace_forward, loaded.tailrace_score
+        self._forward.argtypes = (ctypes.POINTER(Model), ctypes.POINTER(Step), ctypes.c_int32)
+        self._score.argtypes = (ctypes.c_int32, *[_Address] * 3, *[_Number] * 3, ctypes.c_int32)
+        self._forward.restype = self._score.restype = None
+
+    def forward(self, model: Model, step: Step) -> None:
+        """Run a step; `step.hidden` is filled, and the cache and the tails are written to."""
+        self._forward(model, step, torch.get_num_threads())
+
+    def score(self, x_RI: Tensor, weight_NI: Tensor) -> Tensor:
+        """Multiply rows by a matrix (out, in), both contiguous and fp32 or both bf16, to fp32 (R, N)."""
+        assert x_RI.is_contiguous() and weight_NI.is_contiguous(), "addresses carry no strides"  # noqa: PT018
+        assert x_RI.dtype == weight_NI.dtype and x_RI.shape[1] == weight_NI.shape[1], "of one kind"  # noqa: PT018
+        out_RN = torch.empty(len(x_RI), len(weight_NI), dtype=torch.float32)
+        self._score(
+            x_RI.dtype is torch.bfloat16,
+            *(tensor.data_ptr() for tensor in (x_RI, weight_NI, out_RN)),
+            len(x_RI),
+            x_RI.shape[1],
+            len(weight_NI),
+            torch.get_num_threads(),
+        )
+        return out_RN

@@ -1,0 +1,175 @@
+// y = x W^T for rows x and a matrix W (out, in) as torch keeps it, row after row: no repacking, no second copy of the weights.
+//
+// Each thread takes a range of W's rows and streams it once for each block of x that fits the second-level cache. A tile
+// is kCols rows of W by up to kRows rows of x, summed along the input in vectors and across them at the end; what becomes of the sums
+// is the caller's (`put(row, first column, sums of kCols columns)`). bf16 pairs are multiplied by AVX512-BF16 where
+// there is one, int8 by AVX512-VNNI; else everything is widened to fp32.
+
+#pragma once
+
+#include <algorithm>
+
+#include "vectors.h"
+
+namespace tailrace {
+
+#if defined(__AVX512F__)
+constexpr int kRows = 6;
+#else
+constexpr int kRows = 2;
+#endif
+constexpr int kCols = 4;
+constexpr int64_t kBlockBytes = 256 * 1024;
+
+// Rows of W: kCols of them, which need not lie together (gate and up do not).
+template <class W>
+struct Columns {
+    const W* at[kCols];
+};
+
+inline void sum_four(Floats a, Floats b, Floats c, Floats d, float* to) {
+#if defined(__AVX512F__)
+    auto fold = [](Floats x) {
+        __m512 y = reinterpret_cast<__m512&>(x);
+        return _mm256_add_ps(_mm512_castps512_ps256(y), _mm512_extractf32x8_ps(y, 1));
+    };
+    __m256 ab = _mm256_hadd_ps(fold(a), fold(b)), cd = _mm256_hadd_ps(fold(c), fold(d));
+    __m256 abcd = _mm256_hadd_ps(ab, cd);
+    _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(abcd), _mm256_extractf128_ps(abcd, 1)));
+#else
+    to[0] = sum_of(a), to[1] = sum_of(b), to[2] = sum_of(c), to[3] = sum_of(d);
+#endif
+}
+
+template <int ROWS, class T>
+inline void dot_tile(const T* x, int64_t stride, const Columns<T>& w, int64_t size, float (*out)[kCols]) {
+    Floats sum[ROWS][kCols] = {};
+    int64_t k = 0;
+    for (; k + kWidth <= size; k += kWidth) {
+        Floats column[kCols];
+#pragma GCC unroll 4
+        for (int n = 0; n < kCols; n++) column[n] = load(w.at[n] + k);
+#pragma GCC unroll 6
+        for (int m = 0; m < ROWS; m++) {
+            Floats row = load(x + m * stride + k);
+#pragma GCC unroll 4
+            for (int n = 0; n < kCols; n++) sum[m][n] += row * column[n];
+        }
+    }
+    for (int m = 0; m < ROWS; m++) {
+        sum_four(sum[m][0], sum[m][1], sum[m][2], sum[m][3], out[m]);
+        for (int64_t rest = k; rest < size; rest++)
+            for (int n = 0; n < kCols; n++) out[m][n] += to_float(x[m * stride + rest]) * to_float(w.at[n][rest]);
+    }
+}
+
+#if defined(__AVX512BF16__)
+template <int ROWS>
+inline void dot_tile(const Bf16* x, int64_t stride, const Columns<Bf16>& w, int64_t size, float (*out)[kCols]) {
+    __m512 sum[ROWS][kCols];
+#pragma GCC unroll 6
+    for (int m = 0; m < ROWS; m++)
+#pragma GCC unroll 4
+        for (int n = 0; n < kCols; n++) sum[m][n] = _mm512_setzero_ps();
+    auto step = [&](int64_t k, auto fetch) __attribute__((always_inline)) {
+        __m512bh column[kCols];
+#pragma GCC unroll 4
+        for (int n = 0; n < kCols; n++) column[n] = fetch(w.at[n] + k);
+#pragma GCC unroll 6
+        for (int m = 0; m < ROWS; m++) {
+            __m512bh row = fetch(x + m * stride + k);
+#pragma GCC unroll 4
+            for (int n = 0; n < kCols; n++) sum[m][n] = _mm512_dpbf16_ps(sum[m][n], row, column[n]);
+        }
+    };
+    int64_t k = 0;
+    for (; k + 32 <= size; k += 32) step(k, [](const Bf16* from) { return (__m512bh)_mm512_loadu_si512(from); });
+    if (k < size) {
+        __mmask32 rest = (1u << (size - k)) - 1;
+        step(k, [rest](const Bf16* from) { return (__m512bh)_mm512_maskz_loadu_epi16(rest, from); });
+    }
+#pragma GCC unroll 6
+    for (int m = 0; m < ROWS; m++)
+        sum_four((Floats)sum[m][0], (Floats)sum[m][1], (Floats)sum[m][2], (Floats)sum[m][3], out[m]);
+}
+#endif
+
+// Sums of q * w in whole numbers; size is a multiple of 64.
+template <int ROWS>
+inline void dot_tile(const uint8_t* x, int64_t stride, const Columns<int8_t>& w, int64_t size, float (*out)[kCols]) {
+#if defined(__AVX512VNNI__)
+    __m512i sum[ROWS][kCols];
+#pragma GCC unroll 6
+    for (int m = 0; m < ROWS; m++)
+#pragma GCC unroll 4
+        for (int n = 0; n < kCols; n++) sum[m][n] = _mm512_setzero_si512();
+    for (int64_t k = 0; k < size; k += 64) {
+        __m512i column[kCols];
+#pragma GCC unroll 4
+        for (int n = 0; n < kCols; n++) column[n] = _mm512_loadu_si512(w.at[n] + k);
+#pragma GCC unroll 6
+        for (int m = 0; m < ROWS; m++) {
+            __m512i row = _mm512_loadu_si512(x + m * stride + k);
+#pragma GCC unroll 4
+            for (int n = 0; n < kCols; n++) sum[m][n] = _mm512_dpbusd_epi32(sum[m][n], row, column[n]);
+        }
+    }
+    auto real = [](__m512i whole) { return (Floats)_mm512_cvtepi32_ps(whole); };  // exact below 2^24, else to fp32's precision
+    for (int m = 0; m < ROWS; m++)
+        sum_four(real(sum[m][0]), real(sum[m][1]), real(sum[m][2]), real(sum[m][3]), out[m]);
+#else
+    for (int m = 0; m < ROWS; m++)
+        for (int n = 0; n < kCols; n++) {
+            int32_t total = 0;
+            for (int64_t k = 0; k < size; k++) total += int32_t(x[m * stride + k]) * w.at[n][k];
+            out[m][n] = float(total);
+        }
+#endif
+}
+
+template <class X, class W>
+inline void any_tile(int rows, const X* x, int64_t stride, const Columns<W>& w, int64_t size, float (*out)[kCols]) {
+    switch (rows) {
+        case 1: return dot_tile<1>(x, stride, w, size, out);
+        case 2: return dot_tile<2>(x, stride, w, size, out);
+#if defined(__AVX512F__)
+        case 3: return dot_tile<3>(x, stride, w, size, out);
+        case 4: return dot_tile<4>(x, stride, w, size, out);
+        case 5: return dot_tile<5>(x, stride, w, size, out);
+        case 6: return dot_tile<6>(x, stride, w, size, out);
+#endif
+    }
+}
+
+// The columns' range of one of several threads, in whole tiles.
+struct Range {
+    int64_t first, last;
+    Range(int64_t count, int64_t unit, int thread, int threads) {
+        int64_t tiles = (count + unit - 1) / unit;
+        first = std::min(count, tiles * thread / threads * unit);
+        last = std::min(count, tiles * (thread + 1) / threads * unit);
+    }
+};
+
+// One thread's tiles. `columns(n)` gives the kCols rows of W at n; beyond `last` it may repeat one.
+template <class X, class W, class Find, class Put>
+inline void multiply(
+    const X* x, int64_t rows, int64_t size, Range range, int64_t unit, Find columns, Put put
+) {
+    const int64_t tiles_of_rows = (rows + kRows - 1) / kRows;
+    const int64_t tiles_of_block = std::max<int64_t>(1, kBlockBytes / (int64_t(sizeof(X)) * size * kRows));
+    for (int64_t first_tile = 0; first_tile < tiles_of_rows; first_tile += tiles_of_block) {
+        const int64_t last_tile = std::min(tiles_of_rows, first_tile + tiles_of_block);
+        for (int64_t n = range.first; n < range.last; n += unit) {
+            const Columns<W> w = columns(n);
+            for (int64_t tile = first_tile; tile < last_tile; tile++) {
+                const int64_t m = rows * tile / tiles_of_rows, end = rows * (tile + 1) / tiles_of_rows;
+                float sums[kRows][kCols];
+                any_tile(int(end - m), x + m * size, size, w, size, sums);
+                for (int64_t row = m; row < end; row++) put(row, n, sums[row - m]);
+            }
+        }
+    }
+}
+
+}  // namespace tailrace

@@ -1,0 +1,52 @@
+// What is done to one row at a time: normalise it, turn a head by its position, quantise it.
+
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "vectors.h"
+
+namespace tailrace {
+
+// Root-mean-square norm (Zhang and Sennrich 2019).
+template <class T, class To>
+inline void rms_norm(const float* x, const T* weight, int64_t size, float eps, To* out) {
+    Floats squares = {};
+    int64_t k = 0;
+    for (; k + kWidth <= size; k += kWidth) squares += load(x + k) * load(x + k);
+    float total = sum_of(squares);
+    for (int64_t rest = k; rest < size; rest++) total += x[rest] * x[rest];
+    const float scale = 1.0f / std::sqrt(total / float(size) + eps);
+    for (k = 0; k + kWidth <= size; k += kWidth) store(out + k, load(x + k) * scale * load(weight + k));
+    for (; k < size; k++) store_one(out + k, x[k] * scale * to_float(weight[k]));
+}
+
+// Rotary positions in Llama's half-split layout: a pair is a number of the lower half and its fellow in the upper one.
+template <class To>
+inline void turn(const float* x, const float* cosine, const float* sine, int64_t size, To* out) {
+    const int64_t half = size / 2;
+    for (int64_t pair = 0; pair < half; pair++) {
+        const float low = x[pair], high = x[pair + half];
+        store_one(out + pair, low * cosine[pair] - high * sine[pair]);
+        store_one(out + pair + half, high * cosine[pair] + low * sine[pair]);
+    }
+}
+
+template <class To>
+inline void copy_row(const float* x, int64_t size, To* out) {
+    for (int64_t k = 0; k < size; k++) store_one(out + k, x[k]);
+}
+
+// Quantise a row to bytes around 128, padded to `padded`. Gives the scale.
+template <class T>
+inline float quantise(const T* x, int64_t size, int64_t padded, uint8_t* out) {
+    float peak = 0;
+    for (int64_t k = 0; k < size; k++) peak = std::max(peak, std::fabs(to_float(x[k])));
+    const float inverse = peak > 0 ? 127.0f / peak : 0.0f;
+    for (int64_t k = 0; k < size; k++) out[k] = uint8_t(int32_t(std::nearbyint(to_float(x[k]) * inverse)) + 128);
+    for (int64_t k = size; k < padded; k++) out[k] = 128;
+    return peak / 127.0f;
+}
+
+}  // namespace tailrace

@@ -1,0 +1,102 @@
+// Vectors of fp32 as wide as the processor's registers, and how numbers of the model's dtype become such vectors and back.
+//
+// GCC's vector extension, so that one source serves AVX-512, AVX2 and what comes. It knows no shapes.
+
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace tailrace {
+
+#if defined(__AVX512F__)
+constexpr int kWidth = 16;
+#else
+constexpr int kWidth = 8;
+#endif
+
+typedef float Floats __attribute__((vector_size(kWidth * 4), aligned(4), may_alias));
+typedef int32_t Ints __attribute__((vector_size(kWidth * 4), aligned(4), may_alias));
+typedef uint32_t Words __attribute__((vector_size(kWidth * 4), aligned(4), may_alias));
+typedef uint16_t Halves __attribute__((vector_size(kWidth * 2), aligned(2), may_alias));
+
+struct Bf16 {
+    uint16_t bits;
+};
+
+inline float to_float(float x) { return x; }
+inline float to_float(Bf16 x) {
+    uint32_t bits = uint32_t(x.bits) << 16;
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+
+inline void store_one(float* to, float x) { *to = x; }
+inline void store_one(Bf16* to, float x) {  // round to nearest even; no NaN comes here that must stay one
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    to->bits = uint16_t((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
+}
+
+inline Floats load(const float* from) { return *reinterpret_cast<const Floats*>(from); }
+inline Floats load(const Bf16* from) {
+    Words words = __builtin_convertvector(*reinterpret_cast<const Halves*>(from), Words) << 16;
+    return reinterpret_cast<Floats&>(words);
+}
+
+inline void store(float* to, Floats x) { *reinterpret_cast<Floats*>(to) = x; }
+inline void store(Bf16* to, Floats x) {
+    Words bits = reinterpret_cast<Words&>(x);
+    bits = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
+    *reinterpret_cast<Halves*>(to) = __builtin_convertvector(bits, Halves);
+}
+
+inline Floats splat(float x) { return Floats{} + x; }
+
+inline float sum_of(Floats x) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_ps(reinterpret_cast<__m512&>(x));
+#else
+    float total = 0;
+    for (int i = 0; i < kWidth; i++) total += x[i];
+    return total;
+#endif
+}
+
+inline float max_of(Floats x) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps(reinterpret_cast<__m512&>(x));
+#else
+    float peak = x[0];
+    for (int i = 1; i < kWidth; i++) peak = x[i] > peak ? x[i] : peak;
+    return peak;
+#endif
+}
+
+inline Floats larger_of(Floats a, Floats b) { return a > b ? a : b; }
+
+// e^x for x <= 88, to 2 units in the last place; 0 below -87. Cody and Waite's reduction, Cephes' polynomial.
+inline Floats exp_of(Floats x) {
+    const Floats kRound = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to whole numbers
+    Floats n = (x * 1.44269504088896341f + kRound) - kRound;
+    Floats r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    Floats p = splat(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    Ints exponent = (__builtin_convertvector(n, Ints) + 127) << 23;
+    return x < -87.0f ? Floats{} : p * reinterpret_cast<Floats&>(exponent);
+}
+
+inline float silu(float x) { return x / (1.0f + std::exp(-x)); }
+
+}  // namespace tailrace
