@@ -1,0 +1,78 @@
+"""Chat templates render as transformers renders them; what they refuse is the caller's error."""
+
+import json
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from services.contracts.text import ChatMessage
+from services.errors import CheckpointError, InvalidRequest
+from services.llm.chat_template import ChatTemplate, load_chat_template
+from tests.checkpoints import TEMPLATE, write_checkpoint
+
+CONVERSATION = [("user", "Who are you? <&>"), ("assistant", "  A river.\n"), ("user", "Where to?")]
+FANCY = """
+{%- set loud = namespace(on=false) -%}
+{%- if messages[0]['role'] == 'system' %}
+    {{- messages[0]['content'] | trim }}
+{%- endif %}
+{{- strftime_now('%Y') | length }}
+{% for message in messages %}
+    {% if loop.index > 9 %}{% break %}{% endif %}
+    {%- if message['role'] == 'assistant' %}
+        {% generation %}{{ message['content'] | trim | upper }}{% endgeneration %}
+    {%- else %}
+        {{- message | tojson }}
+    {%- endif %}
+    {%- set loud.on = true -%}
+{% endfor %}
+{{ eos_token if loud.on }}{{ '<|assistant|>' if add_generation_prompt }}
+"""
+
+
+def messages_of(turns) -> list[ChatMessage]:
+    """Make messages."""
+    return [ChatMessage(role=role, content=content) for role, content in turns]
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, FANCY], ids=["plain", "fancy"])
+def test_a_template_renders_as_transformers_does(template: str, tmp_path: Path) -> None:
+    """The prompt of a conversation is transformers' own, white space and escapes included."""
+    folder = write_checkpoint(tmp_path)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": template}))
+    theirs = AutoTokenizer.from_pretrained(folder)
+    turns = [{"role": role, "content": content} for role, content in CONVERSATION]
+
+    ours = load_chat_template(folder).render(messages_of(CONVERSATION))
+
+    assert ours == theirs.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+
+
+def test_the_template_beside_the_config_counts_first(tmp_path: Path) -> None:
+    """`chat_template.jinja` goes before the config; a list has a default; a checkpoint may have none."""
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"chat_template": [{"name": "tools", "template": "t"}, {"name": "default", "template": "d"}]})
+    )
+
+    assert load_chat_template(tmp_path).render([]) == "d"
+    (tmp_path / "chat_template.jinja").write_text("file")
+    assert load_chat_template(tmp_path).render([]) == "file"
+    assert load_chat_template(tmp_path / "absent") is None
+
+
+def test_what_a_template_refuses_is_the_callers_error() -> None:
+    """Its own words reach the caller, with the field."""
+    template = ChatTemplate(TEMPLATE, {"eos_token": "<|end|>"})
+
+    with pytest.raises(InvalidRequest, match=r"messages: .*only user and assistant speak here"):
+        template.render(messages_of([("system", "be brief")]))
+
+
+def test_a_template_is_kept_in_its_box() -> None:
+    """A template can neither be broken unnoticed nor reach into Python."""
+    with pytest.raises(CheckpointError, match="chat template"):
+        ChatTemplate("{% if %}", {})
+    with pytest.raises(InvalidRequest):
+        ChatTemplate("{{ messages.__class__.__mro__[1].__subclasses__() }}", {}).render([])

@@ -1,0 +1,79 @@
+"""A choice shows complete characters, cuts at stop strings, and tells each token once."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.contracts.text import FinishReason
+from services.llm.engine.text import Chosen
+from services.llm.text_choice import TextChoice
+from services.llm.text_tokenizer import TextTokenizer
+from tests.checkpoints import EOS_ID, build_tokenizer
+
+LIBRARY = build_tokenizer()
+TOKENIZER = TextTokenizer(LIBRARY)
+
+
+def choice_of(*stop: str) -> TextChoice:
+    """Make a choice that ends at the end token."""
+    return TextChoice(0, TOKENIZER, stop=stop, stop_token_ids={EOS_ID})
+
+
+@given(st.lists(st.integers(1, LIBRARY.get_vocab_size() - 1), max_size=30), st.integers(1, 5))
+def test_pieces_add_up_to_decoding_at_once(token_ids, tokens_per_piece) -> None:
+    """The pieces' texts together are the decoded whole, their tokens are all tokens, and each piece is whole characters."""
+    choice, pieces = choice_of(), []
+    for place, token_id in enumerate(token_ids):
+        choice.grow(Chosen(token_id))
+        if place % tokens_per_piece == 0:
+            pieces.append(choice.take_piece())
+    choice.end(FinishReason.LENGTH)
+    pieces = [piece for piece in [*pieces, choice.take_piece()] if piece is not None]
+
+    assert "".join(piece.text for piece in pieces) == LIBRARY.decode(token_ids)
+    assert sum(piece.num_tokens for piece in pieces) == len(token_ids)
+    assert [piece.finish_reason for piece in pieces] == [None] * (len(pieces) - 1) + [FinishReason.LENGTH]
+
+
+def test_half_a_character_waits() -> None:
+    """Bytes that begin a character are shown with its end, or as a mark when the text ends."""
+    first, *others = LIBRARY.encode("🎈").ids
+    choice = choice_of()
+
+    choice.grow(Chosen(first))
+    assert choice.take_piece() is None
+    for token_id in others:
+        choice.grow(Chosen(token_id))
+    assert choice.take_piece().text == "🎈"
+    choice.grow(Chosen(first))
+    choice.end(FinishReason.LENGTH)
+    assert choice.take_piece().text == "�"
+
+
+def test_a_stop_string_ends_the_choice() -> None:
+    """The token that completes it is told of, its text is cut, and nothing after it counts."""
+    choice = choice_of(" on t")
+
+    ended = [choice.grow(Chosen(token_id)) for token_id in LIBRARY.encode("the river runs on to the sea").ids]
+    choice.end(FinishReason.LENGTH)
+    piece = choice.take_piece()
+
+    assert sum(ended) == 1
+    assert piece.text == "the river runs"
+    assert piece.finish_reason is FinishReason.STOP
+    assert piece.num_tokens == ended.index(True) + 1
+
+
+def test_the_end_token_counts_and_is_not_shown() -> None:
+    """A stop token is one of the completion's tokens, without text and without a logprob of its own."""
+    choice = choice_of()
+    token_id = LIBRARY.encode("the").ids[0]
+
+    choice.grow(Chosen(token_id, -0.5, ((token_id, -0.5), (EOS_ID, -1.5))))
+    choice.grow(Chosen(EOS_ID, -0.1, ()))
+    choice.end(FinishReason.STOP)
+    piece = choice.take_piece()
+
+    assert piece.num_tokens == 2
+    assert [told.token_bytes for told in piece.logprobs] == [TOKENIZER.bytes_of(token_id)]
+    assert [(top.token, top.logprob) for top in piece.logprobs[0].top] == [(piece.text, -0.5), ("<|end|>", -1.5)]
+    assert choice.take_piece() is None

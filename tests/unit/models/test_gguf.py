@@ -1,0 +1,209 @@
+"""A GGUF file becomes a folder with the same logits and the same tokens; what it lacks is named."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+
+from models.gguf import convert_gguf
+from models.weights import load_decoder
+from services.errors import CheckpointError
+from tests.checkpoints import LINES, SPECIAL, build_tokenizer
+from tests.dense import logits_of
+
+CONFIGS = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
+RULES = {"llama": "smollm", "qwen2": "qwen2", "qwen3": "qwen2"}
+NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+LIBRARY = build_tokenizer()
+HEADS, KV_HEADS = 4, 2
+THETA = 500_000.0
+
+
+def build(family: str, *, tied: bool) -> Any:
+    """Build a random model of a family over the tokenizer's vocabulary."""
+    torch.manual_seed(3)
+    config = CONFIGS[family](
+        vocab_size=LIBRARY.get_vocab_size(),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS,
+        head_dim=16 if family == "qwen3" else 8,
+        max_position_embeddings=128,
+        rope_parameters={"rope_type": "default", "rope_theta": THETA},
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=tied,
+    )
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return model
+
+
+def gguf_name(name: str) -> str:
+    """Name a tensor as llama.cpp does."""
+    stem, kind = name.rsplit(".", 1)
+    layer = stem.removeprefix("model.layers.").split(".", 1)
+    return f"{NAMES[stem]}.{kind}" if stem in NAMES else f"blk.{layer[0]}.{NAMES[layer[1]]}.{kind}"
+
+
+def in_pairs(rows: np.ndarray, num_heads: int) -> np.ndarray:
+    """Order the rows of each head as llama.cpp's converter does."""
+    halves = rows.reshape(num_heads, 2, -1, *rows.shape[1:])
+    return halves.swapaxes(1, 2).reshape(rows.shape)
+
+
+def write_gguf(path: Path, model: Any, family: str, *, left_out: str = "", **changed: Any) -> None:
+    """Write a model as GGUF, without the tensors whose name has `left_out` in it."""
+    config = model.config
+    writer = gguf.GGUFWriter(path, changed.pop("architecture", family))
+    writer.add_block_count(2)
+    writer.add_context_length(128)
+    writer.add_embedding_length(32)
+    writer.add_feed_forward_length(64)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_key_length(config.head_dim if family == "qwen3" else 8)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(THETA)
+    vocabulary = LIBRARY.get_vocab()
+    tokens = sorted(vocabulary, key=vocabulary.__getitem__)
+    writer.add_tokenizer_model(changed.pop("tokenizer", "gpt2"))
+    writer.add_tokenizer_pre(changed.pop("rule", RULES[family]))
+    writer.add_token_list(tokens)
+    writer.add_token_types([3 if token in SPECIAL else 1 for token in tokens])
+    writer.add_token_merges([" ".join(merge) for merge in json.loads(LIBRARY.to_str())["model"]["merges"]])
+    writer.add_eos_token_id(0)
+    writer.add_chat_template("{{ messages[0]['content'] }}")
+    for name, tensor in model.state_dict().items():
+        if (left_out and left_out in name) or (config.tie_word_embeddings and name == "lm_head.weight"):
+            continue
+        values = tensor.numpy()
+        for part, num_heads in (("q_proj", HEADS), ("k_proj", KV_HEADS)):
+            if family == "llama" and part in name:
+                values = in_pairs(values, num_heads)
+        writer.add_tensor(gguf_name(name), np.ascontiguousarray(values))
+    for name, value in changed.items():
+        writer.add_tensor(name, value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def convert(path: Path, folder: Path) -> list[tuple[int, int]]:
+    """Convert and give the progress that was told."""
+    told: list[tuple[int, int]] = []
+    convert_gguf(path, folder, lambda done, total: told.append((done, total)))
+    return told
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("family", CONFIGS)
+def test_logits_survive_the_conversion(family: str, tied: bool, tmp_path: Path) -> None:
+    """The converted folder gives the logits of the model that was written, here and in transformers."""
+    model = build(family, tied=tied)
+    write_gguf(tmp_path / "m.gguf", model, family)
+
+    told = convert(tmp_path / "m.gguf", tmp_path / "out")
+    tokens_T = torch.randint(0, LIBRARY.get_vocab_size(), (60,))
+    ours = logits_of(load_decoder(tmp_path / "out", torch.float32, "cpu"), tokens_T)
+    reloaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
+    with torch.inference_mode():
+        wanted, theirs = (one(tokens_T[None]).logits[0] for one in (model, reloaded))
+
+    assert torch.equal(theirs, wanted)
+    assert float((ours - wanted).abs().max()) < 1e-4
+    assert told == [(done, len(told)) for done in range(1, len(told) + 1)]
+
+
+def test_the_tokenizer_and_its_configs_survive(tmp_path: Path) -> None:
+    """Tokens, special tokens, the end of a text and the chat template come out as they went in."""
+    write_gguf(tmp_path / "m.gguf", build("qwen2", tied=True), "qwen2")
+    convert(tmp_path / "m.gguf", tmp_path / "out")
+    converted = Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
+    config = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
+    generation = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+
+    for text in (*LINES, "<|user|>hi<|end|>", "x = 12345  \n\n  y"):
+        assert converted.decode(converted.encode(text).ids, skip_special_tokens=False) == text
+    assert converted.encode(LINES[0]).ids == LIBRARY.encode(LINES[0]).ids
+    assert converted.encode("<|user|>hi").tokens[0] == "<|user|>"
+    assert config["eos_token"] == "<|end|>"
+    assert config["chat_template"] == "{{ messages[0]['content'] }}"
+    assert generation["eos_token_id"] == [0]
+
+
+def test_llama_3_scaling_is_found_in_its_divisors(tmp_path: Path) -> None:
+    """The tensor of divisors that llama.cpp stores is read back as the scaling that made it."""
+    scaling = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    model = build("llama", tied=True)
+    model.config.rope_parameters = {"rope_theta": THETA, **scaling}
+    rescaled = AutoModelForCausalLM.from_config(model.config, dtype=torch.float32)
+    plain = THETA ** -(np.arange(0, 8, 2) / 8)
+    divisors = (plain / rescaled.model.rotary_emb.inv_freq.numpy()).astype(np.float32)
+    write_gguf(tmp_path / "m.gguf", model, "llama", **{"rope_freqs.weight": divisors})
+
+    convert(tmp_path / "m.gguf", tmp_path / "out")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+
+    assert config["rope_parameters"] == {"rope_theta": THETA, **scaling}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"architecture": "gemma"}, "architecture 'gemma' is not supported"),
+        ({"tokenizer": "bert"}, "tokenizer.ggml.model 'bert' is not supported"),
+        ({"rule": "deepseek"}, "tokenizer.ggml.pre 'deepseek' is not supported"),
+        ({"blk.0.ssm_a": np.zeros(3, dtype=np.float32)}, "tensor blk.0.ssm_a is not known"),
+        ({"rope_freqs.weight": np.array([1, 2, 9, 1], dtype=np.float32)}, "rope_freqs.weight"),
+    ],
+)
+def test_what_is_not_supported_is_named(given: dict[str, Any], said: str, tmp_path: Path) -> None:
+    """The refusal names the file and what in it is not served."""
+    write_gguf(tmp_path / "m.gguf", build("llama", tied=True), "llama", **given)
+
+    with pytest.raises(CheckpointError, match=rf"m\.gguf: .*{said}"):
+        convert(tmp_path / "m.gguf", tmp_path / "out")
+
+
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    """A missing tensor is named when the folder is loaded; a file that is no GGUF is named at once."""
+    write_gguf(tmp_path / "m.gguf", build("llama", tied=True), "llama", left_out="layers.1.mlp.up_proj")
+    convert(tmp_path / "m.gguf", tmp_path / "out")
+    (tmp_path / "bad.gguf").write_bytes(b"not a gguf file at all, only bytes")
+
+    with pytest.raises(CheckpointError, match=r"missing: model\.layers\.1\.mlp\.up_proj\.weight"):
+        load_decoder(tmp_path / "out", torch.float32, "cpu")
+    with pytest.raises(CheckpointError, match=r"bad\.gguf: not readable as GGUF"):
+        convert(tmp_path / "bad.gguf", tmp_path / "other")

@@ -1,0 +1,76 @@
+"""Tokenizers of GGUF files: SentencePiece's merges follow from scores, words are cut as each family does."""
+
+import pytest
+
+from models.gguf_tokenizer import build_tokenizer
+from services.errors import CheckpointError
+
+PIECES = {"▁": -9.0, "t": -8.0, "h": -8.0, "e": -8.0, "th": -2.0, "he": -1.0, "▁t": -3.5}
+
+
+def sentence_piece(**changed) -> dict:
+    """Give the metadata of a SentencePiece vocabulary with byte fallback."""
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *PIECES]
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [0.0] * 259 + list(PIECES.values()),
+        "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * len(PIECES),
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+        **changed,
+    }
+
+
+def byte_level(way: str) -> dict:
+    """Give the metadata of a byte-level vocabulary of digits without merges but one."""
+    tokens = [*"0123456789Ġa", "12", "<|end|>"]
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": way,
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.merges": ["1 2"],
+        "tokenizer.ggml.token_type": [1] * 13 + [3],
+    }
+
+
+def test_sentence_piece_joins_the_most_probable_first() -> None:
+    """`he` is more probable than `th`, so `the` is t + he; a text begins with its beginning token."""
+    tokenizer = build_tokenizer(sentence_piece())
+
+    assert tokenizer.encode("the").tokens == ["<s>", "▁t", "he"]
+    assert tokenizer.encode("é", add_special_tokens=False).tokens == ["▁", "<0xC3>", "<0xA9>"]
+    assert tokenizer.decode(tokenizer.encode("the é</s>").ids) == "the é"
+
+
+def test_flags_of_the_file_count() -> None:
+    """A file may ask for no beginning token and no leading space."""
+    tokenizer = build_tokenizer(
+        sentence_piece(**{"tokenizer.ggml.add_bos_token": False, "tokenizer.ggml.add_space_prefix": False})
+    )
+
+    assert tokenizer.encode("the").tokens == ["t", "he"]
+
+
+@pytest.mark.parametrize(
+    ("way", "tokens"),
+    [
+        ("gpt-2", ["12", "12", "Ġ", "a"]),
+        ("smollm", ["1", "2", "1", "2", "Ġ", "a"]),
+        ("qwen2", ["1", "2", "1", "2", "Ġ", "a"]),
+        ("llama-bpe", ["12", "1", "2", "Ġ", "a"]),
+    ],
+)
+def test_digits_make_words_as_in_their_family(way: str, tokens: list[str]) -> None:
+    """GPT-2 keeps numbers whole, SmolLM and Qwen take each digit alone, Llama 3 takes three."""
+    assert build_tokenizer(byte_level(way)).encode("1212 a").tokens == tokens
+
+
+def test_what_is_missing_is_named() -> None:
+    """A vocabulary without its kinds of token is refused by the key."""
+    metadata = byte_level("smollm")
+    del metadata["tokenizer.ggml.token_type"]
+
+    with pytest.raises(CheckpointError, match=r"key tokenizer\.ggml\.token_type is missing"):
+        build_tokenizer(metadata)
