@@ -61,7 +61,7 @@ class Engine:
         *,
         k: int,
         allowed: np.ndarray | None = None,
-        excluded: Tokens[int] = (),
+        excluded: Tokens[int] | np.ndarray = (),
         beam_width: int | None = None,
         priority: int = 0,
         now_s: float = 0.0,

@@ -1,13 +1,16 @@
 """Who runs in the next step: continuous batching of prefill chunks, text decode and beam steps under two budgets.
 
 Pure: no torch, no clock, no randomness; time is an argument. A step takes beam steps and decode tokens first, because
-those requests hold memory and are nearest to done, then prefill of what runs already, then admits from the queue by
-urgency (priority, lowered by waiting). A request is admitted when its whole prompt has room, so only text decode can
-run out of blocks: then the least urgent running sequence is put back in the queue and computed again later. The most
-urgent one is never put back, so something always finishes.
+those requests hold memory and are nearest to done. Of the tokens that are left, half go to the shortest prompts of the best
+class, so that a flood of long ones does not hold them up; the rest by urgency (priority, lowered by waiting), so that
+nothing waits for ever. The shortest do not take the last place among those that run, nor are they admitted past the most
+urgent one while that finds no memory. A request is admitted when its whole prompt has room, so only text decode can run
+out of blocks: then the least urgent running sequence is put back in the queue and computed again later. The most urgent
+one is never put back, so something always finishes.
 """
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from services.contracts.access import places_for
@@ -66,14 +69,10 @@ class Scheduler:
         plan = StepPlan()
         self._end_late(plan, now_s)
         room = _Room(self._config.max_step_tokens, self._config.max_beam_rows)
-        running = self._by_urgency(self._running, now_s)
-        for sequence in running:
+        for sequence in self._by_urgency(self._running.values(), now_s):
             if sequence.request_id in self._running:
                 self._plan_decode_or_beams(plan, room, sequence, now_s)
-        for sequence in running:
-            if sequence.request_id in self._running and sequence.num_to_compute and not sequence.is_decoding:
-                self._plan_prefill(plan, room, sequence)
-        self._admit(plan, room, now_s)
+        self._plan_prompts(plan, room, now_s)
         return plan
 
     def advance(self, plan: StepPlan) -> None:
@@ -118,46 +117,74 @@ class Scheduler:
             plan.chunks.append(Chunk(sequence, sequence.num_computed, 1))
             room.tokens -= 1
 
-    def _plan_prefill(self, plan: StepPlan, room: "_Room", sequence: Sequence) -> None:
-        count = min(sequence.num_to_compute, self._config.max_chunk_tokens, room.tokens)
-        if count:
-            plan.chunks.append(Chunk(sequence, sequence.num_computed, count))
-            room.tokens -= count
+    def _plan_prompts(self, plan: StepPlan, room: "_Room", now_s: float) -> None:
+        prefilling = [s for s in self._running.values() if s.num_to_compute and not s.is_decoding]
+        waiting = self._by_urgency((s for s in self._waiting.values() if not s.is_held_back), now_s)
+        counts: dict[Sequence, int] = {}
+        half = room.tokens // 2
+        shortest = sorted(prefilling + waiting, key=lambda s: (s.priority, s.num_to_compute))
+        most = self._config.max_running - 1 if not waiting or self._has_room_for(waiting[0]) else 0
+        room.tokens -= half - self._share_out(shortest, half, counts, now_s, most_running=most)
+        urgent = self._by_urgency(prefilling + waiting, now_s)
+        most = self._config.max_running
+        room.tokens = self._share_out(urgent, room.tokens, counts, now_s, most_running=most)
+        plan.chunks.extend(Chunk(sequence, sequence.num_computed, count) for sequence, count in counts.items())
 
-    def _admit(self, plan: StepPlan, room: "_Room", now_s: float) -> None:
-        if not self._waiting or not room.tokens:
-            return
-        for sequence in self._by_urgency(self._waiting, now_s):
-            if sequence.is_held_back:
-                continue
-            full = len(self._running) == self._config.max_running
-            if full or not room.tokens or not self._place(sequence):
-                return
-            del self._waiting[sequence.request_id]
-            self._running[sequence.request_id] = sequence
-            if sequence.started_s is None:
-                sequence.started_s, sequence.num_cached = now_s, sequence.num_computed
-            self._plan_prefill(plan, room, sequence)
+    def _share_out(
+        self, order: list[Sequence], tokens: int, counts: dict[Sequence, int], now_s: float, *, most_running: int
+    ) -> int:
+        """Add to what each one computes, in this order, and give the tokens left. Once one finds no room, no other is admitted."""
+        admits = True
+        for sequence in order:
+            if not tokens:
+                break
+            if sequence.request_id not in self._running:
+                admits = admits and len(self._running) < most_running and self._admit(sequence, now_s)
+                if not admits:
+                    continue
+            planned = counts.get(sequence, 0)
+            more = min(min(sequence.num_to_compute, self._config.max_chunk_tokens) - planned, tokens)
+            if more:
+                counts[sequence] = planned + more
+                tokens -= more
+        return tokens
+
+    def _admit(self, sequence: Sequence, now_s: float) -> bool:
+        if not self._place(sequence):
+            return False
+        del self._waiting[sequence.request_id]
+        self._running[sequence.request_id] = sequence
+        if sequence.started_s is None:
+            sequence.started_s, sequence.num_cached = now_s, sequence.num_computed
+        return True
 
     def _place(self, sequence: Sequence) -> bool:
         """Hold the cached prefix and allocate the rest. The last token is always computed: its hidden state is wanted."""
-        size = self._config.block_tokens
-        cached = self.pool.match(sequence.block_names[: (len(sequence.tokens) - 1) // size])
-        missing = -(-len(sequence.tokens) // size) - len(cached)
-        growing = sum(other.max_new_tokens > 0 for other in self._running.values())
-        if missing + growing > self.pool.num_free_without(cached):
+        if not self._has_room_for(sequence):
             return False
+        cached = self._cached_blocks(sequence)
         self.pool.acquire(cached)
-        sequence.block_ids = cached + self.pool.allocate(missing)
-        sequence.num_computed = len(cached) * size
+        sequence.block_ids = cached + self.pool.allocate(self._num_blocks(sequence) - len(cached))
+        sequence.num_computed = len(cached) * self._config.block_tokens
         return True
+
+    def _has_room_for(self, sequence: Sequence) -> bool:
+        cached = self._cached_blocks(sequence)
+        growing = sum(other.max_new_tokens > 0 for other in self._running.values())
+        return self._num_blocks(sequence) - len(cached) + growing <= self.pool.num_free_without(cached)
+
+    def _cached_blocks(self, sequence: Sequence) -> list[int]:
+        return self.pool.match(sequence.block_names[: (len(sequence.tokens) - 1) // self._config.block_tokens])
+
+    def _num_blocks(self, sequence: Sequence) -> int:
+        return -(-len(sequence.tokens) // self._config.block_tokens)
 
     def _make_room(self, sequence: Sequence, now_s: float) -> bool:
         """Give the sequence a block for its next token, putting the least urgent back if need be; False if that is itself."""
         if sequence.num_computed < len(sequence.block_ids) * self._config.block_tokens:
             return True
         while not self.pool.num_free:
-            victim = self._by_urgency(self._running, now_s)[-1]
+            victim = self._by_urgency(self._running.values(), now_s)[-1]
             self._put_back(victim)
             if victim is sequence:
                 return False
@@ -190,9 +217,9 @@ class Scheduler:
         sequence.block_ids = []
         sequence.beams = None
 
-    def _by_urgency(self, group: dict[str, Sequence], now_s: float) -> list[Sequence]:
+    def _by_urgency(self, group: Iterable[Sequence], now_s: float) -> list[Sequence]:
         ageing_s = self._config.ageing_s
-        return sorted(group.values(), key=lambda sequence: sequence.urgency(now_s, ageing_s))
+        return sorted(group, key=lambda sequence: sequence.urgency(now_s, ageing_s))
 
 
 @dataclass(slots=True)

@@ -169,8 +169,74 @@ def test_a_long_prompt_leaves_room_in_the_step() -> None:
 
     plan, done = run_step(scheduler)
 
-    assert [(chunk.sequence.request_id, chunk.num_tokens) for chunk in plan.chunks] == [("long", 10), ("short", 5)]
+    assert {chunk.sequence.request_id: chunk.num_tokens for chunk in plan.chunks} == {"long": 10, "short": 5}
     assert ids_of(done) == ["short"]
+
+
+def test_a_flood_of_long_prompts_holds_no_short_one_up() -> None:
+    """While long prompts come faster than they can be computed, every short one is done at most a step late, and no token is idle."""
+    scheduler = build_scheduler(num_blocks=5_000, max_waiting=10_000, max_running=8)
+    came, done = {}, {}
+
+    for step in range(300):
+        scheduler.add(build_sequence(f"long {step}", 2 * step, tokens=[step] * 100, arrival_s=step * 0.01))
+        if step % 2 == 0:
+            came[f"short {step}"] = step
+            scheduler.add(build_sequence(f"short {step}", 2 * step + 1, arrival_s=step * 0.01))
+        _, ended = run_step(scheduler, step * 0.01)
+        done |= dict.fromkeys(ids_of(ended), step)
+
+    assert max(done[name] - step for name, step in came.items()) <= 1
+    assert sum(name.startswith("long") for name in done) >= 300 * (16 - 5 / 2) // 100 - 2
+
+
+def test_a_flood_of_short_prompts_starves_no_long_one() -> None:
+    """While short prompts come faster than they can be computed, a long one still gets its half of the steps."""
+    scheduler = build_scheduler(num_blocks=5_000, max_waiting=10_000, max_running=8)
+    scheduler.add(build_sequence("long", 0, tokens=[1] * 400, arrival_s=0.0))
+    done = {}
+
+    for step in range(200):
+        for order in range(4):
+            scheduler.add(build_sequence(f"{step} {order}", 1 + 4 * step + order, arrival_s=step * 0.01))
+        _, ended = run_step(scheduler, step * 0.01)
+        done |= dict.fromkeys(ids_of(ended), step)
+
+    assert done["long"] <= 400 / 8
+
+
+def test_a_lone_long_prompt_has_the_whole_step() -> None:
+    """Where nobody else asks, a prompt is limited by the size of a chunk alone."""
+    scheduler = build_scheduler(max_chunk_tokens=16)
+    scheduler.add(build_sequence("long", 0, tokens=list(range(40))))
+
+    assert [chunk.num_tokens for chunk in run_step(scheduler)[0].chunks] == [16]
+
+
+def test_short_prompts_of_a_low_class_take_nothing_from_a_high_one() -> None:
+    """The half for the shortest is for the best class first."""
+    scheduler = build_scheduler()
+    scheduler.add(build_sequence("high", 0, tokens=list(range(40))))
+    scheduler.add(build_sequence("low", 1, priority=2))
+
+    plan, _ = run_step(scheduler)
+
+    assert {chunk.sequence.request_id: chunk.num_tokens for chunk in plan.chunks} == {"high": 10, "low": 5}
+
+
+def test_a_large_prompt_is_not_kept_out_by_small_ones() -> None:
+    """While the most urgent one waits for memory, no other is admitted past it."""
+    scheduler = build_scheduler(num_blocks=12, max_waiting=1_000)
+    scheduler.add(build_sequence("runs", 0, tokens=list(range(40))))
+    run_step(scheduler)
+    scheduler.add(build_sequence("large", 1, tokens=list(range(50, 90))))
+    finished = []
+
+    for step in range(12):
+        scheduler.add(build_sequence(f"small {step}", 2 + step, tokens=[step] * 8))
+        finished += ids_of(run_step(scheduler)[1])
+
+    assert finished.index("large") < 6
 
 
 def test_beams_beyond_the_row_budget_wait_their_turn() -> None:
@@ -231,7 +297,7 @@ def test_late_ones_end_with_their_blocks_free_in_the_same_step() -> None:
     """At its deadline a request ends, waiting or running, before anything is planned for it."""
     scheduler = build_scheduler(max_running=1)
     scheduler.add(build_sequence("runs", 0, tokens=[1] * 30, deadline_s=5.0))
-    scheduler.add(build_sequence("waits", 1, deadline_s=5.0))
+    scheduler.add(build_sequence("waits", 1, priority=1, deadline_s=5.0))
     run_step(scheduler, now_s=4.9)
 
     plan, _ = run_step(scheduler, now_s=5.0)
