@@ -43,6 +43,7 @@ from services.gateway.impressions import Impressions
 from services.gateway.live_bundle import LiveBundle
 from services.gateway.llm_tier import Llm, LlmTier
 from services.gateway.load_watch import LoadWatch
+from services.gateway.openai.remote import RemoteWriter
 from services.gateway.plane import DataPlane
 from services.gateway.popular import Popular
 from services.gateway.producer import TopicProducer
@@ -58,6 +59,7 @@ from services.router.breaker import Breaker
 from services.router.deadline import DeadlineLimits
 from services.router.gate import LlmGate
 from services.router.predictor import LatencyPredictor
+from services.secret_file import read_secret
 from services.settings import Settings, load_settings
 from services.student.ranker import load_student
 from services.telemetry import (
@@ -248,9 +250,13 @@ def build_desk(settings: Settings, plane: DataPlane, store: Store, drills: Drill
 
 
 def text_writer(settings: Settings, text: Any | None) -> TextWriter | None:
-    """Give whoever writes text: our own deployment behind this Ray handle, if any."""
+    """Give whoever writes text, if any: another server, or our own deployment behind this Ray handle."""
     from services.llm.text_handle import TextHandle
 
+    if settings.text_url:
+        key_file = settings.text_url_key_file
+        key = (lambda: "") if key_file is None else (lambda: read_secret(key_file))
+        return RemoteWriter(settings.text_url, key, only_model=settings.text_model)
     return None if text is None else TextHandle(text, settings.text_deadline_ms / 1_000)
 
 

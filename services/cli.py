@@ -42,14 +42,20 @@ def up(
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Return when all is well; `tailrace down` stops.")
     ] = False,
+    text_url: Annotated[
+        str, typer.Option(help="Have another OpenAI-compatible server write text, e.g. http://gpu-host:8001/v1.")
+    ] = "",
 ) -> None:
     """Start the whole stack on this machine, and train first when no bundle is published."""
     from infra.local import guide
     from infra.local.background import start_in_background
     from infra.local.up import run_stack
     from models.registry import BundleStore
+    from services.settings import with_text
 
     settings = _settings()
+    if text_url:
+        settings = with_text(settings, url=text_url)
     write_act(settings.state_dir, "up", "started", {})
     if detach:
         start_in_background(settings, out.file)

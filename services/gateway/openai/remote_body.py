@@ -1,0 +1,55 @@
+"""A TextRequest as the body that another server takes. Pure. A setting at its default is left out: not every server knows all."""
+
+import pydantic_core
+
+from services.contracts.text import SamplingOptions, TextRequest
+from services.gateway.openai.answers import Plain
+
+_DEFAULT = SamplingOptions()
+_SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+)
+_ANY_JSON = "{}"
+
+
+def body_of(request: TextRequest) -> Plain:
+    """Give the body."""
+    body: Plain = {"model": request.model, "stream": True, "stream_options": {"include_usage": True}}
+    sampling = request.sampling
+    body |= {name: getattr(sampling, name) for name in _SAMPLING if getattr(sampling, name) != getattr(_DEFAULT, name)}
+    optional = {
+        "n": request.n if request.n > 1 else None,
+        "max_tokens": request.max_tokens,
+        "stop": list(request.stop),
+        "stop_token_ids": list(request.stop_token_ids),
+        "ignore_eos": request.ignore_eos,
+        "logit_bias": {str(token): bias for token, bias in sampling.logit_bias.items()},
+        "response_format": _response_format(request.json_schema),
+    }
+    return body | {name: value for name, value in optional.items() if value} | _asked(request)
+
+
+def _asked(request: TextRequest) -> Plain:
+    """Give what differs between the two routes: the prompt, and how logprobs are asked for."""
+    num_top = request.sampling.num_logprobs
+    if request.messages:
+        turns = [{"role": turn.role, "content": turn.content} for turn in request.messages]
+        logprobs = {} if num_top is None else {"logprobs": True, "top_logprobs": num_top}
+        return {"messages": turns, **logprobs}
+    prompt = request.prompt if isinstance(request.prompt, str) else list(request.prompt or ())
+    return {"prompt": prompt, **({} if num_top is None else {"logprobs": num_top})}
+
+
+def _response_format(json_schema: str | None) -> Plain | None:
+    if json_schema is None:
+        return None
+    if json_schema == _ANY_JSON:
+        return {"type": "json_object"}
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": pydantic_core.from_json(json_schema)}}

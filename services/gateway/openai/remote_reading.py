@@ -1,0 +1,141 @@
+"""What another OpenAI-compatible server says, in the contract's words: chunks of a stream, and refusals. Pure.
+
+A chunk counts as one token unless its logprobs say otherwise; the server's own usage has the last word.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pydantic_core
+
+from services.contracts.text import FinishReason, TextDone, TextPiece, TextRequest, TokenLogprob
+from services.errors import (
+    DeadlineExceeded,
+    DependencyAway,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    TailraceError,
+)
+from services.gateway.openai.answers import DEADLINE
+from services.gateway.text_count import NOTHING, counted
+
+_AWAY_S = 1.0
+_MAX_SAID = 500
+
+
+class Reading:
+    """One stream, read chunk by chunk."""
+
+    def __init__(self, request: TextRequest) -> None:
+        self._is_chat = bool(request.messages)
+        self._num_open = request.n
+        self._counted = NOTHING
+        self._told: TextDone | None = None
+
+    def pieces_of(self, data: str) -> Iterator[TextPiece]:
+        """Give the pieces of one chunk. Raises what an error event says, and ValueError, KeyError or TypeError for nonsense."""
+        chunk = pydantic_core.from_json(data)
+        if error := chunk.get("error"):
+            raise _said(error)
+        if usage := chunk.get("usage"):
+            self._told = _usage(usage)
+        for choice in chunk["choices"]:
+            piece = self._piece(choice)
+            if piece.text or piece.num_tokens or piece.finish_reason is not None:
+                self._counted = counted(self._counted, piece)
+                self._num_open -= piece.finish_reason is not None
+                yield piece
+
+    def done(self) -> TextDone:
+        """Give the end. Raises DependencyAway when the server ended before every choice did."""
+        if self._num_open > 0:
+            raise DependencyAway("text", _AWAY_S)
+        return self._told or self._counted
+
+    def _piece(self, choice: Mapping[str, Any]) -> TextPiece:
+        text = (choice["delta"].get("content") if self._is_chat else choice["text"]) or ""
+        logprobs = tuple(_logprobs(choice.get("logprobs") or {}))
+        return TextPiece(
+            index=choice["index"],
+            text=text,
+            num_tokens=len(logprobs) or bool(text),
+            logprobs=logprobs,
+            finish_reason=_finish_reason(choice),
+        )
+
+
+def refusal_of(status: int, headers: Mapping[str, str], body: bytes) -> TailraceError:
+    """Give the error that a status other than 200 means to our caller. Our own key's refusal is our operator's matter."""
+    try:
+        error = pydantic_core.from_json(body)["error"]
+        message, field = str(error["message"])[:_MAX_SAID], str(error.get("param") or "body")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        message, field = f"the text server said {status}", "body"
+    match status:
+        case 400 | 413 | 422:
+            return InvalidRequest(field, message.removeprefix(f"{field}: "), "see what the text server says")
+        case 404:
+            return NotFound(message, "see /v1/models")
+        case 429:
+            return Overloaded("text", _retry_after_s(headers))
+        case 408 | 504:
+            return DeadlineExceeded("text")
+        case _:
+            return DependencyAway("text", _retry_after_s(headers))
+
+
+def _retry_after_s(headers: Mapping[str, str]) -> float:
+    text = headers.get("retry-after", "")
+    return float(text) if text.isascii() and text.isdigit() and len(text) < 6 else _AWAY_S
+
+
+def _said(error: Any) -> TailraceError:
+    """Give the error of a stream's error event."""
+    kind = error.get("type") if isinstance(error, dict) else None
+    match kind:
+        case "rate_limit_error":
+            return Overloaded("text", _AWAY_S)
+        case "timeout_error":
+            return DeadlineExceeded("text")
+        case _:
+            return DependencyAway("text", _AWAY_S)
+
+
+def _usage(usage: Mapping[str, Any]) -> TextDone:
+    details = usage.get("prompt_tokens_details") or {}
+    return TextDone(
+        num_prompt_tokens=usage["prompt_tokens"],
+        num_cached_tokens=details.get("cached_tokens") or 0,
+        num_completion_tokens=usage["completion_tokens"],
+    )
+
+
+def _finish_reason(choice: Mapping[str, Any]) -> FinishReason | None:
+    reason = choice.get("finish_reason")
+    if reason is None:
+        return None
+    if choice.get("stop_reason") == DEADLINE:
+        return FinishReason.DEADLINE
+    return FinishReason.LENGTH if reason == "length" else FinishReason.STOP
+
+
+def _logprobs(told: Mapping[str, Any]) -> Iterator[TokenLogprob]:
+    """Read either form."""
+    for one in told.get("content") or ():
+        yield _token(one, tuple(_token(top, ()) for top in one.get("top_logprobs") or ()))
+    tokens, values = told.get("tokens") or (), told.get("token_logprobs") or ()
+    tops = told.get("top_logprobs") or [None] * len(tokens)
+    for token, value, top in zip(tokens, values, tops, strict=True):
+        ranked = tuple(_named(text, logprob) for text, logprob in (top or {}).items())
+        yield TokenLogprob(token=token, token_bytes=token.encode(), logprob=value, top=ranked)
+
+
+def _token(one: Mapping[str, Any], top: tuple[TokenLogprob, ...]) -> TokenLogprob:
+    text, known = one["token"], one.get("bytes")
+    token_bytes = bytes(known) if known is not None else text.encode()
+    return TokenLogprob(token=text, token_bytes=token_bytes, logprob=one["logprob"], top=top)
+
+
+def _named(text: str, logprob: float) -> TokenLogprob:
+    return TokenLogprob(token=text, token_bytes=text.encode(), logprob=logprob)

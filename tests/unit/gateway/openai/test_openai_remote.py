@@ -1,0 +1,262 @@
+"""A text writer that asks another server: our own door, over a real port, in another process where it is killed."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from services.contracts.text import (
+    ChatMessage,
+    FinishReason,
+    SamplingOptions,
+    TextDone,
+    TextEvent,
+    TextPiece,
+    TextRequest,
+    TextWriter,
+)
+from services.errors import DependencyAway, InvalidRequest, NotFound, Overloaded, TailraceError, Unauthenticated
+from services.gateway.openai.remote import RemoteWriter
+from services.gateway.openai.remote_body import body_of
+from services.gateway.openai.remote_reading import refusal_of
+from services.gateway.rest import create_rest_app
+from services.gateway.text_tier import TextTier
+from services.router.breaker import Breaker
+from tests.parrot import MODEL, Parrot
+from tests.servers import wait_for
+from tests.unit.gateway.openai.conftest import BREAKER_FAILURES, LIMITS, NUM_PLACES, Clock, serve
+from tests.unit.gateway.world import MAX_BODY_BYTES, World
+from tests.until import until
+
+ROOT = Path(__file__).resolve().parents[4]
+
+
+def request(**fields: object) -> TextRequest:
+    """A request for three words."""
+    wanted = {"request_id": "r", "model": MODEL, "prompt": "a b c", "max_tokens": 3, **fields}
+    return TextRequest(**wanted)  # type: ignore[arg-type]
+
+
+async def events_of(writer: TextWriter, asked: TextRequest) -> list[TextEvent]:
+    """All events of one text."""
+    return [event async for event in writer.write(asked)]
+
+
+def said(events: list[TextEvent]) -> list[str]:
+    """The texts by choice."""
+    pieces = [event for event in events if isinstance(event, TextPiece)]
+    num_choices = max(piece.index for piece in pieces) + 1
+    return ["".join(piece.text for piece in pieces if piece.index == index) for index in range(num_choices)]
+
+
+@pytest.fixture
+async def remote(live_url: str) -> AsyncIterator[RemoteWriter]:
+    """A writer that asks the door on the parrot."""
+    writer = RemoteWriter(f"{live_url}/v1", lambda: "")
+    yield writer
+    await writer.close()
+
+
+async def test_its_models_are_the_servers(remote: RemoteWriter) -> None:
+    """With the longest context, where the server tells it."""
+    listed = {model.name: model.max_context_tokens for model in await remote.models()}
+
+    assert listed[MODEL] == 256
+
+
+async def test_one_of_its_models_can_be_offered_alone(live_url: str) -> None:
+    """A hosted server has many, and some are dear: the others are not there."""
+    writer = RemoteWriter(f"{live_url}/v1", lambda: "", only_model=MODEL)
+
+    assert [model.name for model in await writer.models()] == [MODEL]
+    with pytest.raises(NotFound):
+        await events_of(writer, request(model="tailrace-recommender"))
+    await writer.close()
+
+
+@pytest.mark.parametrize("chat", [True, False])
+async def test_what_it_writes_is_what_the_server_wrote(remote: RemoteWriter, parrot: Parrot, chat: bool) -> None:
+    """Text, choices, logprobs, finish reasons and counts survive the way over the wire and back."""
+    options = SamplingOptions(num_logprobs=2, temperature=0.5, seed=7, top_k=3, logit_bias={5: 1.5})
+    turns = {"prompt": None, "messages": (ChatMessage(role="user", content="a b c"),)} if chat else {}
+    asked = request(n=2, sampling=options, stop=("zz",), json_schema='{"type": "object"}', **turns)
+
+    over_there = await events_of(remote, asked)
+    right_here = await events_of(Parrot(), asked)
+
+    assert over_there[1:] == right_here[1:]
+    assert parrot.asked[0].sampling == options
+    assert (parrot.asked[0].stop, parrot.asked[0].json_schema) == (("zz",), '{"type": "object"}')
+
+
+async def test_settings_at_their_default_are_not_sent() -> None:
+    """A server that knows OpenAI's fields alone is asked for nothing else."""
+    assert set(body_of(request(max_tokens=None))) == {"model", "prompt", "stream", "stream_options"}
+
+
+async def test_closing_it_cancels_the_work_over_there(remote: RemoteWriter, parrot: Parrot) -> None:
+    """The connection is closed, and the server's writer ends within a step."""
+    parrot.delay_s = 0.005
+    writing = remote.write(request(max_tokens=32))
+    await anext(writing)
+    await writing.aclose()
+
+    await until(lambda: parrot.num_open == 0)
+    assert parrot.num_steps < 32
+
+
+async def test_the_deadline_goes_along(remote: RemoteWriter, parrot: Parrot) -> None:
+    """What the server's own writer is given is no later than what was asked here."""
+    deadline_unix_s = asyncio.get_running_loop().time() + 2e9
+    await events_of(remote, request(deadline_unix_s=deadline_unix_s))
+
+    given = parrot.asked[0].deadline_unix_s
+    assert given is not None
+    assert given < deadline_unix_s
+
+
+async def test_nothing_at_the_address_is_a_server_that_is_away() -> None:
+    """A connection that is refused counts for the breaker, and its caller is told to come back."""
+    writer = RemoteWriter("http://127.0.0.1:9/v1", lambda: "")
+
+    with pytest.raises(DependencyAway):
+        await writer.models()
+    with pytest.raises(DependencyAway):
+        await events_of(writer, request())
+    await writer.close()
+
+
+REFUSALS: list[tuple[int, bytes, type[TailraceError]]] = [
+    (400, b'{"error": {"message": "n: too many", "param": "n"}}', InvalidRequest),
+    (401, b'{"error": {"message": "bad key"}}', DependencyAway),
+    (404, b'{"error": {"message": "no such model"}}', NotFound),
+    (429, b"", Overloaded),
+    (500, b"<html>", DependencyAway),
+    (302, b"", DependencyAway),
+    (400, b'{"error": "words"}', InvalidRequest),
+]
+
+
+@pytest.mark.parametrize(("status", "body", "kind"), REFUSALS)
+def test_refusals_keep_their_meaning(status: int, body: bytes, kind: type[TailraceError]) -> None:
+    """Our caller's mistake stays our caller's; a refused key of ours is no fault of theirs."""
+    error = refusal_of(status, {"retry-after": "7"}, body)
+
+    assert isinstance(error, kind)
+    assert not isinstance(error, Unauthenticated)
+    assert getattr(error, "retry_after_s", 7) in {7, 1.0}
+
+
+PEER = """
+import sys
+import uvicorn
+from pathlib import Path
+from services.gateway.rest import create_rest_app
+from services.gateway.text_tier import TextLimits, TextTier
+from services.router.breaker import Breaker
+from tests.parrot import Parrot
+from tests.unit.gateway.world import make_world
+
+world, parrot = make_world(Path(sys.argv[2])), Parrot()
+parrot.delay_s = 0.02
+world.plane.text = TextTier(
+    writer=parrot, breaker=Breaker(5, 1.0), load=world.load, report=world.plane.text_report, limits=TextLimits()
+)
+uvicorn.run(create_rest_app(lambda: world.plane, lambda: b"", 100_000), port=int(sys.argv[1]), log_level="error")
+"""
+
+
+class Peer:
+    """Another process with a door on one port, which can be killed and started again."""
+
+    def __init__(self, port: int, folder: Path) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+        self._command = [sys.executable, "-c", PEER, str(port), str(folder)]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        self._process = subprocess.Popen(self._command, cwd=ROOT)
+        wait_for(self._answers, 60, "the peer")
+
+    def _answers(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/healthz").status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def kill(self) -> None:
+        """Kill it."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGKILL)
+            self._process.wait()
+
+
+@pytest.fixture
+def peer(tmp_path: Path, unused_tcp_port: int) -> Iterator[Peer]:
+    """A peer, not started."""
+    made = Peer(unused_tcp_port, tmp_path / "peer")
+    yield made
+    made.kill()
+
+
+async def test_a_server_killed_midway_is_an_error_event_and_then_a_breaker(
+    texts: World, peer: Peer, breaker_clock: Clock
+) -> None:
+    """Door, remote writer, door: killed midway the stream says so; then the breaker spares callers; then all is well again."""
+    await asyncio.to_thread(peer.start)
+    writer = RemoteWriter(f"{peer.url}/v1", lambda: "")
+    texts.plane.text = TextTier(
+        writer=writer,
+        breaker=Breaker(BREAKER_FAILURES, 10.0),
+        load=texts.load,
+        report=texts.plane.text_report,
+        limits=LIMITS,
+        num_places=NUM_PLACES,
+        clock=breaker_clock,
+    )
+    app = create_rest_app(lambda: texts.plane, lambda: b"", MAX_BODY_BYTES)
+    body = {"model": MODEL, "prompt": "a b c", "max_tokens": 32, "stream": True}
+    async for url in serve(app):
+        async with httpx.AsyncClient(base_url=url, timeout=30) as http:
+            async with http.stream("POST", "/v1/completions", json=body) as broken:
+                lines = []
+                async for line in broken.aiter_lines():
+                    lines.append(line)
+                    if len(lines) == 4:
+                        peer.kill()
+            while (refused := await http.post("/v1/completions", json=body)).status_code != 503:
+                pass
+            breaker_open = texts.metric("tailrace_text_breaker_open")
+            num_asked_when_open = await http.post("/v1/completions", json=body)
+            await asyncio.to_thread(peer.start)
+            breaker_clock.now_s += 11
+            recovered = await http.post("/v1/completions", json={**body, "stream": False})
+
+    assert broken.status_code == 200
+    assert '"code":"unavailable"' in "".join(lines)
+    assert "[DONE]" not in "".join(lines)
+    assert (refused.json()["error"]["type"], "retry-after" in refused.headers) == ("server_error", True)
+    assert (breaker_open, num_asked_when_open.status_code) == (1, 503)
+    assert recovered.json()["usage"]["completion_tokens"] == 32
+    assert texts.metric("tailrace_text_breaker_open") == 0
+    await writer.close()
+
+
+async def test_the_last_word_on_usage_is_the_servers(remote: RemoteWriter) -> None:
+    """Cached tokens included."""
+    done = (await events_of(remote, request()))[-1]
+
+    assert done == TextDone(num_prompt_tokens=3, num_cached_tokens=1, num_completion_tokens=3)
+
+
+async def test_a_stop_is_told(remote: RemoteWriter) -> None:
+    """The finish reason of a stop string is stop."""
+    last = [event for event in await events_of(remote, request(stop=("b",))) if isinstance(event, TextPiece)][-1]
+
+    assert (last.finish_reason, last.text) == (FinishReason.STOP, "")
