@@ -46,6 +46,24 @@ class Reason(StrEnum):
     NOTHING_ALLOWED = "nothing_allowed"
 
 
+class ExplainOutcome(StrEnum):
+    """What became of the sentence that a caller asked for."""
+
+    WRITTEN = "written"
+    LATE = "late"
+    BUSY = "busy"
+    FAILED = "failed"
+    NO_TEXT = "no_text"
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """A sentence that says why these items, or why there is none."""
+
+    outcome: ExplainOutcome
+    sentence: str | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filters:
     """Which items may be shown: those of any of `categories`, and within `allowed_item_ids`. None means no limit."""
@@ -60,6 +78,7 @@ class RecommendRequest:
 
     `user_id` is None for an anonymous visitor, whose `recent_item_ids` (oldest first) then are the history; for a known
     user they are appended to the stored history. `deadline_ms` counts from the request's arrival; None means the default.
+    `explain` asks for a sentence with what is left of it.
     """
 
     request_id: str
@@ -70,6 +89,7 @@ class RecommendRequest:
     exclude_seen: bool = True
     filters: Filters = field(default_factory=Filters)
     deadline_ms: int | None = None
+    explain: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what no tier could answer. Raises InvalidRequest naming the field."""
@@ -115,6 +135,7 @@ class Recommendation:
 
     `newest_event_time_ms` is the event time (Unix ms) of the newest event of this user that the answer has seen, None
     when there is none; `feature_age_ms` is its age when the answer went out. `stages_ms` maps stage name to milliseconds.
+    `explained` is there when it was asked for.
     """
 
     request_id: str
@@ -126,6 +147,7 @@ class Recommendation:
     feature_age_ms: int | None
     deadline_ms: int
     stages_ms: Mapping[str, float]
+    explained: Explained | None = None
 
 
 def check_id(field_name: str, value: str) -> None:

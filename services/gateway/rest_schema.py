@@ -35,6 +35,7 @@ class RecommendBody(_Body):
     filters: FiltersBody | None = None
     deadline_ms: int | None = Field(None, description="From arrival; or header X-Deadline-Ms", examples=[200])
     request_id: str | None = Field(None, description="Or header X-Request-Id; one is made when absent")
+    explain: bool = Field(False, description="Add a sentence that says why, if it can be had before the deadline")
 
 
 class EventBody(_Body):
@@ -78,6 +79,12 @@ class RecommendationBody(_Body):
     feature_age_ms: int | None = Field(description="That event's age when the answer went out")
     deadline_ms: int = Field(description="The deadline that held")
     stages_ms: dict[str, float] = Field(description="Milliseconds by stage")
+    explanation: str | None = Field(
+        None, description="The sentence that `explain` asked for; absent when there is none"
+    )
+    explanation_reason: str | None = Field(
+        None, description="written, or why not: late, busy, failed, no_text; absent when not asked for"
+    )
 
 
 class StageTimeBody(_Body):
@@ -171,6 +178,7 @@ def parse_recommend(body: bytes, request_id: str, deadline_ms: int | None) -> Re
             allowed_item_ids=None if filters.allowed_item_ids is None else tuple(filters.allowed_item_ids),
         ),
         deadline_ms=deadline_ms if asked.deadline_ms is None else asked.deadline_ms,
+        explain=asked.explain,
     )
 
 
@@ -195,7 +203,7 @@ def parse_events(body: bytes) -> list[Draft]:
 
 def format_recommendation(answer: Recommendation) -> dict[str, Any]:
     """Give an answer as plain values, ready for JSON. By hand, since `asdict` copies deeply and costs ten times as much."""
-    return {
+    plain = {
         "request_id": answer.request_id,
         "items": [
             {"item_id": item.item_id, "score": item.score, "title": item.title, "source": item.source}
@@ -209,6 +217,11 @@ def format_recommendation(answer: Recommendation) -> dict[str, Any]:
         "deadline_ms": answer.deadline_ms,
         "stages_ms": dict(answer.stages_ms),
     }
+    if answer.explained is not None:
+        plain["explanation_reason"] = answer.explained.outcome
+        if answer.explained.sentence is not None:
+            plain["explanation"] = answer.explained.sentence
+    return plain
 
 
 def _refusal(error: ValidationError) -> InvalidRequest:

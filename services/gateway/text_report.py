@@ -15,8 +15,9 @@ from services.telemetry import TextMetrics
 
 log = structlog.get_logger()
 
-ROUTES = ("completions", "chat", "explain")
-OK, CANCELLED, DEADLINE = "ok", "cancelled", "deadline"
+COMPLETIONS, CHAT, EXPLAIN = "completions", "chat", "explain"
+"""The ways to ask: the door's two, and recommendations that are to carry a sentence."""
+OK, CANCELLED = "ok", "cancelled"
 
 
 class TextReport:
@@ -25,12 +26,12 @@ class TextReport:
     def __init__(self, metrics: TextMetrics, clock: Callable[[], float] = time.monotonic) -> None:
         self.metrics = metrics
         self.clock = clock
-        for route in ROUTES:
-            for code in (OK, CANCELLED, DEADLINE, *ErrorKind):
+        for route in (COMPLETIONS, CHAT):
+            for code in (OK, CANCELLED, *ErrorKind):
                 metrics.requests.labels(route, code)
 
     def ended(self, route: str, code: str, request_id: str, message: str = "") -> None:
-        """A request of this route ended so: `ok`, `cancelled`, `deadline`, or an error's code."""
+        """A request of this route ended so: `ok`, `cancelled`, or an error's code."""
         self.metrics.requests.labels(route, code).inc()
         log.info("text_ended", route=route, code=code, request_id=request_id, message=message)
 

@@ -33,14 +33,13 @@ from services.gateway.plane import DataPlane
 from services.gateway.rest_answers import guarded, json_response
 from services.gateway.rest_body import read_body
 from services.gateway.text_count import NOTHING, counted
-from services.gateway.text_report import CANCELLED, OK
+from services.gateway.text_report import CANCELLED, CHAT, COMPLETIONS, OK
 from services.gateway.text_tier import TextLimits
 from services.tracing import Tracing
 
 log = structlog.get_logger()
 
 Parse = Callable[[bytes, Asking], Asked]
-_CHAT, _COMPLETIONS = "chat", "completions"
 
 
 def add_openai(app: FastAPI, plane: Callable[[], DataPlane], max_body_bytes: int, tracing: Tracing) -> None:
@@ -66,10 +65,8 @@ class _Route:
 
 
 _ROUTES = {
-    _COMPLETIONS: _Route(
-        _COMPLETIONS, "/v1/completions", parse_completion, lambda h, a: CompletionShape(h, _echoes(a))
-    ),
-    _CHAT: _Route(_CHAT, "/v1/chat/completions", parse_chat, lambda head, _: ChatShape(head)),
+    COMPLETIONS: _Route(COMPLETIONS, "/v1/completions", parse_completion, lambda h, a: CompletionShape(h, _echoes(a))),
+    CHAT: _Route(CHAT, "/v1/chat/completions", parse_chat, lambda head, _: ChatShape(head)),
 }
 
 
@@ -103,11 +100,11 @@ class _OpenAiDoor:
 
     async def completions(self, http: Request) -> Response:
         """Go on with a prompt, or rank what follows a history."""
-        return await self._answer(http, _ROUTES[_COMPLETIONS])
+        return await self._answer(http, _ROUTES[COMPLETIONS])
 
     async def chat(self, http: Request) -> Response:
         """Say what the assistant says next."""
-        return await self._answer(http, _ROUTES[_CHAT])
+        return await self._answer(http, _ROUTES[CHAT])
 
     async def _answer(self, http: Request, route: _Route) -> Response:
         plane = self._plane()
