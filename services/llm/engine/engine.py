@@ -41,7 +41,8 @@ class Engine:
         self._runner = Runner(decoder, config, self._trie)
         self._orders = count()
         self._ended: list[Outcome] = []
-        sizes = number_sizes(decoder.config, decoder.head_weight_VD.element_size(), config.kv_kind)
+        number_bytes = decoder.head_weight_VD.element_size()
+        sizes = number_sizes(decoder.config, number_bytes, config.kv_kind, config.weight_kind)
         self._costs = CostModel(decoder.config, sizes, items.level_sizes if items is not None else ())
         self.last_step = StepSize(num_tokens=0, num_requests=0, num_beam_rows=0)
         self.last_cost: StepCost | None = None

@@ -132,3 +132,10 @@ def test_the_slower_limit_is_the_bound() -> None:
 
     assert limits.least_seconds(StepCost(StepKind.DECODE, 20.0, 500.0)) == 2.0
     assert limits.least_seconds(StepCost(StepKind.PREFILL, 20.0, 5000.0)) == 5.0
+
+
+def test_int8_halves_the_matrices_alone() -> None:
+    """Head, embedding and tails stay in the model's dtype."""
+    sizes = number_sizes(SHAPE, 2, "model", "int8")
+
+    assert (sizes.matrix, sizes.head, sizes.tail) == (1, 2, 2)

@@ -1,0 +1,96 @@
+"""Our engine beside others: the same weights, prompts and lengths, in one run.
+
+    python -m benchmarks.engine --json OUT [--model FOLDER] [--peers transformers,vllm] [--device cpu|cuda] [--case NAME ...]
+
+Each engine is loaded once in a process of its own; they take turns case by case over several rounds, and medians are told, so
+that a noisy machine disturbs all alike. `make bench-peers` installs the peers; one that is not there is said to be so. On a
+GPU our engine runs cases of its own besides, over random weights in the shapes of larger models (`--tiny` runs their
+smallest likeness anywhere). Runs with torch, numpy and safetensors alone where there are no peers.
+"""
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.engine_cases import shape_cases, text_cases
+from benchmarks.engine_field import Field, Options
+from benchmarks.engine_report import agreements, case_rows, roofline_rows
+from benchmarks.engine_table import tables
+
+_PEERS = ("transformers", "vllm")
+
+
+def main() -> None:
+    """Measure, write the JSON, print the tables."""
+    options = _options()
+    report = measure(options)
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps(report, indent=1) + "\n")
+    print(tables(report))
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Run everything that the options name."""
+    field = Field(
+        Options(
+            device=options.device,
+            threads=options.threads,
+            rounds=options.rounds,
+            peers=tuple(name for name in options.peers.split(",") if name),
+            names=frozenset(options.case),
+        )
+    )
+    if options.model is not None:
+        field.compare(str(options.model), text_cases())
+    if options.device == "cuda" or options.tiny:
+        for group in shape_cases(tiny=options.tiny):
+            field.run_alone(group)
+    return {
+        "benchmark": "engine",
+        "command": f"python -m benchmarks.engine {' '.join(sys.argv[1:])}",
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "device": field.device if options.device == "cuda" else _processor(),
+        "machine": {"cpus": os.cpu_count(), "arch": platform.machine(), "load_average": os.getloadavg()},
+        "threads": options.threads,
+        "rounds": options.rounds,
+        "dtype": "bfloat16",
+        "model": None if options.model is None else options.model.name,
+        "engines": field.described,
+        "absent_peers": field.absent,
+        "cases": case_rows(field.measured, field.peers),
+        "limits": field.limits,
+        "roofline": roofline_rows(field.measured, field.limits),
+        "agreement": agreements(field.measured),
+        "quality": field.quality,
+    }
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, required=True, metavar="OUT")
+    parser.add_argument("--model", type=Path, metavar="FOLDER", help="a checkpoint in Hugging Face layout")
+    parser.add_argument("--peers", default=",".join(_PEERS), help=f"which of {', '.join(_PEERS)}; empty for none")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--case", nargs="+", default=[], metavar="NAME", help="only these cases")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--tiny", action="store_true", help="the GPU's cases at their smallest, on any device")
+    return parser.parse_args()
+
+
+def _processor() -> str:
+    names = [
+        line.partition(":")[2].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    ]
+    return f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""The engine's benchmark as Markdown tables: `python -m benchmarks.engine_table ENGINE.json`. Printed, to be put into a page."""
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+Report = dict[str, Any]
+
+
+def tables(report: Report) -> str:
+    """Give the comparison, the roofline and what the outputs are worth, with device and date."""
+    engines = list(dict.fromkeys(row["engine"] for row in report["cases"]))
+    parts = [_heading(report), comparison(report["cases"], engines), *_notes(report), roofline(report)]
+    if report["quality"]:
+        parts.append(quality(report["quality"]))
+    return "\n\n".join(parts)
+
+
+def comparison(cases: Sequence[dict[str, Any]], engines: Sequence[str]) -> str:
+    """Give one line for each case, a column for each engine, and how often the best of ours beats the best peer."""
+    lines = []
+    for name, unit in dict.fromkeys((row["name"], row["unit"]) for row in cases):
+        by_engine = {row["engine"]: row for row in cases if row["name"] == name}
+        ratios = [row["ratio_to_best_peer"] for row in by_engine.values() if row["engine"].startswith("tailrace")]
+        known = [ratio for ratio in ratios if ratio is not None]
+        values = (_value(by_engine.get(engine)) for engine in engines)
+        lines.append([name, unit, *values, f"{max(known):.2f}x" if known else "-"])
+    return _table(["case", "unit", *engines, "ours / best peer"], lines)
+
+
+def roofline(report: Report) -> str:
+    """Give one line for each kind of step: time, what it moves and computes at least, and the shares of the limits."""
+    limits = report["limits"]
+    head = ["step", "ms", "MB", "GFLOP", "of memory limit", "of compute limit"]
+    lines = [
+        [
+            f"{row['engine']} {row['case']}: {row['step']}",
+            f"{row['step_ms']:g}",
+            f"{row['step_mbytes']:g}",
+            f"{row['step_gflops']:g}",
+            f"{row['memory_share']:.0%}",
+            f"{row['compute_share']:.0%}",
+        ]
+        for row in report["roofline"]
+    ]
+    said = (
+        f"Limits measured in the same run: {limits['bytes_per_s'] / 1e9:.1f} GB/s read,"
+        f" {limits['flops_per_s'] / 1e12:.2f} TFLOP/s in {report['dtype']}."
+    )
+    return f"{said}\n\n{_table(head, lines)}"
+
+
+def quality(found: dict[str, dict[str, float]]) -> str:
+    """Give one line for each engine: how its greedy tokens stand with transformers in fp32."""
+    head = [
+        "engine",
+        "tokens that are the fp32 reference's best",
+        "largest gap to it (logits)",
+        "our fp32 logits' error",
+    ]
+    lines = [
+        [name, f"{one['best_share']:.1%}", f"{one['largest_gap']:.3f}", f"{one['logits_max_error']:.1e}"]
+        for name, one in found.items()
+    ]
+    return _table(head, lines)
+
+
+def main() -> None:
+    """Print the tables of a file."""
+    print(tables(json.loads(Path(sys.argv[1]).read_text())))
+
+
+def _heading(report: Report) -> str:
+    return f"{report['device']}, {report['threads']} threads, {report['date']}, {report['model'] or 'random weights'} in {report['dtype']}"
+
+
+def _notes(report: Report) -> list[str]:
+    notes = [f"{name}: {why.splitlines()[-1]}" for name, why in report["absent_peers"].items()]
+    notes += [f"Beams of {name}: {one['constraint']}." for name, one in report["engines"].items()]
+    return ["\n".join(f"- {note}" for note in notes)] if notes else []
+
+
+def _value(row: dict[str, Any] | None) -> str:
+    return "-" if row is None or row["value"] is None else f"{row['value']:,.4g}"
+
+
+def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    rows = [head, ["---"] * len(head), *lines]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+if __name__ == "__main__":
+    main()

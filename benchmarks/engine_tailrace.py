@@ -1,0 +1,112 @@
+"""Our engine as a contestant: through its public door, one step after another, each step's time beside what it cost at least.
+
+    python -m benchmarks.engine_tailrace '{"model": FOLDER or "shape:qwen3-1.7b", "device": "cuda", "threads": 2}'
+
+Runs with torch, numpy and safetensors alone.
+"""
+
+import platform
+import time
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.engine_cases import CodeTable, code_table
+from benchmarks.engine_shapes import random_decoder
+from benchmarks.engine_worker import Ask, Reply, serve
+from models.decoder import Decoder
+from models.weights import load_decoder
+from services.llm.engine.config import EngineConfig
+from services.llm.engine.cost_model import StepKind
+from services.llm.engine.engine import Engine
+from services.llm.engine.limits import measure_limits
+from services.llm.engine.outcome import Outcome
+from services.llm.engine.text import Sampling
+from services.llm.engine.trie import ItemCodes
+
+_SHAPE = "shape:"
+
+
+class TailraceContestant:
+    """One engine over one decoder, with a catalogue beside its text."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        torch.set_num_threads(options["threads"])
+        self._device = torch.device(options["device"])
+        self._dtype = getattr(torch, options["dtype"])
+        decoder = _load(options["model"], self._dtype, self._device)
+        self._codes = code_table(decoder.config.vocab_size)
+        config = EngineConfig(**options.get("config", {}))
+        self._engine = Engine(decoder, config, items=_items(self._codes), bundle_version="benchmark")
+
+    def describe(self) -> Reply:
+        """Give versions and the device."""
+        device = torch.cuda.get_device_name(self._device) if self._device.type == "cuda" else platform.machine()
+        return {"versions": {"torch": torch.__version__}, "device": device, "constraint": "catalogue"}
+
+    def answer(self, ask: Ask) -> Reply:
+        """Write, rank, or measure the machine's limits."""
+        if ask["do"] == "limits":
+            return asdict(measure_limits(self._device, self._dtype, effort=ask["effort"]))
+        for number, prompt in enumerate(ask["prompts"]):
+            self._add(str(number), prompt, ask, number)
+        outcomes, steps = _drain(self._engine)
+        if ask["do"] == "rank":
+            outputs = [self._codes.codes[outcome.item_indices].tolist() for outcome in outcomes]
+        else:
+            outputs = [list(outcome.token_ids) for outcome in outcomes]
+        return {"outputs": outputs, "steps": steps}
+
+    def _add(self, request_id: str, prompt: list[int], ask: Ask, number: int) -> None:
+        if ask["do"] == "rank":
+            allowed = np.ones(len(self._codes.codes), dtype=bool)
+            self._engine.add_rank(request_id, prompt, k=ask["num_best"], allowed=allowed, beam_width=ask["width"])
+        else:
+            sampling = Sampling(temperature=ask.get("temperature", 0.0), seed=number)
+            self._engine.add_text(request_id, prompt, max_new_tokens=ask["num_new"][number], sampling=sampling)
+
+
+@dataclass(slots=True)
+class _Spent:
+    """Sums over the steps of one kind."""
+
+    steps: int = 0
+    seconds: float = 0.0
+    num_bytes: float = 0.0
+    flops: float = 0.0
+
+
+def _drain(engine: Engine) -> tuple[list[Outcome], dict[str, dict[str, float]]]:
+    """Step until all is done. Gives the outcomes in the order asked, and what the steps of each kind took and cost."""
+    outcomes: list[Outcome] = []
+    spent: dict[StepKind, _Spent] = defaultdict(_Spent)
+    while engine.has_work:
+        began = time.perf_counter()
+        outcomes += engine.step(0.0)
+        if (cost := engine.last_cost) is not None:
+            kind = spent[cost.kind]
+            kind.steps += 1
+            kind.seconds += time.perf_counter() - began
+            kind.num_bytes += cost.num_bytes
+            kind.flops += cost.flops
+    outcomes.sort(key=lambda outcome: int(outcome.request_id))
+    return outcomes, {kind.value: asdict(one) for kind, one in spent.items()}
+
+
+def _load(model: str, dtype: torch.dtype, device: torch.device) -> Decoder:
+    if model.startswith(_SHAPE):
+        return random_decoder(model.removeprefix(_SHAPE), dtype, device)
+    return load_decoder(Path(model), dtype, device)
+
+
+def _items(table: CodeTable) -> ItemCodes:
+    sizes = (table.level_size,) * len(table.token_offsets)
+    return ItemCodes(codes=table.codes, level_sizes=sizes, token_offsets=table.token_offsets)
+
+
+if __name__ == "__main__":
+    serve(TailraceContestant)
