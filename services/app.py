@@ -43,6 +43,7 @@ from services.gateway.impressions import Impressions
 from services.gateway.live_bundle import LiveBundle
 from services.gateway.llm_tier import Llm, LlmTier
 from services.gateway.load_watch import LoadWatch
+from services.gateway.one_sentence import OneSentence
 from services.gateway.openai.remote import RemoteWriter
 from services.gateway.plane import DataPlane
 from services.gateway.popular import Popular
@@ -278,6 +279,8 @@ def build_plane(settings: Settings, features: Store, llm: Llm, writer: TextWrite
     shown = _producer(settings, settings.impressions_topic, settings.impressions_max_in_flight)
     load = LoadWatch(Admission(AdmissionLimits(max_in_flight=settings.gateway_max_ongoing)), metrics.strain)
     explanations = Explanations(_explanation_store(settings), metrics.explanations)
+    text_report = TextReport(TextMetrics(REGISTRY))
+    tier = None if writer is None else _text_tier(settings, writer, load, text_report)
     recommend = Recommend(
         live=live,
         features=features,
@@ -287,12 +290,12 @@ def build_plane(settings: Settings, features: Store, llm: Llm, writer: TextWrite
         report=report,
         explanations=explanations,
         load=load,
+        sentence=OneSentence(tier, text_report.metrics.sentences),
         limits=_limits(settings),
         feature_timeout_s=settings.feature_timeout_ms / 1_000,
         min_history_for_llm=settings.min_history_for_llm,
     )
     record = RecordEvents(events, settings.max_events_per_request)
-    text_report = TextReport(TextMetrics(REGISTRY))
     return DataPlane(
         recommend=recommend,
         record=record,
@@ -302,7 +305,7 @@ def build_plane(settings: Settings, features: Store, llm: Llm, writer: TextWrite
         report=report,
         explanations=explanations,
         load=load,
-        text=None if writer is None else _text_tier(settings, writer, load, text_report),
+        text=tier,
         text_report=text_report,
     )
 

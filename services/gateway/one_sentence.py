@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing
 
 import structlog
+from prometheus_client import Counter
 
 from services.contracts.access import Priority
 from services.contracts.recommend import Explained, ExplainOutcome
@@ -44,13 +45,19 @@ _TASK = "You explain recommendations. Answer with one short sentence."
 class OneSentence:
     """Asks for sentences. Without a tier, none is written."""
 
-    def __init__(self, tier: TextTier | None, wall_clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, tier: TextTier | None, outcomes: Counter, wall_clock: Callable[[], float] = time.time) -> None:
         self._tier = tier
+        self._outcomes = outcomes
         self._wall_clock = wall_clock
         self._model: TextModel | None = None
 
     async def __call__(self, seen: Sequence[str], shown: Sequence[str], box_s: float) -> Explained:
         """Say why who has seen these titles (oldest first) is shown those (best first), within `box_s` seconds. Never raises."""
+        explained = await self._within(seen, shown, box_s)
+        self._outcomes.labels(explained.outcome.value).inc()
+        return explained
+
+    async def _within(self, seen: Sequence[str], shown: Sequence[str], box_s: float) -> Explained:
         if self._tier is None or not shown:
             return Explained(ExplainOutcome.NO_TEXT)
         if box_s < MIN_BOX_S:

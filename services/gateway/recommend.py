@@ -15,7 +15,7 @@ from opentelemetry.trace import SpanKind
 from services.contracts.access import Caller
 from services.contracts.events import Impression
 from services.contracts.rank import RankResult
-from services.contracts.recommend import Recommendation, RecommendRequest, Tier
+from services.contracts.recommend import Explained, Recommendation, RecommendRequest, ScoredItem, Tier
 from services.errors import Overloaded
 from services.gateway.candidates import Ranking, as_items, best_allowed, choose
 from services.gateway.explaining import Answered
@@ -24,6 +24,7 @@ from services.gateway.impressions import Impressions
 from services.gateway.live_bundle import LiveBundle
 from services.gateway.llm_tier import LlmAnswer, LlmTier
 from services.gateway.load_watch import LoadWatch
+from services.gateway.one_sentence import OneSentence
 from services.gateway.popular import Popular
 from services.gateway.question import UNREAD, Features, Known, Question, question_of, read_known
 from services.gateway.report import Report
@@ -64,6 +65,7 @@ class Recommend:
         report: Report,
         explanations: Explanations,
         load: LoadWatch,
+        sentence: OneSentence,
         limits: DeadlineLimits,
         feature_timeout_s: float,
         min_history_for_llm: int,
@@ -78,6 +80,7 @@ class Recommend:
         self._report = report
         self._explanations = explanations
         self._load = load
+        self._sentence = sentence
         self._limits = limits
         self._feature_timeout_s = feature_timeout_s
         self._min_history_for_llm = min_history_for_llm
@@ -112,6 +115,7 @@ class Recommend:
         with stages.measure("answer"):
             rankings = self._from_the_top(question, ranked.rankings)
             items = as_items(choose(rankings, question.masks.showable, request.k), live.catalogue)
+        explained = await self._explain(question, items, stages) if request.explain else None
 
         now_ms = int(self._wall_clock() * 1_000)
         if known.features.precomputed is not None:
@@ -127,6 +131,7 @@ class Recommend:
             feature_age_ms=None if newest_ms is None else max(0, now_ms - newest_ms),
             deadline_ms=deadline.total_ms,
             stages_ms=stages.as_ms(),
+            explained=explained,
         )
         asyncio.get_running_loop().call_soon(self._impressions.offer, impression_of(question, answer, now_ms))
         answered_s = self._clock()
@@ -188,6 +193,14 @@ class Recommend:
                 log.warning("student_failed", request_id=question.request.request_id, error=repr(error))
                 return []
         return [Ranking(Tier.STUDENT, indices.tolist(), scores.tolist())]
+
+    async def _explain(self, question: Question, items: tuple[ScoredItem, ...], stages: Stages) -> Explained:
+        """Have a sentence written with what is left of the deadline; the items wait for it, and never longer than that."""
+        titles = question.live.catalogue.titles
+        with stages.measure("explain", SpanKind.CLIENT):
+            box_s = question.deadline.budget_s(self._clock())
+            seen, shown = [titles[index] for index in question.history], [item.title for item in items]
+            return await self._sentence(seen, shown, box_s)
 
     def _from_the_top(self, question: Question, best: list[Ranking]) -> Iterator[Ranking]:
         """Give the rankings in the order in which they fill the answer; popularity is ranked only when it comes to that."""

@@ -28,6 +28,7 @@ from services.gateway.impressions import Impressions
 from services.gateway.live_bundle import LiveBundle
 from services.gateway.llm_tier import LlmTier
 from services.gateway.load_watch import LoadWatch
+from services.gateway.one_sentence import OneSentence
 from services.gateway.plane import DataPlane
 from services.gateway.popular import Popular
 from services.gateway.producer import TopicProducer
@@ -165,6 +166,7 @@ def build(settings: Settings, features: FeatureReader, llm: NearLlm) -> DataPlan
     explanations = Explanations(RedisExplanations(settings.redis_address, 60), metrics.explanations)
     load = LoadWatch(Admission(AdmissionLimits(max_in_flight=256, max_delay_s=60.0)), metrics.strain)
     events = TopicProducer(settings.kafka_address, TOPIC, 10.0, 10)
+    text_report = TextReport(TextMetrics(CollectorRegistry()))
     recommend = Recommend(
         live=live,
         features=features,
@@ -174,6 +176,7 @@ def build(settings: Settings, features: FeatureReader, llm: NearLlm) -> DataPlan
         report=report,
         explanations=explanations,
         load=load,
+        sentence=OneSentence(None, text_report.metrics.sentences),
         limits=DeadlineLimits(default_ms=1_000, min_ms=5, max_ms=5_000, reserve_ms=8.0),
         feature_timeout_s=2.0,
         min_history_for_llm=1,
@@ -187,7 +190,7 @@ def build(settings: Settings, features: FeatureReader, llm: NearLlm) -> DataPlan
         report=report,
         explanations=explanations,
         load=load,
-        text_report=TextReport(TextMetrics(CollectorRegistry())),
+        text_report=text_report,
     )
 
 

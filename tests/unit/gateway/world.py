@@ -10,17 +10,20 @@ from prometheus_client import CollectorRegistry
 from models.catalogue import Catalogue
 from models.registry import BundleStore
 from services.contracts.features import PrecomputedList, UserFeatures
+from services.contracts.text import TextWriter
 from services.gateway.events import RecordEvents
 from services.gateway.explanations import Explanations
 from services.gateway.impressions import Impressions
 from services.gateway.live_bundle import LiveBundle
 from services.gateway.llm_tier import LlmTier
 from services.gateway.load_watch import LoadWatch
+from services.gateway.one_sentence import OneSentence
 from services.gateway.plane import DataPlane
 from services.gateway.popular import Popular
 from services.gateway.recommend import Recommend
 from services.gateway.report import Report
 from services.gateway.text_report import TextReport
+from services.gateway.text_tier import TextLimits, TextTier
 from services.router.admission import Admission, AdmissionLimits
 from services.router.breaker import Breaker
 from services.router.deadline import DeadlineLimits
@@ -108,8 +111,20 @@ class World:
         return self.registry.get_sample_value(name, labels) or 0.0
 
 
-def make_world(root: Path) -> World:
-    """Compose a plane as the composition root does, on fakes."""
+def tier_of(writer: TextWriter, load: LoadWatch, report: TextReport) -> TextTier:
+    """Put a writer behind its bounds; its wall clock stands still, so that it is never late by itself."""
+    return TextTier(
+        writer=writer,
+        breaker=Breaker(2, 60.0),
+        load=load,
+        report=report,
+        limits=TextLimits(),
+        wall_clock=lambda: NOW_S,
+    )
+
+
+def make_world(root: Path, writer: TextWriter | None = None) -> World:
+    """Compose a plane as the composition root does, on fakes; `writer` writes text."""
     registry = CollectorRegistry()
     metrics = GatewayMetrics(registry)
     features, student, events, impressions = FakeFeatures(standard_users()), FakeStudent(), FakeLog(), FakeLog()
@@ -123,6 +138,8 @@ def make_world(root: Path) -> World:
     load = LoadWatch(admission, metrics.strain)
     shelf = FakeShelf()
     explanations = Explanations(shelf, metrics.explanations)
+    text_report = TextReport(TextMetrics(registry))
+    tier = None if writer is None else tier_of(writer, load, text_report)
     recommend = Recommend(
         live=live,
         features=features,
@@ -132,6 +149,7 @@ def make_world(root: Path) -> World:
         report=report,
         explanations=explanations,
         load=load,
+        sentence=OneSentence(tier, text_report.metrics.sentences, wall_clock=lambda: NOW_S),
         limits=DeadlineLimits(default_ms=1_000, min_ms=5, max_ms=5_000, reserve_ms=8.0),
         feature_timeout_s=0.05,
         min_history_for_llm=3,
@@ -146,7 +164,8 @@ def make_world(root: Path) -> World:
         report=report,
         explanations=explanations,
         load=load,
-        text_report=TextReport(TextMetrics(registry)),
+        text_report=text_report,
+        text=tier,
     )
     return World(
         features,
