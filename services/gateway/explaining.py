@@ -6,8 +6,9 @@ They are spelled out after the answer has gone. Decides nothing.
 from dataclasses import dataclass, fields
 from operator import attrgetter
 
+from services.contracts.access import Caller
 from services.contracts.explanation import OWN_FIELDS, ListState, encode_explanation
-from services.contracts.recommend import Recommendation
+from services.contracts.recommend import Recommendation, RecommendRequest
 from services.gateway.llm_tier import LlmAnswer
 from services.gateway.question import Question
 from services.gateway.stages import Stages
@@ -70,6 +71,54 @@ class Answered:
         )
         llm = None if self.llm is None else _llm_part(self.llm)
         return encode_explanation(own, _facts_of(self.facts), llm, self.stages.raw())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shed:
+    """A request that was answered from memory. Planned so, and nothing was gathered to decide by."""
+
+    request: RecommendRequest
+    caller: Caller
+    answer: Recommendation
+    door: str
+    elapsed_s: float
+    now_ms: int
+    trace_id: str | None
+
+    @property
+    def request_id(self) -> str:
+        """Under which id it is found."""
+        return self.answer.request_id
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether somebody may ask why: over half of its deadline used."""
+        return self.elapsed_s * 2_000 > self.answer.deadline_ms
+
+    def record(self) -> bytes:
+        """Spell it out, in the stored form."""
+        answer, caller, route = self.answer, self.caller, (self.answer.tier, self.answer.reason)
+        own = (
+            answer.request_id,
+            self.door,
+            "ok",
+            self.now_ms,
+            None,
+            self.trace_id,
+            self.request.user_id,
+            caller.key_id,
+            caller.priority.name.lower(),
+            *route,
+            *route,
+            answer.bundle_version,
+            self.request.k,
+            len(answer.items),
+            answer.deadline_ms,
+            round(self.elapsed_s * 1_000, 3),
+            None,
+            ListState.NOT_READ,
+        )
+        return encode_explanation(own, (), None, ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

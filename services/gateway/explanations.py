@@ -14,7 +14,7 @@ from prometheus_client import Counter
 
 from services.contracts.explanation import Explanation, decode_explanation
 from services.errors import DependencyAway, NotFound
-from services.gateway.explaining import FACT_NAMES, Answered, Refused
+from services.gateway.explaining import FACT_NAMES, Answered, Refused, Shed
 
 log = structlog.get_logger()
 
@@ -47,12 +47,12 @@ class Explanations:
 
     def __init__(self, store: ExplanationStore | None, outcomes: Counter) -> None:
         self._store = store
-        self._waiting: list[Answered | Refused] = []
+        self._waiting: list[Answered | Shed | Refused] = []
         self._kept, self._dropped = outcomes.labels("kept"), outcomes.labels("dropped")
         self._is_away = False
         self._flushing: asyncio.Task[None] | None = None
 
-    def offer(self, case: Answered | Refused) -> None:
+    def offer(self, case: Answered | Shed | Refused) -> None:
         """Take in one request, or drop it when too many wait; the second half of the places is for slow requests."""
         if self._store is None or (isinstance(case, Refused) and case.code in _NOT_TOLD):
             return

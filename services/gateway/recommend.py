@@ -15,11 +15,20 @@ from opentelemetry.trace import SpanKind
 from services.contracts.access import Caller
 from services.contracts.events import Impression
 from services.contracts.rank import RankResult
-from services.contracts.recommend import Explained, Recommendation, RecommendRequest, ScoredItem, Tier
+from services.contracts.recommend import (
+    Explained,
+    ExplainOutcome,
+    Reason,
+    Recommendation,
+    RecommendRequest,
+    ScoredItem,
+    Tier,
+)
 from services.errors import Overloaded
 from services.gateway.candidates import Ranking, as_items, best_allowed, choose
-from services.gateway.explaining import Answered
+from services.gateway.explaining import Answered, Shed
 from services.gateway.explanations import Explanations
+from services.gateway.from_memory import FromMemory
 from services.gateway.impressions import Impressions
 from services.gateway.live_bundle import LiveBundle
 from services.gateway.llm_tier import LlmAnswer, LlmTier
@@ -29,7 +38,7 @@ from services.gateway.popular import Popular
 from services.gateway.question import UNREAD, Features, Known, Question, question_of, read_known
 from services.gateway.report import Report
 from services.gateway.stages import Stages
-from services.gateway.trace_notes import note_answer
+from services.gateway.trace_notes import note_answer, note_shed
 from services.router import policy
 from services.router.admission import Verdict
 from services.router.deadline import Deadline, DeadlineLimits, deadline_from
@@ -76,6 +85,7 @@ class Recommend:
         self._features = features
         self._llm = llm
         self._popular = popular
+        self._memory = FromMemory(popular)
         self._impressions = impressions
         self._report = report
         self._explanations = explanations
@@ -97,12 +107,13 @@ class Recommend:
         live = self._live.current()
         live.catalogue.check_filters(request.filters)
         deadline = deadline_from(arrived_s, request.deadline_ms, self._limits)
-        stages = Stages(self._clock, arrived_s)
-
         verdict = self._load.judge(caller.priority)
         if verdict is Verdict.REFUSE:
             raise Overloaded("the gateway", _RETRY_AFTER_S)
+        if verdict is Verdict.SHED and (items := self._memory.items(request, live)) is not None:
+            return self._from_memory(request, caller, deadline, live.version, items, door)
 
+        stages = Stages(self._clock, arrived_s)
         with self._load.working(), stages.measure("features"):
             known = UNREAD if verdict is Verdict.SHED else await self._read(request, deadline)
         with stages.measure("route"):
@@ -149,6 +160,47 @@ class Recommend:
             trace_id=trace_id(),
         )
         note_answer(told)
+        self._explanations.offer(told)
+        return answer
+
+    def _from_memory(
+        self,
+        request: RecommendRequest,
+        caller: Caller,
+        deadline: Deadline,
+        version: str,
+        items: tuple[ScoredItem, ...],
+        door: str,
+    ) -> Recommendation:
+        """Answer with these popular items. Leaves counts and an explanation, and neither a log line nor an impression.
+
+        Those two cost as much as the answer, when there is least to spend, and say the same of everybody.
+        """
+        answered_s = self._clock()
+        elapsed_s = answered_s - deadline.arrived_s
+        answer = Recommendation(
+            request_id=request.request_id,
+            items=items,
+            tier=Tier.POPULAR,
+            reason=Reason.SHED,
+            bundle_version=version,
+            newest_event_time_ms=None,
+            feature_age_ms=None,
+            deadline_ms=deadline.total_ms,
+            stages_ms={"answer": round(elapsed_s * 1_000, 3)},
+            explained=Explained(ExplainOutcome.BUSY) if request.explain else None,
+        )
+        self._report.counted(door, answer, deadline, answered_s)
+        told = Shed(
+            request=request,
+            caller=caller,
+            answer=answer,
+            door=door,
+            elapsed_s=elapsed_s,
+            now_ms=int(self._wall_clock() * 1_000),
+            trace_id=trace_id(),
+        )
+        note_shed(told)
         self._explanations.offer(told)
         return answer
 

@@ -4,8 +4,10 @@ Knows nothing of how an answer was made; reads it.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import structlog
+from prometheus_client import Counter, Histogram
 
 from services.contracts.features import PrecomputedList
 from services.contracts.recommend import Recommendation, Tier
@@ -22,12 +24,21 @@ _LIVE, _OTHER = "live", "other"
 _NUM_ANSWERS_KEPT = 20_000
 
 
+class _Series(NamedTuple):
+    """Where one kind of answer is counted."""
+
+    requests: Counter
+    answers: Counter
+    seconds: Histogram
+
+
 class Report:
     """Counts and logs answers and refusals."""
 
     def __init__(self, metrics: GatewayMetrics) -> None:
         self._metrics = metrics
         self._attribution = Attribution(_NUM_ANSWERS_KEPT)
+        self._series: dict[tuple[str, ...], _Series] = {}
         _begin_at_zero(metrics)
         self._num_answered = self._num_late = 0
 
@@ -38,21 +49,8 @@ class Report:
         return share
 
     def answered(self, door: str, answer: Recommendation, deadline: Deadline, now_s: float) -> None:
-        """A recommendation is ready to go out."""
-        elapsed_s, metrics = now_s - deadline.arrived_s, self._metrics
-        is_late = deadline.remaining_s(now_s) < 0
-        self._num_answered += 1
-        self._num_late += is_late
-        metrics.requests.labels(door, answer.tier.value, answer.reason.value, "ok").inc()
-        metrics.answers.labels(answer.tier.value, answer.bundle_version).inc()
-        self._attribution.answered(answer)
-        metrics.request_seconds.labels(door, answer.tier.value).observe(elapsed_s)
-        for stage, milliseconds in answer.stages_ms.items():
-            metrics.stage_seconds.labels(stage).observe(milliseconds / 1_000)
-        if answer.feature_age_ms is not None:
-            metrics.feature_age_seconds.observe(answer.feature_age_ms / 1_000)
-        if is_late:
-            metrics.deadline_missed.labels(door).inc()
+        """A recommendation is ready to go out: count it and say so."""
+        is_late = self.counted(door, answer, deadline, now_s)
         log.info(
             "recommended",
             request_id=answer.request_id,
@@ -62,11 +60,41 @@ class Report:
             num_items=len(answer.items),
             bundle_version=answer.bundle_version,
             deadline_ms=answer.deadline_ms,
-            elapsed_ms=round(elapsed_s * 1_000, 3),
+            elapsed_ms=round((now_s - deadline.arrived_s) * 1_000, 3),
             is_late=is_late,
             feature_age_ms=answer.feature_age_ms,
             stages_ms=answer.stages_ms,
         )
+
+    def counted(self, door: str, answer: Recommendation, deadline: Deadline, now_s: float) -> bool:
+        """Count a recommendation that is ready to go out, without a word in the log. Gives whether it is late."""
+        metrics, is_late = self._metrics, deadline.remaining_s(now_s) < 0
+        self._num_answered += 1
+        self._num_late += is_late
+        series = self._series_of(door, answer)
+        series.requests.inc()
+        series.answers.inc()
+        series.seconds.observe(now_s - deadline.arrived_s)
+        self._attribution.answered(answer)
+        for stage, milliseconds in answer.stages_ms.items():
+            metrics.stage_seconds.labels(stage).observe(milliseconds / 1_000)
+        if answer.feature_age_ms is not None:
+            metrics.feature_age_seconds.observe(answer.feature_age_ms / 1_000)
+        if is_late:
+            metrics.deadline_missed.labels(door).inc()
+        return is_late
+
+    def _series_of(self, door: str, answer: Recommendation) -> "_Series":
+        """Give the series of such an answer; looking three up by their labels costs more than counting."""
+        kind = (door, answer.tier, answer.reason, answer.bundle_version)
+        if kind not in self._series:
+            tier, metrics = answer.tier.value, self._metrics
+            self._series[kind] = _Series(
+                metrics.requests.labels(door, tier, answer.reason.value, "ok"),
+                metrics.answers.labels(tier, answer.bundle_version),
+                metrics.request_seconds.labels(door, tier),
+            )
+        return self._series[kind]
 
     def both_ranked(self, llm: Sequence[int], student: Sequence[int], k: int) -> None:
         """Both have ranked for one request (item indices, best first); compare their first k."""

@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from services.contracts.access import Scope
 from services.gateway.access import Access, OpenAccess
 from services.gateway.caller import Call, deadline_ms_from
+from services.gateway.direct_route import DirectRoute
 from services.gateway.docs_page import DOCS_PAGE
 from services.gateway.door_spans import traced_http
 from services.gateway.openai.door import add_openai
@@ -59,7 +60,14 @@ def create_rest_app(
         ("GET", "/readyz", door.readyz),
         ("GET", "/metrics", door.metrics),
     ):
-        app.add_api_route(path, endpoint, methods=[method], response_model=None, **doc_of(path))
+        app.router.add_api_route(
+            path,
+            endpoint,
+            methods=[method],
+            response_model=None,
+            route_class_override=DirectRoute,
+            **doc_of(path),
+        )
     add_openai(app, plane, max_body_bytes, tracing)
     app.add_api_route("/docs", _docs, methods=["GET"], include_in_schema=False)
     app.add_exception_handler(HTTPException, no_route)
@@ -125,11 +133,11 @@ class _RestDoor:
 
         return await guarded(http, work, scope=Scope.ADMIN)
 
-    async def healthz(self) -> Response:
+    async def healthz(self, _: Request) -> Response:
         """The process lives."""
         return json_response({"status": "ok"})
 
-    async def readyz(self) -> Response:
+    async def readyz(self, _: Request) -> Response:
         """Recommendations can be answered."""
         is_ready = self._plane().is_ready()
         return json_response({"status": "ready" if is_ready else "no bundle yet"}, 200 if is_ready else 503)

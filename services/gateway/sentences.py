@@ -55,6 +55,8 @@ def why(explanation: Explanation) -> str:
     reason = Reason(explanation.reason or "")
     words = _DECIDED if explanation.reason == explanation.planned_reason else _ENDED
     facts = explanation.facts
+    if not facts:  # shed: nothing was gathered
+        return words[reason]
     predicted_s = facts["trial_s"] if facts["num_in_flight"] == 0 else facts["predicted_s"]
     numbers = {"predicted_ms": predicted_s * 1_000, "budget_ms": facts["budget_s"] * 1_000}
     return words[reason].format(**facts, **numbers, planned_reason=explanation.planned_reason)

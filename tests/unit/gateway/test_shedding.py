@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
+from structlog.testing import capture_logs
 
 from services.contracts.access import ANYONE, Priority
-from services.contracts.recommend import Reason, Recommendation, RecommendRequest, Tier
+from services.contracts.recommend import Filters, Reason, Recommendation, RecommendRequest, Tier
 from services.errors import Overloaded
 from services.gateway.load_watch import LoadWatch
 from services.router.admission import Admission, AdmissionLimits, Verdict
@@ -41,6 +42,34 @@ async def test_low_priority_is_answered_from_memory_while_the_others_are_served(
     assert (shed.tier, shed.reason, len(shed.items)) == (Tier.POPULAR, Reason.SHED, 3)
     assert [answer.reason for answer in served] == [Reason.LLM_IN_TIME] * 2
     assert len(world.llm.asked) == 2
+
+
+async def test_an_answer_from_memory_is_counted_and_leaves_no_impression(world: World) -> None:
+    """The counters know of it; neither Kafka nor the log hears of it, while of a served one both do."""
+    strain(world, 1)
+
+    with capture_logs() as said_of_shed:
+        await ask(world, Priority.LOW)
+    with capture_logs() as said_of_served:
+        await ask(world, Priority.HIGH)
+    await asyncio.sleep(0)  # impressions are offered after the answer
+
+    labels = {"door": "rest", "tier": "popular", "reason": "shed", "code": "ok"}
+    assert world.metric("tailrace_requests_total", **labels) == 1
+    assert said_of_shed == []
+    assert [line["event"] for line in said_of_served] == ["recommended"]
+    assert len(world.impressions.records) == 1
+
+
+async def test_filters_hold_for_the_shed_too(world: World) -> None:
+    """What memory cannot answer at once takes the long way, and still asks nobody."""
+    strain(world, 1)
+    request = RecommendRequest(request_id="r", user_id="long", k=3, filters=Filters(categories=("odd",)))
+
+    answer = await world.plane.recommend(request, time.monotonic(), "rest", replace(ANYONE, priority=Priority.LOW))
+
+    assert (answer.reason, [item.item_id for item in answer.items]) == (Reason.SHED, ["i01", "i03", "i05"])
+    assert world.llm.asked == []
 
 
 async def test_low_priority_is_refused_when_even_memory_is_too_much(world: World) -> None:
