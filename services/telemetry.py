@@ -233,6 +233,12 @@ class EngineMetrics:
         def counter(name: str, text: str) -> Counter:
             return Counter(name, text, ["model_name"], registry=registry)
 
+        def steps(name: str, text: str) -> Counter:
+            return Counter(name, text, ["model_name", "kind"], registry=registry)
+
+        def limit(name: str, text: str) -> Gauge:
+            return Gauge(name, text, ["model_name"], multiprocess_mode="livemax", registry=registry)
+
         def seconds(name: str, text: str, buckets: tuple[float, ...] = ENGINE_BUCKETS_S) -> Histogram:
             return Histogram(f"vllm:{name}_seconds", text, ["model_name"], buckets=buckets, registry=registry)
 
@@ -273,6 +279,15 @@ class EngineMetrics:
         self.beam_rows = counter("tailrace_engine_beam_rows_total", "Beams computed, one for each beam and step")
         self.late_captures = counter("tailrace_engine_late_captures_total", "Graphs captured after warm-up")
         self.eager_fallbacks = counter("tailrace_engine_eager_fallbacks_total", "Steps run without their graph")
+        self.step_seconds = steps("tailrace_engine_step_seconds_total", "Time in steps, by what their rows were")
+        self.step_bytes = steps("tailrace_engine_step_bytes_total", "Bytes that steps had to move at least")
+        self.step_flops = steps("tailrace_engine_step_flops_total", "FLOPs that steps had to compute at least")
+        self.memory_limit = limit(
+            "tailrace_engine_memory_limit_bytes_per_second", "Bytes read a second, measured at start"
+        )
+        self.compute_limit = limit(
+            "tailrace_engine_compute_limit_flops_per_second", "FLOPs a second, measured at start"
+        )
         self.cache_config = Gauge(
             "vllm:cache_config_info",
             "1 for the size of the KV cache in use",

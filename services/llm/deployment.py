@@ -17,6 +17,7 @@ from services.contracts.rank import RankRequest
 from services.errors import BundleMismatch, DeadlineExceeded, TailraceError
 from services.llm.bundle_watch import BundleWatch
 from services.llm.engine.config import EngineConfig
+from services.llm.engine.limits import measure_limits
 from services.llm.engine.outcome import Status
 from services.llm.engine_report import EngineReport
 from services.llm.engine_spans import tell
@@ -45,6 +46,7 @@ class LlmDeployment:
         registry = CollectorRegistry()
         self._metrics = EngineMetrics(registry)
         ProcessMetrics(registry, "llm")
+        self._limits = measure_limits(torch.device(settings.llm_device), getattr(torch, settings.llm_dtype))
         config = engine_config(settings)
         self._metrics.cache_config.labels(_MODEL_NAME, str(config.block_tokens), str(config.num_blocks)).set(1)
         self._watch = BundleWatch(BundleStore(settings.bundle_root), settings.bundle_poll_s, self._load, self._start)
@@ -82,7 +84,7 @@ class LlmDeployment:
 
     def _load(self, bundle: Bundle) -> LoadedBundle:
         settings = self._settings
-        dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[settings.llm_dtype]
+        dtype: torch.dtype = getattr(torch, settings.llm_dtype)
         return load_bundle(bundle, engine_config(settings), dtype, settings.llm_device)
 
     def _start(self, bundle: LoadedBundle) -> EngineThread:
@@ -90,7 +92,7 @@ class LlmDeployment:
             self._metrics.replicas.labels(self._version).set(0)
         self._version = bundle.version
         self._metrics.replicas.labels(bundle.version).set(1)
-        report = EngineReport(self._metrics, bundle.engine, _MODEL_NAME)
+        report = EngineReport(self._metrics, bundle.engine, _MODEL_NAME, self._limits)
         return EngineThread(bundle.engine, self._settings.llm_threads, report.step)
 
 

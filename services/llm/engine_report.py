@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from services.llm.engine.cost_model import Limits, StepKind
 from services.llm.engine.engine import Engine
 from services.llm.engine.outcome import Grown
 from services.llm.engine_stream import Ended
@@ -12,7 +13,7 @@ from services.telemetry import EngineMetrics
 class EngineReport:
     """The metrics of one engine, which callers know by the name of its model."""
 
-    def __init__(self, metrics: EngineMetrics, engine: Engine, model_name: str) -> None:
+    def __init__(self, metrics: EngineMetrics, engine: Engine, model_name: str, limits: Limits) -> None:
         self._metrics = metrics
         self._engine = engine
         self._name = model_name
@@ -21,6 +22,10 @@ class EngineReport:
             counter.labels(model_name)
         for counter in (metrics.generation_tokens, metrics.beam_rows, metrics.late_captures, metrics.eager_fallbacks):
             counter.labels(model_name)
+        for kind in StepKind:
+            metrics.step_seconds.labels(model_name, kind.value)
+        metrics.memory_limit.labels(model_name).set(limits.bytes_per_s)
+        metrics.compute_limit.labels(model_name).set(limits.flops_per_s)
 
     def step(self, stepped: Stepped) -> None:
         """Count a step, its tokens and what ended in it."""
@@ -29,6 +34,7 @@ class EngineReport:
             metrics.step_tokens.labels(name).observe(size.num_tokens)
             metrics.batch_size.labels(name).observe(size.num_requests)
             metrics.beam_rows.labels(name).inc(size.num_beam_rows)
+            self._cost(stepped.finished_s - stepped.began_s)
         metrics.running.labels(name).set(stepped.load.num_running)
         metrics.waiting.labels(name).set(stepped.load.num_waiting)
         metrics.kv_cache_usage.labels(name).set(stepped.load.kv_cache_usage)
@@ -37,6 +43,14 @@ class EngineReport:
             self._gaps(stepped.grown, stepped.finished_s)
         for end in stepped.ended:
             self._end(end)
+
+    def _cost(self, seconds: float) -> None:
+        cost = self._engine.last_cost
+        if cost is not None:
+            labels = (self._name, cost.kind.value)
+            self._metrics.step_seconds.labels(*labels).inc(seconds)
+            self._metrics.step_bytes.labels(*labels).inc(cost.num_bytes)
+            self._metrics.step_flops.labels(*labels).inc(cost.flops)
 
     def _gaps(self, grown: Sequence[Grown], now_s: float) -> None:
         gap_seconds = self._metrics.inter_token_seconds.labels(self._name)

@@ -31,11 +31,12 @@ AskAll = Callable[[Engine, Sequence[str], float], None]
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """What a step brought, the load after it, and the monotonic second at which it ended."""
+    """What a step brought, the load after it, and the monotonic seconds at which it began and ended."""
 
     load: EngineLoad
     grown: Sequence[Grown]
     ended: Sequence[Ended]
+    began_s: float
     finished_s: float
 
 
@@ -135,9 +136,11 @@ class EngineThread:
             self._step()
 
     def _step(self) -> None:
-        outcomes = self._engine.step(time.monotonic())
+        began_s = time.monotonic()
+        outcomes = self._engine.step(began_s)
         load, now_s = self._engine.load(), time.monotonic()
-        stepped = Stepped(load, self._engine.grown, [Ended(outcome, now_s, load) for outcome in outcomes], now_s)
+        ended = [Ended(outcome, now_s, load) for outcome in outcomes]
+        stepped = Stepped(load, self._engine.grown, ended, began_s, now_s)
         self._tell(stepped)
         self._on_step(stepped)
 

@@ -18,6 +18,7 @@ from ray.serve.config import RequestRouterConfig
 from services.contracts.text import TextModel, TextRequest
 from services.errors import TailraceError
 from services.llm.engine.config import EngineConfig
+from services.llm.engine.limits import measure_limits
 from services.llm.engine_report import EngineReport
 from services.llm.engine_thread import EngineThread
 from services.llm.loaded_text import LoadedText, TextLimits, load_text
@@ -49,7 +50,8 @@ class TextDeployment:
         self._text = _load(settings, config)
         name = self._text.model.name
         metrics.cache_config.labels(name, str(config.block_tokens), str(config.num_blocks)).set(1)
-        report = EngineReport(metrics, self._text.engine, name)
+        limits = measure_limits(torch.device(settings.llm_device), getattr(torch, settings.text_dtype))
+        report = EngineReport(metrics, self._text.engine, name, limits)
         self._thread = EngineThread(self._text.engine, settings.text_threads, report.step)
 
     def __del__(self) -> None:
@@ -108,7 +110,7 @@ def text_engine_config(settings: Settings) -> EngineConfig:
 
 def _load(settings: Settings, config: EngineConfig) -> LoadedText:
     folder = checkpoint_folder(settings.text_path, settings.cache_dir)
-    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[settings.text_dtype]
+    dtype: torch.dtype = getattr(torch, settings.text_dtype)
     limits = TextLimits(max_tokens=settings.text_max_tokens, max_choices=settings.text_max_choices)
     return load_text(folder, settings.text_model or folder.name, config, dtype, settings.llm_device, limits)
 

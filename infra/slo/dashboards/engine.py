@@ -3,6 +3,16 @@
 from infra.slo.dashboards.board import RANGE, Board, Panel, Query, Row
 from infra.slo.dashboards.queries import mean, quantile, rate
 
+
+def _share_of_limit(what: str, limit: str) -> Query:
+    """What a second of steps moves or computes, out of the most that the machine could."""
+    by = "model_name, kind"
+    done, spent = (f"sum by ({by}) (rate(tailrace_engine_step_{name}_total[{RANGE}]))" for name in (what, "seconds"))
+    return Query(
+        f"{done} / {spent} / on (model_name) group_left () max by (model_name) ({limit})", "{{model_name}} {{kind}}"
+    )
+
+
 BOARD = Board(
     name="engine",
     title="engine",
@@ -75,6 +85,28 @@ BOARD = Board(
                     queries=(mean("vllm:iteration_tokens_total"), quantile(0.99, "vllm:iteration_tokens_total")),
                 ),
                 Panel(title="Steps", queries=(rate("tailrace_engine_batch_size_count"),), unit="ops"),
+            ),
+        ),
+        Row(
+            "Against the machine's limits, by what a step's rows were",
+            (
+                Panel(
+                    title="Memory: share of the rate that reading reaches",
+                    queries=(_share_of_limit("bytes", "tailrace_engine_memory_limit_bytes_per_second"),),
+                    unit="percentunit",
+                    says="What steps had to move at least, by their time and the rate measured at the replica's start.",
+                ),
+                Panel(
+                    title="Compute: share of the rate that a large product reaches",
+                    queries=(_share_of_limit("flops", "tailrace_engine_compute_limit_flops_per_second"),),
+                    unit="percentunit",
+                    says="What steps had to compute at least, by their time and the rate measured at the replica's start.",
+                ),
+                Panel(
+                    title="Time in steps, each second",
+                    queries=(rate("tailrace_engine_step_seconds_total", "model_name, kind"),),
+                    kind="areas",
+                ),
             ),
         ),
         Row(
