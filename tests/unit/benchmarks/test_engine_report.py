@@ -1,0 +1,121 @@
+"""What is published of the engine's benchmark: medians, ratios, shares of limits, agreement, and the page's tables."""
+
+from typing import Any
+
+import pytest
+
+from benchmarks.engine_cases import Case
+from benchmarks.engine_report import Measured, agreements, case_rows, roofline_rows
+from benchmarks.engine_table import tables
+
+WRITE = Case(name="decode-2", unit="output tokens/s", batch=2, prompt_len=4, num_new=5)
+RANK = Case(name="beams-2", unit="requests/s", batch=1, prompt_len=4, width=2)
+WAIT = Case(name="wait", unit="ms", batch=1, prompt_len=4, width=2)
+PEERS = ["transformers", "vllm"]
+
+
+def measured(case: Case, engine: str, *seconds: float, outputs: Any = ()) -> Measured:
+    """One engine's runs of a case."""
+    return Measured(case, engine, [{"seconds": one, "outputs": list(outputs)} for one in seconds])
+
+
+def test_the_median_and_the_best_peer() -> None:
+    """A ratio is to the peer that is fastest in that case; above 1 is faster than it."""
+    rows = case_rows(
+        [
+            measured(WRITE, "tailrace", 0.5, 9.0, 0.4),
+            measured(WRITE, "transformers", 1.0),
+            measured(WRITE, "vllm", 2.0),
+        ],
+        PEERS,
+    )
+
+    assert [(row["engine"], row["value"], row["ratio_to_best_peer"]) for row in rows] == [
+        ("tailrace", 20.0, 2.0),
+        ("transformers", 10.0, 1.0),
+        ("vllm", 5.0, 0.5),
+    ]
+    assert rows[0]["runs"] == [20.0, 1.111, 25.0]
+
+
+def test_less_time_is_better() -> None:
+    """In milliseconds half the peer's time is a ratio of 2."""
+    rows = case_rows([measured(WAIT, "tailrace", 0.01), measured(WAIT, "vllm", 0.02)], PEERS)
+
+    assert rows[0]["ratio_to_best_peer"] == 2.0
+
+
+def test_what_an_engine_cannot_do_is_said() -> None:
+    """A case without runs has no value and tells why; nobody is compared with it."""
+    failed = Measured(RANK, "vllm", error="ValueError: no")
+
+    rows = case_rows([measured(RANK, "tailrace", 0.5), failed], PEERS)
+
+    assert rows[0]["ratio_to_best_peer"] is None
+    assert (rows[1]["value"], rows[1]["error"]) == (None, "ValueError: no")
+
+
+def test_steps_are_held_against_the_limits() -> None:
+    """Of the run with the median step time; the nearer limit is what binds."""
+    one = measured(WRITE, "tailrace", 1.0, 1.0, 1.0)
+    for run, seconds in zip(one.runs, (4.0, 2.0, 1.0), strict=True):
+        run["steps"] = {"decode": {"steps": 2, "seconds": seconds, "num_bytes": 100.0, "flops": 30.0}}
+
+    rows = roofline_rows([one], {"bytes_per_s": 100.0, "flops_per_s": 150.0})
+
+    assert rows[0] | {"step_mbytes": 0} == {
+        "case": "decode-2",
+        "engine": "tailrace",
+        "step": "decode",
+        "step_ms": 1000.0,
+        "step_mbytes": 0,
+        "step_gflops": 1.5e-08,
+        "memory_share": 0.5,
+        "compute_share": 0.1,
+        "bound_by": "memory",
+        "share_of_limit": 0.5,
+    }
+
+
+def test_agreement_is_counted_place_by_place_or_as_sets() -> None:
+    """Texts by position, items by membership; an engine that is not held to the catalogue is left out."""
+    runs = [
+        measured(WRITE, "tailrace", 1.0, outputs=[[1, 2, 3, 4], [5, 6, 7, 8]]),
+        measured(WRITE, "transformers", 1.0, outputs=[[1, 2, 9, 9], [5, 6, 7, 8]]),
+        measured(RANK, "tailrace", 1.0, outputs=[[[1, 2, 3], [4, 5, 6]]]),
+        measured(RANK, "transformers", 1.0, outputs=[[[4, 5, 6], [7, 8, 9]]]),
+        measured(RANK, "vllm", 1.0, outputs=[[[1, 2, 3], [1, 2, 3]]]),
+    ]
+
+    found = {(row["case"], row["engine"]): row["share"] for row in agreements(runs)}
+
+    assert found == {("decode-2", "tailrace"): 0.75, ("beams-2", "tailrace"): 0.5}
+
+
+@pytest.mark.parametrize(
+    "quality", [{}, {"tailrace": {"best_share": 1.0, "largest_gap": 0.0, "logits_max_error": 9e-5}}]
+)
+def test_the_page(quality: dict[str, Any]) -> None:
+    """Tables with device and date; what is absent is named, and what cannot be held to the catalogue."""
+    one = measured(WRITE, "tailrace", 0.5)
+    report = {
+        "device": "a processor",
+        "threads": 2,
+        "date": "2026-11-21",
+        "model": "m",
+        "dtype": "bfloat16",
+        "cases": case_rows([one, measured(WRITE, "transformers", 1.0)], PEERS),
+        "roofline": [],
+        "limits": {"bytes_per_s": 24e9, "flops_per_s": 2.3e12},
+        "absent_peers": {"vllm": "not installed: run `make bench-peers`"},
+        "engines": {"transformers": {"constraint": "by a processor"}},
+        "quality": quality,
+    }
+
+    page = tables(report)
+
+    assert "a processor, 2 threads, 2026-11-21, m in bfloat16" in page
+    assert "| decode-2 | output tokens/s | 20 | 10 | 2.00x |" in page
+    assert "- vllm: not installed: run `make bench-peers`" in page
+    assert "24.0 GB/s read, 2.30 TFLOP/s" in page
+    assert ("| tailrace | 100.0% | 0.000 | 9.0e-05 |" in page) == bool(quality)
