@@ -177,6 +177,7 @@ def build_app(settings: Settings) -> "Application":
         ray_actor_options={"num_cpus": 0},
         health_check_period_s=5,
         graceful_shutdown_timeout_s=5,
+        logging_config={"enable_access_log": False},  # our own line says more
     )(serve.ingress()(Gateway))
     text = build_text(settings) if settings.text_path else None
     application: Application = deployment.bind(settings, build_llm(settings), text)
