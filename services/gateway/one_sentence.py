@@ -39,7 +39,7 @@ MIN_BOX_S = 0.02
 """With less than this left, nobody is asked."""
 _MAX_CHARS = 300
 _SENTENCE = re.compile(r".*?[.!?](?=\s|$)", re.DOTALL)
-_TASK = "You explain recommendations. Answer with one short sentence."
+_TASK = "Answer with one short sentence."
 
 
 class OneSentence:
@@ -93,7 +93,7 @@ class OneSentence:
 def prompt_of(seen: Sequence[str], shown: Sequence[str]) -> str:
     """Put the question: the newest of what was seen, the best of what is shown."""
     history = f"Someone liked: {'; '.join(seen[-NUM_TITLES:])}.\n" if seen else ""
-    return f"{history}We recommend: {'; '.join(shown[:NUM_TITLES])}.\nWhy could they like it?"
+    return f"{history}We recommend: {'; '.join(shown[:NUM_TITLES])}.\nWhy could they like it? {_TASK}"
 
 
 def whole_sentence(text: str) -> str | None:
@@ -110,12 +110,12 @@ def _tidy(text: str) -> str:
 
 def _request(model: TextModel, prompt: str, deadline_unix_s: float) -> TextRequest:
     chats = model.has_chat_template
-    turns = (ChatMessage(role="system", content=_TASK), ChatMessage(role="user", content=prompt))
+    turns = (ChatMessage(role="user", content=prompt),)  # not every template has a place for a system's words
     return TextRequest(
         request_id=uuid.uuid4().hex,
         model=model.name,
         messages=turns if chats else (),
-        prompt=None if chats else f"{_TASK}\n{prompt}\nBecause",
+        prompt=None if chats else f"{prompt}\n",
         max_tokens=MAX_TOKENS,
         sampling=SamplingOptions(temperature=0.0),
         stop=("\n\n",),

@@ -35,15 +35,16 @@ class TextReport:
         self.metrics.requests.labels(route, code).inc()
         log.info("text_ended", route=route, code=code, request_id=request_id, message=message)
 
-    def watch(self, route: str) -> "Watched":
-        """Begin to watch one text, from now."""
-        return Watched(self.metrics, route, self.clock)
+    def watch(self, route: str, *, in_pieces: bool) -> "Watched":
+        """Begin to watch one text, from now. One that comes whole says nothing of first tokens and gaps."""
+        return Watched(self.metrics, route, self.clock, in_pieces=in_pieces)
 
 
 class Watched:
     """One text as its pieces pass by."""
 
-    def __init__(self, metrics: TextMetrics, route: str, clock: Callable[[], float]) -> None:
+    def __init__(self, metrics: TextMetrics, route: str, clock: Callable[[], float], *, in_pieces: bool) -> None:
+        self._in_pieces = in_pieces
         self._metrics = metrics
         self._route = route
         self._clock = clock
@@ -54,7 +55,9 @@ class Watched:
         """This event passes now."""
         match event:
             case TextPiece(num_tokens=num_tokens) if num_tokens > 0:
-                self._timed(event)
+                self._metrics.tokens.labels("completion").inc(num_tokens)
+                if self._in_pieces:
+                    self._timed(event)
             case TextDone():
                 tokens = self._metrics.tokens
                 tokens.labels("prompt").inc(event.num_prompt_tokens)
@@ -69,4 +72,3 @@ class Watched:
         if (last_s := self._last_s.get(piece.index)) is not None:
             metrics.token_gap_seconds.labels(self._route).observe((now_s - last_s) / piece.num_tokens)
         self._last_s[piece.index] = now_s
-        metrics.tokens.labels("completion").inc(piece.num_tokens)

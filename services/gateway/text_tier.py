@@ -35,7 +35,7 @@ from services.router.breaker import Breaker, BreakerState
 log = structlog.get_logger()
 
 NUM_PLACES = 64
-GRACE_S = 0.25
+GRACE_S = 0.5
 """How long after the deadline a writer may still say itself that it was late."""
 _RETRY_AFTER_S = 1.0
 
@@ -97,7 +97,8 @@ class TextTier:
         self._check(request)
         self._breaker.started(self._clock())
         self._count(request.n)
-        watched, verdict = self._report.watch(route), self._breaker.abandoned
+        watched = self._report.watch(route, in_pieces=request.in_pieces)
+        verdict = self._breaker.abandoned
         try:
             async with aclosing(self._in_time(request)) as events:
                 async for event in events:

@@ -124,6 +124,7 @@ def _request(
         stop_token_ids=tuple(asked.stop_token_ids),
         ignore_eos=asked.ignore_eos,
         json_schema=_json_schema(asked.response_format),
+        in_pieces=asked.stream,
         priority=asking.caller.priority,
         deadline_unix_s=asking.deadline_unix_s,
         trace=trace_headers(),

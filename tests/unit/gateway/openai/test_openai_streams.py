@@ -167,13 +167,14 @@ async def test_a_ranking_streams_too(http: httpx.AsyncClient) -> None:
 
 
 async def test_metrics_tell_of_first_tokens_and_gaps(http: httpx.AsyncClient, texts: World) -> None:
-    """One first token per text, a gap for every further token of a choice."""
-    await http.post(COMPLETIONS, json=body(max_tokens=4, n=2))
+    """One first token per stream, a gap for every further token of a choice; what comes whole tells of neither."""
+    await http.post(COMPLETIONS, json=body(max_tokens=4, n=2, stream=True))
+    await http.post(COMPLETIONS, json=body(max_tokens=1))
 
     route = {"route": "completions"}
     assert texts.metric("tailrace_text_first_token_seconds_count", **route) == 1
     assert texts.metric("tailrace_text_token_gap_seconds_count", **route) == 6
-    assert texts.metric("tailrace_text_tokens_total", kind="completion") == 8
-    assert texts.metric("tailrace_text_tokens_total", kind="prompt") == 3
-    assert texts.metric("tailrace_text_tokens_total", kind="cached") == 1
-    assert texts.metric("tailrace_text_requests_total", code="ok", **route) == 1
+    assert texts.metric("tailrace_text_tokens_total", kind="completion") == 9
+    assert texts.metric("tailrace_text_tokens_total", kind="prompt") == 6
+    assert texts.metric("tailrace_text_tokens_total", kind="cached") == 2
+    assert texts.metric("tailrace_text_requests_total", code="ok", **route) == 2

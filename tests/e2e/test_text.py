@@ -1,0 +1,186 @@
+"""Text on a whole stack with keys, over a tiny random checkpoint: the openai client, guided output, leaving, and the neighbours."""
+
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import openai
+import pytest
+from openai import OpenAI
+
+from tests.checkpoints import write_checkpoint
+from tests.servers import HOST, wait_for
+from tests.stack import Stack
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # httpx's, of a stream left open
+
+MODEL = "tiny"
+MAX_TOKENS = 3_500
+SAID: list[Any] = [{"role": "user", "content": "the river runs on"}]
+NUM_FLOODING, NUM_ASKED, DEADLINE_MS = 12, 60, 500
+
+
+@dataclass
+class Texts:
+    """A stack that serves text, and its keys by id."""
+
+    stack: Stack
+    keys: dict[str, str]
+
+    def client(self, key_id: str) -> OpenAI:
+        """The client as its users make it."""
+        url = f"http://{HOST}:{self.stack.settings.http_port}/v1"
+        return OpenAI(base_url=url, api_key=self.keys[key_id], max_retries=0)
+
+    def recommend(self, **fields: Any) -> dict[str, Any]:
+        """Ask for a recommendation."""
+        headers = {"authorization": f"Bearer {self.keys['shop']}"}
+        answer = self.stack.rest.post("/v1/recommendations", json=fields, headers=headers)
+        assert answer.status_code == 200, answer.text
+        told: dict[str, Any] = answer.json()
+        return told
+
+
+@pytest.fixture(scope="module")
+def texts(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Texts]:
+    """Start it beside the shared stack, whose bundle it serves; stop it afterwards."""
+    folder = tmp_path_factory.mktemp("texts")
+    for name in ("bundles", "features"):
+        shutil.copytree(stack.settings.state_dir / name, folder / "state" / name)
+    running = Stack(
+        folder / "state",
+        text_path=str(write_checkpoint(folder / MODEL, max_positions=4_096)),
+        text_max_tokens=MAX_TOKENS,
+        api_keys_file=folder / "keys.json",
+        gateway_replicas=1,
+    )
+    keys = {}
+    for key_id, scope in {"writer": "text", "shop": "recommend"}.items():
+        keys[key_id] = running.command("keys", "new", "--id", key_id, "--scope", scope).stdout.strip()
+    try:
+        running.start()
+        yield Texts(running, keys)
+    finally:
+        running.close()
+
+
+def test_the_models_are_listed(texts: Texts) -> None:
+    """The checkpoint, and the live bundle."""
+    assert [model.id for model in texts.client("writer").models.list()] == [MODEL, "tailrace-recommender"]
+
+
+def test_a_chat_whole_and_streamed_says_the_same(texts: Texts) -> None:
+    """Greedy text is the same both ways; the usage counts the prompt through the template."""
+    client = texts.client("writer")
+    asked: dict[str, Any] = {"model": MODEL, "messages": SAID, "max_tokens": 24, "temperature": 0}
+
+    whole = client.chat.completions.create(**asked)
+    chunks = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+
+    streamed = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
+    assert whole.usage is not None
+    assert chunks[-1].usage is not None
+    assert streamed == whole.choices[0].message.content
+    assert 0 < whole.usage.completion_tokens <= 24
+    assert chunks[-1].usage.prompt_tokens == whole.usage.prompt_tokens > 4
+
+
+def test_a_schema_holds(texts: Texts) -> None:
+    """Even a random model writes what the schema allows, and nothing else."""
+    schema = {
+        "type": "object",
+        "properties": {"flow": {"enum": ["head", "tail"]}},
+        "required": ["flow"],
+        "additionalProperties": False,
+    }
+    answer = texts.client("writer").chat.completions.create(
+        model=MODEL,
+        messages=SAID,
+        max_tokens=200,
+        seed=1,
+        response_format={"type": "json_schema", "json_schema": {"name": "flow", "schema": schema}},
+    )
+
+    assert json.loads(answer.choices[0].message.content or "")["flow"] in {"head", "tail"}
+
+
+def test_leaving_ends_the_work(texts: Texts) -> None:
+    """Through the edge and Ray, a caller who goes away midway stops the engine's work for it."""
+    stack = texts.stack
+    stream = texts.client("writer").completions.create(
+        model=MODEL, prompt="the tail", max_tokens=MAX_TOKENS, stream=True, extra_body={"ignore_eos": True}
+    )
+    next(iter(stream))
+    assert stack.metric("tailrace_text_in_flight") == 1
+    stream.close()
+
+    wait_for(lambda: stack.metric("tailrace_text_in_flight") == 0, what="the text's end at the door")
+    wait_for(
+        lambda: stack.metric("vllm:num_requests_running", model_name=MODEL) == 0, what="the text's end at the engine"
+    )
+    assert stack.metric("tailrace_text_requests_total", code="cancelled") == 1
+    assert stack.metric("tailrace_text_tokens_total", kind="completion") < MAX_TOKENS
+
+
+def test_a_key_without_the_scope_writes_nothing(texts: Texts) -> None:
+    """Scopes are apart: text does not recommend, recommend does not write."""
+    with pytest.raises(openai.PermissionDeniedError):
+        texts.client("shop").chat.completions.create(model=MODEL, messages=SAID)
+    with pytest.raises(openai.PermissionDeniedError):
+        texts.client("writer").completions.create(model="tailrace-recommender", prompt="50")
+    refused = texts.stack.rest.post(
+        "/v1/recommendations", json={"user_id": "1"}, headers={"authorization": f"Bearer {texts.keys['writer']}"}
+    )
+
+    assert refused.status_code == 403
+
+
+def test_a_recommendation_can_carry_a_sentence(texts: Texts) -> None:
+    """With time enough it is written; without, the items come all the same."""
+    ample = texts.recommend(recent_item_ids=["50", "181", "258"], k=3, deadline_ms=4_000, explain=True)
+    tight = texts.recommend(recent_item_ids=["50", "181", "258"], k=3, deadline_ms=5, explain=True)
+
+    assert (ample["explanation_reason"], len(ample["items"])) == ("written", 3)
+    assert ample["explanation"]
+    assert (tight["explanation_reason"], len(tight["items"])) == ("late", 3)
+    assert "explanation" not in tight
+
+
+def test_recommendations_keep_their_deadline_while_text_is_flooded(texts: Texts) -> None:
+    """All are answered, and all but a few in time."""
+    is_over = threading.Event()
+
+    def flood() -> None:
+        client = texts.client("writer")
+        while not is_over.is_set():
+            try:
+                stream = client.completions.create(
+                    model=MODEL, prompt="the tail", max_tokens=200, stream=True, extra_body={"ignore_eos": True}
+                )
+                for _ in stream:
+                    if is_over.is_set():
+                        stream.close()
+                        break
+            except openai.RateLimitError:
+                is_over.wait(0.1)
+
+    flooding = [threading.Thread(target=flood, daemon=True) for _ in range(NUM_FLOODING)]
+    for one in flooding:
+        one.start()
+    stack = texts.stack
+    wait_for(lambda: stack.metric("tailrace_text_in_flight") >= NUM_FLOODING / 2, what="the flood")
+    missed_before = stack.metric("tailrace_deadline_missed_total")
+    try:
+        answers = [texts.recommend(user_id=str(1 + place), k=5, deadline_ms=DEADLINE_MS) for place in range(NUM_ASKED)]
+    finally:
+        is_over.set()
+        for one in flooding:
+            one.join(20)
+
+    assert all(len(answer["items"]) == 5 for answer in answers)
+    assert stack.metric("tailrace_deadline_missed_total") - missed_before <= 0.05 * NUM_ASKED
