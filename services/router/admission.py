@@ -24,10 +24,10 @@ from enum import StrEnum
 from services.contracts.access import Priority, places_for
 
 MAX_STRAIN = 5.0
-_WINDOW_S = 0.2
+_WINDOW_S = 0.1
 _MIN_LOOKS = 2
 _RISE = 0.5
-_FALL = 0.05
+_FALL = 0.025
 _LATE = (1.0, 2.5, 5.0, 5.0, 10.0)
 """By unit of strain: how many times what may be is too much there."""
 _CALM_SHARE = 0.7

@@ -134,14 +134,14 @@ def test_a_single_stall_sheds_nobody() -> None:
     assert verdicts(admission, Priority.LOW) == {Verdict.ADMIT}
 
 
-def test_a_standing_queue_sheds_low_within_half_a_second() -> None:
+def test_a_standing_queue_sheds_low_within_a_quarter_of_a_second() -> None:
     """Looks that are all late count at once."""
     admission, now_s = Admission(LIMITS), 0.0
     while admission.judge(Priority.LOW, 0) is Verdict.ADMIT and now_s < 10:
         now_s += 0.02 + 0.05
         admission.looked(now_s, 0.05, 0.0)
 
-    assert now_s < 0.5
+    assert now_s < 0.25
 
 
 @pytest.mark.parametrize(("delay_s", "worst"), [(0.021, 1), (0.049, 1), (0.051, 2), (0.099, 2), (0.101, 4), (0.3, 5)])
@@ -165,7 +165,7 @@ def test_recovery_is_slow_and_in_order() -> None:
                 served_in_full[priority] = window - 99
 
     assert served_in_full[Priority.HIGH] == 1
-    assert 15 <= served_in_full[Priority.NORMAL] < served_in_full[Priority.LOW]
+    assert 30 <= served_in_full[Priority.NORMAL] < served_in_full[Priority.LOW]
     assert admission.strain == 0
 
 
@@ -187,9 +187,9 @@ def test_between_calm_and_late_nothing_changes(strain: float, pressure: float) -
 
 
 @given(st.floats(0, MAX_STRAIN), st.floats(0, 20))
-def test_it_rises_ten_times_as_fast_as_it_falls(strain: float, pressure: float) -> None:
-    """A step is half a unit up or a twentieth down, never both ways at one pressure."""
+def test_it_rises_twenty_times_as_fast_as_it_falls(strain: float, pressure: float) -> None:
+    """A step is half a unit up or a fortieth down, never both ways at one pressure."""
     step = strain_after(strain, pressure) - strain
 
-    assert -0.051 <= step <= 0.501
+    assert -0.026 <= step <= 0.501
     assert step >= 0 or strain_after(strain, pressure + 20) > strain or strain == MAX_STRAIN
