@@ -14,6 +14,8 @@ from services.llm.engine.trie import Level
 
 _LOW_BITS = 0xFFFF_FFFF
 _NOBODY = -1
+_PADDED_SHARE = 2
+"""Beams' children are packed where padding each beam's would take more than this many times the places."""
 
 
 class Chosen(NamedTuple):
@@ -46,33 +48,51 @@ def choose_first(level: Level, logp_RS: Tensor, bits_RX: Tensor, count: int) -> 
 def choose_next(
     level: Level, node_RB: Tensor, score_RB: Tensor, logp_RBS: Tensor, bits_RX: Tensor, count: int
 ) -> Chosen:
-    """Choose among all children of all beams. A beam with score -inf is padding. The level's shape alone decides how they are found."""
-    child_RBC, score_RBC = (_dense_children if level.table_PS is not None else _sparse_children)(
-        level, node_RB, logp_RBS
-    )
-    child_RC = child_RBC.flatten(1)
-    score_RC = (
-        score_RBC.add_(score_RB.unsqueeze(-1)).flatten(1).masked_fill_(~_are_alive(bits_RX, child_RC), -torch.inf)
-    )
+    """Choose among all children of all beams, whose nodes differ. A beam with score -inf is padding."""
+    parent_RC, child_RC, score_RC = _children(level, node_RB, score_RB, logp_RBS)
+    score_RC.masked_fill_(~_are_alive(bits_RX, child_RC), -torch.inf)
     places = top_by_score(score_RC, child_RC, min(count, score_RC.shape[-1]))
-    parents = places // child_RBC.shape[-1]
-    return Chosen(parents, child_RC.gather(-1, places).long(), score_RC.gather(-1, places))
+    return Chosen(parent_RC.gather(-1, places), child_RC.gather(-1, places).long(), score_RC.gather(-1, places))
 
 
-def _dense_children(level: Level, node_RB: Tensor, logp_RBS: Tensor) -> tuple[Tensor, Tensor]:
-    """Give one place for each code, and its score."""
-    assert level.table_PS is not None
-    return level.table_PS[node_RB], logp_RBS.clone()
+def _children(level: Level, node_RB: Tensor, score_RB: Tensor, logp_RBS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Give the candidates (R, C): beam, child and score; no child where a place is not needed. The number of places is static."""
+    num_beams = node_RB.shape[1]
+    if level.table_PS is not None:
+        child_RBC, score_RBC = level.table_PS[node_RB], logp_RBS + score_RB.unsqueeze(-1)
+    elif num_beams * level.max_children <= _PADDED_SHARE * level.most_children(num_beams):
+        child_RBC, score_RBC = _padded_children(level, node_RB, score_RB, logp_RBS)
+    else:
+        return _packed_children(level, node_RB, score_RB, logp_RBS)
+    parent_C = torch.arange(num_beams, device=node_RB.device).repeat_interleave(child_RBC.shape[-1])
+    return parent_C.expand(len(node_RB), -1), child_RBC.flatten(1), score_RBC.flatten(1)
 
 
-def _sparse_children(level: Level, node_RB: Tensor, logp_RBS: Tensor) -> tuple[Tensor, Tensor]:
-    """Give as many places as the widest parent has children, and their scores."""
+def _padded_children(level: Level, node_RB: Tensor, score_RB: Tensor, logp_RBS: Tensor) -> tuple[Tensor, Tensor]:
+    """Give each beam as many places as the widest parent has children."""
     start_RB1 = level.starts[node_RB].unsqueeze(-1)
     num_RB1 = level.starts[node_RB + 1].unsqueeze(-1) - start_RB1
     reach = torch.arange(level.max_children, device=node_RB.device, dtype=torch.int32)
     place_RBC = (start_RB1 + reach).clamp_max_(level.num_children - 1)
     child_RBC = level.children[place_RBC].masked_fill_(reach >= num_RB1, _NOBODY)
-    return child_RBC, logp_RBS.gather(-1, level.codes[place_RBC].long())
+    return child_RBC, logp_RBS.gather(-1, level.codes[place_RBC].long()).add_(score_RB.unsqueeze(-1))
+
+
+def _packed_children(
+    level: Level, node_RB: Tensor, score_RB: Tensor, logp_RBS: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Put the beams' children one after another in as many places as any such beams can need: for crowded codes."""
+    num_beams, size = logp_RBS.shape[1:]
+    start_RB = level.starts[node_RB]
+    num_RB = (level.starts[node_RB + 1] - start_RB).masked_fill_(score_RB == -torch.inf, 0)
+    end_RB = num_RB.cumsum(-1)
+    slot_C = torch.arange(level.most_children(num_beams), device=node_RB.device)
+    slot_RC = slot_C.repeat(len(node_RB), 1)
+    parent_RC = torch.searchsorted(end_RB, slot_RC, right=True).clamp_max_(num_beams - 1)
+    place_RC = ((start_RB - end_RB + num_RB).gather(-1, parent_RC) + slot_RC).clamp_(0, level.num_children - 1)
+    child_RC = level.children[place_RC].masked_fill_(slot_RC >= end_RB[:, -1:], _NOBODY)
+    logp_RC = logp_RBS.flatten(1).gather(-1, parent_RC * size + level.codes[place_RC])
+    return parent_RC, child_RC, logp_RC.add_(score_RB.gather(-1, parent_RC))
 
 
 def _are_alive(bits_RX: Tensor, child_RC: Tensor) -> Tensor:

@@ -19,6 +19,8 @@ _DENSE_SHARE = 2
 """A level is dense where its table is at most this many times as wide as the widest row of the CSR form ..."""
 _DENSE_ENTRIES = 1 << 20
 """... and holds at most this many entries of 4 bytes."""
+_WIDTHS_TOLD = 4_096
+"""Up to so many beams, what their children can be at most is told exactly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -35,8 +37,8 @@ class Level:
     """Codes of one level. `starts` (num_parents + 1,), `children` and `codes` are int32, sorted by parent, then child.
 
     `code_of_child` is empty at the last level, whose children are items. `table_PS` gives the child of each parent and code,
-    -1 for none, where the level is dense. `max_children` is the most that one parent has; `token_offset` and `size` bound
-    the level's token range.
+    -1 for none, where the level is dense. `max_children` is the most that one parent has, `most_by_width[w]` the most that
+    w + 1 parents have together; `token_offset` and `size` bound the level's token range.
     """
 
     starts: Tensor
@@ -45,8 +47,13 @@ class Level:
     code_of_child: Tensor
     table_PS: Tensor | None
     max_children: int
+    most_by_width: np.ndarray
     token_offset: int
     size: int
+
+    def most_children(self, width: int) -> int:
+        """Give a bound on how many children `width` different parents have together."""
+        return int(self.most_by_width[width - 1]) if width <= len(self.most_by_width) else self.num_children
 
     @property
     def num_children(self) -> int:
@@ -131,6 +138,7 @@ def _build_level(
         code_of_child=on_device(code_of if not is_last else code_of[:0]),
         table_PS=on_device(table) if table is not None else None,
         max_children=max_children,
+        most_by_width=np.cumsum(-np.sort(-counts)[:_WIDTHS_TOLD]),
         token_offset=token_offset,
         size=size,
     )

@@ -1,6 +1,7 @@
 """Selection: exact order by score, then by number, on any scores and with any padding."""
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,3 +54,44 @@ def test_items_of_one_code_stay_apart_and_ties_go_to_the_smaller_index() -> None
     assert chosen.child_RN[0, :5].tolist() == [0, 2, 3, 1, 4]
     assert chosen.score_RN[0].tolist() == [-2.0, -2.0, -2.0, -3.0, -4.0, -torch.inf]
     assert chosen.parent_RN[0, :5].tolist() == [1, 0, 1, 1, 0]
+
+
+@pytest.mark.parametrize("num_requests", [1, 3])
+@pytest.mark.parametrize("skew", [1.0, 6.0])
+@pytest.mark.parametrize("num_beams", [1, 7, 40])
+def test_however_crowded_the_codes_the_choice_is_that_of_a_plain_search(num_requests, skew, num_beams) -> None:
+    """Dense, padded and packed children give what scoring every child of every beam in plain Python gives."""
+    rng = np.random.default_rng(num_beams)
+    codes = (9 * rng.random((4_000, 3)) ** skew).astype(int)
+    items = ItemCodes(codes=codes, level_sizes=(9,) * 3, token_offsets=(1, 10, 19))
+    trie = Trie(items, torch.device("cpu"))
+    masks = [SurvivorMasks(trie).of(rng.random(4_000) < 0.3, np.zeros(0, dtype=np.int64)) for _ in range(num_requests)]
+
+    for index, level in enumerate(trie.levels[1:], start=1):
+        num_nodes = len(level.starts) - 1
+        beams = min(num_beams, num_nodes)
+        nodes = torch.from_numpy(np.stack([rng.permutation(num_nodes)[:beams] for _ in range(num_requests)]))
+        scores = torch.from_numpy(rng.integers(-4, 0, (num_requests, beams)).astype(np.float32))
+        scores[0, 1:] = scores[0, 1:].masked_fill(torch.arange(1, beams) % 3 == 0, -torch.inf)
+        logp = torch.from_numpy(rng.integers(-4, 0, (num_requests, beams, 9)).astype(np.float32))
+        bits = torch.stack([mask.bits_by_level[index] for mask in masks])
+
+        chosen = choose_next(level, nodes, scores, logp, bits, 50)
+
+        for request in range(num_requests):
+            alive = np.unpackbits(bits[request].numpy(), bitorder="little")
+            wanted = sorted(
+                (
+                    -float(scores[request, beam] + logp[request, beam, level.codes[place]]),
+                    int(level.children[place]),
+                    beam,
+                )
+                for beam in range(beams)
+                if scores[request, beam] > -torch.inf
+                for place in range(level.starts[nodes[request, beam]], level.starts[nodes[request, beam] + 1])
+                if alive[level.children[place]]
+            )[:50]
+            found = zip(
+                *(x[request].tolist() for x in (chosen.score_RN, chosen.child_RN, chosen.parent_RN)), strict=True
+            )
+            assert [(-score, child, beam) for score, child, beam in found if score > -np.inf] == wanted
