@@ -1,0 +1,158 @@
+"""How many of a million beams name an item that may not be shown, while catalogues are loaded anew under them: must be 0.
+
+    python -m benchmarks.engine_validity --json OUT [--beams N]
+
+Each round draws a catalogue (of depth 1 to 4, some crowded) and a decoder, as a new bundle does, and asks for as many items as
+there are beams, after random histories, filters and items seen. The last round's engine still has requests in flight when
+the next one starts, and both are stepped in turn, as in a reload.
+"""
+
+import argparse
+import json
+import platform
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import Progress
+
+from benchmarks.curve_engines import random_items
+from models.decoder import Decoder, DecoderConfig
+from services.llm.engine.config import EngineConfig
+from services.llm.engine.engine import Engine
+from services.llm.engine.outcome import Outcome
+from services.llm.engine.trie import ItemCodes
+
+_WIDTHS = (1, 8, 32, 128, 256, 512, 1_024)
+_REQUESTS_PER_ROUND = 24
+
+
+def main() -> None:
+    """Count until enough beams were judged."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, required=True, metavar="OUT")
+    parser.add_argument("--beams", type=int, default=1_000_000)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    began = time.perf_counter()
+    with Progress(console=Console(stderr=True)) as progress:
+        bar = progress.add_task("beams", total=options.beams)
+        count = Count()
+        for outcome_beams in judged(options.beams, count):
+            progress.advance(bar, outcome_beams)
+    shown = {
+        "command": f"python -m benchmarks.engine_validity {' '.join(sys.argv[1:])}",
+        "machine": {"processor": platform.processor() or platform.machine(), "torch": torch.__version__},
+        "seconds": round(time.perf_counter() - began, 1),
+    } | count.as_dict()
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps(shown, indent=1) + "\n")
+
+
+@dataclass(slots=True)
+class Count:
+    """What was judged. Each beam of the last level is one item given."""
+
+    beams: int = 0
+    rankings: int = 0
+    catalogues: int = 0
+    invalid: int = 0
+    repeated: int = 0
+    short: int = 0
+    """Rankings with fewer items than beams although more may be shown."""
+
+    def as_dict(self) -> dict[str, int]:
+        """Give all counts by name."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(slots=True)
+class Served:
+    """One version's engine and what was asked of it: the mask and the width of each request."""
+
+    engine: Engine
+    items: ItemCodes
+    asked: dict[str, tuple[np.ndarray, int]] = field(default_factory=dict)
+
+    def ask(self, name: str, rng: np.random.Generator) -> None:
+        """Ask after a random history, with or without a filter, for as many items as there are beams."""
+        num_items = len(self.items.codes)
+        history = rng.integers(0, num_items, rng.integers(1, 30))
+        allowed = rng.random(num_items) < rng.choice([0.002, 0.1, 0.9]) if rng.random() < 0.7 else None
+        shown = np.ones(num_items, dtype=bool) if allowed is None else allowed.copy()
+        shown[history] = False
+        width = int(rng.choice(_WIDTHS))
+        prompt = [0, *(self.items.codes[history] + np.array(self.items.token_offsets)).ravel().tolist()]
+        self.engine.add_rank(name, prompt, k=width, beam_width=width, allowed=allowed, excluded=history)
+        self.asked[name] = shown, width
+
+    def judge(self, outcome: Outcome, count: Count) -> int:
+        """Hold an answer against its mask; give its number of beams."""
+        shown, width = self.asked.pop(outcome.request_id)
+        items = outcome.item_indices
+        count.beams += len(items)
+        count.rankings += 1
+        count.invalid += int((~shown[items]).sum())
+        count.repeated += len(items) - len(np.unique(items))
+        count.short += len(items) < min(width, int(shown.sum()))
+        return len(items)
+
+
+def judged(num_beams: int, count: Count, seed: int = 0) -> Iterator[int]:
+    """Load catalogue after catalogue and judge every answer, giving the beams of each, until there were so many."""
+    rng = np.random.default_rng(seed)
+    leaving: Served | None = None
+    while count.beams < num_beams:
+        coming = _load(rng, count)
+        for number in range(_REQUESTS_PER_ROUND):
+            coming.ask(str(number), rng)
+            for served in filter(None, (leaving, coming)):
+                for outcome in served.engine.step(0.0):
+                    yield served.judge(outcome, count)
+        if leaving is not None:
+            yield from _drain(leaving, count)
+        leaving = coming
+    if leaving is not None:
+        yield from _drain(leaving, count)
+
+
+def _drain(served: Served, count: Count) -> Iterator[int]:
+    while served.engine.has_work:
+        for outcome in served.engine.step(0.0):
+            yield served.judge(outcome, count)
+    assert not served.asked, "a request without an answer"
+
+
+def _load(rng: np.random.Generator, count: Count) -> Served:
+    count.catalogues += 1
+    depth = int(rng.integers(1, 5))
+    items = random_items(
+        int(rng.choice([300, 5_000, 40_000])), depth, seed=count.catalogues, skew=rng.choice([1.0, 3.0])
+    )
+    config = EngineConfig(num_blocks=512, max_beam_rows=2_048, max_waiting=_REQUESTS_PER_ROUND)
+    engine = Engine(_decoder(1 + sum(items.level_sizes), count.catalogues), config, items=items, bundle_version="v")
+    return Served(engine, items)
+
+
+def _decoder(vocab_size: int, seed: int) -> Decoder:
+    torch.manual_seed(seed)
+    config = DecoderConfig(
+        vocab_size=vocab_size,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        max_position_embeddings=256,
+    )
+    return Decoder(config).eval()
+
+
+if __name__ == "__main__":
+    main()
