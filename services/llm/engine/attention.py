@@ -16,8 +16,9 @@ from torch import Tensor
 from models.window import Window
 from services.llm.engine.kv_cache import KvCache
 from services.llm.engine.plan import StepPlan
+from services.llm.engine.regular import RegularRows
 from services.llm.engine.tails import Tails
-from services.llm.engine.tiles import TileGroup, cut_tiles, group_tiles
+from services.llm.engine.tiles import TileGroup, cut_tiles, group_tiles, regular_group
 
 Prepared = TypeVar("Prepared")
 
@@ -30,6 +31,10 @@ class PagedAttention(Protocol, Generic[Prepared]):
 
     def prepare(self, plan: StepPlan) -> Prepared:
         """Lay out which rows see which pages."""
+        ...
+
+    def prepare_regular(self, rows: RegularRows) -> Prepared:
+        """Lay out a step of one fixed shape, on the device alone."""
         ...
 
     def attend(self, q_THK: Tensor, cache: KvCache, layer: int, prepared: Prepared, tails: Tails | None) -> Tensor:
@@ -65,6 +70,11 @@ class TorchAttention:
     def prepare(self, plan: StepPlan) -> Layout:
         """Cut a step into tiles and group those of like size."""
         return Layout(self._groups(plan, None), [] if self._window is None else self._groups(plan, self._window))
+
+    def prepare_regular(self, rows: RegularRows) -> Layout:
+        """Lay out a step of one fixed shape: one group, padded to the longest context."""
+        full = regular_group(rows, self._block_tokens)
+        return Layout([full], [] if self._window is None else [regular_group(rows, self._block_tokens, self._window)])
 
     def attend(self, q_THK: Tensor, cache: KvCache, layer: int, prepared: Layout, tails: Tails | None) -> Tensor:
         """Attend each row over its own context, and beams over their tails besides."""

@@ -35,6 +35,8 @@ class EngineConfig:
     max_waiting: int = 128
     default_beam_width: int = 32
     """Beams of a request that names none and asks for fewer items than this."""
+    uses_graphs: bool = True
+    """Whether decode and beam steps are recorded and replayed, where the device is CUDA."""
     ageing_s: float = 1.0
     """Waiting this long is worth one priority class, so that nothing waits for ever."""
     tile_tokens: int = 512
@@ -49,7 +51,7 @@ class EngineConfig:
                 raise ConfigError(f"{name}: must be {' or '.join(kinds)}, got {getattr(self, name)!r}")
         for name in self.__slots__:
             value = getattr(self, name)
-            if isinstance(value, int | float) and value <= 0:
+            if isinstance(value, int | float) and not isinstance(value, bool) and value <= 0:
                 raise ConfigError(f"{name}: must be positive, got {value}")
         if self.tile_tokens % self.block_tokens:
             raise ConfigError(

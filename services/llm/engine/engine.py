@@ -15,6 +15,8 @@ from services.contracts.rank import EngineLoad
 from services.errors import InvalidRequest
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.cost_model import CostModel, StepCost, number_sizes
+from services.llm.engine.graph_device import GraphDevice
+from services.llm.engine.graphs import GraphCounts, Progress
 from services.llm.engine.outcome import Grown, Outcome, Status
 from services.llm.engine.plan import StepSize
 from services.llm.engine.runner import Runner, StepResult
@@ -32,13 +34,22 @@ _NO_SCORES = np.zeros(0, dtype=np.float32)
 class Engine:
     """Ranks items of one catalogue and writes text with one decoder. `items` None makes an engine for text alone."""
 
-    def __init__(self, decoder: Decoder, config: EngineConfig, *, items: ItemCodes | None, bundle_version: str) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        config: EngineConfig,
+        *,
+        items: ItemCodes | None,
+        bundle_version: str,
+        graph_device: GraphDevice | None = None,
+    ) -> None:
+        """`graph_device` None: CUDA's own where the decoder is on one, none elsewhere."""
         self._config = config
         self._limits = decoder.config
         self._trie = Trie(items, decoder.head_weight_VD.device) if items is not None else None
         self._masks = SurvivorMasks(self._trie) if self._trie is not None else None
         self._scheduler = Scheduler(config, bundle_version)
-        self._runner = Runner(decoder, config, self._trie)
+        self._runner = Runner(decoder, config, self._trie, graph_device)
         self._orders = count()
         self._ended: list[Outcome] = []
         number_bytes = decoder.head_weight_VD.element_size()
@@ -54,6 +65,15 @@ class Engine:
     def has_work(self) -> bool:
         """Whether `step` has anything to do or to tell."""
         return bool(self._ended or self._scheduler.num_running or self._scheduler.num_waiting)
+
+    @property
+    def graph_counts(self) -> GraphCounts:
+        """Shapes recorded in service, and decode or beam steps run without a recording: both stay 0 after `warm_up`."""
+        return self._runner.graph_counts
+
+    def warm_up(self, progress: Progress = lambda done, total: None) -> None:
+        """Record every shape of decode and beam steps, where there are graphs. Takes minutes for a large model."""
+        self._runner.warm_up(progress)
 
     def add_rank(
         self,

@@ -18,6 +18,7 @@ from services.llm.engine.attention import PagedAttention
 from services.llm.engine.kernels import Kernels
 from services.llm.engine.kv_cache import KvCache
 from services.llm.engine.plan import StepPlan
+from services.llm.engine.regular import RegularRows
 from services.llm.engine.tails import Tails
 from services.llm.engine.weights import LayerWeights, Weights
 
@@ -61,6 +62,10 @@ class LayerLoop:
     def prepare(self, plan: StepPlan) -> Any:
         """Lay out pages as this attention reads them."""
         return self._attention.prepare(plan)
+
+    def prepare_regular(self, rows: RegularRows) -> Any:
+        """Lay out the pages of a step of one fixed shape, on the device alone."""
+        return self._attention.prepare_regular(rows)
 
     def hidden(self, step: StepInputs) -> Tensor:
         """Embed, run all layers, norm."""

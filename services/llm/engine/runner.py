@@ -15,6 +15,9 @@ from services.llm.engine.beams import BeamBatch
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.cpu.choice import cpu_forward
 from services.llm.engine.forward import Forward, LayerLoop, StepInputs
+from services.llm.engine.graph_device import CudaGraphDevice, GraphDevice
+from services.llm.engine.graph_shapes import TextShape
+from services.llm.engine.graphs import GraphCounts, Progress, StepGraphs
 from services.llm.engine.kv_cache import KvCache
 from services.llm.engine.plan import Chunk, StepPlan
 from services.llm.engine.ranking import Ranker, Ranking
@@ -37,28 +40,62 @@ class StepResult:
 class Runner:
     """The forward pass over its KV cache and, where there is a catalogue, the choice among items, on one device."""
 
-    def __init__(self, decoder: Decoder, config: EngineConfig, trie: Trie | None) -> None:
+    def __init__(
+        self, decoder: Decoder, config: EngineConfig, trie: Trie | None, graph_device: GraphDevice | None = None
+    ) -> None:
         weights = join_weights(decoder)
         self._vocab_size = decoder.config.vocab_size
         self._config = config
         self._device = weights.head_VD.device
         cache = KvCache(
-            decoder.config, config.num_blocks, config.block_tokens, weights.head_VD.dtype, self._device, config.kv_kind
-        )
+            decoder.config,
+            config.num_blocks + 1,
+            config.block_tokens,
+            weights.head_VD.dtype,
+            self._device,
+            config.kv_kind,
+        )  # the last block is nobody's: rows that only pad are written there
         self._forward = _forward_for(weights, cache, config)
         self._ranker = Ranker(decoder.config, self._forward.logits, trie) if trie is not None else None
+        self._graphs = None
+        graph_device = graph_device or _graph_device_for(self._device, config)
+        if graph_device is not None and isinstance(self._forward, LayerLoop):
+            self._graphs = StepGraphs(weights, config, self._forward, trie, graph_device)
+
+    @property
+    def graph_counts(self) -> GraphCounts:
+        """What should have stayed 0 since the warm-up."""
+        return self._graphs.counts if self._graphs is not None else GraphCounts()
+
+    def warm_up(self, progress: Progress) -> None:
+        """Record every decode and beam shape, where the device can."""
+        if self._graphs is not None:
+            self._graphs.warm_up(progress)
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
-        """Run one step that is not empty."""
+        """Run one step that is not empty: what is recorded by replaying it, the rest as it comes."""
+        rest, groups = (plan, []) if self._graphs is None else self._graphs.cut(plan)
+        rankings: list[Ranking] = []
+        tokens: list[tuple[Sequence, Chosen]] = []
+        if not rest.is_empty:
+            rankings, tokens = self._run_as_it_comes(rest)
+        if self._graphs is not None:
+            for group in groups:
+                if isinstance(group.shape, TextShape):
+                    chosen = self._graphs.run_text(group, [_draw_of(sequence) for sequence in group.sequences])
+                    tokens += zip(group.sequences, chosen, strict=True)
+                else:
+                    rankings += self._graphs.run_beams(group)
+        return StepResult(_rankings_to_host(rankings), tokens)
+
+    def _run_as_it_comes(self, plan: StepPlan) -> tuple[list[Ranking], list[tuple[Sequence, Chosen]]]:
         beams = BeamBatch(plan.beam_steps) if plan.beam_steps else None
         tokens_T, positions_T = self._lay_out(plan, beams)
         slots_P = self._slots_of(plan)
         tails = beams.tails if beams is not None else None
         step = StepInputs(tokens_T, positions_T, slots_P, self._forward.prepare(plan), tails)
-        hidden_TD = self._forward.hidden(step)
-        rankings, tokens = self._choose(plan, beams, hidden_TD)
-        return StepResult(_rankings_to_host(rankings), tokens)
+        return self._choose(plan, beams, self._forward.hidden(step))
 
     def _lay_out(self, plan: StepPlan, beams: BeamBatch | None) -> tuple[Tensor, Tensor]:
         tokens = [token for chunk in plan.chunks for token in chunk.sequence.tokens[chunk.start : chunk.end]]
@@ -118,6 +155,10 @@ def _forward_for(weights: Weights, cache: KvCache, config: EngineConfig) -> Forw
         shape.num_attention_heads, shape.num_key_value_heads, config.block_tokens, device, shape.window
     )
     return LayerLoop(weights, cache, TritonKernels(), attention)
+
+
+def _graph_device_for(device: torch.device, config: EngineConfig) -> GraphDevice | None:
+    return CudaGraphDevice() if device.type == "cuda" and config.uses_graphs else None
 
 
 def _draw_of(sequence: Sequence) -> Draw:

@@ -35,6 +35,11 @@ class Draw:
         """Whether anything is done to the logits before temperature."""
         return self.allowed is not None or self.sampling.changes_logits
 
+    @property
+    def is_most_probable(self) -> bool:
+        """Whether the most probable token is all that is wanted."""
+        return not (self.changes_logits or self.sampling.temperature) and self.sampling.num_logprobs is None
+
 
 def sample(logits_RV: Tensor, draws: Sequence[Draw]) -> list[Chosen]:
     """Choose one token for each row. Copies to the host once, at its end."""

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from models.window import Window
 from services.llm.engine.plan import StepPlan
+from services.llm.engine.regular import RegularRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,26 @@ def group_tiles(tiles: list[Tile], device: torch.device) -> list[TileGroup]:
     for tile in tiles:
         by_size[(tile.num_rows - 1).bit_length(), (len(tile.block_ids) - 1).bit_length()].append(tile)
     return [_pad(group, device) for group in by_size.values()]
+
+
+def regular_group(rows: RegularRows, block_tokens: int, window: Window | None = None) -> TileGroup:
+    """Group a step of one fixed shape, a tile for each request, every context padded to the longest by its last block."""
+    num_requests, device = len(rows.limit_R), rows.limit_R.device
+    row_T = torch.arange(num_requests * rows.rows_each, device=device)
+    place_N = torch.arange(-(-rows.max_context // block_tokens), device=device)
+    place_EN = torch.minimum(place_N, ((rows.limit_R - 1) // block_tokens).unsqueeze(-1))
+    hidden = None
+    if window is not None:
+        starts_E1 = (rows.position_R + 1 - window.size).unsqueeze(-1)
+        hidden = GroupWindow(starts_E1.expand(-1, rows.rows_each), torch.zeros_like(place_EN), window.num_sinks)
+    return TileGroup(
+        rows_EQ=row_T.view(num_requests, rows.rows_each),
+        limits_EQ=rows.limit_R.unsqueeze(-1).expand(-1, rows.rows_each),
+        blocks_EN=rows.blocks_N[rows.first_block_R.unsqueeze(-1) + place_EN],
+        min_limit=0,
+        context_len=rows.max_context,
+        window=hidden,
+    )
 
 
 def _pad(tiles: list[Tile], device: torch.device) -> TileGroup:

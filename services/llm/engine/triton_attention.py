@@ -18,6 +18,7 @@ from torch import Tensor
 from models.window import Window
 from services.llm.engine.kv_cache import KvCache
 from services.llm.engine.plan import StepPlan
+from services.llm.engine.regular import RegularRows
 from services.llm.engine.tails import Tails
 from services.llm.engine.tiles import Tile, cut_tiles
 from services.llm.engine.triton_attention_kernels import attend_part, finish
@@ -79,6 +80,24 @@ class TritonAttention:
             rows_per_tile=max(tile.num_rows for tile in tiles),
             num_parts=self.num_parts(len(tiles), max(tile.context_len for tile in tiles)),
         )
+
+    def prepare_regular(self, rows: RegularRows) -> TileTable:
+        """Lay out a step of one fixed shape: each request's rows cut into tiles alike."""
+        num_requests, per_tile = len(rows.limit_R), min(self.max_tile_rows, rows.rows_each)
+        first_Q = torch.arange(0, rows.rows_each, per_tile, device=rows.limit_R.device)
+        tiles_each = len(first_Q)
+        request_E = torch.arange(num_requests * tiles_each, device=first_Q.device) // tiles_each
+        first_E = first_Q.repeat(num_requests)
+        facts = (
+            request_E * rows.rows_each + first_E,
+            (rows.rows_each - first_E).clamp_max(per_tile),
+            rows.limit_R[request_E],
+            torch.zeros_like(first_E),
+            rows.position_R[request_E],
+            rows.first_block_R[request_E],
+        )
+        num_parts = self.num_parts(num_requests * tiles_each, rows.max_context)
+        return TileTable(torch.stack(facts, dim=1), rows.blocks_N, per_tile, num_parts)
 
     def num_parts(self, num_tiles: int, longest: int) -> int:
         """Split contexts of up to `longest` tokens when there are too few tiles to fill the device."""

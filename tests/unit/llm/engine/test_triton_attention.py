@@ -9,6 +9,7 @@ from models.window import Window
 from services.llm.engine.attention import TorchAttention, paged_attention
 from services.llm.engine.kv_cache import KvCache
 from services.llm.engine.plan import Chunk, StepPlan
+from services.llm.engine.regular import RegularRows
 from services.llm.engine.sequence import Sequence
 from services.llm.engine.tails import Tails
 from services.llm.engine.tiles import Tile, group_tiles
@@ -125,6 +126,25 @@ def test_steps_with_tails_and_windows_equal_the_reference(name, window, heads, k
     out_THK = kernel.attend(q_THK, cache, 1, kernel.prepare(plan), tails)
 
     wanted_THK = reference.attend(q_THK, cache, 1, reference.prepare(plan), tails)
+    torch.testing.assert_close(out_THK, wanted_THK, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("window", WINDOWS, ids=["full", "narrow", "sinks", "many sinks"])
+@pytest.mark.parametrize("rows_each", [1, 5, 70])
+def test_steps_of_one_shape_equal_the_reference(window, rows_each) -> None:
+    """Text decode, and beams in one tile or several, laid out on the device, agree to 1e-5."""
+    heads, kv_heads, head_dim = 4, 2, 16
+    blocks = torch.from_numpy(np.random.default_rng(5).permutation(NUM_BLOCKS)).to(DEVICE)
+    limit_R, first_R = (torch.tensor(numbers, device=DEVICE) for numbers in ([37, 1, 201], [40, 3, 120]))
+    rows = RegularRows(limit_R, limit_R, first_R, blocks, rows_each, max_context=240)
+    q_THK = torch.randn(3 * rows_each, heads, head_dim, device=DEVICE)
+    cache = cache_of("model", kv_heads, head_dim)
+    kernel = TritonAttention(heads, kv_heads, BLOCK, DEVICE, window)
+    reference = TorchAttention(16, 32, BLOCK, DEVICE, window)
+
+    out_THK = kernel.attend(q_THK, cache, 1, kernel.prepare_regular(rows), None)
+
+    wanted_THK = reference.attend(q_THK, cache, 1, reference.prepare_regular(rows), None)
     torch.testing.assert_close(out_THK, wanted_THK, atol=1e-5, rtol=1e-5)
 
 

@@ -1,0 +1,119 @@
+"""The recorded steps of one engine: all of them made at warm-up, then frozen.
+
+A plan is cut into groups that run as recorded shapes, and what is left, which runs as it comes. Without a warm-up a shape is
+recorded when it first comes, and counted as late; after one, a decode or beam step that fits no shape runs as it comes and
+is counted. Both counts stay 0 in an engine that was warmed up.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from services.llm.engine.beam_graph import BeamGraph
+from services.llm.engine.beam_inputs import BeamInputs
+from services.llm.engine.config import EngineConfig
+from services.llm.engine.forward import LayerLoop
+from services.llm.engine.graph_device import GraphDevice
+from services.llm.engine.graph_shapes import BeamShape, GraphShapes, Group, Shape, TextShape
+from services.llm.engine.plan import StepPlan
+from services.llm.engine.ranking import Ranking
+from services.llm.engine.sampling import Draw
+from services.llm.engine.step_table import StepTable
+from services.llm.engine.text import Chosen
+from services.llm.engine.text_graph import TextGraph
+from services.llm.engine.trie import Trie
+from services.llm.engine.weights import Weights
+
+Progress = Callable[[int, int], None]
+"""(shapes recorded, shapes in all)."""
+
+
+@dataclass(slots=True)
+class GraphCounts:
+    """What should not happen once an engine is warm: shapes recorded in service, and decode or beam steps run without a recording."""
+
+    late_captures: int = 0
+    eager_fallbacks: int = 0
+
+
+class StepGraphs:
+    """Runs what it has a shape for."""
+
+    def __init__(
+        self,
+        weights: Weights,
+        config: EngineConfig,
+        forward: LayerLoop,
+        trie: Trie | None,
+        device: GraphDevice,
+    ) -> None:
+        self.counts = GraphCounts()
+        self._shapes = GraphShapes(config, trie.depth if trie is not None else 0)
+        self._vocab_size = weights.config.vocab_size
+        self._forward = forward
+        self._trie = trie
+        self._device = device
+        self._recorded: dict[Shape, TextGraph | BeamGraph] = {}
+        self._is_frozen = False
+        longest = min(weights.config.max_position_embeddings, config.num_blocks * config.block_tokens)
+        self._table = StepTable(
+            config.max_running, longest, config.block_tokens, config.num_blocks, weights.head_VD.device
+        )
+        self._inputs = None
+        if trie is not None:
+            max_rows = max((shape.num_rows for shape in self._shapes.all() if isinstance(shape, BeamShape)), default=0)
+            self._inputs = BeamInputs(weights.config, trie, max_rows, config.max_running, weights.head_VD.dtype)
+
+    @torch.inference_mode()
+    def warm_up(self, progress: Progress) -> None:
+        """Record every shape, then freeze."""
+        shapes = self._shapes.all()
+        for done, shape in enumerate(shapes, start=1):
+            self._record(shape)
+            progress(done, len(shapes))
+        self._is_frozen = True
+
+    def cut(self, plan: StepPlan) -> tuple[StepPlan, list[Group]]:
+        """Split a plan into groups for `run_text` and `run_beams`, and what runs as it comes."""
+        rest, groups = self._shapes.cut(plan)
+        self.counts.eager_fallbacks += len(rest.beam_steps)
+        ready = []
+        for group in groups:
+            if group.shape in self._recorded:
+                ready.append(group)
+            elif self._is_frozen:
+                self.counts.eager_fallbacks += 1
+                _put_back(group, plan, rest)
+            else:
+                self.counts.late_captures += 1
+                self._record(group.shape)
+                ready.append(group)
+        return rest, ready
+
+    def run_text(self, group: Group, draws: list[Draw]) -> list[Chosen]:
+        """Choose the next token of each request of a group. Copies to the host once."""
+        graph = self._recorded[group.shape]
+        assert isinstance(graph, TextGraph), "not a group of text"
+        return graph.run(group.sequences, draws)
+
+    def run_beams(self, group: Group) -> list[Ranking]:
+        """Choose the next level of each request of a group. Gives the rankings that are complete. Waits for nothing."""
+        graph = self._recorded[group.shape]
+        assert isinstance(graph, BeamGraph), "not a group of beams"
+        return graph.run(group.sequences)
+
+    def _record(self, shape: Shape) -> None:
+        if isinstance(shape, TextShape):
+            self._recorded[shape] = TextGraph(shape, self._forward, self._vocab_size, self._table, self._device)
+        else:
+            assert self._trie is not None, "beams need a catalogue"
+            assert self._inputs is not None, "beams need a catalogue"
+            self._recorded[shape] = BeamGraph(shape, self._forward, self._trie, self._table, self._inputs, self._device)
+
+
+def _put_back(group: Group, plan: StepPlan, rest: StepPlan) -> None:
+    if isinstance(group.shape, BeamShape):
+        rest.beam_steps.extend(group.sequences)
+    else:
+        rest.chunks.extend(chunk for chunk in plan.chunks if chunk.sequence in group.sequences)

@@ -1,0 +1,186 @@
+"""An engine that replays recorded steps gives what one gives that runs each step as it comes."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.llm.engine.config import EngineConfig
+from services.llm.engine.engine import Engine
+from services.llm.engine.graph_shapes import sizes_up_to
+from services.llm.engine.outcome import Outcome
+from services.llm.engine.text import Sampling
+from tests.replaying_device import ReplayingDevice
+from tests.unit.llm.engine.conftest import build_decoder, build_items
+
+SMALL = {
+    "num_blocks": 60,
+    "block_tokens": 4,
+    "max_running": 6,
+    "max_beam_rows": 64,
+    "tile_tokens": 64,
+    "cpu_kernels": "torch",
+}
+
+
+def engine_with(device: ReplayingDevice | None, depth: int, **changes: Any) -> Engine:
+    """Build an engine over a small random decoder and catalogue, with graphs or without."""
+    items = build_items(depth)
+    config = EngineConfig(**(SMALL | {"max_step_tokens": 64, "max_chunk_tokens": 24} | changes))
+    return Engine(build_decoder(items), config, items=items, bundle_version="v1", graph_device=device)
+
+
+def both(depth: int, **changes: Any) -> tuple[Engine, Engine, ReplayingDevice]:
+    """Build the same engine with graphs, warm, and without."""
+    device = ReplayingDevice()
+    graphed = engine_with(device, depth, **changes)
+    graphed.warm_up()
+    return graphed, engine_with(None, depth, **changes), device
+
+
+def prompt_of(seed: int) -> list[int]:
+    """Draw a prompt of 1 to 40 tokens."""
+    rng = np.random.default_rng(seed)
+    return rng.integers(1, 17, int(rng.integers(1, 40))).tolist()
+
+
+def assert_same(found: dict[str, Outcome], wanted: dict[str, Outcome]) -> None:
+    """Agree in how each request ended and in what it got, scores to fp32's noise."""
+    assert found.keys() == wanted.keys()
+    for name, outcome in wanted.items():
+        assert found[name].status == outcome.status
+        assert found[name].token_ids == outcome.token_ids
+        assert found[name].item_indices.tolist() == outcome.item_indices.tolist()
+        np.testing.assert_allclose(found[name].scores, outcome.scores, atol=1e-4)
+
+
+def drain(engine: Engine) -> dict[str, Outcome]:
+    """Step until nothing is left."""
+    outcomes: dict[str, Outcome] = {}
+    while engine.has_work:
+        outcomes |= {outcome.request_id: outcome for outcome in engine.step(0.0)}
+        engine.check_integrity()
+    return outcomes
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 4])
+def test_rankings_of_mixed_widths_equal_those_without_graphs(depth: int) -> None:
+    """Requests of all widths, levels mixed as they come and go, get the same items and scores, and no step falls back."""
+    graphed, plain, device = both(depth)
+
+    for engine in (graphed, plain):
+        for index, width in enumerate([1, 3, 8, 20, 33, 50]):
+            allowed = np.random.default_rng(index).random(50) < 0.8
+            engine.add_rank(f"{index}", prompt_of(index), k=5 + index, allowed=allowed, beam_width=width)
+            engine.step(0.0)
+
+    assert_same(drain(graphed), drain(plain))
+    assert graphed.graph_counts.late_captures == graphed.graph_counts.eager_fallbacks == 0
+    assert (device.num_replays > 0) == (depth > 1)
+
+
+SAMPLINGS = (
+    Sampling(),
+    Sampling(temperature=0.9, seed=3),
+    Sampling(num_logprobs=2),
+    Sampling(presence_penalty=1.0, temperature=0.5, top_k=5),
+)
+actions = st.one_of(
+    st.tuples(st.just("rank"), st.integers(0, 50), st.integers(1, 60)),
+    st.tuples(st.just("text"), st.integers(0, 50), st.integers(1, 12)),
+    st.tuples(st.just("cancel"), st.integers(0, 12), st.just(0)),
+    st.tuples(st.just("step"), st.integers(1, 3), st.just(0)),
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.sampled_from([1, 2, 3]), st.sampled_from([12, 60]), st.lists(actions, max_size=14))
+def test_any_mix_of_requests_ends_as_without_graphs(
+    depth: int, num_blocks: int, script: list[tuple[str, int, int]]
+) -> None:
+    """Texts and rankings that come, grow, are put back for want of blocks and are cancelled between replays end alike."""
+    ended: list[dict[str, Outcome]] = []
+    for device in (ReplayingDevice(), None):
+        engine = engine_with(device, depth, num_blocks=num_blocks)
+        engine.warm_up()
+        ended.append(played(engine, script))
+        assert engine.graph_counts.late_captures == engine.graph_counts.eager_fallbacks == 0
+
+    assert_same(*ended)
+
+
+def played(engine: Engine, script: list[tuple[str, int, int]]) -> dict[str, Outcome]:
+    """Play a script of requests, cancels and steps, then let everything end."""
+    outcomes: dict[str, Outcome] = {}
+    for turn, (kind, number, size) in enumerate(script):
+        if kind == "rank":
+            excluded = np.arange(number % 20)
+            engine.add_rank(f"{turn}", prompt_of(number), k=min(size, 9), excluded=excluded, beam_width=size)
+        elif kind == "text":
+            sampling = SAMPLINGS[number % len(SAMPLINGS)]
+            engine.add_text(
+                f"{turn}", prompt_of(number)[:30], max_new_tokens=size, sampling=sampling, stop_token_ids=[5]
+            )
+        elif kind == "cancel":
+            engine.cancel(f"{number}")
+        else:
+            for _ in range(number):
+                outcomes |= {outcome.request_id: outcome for outcome in engine.step(0.0)}
+    return outcomes | drain(engine)
+
+
+def test_texts_that_run_out_of_blocks_go_on_where_they_were() -> None:
+    """Decoding requests that are put back and computed again write what they would have, graphs or not."""
+    graphed, plain, device = both(1, num_blocks=14)
+
+    for engine in (graphed, plain):
+        for index in range(5):
+            engine.add_text(f"{index}", prompt_of(index)[:9], max_new_tokens=20)
+
+    found, wanted = drain(graphed), drain(plain)
+    assert_same(found, wanted)
+    assert sum(outcome.num_preemptions for outcome in found.values()) > 0
+    assert device.num_replays > 20
+
+
+def test_a_shape_that_was_not_recorded_runs_as_it_comes_and_is_counted() -> None:
+    """More items asked for than the widest shape has beams: the answer is the same, and the fallback is told."""
+    graphed, plain, _ = both(2, max_beam_rows=16)
+
+    for engine in (graphed, plain):
+        engine.add_rank("wide", prompt_of(1), k=40, beam_width=16)
+
+    assert_same(drain(graphed), drain(plain))
+    assert graphed.graph_counts.eager_fallbacks == 1
+    assert graphed.graph_counts.late_captures == 0
+
+
+def test_without_a_warm_up_shapes_are_recorded_when_they_come_and_counted() -> None:
+    """The first step of each shape records it, and the second does not."""
+    device = ReplayingDevice()
+    engine = engine_with(device, 2)
+
+    for name in ("first", "second"):
+        engine.add_rank(name, prompt_of(1), k=5, beam_width=8)
+        drain(engine)
+
+    assert engine.graph_counts.late_captures == len(device.recordings) == 1
+    assert device.num_replays == 2
+
+
+def test_warming_up_tells_how_far_it_is() -> None:
+    """Progress counts up to the number of shapes, once for each."""
+    told: list[tuple[int, int]] = []
+    device = ReplayingDevice()
+
+    engine_with(device, 3).warm_up(lambda done, total: told.append((done, total)))
+
+    total = len(device.recordings)
+    assert told == [(done, total) for done in range(1, total + 1)]
+
+
+def test_sizes_round_up_to_powers_of_two_and_the_largest() -> None:
+    """Every count up to the largest has a size less than twice its own."""
+    assert [sizes_up_to(largest) for largest in (1, 2, 6, 8)] == [[1], [1, 2], [1, 2, 4, 6], [1, 2, 4, 8]]

@@ -1,0 +1,43 @@
+"""What a recorded step is told of its requests, and of those that are not there."""
+
+import torch
+
+from services.llm.engine.sequence import Sequence
+from services.llm.engine.step_table import StepTable
+
+BLOCK, SCRATCH = 4, 99
+
+
+def sequence_of(tokens: list[int], block_ids: list[int], *, levels_done: int = 0) -> Sequence:
+    """Build a text in these blocks, or a ranking that has done so many levels."""
+    sequence = Sequence(request_id="", order=0, tokens=tokens, priority=0, arrival_s=0.0, deadline_s=None)
+    sequence.block_ids, sequence.num_computed = block_ids, len(tokens)
+    sequence.num_levels, sequence.num_levels_done = (3, levels_done) if levels_done else (0, 0)
+    return sequence
+
+
+def test_texts_and_beams_are_told_where_they_are_and_padding_is_kept_to_the_scratch_block() -> None:
+    """A text's last token goes to its slot; beams sit behind their prompt; a row that only pads sees and writes nobody's block."""
+    table = StepTable(4, max_context=40, block_tokens=BLOCK, scratch_block=SCRATCH, device=torch.device("cpu"))
+    table.numbers.fill_(2**40)
+
+    table.fill([sequence_of([7, 8, 9, 5, 6], [3, 10]), sequence_of([1, 2, 3], [4, 5], levels_done=2)], 3)
+
+    columns = {name: column.tolist() for name, column in table.columns(3).items()}
+    blocks = table.rows(3, 1).blocks_N.tolist()
+    assert columns["token"] == [6, 0, 0]
+    assert columns["position"] == [4, 4, 0]
+    assert columns["slot"] == [10 * BLOCK, 0, SCRATCH * BLOCK]
+    assert columns["limit"] == [5, 3, 1]
+    assert [blocks[first] for first in columns["first_block"]] == [3, 4, SCRATCH]
+    assert blocks[1] == 10
+
+
+def test_columns_begin_where_kernels_expect_them() -> None:
+    """Whatever the number of requests, each column lies at a multiple of 16 bytes."""
+    table = StepTable(5, max_context=40, block_tokens=BLOCK, scratch_block=SCRATCH, device=torch.device("cpu"))
+    start = table.numbers.data_ptr()
+
+    places = [column.data_ptr() - start for size in range(1, 6) for column in table.columns(size).values()]
+
+    assert all(place % 16 == 0 for place in places)
