@@ -7,6 +7,7 @@ nor where checkpoints come from.
 import json
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 
 from models.weights import load_decoder
 from services.contracts.text import SamplingOptions, TextModel, TextRequest
-from services.errors import CheckpointError, InvalidRequest, NotFound
+from services.errors import CheckpointError, InvalidRequest, NotFound, Overloaded
 from services.llm.chat_template import ChatTemplate, load_chat_template, read_tokenizer_config, special_tokens_of
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
@@ -191,7 +192,9 @@ def _seeds(seed: int | None, count: int) -> list[int]:
 def _warm_up(engine: Engine, max_context_tokens: int) -> None:
     """Run every kind of step once: prompts short and long, alone and together, and their decode steps."""
     lengths = [min(length, max_context_tokens - _WARM_UP_TOKENS) for length in (1, 3, 200)]
-    for place, length in enumerate(lengths):
-        engine.add_text(f"warm-up {place}", [0] * max(length, 1), max_new_tokens=_WARM_UP_TOKENS)
-    while engine.has_work:
-        engine.step(0.0)
+    for batch in (lengths[:1], lengths):
+        for place, length in enumerate(batch):
+            with suppress(Overloaded):  # the queue may be shorter
+                engine.add_text(f"warm-up {place}", [0] * max(length, 1), max_new_tokens=_WARM_UP_TOKENS)
+        while engine.has_work:
+            engine.step(0.0)

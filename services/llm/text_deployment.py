@@ -7,7 +7,8 @@ millisecond: what one costs (Ray pickles it, and wakes two processes) would else
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 import torch
@@ -64,30 +65,32 @@ class TextDeployment:
         """Give the one model."""
         return (self._text.model,)
 
-    async def write(self, request: TextRequest) -> AsyncIterator[Events | Refusal]:
+    async def write(self, request: TextRequest) -> AsyncGenerator[Events | Refusal, None]:
         """Write, in batches of events; a refusal is the last thing given. Closing the stream cancels the work."""
         with self._tracing.continuation("text.write", request.trace):
             note({"tailrace.request_id": request.request_id})
             self._num_open += 1
             try:
-                async for events in self._write(request):
-                    yield events
+                async with aclosing(self._write(request)) as batches:
+                    async for events in batches:
+                        yield events
             except TailraceError as error:
                 note_failure(type(error).__name__, is_ours=True)
                 yield refusal_of(error)
             finally:
                 self._num_open -= 1
 
-    async def _write(self, request: TextRequest) -> AsyncIterator[Events]:
+    async def _write(self, request: TextRequest) -> AsyncGenerator[Events, None]:
         given_s = self._default_deadline_s
         if request.deadline_unix_s is not None:
             given_s = request.deadline_unix_s - time.time()
         plan = self._text.plan(request, time.monotonic() + given_s)
         next_s = 0.0
-        async for events in write(plan, self._thread, in_pieces=request.in_pieces):
-            yield events
-            next_s = max(next_s, time.monotonic()) + _MESSAGE_S * self._num_open
-            await asyncio.sleep(max(0.0, next_s - time.monotonic()))
+        async with aclosing(write(plan, self._thread, in_pieces=request.in_pieces)) as batches:
+            async for events in batches:
+                yield events
+                next_s = max(next_s, time.monotonic()) + _MESSAGE_S * self._num_open
+                await asyncio.sleep(max(0.0, next_s - time.monotonic()))
 
     def check_health(self) -> None:
         """Tell Ray Serve whether this replica should go on; raises when its engine died."""
@@ -120,7 +123,8 @@ def build_text(settings: Settings) -> Any:
     deployment = serve.deployment(
         name="text",
         num_replicas=1,
-        max_ongoing_requests=settings.max_running + settings.max_waiting,
+        # the engine is to refuse, by priority, before Ray's queue fills
+        max_ongoing_requests=2 * (settings.max_running + settings.max_waiting),
         max_queued_requests=settings.max_waiting,
         ray_actor_options={"num_cpus": 0},
         request_router_config=RequestRouterConfig(request_router_class=_ROUTER),  # type: ignore[arg-type]  # its stub says dict

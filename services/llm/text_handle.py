@@ -12,7 +12,7 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import BackPressureError, RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from services.contracts.text import TextEvent, TextModel, TextRequest
+from services.contracts.text import TextDone, TextEvent, TextModel, TextRequest
 from services.errors import DeadlineExceeded, DependencyAway, Overloaded
 from services.llm.reply import TEXT, Refusal
 
@@ -55,15 +55,18 @@ class TextHandle:
                 async with asyncio.timeout_at(until_s):
                     events = await anext(response, None)
                 if isinstance(events, Refusal):
+                    is_over = True
                     raise events.as_error(TEXT)
-                is_over = events is None
+                is_over = events is None or isinstance(events[-1], TextDone)
                 for event in events or ():
                     yield event
         except TimeoutError as error:
             raise DeadlineExceeded("text") from error
         except BackPressureError as error:
+            is_over = True
             raise Overloaded(TEXT, _RETRY_AFTER_S) from error
         except (RayError, RayServeException) as error:
+            is_over = True
             raise DependencyAway(TEXT, _RETRY_AFTER_S) from error
         finally:
             if not is_over:

@@ -3,7 +3,7 @@
 A choice that reaches a stop string ends in the engine at once. Leaving early, for whatever reason, cancels what is left.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 from services.contracts.text import FinishReason, TextBegan, TextDone, TextEvent
 from services.errors import DeadlineExceeded, InvalidRequest
@@ -17,7 +17,7 @@ _REASONS = {Status.DONE: FinishReason.STOP, Status.LENGTH: FinishReason.LENGTH, 
 Events = tuple[TextEvent, ...]
 
 
-async def write(plan: TextPlan, thread: EngineThread, *, in_pieces: bool) -> AsyncIterator[Events]:
+async def write(plan: TextPlan, thread: EngineThread, *, in_pieces: bool) -> AsyncGenerator[Events, None]:
     """Give the events of a request, in batches that are never empty.
 
     Raises what the engine refuses with, DeadlineExceeded where not one token came in time, InvalidRequest where a schema

@@ -1,0 +1,187 @@
+"""Text on a real local Ray: pieces through the handle, a listener that leaves, a deadline, a full queue, a replica that dies."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
+from pathlib import Path
+
+import psutil
+import pytest
+
+from services.contracts.text import FinishReason, SamplingOptions, TextDone, TextEvent, TextPiece, TextRequest
+from services.errors import DeadlineExceeded, DependencyAway, InvalidRequest, NotFound, Overloaded, TailraceError
+from services.settings import Settings
+from tests.checkpoints import write_checkpoint
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Ray leaves its log files and sockets to the collector
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Ray's own, at start
+    pytest.mark.filterwarnings("ignore::FutureWarning"),  # Ray announces its next defaults
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+APP = f"text-{os.getpid()}"
+REPOSITORY = Path(__file__).parents[2]
+LONG = {"ignore_eos": True, "max_tokens": 30_000}
+
+
+def build_request(**fields) -> TextRequest:
+    """Build a greedy request."""
+    known = {
+        "request_id": "r",
+        "model": "tiny",
+        "prompt": "the tail gets out",
+        "max_tokens": 16,
+        "sampling": SamplingOptions(temperature=0),
+    }
+    return TextRequest(**{**known, **fields})
+
+
+@pytest.fixture(scope="module")
+def local_ray() -> Iterator[None]:
+    """A Ray of this test's own, on ports that it finds itself, without dashboard or proxies."""
+    patch = pytest.MonkeyPatch()
+    patch.setenv("RAY_AUTH_MODE", "disabled")
+    patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    patch.setenv("OMP_NUM_THREADS", "1")
+    import ray
+    from ray import serve
+
+    ray.init(
+        address="local",
+        num_cpus=2,
+        include_dashboard=False,
+        object_store_memory=100_000_000,
+        log_to_driver=False,
+        runtime_env={"env_vars": {"PYTHONPATH": str(REPOSITORY)}},
+    )
+    serve.start(proxy_location="Disabled")
+    yield
+    serve.shutdown()
+    ray.shutdown()
+    patch.undo()
+
+
+@pytest.fixture
+async def started(local_ray, tmp_path: Path) -> AsyncIterator:
+    """A function that runs the deployment over a tiny checkpoint and gives our handle; taken down afterwards."""
+    from ray import serve
+
+    from services.llm.text_deployment import build_text
+    from services.llm.text_handle import TextHandle
+
+    def start(**fields):
+        """Run it."""
+        folder = write_checkpoint(tmp_path / "tiny", max_positions=32_000)
+        settings = Settings(state_dir=tmp_path, text_path=str(folder), text_max_tokens=30_000, **fields)
+        return TextHandle(serve.run(build_text(settings), name=APP, route_prefix=None), default_deadline_s=30.0)
+
+    yield start
+    await asyncio.to_thread(serve.delete, APP)
+
+
+async def written(handle, **fields) -> list[TextEvent]:
+    """Write to the end."""
+    return [event async for event in handle.write(build_request(**fields))]
+
+
+def text_of(events: list[TextEvent]) -> str:
+    """Put the pieces together."""
+    return "".join(event.text for event in events if isinstance(event, TextPiece))
+
+
+def replica_pids() -> list[int]:
+    """Give the processes of this test's replicas, by the title that Ray gives them."""
+    titles = {process.pid: " ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])}
+    return [pid for pid, title in titles.items() if f"ServeReplica:{APP}:" in title]
+
+
+async def test_text_comes_in_pieces_and_refusals_as_errors(started) -> None:
+    """A stream adds up to what is given whole; what is refused is an error by its kind, and leaves the replica well."""
+    handle = started()
+    (model,) = await handle.models()
+
+    streamed = await written(handle, max_tokens=50, ignore_eos=True)
+    whole = await written(handle, max_tokens=50, ignore_eos=True, in_pieces=False)
+
+    assert (model.name, model.max_context_tokens, model.has_chat_template) == ("tiny", 32_000, True)
+    assert text_of(streamed) == text_of(whole)
+    assert len(streamed) > len(whole) == 3
+    assert streamed[-1] == TextDone(
+        num_prompt_tokens=whole[-1].num_prompt_tokens, num_cached_tokens=0, num_completion_tokens=50
+    )
+    for error, fields in (
+        (InvalidRequest, {"n": 0}),
+        (NotFound, {"model": "gpt"}),
+        (DeadlineExceeded, {"deadline_unix_s": time.time() - 1}),
+    ):
+        with pytest.raises(error):
+            await written(handle, **fields)
+    assert text_of(await written(handle, max_tokens=50, ignore_eos=True)) == text_of(whole)
+
+
+async def test_a_deadline_ends_a_text(started) -> None:
+    """What was written until then is given, and the reason with it."""
+    handle = started()
+
+    events = await written(handle, **LONG, deadline_unix_s=time.time() + 0.3)
+
+    assert [event.finish_reason for event in events if isinstance(event, TextPiece)][-1] is FinishReason.DEADLINE
+    assert text_of(events)
+
+
+async def test_leaving_makes_room_and_a_full_queue_says_so(started) -> None:
+    """With one place to run and one to wait a third is overloaded; when the first listener leaves its place is free."""
+    handle = started(max_running=1, max_waiting=1)
+    first = handle.write(build_request(**LONG))
+    await anext(first)
+    second = asyncio.create_task(written(handle))
+
+    with pytest.raises(Overloaded):
+        await until_refused(handle)
+    assert not second.done()
+    began_s = time.monotonic()
+    await first.aclose()
+    events = await asyncio.wait_for(second, 5.0)
+
+    assert isinstance(events[-1], TextDone)
+    assert time.monotonic() - began_s < 5.0
+
+
+async def until_refused(handle) -> None:
+    """Ask again and again: the second one may still be on its way."""
+    give_up_s = time.monotonic() + 5.0
+    while time.monotonic() < give_up_s:
+        async with aclosing(handle.write(build_request(deadline_unix_s=time.time() + 0.2))) as events:
+            try:
+                await anext(events)
+            except DeadlineExceeded:
+                continue
+
+
+async def test_a_replica_that_dies_is_told_and_comes_back(started) -> None:
+    """A stream breaks off with the dependency's name, and a later one is served by the next replica."""
+    handle = started()
+    events = handle.write(build_request(**LONG))
+    await anext(events)
+
+    os.kill(replica_pids()[0], signal.SIGKILL)
+    with pytest.raises(DependencyAway):
+        async for _event in events:
+            pass
+
+    assert await until_written(handle)
+
+
+async def until_written(handle, timeout_s: float = 120.0) -> list[TextEvent]:
+    """Ask until a text comes."""
+    give_up_s = time.monotonic() + timeout_s
+    while True:
+        try:
+            return await written(handle, deadline_unix_s=time.time() + 2.0)
+        except TailraceError:
+            assert time.monotonic() < give_up_s
+            await asyncio.sleep(0.1)

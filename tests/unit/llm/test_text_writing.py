@@ -1,0 +1,296 @@
+"""Requests for text against a real engine: transformers' own words, choices, ends, cancels, deadlines, schemas."""
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from services.contracts.text import (
+    ChatMessage,
+    FinishReason,
+    SamplingOptions,
+    TextBegan,
+    TextDone,
+    TextEvent,
+    TextPiece,
+    TextRequest,
+)
+from services.errors import DeadlineExceeded, InvalidRequest, NotFound, Overloaded
+from services.llm.engine.config import EngineConfig
+from services.llm.engine.outcome import Status
+from services.llm.engine_thread import EngineThread, Stepped
+from services.llm.loaded_text import LoadedText, TextLimits, load_text
+from services.llm.text_writing import write
+from tests.checkpoints import EOS_ID, write_checkpoint
+
+GREEDY = SamplingOptions(temperature=0)
+PROMPT = "the tail gets out and the river runs on to the sea"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A tiny checkpoint."""
+    return write_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+
+
+@pytest.fixture
+def loaded(folder) -> LoadedText:
+    """The checkpoint in an engine with blocks of four tokens and a short queue."""
+    config = EngineConfig(block_tokens=4, num_blocks=200, max_waiting=20, tile_tokens=64)
+    limits = TextLimits(max_tokens=200, max_choices=8)
+    return load_text(folder, "tiny", config, torch.float32, "cpu", limits)
+
+
+class Watched:
+    """A running engine, with all that its steps told. It waits after each step until its listeners have heard of it."""
+
+    def __init__(self, loaded: LoadedText) -> None:
+        self.loaded = loaded
+        self.steps: list[Stepped] = []
+        self.may_step = threading.Event()
+        self.may_step.set()
+        self._loop = asyncio.get_running_loop()
+        self.thread = EngineThread(loaded.engine, 1, self._stepped)
+
+    def _stepped(self, stepped: Stepped) -> None:
+        self.steps.append(stepped)
+        self.may_step.wait(10)
+        for _ in range(4):
+            asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self._loop).result(10)
+
+    def statuses(self) -> list[Status]:
+        """Give how requests ended."""
+        return [end.outcome.status for step in self.steps for end in step.ended]
+
+    async def events(self, **fields) -> AsyncIterator[TextEvent]:
+        """Write, and give each event."""
+        deadline_s = fields.pop("deadline_s", None)
+        request = TextRequest(**{"request_id": "r", "model": "tiny", "sampling": GREEDY, "max_tokens": 20, **fields})
+        plan = self.loaded.plan(request, deadline_s)
+        async with aclosing(write(plan, self.thread, in_pieces=request.in_pieces)) as batches:
+            async for batch in batches:
+                for event in batch:
+                    yield event
+
+    async def all_events(self, **fields) -> list[TextEvent]:
+        """Write to the end."""
+        return [event async for event in self.events(**fields)]
+
+
+@pytest.fixture
+async def engine(loaded):
+    """A running engine."""
+    watched = Watched(loaded)
+    yield watched
+    watched.may_step.set()
+    watched.thread.stop()
+    await asyncio.to_thread(watched.thread.join, 10)
+
+
+def text_of(events: list[TextEvent], index: int = 0) -> str:
+    """Put a choice together."""
+    return "".join(event.text for event in events if isinstance(event, TextPiece) and event.index == index)
+
+
+def reasons_of(events: list[TextEvent]) -> dict[int, FinishReason | None]:
+    """Give why each choice ended."""
+    return {event.index: event.finish_reason for event in events if isinstance(event, TextPiece)}
+
+
+async def test_greedy_text_is_transformers_text(engine, folder) -> None:
+    """A prompt and a chat give what transformers' generate gives, and the events count its tokens."""
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    messages = [{"role": "user", "content": "where to?"}]
+    chat = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+
+    by_prompt = await engine.all_events(prompt=PROMPT, max_tokens=40)
+    by_chat = await engine.all_events(messages=(ChatMessage(role="user", content="where to?"),), max_tokens=40)
+
+    for events, prompt in ((by_prompt, PROMPT), (by_chat, chat)):
+        tokens = torch.tensor([tokenizer(prompt).input_ids])
+        made = model.generate(
+            tokens,
+            attention_mask=torch.ones_like(tokens),
+            max_new_tokens=40,
+            do_sample=False,
+            eos_token_id=EOS_ID,
+            pad_token_id=EOS_ID,
+        )[0, tokens.shape[1] :]
+        assert text_of(events) == tokenizer.decode(made, skip_special_tokens=True)
+        assert events[0] == TextBegan(num_prompt_tokens=tokens.shape[1], num_cached_tokens=0)
+        assert events[-1].num_completion_tokens == len(made)
+
+
+async def test_pieces_come_as_they_are_made(engine) -> None:
+    """A stream has many pieces; without pieces a choice comes whole, and both are the same text."""
+    streamed = await engine.all_events(prompt=PROMPT, max_tokens=60, ignore_eos=True)
+    whole = await engine.all_events(prompt=PROMPT, max_tokens=60, ignore_eos=True, in_pieces=False)
+
+    assert sum(isinstance(event, TextPiece) for event in streamed) > 5
+    assert [type(event) for event in whole] == [TextBegan, TextPiece, TextDone]
+    assert text_of(streamed) == text_of(whole)
+    assert sum(event.num_tokens for event in streamed if isinstance(event, TextPiece)) == 60
+    assert reasons_of(whole) == {0: FinishReason.LENGTH}
+
+
+async def test_choices_share_the_prompt_and_differ_by_seed(engine) -> None:
+    """Each choice has its own seed, the first the request's; the prompt is computed once."""
+    sampling = SamplingOptions(temperature=3.0, seed=7)
+    prompt = tuple(range(3, 43))
+
+    alone = await engine.all_events(prompt=prompt, sampling=sampling)
+    together = await engine.all_events(prompt=tuple(reversed(prompt)), sampling=sampling, n=4)
+    again = await engine.all_events(prompt=prompt, sampling=sampling, n=4)
+
+    ended = [end.outcome for step in engine.steps for end in step.ended]
+    outcomes = [outcome for outcome in ended if outcome.request_id.startswith("1.")]
+    assert len({text_of(together, index) for index in range(4)}) == 4
+    assert text_of(again, 0) == text_of(alone)
+    assert sorted(outcome.num_cached_tokens for outcome in outcomes) == [0, 36, 36, 36]
+    assert together[-1].num_completion_tokens == sum(len(outcome.chosen) for outcome in outcomes)
+
+
+async def test_a_stop_string_ends_a_choice_at_once(engine) -> None:
+    """The text is cut before it, the engine stops, and the choice counts as done there too."""
+    whole = text_of(await engine.all_events(prompt=PROMPT, max_tokens=60, ignore_eos=True))
+    stop = whole[20:23]
+
+    events = await engine.all_events(prompt=PROMPT, max_tokens=60, ignore_eos=True, stop=(stop,))
+    await asyncio.to_thread(wait_for, lambda: len(engine.statuses()) == 2)
+
+    assert text_of(events) == whole[: whole.index(stop)]
+    assert reasons_of(events)[0] is FinishReason.STOP
+    assert events[-1].num_completion_tokens < 60
+    assert engine.statuses() == [Status.LENGTH, Status.DONE]
+
+
+async def test_stop_tokens_end_a_choice_unshown(engine) -> None:
+    """A stop token of the request's own ends it; its text is not part of the choice."""
+    tokens = engine.loaded.tokenizer.encode(PROMPT, with_special_tokens=True)
+    events = await engine.all_events(prompt=PROMPT, max_tokens=9, ignore_eos=True, sampling=logprobs(0))
+    told = [told for event in events if isinstance(event, TextPiece) for told in event.logprobs]
+    stop_id = next(
+        token_id for token_id in range(320) if engine.loaded.tokenizer.bytes_of(token_id) == told[4].token_bytes
+    )
+
+    ended = await engine.all_events(prompt=tuple(tokens), max_tokens=9, ignore_eos=True, stop_token_ids=(stop_id,))
+
+    place = next(place for place, one in enumerate(told) if one.token_bytes == told[4].token_bytes)
+    assert ended[-1].num_completion_tokens == place + 1
+    assert reasons_of(ended)[0] is FinishReason.STOP
+
+
+def logprobs(count: int) -> SamplingOptions:
+    """Ask for greedy tokens with logprobs."""
+    return SamplingOptions(temperature=0, num_logprobs=count)
+
+
+async def test_logprobs_name_each_token_and_its_rivals(engine) -> None:
+    """A greedy token is its own best rival, and the tokens' bytes are the text."""
+    events = await engine.all_events(prompt=PROMPT, max_tokens=12, ignore_eos=True, sampling=logprobs(3))
+    told = [told for event in events if isinstance(event, TextPiece) for told in event.logprobs]
+
+    assert len(told) == 12
+    assert all(len(one.top) == 3 and one.top[0].token_bytes == one.token_bytes for one in told)
+    assert all(one.logprob == one.top[0].logprob <= 0 for one in told)
+
+
+async def test_a_listener_that_leaves_cancels_within_a_step(engine) -> None:
+    """When the iterator is closed no more than the step in progress is computed."""
+    events = engine.events(prompt=PROMPT, max_tokens=190, ignore_eos=True, n=2)
+    await anext(events)
+    engine.may_step.clear()
+    num_steps = len(engine.steps)
+
+    await events.aclose()
+    engine.may_step.set()
+    await asyncio.to_thread(wait_for, lambda: len(engine.statuses()) == 2)
+
+    assert engine.statuses() == [Status.CANCELLED] * 2
+    assert len([step for step in engine.steps[num_steps:] if step.grown]) <= 2
+    assert engine.steps[-1].load.kv_cache_usage == 0
+
+
+async def test_a_deadline_ends_what_was_written(engine) -> None:
+    """After its deadline a text ends with what there is; before its first token it is refused."""
+    events = await engine.all_events(prompt=PROMPT, max_tokens=190, ignore_eos=True, deadline_s=time.monotonic() + 0.1)
+
+    assert reasons_of(events) in ({0: FinishReason.DEADLINE}, {0: FinishReason.LENGTH})
+    assert isinstance(events[-1], TextDone)
+    with pytest.raises(DeadlineExceeded):
+        await engine.all_events(prompt=PROMPT, deadline_s=time.monotonic() - 1)
+
+
+async def test_a_schema_holds_at_any_temperature(engine) -> None:
+    """Guided text is JSON of the schema's form, or was cut by its length; also where the caller ignores the end token."""
+    schema = json.dumps({"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]})
+    closed = json.dumps({**json.loads(schema), "additionalProperties": False})
+    for seed in range(5):
+        sampling = SamplingOptions(temperature=2.0, seed=seed)
+        events = await engine.all_events(
+            prompt="say:", sampling=sampling, json_schema=closed, n=2, max_tokens=60, ignore_eos=True
+        )
+        assert reasons_of(events) == {0: FinishReason.STOP, 1: FinishReason.STOP}
+        assert all(isinstance(json.loads(text_of(events, index))["a"], bool) for index in range(2))
+    anything = await engine.all_events(prompt="say:", json_schema="{}", max_tokens=190)
+    assert reasons_of(anything)[0] is FinishReason.LENGTH or json.loads(text_of(anything)) is not None
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"prompt": None}, "prompt"),
+        ({"prompt": ()}, "prompt"),
+        ({"prompt": (100_000,)}, "prompt"),
+        ({"prompt": tuple([5] * 300)}, "prompt"),
+        ({"prompt": "x", "n": 9}, "n"),
+        ({"prompt": "x", "max_tokens": 0}, "max_tokens"),
+        ({"prompt": "x", "max_tokens": 201}, "max_tokens"),
+        ({"prompt": "x", "sampling": SamplingOptions(temperature=-1)}, "temperature"),
+        ({"prompt": "x", "sampling": SamplingOptions(logit_bias={100_000: 1.0})}, "logit_bias"),
+        ({"prompt": "x", "json_schema": '{"type": 3}'}, "response_format"),
+        ({"messages": (ChatMessage(role="system", content="x"),)}, "messages"),
+    ],
+)
+async def test_what_is_wrong_is_named(engine, fields, field: str) -> None:
+    """A bad request is refused by its field, and the engine goes on."""
+    with pytest.raises(InvalidRequest) as refusal:
+        await engine.all_events(**fields)
+
+    assert refusal.value.field == field
+    assert await engine.all_events(prompt="x", max_tokens=1)
+
+
+async def test_too_many_choices_for_the_queue_are_refused_as_one(engine) -> None:
+    """Either all choices of a request are taken or none: what was taken before the refusal is given back."""
+    engine.may_step.clear()
+    asked = [asyncio.create_task(engine.all_events(prompt=PROMPT, n=8, max_tokens=30)) for _ in range(9)]
+    await asyncio.sleep(0)
+    engine.may_step.set()
+
+    ends = await asyncio.gather(*asked, return_exceptions=True)
+
+    assert {type(end) for end in ends} == {list, Overloaded}
+    assert all(len(reasons_of(end)) == 8 for end in ends if isinstance(end, list))
+    await asyncio.to_thread(wait_for, lambda: engine.steps[-1].load.kv_cache_usage == 0)
+
+
+async def test_another_models_name_is_not_found(engine) -> None:
+    """A request names the model that it wants."""
+    with pytest.raises(NotFound, match="'gpt' is not served here"):
+        await engine.all_events(model="gpt", prompt="x")
+
+
+def wait_for(holds, timeout_s: float = 10.0) -> None:
+    """Poll until something is so."""
+    give_up_s = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < give_up_s
+        time.sleep(0.005)
