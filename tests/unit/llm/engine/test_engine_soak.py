@@ -3,20 +3,26 @@
 import numpy as np
 import pytest
 
+from models.window import Window
 from services.errors import Overloaded
 from services.llm.engine.outcome import Status
 
 
-@pytest.mark.parametrize("depth", [1, 3])
-def test_free_and_cached_make_the_total_after_a_soak(depth, items_of, decoder_of, engine_of) -> None:
+@pytest.mark.parametrize(
+    ("depth", "num_requests", "window"), [(1, 1_000, None), (2, 1_000, Window(5, frozenset({0}), 2)), (3, 10_000, None)]
+)
+def test_free_and_cached_make_the_total_after_a_soak(
+    depth, num_requests, window, items_of, decoder_of, engine_of
+) -> None:
     """Rankings and texts come, are cancelled at random points or run late; in the end all blocks are free again."""
     items = items_of(depth)
-    engine = engine_of(decoder_of(items, layers=1), items, num_blocks=40, max_waiting=8, max_running=3)
+    decoder = decoder_of(items, layers=1, window=window)
+    engine = engine_of(decoder, items, num_blocks=40, max_waiting=8, max_running=3)
     rng = np.random.default_rng(depth)
     added, statuses = [], {}
     now_s = 0.0
 
-    for index in range(3_000):
+    for index in range(num_requests):
         now_s += 1.0
         prompt = [0, *rng.integers(1, 4, rng.integers(1, 50)).tolist()]
         deadline_s = now_s + rng.integers(1, 30) if rng.random() < 0.3 else None
@@ -37,10 +43,11 @@ def test_free_and_cached_make_the_total_after_a_soak(depth, items_of, decoder_of
     while engine.has_work:
         statuses |= {outcome.request_id: outcome.status for outcome in engine.step(now_s)}
 
-    assert statuses.keys() == {str(index) for index in range(3_000)}
+    assert statuses.keys() == {str(index) for index in range(num_requests)}
     assert set(statuses.values()) == {*Status, "refused"}
     pool = engine._scheduler.pool
-    assert pool.num_free == pool.num_blocks
+    num_blank = len(pool._blank)
+    assert pool.num_free == num_blank + pool.num_cached == pool.num_blocks
     assert engine.load().kv_cache_usage == 0
 
 
