@@ -1,0 +1,86 @@
+"""The engine's benchmark as a command: processes, turns, file and page. `pytest tests/integration/test_engine_benchmark.py`."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.engine_process import EngineFailed, EngineProcess
+from benchmarks.engine_shapes import random_decoder
+from models.weights import save_decoder
+
+pytestmark = pytest.mark.integration
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def benchmark(out: Path, *options: str) -> dict[str, Any]:
+    """Run the command and read its file."""
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.engine",
+        "--json",
+        str(out),
+        "--rounds",
+        "1",
+        "--threads",
+        "1",
+        *options,
+    ]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=280, stdout=subprocess.DEVNULL)
+    found: dict[str, Any] = json.loads(out.read_text())
+    return found
+
+
+def test_the_cases_of_a_gpu_alone(tmp_path: Path) -> None:
+    """At their smallest they run on any device; each has a value, and each kind of step its share of the limits."""
+    report = benchmark(tmp_path / "out.json", "--tiny", "--peers", "")
+
+    assert [case["value"] > 0 for case in report["cases"]] == [True] * 8
+    assert {row["step"] for row in report["roofline"]} >= {"prefill", "decode", "beam"}
+    page = subprocess.run(
+        [sys.executable, "-m", "benchmarks.engine_table", str(tmp_path / "out.json")],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert "llama-3-8b-decode-1" in page.stdout
+
+
+def test_beside_transformers(tmp_path: Path) -> None:
+    """Same weights, same prompts: a ratio, the same items, greedy tokens that fp32 would choose too or nearly so."""
+    save_decoder(random_decoder("tiny", torch.float32, torch.device("cpu")), tmp_path / "model")
+
+    report = benchmark(
+        tmp_path / "out.json",
+        "--model",
+        str(tmp_path / "model"),
+        "--peers",
+        "transformers",
+        "--case",
+        "decode-8",
+        "beams-8",
+    )
+
+    ours = {case["name"]: case for case in report["cases"] if case["engine"] == "tailrace"}
+    assert all(case["ratio_to_best_peer"] > 0 for case in ours.values())
+    assert report["quality"]["tailrace"]["logits_max_error"] < 1e-4
+    assert report["quality"]["tailrace"]["largest_gap"] < 0.1
+    shares = {row["case"]: row["share"] for row in report["agreement"] if row["engine"] == "tailrace"}
+    assert shares["beams-8"] >= 0.5
+
+
+def test_a_process_that_cannot_start_says_why() -> None:
+    """What it printed last is in the error."""
+    engine = EngineProcess(Path(sys.executable), "benchmarks.engine_tailrace", {"model": "nowhere"}, {})
+
+    with pytest.raises(EngineFailed, match="KeyError: 'threads'"):
+        engine.wait_until_ready()
+
+    engine.stop()
