@@ -28,6 +28,8 @@ _WINDOW_S = 0.1
 _MIN_LOOKS = 2
 _RISE = 0.5
 _FALL = 0.025
+_FAR = 1.5
+"""So many times too much is a flood, for which low priority gives way at once and not in two steps."""
 _LATE = (1.0, 2.5, 5.0, 5.0, 10.0)
 """By unit of strain: how many times what may be is too much there."""
 _CALM_SHARE = 0.7
@@ -107,6 +109,8 @@ class Admission:
 
 def strain_after(strain: float, pressure: float) -> float:
     """Give the strain after a window in which the least delay was `pressure` times what it may be."""
+    if strain < 1 and pressure > _FAR * _LATE[0]:
+        return 1.0
     if strain < MAX_STRAIN and pressure > _LATE[int(strain)]:
         return min(math.floor(strain) + 1.0, strain + _RISE)
     if strain > 0 and pressure < _CALM_SHARE * _LATE[math.ceil(strain) - 1]:

@@ -13,9 +13,9 @@ SEVERITY = {Verdict.ADMIT: 0, Verdict.SHED: 1, Verdict.REFUSE: 2}
 
 
 def strained(strain: int) -> Admission:
-    """An admission that has come to this strain by twice as many windows of far too much delay."""
+    """An admission that has come to this strain by two windows of far too much delay for each unit, and one for the first."""
     admission = Admission(LIMITS)
-    for window in range(2 * strain):
+    for window in range(2 * strain - 1):
         watch(admission, 20 * LIMITS.max_delay_s, window)
     return admission
 
@@ -180,6 +180,17 @@ def test_a_busy_process_sheds_low_alone() -> None:
     assert verdicts(admission, Priority.NORMAL) == {Verdict.ADMIT}
 
 
+def test_a_flood_sheds_low_at_once_and_nobody_else() -> None:
+    """One window of half as much again as may be: all of low gives way, while normal would take two more."""
+    admission = Admission(LIMITS)
+
+    watch(admission, 1.6 * LIMITS.max_delay_s, 1)
+
+    assert admission.strain == 1
+    assert verdicts(admission, Priority.LOW) == {Verdict.SHED}
+    assert verdicts(admission, Priority.NORMAL) == {Verdict.ADMIT}
+
+
 @given(st.floats(0, 1), st.floats(0.7, 1))
 def test_between_calm_and_late_nothing_changes(strain: float, pressure: float) -> None:
     """The band that keeps it from flapping."""
@@ -188,8 +199,8 @@ def test_between_calm_and_late_nothing_changes(strain: float, pressure: float) -
 
 @given(st.floats(0, MAX_STRAIN), st.floats(0, 20))
 def test_it_rises_twenty_times_as_fast_as_it_falls(strain: float, pressure: float) -> None:
-    """A step is half a unit up or a fortieth down, never both ways at one pressure."""
+    """A step is half a unit up, the whole first one in a flood, or a fortieth down, never both ways at one pressure."""
     step = strain_after(strain, pressure) - strain
 
-    assert -0.026 <= step <= 0.501
+    assert -0.026 <= step <= (1.0 if strain < 1 and pressure > 1.5 else 0.501)
     assert step >= 0 or strain_after(strain, pressure + 20) > strain or strain == MAX_STRAIN
