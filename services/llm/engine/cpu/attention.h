@@ -205,7 +205,7 @@ inline void attend(
             if (chunk.positions[0] >= tile.first_limit + (i + rows - 1) / per_group * tile.limit_step) continue;
             for (int c = 0; c < filled; c += kCols) {
                 float sums_of[kRows][kCols];
-                const Columns<T> columns = {{chunk.keys[c], chunk.keys[c + 1], chunk.keys[c + 2], chunk.keys[c + 3]}};
+                const Columns<T> columns = {{chunk.keys[c], chunk.keys[c + 1], chunk.keys[c + 2], chunk.keys[c + 3]}, 0};
                 any_tile(rows, queries.data() + i * head_dim, head_dim, columns, head_dim, sums_of);
                 for (int m = 0; m < rows; m++) std::copy_n(sums_of[m], kCols, scores[m] + c);
             }

@@ -33,7 +33,7 @@ def cpu_forward(weights: Weights, cache: KvCache, config: EngineConfig) -> Forwa
     if config.cpu_kernels == "compiled":
         _log.warning("the engine runs on plain torch, several times slower: %s", why_not)
     attention = TorchAttention(
-        config.tile_queries, config.tile_tokens, config.block_tokens, torch.device("cpu"), weights.config.window
+        config.tile_queries, config.tile_tokens, config.block_tokens, weights.head_VD.device, weights.config.window
     )
     return LayerLoop(weights, cache, TorchKernels(), attention)
 

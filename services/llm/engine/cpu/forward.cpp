@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "attention.h"
+#include "packed.h"
 #include "rows.h"
 
 #if defined(_OPENMP)
@@ -54,6 +55,8 @@ struct TailraceStep {
 }
 
 namespace {
+
+constexpr int64_t kPacksFrom = 48;  // rows from which turning W pays
 
 int64_t padded(int64_t size) { return (size + 63) / 64 * 64; }
 
@@ -134,57 +137,43 @@ class Pass {
         meet();
     }
 
+    // out = x W^T + bias: `put(row, n, y, count)` gets numbers n to n + count - 1 of the row.
     template <class Put>
     void linear(const TailraceMatrix& matrix, const T* x, int64_t size, int64_t width, int thread, int threads, Put put) {
-        const Range range(width, kCols, thread, threads);
-        const auto place = [width](int64_t n, int i) { return std::min(n + i, width - 1); };
-        multiply_by(matrix, x, size, range, kCols, place, [&](int64_t row, int64_t n, const float* y) {
-            if (n + kCols <= width) put(row, n, y, kCols);
-            else put(row, n, y, int(width - n));
+        multiply_by(matrix, x, size, width, 1, thread, threads, [&](int64_t row, int64_t n, float* const* y, int count) {
+            put(row, n, y[0], count);
         });
     }
 
-    // wide = silu(gate) * up: a tile takes two rows of gate and their fellows of up.
+    // wide = silu(gate) * up
     void gate_up(const TailraceMatrix& matrix, int thread, int threads) {
         const int64_t ffn = model_.ffn;
-        const Range range(ffn, 2, thread, threads);
-        const auto place = [ffn](int64_t n, int i) { return std::min(n + i % 2, ffn - 1) + (i / 2) * ffn; };
-        multiply_by(matrix, x_.get(), model_.hidden, range, 2, place, [&](int64_t row, int64_t n, const float* y) {
-            store_one(wide_.get() + row * ffn + n, silu(y[0]) * y[2]);
-            if (n + 1 < ffn) store_one(wide_.get() + row * ffn + n + 1, silu(y[1]) * y[3]);
+        multiply_by(matrix, x_.get(), model_.hidden, ffn, 2, thread, threads, [&](int64_t row, int64_t n, float* const* y, int count) {
+            silu_mul(y[0], y[1], count, wide_.get() + row * ffn + n);
         });
     }
 
-    // `place(n, i)` is the matrix' row of a tile's i-th column; `put` gets the products, biased and in plain numbers.
-    template <class Place, class Put>
-    void multiply_by(const TailraceMatrix& matrix, const T* x, int64_t size, Range range, int64_t unit, Place place, Put put) {
-        const T* bias = static_cast<const T*>(matrix.bias);
-        const auto put_biased = [&](int64_t row, int64_t n, float* y) {
-            if (bias != nullptr)
-                for (int i = 0; i < kCols; i++) y[i] += to_float(bias[place(n, i)]);
-            put(row, n, y);
+    template <class Put>
+    void multiply_by(const TailraceMatrix& matrix, const T* x, int64_t size, int64_t width, int parts, int thread, int threads, Put put) {
+        const auto put_biased = [&](int64_t row, int64_t n, float* const* y, int count) {
+            if (const T* bias = static_cast<const T*>(matrix.bias))
+                for (int part = 0; part < parts; part++)
+                    for (int i = 0; i < count; i++) y[part][i] += to_float(bias[part * width + n + i]);
+            put(row, n, y, count);
         };
         if (!model_.is_int8) {
-            const T* weight = static_cast<const T*>(matrix.weight);
-            const auto columns = [&](int64_t n) { return columns_at(weight, size, n, place); };
-            return multiply<T, T>(x, step_.rows, size, range, unit, columns, put_biased);
+            const Product<T, T> product = {x, static_cast<const T*>(matrix.weight), step_.rows, size, width, parts};
+            return multiply(product, thread, threads, kPacksFrom, put_biased);
         }
-        const int8_t* weight = static_cast<const int8_t*>(matrix.weight);
-        const auto columns = [&](int64_t n) { return columns_at(weight, padded(size), n, place); };
-        multiply<uint8_t, int8_t>(bytes_.get(), step_.rows, padded(size), range, unit, columns, [&](int64_t row, int64_t n, float* y) {
-            for (int i = 0; i < kCols; i++) {
-                const int64_t at = place(n, i);
-                y[i] = (y[i] - 128.0f * float(matrix.sums[at])) * (scales_[row] * matrix.scales[at]);
+        const Product<uint8_t, int8_t> product = {bytes_.get(), static_cast<const int8_t*>(matrix.weight), step_.rows, padded(size), width, parts};
+        multiply(product, thread, threads, kPacksFrom, [&](int64_t row, int64_t n, float* const* y, int count) {
+            for (int part = 0; part < parts; part++) {
+                const int64_t at = part * width + n;
+                for (int i = 0; i < count; i++)
+                    y[part][i] = (y[part][i] - 128.0f * float(matrix.sums[at + i])) * (scales_[row] * matrix.scales[at + i]);
             }
-            put_biased(row, n, y);
+            put_biased(row, n, y, count);
         });
-    }
-
-    template <class W, class Place>
-    static Columns<W> columns_at(const W* weight, int64_t size, int64_t n, Place place) {
-        Columns<W> columns;
-        for (int i = 0; i < kCols; i++) columns.at[i] = weight + place(n, i) * size;
-        return columns;
     }
 
     // Norm and turn the heads; keys and values go to the cache or to the beams' tails.
@@ -265,14 +254,10 @@ void forward(const TailraceModel& model, const TailraceStep& step, int threads) 
 
 template <class T>
 void score(const T* x, const T* weight, float* out, int64_t rows, int64_t size, int64_t width, int threads) {
+    const Product<T, T> product = {x, weight, rows, size, width, 1};
     share(threads, [&](int thread, int threads) {
-        const auto columns = [&](int64_t n) {
-            Columns<T> found;
-            for (int i = 0; i < kCols; i++) found.at[i] = weight + std::min(n + i, width - 1) * size;
-            return found;
-        };
-        multiply<T, T>(x, rows, size, Range(width, kCols, thread, threads), kCols, columns, [&](int64_t row, int64_t n, const float* y) {
-            std::copy_n(y, std::min<int64_t>(kCols, width - n), out + row * width + n);
+        multiply(product, thread, threads, kPacksFrom, [&](int64_t row, int64_t n, float* const* y, int count) {
+            std::copy_n(y[0], count, out + row * width + n);
         });
     });
 }

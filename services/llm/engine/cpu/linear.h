@@ -1,8 +1,8 @@
-// y = x W^T for rows x and a matrix W (out, in) as torch keeps it, row after row: no repacking, no second copy of the weights.
+// y = x W^T for few rows x and a matrix W (out, in) as torch keeps it, row after row: no second copy of the weights.
 //
 // Each thread takes a range of W's rows and streams it once for each block of x that fits the second-level cache. A tile
-// is kCols rows of W by up to kRows rows of x, summed along the input in vectors and across them at the end; what becomes of the sums
-// is the caller's (`put(row, first column, sums of kCols columns)`). bf16 pairs are multiplied by AVX512-BF16 where
+// is kCols rows of W by up to kRows rows of x, summed along the input in vectors and across them at the end; what becomes of
+// the sums is the caller's. bf16 pairs are multiplied by AVX512-BF16 where
 // there is one, int8 by AVX512-VNNI; else everything is widened to fp32.
 
 #pragma once
@@ -21,10 +21,12 @@ constexpr int kRows = 2;
 constexpr int kCols = 4;
 constexpr int64_t kBlockBytes = 256 * 1024;
 
-// Rows of W: kCols of them, which need not lie together (gate and up do not).
+// Rows of W: kCols of them, which need not lie together (gate and up do not). `ahead` numbers further lie those that follow, which are
+// fetched meanwhile: several short streams side by side are more than the processor's own prefetching sees through.
 template <class W>
 struct Columns {
     const W* at[kCols];
+    int64_t ahead;
 };
 
 inline void sum_four(Floats a, Floats b, Floats c, Floats d, float* to) {
@@ -74,7 +76,10 @@ inline void dot_tile(const Bf16* x, int64_t stride, const Columns<Bf16>& w, int6
     auto step = [&](int64_t k, auto fetch) __attribute__((always_inline)) {
         __m512bh column[kCols];
 #pragma GCC unroll 4
-        for (int n = 0; n < kCols; n++) column[n] = fetch(w.at[n] + k);
+        for (int n = 0; n < kCols; n++) {
+            column[n] = fetch(w.at[n] + k);
+            _mm_prefetch(reinterpret_cast<const char*>(w.at[n] + w.ahead + k), _MM_HINT_T0);
+        }
 #pragma GCC unroll 6
         for (int m = 0; m < ROWS; m++) {
             __m512bh row = fetch(x + m * stride + k);
@@ -106,7 +111,10 @@ inline void dot_tile(const uint8_t* x, int64_t stride, const Columns<int8_t>& w,
     for (int64_t k = 0; k < size; k += 64) {
         __m512i column[kCols];
 #pragma GCC unroll 4
-        for (int n = 0; n < kCols; n++) column[n] = _mm512_loadu_si512(w.at[n] + k);
+        for (int n = 0; n < kCols; n++) {
+            column[n] = _mm512_loadu_si512(w.at[n] + k);
+            _mm_prefetch(reinterpret_cast<const char*>(w.at[n] + w.ahead + k), _MM_HINT_T0);
+        }
 #pragma GCC unroll 6
         for (int m = 0; m < ROWS; m++) {
             __m512i row = _mm512_loadu_si512(x + m * stride + k);
@@ -141,32 +149,49 @@ inline void any_tile(int rows, const X* x, int64_t stride, const Columns<W>& w, 
     }
 }
 
-// The columns' range of one of several threads, in whole tiles.
+// What one of several threads takes of `count` things, in whole units.
 struct Range {
     int64_t first, last;
     Range(int64_t count, int64_t unit, int thread, int threads) {
-        int64_t tiles = (count + unit - 1) / unit;
-        first = std::min(count, tiles * thread / threads * unit);
-        last = std::min(count, tiles * (thread + 1) / threads * unit);
+        const int64_t units = (count + unit - 1) / unit;
+        first = std::min(count, units * thread / threads * unit);
+        last = std::min(count, units * (thread + 1) / threads * unit);
     }
 };
 
-// One thread's tiles. `columns(n)` gives the kCols rows of W at n; beyond `last` it may repeat one.
-template <class X, class W, class Find, class Put>
-inline void multiply(
-    const X* x, int64_t rows, int64_t size, Range range, int64_t unit, Find columns, Put put
-) {
-    const int64_t tiles_of_rows = (rows + kRows - 1) / kRows;
-    const int64_t tiles_of_block = std::max<int64_t>(1, kBlockBytes / (int64_t(sizeof(X)) * size * kRows));
-    for (int64_t first_tile = 0; first_tile < tiles_of_rows; first_tile += tiles_of_block) {
-        const int64_t last_tile = std::min(tiles_of_rows, first_tile + tiles_of_block);
-        for (int64_t n = range.first; n < range.last; n += unit) {
-            const Columns<W> w = columns(n);
-            for (int64_t tile = first_tile; tile < last_tile; tile++) {
-                const int64_t m = rows * tile / tiles_of_rows, end = rows * (tile + 1) / tiles_of_rows;
-                float sums[kRows][kCols];
-                any_tile(int(end - m), x + m * size, size, w, size, sums);
-                for (int64_t row = m; row < end; row++) put(row, n, sums[row - m]);
+// Rows of x, contiguous, and a matrix W of `parts` (1 or 2: gate and up) times `width` rows, all `size` numbers long.
+template <class X, class W>
+struct Product {
+    const X* x;
+    const W* w;
+    int64_t rows, size, width;
+    int parts;
+
+    const W* row_of(int part, int64_t n) const { return w + (part * width + std::min(n, width - 1)) * size; }
+};
+
+// One thread's columns `range` of each part, streaming W. `put(row, n, y, count)` gets kCols columns from n on: y[part] points to their sums.
+template <class X, class W, class Put>
+inline void stream(const Product<X, W>& product, Range range, Put put) {
+    const int64_t tiles = (product.rows + kRows - 1) / kRows;
+    const int64_t tiles_of_block = std::max<int64_t>(1, kBlockBytes / (int64_t(sizeof(X)) * product.size * kRows));
+    for (int64_t first = 0; first < tiles; first += tiles_of_block) {
+        const int64_t last = std::min(tiles, first + tiles_of_block);
+        for (int64_t n = range.first; n < range.last; n += kCols) {
+            Columns<W> columns[2];
+            for (int part = 0; part < product.parts; part++) {
+                for (int i = 0; i < kCols; i++) columns[part].at[i] = product.row_of(part, n + i);
+                columns[part].ahead = kCols * product.size;
+            }
+            for (int64_t tile = first; tile < last; tile++) {
+                const int64_t begin = product.rows * tile / tiles, end = product.rows * (tile + 1) / tiles;
+                float sums[2][kRows][kCols];
+                for (int part = 0; part < product.parts; part++)
+                    any_tile(int(end - begin), product.x + begin * product.size, product.size, columns[part], product.size, sums[part]);
+                for (int64_t row = begin; row < end; row++) {
+                    float* y[2] = {sums[0][row - begin], sums[1][row - begin]};
+                    put(row, n, y, int(std::min<int64_t>(kCols, range.last - n)));
+                }
             }
         }
     }

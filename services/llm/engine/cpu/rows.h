@@ -38,6 +38,18 @@ inline void copy_row(const float* x, int64_t size, To* out) {
     for (int64_t k = 0; k < size; k++) store_one(out + k, x[k]);
 }
 
+// out = silu(gate) * up
+template <class To>
+inline void silu_mul(const float* gate, const float* up, int64_t size, To* out) {
+    int64_t k = 0;
+    for (; k + kWidth <= size; k += kWidth) store(out + k, silu(load(gate + k)) * load(up + k));
+    if (k == size) return;
+    float rest[kWidth] = {};
+    std::copy_n(gate + k, size - k, rest);
+    store(rest, silu(load(rest)));
+    for (int64_t i = 0; k + i < size; i++) store_one(out + k + i, rest[i] * up[k + i]);
+}
+
 // Quantise a row to bytes around 128, padded to `padded`. Gives the scale.
 template <class T>
 inline float quantise(const T* x, int64_t size, int64_t padded, uint8_t* out) {

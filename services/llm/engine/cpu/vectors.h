@@ -97,6 +97,6 @@ inline Floats exp_of(Floats x) {
     return x < -87.0f ? Floats{} : p * reinterpret_cast<Floats&>(exponent);
 }
 
-inline float silu(float x) { return x / (1.0f + std::exp(-x)); }
+inline Floats silu(Floats x) { return x / (1.0f + exp_of(x < -88.0f ? splat(88.0f) : -x)); }
 
 }  // namespace tailrace
