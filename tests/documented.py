@@ -46,6 +46,8 @@ TOOLS = frozenset(_TOOLS.split())
 DOCKER = frozenset(_DOCKER.split())
 KUBECTL = frozenset(_KUBECTL.split())
 CLUSTER_TOOLS = {"helm", "kind", "minikube"}
+GUESTS = {"aiperf", "guidellm"}
+"""Programs that pages name and the project does not install."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,11 @@ def complaints(command: Command) -> list[str]:
         case "kubectl":
             found = _kubectl(arguments)
         case _:
-            known = program in TOOLS | CLUSTER_TOOLS or program.startswith(("./", "$")) or (ROOT / program).is_file()
+            known = (
+                program in TOOLS | CLUSTER_TOOLS | GUESTS
+                or program.startswith(("./", "$"))
+                or (ROOT / program).is_file()
+            )
             found = [] if known else [f"unknown program {program}"]
     return found + [
         f"no file {word}" for word in map(_value, arguments) if _is_of_the_repository(word) and not _exists(word)

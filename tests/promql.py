@@ -9,7 +9,7 @@ import yaml
 from prometheus_client import CollectorRegistry
 from prometheus_client.utils import floatToGoString
 
-from services.telemetry import EngineMetrics, GatewayMetrics, ProcessMetrics, StreamMetrics
+from services.telemetry import EngineMetrics, GatewayMetrics, ProcessMetrics, StreamMetrics, TextMetrics
 from tests.pages import ROOT
 
 RULES = ROOT / "infra/prometheus/rules"
@@ -27,6 +27,7 @@ def exported() -> dict[str, set[str]]:
     registry = CollectorRegistry()
     holders = (
         GatewayMetrics(registry),
+        TextMetrics(registry),
         StreamMetrics(registry),
         EngineMetrics(registry),
         ProcessMetrics(registry, "gateway"),

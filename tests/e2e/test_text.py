@@ -5,6 +5,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -12,6 +13,8 @@ import pytest
 from openai import OpenAI
 
 from tests.checkpoints import write_checkpoint
+from tests.e2e.test_docs import PageSession
+from tests.pages import ROOT, blocks
 from tests.servers import HOST, wait_for
 from tests.stack import Stack
 
@@ -149,6 +152,21 @@ def test_a_recommendation_can_carry_a_sentence(texts: Texts) -> None:
     assert ample["explanation"]
     assert (tight["explanation_reason"], len(tight["items"])) == ("late", 3)
     assert "explanation" not in tight
+
+
+def test_the_page_keeps_its_word(texts: Texts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What docs/text.md shows of text is what happens."""
+    monkeypatch.setenv("KEY", texts.keys["writer"])
+    session = PageSession(texts.stack, tmp_path)
+
+    failures = [
+        failure
+        for block in blocks((ROOT / "docs/text.md").read_text())
+        if block.mark == "text"
+        for failure in session.run(block)
+    ]
+
+    assert failures == []
 
 
 def test_recommendations_keep_their_deadline_while_text_is_flooded(texts: Texts) -> None:

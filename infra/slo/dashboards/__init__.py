@@ -2,14 +2,22 @@
 
 from typing import Any
 
-from infra.slo.dashboards import capacity, engine, models, objectives, overview, stream
+from infra.slo.dashboards import capacity, engine, models, objectives, overview, stream, text
 from infra.slo.dashboards.board import Board, render
 from services.objectives import Objectives
 
 
 def all_boards(promised: Objectives) -> tuple[Board, ...]:
     """Give every dashboard."""
-    return (overview.BOARD, objectives.board(promised), engine.BOARD, stream.BOARD, models.BOARD, capacity.BOARD)
+    return (
+        overview.BOARD,
+        objectives.board(promised),
+        engine.BOARD,
+        text.BOARD,
+        stream.BOARD,
+        models.BOARD,
+        capacity.BOARD,
+    )
 
 
 def all_dashboards(promised: Objectives) -> dict[str, dict[str, Any]]:

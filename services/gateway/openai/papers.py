@@ -140,7 +140,7 @@ def doc_of(path: str) -> dict[str, Any]:
             return _doc("Write on, or rank what follows", CompletionAnswerBody, CompletionBody, example)
         case "/v1/chat/completions":
             message = {"role": "user", "content": "Name a river."}
-            example = {"model": "smollm2-135m-instruct", "messages": [message], "max_tokens": 16}
+            example = {"model": "SmolLM2-135M-Instruct", "messages": [message], "max_tokens": 16}
             return _doc("Answer in a chat", ChatAnswerBody, ChatBody, example)
         case "/v1/models":
             return {"summary": "List the models", "responses": {200: {"model": ModelsBody}, **_refused(401, 403, 503)}}

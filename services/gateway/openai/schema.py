@@ -45,7 +45,7 @@ class ResponseFormatBody(_Body):
 
 
 class _WritingBody(_Body):
-    model: str = Field(description="As /v1/models lists it", examples=["smollm2-135m-instruct"])
+    model: str = Field(description="As /v1/models lists it", examples=["SmolLM2-135M-Instruct"])
     n: int = Field(1, ge=1, le=2_000, description="Choices per prompt")
     max_tokens: int | None = Field(None, ge=1, description="Per choice")
     temperature: float = Field(1.0, ge=0, le=2)
