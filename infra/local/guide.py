@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from infra.local.ray_home import ray_logs
+from infra.local.text import describe_text
 from models.registry import BundleStore
 from services.settings import Settings
 
@@ -18,6 +19,7 @@ def what_is_where(settings: Settings, bundle_version: str) -> str:
             f"bundle   {bundle_version}",
             f"REST     {http}    (OpenAPI page: {http}/docs)",
             f"gRPC     {settings.grpc_address}    (tailrace.v1.Recommender, with reflection)",
+            *_text_lines(settings),
             f"metrics  http://{settings.http_host}:{settings.metrics_port}/metrics",
             f"Redis    {settings.redis_host}:{settings.redis_port}",
             f"Kafka    {settings.kafka_bootstrap}    (topic {settings.interactions_topic})",
@@ -25,6 +27,13 @@ def what_is_where(settings: Settings, bundle_version: str) -> str:
             f"replicas {ray_logs(settings.state_dir)}    (their logs while they run, then logs/ray)",
         ]
     )
+
+
+def _text_lines(settings: Settings) -> list[str]:
+    """Say where text is asked for, where there is any."""
+    if not (settings.text_path or settings.text_url):
+        return []
+    return [f"text     {rest_address(settings)}/v1    (OpenAI's API; {describe_text(settings)[0]})"]
 
 
 def rest_address(settings: Settings) -> str:

@@ -8,6 +8,7 @@ from infra.local.keeper import children_of
 from infra.local.parts import Part, stack_parts
 from infra.local.stackfile import PartRecord, StackFile
 from services.settings import Settings
+from services.telemetry import render_metrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +35,26 @@ def inspect_stack(settings: Settings) -> list[PartHealth]:
     if record is None or not stack_file.is_claimed():
         return []
     nothing = PartRecord(phase="down", keeper_pid=None, num_restarts=0)
-    return [_inspect(part, record.parts.get(part.name, nothing)) for part in stack_parts(settings)]
+    parts = [_inspect(part, record.parts.get(part.name, nothing)) for part in stack_parts(settings)]
+    return [*parts, *text_health(settings)]
+
+
+def text_health(settings: Settings) -> list[PartHealth]:
+    """Tell of the text that serve writes, by the metrics of whoever writes it here."""
+    writes = b'part="text"' in render_metrics(settings.metrics_dir)
+    if not (writes or settings.text_path):
+        return []
+    address = f"{settings.http_host}:{settings.http_port}/v1"
+    return [
+        PartHealth(
+            name="text",
+            addresses=(address,),
+            health="well" if writes else "down",
+            pid=None,
+            num_restarts=0,
+            memory_mb=0.0,
+        )
+    ]
 
 
 def _inspect(part: Part, record: PartRecord) -> PartHealth:

