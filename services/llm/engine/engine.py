@@ -12,7 +12,7 @@ import numpy as np
 
 from models.decoder import Decoder
 from services.contracts.rank import EngineLoad
-from services.errors import InvalidRequest
+from services.errors import CheckpointError, InvalidRequest
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.cost_model import CostModel, StepCost, number_sizes
 from services.llm.engine.graph_device import GraphDevice
@@ -44,6 +44,9 @@ class Engine:
         graph_device: GraphDevice | None = None,
     ) -> None:
         """`graph_device` None: CUDA's own where the decoder is on one, none elsewhere."""
+        window = decoder.config.window
+        if items is not None and window is not None and window.size < len(items.level_sizes):
+            raise CheckpointError(f"a sliding window of {window.size} does not hold a code of {len(items.level_sizes)}")
         self._config = config
         self._limits = decoder.config
         self._trie = Trie(items, decoder.head_weight_VD.device) if items is not None else None

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from models.window import Window
-from services.errors import InvalidRequest, Overloaded
+from services.errors import CheckpointError, InvalidRequest, Overloaded
 from services.llm.engine.outcome import Status
 
 
@@ -150,6 +150,33 @@ def test_excluded_items_are_as_if_not_allowed(depth, items_of, decoder_of, engin
     assert found["filtered"] == found["mask"]
     assert found["all"] == found["unseen"]
     assert not set(found["all"]) & set(seen.tolist())
+
+
+@pytest.mark.parametrize("first", ["rank", "text"])
+def test_rankings_and_texts_share_what_is_cached(first, items_of, decoder_of, engine_of, drained) -> None:
+    """What a ranking computed of a prompt, a text finds, and the other way round."""
+    items = items_of(3)
+    engine = engine_of(decoder_of(items), items)
+    prompt = list(range(19))
+    ask = {
+        "rank": lambda: engine.add_rank("rank", prompt, k=3),
+        "text": lambda: engine.add_text("text", prompt, max_new_tokens=2),
+    }
+
+    ask.pop(first)()
+    drained(engine)
+    [(second, again)] = ask.items()
+    again()
+
+    assert drained(engine)[second].num_cached_tokens == 16
+
+
+def test_a_window_that_holds_no_code_is_refused(items_of, decoder_of, engine_of) -> None:
+    """A beam must see its own code so far and the history's last token."""
+    items = items_of(3)
+
+    with pytest.raises(CheckpointError, match="window of 2"):
+        engine_of(decoder_of(items, window=Window(2, frozenset({0}))), items)
 
 
 def test_another_version_shares_nothing(items_of, decoder_of, engine_of) -> None:

@@ -1,0 +1,121 @@
+"""The engine under random use: rankings and texts with shared prompts, masks, cancels and little memory; each answer is that of an engine alone."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from models.window import Window
+from services.errors import Overloaded
+from services.llm.engine.config import EngineConfig
+from services.llm.engine.engine import Engine
+from services.llm.engine.outcome import Outcome, Status
+from tests.unit.llm.engine.conftest import build_decoder, build_items
+
+NUM_ITEMS = 50
+WINDOWS = {"full": None, "windowed": Window(6, frozenset({0, 1}), num_sinks=2), "half": Window(9, frozenset({1}))}
+
+
+@cache
+def world(depth: int, window: str):
+    """Build a catalogue and a decoder."""
+    items = build_items(depth)
+    return items, build_decoder(items, window=WINDOWS[window])
+
+
+def build_engine(depth: int, window: str, **knobs) -> Engine:
+    """Build an engine over that world."""
+    items, decoder = world(depth, window)
+    config = EngineConfig(**{"block_tokens": 4, "num_blocks": 64, "tile_tokens": 16, "cpu_kernels": "torch", **knobs})
+    return Engine(decoder, config, items=items, bundle_version="v1")
+
+
+def ask(engine: Engine, name: str, prompt: tuple[int, ...], asked: tuple) -> None:
+    """Ask for a ranking (k, width, what is left out) or for a text (number of tokens)."""
+    if len(asked) == 1:
+        engine.add_text(name, prompt, max_new_tokens=asked[0])
+    else:
+        k, width, excluded = asked
+        engine.add_rank(name, prompt, k=k, beam_width=width, excluded=sorted(excluded))
+
+
+@cache
+def alone(depth: int, window: str, prompt: tuple[int, ...], asked: tuple) -> Outcome:
+    """Give the answer of an engine that has nothing else to do and nothing cached."""
+    engine = build_engine(depth, window)
+    ask(engine, "alone", prompt, asked)
+    while True:
+        for outcome in engine.step(0.0):
+            return outcome
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """One engine with room for few; a request that ended for good must have the answer that it gets alone."""
+
+    depth, window = 3, "full"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.engine = build_engine(
+            self.depth, self.window, num_blocks=14, max_running=4, max_waiting=6, max_chunk_tokens=7, max_step_tokens=12
+        )
+        self.asked: dict[str, tuple] = {}
+        self.ended: dict[str, Outcome] = {}
+
+    @rule(
+        length=st.integers(1, 30),
+        start=st.integers(0, 1),
+        work=st.tuples(st.integers(1, 12))
+        | st.tuples(st.integers(1, 9), st.integers(1, 9), st.frozensets(st.integers(0, NUM_ITEMS - 1), max_size=20)),
+    )
+    def add(self, length: int, start: int, work: tuple) -> None:
+        """Prompts are beginnings of two long ones, so that they share what is cached."""
+        prompt = tuple((start + 5 * place) % 17 for place in range(length))
+        name = str(len(self.asked))
+        try:
+            ask(self.engine, name, prompt, work)
+        except Overloaded:
+            return
+        self.asked[name] = (prompt, work)
+
+    @rule()
+    def step(self) -> None:
+        """Every outcome comes once."""
+        for outcome in self.engine.step(0.0):
+            assert outcome.request_id not in self.ended
+            self.ended[outcome.request_id] = outcome
+
+    @precondition(lambda self: self.asked)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        """A request in flight can be cancelled at any point."""
+        self.engine.cancel(data.draw(st.sampled_from(sorted(self.asked))))
+
+    @invariant()
+    def books_balance(self) -> None:
+        """No block is lost or shared by mistake."""
+        self.engine.check_integrity()
+
+    def teardown(self) -> None:
+        """All ends, all blocks are free, and every answer is right."""
+        while self.engine.has_work:
+            self.step()
+        assert self.ended.keys() == self.asked.keys()
+        assert self.engine.load().kv_cache_usage == 0
+        for name, outcome in self.ended.items():
+            if outcome.status is not Status.CANCELLED:
+                wanted = alone(self.depth, self.window, *self.asked[name])
+                assert outcome.status is wanted.status
+                assert outcome.token_ids == wanted.token_ids
+                assert outcome.item_indices.tolist() == wanted.item_indices.tolist()
+                np.testing.assert_allclose(outcome.scores, wanted.scores, atol=1e-4)
+
+
+@pytest.mark.parametrize(("depth", "window"), [(3, "full"), (2, "windowed"), (1, "half")])
+def test_every_answer_is_that_of_an_engine_alone(depth, window) -> None:
+    """Whatever else runs, is cached, is put back or is cancelled, with sliding windows and without."""
+    machine = type("Machine", (EngineMachine,), {"depth": depth, "window": window})
+    run_state_machine_as_test(machine, settings=settings(max_examples=20, stateful_step_count=30, deadline=None))
