@@ -18,6 +18,7 @@ class EngineReport:
         self._engine = engine
         self._name = model_name
         self._last_token_s: dict[str, float] = {}
+        self._num_late = self._num_eager = 0
         for counter in (metrics.prefix_queries, metrics.prefix_hits, metrics.preemptions, metrics.prompt_tokens):
             counter.labels(model_name)
         for counter in (metrics.generation_tokens, metrics.beam_rows, metrics.late_captures, metrics.eager_fallbacks):
@@ -35,6 +36,7 @@ class EngineReport:
             metrics.batch_size.labels(name).observe(size.num_requests)
             metrics.beam_rows.labels(name).inc(size.num_beam_rows)
             self._cost(stepped.finished_s - stepped.began_s)
+        self._graphs()
         metrics.running.labels(name).set(stepped.load.num_running)
         metrics.waiting.labels(name).set(stepped.load.num_waiting)
         metrics.kv_cache_usage.labels(name).set(stepped.load.kv_cache_usage)
@@ -51,6 +53,12 @@ class EngineReport:
             self._metrics.step_seconds.labels(*labels).inc(seconds)
             self._metrics.step_bytes.labels(*labels).inc(cost.num_bytes)
             self._metrics.step_flops.labels(*labels).inc(cost.flops)
+
+    def _graphs(self) -> None:
+        counts = self._engine.graph_counts
+        self._metrics.late_captures.labels(self._name).inc(counts.late_captures - self._num_late)
+        self._metrics.eager_fallbacks.labels(self._name).inc(counts.eager_fallbacks - self._num_eager)
+        self._num_late, self._num_eager = counts.late_captures, counts.eager_fallbacks
 
     def _gaps(self, grown: Sequence[Grown], now_s: float) -> None:
         gap_seconds = self._metrics.inter_token_seconds.labels(self._name)

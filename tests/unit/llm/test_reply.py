@@ -11,9 +11,10 @@ from services.errors import (
     DeadlineExceeded,
     DependencyAway,
     InvalidRequest,
+    NotFound,
     Overloaded,
 )
-from services.llm.reply import refusal_of
+from services.llm.reply import TEXT, refusal_of
 
 
 @pytest.mark.parametrize(
@@ -24,6 +25,7 @@ from services.llm.reply import refusal_of
         BundleMismatch("v1", "v2"),
         BundleNotFound("none"),
         InvalidRequest("k", "0 is out of range", "send 1"),
+        NotFound("no such model", "ask for another"),
         DependencyAway("the engine", 1.0),
     ],
 )
@@ -34,6 +36,15 @@ def test_an_error_survives_the_trip(error) -> None:
     assert type(back) is type(error)
     for fact in ("retry_after_s", "wanted", "loaded", "field", "problem", "fix"):
         assert getattr(back, fact, None) == getattr(error, fact, None)
+
+
+def test_a_refusal_names_the_part_that_refused() -> None:
+    """The same refusal is the LLM's or the text model's, by who was asked."""
+    refusal = refusal_of(Overloaded("the engine's queue", 0.25))
+
+    assert "the LLM is overloaded" in str(refusal.as_error())
+    assert "the text model is overloaded" in str(refusal.as_error(TEXT))
+    assert refusal_of(DeadlineExceeded("x")).as_error(TEXT).stage == "text"
 
 
 def test_the_unexpected_counts_as_away() -> None:
