@@ -19,7 +19,7 @@ from services.telemetry import GatewayMetrics
 log = structlog.get_logger()
 
 _NOBODY = "none"
-_DOORS = ("rest", "grpc")
+_DOORS = ("rest", "grpc", "openai")
 _LIVE, _OTHER = "live", "other"
 _NUM_ANSWERS_KEPT = 20_000
 

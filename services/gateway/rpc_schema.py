@@ -58,7 +58,7 @@ def format_recommendation(answer: Recommendation) -> pb.RecommendResponse:
         deadline_ms=answer.deadline_ms,
         stages_ms=answer.stages_ms,
         explanation=None if explained is None else explained.sentence,
-        explanation_reason="" if explained is None else explained.outcome,
+        explanation_reason=None if explained is None else explained.outcome,
     )
 
 

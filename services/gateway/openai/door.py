@@ -120,7 +120,13 @@ class _OpenAiDoor:
                 limits=limits,
             )
             asked = route.parse(await read_body(http, self._max_body_bytes), asking)
-            ranked = RankedChoices(plane=plane, caller=call.admitted, arrived_s=arrived_s, deadline_ms=deadline_ms)
+            ranked = RankedChoices(
+                plane=plane,
+                request_id=call.request_id,
+                caller=call.admitted,
+                arrived_s=arrived_s,
+                deadline_ms=deadline_ms,
+            )
             telling = _Telling(route, asked, call.request_id, plane, _writer(plane, ranked, asked, route))
             try:
                 return await (telling.stream(http) if asked.stream else telling.at_once(http))

@@ -9,9 +9,10 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from services.contracts.access import Caller, Scope
-from services.contracts.recommend import RecommendRequest
+from services.contracts.recommend import Recommendation, RecommendRequest
 from services.contracts.text import FinishReason, TextBegan, TextDone, TextEvent, TextPiece, TextRequest, TokenLogprob
 from services.errors import InvalidRequest, NotAllowed
+from services.gateway.error_table import describe
 from services.gateway.plane import DataPlane
 
 DOOR = "openai"
@@ -22,6 +23,7 @@ class RankedChoices:
     """One call of one caller. `deadline_ms` is as asked, None for the default of recommendations."""
 
     plane: DataPlane
+    request_id: str
     caller: Caller
     arrived_s: float
     deadline_ms: int | None
@@ -33,17 +35,24 @@ class RankedChoices:
 
     async def write(self, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
         """Recommend; see TextWriter. Fewer items than n: the last choices are empty. Raises what recommending raises."""
-        history = _history(request)
-        asked = RecommendRequest(
-            request_id=request.request_id, recent_item_ids=history, k=request.n, deadline_ms=self.deadline_ms
-        )
-        answer = await self.plane.recommend(asked, self.arrived_s, DOOR, self.caller)
+        try:
+            history = _history(request)
+            answer = await self._recommend(history, request.n)
+        except Exception as error:
+            told = describe(error)
+            self.plane.recommend_refused(DOOR, told.kind.value, told.sentence, self.request_id)
+            raise
         yield TextBegan(num_prompt_tokens=len(history))
         for index, item in enumerate(answer.items):
             yield _piece(index, item.item_id, item.score)
         for index in range(len(answer.items), request.n):
             yield TextPiece(index=index, text="", num_tokens=0, finish_reason=FinishReason.STOP)
         yield TextDone(num_prompt_tokens=len(history), num_cached_tokens=0, num_completion_tokens=len(answer.items))
+
+    async def _recommend(self, history: tuple[str, ...], k: int) -> Recommendation:
+        """Ask under the caller's own id, by which `tailrace explain` finds it."""
+        asked = RecommendRequest(request_id=self.request_id, recent_item_ids=history, k=k, deadline_ms=self.deadline_ms)
+        return await self.plane.recommend(asked, self.arrived_s, DOOR, self.caller)
 
 
 def _history(request: TextRequest) -> tuple[str, ...]:

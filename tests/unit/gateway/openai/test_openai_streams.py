@@ -178,3 +178,37 @@ async def test_metrics_tell_of_first_tokens_and_gaps(http: httpx.AsyncClient, te
     assert texts.metric("tailrace_text_tokens_total", kind="prompt") == 6
     assert texts.metric("tailrace_text_tokens_total", kind="cached") == 2
     assert texts.metric("tailrace_text_requests_total", code="ok", **route) == 2
+
+
+async def test_a_ranking_is_a_recommendation_like_any_other(http: httpx.AsyncClient, texts: World) -> None:
+    """Counted, its impression sent, found by the caller's id; refused ones are told of too."""
+    ranked = {"model": "tailrace-recommender", "prompt": "i00 i01 i02"}
+    await http.post(COMPLETIONS, json=ranked, headers={"x-request-id": "mine"})
+    await http.post(COMPLETIONS, json={**ranked, "n": 2_000, "prompt": "x" * 300})
+
+    asked = {"door": "openai"}
+    assert texts.metric("tailrace_requests_total", tier="llm", reason="llm_in_time", code="ok", **asked) == 1
+    assert texts.metric("tailrace_requests_total", tier="none", reason="none", code="invalid_request", **asked) == 1
+    await until(lambda: "mine" in texts.shelf.records)
+    assert len(texts.impressions.records) == 1
+
+
+async def test_models_of_a_writer_that_is_away_are_a_503(http: httpx.AsyncClient, parrot: Parrot) -> None:
+    """Leaving them out would say that they do not exist."""
+    parrot.error = DependencyAway("text", 1)
+
+    answer = await http.get("/v1/models")
+
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+
+
+async def test_without_text_only_the_recommender_is_there(texts: World, http: httpx.AsyncClient) -> None:
+    """And whoever asks for text is told how to have it."""
+    texts.plane.text = None
+
+    listed = (await http.get("/v1/models")).json()["data"]
+    answer = await http.post(COMPLETIONS, json=body())
+
+    assert [model["id"] for model in listed] == ["tailrace-recommender"]
+    assert answer.status_code == 404
+    assert "--text" in answer.json()["error"]["message"]
