@@ -61,7 +61,7 @@ def main() -> None:
         "history": _measure("history", list(_by_history(usual)), options.rounds),
         "trie_and_masks": catalogue_costs(SIZES[-1]),
     }
-    shown["catalogue_ratio"] = _flatness(shown["catalogue"])
+    shown["catalogue_ratio"] = {figure: flatness(shown["catalogue"], figure) for figure in ("ms", "min_ms")}
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(shown, indent=1) + "\n")
 
@@ -120,11 +120,11 @@ def _by_history(caller: Caller) -> Iterator[Case]:
             yield about | {"num_items": _USUAL_SIZE, "state": state}, ask
 
 
-def _flatness(rows: list[dict[str, Any]]) -> dict[str, float]:
+def flatness(rows: list[dict[str, Any]], figure: str) -> dict[str, float]:
     """Give the dearest size's cost over the cheapest's, by state."""
     by_state: dict[str, list[float]] = {}
     for row in rows:
-        by_state.setdefault(row["state"], []).append(row["ms"])
+        by_state.setdefault(row["state"], []).append(row[figure])
     return {state: round(max(found) / min(found), 3) for state, found in by_state.items()}
 
 

@@ -1,0 +1,35 @@
+"""The curves' own sums and the random catalogues below them."""
+
+import numpy as np
+import pytest
+
+from benchmarks.curve_engines import Caller, build_engine, random_decoder, random_items
+from benchmarks.engine_curves import flatness
+
+
+def test_flatness_is_the_dearest_over_the_cheapest_by_state() -> None:
+    """Each state has its own ratio."""
+    rows = [{"state": "cold", "ms": 4.0}, {"state": "warm", "ms": 1.0}, {"state": "cold", "ms": 5.0}]
+
+    assert flatness(rows, "ms") == {"cold": 1.25, "warm": 1.0}
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 4])
+def test_catalogues_of_any_depth_lie_in_their_code_space(depth) -> None:
+    """Codes are below their level's size; at depth 1 each item has its own."""
+    items = random_items(500, depth, skew=3.0)
+
+    assert items.codes.shape == (500, depth)
+    assert (items.codes < np.array(items.level_sizes)).all()
+    assert depth > 1 or len(np.unique(items.codes)) == 500
+
+
+def test_a_ranking_is_timed_from_question_to_answer() -> None:
+    """A caller gives milliseconds, and finds its history cached the second time."""
+    items = random_items(300, 3)
+    caller = Caller(build_engine(random_decoder(769), items), items, np.random.default_rng(0))
+    history = caller.history(40)
+
+    assert caller.rank_ms(history) > 0
+    assert caller.rank_ms(history) > 0
+    assert caller.engine.load().kv_cache_usage == 0
