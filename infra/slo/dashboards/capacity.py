@@ -29,7 +29,7 @@ BOARD = Board(
                     title="Requests in an engine at once, mean",
                     queries=(
                         Query(
-                            f"sum (rate(vllm:e2e_request_latency_seconds_sum[{RANGE}])) / sum (tailrace_llm_replicas)",
+                            f'sum (rate(vllm:e2e_request_latency_seconds_sum{{model_name="ranker"}}[{RANGE}])) / sum (tailrace_llm_replicas)',
                             "per replica",
                         ),
                     ),

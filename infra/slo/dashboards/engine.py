@@ -47,7 +47,7 @@ BOARD = Board(
             (
                 Panel(
                     title="KV blocks held by live requests",
-                    queries=(Query("max(vllm:kv_cache_usage_perc)", "fullest replica"),),
+                    queries=(Query("max by (model_name) (vllm:kv_cache_usage_perc)", "{{model_name}}"),),
                     unit="percentunit",
                     bad_from=0.95,
                 ),
@@ -115,14 +115,14 @@ BOARD = Board(
                 Panel(
                     title="Running and waiting",
                     queries=(
-                        Query("sum(vllm:num_requests_running)", "running"),
-                        Query("sum(vllm:num_requests_waiting)", "waiting"),
+                        Query("sum by (model_name) (vllm:num_requests_running)", "{{model_name}} running"),
+                        Query("sum by (model_name) (vllm:num_requests_waiting)", "{{model_name}} waiting"),
                     ),
                 ),
                 Panel(
                     title="Time in queue, at work and in all, p99",
                     queries=tuple(
-                        Query(quantile(0.99, f"vllm:{name}_seconds").expr, legend)
+                        Query(quantile(0.99, f"vllm:{name}_seconds", "model_name").expr, f"{{{{model_name}}}} {legend}")
                         for name, legend in (
                             ("request_queue_time", "queue"),
                             ("request_inference_time", "work"),
@@ -131,7 +131,41 @@ BOARD = Board(
                     ),
                     unit="s",
                 ),
-                Panel(title="Prompt tokens prefilled", queries=(rate("vllm:prompt_tokens_total"),), unit="short"),
+                Panel(
+                    title="Prompt tokens prefilled",
+                    queries=(rate("vllm:prompt_tokens_total", "model_name"),),
+                    unit="short",
+                ),
+            ),
+        ),
+        Row(
+            "Words, beams and graphs",
+            (
+                Panel(
+                    title="Tokens of text and beams, each second",
+                    queries=(
+                        rate("vllm:generation_tokens_total", "model_name"),
+                        Query(rate("tailrace_engine_beam_rows_total").expr, "beams"),
+                    ),
+                ),
+                Panel(
+                    title="First token and next token, p99",
+                    queries=(
+                        Query(quantile(0.99, "vllm:time_to_first_token_seconds").expr, "first"),
+                        Query(quantile(0.99, "vllm:inter_token_latency_seconds").expr, "next"),
+                        Query(quantile(0.99, "vllm:request_prefill_time_seconds").expr, "prefill"),
+                        Query(quantile(0.99, "vllm:request_decode_time_seconds").expr, "decode"),
+                    ),
+                    unit="s",
+                ),
+                Panel(
+                    title="What should not happen",
+                    queries=(
+                        Query(rate("tailrace_engine_late_captures_total").expr, "graphs captured late"),
+                        Query(rate("tailrace_engine_eager_fallbacks_total").expr, "steps without a graph"),
+                        Query(rate("vllm:num_preemptions_total").expr, "preemptions"),
+                    ),
+                ),
             ),
         ),
     ),
