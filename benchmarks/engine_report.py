@@ -84,7 +84,7 @@ def agreements(measured: Sequence[Measured]) -> list[dict[str, Any]]:
     """Compare each engine's first outputs with transformers': the share of places that hold the same token or item.
 
     Greedy texts part at the first tie that is broken otherwise and stay apart, so that a low share alone is no fault: see the
-    gaps beside it. Items are compared as sets; engines that are not held to the catalogue have none to compare.
+    gaps beside it. Items are compared as sets.
     """
     theirs = {one.case.name: one.runs[0] for one in measured if one.engine == _REFERENCE and one.runs}
     return [
@@ -95,10 +95,7 @@ def agreements(measured: Sequence[Measured]) -> list[dict[str, Any]]:
             "share": _agreement(one.runs[0], theirs[one.case.name]),
         }
         for one in measured
-        if one.runs
-        and one.engine != _REFERENCE
-        and one.case.name in theirs
-        and not (one.case.width and one.engine == "vllm")
+        if one.runs and one.engine != _REFERENCE and one.case.name in theirs
     ]
 
 

@@ -78,7 +78,7 @@ def _heading(report: Report) -> str:
 
 def _notes(report: Report) -> list[str]:
     notes = [f"{name}: {why.splitlines()[-1]}" for name, why in report["absent_peers"].items()]
-    notes += [f"Beams of {name}: {one['constraint']}." for name, one in report["engines"].items()]
+    notes += [f"Beams of {name} are {one['constraint']}." for name, one in report["engines"].items()]
     return ["\n".join(f"- {note}" for note in notes)] if notes else []
 
 

@@ -46,7 +46,11 @@ class TailraceContestant:
     def describe(self) -> Reply:
         """Give versions and the device."""
         device = torch.cuda.get_device_name(self._device) if self._device.type == "cuda" else platform.machine()
-        return {"versions": {"torch": torch.__version__}, "device": device, "constraint": "catalogue"}
+        return {
+            "versions": {"torch": torch.__version__},
+            "device": device,
+            "constraint": "held to the catalogue by its trie",
+        }
 
     def answer(self, ask: Ask) -> Reply:
         """Write, rank, or measure the machine's limits."""
