@@ -37,7 +37,6 @@ NUM_TITLES = 5
 MAX_TOKENS = 40
 MIN_BOX_S = 0.02
 """With less than this left, nobody is asked."""
-_MAX_CHARS = 300
 _SENTENCE = re.compile(r".*?[.!?](?=\s|$)", re.DOTALL)
 _TASK = "Answer with one short sentence."
 
@@ -86,7 +85,7 @@ class OneSentence:
         except NotFound:
             self._model = None  # another one is served by now
             raise
-        sentence = _tidy(text)
+        sentence = ended(text)
         return Explained(ExplainOutcome.WRITTEN, sentence) if sentence else Explained(ExplainOutcome.FAILED)
 
 
@@ -104,8 +103,14 @@ def whole_sentence(text: str) -> str | None:
     return _tidy(found.group())
 
 
+def ended(text: str) -> str:
+    """Give a text that is over: as it is when it ends like a sentence, or else cut behind its last whole word."""
+    tidy = _tidy(text)
+    return tidy if tidy.endswith((".", "!", "?")) or " " not in tidy else f"{tidy.rpartition(' ')[0]} …"
+
+
 def _tidy(text: str) -> str:
-    return " ".join(text.split())[:_MAX_CHARS]
+    return " ".join(text.split())
 
 
 def _request(model: TextModel, prompt: str, deadline_unix_s: float) -> TextRequest:

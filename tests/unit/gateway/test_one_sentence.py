@@ -7,7 +7,7 @@ import pytest
 
 from services.contracts.access import Priority
 from services.errors import DependencyAway, Overloaded
-from services.gateway.one_sentence import MAX_TOKENS, OneSentence, prompt_of, whole_sentence
+from services.gateway.one_sentence import MAX_TOKENS, OneSentence, ended, prompt_of, whole_sentence
 from tests.parrot import Parrot
 from tests.unit.gateway.clients import RestClient, RpcClient
 from tests.unit.gateway.world import NOW_S, VERSION, World, catalogue_of, make_world, publish
@@ -130,6 +130,14 @@ async def test_with_nothing_left_nobody_is_asked(world: World, parrot: Parrot) -
 def test_a_sentence_is_whole_when_something_follows(text: str, sentence: str | None) -> None:
     """Until then the full stop may be a decimal point."""
     assert whole_sentence(text) == sentence
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"), [("", ""), (" They like\nit. ", "They like it."), ("Word", "Word"), ("They lik", "They …")]
+)
+def test_what_the_token_limit_cuts_ends_behind_a_word(text: str, sentence: str) -> None:
+    """Half a word is not shown."""
+    assert ended(text) == sentence
 
 
 def test_only_the_newest_titles_are_told() -> None:

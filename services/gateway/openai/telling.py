@@ -1,0 +1,88 @@
+"""One answer on its way out: whole, or as a stream of chunks that says itself when it breaks.
+
+Knows HTTP only as something to send to; who writes and how it is told are handed in.
+"""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import structlog
+from fastapi import Request, Response
+from starlette.requests import ClientDisconnect
+
+from services.contracts.text import TextDone, TextEvent, TextPiece
+from services.gateway.error_table import ErrorKind, describe
+from services.gateway.openai.answers import Plain, Shape, usage_of
+from services.gateway.openai.errors import plain_error
+from services.gateway.openai.event_stream import DONE, EventStream, sse, unless_gone
+from services.gateway.openai.parse import Asked
+from services.gateway.openai.ranked import DOOR
+from services.gateway.openai.writing import Write, whole, written
+from services.gateway.rest_answers import json_response
+from services.gateway.text_count import NOTHING, counted
+from services.gateway.text_report import CANCELLED, OK, TextReport
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Telling:
+    """What one caller asked for, who writes it, and how it is told. `route` is what metrics call it."""
+
+    route: str
+    request_id: str
+    asked: Asked
+    shape: Shape
+    write: Write
+    report: TextReport
+
+    async def answer(self, http: Request) -> Response:
+        """Answer, as was asked. Raises what writing raises before the first event, and ClientDisconnect."""
+        try:
+            return await (self._stream(http) if self.asked.stream else self._at_once(http))
+        except ClientDisconnect:
+            self.report.ended(self.route, CANCELLED, self.request_id)
+            raise
+
+    async def _at_once(self, http: Request) -> Response:
+        """Give the whole answer."""
+        choices, done = await unless_gone(http, whole(self.asked, self.write))
+        self.report.ended(self.route, OK, self.request_id)
+        return json_response(self.shape.whole(choices, usage_of(done)))
+
+    async def _stream(self, http: Request) -> Response:
+        """Give the chunks; whatever fails before the first event is an error with its own status."""
+        events = written(self.asked, self.write)
+        first = await unless_gone(http, anext(events))
+        return EventStream(self._chunks(first, events), events)
+
+    async def _chunks(self, first: TextEvent, events: AsyncGenerator[TextEvent, None]) -> AsyncGenerator[str, None]:
+        code, asked, so_far = CANCELLED, self.asked, counted(NOTHING, first)
+        try:
+            async with aclosing(events):
+                for plain in self.shape.opening(asked.num_choices):
+                    yield sse(_with_usage(plain, asked, so_far))
+                async for event in events:
+                    so_far = counted(so_far, event)
+                    if isinstance(event, TextPiece):
+                        yield sse(_with_usage(self.shape.chunk(event), asked, so_far))
+                if asked.include_usage:
+                    yield sse(self.shape.usage_chunk(usage_of(so_far)))
+                code = OK
+                yield DONE
+        except Exception as error:  # the status is long gone: say it in the stream, and end it
+            answer = describe(error)
+            code = answer.kind.value
+            if answer.kind is ErrorKind.INTERNAL:
+                log.exception("unexpected_error", request_id=self.request_id, door=DOOR)
+            yield sse(plain_error(answer))
+        finally:
+            self.report.ended(self.route, code, self.request_id)
+
+
+def _with_usage(plain: Plain, asked: Asked, so_far: TextDone) -> Plain:
+    """Add what a chunk is to say of the usage: with include_usage the field is there, and null until the last."""
+    if asked.continuous_usage:
+        return {**plain, "usage": usage_of(so_far)}
+    return {**plain, "usage": None} if asked.include_usage else plain
