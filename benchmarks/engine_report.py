@@ -46,6 +46,7 @@ def case_rows(measured: Sequence[Measured], peers: Sequence[str]) -> list[dict[s
                 "unit": one.case.unit,
                 "ratio_to_best_peer": _rounded(_ratio(one.case, value, theirs)),
                 "runs": [_rounded(run) for run in one.values],
+                **({"graphs": one.runs[-1]["graphs"]} if one.runs and "graphs" in one.runs[-1] else {}),
                 **({"note": one.note} if one.note else {}),
                 **({"error": one.error} if one.error else {}),
             }

@@ -42,6 +42,7 @@ class TailraceContestant:
         self._codes = code_table(decoder.config.vocab_size)
         config = EngineConfig(**options.get("config", {}))
         self._engine = Engine(decoder, config, items=_items(self._codes), bundle_version="benchmark")
+        self._engine.warm_up()
 
     def describe(self) -> Reply:
         """Give versions and the device."""
@@ -63,7 +64,7 @@ class TailraceContestant:
             outputs = [self._codes.codes[outcome.item_indices].tolist() for outcome in outcomes]
         else:
             outputs = [list(outcome.token_ids) for outcome in outcomes]
-        return {"outputs": outputs, "steps": steps}
+        return {"outputs": outputs, "steps": steps, "graphs": asdict(self._engine.graph_counts)}
 
     def _add(self, request_id: str, prompt: list[int], ask: Ask, number: int) -> None:
         if ask["do"] == "rank":
