@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from models.decoder import Decoder, DecoderConfig
+from models.window import Window
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
 from services.llm.engine.outcome import Outcome
@@ -37,10 +38,10 @@ def random_items(num_items: int, depth: int, seed: int = 0, skew: float = 1.0) -
     )
 
 
-def random_decoder(vocab_size: int, seed: int = 0) -> Decoder:
-    """Draw a decoder in fp32, large enough in its last layer that scores differ."""
-    torch.manual_seed(seed)
-    config = DecoderConfig(vocab_size=vocab_size, max_position_embeddings=_MAX_POSITIONS, **_SHAPE)
+def random_decoder(vocab_size: int, window: Window | None = None) -> Decoder:
+    """Draw a decoder in fp32."""
+    torch.manual_seed(0)
+    config = DecoderConfig(vocab_size=vocab_size, max_position_embeddings=_MAX_POSITIONS, window=window, **_SHAPE)
     return Decoder(config).eval()
 
 

@@ -31,6 +31,7 @@ from benchmarks.curve_engines import (
     random_items,
 )
 from benchmarks.curve_masks import catalogue_costs
+from models.window import Window
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
 WIDTHS = (1, 4, 16, 32, 64, 128, 256, 512, 1_024)
@@ -58,7 +59,9 @@ def main() -> None:
         "catalogue": _measure("catalogue", list(_by_size(callers)), options.rounds),
         "catalogue_depth_1": _measure("catalogue, depth 1", list(_by_size(_shallow())), options.rounds),
         "width": _measure("width", list(_by_width(callers[SIZES[-1]])), options.rounds),
+        "crowded": _measure("crowded codes", list(_crowded(decoder)), options.rounds),
         "history": _measure("history", list(_by_history(usual)), options.rounds),
+        "history_windowed": _measure("history, windowed", list(_windowed()), options.rounds),
         "trie_and_masks": catalogue_costs(SIZES[-1]),
     }
     shown["catalogue_ratio"] = {figure: flatness(shown["catalogue"], figure) for figure in ("ms", "min_ms")}
@@ -118,6 +121,26 @@ def _by_history(caller: Caller) -> Iterator[Case]:
         for state, ask in _states(caller, num_items, _USUAL_WIDTH).items():
             about = {"history_items": num_items, "prompt_tokens": 1 + 3 * num_items, "beam_width": _USUAL_WIDTH}
             yield about | {"num_items": _USUAL_SIZE, "state": state}, ask
+
+
+def _crowded(decoder: Any) -> Iterator[Case]:
+    """Ask over a million items of which many share their first codes and some all of them."""
+    items = random_items(SIZES[-1], 3, skew=2.0)
+    caller = Caller(build_engine(decoder, items), items, np.random.default_rng(0))
+    for width in (_USUAL_WIDTH, WIDTHS[-1]):
+        yield (
+            {"num_items": SIZES[-1], "skew": 2.0, "beam_width": width},
+            _states(caller, _USUAL_HISTORY, width)["new_event"],
+        )
+
+
+def _windowed() -> Iterator[Case]:
+    """Draw the history's curve for a decoder whose every layer sees 256 positions and 4 sinks."""
+    window = Window(256, frozenset(range(4)), num_sinks=4)
+    caller = _caller(random_decoder(1 + 3 * LEVEL_SIZE, window), _USUAL_SIZE, 3)
+    return (
+        (about | {"window_tokens": window.size, "sinks": window.num_sinks}, ask) for about, ask in _by_history(caller)
+    )
 
 
 def flatness(rows: list[dict[str, Any]], figure: str) -> dict[str, float]:
