@@ -1,13 +1,16 @@
 """A stand-in on the CPU for a device that records: a replay really runs the body again, over what its inputs hold now.
 
 What a graph cannot do shows here: inputs are poisoned after each replay, so that whatever is not written anew is seen to be
-stale, and outputs of other recordings are poisoned before each one, because graphs share their memory.
+stale, and outputs of other recordings are poisoned before each one, because graphs share their memory. An operation that
+would wait for the device, or bring something to it, is refused.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from services.llm.engine.graph_device import Body
 
@@ -40,7 +43,8 @@ class ReplayedBody:
         self._body = body
         self._inputs = inputs
         self.num_replays = 0
-        self.outputs = tuple(output.clone() for output in body())
+        with _NoWaiting():
+            self.outputs = tuple(output.clone() for output in body())
         _poison(inputs)
 
     def replay(self) -> None:
@@ -48,10 +52,40 @@ class ReplayedBody:
         self.num_replays += 1
         for recording in self._device.recordings:
             _poison(recording.outputs)
-        found = self._body()
+        with _NoWaiting():
+            found = self._body()
         for output, value in zip(self.outputs, found, strict=True):
             assert (output.shape, output.dtype) == (value.shape, value.dtype), "a recorded step changed its shape"
             output.copy_(value)
+
+
+class _NoWaiting(TorchDispatchMode):
+    """Refuses what a CUDA graph cannot record."""
+
+    _WAITING = (
+        "_local_scalar_dense",
+        "item",
+        "is_nonzero",
+        "lift_fresh",
+        "nonzero",
+        "masked_select",
+        "_unique2",
+        "unique_dim",
+        "repeat_interleave.Tensor",
+        "repeat_interleave.self_Tensor",
+        "_pin_memory",
+        "bincount",
+    )
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = operation.name().partition("::")[2]
+        assert name not in self._WAITING, f"{name} waits for the device"
+        if name.partition(".")[0] in ("index", "index_put", "index_put_"):
+            assert all(x is None or x.dtype != torch.bool for x in args[1]), "indexing by a mask waits for the device"
+        call: Callable[..., Any] = operation
+        return call(*args, **(kwargs or {}))
 
 
 def _poison(tensors: Sequence[Tensor]) -> None:

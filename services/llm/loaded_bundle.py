@@ -99,7 +99,8 @@ def _check_fit(bundle: Bundle, catalogue: Catalogue, max_items: int, vocab_size:
 
 
 def _warm_up(loaded: LoadedBundle) -> None:
-    """Run every kind of step: long and short prompts, cold and cached, alone and together."""
+    """Record the steps that can be recorded, then run every kind: long and short prompts, cold and cached, alone and together."""
+    loaded.engine.warm_up()
     num_items = len(loaded.catalogue.item_ids)
     longest = (np.arange(loaded.max_items) % num_items).tolist()
     for batch in ([longest], [longest], [longest[:3]], [longest, longest[:3], longest[1:]]):

@@ -190,7 +190,8 @@ def _seeds(seed: int | None, count: int) -> list[int]:
 
 
 def _warm_up(engine: Engine, max_context_tokens: int) -> None:
-    """Run every kind of step once: prompts short and long, alone and together, and their decode steps."""
+    """Record the steps that can be recorded, then run every kind once: prompts short and long, alone and together, and their decode steps."""
+    engine.warm_up()
     lengths = [min(length, max_context_tokens - _WARM_UP_TOKENS) for length in (1, 3, 200)]
     for batch in (lengths[:1], lengths):
         for place, length in enumerate(batch):

@@ -1,13 +1,21 @@
-"""The engine on a CUDA device gives what it gives on the CPU. `pytest tests/gpu`."""
+"""The engine on a CUDA device gives what it gives on the CPU, with recorded steps and without. `python -m pytest tests/gpu`.
+
+The kernels' own tests run compiled where there is a device: `python -m pytest -c tests/gpu/pytest.ini
+tests/unit/llm/engine/test_triton_kernels.py tests/unit/llm/engine/test_triton_attention.py`.
+"""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from models.decoder import Decoder, DecoderConfig
+from models.window import Window
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
 from services.llm.engine.outcome import Outcome
+from services.llm.engine.text import Sampling
 from services.llm.engine.trie import ItemCodes
 
 pytestmark = [
@@ -16,56 +24,142 @@ pytestmark = [
 ]
 
 LEVEL_SIZES = (40, 50, 60)
+LLAMA = DecoderConfig(
+    vocab_size=1 + sum(LEVEL_SIZES),
+    hidden_size=128,
+    intermediate_size=256,
+    num_hidden_layers=3,
+    num_attention_heads=8,
+    num_key_value_heads=2,
+    head_dim=32,
+    max_position_embeddings=2_048,
+)
+FAMILIES = {
+    "llama": LLAMA,
+    "qwen2": replace(LLAMA, qkv_bias=True),
+    "qwen3": replace(LLAMA, qk_norm=True, num_attention_heads=9, num_key_value_heads=3),
+    "windowed": replace(LLAMA, window=Window(64, frozenset({0, 2}), num_sinks=4)),
+}
+SMALL = EngineConfig(num_blocks=1_024, tile_tokens=128, max_running=16, max_beam_rows=256)
 
 
-def items() -> ItemCodes:
-    """A random catalogue of 5,000 items of depth 3."""
+def items(depth: int = 3) -> ItemCodes:
+    """A random catalogue of 5,000 items."""
     rng = np.random.default_rng(2)
-    codes = np.stack([rng.integers(0, size, 5_000) for size in LEVEL_SIZES], axis=1)
-    return ItemCodes(codes=codes, level_sizes=LEVEL_SIZES, token_offsets=(1, 41, 91))
+    codes = np.stack([rng.integers(0, size, 5_000) for size in LEVEL_SIZES[:depth]], axis=1)
+    return ItemCodes(codes=codes, level_sizes=LEVEL_SIZES[:depth], token_offsets=(1, 41, 91)[:depth])
 
 
-def decoder() -> Decoder:
+def decoder(shape: DecoderConfig) -> Decoder:
     """A random decoder over that catalogue's vocabulary, in fp32."""
     torch.manual_seed(4)
-    config = DecoderConfig(
-        vocab_size=1 + sum(LEVEL_SIZES),
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=3,
-        num_attention_heads=8,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=2_048,
-    )
-    return Decoder(config).eval()
+    return Decoder(shape).eval()
 
 
-def outcomes_on(device: str, kv_kind: str) -> dict[str, Outcome]:
-    """Rank and write for a crowd of requests of all lengths on one device."""
-    config = EngineConfig(num_blocks=1_024, kv_kind=kv_kind, tile_tokens=128)
-    engine = Engine(decoder().to(device), config, items=items(), bundle_version="v1")
+def warm_engine(device: str, shape: DecoderConfig, config: EngineConfig, dtype: torch.dtype = torch.float32) -> Engine:
+    """Build an engine and record its steps where there are graphs."""
+    engine = Engine(decoder(shape).to(device, dtype), config, items=items(), bundle_version="v1")
+    engine.warm_up()
+    return engine
+
+
+def outcomes_of(engine: Engine) -> dict[str, Outcome]:
+    """Rank and write for a crowd of requests of all lengths and widths."""
     for index in range(12):
         prompt = np.random.default_rng(index).integers(1, 151, 10 + 100 * index).tolist()
-        engine.add_rank(f"r{index}", prompt, k=20, allowed=np.ones(5_000, dtype=bool), beam_width=64)
+        engine.add_rank(f"r{index}", prompt, k=20, excluded=np.arange(index), beam_width=(64, 20, 130)[index % 3])
         engine.add_text(f"t{index}", prompt, max_new_tokens=8)
     found: dict[str, Outcome] = {}
     while engine.has_work:
         found |= {outcome.request_id: outcome for outcome in engine.step(0.0)}
     engine.check_integrity()
+    assert engine.graph_counts.late_captures == engine.graph_counts.eager_fallbacks == 0
     return found
+
+
+def assert_alike(there: dict[str, Outcome], here: dict[str, Outcome]) -> None:
+    """Agree in scores to fp32's noise, in all but an item that ties nearly, and in how greedy texts begin."""
+    for name, wanted in here.items():
+        if name.startswith("r"):
+            assert np.allclose(there[name].scores, wanted.scores, atol=1e-3), name
+            assert len(set(there[name].item_indices) & set(wanted.item_indices)) >= 19, name
+        else:
+            assert there[name].token_ids[:3] == wanted.token_ids[:3], name
+
+
+@pytest.fixture(autouse=True)
+def _exact_products() -> None:
+    torch.backends.cuda.matmul.allow_tf32 = False
 
 
 @pytest.mark.parametrize("kv_kind", ["model", "int8", "fp8"])
 def test_gpu_equals_cpu(kv_kind: str) -> None:
-    """Rankings, their scores and greedy texts agree between the Triton kernels and the torch reference."""
-    torch.backends.cuda.matmul.allow_tf32 = False
+    """Rankings, their scores and greedy texts agree between kernels with graphs and the torch reference, for each kind of cache."""
+    config = replace(SMALL, kv_kind=kv_kind)
 
-    there, here = outcomes_on("cuda", kv_kind), outcomes_on("cpu", kv_kind)
+    there, here = (outcomes_of(warm_engine(device, LLAMA, config)) for device in ("cuda", "cpu"))
 
-    for name, wanted in here.items():
-        if name.startswith("r"):
-            assert np.allclose(there[name].scores, wanted.scores, atol=1e-3)
-            assert len(set(there[name].item_indices) & set(wanted.item_indices)) >= 19
-        else:
-            assert there[name].token_ids[:3] == wanted.token_ids[:3]
+    assert_alike(there, here)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_equals_cpu(family: str) -> None:
+    """Biases, head norms, odd numbers of heads, and windows with sinks."""
+    there, here = (outcomes_of(warm_engine(device, FAMILIES[family], SMALL)) for device in ("cuda", "cpu"))
+
+    assert_alike(there, here)
+
+
+def test_graphs_change_nothing() -> None:
+    """The same requests with recorded steps and without: the same items and tokens."""
+    with_graphs, without = (
+        outcomes_of(warm_engine("cuda", LLAMA, replace(SMALL, uses_graphs=uses))) for uses in (True, False)
+    )
+
+    assert_alike(with_graphs, without)
+
+
+def test_texts_with_every_setting_run_beside_greedy_ones() -> None:
+    """Draws, penalties and logprobs are made from what a recorded step gives."""
+    engines = [warm_engine(device, LLAMA, SMALL) for device in ("cuda", "cpu")]
+    samplings = [
+        Sampling(),
+        Sampling(num_logprobs=3),
+        Sampling(presence_penalty=1.5),
+        Sampling(temperature=0.7, seed=9),
+    ]
+
+    found: list[dict[str, Outcome]] = []
+    for engine in engines:
+        for index, sampling in enumerate(samplings):
+            engine.add_text(f"t{index}", [1 + index, 2, 3], max_new_tokens=12, sampling=sampling)
+        outcomes: dict[str, Outcome] = {}
+        while engine.has_work:
+            outcomes |= {outcome.request_id: outcome for outcome in engine.step(0.0)}
+        found.append(outcomes)
+
+    for name in ("t0", "t1", "t2", "t3"):
+        assert found[0][name].token_ids[:3] == found[1][name].token_ids[:3]
+    assert found[0]["t1"].chosen[0].logprob == pytest.approx(found[1]["t1"].chosen[0].logprob, abs=1e-3)
+
+
+def test_half_precision_stays_near() -> None:
+    """In bf16 most of the items are those of fp32."""
+    half = outcomes_of(warm_engine("cuda", LLAMA, SMALL, torch.bfloat16))
+    full = outcomes_of(warm_engine("cuda", LLAMA, SMALL))
+
+    shares = [
+        len(set(half[name].item_indices) & set(full[name].item_indices)) / 20 for name in full if name.startswith("r")
+    ]
+    assert np.mean(shares) > 0.7
+
+
+def test_memory_does_not_grow() -> None:
+    """Once warm, a second crowd takes no memory that the first did not."""
+    engine = warm_engine("cuda", LLAMA, SMALL)
+    outcomes_of(engine)
+    before = torch.cuda.memory_allocated()
+
+    outcomes_of(engine)
+
+    assert torch.cuda.memory_allocated() - before < 2**20

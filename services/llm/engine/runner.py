@@ -145,16 +145,11 @@ def _slots(chunk: Chunk, block_tokens: int) -> np.ndarray:
 
 
 def _forward_for(weights: Weights, cache: KvCache, config: EngineConfig) -> Forward:
-    shape, device = weights.config, weights.head_VD.device
-    if device.type != "cuda":
+    if weights.head_VD.device.type != "cuda":
         return cpu_forward(weights, cache, config)
-    from services.llm.engine.triton_attention import TritonAttention
-    from services.llm.engine.triton_kernels import TritonKernels
+    from services.llm.engine.triton_forward import triton_forward  # Triton is not installed everywhere
 
-    attention = TritonAttention(
-        shape.num_attention_heads, shape.num_key_value_heads, config.block_tokens, device, shape.window
-    )
-    return LayerLoop(weights, cache, TritonKernels(), attention)
+    return triton_forward(weights, cache)
 
 
 def _graph_device_for(device: torch.device, config: EngineConfig) -> GraphDevice | None:

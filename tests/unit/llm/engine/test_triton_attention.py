@@ -54,7 +54,7 @@ PREFILL = [(1, 1, 1), (9, 1, 1), (16, 30, 1), (3, 70, 1)]
 DECODE = [(1, 1, 1), (1, 77, 1), (1, 600, 1)]
 BEAMS = [(16, 40, 0), (5, 3, 0), (12, 65, 0)]
 MIXED = [*PREFILL[1:3], *DECODE[:2], *BEAMS]
-LONG = [(7, 900, 0), (1, 530, 1)]
+LONG = [(7, 300, 0), (1, 270, 1)]
 """Contexts that are split over programs."""
 
 
@@ -106,17 +106,16 @@ def tails_of(plan: StepPlan, kv_heads: int, head_dim: int) -> Tails | None:
 
 WINDOWS = [None, Window(4, frozenset({1})), Window(70, frozenset({1}), 3), Window(5, frozenset({1}), 130)]
 STEPS = {
-    "prefill": ([(0, 9), (300, 30), (70, 1)], []),
-    "beams": ([], [(40, 16, 1), (3, 5, 3), (300, 20, 2)]),
-    "all": ([(0, 20), (599, 1)], [(65, 12, 1), (257, 1, 2)]),
+    "prefill": ([(0, 9), (140, 12)], []),
+    "all": ([(0, 5), (270, 1)], [(65, 6, 1), (3, 2, 3), (150, 3, 2)]),
 }
 
 
 @pytest.mark.parametrize("window", WINDOWS, ids=["full", "narrow", "sinks", "many sinks"])
 @pytest.mark.parametrize("name", STEPS)
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 4, 16), (6, 2, 10)])
-def test_steps_with_tails_and_windows_equal_the_reference(name, window, heads, kv_heads, head_dim) -> None:
+def test_steps_with_tails_and_windows_equal_the_reference(name, window) -> None:
     """A step's chunks and beams, their tails included, agree to 1e-5 in layers with and without a window and sinks."""
+    heads, kv_heads, head_dim = 6, 2, 10
     cache, plan = cache_of("model", kv_heads, head_dim), step_of(*STEPS[name])
     rows = plan.num_tokens + sum(sequence.num_beam_rows for sequence in plan.beam_steps)
     q_THK, tails = torch.randn(rows, heads, head_dim, device=DEVICE), tails_of(plan, kv_heads, head_dim)
