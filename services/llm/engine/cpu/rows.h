@@ -53,11 +53,18 @@ inline void silu_mul(const float* gate, const float* up, int64_t size, To* out) 
 // Quantise a row to bytes around 128, padded to `padded`. Gives the scale.
 template <class T>
 inline float quantise(const T* x, int64_t size, int64_t padded, uint8_t* out) {
-    float peak = 0;
-    for (int64_t k = 0; k < size; k++) peak = std::max(peak, std::fabs(to_float(x[k])));
+    Floats top = {};
+    int64_t k = 0;
+    for (; k + kWidth <= size; k += kWidth) top = larger_of(top, larger_of(load(x + k), -load(x + k)));
+    float peak = max_of(top);
+    for (int64_t rest = k; rest < size; rest++) peak = std::max(peak, std::fabs(to_float(x[rest])));
     const float inverse = peak > 0 ? 127.0f / peak : 0.0f;
-    for (int64_t k = 0; k < size; k++) out[k] = uint8_t(int32_t(std::nearbyint(to_float(x[k]) * inverse)) + 128);
-    for (int64_t k = size; k < padded; k++) out[k] = 128;
+    for (k = 0; k + kWidth <= size; k += kWidth) {
+        const Ints whole = __builtin_convertvector(load(x + k) * inverse + 128.5f, Ints);  // all positive: rounds
+        *reinterpret_cast<Octets*>(out + k) = __builtin_convertvector(whole, Octets);
+    }
+    for (; k < size; k++) out[k] = uint8_t(to_float(x[k]) * inverse + 128.5f);
+    for (; k < padded; k++) out[k] = 128;
     return peak / 127.0f;
 }
 

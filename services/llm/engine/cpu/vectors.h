@@ -24,6 +24,7 @@ typedef float Floats __attribute__((vector_size(kWidth * 4), aligned(4), may_ali
 typedef int32_t Ints __attribute__((vector_size(kWidth * 4), aligned(4), may_alias));
 typedef uint32_t Words __attribute__((vector_size(kWidth * 4), aligned(4), may_alias));
 typedef uint16_t Halves __attribute__((vector_size(kWidth * 2), aligned(2), may_alias));
+typedef uint8_t Octets __attribute__((vector_size(kWidth), aligned(1), may_alias));
 
 struct Bf16 {
     uint16_t bits;
