@@ -3,7 +3,8 @@
     python -m benchmarks.engine_curves --json OUT [--rounds N]
 
 One request at a time on one thread, fp32, random weights of a small stated shape. All cases of a curve are asked in turn,
-round after round, and each figure is a median over the rounds. States: `cold` (a history never seen), `warm` (the same again),
+round after round, and each figure is a median over the rounds: time passed, and processor time, which other load on the
+machine hardly touches. States: `cold` (a history never seen), `warm` (the same again),
 `new_event` (the same with one item more, which is what a user's next request is).
 """
 
@@ -25,6 +26,7 @@ from benchmarks.curve_engines import (
     BLOCK_TOKENS,
     LEVEL_SIZE,
     Caller,
+    Taken,
     build_engine,
     describe,
     random_decoder,
@@ -38,7 +40,7 @@ WIDTHS = (1, 4, 16, 32, 64, 128, 256, 512, 1_024)
 HISTORIES = (25, 50, 100, 200, 400, 800)
 _USUAL_HISTORY, _USUAL_WIDTH, _USUAL_SIZE = 50, 32, 100_000
 
-Case = tuple[dict[str, Any], Callable[[], float]]
+Case = tuple[dict[str, Any], Callable[[], Taken]]
 
 
 def main() -> None:
@@ -64,7 +66,7 @@ def main() -> None:
         "history_windowed": _measure("history, windowed", list(_windowed()), options.rounds),
         "trie_and_masks": catalogue_costs(SIZES[-1]),
     }
-    shown["catalogue_ratio"] = {figure: flatness(shown["catalogue"], figure) for figure in ("ms", "min_ms")}
+    shown["catalogue_ratio"] = {figure: flatness(shown["catalogue"], figure) for figure in ("ms", "cpu_ms")}
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(shown, indent=1) + "\n")
 
@@ -80,26 +82,30 @@ def _shallow() -> dict[int, Caller]:
 
 
 def _measure(title: str, cases: list[Case], rounds: int) -> list[dict[str, Any]]:
-    taken_ms: list[list[float]] = [[] for _ in cases]
+    taken: list[list[Taken]] = [[] for _ in cases]
     for _, ask in cases:
         ask()
     for _ in track(range(rounds), title.ljust(20), console=Console(stderr=True)):
-        for (_, ask), found_ms in zip(cases, taken_ms, strict=True):
-            found_ms.append(ask())
+        for (_, ask), found in zip(cases, taken, strict=True):
+            found.append(ask())
     return [
-        about | {"ms": round(median(found_ms), 3), "min_ms": round(min(found_ms), 3)}
-        for (about, _), found_ms in zip(cases, taken_ms, strict=True)
+        about | {"ms": _middle([one.ms for one in found]), "cpu_ms": _middle([one.cpu_ms for one in found])}
+        for (about, _), found in zip(cases, taken, strict=True)
     ]
 
 
-def _states(caller: Caller, num_items: int, width: int) -> dict[str, Callable[[], float]]:
+def _middle(values: list[float]) -> float:
+    return round(median(values), 3)
+
+
+def _states(caller: Caller, num_items: int, width: int) -> dict[str, Callable[[], Taken]]:
     """Ask after a known history as it was, with one item more, and after a new one."""
     known = caller.history(num_items)
     k = min(10, width)
     return {
-        "cold": lambda: caller.rank_ms(caller.history(num_items), k=k, width=width),
-        "warm": lambda: caller.rank_ms(known, k=k, width=width),
-        "new_event": lambda: caller.rank_ms(np.append(known, caller.history(1)), k=k, width=width),
+        "cold": lambda: caller.rank(caller.history(num_items), k=k, width=width),
+        "warm": lambda: caller.rank(known, k=k, width=width),
+        "new_event": lambda: caller.rank(np.append(known, caller.history(1)), k=k, width=width),
     }
 
 
