@@ -38,6 +38,7 @@ def add_openai(app: FastAPI, plane: Callable[[], DataPlane], max_body_bytes: int
     """Add the routes to the REST door's app."""
     door = _OpenAiDoor(plane, max_body_bytes, tracing)
     for method, path, endpoint in (
+        ("GET", "/health", door.health),
         ("GET", "/v1/models", door.models),
         ("GET", "/v1/models/{model_id:path}", door.model),
         ("POST", "/v1/completions", door.completions),
@@ -69,6 +70,10 @@ class _OpenAiDoor:
         self._plane = plane
         self._max_body_bytes = max_body_bytes
         self._tracing = tracing
+
+    async def health(self, _: Request) -> Response:
+        """The process lives; load generators that know vLLM ask here first."""
+        return Response()
 
     async def models(self, http: Request) -> Response:
         """List what can be asked for."""

@@ -142,6 +142,8 @@ def doc_of(path: str) -> dict[str, Any]:
             message = {"role": "user", "content": "Name a river."}
             example = {"model": "SmolLM2-135M-Instruct", "messages": [message], "max_tokens": 16}
             return _doc("Answer in a chat", ChatAnswerBody, ChatBody, example)
+        case "/health":
+            return {"summary": "Tell that the process lives"}
         case "/v1/models":
             return {"summary": "List the models", "responses": {200: {"model": ModelsBody}, **_refused(401, 403, 503)}}
         case _:

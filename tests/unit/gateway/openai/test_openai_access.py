@@ -105,3 +105,8 @@ async def test_the_keys_priority_goes_along(http: httpx.AsyncClient, parrot: Par
     await http.post("/v1/completions", json=TEXT, headers={"authorization": "Bearer writer"})
 
     assert parrot.asked[0].priority == Priority.LOW
+
+
+async def test_health_is_open(http: httpx.AsyncClient) -> None:
+    """GuideLLM asks it before anything else, and may have no key then."""
+    assert (await http.get("/health")).status_code == 200
