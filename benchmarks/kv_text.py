@@ -22,7 +22,7 @@ from services.llm.engine.trie import ItemCodes
 from services.llm.engine.weights import join_weights
 
 _WINDOW_TOKENS = 512
-_MAX_WINDOWS = 12
+_MAX_WINDOWS = 6
 _BLOCK_TOKENS = 16
 _LEVEL_SIZE, _NUM_LEVELS, _NUM_ITEMS, _BEAMS = 1_024, 3, 20_000, 32
 _PROMPTS_PER_WINDOW = 4
