@@ -54,7 +54,7 @@ class AdmissionLimits:
 
     max_in_flight: int
     max_delay_s: float = 0.02
-    max_busy: float = 0.5
+    max_busy: float = 0.4
 
 
 class Admission:
