@@ -23,6 +23,7 @@ from services.llm.engine.tails import Tails
 from services.llm.engine.tiles import Tile, cut_tiles
 from services.llm.engine.triton_attention_kernels import attend_part, finish
 
+_MIN_PROGRAM_ROWS = 16
 _MAX_PROGRAM_ROWS = 128
 _TARGET_PROGRAMS = 264
 _MIN_PART_TOKENS = 128
@@ -30,7 +31,7 @@ _MIN_PART_TOKENS = 128
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TileTable:
-    """Tiles as the kernel reads them: (E, 6) facts, each tile's block ids one after another. On the device, any int type."""
+    """Tiles as the kernel reads them: (E, 6) facts, each tile's block ids one after another. int64, on the device."""
 
     facts_E6: Tensor
     blocks_N: Tensor
@@ -73,11 +74,11 @@ class TritonAttention:
             )
             for tile, end in zip(tiles, ends.tolist(), strict=True)
         ]
-        blocks = np.concatenate([tile.block_ids for tile in tiles]).astype(np.int32)
+        blocks = np.concatenate([tile.block_ids for tile in tiles]).astype(np.int64)
         return TileTable(
-            facts_E6=torch.tensor(facts, dtype=torch.int32).to(self._device),
+            facts_E6=torch.tensor(facts, dtype=torch.int64).to(self._device),
             blocks_N=torch.from_numpy(blocks).to(self._device),
-            rows_per_tile=max(tile.num_rows for tile in tiles),
+            rows_per_tile=self._height(max(tile.num_rows for tile in tiles)),
             num_parts=self.num_parts(len(tiles), max(tile.context_len for tile in tiles)),
         )
 
@@ -98,6 +99,11 @@ class TritonAttention:
         )
         num_parts = self.num_parts(num_requests * tiles_each, rows.max_context)
         return TileTable(torch.stack(facts, dim=1), rows.blocks_N, per_tile, num_parts)
+
+    def _height(self, num_rows: int) -> int:
+        """Round rows of a tile up to one of two, so that steps that run as they come do not wait for a compiler."""
+        lowest = max(1, _MIN_PROGRAM_ROWS // self._heads_per_group)
+        return lowest if num_rows <= lowest else self.max_tile_rows
 
     def num_parts(self, num_tiles: int, longest: int) -> int:
         """Split contexts of up to `longest` tokens when there are too few tiles to fill the device."""
@@ -121,7 +127,7 @@ class TritonAttention:
         num_rows, _, head_dim = q_THK.shape
         slots = cache.slots(layer)
         window = self._window if self._window is not None and layer in self._window.layers else None
-        rows = triton.next_power_of_2(max(16, tiles.rows_per_tile * self._heads_per_group))
+        rows = triton.next_power_of_2(max(_MIN_PROGRAM_ROWS, tiles.rows_per_tile * self._heads_per_group))
         is_wide = q_THK.dtype == torch.float32
         attend_part[(len(tiles.facts_E6), self._num_groups, tiles.num_parts)](
             q_THK,
