@@ -19,15 +19,15 @@ def tables(report: Report) -> str:
 
 
 def comparison(cases: Sequence[dict[str, Any]], engines: Sequence[str]) -> str:
-    """Give one line for each case, a column for each engine, and how often the best of ours beats the best peer."""
+    """Give one line for each case, a column for each engine, and how ours stand to the best peer; int8 is another model than theirs."""
+    ours = [engine for engine in engines if engine.startswith("tailrace")]
     lines = []
     for name, unit in dict.fromkeys((row["name"], row["unit"]) for row in cases):
         by_engine = {row["engine"]: row for row in cases if row["name"] == name}
-        ratios = [row["ratio_to_best_peer"] for row in by_engine.values() if row["engine"].startswith("tailrace")]
-        known = [ratio for ratio in ratios if ratio is not None]
         values = (_value(by_engine.get(engine)) for engine in engines)
-        lines.append([name, unit, *values, f"{max(known):.2f}x" if known else "-"])
-    return _table(["case", "unit", *engines, "ours / best peer"], lines)
+        ratios = (_ratio(by_engine.get(engine)) for engine in ours)
+        lines.append([name, unit, *values, *ratios])
+    return _table(["case", "unit", *engines, *(f"{engine} / best peer" for engine in ours)], lines)
 
 
 def roofline(report: Report) -> str:
@@ -84,6 +84,10 @@ def _notes(report: Report) -> list[str]:
 
 def _value(row: dict[str, Any] | None) -> str:
     return "-" if row is None or row["value"] is None else f"{row['value']:,.4g}"
+
+
+def _ratio(row: dict[str, Any] | None) -> str:
+    return "-" if row is None or row["ratio_to_best_peer"] is None else f"{row['ratio_to_best_peer']:.2f}x"
 
 
 def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
