@@ -113,7 +113,7 @@ inline void add_values(const float (*weights)[kChunk], const Chunk<T>& chunk, in
 }
 
 template <class T>
-inline void add_any_values(int rows, const float (*w)[kChunk], const Chunk<T>& chunk, int64_t head_dim, float* out, int64_t stride) {
+TAILRACE_SHARED inline void add_any_values(int rows, const float (*w)[kChunk], const Chunk<T>& chunk, int64_t head_dim, float* out, int64_t stride) {
     switch (rows) {
         case 1: return add_values<1>(w, chunk, head_dim, out, stride);
         case 2: return add_values<2>(w, chunk, head_dim, out, stride);

@@ -136,7 +136,7 @@ inline void dot_tile(const uint8_t* x, int64_t stride, const Columns<int8_t>& w,
 }
 
 template <class X, class W>
-inline void any_tile(int rows, const X* x, int64_t stride, const Columns<W>& w, int64_t size, float (*out)[kCols]) {
+TAILRACE_SHARED inline void any_tile(int rows, const X* x, int64_t stride, const Columns<W>& w, int64_t size, float (*out)[kCols]) {
     switch (rows) {
         case 1: return dot_tile<1>(x, stride, w, size, out);
         case 2: return dot_tile<2>(x, stride, w, size, out);

@@ -21,7 +21,7 @@ constexpr int kVectors = 4;
 #if defined(__AVX512F__)
 
 // 16 rows of 16 words -> 16 vectors, each of one word of all rows, `stride` words apart.
-inline void turn_words(const uint32_t* const* rows, int64_t at, uint32_t* out, int64_t stride) {
+TAILRACE_SHARED inline void turn_words(const uint32_t* const* rows, int64_t at, uint32_t* out, int64_t stride) {
     __m512i a[16], b[16];
 #pragma GCC unroll 16
     for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_si512(rows[i] + at);
@@ -103,7 +103,7 @@ inline void packed_tile(const uint32_t* x, int64_t stride, const uint32_t* packe
 }
 
 template <int VECS, class W>
-inline void any_packed_tile(int rows, const uint32_t* x, int64_t stride, const uint32_t* packed, int64_t words, float (*out)[kVectors * 16]) {
+TAILRACE_SHARED inline void any_packed_tile(int rows, const uint32_t* x, int64_t stride, const uint32_t* packed, int64_t words, float (*out)[kVectors * 16]) {
     switch (rows) {
         case 1: return packed_tile<1, VECS, W>(x, stride, packed, words, out);
         case 2: return packed_tile<2, VECS, W>(x, stride, packed, words, out);

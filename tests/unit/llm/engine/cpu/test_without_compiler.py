@@ -1,0 +1,93 @@
+"""What stands in the compiled kernels' way never stands in the engine's."""
+
+import logging
+
+import pytest
+
+from services.errors import ConfigError
+from services.llm.engine.config import EngineConfig
+from services.llm.engine.cpu import compiler
+
+
+@pytest.fixture
+def ranked(items_of, decoder_of, engine_of, drained):
+    """Rank with an engine built with these knobs."""
+
+    def rank(**knobs) -> list[int]:
+        items = items_of(3)
+        engine = engine_of(decoder_of(items), items, **knobs)
+        engine.add_rank("a", [0, 3, 9], k=10)
+        return drained(engine)["a"].item_indices.tolist()
+
+    return rank
+
+
+def test_without_a_compiler_torch_answers_and_one_line_says_so(ranked, tmp_path, monkeypatch, caplog) -> None:
+    """With no compiler on the path the answer is the same, and the log says once what is missing."""
+    wanted = ranked(cpu_kernels="torch")
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    with caplog.at_level(logging.WARNING):
+        found = ranked(kernel_cache=tmp_path / "cache")
+
+    assert found == wanted
+    assert [record.getMessage() for record in caplog.records] == [
+        "the engine runs on plain torch, several times slower: no GCC is installed"
+    ]
+
+
+def test_a_compiler_that_fails_is_told_in_its_own_words(ranked, tmp_path, monkeypatch, caplog) -> None:
+    """A compiler's first complaint comes into the line, and torch answers."""
+    fake = tmp_path / "g++"
+    fake.write_text('#!/bin/sh\n[ "$1" = --version ] && exit 0\necho "x.cpp:1: error: no such thing" >&2\nexit 1\n')
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+
+    with caplog.at_level(logging.WARNING):
+        ranked(kernel_cache=tmp_path / "cache")
+
+    assert "g++ failed (x.cpp:1: error: no such thing)" in caplog.text
+
+
+def test_a_folder_that_cannot_be_written_to_is_told(ranked, tmp_path, caplog) -> None:
+    """A cache folder that cannot be made is named, and torch answers."""
+    (tmp_path / "file").write_text("")
+
+    with caplog.at_level(logging.WARNING):
+        ranked(kernel_cache=tmp_path / "file" / "cache")
+
+    assert "file/cache cannot be written to" in caplog.text
+
+
+def test_other_kinds_of_cache_run_on_torch(ranked, caplog) -> None:
+    """Keys and values in int8 are not the compiled kernels' case, and the log says that it is slower."""
+    with caplog.at_level(logging.WARNING):
+        found = ranked(kv_kind="int8")
+
+    assert len(found) == 10
+    assert "keys and values in int8" in caplog.text
+
+
+def test_a_library_is_built_once(tmp_path) -> None:
+    """The second start finds the first one's library; nothing half-made lies about."""
+    try:
+        first = compiler.built_library(tmp_path)
+    except compiler.BuildFailedError as why:
+        pytest.skip(str(why))
+    made = first.stat().st_mtime_ns
+
+    assert compiler.built_library(tmp_path) == first
+    assert first.stat().st_mtime_ns == made
+    assert list(tmp_path.iterdir()) == [first]
+
+
+def test_compiled_and_plain_give_the_same_ranking(ranked) -> None:
+    """In fp32 the compiled kernels choose the same items in the same order."""
+    assert ranked() == ranked(cpu_kernels="torch")
+
+
+@pytest.mark.parametrize(("knob", "value"), [("weight_kind", "int4"), ("cpu_kernels", "none")])
+def test_unknown_kinds_are_refused(knob, value) -> None:
+    """A kind that does not exist is refused by name."""
+    with pytest.raises(ConfigError, match=knob):
+        EngineConfig(**{knob: value})
