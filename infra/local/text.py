@@ -5,7 +5,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from services.llm.text_checkpoint import PACKAGES, checkpoint_folder
 from services.settings import Settings
 
 
@@ -16,6 +15,8 @@ def ready_text(settings: Settings, out: Console) -> Settings:
     """
     if not settings.text_path:
         return settings
+    from services.llm.text_checkpoint import checkpoint_folder
+
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=out, transient=True) as bar:
         task = bar.add_task("text", total=None)
@@ -32,6 +33,8 @@ def describe_text(settings: Settings) -> tuple[str, bool]:
     """Say what text is written from, and whether that can be found without trying."""
     if settings.text_url:
         return f"from {settings.text_url}", True
+    from services.llm.text_checkpoint import PACKAGES
+
     named = settings.text_path
     if named in PACKAGES and not Path(named).exists():
         return f"package {named}", True
