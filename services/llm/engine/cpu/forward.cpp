@@ -56,7 +56,8 @@ struct TailraceStep {
 
 namespace {
 
-constexpr int64_t kPacksFrom = 48;  // rows from which turning W pays
+// Rows from which turning W pays: with bytes there is half as much to turn.
+constexpr int64_t kPacksFrom = 80, kBytesPackFrom = 16;
 
 int64_t padded(int64_t size) { return (size + 63) / 64 * 64; }
 
@@ -166,7 +167,7 @@ class Pass {
             return multiply(product, thread, threads, kPacksFrom, put_biased);
         }
         const Product<uint8_t, int8_t> product = {bytes_.get(), static_cast<const int8_t*>(matrix.weight), step_.rows, padded(size), width, parts};
-        multiply(product, thread, threads, kPacksFrom, [&](int64_t row, int64_t n, float* const* y, int count) {
+        multiply(product, thread, threads, kBytesPackFrom, [&](int64_t row, int64_t n, float* const* y, int count) {
             for (int part = 0; part < parts; part++) {
                 const int64_t at = part * width + n;
                 for (int i = 0; i < count; i++)
