@@ -12,6 +12,7 @@ from torch import Tensor
 
 from services.llm.engine.sequence import Sequence
 from services.llm.engine.tails import Tails
+from services.llm.engine.transfer import to_device
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,7 +57,7 @@ class BeamBatch:
         return self._on_device(rows), self._on_device(beam >= widths)
 
     def _on_device(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(self.token_B.device)
+        return to_device(array, self.token_B.device)
 
 
 def _beams_of(sequence: Sequence) -> Beams:

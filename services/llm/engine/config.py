@@ -37,6 +37,8 @@ class EngineConfig:
     """Beams of a request that names none and asks for fewer items than this."""
     uses_graphs: bool = True
     """Whether decode and beam steps are recorded and replayed, where the device is CUDA."""
+    is_asynchronous: bool | None = None
+    """Whether the next step is planned while one runs, and `step` gives what the one before brought. None: where the device is CUDA."""
     ageing_s: float = 1.0
     """Waiting this long is worth one priority class, so that nothing waits for ever."""
     tile_tokens: int = 512

@@ -2,10 +2,16 @@
 
 It ties the scheduler (who runs) to the runner (what is computed) and knows nothing of users, items' names, bundles on
 disk or Ray. One engine serves one version of the weights: its prefix cache is never shared across versions.
+
+An asynchronous engine is one step ahead: `step` plans the next one while the device is busy, collects what that brought, starts
+the planned one, and gives the outcomes collected. So the caller tells them while the device runs. A text that will go on unless
+its next token is a stop is planned for; if it was one, it is taken out of the plan before that starts. No token is ever
+computed behind a stop, and none is told that a synchronous engine would not have told.
 """
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Tokens
+from dataclasses import dataclass
 from itertools import count
 
 import numpy as np
@@ -18,17 +24,27 @@ from services.llm.engine.cost_model import CostModel, StepCost, number_sizes
 from services.llm.engine.graph_device import GraphDevice
 from services.llm.engine.graphs import GraphCounts, Progress
 from services.llm.engine.outcome import Grown, Outcome, Status
-from services.llm.engine.plan import StepSize
-from services.llm.engine.runner import Runner, StepResult
+from services.llm.engine.plan import StepPlan, StepSize
+from services.llm.engine.runner import Runner, RunningStep
 from services.llm.engine.scheduler import Scheduler
 from services.llm.engine.sequence import Sequence
 from services.llm.engine.survivors import SurvivorMasks
-from services.llm.engine.text import GREEDY, Sampling
+from services.llm.engine.text import GREEDY, Chosen, Sampling
 from services.llm.engine.trie import ItemCodes, Trie
 from services.llm.engine.work import RankWork, TextWork, TokenMask
 
 _NO_ITEMS = np.zeros(0, dtype=np.int64)
 _NO_SCORES = np.zeros(0, dtype=np.float32)
+_NOTHING = StepSize(num_tokens=0, num_requests=0, num_beam_rows=0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Started:
+    """A step on the device, its size and its cost."""
+
+    running: RunningStep
+    size: StepSize
+    cost: StepCost
 
 
 class Engine:
@@ -53,21 +69,30 @@ class Engine:
         self._masks = SurvivorMasks(self._trie) if self._trie is not None else None
         self._scheduler = Scheduler(config, bundle_version)
         self._runner = Runner(decoder, config, self._trie, graph_device)
+        self._is_asynchronous = config.is_asynchronous
+        if config.is_asynchronous is None:
+            self._is_asynchronous = decoder.head_weight_VD.device.type == "cuda"
+        self._started: _Started | None = None
         self._orders = count()
         self._ended: list[Outcome] = []
         number_bytes = decoder.head_weight_VD.element_size()
         sizes = number_sizes(decoder.config, number_bytes, config.kv_kind, config.weight_kind)
         self._costs = CostModel(decoder.config, sizes, items.level_sizes if items is not None else ())
-        self.last_step = StepSize(num_tokens=0, num_requests=0, num_beam_rows=0)
+        self.last_step = _NOTHING
         self.last_cost: StepCost | None = None
-        """What the last step moved and computed at least; None if it ran nothing."""
+        """What the last collected step moved and computed at least; None if there was none."""
         self.grown: list[Grown] = []
-        """The tokens that the last step brought, for whoever wants them before the end."""
+        """The tokens that the last collected step brought, for whoever wants them before the end."""
 
     @property
     def has_work(self) -> bool:
         """Whether `step` has anything to do or to tell."""
-        return bool(self._ended or self._scheduler.num_running or self._scheduler.num_waiting)
+        return bool(self._ended or self._started or self._scheduler.num_running or self._scheduler.num_waiting)
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether a step is running that no call of `step` has told of."""
+        return self._started is not None
 
     @property
     def graph_counts(self) -> GraphCounts:
@@ -171,17 +196,18 @@ class Engine:
         return True
 
     def step(self, now_s: float) -> list[Outcome]:
-        """Run one step and give the outcomes of all requests that ended since the last one."""
+        """Run one step and give the outcomes of all requests that ended since the last one.
+
+        An asynchronous engine gives those of the step before and has the new one running when it returns.
+        """
+        self.last_step, self.last_cost, self.grown = _NOTHING, None, []
         plan = self._scheduler.schedule(now_s)
         for sequence in plan.late:
             self._end(sequence, Status.LATE)
-        self.last_step = StepSize(plan.num_tokens, plan.num_requests, plan.num_beam_rows)
-        self.last_cost = None if plan.is_empty else self._costs.of(plan)
-        self.grown = []
-        if not plan.is_empty:
-            result = self._runner.run(plan)
-            self._scheduler.advance(plan)
-            self._collect(result)
+        self._collect()
+        self._start(plan.without_ended())
+        if not self._is_asynchronous:
+            self._collect()
         ended, self._ended = self._ended, []
         return ended
 
@@ -222,19 +248,38 @@ class Engine:
             deadline_s=deadline_s,
         )
 
-    def _collect(self, result: StepResult) -> None:
+    def _start(self, plan: StepPlan) -> None:
+        if plan.is_empty:
+            return
+        running = self._runner.submit(plan)
+        size = StepSize(plan.num_tokens, plan.num_requests, plan.num_beam_rows)
+        self._started = _Started(running, size, self._costs.of(plan))
+        self._scheduler.advance(plan)
+
+    def _collect(self) -> None:
+        """Wait for the step that runs, if one does. What was cancelled or late meanwhile gets nothing of it."""
+        if self._started is None:
+            return
+        started, self._started = self._started, None
+        self.last_step, self.last_cost = started.size, started.cost
+        result = started.running.collect()
         for sequence, items, scores in result.rankings:
-            self._end(sequence, Status.DONE, items, scores)
+            if not sequence.has_ended:
+                self._end(sequence, Status.DONE, items, scores)
         for sequence, chosen in result.tokens:
-            assert isinstance(sequence.work, TextWork), "only text grows"
-            sequence.take(chosen)
-            self.grown.append(Grown(sequence.request_id, chosen, sequence.num_cached, sequence.arrival_s))
-            if sequence.work.mask is not None:
-                sequence.work.mask.take(chosen.token_id)
-            if chosen.token_id in sequence.work.stop_token_ids:
-                self._end(sequence, Status.DONE)
-            elif sequence.num_new_tokens == sequence.max_new_tokens:
-                self._end(sequence, Status.LENGTH)
+            if not sequence.has_ended:
+                self._grow(sequence, chosen)
+
+    def _grow(self, sequence: Sequence, chosen: Chosen) -> None:
+        assert isinstance(sequence.work, TextWork), "only text grows"
+        sequence.take(chosen)
+        self.grown.append(Grown(sequence.request_id, chosen, sequence.num_cached, sequence.arrival_s))
+        if sequence.work.mask is not None:
+            sequence.work.mask.take(chosen.token_id)
+        if chosen.token_id in sequence.work.stop_token_ids:
+            self._end(sequence, Status.DONE)
+        elif sequence.is_spent:
+            self._end(sequence, Status.LENGTH)
 
     def _end(
         self,

@@ -18,9 +18,8 @@ from services.llm.engine.graph_device import GraphDevice
 from services.llm.engine.graph_shapes import BeamShape, GraphShapes, Group, Shape, TextShape
 from services.llm.engine.plan import StepPlan
 from services.llm.engine.ranking import Ranking
-from services.llm.engine.sampling import Draw
+from services.llm.engine.sampling import Draw, Drawn
 from services.llm.engine.step_table import StepTable
-from services.llm.engine.text import Chosen
 from services.llm.engine.text_graph import TextGraph
 from services.llm.engine.trie import Trie
 from services.llm.engine.weights import Weights
@@ -91,8 +90,8 @@ class StepGraphs:
                 ready.append(group)
         return rest, ready
 
-    def run_text(self, group: Group, draws: list[Draw]) -> list[Chosen]:
-        """Choose the next token of each request of a group. Copies to the host once."""
+    def run_text(self, group: Group, draws: list[Draw]) -> Drawn:
+        """Choose the next token of each request of a group. Waits for nothing."""
         graph = self._recorded[group.shape]
         assert isinstance(graph, TextGraph), "not a group of text"
         return graph.run(group.sequences, draws)

@@ -1,7 +1,7 @@
 """Carries a step out: lays its rows out flat, runs them through the decoder once, and chooses what comes next.
 
 Rows are the chunks' tokens and then the beams, in plan order. It decides nothing and keeps no requests; the KV cache is
-its own, beams live on their sequences. One copy to the host per step, at its end.
+its own, beams live on their sequences. A step is submitted without waiting for the device, and collected later.
 """
 
 from dataclasses import dataclass
@@ -21,9 +21,10 @@ from services.llm.engine.graphs import GraphCounts, Progress, StepGraphs
 from services.llm.engine.kv_cache import KvCache
 from services.llm.engine.plan import Chunk, StepPlan
 from services.llm.engine.ranking import Ranker, Ranking
-from services.llm.engine.sampling import Draw, sample
+from services.llm.engine.sampling import Draw, Drawn, sample
 from services.llm.engine.sequence import Sequence
 from services.llm.engine.text import Chosen
+from services.llm.engine.transfer import Arriving, to_device
 from services.llm.engine.trie import Trie
 from services.llm.engine.weights import Weights, join_weights
 from services.llm.engine.work import TextWork
@@ -35,6 +36,30 @@ class StepResult:
 
     rankings: list[tuple[Sequence, np.ndarray, np.ndarray]]
     tokens: list[tuple[Sequence, Chosen]]
+
+
+class RunningStep:
+    """A step on the device, and what it will bring: the texts that get a token, and the rankings that it completes."""
+
+    def __init__(self, rankings: list[Ranking], drawn: list[tuple[list[Sequence], Drawn]]) -> None:
+        self._drawn = drawn
+        self._rankings = rankings
+        columns = [[ranking.item_W for ranking in rankings], [ranking.score_W for ranking in rankings]]
+        self._ranked = Arriving([torch.cat(column) for column in columns] if rankings else [])
+
+    def collect(self) -> StepResult:
+        """Wait for the device."""
+        tokens = [pair for sequences, drawn in self._drawn for pair in zip(sequences, drawn.chosen(), strict=True)]
+        return StepResult(self._collect_rankings() if self._rankings else [], tokens)
+
+    def _collect_rankings(self) -> list[tuple[Sequence, np.ndarray, np.ndarray]]:
+        items, scores = self._ranked.arrays()
+        ends = np.cumsum([len(ranking.item_W) for ranking in self._rankings])[:-1]
+        found = []
+        for ranking, item, score in zip(self._rankings, np.split(items, ends), np.split(scores, ends), strict=True):
+            chosen = score > -np.inf
+            found.append((ranking.sequence, item[chosen], score[chosen]))
+        return found
 
 
 class Runner:
@@ -73,23 +98,23 @@ class Runner:
             self._graphs.warm_up(progress)
 
     @torch.inference_mode()
-    def run(self, plan: StepPlan) -> StepResult:
-        """Run one step that is not empty: what is recorded by replaying it, the rest as it comes."""
+    def submit(self, plan: StepPlan) -> RunningStep:
+        """Start one step that is not empty: what is recorded by replaying it, the rest as it comes. Does not wait for it."""
         rest, groups = (plan, []) if self._graphs is None else self._graphs.cut(plan)
         rankings: list[Ranking] = []
-        tokens: list[tuple[Sequence, Chosen]] = []
+        drawn: list[tuple[list[Sequence], Drawn]] = []
         if not rest.is_empty:
-            rankings, tokens = self._run_as_it_comes(rest)
+            rankings, drawn = self._run_as_it_comes(rest)
         if self._graphs is not None:
             for group in groups:
                 if isinstance(group.shape, TextShape):
-                    chosen = self._graphs.run_text(group, [_draw_of(sequence) for sequence in group.sequences])
-                    tokens += zip(group.sequences, chosen, strict=True)
+                    draws = [_draw_of(sequence) for sequence in group.sequences]
+                    drawn.append((group.sequences, self._graphs.run_text(group, draws)))
                 else:
                     rankings += self._graphs.run_beams(group)
-        return StepResult(_rankings_to_host(rankings), tokens)
+        return RunningStep(rankings, drawn)
 
-    def _run_as_it_comes(self, plan: StepPlan) -> tuple[list[Ranking], list[tuple[Sequence, Chosen]]]:
+    def _run_as_it_comes(self, plan: StepPlan) -> tuple[list[Ranking], list[tuple[list[Sequence], Drawn]]]:
         beams = BeamBatch(plan.beam_steps) if plan.beam_steps else None
         tokens_T, positions_T = self._lay_out(plan, beams)
         slots_P = self._slots_of(plan)
@@ -115,7 +140,7 @@ class Runner:
 
     def _choose(
         self, plan: StepPlan, beams: BeamBatch | None, hidden_TD: Tensor
-    ) -> tuple[list[Ranking], list[tuple[Sequence, Chosen]]]:
+    ) -> tuple[list[Ranking], list[tuple[list[Sequence], Drawn]]]:
         ends = np.cumsum([chunk.num_tokens for chunk in plan.chunks]) - 1
         ending = [(chunk.sequence, end) for chunk, end in zip(plan.chunks, ends, strict=True) if chunk.is_last]
         ranked = [pair for pair in ending if pair[0].num_levels]
@@ -125,18 +150,18 @@ class Runner:
             rankings += self._ranker.begin(*self._last_hidden(ranked, hidden_TD))
         if self._ranker is not None and beams is not None:
             rankings += self._ranker.extend(beams, hidden_TD[plan.num_tokens :])
-        return rankings, self._sample(*self._last_hidden(texts, hidden_TD)) if texts else []
+        return rankings, [self._sample(*self._last_hidden(texts, hidden_TD))] if texts else []
 
     def _last_hidden(self, ending: list[tuple[Sequence, int]], hidden_TD: Tensor) -> tuple[list[Sequence], Tensor]:
         rows = self._on_device(np.array([row for _, row in ending], dtype=np.int64))
         return [sequence for sequence, _ in ending], hidden_TD[rows]
 
-    def _sample(self, sequences: list[Sequence], hidden_RD: Tensor) -> list[tuple[Sequence, Chosen]]:
+    def _sample(self, sequences: list[Sequence], hidden_RD: Tensor) -> tuple[list[Sequence], Drawn]:
         logits_RV = self._forward.logits(hidden_RD, 0, self._vocab_size)
-        return list(zip(sequences, sample(logits_RV, [_draw_of(sequence) for sequence in sequences]), strict=True))
+        return sequences, sample(logits_RV, [_draw_of(sequence) for sequence in sequences])
 
     def _on_device(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(self._device)
+        return to_device(array, self._device)
 
 
 def _slots(chunk: Chunk, block_tokens: int) -> np.ndarray:
@@ -165,16 +190,3 @@ def _draw_of(sequence: Sequence) -> Draw:
         sequence.num_prompt_tokens,
         mask.allowed() if mask is not None else None,
     )
-
-
-def _rankings_to_host(rankings: list[Ranking]) -> list[tuple[Sequence, np.ndarray, np.ndarray]]:
-    if not rankings:
-        return []
-    items = torch.cat([ranking.item_W for ranking in rankings]).cpu().numpy()
-    scores = torch.cat([ranking.score_W for ranking in rankings]).cpu().numpy()
-    ends = np.cumsum([len(ranking.item_W) for ranking in rankings])[:-1]
-    found = []
-    for ranking, item, score in zip(rankings, np.split(items, ends), np.split(scores, ends), strict=True):
-        chosen = score > -np.inf
-        found.append((ranking.sequence, item[chosen], score[chosen]))
-    return found

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from services.llm.engine.text import Chosen, Sampling
+from services.llm.engine.transfer import Arriving, to_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +42,39 @@ class Draw:
         return not (self.changes_logits or self.sampling.temperature) and self.sampling.num_logprobs is None
 
 
-def sample(logits_RV: Tensor, draws: Sequence[Draw]) -> list[Chosen]:
-    """Choose one token for each row. Copies to the host once, at its end."""
+class Drawn:
+    """The tokens chosen for some rows and what is told of them, on their way to the host."""
+
+    def __init__(self, token_R: Tensor, logits_RV: Tensor, num_logprobs: Sequence[int | None]) -> None:
+        self._num_logprobs = num_logprobs
+        self._tells = any(count is not None for count in num_logprobs)
+        told = _told(logits_RV, token_R, max(count or 0 for count in num_logprobs)) if self._tells else ()
+        self._arriving = Arriving([token_R, *told])
+
+    def chosen(self) -> list[Chosen]:
+        """Wait for the tokens. One for each row."""
+        tokens, *told = (array.tolist() for array in self._arriving.arrays())
+        if not self._tells:
+            return [Chosen(token_id) for token_id in tokens]
+        return [
+            Chosen(token_id)
+            if count is None
+            else Chosen(token_id, own, tuple(zip(ids[:count], logprobs[:count], strict=True)))
+            for token_id, own, ids, logprobs, count in zip(tokens, *told, self._num_logprobs, strict=True)
+        ]
+
+
+def sample(logits_RV: Tensor, draws: Sequence[Draw]) -> Drawn:
+    """Choose one token for each row. Does not wait for the device."""
     changed_RV = _with_changes(logits_RV, draws)
     token_R = changed_RV.argmax(-1)
     temperature = np.array([draw.sampling.temperature for draw in draws], dtype=np.float32)
     if temperature.any():
-        temperature_R = torch.from_numpy(temperature).to(logits_RV.device)
+        temperature_R = to_device(temperature, logits_RV.device)
         scaled_RV = changed_RV / temperature_R.clamp_min(1e-6).unsqueeze(-1)
-        drawn_R = _invert(_cut_tails(scaled_RV, draws), torch.tensor([_uniform(draw) for draw in draws]))
+        drawn_R = _invert(_cut_tails(scaled_RV, draws), np.array([_uniform(draw) for draw in draws]))
         token_R = torch.where(temperature_R > 0, drawn_R, token_R)
-    return _told(logits_RV, token_R, draws)
+    return Drawn(token_R, logits_RV, [draw.sampling.num_logprobs for draw in draws])
 
 
 def _with_changes(logits_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
@@ -63,7 +86,7 @@ def _with_changes(logits_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
             _change(row_V, draw)
         if draw.allowed is not None:
             is_allowed_V = np.unpackbits(draw.allowed.view(np.uint8), count=len(row_V), bitorder="little")
-            row_V.masked_fill_(torch.from_numpy(is_allowed_V == 0).to(row_V.device), -torch.inf)
+            row_V.masked_fill_(to_device(is_allowed_V == 0, row_V.device), -torch.inf)
     return logits_RV
 
 
@@ -71,12 +94,14 @@ def _change(row_V: Tensor, draw: Draw) -> None:
     """Penalise and bias one row in place."""
     asked, device = draw.sampling, row_V.device
     if asked.repetition_penalty != 1:
-        seen_S = torch.tensor(sorted(set(draw.tokens)), device=device)
+        seen_S = to_device(np.unique(draw.tokens), device)
         logit_S = row_V[seen_S]
         row_V[seen_S] = torch.where(logit_S > 0, logit_S / asked.repetition_penalty, logit_S * asked.repetition_penalty)
     if asked.presence_penalty or asked.frequency_penalty:
-        generated = torch.tensor(draw.tokens[draw.num_prompt_tokens :], dtype=torch.int64, device=device)
-        count_V = torch.bincount(generated, minlength=len(row_V)).to(row_V.dtype)
+        tokens, counts = np.unique(draw.tokens[draw.num_prompt_tokens :], return_counts=True)
+        count_V = torch.zeros_like(row_V).index_copy_(
+            0, to_device(tokens.astype(np.int64), device), to_device(counts, device).to(row_V.dtype)
+        )
         row_V -= asked.frequency_penalty * count_V + asked.presence_penalty * (count_V > 0)
     for token_id, bias in asked.logit_bias.items():
         row_V[token_id] += bias
@@ -87,11 +112,12 @@ def _cut_tails(scaled_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
     if not rows:
         return scaled_RV
     asked = [draws[row].sampling for row in rows]
-    cut_RV = scaled_RV[rows]
+    row_R = to_device(np.array(rows), scaled_RV.device)
+    cut_RV = scaled_RV[row_R]
     num_tokens = cut_RV.shape[-1]
 
     def column(values: list[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float64, device=cut_RV.device).unsqueeze(-1)
+        return to_device(np.array(values, dtype=np.float64), scaled_RV.device).unsqueeze(-1)
 
     sorted_RV, order_RV = cut_RV.sort(dim=-1, descending=True, stable=True)
     mass_RV = sorted_RV.double().softmax(-1)
@@ -101,12 +127,12 @@ def _cut_tails(scaled_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
     before_RV = mass_RV.cumsum(-1) - mass_RV
     is_kept_RV &= before_RV < column([one.top_p for one in asked]) * mass_RV.sum(-1, keepdim=True)
     kept_RV = torch.full_like(cut_RV, -torch.inf).scatter(-1, order_RV, sorted_RV.masked_fill(~is_kept_RV, -torch.inf))
-    return scaled_RV.index_copy(0, torch.tensor(rows, device=scaled_RV.device), kept_RV)
+    return scaled_RV.index_copy(0, row_R, kept_RV)
 
 
-def _invert(logits_RV: Tensor, uniform_R: Tensor) -> Tensor:
+def _invert(logits_RV: Tensor, uniform_R: np.ndarray) -> Tensor:
     mass_RV = logits_RV.double().softmax(-1).cumsum(-1)
-    target_R1 = uniform_R.to(mass_RV.device).unsqueeze(-1) * mass_RV[:, -1:]
+    target_R1 = to_device(uniform_R.astype(np.float32), mass_RV.device).unsqueeze(-1) * mass_RV[:, -1:]
     return torch.searchsorted(mass_RV, target_R1, right=True).squeeze(-1).clamp_max_(logits_RV.shape[-1] - 1)
 
 
@@ -114,18 +140,8 @@ def _uniform(draw: Draw) -> float:
     return float(np.random.Generator(np.random.Philox(key=draw.sampling.seed, counter=len(draw.tokens))).random())
 
 
-def _told(logits_RV: Tensor, token_R: Tensor, draws: Sequence[Draw]) -> list[Chosen]:
-    wanted = [draw.sampling.num_logprobs for draw in draws]
-    if all(count is None for count in wanted):
-        return [Chosen(token_id) for token_id in token_R.tolist()]
+def _told(logits_RV: Tensor, token_R: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Give the logprob of each row's token, and the most probable tokens with theirs."""
     logprob_RV = logits_RV.log_softmax(-1)
-    most = max(count or 0 for count in wanted)
     top_RN, id_RN = logprob_RV.topk(most, dim=-1)
-    own_R = logprob_RV.gather(-1, token_R.unsqueeze(-1)).squeeze(-1)
-    columns = zip(token_R.tolist(), own_R.tolist(), id_RN.tolist(), top_RN.tolist(), wanted, strict=True)
-    return [
-        Chosen(token_id)
-        if count is None
-        else Chosen(token_id, own, tuple(zip(ids[:count], logprobs[:count], strict=True)))
-        for token_id, own, ids, logprobs, count in columns
-    ]
+    return logprob_RV.gather(-1, token_R.unsqueeze(-1)).squeeze(-1), id_RN, top_RN

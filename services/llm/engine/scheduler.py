@@ -76,24 +76,31 @@ class Scheduler:
         return plan
 
     def advance(self, plan: StepPlan) -> None:
-        """Record that the step ran: tokens computed, full blocks findable, levels done."""
+        """Record that the step was started: tokens computed, full blocks findable, levels done; what is spent leaves its blocks.
+
+        That is right before the device is done, because steps run one after another: who reads or takes a block runs later.
+        """
         for chunk in plan.chunks:
             sequence = chunk.sequence
             sequence.num_steps += 1
             sequence.num_computed = chunk.end
             self._register_full_blocks(sequence, chunk.start)
-            if sequence.num_levels and chunk.is_last:
+            if chunk.is_last and sequence.num_levels:
                 sequence.num_levels_done = 1
+            elif chunk.is_last:
+                sequence.is_token_awaited = True
         for sequence in plan.beam_steps:
             sequence.num_steps += 1
             sequence.num_levels_done += 1
+        for sequence in (*(chunk.sequence for chunk in plan.chunks), *plan.beam_steps):
+            if sequence.is_spent:
+                self._leave(sequence)
 
     def finish(self, sequence: Sequence) -> None:
         """End a sequence, for whatever reason, and free its blocks."""
-        self._waiting.pop(sequence.request_id, None)
-        self._running.pop(sequence.request_id, None)
         sequence.has_ended = True
-        self._free(sequence)
+        if self.find(sequence.request_id) is sequence:
+            self._leave(sequence)
 
     def check_integrity(self) -> None:
         """Prove that blocks are held exactly by the running sequences, each as often as it is referenced."""
@@ -174,10 +181,10 @@ class Scheduler:
         return self._num_blocks(sequence) - len(cached) + growing <= self.pool.num_free_without(cached)
 
     def _cached_blocks(self, sequence: Sequence) -> list[int]:
-        return self.pool.match(sequence.block_names[: (len(sequence.tokens) - 1) // self._config.block_tokens])
+        return self.pool.match(sequence.block_names[: (sequence.num_tokens - 1) // self._config.block_tokens])
 
     def _num_blocks(self, sequence: Sequence) -> int:
-        return -(-len(sequence.tokens) // self._config.block_tokens)
+        return -(-sequence.num_tokens // self._config.block_tokens)
 
     def _make_room(self, sequence: Sequence, now_s: float) -> bool:
         """Give the sequence a block for its next token, putting the least urgent back if need be; False if that is itself."""
@@ -211,6 +218,11 @@ class Scheduler:
             plan.late.extend(late)
         for sequence in plan.late:
             self.finish(sequence)
+
+    def _leave(self, sequence: Sequence) -> None:
+        self._waiting.pop(sequence.request_id, None)
+        self._running.pop(sequence.request_id, None)
+        self._free(sequence)
 
     def _free(self, sequence: Sequence) -> None:
         self.pool.release(sequence.block_ids)

@@ -38,6 +38,8 @@ class Sequence:
     num_cached: int = 0
     """Tokens that the prefix cache gave when the request first ran."""
     num_levels_done: int = 0
+    is_token_awaited: bool = False
+    """Whether a step that was started brings one more token; all that counts tokens counts it already."""
     block_ids: list[int] = field(default_factory=list)
     block_names: list[bytes] = field(default_factory=list)
     chosen: list[Chosen] = field(default_factory=list)
@@ -48,6 +50,7 @@ class Sequence:
     num_steps: int = 0
     num_preemptions: int = 0
     has_ended: bool = False
+    """Whether its outcome was given; nothing counts any more."""
     beams: object = None
 
     def __post_init__(self) -> None:
@@ -56,12 +59,17 @@ class Sequence:
     @property
     def num_to_compute(self) -> int:
         """Tokens whose keys and values are not in the blocks yet."""
-        return len(self.tokens) - self.num_computed
+        return self.num_tokens - self.num_computed
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the prompt and generated ones."""
+        return len(self.tokens) + self.is_token_awaited
 
     @property
     def num_new_tokens(self) -> int:
         """Tokens generated so far."""
-        return len(self.chosen)
+        return len(self.chosen) + self.is_token_awaited
 
     @property
     def is_decoding(self) -> bool:
@@ -80,12 +88,20 @@ class Sequence:
         return (self.priority - (now_s - self.arrival_s) / ageing_s, self.order)
 
     @property
+    def is_spent(self) -> bool:
+        """Whether the steps that were started bring all that was asked for."""
+        if self.num_levels:
+            return self.num_levels_done == self.num_levels
+        return self.num_new_tokens == self.max_new_tokens
+
+    @property
     def is_held_back(self) -> bool:
         """Whether its leader's prompt is still being computed."""
         return self.leader is not None and not (self.leader.has_ended or self.leader.num_new_tokens)
 
     def take(self, chosen: Chosen) -> None:
         """Go on by one generated token."""
+        self.is_token_awaited = False
         self.tokens.append(chosen.token_id)
         self.chosen.append(chosen)
 

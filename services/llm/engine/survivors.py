@@ -11,9 +11,9 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from services.llm.engine.transfer import to_device
 from services.llm.engine.trie import Trie
 
 _MAX_BASES = 16
@@ -66,7 +66,7 @@ class SurvivorMasks:
         )
         masks = [count > 0 for count in counts] + [allowed]
         host_bits = tuple(np.packbits(mask, bitorder="little") for mask in masks)
-        bits = tuple(torch.from_numpy(packed).to(trie.device) for packed in host_bits)
+        bits = tuple(to_device(packed, trie.device) for packed in host_bits)
         return _Base(counts, host_bits, Survivors(bits, tuple(int(mask.sum()) for mask in masks)))
 
     def _without(self, base: _Base, excluded: np.ndarray) -> Survivors:
@@ -102,4 +102,4 @@ def _cleared(bits_X: Tensor, host_bits_X: np.ndarray, dead: np.ndarray) -> Tenso
     cleared = np.bitwise_or.reduceat((1 << (dead & 7)).astype(np.uint8), first)
     left = host_bits_X[place] & ~cleared
     device = bits_X.device
-    return bits_X.index_copy(0, torch.from_numpy(place.astype(np.int64)).to(device), torch.from_numpy(left).to(device))
+    return bits_X.index_copy(0, to_device(place.astype(np.int64), device), to_device(left, device))

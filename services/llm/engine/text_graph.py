@@ -9,10 +9,9 @@ from torch import Tensor
 from services.llm.engine.forward import LayerLoop, StepInputs
 from services.llm.engine.graph_device import GraphDevice
 from services.llm.engine.graph_shapes import TextShape
-from services.llm.engine.sampling import Draw, sample
+from services.llm.engine.sampling import Draw, Drawn, sample
 from services.llm.engine.sequence import Sequence
 from services.llm.engine.step_table import StepTable
-from services.llm.engine.text import Chosen
 
 
 class TextGraph:
@@ -28,14 +27,14 @@ class TextGraph:
         table.fill([], shape.num_requests)
         self._recording = device.record(self._body, [table.numbers])
 
-    def run(self, sequences: list[Sequence], draws: list[Draw]) -> list[Chosen]:
-        """Choose each request's next token. Copies to the host once, at its end."""
+    def run(self, sequences: list[Sequence], draws: list[Draw]) -> Drawn:
+        """Choose each request's next token. Waits for nothing."""
         self._table.fill(sequences, self._num_requests)
         self._recording.replay()
         logits_BV, token_B = self._recording.outputs
         if any(not draw.is_most_probable for draw in draws):
             return sample(logits_BV[: len(draws)], draws)
-        return [Chosen(token_id) for token_id in token_B[: len(draws)].tolist()]
+        return Drawn(token_B[: len(draws)].clone(), logits_BV, [None] * len(draws))
 
     def _body(self) -> tuple[Tensor, ...]:
         columns = self._table.columns(self._num_requests)

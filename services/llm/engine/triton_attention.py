@@ -21,6 +21,7 @@ from services.llm.engine.plan import StepPlan
 from services.llm.engine.regular import RegularRows
 from services.llm.engine.tails import Tails
 from services.llm.engine.tiles import Tile, cut_tiles
+from services.llm.engine.transfer import to_device
 from services.llm.engine.triton_attention_kernels import attend_part, finish
 
 _MIN_PROGRAM_ROWS = 16
@@ -76,8 +77,8 @@ class TritonAttention:
         ]
         blocks = np.concatenate([tile.block_ids for tile in tiles]).astype(np.int64)
         return TileTable(
-            facts_E6=torch.tensor(facts, dtype=torch.int64).to(self._device),
-            blocks_N=torch.from_numpy(blocks).to(self._device),
+            facts_E6=to_device(np.array(facts, dtype=np.int64), self._device),
+            blocks_N=to_device(blocks, self._device),
             rows_per_tile=self._height(max(tile.num_rows for tile in tiles)),
             num_parts=self.num_parts(len(tiles), max(tile.context_len for tile in tiles)),
         )

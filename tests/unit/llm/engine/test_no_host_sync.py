@@ -1,6 +1,28 @@
 """No step waits for the device: run on tensors that have no values, a step can read none."""
 
+import numpy as np
 import pytest
+
+from services.llm.engine.text import Sampling
+
+SAMPLINGS = (
+    Sampling(),
+    Sampling(num_logprobs=2),
+    Sampling(temperature=0.8, seed=3),
+    Sampling(temperature=0.5, top_k=5, top_p=0.9, min_p=0.01),
+    Sampling(repetition_penalty=1.2, presence_penalty=1.0, frequency_penalty=0.5, logit_bias={3: 2.0}),
+)
+
+
+class Everything:
+    """A mask that lets every token come."""
+
+    def allowed(self) -> np.ndarray:
+        """Give all bits."""
+        return np.full(2, -1, dtype=np.int32)
+
+    def take(self, token_id: int) -> None:
+        """Nothing changes."""
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])
@@ -16,4 +38,21 @@ def test_nothing_is_read_from_the_device_before_the_ranking_is_complete(depth, i
 
     with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor") as copied:
         engine.step(0.0)
-    assert copied.traceback[-1].name == "_rankings_to_host"
+    assert "arrays" in [frame.name for frame in copied.traceback]
+
+
+def test_a_step_with_every_kind_of_text_is_started_without_a_read(items_of, decoder_of, engine_of) -> None:
+    """Whatever the settings, nothing is read until the step is collected: by the next call, where the engine is asynchronous."""
+    items = items_of(2)
+    engine = engine_of(decoder_of(items).to("meta"), items, cpu_kernels="torch", is_asynchronous=True)
+    for place, sampling in enumerate(SAMPLINGS):
+        engine.add_text(f"{place}", [1, 2, 3 + place], max_new_tokens=4, sampling=sampling)
+    engine.add_text("held", [1, 2], max_new_tokens=4, mask=Everything())
+    engine.add_rank("rank", [0, 1, 2, 3], k=20, beam_width=30, excluded=[4, 7])
+
+    engine.step(0.0)
+
+    assert engine.is_ahead
+    with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor") as copied:
+        engine.step(0.0)
+    assert "arrays" in [frame.name for frame in copied.traceback]

@@ -67,7 +67,7 @@ def test_every_choice_is_one_that_the_slow_way_allows(asked: list[Draw], seed: i
     """Greedy takes the best changed logit; a draw takes a survivor, the one that the uniform number points at."""
     logits_RV = torch.from_numpy(np.random.default_rng(seed).normal(0, 2, (len(asked), VOCAB)))
 
-    chosen = sample(logits_RV, asked)
+    chosen = sample(logits_RV, asked).chosen()
 
     for row, draw, choice in zip(logits_RV.tolist(), asked, chosen, strict=True):
         logits = changed(row, draw)
@@ -86,9 +86,9 @@ def test_a_row_is_chosen_the_same_alone(asked: list[Draw], seed: int) -> None:
     """What others in the batch ask for changes nothing."""
     logits_RV = torch.from_numpy(np.random.default_rng(seed).normal(0, 2, (len(asked), VOCAB)))
 
-    together = sample(logits_RV, asked)
+    together = sample(logits_RV, asked).chosen()
 
-    assert together == [sample(logits_RV[row : row + 1], [draw])[0] for row, draw in enumerate(asked)]
+    assert together == [sample(logits_RV[row : row + 1], [draw]).chosen()[0] for row, draw in enumerate(asked)]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.3])
@@ -97,7 +97,7 @@ def test_logprobs_are_the_models_own(temperature: float) -> None:
     logits_RV = torch.randn(1, VOCAB, dtype=torch.float64)
     asked = Sampling(temperature=temperature, num_logprobs=4, logit_bias={2: 50.0}, seed=1)
 
-    (choice,) = sample(logits_RV, [Draw(asked, [5], 1)])
+    (choice,) = sample(logits_RV, [Draw(asked, [5], 1)]).chosen()
 
     logprob_V = logits_RV[0].log_softmax(-1)
     assert choice.token_id == 2

@@ -1,0 +1,40 @@
+"""Copies between host and device that nobody waits for: through pinned memory, and an event that tells when they are done.
+
+On a CPU, tensors are where they are and there is nothing to wait for.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def to_device(array: np.ndarray, device: torch.device) -> Tensor:
+    """Bring an array to a device. The host goes on at once; what is launched later sees it."""
+    tensor = torch.from_numpy(array)
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+class Arriving:
+    """Tensors on their way to the host, in the order in which the device computes them."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._tensors = list(tensors)
+        self._done: torch.cuda.Event | None = None
+        if self._tensors and self._tensors[0].is_cuda:
+            self._tensors = [_pinned_copy(tensor) for tensor in tensors]
+            self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._done.record()
+
+    def arrays(self) -> list[np.ndarray]:
+        """Wait until they are there."""
+        if self._done is not None:
+            self._done.synchronize()
+        return [tensor.cpu().numpy() for tensor in self._tensors]
+
+
+def _pinned_copy(tensor: Tensor) -> Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
