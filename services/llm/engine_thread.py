@@ -31,7 +31,10 @@ AskAll = Callable[[Engine, Sequence[str], float], None]
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """What a step brought, the load after it, and the monotonic seconds at which it began and ended."""
+    """What a step brought, the load after it, and the monotonic seconds at which it began and ended.
+
+    A step that was started by the call before began when that one returned.
+    """
 
     load: EngineLoad
     grown: Sequence[Grown]
@@ -54,6 +57,7 @@ class EngineThread:
         self._closed = False
         self._woken = threading.Event()
         self._ids = count()
+        self._returned_s = 0.0
         self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
@@ -136,9 +140,11 @@ class EngineThread:
             self._step()
 
     def _step(self) -> None:
-        began_s = time.monotonic()
-        outcomes = self._engine.step(began_s)
+        called_s = time.monotonic()
+        began_s = self._returned_s if self._engine.is_ahead else called_s
+        outcomes = self._engine.step(called_s)
         load, now_s = self._engine.load(), time.monotonic()
+        self._returned_s = now_s
         ended = [Ended(outcome, now_s, load) for outcome in outcomes]
         stepped = Stepped(load, self._engine.grown, ended, began_s, now_s)
         self._tell(stepped)

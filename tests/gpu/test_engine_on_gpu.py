@@ -14,7 +14,7 @@ from models.decoder import Decoder, DecoderConfig
 from models.window import Window
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
-from services.llm.engine.outcome import Outcome
+from services.llm.engine.outcome import Outcome, Status
 from services.llm.engine.text import Sampling
 from services.llm.engine.trie import ItemCodes
 
@@ -117,6 +117,33 @@ def test_graphs_change_nothing() -> None:
     )
 
     assert_alike(with_graphs, without)
+
+
+@pytest.mark.parametrize("uses_graphs", [True, False])
+def test_running_a_step_ahead_changes_nothing(uses_graphs: bool) -> None:
+    """The same requests by an engine that plans the next step while one runs and by one that waits."""
+    ahead, waiting = (
+        outcomes_of(
+            warm_engine("cuda", LLAMA, replace(SMALL, uses_graphs=uses_graphs, is_asynchronous=is_asynchronous))
+        )
+        for is_asynchronous in (True, False)
+    )
+
+    assert_alike(ahead, waiting)
+
+
+def test_nothing_waits_for_the_device_but_collecting() -> None:
+    """Steps with texts and rankings start without a call that synchronises; the event at the end is no such call."""
+    engine = warm_engine("cuda", LLAMA, replace(SMALL, is_asynchronous=True))
+    outcomes_of(engine)  # whatever is built or cached at first use
+
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = outcomes_of(engine)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+    assert all(outcome.status in (Status.DONE, Status.LENGTH) for outcome in found.values())
 
 
 def test_texts_with_every_setting_run_beside_greedy_ones() -> None:

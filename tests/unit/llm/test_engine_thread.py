@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from services.errors import DependencyAway, InvalidRequest, Overloaded
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
 from services.llm.engine.outcome import Status
-from services.llm.engine_thread import EngineThread
+from services.llm.engine_thread import EngineThread, Stepped
 from services.llm.loaded_bundle import load_bundle
 from tests.bundles import publish_bundle
 
@@ -51,6 +52,27 @@ async def test_every_caller_gets_its_own_answer(thread) -> None:
 
     assert all(len(end.outcome.item_indices) == 3 for end in ended)
     assert all(end.finished_s >= end.outcome.started_s >= end.outcome.arrival_s for end in ended)
+
+
+async def test_an_engine_that_is_a_step_ahead_tells_when_each_step_began(tmp_path) -> None:
+    """Callers are answered alike; a step began when the call that started it returned, and one that only started a step brought nothing."""
+    config = EngineConfig(num_blocks=64, is_asynchronous=True)
+    engine = load_bundle(publish_bundle(tmp_path / "bundles", "v1"), config, torch.float32, "cpu").engine
+    steps: list[Stepped] = []
+    thread = EngineThread(engine, 1, steps.append)
+
+    ended = await asyncio.gather(*(thread.ask(ask) for _ in range(4)), thread.ask(ask_for_long))
+    thread.stop()
+    await asyncio.to_thread(thread.join, 5.0)
+
+    assert [len(end.outcome.item_indices) for end in ended] == [3, 3, 3, 3, 0]
+    assert len(ended[-1].outcome.token_ids) == 60
+    brought = [(before, step) for before, step in pairwise(steps) if step.ended or step.grown]
+    assert not steps[0].ended
+    assert not steps[0].grown
+    assert len(brought) >= 60
+    assert all(step.began_s == before.finished_s for before, step in brought)
+    assert not thread.is_alive
 
 
 async def test_refusals_reach_the_caller(thread) -> None:

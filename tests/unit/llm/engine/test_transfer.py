@@ -1,0 +1,23 @@
+"""Copies between host and device, on the device that there is."""
+
+import numpy as np
+import torch
+
+from services.llm.engine.transfer import Arriving, to_device
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def test_what_goes_to_the_device_arrives_as_it_was() -> None:
+    """All dtypes that steps use, empty arrays too, there and back."""
+    arrays = [np.arange(5), np.zeros(0, dtype=np.int64), np.array([True, False]), np.ones((2, 3), dtype=np.float32)]
+
+    back = Arriving([to_device(array, DEVICE) for array in arrays]).arrays()
+
+    assert [array.dtype for array in back] == [array.dtype for array in arrays]
+    assert all(np.array_equal(array, one) for array, one in zip(arrays, back, strict=True))
+
+
+def test_nothing_on_its_way_is_nothing_to_wait_for() -> None:
+    """A step that completes no ranking copies none."""
+    assert Arriving([]).arrays() == []
