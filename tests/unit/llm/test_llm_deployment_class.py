@@ -137,7 +137,7 @@ async def test_health_fails_when_the_engine_died(replica, settings, monkeypatch)
     publish_bundle(settings.bundle_root, "v1")
     await served(replica, "v1")
     serving = replica._watch.current()
-    monkeypatch.setattr(serving.bundle.engine._runner, "run", lambda plan: 1 / 0)
+    monkeypatch.setattr(serving.bundle.engine._runner, "submit", lambda plan: 1 / 0)
 
     reply = await replica.rank(build_request("v1"))
     serving.thread.join(5.0)
