@@ -6,6 +6,7 @@ millisecond: what one costs (Ray pickles it, and wakes two processes) would else
 """
 
 import asyncio
+import gc
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -54,6 +55,8 @@ class TextDeployment:
         limits = measure_limits(torch.device(settings.llm_device), getattr(torch, settings.text_dtype))
         report = EngineReport(metrics, self._text.engine, name, limits)
         self._thread = EngineThread(self._text.engine, settings.text_threads, report.step)
+        gc.collect()
+        gc.freeze()  # what lives now lives on; collections of it would only be pauses
 
     def __del__(self) -> None:
         """Ray Serve calls this when it stops the replica; what is in flight may finish."""

@@ -70,7 +70,7 @@ class Pass {
           qkv_width_((model.heads + 2 * model.groups) * model.head_dim), residual_(new float[step.rows * model.hidden]),
           qkv_(new float[step.rows * qkv_width_]), x_(new T[step.rows * std::max(model.hidden, query_width_)]),
           wide_(new T[step.rows * std::max(query_width_, model.ffn)]), turns_(new float[step.rows * model.head_dim]),
-          scales_(new float[step.rows]),
+          gates_(new float[step.rows < kPacksFrom ? step.rows * 2 * model.ffn : 0]), scales_(new float[step.rows]),
           bytes_(new uint8_t[model.is_int8 ? step.rows * padded(std::max({model.hidden, query_width_, model.ffn})) : 0]) {}
 
     void run(int thread, int threads) {
@@ -95,7 +95,7 @@ class Pass {
             meet();
             norm(rows, layer.ffn_norm, x_.get());
             publish(rows, x_.get(), model_.hidden);
-            gate_up(layer.gate_up, thread, threads);
+            gate_up(layer.gate_up, rows, thread, threads);
             meet();
             if (model_.is_int8) publish(rows, wide_.get(), model_.ffn);
             linear(layer.down, wide_.get(), model_.ffn, model_.hidden, thread, threads, add_to_residual);
@@ -146,12 +146,19 @@ class Pass {
         });
     }
 
-    // wide = silu(gate) * up
-    void gate_up(const TailraceMatrix& matrix, int thread, int threads) {
+    // wide = silu(gate) * up. Few rows come in bits too short for vectors, and so wait for their whole row.
+    void gate_up(const TailraceMatrix& matrix, const Range& rows, int thread, int threads) {
         const int64_t ffn = model_.ffn;
-        multiply_by(matrix, x_.get(), model_.hidden, ffn, 2, thread, threads, [&](int64_t row, int64_t n, float* const* y, int count) {
-            silu_mul(y[0], y[1], count, wide_.get() + row * ffn + n);
+        if (step_.rows >= kPacksFrom)
+            return multiply_by(matrix, x_.get(), model_.hidden, ffn, 2, thread, threads, [&](int64_t row, int64_t n, float* const* y, int count) {
+                silu_mul(y[0], y[1], count, wide_.get() + row * ffn + n);
+            });
+        linear(matrix, x_.get(), model_.hidden, 2 * ffn, thread, threads, [&](int64_t row, int64_t n, const float* y, int count) {
+            std::copy_n(y, count, gates_.get() + row * 2 * ffn + n);
         });
+        meet();
+        for (int64_t row = rows.first; row < rows.last; row++)
+            silu_mul(gates_.get() + row * 2 * ffn, gates_.get() + (row * 2 + 1) * ffn, ffn, wide_.get() + row * ffn);
     }
 
     template <class Put>
@@ -233,7 +240,7 @@ class Pass {
     const int64_t query_width_, qkv_width_;
     std::unique_ptr<float[]> residual_, qkv_;
     std::unique_ptr<T[]> x_, wide_;
-    std::unique_ptr<float[]> turns_, scales_;
+    std::unique_ptr<float[]> turns_, gates_, scales_;
     std::unique_ptr<uint8_t[]> bytes_;
 };
 

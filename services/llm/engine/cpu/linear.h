@@ -20,9 +20,11 @@ constexpr int kRows = 2;
 #endif
 constexpr int kCols = 4;
 constexpr int64_t kBlockBytes = 256 * 1024;
+constexpr int kTilesAhead = 2;
 
 // Rows of W: kCols of them, which need not lie together (gate and up do not). `ahead` numbers further lie those that follow, which are
-// fetched meanwhile: several short streams side by side are more than the processor's own prefetching sees through.
+// fetched into the second-level cache meanwhile: several short streams side by side are more than the processor's own prefetching sees
+// through, and the first-level cache has too few lines in flight to wait for memory.
 template <class W>
 struct Columns {
     const W* at[kCols];
@@ -78,7 +80,7 @@ inline void dot_tile(const Bf16* x, int64_t stride, const Columns<Bf16>& w, int6
 #pragma GCC unroll 4
         for (int n = 0; n < kCols; n++) {
             column[n] = fetch(w.at[n] + k);
-            _mm_prefetch(reinterpret_cast<const char*>(w.at[n] + w.ahead + k), _MM_HINT_T0);
+            _mm_prefetch(reinterpret_cast<const char*>(w.at[n] + w.ahead + k), _MM_HINT_T1);
         }
 #pragma GCC unroll 6
         for (int m = 0; m < ROWS; m++) {
@@ -113,7 +115,7 @@ inline void dot_tile(const uint8_t* x, int64_t stride, const Columns<int8_t>& w,
 #pragma GCC unroll 4
         for (int n = 0; n < kCols; n++) {
             column[n] = _mm512_loadu_si512(w.at[n] + k);
-            _mm_prefetch(reinterpret_cast<const char*>(w.at[n] + w.ahead + k), _MM_HINT_T0);
+            _mm_prefetch(reinterpret_cast<const char*>(w.at[n] + w.ahead + k), _MM_HINT_T1);
         }
 #pragma GCC unroll 6
         for (int m = 0; m < ROWS; m++) {
@@ -181,7 +183,7 @@ inline void stream(const Product<X, W>& product, Range range, Put put) {
             Columns<W> columns[2];
             for (int part = 0; part < product.parts; part++) {
                 for (int i = 0; i < kCols; i++) columns[part].at[i] = product.row_of(part, n + i);
-                columns[part].ahead = kCols * product.size;
+                columns[part].ahead = kTilesAhead * kCols * product.size;
             }
             for (int64_t tile = first; tile < last; tile++) {
                 const int64_t begin = product.rows * tile / tiles, end = product.rows * (tile + 1) / tiles;
