@@ -18,6 +18,7 @@ MAY_BE_EMPTY = {
     "Alerts that fire": "none should",
     "Student fell out": "it does not, here",
     "Answers that the LLM was too busy for": "it has time, here",
+    "First token and next token, p99": "no text is written, here",
 }
 """Panels, with the reason why all is well when they show nothing."""
 BOARD_OF_TEXT = "text"
