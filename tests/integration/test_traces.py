@@ -145,15 +145,18 @@ async def scene(
     """The REST door over all of it."""
     publish_bundle(settings.bundle_root, "v1")
     replica = LlmDeployment(settings)
-    plane = build(settings, FeatureReader(features, settings.topic_partitions), NearLlm(replica))
+    reader = FeatureReader(features, settings.topic_partitions)
+    plane = build(settings, reader, NearLlm(replica))
     await plane.start()
     tracing = open_tracing(settings.otlp_endpoint, settings.trace_share, "tailrace-gateway")
     app = create_rest_app(lambda: plane, lambda: b"", 10_000, tracing=tracing)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://door") as door:
         yield Scene(collector, broker, door)
     await plane.stop()
+    await reader.close()
     await asyncio.to_thread(tracing.stop)
     replica.__del__()
+    gc.unfreeze()  # the replica froze what was alive, this test's garbage to be as well
 
 
 def build(settings: Settings, features: FeatureReader, llm: NearLlm) -> DataPlane:
