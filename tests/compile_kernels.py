@@ -11,12 +11,12 @@ from triton.runtime.jit import JITFunction
 
 from models.decoder import DecoderConfig
 from models.window import Window
+from services.llm.engine.gpu.attention import TritonAttention
+from services.llm.engine.gpu.kernels import TritonKernels
 from services.llm.engine.kv_cache import KvCache
 from services.llm.engine.regular import RegularRows
 from services.llm.engine.tails import Tails
 from services.llm.engine.tiles import Tile
-from services.llm.engine.triton_attention import TritonAttention
-from services.llm.engine.triton_kernels import TritonKernels
 from services.llm.engine.weights import HeadNorms
 
 HEADS, GROUPS, HEAD_DIM, HIDDEN, BLOCK = 16, 8, 128, 2_048, 16

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from services.llm.engine.graph_device import Body
+from services.llm.engine.gpu.graph_device import Body
 
 _POISON = {torch.int64: 2**40, torch.int32: 2**30, torch.uint8: 0xFF, torch.float32: 1e9, torch.bfloat16: 1e9}
 

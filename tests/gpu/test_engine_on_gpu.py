@@ -1,7 +1,7 @@
 """The engine on a CUDA device gives what it gives on the CPU, with recorded steps and without. `python -m pytest tests/gpu`.
 
 The kernels' own tests run compiled where there is a device: `python -m pytest -c tests/gpu/pytest.ini
-tests/unit/llm/engine/test_triton_kernels.py tests/unit/llm/engine/test_triton_attention.py`.
+tests/unit/llm/engine/gpu/test_triton_kernels.py tests/unit/llm/engine/gpu/test_triton_attention.py`.
 """
 
 from dataclasses import replace

@@ -21,8 +21,8 @@ from services.contracts.rank import EngineLoad
 from services.errors import CheckpointError, InvalidRequest
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.cost_model import CostModel, StepCost, number_sizes
-from services.llm.engine.graph_device import GraphDevice
-from services.llm.engine.graphs import GraphCounts, Progress
+from services.llm.engine.gpu.graph_device import GraphDevice
+from services.llm.engine.gpu.graphs import GraphCounts, Progress
 from services.llm.engine.outcome import Grown, Outcome, Status
 from services.llm.engine.plan import StepPlan, StepSize
 from services.llm.engine.runner import Runner, RunningStep

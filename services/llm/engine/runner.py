@@ -15,9 +15,9 @@ from services.llm.engine.beams import BeamBatch
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.cpu.choice import cpu_forward
 from services.llm.engine.forward import Forward, LayerLoop, StepInputs
-from services.llm.engine.graph_device import CudaGraphDevice, GraphDevice
-from services.llm.engine.graph_shapes import TextShape
-from services.llm.engine.graphs import GraphCounts, Progress, StepGraphs
+from services.llm.engine.gpu.graph_device import CudaGraphDevice, GraphDevice
+from services.llm.engine.gpu.graph_shapes import TextShape
+from services.llm.engine.gpu.graphs import GraphCounts, Progress, StepGraphs
 from services.llm.engine.kv_cache import KvCache
 from services.llm.engine.plan import Chunk, StepPlan
 from services.llm.engine.ranking import Ranker, Ranking
@@ -172,7 +172,7 @@ def _slots(chunk: Chunk, block_tokens: int) -> np.ndarray:
 def _forward_for(weights: Weights, cache: KvCache, config: EngineConfig) -> Forward:
     if weights.head_VD.device.type != "cuda":
         return cpu_forward(weights, cache, config)
-    from services.llm.engine.triton_forward import triton_forward  # Triton is not installed everywhere
+    from services.llm.engine.gpu.forward import triton_forward  # Triton is not installed everywhere
 
     return triton_forward(weights, cache)
 

@@ -10,17 +10,17 @@ from dataclasses import dataclass
 
 import torch
 
-from services.llm.engine.beam_graph import BeamGraph
-from services.llm.engine.beam_inputs import BeamInputs
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.forward import LayerLoop
-from services.llm.engine.graph_device import GraphDevice
-from services.llm.engine.graph_shapes import BeamShape, GraphShapes, Group, Shape, TextShape
+from services.llm.engine.gpu.beam_graph import BeamGraph
+from services.llm.engine.gpu.beam_inputs import BeamInputs
+from services.llm.engine.gpu.graph_device import GraphDevice
+from services.llm.engine.gpu.graph_shapes import BeamShape, GraphShapes, Group, Shape, TextShape
+from services.llm.engine.gpu.step_table import StepTable
+from services.llm.engine.gpu.text_graph import TextGraph
 from services.llm.engine.plan import StepPlan
 from services.llm.engine.ranking import Ranking
 from services.llm.engine.sampling import Draw, Drawn
-from services.llm.engine.step_table import StepTable
-from services.llm.engine.text_graph import TextGraph
 from services.llm.engine.trie import Trie
 from services.llm.engine.weights import Weights
 

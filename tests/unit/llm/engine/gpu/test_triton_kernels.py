@@ -8,9 +8,9 @@ from torch import Tensor
 
 from models.decoder import DecoderConfig
 from models.rope import Rope, rotary_angles
+from services.llm.engine.gpu.kernels import TritonKernels
 from services.llm.engine.kernels import TorchKernels
 from services.llm.engine.kv_cache import KvCache
-from services.llm.engine.triton_kernels import TritonKernels
 from services.llm.engine.weights import HeadNorms
 
 IS_CUDA = torch.cuda.is_available()

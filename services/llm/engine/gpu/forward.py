@@ -4,9 +4,9 @@ What Python costs is recorded away: see `graphs.py`.
 """
 
 from services.llm.engine.forward import LayerLoop
+from services.llm.engine.gpu.attention import TritonAttention
+from services.llm.engine.gpu.kernels import TritonKernels
 from services.llm.engine.kv_cache import KvCache
-from services.llm.engine.triton_attention import TritonAttention
-from services.llm.engine.triton_kernels import TritonKernels
 from services.llm.engine.weights import Weights
 
 

@@ -6,8 +6,8 @@ import pytest
 from services.llm.engine import runner
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
+from services.llm.engine.gpu.forward import triton_forward
 from services.llm.engine.outcome import Outcome
-from services.llm.engine.triton_forward import triton_forward
 from tests.replaying_device import ReplayingDevice
 from tests.unit.llm.engine.conftest import build_decoder, build_items
 

@@ -16,13 +16,13 @@ import triton
 from torch import Tensor
 
 from models.window import Window
+from services.llm.engine.gpu.attention_kernels import attend_part, finish
 from services.llm.engine.kv_cache import KvCache
 from services.llm.engine.plan import StepPlan
 from services.llm.engine.regular import RegularRows
 from services.llm.engine.tails import Tails
 from services.llm.engine.tiles import Tile, cut_tiles
 from services.llm.engine.transfer import to_device
-from services.llm.engine.triton_attention_kernels import attend_part, finish
 
 _MIN_PROGRAM_ROWS = 16
 _MAX_PROGRAM_ROWS = 128

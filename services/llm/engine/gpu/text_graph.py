@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from services.llm.engine.forward import LayerLoop, StepInputs
-from services.llm.engine.graph_device import GraphDevice
-from services.llm.engine.graph_shapes import TextShape
+from services.llm.engine.gpu.graph_device import GraphDevice
+from services.llm.engine.gpu.graph_shapes import TextShape
+from services.llm.engine.gpu.step_table import StepTable
 from services.llm.engine.sampling import Draw, Drawn, sample
 from services.llm.engine.sequence import Sequence
-from services.llm.engine.step_table import StepTable
 
 
 class TextGraph:

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[5]
 
 
 def test_every_kernel_compiles_for_a_hopper(tmp_path: Path) -> None:

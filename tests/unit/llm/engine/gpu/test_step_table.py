@@ -2,8 +2,8 @@
 
 import torch
 
+from services.llm.engine.gpu.step_table import StepTable
 from services.llm.engine.sequence import Sequence
-from services.llm.engine.step_table import StepTable
 
 BLOCK, SCRATCH = 4, 99
 

@@ -6,15 +6,15 @@ Shape suffixes: R requests, W beams of one request, B = R * W, N chosen of a req
 import torch
 from torch import Tensor
 
-from services.llm.engine.beam_inputs import BeamInputs
 from services.llm.engine.beams import Beams
 from services.llm.engine.forward import LayerLoop, StepInputs
-from services.llm.engine.graph_device import GraphDevice
-from services.llm.engine.graph_shapes import BeamShape
+from services.llm.engine.gpu.beam_inputs import BeamInputs
+from services.llm.engine.gpu.graph_device import GraphDevice
+from services.llm.engine.gpu.graph_shapes import BeamShape
+from services.llm.engine.gpu.step_table import StepTable
 from services.llm.engine.ranking import Ranking
 from services.llm.engine.selection import choose_next
 from services.llm.engine.sequence import Sequence
-from services.llm.engine.step_table import StepTable
 from services.llm.engine.trie import Trie
 from services.llm.engine.work import RankWork
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
-from services.llm.engine.graph_shapes import sizes_up_to
+from services.llm.engine.gpu.graph_shapes import sizes_up_to
 from services.llm.engine.outcome import Outcome
 from services.llm.engine.text import Sampling
 from tests.replaying_device import ReplayingDevice

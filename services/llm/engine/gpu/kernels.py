@@ -3,7 +3,7 @@
 from torch import Tensor
 from torch.nn import functional
 
-from services.llm.engine import triton_heads, triton_norms
+from services.llm.engine.gpu import head_kernels, norm_kernels
 from services.llm.engine.kernels import Heads
 from services.llm.engine.kv_cache import KvCache
 from services.llm.engine.weights import HeadNorms
@@ -14,11 +14,11 @@ class TritonKernels:
 
     def rms_norm(self, x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
         """Normalise each row by its root mean square."""
-        return triton_norms.rms_norm(x_TD, weight_D, eps)
+        return norm_kernels.rms_norm(x_TD, weight_D, eps)
 
     def add_rms_norm(self, x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """Add, then normalise."""
-        return triton_norms.add_rms_norm(x_TD, residual_TD, weight_D, eps)
+        return norm_kernels.add_rms_norm(x_TD, residual_TD, weight_D, eps)
 
     def turn_and_store(
         self,
@@ -31,11 +31,11 @@ class TritonKernels:
         slots_P: Tensor,
     ) -> Heads:
         """Norm, turn and store the heads in one go."""
-        return Heads(*triton_heads.turn_and_store(qkv_TX, turns, norms, eps, cache.slots(layer), slots_P))
+        return Heads(*head_kernels.turn_and_store(qkv_TX, turns, norms, eps, cache.slots(layer), slots_P))
 
     def silu_mul(self, gate_up_TJ: Tensor) -> Tensor:
         """Give silu(gate) * up."""
-        return triton_norms.silu_mul(gate_up_TJ)
+        return norm_kernels.silu_mul(gate_up_TJ)
 
     def linear(self, x_TI: Tensor, weight_NI: Tensor, bias_N: Tensor | None) -> Tensor:
         """Multiply by cuBLAS."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from models.decoder import DecoderConfig
 from services.llm.engine.beams import Beams
-from services.llm.engine.graph_shapes import BeamShape
+from services.llm.engine.gpu.graph_shapes import BeamShape
 from services.llm.engine.sequence import Sequence
 from services.llm.engine.tails import Tails
 from services.llm.engine.trie import Trie
