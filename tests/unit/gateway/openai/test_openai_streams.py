@@ -54,6 +54,7 @@ async def test_leaving_before_the_first_token_cancels_too(
 
         await until(lambda: parrot.num_open == 0)
     await until(lambda: texts.metric("tailrace_text_requests_total", route="completions", code="cancelled") == 1)
+    assert texts.metric("tailrace_text_in_flight") == 0
 
 
 async def test_leaving_cancels_every_prompt(live_url: str, parrot: Parrot) -> None:
@@ -65,6 +66,7 @@ async def test_leaving_cancels_every_prompt(live_url: str, parrot: Parrot) -> No
         asking.cancel()
 
         await until(lambda: parrot.num_open == 0)
+    assert parrot.num_open == 0
 
 
 async def test_a_deadline_before_the_first_token_is_a_504(http: httpx.AsyncClient, parrot: Parrot) -> None:
