@@ -1,37 +1,28 @@
 """Decoders with random weights in the shapes of well-known models, for what depends on size alone. Needs torch and nothing else."""
 
+from dataclasses import replace
+
 import torch
 
 from models.decoder import Decoder, DecoderConfig
 from models.rope import Rope
 
+_QWEN3 = DecoderConfig(
+    vocab_size=151_936,
+    hidden_size=1_024,
+    intermediate_size=3_072,
+    num_hidden_layers=28,
+    num_attention_heads=16,
+    num_key_value_heads=8,
+    head_dim=128,
+    max_position_embeddings=40_960,
+    rope=Rope(1_000_000.0),
+    rms_norm_eps=1e-6,
+    qk_norm=True,
+)
 SHAPES = {
-    "qwen3-0.6b": DecoderConfig(
-        vocab_size=151_936,
-        hidden_size=1_024,
-        intermediate_size=3_072,
-        num_hidden_layers=28,
-        num_attention_heads=16,
-        num_key_value_heads=8,
-        head_dim=128,
-        max_position_embeddings=40_960,
-        rope=Rope(1_000_000.0),
-        rms_norm_eps=1e-6,
-        qk_norm=True,
-    ),
-    "qwen3-1.7b": DecoderConfig(
-        vocab_size=151_936,
-        hidden_size=2_048,
-        intermediate_size=6_144,
-        num_hidden_layers=28,
-        num_attention_heads=16,
-        num_key_value_heads=8,
-        head_dim=128,
-        max_position_embeddings=40_960,
-        rope=Rope(1_000_000.0),
-        rms_norm_eps=1e-6,
-        qk_norm=True,
-    ),
+    "qwen3-0.6b": _QWEN3,
+    "qwen3-1.7b": replace(_QWEN3, hidden_size=2_048, intermediate_size=6_144),
     "llama-3-8b": DecoderConfig(
         vocab_size=128_256,
         hidden_size=4_096,

@@ -110,6 +110,17 @@ def engine_config(settings: Settings) -> EngineConfig:
     )
 
 
+def replica_options() -> dict[str, Any]:
+    """Say what Ray Serve is told of any engine's replicas: they reserve no core, stick to a session, and are asked each second."""
+    return {
+        "ray_actor_options": {"num_cpus": 0},
+        "request_router_config": RequestRouterConfig(request_router_class=_STICKY_ROUTER),  # type: ignore[arg-type]  # its stub says dict
+        "health_check_period_s": 1.0,
+        "health_check_timeout_s": 10.0,
+        "graceful_shutdown_wait_loop_s": 0.2,
+    }
+
+
 def build_llm(settings: Settings) -> Any:
     """Bind the LLM's Ray Serve application; its handle goes to `LlmHandle`."""
     deployment = serve.deployment(
@@ -117,11 +128,7 @@ def build_llm(settings: Settings) -> Any:
         num_replicas=settings.llm_replicas,
         max_ongoing_requests=settings.max_running + settings.max_waiting,
         max_queued_requests=settings.max_waiting,
-        ray_actor_options={"num_cpus": 0},
-        request_router_config=RequestRouterConfig(request_router_class=_STICKY_ROUTER),  # type: ignore[arg-type]  # its stub says dict
-        health_check_period_s=1.0,
-        health_check_timeout_s=10.0,
         graceful_shutdown_timeout_s=2.0,
-        graceful_shutdown_wait_loop_s=0.2,
+        **replica_options(),
     )(LlmDeployment)
     return deployment.bind(settings)

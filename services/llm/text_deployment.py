@@ -10,15 +10,16 @@ import gc
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import torch
 from prometheus_client import CollectorRegistry
 from ray import serve
-from ray.serve.config import RequestRouterConfig
 
 from services.contracts.text import TextModel, TextRequest
 from services.errors import TailraceError
+from services.llm.deployment import engine_config, replica_options
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.limits import measure_limits
 from services.llm.engine_report import EngineReport
@@ -32,7 +33,6 @@ from services.telemetry import EngineMetrics, ProcessMetrics, configure_logging
 from services.trace_export import open_tracing
 from services.tracing import note, note_failure
 
-_ROUTER = "services.llm.sticky_router.StickyRouter"
 _MESSAGE_S = 0.001
 
 
@@ -48,7 +48,7 @@ class TextDeployment:
         registry = CollectorRegistry()
         metrics = EngineMetrics(registry)
         ProcessMetrics(registry, "text")
-        config = text_engine_config(settings)
+        config = replace(engine_config(settings), num_blocks=settings.text_kv_num_blocks)
         self._text = _load(settings, config)
         name = self._text.model.name
         metrics.cache_config.labels(name, str(config.block_tokens), str(config.num_blocks)).set(1)
@@ -101,19 +101,6 @@ class TextDeployment:
             raise RuntimeError("the engine thread died") from self._thread.failure
 
 
-def text_engine_config(settings: Settings) -> EngineConfig:
-    """Pick the text engine's knobs out of the settings."""
-    return EngineConfig(
-        block_tokens=settings.kv_block_tokens,
-        num_blocks=settings.text_kv_num_blocks,
-        kv_kind=settings.kv_kind,
-        max_step_tokens=settings.max_step_tokens,
-        max_running=settings.max_running,
-        max_waiting=settings.max_waiting,
-        tile_tokens=32 * settings.kv_block_tokens,
-    )
-
-
 def _load(settings: Settings, config: EngineConfig) -> LoadedText:
     folder = checkpoint_folder(settings.text_path, settings.cache_dir)
     dtype: torch.dtype = getattr(torch, settings.text_dtype)
@@ -129,11 +116,7 @@ def build_text(settings: Settings) -> Any:
         # the engine is to refuse, by priority, before Ray's queue fills
         max_ongoing_requests=2 * (settings.max_running + settings.max_waiting),
         max_queued_requests=settings.max_waiting,
-        ray_actor_options={"num_cpus": 0},
-        request_router_config=RequestRouterConfig(request_router_class=_ROUTER),  # type: ignore[arg-type]  # its stub says dict
-        health_check_period_s=1.0,
-        health_check_timeout_s=10.0,
         graceful_shutdown_timeout_s=5.0,
-        graceful_shutdown_wait_loop_s=0.2,
+        **replica_options(),
     )(TextDeployment)
     return deployment.bind(settings)

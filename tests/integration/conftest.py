@@ -9,6 +9,8 @@ from services.features.repo import RepoAddress, apply_repo
 from services.redis_address import RedisAddress
 from tests.servers import HOST, Server, broker_server, valkey_server
 
+REPOSITORY = Path(__file__).parents[2]
+
 
 @pytest.fixture
 def valkey(tmp_path: Path) -> Iterator[Server]:
@@ -34,3 +36,28 @@ def features(valkey: Server, tmp_path: Path) -> RepoAddress:
     address = RepoAddress(tmp_path / "features", RedisAddress(host=HOST, port=valkey.port), socket_timeout_s=1.0)
     apply_repo(address)
     return address
+
+
+@pytest.fixture(scope="module")
+def local_ray() -> Iterator[None]:
+    """A Ray of this test's own, on ports that it finds itself, without dashboard or proxies."""
+    patch = pytest.MonkeyPatch()
+    patch.setenv("RAY_AUTH_MODE", "disabled")
+    patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    patch.setenv("OMP_NUM_THREADS", "1")
+    import ray
+    from ray import serve
+
+    ray.init(
+        address="local",
+        num_cpus=2,
+        include_dashboard=False,
+        object_store_memory=100_000_000,
+        log_to_driver=False,
+        runtime_env={"env_vars": {"PYTHONPATH": str(REPOSITORY)}},
+    )
+    serve.start(proxy_location="Disabled")
+    yield
+    serve.shutdown()
+    ray.shutdown()
+    patch.undo()

@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import psutil
@@ -23,7 +23,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 APP = f"text-{os.getpid()}"
-REPOSITORY = Path(__file__).parents[2]
 LONG = {"ignore_eos": True, "max_tokens": 30_000}
 
 
@@ -37,31 +36,6 @@ def build_request(**fields) -> TextRequest:
         "sampling": SamplingOptions(temperature=0),
     }
     return TextRequest(**{**known, **fields})
-
-
-@pytest.fixture(scope="module")
-def local_ray() -> Iterator[None]:
-    """A Ray of this test's own, on ports that it finds itself, without dashboard or proxies."""
-    patch = pytest.MonkeyPatch()
-    patch.setenv("RAY_AUTH_MODE", "disabled")
-    patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    patch.setenv("OMP_NUM_THREADS", "1")
-    import ray
-    from ray import serve
-
-    ray.init(
-        address="local",
-        num_cpus=2,
-        include_dashboard=False,
-        object_store_memory=100_000_000,
-        log_to_driver=False,
-        runtime_env={"env_vars": {"PYTHONPATH": str(REPOSITORY)}},
-    )
-    serve.start(proxy_location="Disabled")
-    yield
-    serve.shutdown()
-    ray.shutdown()
-    patch.undo()
 
 
 @pytest.fixture
