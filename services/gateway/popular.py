@@ -50,6 +50,7 @@ class Popular:
         self._recent: Sequence[tuple[str, float]] = ()
         self._ranking: PopularRanking | None = None
         self._refreshing: asyncio.Task[None] | None = None
+        self._one_at_a_time = asyncio.Lock()
 
     def ranking(self, version: str, catalogue: Catalogue) -> PopularRanking:
         """Give the ranking for this bundle: the refreshed one, or one made on the spot after a swap."""
@@ -69,7 +70,14 @@ class Popular:
                 await self._refreshing
 
     async def refresh(self) -> None:
-        """Read the windows and rank anew. Keeps the last ranking when they cannot be read."""
+        """Read the windows and rank anew. Keeps the last ranking when they cannot be read.
+
+        One at a time: an older reading, slow in its thread, would otherwise overwrite a newer one's ranking.
+        """
+        async with self._one_at_a_time:
+            await self._read_and_rank()
+
+    async def _read_and_rank(self) -> None:
         read = await time_box(self._windows.read_popular(_READ_TIMEOUT_S), _READ_TIMEOUT_S)
         if read.value is None:
             log.warning("popularity_not_refreshed", error=repr(read.error))

@@ -1,9 +1,14 @@
 """Popularity mixes the prior with recent windows, and always has a ranking."""
 
+import asyncio
+import threading
+from typing import Any
+
 import numpy as np
+import pytest
 
 from services.errors import DependencyAway
-from services.gateway.popular import rank_by_popularity
+from services.gateway.popular import Popular, PopularRanking, rank_by_popularity
 from tests.unit.gateway.world import World, catalogue_of
 
 
@@ -54,3 +59,27 @@ async def test_after_a_swap_the_ranking_is_the_new_bundles(world: World) -> None
     assert ranking.version == "v2"
     assert sorted(ranking.order.tolist()) == [0, 1, 2, 3, 4]
     assert ranking.order[0] == 3
+
+
+async def test_a_slow_refresh_never_overwrites_a_newer_one(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two at once: the first, held up in its thread, ends before the second reads, so the newest windows rank."""
+    held, calls = threading.Event(), []
+
+    def rank(*args: Any) -> PopularRanking:
+        calls.append(args)
+        if len(calls) == 1:
+            held.wait(10.0)
+        return rank_by_popularity(*args)
+
+    popular = Popular(world.live, world.features, refresh_s=60.0)
+    monkeypatch.setattr("services.gateway.popular.rank_by_popularity", rank)
+    older = asyncio.create_task(popular.refresh())
+    while not calls:
+        await asyncio.sleep(0.001)
+    world.features.popular = [("i19", 1.0)]
+    newer = asyncio.create_task(popular.refresh())
+    await asyncio.sleep(0.05)
+    held.set()
+    await asyncio.gather(older, newer)
+
+    assert popular.ranking("v1", world.live.current().catalogue).order[0] == 19
