@@ -63,19 +63,18 @@ async def test_after_a_swap_the_ranking_is_the_new_bundles(world: World) -> None
 
 async def test_a_slow_refresh_never_overwrites_a_newer_one(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two at once: the first, held up in its thread, ends before the second reads, so the newest windows rank."""
-    held, calls = threading.Event(), []
+    held, entered = threading.Event(), threading.Event()
 
     def rank(*args: Any) -> PopularRanking:
-        calls.append(args)
-        if len(calls) == 1:
+        if not entered.is_set():
+            entered.set()
             held.wait(10.0)
         return rank_by_popularity(*args)
 
     popular = Popular(world.live, world.features, refresh_s=60.0)
     monkeypatch.setattr("services.gateway.popular.rank_by_popularity", rank)
     older = asyncio.create_task(popular.refresh())
-    while not calls:
-        await asyncio.sleep(0.001)
+    await asyncio.to_thread(entered.wait, 10.0)
     world.features.popular = [("i19", 1.0)]
     newer = asyncio.create_task(popular.refresh())
     await asyncio.sleep(0.05)
