@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from services.errors import DependencyAway
-from services.gateway.popular import Popular, PopularRanking, rank_by_popularity
+from services.gateway.popular import PopularRanking, rank_by_popularity
 from tests.unit.gateway.world import World, catalogue_of
 
 
@@ -71,14 +71,14 @@ async def test_a_slow_refresh_never_overwrites_a_newer_one(world: World, monkeyp
             held.wait(10.0)
         return rank_by_popularity(*args)
 
-    popular = Popular(world.live, world.features, refresh_s=60.0)
+    await world.popular.stop()
     monkeypatch.setattr("services.gateway.popular.rank_by_popularity", rank)
-    older = asyncio.create_task(popular.refresh())
+    older = asyncio.create_task(world.popular.refresh())
     await asyncio.to_thread(entered.wait, 10.0)
     world.features.popular = [("i19", 1.0)]
-    newer = asyncio.create_task(popular.refresh())
+    newer = asyncio.create_task(world.popular.refresh())
     await asyncio.sleep(0.05)
     held.set()
     await asyncio.gather(older, newer)
 
-    assert popular.ranking("v1", world.live.current().catalogue).order[0] == 19
+    assert world.popular.ranking("v1", world.live.current().catalogue).order[0] == 19
