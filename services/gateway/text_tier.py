@@ -42,11 +42,15 @@ _RETRY_AFTER_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextLimits:
-    """What one caller may ask for, and the deadline that holds where none is named."""
+    """What one caller may ask for, the deadline that holds where none is named, and how long a stream may say nothing.
+
+    Proxies commonly end what is silent for 30 to 75 seconds.
+    """
 
     max_tokens: int = 1_024
     max_choices: int = 16
     deadline_ms: int = 60_000
+    silence_s: float = 15.0
 
 
 class TextTier:

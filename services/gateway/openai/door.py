@@ -131,6 +131,7 @@ class _OpenAiDoor:
                 shape=route.shape(_head(asked, call.request_id), asked),
                 write=_writer(plane, ranked, asked, route.name),
                 report=plane.text_report,
+                silence_s=limits.silence_s,
             )
             return await telling.answer(http)
 

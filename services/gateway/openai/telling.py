@@ -15,8 +15,9 @@ from services.contracts.text import TextDone, TextEvent, TextPiece
 from services.gateway.error_table import ErrorKind, describe
 from services.gateway.openai.answers import Plain, Shape, usage_of
 from services.gateway.openai.errors import plain_error
-from services.gateway.openai.event_stream import DONE, EventStream, sse, unless_gone
+from services.gateway.openai.event_stream import DONE, EventStream, sse
 from services.gateway.openai.parse import Asked
+from services.gateway.openai.presence import Source, unless_gone
 from services.gateway.openai.ranked import DOOR
 from services.gateway.openai.writing import Write, whole, written
 from services.gateway.rest_answers import json_response
@@ -28,7 +29,10 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Telling:
-    """What one caller asked for, who writes it, and how it is told. `route` is what metrics call it."""
+    """What one caller asked for, who writes it, and how it is told.
+
+    `route` is what metrics call it; `silence_s` is how long a stream may say nothing, its head included.
+    """
 
     route: str
     request_id: str
@@ -36,6 +40,7 @@ class Telling:
     shape: Shape
     write: Write
     report: TextReport
+    silence_s: float
 
     async def answer(self, http: Request) -> Response:
         """Answer, as was asked. Raises what writing raises before the first event, and ClientDisconnect."""
@@ -52,15 +57,16 @@ class Telling:
         return json_response(self.shape.whole(choices, usage_of(done)))
 
     async def _stream(self, http: Request) -> Response:
-        """Give the chunks; whatever fails before the first event is an error with its own status."""
-        events = written(self.asked, self.write)
-        first = await unless_gone(http, anext(events))
-        return EventStream(self._chunks(first, events), events)
+        """Give the chunks. What fails before the first event, and before silence lasted too long, has a status of its own."""
+        events = Source(written(self.asked, self.write))
+        await events.wait(http, self.silence_s)
+        return EventStream(self._chunks(events), events, self.silence_s)
 
-    async def _chunks(self, first: TextEvent, events: AsyncGenerator[TextEvent, None]) -> AsyncGenerator[str, None]:
-        code, asked, so_far = CANCELLED, self.asked, counted(NOTHING, first)
+    async def _chunks(self, events: Source[TextEvent]) -> AsyncGenerator[str, None]:
+        code, asked = CANCELLED, self.asked
         try:
             async with aclosing(events):
+                so_far = counted(NOTHING, await anext(events))
                 for plain in self.shape.opening(asked.num_choices):
                     yield sse(_with_usage(plain, asked, so_far))
                 async for event in events:
