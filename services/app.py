@@ -53,7 +53,7 @@ from services.gateway.report import Report
 from services.gateway.rest import create_rest_app
 from services.gateway.rpc import RpcDoor
 from services.gateway.text_report import TextReport
-from services.gateway.text_tier import TextLimits, TextTier
+from services.gateway.text_tier import NUM_PLACES, TextLimits, TextTier
 from services.objectives import load_objectives
 from services.router.admission import Admission, AdmissionLimits
 from services.router.breaker import Breaker
@@ -318,7 +318,8 @@ def _text_tier(settings: Settings, writer: TextWriter, load: LoadWatch, report: 
         deadline_ms=settings.text_deadline_ms,
     )
     breaker = Breaker(settings.breaker_failures, settings.breaker_open_s)
-    return TextTier(writer=writer, breaker=breaker, load=load, report=report, limits=limits)
+    num_places = NUM_PLACES * (settings.text_replicas if settings.text_path else 1)
+    return TextTier(writer=writer, breaker=breaker, load=load, report=report, limits=limits, num_places=num_places)
 
 
 def _explanation_store(settings: Settings) -> RedisExplanations | None:

@@ -124,6 +124,8 @@ class Settings(BaseSettings):
     """The name under which callers know the text model; empty: the checkpoint's own. With text_url: the one of its models
     that is offered; empty: all."""
     text_dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    text_replicas: int = Field(1, ge=1)
+    """How many processes serve text_path, each with a model, an engine and threads of its own."""
     text_threads: int = Field(1, ge=1)
     text_kv_num_blocks: int = Field(2_048, ge=2)
     text_max_tokens: int = Field(1_024, ge=1)

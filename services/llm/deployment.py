@@ -110,11 +110,11 @@ def engine_config(settings: Settings) -> EngineConfig:
     )
 
 
-def replica_options() -> dict[str, Any]:
-    """Say what Ray Serve is told of any engine's replicas: they reserve no core, stick to a session, and are asked each second."""
+def replica_options(router: str) -> dict[str, Any]:
+    """Say what Ray Serve is told of any engine's replicas: they reserve no core, are chosen by this router, and are asked each second."""
     return {
         "ray_actor_options": {"num_cpus": 0},
-        "request_router_config": RequestRouterConfig(request_router_class=_STICKY_ROUTER),  # type: ignore[arg-type]  # its stub says dict
+        "request_router_config": RequestRouterConfig(request_router_class=router),  # type: ignore[arg-type]  # its stub says dict
         "health_check_period_s": 1.0,
         "health_check_timeout_s": 10.0,
         "graceful_shutdown_wait_loop_s": 0.2,
@@ -129,6 +129,6 @@ def build_llm(settings: Settings) -> Any:
         max_ongoing_requests=settings.max_running + settings.max_waiting,
         max_queued_requests=settings.max_waiting,
         graceful_shutdown_timeout_s=2.0,
-        **replica_options(),
+        **replica_options(_STICKY_ROUTER),
     )(LlmDeployment)
     return deployment.bind(settings)

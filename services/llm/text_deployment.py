@@ -34,6 +34,7 @@ from services.trace_export import open_tracing
 from services.tracing import note, note_failure
 
 _MESSAGE_S = 0.001
+_ROUTER = "services.llm.roomy_router.RoomyRouter"
 
 
 class TextDeployment:
@@ -112,11 +113,11 @@ def build_text(settings: Settings) -> Any:
     """Bind the text's Ray Serve application; its handle goes to `TextHandle`."""
     deployment = serve.deployment(
         name="text",
-        num_replicas=1,
+        num_replicas=settings.text_replicas,
         # the engine is to refuse, by priority, before Ray's queue fills
         max_ongoing_requests=2 * (settings.max_running + settings.max_waiting),
         max_queued_requests=settings.max_waiting,
         graceful_shutdown_timeout_s=5.0,
-        **replica_options(),
+        **replica_options(_ROUTER),
     )(TextDeployment)
     return deployment.bind(settings)

@@ -1,4 +1,4 @@
-"""Text on a real local Ray: pieces through the handle, a listener that leaves, a deadline, a full queue, a replica that dies."""
+"""Text on a real local Ray: pieces through the handle, a listener that leaves, a deadline, a full queue, replicas that die."""
 
 import asyncio
 import os
@@ -133,6 +133,27 @@ async def test_a_replica_that_dies_is_told_and_comes_back(started) -> None:
             pass
 
     assert await until_written(handle)
+
+
+async def test_of_two_replicas_one_may_die(started) -> None:
+    """Prompts stick to a replica, both serve, and when one is killed every new request is served by the other."""
+    handle = started(text_replicas=2, kv_block_tokens=4)
+    prompts = [f"{number} times the tail gets out of the turbine" for number in range(12)]
+
+    async def cached_of(prompt: str) -> int:
+        """Ask and give how many tokens of the prompt were cached."""
+        done = (await written(handle, prompt=prompt))[-1]
+        assert isinstance(done, TextDone)
+        return done.num_cached_tokens
+
+    cold = [await cached_of(prompt) for prompt in prompts]
+    warm = [await cached_of(prompt) for prompt in prompts]
+    os.kill(replica_pids()[0], signal.SIGKILL)
+    left = await asyncio.gather(*map(cached_of, prompts))
+
+    assert all(many > few for many, few in zip(warm, cold, strict=True))
+    assert any(many == few for many, few in zip(left, warm, strict=True))
+    assert any(many < few for many, few in zip(left, warm, strict=True))
 
 
 async def until_written(handle, timeout_s: float = 120.0) -> list[TextEvent]:

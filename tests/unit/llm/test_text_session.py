@@ -1,0 +1,48 @@
+"""Which requests are sent to the same replica. `pytest tests/unit/llm/test_text_session.py`."""
+
+from services.contracts.text import ChatMessage, TextRequest
+from services.llm.text_session import session_of
+
+
+def chat(*turns: tuple[str, str], **fields) -> TextRequest:
+    """A request with these turns."""
+    messages = tuple(ChatMessage(role=role, content=content) for role, content in turns)
+    return TextRequest(request_id="r", model="m", messages=messages, **fields)
+
+
+def prompt(said: str | tuple[int, ...]) -> TextRequest:
+    """A request with this prompt."""
+    return TextRequest(request_id="r", model="m", prompt=said)
+
+
+def test_a_conversation_keeps_its_session() -> None:
+    """Later turns and other settings change nothing."""
+    first = chat(("system", "be brief"), ("user", "hello"))
+    later = chat(("system", "be brief"), ("user", "hello"), ("assistant", "hi"), ("user", "and now?"), n=3)
+
+    assert session_of(first) == session_of(later)
+
+
+def test_conversations_that_begin_otherwise_part() -> None:
+    """By what is said, by whom, and where one turn ends."""
+    told = [
+        chat(("system", "be brief"), ("user", "hello")),
+        chat(("system", "be brief"), ("user", "hello!")),
+        chat(("system", "be long"), ("user", "hello")),
+        chat(("user", "be brief"), ("user", "hello")),
+        chat(("system", "be briefhello"), ("user", "")),
+        chat(("system", "be brief")),
+        prompt("be brief"),
+        prompt(()),
+    ]
+
+    assert len({session_of(one) for one in told}) == len(told)
+
+
+def test_a_prompt_is_known_by_its_beginning() -> None:
+    """Text by 256 characters, token ids by 64; half of a surrogate pair is text too."""
+    assert session_of(prompt("x" * 256)) == session_of(prompt("x" * 256 + "y"))
+    assert session_of(prompt("x" * 255)) != session_of(prompt("x" * 255 + "y"))
+    assert session_of(prompt((7,) * 64)) == session_of(prompt((7,) * 64 + (8,)))
+    assert session_of(prompt((1, 23))) != session_of(prompt((12, 3)))
+    assert session_of(prompt("\ud800"))
