@@ -1,5 +1,6 @@
 """The image's recipe against the project: `pytest tests/unit/infra/test_docker_image.py`."""
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 import yaml
 
 from infra.docker.needs import image_needs
+from services.llm.engine.cpu.compiler import PREBUILT
 from services.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -39,14 +41,26 @@ def test_every_package_is_held_by_the_lock() -> None:
     assert not re.search(r"apt-get|apk |curl |wget |https?://", DOCKERFILE)
 
 
-def test_the_base_is_pinned_and_can_be_pinned_by_digest() -> None:
-    """One ARG names it, with a full version."""
+def test_the_bases_are_pinned_and_can_be_pinned_by_digest() -> None:
+    """An ARG names each, with a full version: one Python, with a compiler where things are built and without where they run."""
     bases = set(re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE))
+    named = dict(re.findall(r"^ARG (\w+_IMAGE)=python:(3\.11\.\d+-\S+)$", DOCKERFILE, re.MULTILINE))
 
-    assert re.search(r"^ARG PYTHON_IMAGE=python:3\.11\.\d+-slim-\w+$", DOCKERFILE, re.MULTILINE)
     assert {base for base in bases if not re.search(rf" AS {re.escape(base)}$", DOCKERFILE, re.MULTILINE)} == {
-        "${PYTHON_IMAGE}"
+        f"${{{name}}}" for name in named
     }
+    assert named["PYTHON_IMAGE"] == named["BUILD_IMAGE"].replace("-", "-slim-")
+    assert re.search(r"^FROM \$\{PYTHON_IMAGE\} AS rooms$", DOCKERFILE, re.MULTILINE)
+
+
+def test_the_engine_s_library_is_built_ahead_and_put_where_it_is_looked_for() -> None:
+    """The build names our command, and the image our folder, which comes from no checkout."""
+    (module,) = re.findall(r"python -m (\S+prebuild)", DOCKERFILE)
+    (folder,) = re.findall(r"^COPY --from=kernels-cpu \S+ /app/(\S+)$", DOCKERFILE, re.MULTILINE)
+
+    assert importlib.util.find_spec(module)
+    assert ROOT / folder == PREBUILT
+    assert folder in (ROOT / ".dockerignore").read_text().splitlines()
 
 
 @pytest.mark.parametrize("target", ["cpu", "gpu"])

@@ -1,0 +1,103 @@
+"""Libraries built ahead: found where they fit, with no compiler in sight; left alone where they do not."""
+
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from services.llm.engine.cpu import compiler
+from services.llm.engine.cpu.library import Library
+from services.llm.engine.cpu.targets import Target, suitable
+
+ROOT = Path(__file__).resolve().parents[5]
+
+
+@pytest.fixture(scope="module")
+def own_target() -> Target:
+    """The best target of the processor at hand."""
+    found = suitable(platform.machine(), compiler.processor_flags())
+    return found[0] if found else pytest.skip("nothing is built ahead for this processor")
+
+
+def run_prebuild(*words: str) -> "subprocess.CompletedProcess[str]":
+    """Run the command in an interpreter of its own."""
+    command = [sys.executable, "-m", "services.llm.engine.cpu.prebuild", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+
+
+@pytest.fixture(scope="module")
+def built(own_target: Target, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library for the processor at hand, built by the command; without a compiler there is nothing to test."""
+    done = run_prebuild(str(tmp_path_factory.mktemp("built")), own_target.name)
+    if "no GCC" in done.stderr:
+        pytest.skip(done.stderr.strip())
+    assert done.returncode == 0, done.stderr
+    return Path(done.stdout.strip())
+
+
+@pytest.fixture
+def prebuilt(built: Path, tmp_path: Path) -> Path:
+    """A copy of its folder."""
+    return Path(shutil.copytree(built.parent, tmp_path / "prebuilt"))
+
+
+@pytest.fixture
+def no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path with nothing on it."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_one_for_this_processor_is_used_without_a_compiler(own_target, built, prebuilt, tmp_path) -> None:
+    """It is found, loads, multiplies as torch does, and nothing is written."""
+    found = compiler.built_library(tmp_path / "cache", prebuilt)
+    x, weight = torch.randn(3, 70), torch.randn(9, 70)
+
+    assert found == prebuilt / built.name
+    assert own_target.name in found.name
+    torch.testing.assert_close(Library(found).score(x, weight), x @ weight.T)
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_one_of_other_sources_is_not_used(prebuilt, tmp_path, monkeypatch) -> None:
+    """A library belongs to its sources: with another line in one of them it is passed over."""
+    sources = Path(shutil.copytree(compiler.PREBUILT.parent, tmp_path / "sources"))
+    (sources / "rows.h").write_text((sources / "rows.h").read_text() + "\n// changed\n")
+    monkeypatch.setattr(compiler, "_SOURCES", sources)
+
+    with pytest.raises(compiler.BuildFailedError, match="no GCC"):
+        compiler.built_library(tmp_path / "cache", prebuilt)
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_one_for_another_openmp_is_not_used(prebuilt, tmp_path, monkeypatch) -> None:
+    """Two pools of threads would fight, so that another build of torch, with a runtime of another name, passes it over."""
+    monkeypatch.setattr(compiler, "_loaded_openmp", lambda: Path("/lib/libgomp-other.so.1"))
+
+    with pytest.raises(compiler.BuildFailedError, match="no GCC"):
+        compiler.built_library(tmp_path / "cache", prebuilt)
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_one_for_a_better_processor_is_not_used(prebuilt, tmp_path, monkeypatch) -> None:
+    """What would end in an illegal instruction is not even looked at."""
+    monkeypatch.setattr(compiler, "processor_flags", frozenset)
+    if suitable(platform.machine(), frozenset()):
+        pytest.skip("one build serves all processors of this machine's make")
+
+    with pytest.raises(compiler.BuildFailedError, match="no GCC"):
+        compiler.built_library(tmp_path / "cache", prebuilt)
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_the_command_says_what_it_lacks(tmp_path) -> None:
+    """Without a compiler it ends with 1 and one line."""
+    done = run_prebuild(str(tmp_path / "made"))
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.endswith("no GCC is installed\n")

@@ -1,0 +1,53 @@
+"""Which of the libraries built ahead a processor takes: a table of processors' flags."""
+
+import pytest
+
+from services.llm.engine.cpu.targets import TARGETS, suitable, targets_of
+
+HASWELL = "fpu sse sse2 ssse3 fma movbe xsave avx f16c abm bmi1 avx2 bmi2"
+SKYLAKE = f"{HASWELL} avx512f avx512dq avx512cd avx512bw avx512vl"
+ICE_LAKE = f"{SKYLAKE} avx512vbmi avx512_vbmi2 avx512_vnni avx512_bitalg"
+ZEN_4 = f"{ICE_LAKE} avx512_bf16 sha_ni"
+SAPPHIRE_RAPIDS = f"{ZEN_4} amx_bf16 avx512_fp16 amx_tile amx_int8"
+ALDER_LAKE = f"{HASWELL} avx_vnni"
+HIDDEN_AVX2 = HASWELL.replace(" avx2", "")
+GRAVITON = "fp asimd evtstrm aes sha1 bf16 i8mm"
+
+
+@pytest.mark.parametrize(
+    ("machine", "flags", "best"),
+    [
+        ("x86_64", SAPPHIRE_RAPIDS, "x86-64-v4-amx"),
+        ("x86_64", SAPPHIRE_RAPIDS.replace(" amx_tile", ""), "x86-64-v4-bf16"),
+        ("x86_64", ZEN_4, "x86-64-v4-bf16"),
+        ("x86_64", ICE_LAKE, "x86-64-v4-vnni"),
+        ("x86_64", SKYLAKE, "x86-64-v4"),
+        ("x86_64", SKYLAKE.replace(" avx512vl", ""), "x86-64-v3"),
+        ("x86_64", ALDER_LAKE, "x86-64-v3"),
+        ("x86_64", HASWELL, "x86-64-v3"),
+        ("x86_64", HIDDEN_AVX2, None),
+        ("x86_64", "", None),
+        ("aarch64", GRAVITON, "armv8-a"),
+        ("aarch64", "", "armv8-a"),
+        ("riscv64", SAPPHIRE_RAPIDS, None),
+    ],
+)
+def test_a_processor_takes_the_best_that_it_can_run(machine: str, flags: str, best: str | None) -> None:
+    """The first that suits asks for nothing that the processor lacks, and nothing better does."""
+    names = [target.name for target in suitable(machine, frozenset(flags.split()))]
+
+    assert (names[0] if names else None) == best
+
+
+@pytest.mark.parametrize("flags", [HASWELL, SKYLAKE, ICE_LAKE, ZEN_4, SAPPHIRE_RAPIDS])
+def test_what_suits_a_processor_suits_a_better_one(flags: str) -> None:
+    """Those that suit are the end of the list: each asks for all that the next one does."""
+    found = suitable("x86_64", frozenset(flags.split()))
+
+    assert found == targets_of("x86_64")[-len(found) :]
+
+
+def test_no_target_is_there_twice() -> None:
+    """Names and options are each one target's own."""
+    assert len({target.name for target in TARGETS}) == len(TARGETS)
+    assert len({(target.machine, target.options) for target in TARGETS}) == len(TARGETS)
