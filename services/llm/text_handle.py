@@ -57,10 +57,11 @@ class TextHandle:
                     async for event in events:
                         has_begun = True
                         yield event
-                return
             except RayActorError as error:
                 if has_begun or not num_tries_left:
                     raise DependencyAway(TEXT, _RETRY_AFTER_S) from error
+            else:
+                return
 
     def _until_s(self, request: TextRequest) -> float:
         """Give when to stop waiting, on the event loop's clock."""
