@@ -51,6 +51,11 @@ class DecoderConfig:
         """Give the window of one layer, None if it sees everything before it."""
         return self.window if self.window is not None and layer in self.window.layers else None
 
+    @property
+    def window_of_all(self) -> Window | None:
+        """The window, where every layer has it: then a token behind it, the sinks apart, is never seen again."""
+        return self.window if self.window is not None and len(self.window.layers) == self.num_hidden_layers else None
+
 
 class RMSNorm(nn.Module):
     """Root-mean-square normalisation (Zhang and Sennrich 2019), computed in fp32."""

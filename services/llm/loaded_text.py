@@ -132,10 +132,9 @@ def load_text(
     eos_ids = read_eos_ids(folder, tokenizer)
     engine = Engine(decoder, config, items=None, bundle_version=name)
     template = load_chat_template(folder)
-    room = config.num_blocks * config.block_tokens
     model = TextModel(
         name=name,
-        max_context_tokens=min(decoder.config.max_position_embeddings, room),
+        max_context_tokens=engine.max_tokens,
         created_unix_s=int((folder / "config.json").stat().st_mtime),
         has_chat_template=template is not None,
     )

@@ -19,6 +19,7 @@ import numpy as np
 from models.decoder import Decoder
 from services.contracts.rank import EngineLoad
 from services.errors import CheckpointError, InvalidRequest
+from services.llm.engine.block_need import BlockNeed
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.cost_model import CostModel, StepCost, number_sizes
 from services.llm.engine.gpu.graph_device import GraphDevice
@@ -67,7 +68,7 @@ class Engine:
         self._limits = decoder.config
         self._trie = Trie(items, decoder.head_weight_VD.device) if items is not None else None
         self._masks = SurvivorMasks(self._trie) if self._trie is not None else None
-        self._scheduler = Scheduler(config, bundle_version)
+        self._scheduler = Scheduler(config, bundle_version, decoder.config.window_of_all)
         self._runner = Runner(decoder, config, self._trie, graph_device)
         self._is_asynchronous = config.is_asynchronous
         if config.is_asynchronous is None:
@@ -83,6 +84,11 @@ class Engine:
         """What the last collected step moved and computed at least; None if there was none."""
         self.grown: list[Grown] = []
         """The tokens that the last collected step brought, for whoever wants them before the end."""
+
+    @property
+    def max_tokens(self) -> int:
+        """The longest prompt with its text that memory and positions allow."""
+        return BlockNeed(self._config, self._limits.window_of_all).longest(self._limits.max_position_embeddings)
 
     @property
     def has_work(self) -> bool:

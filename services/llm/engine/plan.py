@@ -40,6 +40,11 @@ class StepPlan:
         )
 
     @property
+    def sequences(self) -> list[Sequence]:
+        """The requests that the step works on, each once."""
+        return [*(chunk.sequence for chunk in self.chunks), *self.beam_steps]
+
+    @property
     def is_empty(self) -> bool:
         """Whether there is nothing to run."""
         return not (self.chunks or self.beam_steps)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from services.llm.engine.block_need import BlockNeed
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.forward import LayerLoop
 from services.llm.engine.gpu.beam_graph import BeamGraph
@@ -55,7 +56,7 @@ class StepGraphs:
         self._device = device
         self._recorded: dict[Shape, TextGraph | BeamGraph] = {}
         self._is_frozen = False
-        longest = min(weights.config.max_position_embeddings, config.num_blocks * config.block_tokens)
+        longest = BlockNeed(config, weights.config.window_of_all).longest(weights.config.max_position_embeddings)
         self._table = StepTable(
             config.max_running, longest, config.block_tokens, config.num_blocks, weights.head_VD.device
         )

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.decoder import Decoder
+from models.window import Window
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
 from services.llm.engine.outcome import Outcome, Status
@@ -24,6 +25,7 @@ SAMPLINGS = (
     Sampling(temperature=0.7, top_k=9, num_logprobs=2),
     Sampling(presence_penalty=1.0, frequency_penalty=0.5, repetition_penalty=1.1),
 )
+WINDOW = Window(5, frozenset({0, 1}), num_sinks=2)
 STOPS = (1, 2, 3, 4, 5, 6, 7, 8)
 
 
@@ -44,15 +46,22 @@ class InTurn:
 
 
 @cache
-def world(depth: int) -> tuple[ItemCodes, Decoder]:
+def world(depth: int, window: Window | None = None) -> tuple[ItemCodes, Decoder]:
     """Build a catalogue and a decoder."""
     items = build_items(depth)
-    return items, build_decoder(items)
+    return items, build_decoder(items, window=window)
 
 
-def build_engine(depth: int, *, is_asynchronous: bool, device: ReplayingDevice | None = None, **knobs: int) -> Engine:
+def build_engine(
+    depth: int,
+    *,
+    is_asynchronous: bool,
+    window: Window | None = None,
+    device: ReplayingDevice | None = None,
+    **knobs: int,
+) -> Engine:
     """Build an engine over that world, with little room."""
-    items, decoder = world(depth)
+    items, decoder = world(depth, window)
     room = {"num_blocks": 60, "max_step_tokens": 32, "max_chunk_tokens": 12, "max_beam_rows": 64, "max_running": 5}
     config = EngineConfig(
         block_tokens=4, tile_tokens=64, cpu_kernels="torch", is_asynchronous=is_asynchronous, **room | knobs
@@ -140,6 +149,7 @@ actions = st.one_of(
     st.tuples(st.just("step"), st.integers(1, 4), st.just(0)),
 )
 scripts = st.lists(actions, max_size=14)
+windows = st.sampled_from([None, WINDOW])
 
 
 def assert_same_answer(found: Outcome, wanted: Outcome) -> None:
@@ -155,13 +165,15 @@ def assert_same_answer(found: Outcome, wanted: Outcome) -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(depth=st.integers(1, 4), num_blocks=st.sampled_from([13, 60]), script=scripts)
+@given(depth=st.integers(1, 4), num_blocks=st.sampled_from([13, 60]), window=windows, script=scripts)
 def test_every_answer_is_that_of_an_engine_that_waits(
-    depth: int, num_blocks: int, script: list[tuple[str, int, int]]
+    depth: int, num_blocks: int, window: Window | None, script: list[tuple[str, int, int]]
 ) -> None:
     """Texts with stop tokens, masks, choices and all settings, rankings of all depths, put back, cancelled or late between steps."""
-    ahead = Play(build_engine(depth, is_asynchronous=True, num_blocks=num_blocks), stops=True).run(script)
-    waiting = build_engine(depth, is_asynchronous=False, num_blocks=num_blocks)
+    ahead = Play(build_engine(depth, is_asynchronous=True, window=window, num_blocks=num_blocks), stops=True).run(
+        script
+    )
+    waiting = build_engine(depth, is_asynchronous=False, window=window, num_blocks=60)
     wanted = Play(waiting, stops=True, interrupts=False).run(script)
 
     assert ahead.ended.keys() == wanted.ended.keys()
@@ -172,13 +184,13 @@ def test_every_answer_is_that_of_an_engine_that_waits(
 
 
 @settings(max_examples=40, deadline=None)
-@given(depth=st.integers(1, 4), num_blocks=st.sampled_from([13, 60]), script=scripts)
+@given(depth=st.integers(1, 4), num_blocks=st.sampled_from([13, 60]), window=windows, script=scripts)
 def test_without_stop_tokens_every_step_is_the_same(
-    depth: int, num_blocks: int, script: list[tuple[str, int, int]]
+    depth: int, num_blocks: int, window: Window | None, script: list[tuple[str, int, int]]
 ) -> None:
     """Lengths and levels are known ahead: the steps, the cached tokens, who is put back, cancelled or late are those of an engine that waits."""
     ahead, wanted = (
-        Play(build_engine(depth, is_asynchronous=ahead, num_blocks=num_blocks), stops=False).run(script)
+        Play(build_engine(depth, is_asynchronous=ahead, window=window, num_blocks=num_blocks), stops=False).run(script)
         for ahead in (True, False)
     )
 
@@ -234,13 +246,14 @@ def test_what_is_spent_can_no_longer_be_cancelled() -> None:
 
 
 @settings(max_examples=15, deadline=None)
-@given(depth=st.integers(1, 3), script=scripts)
-def test_recorded_steps_run_ahead_alike(depth: int, script: list[tuple[str, int, int]]) -> None:
+@given(depth=st.integers(1, 3), window=windows, script=scripts)
+def test_recorded_steps_run_ahead_alike(depth: int, window: Window | None, script: list[tuple[str, int, int]]) -> None:
     """Over recordings whose inputs and outputs are spoiled between replays, the answers are the same."""
-    engine = build_engine(depth, is_asynchronous=True, device=ReplayingDevice(), num_blocks=20)
+    engine = build_engine(depth, is_asynchronous=True, window=window, device=ReplayingDevice(), num_blocks=20)
     engine.warm_up()
     ahead = Play(engine, stops=True).run(script)
-    wanted = Play(build_engine(depth, is_asynchronous=False, num_blocks=20), stops=True, interrupts=False).run(script)
+    waiting = build_engine(depth, is_asynchronous=False, window=window, num_blocks=20)
+    wanted = Play(waiting, stops=True, interrupts=False).run(script)
 
     for name, outcome in ahead.ended.items():
         assert_same_answer(outcome, wanted.ended[name])

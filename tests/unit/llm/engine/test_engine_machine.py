@@ -55,7 +55,7 @@ def alone(depth: int, window: str, prompt: tuple[int, ...], asked: tuple) -> Out
 class EngineMachine(RuleBasedStateMachine):
     """One engine with room for few; a request that ended for good must have the answer that it gets alone."""
 
-    depth, window = 3, "full"
+    depth, window, longest = 3, "full", (30, 12)
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,14 +66,16 @@ class EngineMachine(RuleBasedStateMachine):
         self.ended: dict[str, Outcome] = {}
 
     @rule(
-        length=st.integers(1, 30),
+        length=st.floats(0, 1),
         start=st.integers(0, 1),
-        work=st.tuples(st.integers(1, 12))
+        work=st.tuples(st.floats(0, 1))
         | st.tuples(st.integers(1, 9), st.integers(1, 9), st.frozensets(st.integers(0, NUM_ITEMS - 1), max_size=20)),
     )
-    def add(self, length: int, start: int, work: tuple) -> None:
-        """Prompts are beginnings of two long ones, so that they share what is cached."""
-        prompt = tuple((start + 5 * place) % 17 for place in range(length))
+    def add(self, length: float, start: int, work: tuple) -> None:
+        """Prompts are beginnings of two long ones, so that they share what is cached. Lengths are parts of the longest."""
+        longest_prompt, longest_text = self.longest
+        prompt = tuple((start + 5 * place) % 17 for place in range(1 + round(length * (longest_prompt - 1))))
+        work = (1 + round(work[0] * (longest_text - 1)),) if len(work) == 1 else work
         name = str(len(self.asked))
         try:
             ask(self.engine, name, prompt, work)
@@ -114,8 +116,11 @@ class EngineMachine(RuleBasedStateMachine):
                 np.testing.assert_allclose(outcome.scores, wanted.scores, atol=1e-4)
 
 
-@pytest.mark.parametrize(("depth", "window"), [(3, "full"), (2, "windowed"), (1, "half")])
-def test_every_answer_is_that_of_an_engine_alone(depth, window) -> None:
-    """Whatever else runs, is cached, is put back or is cancelled, with sliding windows and without."""
-    machine = type("Machine", (EngineMachine,), {"depth": depth, "window": window})
+@pytest.mark.parametrize(
+    ("depth", "window", "longest"),
+    [(3, "full", (30, 12)), (2, "windowed", (30, 12)), (2, "windowed", (100, 60)), (1, "half", (30, 12))],
+)
+def test_every_answer_is_that_of_an_engine_alone(depth, window, longest) -> None:
+    """Whatever else runs, is cached, is put back or is cancelled, with sliding windows and without, and longer than the pool."""
+    machine = type("Machine", (EngineMachine,), {"depth": depth, "window": window, "longest": longest})
     run_state_machine_as_test(machine, settings=settings(max_examples=20, stateful_step_count=30, deadline=None))

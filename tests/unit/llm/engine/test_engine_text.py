@@ -6,6 +6,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from models.weights import load_decoder
+from models.window import Window
 from services.errors import InvalidRequest
 from services.llm.engine.outcome import Status
 from services.llm.engine.text import Sampling
@@ -140,3 +141,27 @@ def test_bad_settings_are_refused_by_field(llama, change, field, engine_of) -> N
         engine.add_text("a", [0], **{"max_new_tokens": 3, **change})
 
     assert refused.value.field == field
+
+
+def test_a_text_longer_than_the_pool_is_written_under_a_window(items_of, decoder_of, engine_of, drained) -> None:
+    """Blocks behind a window that every layer has are free again: in 6 blocks of 4 a text of 200 tokens is that of a large pool."""
+    decoder = decoder_of(items_of(1), window=Window(8, frozenset({0, 1}), num_sinks=2))
+    texts = []
+
+    for num_blocks in (6, 256):
+        engine = engine_of(decoder, None, num_blocks=num_blocks, max_chunk_tokens=8)
+        engine.add_text("long", [1, 2, 3] * 12, max_new_tokens=200)
+        texts.append(drained(engine)["long"].token_ids)
+
+    assert len(texts[0]) == 200
+    assert texts[0] == texts[1]
+
+
+def test_a_layer_that_sees_everything_keeps_every_block(items_of, decoder_of, engine_of) -> None:
+    """Where one layer has no window, a text longer than the pool is refused, naming the field and what there is room for."""
+    engine = engine_of(decoder_of(items_of(1), window=Window(8, frozenset({0}))), None, num_blocks=6)
+
+    with pytest.raises(InvalidRequest, match="prompt: needs more than 24 cached tokens"):
+        engine.add_text("long", [1, 2, 3], max_new_tokens=200)
+
+    assert engine.max_tokens == 24

@@ -3,8 +3,9 @@
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
+from models.window import Window
 from services.contracts.access import places_for
 from services.errors import InvalidRequest, Overloaded
 from services.llm.engine.config import EngineConfig
@@ -31,10 +32,10 @@ def build_sequence(name: str, order: int = 0, *, tokens: list[int] | None = None
     return Sequence(request_id=name, order=order, tokens=tokens or [1, 2, 3, 4, 5], **known)
 
 
-def build_scheduler(**knobs) -> Scheduler:
+def build_scheduler(window: Window | None = None, **knobs) -> Scheduler:
     """Build a scheduler over the small config, some knobs changed."""
     fields = {name: getattr(CONFIG, name) for name in EngineConfig.__slots__}
-    return Scheduler(EngineConfig(**{**fields, **knobs}), "v1")
+    return Scheduler(EngineConfig(**{**fields, **knobs}), "v1", window)
 
 
 def run_step(scheduler: Scheduler, now_s: float = 0.0) -> tuple[StepPlan, list[Sequence]]:
@@ -60,19 +61,22 @@ def ids_of(sequences: list[Sequence]) -> list[str]:
 class SchedulerMachine(RuleBasedStateMachine):
     """Random rankings and texts with deadlines and cancels; each must end exactly once and leave no block behind."""
 
+    window: Window | None = None
+    longest, most_held = 48, 12
+
     def __init__(self) -> None:
         super().__init__()
-        self.scheduler = Scheduler(CONFIG, "v1")
+        self.scheduler = Scheduler(CONFIG, "v1", self.window)
         self.now_s = 0.0
         self.added: list[Sequence] = []
         self.ended: list[str] = []
 
     @rule(
-        length=st.integers(1, 40),
+        length=st.integers(1, 40) | st.integers(41, 120),
         alphabet=st.integers(1, 2),
         depth=st.integers(0, 3),
         rows=st.integers(1, 8),
-        new_tokens=st.integers(1, 9),
+        new_tokens=st.integers(1, 9) | st.integers(10, 60),
         priority=st.integers(0, 3),
         lasts_s=st.none() | st.integers(1, 20),
     )
@@ -89,7 +93,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             rows_by_level=(rows,) * max(0, depth - 1),
             max_new_tokens=0 if depth else new_tokens,
         )
-        if length + sequence.max_new_tokens > 48:
+        if length + sequence.max_new_tokens > self.longest:
             with pytest.raises(InvalidRequest):
                 self.scheduler.add(sequence)
         elif self.scheduler.num_waiting >= places_for(
@@ -115,6 +119,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         touched = ids_of([chunk.sequence for chunk in plan.chunks] + plan.beam_steps)
         assert len(set(touched)) == len(touched)
         assert all(s.deadline_s is not None and s.deadline_s <= self.now_s for s in plan.late)
+        assert all(len({*s.block_ids} - {CONFIG.num_blocks}) <= self.most_held for s in self.added)
         self.ended += ids_of(plan.late + done)
 
     @precondition(lambda self: self.added)
@@ -137,7 +142,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Whatever is left ends within bounded steps, and then all blocks are free."""
-        for _ in range(400):
+        for _ in range(4_000):
             if not self.scheduler.num_running + self.scheduler.num_waiting:
                 break
             self.step(0)
@@ -145,8 +150,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.scheduler.pool.num_free == CONFIG.num_blocks
 
 
-TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+class WindowedSchedulerMachine(SchedulerMachine):
+    """The same where blocks behind a window are freed: nothing is too long, and none holds more than sinks, window and a chunk."""
+
+    window = Window(6, frozenset({0}), num_sinks=2)
+    longest, most_held = 10_000, 1 + 4 + 1
+
+
+@pytest.mark.parametrize("machine", [SchedulerMachine, WindowedSchedulerMachine])
+def test_every_sequence_ends_once_and_leaves_no_block(machine) -> None:
+    """Whatever is added, cancelled or late, with blocks behind a window freed and without."""
+    run_state_machine_as_test(machine, settings=settings(max_examples=120, stateful_step_count=40, deadline=None))
 
 
 def test_the_urgent_go_first_and_waiting_makes_urgent() -> None:
@@ -305,3 +319,47 @@ def test_late_ones_end_with_their_blocks_free_in_the_same_step() -> None:
     assert sorted(ids_of(plan.late)) == ["runs", "waits"]
     assert plan.is_empty
     assert scheduler.pool.num_held == 0
+
+
+def test_what_is_behind_the_window_is_free_for_others() -> None:
+    """A long prompt of 12 blocks runs in 5, for its sinks, its window and a chunk; once computed it holds 2, and all 12 are cached."""
+    scheduler = build_scheduler(Window(4, frozenset({0}), num_sinks=1), max_chunk_tokens=8)
+    long = build_sequence("long", 0, tokens=list(range(48)), num_levels=2, rows_by_level=(1,))
+    scheduler.add(long)
+
+    held = [scheduler.pool.num_held for _ in range(6) if run_step(scheduler)]
+
+    assert held == [5, 3, 3, 3, 3, 2]
+    assert scheduler.pool.num_cached == 12
+    assert long.block_ids[1:11] == [CONFIG.num_blocks] * 10
+
+
+def test_a_cached_prefix_is_held_where_it_is_seen() -> None:
+    """Who finds a long prefix cached takes the sinks' block and the window's, and leaves what lies between as it is."""
+    scheduler = build_scheduler(Window(4, frozenset({0}), num_sinks=1), num_blocks=16)
+    scheduler.add(build_sequence("one", 0, tokens=list(range(44))))
+    while scheduler.num_running + scheduler.num_waiting:
+        run_step(scheduler)
+    two = build_sequence("two", 1, tokens=list(range(47)))
+    scheduler.add(two)
+
+    plan = scheduler.schedule(0.0)
+
+    assert [(chunk.start, chunk.num_tokens) for chunk in plan.chunks] == [(44, 3)]
+    assert scheduler.pool.num_held == 1 + 1 + 1
+
+
+def test_a_long_text_that_was_put_back_is_computed_again_in_little_memory() -> None:
+    """A text longer than the pool is put back for a more urgent one, computed again chunk by chunk, and ends with all its tokens."""
+    scheduler = build_scheduler(Window(4, frozenset({0})), max_chunk_tokens=8)
+    long = build_sequence("long", 0, priority=2, num_levels=0, max_new_tokens=100)
+    scheduler.add(long)
+    for _ in range(70):
+        run_step(scheduler)
+    urgent = build_sequence("urgent", 1, tokens=[9] * 38, num_levels=0, max_new_tokens=12)
+    scheduler.add(urgent)
+
+    finished = [name for _ in range(120) for name in ids_of(run_step(scheduler)[1])]
+
+    assert finished == ["urgent", "long"]
+    assert long.num_new_tokens == 100
