@@ -11,8 +11,10 @@ Clients are built inside the replica, in its event loop. Importing this module l
 
 import asyncio
 import gc
+import sys
 import time
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +24,9 @@ from prometheus_client import REGISTRY
 from models.registry import BundleStore
 from services.autoscale import LATE_SHARE
 from services.contracts.access import ANYONE
-from services.contracts.rank import RankRequest
+from services.contracts.rank import RankRequest, RankResult
 from services.contracts.text import TextWriter
-from services.errors import TailraceError
+from services.errors import DependencyAway, TailraceError
 from services.features.event_times import read_event_times
 from services.features.explanations import RedisExplanations
 from services.features.reader import FeatureReader
@@ -83,6 +85,7 @@ GRPC_SERVICERS = (
 """What Ray Serve registers at its gRPC server; calls reach the methods of `Gateway` by name."""
 
 WARM_UP_S = 10.0
+NO_LLM_RETRY_AFTER_S = 5.0
 
 
 class Gateway:
@@ -157,6 +160,46 @@ class Gateway:
     def _running_plane(self) -> DataPlane:
         assert self._plane is not None, "Ray Serve builds the app before it opens the doors"
         return self._plane
+
+
+@asynccontextmanager
+async def open_standby(settings: Settings) -> AsyncIterator[tuple[FastAPI, RpcDoor]]:
+    """Run both doors' insides without Ray and without an LLM: the same data plane, keys, limits, drills and metrics.
+
+    Ends with the context. The breaker never opens, since there is nothing to spare, and its metric speaks of the real LLM.
+    """
+    alone = settings.model_copy(update={"gateway_replicas": 1, "breaker_failures": sys.maxsize})
+    features, keys = open_features(alone), open_keys(alone)
+    drills, access = Drills(alone.drills_file), access_by(keys, alone.max_k)
+    tracing = open_tracing(alone.otlp_endpoint, alone.trace_share, "tailrace-standby")
+    writer = text_writer(alone, None) if alone.text_url else None
+    plane = build_plane(alone, DrilledStore(features, drills), NoLlm(), writer, part="standby")
+    for starting in (plane.start(), drills.start(), *(() if keys is None else (keys.start(),))):
+        await starting
+    await warm_up(features, NoLlm())
+    folder = alone.metrics_dir
+    app = create_rest_app(
+        lambda: plane,
+        lambda: render_metrics(folder),
+        alone.max_body_bytes,
+        access=access,
+        tracing=tracing,
+        echoes_request_id=True,
+    )
+    try:
+        yield app, RpcDoor(lambda: plane, alone.max_body_bytes, access, tracing)
+    finally:
+        for stopping in (plane.stop(), drills.stop(), *(() if keys is None else (keys.stop(),))):
+            await stopping
+        await asyncio.to_thread(tracing.stop)
+
+
+class NoLlm:
+    """The LLM where there is none."""
+
+    async def rank(self, request: RankRequest, timeout_s: float) -> RankResult:
+        """Raise DependencyAway."""
+        raise DependencyAway("llm", NO_LLM_RETRY_AFTER_S)
 
 
 def build_app(settings: Settings) -> "Application":
@@ -262,10 +305,15 @@ def text_writer(settings: Settings, text: Any | None) -> TextWriter | None:
     return None if text is None else TextHandle(text, settings.text_deadline_ms / 1_000)
 
 
-def build_plane(settings: Settings, features: Store, llm: Llm, writer: TextWriter | None = None) -> DataPlane:
-    """Put the data plane of one process together. Call in the event loop that will serve; starts nothing."""
+def build_plane(
+    settings: Settings, features: Store, llm: Llm, writer: TextWriter | None = None, part: str = "gateway"
+) -> DataPlane:
+    """Put the data plane of one process together. Call in the event loop that will serve; starts nothing.
+
+    `part` is what the process is called in the metrics.
+    """
     metrics = GatewayMetrics(REGISTRY)
-    ProcessMetrics(REGISTRY, "gateway")
+    ProcessMetrics(REGISTRY, part)
     metrics.llm_replicas_wanted.set(settings.llm_replicas)
     report = Report(metrics)
     live = LiveBundle(

@@ -134,6 +134,10 @@ class Settings(BaseSettings):
     text_deadline_ms: int = Field(60_000, ge=1)
     """How long a text may take when its caller says nothing."""
 
+    # when serving is away
+    standby: bool = True
+    """Whether the embedded stack keeps a spare gateway beside Ray, which answers at once when Ray cannot."""
+
     # the stream worker
     worker_index: int = Field(0, ge=0)
     num_workers: int = Field(1, ge=1)
@@ -182,6 +186,11 @@ class Settings(BaseSettings):
     def worker_heartbeat(self) -> Path:
         """The file that this stream worker touches at every turn."""
         return self.state_dir / "run" / f"worker-{self.worker_index}.beat"
+
+    @property
+    def standby_heartbeat(self) -> Path:
+        """The file that the standby touches at every look."""
+        return self.state_dir / "run" / "standby.beat"
 
     @property
     def grpc_address(self) -> str:

@@ -30,7 +30,7 @@ BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class ProcessMetrics:
-    """What each process says of itself; `part` is gateway, llm or worker."""
+    """What each process says of itself; `part` is gateway, standby, llm or worker."""
 
     def __init__(self, registry: CollectorRegistry, part: str) -> None:
         self.build_info = Gauge(
@@ -194,6 +194,21 @@ class TextMetrics:
             "Recommendations that were to carry a sentence, by what became of it",
             ["outcome"],
             registry=registry,
+        )
+
+
+class StandbyMetrics:
+    """What the standby says of itself; its answers are among all others."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.active = Gauge(
+            "tailrace_standby_active",
+            "1 while the standby answers because Ray Serve's doors cannot",
+            multiprocess_mode="livemax",
+            registry=registry,
+        )
+        self.takeovers = Counter(
+            "tailrace_standby_takeovers_total", "Times the standby took the doors over", registry=registry
         )
 
 

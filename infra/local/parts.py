@@ -1,8 +1,8 @@
 """The parts of the embedded stack, in the order in which they start: what each runs, listens on, needs, and how it is asked.
 
     valkey ┐
-    broker ┼─▶ worker, serve ─▶ edge (with TLS)        metrics stands alone
-    stop: edge, serve, worker, broker, valkey, metrics
+    broker ┼─▶ worker, standby, serve ─▶ edge (with TLS)        metrics stands alone
+    stop: edge, standby, serve, worker, broker, valkey, metrics
 
 Derived from settings alone; starts nothing.
 """
@@ -18,6 +18,7 @@ from infra.local.edge_config import edge_folder
 from infra.local.lifecycle import Patience
 from infra.local.ports import Port
 from infra.local.probes import Probe, accepts, answers_http, answers_kafka, answers_redis, beats
+from infra.local.shared_port import can_share
 from services.errors import ConfigError
 from services.settings import Settings
 
@@ -81,6 +82,18 @@ def worker_part(settings: Settings) -> Part:
     )
 
 
+def standby_part(settings: Settings) -> Part:
+    """What answers at serve's ports while serve cannot."""
+    return Part(
+        name="standby",
+        command=_python("infra.local.standby"),
+        probes=(partial(beats, settings.standby_heartbeat),),
+        needs=("valkey", "broker"),
+        patience=Patience(start_s=180.0, hang_s=60.0),
+        environment={"OMP_NUM_THREADS": "1", **metrics_environment(settings)},
+    )
+
+
 def serve_part(settings: Settings) -> Part:
     """Ray Serve with the doors; killed outright, because an acknowledged event is already in the broker."""
     host, http_port, grpc_port = settings.door_host, settings.door_http_port, settings.door_grpc_port
@@ -93,6 +106,7 @@ def serve_part(settings: Settings) -> Part:
             Port(host, grpc_port, f"{prefix}GRPC_PORT"),
         ),
         probes=(
+            partial(answers_http, host, http_port, "/-/healthz"),  # of Ray Serve, unknown to the standby
             partial(answers_http, host, http_port, "/healthz"),
             partial(accepts, host, grpc_port),
         ),
@@ -137,6 +151,7 @@ def stack_parts(settings: Settings) -> tuple[Part, ...]:
         broker_part(settings),
         metrics_part(settings),
         worker_part(settings),
+        *((standby_part(settings),) if settings.standby and can_share() else ()),
         serve_part(settings),
         *(() if settings.tls_dir is None else (edge_part(settings),)),
     )

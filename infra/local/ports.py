@@ -48,14 +48,15 @@ def free_window(width: int, seed: str) -> int:
     offset = zlib.crc32(seed.encode()) % len(starts)
     for index in range(len(starts)):
         first = starts[(offset + index) % len(starts)]
-        if all(_is_free(number) for number in range(first, first + width)):
+        if all(is_free("", number) for number in range(first, first + width)):
             return first
     raise EnvironmentFault(f"no {width} free ports in a row between {_FIRST_INNER_PORT} and {last}; stop other servers")
 
 
-def _is_free(number: int) -> bool:
+def is_free(host: str, number: int) -> bool:
+    """Whether nobody listens there."""
     try:
-        _bind("", number)
+        _bind(host, number)
     except OSError:
         return False
     return True

@@ -10,6 +10,7 @@ import secrets
 import shutil
 from pathlib import Path
 
+from infra.local.edge_config import ADMIN_SOCKET
 from infra.local.ports import free_window
 from services.errors import EnvironmentFault
 
@@ -46,6 +47,11 @@ def remove_ray_home(state_dir: Path) -> None:
     shutil.rmtree(home, ignore_errors=True)
 
 
+def proxy_folder(home: Path) -> Path:
+    """Name the folder of Ray's HAProxy: its configuration, and its admin socket under the edge's name for one."""
+    return home / "h"
+
+
 def ray_logs(state_dir: Path) -> Path:
     """Name the folder where Ray and the replicas write while they run."""
     return ray_home(state_dir) / "session_latest" / "logs"
@@ -59,7 +65,7 @@ def ray_environment(home: Path) -> dict[str, str]:
     """
     first = free_window(_WIDTH, seed=str(home))
     http_first, grpc_first = first + 4, first + 4 + _NUM_REPLICA_PORTS
-    proxy = home / "h"
+    proxy = proxy_folder(home)
     return {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
@@ -71,9 +77,10 @@ def ray_environment(home: Path) -> dict[str, str]:
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
         "RAY_SERVE_HAPROXY_NBTHREAD": "2",
+        "SERVE_SOCKET_REUSE_PORT_ENABLED": "1",  # HAProxy shares its ports with the standby
         "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",  # a replica died under a request: ask another
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(proxy / "haproxy.cfg"),
-        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(proxy / "a.sock"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(proxy / ADMIN_SOCKET),
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(proxy / "m.sock"),
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(proxy),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(proxy / "state"),

@@ -5,8 +5,9 @@ when one of Ray's own servers dies, since a headless cluster never recovers; the
 """
 
 import os
+import select
 import signal
-import time
+import sys
 from types import FrameType
 from typing import NoReturn
 
@@ -60,11 +61,14 @@ def _run_application(settings: Settings) -> None:
 
 
 def _watch() -> NoReturn:
-    """Live as long as Ray's servers do."""
-    servers = [child for child in psutil.Process().children() if child.name() in _CORE_SERVERS]
-    while all(server.is_running() and server.status() != psutil.STATUS_ZOMBIE for server in servers):
-        time.sleep(0.25)
-    raise SystemExit("one of Ray's servers died")
+    """Live as long as Ray's servers do, and not a moment longer: HAProxy goes with us, and while it lives it answers with errors."""
+    servers = [child.pid for child in psutil.Process().children() if child.name() in _CORE_SERVERS]
+    ends = select.poll()
+    for server in servers:
+        ends.register(os.pidfd_open(server), select.POLLIN)
+    ends.poll()
+    sys.stderr.write("one of Ray's servers died\n")
+    os._exit(1)
 
 
 def _leave(_number: int, _frame: FrameType | None) -> NoReturn:

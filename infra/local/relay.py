@@ -1,0 +1,75 @@
+"""Carries the connections of one shared port to a server behind a Unix socket, byte for byte. Knows no protocol.
+
+gRPC's server binds its own sockets, so ours is taken in here; REST goes the same way, so that both doors are alike.
+"""
+
+import asyncio
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+from infra.local.shared_port import SharedPort
+
+_CHUNK_BYTES = 65_536
+_ARRIVES_WITHIN_S = 0.1
+_CONNECTS_WITHIN_S = 1.0
+
+
+class Relay:
+    """One door: what comes to the port goes to the socket at `path`."""
+
+    def __init__(self, port: SharedPort, path: Path) -> None:
+        self.port = port
+        self._path = path
+        self._arrived: dict[object, asyncio.Event] = {}
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._carry, sock=self.port.socket)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+
+    async def is_reached(self) -> bool:
+        """Whether a new connection comes here rather than to the other who listens. Sends nothing."""
+        with self.port.socket.dup() as ours:
+            address = ours.getsockname()
+        try:
+            opening = asyncio.open_connection(*address[:2])
+            _, writer = await asyncio.wait_for(opening, _CONNECTS_WITHIN_S)
+        except OSError:
+            return False
+        came = self._arrived.setdefault(writer.get_extra_info("sockname"), asyncio.Event())
+        with suppress(TimeoutError):
+            await asyncio.wait_for(came.wait(), _ARRIVES_WITHIN_S)
+        self._arrived.pop(writer.get_extra_info("sockname"), None)
+        writer.close()
+        return came.is_set()
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer = writer.get_extra_info("peername")
+        self._arrived.setdefault(peer, asyncio.Event()).set()
+        try:
+            with suppress(OSError):
+                await self._join(reader, writer)
+        finally:
+            self._arrived.pop(peer, None)
+            writer.close()
+
+    async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Copy both ways until either end closes."""
+        inner_reader, inner_writer = await asyncio.open_unix_connection(self._path)
+        try:
+            ways = [asyncio.create_task(_copy(reader, inner_writer)), asyncio.create_task(_copy(inner_reader, writer))]
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            for way in ways:
+                way.cancel()
+            await asyncio.gather(*ways, return_exceptions=True)
+        finally:
+            inner_writer.close()
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while chunk := await reader.read(_CHUNK_BYTES):
+        writer.write(chunk)
+        await writer.drain()
