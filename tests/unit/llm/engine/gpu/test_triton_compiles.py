@@ -23,4 +23,4 @@ def test_every_kernel_compiles_for_a_hopper(tmp_path: Path) -> None:
 
     assert done.returncode == 0, done.stderr
     compiled = {line.split()[0] for line in done.stdout.splitlines()}
-    assert compiled == {"_rms_norm", "_silu_mul", "_turn_and_store", "attend_part", "finish"}
+    assert compiled == {"_rms_norm", "_silu_mul", "_turn_and_store", "_attend_part", "_finish"}

@@ -1,24 +1,89 @@
-"""The kernels of paged attention in Triton: one over a part of a tile's context, and one that puts the parts and a beam's tail together.
+"""Attention of query rows over parts of their paged contexts, in one Triton kernel.
 
-`attend_part` takes one tile of query rows of one request (with all query heads that share a key/value head) over one part
-of that request's context, piece by piece with an online softmax (Milakov and Gimelshein 2018; Dao et al. 2022). The beams
-of a request are rows of one tile, so its pages are read once for all of them. Under a sliding window only the pieces that
-some row of the tile sees are read: those of the sinks, then those from the window on. `finish` weighs the parts of a row,
-and its tail's few keys where it is a beam, by their log-sum-exps.
+A program takes one tile of query rows of one request (with all query heads that share a key/value head) over one part of
+that request's context, piece by piece with an online softmax (Milakov and Gimelshein 2018; Dao et al. 2022). The beams of
+a request are rows of one tile, so its pages are read once for all of them. Under a sliding window only the pieces that some
+row of the tile sees are read: those of the sinks, then those from the window on. It knows no tails.
 
-Shape suffixes: R rows of a program (tile rows times heads of a group), C positions of a piece, S parts, L places of a
-tail, M heads of a group, K head size.
+Shape suffixes: T rows of the step, E tiles, N block ids of all tiles, R rows of a program (tile rows times heads of a group),
+C positions of a piece, S parts of a context, H query heads, M heads of a group, K head size.
 """
 
+from dataclasses import dataclass
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-FACTS = 6
-"""Numbers that describe a tile: first row, rows, first limit, limit step, first position, where its block ids begin."""
+from models.window import Window
+from services.llm.engine.kv_cache import Slots
+
+MIN_PROGRAM_ROWS = 16
+"""The fewest rows that a product of matrices takes."""
+MIN_PART_TOKENS = 128
+"""A part of a context is not shorter."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TileTable:
+    """Tiles as the kernel reads them, int64 on the device.
+
+    `facts_E6` are each tile's first row, rows, first limit, limit step, first position, and where its block ids begin in `blocks_N`.
+    """
+
+    facts_E6: Tensor
+    blocks_N: Tensor
+    rows_per_tile: int
+    num_parts: int
+
+
+def attend_parts(
+    q_THK: Tensor,
+    slots: Slots,
+    tiles: TileTable,
+    block_tokens: int,
+    window: Window | None,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """Give what each row sees in each part (S, T, H, K), in this dtype, and its scores' log-sum-exp (S, T, H) fp32: -inf for nothing, whose output is not written."""
+    num_rows, num_heads, head_dim = q_THK.shape
+    num_groups = slots.keys.shape[1]
+    part_STHK = q_THK.new_empty((tiles.num_parts, *q_THK.shape), dtype=dtype)
+    lse_STH = q_THK.new_empty(part_STHK.shape[:-1], dtype=torch.float32)
+    rows = triton.next_power_of_2(max(MIN_PROGRAM_ROWS, tiles.rows_per_tile * (num_heads // num_groups)))
+    is_wide = q_THK.dtype == torch.float32
+    _attend_part[(num_groups, len(tiles.facts_E6), tiles.num_parts)](
+        q_THK,
+        slots.keys,
+        slots.values,
+        slots.keys if slots.key_scales is None else slots.key_scales,
+        slots.values if slots.value_scales is None else slots.value_scales,
+        tiles.facts_E6,
+        tiles.blocks_N,
+        part_STHK,
+        lse_STH,
+        num_rows,
+        head_dim**-0.5,
+        NUM_GROUPS=num_groups,
+        HEADS_PER_GROUP=num_heads // num_groups,
+        HEAD_DIM=head_dim,
+        HEAD_PAD=triton.next_power_of_2(max(16, head_dim)),
+        BLOCK_TOKENS=block_tokens,
+        WINDOW=0 if window is None else window.size,
+        NUM_SINKS=0 if window is None else window.num_sinks,
+        ROWS=rows,
+        PIECE=32 if is_wide else 64,
+        MIN_PART=MIN_PART_TOKENS,
+        IS_SCALED=slots.key_scales is not None,
+        num_warps=8 if rows > 64 else 4,
+        num_stages=1 if is_wide else 3,
+    )
+    return part_STHK, lse_STH
 
 
 @triton.jit(do_not_specialize=["num_step_rows"])  # type: ignore[untyped-decorator]
-def attend_part(  # type: ignore[no-untyped-def]
+def _attend_part(  # type: ignore[no-untyped-def]
     q_ptr,  # noqa: ANN001 - Triton's own types
     k_ptr,  # noqa: ANN001
     v_ptr,  # noqa: ANN001
@@ -43,7 +108,7 @@ def attend_part(  # type: ignore[no-untyped-def]
     IS_SCALED: tl.constexpr,
 ) -> None:
     """Attend one tile's rows over one part of their context. Row r of the program is head r % M of the tile's row r // M."""
-    tile, group, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    group, tile, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     num_parts = tl.num_programs(2)
     first_row = tl.load(facts_ptr + tile * 6)
     num_rows = tl.load(facts_ptr + tile * 6 + 1).to(tl.int32)
@@ -113,67 +178,3 @@ def attend_part(  # type: ignore[no-untyped-def]
     lse_R = tl.where(total_R == 0.0, float("-inf"), peak_R + tl.log(total_or_one_R))
     tl.store(out_ptr + part_place_R[:, None] * HEAD_DIM + dim_K[None, :], out_RK, mask=is_q_RK)
     tl.store(lse_ptr + part_place_R, lse_R, mask=is_row_R)
-
-
-@triton.jit(do_not_specialize=["num_step_rows", "first_beam_row", "num_parts"])  # type: ignore[untyped-decorator]
-def finish(  # type: ignore[no-untyped-def]
-    part_ptr,  # noqa: ANN001 - Triton's own types
-    lse_ptr,  # noqa: ANN001
-    q_ptr,  # noqa: ANN001
-    tail_k_ptr,  # noqa: ANN001
-    tail_v_ptr,  # noqa: ANN001
-    seen_ptr,  # noqa: ANN001
-    out_ptr,  # noqa: ANN001
-    num_step_rows,  # noqa: ANN001
-    first_beam_row,  # noqa: ANN001
-    num_parts,  # noqa: ANN001
-    softmax_scale,  # noqa: ANN001
-    NUM_GROUPS: tl.constexpr,
-    HEADS_PER_GROUP: tl.constexpr,
-    HEADS_PAD: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    HEAD_PAD: tl.constexpr,
-    NUM_PLACES: tl.constexpr,
-) -> None:
-    """Put together what one row's heads of one group saw: the parts of its context, then the places of its tail, if it has one."""
-    row, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    head_M = tl.arange(0, HEADS_PAD)
-    dim_K = tl.arange(0, HEAD_PAD)
-    is_head_M = head_M < HEADS_PER_GROUP
-    is_out_MK = is_head_M[:, None] & (dim_K < HEAD_DIM)[None, :]
-    place_M = row * (NUM_GROUPS * HEADS_PER_GROUP) + group * HEADS_PER_GROUP + head_M
-    cell_MK = place_M[:, None] * HEAD_DIM + dim_K[None, :]
-    part_size = num_step_rows * (NUM_GROUPS * HEADS_PER_GROUP)
-
-    peak_M = tl.full((HEADS_PAD,), float("-inf"), tl.float32)
-    total_M = tl.zeros((HEADS_PAD,), tl.float32)
-    out_MK = tl.zeros((HEADS_PAD, HEAD_PAD), tl.float32)
-    for part in range(num_parts):
-        lse_M = tl.load(lse_ptr + part * part_size + place_M, mask=is_head_M, other=float("-inf"))
-        is_part_MK = is_out_MK & (lse_M > float("-inf"))[:, None]
-        part_MK = tl.load(part_ptr + part * part_size * HEAD_DIM + cell_MK, mask=is_part_MK, other=0.0).to(tl.float32)
-        new_peak_M = tl.maximum(peak_M, lse_M)
-        anchor_M = tl.where(new_peak_M == float("-inf"), 0.0, new_peak_M)
-        shrink_M, share_M = tl.exp(peak_M - anchor_M), tl.exp(lse_M - anchor_M)
-        total_M = total_M * shrink_M + share_M
-        out_MK = out_MK * shrink_M[:, None] + part_MK * share_M[:, None]
-        peak_M = new_peak_M
-
-    if NUM_PLACES > 0:  # noqa: SIM102 - the outer one is for the compiler
-        if row >= first_beam_row:
-            q_MK = tl.load(q_ptr + cell_MK, mask=is_out_MK, other=0.0).to(tl.float32)
-            beam = row - first_beam_row
-            for place in tl.static_range(NUM_PLACES):
-                if tl.load(seen_ptr + beam * NUM_PLACES + place):
-                    tail_K = ((beam * NUM_PLACES + place) * NUM_GROUPS + group) * HEAD_DIM + dim_K
-                    k_K = tl.load(tail_k_ptr + tail_K, mask=dim_K < HEAD_DIM, other=0.0).to(tl.float32)
-                    v_K = tl.load(tail_v_ptr + tail_K, mask=dim_K < HEAD_DIM, other=0.0).to(tl.float32)
-                    score_M = tl.sum(q_MK * k_K[None, :], 1) * softmax_scale
-                    new_peak_M = tl.maximum(peak_M, score_M)
-                    shrink_M, share_M = tl.exp(peak_M - new_peak_M), tl.exp(score_M - new_peak_M)
-                    total_M = total_M * shrink_M + share_M
-                    out_MK = out_MK * shrink_M[:, None] + v_K[None, :] * share_M[:, None]
-                    peak_M = new_peak_M
-
-    out_MK = out_MK / tl.where(total_M == 0.0, 1.0, total_M)[:, None]
-    tl.store(out_ptr + cell_MK, out_MK.to(out_ptr.dtype.element_ty), mask=is_out_MK)
