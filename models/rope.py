@@ -10,7 +10,7 @@ Shape suffixes: T tokens, K head size, P = K / 2 pairs.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Literal
 
 import torch
@@ -59,10 +59,10 @@ def rotate(x_THK: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
     return x_THK * cos_TK.unsqueeze(-2) + torch.cat((-high, low), dim=-1) * sin_TK.unsqueeze(-2)
 
 
-@lru_cache(maxsize=64)
+@cache
 @torch.inference_mode(mode=False)
 def periods(head_dim: int, rope: Rope, device: torch.device) -> Tensor:
-    """Give the positions per radian of each pair (P,) fp32, scaled."""
+    """Give the positions per radian of each pair (P,) fp32, scaled. Kept for good: recorded steps read it where it lies."""
     period_P = rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
     if rope.scaling is not None:
         kept_P = _KEPT[rope.scaling.kind](period_P, rope.theta, rope.scaling)

@@ -64,6 +64,7 @@ class KvCache:
         self.num_groups = config.num_key_value_heads
         self._keys = _make_store(kind, shape, dtype, device)
         self._values = _make_store(kind, shape, dtype, device)
+        self._slots = [_slots(self._keys, self._values, layer) for layer in range(config.num_hidden_layers)]
 
     @property
     def bytes_per_token(self) -> int:
@@ -81,9 +82,7 @@ class KvCache:
 
     def slots(self, layer: int) -> Slots:
         """Give one layer's memory, for a kernel that gathers by itself."""
-        keys, key_scales = self._keys.raw(layer)
-        values, value_scales = self._values.raw(layer)
-        return Slots(keys, values, key_scales, value_scales)
+        return self._slots[layer]
 
 
 class _PlainStore:
@@ -145,6 +144,11 @@ class _ScaledStore:
 
     def raw(self, layer: int) -> tuple[Tensor, Tensor | None]:
         return self._slots[layer].view(self._code.dtype).flatten(0, 1), self._scales[layer].flatten(0, 1)
+
+
+def _slots(keys: Store, values: Store, layer: int) -> Slots:
+    (key_numbers, key_scales), (value_numbers, value_scales) = keys.raw(layer), values.raw(layer)
+    return Slots(key_numbers, value_numbers, key_scales, value_scales)
 
 
 def _make_store(kind: KvKind, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Store:

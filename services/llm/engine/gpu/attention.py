@@ -22,8 +22,8 @@ from services.llm.engine.tiles import Tile, cut_tiles
 from services.llm.engine.transfer import to_device
 
 _MAX_PROGRAM_ROWS = 128
-_PROGRAMS_AT_ONCE = 264
-"""Two of the largest on each of a Hopper's 132 multiprocessors."""
+_MULTIPROCESSORS = 132
+"""Of a Hopper. A program of more than 64 rows takes more than half of one's registers; of smaller ones two and more fit."""
 
 
 class TritonAttention:
@@ -66,11 +66,12 @@ class TritonAttention:
             for tile, end in zip(tiles, ends.tolist(), strict=True)
         ]
         blocks = np.concatenate([tile.block_ids for tile in tiles]).astype(np.int64)
+        height = self._height(max(tile.num_rows for tile in tiles))
         return TileTable(
             facts_E6=to_device(np.array(facts, dtype=np.int64), self._device),
             blocks_N=to_device(blocks, self._device),
-            rows_per_tile=self._height(max(tile.num_rows for tile in tiles)),
-            num_parts=self.num_parts(len(tiles), tiles[0].context_len),
+            rows_per_tile=height,
+            num_parts=self._num_parts(len(tiles), height, tiles[0].context_len),
         )
 
     def prepare_regular(self, rows: RegularRows) -> TileTable:
@@ -88,7 +89,7 @@ class TritonAttention:
             rows.position_R[request_E],
             rows.first_block_R[request_E],
         )
-        num_parts = self.num_parts(num_requests * tiles_each, rows.max_context)
+        num_parts = self._num_parts(num_requests * tiles_each, per_tile, rows.max_context)
         return TileTable(torch.stack(facts, dim=1), rows.blocks_N, per_tile, num_parts)
 
     def _height(self, num_rows: int) -> int:
@@ -96,9 +97,11 @@ class TritonAttention:
         lowest = max(1, MIN_PROGRAM_ROWS // self._heads_per_group)
         return lowest if num_rows <= lowest else self.max_tile_rows
 
-    def num_parts(self, num_tiles: int, longest: int) -> int:
+    def _num_parts(self, num_tiles: int, rows_per_tile: int, longest: int) -> int:
         """Split contexts of up to `longest` tokens when there are too few tiles to fill the device, into no more than run at once."""
-        return max(1, min(_PROGRAMS_AT_ONCE // (num_tiles * self._num_groups), longest // MIN_PART_TOKENS))
+        is_tall = rows_per_tile * self._heads_per_group > _MAX_PROGRAM_ROWS // 2
+        at_once = _MULTIPROCESSORS if is_tall else 2 * _MULTIPROCESSORS
+        return max(1, min(at_once // (num_tiles * self._num_groups), longest // MIN_PART_TOKENS))
 
     def attend(self, q_THK: Tensor, cache: KvCache, layer: int, prepared: TileTable, tails: Tails | None) -> Tensor:
         """Attend each row over its own context, and beams over their tails besides."""

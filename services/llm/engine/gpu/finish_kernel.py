@@ -101,7 +101,7 @@ def _finish(  # type: ignore[no-untyped-def]
     tl.store(out_ptr + place * HEAD_DIM + dim_K, out_K.to(out_ptr.dtype.element_ty), mask=is_dim_K)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _weigh_in(peak, total, out_K, log_S, value_SK):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
     """Take values whose weights' logarithms are these into a softmax's peak, its total and the weighted sum; -inf weighs nothing."""
     new_peak = tl.maximum(peak, tl.max(log_S, 0))

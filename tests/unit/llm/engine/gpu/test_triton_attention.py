@@ -148,11 +148,23 @@ def test_steps_of_one_shape_equal_the_reference(window, rows_each) -> None:
 
 
 def test_long_contexts_are_split_and_short_ones_are_not() -> None:
-    """A part is never shorter than 128 tokens, and there are no more of them than fill the device."""
+    """A part is never shorter than 128 tokens, and there are no more of them than run at once: fewer of tall tiles."""
     kernel = TritonAttention(4, 2, BLOCK, DEVICE)
 
     parts = [kernel.lay_out(tiles_of([shape])).num_parts for shape in [(1, 127, 1), (1, 256, 1), (1, 1999, 1)]]
-    crowd = kernel.lay_out(tiles_of([(1, 2, 1)] * 200 + [(1, 600, 1)])).num_parts
+    crowds = [
+        kernel.lay_out(tiles_of([(rows, 2, 0)] * others + [(rows, 600, 0)])).num_parts
+        for rows, others in [(1, 200), (1, 39), (64, 39)]
+    ]
 
     assert parts == [1, 2, 15]
-    assert crowd == 1
+    assert crowds == [1, 3, 1]
+
+
+def test_the_longest_contexts_are_started_first() -> None:
+    """Whatever the order of the tiles, so that the last programs to run are short ones; their rows stay theirs."""
+    kernel = TritonAttention(4, 2, BLOCK, DEVICE)
+
+    facts = kernel.lay_out(tiles_of([(9, 1, 1), (1, 77, 1), (5, 40, 0)])).facts_E6[:, :3]
+
+    assert facts.tolist() == [[9, 1, 77], [10, 5, 40], [0, 9, 1]]
