@@ -1,10 +1,14 @@
-"""How Ray's HAProxy is, asked at its admin socket: gone, without a gateway, or well. Changes nothing.
+"""How Ray's HAProxy is, asked at its admin socket: gone, without a gateway, or well.
 
 The doors themselves cannot be asked while the standby shares them: which of the two would answer?
 """
 
 import csv
 import io
+import os
+import re
+import signal
+from contextlib import suppress
 from pathlib import Path
 
 from infra.local.edge_admin import ask
@@ -16,18 +20,28 @@ _FALLBACK = "-fallback-"
 
 
 def look(folder: Path) -> Main:
-    """Ask the HAProxy that has its admin socket below this folder, in one of a folder per Ray that was started here.
+    """Ask the HAProxy that has its admin socket below this folder. Blocks for at most two seconds."""
+    try:
+        stat = _ask(folder, "show stat")
+    except OSError:
+        return Main.UNWELL
+    return Main.GONE if stat is None else judge(stat)
 
-    Blocks for at most two seconds.
-    """
+
+def end(folder: Path) -> None:
+    """Kill the HAProxy, if it says who it is: who came to it waits in vain. Ray Serve starts another."""
+    with suppress(OSError):
+        named = re.search(r"^Pid: (\d+)$", _ask(folder, "show info") or "", re.MULTILINE)
+        if named:
+            os.kill(int(named[1]), signal.SIGKILL)
+
+
+def _ask(folder: Path, command: str) -> str | None:
+    """Give the answer of whoever listens in one of the folders, one per Ray that was started here. None: nobody does."""
     for admin in folder.glob(f"*/{ADMIN_SOCKET}"):
-        try:
-            return judge(ask(admin.parent, "show stat"))
-        except (ConnectionRefusedError, FileNotFoundError):
-            continue  # of a HAProxy that was killed
-        except OSError:
-            return Main.UNWELL
-    return Main.GONE
+        with suppress(ConnectionRefusedError, FileNotFoundError):  # of a HAProxy that was killed
+            return ask(admin.parent, command)
+    return None
 
 
 def judge(stat: str) -> Main:

@@ -89,7 +89,7 @@ def standby_part(settings: Settings) -> Part:
         command=_python("infra.local.standby"),
         probes=(partial(beats, settings.standby_heartbeat),),
         needs=("valkey", "broker"),
-        patience=Patience(start_s=180.0, hang_s=60.0),
+        patience=Patience(start_s=180.0, hang_s=180.0),
         environment={"OMP_NUM_THREADS": "1", **metrics_environment(settings)},
     )
 
