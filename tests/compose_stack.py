@@ -35,6 +35,7 @@ class ComposeStack(Stack):
         self._build = build
         self._channel: grpc.Channel | None = None
         self._key = ""
+        self._given: dict[str, str] = {}
         self._grafana_and_prometheus = {name: str(free_port()) for name in ("GRAFANA_PORT", "PROMETHEUS_PORT")}
         self.settings = Settings(http_port=free_port(), grpc_port=free_port(), gateway_replicas=2)
         self.rest = httpx.Client(base_url=f"http://{HOST}:{self.settings.http_port}", timeout=20.0)
@@ -92,6 +93,23 @@ class ComposeStack(Stack):
             if sample.name == name and labels.items() <= sample.labels.items()
         )
 
+    @contextmanager
+    def given(self, **variables: str) -> Iterator[None]:
+        """Run with these variables of compose for a while: what they change is made anew, twice."""
+        self._given = variables
+        self._up()
+        try:
+            yield
+        finally:
+            self._given = {}
+            self._up()
+
+    def put(self, folder: Path, volume_place: str) -> None:
+        """Copy a folder of this machine into a volume that the worker writes."""
+        done = subprocess.run(["tar", "-C", str(folder.parent), "-c", folder.name], capture_output=True, check=True)
+        command = ["docker", "exec", "-i", self.container("worker"), "tar", "-C", volume_place, "-x", "--no-same-owner"]
+        subprocess.run(command, input=done.stdout, check=True, timeout=60)
+
     # harming
 
     def num_restarts(self, part: str) -> int:
@@ -131,6 +149,11 @@ class ComposeStack(Stack):
         self.compose("restart", *services, timeout_s=300.0)
         wait_for(self.is_well, 240.0, "healthy containers after the restart")
         wait_for(self._is_ready, 120.0, "an answer after the restart")
+
+    def _up(self) -> None:
+        self.compose("up", "--detach", timeout_s=600.0)
+        wait_for(self.is_well, 240.0, "healthy containers")
+        wait_for(self._is_ready, 120.0, "an answer")
 
     def is_well(self) -> bool:
         """Whether every container that should run does, and says that it is healthy."""
@@ -183,6 +206,7 @@ class ComposeStack(Stack):
             "GRPC_PORT": str(settings.grpc_port),
             "GATEWAY_REPLICAS": str(settings.gateway_replicas),
             **self._grafana_and_prometheus,
+            **self._given,
         }
 
     def _inspect(self, part: str) -> dict[str, Any]:

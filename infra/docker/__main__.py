@@ -2,7 +2,7 @@
 
     keys      make the secrets that are missing, then end
     show-key  print the operator's API key
-    prepare   make the topics and the feature registry that are missing, then end
+    prepare   make the topics, the feature registry and the text checkpoint that are missing, then end
     pipeline  train and publish, unless a bundle is live already, then end
     worker    Kafka to features, beside its metrics
     serve     Ray and the doors, beside their metrics
@@ -62,12 +62,17 @@ def _keys(role: str) -> int:
 
 
 def _prepare(settings: Settings) -> int:
+    from rich.console import Console
+
     from infra.kafka.topics import create_missing, wanted_topics
+    from infra.local.text import ready_text
     from services.features.repo import RepoAddress, ensure_applied
 
     for name in create_missing(settings.kafka_address.client_options(), wanted_topics(settings)):
         sys.stdout.write(f"made topic {name}\n")
     ensure_applied(RepoAddress(settings.feature_repo_dir, settings.redis_address))
+    if settings.text_path:
+        sys.stdout.write(f"text is served from {ready_text(settings, Console()).text_path}\n")
     return 0
 
 

@@ -1,26 +1,14 @@
 """What survives a restart of containers: `pytest tests/compose --stack compose`."""
 
 import time
-from collections.abc import Iterator
 
 import pytest
 
 from tests.compose_stack import ComposeStack
-from tests.servers import wait_for
-from tests.stack import Stack, new_user_id, rest_items
+from tests.stack import new_user_id, rest_items
 
 CLICKED = tuple(str(number) for number in range(1, 21))
 DURABLE = ("redis", "worker", "serve")
-
-
-@pytest.fixture
-def composed(stack: Stack) -> Iterator[ComposeStack]:
-    """The shared stack, when it is one of containers."""
-    if not isinstance(stack, ComposeStack):
-        pytest.skip("needs a stack of containers: make test-compose")
-    wait_for(stack.is_well, 120.0, "a well stack before the test")
-    yield stack
-    wait_for(stack.is_well, 120.0, "a well stack after the test")
 
 
 def record(stack: ComposeStack, user_id: str) -> int:

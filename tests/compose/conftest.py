@@ -1,0 +1,19 @@
+"""The shared stack as one of containers."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.compose_stack import ComposeStack
+from tests.servers import wait_for
+from tests.stack import Stack
+
+
+@pytest.fixture
+def composed(stack: Stack) -> Iterator[ComposeStack]:
+    """The shared stack, when it is one of containers."""
+    if not isinstance(stack, ComposeStack):
+        pytest.skip("needs a stack of containers: make test-compose")
+    wait_for(stack.is_well, 120.0, "a well stack before the test")
+    yield stack
+    wait_for(stack.is_well, 120.0, "a well stack after the test")
