@@ -65,12 +65,12 @@ def compile_layers(kind: str, dtype: torch.dtype) -> None:
 
 
 def compile_attention(kind: str, dtype: torch.dtype, window: Window | None = None) -> None:
-    """Compile attention of a text token, of a prefill tile and of recorded beams with their tails."""
+    """Compile attention of a text token, of prefill tiles, whole and split, and of recorded beams with their tails."""
     attention = TritonAttention(HEADS, GROUPS, BLOCK, torch.device("cpu"), window)
     cache = cache_of(kind, dtype)
-    for rows in (1, 40, attention.max_tile_rows):
+    for rows, limit in ((1, 40), (1, 400), (40, 40), (40, 400)):
         q_THK = torch.zeros(rows, HEADS, HEAD_DIM, dtype=dtype)
-        attention.attend(q_THK, cache, 0, attention.lay_out([Tile(0, rows, 40, 1, [0] * 8)]), None)
+        attention.attend(q_THK, cache, 0, attention.lay_out([Tile(0, rows, limit, 1, [0] * 30)]), None)
     one_R, blocks_N = torch.ones(1, dtype=torch.int64), torch.zeros(9, dtype=torch.int64)
     tails = Tails(
         *(torch.zeros(1, 64, 2, GROUPS, HEAD_DIM, dtype=dtype),) * 2, blocks_N[:1].expand(64), torch.ones(64, 2).bool()

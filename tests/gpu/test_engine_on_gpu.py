@@ -1,7 +1,21 @@
-"""The engine on a CUDA device gives what it gives on the CPU, with recorded steps and without. `python -m pytest tests/gpu`.
+"""The engine on a CUDA device gives what it gives on the CPU, with recorded steps and without.
 
-The kernels' own tests run compiled where there is a device: `python -m pytest -c tests/gpu/pytest.ini
-tests/unit/llm/engine/gpu/test_triton_kernels.py tests/unit/llm/engine/gpu/test_triton_attention.py`.
+What to run, in this order, where a device is at hand, with torch, triton, numpy, safetensors, tokenizers, pytest and hypothesis
+installed and nothing else. The first runs wait for Triton's compiler, which keeps what it made (`TRITON_CACHE_DIR`); `-x` stops at
+the first failure.
+
+1. `python -m pytest tests/gpu/test_engine_on_gpu.py -x`: this file. Texts and rankings through recorded steps, all caches and
+   families, nothing that waits for the device, no memory that grows.
+2. `python -m pytest -c tests/gpu/pytest.ini -x tests/unit/llm/engine/gpu/test_triton_kernels.py
+   tests/unit/llm/engine/gpu/test_triton_attention.py`: the kernels' own tests, compiled instead of interpreted; fp32 with heads of
+   odd sizes, so most of the time is the compiler's.
+3. `python -m pytest tests/gpu/test_large_shapes.py -s`: Qwen3-1.7B's shape; prints the time of each step, the prompt's apart.
+   A step with a prompt runs as it comes: if that step is longer than its product of matrices, Python's launches are what it waits for.
+4. `python -m benchmarks.engine --device cuda --peers "" --json engine_gpu.json`: the figures that are published, with the
+   device's name; one process for each shape, each case once before it is timed. `--case NAME` runs one of them, where a command
+   has a limit of time.
+
+What they are held to on an H200 is in DECISIONS.md, with what each step should take by its bytes and products.
 """
 
 from dataclasses import replace
@@ -61,6 +75,22 @@ def warm_engine(device: str, shape: DecoderConfig, config: EngineConfig, dtype: 
     engine = Engine(decoder(shape).to(device, dtype), config, items=items(), bundle_version="v1")
     engine.warm_up()
     return engine
+
+
+SAMPLINGS = (
+    Sampling(),
+    Sampling(num_logprobs=3),
+    Sampling(presence_penalty=1.5),
+    Sampling(temperature=0.7, seed=9),
+    Sampling(temperature=0.5, top_k=5, top_p=0.9, min_p=0.01),
+    Sampling(repetition_penalty=1.2, frequency_penalty=0.5, logit_bias={3: 2.0}),
+)
+
+
+def add_texts(engine: Engine) -> None:
+    """Ask for a text with each of these settings."""
+    for index, sampling in enumerate(SAMPLINGS):
+        engine.add_text(f"s{index}", [1 + index, 2, 3], max_new_tokens=12, sampling=sampling)
 
 
 def outcomes_of(engine: Engine) -> dict[str, Outcome]:
@@ -133,12 +163,14 @@ def test_running_a_step_ahead_changes_nothing(uses_graphs: bool) -> None:
 
 
 def test_nothing_waits_for_the_device_but_collecting() -> None:
-    """Steps with texts and rankings start without a call that synchronises; the event at the end is no such call."""
+    """Steps with rankings and texts of every setting start without a call that synchronises; the event at the end is no such call."""
     engine = warm_engine("cuda", LLAMA, replace(SMALL, is_asynchronous=True))
+    add_texts(engine)
     outcomes_of(engine)  # whatever is built or cached at first use
 
     torch.cuda.set_sync_debug_mode("error")
     try:
+        add_texts(engine)
         found = outcomes_of(engine)
     finally:
         torch.cuda.set_sync_debug_mode("default")
@@ -148,26 +180,15 @@ def test_nothing_waits_for_the_device_but_collecting() -> None:
 
 def test_texts_with_every_setting_run_beside_greedy_ones() -> None:
     """Draws, penalties and logprobs are made from what a recorded step gives."""
-    engines = [warm_engine(device, LLAMA, SMALL) for device in ("cuda", "cpu")]
-    samplings = [
-        Sampling(),
-        Sampling(num_logprobs=3),
-        Sampling(presence_penalty=1.5),
-        Sampling(temperature=0.7, seed=9),
-    ]
+    there, here = (warm_engine(device, LLAMA, SMALL) for device in ("cuda", "cpu"))
 
-    found: list[dict[str, Outcome]] = []
-    for engine in engines:
-        for index, sampling in enumerate(samplings):
-            engine.add_text(f"t{index}", [1 + index, 2, 3], max_new_tokens=12, sampling=sampling)
-        outcomes: dict[str, Outcome] = {}
-        while engine.has_work:
-            outcomes |= {outcome.request_id: outcome for outcome in engine.step(0.0)}
-        found.append(outcomes)
+    for engine in (there, here):
+        add_texts(engine)
+    found, wanted = outcomes_of(there), outcomes_of(here)
 
-    for name in ("t0", "t1", "t2", "t3"):
-        assert found[0][name].token_ids[:3] == found[1][name].token_ids[:3]
-    assert found[0]["t1"].chosen[0].logprob == pytest.approx(found[1]["t1"].chosen[0].logprob, abs=1e-3)
+    for index in range(len(SAMPLINGS)):
+        assert found[f"s{index}"].token_ids[:3] == wanted[f"s{index}"].token_ids[:3]
+    assert found["s1"].chosen[0].logprob == pytest.approx(wanted["s1"].chosen[0].logprob, abs=1e-3)
 
 
 def test_half_precision_stays_near() -> None:

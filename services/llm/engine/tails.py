@@ -3,7 +3,7 @@
 Shape suffixes: B beams, Y layers, L places of a tail, G key/value heads, K head size.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -17,9 +17,14 @@ class Tails:
     values_YBLGK: Tensor
     place_B: Tensor
     seen_BL: Tensor
+    _cell_B: Tensor = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Work out once, for all layers, which of all beams' places are written."""
+        row_B = torch.arange(len(self.place_B), device=self.place_B.device)
+        object.__setattr__(self, "_cell_B", row_B * self.keys_YBLGK.shape[2] + self.place_B)
 
     def write(self, layer: int, k_BGK: Tensor, v_BGK: Tensor) -> None:
         """Put the step's keys and values in their places."""
-        row_B = torch.arange(len(k_BGK), device=k_BGK.device)
-        self.keys_YBLGK[layer][row_B, self.place_B] = k_BGK
-        self.values_YBLGK[layer][row_B, self.place_B] = v_BGK
+        for tail_YBLGK, x_BGK in ((self.keys_YBLGK, k_BGK), (self.values_YBLGK, v_BGK)):
+            tail_YBLGK[layer].view(-1, *x_BGK.shape[1:]).index_copy_(0, self._cell_B, x_BGK)

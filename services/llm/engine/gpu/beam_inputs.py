@@ -49,11 +49,11 @@ class BeamInputs:
 
     def fill(self, sequences: list[Sequence], shape: BeamShape) -> None:
         """Copy these requests' beams in. Rows beyond a request's own hold the first token and score -inf; requests beyond, nobody alive."""
-        self.token_B[: shape.num_rows] = 0
-        self.node_B[: shape.num_rows] = 0
-        self.score_B[: shape.num_rows] = -torch.inf
+        self.token_B[: shape.num_rows].zero_()
+        self.node_B[: shape.num_rows].zero_()
+        self.score_B[: shape.num_rows].fill_(-torch.inf)
         bits_RX = self.bits_by_level[shape.level]
-        bits_RX[len(sequences) : shape.num_requests] = 0
+        bits_RX[len(sequences) : shape.num_requests].zero_()
         for place, sequence in enumerate(sequences):
             beams, work = sequence.beams, sequence.work
             assert isinstance(beams, Beams), "beam steps begin with the first level's choice"

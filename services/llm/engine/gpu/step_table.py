@@ -6,6 +6,8 @@ see one token of the scratch block and write to it.
 Shape suffixes: R requests of the shape, N block ids.
 """
 
+from itertools import chain
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -63,7 +65,7 @@ class StepTable:
         host = torch.zeros(len(_COLUMNS) * stride + num_blocks, dtype=torch.int64, pin_memory=self._is_pinned)
         table, ids = np.split(host.numpy(), [len(_COLUMNS) * stride])
         table.reshape(len(_COLUMNS), stride)[:, :num_requests] = np.column_stack((facts, starts)).T
-        ids[:] = np.concatenate([*blocks, [self._scratch]])
+        ids[:] = np.fromiter(chain(*blocks, [self._scratch]), np.int64, num_blocks)
         self.numbers[: len(host)].copy_(host, non_blocking=True)
 
     def _facts(self, sequence: Sequence) -> tuple[int, int, int, int]:
