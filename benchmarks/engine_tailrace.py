@@ -22,10 +22,10 @@ from benchmarks.engine_worker import Ask, Reply, serve
 from models.decoder import Decoder
 from models.weights import load_decoder
 from services.llm.engine.config import EngineConfig
-from services.llm.engine.cost_model import StepKind
 from services.llm.engine.engine import Engine
 from services.llm.engine.limits import measure_limits
 from services.llm.engine.outcome import Outcome
+from services.llm.engine.step_cost import StepKind
 from services.llm.engine.text import Sampling
 from services.llm.engine.trie import ItemCodes
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from services.llm.engine.cost_model import Limits, StepKind
 from services.llm.engine.engine import Engine
 from services.llm.engine.outcome import Grown
+from services.llm.engine.step_cost import Limits, StepKind
 from services.llm.engine_stream import Ended
 from services.llm.engine_thread import Stepped
 from services.telemetry import EngineMetrics

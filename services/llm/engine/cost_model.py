@@ -1,94 +1,16 @@
-"""What a step must move and compute at least, counted from its plan, so that its time can be held against the machine's limits.
+"""Counts from a step's plan what the step must move and compute at least.
 
-The roofline model (Williams, Waterman and Patterson 2009): a step takes at least its bytes over the memory's rate and its
-FLOPs over the processor's. Counted are matrices (once a step, however many rows), embedding rows, keys and values read and written
-(a request's context once, however many beams look at it) and the head's rows for the tokens in question. Left out are
-norms, biases and activations, which are under a hundredth or stay in caches. Pure: no torch, no clock.
+Counted are matrices (once a step, however many rows), embedding rows, keys and values read and written (a request's context
+once, however many beams look at it) and the head's rows for the tokens in question. Left out are norms, biases and
+activations, which are under a hundredth or stay in caches. Pure: no torch, no clock.
 """
 
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Protocol
 
-from models.window import Window
-from services.llm.engine.config import KvKind, WeightKind
+from services.llm.engine.model_size import NumberSizes, Shape
 from services.llm.engine.plan import Chunk, StepPlan
 from services.llm.engine.sequence import Sequence
-
-
-class StepKind(StrEnum):
-    """What a step's rows were."""
-
-    PREFILL = "prefill"
-    DECODE = "decode"
-    BEAM = "beam"
-    MIXED = "mixed"
-
-
-@dataclass(frozen=True, slots=True)
-class StepCost:
-    """The least that a step moves and computes; a multiplication and its addition are two FLOPs."""
-
-    kind: StepKind
-    num_bytes: float
-    flops: float
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a machine reaches at best, measured: bytes read a second and FLOPs a second in the model's dtype."""
-
-    bytes_per_s: float
-    flops_per_s: float
-
-    def least_seconds(self, cost: StepCost) -> float:
-        """Give the time that no step of this cost can beat."""
-        return max(cost.num_bytes / self.bytes_per_s, cost.flops / self.flops_per_s)
-
-
-class Shape(Protocol):
-    """What the count needs of a decoder's config."""
-
-    @property
-    def vocab_size(self) -> int: ...  # noqa: D102
-    @property
-    def hidden_size(self) -> int: ...  # noqa: D102
-    @property
-    def intermediate_size(self) -> int: ...  # noqa: D102
-    @property
-    def num_hidden_layers(self) -> int: ...  # noqa: D102
-    @property
-    def num_attention_heads(self) -> int: ...  # noqa: D102
-    @property
-    def num_key_value_heads(self) -> int: ...  # noqa: D102
-    @property
-    def head_dim(self) -> int: ...  # noqa: D102
-    @property
-    def window(self) -> Window | None: ...  # noqa: D102
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NumberSizes:
-    """Bytes of one number in the layers' matrices, in head and embedding, in a beam's tail; and of a token's keys and values in one layer."""
-
-    matrix: float
-    head: float
-    tail: float
-    kv_token_layer: float
-
-
-def number_sizes(shape: Shape, number_bytes: int, kv_kind: KvKind, weight_kind: WeightKind = "model") -> NumberSizes:
-    """Give the sizes of a decoder in a dtype of `number_bytes`. A KV cache of one byte has an fp32 scale per head.
-
-    int8 is of the layers' matrices alone; their scales, one a row, are not counted.
-    """
-    head_bytes = shape.head_dim * number_bytes if kv_kind == "model" else shape.head_dim + 4
-    return NumberSizes(
-        matrix=1 if weight_kind == "int8" else number_bytes,
-        head=number_bytes,
-        tail=number_bytes,
-        kv_token_layer=2 * shape.num_key_value_heads * head_bytes,
-    )
+from services.llm.engine.step_cost import StepCost, StepKind
 
 
 class CostModel:

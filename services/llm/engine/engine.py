@@ -12,30 +12,30 @@ computed behind a stop, and none is told that a synchronous engine would not hav
 from collections.abc import Iterable
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
-from itertools import count
 
 import numpy as np
 
 from models.decoder import Decoder
 from services.contracts.rank import EngineLoad
-from services.errors import CheckpointError, InvalidRequest
+from services.errors import CheckpointError
 from services.llm.engine.block_need import BlockNeed
 from services.llm.engine.config import EngineConfig
-from services.llm.engine.cost_model import CostModel, StepCost, number_sizes
+from services.llm.engine.cost_model import CostModel
 from services.llm.engine.gpu.graph_device import GraphDevice
 from services.llm.engine.gpu.graphs import GraphCounts, Progress
+from services.llm.engine.intake import Arrival, Intake
+from services.llm.engine.model_size import number_sizes
 from services.llm.engine.outcome import Grown, Outcome, Status
 from services.llm.engine.plan import StepPlan, StepSize
-from services.llm.engine.runner import Runner, RunningStep
+from services.llm.engine.runner import Runner
+from services.llm.engine.running_step import RunningStep
 from services.llm.engine.scheduler import Scheduler
 from services.llm.engine.sequence import Sequence
-from services.llm.engine.survivors import SurvivorMasks
+from services.llm.engine.step_cost import StepCost
 from services.llm.engine.text import GREEDY, Chosen, Sampling
 from services.llm.engine.trie import ItemCodes, Trie
-from services.llm.engine.work import RankWork, TextWork, TokenMask
+from services.llm.engine.work import TextWork, TokenMask
 
-_NO_ITEMS = np.zeros(0, dtype=np.int64)
-_NO_SCORES = np.zeros(0, dtype=np.float32)
 _NOTHING = StepSize(num_tokens=0, num_requests=0, num_beam_rows=0)
 
 
@@ -64,31 +64,24 @@ class Engine:
         window = decoder.config.window
         if items is not None and window is not None and window.size < len(items.level_sizes):
             raise CheckpointError(f"a sliding window of {window.size} does not hold a code of {len(items.level_sizes)}")
-        self._config = config
-        self._limits = decoder.config
-        self._trie = Trie(items, decoder.head_weight_VD.device) if items is not None else None
-        self._masks = SurvivorMasks(self._trie) if self._trie is not None else None
+        device = decoder.head_weight_VD.device
+        trie = Trie(items, device) if items is not None else None
+        self._intake = Intake(config, decoder.config, trie)
         self._scheduler = Scheduler(config, bundle_version, decoder.config.window_of_all)
-        self._runner = Runner(decoder, config, self._trie, graph_device)
-        self._is_asynchronous = config.is_asynchronous
-        if config.is_asynchronous is None:
-            self._is_asynchronous = decoder.head_weight_VD.device.type == "cuda"
-        self._started: _Started | None = None
-        self._orders = count()
-        self._ended: list[Outcome] = []
-        number_bytes = decoder.head_weight_VD.element_size()
-        sizes = number_sizes(decoder.config, number_bytes, config.kv_kind, config.weight_kind)
+        self._runner = Runner(decoder, config, trie, graph_device)
+        sizes = number_sizes(decoder.config, decoder.head_weight_VD.element_size(), config.kv_kind, config.weight_kind)
         self._costs = CostModel(decoder.config, sizes, items.level_sizes if items is not None else ())
+        self._is_asynchronous = device.type == "cuda" if config.is_asynchronous is None else config.is_asynchronous
+        need = BlockNeed(config, decoder.config.window_of_all)
+        self.max_tokens = need.longest(decoder.config.max_position_embeddings)
+        """The longest prompt with its text that memory and positions allow."""
+        self._started: _Started | None = None
+        self._ended: list[Outcome] = []
         self.last_step = _NOTHING
         self.last_cost: StepCost | None = None
         """What the last collected step moved and computed at least; None if there was none."""
         self.grown: list[Grown] = []
         """The tokens that the last collected step brought, for whoever wants them before the end."""
-
-    @property
-    def max_tokens(self) -> int:
-        """The longest prompt with its text that memory and positions allow."""
-        return BlockNeed(self._config, self._limits.window_of_all).longest(self._limits.max_position_embeddings)
 
     @property
     def has_work(self) -> bool:
@@ -131,26 +124,9 @@ class Engine:
         what a step runs. Lower `priority` goes first. The outcome comes from a later `step`, also when nothing is
         allowed. Raises InvalidRequest for what could never run and Overloaded when the queue is full.
         """
-        if self._trie is None or self._masks is None:
-            raise InvalidRequest("k", "this engine has no catalogue", "ask it for text")
-        if k < 1:
-            raise InvalidRequest("k", f"{k} is out of range", "send at least 1")
-        num_items = self._trie.num_items
-        if allowed is not None and (allowed.shape != (num_items,) or allowed.dtype != np.bool_):
-            raise InvalidRequest("allowed", "not one bool per item", f"send a mask of {num_items}")
-        excluded_items = np.asarray(excluded, dtype=np.int64)
-        if len(excluded_items) and not 0 <= excluded_items.min() <= excluded_items.max() < num_items:
-            raise InvalidRequest("excluded", "an item outside the catalogue", f"send 0 to {num_items - 1}")
-        depth = self._trie.depth
-        sequence = self._sequence(request_id, prompt_token_ids, priority, now_s, deadline_s, num_more_tokens=depth - 1)
-        survivors = self._masks.of(allowed, excluded_items)
-        alive = survivors.num_by_level
-        beams = beam_width or min(max(k, self._config.default_beam_width), self._config.max_beam_rows)
-        widths = tuple(min(beams, num_alive) for num_alive in alive[:-1])
-        sequence.num_levels = depth
-        sequence.rows_by_level = widths
-        sequence.work = RankWork(survivors=survivors, width_by_level=(*widths, min(k, alive[-1])))
-        if alive[-1]:
+        arrival = Arrival(request_id, prompt_token_ids, priority, now_s, deadline_s)
+        sequence, num_survivors = self._intake.rank(arrival, k, allowed, excluded, beam_width)
+        if num_survivors:
             self._scheduler.add(sequence)
         else:
             self._end(sequence, Status.DONE)
@@ -176,18 +152,9 @@ class Engine:
 
         Raises InvalidRequest for what could never run and Overloaded when the queue is full.
         """
-        if max_new_tokens < 1:
-            raise InvalidRequest("max_new_tokens", f"{max_new_tokens} is out of range", "send at least 1")
-        if any(not 0 <= token < self._limits.vocab_size for token in sampling.logit_bias):
-            raise InvalidRequest(
-                "logit_bias", "a token outside the vocabulary", f"send 0 to {self._limits.vocab_size - 1}"
-            )
-        sequence = self._sequence(
-            request_id, prompt_token_ids, priority, now_s, deadline_s, num_more_tokens=max_new_tokens
-        )
-        sequence.max_new_tokens = max_new_tokens
+        arrival = Arrival(request_id, prompt_token_ids, priority, now_s, deadline_s)
+        sequence = self._intake.text(arrival, max_new_tokens, sampling, stop_token_ids, mask)
         sequence.leader = self._scheduler.find(after) if after is not None else None
-        sequence.work = TextWork(sampling=sampling, stop_token_ids=frozenset(stop_token_ids), mask=mask)
         self._scheduler.add(sequence)
 
     def cancel(self, request_id: str, status: Status = Status.CANCELLED) -> bool:
@@ -230,30 +197,6 @@ class Engine:
         """Prove that no block is lost or shared by mistake. For tests."""
         self._scheduler.check_integrity()
 
-    def _sequence(
-        self,
-        request_id: str,
-        tokens: Tokens[int],
-        priority: int,
-        now_s: float,
-        deadline_s: float | None,
-        *,
-        num_more_tokens: int,
-    ) -> Sequence:
-        longest = self._limits.max_position_embeddings - num_more_tokens
-        if not 1 <= len(tokens) <= longest:
-            raise InvalidRequest("prompt", f"{len(tokens)} tokens long", f"send 1 to {longest}")
-        if min(tokens) < 0 or max(tokens) >= self._limits.vocab_size:
-            raise InvalidRequest("prompt", "a token outside the vocabulary", f"send 0 to {self._limits.vocab_size - 1}")
-        return Sequence(
-            request_id=request_id,
-            order=next(self._orders),
-            tokens=list(tokens),
-            priority=priority,
-            arrival_s=now_s,
-            deadline_s=deadline_s,
-        )
-
     def _start(self, plan: StepPlan) -> None:
         if plan.is_empty:
             return
@@ -287,27 +230,7 @@ class Engine:
         elif sequence.is_spent:
             self._end(sequence, Status.LENGTH)
 
-    def _end(
-        self,
-        sequence: Sequence,
-        status: Status,
-        items: np.ndarray = _NO_ITEMS,
-        scores: np.ndarray = _NO_SCORES,
-    ) -> None:
+    def _end(self, sequence: Sequence, status: Status, *ranking: np.ndarray) -> None:
+        """Free what a sequence holds and note its outcome; `ranking`: the items and scores of a ranking that is done."""
         self._scheduler.finish(sequence)
-        self._ended.append(
-            Outcome(
-                request_id=sequence.request_id,
-                status=status,
-                item_indices=items,
-                scores=scores,
-                chosen=tuple(sequence.chosen),
-                num_prompt_tokens=sequence.num_prompt_tokens,
-                num_cached_tokens=sequence.num_cached,
-                arrival_s=sequence.arrival_s,
-                started_s=sequence.started_s,
-                decoding_s=sequence.decoding_s,
-                num_steps=sequence.num_steps,
-                num_preemptions=sequence.num_preemptions,
-            )
-        )
+        self._ended.append(Outcome.of(sequence, status, *ranking))

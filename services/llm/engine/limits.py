@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from services.llm.engine.cost_model import Limits
+from services.llm.engine.step_cost import Limits
 
 _TRIES = 5
 _QUICK_BYTES = {"cpu": 128 * 2**20, "cuda": 2**30}

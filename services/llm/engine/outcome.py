@@ -5,7 +5,11 @@ from enum import StrEnum
 
 import numpy as np
 
+from services.llm.engine.sequence import Sequence
 from services.llm.engine.text import Chosen
+
+_NO_ITEMS = np.zeros(0, dtype=np.int64)
+_NO_SCORES = np.zeros(0, dtype=np.float32)
 
 
 class Status(StrEnum):
@@ -31,9 +35,8 @@ class Grown:
 class Outcome:
     """The end of one request. `item_indices` (n,) int64 and `scores` (n,) float32, best first, are empty unless it was a finished ranking.
 
-    Scores are natural log-probabilities. `chosen` are the generated tokens of a text. Times are on the clock that `add_*` and `step` were given; `started_s` is None
-    for what never ran,
-    `decoding_s` (when the prompt was done) for what ended with its prompt.
+    Scores are natural log-probabilities. `chosen` are the generated tokens of a text. Times are on the clock that `add_*` and
+    `step` were given; `started_s` is None for what never ran, `decoding_s` (when the prompt was done) for what ended with its prompt.
     """
 
     request_id: str
@@ -53,3 +56,23 @@ class Outcome:
     def token_ids(self) -> tuple[int, ...]:
         """The generated tokens, a stop token included."""
         return tuple(chosen.token_id for chosen in self.chosen)
+
+    @classmethod
+    def of(
+        cls, sequence: Sequence, status: Status, items: np.ndarray = _NO_ITEMS, scores: np.ndarray = _NO_SCORES
+    ) -> "Outcome":
+        """Sum up a sequence that ends now."""
+        return cls(
+            request_id=sequence.request_id,
+            status=status,
+            item_indices=items,
+            scores=scores,
+            chosen=tuple(sequence.chosen),
+            num_prompt_tokens=sequence.num_prompt_tokens,
+            num_cached_tokens=sequence.num_cached,
+            arrival_s=sequence.arrival_s,
+            started_s=sequence.started_s,
+            decoding_s=sequence.decoding_s,
+            num_steps=sequence.num_steps,
+            num_preemptions=sequence.num_preemptions,
+        )

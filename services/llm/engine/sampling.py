@@ -1,22 +1,24 @@
 """The next tokens of a batch of text requests.
 
-In this order: penalties, bias and the mask of what may come on the logits, temperature, min-p and top-k, top-p on what is left, then the draw by inverse
-transform. A draw depends on the logits, the request's seed and the position, never on the batch. The logprobs that
-are told are the model's own, before any of that. Min-p is of Nguyen et al. 2024, the repetition penalty of
-Keskar et al. 2019.
+In this order: penalties, bias and the mask of what may come on the logits, temperature, min-p and top-k, top-p on what is
+left, then the draw by inverse transform. A draw depends on the logits, the request's seed and the position, never on the
+batch. The logprobs that are told are the model's own, before any of that. Min-p is of Nguyen et al. 2024, the repetition
+penalty of Keskar et al. 2019.
 
 Shape suffixes: R requests, V vocabulary, N most probable tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from services.llm.engine.sequence import Sequence
 from services.llm.engine.text import Chosen, Sampling
 from services.llm.engine.transfer import Arriving, to_device
+from services.llm.engine.work import TextWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,7 @@ class Draw:
     """
 
     sampling: Sampling
-    tokens: Sequence[int]
+    tokens: Many[int]
     num_prompt_tokens: int
     allowed: np.ndarray | None = None
 
@@ -45,7 +47,7 @@ class Draw:
 class Drawn:
     """The tokens chosen for some rows and what is told of them, on their way to the host."""
 
-    def __init__(self, token_R: Tensor, logits_RV: Tensor, num_logprobs: Sequence[int | None]) -> None:
+    def __init__(self, token_R: Tensor, logits_RV: Tensor, num_logprobs: Many[int | None]) -> None:
         self._num_logprobs = num_logprobs
         self._tells = any(count is not None for count in num_logprobs)
         told = _told(logits_RV, token_R, max(count or 0 for count in num_logprobs)) if self._tells else ()
@@ -64,7 +66,19 @@ class Drawn:
         ]
 
 
-def sample(logits_RV: Tensor, draws: Sequence[Draw]) -> Drawn:
+def draw_of(sequence: Sequence) -> Draw:
+    """Give what a text's next token is drawn for."""
+    assert isinstance(sequence.work, TextWork), "only text is sampled"
+    mask = sequence.work.mask
+    return Draw(
+        sequence.work.sampling,
+        sequence.tokens,
+        sequence.num_prompt_tokens,
+        mask.allowed() if mask is not None else None,
+    )
+
+
+def sample(logits_RV: Tensor, draws: Many[Draw]) -> Drawn:
     """Choose one token for each row. Does not wait for the device."""
     changed_RV = _with_changes(logits_RV, draws)
     token_R = changed_RV.argmax(-1)
@@ -77,7 +91,7 @@ def sample(logits_RV: Tensor, draws: Sequence[Draw]) -> Drawn:
     return Drawn(token_R, logits_RV, [draw.sampling.num_logprobs for draw in draws])
 
 
-def _with_changes(logits_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
+def _with_changes(logits_RV: Tensor, draws: Many[Draw]) -> Tensor:
     if not any(draw.changes_logits for draw in draws):
         return logits_RV
     logits_RV = logits_RV.clone()
@@ -107,7 +121,7 @@ def _change(row_V: Tensor, draw: Draw) -> None:
         row_V[token_id] += bias
 
 
-def _cut_tails(scaled_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
+def _cut_tails(scaled_RV: Tensor, draws: Many[Draw]) -> Tensor:
     rows = [row for row, draw in enumerate(draws) if draw.sampling.cuts_tail]
     if not rows:
         return scaled_RV

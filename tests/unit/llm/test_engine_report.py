@@ -8,8 +8,8 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from services.llm.engine.config import EngineConfig
-from services.llm.engine.cost_model import Limits
 from services.llm.engine.engine import Engine
+from services.llm.engine.step_cost import Limits
 from services.llm.engine_report import EngineReport
 from services.llm.engine_stream import Ended
 from services.llm.engine_thread import Stepped

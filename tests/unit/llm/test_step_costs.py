@@ -5,9 +5,9 @@ from prometheus_client import CollectorRegistry
 
 from benchmarks.engine_shapes import random_decoder
 from services.llm.engine.config import EngineConfig
-from services.llm.engine.cost_model import Limits
 from services.llm.engine.engine import Engine
 from services.llm.engine.limits import measure_limits
+from services.llm.engine.step_cost import Limits
 from services.llm.engine_report import EngineReport
 from services.llm.engine_thread import Stepped
 from services.telemetry import EngineMetrics

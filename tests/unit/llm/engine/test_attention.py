@@ -7,11 +7,13 @@ from torch.nn import functional
 
 from models.decoder import DecoderConfig
 from models.window import Window
-from services.llm.engine.attention import merge_attention, paged_attention, tail_attention
 from services.llm.engine.kv_cache import KvCache
+from services.llm.engine.paged_attention import paged_attention
 from services.llm.engine.plan import Chunk, StepPlan
 from services.llm.engine.sequence import Sequence
-from services.llm.engine.tiles import Tile, cut_tiles, group_tiles
+from services.llm.engine.tail_attention import merge_attention, tail_attention
+from services.llm.engine.tile_groups import group_tiles
+from services.llm.engine.tiles import Tile, cut_tiles
 from tests.dense import seen_by_rows
 
 BLOCK = 4

@@ -4,9 +4,11 @@ import pytest
 
 from models.decoder import DecoderConfig
 from models.window import Window
-from services.llm.engine.cost_model import CostModel, Limits, NumberSizes, StepCost, StepKind, number_sizes
+from services.llm.engine.cost_model import CostModel
+from services.llm.engine.model_size import NumberSizes, number_sizes
 from services.llm.engine.plan import Chunk, StepPlan
 from services.llm.engine.sequence import Sequence
+from services.llm.engine.step_cost import Limits, StepCost, StepKind
 from services.llm.engine.text import Chosen
 
 SHAPE = DecoderConfig(

@@ -6,14 +6,16 @@ import torch
 
 from models.decoder import DecoderConfig
 from models.window import Window
-from services.llm.engine.attention import TorchAttention, paged_attention
+from services.llm.engine.attention import TorchAttention
 from services.llm.engine.gpu.attention import TritonAttention
 from services.llm.engine.kv_cache import KvCache
+from services.llm.engine.paged_attention import paged_attention
 from services.llm.engine.plan import Chunk, StepPlan
 from services.llm.engine.regular import RegularRows
 from services.llm.engine.sequence import Sequence
 from services.llm.engine.tails import Tails
-from services.llm.engine.tiles import Tile, group_tiles
+from services.llm.engine.tile_groups import group_tiles
+from services.llm.engine.tiles import Tile
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BLOCK = 4

@@ -1,0 +1,38 @@
+"""What a step must move and compute at least, what a machine reaches at best, and so the least time of a step.
+
+The roofline model (Williams, Waterman and Patterson 2009): a step takes at least its bytes over the memory's rate and its
+FLOPs over the processor's. Pure values: no torch, no clock.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class StepKind(StrEnum):
+    """What a step's rows were."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    BEAM = "beam"
+    MIXED = "mixed"
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """The least that a step moves and computes; a multiplication and its addition are two FLOPs."""
+
+    kind: StepKind
+    num_bytes: float
+    flops: float
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a machine reaches at best, measured: bytes read a second and FLOPs a second in the model's dtype."""
+
+    bytes_per_s: float
+    flops_per_s: float
+
+    def least_seconds(self, cost: StepCost) -> float:
+        """Give the time that no step of this cost can beat."""
+        return max(cost.num_bytes / self.bytes_per_s, cost.flops / self.flops_per_s)
