@@ -6,7 +6,6 @@ in the engine before the next step. If the engine fails, every caller is told an
 
 import threading
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -18,12 +17,14 @@ from services.contracts.rank import EngineLoad
 from services.errors import DependencyAway, TailraceError
 from services.llm.engine.engine import Engine
 from services.llm.engine.outcome import Grown, Status
-from services.llm.engine_stream import Ended, EngineStream, Post
+from services.llm.engine_inbox import Inbox
+from services.llm.engine_stream import Ended, EngineStream
+from services.llm.open_streams import OpenStreams
 
 _RETRY_AFTER_S = 1.0
 
 Ask = Callable[[Engine, str, float], None]
-"""Adds a request to the engine: (engine, request id, now in monotonic seconds)."""
+"""Adds a request to the engine: (engine, request id, monotonic seconds at which it was asked)."""
 
 AskAll = Callable[[Engine, Sequence[str], float], None]
 """Adds a request to the engine under each of the given ids, or raises: then none of them counts."""
@@ -50,12 +51,8 @@ class EngineThread:
         self._engine = engine
         self._num_threads = num_threads
         self._on_step = on_step
-        self._lock = threading.Lock()  # guards the four below
-        self._inbox: deque[Callable[[], object]] = deque()
-        self._streams: dict[str, EngineStream] = {}
-        self._stopping = False
-        self._closed = False
-        self._woken = threading.Event()
+        self._inbox = Inbox()
+        self._streams = OpenStreams()
         self._ids = count()
         self._returned_s = 0.0
         self.failure: BaseException | None = None
@@ -81,60 +78,41 @@ class EngineThread:
 
         Raises DependencyAway when the engine broke or was stopped; what it refuses with comes from the stream.
         """
-        number = next(self._ids)
+        number, asked_s = next(self._ids), time.monotonic()
         stream = EngineStream(tuple(f"{number}.{place}" for place in range(num_requests)))
-        with self._lock:
-            if self._closed:
-                raise DependencyAway("the engine", _RETRY_AFTER_S) from self.failure
-            self._streams.update(dict.fromkeys(stream.request_ids, stream))
-            self._inbox.append(lambda: self._add(stream, ask))
-        self._woken.set()
+        self._streams.enter(stream)
         try:
+            if not self._inbox.put(lambda: self._add(stream, ask, asked_s)):
+                raise DependencyAway("the engine", _RETRY_AFTER_S) from self.failure
             yield stream
         finally:
-            self._leave(stream)
+            if left := self._streams.leave(stream):
+                self._inbox.put(lambda: self._cancel(left))
 
     def finish(self, request_id: str) -> None:
         """End a request whose caller has all that it wanted; it counts as done. Does not wait."""
-        self._send(lambda: self._engine.cancel(request_id, Status.DONE))
+        self._inbox.put(lambda: self._engine.cancel(request_id, Status.DONE))
 
     def stop(self) -> None:
         """Let what is in flight finish, then end the thread. Does not wait."""
-        with self._lock:
-            self._stopping = True
-        self._woken.set()
+        self._inbox.stop()
 
     def join(self, timeout_s: float) -> None:
         """Wait for the thread to end."""
         self._thread.join(timeout_s)
 
-    def _leave(self, stream: EngineStream) -> None:
-        with self._lock:
-            left = [request_id for request_id in stream.request_ids if self._streams.pop(request_id, None)]
-        if left:
-            self._send(lambda: self._cancel(left))
-
-    def _send(self, command: Callable[[], object]) -> None:
-        with self._lock:
-            self._inbox.append(command)
-        self._woken.set()
-
     def _run(self) -> None:
         torch.set_num_threads(self._num_threads)
         try:
-            while not self._close_if_done():
+            while not self._inbox.close_if_done(has_work=self._engine.has_work):
                 self._turn()
         except BaseException as error:  # noqa: BLE001 - whatever broke the engine, its callers must hear of it
-            self._break(error)
+            self.failure = error
+            self._inbox.close()
+            self._streams.fail_all(DependencyAway("the engine", _RETRY_AFTER_S))
 
     def _turn(self) -> None:
-        if not self._engine.has_work:
-            self._woken.wait()
-        self._woken.clear()
-        with self._lock:
-            commands = tuple(self._inbox)
-            self._inbox.clear()
-        for command in commands:
+        for command in self._inbox.take(waits=not self._engine.has_work):
             command()
         if self._engine.has_work:
             self._step()
@@ -147,48 +125,16 @@ class EngineThread:
         self._returned_s = now_s
         ended = [Ended(outcome, now_s, load) for outcome in outcomes]
         stepped = Stepped(load, self._engine.grown, ended, began_s, now_s)
-        self._tell(stepped)
+        self._streams.tell(stepped.grown, ended)
         self._on_step(stepped)
 
-    def _tell(self, stepped: Stepped) -> None:
-        post = Post()
-        with self._lock:
-            for grown in stepped.grown:
-                if (stream := self._streams.get(grown.request_id)) is not None:
-                    post.add(stream, grown)
-            for end in stepped.ended:
-                if (stream := self._streams.pop(end.outcome.request_id, None)) is not None:
-                    post.add(stream, end)
-        post.send()
-
-    def _add(self, stream: EngineStream, ask: AskAll) -> None:
+    def _add(self, stream: EngineStream, ask: AskAll, asked_s: float) -> None:
         try:
-            ask(self._engine, stream.request_ids, time.monotonic())
+            ask(self._engine, stream.request_ids, asked_s)
         except TailraceError as error:
             self._cancel(stream.request_ids)
-            self._fail([stream], error)
+            self._streams.fail(stream, error)
 
     def _cancel(self, request_ids: Sequence[str]) -> None:
         for request_id in request_ids:
             self._engine.cancel(request_id)
-
-    def _fail(self, streams: Sequence[EngineStream], error: TailraceError) -> None:
-        post = Post()
-        with self._lock:
-            for stream in streams:
-                for request_id in stream.request_ids:
-                    self._streams.pop(request_id, None)
-                post.add(stream, error)
-        post.send()
-
-    def _close_if_done(self) -> bool:
-        with self._lock:
-            self._closed = self._stopping and not self._inbox and not self._engine.has_work
-            return self._closed
-
-    def _break(self, error: BaseException) -> None:
-        self.failure = error
-        with self._lock:
-            self._closed = True
-            unanswered = list({id(stream): stream for stream in self._streams.values()}.values())
-        self._fail(unanswered, DependencyAway("the engine", _RETRY_AFTER_S))

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -145,3 +146,28 @@ async def test_a_broken_engine_tells_everyone_and_ends(engine) -> None:
     assert str(thread.failure) == "no such kernel"
     with pytest.raises(DependencyAway):
         await thread.ask(ask)
+
+
+async def test_a_request_has_waited_since_it_was_asked(engine) -> None:
+    """What a caller waits for the step that runs is part of its time in the queue."""
+    going, go_on = threading.Event(), threading.Event()
+
+    def hold(stepped) -> None:
+        """Keep the engine in its first step."""
+        going.set()
+        go_on.wait(5.0)
+
+    thread = EngineThread(engine, 1, hold)
+    first = asyncio.create_task(thread.ask(ask))
+    await asyncio.to_thread(going.wait, 5.0)
+    second = asyncio.create_task(thread.ask(ask))
+    await asyncio.sleep(0)
+    asked_s = time.monotonic()
+    go_on.set()
+
+    end = await second
+
+    assert end.outcome.arrival_s <= asked_s
+    assert (await first).outcome.status is Status.DONE
+    thread.stop()
+    await asyncio.to_thread(thread.join, 5.0)
