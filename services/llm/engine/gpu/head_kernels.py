@@ -1,10 +1,11 @@
 """Between the joined projection and attention, in one Triton kernel: head norms, rotary positions, and the write into the paged cache.
 
-One program handles one head of one row, in fp32. Keys and values are rounded to the rows' dtype, then stored as the cache
+One program handles a few heads of one row, in fp32. Keys and values are rounded to the rows' dtype, then stored as the cache
 keeps them: as they are, or as one byte a number with a scale for each token and head. Rows beyond those with a slot are
 beams, which are only given back. Held to `TorchKernels.turn_and_store`, also in Triton's interpreter on a CPU.
 
-Shape suffixes: T rows, P pairs of a head (K / 2), H query heads, G key/value heads, K head size, X = (H + 2 G) * K.
+Shape suffixes: T rows, M heads of a program, P pairs of a head (K / 2), H query heads, G key/value heads, K head size,
+X = (H + 2 G) * K.
 """
 
 import triton
@@ -15,6 +16,7 @@ from services.llm.engine.kv_cache import Slots
 from services.llm.engine.weights import HeadNorms
 
 _INT8_PEAK, _FP8_PEAK = 127.0, 448.0
+_HEADS_AT_ONCE = 8
 
 
 def turn_and_store(
@@ -33,7 +35,7 @@ def turn_and_store(
     q_THK = qkv_TX.new_empty(num_rows, num_heads, head_dim)
     k_TGK, v_TGK = (qkv_TX.new_empty(num_rows, num_groups, head_dim) for _ in range(2))
     query_norm_K, key_norm_K = (qkv_TX, qkv_TX) if norms is None else (norms.query_K, norms.key_K)
-    _turn_and_store[(num_rows, num_heads + 2 * num_groups)](
+    _turn_and_store[(num_rows * triton.cdiv(num_heads + 2 * num_groups, _HEADS_AT_ONCE),)](
         qkv_TX,
         cos_TK,
         sin_TK,
@@ -53,6 +55,7 @@ def turn_and_store(
         NUM_GROUPS=num_groups,
         NUM_PAIRS=head_dim // 2,
         PAIRS_PAD=triton.next_power_of_2(head_dim // 2),
+        HEADS=_HEADS_AT_ONCE,
         HAS_NORMS=norms is not None,
         PEAK=_peak(slots),
         num_warps=1,
@@ -88,63 +91,84 @@ def _turn_and_store(  # type: ignore[no-untyped-def]
     NUM_GROUPS: tl.constexpr,
     NUM_PAIRS: tl.constexpr,
     PAIRS_PAD: tl.constexpr,
+    HEADS: tl.constexpr,
     HAS_NORMS: tl.constexpr,
     PEAK: tl.constexpr,
 ) -> None:
-    """Handle one head of one row: the query heads come first, then the key heads, then the value heads."""
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    """Handle a few heads of one row: the query heads come first, then the key heads, then the value heads."""
+    NUM_ALL: tl.constexpr = NUM_HEADS + 2 * NUM_GROUPS
+    num_programs_a_row = tl.cdiv(NUM_ALL, HEADS)
+    row = (tl.program_id(0) // num_programs_a_row).to(tl.int64)
+    head_M = tl.program_id(0) % num_programs_a_row * HEADS + tl.arange(0, HEADS)
     pair_P = tl.arange(0, PAIRS_PAD)
     is_pair_P = pair_P < NUM_PAIRS
-    from_ptr = qkv_ptr + (row * (NUM_HEADS + 2 * NUM_GROUPS) + head) * 2 * NUM_PAIRS
-    low_P = tl.load(from_ptr + pair_P, mask=is_pair_P, other=0.0).to(tl.float32)
-    high_P = tl.load(from_ptr + NUM_PAIRS + pair_P, mask=is_pair_P, other=0.0).to(tl.float32)
-    if head < NUM_HEADS + NUM_GROUPS:
-        if HAS_NORMS:
-            norm_ptr = query_norm_ptr if head < NUM_HEADS else key_norm_ptr
-            shrink = tl.rsqrt((tl.sum(low_P * low_P, 0) + tl.sum(high_P * high_P, 0)) / (2 * NUM_PAIRS) + eps)
-            low_P *= shrink * tl.load(norm_ptr + pair_P, mask=is_pair_P, other=0.0).to(tl.float32)
-            high_P *= shrink * tl.load(norm_ptr + NUM_PAIRS + pair_P, mask=is_pair_P, other=0.0).to(tl.float32)
-        cos_P = tl.load(cos_ptr + row * 2 * NUM_PAIRS + pair_P, mask=is_pair_P, other=0.0).to(tl.float32)
-        sin_P = tl.load(sin_ptr + row * 2 * NUM_PAIRS + pair_P, mask=is_pair_P, other=0.0).to(tl.float32)
-        turned_P = low_P * cos_P - high_P * sin_P
-        high_P = high_P * cos_P + low_P * sin_P
-        low_P = turned_P
-    low_P, high_P = low_P.to(q_ptr.dtype.element_ty), high_P.to(q_ptr.dtype.element_ty)
+    is_query_M, is_value_M = head_M < NUM_HEADS, head_M >= NUM_HEADS + NUM_GROUPS
+    is_head_MP = (head_M < NUM_ALL)[:, None] & is_pair_P[None, :]
+    cell_MP = head_M[:, None] * 2 * NUM_PAIRS + pair_P[None, :]
 
-    if head < NUM_HEADS:
-        _store(q_ptr + (row * NUM_HEADS + head) * 2 * NUM_PAIRS, low_P, high_P, is_pair_P, NUM_PAIRS)
-    else:
-        is_key = head < NUM_HEADS + NUM_GROUPS
-        place = row * NUM_GROUPS + (head - NUM_HEADS) % NUM_GROUPS
-        _store((k_ptr if is_key else v_ptr) + place * 2 * NUM_PAIRS, low_P, high_P, is_pair_P, NUM_PAIRS)
-        if row < num_stored:
-            place = tl.load(slots_ptr + row).to(tl.int64) * NUM_GROUPS + (head - NUM_HEADS) % NUM_GROUPS
-            cell_ptr = (cache_k_ptr if is_key else cache_v_ptr) + place * 2 * NUM_PAIRS
-            if PEAK > 0.0:
-                scale_ptr = (k_scale_ptr if is_key else v_scale_ptr) + place
-                _store_coded(
-                    cell_ptr, scale_ptr, low_P.to(tl.float32), high_P.to(tl.float32), is_pair_P, NUM_PAIRS, PEAK
-                )
-            else:
-                _store(cell_ptr, low_P, high_P, is_pair_P, NUM_PAIRS)
+    from_ptr = qkv_ptr + row * NUM_ALL * 2 * NUM_PAIRS
+    low_MP = tl.load(from_ptr + cell_MP, mask=is_head_MP, other=0.0).to(tl.float32)
+    high_MP = tl.load(from_ptr + NUM_PAIRS + cell_MP, mask=is_head_MP, other=0.0).to(tl.float32)
+    cos_P = tl.load(cos_ptr + row * 2 * NUM_PAIRS + pair_P, mask=is_pair_P, other=0.0).to(tl.float32)
+    sin_P = tl.load(sin_ptr + row * 2 * NUM_PAIRS + pair_P, mask=is_pair_P, other=0.0).to(tl.float32)
+    normed_low_MP, normed_high_MP = low_MP, high_MP
+    if HAS_NORMS:
+        square_M = tl.sum(low_MP * low_MP, 1) + tl.sum(high_MP * high_MP, 1)
+        shrink_M1 = tl.rsqrt(square_M / (2 * NUM_PAIRS) + eps)[:, None]
+        normed_low_MP *= shrink_M1 * _norm_of(query_norm_ptr, key_norm_ptr, is_query_M, pair_P, is_pair_P)
+        high_pair_P = NUM_PAIRS + pair_P
+        normed_high_MP *= shrink_M1 * _norm_of(query_norm_ptr, key_norm_ptr, is_query_M, high_pair_P, is_pair_P)
+    turned_low_MP = normed_low_MP * cos_P[None, :] - normed_high_MP * sin_P[None, :]
+    turned_high_MP = normed_high_MP * cos_P[None, :] + normed_low_MP * sin_P[None, :]
+    low_MP = tl.where(is_value_M[:, None], low_MP, turned_low_MP).to(q_ptr.dtype.element_ty)
+    high_MP = tl.where(is_value_M[:, None], high_MP, turned_high_MP).to(q_ptr.dtype.element_ty)
+
+    is_query_MP = is_head_MP & is_query_M[:, None]
+    is_value_MP = is_head_MP & is_value_M[:, None]
+    is_key_MP = is_head_MP & ~(is_query_M | is_value_M)[:, None]
+    _store(q_ptr + row * NUM_HEADS * 2 * NUM_PAIRS + cell_MP, low_MP, high_MP, is_query_MP, NUM_PAIRS)
+    first_key, first_value = NUM_HEADS, NUM_HEADS + NUM_GROUPS
+    place = row * NUM_GROUPS
+    _store(k_ptr + (place - first_key) * 2 * NUM_PAIRS + cell_MP, low_MP, high_MP, is_key_MP, NUM_PAIRS)
+    _store(v_ptr + (place - first_value) * 2 * NUM_PAIRS + cell_MP, low_MP, high_MP, is_value_MP, NUM_PAIRS)
+    if row < num_stored:
+        slot = tl.load(slots_ptr + row).to(tl.int64) * NUM_GROUPS
+        cache_k_MP = cache_k_ptr + (slot - first_key) * 2 * NUM_PAIRS + cell_MP
+        cache_v_MP = cache_v_ptr + (slot - first_value) * 2 * NUM_PAIRS + cell_MP
+        if PEAK > 0.0:
+            scale_M, low_code_MP, high_code_MP = _coded(low_MP.to(tl.float32), high_MP.to(tl.float32), PEAK)
+            is_key_M = (head_M >= first_key) & ~is_value_M
+            tl.store(k_scale_ptr + slot - first_key + head_M, scale_M, mask=is_key_M)
+            tl.store(v_scale_ptr + slot - first_value + head_M, scale_M, mask=is_value_M & (head_M < NUM_ALL))
+            _store(cache_k_MP, low_code_MP, high_code_MP, is_key_MP, NUM_PAIRS)
+            _store(cache_v_MP, low_code_MP, high_code_MP, is_value_MP, NUM_PAIRS)
+        else:
+            _store(cache_k_MP, low_MP, high_MP, is_key_MP, NUM_PAIRS)
+            _store(cache_v_MP, low_MP, high_MP, is_value_MP, NUM_PAIRS)
+
+
+@triton.jit
+def _norm_of(query_norm_ptr, key_norm_ptr, is_query_M, dim_P, is_pair_P):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
+    """Give the weights (M, P) that heads are normed by."""
+    query_P = tl.load(query_norm_ptr + dim_P, mask=is_pair_P, other=0.0).to(tl.float32)
+    key_P = tl.load(key_norm_ptr + dim_P, mask=is_pair_P, other=0.0).to(tl.float32)
+    return tl.where(is_query_M[:, None], query_P[None, :], key_P[None, :])
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _store_coded(ptr, scale_ptr, low_P, high_P, is_pair_P, NUM_PAIRS: tl.constexpr, PEAK: tl.constexpr) -> None:  # type: ignore[no-untyped-def] # noqa: ANN001
-    """Store a head as codes of magnitude up to PEAK, and what they are to be multiplied by."""
-    scale = tl.div_rn(tl.maximum(tl.max(tl.abs(low_P), 0), tl.max(tl.abs(high_P), 0)), PEAK)
-    tl.store(scale_ptr, scale)
-    divisor = tl.where(scale == 0.0, 1.0, scale)
-    low_P, high_P = tl.div_rn(low_P, divisor), tl.div_rn(high_P, divisor)
+def _coded(low_MP, high_MP, PEAK: tl.constexpr):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
+    """Give what heads' codes are to be multiplied by (M,), and the codes of magnitude up to PEAK."""
+    scale_M = tl.div_rn(tl.maximum(tl.max(tl.abs(low_MP), 1), tl.max(tl.abs(high_MP), 1)), PEAK)
+    divisor_M1 = tl.where(scale_M == 0.0, 1.0, scale_M)[:, None]
+    low_MP, high_MP = tl.div_rn(low_MP, divisor_M1), tl.div_rn(high_MP, divisor_M1)
     if PEAK == 127.0:  # round to even, as adding and taking away 1.5 * 2^23 does
-        low_P = (low_P + 12582912.0) - 12582912.0
-        high_P = (high_P + 12582912.0) - 12582912.0
-    _store(ptr, low_P, high_P, is_pair_P, NUM_PAIRS)
+        low_MP = (low_MP + 12582912.0) - 12582912.0
+        high_MP = (high_MP + 12582912.0) - 12582912.0
+    return scale_M, low_MP, high_MP
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _store(ptr, low_P, high_P, is_pair_P, NUM_PAIRS: tl.constexpr) -> None:  # type: ignore[no-untyped-def] # noqa: ANN001
-    """Store the two halves of a head in the dtype of what is pointed at."""
-    pair_P = tl.arange(0, low_P.shape[0])
-    tl.store(ptr + pair_P, low_P.to(ptr.dtype.element_ty), mask=is_pair_P)
-    tl.store(ptr + NUM_PAIRS + pair_P, high_P.to(ptr.dtype.element_ty), mask=is_pair_P)
+def _store(ptr_MP, low_MP, high_MP, mask_MP, NUM_PAIRS: tl.constexpr) -> None:  # type: ignore[no-untyped-def] # noqa: ANN001
+    """Store the two halves of heads in the dtype of what is pointed at."""
+    tl.store(ptr_MP, low_MP.to(ptr_MP.dtype.element_ty), mask=mask_MP)
+    tl.store(ptr_MP + NUM_PAIRS, high_MP.to(ptr_MP.dtype.element_ty), mask=mask_MP)
