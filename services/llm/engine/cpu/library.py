@@ -1,14 +1,17 @@
-"""The compiled library as Python calls it: its structs, field by field as in `forward.cpp`, and its two functions.
+"""The compiled library as Python calls it: its structs, field by field as in `model.h`, and its two functions.
 
 Structs hold addresses only: whoever fills them keeps the tensors alive. It knows no requests.
 """
 
 import ctypes
+import enum
+import logging
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+_log = logging.getLogger(__name__)
 _Address, _Number, _Real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 
@@ -55,13 +58,31 @@ class Step(ctypes.Structure):
     )
 
 
+class Amx(enum.IntEnum):
+    """Whether the library multiplies by AMX's tile registers, and why not where the processor has them."""
+
+    ABSENT = 0
+    ON = 1
+    REFUSED = 2
+    WRONG = 3
+
+
+_WHY_NO_AMX = {
+    Amx.REFUSED: "the kernel refuses its registers",
+    Amx.WRONG: "it gives other results than the vector instructions",
+}
+
+
 class Library:
-    """The two functions, run on as many threads as torch is set to."""
+    """The two functions, run on as many threads as torch is set to. `amx` tells by what prompts are multiplied."""
 
     def __init__(self, path: Path) -> None:
         """Load the library. Raises OSError."""
         loaded = ctypes.CDLL(str(path))
         self._forward, self._score = loaded.tailrace_forward, loaded.tailrace_score
+        self.amx = Amx(loaded.tailrace_start())
+        if self.amx in _WHY_NO_AMX:
+            _log.warning("the engine runs without AMX, several times slower at prompts: %s", _WHY_NO_AMX[self.amx])
         self._forward.argtypes = (ctypes.POINTER(Model), ctypes.POINTER(Step), ctypes.c_int32)
         self._score.argtypes = (ctypes.c_int32, *[_Address] * 3, *[_Number] * 3, ctypes.c_int32)
         self._forward.restype = self._score.restype = None

@@ -35,7 +35,9 @@ inline void turn(const float* x, const float* cosine, const float* sine, int64_t
 
 template <class To>
 inline void copy_row(const float* x, int64_t size, To* out) {
-    for (int64_t k = 0; k < size; k++) store_one(out + k, x[k]);
+    int64_t k = 0;
+    for (; k + kWidth <= size; k += kWidth) store(out + k, load(x + k));
+    for (; k < size; k++) store_one(out + k, x[k]);
 }
 
 // out = silu(gate) * up
@@ -66,6 +68,16 @@ inline float quantise(const T* x, int64_t size, int64_t padded, uint8_t* out) {
     for (; k < size; k++) out[k] = uint8_t(to_float(x[k]) * inverse + 128.5f);
     for (; k < padded; k++) out[k] = 128;
     return peak / 127.0f;
+}
+
+// What bytes times whole numbers gave, as real numbers: take the offset of 128 back by W's sums, then scale.
+inline void dequantise(float* y, const int32_t* sums, const float* scales, float scale, int64_t size) {
+    int64_t k = 0;
+    for (; k + kWidth <= size; k += kWidth) {
+        const Floats offset = __builtin_convertvector(*reinterpret_cast<const Ints*>(sums + k), Floats) * 128.0f;
+        store(y + k, (load(y + k) - offset) * (load(scales + k) * scale));
+    }
+    for (; k < size; k++) y[k] = (y[k] - 128.0f * float(sums[k])) * (scales[k] * scale);
 }
 
 }  // namespace tailrace

@@ -56,9 +56,14 @@ inline Floats load(const Bf16* from) {
 
 inline void store(float* to, Floats x) { *reinterpret_cast<Floats*>(to) = x; }
 inline void store(Bf16* to, Floats x) {
+#if defined(__AVX512BF16__)
+    const __m256bh halves = _mm512_cvtneps_pbh(reinterpret_cast<__m512&>(x));
+    std::memcpy(to, &halves, sizeof halves);
+#else
     Words bits = reinterpret_cast<Words&>(x);
     bits = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
     *reinterpret_cast<Halves*>(to) = __builtin_convertvector(bits, Halves);
+#endif
 }
 
 inline Floats splat(float x) { return Floats{} + x; }
@@ -85,9 +90,10 @@ inline float max_of(Floats x) {
 
 inline Floats larger_of(Floats a, Floats b) { return a > b ? a : b; }
 
-// e^x for x <= 88, to 2 units in the last place; 0 below -87. Cody and Waite's reduction, Cephes' polynomial.
+// e^x for x <= 88, to 2 units in the last place; next to nothing below -87. Cody and Waite's reduction, Cephes' polynomial.
 inline Floats exp_of(Floats x) {
     const Floats kRound = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to whole numbers
+    x = larger_of(x, splat(-110.0f));
     Floats n = (x * 1.44269504088896341f + kRound) - kRound;
     Floats r = x - n * 0.693359375f + n * 2.12194440e-4f;
     Floats p = splat(1.9875691500e-4f);
@@ -97,10 +103,23 @@ inline Floats exp_of(Floats x) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * r * r + r + 1.0f;
+#if defined(__AVX512F__)
+    return (Floats)_mm512_scalef_ps((__m512)p, (__m512)n);
+#else
     Ints exponent = (__builtin_convertvector(n, Ints) + 127) << 23;
     return x < -87.0f ? Floats{} : p * reinterpret_cast<Floats&>(exponent);
+#endif
 }
 
-inline Floats silu(Floats x) { return x / (1.0f + exp_of(x < -88.0f ? splat(88.0f) : -x)); }
+// x / (1 + e^-x)
+inline Floats silu(Floats x) {
+    const Floats below = 1.0f + exp_of(-larger_of(x, splat(-87.0f)));
+#if defined(__AVX512F__)
+    const Floats guess = (Floats)_mm512_rcp14_ps((__m512)below);
+    return x * (guess * (2.0f - below * guess));  // one step of Newton's
+#else
+    return x / below;
+#endif
+}
 
 }  // namespace tailrace

@@ -1,0 +1,96 @@
+// Attention of many queries over the chunks of a context: a chunk's keys and values are turned into panels, once for all queries.
+//
+// The weights of the values are rounded to the model's dtype, as they are by a GPU's matrix units. AVX-512 alone.
+
+#pragma once
+
+#include "amx.h"
+#include "context.h"
+
+namespace tailrace {
+
+constexpr int64_t kManyQueries = 12;
+
+// A chunk as panels: keys with a lane for each key, values with a lane for each of kSlice numbers of the head.
+struct TurnedChunk {
+    std::vector<Line> keys, values;
+};
+
+#if defined(__AVX512F__)
+
+template <class T>
+inline void turn_keys(const Chunk<T>& chunk, int64_t words, std::vector<Line>& panel) {
+    panel.resize(words * kVectors);
+    for (int v = 0; v < kVectors; v++) {
+        const uint32_t* rows[16];
+        for (int i = 0; i < 16; i++) rows[i] = reinterpret_cast<const uint32_t*>(chunk.keys[v * 16 + i]);
+        turn_rows(rows, words, v, kVectors, panel.data()->words);
+    }
+}
+
+// `count` of 64 numbers from `first` on, as a mask.
+inline uint64_t mask_of(int64_t count) { return count >= 64 ? ~uint64_t(0) : (uint64_t(1) << count) - 1; }
+
+inline void turn_values(const Chunk<float>& chunk, int64_t first, int64_t size, Line* panel) {
+    const uint64_t mask = mask_of(size - first);
+    for (int c = 0; c < kChunk; c++)
+        for (int v = 0; v < kVectors; v++)
+            _mm512_store_ps(panel++, _mm512_maskz_loadu_ps(__mmask16(mask >> (v * 16)), chunk.values[c] + first + v * 16));
+}
+
+// A word holds one number of two keys' values.
+inline void turn_values(const Chunk<Bf16>& chunk, int64_t first, int64_t size, Line* panel) {
+    const uint64_t mask = mask_of(size - first);
+    const __m512i even = _mm512_cvtepu16_epi32(_mm256_setr_epi16(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+    const __m512i low = _mm512_add_epi16(_mm512_or_si512(even, _mm512_slli_epi32(even, 16)), _mm512_set1_epi32(32 << 16));
+    const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+    for (int c = 0; c < kChunk; c += 2)
+        for (int half = 0; half < 2; half++) {
+            const __mmask32 rest = __mmask32(mask >> (half * 32));
+            const __m512i a = _mm512_maskz_loadu_epi16(rest, chunk.values[c] + first + half * 32);
+            const __m512i b = _mm512_maskz_loadu_epi16(rest, chunk.values[c + 1] + first + half * 32);
+            _mm512_store_si512(panel++, _mm512_permutex2var_epi16(a, low, b));
+            _mm512_store_si512(panel++, _mm512_permutex2var_epi16(a, high, b));
+        }
+}
+
+// Add a chunk to the queries' sums.
+template <class T>
+inline void attend_many(const Queries<T>& queries, const Chunk<T>& chunk, TurnedChunk& turned, Sums& sums) {
+    const int64_t head_dim = queries.head_dim, words = head_dim * int64_t(sizeof(T)) / 4;
+    constexpr int64_t kWords = kChunk * int64_t(sizeof(T)) / 4;
+    turn_keys(chunk, words, turned.keys);
+    turned.values.resize(sums.padded / kSlice * kWords * kVectors);
+    for (int64_t k = 0; k < head_dim; k += kSlice) turn_values(chunk, k, head_dim, turned.values.data() + k / kSlice * kWords * kVectors);
+
+    alignas(64) float products[kPanelRows][kPanelWidth];
+    alignas(64) T weights[kPanelRows][kChunk];
+    float shrink[kPanelRows];
+    for (int64_t i = 0; i < queries.count; i += kPanelRows) {
+        const int rows = int(std::min<int64_t>(kPanelRows, queries.count - i));
+        if (!queries.see(chunk, i + rows - 1)) continue;
+        const auto multiply = [&](const T* x, int64_t size, const Line* panel) {
+            const char* nothing = reinterpret_cast<const char*>(panel);
+            times_panel<kVectors, T>(rows, reinterpret_cast<const uint32_t*>(x), size, panel->words, {nothing, nothing}, products);
+        };
+        multiply(queries.q + i * head_dim, words, turned.keys.data());
+        const bool is_whole = queries.see_all(chunk, i);
+        for (int m = 0; m < rows; m++) {
+            if (!is_whole) show_only(products[m], chunk.positions, kChunk, queries.tile, (i + m) / queries.per_group);
+            shrink[m] = soften(products[m], kChunk, queries.scale, sums.peak[i + m], sums.total[i + m]);
+            for (int c = 0; c < kChunk; c += kWidth) store(weights[m] + c, load(products[m] + c));
+        }
+        for (int64_t k = 0; k < head_dim; k += kSlice) {
+            multiply(weights[0], kWords, turned.values.data() + k / kSlice * kWords * kVectors);
+            for (int m = 0; m < rows; m++)
+                for (int j = 0; j < kSlice; j += kWidth) {
+                    float* out = sums.out.data() + (i + m) * sums.padded + k + j;
+                    store(out, load(out) * shrink[m] + load(products[m] + j));
+                }
+        }
+    }
+}
+
+#endif
+
+}  // namespace tailrace

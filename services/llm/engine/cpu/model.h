@@ -1,0 +1,45 @@
+// What the library is called with, as C structs over plain pointers, so that no header of torch is needed: those of `library.py`.
+
+#pragma once
+
+#include "context.h"
+
+namespace tailrace {
+
+// A matrix (out, in): numbers of the model's dtype, or int8 rows padded to 64 with each row's scale and sum.
+struct TailraceMatrix {
+    const void* weight;
+    const void* bias;
+    const float* scales;
+    const int32_t* sums;
+};
+
+struct TailraceLayer {
+    const void *attention_norm, *query_norm, *key_norm, *ffn_norm;
+    TailraceMatrix qkv, output, gate_up, down;
+};
+
+struct TailraceModel {
+    int64_t is_bf16, is_int8, hidden, heads, groups, head_dim, ffn, num_layers;
+    float eps, strength;  // of RMS norms; what cosine and sine are multiplied by
+    const TailraceLayer* layers;
+    const void *embedding, *norm;
+    const float* periods;  // (K / 2,) positions per radian
+};
+
+struct TailraceStep {
+    int64_t rows, paged_rows, num_tiles;
+    const int64_t *tokens, *positions, *slots, *blocks;
+    const Tile* tiles;
+    const Tile* windowed_tiles;
+    const uint8_t* is_windowed;  // by layer
+    void *keys, *values;
+    int64_t layer_slots, block_tokens;
+    void *tail_keys, *tail_values;
+    const int64_t* tail_places;
+    const uint8_t* tail_seen;
+    int64_t num_tail_places;
+    void* hidden;
+};
+
+}  // namespace tailrace

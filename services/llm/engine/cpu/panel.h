@@ -1,0 +1,140 @@
+// Rows times a panel: a few columns of a matrix, turned so that a lane is a column and nothing is summed across lanes.
+//
+// A panel is (words, VECS, 16) words of 32 bits, each one fp32, two bf16 or four int8 that follow one another in a column: what
+// AVX512 multiplies by a word of x, and how AMX wants its right side. AVX-512 alone.
+
+#pragma once
+
+#include <algorithm>
+#include <type_traits>
+
+#include "vectors.h"
+
+namespace tailrace {
+
+constexpr int kVectors = 4;
+constexpr int kPanelWidth = kVectors * 16;
+constexpr int kTileRows = 6;    // of AVX512, whose registers hold their sums
+constexpr int kPanelRows = 32;  // the most that are multiplied at a time
+
+// Words of a panel, aligned as a vector loads them.
+struct alignas(64) Line {
+    uint32_t words[16];
+};
+
+// Lines of memory that will be read next, fetched into the second-level cache meanwhile.
+struct Ahead {
+    const char *next, *end;
+};
+
+#if defined(__AVX512F__)
+
+// 16 rows of 16 words -> 16 vectors, each of one word of all rows, `stride` words apart.
+TAILRACE_SHARED inline void turn_words(const uint32_t* const* rows, int64_t at, uint32_t* out, int64_t stride) {
+    __m512i a[16], b[16];
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_si512(rows[i] + at);
+#pragma GCC unroll 8
+    for (int i = 0; i < 16; i += 2) b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]), b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
+#pragma GCC unroll 4
+    for (int i = 0; i < 16; i += 4) {
+        a[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]), a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
+        a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]), a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        const __m512i low = _mm512_shuffle_i32x4(a[i], a[4 + i], 0x88), high = _mm512_shuffle_i32x4(a[i], a[4 + i], 0xDD);
+        const __m512i low2 = _mm512_shuffle_i32x4(a[8 + i], a[12 + i], 0x88), high2 = _mm512_shuffle_i32x4(a[8 + i], a[12 + i], 0xDD);
+        _mm512_storeu_si512(out + i * stride, _mm512_shuffle_i32x4(low, low2, 0x88));
+        _mm512_storeu_si512(out + (4 + i) * stride, _mm512_shuffle_i32x4(high, high2, 0x88));
+        _mm512_storeu_si512(out + (8 + i) * stride, _mm512_shuffle_i32x4(low, low2, 0xDD));
+        _mm512_storeu_si512(out + (12 + i) * stride, _mm512_shuffle_i32x4(high, high2, 0xDD));
+    }
+}
+
+// Vector `v` of a panel from 16 rows of `words` words.
+inline void turn_rows(const uint32_t* const* rows, int64_t words, int v, int vectors, uint32_t* panel) {
+    const int64_t whole = words / 16 * 16;
+    for (int64_t at = 0; at < whole; at += 16) turn_words(rows, at, panel + (at * vectors + v) * 16, vectors * 16);
+    for (int64_t at = whole; at < words; at++)
+        for (int i = 0; i < 16; i++) panel[(at * vectors + v) * 16 + i] = rows[i][at];
+}
+
+inline __m512 add_products(__m512 sum, __m512i x, __m512i w, float) {
+    return _mm512_fmadd_ps(_mm512_castsi512_ps(x), _mm512_castsi512_ps(w), sum);
+}
+inline __m512 plain(__m512 sum) { return sum; }
+
+#if defined(__AVX512BF16__)
+inline __m512 add_products(__m512 sum, __m512i x, __m512i w, Bf16) { return _mm512_dpbf16_ps(sum, (__m512bh)x, (__m512bh)w); }
+#else
+inline __m512 add_products(__m512 sum, __m512i x, __m512i w, Bf16) {
+    const __m512i mask = _mm512_set1_epi32(0xFFFF0000);
+    sum = _mm512_fmadd_ps((__m512)_mm512_slli_epi32(x, 16), (__m512)_mm512_slli_epi32(w, 16), sum);
+    return _mm512_fmadd_ps((__m512)_mm512_and_si512(x, mask), (__m512)_mm512_and_si512(w, mask), sum);
+}
+#endif
+
+#if defined(__AVX512VNNI__)
+inline __m512i add_products(__m512i sum, __m512i x, __m512i w, int8_t) {
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(x), "v"(w));  // by its intrinsic GCC 12 keeps the sums in memory
+    return sum;
+}
+#else
+inline __m512i add_products(__m512i sum, __m512i x, __m512i w, int8_t) {
+    const auto low = [&](__m512i bytes, bool is_signed) {
+        return is_signed ? _mm512_srai_epi16(_mm512_slli_epi16(bytes, 8), 8) : _mm512_and_si512(bytes, _mm512_set1_epi16(255));
+    };
+    const auto high = [&](__m512i bytes, bool is_signed) { return is_signed ? _mm512_srai_epi16(bytes, 8) : _mm512_srli_epi16(bytes, 8); };
+    sum = _mm512_add_epi32(sum, _mm512_madd_epi16(low(x, false), low(w, true)));
+    return _mm512_add_epi32(sum, _mm512_madd_epi16(high(x, false), high(w, true)));
+}
+#endif
+inline __m512 plain(__m512i sum) { return _mm512_cvtepi32_ps(sum); }
+
+template <class W> struct SumOf { using type = __m512; };
+template <> struct SumOf<int8_t> { using type = __m512i; };
+
+template <int ROWS, int VECS, class W>
+inline void panel_tile(const uint32_t* x, int64_t words, const uint32_t* panel, Ahead& ahead, float (*out)[kPanelWidth]) {
+    typename SumOf<W>::type sum[ROWS][VECS];
+#pragma GCC unroll 6
+    for (int m = 0; m < ROWS; m++)
+#pragma GCC unroll 4
+        for (int v = 0; v < VECS; v++) sum[m][v] = typename SumOf<W>::type{};
+    const char* fetched = ahead.next;
+    for (int64_t k = 0; k < words; k++) {
+        _mm_prefetch(fetched, _MM_HINT_T1);
+        fetched += fetched < ahead.end ? 64 : 0;
+        __m512i column[VECS];
+#pragma GCC unroll 4
+        for (int v = 0; v < VECS; v++) column[v] = _mm512_loadu_si512(panel + (k * VECS + v) * 16);
+#pragma GCC unroll 6
+        for (int m = 0; m < ROWS; m++) {
+            const __m512i word = _mm512_set1_epi32(int32_t(x[m * words + k]));
+#pragma GCC unroll 4
+            for (int v = 0; v < VECS; v++) sum[m][v] = add_products(sum[m][v], word, column[v], W{});
+        }
+    }
+    ahead.next = fetched;
+#pragma GCC unroll 6
+    for (int m = 0; m < ROWS; m++)
+#pragma GCC unroll 4
+        for (int v = 0; v < VECS; v++) _mm512_storeu_ps(out[m] + v * 16, plain(sum[m][v]));
+}
+
+template <int VECS, class W>
+TAILRACE_SHARED inline void any_panel_tile(int rows, const uint32_t* x, int64_t words, const uint32_t* panel, Ahead& ahead, float (*out)[kPanelWidth]) {
+    switch (rows) {
+        case 1: return panel_tile<1, VECS, W>(x, words, panel, ahead, out);
+        case 2: return panel_tile<2, VECS, W>(x, words, panel, ahead, out);
+        case 3: return panel_tile<3, VECS, W>(x, words, panel, ahead, out);
+        case 4: return panel_tile<4, VECS, W>(x, words, panel, ahead, out);
+        case 5: return panel_tile<5, VECS, W>(x, words, panel, ahead, out);
+        case 6: return panel_tile<6, VECS, W>(x, words, panel, ahead, out);
+    }
+}
+
+#endif
+
+}  // namespace tailrace

@@ -1,0 +1,201 @@
+// One step through a decoder: what `LayerLoop` does over `TorchKernels`, fused, by threads that meet between phases. The
+// residual is kept in fp32, rows between matrices in the model's dtype.
+
+#pragma once
+
+#include <memory>
+
+#include "attention.h"
+#include "model.h"
+#include "packed.h"
+#include "rows.h"
+
+namespace tailrace {
+
+// Rows from which turning W pays: with bytes there is half as much to turn.
+constexpr int64_t kPacksFrom = 40, kBytesPackFrom = 12;
+
+int64_t padded(int64_t size) { return (size + 63) / 64 * 64; }
+
+// The phases of one step. Each thread takes its share of rows, of a matrix's columns or of the tiles, then all meet.
+template <class T>
+class Pass {
+  public:
+    Pass(const TailraceModel& model, const TailraceStep& step)
+        : model_(model), step_(step), query_width_(model.heads * model.head_dim),
+          qkv_width_((model.heads + 2 * model.groups) * model.head_dim), residual_(new float[step.rows * model.hidden]),
+          qkv_(new float[step.rows * qkv_width_]), x_(new T[step.rows * std::max(model.hidden, query_width_)]),
+          wide_(new T[step.rows * std::max(query_width_, model.ffn)]), turns_(new float[step.rows * model.head_dim]),
+          gates_(new float[step.rows < kPacksFrom ? step.rows * 2 * model.ffn : 0]), scales_(new float[step.rows]),
+          bytes_(new uint8_t[model.is_int8 ? step.rows * padded(std::max({model.hidden, query_width_, model.ffn})) : 0]) {}
+
+    void run(int thread, int threads) {
+        const Range rows(step_.rows, 1, thread, threads);
+        const auto add_to_residual = [this](int64_t row, int64_t n, const float* y, int count) {
+            for (int i = 0; i < count; i++) residual_[row * model_.hidden + n + i] += y[i];
+        };
+        begin(rows);
+        for (int64_t index = 0; index < model_.num_layers; index++) {
+            const TailraceLayer& layer = model_.layers[index];
+            norm(rows, layer.attention_norm, x_.get());
+            publish(rows, x_.get(), model_.hidden);
+            linear(layer.qkv, x_.get(), model_.hidden, qkv_width_, thread, threads, [this](int64_t row, int64_t n, const float* y, int count) {
+                std::copy_n(y, count, qkv_.get() + row * qkv_width_ + n);
+            });
+            meet();
+            place_heads(rows, layer, index);
+            meet();
+            attend_tiles(index);
+            if (model_.is_int8) publish(rows, x_.get(), query_width_);
+            linear(layer.output, x_.get(), query_width_, model_.hidden, thread, threads, add_to_residual);
+            meet();
+            norm(rows, layer.ffn_norm, x_.get());
+            publish(rows, x_.get(), model_.hidden);
+            gate_up(layer.gate_up, rows, thread, threads);
+            meet();
+            if (model_.is_int8) publish(rows, wide_.get(), model_.ffn);
+            linear(layer.down, wide_.get(), model_.ffn, model_.hidden, thread, threads, add_to_residual);
+            meet();
+        }
+        norm(rows, model_.norm, static_cast<T*>(step_.hidden));
+    }
+
+  private:
+    static void meet() {
+#if defined(_OPENMP)
+#pragma omp barrier
+#endif
+    }
+
+    void begin(const Range& rows) {
+        const int64_t half = model_.head_dim / 2;
+        for (int64_t row = rows.first; row < rows.last; row++) {
+            const T* embedded = static_cast<const T*>(model_.embedding) + step_.tokens[row] * model_.hidden;
+            for (int64_t k = 0; k < model_.hidden; k++) residual_[row * model_.hidden + k] = to_float(embedded[k]);
+            for (int64_t pair = 0; pair < half; pair++) {
+                const float angle = float(step_.positions[row]) / model_.periods[pair];
+                turns_[row * 2 * half + pair] = std::cos(angle) * model_.strength;
+                turns_[row * 2 * half + half + pair] = std::sin(angle) * model_.strength;
+            }
+        }
+    }
+
+    void norm(const Range& rows, const void* weight, T* out) {
+        const int64_t size = model_.hidden;
+        for (int64_t row = rows.first; row < rows.last; row++)
+            rms_norm(residual_.get() + row * size, static_cast<const T*>(weight), size, model_.eps, out + row * size);
+    }
+
+    // Let the other threads read these rows, which matrices of int8 take as bytes.
+    void publish(const Range& rows, const T* x, int64_t size) {
+        if (model_.is_int8)
+            for (int64_t row = rows.first; row < rows.last; row++)
+                scales_[row] = quantise(x + row * size, size, padded(size), bytes_.get() + row * padded(size));
+        meet();
+    }
+
+    // out = x W^T + bias: `put(row, n, y, count)` gets numbers n to n + count - 1 of the row.
+    template <class Put>
+    void linear(const TailraceMatrix& matrix, const T* x, int64_t size, int64_t width, int thread, int threads, Put put) {
+        multiply_by(matrix, x, size, width, 1, thread, threads, [&](int64_t row, int64_t n, float* const* y, int count) {
+            put(row, n, y[0], count);
+        });
+    }
+
+    // wide = silu(gate) * up. Few rows come in bits too short for vectors, and so wait for their whole row.
+    void gate_up(const TailraceMatrix& matrix, const Range& rows, int thread, int threads) {
+        const int64_t ffn = model_.ffn;
+        if (step_.rows >= kPacksFrom)
+            return multiply_by(matrix, x_.get(), model_.hidden, ffn, 2, thread, threads, [&](int64_t row, int64_t n, float* const* y, int count) {
+                silu_mul(y[0], y[1], count, wide_.get() + row * ffn + n);
+            });
+        linear(matrix, x_.get(), model_.hidden, 2 * ffn, thread, threads, [&](int64_t row, int64_t n, const float* y, int count) {
+            std::copy_n(y, count, gates_.get() + row * 2 * ffn + n);
+        });
+        meet();
+        for (int64_t row = rows.first; row < rows.last; row++)
+            silu_mul(gates_.get() + row * 2 * ffn, gates_.get() + (row * 2 + 1) * ffn, ffn, wide_.get() + row * ffn);
+    }
+
+    template <class Put>
+    void multiply_by(const TailraceMatrix& matrix, const T* x, int64_t size, int64_t width, int parts, int thread, int threads, Put put) {
+        const auto put_biased = [&](int64_t row, int64_t n, float* const* y, int count) {
+            if (const T* bias = static_cast<const T*>(matrix.bias))
+                for (int part = 0; part < parts; part++)
+                    for (int i = 0; i < count; i++) y[part][i] += to_float(bias[part * width + n + i]);
+            put(row, n, y, count);
+        };
+        if (!model_.is_int8) {
+            const Product<T, T> product = {x, static_cast<const T*>(matrix.weight), step_.rows, size, width, parts};
+            return multiply(product, thread, threads, kPacksFrom, put_biased);
+        }
+        const Product<uint8_t, int8_t> product = {bytes_.get(), static_cast<const int8_t*>(matrix.weight), step_.rows, padded(size), width, parts};
+        multiply(product, thread, threads, kBytesPackFrom, [&](int64_t row, int64_t n, float* const* y, int count) {
+            for (int part = 0; part < parts; part++) {
+                const int64_t at = part * width + n;
+                dequantise(y[part], matrix.sums + at, matrix.scales + at, scales_[row], count);
+            }
+            put_biased(row, n, y, count);
+        });
+    }
+
+    // Norm and turn the heads; keys and values go to the cache or to the beams' tails.
+    void place_heads(const Range& rows, const TailraceLayer& layer, int64_t index) {
+        const int64_t size = model_.head_dim, width = model_.groups * size;
+        std::vector<float> normed(size);
+        for (int64_t row = rows.first; row < rows.last; row++) {
+            const float* heads = qkv_.get() + row * qkv_width_;
+            const int64_t slot = slot_of(row, index);
+            const bool is_paged = row < step_.paged_rows;
+            T* key = static_cast<T*>(is_paged ? step_.keys : step_.tail_keys) + slot * width;
+            T* value = static_cast<T*>(is_paged ? step_.values : step_.tail_values) + slot * width;
+            for (int64_t head = 0; head < model_.heads + model_.groups; head++) {
+                const bool is_query = head < model_.heads;
+                const float* x = heads + head * size;
+                if (const void* weight = is_query ? layer.query_norm : layer.key_norm) {
+                    rms_norm(x, static_cast<const T*>(weight), size, model_.eps, normed.data());
+                    x = normed.data();
+                }
+                T* out = is_query ? wide_.get() + row * query_width_ + head * size : key + (head - model_.heads) * size;
+                turn(x, turns_.get() + row * size, turns_.get() + row * size + size / 2, size, out);
+            }
+            copy_row(heads + query_width_ + width, width, value);
+        }
+    }
+
+    // Where a row's keys and values go, counted in tokens from the start of the cache or of the tails.
+    int64_t slot_of(int64_t row, int64_t layer) const {
+        if (row < step_.paged_rows) return layer * step_.layer_slots + step_.slots[row];
+        const int64_t beam = row - step_.paged_rows, beams = step_.rows - step_.paged_rows;
+        return (layer * beams + beam) * step_.num_tail_places + step_.tail_places[beam];
+    }
+
+    // Ends with all threads met.
+    void attend_tiles(int64_t layer) {
+        const int64_t token = model_.groups * model_.head_dim, at = layer * step_.layer_slots * token;
+        const int64_t beams = step_.rows - step_.paged_rows, tail_at = layer * beams * step_.num_tail_places * token;
+        const Pages<T> pages = {static_cast<const T*>(step_.keys) + at, static_cast<const T*>(step_.values) + at, step_.blocks,
+                                step_.block_tokens, model_.groups, model_.head_dim};
+        const TailPlaces<T> tails = {static_cast<const T*>(step_.tail_keys) + tail_at,
+                                     static_cast<const T*>(step_.tail_values) + tail_at, step_.tail_seen, step_.paged_rows,
+                                     step_.num_tail_places};
+        const Tile* tiles = step_.is_windowed[layer] ? step_.windowed_tiles : step_.tiles;
+        Workspace<T> space;
+#if defined(_OPENMP)
+#pragma omp for schedule(dynamic)
+#endif
+        for (int64_t task = 0; task < step_.num_tiles * model_.groups; task++)
+            attend(wide_.get(), pages, beams > 0 ? &tails : nullptr, tiles[task / model_.groups], task % model_.groups, model_.heads,
+                   space, x_.get());
+    }
+
+    const TailraceModel& model_;
+    const TailraceStep& step_;
+    const int64_t query_width_, qkv_width_;
+    std::unique_ptr<float[]> residual_, qkv_;
+    std::unique_ptr<T[]> x_, wide_;
+    std::unique_ptr<float[]> turns_, gates_, scales_;
+    std::unique_ptr<uint8_t[]> bytes_;
+};
+
+}  // namespace tailrace

@@ -1,0 +1,133 @@
+"""AMX: the kernel over an emulation of its instructions, the real instructions in the compiler's output, and how it is refused.
+
+On a processor with AMX the other tests of the library run it natively.
+"""
+
+import logging
+import platform
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from services.llm.engine.cpu import compiler, library
+from services.llm.engine.cpu.forward import CpuForward
+from services.llm.engine.cpu.library import Amx, Library
+from services.llm.engine.cpu.targets import Target
+from services.llm.engine.weights import join_weights
+from tests.steps import decoders, plans, run_step
+
+HEADER = Path(__file__).parent / "emulated_tiles.h"
+SOURCE = Path(library.__file__).parent / "forward.cpp"
+STEPS = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def emulating(folder: Path, *options: str) -> Path:
+    """Build the library over emulated tiles; skip where that is not possible."""
+    if "avx512bw" not in compiler.processor_flags():
+        pytest.skip("the tiles' panels are made by AVX512")
+    defined = f'-DTAILRACE_EMULATED_TILES="{HEADER}"'
+    try:
+        return compiler.build_ahead(
+            Target("emulated", platform.machine(), ("-march=native", "-O1", defined, *options)), folder
+        )
+    except compiler.BuildFailedError as why:
+        pytest.skip(str(why))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Where the libraries of these tests are built."""
+    return tmp_path_factory.mktemp("emulated")
+
+
+@pytest.fixture(scope="module")
+def tiles(folder) -> Library:
+    """The library over emulated tiles, which it has tried and trusts."""
+    return Library(emulating(folder))
+
+
+@pytest.fixture(scope="module")
+def refused(folder) -> Path:
+    """The library whose kernel refuses it the tiles."""
+    return emulating(folder, "-DTAILRACE_REFUSED_TILES")
+
+
+@pytest.fixture(scope="module")
+def wrong(folder) -> Path:
+    """The library whose tiles multiply wrongly."""
+    return emulating(folder, "-DTAILRACE_WRONG_TILES")
+
+
+@pytest.fixture(scope="module")
+def vectors(refused) -> Library:
+    """The library without tiles."""
+    return Library(refused)
+
+
+@STEPS
+@given(st.integers(1, 90), st.sampled_from([2, 16, 32, 64, 70, 96, 160]), st.integers(1, 90))
+def test_products_by_tiles_equal_torch(tiles, rows, size, width) -> None:
+    """Rows times a matrix of any shape equal torch's product: whole tiles, parts of tiles, and sizes that no tile has."""
+    torch.manual_seed(rows)
+    x, weight = torch.randn(rows, size).bfloat16(), torch.randn(width, size).bfloat16()
+
+    scores = tiles.score(x, weight)
+
+    assert tiles.amx is Amx.ON
+    torch.testing.assert_close(scores, x.float() @ weight.float().T, atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("weight_kind", ["model", "int8"])
+@STEPS
+@given(decoders(), plans())
+def test_steps_by_tiles_equal_steps_by_vectors(tiles, vectors, weight_kind, decoder, plan) -> None:
+    """Whatever the family, the shape and the step, tiles give what vectors give, to bf16's precision."""
+    weights = join_weights(decoder.bfloat16())
+
+    by_tiles, by_vectors = (
+        run_step(lambda cache, chosen=chosen: CpuForward(chosen, weights, cache, weight_kind), weights, plan)[0].float()
+        for chosen in (tiles, vectors)
+    )
+
+    assert (by_tiles - by_vectors).pow(2).mean().sqrt() <= 0.05 * by_vectors.pow(2).mean().sqrt()
+
+
+@pytest.mark.parametrize(
+    ("cause", "amx", "line"),
+    [
+        ("refused", Amx.REFUSED, "the kernel refuses its registers"),
+        ("wrong", Amx.WRONG, "it gives other results than the vector instructions"),
+    ],
+)
+def test_tiles_refused_or_wrong_are_not_used_and_one_line_says_so(request, caplog, cause, amx, line) -> None:
+    """Where the kernel refuses the registers, or they multiply wrongly, products are right all the same."""
+    path = request.getfixturevalue(cause)
+    x, weight = torch.randn(40, 64).bfloat16(), torch.randn(32, 64).bfloat16()
+
+    with caplog.at_level(logging.WARNING):
+        loaded = Library(path)
+
+    assert loaded.amx is amx
+    assert [record.getMessage() for record in caplog.records] == [
+        f"the engine runs without AMX, several times slower at prompts: {line}"
+    ]
+    torch.testing.assert_close(loaded.score(x, weight), x.float() @ weight.float().T, atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="AMX is x86's")
+def test_the_real_instructions_are_compiled(tmp_path) -> None:
+    """For a processor with AMX the compiler gives its instructions, for bf16 and for bytes, and gives the registers up."""
+    assembly = tmp_path / "forward.s"
+    options = ("-O2", "-std=c++17", "-march=sapphirerapids", "-w", "-S", str(SOURCE), "-o", str(assembly))
+    try:
+        subprocess.run(("g++", *options), check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("no GCC that knows AMX")
+
+    text = assembly.read_text()
+
+    assert all(name in text for name in ("ldtilecfg", "tileloadd", "tdpbf16ps", "tdpbusd", "tilestored", "tilerelease"))
