@@ -22,11 +22,12 @@ from fastapi import FastAPI
 from prometheus_client import REGISTRY
 
 from models.registry import BundleStore
+from services.absent import AbsentLlm, AbsentText
 from services.autoscale import LATE_SHARE
 from services.contracts.access import ANYONE
-from services.contracts.rank import RankRequest, RankResult
+from services.contracts.rank import RankRequest
 from services.contracts.text import TextWriter
-from services.errors import DependencyAway, TailraceError
+from services.errors import TailraceError
 from services.features.event_times import read_event_times
 from services.features.explanations import RedisExplanations
 from services.features.reader import FeatureReader
@@ -85,7 +86,6 @@ GRPC_SERVICERS = (
 """What Ray Serve registers at its gRPC server; calls reach the methods of `Gateway` by name."""
 
 WARM_UP_S = 10.0
-NO_LLM_RETRY_AFTER_S = 5.0
 
 
 class Gateway:
@@ -172,11 +172,11 @@ async def open_standby(settings: Settings) -> AsyncIterator[tuple[FastAPI, RpcDo
     features, keys = open_features(alone), open_keys(alone)
     drills, access = Drills(alone.drills_file), access_by(keys, alone.max_k)
     tracing = open_tracing(alone.otlp_endpoint, alone.trace_share, "tailrace-standby")
-    writer = text_writer(alone, None) if alone.text_url else None
-    plane = build_plane(alone, DrilledStore(features, drills), NoLlm(), writer, part="standby")
+    writer = AbsentText() if alone.text_path else text_writer(alone, None)
+    plane = build_plane(alone, DrilledStore(features, drills), AbsentLlm(), writer, part="standby")
     for starting in (plane.start(), drills.start(), *(() if keys is None else (keys.start(),))):
         await starting
-    await warm_up(features, NoLlm())
+    await warm_up(features, AbsentLlm())
     folder = alone.metrics_dir
     app = create_rest_app(
         lambda: plane,
@@ -192,14 +192,6 @@ async def open_standby(settings: Settings) -> AsyncIterator[tuple[FastAPI, RpcDo
         for stopping in (plane.stop(), drills.stop(), *(() if keys is None else (keys.stop(),))):
             await stopping
         await asyncio.to_thread(tracing.stop)
-
-
-class NoLlm:
-    """The LLM where there is none."""
-
-    async def rank(self, request: RankRequest, timeout_s: float) -> RankResult:
-        """Raise DependencyAway."""
-        raise DependencyAway("llm", NO_LLM_RETRY_AFTER_S)
 
 
 def build_app(settings: Settings) -> "Application":
@@ -296,13 +288,15 @@ def build_desk(settings: Settings, plane: DataPlane, store: Store, drills: Drill
 
 def text_writer(settings: Settings, text: Any | None) -> TextWriter | None:
     """Give whoever writes text, if any: another server, or our own deployment behind this Ray handle."""
-    from services.llm.text_handle import TextHandle
-
     if settings.text_url:
         key_file = settings.text_url_key_file
         key = (lambda: "") if key_file is None else (lambda: read_secret(key_file))
         return RemoteWriter(settings.text_url, key, only_model=settings.text_model)
-    return None if text is None else TextHandle(text, settings.text_deadline_ms / 1_000)
+    if text is None:
+        return None
+    from services.llm.text_handle import TextHandle
+
+    return TextHandle(text, settings.text_deadline_ms / 1_000)
 
 
 def build_plane(

@@ -1,0 +1,150 @@
+"""The standby takes the doors over and hands them back, on the whole stack: `pytest tests/e2e/test_takeover.py`."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import grpc
+import httpx
+import psutil
+import pytest
+
+from infra.local.shared_port import can_share
+from services.contracts import recommend_pb2 as pb
+from tests.servers import wait_for
+from tests.stack import Stack, new_user_id
+
+pytestmark = pytest.mark.skipif(not can_share(), reason="this kernel does not lead connections")
+ACTIVE, TAKEOVERS = "tailrace_standby_active", "tailrace_standby_takeovers_total"
+DEADLINE_MS = 1_000
+
+
+@dataclass
+class Caller:
+    """One who asks without a pause, and what came back: tiers, or the error's name."""
+
+    ask: Callable[[], str]
+    heard: list[str] = field(default_factory=list)
+
+    def run(self, ended: threading.Event) -> None:
+        """Ask until the end."""
+        while not ended.wait(0.02):
+            try:
+                self.heard.append(self.ask())
+            except (httpx.HTTPError, grpc.RpcError) as error:
+                self.heard.append(f"failed: {error!r}")
+
+    @property
+    def num_failed(self) -> int:
+        """How many requests got no answer."""
+        return sum(word.startswith("failed") for word in self.heard)
+
+
+@pytest.fixture(autouse=True)
+def _well(stack: Stack) -> Iterator[None]:
+    """Each test starts from a stack that is well, with the standby off duty, and leaves one behind."""
+    wait_for(lambda: stack.is_well() and stack.metric(ACTIVE) == 0, 120.0, "a well stack before the test")
+    yield
+    wait_for(lambda: stack.is_well() and stack.metric(ACTIVE) == 0, 180.0, "a well stack after the test")
+
+
+@contextmanager
+def callers(stack: Stack, user_id: str) -> Iterator[list[Caller]]:
+    """Ask for one user over both doors, until the end."""
+
+    def over_rest() -> str:
+        return str(stack.recommend(user_id, deadline_ms=DEADLINE_MS)["tier"])
+
+    def over_rpc() -> str:
+        request = pb.RecommendRequest(user_id=user_id, deadline_ms=DEADLINE_MS)
+        return str(stack.rpc.Recommend(request, timeout=20).tier)
+
+    ended, asking = threading.Event(), [Caller(over_rest), Caller(over_rpc)]
+    threads = [threading.Thread(target=caller.run, args=(ended,)) for caller in asking]
+    for thread in threads:
+        thread.start()
+    try:
+        yield asking
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+
+
+def hear(asking: list[Caller], tier: str, timeout_s: float = 180.0) -> None:
+    """Wait until both callers hear this tier."""
+    wait_for(lambda: all(caller.heard[-3:] == [tier] * 3 for caller in asking), timeout_s, f"answers of the {tier}")
+
+
+def user_of_the_decoder(stack: Stack) -> str:
+    """Make a user whom the decoder answers while it is there."""
+    user_id = new_user_id()
+    for item_id in ("50", "181", "172", "174"):
+        stack.sees_click(user_id, item_id)
+    return user_id
+
+
+def below_serve(stack: Stack, name: str) -> psutil.Process:
+    """A process of Ray by its name."""
+    tree = psutil.Process(stack.pid("serve")).children(recursive=True)
+    return next(process for process in tree if process.name() == name)
+
+
+@pytest.mark.parametrize("victim", ["haproxy", "raylet"])
+def test_every_request_is_answered_while_ray_is_away(stack: Stack, victim: str) -> None:
+    """But for those under way inside the victim: by the student, then by the decoder again, with nobody refused."""
+    user_id = user_of_the_decoder(stack)
+    takeovers = stack.metric(TAKEOVERS)
+    with callers(stack, user_id) as asking:
+        hear(asking, "llm")
+        before = [caller.num_failed for caller in asking]
+        os.kill(below_serve(stack, victim).pid, signal.SIGKILL)
+        hear(asking, "student")
+        assert stack.metric(ACTIVE) == 1
+        hear(asking, "llm")
+        wait_for(lambda: stack.metric(ACTIVE) == 0, 60.0, "the standby off duty")
+
+    assert before == [0, 0]
+    assert max(caller.num_failed for caller in asking) <= 2
+    assert not [word for caller in asking for word in caller.heard if "refused" in word.lower()]
+    assert stack.metric(TAKEOVERS) == takeovers + 1
+
+
+def test_without_a_gateway_the_standby_answers(stack: Stack) -> None:
+    """Ray Serve makes new ones meanwhile; who was held by HAProxy is let go."""
+    user_id = user_of_the_decoder(stack)
+    with callers(stack, user_id) as asking:
+        hear(asking, "llm")
+        stack.kill_processes(stack.replica_pids(lambda name: name.startswith("Gateway")))
+        hear(asking, "student")
+        hear(asking, "llm")
+
+
+def test_the_standby_answers_like_a_gateway(stack: Stack) -> None:
+    """Readiness, events, refusals and the health of gRPC, and it says in its metrics that it is there."""
+    os.kill(below_serve(stack, "haproxy").pid, signal.SIGKILL)
+    user_id = new_user_id()
+
+    assert stack.rest.get("/readyz").status_code == 200
+    assert stack.click(user_id, "50").status_code == 200
+    refused = stack.rest.post("/v1/recommendations", json={"user_id": user_id, "k": "many"})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["code"] == "invalid_request"
+    assert stack.metric("tailrace_build_info", part="standby") == 1
+
+
+def test_the_standby_killed(stack: Stack) -> None:
+    """Callers do not notice, and the next one is there when it is needed."""
+    with callers(stack, user_of_the_decoder(stack)) as asking:
+        hear(asking, "llm")
+        stack.kill("standby")
+        wait_for(stack.is_well, 120.0, "a well standby")
+        hear(asking, "llm")
+        os.kill(below_serve(stack, "haproxy").pid, signal.SIGKILL)
+        hear(asking, "student")
+        hear(asking, "llm")
+
+    assert max(caller.num_failed for caller in asking) <= 1

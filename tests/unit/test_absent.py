@@ -1,0 +1,26 @@
+"""What is not there says so in the words of what could be: `pytest tests/unit/test_absent.py`."""
+
+import pytest
+
+from services.absent import AbsentLlm, AbsentText
+from services.contracts.rank import RankRequest
+from services.contracts.text import TextRequest
+from services.errors import DependencyAway
+
+QUESTION = RankRequest(
+    request_id="r", user_id=None, bundle_version="v", history_item_ids=(), k=1, deadline_unix_s=float("inf")
+)
+
+
+async def test_nobody_ranks() -> None:
+    """The policy takes it for an LLM that is away."""
+    with pytest.raises(DependencyAway, match="llm"):
+        await AbsentLlm().rank(QUESTION, 1.0)
+
+
+async def test_nobody_writes() -> None:
+    """A caller is told to come back, rather than that there is no such model."""
+    with pytest.raises(DependencyAway, match="text"):
+        await AbsentText().models()
+    with pytest.raises(DependencyAway, match="text"):
+        AbsentText().write(TextRequest(request_id="r", model="m", prompt="p"))
