@@ -25,7 +25,7 @@ from services.contracts.text import (
     TextRequest,
     TextWriter,
 )
-from services.errors import DeadlineExceeded, DependencyAway, Overloaded, TailraceError
+from services.errors import DeadlineExceeded, DependencyAway, InvalidRequest, Overloaded, TailraceError
 from services.gateway.load_watch import LoadWatch
 from services.gateway.text_count import NOTHING, counted
 from services.gateway.text_report import TextReport
@@ -92,6 +92,12 @@ class TextTier:
     async def models(self) -> tuple[TextModel, ...]:
         """Give what can be asked for. Raises DependencyAway."""
         return await self._writer.models()
+
+    def check_fits(self, num_choices: int, priority: int) -> None:
+        """Refuse a call that would be refused again at every try: more choices than its priority ever has places."""
+        most = places_for(priority, self._num_places)
+        if num_choices > most:
+            raise InvalidRequest("prompt", f"{num_choices} choices of all prompts", f"send at most {most} at once")
 
     async def write(self, request: TextRequest, route: str) -> AsyncGenerator[TextEvent, None]:
         """Write within the bounds; see TextWriter. `route` says who asks, for the metrics.

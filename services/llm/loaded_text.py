@@ -114,7 +114,8 @@ class LoadedText:
         room = self.model.max_context_tokens - num_prompt_tokens
         if room < 1:
             longest = self.model.max_context_tokens - 1
-            raise InvalidRequest("prompt", f"{num_prompt_tokens} tokens long", f"send at most {longest}")
+            field = "messages" if request.messages else "prompt"
+            raise InvalidRequest(field, f"{num_prompt_tokens} tokens long", f"send at most {longest}")
         if request.max_tokens is None:
             return min(room, self.limits.max_tokens)
         most = min(room, self.limits.max_tokens)

@@ -88,7 +88,7 @@ class TextDeployment:
         given_s = self._default_deadline_s
         if request.deadline_unix_s is not None:
             given_s = request.deadline_unix_s - time.time()
-        plan = self._text.plan(request, time.monotonic() + given_s)
+        plan = await asyncio.to_thread(self._text.plan, request, time.monotonic() + given_s)
         next_s = 0.0
         async with aclosing(write(plan, self._thread, in_pieces=request.in_pieces)) as batches:
             async for events in batches:

@@ -16,10 +16,11 @@ from services.errors import InvalidRequest, NotFound
 from services.gateway.caller import DEADLINE_MS, Call, deadline_ms_from
 from services.gateway.door_spans import traced_http
 from services.gateway.openai.answers import ChatShape, CompletionShape, Head, Shape
+from services.gateway.openai.asked import RECOMMENDER, Asked, Asking
 from services.gateway.openai.errors import envelope
 from services.gateway.openai.listing import list_models
 from services.gateway.openai.papers import doc_of
-from services.gateway.openai.parse import RECOMMENDER, Asked, Asking, parse_chat, parse_completion
+from services.gateway.openai.parse import parse_chat, parse_completion
 from services.gateway.openai.ranked import RankedChoices
 from services.gateway.openai.schema import MAX_TEXT_DEADLINE_MS
 from services.gateway.openai.telling import Telling
@@ -152,7 +153,7 @@ def _head(asked: Asked, request_id: str) -> Head:
 
 
 def _writer(plane: DataPlane, ranked: RankedChoices, asked: Asked, route: str) -> Write:
-    """Choose who writes. Raises NotFound, or NotAllowed for the recommender."""
+    """Choose who writes. Raises NotFound, InvalidRequest for too many choices, or NotAllowed for the recommender."""
     if asked.model == RECOMMENDER:
         ranked.check()
         return ranked.write
@@ -161,6 +162,7 @@ def _writer(plane: DataPlane, ranked: RankedChoices, asked: Asked, route: str) -
         raise NotFound(
             f"there is no model {asked.model!r:.80}", "no text is served here: start with --text or --text-url"
         )
+    tier.check_fits(asked.num_choices, asked.requests[0].priority)
     return lambda request: tier.write(request, route)
 
 

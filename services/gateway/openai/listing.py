@@ -3,7 +3,7 @@
 from datetime import datetime
 
 from services.gateway.openai.answers import Plain
-from services.gateway.openai.parse import RECOMMENDER
+from services.gateway.openai.asked import RECOMMENDER
 from services.gateway.plane import DataPlane
 
 

@@ -66,7 +66,7 @@ def parse_body(kind: type[B], body: bytes) -> B:
     try:
         return kind.model_validate(_meant(kind, sent))
     except ValidationError as error:
-        raise _refusal(kind, error) from error
+        raise _refusal(error) from error
 
 
 def _meant(kind: type[BaseModel], sent: dict[str, Any]) -> dict[str, Any]:
@@ -76,10 +76,19 @@ def _meant(kind: type[BaseModel], sent: dict[str, Any]) -> dict[str, Any]:
         if value is not None and value not in _OFF and value != _ALIKE.get(name):
             raise InvalidRequest(name, "not supported here", fix)
     dropped = WITHOUT_EFFECT | NOT_SUPPORTED.keys()
-    meant = {name: value for name, value in sent.items() if value is not None and name not in dropped}
+    meant = {name: _without_nulls(value) for name, value in sent.items() if value is not None and name not in dropped}
+    if unknown := next((name for name in meant if name not in kind.model_fields), None):
+        raise InvalidRequest(unknown, "unknown", f"the fields are {', '.join(sorted(kind.model_fields))}")
     if "messages" in kind.model_fields and isinstance(meant.get("messages"), list):
         meant["messages"] = [_turn(place, turn) for place, turn in enumerate(meant["messages"])]
     return meant
+
+
+def _without_nulls(value: Any) -> Any:
+    """Leave out the nulls of an object and of the objects in it, but not of a schema, whose nulls are values."""
+    if not isinstance(value, dict):
+        return value
+    return {name: one if name == "schema" else _without_nulls(one) for name, one in value.items() if one is not None}
 
 
 def _turn(place: int, turn: Any) -> Any:
@@ -92,13 +101,12 @@ def _turn(place: int, turn: Any) -> Any:
     return {name: value for name, value in turn.items() if value is not None and name not in {"tool_calls", "refusal"}}
 
 
-def _refusal(kind: type[BaseModel], error: ValidationError) -> InvalidRequest:
+def _refusal(error: ValidationError) -> InvalidRequest:
     found = error.errors(include_url=False, include_context=False, include_input=False)
     first = max(found, key=lambda one: len(_places(one["loc"]))) if len(found) > 1 else found[0]
     field, message = _path(first["loc"]), first["msg"]
     if first["type"] == "extra_forbidden":
-        known = f"the fields are {', '.join(sorted(kind.model_fields))}" if len(first["loc"]) == 1 else "leave it out"
-        return InvalidRequest(field, "unknown", known)
+        return InvalidRequest(field, "unknown", "leave it out")
     if first["type"] == "missing":
         return InvalidRequest(field, "missing", f"send {field}")
     return InvalidRequest(field, "wrong type or value", message.replace("Input should", "it should"))

@@ -1,17 +1,42 @@
 """The OpenAI door's JSON: what it takes. Types and ranges are judged here, meaning in parse.py; answers are in answers.py.
 
-The fields are OpenAI's, and vLLM's where OpenAI has none. A null is an absent field, as it is there.
+The fields are OpenAI's, and vLLM's where OpenAI has none. A null is an absent field, as it is there. Lists are judged up to
+their first fault: all faults of a long list would take seconds to tell.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 MAX_STOPS = 4
 MAX_LOGPROBS = 20
+MAX_PROMPTS = 64
+MAX_TURNS = 2_048
+MAX_BIASED = 1_024
 MAX_TEXT_DEADLINE_MS = 600_000
+_MAX_TOP_K = 2**31 - 1
 
+T = TypeVar("T")
+
+
+def _few_prompts(prompt: object) -> object:
+    """Refuse too many prompts before each is looked at; numbers are the tokens of one."""
+    if isinstance(prompt, list) and len(prompt) > MAX_PROMPTS and not isinstance(prompt[0], int):
+        raise PydanticCustomError("too_long", f"{len(prompt)} prompts; send 1 to {MAX_PROMPTS}")
+    return prompt
+
+
+def _few_biased(logit_bias: object) -> object:
+    if isinstance(logit_bias, dict) and len(logit_bias) > MAX_BIASED:
+        raise PydanticCustomError("too_long", f"{len(logit_bias)} tokens; send at most {MAX_BIASED}")
+    return logit_bias
+
+
+Quick = Annotated[list[T], Field(fail_fast=True)]
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
+Prompt = Annotated[str | Quick[str] | Quick[int] | Quick[Quick[int]], BeforeValidator(_few_prompts)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
 class _Body(BaseModel):
@@ -50,15 +75,17 @@ class _WritingBody(_Body):
     max_tokens: int | None = Field(None, ge=1, description="Per choice")
     temperature: float = Field(1.0, ge=0, le=2)
     top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(0, ge=-1, description="vLLM's; 0 and -1: all")
+    top_k: int = Field(0, ge=-1, le=_MAX_TOP_K, description="vLLM's; 0 and -1: all")
     min_p: float = Field(0.0, ge=0, le=1, description="vLLM's")
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     repetition_penalty: float = Field(1.0, gt=0, le=10, description="vLLM's")
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] = Field({}, description="By token id")
+    logit_bias: Annotated[dict[str, Bias], BeforeValidator(_few_biased)] = Field(
+        {}, description=f"By token id, at most {MAX_BIASED}"
+    )
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
-    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] = Field([], description=f"At most {MAX_STOPS}")
-    stop_token_ids: list[int] = Field([], description="vLLM's")
+    stop: Stop | Annotated[Quick[Stop], Field(max_length=MAX_STOPS)] = Field([], description=f"At most {MAX_STOPS}")
+    stop_token_ids: Quick[int] = Field([], description="vLLM's")
     ignore_eos: bool = Field(False, description="vLLM's")
     stream: bool = False
     stream_options: StreamOptionsBody = StreamOptionsBody()
@@ -68,7 +95,7 @@ class _WritingBody(_Body):
 class CompletionBody(_WritingBody):
     """Go on with each prompt. With the model `tailrace-recommender` a prompt is a history, and a choice is an item."""
 
-    prompt: str | list[str] | list[int] | list[list[int]] = Field(
+    prompt: Prompt = Field(
         description="Text or token ids, one or several; for tailrace-recommender item ids, oldest first, with spaces between"
     )
     logprobs: int | None = Field(
@@ -90,14 +117,14 @@ class MessageBody(_Body):
     """One turn."""
 
     role: str = Field(description="system, developer (the same), user or assistant", examples=["user"])
-    content: str | list[TextPartBody] = ""
+    content: str | Annotated[Quick[TextPartBody], Field(max_length=MAX_TURNS)] = ""
     name: str = Field("", description="Taken, without effect")
 
 
 class ChatBody(_WritingBody):
     """Say what the assistant says next, in the words of the checkpoint's own chat template."""
 
-    messages: Annotated[list[MessageBody], Field(min_length=1)]
+    messages: Annotated[Quick[MessageBody], Field(min_length=1, max_length=MAX_TURNS)]
     max_completion_tokens: int | None = Field(None, ge=1, description="As max_tokens, which it replaces")
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="Needs logprobs")

@@ -14,9 +14,9 @@ from starlette.requests import ClientDisconnect
 from services.contracts.text import TextDone, TextEvent, TextPiece
 from services.gateway.error_table import ErrorKind, describe
 from services.gateway.openai.answers import Plain, Shape, usage_of
+from services.gateway.openai.asked import Asked
 from services.gateway.openai.errors import plain_error
 from services.gateway.openai.event_stream import DONE, EventStream, sse
-from services.gateway.openai.parse import Asked
 from services.gateway.openai.presence import Source, unless_gone
 from services.gateway.openai.ranked import DOOR
 from services.gateway.openai.writing import Write, whole, written

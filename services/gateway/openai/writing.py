@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from services.contracts.text import TextBegan, TextDone, TextEvent, TextPiece, TextRequest
 from services.gateway.openai.answers import Choice
-from services.gateway.openai.parse import Asked
+from services.gateway.openai.asked import Asked
 from services.gateway.text_count import NOTHING, added, counted
 
 Write = Callable[[TextRequest], AsyncGenerator[TextEvent, None]]

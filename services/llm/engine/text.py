@@ -8,6 +8,7 @@ from services.errors import InvalidRequest
 
 MAX_LOGPROBS = 20
 _MAX_SEED = 2**64 - 1
+_MAX_TOP_K = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +35,7 @@ class Sampling:
         """Refuse what is out of range. Raises InvalidRequest naming the field."""
         for name, is_right, fix in (
             ("temperature", 0 <= self.temperature < math.inf, "0 or a positive number"),
-            ("top_k", self.top_k >= 0, "0 for all, or a positive integer"),
+            ("top_k", 0 <= self.top_k <= _MAX_TOP_K, f"0 for all, or at most {_MAX_TOP_K}"),
             ("top_p", 0 < self.top_p <= 1, "more than 0, at most 1"),
             ("min_p", 0 <= self.min_p <= 1, "0 to 1"),
             ("repetition_penalty", 0 < self.repetition_penalty < math.inf, "a positive number"),

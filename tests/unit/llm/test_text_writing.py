@@ -257,6 +257,8 @@ async def test_a_schema_holds_at_any_temperature(engine) -> None:
         ({"prompt": "x", "sampling": SamplingOptions(logit_bias={100_000: 1.0})}, "logit_bias"),
         ({"prompt": "x", "json_schema": '{"type": 3}'}, "response_format"),
         ({"messages": (ChatMessage(role="system", content="x"),)}, "messages"),
+        ({"messages": (ChatMessage(role="user", content="the tail " * 300),)}, "messages"),
+        ({"prompt": "x", "sampling": SamplingOptions(temperature=1, top_k=10**400)}, "top_k"),
     ],
 )
 async def test_what_is_wrong_is_named(engine, fields, field: str) -> None:

@@ -5,9 +5,13 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic import ValidationError
 
 from services.contracts.access import Priority
 from services.contracts.text import ChatMessage, SamplingOptions
+from services.errors import InvalidRequest
+from services.gateway.openai.refusals import parse_body
+from services.gateway.openai.schema import ChatBody, CompletionBody
 from tests.parrot import MODEL, Parrot
 from tests.unit.gateway.world import MAX_BODY_BYTES
 
@@ -88,6 +92,7 @@ HARMLESS: list[dict[str, Any]] = [
     {"stream_options": {"include_usage": True, "include_obfuscation": False}, "response_format": {"type": "text"}},
     {"top_k": -1, "logit_bias": {}, "skip_special_tokens": True, "min_tokens": 0, "best_of": 1},
     {"response_format": {"type": "json_object"}},
+    {"stream_options": {"include_usage": None}, "response_format": {"type": "text", "json_schema": None}},
 ]
 
 
@@ -120,7 +125,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     (CHAT, {"top_logprobs": 3}, "top_logprobs"),
     (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
-    (CHAT, {"max_completion_tokens": 33}, "max_tokens"),
+    (CHAT, {"max_completion_tokens": 33}, "max_completion_tokens"),
     (CHAT, {"model": "tailrace-recommender"}, "model"),
     (CHAT, {"response_format": {"type": "xml"}}, "response_format.type"),
     (CHAT, {"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
@@ -128,6 +133,12 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {"prompt": []}, "prompt"),
     (COMPLETIONS, {"prompt": 7}, "prompt"),
     (COMPLETIONS, {"prompt": ["x"] * 65}, "prompt"),
+    (COMPLETIONS, {"prompt": ["x"] * 7}, "prompt"),
+    (COMPLETIONS, {"prompt": ["x"] * 2, "n": 4}, "prompt"),
+    (COMPLETIONS, {"prompt": ["x", 1]}, "prompt[1]"),
+    (COMPLETIONS, {"top_k": 10**400}, "top_k"),
+    (COMPLETIONS, {"logit_bias": {str(token): 1 for token in range(1_025)}}, "logit_bias"),
+    (COMPLETIONS, {"stop": ["a", ""]}, "stop[1]"),
     (COMPLETIONS, {"suffix": "x"}, "suffix"),
     (COMPLETIONS, {"best_of": 2}, "best_of"),
     (COMPLETIONS, {"echo": True, "logprobs": 1}, "echo"),
@@ -167,6 +178,40 @@ async def test_a_wrong_field_is_a_400_that_names_it(
     assert error["message"].startswith(f"{param}: ")
     assert ";" in error["message"]
     assert parrot.asked == []
+
+
+ENDLESS: list[tuple[str, dict[str, Any]]] = [
+    (COMPLETIONS, {"prompt": [7.5] * 9_999}),
+    (COMPLETIONS, {"prompt": [["x"]] * 9_999}),
+    (COMPLETIONS, {"prompt": [["x"] * 9_999]}),
+    (COMPLETIONS, {"stop": [1] * 9_999}),
+    (COMPLETIONS, {"stop_token_ids": ["x"] * 9_999}),
+    (COMPLETIONS, {"logit_bias": {str(token): "x" for token in range(9_999)}}),
+    (COMPLETIONS, {f"colour{number}": 1 for number in range(9_999)}),
+    (CHAT, {"messages": [{}] * 9_999}),
+    (CHAT, {"messages": [{"role": "user", "content": "x"}] * 2_049}),
+    (CHAT, {"messages": [{"role": "user", "content": [{}] * 9_999}]}),
+]
+
+
+@pytest.mark.parametrize(("path", "fields"), ENDLESS)
+def test_a_wrong_body_is_left_at_its_first_faults(path: str, fields: dict[str, Any]) -> None:
+    """Whatever its length: a list of all faults would hold up everybody else."""
+    kind = ChatBody if path == CHAT else CompletionBody
+
+    with pytest.raises(InvalidRequest) as refusal:
+        parse_body(kind, json.dumps(body(path, **fields)).encode())
+
+    cause = refusal.value.__cause__
+    assert cause is None or (isinstance(cause, ValidationError) and cause.error_count() < 10)
+
+
+async def test_nulls_within_a_schema_are_the_schemas(http: httpx.AsyncClient, parrot: Parrot) -> None:
+    """They are values there, not absent fields."""
+    schema = {"type": "json_schema", "json_schema": {"name": "s", "description": None, "schema": {"enum": [None, 1]}}}
+    await http.post(CHAT, json=body(CHAT, response_format=schema))
+
+    assert json.loads(parrot.asked[0].json_schema or "") == {"enum": [None, 1]}
 
 
 BROKEN = [b"", b"{", b"[]", b"null", b"\xff", b'{"model": "\\ud800"}', b"[" * 9_000, b'{"model": NaN}']
