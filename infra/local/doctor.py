@@ -11,6 +11,7 @@ import psutil
 
 from infra.local.parts import stack_parts
 from infra.local.ports import check_free
+from infra.local.shared_port import can_share
 from infra.local.stackfile import StackFile
 from infra.local.text import describe_text
 from services.errors import EnvironmentFault
@@ -34,7 +35,7 @@ class Finding:
 
 def examine(settings: Settings) -> list[Finding]:
     """Look at everything that the stack needs."""
-    return [_python(), _system(), *_resources(settings), *_servers(settings), *_text(settings)]
+    return [_python(), _system(), *_resources(settings), *_servers(settings), _standby(settings), *_text(settings)]
 
 
 def _python() -> Finding:
@@ -70,6 +71,13 @@ def _shared_memory() -> Finding:
     shm = Path("/dev/shm")  # noqa: S108 - where Ray's object store lives
     free_mb = shutil.disk_usage(shm).free / 2**20 if shm.exists() else 0.0
     return Finding(str(shm), f"{free_mb:.0f} MB", free_mb >= MIN_SHM_MB, "in a container: --shm-size=512m")
+
+
+def _standby(settings: Settings) -> Finding:
+    """Tell whether there will be one; none is no fault."""
+    if not settings.standby:
+        return Finding("standby", "switched off", is_well=True)
+    return Finding("standby", "possible" if can_share() else "left out: this kernel leads no connections", is_well=True)
 
 
 def _text(settings: Settings) -> list[Finding]:

@@ -7,6 +7,7 @@ import pytest
 from infra.local.access import check_access
 from infra.local.guide import grpc_call, rest_call
 from infra.local.parts import broker_address, stack_parts
+from infra.local.shared_port import can_share
 from infra.local.supervisor import STOP_ORDER
 from services.errors import ConfigError
 from services.settings import Settings
@@ -80,6 +81,16 @@ def test_with_tls_the_edge_has_the_doors_ports(settings: Settings, tmp_path: Pat
     assert [(port.host, port.number) for port in serve.ports] == [("127.0.0.1", 18_000), ("127.0.0.1", 19_000)]
     assert STOP_ORDER.index("edge") < STOP_ORDER.index("serve")
     assert "edge" not in {part.name for part in stack_parts(settings)}
+
+
+@pytest.mark.skipif(not can_share(), reason="this kernel does not lead connections")
+def test_the_standby_claims_no_port_and_can_be_left_out(settings: Settings) -> None:
+    """The ports are serve's, checked once; and the standby does not wait for serve, whose place it takes."""
+    parts = {part.name: part for part in stack_parts(settings)}
+
+    assert parts["standby"].ports == ()
+    assert "serve" not in parts["standby"].needs
+    assert "standby" not in {part.name for part in stack_parts(settings.model_copy(update={"standby": False}))}
 
 
 @pytest.mark.parametrize(
