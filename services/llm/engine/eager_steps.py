@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from services.llm.engine.beams import BeamBatch
+from services.llm.engine.draw import Draw
 from services.llm.engine.forward import Forward, StepInputs
 from services.llm.engine.plan import Chunk, StepPlan
 from services.llm.engine.ranking import Ranker, Ranking
 from services.llm.engine.running_step import Tokens
-from services.llm.engine.sampling import draw_of, sample
+from services.llm.engine.sampling import sample
 from services.llm.engine.sequence import Sequence
 from services.llm.engine.transfer import to_device
 
@@ -75,7 +76,7 @@ class EagerSteps:
 
     def _sample(self, sequences: list[Sequence], hidden_RD: Tensor) -> Tokens:
         logits_RV = self._forward.logits(hidden_RD, 0, self._vocab_size)
-        return [(sequences, sample(logits_RV, [draw_of(sequence) for sequence in sequences]))]
+        return [(sequences, sample(logits_RV, [Draw.of(sequence) for sequence in sequences]))]
 
     def _on_device(self, array: np.ndarray) -> Tensor:
         return to_device(array, self._device)

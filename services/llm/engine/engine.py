@@ -66,15 +66,15 @@ class Engine:
             raise CheckpointError(f"a sliding window of {window.size} does not hold a code of {len(items.level_sizes)}")
         device = decoder.head_weight_VD.device
         trie = Trie(items, device) if items is not None else None
-        self._intake = Intake(config, decoder.config, trie)
+        need = BlockNeed(config, decoder.config.window_of_all)
+        self.max_tokens = need.longest(decoder.config.max_position_embeddings)
+        """The longest prompt with its text that memory and positions allow."""
+        self._intake = Intake(config, decoder.config, trie, self.max_tokens)
         self._scheduler = Scheduler(config, bundle_version, decoder.config.window_of_all)
         self._runner = Runner(decoder, config, trie, graph_device)
         sizes = number_sizes(decoder.config, decoder.head_weight_VD.element_size(), config.kv_kind, config.weight_kind)
         self._costs = CostModel(decoder.config, sizes, items.level_sizes if items is not None else ())
         self._is_asynchronous = device.type == "cuda" if config.is_asynchronous is None else config.is_asynchronous
-        need = BlockNeed(config, decoder.config.window_of_all)
-        self.max_tokens = need.longest(decoder.config.max_position_embeddings)
-        """The longest prompt with its text that memory and positions allow."""
         self._started: _Started | None = None
         self._ended: list[Outcome] = []
         self.last_step = _NOTHING
@@ -126,9 +126,8 @@ class Engine:
         """
         arrival = Arrival(request_id, prompt_token_ids, priority, now_s, deadline_s)
         sequence, num_survivors = self._intake.rank(arrival, k, allowed, excluded, beam_width)
-        if num_survivors:
-            self._scheduler.add(sequence)
-        else:
+        self._scheduler.add(sequence)
+        if not num_survivors:
             self._end(sequence, Status.DONE)
 
     def add_text(

@@ -1,6 +1,6 @@
 """Turns what is asked into sequences, checked against the model and the catalogue.
 
-It refuses what could never be computed. It knows neither memory nor the queue: the scheduler refuses for those.
+It refuses what could never be computed, naming the field. It does not know the queue: the scheduler refuses for that.
 """
 
 from collections.abc import Collection, Iterable
@@ -32,12 +32,16 @@ class Arrival:
 
 
 class Intake:
-    """Makes the sequences of one engine, numbered in order of arrival. `trie` None: it has no catalogue."""
+    """Makes the sequences of one engine, numbered in order of arrival. `trie` None: it has no catalogue.
 
-    def __init__(self, config: EngineConfig, decoder: DecoderConfig, trie: Trie | None) -> None:
+    No prompt with its text is longer than `max_tokens`, for which there are positions and memory.
+    """
+
+    def __init__(self, config: EngineConfig, decoder: DecoderConfig, trie: Trie | None, max_tokens: int) -> None:
         self._config = config
         self._vocab_size = decoder.vocab_size
         self._max_positions = decoder.max_position_embeddings
+        self._max_tokens = max_tokens
         self._trie = trie
         self._masks = SurvivorMasks(trie) if trie is not None else None
         self._orders = count()
@@ -55,9 +59,12 @@ class Intake:
             raise InvalidRequest("k", "this engine has no catalogue", "ask it for text")
         if k < 1:
             raise InvalidRequest("k", f"{k} is out of range", "send at least 1")
+        if beam_width is not None and beam_width < 1:
+            raise InvalidRequest("beam_width", f"{beam_width} is out of range", "send at least 1")
         excluded_items = np.asarray(excluded, dtype=np.int64)
         _check_masks(allowed, excluded_items, self._trie.num_items)
-        sequence = self._sequence(arrival, num_more_tokens=self._trie.depth - 1)
+        longest = min(self._max_tokens, self._max_positions - (self._trie.depth - 1))
+        sequence = self._sequence(arrival, longest_prompt=longest)
         survivors = self._masks.of(allowed, excluded_items)
         *inner, num_items = survivors.num_by_level
         beams = beam_width or min(max(k, self._config.default_beam_width), self._config.max_beam_rows)
@@ -78,15 +85,19 @@ class Intake:
         if max_new_tokens < 1:
             raise InvalidRequest("max_new_tokens", f"{max_new_tokens} is out of range", "send at least 1")
         self._check_tokens("logit_bias", sampling.logit_bias)
-        sequence = self._sequence(arrival, num_more_tokens=max_new_tokens)
+        sequence = self._sequence(arrival, longest_prompt=self._max_tokens - 1)
+        room = self._max_tokens - len(sequence.tokens)
+        if max_new_tokens > room:
+            after = f"{max_new_tokens} after a prompt of {len(sequence.tokens)}"
+            raise InvalidRequest("max_new_tokens", after, f"send at most {room}")
         sequence.max_new_tokens = max_new_tokens
         sequence.work = TextWork(sampling=sampling, stop_token_ids=frozenset(stop_token_ids), mask=mask)
         return sequence
 
-    def _sequence(self, arrival: Arrival, *, num_more_tokens: int) -> Sequence:
-        longest, tokens = self._max_positions - num_more_tokens, list(arrival.prompt_token_ids)
-        if not 1 <= len(tokens) <= longest:
-            raise InvalidRequest("prompt", f"{len(tokens)} tokens long", f"send 1 to {longest}")
+    def _sequence(self, arrival: Arrival, *, longest_prompt: int) -> Sequence:
+        tokens = list(arrival.prompt_token_ids)
+        if not 1 <= len(tokens) <= longest_prompt:
+            raise InvalidRequest("prompt", f"{len(tokens)} tokens long", f"send 1 to {longest_prompt}")
         self._check_tokens("prompt", tokens)
         return Sequence(
             request_id=arrival.request_id,

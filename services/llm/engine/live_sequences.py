@@ -30,6 +30,8 @@ class LiveSequences:
 
     def add(self, sequence: Sequence) -> None:
         """Put a request in the queue. Raises Overloaded when its priority's places are full, InvalidRequest for what could never run."""
+        num_tokens = len(sequence.tokens) + sequence.max_new_tokens
+        assert self._need.longest(num_tokens) == num_tokens, "longer than the pool, which intake refuses"
         self._check_can_run(sequence)
         if len(self.waiting) >= places_for(sequence.priority, self._config.max_waiting):
             raise Overloaded("the engine's queue", _RETRY_AFTER_S)
@@ -92,9 +94,6 @@ class LiveSequences:
     def _check_can_run(self, sequence: Sequence) -> None:
         if self.find(sequence.request_id) is not None:
             raise InvalidRequest("request_id", f"{sequence.request_id!r} is in flight", "send a new one")
-        num_tokens = len(sequence.tokens) + sequence.max_new_tokens
-        if (longest := self._need.longest(num_tokens)) < num_tokens:
-            raise InvalidRequest("prompt", f"needs more than {longest} cached tokens", "send a shorter one")
         most = self._config.max_beam_rows
         if max(sequence.rows_by_level, default=0) > most:
             raise InvalidRequest("beam_width", "more beams than a step runs", f"send at most {most}")

@@ -18,7 +18,6 @@ from services.llm.engine.kv_cache import KvCache
 from services.llm.engine.plan import StepPlan
 from services.llm.engine.ranking import Ranker, Ranking
 from services.llm.engine.running_step import RunningStep, Tokens
-from services.llm.engine.sampling import draw_of
 from services.llm.engine.trie import Trie
 from services.llm.engine.weights import Weights, join_weights
 
@@ -57,15 +56,19 @@ class Runner:
         return RunningStep(*self._replay(plan, self._graphs))
 
     def _replay(self, plan: StepPlan, graphs: StepGraphs) -> tuple[list[Ranking], Tokens]:
+        """Start what is recorded first: while the device runs it, the host launches the rest, kernel by kernel."""
         rest, groups = graphs.cut(plan)
-        rankings, drawn = ([], []) if rest.is_empty else self._eager.run(rest)
+        rankings: list[Ranking] = []
+        drawn: Tokens = []
         for group in groups:
             if isinstance(group.shape, TextShape):
-                draws = [draw_of(sequence) for sequence in group.sequences]
-                drawn.append((group.sequences, graphs.run_text(group, draws)))
+                drawn.append((group.sequences, graphs.run_text(group)))
             else:
                 rankings += graphs.run_beams(group)
-        return rankings, drawn
+        if rest.is_empty:
+            return rankings, drawn
+        ranked, texts = self._eager.run(rest)
+        return rankings + ranked, drawn + texts
 
 
 def _forward_for(weights: Weights, config: EngineConfig) -> Forward:

@@ -8,46 +8,22 @@ penalty of Keskar et al. 2019.
 Shape suffixes: R requests, V vocabulary, N most probable tokens.
 """
 
-from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from services.llm.engine.sequence import Sequence
-from services.llm.engine.text import Chosen, Sampling
+from services.llm.engine.draw import Draw
+from services.llm.engine.selection import top_by_score
+from services.llm.engine.text import Chosen
 from services.llm.engine.transfer import Arriving, to_device
-from services.llm.engine.work import TextWork
-
-
-@dataclass(frozen=True, slots=True)
-class Draw:
-    """What is drawn for: the settings, all tokens so far, how many of them were the prompt, and the bits of what may come.
-
-    `allowed` (ceil(V / 32),) int32 is a `TokenMask`'s, or None for everything.
-    """
-
-    sampling: Sampling
-    tokens: Many[int]
-    num_prompt_tokens: int
-    allowed: np.ndarray | None = None
-
-    @property
-    def changes_logits(self) -> bool:
-        """Whether anything is done to the logits before temperature."""
-        return self.allowed is not None or self.sampling.changes_logits
-
-    @property
-    def is_most_probable(self) -> bool:
-        """Whether the most probable token is all that is wanted."""
-        return not (self.changes_logits or self.sampling.temperature) and self.sampling.num_logprobs is None
 
 
 class Drawn:
     """The tokens chosen for some rows and what is told of them, on their way to the host."""
 
-    def __init__(self, token_R: Tensor, logits_RV: Tensor, num_logprobs: Many[int | None]) -> None:
+    def __init__(self, token_R: Tensor, logits_RV: Tensor, num_logprobs: Sequence[int | None]) -> None:
         self._num_logprobs = num_logprobs
         self._tells = any(count is not None for count in num_logprobs)
         told = _told(logits_RV, token_R, max(count or 0 for count in num_logprobs)) if self._tells else ()
@@ -66,19 +42,7 @@ class Drawn:
         ]
 
 
-def draw_of(sequence: Sequence) -> Draw:
-    """Give what a text's next token is drawn for."""
-    assert isinstance(sequence.work, TextWork), "only text is sampled"
-    mask = sequence.work.mask
-    return Draw(
-        sequence.work.sampling,
-        sequence.tokens,
-        sequence.num_prompt_tokens,
-        mask.allowed() if mask is not None else None,
-    )
-
-
-def sample(logits_RV: Tensor, draws: Many[Draw]) -> Drawn:
+def sample(logits_RV: Tensor, draws: Sequence[Draw]) -> Drawn:
     """Choose one token for each row. Does not wait for the device."""
     changed_RV = _with_changes(logits_RV, draws)
     token_R = changed_RV.argmax(-1)
@@ -91,7 +55,7 @@ def sample(logits_RV: Tensor, draws: Many[Draw]) -> Drawn:
     return Drawn(token_R, logits_RV, [draw.sampling.num_logprobs for draw in draws])
 
 
-def _with_changes(logits_RV: Tensor, draws: Many[Draw]) -> Tensor:
+def _with_changes(logits_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
     if not any(draw.changes_logits for draw in draws):
         return logits_RV
     logits_RV = logits_RV.clone()
@@ -121,7 +85,7 @@ def _change(row_V: Tensor, draw: Draw) -> None:
         row_V[token_id] += bias
 
 
-def _cut_tails(scaled_RV: Tensor, draws: Many[Draw]) -> Tensor:
+def _cut_tails(scaled_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
     rows = [row for row, draw in enumerate(draws) if draw.sampling.cuts_tail]
     if not rows:
         return scaled_RV
@@ -146,8 +110,11 @@ def _cut_tails(scaled_RV: Tensor, draws: Many[Draw]) -> Tensor:
 
 def _invert(logits_RV: Tensor, uniform_R: np.ndarray) -> Tensor:
     mass_RV = logits_RV.double().softmax(-1).cumsum(-1)
-    target_R1 = to_device(uniform_R.astype(np.float32), mass_RV.device).unsqueeze(-1) * mass_RV[:, -1:]
-    return torch.searchsorted(mass_RV, target_R1, right=True).squeeze(-1).clamp_max_(logits_RV.shape[-1] - 1)
+    total_R1 = mass_RV[:, -1:].contiguous()
+    target_R1 = to_device(uniform_R.astype(np.float32), mass_RV.device).unsqueeze(-1) * total_R1
+    last_R1 = torch.searchsorted(mass_RV, total_R1)  # of any probability: a number may round up to one
+    found_R1 = torch.searchsorted(mass_RV, target_R1, right=True)
+    return torch.minimum(found_R1, last_R1).squeeze(-1)
 
 
 def _uniform(draw: Draw) -> float:
@@ -155,7 +122,8 @@ def _uniform(draw: Draw) -> float:
 
 
 def _told(logits_RV: Tensor, token_R: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Give the logprob of each row's token, and the most probable tokens with theirs."""
-    logprob_RV = logits_RV.log_softmax(-1)
-    top_RN, id_RN = logprob_RV.topk(most, dim=-1)
-    return logprob_RV.gather(-1, token_R.unsqueeze(-1)).squeeze(-1), id_RN, top_RN
+    """Give the logprob of each row's token, and the most probable tokens, ties by id, with theirs."""
+    logprob_RV = logits_RV.float().log_softmax(-1)
+    id_V = torch.arange(logprob_RV.shape[-1], device=logprob_RV.device)
+    id_RN = top_by_score(logprob_RV, id_V, most)
+    return logprob_RV.gather(-1, token_R.unsqueeze(-1)).squeeze(-1), id_RN, logprob_RV.gather(-1, id_RN)

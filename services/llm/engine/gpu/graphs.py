@@ -21,7 +21,7 @@ from services.llm.engine.gpu.step_table import StepTable
 from services.llm.engine.gpu.text_graph import TextGraph
 from services.llm.engine.plan import StepPlan
 from services.llm.engine.ranking import Ranking
-from services.llm.engine.sampling import Draw, Drawn
+from services.llm.engine.sampling import Drawn
 from services.llm.engine.trie import Trie
 from services.llm.engine.weights import Weights
 
@@ -91,11 +91,11 @@ class StepGraphs:
                 ready.append(group)
         return rest, ready
 
-    def run_text(self, group: Group, draws: list[Draw]) -> Drawn:
+    def run_text(self, group: Group) -> Drawn:
         """Choose the next token of each request of a group. Waits for nothing."""
         graph = self._recorded[group.shape]
         assert isinstance(graph, TextGraph), "not a group of text"
-        return graph.run(group.sequences, draws)
+        return graph.run(group.sequences)
 
     def run_beams(self, group: Group) -> list[Ranking]:
         """Choose the next level of each request of a group. Gives the rankings that are complete. Waits for nothing."""

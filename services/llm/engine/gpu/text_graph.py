@@ -6,11 +6,12 @@ Shape suffixes: B requests, V vocabulary.
 import torch
 from torch import Tensor
 
+from services.llm.engine.draw import Draw
 from services.llm.engine.forward import LayerLoop, StepInputs
 from services.llm.engine.gpu.graph_device import GraphDevice
 from services.llm.engine.gpu.graph_shapes import TextShape
 from services.llm.engine.gpu.step_table import StepTable
-from services.llm.engine.sampling import Draw, Drawn, sample
+from services.llm.engine.sampling import Drawn, sample
 from services.llm.engine.sequence import Sequence
 
 
@@ -27,10 +28,11 @@ class TextGraph:
         table.fill([], shape.num_requests)
         self._recording = device.record(self._body, [table.numbers])
 
-    def run(self, sequences: list[Sequence], draws: list[Draw]) -> Drawn:
-        """Choose each request's next token. Waits for nothing."""
+    def run(self, sequences: list[Sequence]) -> Drawn:
+        """Choose each request's next token. Waits for nothing; how it is drawn, masks too, is worked out when the device is at work."""
         self._table.fill(sequences, self._num_requests)
         self._recording.replay()
+        draws = [Draw.of(sequence) for sequence in sequences]
         logits_BV, token_B = self._recording.outputs
         if any(not draw.is_most_probable for draw in draws):
             return sample(logits_BV[: len(draws)], draws)

@@ -228,7 +228,10 @@ def test_the_queue_is_bounded(items_of, decoder_of, engine_of, drained) -> None:
         ({"allowed": np.ones(50)}, "allowed"),
         ({"excluded": [3, 50]}, "excluded"),
         ({"excluded": [-1]}, "excluded"),
+        ({"beam_width": 0}, "beam_width"),
+        ({"beam_width": -3}, "beam_width"),
         ({"request_id": "taken"}, "request_id"),
+        ({"request_id": "taken", "allowed": np.zeros(50, dtype=bool)}, "request_id"),
     ],
 )
 def test_what_could_never_run_is_refused_by_field(change, field, items_of, decoder_of, engine_of) -> None:

@@ -143,6 +143,29 @@ def test_bad_settings_are_refused_by_field(llama, change, field, engine_of) -> N
     assert refused.value.field == field
 
 
+@pytest.mark.parametrize(
+    ("num_prompt", "max_new_tokens", "refusal"),
+    [
+        (41, 1, "prompt: 41 tokens long; send 1 to 39"),
+        (40, 1, "prompt: 40 tokens long; send 1 to 39"),
+        (39, 2, "max_new_tokens: 2 after a prompt of 39; send at most 1"),
+        (3, 500, "max_new_tokens: 500 after a prompt of 3; send at most 37"),
+    ],
+)
+def test_what_is_longer_than_the_pool_is_refused_by_field(
+    llama, num_prompt, max_new_tokens, refusal, engine_of
+) -> None:
+    """The prompt where it leaves no room for a token, else how many more are asked for; what is told to be right is taken."""
+    engine = engine_of(llama[1], None, num_blocks=10)
+
+    with pytest.raises(InvalidRequest) as refused:
+        engine.add_text("a", [5] * num_prompt, max_new_tokens=max_new_tokens)
+
+    assert str(refused.value) == refusal
+    engine.add_text("a", [5] * 39, max_new_tokens=1)
+    engine.add_text("b", [5] * 3, max_new_tokens=37)
+
+
 def test_a_text_longer_than_the_pool_is_written_under_a_window(items_of, decoder_of, engine_of, drained) -> None:
     """Blocks behind a window that every layer has are free again: in 6 blocks of 4 a text of 200 tokens is that of a large pool."""
     decoder = decoder_of(items_of(1), window=Window(8, frozenset({0, 1}), num_sinks=2))
@@ -158,10 +181,10 @@ def test_a_text_longer_than_the_pool_is_written_under_a_window(items_of, decoder
 
 
 def test_a_layer_that_sees_everything_keeps_every_block(items_of, decoder_of, engine_of) -> None:
-    """Where one layer has no window, a text longer than the pool is refused, naming the field and what there is room for."""
+    """Where one layer has no window, a text longer than the pool is refused."""
     engine = engine_of(decoder_of(items_of(1), window=Window(8, frozenset({0}))), None, num_blocks=6)
 
-    with pytest.raises(InvalidRequest, match="prompt: needs more than 24 cached tokens"):
+    with pytest.raises(InvalidRequest, match="max_new_tokens: 200 after a prompt of 3; send at most 21"):
         engine.add_text("long", [1, 2, 3], max_new_tokens=200)
 
     assert engine.max_tokens == 24

@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.errors import InvalidRequest
-from services.llm.engine.sampling import Draw, sample
+from services.llm.engine import sampling
+from services.llm.engine.draw import Draw
+from services.llm.engine.sampling import sample
 from services.llm.engine.text import Sampling
 
 VOCAB = 23
@@ -129,3 +131,24 @@ def test_a_setting_out_of_range_is_refused_by_name(wrong: dict[str, Any]) -> Non
 
     assert refused.value.field == next(iter(wrong))
     assert refused.value.fix.startswith("send ")
+
+
+def test_a_draw_at_the_very_end_is_still_possible(monkeypatch) -> None:
+    """A uniform number that rounds up to one draws the last token of any probability, not one that may not come."""
+    monkeypatch.setattr(sampling, "_uniform", lambda draw: 1 - 2**-30)
+    logits_RV = torch.tensor([[0.0, 2.0, 1.0, -torch.inf, -torch.inf]])
+
+    (choice,) = sample(logits_RV, [Draw(Sampling(temperature=1.0), [0], 1)]).chosen()
+
+    assert choice.token_id == 2
+
+
+def test_equally_probable_tokens_are_told_by_id() -> None:
+    """Ties are common in bf16: the most probable tokens come by logprob, then by id, so that the greedy one is the first."""
+    logits_RV = torch.zeros(2, 1_000)
+    logits_RV[1, 500:] = 3.0
+
+    choices = sample(logits_RV, [Draw(Sampling(num_logprobs=3), [0], 1)] * 2).chosen()
+
+    assert [choice.token_id for choice in choices] == [0, 500]
+    assert [[token for token, _ in choice.top] for choice in choices] == [[0, 1, 2], [500, 501, 502]]
