@@ -22,6 +22,11 @@ from infra.local.shared_port import can_share
 from services.errors import ConfigError
 from services.settings import Settings
 
+_BESIDE_A_STANDBY = {
+    "SERVE_SOCKET_REUSE_PORT_ENABLED": "1",  # HAProxy listens with SO_REUSEPORT, or it would find its ports taken
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",  # of 5: cores that answer meanwhile are slow at starting Ray
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
@@ -111,6 +116,7 @@ def serve_part(settings: Settings) -> Part:
             partial(accepts, host, grpc_port),
         ),
         needs=("valkey", "broker"),
+        environment=_BESIDE_A_STANDBY,
         patience=Patience(start_s=180.0, hang_s=45.0),
         grace_s=0.0,
     )

@@ -77,7 +77,6 @@ def ray_environment(home: Path) -> dict[str, str]:
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
         "RAY_SERVE_HAPROXY_NBTHREAD": "2",
-        "SERVE_SOCKET_REUSE_PORT_ENABLED": "1",  # HAProxy shares its ports with the standby
         "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",  # a replica died under a request: ask another
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(proxy / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(proxy / ADMIN_SOCKET),
