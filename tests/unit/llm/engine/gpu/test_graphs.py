@@ -145,6 +145,25 @@ def test_texts_that_run_out_of_blocks_go_on_where_they_were() -> None:
     assert device.num_replays > 20
 
 
+def test_masks_are_worked_out_while_the_device_runs() -> None:
+    """What may come next is asked after the step was started: of a prompt's last token, then of each replay."""
+    graphed, _, device = both(1)
+    asked: list[int] = []
+
+    class Everything:
+        def allowed(self) -> np.ndarray:
+            asked.append(device.num_replays)
+            return np.full(2, -1, dtype=np.int32)
+
+        def take(self, token_id: int) -> None:
+            pass
+
+    graphed.add_text("held", prompt_of(1), max_new_tokens=3, mask=Everything())
+    drain(graphed)
+
+    assert asked == [0, 1, 2]
+
+
 def test_a_shape_that_was_not_recorded_runs_as_it_comes_and_is_counted() -> None:
     """More items asked for than the widest shape has beams: the answer is the same, and the fallback is told."""
     graphed, plain, _ = both(2, max_beam_rows=16)
