@@ -1,0 +1,68 @@
+"""Which blocks a sequence needs at once, against one position after another."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.window import Window
+from services.llm.engine.block_need import BlockNeed
+from services.llm.engine.config import EngineConfig
+
+BLOCK = 4
+windows = st.builds(Window, st.integers(1, 30), st.just(frozenset({0})), st.integers(0, 9))
+
+
+def build_need(window: Window | None, chunk: int, num_blocks: int = 1_000) -> BlockNeed:
+    """Build the counts of an engine with small blocks."""
+    config = EngineConfig(block_tokens=BLOCK, tile_tokens=BLOCK, max_chunk_tokens=chunk, num_blocks=num_blocks)
+    return BlockNeed(config, window)
+
+
+def sees(window: Window, row: int, position: int) -> bool:
+    """Whether a row sees a position, by the window's definition."""
+    return position <= row and (position < window.num_sinks or position > row - window.size)
+
+
+@given(window=windows, num_computed=st.integers(0, 120))
+def test_blocks_behind_are_those_that_no_row_to_come_sees(window: Window, num_computed: int) -> None:
+    """Every block that a later row sees is kept, and every other one behind that of the next token is given up."""
+    need = build_need(window, chunk=7)
+    behind = set(range(200)[need.behind(num_computed)])
+
+    seen = {
+        position // BLOCK
+        for row in range(num_computed, num_computed + 40)
+        for position in range(row + 1)
+        if sees(window, row, position)
+    }
+
+    passed = set(range(num_computed // BLOCK))
+    sinks = set(range(-(-window.num_sinks // BLOCK)))
+    assert behind == passed - seen - sinks
+    assert need.first_seen(num_computed) >= max(behind, default=-1) + 1
+
+
+@given(window=windows, chunk=st.integers(1, 20), num_tokens=st.integers(1, 200))
+def test_a_table_has_places_for_the_next_chunk_and_no_more_held_than_promised(
+    window: Window, chunk: int, num_tokens: int
+) -> None:
+    """At every point of a prompt the longest chunk fits, and a pool of what is held at most takes any length."""
+    need = build_need(window, chunk)
+    held = 0
+
+    for num_computed in range(num_tokens):
+        places = need.table_len(num_computed, num_tokens)
+        assert places * BLOCK >= min(num_tokens, num_computed + chunk)
+        assert places >= need.table_len(max(num_computed - 1, 0), num_tokens)
+        held = max(held, places - len(range(places)[need.behind(num_computed)]))
+
+    assert build_need(window, chunk, num_blocks=max(held, 1)).longest(num_tokens) == num_tokens
+
+
+@given(chunk=st.integers(1, 20), num_computed=st.integers(0, 50), more=st.integers(1, 50))
+def test_without_a_window_every_block_is_needed(chunk: int, num_computed: int, more: int) -> None:
+    """Nothing is behind, the table holds all tokens, and none is longer than the pool."""
+    need = build_need(None, chunk, num_blocks=10)
+
+    assert range(100)[need.behind(num_computed)] == range(0)
+    assert need.table_len(num_computed, num_computed + more) == -(-(num_computed + more) // BLOCK)
+    assert need.longest(num_computed + more) == min(num_computed + more, 40)
