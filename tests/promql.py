@@ -9,7 +9,7 @@ import yaml
 from prometheus_client import CollectorRegistry
 from prometheus_client.utils import floatToGoString
 
-from services.telemetry import EngineMetrics, GatewayMetrics, ProcessMetrics, StreamMetrics, TextMetrics
+from services.telemetry import EngineMetrics, GatewayMetrics, ProcessMetrics, StandbyMetrics, StreamMetrics, TextMetrics
 from tests.pages import ROOT
 
 RULES = ROOT / "infra/prometheus/rules"
@@ -29,6 +29,7 @@ def exported() -> dict[str, set[str]]:
         GatewayMetrics(registry),
         TextMetrics(registry),
         StreamMetrics(registry),
+        StandbyMetrics(registry),
         EngineMetrics(registry),
         ProcessMetrics(registry, "gateway"),
     )

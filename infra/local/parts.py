@@ -84,6 +84,7 @@ def worker_part(settings: Settings) -> Part:
         probes=(partial(beats, settings.worker_heartbeat),),
         needs=("valkey", "broker"),
         environment={"OMP_NUM_THREADS": "1", **metrics_environment(settings)},
+        patience=Patience(start_s=180.0),
     )
 
 

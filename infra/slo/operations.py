@@ -81,6 +81,13 @@ ALERTS = (
         summary="Only {{ $value | humanize }} LLM replicas serve",
     ),
     Alert(
+        name="TailraceStandbyActive",
+        expr="max(tailrace_standby_active) == 1",
+        lasts="2m",
+        severity="ticket",
+        summary="Ray Serve's doors are away for longer than a restart takes; the standby answers without the LLM",
+    ),
+    Alert(
         name="TailraceKvCacheFull",
         expr="max(vllm:kv_cache_usage_perc) > 0.95",
         lasts="5m",
