@@ -39,8 +39,9 @@ class EngineStream:
     async def take(self) -> list[Grown | Ended]:
         """Wait for news and give all there are. Raises what the engine refused with, or DependencyAway when it broke."""
         await self._arrived.wait()
-        self._arrived.clear()
-        if self._error is not None and not self._news:
+        if self._error is None:
+            self._arrived.clear()
+        elif not self._news:
             raise self._error
         news, self._news = self._news, []
         return news
