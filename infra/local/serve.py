@@ -5,9 +5,10 @@ when one of Ray's own servers dies, since a headless cluster never recovers; the
 """
 
 import os
-import select
 import signal
 import sys
+import threading
+from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
 
@@ -62,11 +63,17 @@ def _run_application(settings: Settings) -> None:
 
 def _watch() -> NoReturn:
     """Live as long as Ray's servers do, and not a moment longer: HAProxy goes with us, and while it lives it answers with errors."""
-    servers = [child.pid for child in psutil.Process().children() if child.name() in _CORE_SERVERS]
-    ends = select.poll()
-    for server in servers:
-        ends.register(os.pidfd_open(server), select.POLLIN)
-    ends.poll()
+    for child in psutil.Process().children():
+        if child.name() in _CORE_SERVERS:
+            threading.Thread(target=_end_with, args=(child.pid,), daemon=True).start()
+    while True:
+        signal.pause()
+
+
+def _end_with(server_pid: int) -> NoReturn:
+    """End at once when this child ends, without reaping it: it is Ray's."""
+    with suppress(ChildProcessError):
+        os.waitid(os.P_PID, server_pid, os.WEXITED | os.WNOWAIT)
     sys.stderr.write("one of Ray's servers died\n")
     os._exit(1)
 
