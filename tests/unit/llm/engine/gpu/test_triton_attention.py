@@ -19,7 +19,7 @@ from services.llm.engine.tiles import Tile
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BLOCK = 4
-NUM_BLOCKS = 500
+NUM_BLOCKS = 600
 
 
 def cache_of(kind: str, kv_heads: int, head_dim: int) -> KvCache:
@@ -58,12 +58,16 @@ BEAMS = [(16, 40, 0), (5, 3, 0), (12, 65, 0)]
 MIXED = [*PREFILL[1:3], *DECODE[:2], *BEAMS]
 LONG = [(7, 300, 0), (1, 270, 1)]
 """Contexts that are split over programs."""
+LONGEST = [(1, 2_300, 1)]
+"""A context of more parts than are put together at once."""
 
 
 @pytest.mark.parametrize("kind", ["model", "int8", "fp8"])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 4, 16), (6, 2, 10), (8, 1, 32)])
 @pytest.mark.parametrize(
-    "shapes", [PREFILL, DECODE, BEAMS, MIXED, LONG], ids=["prefill", "decode", "beams", "mixed", "long"]
+    "shapes",
+    [PREFILL, DECODE, BEAMS, MIXED, LONG, LONGEST],
+    ids=["prefill", "decode", "beams", "mixed", "long", "longest"],
 )
 def test_the_kernel_equals_the_reference(kind, heads, kv_heads, head_dim, shapes) -> None:
     """For MHA, GQA and MQA, each kind of cache and each kind of work, outputs agree to 1e-5."""
