@@ -6,37 +6,25 @@ Text gives way to recommendations: a strained gateway, which answers recommendat
 no HTTP, and no writer by name.
 """
 
-import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import cast
 
 import structlog
 
 from services.contracts.access import Priority, places_for
-from services.contracts.text import (
-    FinishReason,
-    TextDone,
-    TextEvent,
-    TextModel,
-    TextPiece,
-    TextRequest,
-    TextWriter,
-)
-from services.errors import DeadlineExceeded, DependencyAway, InvalidRequest, Overloaded, TailraceError
+from services.contracts.text import TextEvent, TextModel, TextRequest, TextWriter
+from services.errors import DependencyAway, InvalidRequest, Overloaded, TailraceError
 from services.gateway.load_watch import LoadWatch
-from services.gateway.text_count import NOTHING, counted
 from services.gateway.text_report import TextReport
+from services.gateway.text_time import in_time
 from services.router.admission import Verdict
 from services.router.breaker import Breaker, BreakerState
 
 log = structlog.get_logger()
 
 NUM_PLACES = 64
-GRACE_S = 0.5
-"""How long after the deadline a writer may still say itself that it was late."""
 _RETRY_AFTER_S = 1.0
 
 
@@ -110,7 +98,7 @@ class TextTier:
         watched = self._report.watch(route, in_pieces=request.in_pieces)
         verdict = self._breaker.abandoned
         try:
-            async with aclosing(self._in_time(request)) as events:
+            async with aclosing(in_time(self._writer, request, self._wall_clock)) as events:
                 async for event in events:
                     watched.saw(event)
                     yield event
@@ -143,46 +131,3 @@ class TextTier:
 
     def _failed(self) -> None:
         self._breaker.failed(self._clock())
-
-    async def _in_time(self, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
-        """Give the writer's events, and end all open choices when its time is up."""
-        open_choices = dict.fromkeys(range(request.n))
-        so_far = NOTHING
-        async with aclosing(_generator(self._writer.write(request))) as events:
-            while (event := await self._next(events, request)) is not None:
-                so_far = counted(so_far, event)
-                if isinstance(event, TextPiece) and event.finish_reason is not None:
-                    open_choices.pop(event.index, None)
-                yield event
-                if isinstance(event, TextDone):
-                    return
-        if not so_far.num_completion_tokens:
-            raise DeadlineExceeded("text")
-        for index in open_choices:
-            yield TextPiece(index=index, text="", num_tokens=0, finish_reason=FinishReason.DEADLINE)
-        yield so_far
-
-    async def _next(self, events: AsyncIterator[TextEvent], request: TextRequest) -> TextEvent | None:
-        """Give the next event; None when the deadline is over."""
-        if request.deadline_unix_s is None:
-            return await _next_or_broken(events)
-        left_s = request.deadline_unix_s - self._wall_clock() + GRACE_S
-        try:
-            async with asyncio.timeout(max(0.0, left_s)) as timer:
-                return await _next_or_broken(events)
-        except TimeoutError:
-            if not timer.expired():
-                raise
-            return None
-
-
-async def _next_or_broken(events: AsyncIterator[TextEvent]) -> TextEvent:
-    try:
-        return await anext(events)
-    except StopAsyncIteration:
-        raise DependencyAway("text", _RETRY_AFTER_S) from None
-
-
-def _generator(events: AsyncIterator[TextEvent]) -> AsyncGenerator[TextEvent, None]:
-    """Say that the writer's iterator can be closed, which TextWriter promises."""
-    return cast("AsyncGenerator[TextEvent, None]", events)

@@ -14,7 +14,7 @@ from ray.exceptions import RayActorError, RayError
 from ray.serve.exceptions import BackPressureError, RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from services.contracts.text import TextDone, TextEvent, TextModel, TextRequest
+from services.contracts.text import TextBegan, TextDone, TextEvent, TextModel, TextRequest
 from services.errors import DeadlineExceeded, DependencyAway, Overloaded
 from services.llm.reply import TEXT, Refusal
 from services.llm.text_session import session_of
@@ -44,21 +44,23 @@ class TextHandle:
         return found
 
     async def write(self, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
-        """Write; closing the iterator cancels the work on the replica. What a replica dies under before it began goes to another.
+        """Write; closing the iterator cancels the work on the replica. When one dies before it gave any text, another is asked.
 
         Raises InvalidRequest, NotFound, Overloaded, DeadlineExceeded or DependencyAway.
         """
         until_s = self._until_s(request)
         sticky = self._write.options(session_id=session_of(request))
+        has_begun, has_text = False, False
         for num_tries_left in reversed(range(_MAX_TRIES)):
-            has_begun = False
             try:
                 async with aclosing(_events(sticky.remote(request), until_s)) as events:
                     async for event in events:
-                        has_begun = True
-                        yield event
+                        is_beginning = isinstance(event, TextBegan)
+                        if not (is_beginning and has_begun):
+                            yield event
+                        has_begun, has_text = True, has_text or not is_beginning
             except RayActorError as error:
-                if has_begun or not num_tries_left:
+                if has_text or not num_tries_left:
                     raise DependencyAway(TEXT, _RETRY_AFTER_S) from error
             else:
                 return

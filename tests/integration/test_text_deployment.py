@@ -136,7 +136,9 @@ async def test_a_replica_that_dies_is_told_and_comes_back(started) -> None:
 
 
 async def test_of_two_replicas_one_may_die(started) -> None:
-    """Prompts stick to a replica, both serve, and when one is killed every new request is served by the other."""
+    """Prompts stick to a replica, both serve, and when one is killed every new request, and every answer that is to come whole, is
+    served by the other.
+    """
     handle = started(text_replicas=2, kv_block_tokens=4)
     prompts = [f"{number} times the tail gets out of the turbine" for number in range(12)]
 
@@ -148,10 +150,15 @@ async def test_of_two_replicas_one_may_die(started) -> None:
 
     cold = [await cached_of(prompt) for prompt in prompts]
     warm = [await cached_of(prompt) for prompt in prompts]
+    whole = {"max_tokens": 400, "ignore_eos": True, "in_pieces": False}
+    under_way = [asyncio.create_task(written(handle, prompt=f"again {prompt}", **whole)) for prompt in prompts]
+    await cached_of("one that comes back while they are under way")
     os.kill(replica_pids()[0], signal.SIGKILL)
     left = await asyncio.gather(*map(cached_of, prompts))
+    ended = await asyncio.gather(*under_way)
 
     assert all(many > few for many, few in zip(warm, cold, strict=True))
+    assert [events[-1].num_completion_tokens for events in ended] == [400] * len(prompts)
     assert any(many == few for many, few in zip(left, warm, strict=True))
     assert any(many < few for many, few in zip(left, warm, strict=True))
 
