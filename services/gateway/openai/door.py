@@ -7,7 +7,6 @@ Holds no rule; errors leave in OpenAI's envelope. The plane is asked for at each
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from fastapi import FastAPI, Request, Response
 
@@ -15,24 +14,20 @@ from services.contracts.access import Scope
 from services.errors import InvalidRequest, NotFound
 from services.gateway.caller import DEADLINE_MS, Call, deadline_ms_from
 from services.gateway.door_spans import traced_http
-from services.gateway.openai.answers import ChatShape, CompletionShape, Head, Shape
-from services.gateway.openai.asked import RECOMMENDER, Asked, Asking
+from services.gateway.openai.asked import Asking
 from services.gateway.openai.errors import envelope
 from services.gateway.openai.listing import list_models
 from services.gateway.openai.papers import doc_of
-from services.gateway.openai.parse import parse_chat, parse_completion
 from services.gateway.openai.ranked import RankedChoices
+from services.gateway.openai.routes import ROUTES, Route, head_of, writer_of
 from services.gateway.openai.schema import MAX_TEXT_DEADLINE_MS
 from services.gateway.openai.telling import Telling
-from services.gateway.openai.writing import Write
 from services.gateway.plane import DataPlane
 from services.gateway.rest_answers import guarded, json_response
 from services.gateway.rest_body import read_body
 from services.gateway.text_report import CHAT, COMPLETIONS
 from services.gateway.text_tier import TextLimits
 from services.tracing import Tracing
-
-Parse = Callable[[bytes, Asking], Asked]
 
 
 def add_openai(app: FastAPI, plane: Callable[[], DataPlane], max_body_bytes: int, tracing: Tracing) -> None:
@@ -46,22 +41,6 @@ def add_openai(app: FastAPI, plane: Callable[[], DataPlane], max_body_bytes: int
         ("POST", "/v1/chat/completions", door.chat),
     ):
         app.add_api_route(path, endpoint, methods=[method], response_model=None, **doc_of(path))
-
-
-@dataclass(frozen=True, slots=True)
-class _Route:
-    """One way to ask for text. `name` is what metrics call it."""
-
-    name: str
-    path: str
-    parse: Parse
-    shape: Callable[[Head, Asked], Shape]
-
-
-_ROUTES = {
-    COMPLETIONS: _Route(COMPLETIONS, "/v1/completions", parse_completion, lambda h, a: CompletionShape(h, _echoes(a))),
-    CHAT: _Route(CHAT, "/v1/chat/completions", parse_chat, lambda head, _: ChatShape(head)),
-}
 
 
 class _OpenAiDoor:
@@ -98,13 +77,13 @@ class _OpenAiDoor:
 
     async def completions(self, http: Request) -> Response:
         """Go on with a prompt, or rank what follows a history."""
-        return await self._answer(http, _ROUTES[COMPLETIONS])
+        return await self._answer(http, ROUTES[COMPLETIONS])
 
     async def chat(self, http: Request) -> Response:
         """Say what the assistant says next."""
-        return await self._answer(http, _ROUTES[CHAT])
+        return await self._answer(http, ROUTES[CHAT])
 
-    async def _answer(self, http: Request, route: _Route) -> Response:
+    async def _answer(self, http: Request, route: Route) -> Response:
         plane = self._plane()
         arrived_s = plane.clock()
 
@@ -129,8 +108,8 @@ class _OpenAiDoor:
                 route=route.name,
                 request_id=call.request_id,
                 asked=asked,
-                shape=route.shape(_head(asked, call.request_id), asked),
-                write=_writer(plane, ranked, asked, route.name),
+                shape=route.shape(head_of(asked, call.request_id), asked),
+                write=writer_of(plane, ranked, asked, route.name),
                 report=plane.text_report,
                 silence_s=limits.silence_s,
             )
@@ -141,37 +120,6 @@ class _OpenAiDoor:
 
         answering = guarded(http, work, refused, scope=Scope.TEXT, enveloped=envelope)
         return await traced_http(self._tracing, http, route.path, answering)
-
-
-def _head(asked: Asked, request_id: str) -> Head:
-    return Head(
-        request_id=request_id,
-        created_unix_s=int(time.time()),
-        model=asked.model,
-        num_logprobs=asked.requests[0].sampling.num_logprobs,
-    )
-
-
-def _writer(plane: DataPlane, ranked: RankedChoices, asked: Asked, route: str) -> Write:
-    """Choose who writes. Raises NotFound, InvalidRequest for too many choices, or NotAllowed for the recommender."""
-    if asked.model == RECOMMENDER:
-        ranked.check()
-        return ranked.write
-    tier = plane.text
-    if tier is None:
-        raise NotFound(
-            f"there is no model {asked.model!r:.80}", "no text is served here: start with --text or --text-url"
-        )
-    tier.check_fits(asked.num_choices, asked.requests[0].priority)
-    return lambda request: tier.write(request, route)
-
-
-def _echoes(asked: Asked) -> dict[int, str]:
-    return {index: echo for index in range(asked.num_choices) if (echo := _echo(asked, index))}
-
-
-def _echo(asked: Asked, index: int) -> str:
-    return asked.echoes[index // asked.n] if asked.echoes else ""
 
 
 def _deadline_ms(http: Request) -> int | None:
