@@ -20,8 +20,10 @@ class _Body(BaseModel):
 class FiltersBody(_Body):
     """Which items may be shown."""
 
-    categories: list[str] | None = Field(None, description="Items of any of these", examples=[["Comedy"]])
-    allowed_item_ids: list[str] | None = Field(None, description="Only these items")
+    categories: list[str] | None = Field(
+        None, fail_fast=True, description="Items of any of these", examples=[["Comedy"]]
+    )
+    allowed_item_ids: list[str] | None = Field(None, fail_fast=True, description="Only these items")
 
 
 class RecommendBody(_Body):
@@ -29,8 +31,8 @@ class RecommendBody(_Body):
 
     user_id: str | None = Field(None, description="Absent for an anonymous visitor", examples=["196"])
     k: int = Field(10, description="How many items", examples=[10])
-    recent_item_ids: list[str] = Field([], description="Oldest first; what the store cannot know yet")
-    exclude_item_ids: list[str] = Field([], description="Never show these")
+    recent_item_ids: list[str] = Field([], fail_fast=True, description="Oldest first; what the store cannot know yet")
+    exclude_item_ids: list[str] = Field([], fail_fast=True, description="Never show these")
     exclude_seen: bool = Field(True, description="Leave out what the user has seen")
     filters: FiltersBody | None = None
     deadline_ms: int | None = Field(None, description="From arrival; or header X-Deadline-Ms", examples=[200])
