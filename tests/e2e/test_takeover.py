@@ -125,7 +125,7 @@ def test_without_a_gateway_the_standby_answers(stack: Stack) -> None:
 
 
 def test_the_standby_answers_like_a_gateway(stack: Stack) -> None:
-    """Readiness, events, refusals and the health of gRPC, and it says in its metrics that it is there."""
+    """Readiness, events and refusals, and it says in its metrics that it is there."""
     os.kill(below_serve(stack, "haproxy").pid, signal.SIGKILL)
     wait_for(lambda: stack.metric(ACTIVE) == 1, 30.0, "the standby on duty")
     user_id = new_user_id()
@@ -133,7 +133,7 @@ def test_the_standby_answers_like_a_gateway(stack: Stack) -> None:
     assert stack.rest.get("/readyz").status_code == 200
     assert stack.click(user_id, "50").status_code == 200
     refused = stack.rest.post("/v1/recommendations", json={"user_id": user_id, "k": "many"})
-    assert refused.status_code == 400
+    assert refused.status_code == 422
     assert refused.json()["error"]["code"] == "invalid_request"
     assert stack.metric("tailrace_build_info", part="standby") == 1
 
