@@ -95,32 +95,42 @@ inline __m512 plain(__m512i sum) { return _mm512_cvtepi32_ps(sum); }
 template <class W> struct SumOf { using type = __m512; };
 template <> struct SumOf<int8_t> { using type = __m512i; };
 
+// Words that are summed in one register. fp32 sums short runs and then these, which keeps a long row's error that of a short one's;
+// bf16's products are rounded far more than their sum, and whole numbers not at all.
+template <class W> constexpr int64_t kRun = std::is_same_v<W, float> ? 64 : INT64_MAX;
+
 template <int ROWS, int VECS, class W>
 inline void panel_tile(const uint32_t* x, int64_t words, const uint32_t* panel, Ahead& ahead, float (*out)[kPanelWidth]) {
-    typename SumOf<W>::type sum[ROWS][VECS];
-#pragma GCC unroll 6
-    for (int m = 0; m < ROWS; m++)
-#pragma GCC unroll 4
-        for (int v = 0; v < VECS; v++) sum[m][v] = typename SumOf<W>::type{};
     const char* fetched = ahead.next;
-    for (int64_t k = 0; k < words; k++) {
-        _mm_prefetch(fetched, _MM_HINT_T1);
-        fetched += fetched < ahead.end ? 64 : 0;
-        __m512i column[VECS];
-#pragma GCC unroll 4
-        for (int v = 0; v < VECS; v++) column[v] = _mm512_loadu_si512(panel + (k * VECS + v) * 16);
+    for (int64_t k = 0; k < words;) {
+        const int64_t first = k, last = std::min(words - first, kRun<W>) + first;
+        typename SumOf<W>::type sum[ROWS][VECS];
 #pragma GCC unroll 6
-        for (int m = 0; m < ROWS; m++) {
-            const __m512i word = _mm512_set1_epi32(int32_t(x[m * words + k]));
+        for (int m = 0; m < ROWS; m++)
 #pragma GCC unroll 4
-            for (int v = 0; v < VECS; v++) sum[m][v] = add_products(sum[m][v], word, column[v], W{});
+            for (int v = 0; v < VECS; v++) sum[m][v] = typename SumOf<W>::type{};
+        for (; k < last; k++) {
+            _mm_prefetch(fetched, _MM_HINT_T1);
+            fetched += fetched < ahead.end ? 64 : 0;
+            __m512i column[VECS];
+#pragma GCC unroll 4
+            for (int v = 0; v < VECS; v++) column[v] = _mm512_loadu_si512(panel + (k * VECS + v) * 16);
+#pragma GCC unroll 6
+            for (int m = 0; m < ROWS; m++) {
+                const __m512i word = _mm512_set1_epi32(int32_t(x[m * words + k]));
+#pragma GCC unroll 4
+                for (int v = 0; v < VECS; v++) sum[m][v] = add_products(sum[m][v], word, column[v], W{});
+            }
         }
+#pragma GCC unroll 6
+        for (int m = 0; m < ROWS; m++)
+#pragma GCC unroll 4
+            for (int v = 0; v < VECS; v++) {
+                const __m512 run = plain(sum[m][v]);
+                _mm512_storeu_ps(out[m] + v * 16, first == 0 ? run : _mm512_add_ps(_mm512_loadu_ps(out[m] + v * 16), run));
+            }
     }
     ahead.next = fetched;
-#pragma GCC unroll 6
-    for (int m = 0; m < ROWS; m++)
-#pragma GCC unroll 4
-        for (int v = 0; v < VECS; v++) _mm512_storeu_ps(out[m] + v * 16, plain(sum[m][v]));
 }
 
 template <int VECS, class W>
