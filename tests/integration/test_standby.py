@@ -174,10 +174,12 @@ async def callers(scene: Scene) -> AsyncIterator[Callers]:
         health = health_pb2_grpc.HealthStub(channel)
 
         async def over_rpc() -> str:
+            """Ask over gRPC."""
             answer = await health.Check(health_pb2.HealthCheckRequest(), timeout=5)
             return MAIN if answer.status == health_pb2.HealthCheckResponse.SERVING else STANDBY
 
         async def over(client: httpx.AsyncClient) -> str:
+            """Ask over REST, on a connection of this client's."""
             return (await client.get(url)).text
 
         ways: dict[str, Callable[[], Awaitable[str]]] = {

@@ -66,6 +66,7 @@ async def test_a_slow_refresh_never_overwrites_a_newer_one(world: World, monkeyp
     held, entered = threading.Event(), threading.Event()
 
     def rank(*args: Any) -> PopularRanking:
+        """Rank, the first time only when let go."""
         if not entered.is_set():
             entered.set()
             held.wait(10.0)

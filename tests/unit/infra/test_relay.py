@@ -20,6 +20,7 @@ async def relay(tmp_path: Path) -> AsyncIterator[Relay]:
     """A relay to a server that gives back what it gets, and ends at an empty line."""
 
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Send back what comes."""
         while (chunk := await reader.read(10_000)) and chunk != b"\n":
             writer.write(chunk)
             await writer.drain()

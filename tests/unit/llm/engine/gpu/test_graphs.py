@@ -151,12 +151,14 @@ def test_masks_are_worked_out_while_the_device_runs() -> None:
     asked: list[int] = []
 
     class Everything:
+        """A grammar that allows everything."""
         def allowed(self) -> np.ndarray:
+            """Allow every token, and tell what the device has done by now."""
             asked.append(device.num_replays)
             return np.full(2, -1, dtype=np.int32)
 
         def take(self, token_id: int) -> None:
-            pass
+            """Change nothing."""
 
     graphed.add_text("held", prompt_of(1), max_new_tokens=3, mask=Everything())
     drain(graphed)
