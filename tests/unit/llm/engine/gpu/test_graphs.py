@@ -152,6 +152,7 @@ def test_masks_are_worked_out_while_the_device_runs() -> None:
 
     class Everything:
         """A grammar that allows everything."""
+
         def allowed(self) -> np.ndarray:
             """Allow every token, and tell what the device has done by now."""
             asked.append(device.num_replays)
