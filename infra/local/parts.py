@@ -10,6 +10,7 @@ Derived from settings alone; starts nothing.
 import sys
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 from infra.local.access import valkey_access_file
 from infra.local.binaries import tansu_command, valkey_command
@@ -33,7 +34,8 @@ class Part:
     """One supervised part.
 
     `probes` all answer when the part is well; a part without any is well while it lives. `grace_s` lies between SIGTERM
-    and SIGKILL. `needs` names parts that must be well before the first start.
+    and SIGKILL. `needs` names parts that must be well before the first start. `heartbeat` is the file that the part touches
+    while it is well; one that a dead process left is removed before the next starts, or it would pass for the next one's.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Part:
     environment: dict[str, str] = field(default_factory=dict)
     patience: Patience = field(default_factory=Patience)
     grace_s: float = 5.0
+    heartbeat: Path | None = None
 
     def is_well(self) -> bool:
         """Ask the part now."""
@@ -82,6 +85,7 @@ def worker_part(settings: Settings) -> Part:
         name="worker",
         command=_python("services.stream"),
         probes=(partial(beats, settings.worker_heartbeat),),
+        heartbeat=settings.worker_heartbeat,
         needs=("valkey", "broker"),
         environment={"OMP_NUM_THREADS": "1", **metrics_environment(settings)},
         patience=Patience(start_s=180.0),
@@ -94,6 +98,7 @@ def standby_part(settings: Settings) -> Part:
         name="standby",
         command=_python("infra.local.standby"),
         probes=(partial(beats, settings.standby_heartbeat),),
+        heartbeat=settings.standby_heartbeat,
         needs=("valkey", "broker"),
         patience=Patience(start_s=180.0, hang_s=180.0),
         environment={"OMP_NUM_THREADS": "1", **metrics_environment(settings)},

@@ -168,6 +168,8 @@ class Supervisor:
     def _spawn(self, part: Part, *, own_log: bool) -> subprocess.Popen[bytes]:
         command = keeper_command(self._pid, part.grace_s, part.command)
         environment = {**self._environment, **part.environment}
+        if part.heartbeat is not None:
+            part.heartbeat.unlink(missing_ok=True)
         if not own_log:
             return subprocess.Popen(command, env=environment, start_new_session=True)
         with (self._log_dir / f"{part.name}.log").open("ab") as log:

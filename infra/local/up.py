@@ -70,8 +70,6 @@ def local_supervisor(settings: Settings, stack_file: StackFile, report: Callable
     prepare_valkey(settings)
     shutil.rmtree(settings.metrics_dir, ignore_errors=True)
     settings.metrics_dir.mkdir(parents=True)
-    for heartbeat in (settings.worker_heartbeat, settings.standby_heartbeat):
-        heartbeat.unlink(missing_ok=True)
     for log in log_dir.glob("*.log"):
         if log.stat().st_size > MAX_LOG_BYTES:
             log.replace(log.with_suffix(".log.old"))

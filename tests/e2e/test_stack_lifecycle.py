@@ -15,7 +15,6 @@ from infra.local.ray_home import ray_home
 from tests.servers import wait_for
 from tests.stack import Stack, survivors
 
-MAX_SECOND_START_S = 25.0
 MAX_STOP_S = 10.0
 
 
@@ -29,15 +28,12 @@ def second(stack: Stack, tmp_path: Path) -> Iterator[Stack]:
 
 
 def test_two_stacks_live_side_by_side(stack: Stack, second: Stack) -> None:
-    """A stack with a bundle starts quickly, beside another one, and neither sees the other's clicks."""
-    began = time.monotonic()
+    """A stack with a bundle starts beside another one, and neither sees the other's clicks."""
     second.start()
-    started_s = time.monotonic() - began
     user_id = "side-by-side"
     second.sees_click(user_id, "50")
 
     assert stack.recommend(user_id)["reason"] == "unknown_user"
-    assert started_s < 2 * MAX_SECOND_START_S, "twice the aim, since the other stack shares the cores"
     processes = second.processes()
     began = time.monotonic()
     assert second.command("down").returncode == 0

@@ -143,7 +143,7 @@ def test_the_standby_killed(stack: Stack) -> None:
     with callers(stack, user_of_the_decoder(stack)) as asking:
         hear(asking, "llm")
         stack.kill("standby")
-        wait_for(stack.is_well, 120.0, "a well standby")
+        wait_for(lambda: stack.is_well() and stack.metric(ACTIVE) == 0, 120.0, "a well standby, off duty")
         hear(asking, "llm")
         os.kill(below_serve(stack, "haproxy").pid, signal.SIGKILL)
         hear(asking, "student")

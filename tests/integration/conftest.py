@@ -1,6 +1,7 @@
 """Real servers for the tests of one real dependency."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,10 @@ def features(valkey: Server, tmp_path: Path) -> RepoAddress:
 
 @pytest.fixture(scope="module")
 def local_ray() -> Iterator[None]:
-    """A Ray of this test's own, on ports that it finds itself, without dashboard or proxies."""
+    """A Ray of this test's own, on ports that it finds itself, without dashboard or proxies; a start that fails is tried again.
+
+    Ray gives its node server 30 s to come up, which no option changes.
+    """
     patch = pytest.MonkeyPatch()
     patch.setenv("RAY_AUTH_MODE", "disabled")
     patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
@@ -48,7 +52,8 @@ def local_ray() -> Iterator[None]:
     import ray
     from ray import serve
 
-    ray.init(
+    start = partial(
+        ray.init,
         address="local",
         num_cpus=2,
         include_dashboard=False,
@@ -56,6 +61,11 @@ def local_ray() -> Iterator[None]:
         log_to_driver=False,
         runtime_env={"env_vars": {"PYTHONPATH": str(REPOSITORY)}},
     )
+    try:
+        start()
+    except Exception:  # noqa: BLE001 - Ray raises a bare one
+        ray.shutdown()
+        start()
     serve.start(proxy_location="Disabled")
     yield
     serve.shutdown()
