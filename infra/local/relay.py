@@ -45,10 +45,12 @@ class Relay:
         except OSError:
             return False
         came = self._arrived.setdefault(writer.get_extra_info("sockname"), asyncio.Event())
-        with suppress(TimeoutError):
-            await asyncio.wait_for(came.wait(), _ARRIVES_WITHIN_S)
-        self._arrived.pop(writer.get_extra_info("sockname"), None)
-        await _close(writer)
+        try:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(came.wait(), _ARRIVES_WITHIN_S)
+        finally:
+            self._arrived.pop(writer.get_extra_info("sockname"), None)
+            await _close(writer)
         return came.is_set()
 
     def _begin(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
