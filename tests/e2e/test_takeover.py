@@ -123,6 +123,8 @@ def test_without_a_gateway_the_standby_answers(stack: Stack) -> None:
         hear(asking, "student")
         hear(asking, "llm")
 
+    assert all({"llm", "student"} <= set(caller.heard) for caller in asking)
+
 
 def test_the_standby_answers_like_a_gateway(stack: Stack) -> None:
     """Readiness, events and refusals, and it says in its metrics that it is there."""
