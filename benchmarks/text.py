@@ -27,7 +27,7 @@ from services.settings import Settings, load_settings, with_text
 
 NUM_IN, NUM_OUT = 128, 64
 _TEXTS_A_ROUND = 8
-_HASTE = 101
+_STRIDE_TOKENS = 101
 """Prompts begin this many tokens apart; a prime, so that none is met again soon."""
 
 
@@ -133,7 +133,7 @@ def _prompts(tokens: Sequence[int]) -> Iterator[list[int]]:
     at, room = 0, len(tokens) - NUM_IN
     while True:
         yield [int(token) for token in tokens[at : at + NUM_IN]]
-        at = (at + _HASTE) % room
+        at = (at + _STRIDE_TOKENS) % room
 
 
 if __name__ == "__main__":
