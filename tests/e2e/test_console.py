@@ -17,6 +17,12 @@ WAIT_MS = 20_000
 DESK = {"width": 1400, "height": 1000}
 NUM_MODELS = 6
 NUM_CLICKS = 4
+BUSY_NODE = """async () => {
+  const shown = await (await fetch("/console/live")).json()
+  const { showPromises } = await import("/console/page/promises.js")
+  showPromises(shown.promises.map((one) => ({ ...one, good_share: 0.99949, budget_left: -1, num_total: 123456789 })), 3600)
+}"""
+"""Shows the strip of promises as on a node that has answered very many."""
 
 
 @pytest.fixture(scope="module")
@@ -265,6 +271,7 @@ def test_nothing_sticks_out_at_any_width(browser: Browser, stack: Stack, width: 
 
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         assert ask(page, TOO_WIDE) == []
+        assert page.evaluate(f"async () => {{ await ({BUSY_NODE})(); return ({TOO_WIDE})() }}") == []
 
 
 def test_what_people_type_stays_text(page: Page) -> None:

@@ -21,7 +21,7 @@ function tile(promise) {
     "li",
     { class: "tile", data: { health: health(promise), promise: promise.name }, title: promise.title },
     make("h3", {}, SHORT[promise.name] ?? promise.name),
-    make("p", { class: "value" }, percent(promise.good_share), promise.num_total ? make("small", {}, ` of ${promise.num_total.toLocaleString("en")}`) : null),
+    make("p", { class: "value" }, `${percent(promise.good_share)} `, promise.num_total ? make("small", {}, `of ${promise.num_total.toLocaleString("en")}`) : null),
     meter(promise),
     make("p", { class: "fine" }, promise.title),
   )
