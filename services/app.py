@@ -55,6 +55,7 @@ from services.gateway.recommend import Recommend
 from services.gateway.report import Report
 from services.gateway.rest import create_rest_app
 from services.gateway.rpc import RpcDoor
+from services.gateway.rpc_accept import accept_widely
 from services.gateway.text_report import TextReport
 from services.gateway.text_tier import NUM_PLACES, TextLimits, TextTier
 from services.objectives import load_objectives
@@ -95,6 +96,7 @@ class Gateway:
         from services.llm.handle import LlmHandle
 
         configure_logging(settings.log_level)
+        accept_widely()
         self._settings = settings
         self._llm: Llm = LlmHandle(llm)
         self._writer = text_writer(settings, text)

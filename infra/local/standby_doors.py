@@ -11,6 +11,7 @@ from grpc_health.v1 import health_pb2
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.gateway.rpc import RpcDoor, add_recommender_to_server
+from services.gateway.rpc_accept import accept_widely
 
 _RPC_AGE_MS = 2_000
 """A connection this old is asked to close (GOAWAY): so soon are callers back at HAProxy."""
@@ -52,6 +53,7 @@ def rest_server(app: ASGIApp) -> uvicorn.Server:
 
 def rpc_server(door: RpcDoor, path: Path) -> grpc.aio.Server:
     """Make the gRPC server; the caller starts it."""
+    accept_widely()
     server = grpc.aio.server(options=[("grpc.max_connection_age_ms", _RPC_AGE_MS)])
     add_recommender_to_server(door, server)
     server.add_generic_rpc_handlers((_health(door),))
