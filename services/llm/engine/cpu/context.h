@@ -42,19 +42,13 @@ struct TailPlaces {
     int64_t first_row, num_places;
 };
 
-// Rows of one group lie apart: the processor does not foresee them.
-template <class T>
-inline void fetch_ahead(const T* row, int64_t size) {
-    for (int64_t k = 0; k < size; k += 64 / int64_t(sizeof(T))) __builtin_prefetch(row + k, 0, 2);
-}
-
-// A chunk of a context: where its keys and values lie, and their positions.
+// A chunk of a context: where its keys and values of one head lie, and their positions.
 template <class T>
 struct Chunk {
     const T* keys[kChunk];
     const T* values[kChunk];
     int32_t positions[kChunk];
-    int count;
+    int count = 0;
 
     void fill(const Pages<T>& pages, const Tile& tile, int64_t group, int64_t first) {
         const int64_t limit = tile.first_limit + (tile.num_rows - 1) * tile.limit_step;
@@ -66,14 +60,19 @@ struct Chunk {
             for (; offset < end; offset++) {
                 keys[count] = pages.of(pages.keys, block, offset, group);
                 values[count] = pages.of(pages.values, block, offset, group);
-                fetch_ahead(keys[count], pages.head_dim);
-                fetch_ahead(values[count], pages.head_dim);
                 positions[count++] = int32_t(start + offset);
             }
             if (limit <= start) break;
         }
         for (int rest = count; rest < kChunk; rest++)  // whole vectors of keys; hidden
             keys[rest] = keys[0], values[rest] = values[0], positions[rest] = INT32_MAX;
+    }
+
+    // Keys in whole vectors.
+    int filled() const { return (count + kWidth - 1) / kWidth * kWidth; }
+
+    void go_to_next_head(int64_t head_dim) {
+        for (int c = 0; c < kChunk; c++) keys[c] += head_dim, values[c] += head_dim;
     }
 };
 
@@ -90,11 +89,12 @@ struct Sums {
     }
 };
 
-// Turn one query's scores over a chunk into weights: e to the power of `scale` times their distance from the peak. Gives what was summed before is to be multiplied by: the peak may have grown.
+// Turn one query's scores over a chunk into weights: e to the power of `scale` times their distance from the peak. Gives what
+// was summed before is to be multiplied by: the peak may have grown.
 inline float soften(float* scores, int count, float scale, float& peak, float& total) {
     Floats top = splat(kUnseen), sum = {};
     for (int c = 0; c < count; c += kWidth) top = larger_of(top, load(scores + c));
-    const float new_peak = std::max(peak, max_of(top)), shrink = new_peak == peak ? 1.0f : std::exp((peak - new_peak) * scale);
+    const float new_peak = std::max(peak, max_of(top)), shrink = new_peak == peak ? 1.0f : exp_of(splat((peak - new_peak) * scale))[0];
     for (int c = 0; c < count; c += kWidth) {
         const Floats weight = exp_of((load(scores + c) - new_peak) * scale);
         store(scores + c, weight);

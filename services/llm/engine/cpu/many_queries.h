@@ -5,7 +5,7 @@
 #pragma once
 
 #include "amx.h"
-#include "context.h"
+#include "words.h"
 
 namespace tailrace {
 
@@ -28,30 +28,10 @@ inline void turn_keys(const Chunk<T>& chunk, int64_t words, std::vector<Line>& p
     }
 }
 
-// `count` of 64 numbers from `first` on, as a mask.
-inline uint64_t mask_of(int64_t count) { return count >= 64 ? ~uint64_t(0) : (uint64_t(1) << count) - 1; }
-
-inline void turn_values(const Chunk<float>& chunk, int64_t first, int64_t size, Line* panel) {
-    const uint64_t mask = mask_of(size - first);
-    for (int c = 0; c < kChunk; c++)
-        for (int v = 0; v < kVectors; v++)
-            _mm512_store_ps(panel++, _mm512_maskz_loadu_ps(__mmask16(mask >> (v * 16)), chunk.values[c] + first + v * 16));
-}
-
-// A word holds one number of two keys' values.
-inline void turn_values(const Chunk<Bf16>& chunk, int64_t first, int64_t size, Line* panel) {
-    const uint64_t mask = mask_of(size - first);
-    const __m512i even = _mm512_cvtepu16_epi32(_mm256_setr_epi16(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
-    const __m512i low = _mm512_add_epi16(_mm512_or_si512(even, _mm512_slli_epi32(even, 16)), _mm512_set1_epi32(32 << 16));
-    const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
-    for (int c = 0; c < kChunk; c += 2)
-        for (int half = 0; half < 2; half++) {
-            const __mmask32 rest = __mmask32(mask >> (half * 32));
-            const __m512i a = _mm512_maskz_loadu_epi16(rest, chunk.values[c] + first + half * 32);
-            const __m512i b = _mm512_maskz_loadu_epi16(rest, chunk.values[c + 1] + first + half * 32);
-            _mm512_store_si512(panel++, _mm512_permutex2var_epi16(a, low, b));
-            _mm512_store_si512(panel++, _mm512_permutex2var_epi16(a, high, b));
-        }
+template <class T>
+inline void turn_values(const Chunk<T>& chunk, int64_t first, int64_t size, Line* panel) {
+    for (int c = 0; c < kChunk; c += kKeysOfWord<T>, panel += kVectors)
+        values_of(chunk, c, first, [&](const T* from, int offset) { return load_some(from, size - first - offset); }, reinterpret_cast<__m512i*>(panel));
 }
 
 // Add a chunk to the queries' sums.

@@ -27,13 +27,15 @@ class Pass {
           qkv_(new float[step.rows * qkv_width_]), x_(new T[step.rows * std::max(model.hidden, query_width_)]),
           wide_(new T[step.rows * std::max(query_width_, model.ffn)]), turns_(new float[step.rows * model.head_dim]),
           gates_(new float[step.rows < kPacksFrom ? step.rows * 2 * model.ffn : 0]), scales_(new float[step.rows]),
-          bytes_(new uint8_t[model.is_int8 ? step.rows * padded(std::max({model.hidden, query_width_, model.ffn})) : 0]) {}
+          bytes_(new uint8_t[model.is_int8 ? step.rows * padded(std::max({model.hidden, query_width_, model.ffn})) : 0]),
+          tasks_taken_(new std::atomic<int64_t>[model.num_layers]()) {}
 
     void run(int thread, int threads) {
         const Range rows(step_.rows, 1, thread, threads);
         const auto add_to_residual = [this](int64_t row, int64_t n, const float* y, int count) {
             for (int i = 0; i < count; i++) residual_[row * model_.hidden + n + i] += y[i];
         };
+        Workspace<T> space;
         begin(rows);
         for (int64_t index = 0; index < model_.num_layers; index++) {
             const TailraceLayer& layer = model_.layers[index];
@@ -42,10 +44,12 @@ class Pass {
             linear(layer.qkv, x_.get(), model_.hidden, qkv_width_, thread, threads, [this](int64_t row, int64_t n, const float* y, int count) {
                 std::copy_n(y, count, qkv_.get() + row * qkv_width_ + n);
             });
+            Attention<T> attention = attention_of(index, threads, space);
             meet();
             place_heads(rows, layer, index);
             meet();
-            attend_tiles(index);
+            attention.run(wide_.get(), x_.get());
+            meet();
             if (model_.is_int8) publish(rows, x_.get(), query_width_);
             linear(layer.output, x_.get(), query_width_, model_.hidden, thread, threads, add_to_residual);
             meet();
@@ -170,8 +174,7 @@ class Pass {
         return (layer * beams + beam) * step_.num_tail_places + step_.tail_places[beam];
     }
 
-    // Ends with all threads met.
-    void attend_tiles(int64_t layer) {
+    Attention<T> attention_of(int64_t layer, int threads, Workspace<T>& space) {
         const int64_t token = model_.groups * model_.head_dim, at = layer * step_.layer_slots * token;
         const int64_t beams = step_.rows - step_.paged_rows, tail_at = layer * beams * step_.num_tail_places * token;
         const Pages<T> pages = {static_cast<const T*>(step_.keys) + at, static_cast<const T*>(step_.values) + at, step_.blocks,
@@ -180,13 +183,7 @@ class Pass {
                                      static_cast<const T*>(step_.tail_values) + tail_at, step_.tail_seen, step_.paged_rows,
                                      step_.num_tail_places};
         const Tile* tiles = step_.is_windowed[layer] ? step_.windowed_tiles : step_.tiles;
-        Workspace<T> space;
-#if defined(_OPENMP)
-#pragma omp for schedule(dynamic)
-#endif
-        for (int64_t task = 0; task < step_.num_tiles * model_.groups; task++)
-            attend(wide_.get(), pages, beams > 0 ? &tails : nullptr, tiles[task / model_.groups], task % model_.groups, model_.heads,
-                   space, x_.get());
+        return {pages, tails, Tasks(tiles, step_.num_tiles, model_.groups, threads, tasks_taken_[layer]), model_.heads, space};
     }
 
     const TailraceModel& model_;
@@ -196,6 +193,7 @@ class Pass {
     std::unique_ptr<T[]> x_, wide_;
     std::unique_ptr<float[]> turns_, gates_, scales_;
     std::unique_ptr<uint8_t[]> bytes_;
+    std::unique_ptr<std::atomic<int64_t>[]> tasks_taken_;  // by layer
 };
 
 }  // namespace tailrace

@@ -1,5 +1,6 @@
 """The compiled forward pass against the layers' loop over plain torch: the same steps, the same hidden states, keys and values."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -12,9 +13,10 @@ from services.llm.engine.cpu.forward import CpuForward
 from services.llm.engine.cpu.library import Library
 from services.llm.engine.forward import LayerLoop
 from services.llm.engine.kernels import TorchKernels
-from services.llm.engine.plan import StepPlan
+from services.llm.engine.plan import Chunk, StepPlan
+from services.llm.engine.sequence import Sequence
 from services.llm.engine.weights import join_weights
-from tests.steps import BLOCK, CPU, VOCABULARY, decoders, plans, prompt_of, run_step
+from tests.steps import BLOCK, CPU, NUM_BLOCKS, VOCABULARY, decoders, plans, prompt_of, run_step
 
 SHAPES = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -26,6 +28,23 @@ def library(tmp_path_factory) -> Library:
         return Library(built_library(tmp_path_factory.getbasetemp() / "kernels"))
     except BuildFailedError as why:
         pytest.skip(str(why))
+
+
+@st.composite
+def decodes(draw) -> StepPlan:
+    """Build a step of many short chunks over contexts of any length, whose blocks before their own tokens they share."""
+    blocks = np.random.default_rng(draw(st.integers(0, 99))).permutation(NUM_BLOCKS).tolist()
+    plan = StepPlan()
+    for order in range(draw(st.integers(1, 12))):
+        num_shared, offset = draw(st.integers(0, NUM_BLOCKS - 12)), draw(st.integers(0, BLOCK - 1))
+        start, count = num_shared * BLOCK + offset, draw(st.integers(1, BLOCK - offset))
+        tokens = [position % VOCABULARY for position in range(start + count)]
+        sequence = Sequence(
+            request_id=str(order), order=order, tokens=tokens, priority=0, arrival_s=0.0, deadline_s=None
+        )
+        sequence.block_ids = [*blocks[12 : 12 + num_shared], blocks[order]]
+        plan.chunks.append(Chunk(sequence, start, count))
+    return plan
 
 
 def both(library: Library, decoder: Decoder, plan: StepPlan, dtype: torch.dtype, weight_kind: str = "model"):
@@ -49,6 +68,26 @@ def test_fp32_equals_torch_to_rounding(library, decoder, plan) -> None:
 @given(decoders(), plans())
 def test_bf16_is_no_further_from_fp32_than_torch(library, decoder, plan) -> None:
     """With weights in bf16 the hidden states are about as near to fp32's as torch's bf16 is, or nearer."""
+    (compiled, plain), *_ = both(library, decoder, plan, torch.bfloat16)
+    (_, exact), *_ = both(library, decoder.float(), plan, torch.float32)
+
+    error, allowed = ((x.float() - exact).pow(2).mean().sqrt() for x in (compiled, plain))
+
+    assert error <= 1.5 * allowed + 0.02 * exact.pow(2).mean().sqrt()
+
+
+@SHAPES
+@given(decoders(), decodes())
+def test_many_decode_rows_equal_torch_to_rounding(library, decoder, plan) -> None:
+    """However many short chunks share a step, and however long their contexts, all is torch's to fp32's precision."""
+    for compiled, plain in both(library, decoder, plan, torch.float32):
+        torch.testing.assert_close(compiled, plain, atol=2e-4, rtol=2e-4)
+
+
+@SHAPES
+@given(decoders(), decodes())
+def test_many_decode_rows_in_bf16_are_no_further_from_fp32_than_torch(library, decoder, plan) -> None:
+    """Weights of values that are rounded to bf16 cost no more than torch's bf16 does."""
     (compiled, plain), *_ = both(library, decoder, plan, torch.bfloat16)
     (_, exact), *_ = both(library, decoder.float(), plan, torch.float32)
 

@@ -1,0 +1,37 @@
+// The chunk that is read next, fetched into the second-level cache while the one before it is multiplied.
+
+#pragma once
+
+#include "context.h"
+
+namespace tailrace {
+
+// Spreads the fetching over `steps` calls: the processor has few lines in flight, so that a burst of them waits for memory. Pages
+// lie apart, and by itself the processor does not foresee where the next one is.
+template <class T>
+class Coming {
+  public:
+    Coming(const Chunk<T>& chunk, int64_t heads, int64_t head_dim, int64_t steps)
+        : chunk_(chunk), heads_(heads), head_dim_(head_dim), per_step_((chunk.count * heads + steps - 1) / steps) {}
+
+    void fetch() { fetch(per_step_); }
+    void fetch_all() { fetch(chunk_.count * heads_); }
+
+  private:
+    // The next `count` heads of tokens.
+    void fetch(int64_t count) {
+        for (; count > 0 && token_ < chunk_.count; count--) {
+            for (int64_t k = head_ * head_dim_; k < (head_ + 1) * head_dim_; k += 64 / int64_t(sizeof(T))) {
+                __builtin_prefetch(chunk_.keys[token_] + k, 0, 2);
+                __builtin_prefetch(chunk_.values[token_] + k, 0, 2);
+            }
+            if (++head_ == heads_) head_ = 0, token_++;
+        }
+    }
+
+    const Chunk<T>& chunk_;
+    const int64_t heads_, head_dim_, per_step_;
+    int64_t token_ = 0, head_ = 0;
+};
+
+}  // namespace tailrace
