@@ -7,13 +7,14 @@ several names, all of which wait for calls of the one real method. This leans on
 `tests/unit/gateway/test_rpc_accept.py` fails if an upgrade changes them.
 """
 
+import secrets
 from typing import Any
 
 from grpc._cython import cygrpc  # type: ignore[attr-defined]  # an extension without stubs
 
 _NUM_ARMED = 8
-_MARK = " "
-"""No method's path has a space in it, and HTTP/2 servers refuse one that does."""
+_MARK = f"/{secrets.token_hex(16)}/"
+"""Parts a further name from its number. Nobody knows it, so nobody can call by such a name, which would never be answered."""
 
 
 class _WideServer(cygrpc.AioServer):  # type: ignore[misc]

@@ -146,9 +146,7 @@ async def test_of_two_replicas_one_may_die(started) -> None:
         """Ask and give how many tokens of the prompt were cached."""
         done = (await written(handle, prompt=prompt))[-1]
         assert isinstance(done, TextDone)
-        await asyncio.sleep(
-            0.05
-        )  # the router hears of an answer's end a moment after us, and counts it as under way until then
+        await asyncio.sleep(0.05)  # the router hears of an answer's end a moment after us
         return done.num_cached_tokens
 
     cold = [await cached_of(prompt) for prompt in prompts]

@@ -23,12 +23,16 @@ async def taken_in() -> tuple[Counter[int], list[bytes]]:
     loop, turn, taken = asyncio.get_running_loop(), 0, Counter()
 
     def count_turns() -> None:
+        """Be called once in each turn."""
         nonlocal turn
         turn += 1
         loop.call_soon(count_turns)
 
     def answering(name: bytes):
+        """Make a method that answers with its name."""
+
         async def answer(request: bytes, _context) -> bytes:
+            """Note the turn."""
             taken[turn] += 1
             return name + request
 
