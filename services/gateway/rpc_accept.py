@@ -7,11 +7,12 @@ several names, all of which wait for calls of the one real method. This leans on
 `tests/unit/gateway/test_rpc_accept.py` fails if an upgrade changes them.
 """
 
+import importlib
 import secrets
 from typing import Any
 
-from grpc._cython import cygrpc  # type: ignore[attr-defined]  # an extension without stubs
 
+cygrpc: Any = importlib.import_module("grpc._cython.cygrpc")  # an extension, which no stubs describe
 _NUM_ARMED = 8
 _MARK = f"/{secrets.token_hex(16)}/"
 """Parts a further name from its number. Nobody knows it, so nobody can call by such a name, which would never be answered."""

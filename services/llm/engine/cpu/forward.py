@@ -7,7 +7,6 @@ Shape suffixes: T rows of the step, R rows, D hidden, K head size, P = K / 2 pai
 """
 
 import ctypes
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from models.rope import periods
 from services.llm.engine.config import WeightKind
+from services.llm.engine.cpu.huge_pages import use_huge_pages
 from services.llm.engine.cpu.library import Layer, Library, Matrix, Model, Step
 from services.llm.engine.cpu.pages import CpuPages, lay_out
 from services.llm.engine.cpu.quantised import quantise
@@ -33,8 +33,9 @@ class CpuForward:
         self._config = config
         self._cache = cache
         self._head_VD = weights.head_VD
-        self._kept: list[Any] = []
+        self._kept: list[Tensor] = []
         self._model = self._describe(weights, is_int8=weight_kind == "int8")
+        use_huge_pages((*self._kept, self._head_VD))
         self._is_windowed = np.array(
             [config.window_of(layer) is not None for layer in range(config.num_hidden_layers)], dtype=np.uint8
         )
