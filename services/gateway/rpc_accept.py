@@ -11,7 +11,6 @@ import importlib
 import secrets
 from typing import Any
 
-
 cygrpc: Any = importlib.import_module("grpc._cython.cygrpc")  # an extension, which no stubs describe
 _NUM_ARMED = 8
 _MARK = f"/{secrets.token_hex(16)}/"
