@@ -1,7 +1,5 @@
 """The standby takes the doors over and hands them back, on the whole stack: `pytest tests/e2e/test_takeover.py`."""
 
-import os
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -88,10 +86,13 @@ def user_of_the_decoder(stack: Stack) -> str:
     return user_id
 
 
-def below_serve(stack: Stack, name: str) -> psutil.Process:
-    """A process of Ray by its name."""
+def kill_below_serve(stack: Stack, name: str) -> None:
+    """Kill Ray's processes of this name: after a reload there is an older HAProxy beside the one that listens."""
     tree = psutil.Process(stack.pid("serve")).children(recursive=True)
-    return next(process for process in tree if process.name() == name)
+    named = [process for process in tree if process.name() == name]
+    assert named, f"there is no {name}"
+    for process in named:
+        process.kill()
 
 
 @pytest.mark.parametrize("victim", ["haproxy", "raylet"])
@@ -102,7 +103,7 @@ def test_every_request_is_answered_while_ray_is_away(stack: Stack, victim: str) 
     with callers(stack, user_id) as asking:
         hear(asking, "llm")
         before = [caller.num_failed for caller in asking]
-        os.kill(below_serve(stack, victim).pid, signal.SIGKILL)
+        kill_below_serve(stack, victim)
         hear(asking, "student")
         wait_for(lambda: stack.metric(ACTIVE) == 1, 30.0, "the standby's own notice")
         hear(asking, "llm")
@@ -128,7 +129,7 @@ def test_without_a_gateway_the_standby_answers(stack: Stack) -> None:
 
 def test_the_standby_answers_like_a_gateway(stack: Stack) -> None:
     """Readiness, events and refusals, and it says in its metrics that it is there."""
-    os.kill(below_serve(stack, "haproxy").pid, signal.SIGKILL)
+    kill_below_serve(stack, "haproxy")
     wait_for(lambda: stack.metric(ACTIVE) == 1, 30.0, "the standby on duty")
     user_id = new_user_id()
 
@@ -147,7 +148,7 @@ def test_the_standby_killed(stack: Stack) -> None:
         stack.kill("standby")
         wait_for(lambda: stack.is_well() and stack.metric(ACTIVE) == 0, 120.0, "a well standby, off duty")
         hear(asking, "llm")
-        os.kill(below_serve(stack, "haproxy").pid, signal.SIGKILL)
+        kill_below_serve(stack, "haproxy")
         hear(asking, "student")
         hear(asking, "llm")
 

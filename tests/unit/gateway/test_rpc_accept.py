@@ -7,15 +7,15 @@ import grpc
 import pytest
 from grpc._cython import cygrpc
 
-from services.gateway.rpc_accept import accept_widely
+from services.gateway.rpc_accept import _WideServer, accept_widely
 
 NUM_CALLS = 200
 
 
 @pytest.fixture
-def put_back(monkeypatch):
-    """Whatever is done to grpc is undone."""
-    monkeypatch.setattr(cygrpc, "AioServer", cygrpc.AioServer)
+def plain_grpc(monkeypatch):
+    """grpc is as it was at first, whatever other tests did to it; what is done to it here is undone."""
+    monkeypatch.setattr(cygrpc, "AioServer", _WideServer.__base__)
 
 
 async def taken_in() -> tuple[Counter[int], list[bytes]]:
@@ -50,7 +50,7 @@ async def taken_in() -> tuple[Counter[int], list[bytes]]:
     return taken, answers
 
 
-async def test_many_calls_are_taken_in_at_a_time(put_back) -> None:
+async def test_many_calls_are_taken_in_at_a_time(plain_grpc) -> None:
     """So it takes fewer turns than by grpc alone, which takes two, of two methods; each call is answered once, by its own method."""
     alone, _ = await taken_in()
 
