@@ -158,8 +158,7 @@ async def test_of_two_replicas_one_may_die(started) -> None:
     left = await asyncio.gather(*map(cached_of, prompts))
     ended = await asyncio.gather(*under_way)
 
-    stuck = [many > few for many, few in zip(warm, cold, strict=True)]
-    assert sum(stuck) >= len(prompts) - 2, (cold, warm)  # a load that is heard of late may send one round
+    assert all(many > few for many, few in zip(warm, cold, strict=True)), (cold, warm)
     assert [events[-1].num_completion_tokens for events in ended] == [400] * len(prompts)
     assert any(many == few for many, few in zip(left, warm, strict=True))
     assert any(many < few for many, few in zip(left, warm, strict=True))
