@@ -1,0 +1,190 @@
+"""Every measured number that README and docs print is the results file's: a new run that is filed without its page fails here."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.fault_page import matrix, priorities
+
+ROOT = Path(__file__).parents[3]
+MODELS = ("decoder", "student", "twin", "item_knn", "bigram", "popularity")
+ENGINES = ("tailrace", "tailrace-int8", "transformers", "vllm")
+ENGINE_CASES = {
+    "decode-1": "text, 1 at a time",
+    "decode-8": "text, 8",
+    "decode-32": "text, 32",
+    "prefill-16x512": "prefill, 16 x 512",
+    "beams-8": "8 beams",
+    "beams-32": "32 beams",
+    "beams-128": "128 beams",
+}
+
+
+def result(name: str) -> dict[str, Any]:
+    """Read a results file."""
+    read: dict[str, Any] = json.loads((ROOT / f"benchmarks/results/{name}.json").read_text())
+    return read
+
+
+def serve_lines() -> Iterator[str]:
+    """A line for each tier: both doors, and the lesser of their shares in time."""
+    cases = result("serve")["cases"]
+    for tier in ("noop", "student", "popular", "precomputed", "llm"):
+        doors = [case for case in cases if case["tier"] == tier]
+        assert [case["door"] for case in doors] == ["rest", "grpc"]
+        latencies = (f"{case['p50_ms']:.1f} / {case['p99_ms']:.1f}" for case in doors)
+        in_time = min(case["deadline_met"] for case in doors)
+        name = "a call that does nothing" if tier == "noop" else tier
+        yield f"| {name} | {' | '.join(latencies)} | {100 * in_time:.2f} % |"
+
+
+def serve_ratios() -> Iterator[str]:
+    """What the student costs over a call that does nothing, and how many of all answers came in time."""
+    told = result("serve")["cases"]
+    cases = [case for case in told if case["tier"] != "noop"]
+    student, nothing = ([case["p50_ms"] for case in told if case["tier"] == tier] for tier in ("student", "noop"))
+    rest, grpc = (one / other for one, other in zip(student, nothing, strict=True))
+    num = sum(case["num_requests"] for case in cases)
+    met = sum(case["num_requests"] * case["deadline_met"] for case in cases) / num
+    yield f"The student costs {rest:.1f} times a call that does nothing over REST, {grpc:.1f} times over gRPC."
+    yield f"Of {num} answers {100 * met:.2f} % came within 50 ms."
+
+
+def busy_serve_shares() -> Iterator[str]:
+    """The share in time of all of an earlier run, and of its worst case."""
+    cases = [case for case in result("serve-busy")["cases"] if case["tier"] != "noop"]
+    num = sum(case["num_requests"] for case in cases)
+    met = sum(case["num_requests"] * case["deadline_met"] for case in cases) / num
+    yield f"{100 * met:.2f} % of {num:,} for deadlines of 50 and 200 ms"
+    yield f"{100 * min(case['deadline_met'] for case in cases):.2f} % ([serve-busy.json]"
+
+
+def freshness_line() -> Iterator[str]:
+    """Events, and when they were visible."""
+    told = result("freshness")
+    yield f"{told['num_events']} events under load, accepted until visible in `Recommend`: p50 {told['p50_ms']:.0f} ms, p99 {told['p99_ms']:.0f} ms"
+
+
+def quality_line() -> Iterator[str]:
+    """The mean over the seeds for each model."""
+    told = result("quality")
+    means = (
+        f"{told['metrics'][name]['hr@10']['mean']:.4f} / {told['metrics'][name]['ndcg@10']['mean']:.4f}"
+        for name in MODELS
+    )
+    yield f"| mean of {len(told['runs'])} seeds | {' | '.join(means)} |"
+
+
+def engine_lines() -> Iterator[str]:
+    """A line for each case: all engines' values, then how ours stand to the best peer."""
+    rows = {(row["name"], row["engine"]): row for row in result("engine")["cases"]}
+    for case, name in ENGINE_CASES.items():
+        values = [f"{rows[case, engine]['value']:,.4g}" for engine in ENGINES]
+        ratios = [f"{rows[case, engine]['ratio_to_best_peer']:.2f}x" for engine in ENGINES[:2]]
+        yield f"| {name} | {rows[case, 'tailrace']['unit']} | {' | '.join(values + ratios)} |"
+
+
+def engine_shares() -> Iterator[str]:
+    """How near to the machine's limits, to the fp32 logits and to the reference's tokens."""
+    told = result("engine")
+    steps = {(row["case"], row["engine"], row["step"]): row for row in told["roofline"]}
+    one, many = steps["decode-1", "tailrace", "decode"], steps["decode-32", "tailrace", "decode"]
+    int8, prefill = steps["decode-32", "tailrace-int8", "decode"], steps["prefill-16x512", "tailrace", "prefill"]
+    best = {name: f"{100 * judged['best_share']:.1f} %" for name, judged in told["quality"].items()}
+    error = max(judged["logits_max_error"] for judged in told["quality"].values())
+    yield f"at {100 * one['memory_share']:.0f} % of the memory's measured speed in this run ({told['limits']['bytes_per_s'] / 1e9:.0f} GB/s)"
+    yield (
+        f"one of 32 rows at {100 * many['compute_share']:.0f} % of the processor's ({told['limits']['flops_per_s'] / 1e12:.2f} TFLOP/s),"
+        f" with int8 at {100 * int8['compute_share']:.0f} %, prefill at {100 * prefill['compute_share']:.0f} %"
+    )
+    yield f"Logits in fp32 are transformers' to {error:.1e}".replace("e-0", "e-")
+    yield f"{best['tailrace-int8']} of their greedy tokens are the fp32 model's best, of bf16 {best['tailrace']} (vLLM {best['vllm']})"
+
+
+def curve_and_count_words() -> Iterator[str]:
+    """What a ranking costs as history and catalogue grow, and how many beams were judged with none invalid."""
+    curves, judged = result("engine-curves"), result("engine-validity")
+    longest = {row["state"]: row["ms"] for row in curves["history"] if row["history_items"] == 800}
+    tries = curves["trie_and_masks"]
+    sizes, seconds = [trie["trie_mb"] for trie in tries], [trie["build_s"] for trie in tries]
+    yield f"800 items of history cost {longest['new_event']:.0f} ms instead of {longest['cold']:.0f} cold"
+    yield f"A catalogue of 10^6 items takes {min(sizes):.0f} to {max(sizes):.0f} MB\nand {min(seconds):.2f} to {max(seconds):.1f} s to build"
+    assert judged["beams"] >= 1_000_000
+    assert judged["invalid"] == 0
+    yield f"A million final beams over {judged['catalogues']} reloads"
+
+
+def kept_by_kinds_of_keys() -> Iterator[str]:
+    """How many of the ten best one-byte keys and values keep."""
+    kept = {row["kv_kind"]: f"{100 * row['overlap@10']:.1f} %" for row in result("kv-kinds")["rankings"]}
+    yield f"keep {kept['int8']} of the ten best on MovieLens; fp8 {kept['fp8']}"
+
+
+def fault_lines() -> Iterator[str]:
+    """A line for each fault."""
+    for row in result("faults")["rows"]:
+        recovery = "not in this row" if row["recovery_s"] is None else f"{row['recovery_s']:.1f} s"
+        shares = f"{100 * row['availability']:.2f} % | {100 * row['deadline_met']:.2f} %"
+        yield f"| {row['fault']} | {shares} | {row['p99_ms']:.1f} | {recovery} |"
+
+
+def fault_words() -> Iterator[str]:
+    """Nothing acknowledged was lost; who came in time in the spike."""
+    rows = {row["fault"]: row for row in result("faults")["rows"]}
+    assert not any(row["events"]["lost"] for row in rows.values())
+    yield "No acknowledged event was lost in any row."
+    spike = rows["low-priority-spike"]
+    high, rest, grpc = (
+        f"{100 * part['deadline_met']:.2f}"
+        for part in (
+            spike["by_priority"]["high"],
+            spike["by_door"]["high over REST"],
+            spike["by_door"]["high over gRPC"],
+        )
+    )
+    yield f"of those of high priority {high} % came in time in this run (REST {rest}, gRPC {grpc})"
+
+
+def fault_page() -> Iterator[str]:
+    """The whole matrix and the spike's callers, as the benchmark prints them."""
+    rows = result("faults")["rows"]
+    yield matrix(rows)
+    yield from (priorities(row) for row in rows if "low" in row["by_priority"])
+
+
+def text_words() -> Iterator[str]:
+    """What comes through the door of the engine's speed, and when the first token comes."""
+    one, eight = (case["door_over_engine"] for case in result("text")["cases"])
+    shares = (f"{100 * case['tokens_per_s']:.0f} %" for case in (one, eight))
+    yield "{} of the engine's tokens per second at one stream and {} at eight".format(*shares)
+    yield f"the first token {one['ttft_added_ms']:.0f} and {eight['ttft_added_ms']:.0f} ms later"
+
+
+PRINTED = [
+    ("README.md", serve_lines),
+    ("README.md", serve_ratios),
+    ("README.md", busy_serve_shares),
+    ("README.md", freshness_line),
+    ("README.md", quality_line),
+    ("README.md", engine_lines),
+    ("README.md", engine_shares),
+    ("README.md", curve_and_count_words),
+    ("README.md", kept_by_kinds_of_keys),
+    ("README.md", fault_lines),
+    ("README.md", fault_words),
+    ("docs/faults.md", fault_page),
+    ("docs/text.md", text_words),
+]
+
+
+@pytest.mark.parametrize(("page", "told"), PRINTED, ids=[told.__name__ for _, told in PRINTED])
+def test_pages_print_what_is_on_file(page: str, told: Callable[[], Iterator[str]]) -> None:
+    """Tables line by line, and the numbers within sentences."""
+    text = (ROOT / page).read_text()
+    wanted = list(told())
+
+    assert wanted
+    assert [words for words in wanted if words not in text] == []
