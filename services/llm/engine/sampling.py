@@ -19,6 +19,10 @@ from services.llm.engine.selection import top_by_score
 from services.llm.engine.text import Chosen
 from services.llm.engine.transfer import Arriving, to_device
 
+_LARGEST_LOGIT = 1e30
+"""Penalties and biases go no further: divided by the smallest temperature it is still a number of fp32."""
+_SMALLEST_TEMPERATURE = 1e-6
+
 
 class Drawn:
     """The tokens chosen for some rows and what is told of them, on their way to the host."""
@@ -49,7 +53,7 @@ def sample(logits_RV: Tensor, draws: Sequence[Draw]) -> Drawn:
     temperature = np.array([draw.sampling.temperature for draw in draws], dtype=np.float32)
     if temperature.any():
         temperature_R = to_device(temperature, logits_RV.device)
-        scaled_RV = changed_RV / temperature_R.clamp_min(1e-6).unsqueeze(-1)
+        scaled_RV = changed_RV / temperature_R.clamp_min(_SMALLEST_TEMPERATURE).unsqueeze(-1)
         drawn_R = _invert(_cut_tails(scaled_RV, draws), np.array([_uniform(draw) for draw in draws]))
         token_R = torch.where(temperature_R > 0, drawn_R, token_R)
     return Drawn(token_R, logits_RV, [draw.sampling.num_logprobs for draw in draws])
@@ -83,6 +87,7 @@ def _change(row_V: Tensor, draw: Draw) -> None:
         row_V -= asked.frequency_penalty * count_V + asked.presence_penalty * (count_V > 0)
     for token_id, bias in asked.logit_bias.items():
         row_V[token_id] += bias
+    row_V.clamp_(-_LARGEST_LOGIT, _LARGEST_LOGIT)
 
 
 def _cut_tails(scaled_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
@@ -104,6 +109,7 @@ def _cut_tails(scaled_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
     mass_RV *= is_kept_RV
     before_RV = mass_RV.cumsum(-1) - mass_RV
     is_kept_RV &= before_RV < column([one.top_p for one in asked]) * mass_RV.sum(-1, keepdim=True)
+    is_kept_RV[:, 0] = True  # a tiny top-p times what is left may be zero
     kept_RV = torch.full_like(cut_RV, -torch.inf).scatter(-1, order_RV, sorted_RV.masked_fill(~is_kept_RV, -torch.inf))
     return scaled_RV.index_copy(0, row_R, kept_RV)
 
@@ -114,7 +120,10 @@ def _invert(logits_RV: Tensor, uniform_R: np.ndarray) -> Tensor:
     target_R1 = to_device(uniform_R.astype(np.float32), mass_RV.device).unsqueeze(-1) * total_R1
     last_R1 = torch.searchsorted(mass_RV, total_R1)  # of any probability: a number may round up to one
     found_R1 = torch.searchsorted(mass_RV, target_R1, right=True)
-    return torch.minimum(found_R1, last_R1).squeeze(-1)
+    chosen_R1 = torch.minimum(found_R1, last_R1).clamp_max_(
+        mass_RV.shape[-1] - 1
+    )  # beyond it where no logit is a number
+    return chosen_R1.squeeze(-1)
 
 
 def _uniform(draw: Draw) -> float:
@@ -125,5 +134,5 @@ def _told(logits_RV: Tensor, token_R: Tensor, most: int) -> tuple[Tensor, Tensor
     """Give the logprob of each row's token, and the most probable tokens, ties by id, with theirs."""
     logprob_RV = logits_RV.float().log_softmax(-1)
     id_V = torch.arange(logprob_RV.shape[-1], device=logprob_RV.device)
-    id_RN = top_by_score(logprob_RV, id_V, most)
+    id_RN = top_by_score(logprob_RV, id_V, min(most, len(id_V)))
     return logprob_RV.gather(-1, token_R.unsqueeze(-1)).squeeze(-1), id_RN, logprob_RV.gather(-1, id_RN)

@@ -1,6 +1,5 @@
 """What a text request asks of the choice of its tokens, and what it gets. The names and their meaning are vLLM's and OpenAI's. No torch."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -9,6 +8,8 @@ from services.errors import InvalidRequest
 MAX_LOGPROBS = 20
 _MAX_SEED = 2**64 - 1
 _MAX_TOP_K = 2**31 - 1
+_MAX_FACTOR = 1e30
+"""Of temperature, repetition penalty and bias: the numbers are multiplied in fp32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,14 +35,22 @@ class Sampling:
     def __post_init__(self) -> None:
         """Refuse what is out of range. Raises InvalidRequest naming the field."""
         for name, is_right, fix in (
-            ("temperature", 0 <= self.temperature < math.inf, "0 or a positive number"),
+            ("temperature", 0 <= self.temperature <= _MAX_FACTOR, f"0 to {_MAX_FACTOR:g}"),
             ("top_k", 0 <= self.top_k <= _MAX_TOP_K, f"0 for all, or at most {_MAX_TOP_K}"),
             ("top_p", 0 < self.top_p <= 1, "more than 0, at most 1"),
             ("min_p", 0 <= self.min_p <= 1, "0 to 1"),
-            ("repetition_penalty", 0 < self.repetition_penalty < math.inf, "a positive number"),
+            (
+                "repetition_penalty",
+                0 < self.repetition_penalty <= _MAX_FACTOR,
+                f"a positive number, at most {_MAX_FACTOR:g}",
+            ),
             ("presence_penalty", -2 <= self.presence_penalty <= 2, "-2 to 2"),
             ("frequency_penalty", -2 <= self.frequency_penalty <= 2, "-2 to 2"),
-            ("logit_bias", all(math.isfinite(bias) for bias in self.logit_bias.values()), "finite numbers"),
+            (
+                "logit_bias",
+                all(abs(bias) <= _MAX_FACTOR for bias in self.logit_bias.values()),
+                f"-{_MAX_FACTOR:g} to {_MAX_FACTOR:g}",
+            ),
             ("seed", 0 <= self.seed <= _MAX_SEED, f"0 to {_MAX_SEED}"),
             ("num_logprobs", 0 <= (self.num_logprobs or 0) <= MAX_LOGPROBS, f"0 to {MAX_LOGPROBS}"),
         ):

@@ -119,7 +119,10 @@ def test_logprobs_are_the_models_own(temperature: float) -> None:
         {"repetition_penalty": 0.0},
         {"presence_penalty": 2.5},
         {"frequency_penalty": -2.5},
+        {"temperature": 1e39},
+        {"repetition_penalty": 1e39},
         {"logit_bias": {1: math.inf}},
+        {"logit_bias": {1: math.nan}},
         {"seed": -1},
         {"num_logprobs": 21},
     ],
@@ -141,6 +144,53 @@ def test_a_draw_at_the_very_end_is_still_possible(monkeypatch) -> None:
     (choice,) = sample(logits_RV, [Draw(Sampling(temperature=1.0), [0], 1)]).chosen()
 
     assert choice.token_id == 2
+
+
+@pytest.mark.parametrize(
+    "extreme",
+    [
+        {"repetition_penalty": 5e-324},
+        {"repetition_penalty": 1e30},
+        {"repetition_penalty": 1e30, "frequency_penalty": -2.0, "temperature": 1e-30},
+        {"logit_bias": {3: 1e30, 4: 1e30}, "temperature": 1e-7},
+        {"logit_bias": dict.fromkeys(range(VOCAB), -1e30)},
+        {"top_p": 5e-324, "top_k": 3},
+        {"top_p": 5e-324, "min_p": 1.0},
+        {"temperature": 1e30},
+        {"temperature": 5e-324},
+    ],
+)
+def test_extreme_settings_choose_a_token_of_the_vocabulary(extreme: dict[str, Any]) -> None:
+    """At the ends of what is allowed a token of the vocabulary that may come is drawn; none beyond it, which would end the engine."""
+    logits_RV = torch.randn(8, VOCAB)
+    allowed = np.array([0b11100], dtype=np.int32)
+    asked = [Sampling(**{"temperature": 1.0, "seed": seed, **extreme}) for seed in range(8)]
+
+    free = sample(logits_RV, [Draw(one, [3, 4], 1) for one in asked]).chosen()
+    masked = sample(logits_RV, [Draw(one, [3, 4], 1, allowed) for one in asked]).chosen()
+
+    assert all(0 <= choice.token_id < VOCAB for choice in free)
+    assert all(2 <= choice.token_id <= 4 for choice in masked)
+
+
+def test_logits_that_are_no_numbers_spoil_their_own_row_alone() -> None:
+    """A token of the vocabulary is still chosen for such a row, and another's choice is what it is alone."""
+    logits_RV = torch.randn(3, VOCAB)
+    draws = [Draw(Sampling(temperature=1.0, top_p=0.9, seed=seed), [1], 1) for seed in range(3)]
+    wanted = sample(logits_RV[1:2], draws[1:2]).chosen()
+
+    logits_RV[0], logits_RV[2] = torch.nan, torch.inf
+    chosen = sample(logits_RV, draws).chosen()
+
+    assert chosen[1:2] == wanted
+    assert all(0 <= choice.token_id < VOCAB for choice in chosen)
+
+
+def test_no_more_logprobs_are_told_than_there_are_tokens() -> None:
+    """A vocabulary smaller than what is asked for is told whole."""
+    (choice,) = sample(torch.randn(1, 5), [Draw(Sampling(num_logprobs=20), [1], 1)]).chosen()
+
+    assert sorted(token for token, _ in choice.top) == [0, 1, 2, 3, 4]
 
 
 def test_equally_probable_tokens_are_told_by_id() -> None:
