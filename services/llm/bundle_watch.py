@@ -1,14 +1,15 @@
 """Keeps the live bundle loaded: watches the pointer, loads a new version beside the old, then swaps.
 
 Requests that began on the old version finish on it: its engine thread ends only when it has nothing left, and only then
-is its memory freed. What fails to load is reported and the old version goes on. A thread of its own, so that loading
-stalls nobody.
+is its memory freed. What fails to load is reported and the old version goes on; it is tried again when the pointer has moved
+to another version and back, or while there is nothing else to serve. A thread of its own, so that loading stalls nobody.
 """
 
 import gc
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import structlog
 
@@ -73,19 +74,28 @@ class BundleWatch:
             self._refresh()
 
     def _refresh(self) -> None:
-        version = self._store.live_version()
-        loaded = None if self._serving is None else self._serving.bundle.version
-        if version in (None, loaded, self._refused_version):
-            return
         try:
-            self._swap(self._load(self._store.live()))
-        except Exception as error:  # a bad bundle, however bad, must not end what serves
+            version = self._store.live_version()
+            if self._should_load(version):
+                self._swap(self._load(self._store.open(version)))
+        except Exception as error:  # a bad bundle or pointer, however bad, must not end what serves
+            loaded = None if self._serving is None else self._serving.bundle.version
+            log.exception("bundle_refused", version=self._refused_version, loaded=loaded, error=str(error))
+
+    def _should_load(self, version: str | None) -> TypeGuard[str]:
+        """Whether this version is news. One that broke is tried again when the pointer has moved, or nothing else serves."""
+        if self._serving is None:
             self._refused_version = version
-            log.exception("bundle_refused", version=version, loaded=loaded, error=str(error))
+            return version is not None
+        if version in {None, self._serving.bundle.version}:
+            self._refused_version = None
+            return False
+        is_news = version != self._refused_version
+        self._refused_version = version
+        return is_news
 
     def _swap(self, bundle: LoadedBundle) -> None:
         before, self._serving = self._serving, Serving(bundle, self._start(bundle))
-        self._refused_version = None
         log.info("bundle_loaded", version=bundle.version, before=None if before is None else before.bundle.version)
         if before is not None:
             before.thread.stop()
