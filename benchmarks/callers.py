@@ -32,13 +32,15 @@ class Caller(Protocol):
 class RestCaller:
     """HTTP/1.1 with keep-alive; as many connections as requests at once. `key` is an API key, if the doors ask for one."""
 
-    door = "rest"
-
     def __init__(self, host: str, port: int, key: str = "") -> None:
         self._address = (host, port)
-        self._host = f"{host}:{port}".encode()
         self._authorization = f"authorization: Bearer {key}\r\n".encode() if key else b""
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT of the door."""
+        return "{}:{}".format(*self._address)
 
     async def __aenter__(self) -> Self:
         return self
@@ -67,7 +69,7 @@ class RestCaller:
         A kept connection that the server has closed meanwhile is left for another one, as any HTTP client does.
         """
         head = b"%s %s HTTP/1.1\r\nhost: %s\r\n%scontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
-        request = head % (method, path, self._host, self._authorization, len(body)) + body
+        request = head % (method, path, self.address.encode(), self._authorization, len(body)) + body
         while True:
             is_kept = bool(self._idle)
             try:
@@ -106,8 +108,6 @@ async def _read_answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
 
 class RpcCaller:
     """grpc.aio over one channel. `key` is an API key, if the doors ask for one."""
-
-    door = "grpc"
 
     def __init__(self, address: str, key: str = "") -> None:
         self._metadata = (("authorization", f"Bearer {key}"),) if key else ()

@@ -13,15 +13,18 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.arguments import above_zero
 from benchmarks.audience import TIERS, find_audience
-from benchmarks.callers import RestCaller
+from benchmarks.callers import Ask, RestCaller
 from benchmarks.footprint import cpu_seconds, find_groups, log_bytes_per_event, memory_mb, store_bytes
-from benchmarks.load import run_load
+from benchmarks.load import Outcome, run_load
+from benchmarks.own_stack import require_ready
 from models.config_json import read_config
 from models.registry import BundleStore
 from services.settings import Settings, load_settings
@@ -32,14 +35,16 @@ _PATIENT_MS = 5_000
 _NUM_CHECKED = 20
 _MIN_SHARE = 0.95
 
+Send = Callable[[int], Awaitable[Outcome]]
+
 
 def main() -> None:
     """Measure, print, write the JSON."""
     settings = load_settings()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, required=True, metavar="OUT")
-    parser.add_argument("--rate", type=float, default=25.0, help="requests a second")
-    parser.add_argument("--seconds", type=float, default=15.0, help="per case")
+    parser.add_argument("--rate", type=above_zero, default=25.0, help="requests a second")
+    parser.add_argument("--seconds", type=above_zero, default=15.0, help="per case")
     options = parser.parse_args()
     report = asyncio.run(_measure(settings, options))
     options.json.parent.mkdir(parents=True, exist_ok=True)
@@ -48,23 +53,21 @@ def main() -> None:
 
 async def _measure(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
     async with RestCaller(settings.http_host, settings.http_port) as rest:
-        if (await rest.call(b"GET", b"/readyz", b""))[0] != 200:
-            sys.exit("error: no stack is ready; run `tailrace up` first")
+        await require_ready(rest)
         audience = await find_audience(rest, (str(number) for number in range(1, 201)))
         state_dir = settings.state_dir.absolute()
-        idle = await _cost(state_dir, lambda _: asyncio.sleep(1 / options.rate), options, {})
+        idle_ms_per_s = await _idle_ms_per_s(state_dir, options.seconds)
         requests = {}
         for tier in TIERS:
             asks = audience.asks(tier)
             if asks is None:
                 sys.exit(f"error: nobody is answered by {tier}; the stack must have been trained on ml-100k")
-            per_request = await _cost(
-                state_dir, lambda n, asks=asks: rest.recommend({**asks(n), "deadline_ms": _PATIENT_MS}), options, idle
-            )
+            send = _sender(rest, asks)
+            per_request = await _cost(state_dir, send, options, idle_ms_per_s)
             requests[tier] = per_request
             print(f"{tier:12} {_shown(per_request)}")
-            await _require(tier, asks, rest)
-        events = await _cost(state_dir, lambda n: _click(rest, n), options, idle)
+            await _require(tier, send)
+        events = await _cost(state_dir, lambda n: _click(rest, n), options, idle_ms_per_s)
         print(f"{'event':12} {_shown(events)}")
     return {
         "benchmark": "capacity",
@@ -74,7 +77,7 @@ async def _measure(settings: Settings, options: argparse.Namespace) -> dict[str,
         "load_average_1m": round(os.getloadavg()[0], 1),
         "rate": options.rate,
         "bundle": _bundle(settings),
-        "idle_cpu_ms_per_s": {name: round(ms * options.rate, 2) for name, ms in idle.items()},
+        "idle_cpu_ms_per_s": {name: round(ms, 2) for name, ms in idle_ms_per_s.items()},
         "cpu_ms_per_request": requests,
         "cpu_ms_per_event": events,
         "head_ms_per_100k_items": _head_ms(),
@@ -84,33 +87,52 @@ async def _measure(settings: Settings, options: argparse.Namespace) -> dict[str,
     }
 
 
-async def _cost(state_dir: Path, send: Any, options: argparse.Namespace, idle: dict[str, float]) -> dict[str, float]:
+async def _cost(
+    state_dir: Path, send: Send, options: argparse.Namespace, idle_ms_per_s: dict[str, float]
+) -> dict[str, float]:
     """Give the CPU milliseconds that one call costs each group of processes, less what they use when idle."""
-    groups = find_groups(state_dir)
-    num_calls = round(options.rate * options.seconds)
-    before, began_s = cpu_seconds(groups), time.monotonic()
-    if idle:
+    num_calls = max(1, round(options.rate * options.seconds))
+
+    async def calls() -> None:
         await run_load(send, options.rate, num_calls)
-    await asyncio.sleep(options.seconds if not idle else _PAUSE_S)
+        await asyncio.sleep(_PAUSE_S)
+
+    used_ms, lasted_s = await _used_ms(state_dir, calls())
+    return {
+        name: round(max(0.0, (ms - idle_ms_per_s.get(name, 0.0) * lasted_s) / num_calls), 4)
+        for name, ms in used_ms.items()
+    }
+
+
+async def _idle_ms_per_s(state_dir: Path, seconds: float) -> dict[str, float]:
+    """Give the CPU milliseconds a second that each group of processes uses when nobody asks."""
+    used_ms, lasted_s = await _used_ms(state_dir, asyncio.sleep(seconds))
+    return {name: ms / lasted_s for name, ms in used_ms.items()}
+
+
+async def _used_ms(state_dir: Path, meanwhile: Coroutine[Any, Any, None]) -> tuple[dict[str, float], float]:
+    """Give the CPU milliseconds of each group of processes while this goes on, and how many seconds it took."""
+    groups = find_groups(state_dir)
+    before_s, began_s = cpu_seconds(groups), time.monotonic()
+    await meanwhile
     lasted_s = time.monotonic() - began_s
-    used = {name: 1_000 * (seconds - before[name]) for name, seconds in cpu_seconds(groups).items()}
-    if not idle:
-        return {name: ms / lasted_s / options.rate for name, ms in used.items()}
-    free = {name: ms * options.rate * lasted_s for name, ms in idle.items()}
-    return {name: round(max(0.0, (ms - free[name]) / num_calls), 4) for name, ms in used.items()}
+    return {name: 1_000 * (seconds - before_s[name]) for name, seconds in cpu_seconds(groups).items()}, lasted_s
 
 
-async def _require(tier: str, asks: Any, rest: RestCaller) -> None:
+def _sender(rest: RestCaller, asks: Callable[[int], Ask]) -> Send:
+    """Make what sends the n-th of these requests, with time enough for any tier."""
+    return lambda number: rest.recommend({**asks(number), "deadline_ms": _PATIENT_MS})
+
+
+async def _require(tier: str, send: Send) -> None:
     """See that these requests are still answered by the tier that they were counted for."""
-    outcomes = [await rest.recommend({**asks(number), "deadline_ms": _PATIENT_MS}) for number in range(_NUM_CHECKED)]
+    outcomes = [await send(number) for number in range(_NUM_CHECKED)]
     share = sum(outcome.tier == tier for outcome in outcomes) / _NUM_CHECKED
     if share < _MIN_SHARE:
         sys.exit(f"error: only {share:.0%} of the answers came from {tier}; try again on a quieter machine")
 
 
 async def _click(rest: RestCaller, number: int) -> Any:
-    from benchmarks.load import Outcome
-
     event = {"user_id": f"load-{number % 50}", "item_id": str(1 + number % 200)}
     status, _ = await rest.call(b"POST", b"/v1/events", json.dumps(event).encode())
     return Outcome(is_ok=status == 200, tier="none", reason=f"http_{status}")

@@ -17,7 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine_cases import shape_cases, text_cases
+from benchmarks.arguments import at_least_one
+from benchmarks.engine_cases import ShapeCases, shape_cases, text_cases
 from benchmarks.engine_field import Field, Options
 from benchmarks.engine_report import agreements, case_rows, roofline_rows
 from benchmarks.engine_table import tables
@@ -42,15 +43,14 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             device=options.device,
             threads=options.threads,
             rounds=options.rounds,
-            peers=tuple(name for name in options.peers.split(",") if name),
+            peers=options.peers,
             names=frozenset(options.case),
         )
     )
     if options.model:
         field.compare(_folder(options.model), text_cases())
-    if options.device == "cuda" or options.tiny:
-        for group in shape_cases(tiny=options.tiny):
-            field.run_alone(group)
+    for group in _alone(options):
+        field.run_alone(group)
     return {
         "benchmark": "engine",
         "command": f"python -m benchmarks.engine {' '.join(sys.argv[1:])}",
@@ -77,16 +77,36 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--model", metavar="FOLDER", help=f"or a GGUF file, or a package; on a CPU {_MODEL} if not given"
     )
-    parser.add_argument("--peers", default=",".join(_PEERS), help=f"which of {', '.join(_PEERS)}; empty for none")
+    parser.add_argument(
+        "--peers", type=_peers, default=",".join(_PEERS), help=f"which of {', '.join(_PEERS)}; empty for none"
+    )
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--case", nargs="+", default=[], metavar="NAME", help="only these cases")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument(
+        "--rounds", type=at_least_one, default=3, help="in each, every engine has its turn at every case"
+    )
+    parser.add_argument("--threads", type=at_least_one, default=len(os.sched_getaffinity(0)), help="of each engine")
     parser.add_argument("--tiny", action="store_true", help="the GPU's cases at their smallest, on any device")
     options = parser.parse_args()
     if options.model is None and options.device == "cpu" and not options.tiny:
         options.model = _MODEL
+    alone = [case for group in _alone(options) for case in group.cases]
+    known = [case.name for case in (*(text_cases() if options.model else ()), *alone)]
+    if unknown := [name for name in options.case if name not in known]:
+        parser.error(f"argument --case: {unknown[0]!r} is not run here; choose from {', '.join(known)}")
     return options
+
+
+def _peers(text: str) -> tuple[str, ...]:
+    names = tuple(name for name in text.split(",") if name)
+    if unknown := set(names) - set(_PEERS):
+        raise argparse.ArgumentTypeError(f"nobody is called {min(unknown)!r}; choose from {', '.join(_PEERS)}")
+    return names
+
+
+def _alone(options: argparse.Namespace) -> tuple[ShapeCases, ...]:
+    """Give the cases of our engine alone."""
+    return shape_cases(tiny=options.tiny) if options.device == "cuda" or options.tiny else ()
 
 
 def _folder(model: str) -> Path:

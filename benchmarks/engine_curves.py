@@ -22,6 +22,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
+from benchmarks.arguments import at_least_one
 from benchmarks.curve_engines import (
     BLOCK_TOKENS,
     LEVEL_SIZE,
@@ -47,7 +48,7 @@ def main() -> None:
     """Draw all curves and write them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, required=True, metavar="OUT")
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=at_least_one, default=15, help="medians are over so many")
     options = parser.parse_args()
     torch.set_num_threads(1)
     decoder = random_decoder(1 + 3 * LEVEL_SIZE)

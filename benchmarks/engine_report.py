@@ -23,7 +23,6 @@ class Measured:
     engine: str
     runs: list[Run] = field(default_factory=list)
     error: str | None = None
-    note: str | None = None
 
     @property
     def values(self) -> list[float]:
@@ -47,7 +46,6 @@ def case_rows(measured: Sequence[Measured], peers: Sequence[str]) -> list[dict[s
                 "ratio_to_best_peer": _rounded(_ratio(one.case, value, theirs)),
                 "runs": [_rounded(run) for run in one.values],
                 **({"graphs": one.runs[-1]["graphs"]} if one.runs and "graphs" in one.runs[-1] else {}),
-                **({"note": one.note} if one.note else {}),
                 **({"error": one.error} if one.error else {}),
             }
         )

@@ -1,10 +1,10 @@
 """The engine's benchmark as Markdown tables: `python -m benchmarks.engine_table ENGINE.json`. Printed, to be put into a page."""
 
 import json
-import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
+
+from benchmarks.arguments import results_file
 
 Report = dict[str, Any]
 
@@ -69,7 +69,7 @@ def quality(found: dict[str, dict[str, float]]) -> str:
 
 def main() -> None:
     """Print the tables of a file."""
-    print(tables(json.loads(Path(sys.argv[1]).read_text())))
+    print(tables(json.loads(results_file(__doc__).read_text())))
 
 
 def _heading(report: Report) -> str:

@@ -21,6 +21,7 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
+from benchmarks.arguments import at_least_one
 from benchmarks.curve_engines import random_items
 from models.decoder import Decoder, DecoderConfig
 from services.llm.engine.config import EngineConfig
@@ -36,7 +37,7 @@ def main() -> None:
     """Count until enough beams were judged."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, required=True, metavar="OUT")
-    parser.add_argument("--beams", type=int, default=1_000_000)
+    parser.add_argument("--beams", type=at_least_one, default=1_000_000, help="how many to judge, at least")
     options = parser.parse_args()
     torch.set_num_threads(1)
     began = time.perf_counter()

@@ -1,10 +1,10 @@
 """The fault matrix as a Markdown table: `python -m benchmarks.fault_page FAULTS.json`. Printed, to be put into a page."""
 
 import json
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
+
+from benchmarks.arguments import results_file
 
 _HEAD = "| fault | answered | in time | p99 ms | goodput | recovered after | answered by, while it lasts |"
 
@@ -27,7 +27,7 @@ def priorities(row: dict[str, Any]) -> str:
 
 def main() -> None:
     """Print the matrix, and the classes of the spike."""
-    rows = json.loads(Path(sys.argv[1]).read_text())["rows"]
+    rows = json.loads(results_file(__doc__).read_text())["rows"]
     print(matrix(rows))
     for row in rows:
         if "low" in row["by_priority"]:

@@ -1,6 +1,6 @@
 """The fault matrix: what callers see while one thing after another breaks, on a stack of its own behind a faulty wire.
 
-    python -m benchmarks.faults --json OUT [--fault NAME ...] [--rate 50] [--state FOLDER] [--logs FOLDER] [--live]
+    python -m benchmarks.faults --json OUT [--fault NAME ...] [--rate 50] [--state FOLDER] [--logs FOLDER]
 
 Each row: some seconds of health, some of the fault, then time to recover, with recommendations through both doors leaving at a
 fixed rate all along (three of four of high priority, one of normal) and an event every quarter of a second. The spike row adds
@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from benchmarks.arguments import above_zero
 from benchmarks.chaos_scene import Scene, scene_from
 from benchmarks.crowd import Crowd
 from benchmarks.event_probe import EventProbe
@@ -277,7 +278,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, required=True, metavar="OUT")
     parser.add_argument("--fault", nargs="+", choices=list(FAULTS), help="only these")
-    parser.add_argument("--rate", type=float, default=50.0, help="requests a second")
+    parser.add_argument("--rate", type=above_zero, default=50.0, help="requests a second")
     parser.add_argument("--state", type=Path, default=settings.state_dir, help="whose bundle and store are copied")
     parser.add_argument("--logs", type=Path, help="where the stack's logs are kept")
     options = parser.parse_args()

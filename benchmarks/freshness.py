@@ -16,14 +16,16 @@ import platform
 import sys
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.arguments import above_zero, at_least_one, host_and_port
 from benchmarks.audience import Audience, find_audience
 from benchmarks.callers import RestCaller
 from benchmarks.load import Outcome, percentile, run_load
+from benchmarks.own_stack import require_ready, stack_for
 from services.settings import Settings, load_settings
 
 PAUSE_S = 0.002
@@ -43,12 +45,8 @@ def main() -> None:
     """Measure, print a line, write the JSON."""
     settings = load_settings()
     options = _options(settings)
-    stop = _started(settings) if options.up else None
-    try:
+    with stack_for(settings, is_started=options.up):
         report = asyncio.run(_measure(options))
-    finally:
-        if stop is not None:
-            stop()
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(report, indent=1) + "\n")
 
@@ -56,27 +54,17 @@ def main() -> None:
 def _options(settings: Settings) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, required=True, metavar="OUT")
-    parser.add_argument("--events", type=int, default=500)
-    parser.add_argument("--rate", type=float, default=20.0, help="recommendations a second beside it")
-    parser.add_argument("--url", default=f"{settings.http_host}:{settings.http_port}", metavar="HOST:PORT")
+    parser.add_argument("--events", type=at_least_one, default=500, help="how many, one after another")
+    parser.add_argument("--rate", type=above_zero, default=20.0, help="recommendations a second beside it")
+    default_url = f"{settings.http_host}:{settings.http_port}"
+    parser.add_argument("--url", type=host_and_port, default=default_url, metavar="HOST:PORT")
     parser.add_argument("--up", action="store_true", help="start a stack for this, and stop it after")
     return parser.parse_args()
 
 
-def _started(settings: Settings) -> Callable[[], object]:
-    """Start the stack of these settings; gives what stops it."""
-    from infra.local.background import start_in_background
-    from infra.local.down import stop_stack
-
-    start_in_background(settings, sys.stderr)
-    return lambda: stop_stack(settings)
-
-
 async def _measure(options: argparse.Namespace) -> dict[str, Any]:
-    host, port = options.url.removeprefix("http://").rsplit(":", 1)
-    async with RestCaller(host, int(port)) as rest:
-        if (await rest.call(b"GET", b"/readyz", b""))[0] != 200:
-            sys.exit(f"error: no stack is ready at {options.url}; run `tailrace up` first, or pass --up")
+    async with RestCaller(*options.url) as rest:
+        await require_ready(rest)
         audience = await find_audience(rest, [*map(str, range(1, USERS_TO_TRY)), "nobody"])
         background = asyncio.create_task(_background(rest, audience, options.rate))
         try:

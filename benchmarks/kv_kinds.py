@@ -56,16 +56,19 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, required=True, metavar="OUT")
-    parser.add_argument("--bundle", type=Path, required=True, metavar="PATH")
+    parser.add_argument("--bundle", type=Path, required=True, metavar="PATH", help="a published bundle")
     parser.add_argument("--cases", type=Path, metavar="FOLDER", help="with examples.parquet in it")
     parser.add_argument("--checkpoint", type=Path, metavar="PATH", help="a Hugging Face folder with its tokenizer.json")
-    parser.add_argument("--text", type=Path, metavar="FOLDER", default=Path("docs"))
+    parser.add_argument("--text", type=Path, metavar="FOLDER", default=Path("docs"), help="of Markdown files")
     return parser.parse_args()
 
 
 def _newest_cases(bundle: Path) -> Path:
     stages = bundle.absolute().parent.parent / "pipeline" / "tokenize"
-    return max(stages.iterdir(), key=lambda path: path.stat().st_mtime)
+    found = list(stages.glob("*/"))
+    if not found:
+        sys.exit(f"error: --bundle: nothing in {stages}, so there are no test cases; name them with --cases")
+    return max(found, key=lambda path: path.stat().st_mtime)
 
 
 def _rankings(path: Path, tokenized: Path) -> list[dict[str, Any]]:

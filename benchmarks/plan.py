@@ -15,7 +15,6 @@ from services.errors import ConfigError
 
 PARTS = ("edge", "gateway", "llm", "ray", "valkey", "broker", "worker", "metrics")
 TIERS = ("precomputed", "llm", "student", "popular")
-USUAL_MIX: Mapping[str, float] = {"precomputed": 0.5, "llm": 0.2, "student": 0.25, "popular": 0.05}
 MAX_BUSY = 0.6
 """The share of a core that is planned with; the rest is for bursts, since waiting grows steeply beyond."""
 PROMPT_ITEMS = 200
@@ -39,8 +38,12 @@ class Demand:
         for option, value in (("--rate", self.rate), ("--users", self.users), ("--items", self.items)):
             if not 0 < value < math.inf:
                 raise ConfigError(f"{option}: {value} is not more than 0; give what you expect at the busiest time")
-        if not 0 <= self.events_rate < math.inf:
-            raise ConfigError(f"--events-rate: {self.events_rate} is less than 0; give events a second")
+        for option, least, noun in (
+            ("--events-rate", self.events_rate, "events a second"),
+            ("--kv-users", self.kv_users, "users"),
+        ):
+            if not 0 <= least < math.inf:
+                raise ConfigError(f"{option}: {least} is less than 0; give {noun}")
         if not math.isclose(sum(self.mix.values()), 1.0, abs_tol=1e-6) or min(self.mix.values()) < 0:
             raise ConfigError(f"--mix: the shares make {sum(self.mix.values()):g}; give shares that make 1")
 

@@ -18,11 +18,13 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from benchmarks.arguments import above_zero, at_least_one
 from benchmarks.audience import find_audience
 from benchmarks.callers import Caller, RestCaller, RpcCaller
 from benchmarks.crowd import Crowd
 from benchmarks.live_view import LiveView
 from benchmarks.load import Load, Outcome, run_schedule
+from benchmarks.own_stack import require_ready
 from benchmarks.profiles import Departure, Profile, departures
 from benchmarks.scoring import summarise, tier_weights
 from models.registry import BundleStore
@@ -45,11 +47,11 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--profile", type=Profile, choices=list(Profile), default=Profile.STEADY)
-    parser.add_argument("--rate", type=float, default=50.0, help="requests a second on average")
-    parser.add_argument("--duration", type=float, default=30.0, help="seconds")
-    parser.add_argument("--door", choices=["rest", "grpc", "both"], default="both")
-    parser.add_argument("--deadline-ms", type=int, default=200)
+    parser.add_argument("--profile", type=Profile, choices=list(Profile), default=Profile.STEADY, help="the shape")
+    parser.add_argument("--rate", type=above_zero, default=50.0, help="requests a second on average")
+    parser.add_argument("--duration", type=above_zero, default=30.0, help="seconds")
+    parser.add_argument("--door", choices=["rest", "grpc", "both"], default="both", help="through which door")
+    parser.add_argument("--deadline-ms", type=at_least_one, default=200, help="what every request asks for")
     parser.add_argument("--key-file", type=Path, help="a file with the API key to use")
     parser.add_argument("--low-key-file", type=Path, help="a file with the API key of the spike's callers")
     parser.add_argument("--json", type=Path, metavar="OUT")
@@ -61,8 +63,7 @@ async def _measure(settings: Settings, options: argparse.Namespace, console: Con
     key, low_key = _key(options.key_file), _key(options.low_key_file or options.key_file)
     async with AsyncExitStack() as closing:
         rest = await closing.enter_async_context(RestCaller(settings.http_host, settings.http_port, key))
-        if (await rest.call(b"GET", b"/readyz", b""))[0] != 200:
-            sys.exit(f"error: no stack is ready at {settings.http_host}:{settings.http_port}; run `tailrace up` first")
+        await require_ready(rest)
         audience = await find_audience(rest, map(str, range(1, _USERS_TO_TRY)))
         crowd = Crowd(audience, len(planned), is_long_tail=options.profile is Profile.LONG_TAIL)
         doors = {

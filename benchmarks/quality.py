@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 from rich.console import Console
 
+from benchmarks.arguments import at_least_one
 from infra.local.store import feature_store
 from services.features.repo import RepoAddress
 from services.settings import Settings, load_settings
@@ -59,10 +60,10 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, required=True, metavar="OUT")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=at_least_one, default=3, help="how many, from 0")
     parser.add_argument("--state", type=Path, metavar="FOLDER", help="keeps the stages (default: this stack's state)")
     parser.add_argument("--sequences", type=Path, metavar="FOLDER", help="data other than ml-100k")
-    parser.add_argument("--epochs", type=int, help="of decoder and student, instead of their usual numbers")
+    parser.add_argument("--epochs", type=at_least_one, help="of decoder and student, instead of their usual numbers")
     return parser.parse_args()
 
 

@@ -17,9 +17,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.arguments import above_zero, at_least_one, host_and_port
 from benchmarks.audience import TIERS, Audience, find_audience
 from benchmarks.callers import Caller, RestCaller, RpcCaller
 from benchmarks.load import Outcome, run_load, summary
+from benchmarks.own_stack import require_ready, stack_for
 from services.settings import Settings, load_settings
 
 NOOP = "noop"
@@ -30,12 +32,8 @@ def main() -> None:
     """Measure, print a table, write the JSON."""
     settings = load_settings()
     options = _options(settings)
-    stop = _started(settings) if options.up else None
-    try:
+    with stack_for(settings, is_started=options.up):
         report = asyncio.run(_measure(options))
-    finally:
-        if stop is not None:
-            stop()
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(report, indent=1) + "\n")
 
@@ -43,33 +41,23 @@ def main() -> None:
 def _options(settings: Settings) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, required=True, metavar="OUT")
-    parser.add_argument("--rate", type=float, default=50.0, help="requests a second")
-    parser.add_argument("--seconds", type=float, default=10.0, help="per case")
-    parser.add_argument("--deadline-ms", type=int, nargs="+", default=[50, 200])
+    parser.add_argument("--rate", type=above_zero, default=50.0, help="requests a second")
+    parser.add_argument("--seconds", type=above_zero, default=10.0, help="per case")
+    parser.add_argument("--deadline-ms", type=at_least_one, nargs="+", default=[50, 200], help="one case for each")
     parser.add_argument("--tiers", nargs="+", default=[*TIERS, "mixed"], choices=[*TIERS, "mixed"])
     parser.add_argument(
-        "--users", type=int, default=200, help="how many user ids, from 1, to look for an audience among"
+        "--users", type=at_least_one, default=200, help="how many user ids, from 1, to look for an audience among"
     )
-    parser.add_argument("--url", default=f"{settings.http_host}:{settings.http_port}", metavar="HOST:PORT")
+    default_url = f"{settings.http_host}:{settings.http_port}"
+    parser.add_argument("--url", type=host_and_port, default=default_url, metavar="HOST:PORT")
     parser.add_argument("--grpc", default=settings.grpc_address, metavar="HOST:PORT")
     parser.add_argument("--up", action="store_true", help="start a stack for this, and stop it after")
     return parser.parse_args()
 
 
-def _started(settings: Settings) -> Callable[[], object]:
-    """Start the stack of these settings; gives what stops it."""
-    from infra.local.background import start_in_background
-    from infra.local.down import stop_stack
-
-    start_in_background(settings, sys.stderr)
-    return lambda: stop_stack(settings)
-
-
 async def _measure(options: argparse.Namespace) -> dict[str, Any]:
-    host, port = options.url.removeprefix("http://").rsplit(":", 1)
-    async with RestCaller(host, int(port)) as rest, RpcCaller(options.grpc) as rpc:
-        if (await rest.call(b"GET", b"/readyz", b""))[0] != 200:
-            sys.exit(f"error: no stack is ready at {options.url}; run `tailrace up` first, or pass --up")
+    async with RestCaller(*options.url) as rest, RpcCaller(options.grpc) as rpc:
+        await require_ready(rest)
         audience = await find_audience(rest, (str(number) for number in range(1, options.users + 1)))
         cases = []
         for door, caller in (("rest", rest), ("grpc", rpc)):
@@ -114,7 +102,7 @@ async def _case(
 ) -> dict[str, Any]:
     for number in range(WARM_UP_REQUESTS):
         await send(number)
-    load = await run_load(send, options.rate, round(options.rate * options.seconds))
+    load = await run_load(send, options.rate, max(1, round(options.rate * options.seconds)))
     case: dict[str, Any] = {"door": door, "tier": tier, **summary(load, options.rate, deadline_ms)}
     print(
         f"{door:5} {tier:12} deadline {deadline_ms:4} ms  p50 {case['p50_ms']:8.2f}  p95 {case['p95_ms']:8.2f}"

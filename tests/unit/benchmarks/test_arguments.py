@@ -1,0 +1,74 @@
+"""What the benchmarks' commands take, and that their own words name no option that they do not have."""
+
+import argparse
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmarks.arguments import above_zero, at_least_one, host_and_port
+
+ROOT = Path(__file__).parents[3]
+COMMANDS = [path for path in sorted((ROOT / "benchmarks").glob("*.py")) if "add_argument(" in path.read_text()]
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "value"),
+    [
+        (above_zero, "0.5", 0.5),
+        (at_least_one, "1", 1),
+        (host_and_port, "localhost:8000", ("localhost", 8000)),
+        (host_and_port, "http://[::1]:80/", ("[::1]", 80)),
+    ],
+)
+def test_what_is_right_is_read(read: Callable[[str], object], text: str, value: object) -> None:
+    """As the type that the command works with."""
+    assert read(text) == value
+
+
+@pytest.mark.parametrize(
+    ("read", "wrong"),
+    [
+        (above_zero, ("0", "-1", "nan", "inf", "x", "")),
+        (at_least_one, ("0", "-3", "1.5", "nan", "x")),
+        (host_and_port, ("", "localhost", "localhost:", ":80", "localhost:http", "http://localhost")),
+    ],
+)
+def test_what_is_wrong_is_quoted(read: Callable[[str], object], wrong: tuple[str, ...]) -> None:
+    """So that argparse names the option, the value and what it should be."""
+    for text in wrong:
+        with pytest.raises(argparse.ArgumentTypeError, match=re.escape(f"{text!r} is not ")):
+            read(text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--peers", "vlm"], "argument --peers: nobody is called 'vlm'; choose from transformers, vllm"),
+        (["--case", "decode-2"], "argument --case: 'decode-2' is not run here; choose from decode-1, decode-8"),
+        (["--rounds", "0"], "argument --rounds: '0' is not a whole number from 1 on"),
+    ],
+)
+def test_the_engines_benchmark_starts_nothing_for_a_wrong_word(arguments: list[str], words: str) -> None:
+    """A peer or a case of that name would be missing from the tables at the end of an hour."""
+    command = [sys.executable, "-m", "benchmarks.engine", "--json", "OUT", *arguments]
+
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 2
+    assert words in done.stderr
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=[path.stem for path in COMMANDS])
+def test_a_command_has_the_options_that_it_names(path: Path) -> None:
+    """Those in its description, which `--help` prints."""
+    tree = ast.parse(path.read_text())
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    strings = (word.value for call in calls for word in call.args if isinstance(word, ast.Constant))
+    named = set(re.findall(r"--[a-z][a-z-]*", ast.get_docstring(tree) or ""))
+
+    assert named <= {word for word in strings if isinstance(word, str)}
