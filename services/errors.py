@@ -23,6 +23,8 @@
 No transport words here: each door maps this tree to its own codes, once.
 """
 
+_MAX_FIELD_CHARS = 120
+
 
 class TailraceError(Exception):
     """Base of all errors that this project raises on purpose."""
@@ -38,11 +40,14 @@ class NotFound(TailraceError):
 
 
 class InvalidRequest(TailraceError):
-    """The caller's input is wrong; `field` says where, `fix` says what would be right."""
+    """The caller's input is wrong; `field` says where, `fix` says what would be right.
+
+    The name of an unknown field is the caller's own and may be as long as a body; it is cut, since errors are logged and kept.
+    """
 
     def __init__(self, field: str, problem: str, fix: str) -> None:
-        super().__init__(f"{field}: {problem}; {fix}")
-        self.field = field
+        self.field = field if len(field) <= _MAX_FIELD_CHARS else f"{field[:_MAX_FIELD_CHARS]}…"
+        super().__init__(f"{self.field}: {problem}; {fix}")
         self.problem = problem
         self.fix = fix
 

@@ -117,7 +117,7 @@ def parse_drills(body: bytes) -> dict[Part, bool]:
 
 def _part(name: str) -> Part:
     if name not in set(Part):
-        raise InvalidRequest(name[:40], "unknown", f"the parts are {', '.join(Part)}")
+        raise InvalidRequest(name, "unknown", f"the parts are {', '.join(Part)}")
     return Part(name)
 
 

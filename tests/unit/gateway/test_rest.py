@@ -23,6 +23,7 @@ BAD_BODIES = [
     (RECOMMEND, b"[" * 10_000, "body"),
     (RECOMMEND, b'{"user_id": "u", "colour": 1}', "colour"),
     (RECOMMEND, b'{"user_id": "u", "filters": {"shape": []}}', "filters.shape"),
+    (RECOMMEND, b"{" + b",".join(b'"f%d": 1' % number for number in range(101)) + b"}", "body"),
     (RECOMMEND, b'{"user_id": "u", "k": "5"}', "k"),
     (RECOMMEND, b'{"user_id": "u", "k": 5.5}', "k"),
     (RECOMMEND, b'{"user_id": "u", "k": true}', "k"),
@@ -65,6 +66,18 @@ async def test_a_bad_body_is_a_422_that_names_the_field(rest: RestClient, path: 
     assert error["fix"]
     assert error["request_id"] == answer.headers["x-request-id"]
     assert "Traceback" not in answer.text
+
+
+@pytest.mark.parametrize("path", [RECOMMEND, EVENTS])
+async def test_what_a_caller_calls_a_field_is_not_kept_at_any_length(rest: RestClient, world: World, path: str) -> None:
+    """The name of an unknown field is cut in the answer, and so in the log and in the explanations' store."""
+    answer = await rest.http.post(path, json={"user_id": "u", "x" * 10_000: 1})
+    await world.plane.explanations.flush()
+
+    assert answer.status_code == 422
+    assert "xxx" in answer.json()["error"]["field"]
+    assert len(answer.content) < 1_000
+    assert all(len(record) < 1_000 for record in world.shelf.records.values())
 
 
 @pytest.mark.parametrize("shape", ["object", "list", "one"])
