@@ -4,6 +4,7 @@ It translates between item ids (outside) and item indices, tokens and masks (ins
 first real request. It knows neither Ray nor where bundles come from.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,7 @@ from models.registry import Bundle
 from models.weights import load_decoder
 from services.contracts.rank import RankRequest, RankResult
 from services.contracts.recommend import Filters
-from services.errors import BundleCorrupt
+from services.errors import BundleCorrupt, Overloaded
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
 from services.llm.engine.trie import ItemCodes
@@ -106,6 +107,7 @@ def _warm_up(loaded: LoadedBundle) -> None:
     for batch in ([longest], [longest], [longest[:3]], [longest, longest[:3], longest[1:]]):
         for place, history in enumerate(batch):
             prompt = prompt_tokens(loaded.catalogue, history, loaded.max_items, loaded.stride)
-            loaded.engine.add_rank(f"warm-up {place}", prompt, k=_WARM_UP_K)
+            with suppress(Overloaded):  # the queue may be shorter
+                loaded.engine.add_rank(f"warm-up {place}", prompt, k=_WARM_UP_K)
         while loaded.engine.has_work:
             loaded.engine.step(0.0)

@@ -105,6 +105,13 @@ def test_the_warm_up_leaves_the_engine_empty(bundle) -> None:
     assert engine.load() == LOAD
 
 
+def test_it_loads_where_one_request_may_wait(bundle) -> None:
+    """The least queue that the settings allow is shorter than what the warm-up asks at once, which is no reason to refuse the bundle."""
+    loaded = load_bundle(bundle, EngineConfig(num_blocks=64, max_waiting=1, max_running=1), torch.float32, "cpu")
+
+    assert len(rank(loaded, build_request()).item_ids) == 5
+
+
 def test_a_prompt_window_beyond_the_decoder_is_refused(bundle) -> None:
     """A bundle whose prompts could outgrow the decoder's positions is corrupt."""
     too_long = dataclasses.replace(bundle, manifest={**bundle.manifest, "prompt": {"max_items": 64, "stride": 5}})
