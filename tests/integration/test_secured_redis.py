@@ -15,7 +15,8 @@ import trustme
 from infra.local.access import prepare_valkey, valkey_access_file
 from infra.local.binaries import valkey_command
 from infra.local.probes import answers_redis
-from services.errors import ConfigError, DependencyAway
+from infra.local.store import feature_store
+from services.errors import ConfigError, DependencyAway, EnvironmentFault
 from services.features.reader import FeatureReader
 from services.features.repo import RepoAddress, apply_repo
 from services.features.rows import LogPosition, UserHistory
@@ -118,6 +119,30 @@ async def test_a_wrong_password_or_another_authority_is_a_store_that_is_away(
         with pytest.raises(DependencyAway) as refused:
             writer.write_histories([history()])
         assert "wrong" not in str(refused.value.__cause__)
+
+
+def test_work_outside_the_stack_finds_a_store_behind_tls(settings: Settings, secured: RedisAddress) -> None:
+    """A pipeline whose store speaks TLS uses it as it is: it starts none, and claims no folder for one."""
+    theirs = {"redis_host": secured.host, "redis_port": secured.port, "redis_tls_ca_file": secured.tls_ca_file}
+
+    with feature_store(settings.model_copy(update=theirs), print):
+        started = (settings.state_dir / "run").exists()
+
+    assert not started
+
+
+@pytest.mark.parametrize("host", [HOST, "192.0.2.1"])
+def test_a_store_that_is_not_ours_to_start_is_named(settings: Settings, tmp_path: Path, host: str) -> None:
+    """Where it speaks TLS or is another machine's, one line says what does not answer, and by which setting."""
+    ca = tmp_path / "ca.pem"
+    trustme.CA().cert_pem.write_to_path(ca)
+    theirs = {"redis_host": host, "redis_port": 9, "redis_tls_ca_file": ca if host == HOST else None}
+
+    with (
+        pytest.raises(EnvironmentFault, match=f"no store answers at {host}:9.*TAILRACE_REDIS_HOST"),
+        feature_store(settings.model_copy(update=theirs), print),
+    ):
+        pass
 
 
 def test_the_password_is_in_no_file_no_argument_and_no_words(
