@@ -9,7 +9,6 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from models.decoder import DecoderConfig
 from models.window import Window
 from services.llm.engine.gpu.attention import TritonAttention
 from services.llm.engine.gpu.kernels import TritonKernels
@@ -18,6 +17,7 @@ from services.llm.engine.regular import RegularRows
 from services.llm.engine.tails import Tails
 from services.llm.engine.tiles import Tile
 from services.llm.engine.weights import HeadNorms
+from tests.attention_shapes import attention_shape
 
 HEADS, GROUPS, HEAD_DIM, HIDDEN, BLOCK = 16, 8, 128, 2_048, 16
 SHARED_BYTES = 227 * 1024
@@ -81,16 +81,7 @@ def compile_attention(kind: str, dtype: torch.dtype, window: Window | None = Non
 
 def cache_of(kind: str, dtype: torch.dtype) -> KvCache:
     """Build a small cache of one layer."""
-    config = DecoderConfig(
-        vocab_size=2,
-        hidden_size=4,
-        intermediate_size=4,
-        num_hidden_layers=1,
-        num_attention_heads=HEADS,
-        num_key_value_heads=GROUPS,
-        head_dim=HEAD_DIM,
-        max_position_embeddings=8,
-    )
+    config = attention_shape(HEADS, GROUPS, HEAD_DIM, layers=1)
     return KvCache(config, 10, BLOCK, dtype, torch.device("cpu"), kind)
 
 

@@ -5,7 +5,6 @@ import pytest
 import torch
 from torch.nn import functional
 
-from models.decoder import DecoderConfig
 from models.window import Window
 from services.llm.engine.kv_cache import KvCache
 from services.llm.engine.paged_attention import paged_attention
@@ -14,6 +13,7 @@ from services.llm.engine.sequence import Sequence
 from services.llm.engine.tail_attention import merge_attention, tail_attention
 from services.llm.engine.tile_groups import group_tiles
 from services.llm.engine.tiles import Tile, cut_tiles
+from tests.attention_shapes import attention_shape
 from tests.dense import seen_by_rows
 
 BLOCK = 4
@@ -23,16 +23,7 @@ CPU = torch.device("cpu")
 def build_context(length: int, heads: int, kv_heads: int, seed: int):
     """Build a cache whose block numbers are shuffled, filled with one context per call."""
     torch.manual_seed(seed)
-    config = DecoderConfig(
-        vocab_size=2,
-        hidden_size=4,
-        intermediate_size=4,
-        num_hidden_layers=2,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=8,
-        max_position_embeddings=8,
-    )
+    config = attention_shape(heads, kv_heads, 8)
     cache = KvCache(config, 64, BLOCK, torch.float32, CPU)
     blocks = np.random.default_rng(seed).permutation(64)[: -(-length // BLOCK)]
     positions = np.arange(length)

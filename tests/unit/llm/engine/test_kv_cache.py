@@ -4,22 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from models.decoder import DecoderConfig
 from services.errors import ConfigError
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.kv_cache import KvCache
 from services.llm.engine.text import Sampling
+from tests.attention_shapes import attention_shape
 
-CONFIG = DecoderConfig(
-    vocab_size=2,
-    hidden_size=4,
-    intermediate_size=4,
-    num_hidden_layers=3,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=64,
-    max_position_embeddings=8,
-)
+CONFIG = attention_shape(4, 2, 64, layers=3)
 LARGEST_ERROR = {"int8": 0.5 / 127, "fp8": 2.0**-4}
 """Of a head's largest number for int8 (half a step), of the number itself for fp8 (half of its last of three bits)."""
 

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from models.decoder import DecoderConfig
 from models.window import Window
 from services.llm.engine.attention import TorchAttention
 from services.llm.engine.gpu.attention import TritonAttention
@@ -16,6 +15,7 @@ from services.llm.engine.sequence import Sequence
 from services.llm.engine.tails import Tails
 from services.llm.engine.tile_groups import group_tiles
 from services.llm.engine.tiles import Tile
+from tests.attention_shapes import attention_shape
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BLOCK = 4
@@ -25,16 +25,7 @@ NUM_BLOCKS = 600
 def cache_of(kind: str, kv_heads: int, head_dim: int) -> KvCache:
     """A cache whose every slot is filled with random numbers."""
     torch.manual_seed(kv_heads)
-    config = DecoderConfig(
-        vocab_size=2,
-        hidden_size=4,
-        intermediate_size=4,
-        num_hidden_layers=2,
-        num_attention_heads=kv_heads,
-        num_key_value_heads=kv_heads,
-        head_dim=head_dim,
-        max_position_embeddings=8,
-    )
+    config = attention_shape(kv_heads, kv_heads, head_dim)
     cache = KvCache(config, NUM_BLOCKS, BLOCK, torch.float32, DEVICE, kind)
     numbers = torch.randn(2, NUM_BLOCKS * BLOCK, kv_heads, head_dim, device=DEVICE)
     cache.write(1, torch.arange(NUM_BLOCKS * BLOCK, device=DEVICE), *numbers)

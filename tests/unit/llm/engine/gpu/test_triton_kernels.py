@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from models.decoder import DecoderConfig
 from models.rope import Rope, rotary_angles
 from services.llm.engine.gpu.kernels import TritonKernels
 from services.llm.engine.kernels import TorchKernels
 from services.llm.engine.kv_cache import KvCache
 from services.llm.engine.weights import HeadNorms
+from tests.attention_shapes import attention_shape
 
 IS_CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if IS_CUDA else "cpu")
@@ -103,16 +103,7 @@ def test_heads_are_normed_turned_and_stored_as_torch_does(
 
 def cache_of(kind: str, num_groups: int, head_dim: int, dtype: torch.dtype) -> KvCache:
     """Build an empty cache of two layers."""
-    config = DecoderConfig(
-        vocab_size=2,
-        hidden_size=4,
-        intermediate_size=4,
-        num_hidden_layers=2,
-        num_attention_heads=num_groups,
-        num_key_value_heads=num_groups,
-        head_dim=head_dim,
-        max_position_embeddings=8,
-    )
+    config = attention_shape(num_groups, num_groups, head_dim)
     return KvCache(config, NUM_BLOCKS, BLOCK, dtype, DEVICE, kind)
 
 
