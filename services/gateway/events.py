@@ -15,6 +15,9 @@ from services.errors import InvalidRequest
 Draft = Mapping[str, Any]
 """One event's fields, as parsed and not yet checked."""
 
+_MAY_BE_NULL = frozenset({"event_id", "event_time_ms", "request_id"})
+"""In the REST door's schema; null there means absent."""
+
 
 class EventLog(Protocol):
     """Where events become durable."""
@@ -59,7 +62,8 @@ def _checked(place: int, draft: Draft, now_ms: int) -> Interaction:
         raise InvalidRequest(f"events[{place}].accepted_time_ms", "unknown", "leave it out; the door sets it")
     try:
         made = {"event_id": uuid.uuid4().hex, "event_time_ms": now_ms}
-        event = interaction_from({**made, **draft, "accepted_time_ms": now_ms})
+        sent = {name: value for name, value in draft.items() if value is not None or name not in _MAY_BE_NULL}
+        event = interaction_from({**made, **sent, "accepted_time_ms": now_ms})
         event.check_time(now_ms)
     except InvalidRequest as error:
         raise InvalidRequest(f"events[{place}].{error.field}", error.problem, error.fix) from error

@@ -110,9 +110,11 @@ def headers_of(answer: ErrorAnswer) -> dict[str, str]:
 
 
 async def no_route(http: Request, error: Exception) -> Response:
-    """Answer for paths and methods that do not exist, in the envelope."""
-    status = error.status_code if isinstance(error, HTTPException) else 500
+    """Answer for paths and methods that do not exist, in the envelope. A 405 names the methods that do."""
+    status, headers = (error.status_code, error.headers) if isinstance(error, HTTPException) else (500, None)
     kind = {404: "not_found", 405: "method_not_allowed"}.get(status, "invalid_request")
     message = f"{http.method} {http.url.path} is not here"
     body = {"code": kind, "message": message, "field": None, "fix": "see /docs", "request_id": new_request_id()}
-    return json_response({"error": body}, status)
+    response = json_response({"error": body}, status)
+    response.headers.update(headers or {})
+    return response

@@ -92,6 +92,20 @@ async def test_events_come_as_an_object_a_list_or_one(rest: RestClient, world: W
     assert len(world.events.records) == 1
 
 
+async def test_an_event_may_spell_out_what_the_schema_says_may_be_null(rest: RestClient, world: World) -> None:
+    """Generated clients send null for what is absent: the id and the time are made, and no request is named."""
+    schema = (await rest.http.get("/openapi.json")).json()["components"]["schemas"]["EventBody"]["properties"]
+    nulls = {name: None for name, kind in schema.items() if {"type": "null"} in kind.get("anyOf", ())}
+
+    answer = await rest.http.post(EVENTS, json={"user_id": "u", "item_id": "i", **nulls})
+
+    assert nulls
+    assert answer.status_code == 200, answer.text
+    kept = json.loads(world.events.records[0][1])
+    assert kept["event_id"] == answer.json()["event_ids"][0]
+    assert "request_id" not in kept
+
+
 async def test_a_declared_oversize_is_a_413(rest: RestClient) -> None:
     """The length header alone suffices."""
     answer = await rest.http.post(RECOMMEND, content=b"x" * (MAX_BODY_BYTES + 1))
@@ -126,16 +140,21 @@ async def test_an_absent_broker_is_a_503_with_retry_after(rest: RestClient, worl
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "status", "code"),
-    [("GET", "/nowhere", 404, "not_found"), ("GET", RECOMMEND, 405, "method_not_allowed")],
+    ("method", "path", "status", "code", "allowed"),
+    [
+        ("GET", "/nowhere", 404, "not_found", None),
+        ("GET", RECOMMEND, 405, "method_not_allowed", "POST"),
+        ("POST", "/docs", 405, "method_not_allowed", "GET"),
+    ],
 )
 async def test_absent_routes_answer_in_the_envelope(
-    rest: RestClient, method: str, path: str, status: int, code: str
+    rest: RestClient, method: str, path: str, status: int, code: str, allowed: str | None
 ) -> None:
-    """404 and 405 look like every other error."""
+    """404 and 405 look like every other error; a 405 says which methods there are, as HTTP wants it."""
     answer = await rest.http.request(method, path)
 
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+    assert answer.headers.get("allow") == allowed
 
 
 async def test_behind_an_ingress_that_echoes_the_request_id_the_door_does_not(world: World) -> None:
