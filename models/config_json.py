@@ -25,7 +25,7 @@ _ARCHITECTURES = {
 }
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 _SCALINGS: dict[str, RopeKind] = {"linear": "linear", "llama3": "llama3", "yarn": "yarn"}
-_SAME_NAMES = (
+_SHAPE = (
     "vocab_size",
     "hidden_size",
     "intermediate_size",
@@ -34,6 +34,9 @@ _SAME_NAMES = (
     "num_key_value_heads",
     "head_dim",
     "max_position_embeddings",
+)
+_SAME_NAMES = (
+    *_SHAPE,
     "rms_norm_eps",
     "tie_word_embeddings",
 )
@@ -44,15 +47,19 @@ def read_config(folder: Path) -> DecoderConfig:
     path = folder / "config.json"
     try:
         raw: Raw = json.loads(path.read_text())
-    except (OSError, json.JSONDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: not a readable config ({error})") from error
     try:
         _refuse_unsupported(raw)
-        return _config_from(raw)
+        config = _config_from(raw)
+        _refuse_impossible(config)
     except KeyError as error:
         raise CheckpointError(f"{path}: key {error.args[0]} is missing") from error
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from error
+    except (TypeError, AttributeError, ArithmeticError) as error:
+        raise CheckpointError(f"{path}: not a decoder's config ({error})") from error
+    return config
 
 
 def describe_config(config: DecoderConfig) -> Raw:
@@ -155,6 +162,17 @@ def _describe_window(config: DecoderConfig, family: str) -> Raw:
     if family != "mistral" or window.layers != frozenset(layers):
         told["layer_types"] = [_SLIDING if layer in window.layers else _FULL for layer in layers]
     return told | ({"attention_sinks": window.num_sinks} if window.num_sinks else {})
+
+
+def _refuse_impossible(config: DecoderConfig) -> None:
+    """Refuse a shape that no decoder has, which kernels would read beyond or leave heads of out."""
+    for name in _SHAPE:
+        if getattr(config, name) < 1:
+            raise ValueError(f"{name} {getattr(config, name)} is not positive")
+    if config.num_attention_heads % config.num_key_value_heads:
+        raise ValueError(f"num_attention_heads is no multiple of num_key_value_heads {config.num_key_value_heads}")
+    if config.head_dim % 2:
+        raise ValueError(f"head_dim {config.head_dim} is odd")
 
 
 def _refuse_unsupported(raw: Raw) -> None:

@@ -55,14 +55,15 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def _shards(folder: Path) -> list[Path]:
-    index = folder / _INDEX
-    if not index.exists():
-        return [folder / _WEIGHTS]
+    """Give the files to read: the one that has everything goes before an index, as in transformers."""
+    whole, index = folder / _WEIGHTS, folder / _INDEX
+    if whole.exists() or not index.exists():
+        return [whole]
     try:
         names: dict[str, str] = json.loads(index.read_text())["weight_map"]
-    except (OSError, KeyError, json.JSONDecodeError) as error:
+        return [folder / name for name in sorted(set(names.values()))]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{index}: not an index of shards ({error})") from error
-    return [folder / name for name in sorted(set(names.values()))]
 
 
 def _check_tensors(folder: Path, wanted: dict[str, Tensor], found: dict[str, Tensor]) -> None:
@@ -75,6 +76,9 @@ def _check_tensors(folder: Path, wanted: dict[str, Tensor], found: dict[str, Ten
         "missing": sorted(wanted.keys() - found.keys()),
         "unknown": sorted(found.keys() - wanted.keys()),
         "misshapen": misshapen,
+        "not of real numbers": sorted(
+            name for name in wanted.keys() & found.keys() if not found[name].is_floating_point()
+        ),
     }
     said = [f"{what}: {_shorten(names)}" for what, names in complaints.items() if names]
     if said:

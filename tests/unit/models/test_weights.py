@@ -92,10 +92,14 @@ def test_dtype_is_the_one_asked_for(folder: Path) -> None:
             lambda t: t.update({"model.norm.weight": torch.zeros(3)}),
             r"misshapen: model.norm.weight is \(3,\), not \(48,\)",
         ),
+        (
+            lambda t: t.update({"model.norm.weight": torch.ones(48, dtype=torch.int8)}),
+            "not of real numbers: model.norm.weight",
+        ),
     ],
 )
 def test_a_wrong_tensor_is_named(folder: Path, change: object, said: str) -> None:
-    """A tensor that is missing, unknown or misshapen is named."""
+    """A tensor that is missing, unknown, misshapen or of whole numbers, as a quantised one is, is named."""
     tensors = load_file(folder / "model.safetensors")
     change(tensors)  # type: ignore[operator]
     save_file(tensors, folder / "model.safetensors")
@@ -113,6 +117,11 @@ def test_a_wrong_tensor_is_named(folder: Path, change: object, said: str) -> Non
         ("rope_parameters", {"rope_type": "yarn"}, "key factor is missing"),
         ("use_sliding_window", True, "use_sliding_window True is not supported"),
         ("hidden_act", "gelu", "hidden_act 'gelu' is not supported"),
+        ("num_attention_heads", 0, "num_attention_heads 0 is not positive"),
+        ("num_key_value_heads", 4, "num_attention_heads is no multiple of num_key_value_heads 4"),
+        ("head_dim", 5, "head_dim 5 is odd"),
+        ("vocab_size", [], "config.json: not a decoder's config"),
+        ("rope_parameters", "yarn", "config.json: not a decoder's config"),
         ("attention_bias", True, r"missing: model.layers.0.self_attn.k_proj.bias"),
     ],
 )
@@ -126,6 +135,36 @@ def test_a_config_that_cannot_be_served_is_refused(folder: Path, key: str, value
 
     with pytest.raises(CheckpointError, match=said):
         load_decoder(folder, torch.float32, "cpu")
+
+
+@pytest.mark.parametrize("content", [b"[1]", b"\xff\xfe", b"{"])
+def test_a_config_that_is_none_is_refused(folder: Path, content: bytes) -> None:
+    """A file of another kind is refused by its path."""
+    (folder / "config.json").write_bytes(content)
+
+    with pytest.raises(CheckpointError, match=r"config\.json: not a"):
+        load_decoder(folder, torch.float32, "cpu")
+
+
+@pytest.mark.parametrize("content", ["[1]", "{", "{}", '{"weight_map": ["a"]}', '{"weight_map": {"a": 1}}'])
+def test_an_index_that_is_none_is_refused(folder: Path, content: str) -> None:
+    """Where there are shards alone, an index of another form is refused by its path."""
+    (folder / "model.safetensors").rename(folder / "model-00001.safetensors")
+    (folder / "model.safetensors.index.json").write_text(content)
+
+    with pytest.raises(CheckpointError, match=r"index\.json: not an index of shards"):
+        load_decoder(folder, torch.float32, "cpu")
+
+
+def test_the_whole_file_goes_before_shards_left_from_before(tmp_path: Path) -> None:
+    """Weights saved into a folder in which shards lay are the ones that load, as in transformers."""
+    build_llama(tied=True, kv_heads=2).save_pretrained(tmp_path, max_shard_size="20KB")
+    decoder = load_decoder(tmp_path, torch.float32, "cpu")
+    decoder.model.norm.weight.data.fill_(7.0)
+
+    save_decoder(decoder, tmp_path)
+
+    assert load_decoder(tmp_path, torch.float32, "cpu").model.norm.weight.eq(7.0).all()
 
 
 def test_an_absent_or_torn_file_is_named(folder: Path) -> None:
