@@ -38,7 +38,10 @@ def build_tokenizer(metadata: Metadata) -> Tokenizer:
 def _byte_level(metadata: Metadata) -> Tokenizer:
     way = metadata.get("tokenizer.ggml.pre", "")
     merges = [tuple(merge.split(" ", 1)) for merge in need(metadata, "tokenizer.ggml.merges")]
-    model = models.BPE(_vocabulary(metadata), merges, fuse_unk=False, ignore_merges=way == "llama-bpe")
+    try:
+        model = models.BPE(_vocabulary(metadata), merges, fuse_unk=False, ignore_merges=way == "llama-bpe")
+    except Exception as error:  # the library raises bare Exception for a merge of what is no token
+        raise CheckpointError(f"tokenizer.ggml.merges do not fit the tokens ({error})") from error
     tokenizer = Tokenizer(model)
     tokenizer.decoder = decoders.ByteLevel()
     if way in _DIGITS:

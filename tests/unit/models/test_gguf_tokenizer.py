@@ -74,3 +74,10 @@ def test_what_is_missing_is_named() -> None:
 
     with pytest.raises(CheckpointError, match=r"key tokenizer\.ggml\.token_type is missing"):
         build_tokenizer(metadata)
+
+
+@pytest.mark.parametrize("merge", ["1 9", "12"])
+def test_merges_of_what_is_no_token_are_refused(merge: str) -> None:
+    """A damaged list of merges is refused by its key."""
+    with pytest.raises(CheckpointError, match=r"tokenizer\.ggml\.merges do not fit the tokens"):
+        build_tokenizer({**byte_level("smollm"), "tokenizer.ggml.merges": [merge]})
