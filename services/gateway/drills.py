@@ -7,6 +7,7 @@ Knows neither doors nor who may switch.
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import os
 import time
@@ -57,7 +58,7 @@ class Drills:
 
     async def switch(self, wanted: Mapping[Part, bool]) -> None:
         """Switch the named parts off (True) or on again (False), here at once and elsewhere within a quarter of a second."""
-        self._until = await asyncio.to_thread(self._rewrite, wanted)
+        self._until = await asyncio.to_thread(self._switch_alone, wanted)
 
     async def start(self) -> None:
         """Follow the file from now on."""
@@ -80,6 +81,13 @@ class Drills:
             await asyncio.sleep(_POLL_S)
             await self.refresh()
 
+    def _switch_alone(self, wanted: Mapping[Part, bool]) -> dict[Part, float]:
+        """Hold off others, here and in other processes, while the file is read, changed and replaced."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            return self._rewrite(wanted)
+
     def _rewrite(self, wanted: Mapping[Part, bool]) -> dict[Part, float]:
         now_s = self._wall_clock()
         until = {part: until_s for part, until_s in read_drills(self._path).items() if until_s > now_s}
@@ -87,7 +95,6 @@ class Drills:
             until.pop(part, None)
             if is_off:
                 until[part] = now_s + HOLD_S
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         scratch = self._path.with_suffix(f".{os.getpid()}")
         scratch.write_text(json.dumps(until))
         scratch.replace(self._path)

@@ -56,12 +56,13 @@ async def guarded(
         audited: Whether an audit line is written; by default for everything that needs the scope admin.
         enveloped: Makes the response of an error and a request id; by default this door's own envelope.
     """
-    call, who, outcome = Call(new_request_id()), NOBODY, "ok"
+    call, who, outcome = Call(new_request_id()), NOBODY, "gone"
     try:
         call.request_id = request_id_from(http.headers)
         call.caller = http.app.state.access.authorize(http.headers, scope)
         who = call.admitted.key_id
         response = await work(call)
+        outcome = "ok"
     except ClientDisconnect:
         return Response(status_code=_CLIENT_GONE)
     except Exception as error:
@@ -74,8 +75,9 @@ async def guarded(
         if refused is not None:
             refused(DOOR, answer.kind.value, answer.sentence, call.request_id)
         response = (enveloped or _envelope)(answer, call.request_id)
-    if scope is Scope.ADMIN if audited is None else audited:
-        _audit(http, who, outcome, call.request_id)
+    finally:  # a caller who leaves takes the work away, but not what it has done by then
+        if scope is Scope.ADMIN if audited is None else audited:
+            _audit(http, who, outcome, call.request_id)
     if http.app.state.echoes_request_id:
         response.headers.update(call.echo)
     return response

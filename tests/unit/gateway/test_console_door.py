@@ -1,5 +1,7 @@
 """The console's routes: the page, its headers, its API, and who may call it. `pytest tests/unit/gateway/test_console_door.py`."""
 
+import asyncio
+import fcntl
 import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -19,9 +21,10 @@ from services.gateway.console.people import MAX_SHOWN, Person, spread
 from services.gateway.console.static import PAGE_DIR, load_page
 from services.gateway.console.strip import kept_for
 from services.gateway.console.watch import Watch
-from services.gateway.drills import DrilledStore, Drills, Part
+from services.gateway.drills import DrilledStore, Drills, Part, read_drills
 from services.gateway.rest import create_rest_app
 from services.objectives import load_objectives
+from tests.servers import wait_for
 from tests.unit.gateway.test_drills import FakeStore
 from tests.unit.gateway.world import MAX_BODY_BYTES, VERSION, World
 
@@ -282,6 +285,22 @@ async def test_switching_needs_admin_and_is_audited(console: Console) -> None:
     assert (refused.status_code, switched.status_code) == (403, 200)
     assert len(acts) == 2
     assert all("/console/drills" in act for act in acts)
+
+
+async def test_a_switch_whose_caller_leaves_is_audited_too(console: Console, tmp_path: Path) -> None:
+    """Ray Serve takes the work away from a caller who has gone; the switch was thrown by then, and somebody did it."""
+    with (tmp_path / "drills.lock").open("w") as lock, capture_logs() as told:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        headers = {"authorization": "Bearer admin"}
+        switching = asyncio.create_task(console.keyed.post("/console/drills", json={"llm": "off"}, headers=headers))
+        await asyncio.sleep(0)
+        switching.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await switching
+    await asyncio.to_thread(wait_for, lambda: read_drills(tmp_path / "drills.json"))
+
+    (act,) = [line for line in told if line["event"] == "audit"]
+    assert (act["who"], act["outcome"]) == ("admin", "gone")
 
 
 async def test_answers_of_the_api_are_not_kept_by_caches(console: Console) -> None:

@@ -66,6 +66,17 @@ async def test_a_followed_drill_reaches_the_other_replica_by_itself(tmp_path: Pa
     assert other.remaining_s().keys() == {Part.FEATURES}
 
 
+async def test_switches_at_the_same_moment_are_all_kept(tmp_path: Path) -> None:
+    """Two administrators, at one replica or at two, take nothing back from each other and hear of no error."""
+    one, other = Drills(tmp_path / "drills.json"), Drills(tmp_path / "drills.json")
+
+    for at in (one, other) * 20:
+        await one.switch(dict.fromkeys(Part, False))
+        await asyncio.gather(*(replica.switch({part: True}) for replica, part in zip((one, at), Part, strict=True)))
+
+        assert read_drills(tmp_path / "drills.json").keys() == set(Part)
+
+
 async def test_a_drill_ends_by_itself(tmp_path: Path) -> None:
     """Nobody has to remember to switch a part on again."""
     clock = Clock()
