@@ -184,12 +184,33 @@ def test_ports_that_are_named_exist(overlay: str) -> None:
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_a_drained_node_takes_one_of_a_kind(overlay: str) -> None:
-    """What serves or applies events has a disruption budget."""
-    budgets = [one["spec"] for one in find(render(overlay), "PodDisruptionBudget")]
-    for pod in pods(render(overlay)):
-        if pod.labels.get("app.kubernetes.io/component") in {"gateway", "llm", "stream"}:
-            (budget,) = [one for one in budgets if matches(one["selector"], pod.labels)]
-            assert budget["maxUnavailable"] == 1
+    """The budgets leave one to go. A RayCluster has no scale subresource, so Ray's pods need a number that must stay."""
+    things = render(overlay)
+    budgets = find(things, "PodDisruptionBudget")
+    groups = the(things, "RayService")["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    least = {f"tailrace-{group['groupName']}": group["minReplicas"] for group in groups}
+    taken = {
+        pod.name: one["spec"] for one in budgets for pod in pods(things) if matches(one["spec"]["selector"], pod.labels)
+    }
+
+    assert taken.keys() == {"tailrace-gateways", "tailrace-stream"}
+    assert taken["tailrace-stream"]["maxUnavailable"] == 1
+    assert "maxUnavailable" not in taken["tailrace-gateways"]
+    assert taken["tailrace-gateways"]["minAvailable"] == least["tailrace-gateways"] - 1
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_jobs_read_what_is_there(overlay: str) -> None:
+    """Where the data set is one that is fetched, no job asks for tables on the shared volume; elsewhere every job does."""
+    jobs = {
+        pod.name: pod.containers()[0]
+        for pod in pods(render(overlay))
+        if pod.name in {"tailrace-train", "tailrace-precompute"}
+    }
+    asks = {name: [word.partition("=")[0] for word in one.get("args", ())] for name, one in jobs.items()}
+
+    expected = [] if overlay == "dev" else ["--events", "--items"]
+    assert asks == {"tailrace-train": expected, "tailrace-precompute": expected}
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

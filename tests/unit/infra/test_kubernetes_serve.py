@@ -38,6 +38,19 @@ def test_replicas_fit_into_the_pods(overlay: str) -> None:
         assert bool(gpus) == (overlay == "gpu")
 
 
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_no_pod_stands_without_a_replica(overlay: str) -> None:
+    """Ray Serve opens doors where replicas are, so a group's least pods have a replica each, or some would never be ready."""
+    groups = the(render(overlay), "RayService")["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    deployments = {one.name: one for one in serve_config(overlay).applications[0].deployments}
+    least = {"gateways": deployments["Gateway"], "llm": deployments["llm"]}
+
+    for group in groups:
+        scaling = least[group["groupName"]].autoscaling_config
+        assert isinstance(scaling, dict)
+        assert scaling["min_replicas"] >= group["minReplicas"], group["groupName"]
+
+
 def test_the_head_runs_no_replica() -> None:
     """It offers no CPU, so that a busy replica never starves Ray's control plane."""
     head = the(render("prod"), "RayService")["spec"]["rayClusterConfig"]["headGroupSpec"]
