@@ -8,7 +8,7 @@ the connection, which cancels the work over there.
 """
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
 
 import httpx
@@ -18,7 +18,9 @@ from services.contracts.text import TextBegan, TextEvent, TextModel, TextRequest
 from services.errors import DeadlineExceeded, DependencyAway, NotFound
 from services.gateway.caller import DEADLINE_MS
 from services.gateway.openai.remote_body import body_of
-from services.gateway.openai.remote_reading import Reading, refusal_of
+from services.gateway.openai.remote_events import data_of
+from services.gateway.openai.remote_reading import Reading
+from services.gateway.openai.remote_refusals import away, refusal_of
 from services.gateway.openai.schema import MAX_TEXT_DEADLINE_MS
 
 log = structlog.get_logger()
@@ -26,9 +28,9 @@ log = structlog.get_logger()
 CONNECT_TIMEOUT_S = 2.0
 READ_TIMEOUT_S = 30.0
 """The longest silence, that before the first token included."""
-AWAY_S = 1.0
+KEEPALIVE_S = 2.0
+"""How long a free connection is kept: less than servers keep theirs (vLLM 5 s), so that none is closed under a request."""
 _UNKNOWN_CONTEXT = 0
-_DATA, _DONE = "data:", "[DONE]"
 
 
 class RemoteWriter:
@@ -56,7 +58,7 @@ class RemoteWriter:
         self._wall_clock = wall_clock
         self._http = httpx.AsyncClient(
             base_url=url.rstrip("/"),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=16),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=16, keepalive_expiry=KEEPALIVE_S),
             timeout=httpx.Timeout(read_timeout_s, connect=CONNECT_TIMEOUT_S),
             trust_env=False,
         )
@@ -85,10 +87,10 @@ class RemoteWriter:
                 if answer.status_code != httpx.codes.OK:
                     raise refusal_of(answer.status_code, answer.headers, await answer.aread())
                 yield TextBegan(num_prompt_tokens=0)
-                async for data in _data_of(answer.aiter_lines()):
+                async for data in data_of(answer.aiter_bytes()):
                     for piece in reading.pieces_of(data):
                         yield piece
-        yield reading.done()
+            yield reading.done()
 
     def _headers(self) -> dict[str, str]:
         key = self._key()
@@ -105,23 +107,15 @@ class RemoteWriter:
 
 @contextmanager
 def _away() -> Iterator[None]:
-    """Say that the server is away, whatever the way to it broke at."""
+    """Say that the server is away, whatever the way to it broke at, and tell the operator why."""
     try:
         yield
-    except (httpx.HTTPError, httpx.StreamError, ValueError, KeyError, TypeError) as error:
+    except DependencyAway as error:
+        log.warning("text_server_failed", error="; ".join(error.__notes__))
+        raise
+    except (httpx.HTTPError, httpx.StreamError, ValueError, LookupError, TypeError, AttributeError) as error:
         log.warning("text_server_failed", error=repr(error))
-        raise DependencyAway("text", AWAY_S) from error
-
-
-async def _data_of(lines: AsyncIterator[str]) -> AsyncIterator[str]:
-    """Give the data of each event up to the end. Raises DependencyAway when the end never came."""
-    async for line in lines:
-        if line.startswith(_DATA):
-            data = line[len(_DATA) :].strip()
-            if data == _DONE:
-                return
-            yield data
-    raise DependencyAway("text", AWAY_S)
+        raise away(repr(error)) from error
 
 
 def _model(listed: dict[str, object]) -> TextModel:

@@ -1,4 +1,4 @@
-"""What another OpenAI-compatible server says, in the contract's words: chunks of a stream, and refusals. Pure.
+"""What another OpenAI-compatible server says, in the contract's words: the chunks of a stream. Pure.
 
 A chunk counts as one token unless its logprobs say otherwise; the server's own usage has the last word.
 """
@@ -9,19 +9,12 @@ from typing import Any
 import pydantic_core
 
 from services.contracts.text import FinishReason, TextDone, TextPiece, TextRequest, TokenLogprob
-from services.errors import (
-    DeadlineExceeded,
-    DependencyAway,
-    InvalidRequest,
-    NotFound,
-    Overloaded,
-    TailraceError,
-)
 from services.gateway.openai.answers import DEADLINE
+from services.gateway.openai.remote_refusals import away, refusal_in
 from services.gateway.text_count import NOTHING, counted
 
-_AWAY_S = 1.0
-_MAX_SAID = 500
+_GIVEN_UP = frozenset({"abort", "error"})
+"""Finish reasons by which servers say that they broke off."""
 
 
 class Reading:
@@ -33,11 +26,11 @@ class Reading:
         self._counted = NOTHING
         self._told: TextDone | None = None
 
-    def pieces_of(self, data: str) -> Iterator[TextPiece]:
-        """Give the pieces of one chunk. Raises what an error event says, and ValueError, KeyError or TypeError for nonsense."""
+    def pieces_of(self, data: bytes) -> Iterator[TextPiece]:
+        """Give the pieces of one chunk. Raises what an error event says, and for nonsense what reading nonsense raises."""
         chunk = pydantic_core.from_json(data)
         if error := chunk.get("error"):
-            raise _said(error)
+            raise refusal_in(error)
         if usage := chunk.get("usage"):
             self._told = _usage(usage)
         for choice in chunk["choices"]:
@@ -50,7 +43,7 @@ class Reading:
     def done(self) -> TextDone:
         """Give the end. Raises DependencyAway when the server ended before every choice did."""
         if self._num_open > 0:
-            raise DependencyAway("text", _AWAY_S)
+            raise away("it ended before every choice did")
         return self._told or self._counted
 
     def _piece(self, choice: Mapping[str, Any]) -> TextPiece:
@@ -65,49 +58,12 @@ class Reading:
         )
 
 
-def refusal_of(status: int, headers: Mapping[str, str], body: bytes) -> TailraceError:
-    """Give the error that a status other than 200 means to our caller. Our own key's refusal is our operator's matter."""
-    try:
-        error = pydantic_core.from_json(body)["error"]
-        message, field = str(error["message"])[:_MAX_SAID], str(error.get("param") or "body")
-    except (ValueError, KeyError, TypeError, AttributeError):
-        message, field = f"the text server said {status}", "body"
-    match status:
-        case 400 | 413 | 422:
-            return InvalidRequest(field, message.removeprefix(f"{field}: "), "see what the text server says")
-        case 404:
-            return NotFound(message, "see /v1/models")
-        case 429:
-            return Overloaded("text", _retry_after_s(headers))
-        case 408 | 504:
-            return DeadlineExceeded("text")
-        case _:
-            return DependencyAway("text", _retry_after_s(headers))
-
-
-def _retry_after_s(headers: Mapping[str, str]) -> float:
-    text = headers.get("retry-after", "")
-    return float(text) if text.isascii() and text.isdigit() and len(text) < 6 else _AWAY_S
-
-
-def _said(error: Any) -> TailraceError:
-    """Give the error of a stream's error event."""
-    kind = error.get("type") if isinstance(error, dict) else None
-    match kind:
-        case "rate_limit_error":
-            return Overloaded("text", _AWAY_S)
-        case "timeout_error":
-            return DeadlineExceeded("text")
-        case _:
-            return DependencyAway("text", _AWAY_S)
-
-
 def _usage(usage: Mapping[str, Any]) -> TextDone:
     details = usage.get("prompt_tokens_details") or {}
     return TextDone(
-        num_prompt_tokens=usage["prompt_tokens"],
+        num_prompt_tokens=usage.get("prompt_tokens") or 0,
         num_cached_tokens=details.get("cached_tokens") or 0,
-        num_completion_tokens=usage["completion_tokens"],
+        num_completion_tokens=usage.get("completion_tokens") or 0,
     )
 
 
@@ -115,6 +71,8 @@ def _finish_reason(choice: Mapping[str, Any]) -> FinishReason | None:
     reason = choice.get("finish_reason")
     if reason is None:
         return None
+    if reason in _GIVEN_UP:
+        raise away(f"it gave up: {reason}")
     if choice.get("stop_reason") == DEADLINE:
         return FinishReason.DEADLINE
     return FinishReason.LENGTH if reason == "length" else FinishReason.STOP

@@ -23,7 +23,7 @@ from services.contracts.text import (
 from services.errors import DependencyAway, InvalidRequest, NotFound, Overloaded, TailraceError, Unauthenticated
 from services.gateway.openai.remote import RemoteWriter
 from services.gateway.openai.remote_body import body_of
-from services.gateway.openai.remote_reading import refusal_of
+from services.gateway.openai.remote_refusals import refusal_of
 from services.gateway.rest import create_rest_app
 from services.gateway.text_tier import TextTier
 from services.router.breaker import Breaker
