@@ -4,6 +4,7 @@ Never an error: what stands in the way is told in one line of log, and the engin
 """
 
 import logging
+from pathlib import Path
 
 import torch
 
@@ -26,8 +27,7 @@ def cpu_forward(weights: Weights, cache: KvCache, config: EngineConfig) -> Forwa
     why_not = _unsuited(weights, config)
     if why_not is None:
         try:
-            library = Library(built_library(config.kernel_cache))
-            return CpuForward(library, weights, cache, config.weight_kind)
+            return CpuForward(_library(config.kernel_cache), weights, cache, config.weight_kind)
         except (BuildFailedError, OSError) as error:
             why_not = str(error)
     if config.cpu_kernels == "compiled":
@@ -36,6 +36,18 @@ def cpu_forward(weights: Weights, cache: KvCache, config: EngineConfig) -> Forwa
         config.tile_queries, config.tile_tokens, config.block_tokens, weights.head_VD.device, weights.config.window
     )
     return LayerLoop(weights, cache, TorchKernels(), attention)
+
+
+def _library(cache: Path) -> Library:
+    """Load the library. One in the cache that does not load any more is built anew, or every start would run on torch."""
+    path = built_library(cache)
+    try:
+        return Library(path)
+    except OSError:
+        if path.parent != cache:
+            raise
+        path.unlink(missing_ok=True)
+        return Library(built_library(cache))
 
 
 def _unsuited(weights: Weights, config: EngineConfig) -> str | None:

@@ -7,6 +7,7 @@ of what is in the sources.
 """
 
 import hashlib
+import os
 import platform
 import re
 import shutil
@@ -82,7 +83,7 @@ def _name(*made_with: str) -> str:
 
 
 def _build(compiler: str, options: Sequence[str], library: Path) -> None:
-    """Build beside the target and move it there, so that others never see half a library."""
+    """Build beside the target and move it there once it is on disk, so that nobody ever sees half a library."""
     openmp = _loaded_openmp()
     try:
         library.parent.mkdir(parents=True, exist_ok=True)
@@ -91,6 +92,8 @@ def _build(compiler: str, options: Sequence[str], library: Path) -> None:
             threads = () if openmp is None else ("-fopenmp",)
             _run(compiler, *_FLAGS, *options, *threads, "-c", str(_MAIN), "-o", str(unlinked))
             _run(compiler, "-shared", str(unlinked), *([] if openmp is None else [str(openmp)]), "-o", str(made))
+            with made.open("rb") as written:
+                os.fsync(written.fileno())
             made.replace(library)
     except OSError as error:
         raise BuildFailedError(f"{library.parent} cannot be written to ({error})") from error

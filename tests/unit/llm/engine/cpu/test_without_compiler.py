@@ -1,6 +1,7 @@
 """What stands in the compiled kernels' way never stands in the engine's."""
 
 import logging
+import shutil
 
 import pytest
 
@@ -79,6 +80,23 @@ def test_a_library_is_built_once(tmp_path) -> None:
     assert compiler.built_library(tmp_path) == first
     assert first.stat().st_mtime_ns == made
     assert list(tmp_path.iterdir()) == [first]
+
+
+def test_a_damaged_library_is_built_anew(ranked, tmp_path, monkeypatch, caplog) -> None:
+    """One that does not load, as after a machine lost power, is replaced, and no start runs slowly for it."""
+    try:
+        good = compiler.built_library(EngineConfig().kernel_cache)
+    except compiler.BuildFailedError as why:
+        pytest.skip(str(why))
+    damaged = tmp_path / good.name
+    damaged.write_bytes(b"")
+    monkeypatch.setattr(compiler, "_build", lambda _compiler, _options, library: shutil.copy(good, library))
+
+    with caplog.at_level(logging.WARNING):
+        ranked(kernel_cache=tmp_path)
+
+    assert not caplog.records
+    assert damaged.read_bytes() == good.read_bytes()
 
 
 def test_compiled_and_plain_give_the_same_ranking(ranked) -> None:
