@@ -11,6 +11,8 @@ from services.objectives import Severity
 JOB = "(.+/)?tailrace"
 """The scrape job: `tailrace` in prometheus.yml, `<namespace>/tailrace` by the Prometheus operator's PodMonitor."""
 
+_LAG = "tailrace_stream_lag_events"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
@@ -40,10 +42,10 @@ ALERTS = (
     ),
     Alert(
         name="TailraceWorkerAway",
-        expr="absent(tailrace_stream_lag_events)",
+        expr=f"absent({_LAG}) or count(count by (partition) (max_over_time({_LAG}[1d])) unless count by (partition) ({_LAG})) > 0",
         lasts="2m",
         severity="page",
-        summary="No stream worker reports: events wait in Kafka",
+        summary="A stream worker is away: the events of its partitions wait in Kafka",
     ),
     Alert(
         name="TailraceFeaturesAway",
