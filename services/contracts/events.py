@@ -43,8 +43,9 @@ class Interaction:
             check_id(name, getattr(self, name))
         if self.request_id is not None:
             check_id("request_id", self.request_id)
-        if not 0 <= self.event_time_ms <= _LAST_TIME_MS:
-            raise InvalidRequest("event_time_ms", "not between the years 1970 and 9999", "send Unix milliseconds")
+        for name in ("event_time_ms", "accepted_time_ms"):
+            if not 0 <= (getattr(self, name) or 0) <= _LAST_TIME_MS:
+                raise InvalidRequest(name, "not between the years 1970 and 9999", "send Unix milliseconds")
         if not _is_finite(self.value):
             raise InvalidRequest("value", "not a finite number", "send a finite number")
 

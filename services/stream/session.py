@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
-from kafka.errors import KafkaError, TopicAlreadyExistsError
+from kafka.errors import KafkaError, MessageSizeTooLargeError, RecordListTooLargeError, TopicAlreadyExistsError
 from kafka.structs import OffsetAndMetadata
 
 from services.errors import DependencyAway
@@ -28,6 +28,7 @@ _CONNECT_MS = 2_000
 _REQUEST_MS = 5_000
 _CLOSE_MS = 500
 _TRACE_HEADERS = frozenset({"traceparent", "tracestate"})
+_TOO_LARGE = (MessageSizeTooLargeError, RecordListTooLargeError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +83,17 @@ class LogSession:
         ]
 
     def check_topic(self) -> None:
-        """Raise DependencyAway when the broker does not answer or the topic is not the one that was opened."""
+        """Raise DependencyAway when the broker does not answer, or the topic was made anew or given more partitions."""
         with _broker_as_dependency():
-            topic_id, _ = self._describe()
-        if topic_id != self.topic_id:
+            found = self._describe()
+        if found != (self.topic_id, self._num_partitions):
             raise DependencyAway("broker", _RETRY_AFTER_S)
 
     def lag(self) -> dict[int, int]:
         """Give, by partition, how many records are in the log that `poll` has not given yet. Raises DependencyAway."""
         with _broker_as_dependency():
             ends = self._consumer.end_offsets(self._places, timeout_ms=_REQUEST_MS)
-            return {place.partition: max(0, end - self._consumer.position(place)) for place, end in ends.items()}
+            return {place.partition: self._num_behind(place, end) for place, end in ends.items()}
 
     def commit(self, next_offsets: Mapping[int, int]) -> None:
         """Commit, by partition, the offset to go on from; the topic id goes with it. Raises DependencyAway."""
@@ -105,11 +106,17 @@ class LogSession:
                 self._consumer.commit(offsets, timeout_ms=_REQUEST_MS)
 
     def dead_letter(self, letters: Sequence[DeadLetter]) -> None:
-        """Copy records to the dead-letter topic, bytes unchanged, reason and place as headers. Raises DependencyAway."""
+        """Copy records to the dead-letter topic, bytes unchanged, reason and place as headers. Raises DependencyAway.
+
+        Of a record that is too large for that topic only the headers are kept: it must not stop those behind it.
+        """
         with _broker_as_dependency():
-            receipts = [self._producer.send(**self._letter(letter)) for letter in letters]
-            for receipt in receipts:
-                receipt.get(timeout=_REQUEST_MS / 1_000)
+            sent = [(letter, self._send(letter)) for letter in letters]
+            for letter, receipt in sent:
+                try:
+                    receipt.get(timeout=_REQUEST_MS / 1_000)
+                except _TOO_LARGE:
+                    self._send_headers(letter).get(timeout=_REQUEST_MS / 1_000)
 
     def close(self) -> None:
         """Close the connections; what is wrong with them no longer matters."""
@@ -143,14 +150,19 @@ class LogSession:
     def _assign(self, logged_offset: Callable[[str, int], int | None]) -> None:
         for topic in (self._address.topic, self._address.dead_letter_topic):
             self._create(topic)
-        self.topic_id, num_partitions = self._describe()
-        owned = range(self._address.worker_index, num_partitions, self._address.num_workers)
+        self.topic_id, self._num_partitions = self._describe()
+        owned = range(self._address.worker_index, self._num_partitions, self._address.num_workers)
         self._places = [TopicPartition(self._address.topic, partition) for partition in owned]
         self._consumer.assign(self._places)
         for place in self._places:
             logged = logged_offset(self.topic_id, place.partition)
             after_logged = 0 if logged is None else logged + 1
             self._consumer.seek(place, max(after_logged, self._committed(place)))
+
+    def _num_behind(self, place: TopicPartition, end: int) -> int:
+        """Count what lies before the end. The embedded broker names its last batch's first record as the end; fetches know better."""
+        known = max(end, self._consumer.highwater(place) or 0)
+        return max(0, known - int(self._consumer.position(place)))
 
     def _committed(self, place: TopicPartition) -> int:
         """Give what was committed for this life of the topic (a broker may not keep the id: then 0, and rows skip)."""
@@ -168,16 +180,27 @@ class LogSession:
             raise DependencyAway("broker", _RETRY_AFTER_S)
         return str(found["topic_id"]), len(found["partitions"])
 
-    def _letter(self, letter: DeadLetter) -> dict[str, Any]:
+    def _send(self, letter: DeadLetter) -> Any:
+        """Hand a record to the producer. What has neither key nor value gets an empty value, since one must be there."""
+        key, value = letter.record.key, letter.record.value
+        value = b"" if key is None and value is None else value
+        try:
+            return self._producer.send(
+                self._address.dead_letter_topic, key=key, value=value, headers=self._headers(letter)
+            )
+        except _TOO_LARGE:
+            return self._send_headers(letter)
+
+    def _send_headers(self, letter: DeadLetter) -> Any:
+        num_bytes = len(letter.record.key or b"") + len(letter.record.value or b"")
+        headers = [*self._headers(letter), ("left_out_bytes", str(num_bytes).encode())]
+        return self._producer.send(self._address.dead_letter_topic, value=b"", headers=headers)
+
+    def _headers(self, letter: DeadLetter) -> list[tuple[str, bytes]]:
         place = letter.record.position
         headers = {"reason": letter.reason, "topic": self._address.topic, "topic_id": place.topic_id}
         headers |= {"partition": str(place.partition), "offset": str(place.offset)}
-        return {
-            "topic": self._address.dead_letter_topic,
-            "key": letter.record.key,
-            "value": letter.record.value,
-            "headers": [(name, text.encode(errors="replace")) for name, text in headers.items()],
-        }
+        return [(name, text.encode(errors="replace")) for name, text in headers.items()]
 
     @contextmanager
     def _closing_on_error(self) -> Iterator[None]:

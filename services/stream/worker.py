@@ -8,8 +8,8 @@ tried again until it is back; when the broker is away the session is opened anew
 
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from itertools import cycle
@@ -31,6 +31,7 @@ from services.telemetry import StreamMetrics
 from services.tracing import Attributes, Tracing, span
 
 _POLL_MS = 100
+_EVENTS_PER_BEAT = 10_000
 _log = structlog.get_logger()
 
 
@@ -91,6 +92,7 @@ class StreamWorker:
         self._at = interruptions
         self._beat = beat
         self._tracing = tracing or Tracing()
+        self._popularity: dict[int, Popularity] = {}
 
     def run(self, stop: threading.Event) -> None:
         """Work until `stop` is set, through the absence of broker or store; then checkpoint and return."""
@@ -106,7 +108,9 @@ class StreamWorker:
     def _work(self, session: LogSession, stop: threading.Event) -> None:
         _log.info("stream.session_opened", topic_id=session.topic_id, partitions=session.partitions)
         pending = Pending()
-        popularity = {partition: self._restore_popularity(partition) for partition in session.partitions}
+        for partition in session.partitions:
+            if partition not in self._popularity:  # a former session's counts hold all that it applied
+                self._popularity[partition] = self._restore_popularity(partition, stop)
         turns = cycle(session.partitions)
         checkpoint, publish, look, compact = (Timer(every_s) for every_s in self._pace.timers_s)
         try:
@@ -117,18 +121,18 @@ class StreamWorker:
                     with span("decode"):
                         events, dead = decode(records)
                     self._dead_letter(session, dead)
-                    if not self._apply_when_possible(events, stop):
+                    if not self._apply_when_possible(session, events, stop):
                         break
                 pending.add(records, events)
                 for event in events:
-                    popularity[event.position.partition].add(event.event)
+                    self._popularity[event.position.partition].add(event.event)
                 if checkpoint.due() or pending.num_events >= self._pace.checkpoint_every_events:
                     self._checkpoint(session, pending)
                 if publish.due():
-                    self._publish(popularity)
+                    self._publish(session.partitions)
                 if look.due():
                     session.check_topic()
-                    self._report_lag(session)
+                    self._report_lag(session, in_hand=())
                 if compact.due() and (turn := next(turns, None)) is not None:
                     self._log.compact(turn, time.time())
         finally:
@@ -151,7 +155,9 @@ class StreamWorker:
         for letter in dead:
             _log.warning("stream.dead_letter", reason=letter.reason, position=str(letter.record.position))
 
-    def _apply_when_possible(self, events: Sequence[LoggedInteraction], stop: threading.Event) -> bool:
+    def _apply_when_possible(
+        self, session: LogSession, events: Sequence[LoggedInteraction], stop: threading.Event
+    ) -> bool:
         """Apply a batch, again and again while the store is away; False when told to stop before that was possible."""
         while events:
             try:
@@ -160,6 +166,7 @@ class StreamWorker:
             except DependencyAway as error:
                 _log.warning("stream.features_away", error=str(error), num_events=len(events))
                 self._beat()
+                self._report_lag(session, in_hand=events)
                 if stop.wait(self._pace.retry_after_s):
                     return False
         return True
@@ -193,22 +200,25 @@ class StreamWorker:
         for events in pending.by_partition.values():
             self._log.append(events)
 
-    def _publish(self, popularity: Mapping[int, Popularity]) -> None:
-        now_ms = _now_ms()
+    def _publish(self, partitions: Sequence[int]) -> None:
+        now_ms, num_items = _now_ms(), self._pace.popularity_num_items
         rows = [
-            PopularRow(
-                partition=partition, as_of_ms=now_ms, windows=counts.top(now_ms, self._pace.popularity_num_items)
-            )
-            for partition, counts in popularity.items()
+            PopularRow(partition=one, as_of_ms=now_ms, windows=self._popularity[one].top(now_ms, num_items))
+            for one in partitions
         ]
         try:
             self._writer.write_popularity(rows)
         except DependencyAway as error:
             _log.warning("stream.popularity_not_written", error=str(error))
 
-    def _restore_popularity(self, partition: int) -> Popularity:
+    def _restore_popularity(self, partition: int, stop: threading.Event) -> Popularity:
+        """Count what the offline log has of the last week; with much of it that takes minutes, and the heart beats on."""
         counts = Popularity()
-        for event in self._log.read(partition, not_before_ms=_now_ms() - WINDOW_MS["7d"]):
+        for number, event in enumerate(self._log.read(partition, not_before_ms=_now_ms() - WINDOW_MS["7d"])):
+            if number % _EVENTS_PER_BEAT == 0:
+                self._beat()
+                if stop.is_set():
+                    break
             counts.add(event.event)
         return counts
 
@@ -220,11 +230,14 @@ class StreamWorker:
             now_ms = _now_ms()
             for event in events:
                 if event.interaction.accepted_time_ms is not None:
-                    self._metrics.visible_seconds.observe((now_ms - event.interaction.accepted_time_ms) / 1_000)
+                    waited_ms = max(0, now_ms - event.interaction.accepted_time_ms)  # the door's clock may be ahead
+                    self._metrics.visible_seconds.observe(waited_ms / 1_000)
 
-    def _report_lag(self, session: LogSession) -> None:
+    def _report_lag(self, session: LogSession, in_hand: Sequence[LoggedInteraction]) -> None:
+        """Tell how many events are not applied yet: those that were not polled, and those that wait for the store."""
+        waiting = Counter(event.position.partition for event in in_hand)
         for partition, num_events in session.lag().items():
-            self._metrics.lag.labels(str(partition)).set(num_events)
+            self._metrics.lag.labels(str(partition)).set(num_events + waiting[partition])
 
 
 def _now_ms() -> int:

@@ -48,6 +48,8 @@ def test_a_readable_record_becomes_an_event() -> None:
         (record(value(), key=None), "key"),
         (record(value(item_id="\ud800")), "item_id"),
         (record(value(event_time_ms=NOW_MS + 3_600_000)), "event_time_ms"),
+        (record(value(accepted_time_ms=10**30)), "accepted_time_ms"),
+        (record(value(accepted_time_ms=-1)), "accepted_time_ms"),
     ],
 )
 def test_what_cannot_be_applied_is_a_dead_letter_with_a_reason(bad: Record, words: str) -> None:

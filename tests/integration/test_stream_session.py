@@ -1,0 +1,109 @@
+"""One session at a real broker: dead letters of any kind, and a topic that changes. Run: pytest tests/integration/test_stream_session.py."""
+
+import gc
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+
+from services.errors import DependencyAway
+from services.features.rows import LogPosition
+from services.kafka_address import KafkaAddress
+from services.stream.decode import DeadLetter, Record
+from services.stream.session import LogAddress, LogSession
+from tests.servers import Server
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("ignore:.*socket:pytest.PytestUnraisableExceptionWarning"),
+]
+DEAD = "interactions.dlq"
+
+
+@dataclass
+class GrownTopic:
+    """A broker whose topic has three partitions by now; the embedded broker cannot add any."""
+
+    topic_id: str
+
+    def describe_topics(self, _topics: list[str]) -> list[dict[str, Any]]:
+        """Describe the topic as Kafka does."""
+        return [{"error_code": 0, "topic_id": self.topic_id, "partitions": [{}, {}, {}]}]
+
+
+@pytest.fixture
+def session(broker: Server) -> Iterator[LogSession]:
+    """A session on a topic of one partition that nothing was logged of."""
+    address = LogAddress(
+        KafkaAddress(bootstrap=broker.address), "interactions", DEAD, "group", num_partitions=1, max_poll_records=3
+    )
+    session = LogSession(address, lambda _topic, _partition: None)
+    yield session
+    session.close()
+    gc.collect()
+
+
+def letter(offset: int, key: bytes | None, value: bytes | None) -> DeadLetter:
+    """Build a dead letter."""
+    return DeadLetter(Record(LogPosition("t", 0, offset), key, value, 0), "because")
+
+
+def dead_letters(broker: Server, num: int) -> list[tuple[bytes | None, bytes | None, dict[str, bytes]]]:
+    """Read key, value and headers of the first records of the dead-letter topic."""
+    consumer = KafkaConsumer(bootstrap_servers=broker.address, fetch_max_wait_ms=10)
+    place = TopicPartition(DEAD, 0)
+    consumer.assign([place])
+    consumer.seek_to_beginning()
+    found: list[tuple[bytes | None, bytes | None, dict[str, bytes]]] = []
+    while len(found) < num:
+        for records in consumer.poll(200).values():
+            found += [(record.key, record.value, dict(record.headers)) for record in records]
+    consumer.close()
+    return found
+
+
+def test_a_record_too_large_for_the_dead_letter_topic_leaves_its_place(session: LogSession, broker: Server) -> None:
+    """What was compressed on its way in may be too large to be copied: its headers are, and those behind it come too."""
+    session.dead_letter([letter(0, b"u", b"x" * 2_000_000), letter(1, b"u", b"small")])
+
+    found = sorted(dead_letters(broker, 2), key=lambda one: one[2]["offset"])
+
+    assert [value for _, value, _ in found] == [b"", b"small"]
+    assert found[0][2]["left_out_bytes"] == b"2000001"
+    assert found[0][2]["reason"] == b"because"
+
+
+def test_a_record_of_nothing_is_a_dead_letter_too(session: LogSession, broker: Server) -> None:
+    """A record with neither key nor value, which other clients can send, does not end the worker."""
+    session.dead_letter([letter(0, None, None)])
+
+    ((key, value, headers),) = dead_letters(broker, 1)
+
+    assert (key, value) == (None, b"")
+    assert headers["offset"] == b"0"
+
+
+def test_lag_counts_every_record_of_a_batch(session: LogSession, broker: Server) -> None:
+    """What was fetched and not given yet is behind, also where the broker names the last batch's first record as the end."""
+    producer = KafkaProducer(bootstrap_servers=broker.address, linger_ms=50)
+    for receipt in [producer.send("interactions", key=b"u", value=b"x") for _ in range(10)]:
+        receipt.get(10)
+    producer.close()
+
+    given = 0
+    while not given:
+        given = len(session.poll(200))
+
+    assert given < 10
+    assert session.lag() == {0: 10 - given}
+
+
+def test_added_partitions_end_the_session(session: LogSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A topic that was given more partitions is opened anew, for the new ones hold events too."""
+    session.check_topic()
+    monkeypatch.setattr(session, "_admin", GrownTopic(session.topic_id))
+
+    with pytest.raises(DependencyAway):
+        session.check_topic()

@@ -1,0 +1,108 @@
+"""The worker's turns over a log that fails, without a broker or a store. Run: pytest tests/unit/stream/test_worker.py."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from services.contracts.events import Interaction
+from services.errors import DependencyAway
+from services.features.rows import LogPosition, PopularRow
+from services.stream.aggregate import history_limits
+from services.stream.decode import LoggedInteraction
+from services.stream.offline_log import OfflineLog
+from services.stream.worker import Pace, StreamWorker
+from services.telemetry import StreamMetrics
+
+PACE = Pace(popularity_every_s=0.0, checkpoint_every_s=0.0, retry_after_s=0.0)
+
+
+class FakeSession:
+    """A topic of one partition without records, whose broker goes away at the second poll."""
+
+    topic_id = "t"
+    partitions = (0,)
+
+    def __init__(self) -> None:
+        self._num_polls = 0
+
+    def poll(self, _wait_ms: int) -> list[Any]:
+        """Give nothing, once."""
+        self._num_polls += 1
+        if self._num_polls > 1:
+            raise DependencyAway("broker", 0.0)
+        return []
+
+    def dead_letter(self, letters: Any) -> None:
+        """Take none."""
+
+    def commit(self, next_offsets: Any) -> None:
+        """Take none."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class FakeWriter:
+    """Keeps the popularity that it is told, and ends the worker after some of it."""
+
+    def __init__(self, stop: threading.Event, num_writes: int) -> None:
+        self.written: list[PopularRow] = []
+        self._stop = stop
+        self._num_writes = num_writes
+
+    def write_popularity(self, rows: list[PopularRow]) -> None:
+        """Keep rows."""
+        self.written += rows
+        if len(self.written) >= self._num_writes:
+            self._stop.set()
+
+
+class CountedLog(OfflineLog):
+    """An offline log that counts how often it is read."""
+
+    num_reads = 0
+
+    def read(self, partition: int, not_before_ms: int = 0) -> Iterator[LoggedInteraction]:
+        """Count, and read."""
+        self.num_reads += 1
+        return super().read(partition, not_before_ms)
+
+
+def logged_clicks(root: Path, num_events: int) -> CountedLog:
+    """Give a log that holds clicks on one item, of now."""
+    log = CountedLog(root)
+    event = Interaction(event_id="e", user_id="u", item_id="i", event_time_ms=1)
+    log.append([LoggedInteraction(event, LogPosition("t", 0, offset)) for offset in range(num_events)])
+    return log
+
+
+def worker_over(log: OfflineLog, writer: FakeWriter, beats: list[int]) -> StreamWorker:
+    """Build a worker of these parts; each beat of its heart adds to `beats`."""
+    parts: Any = FakeSession, writer, log, history_limits(10), StreamMetrics(CollectorRegistry()), PACE
+    return StreamWorker(*parts, beat=lambda: beats.append(1))
+
+
+def test_a_lost_session_costs_no_second_count_of_the_week(tmp_path: Path) -> None:
+    """Popularity is counted from the offline log once; later sessions go on from what they know."""
+    stop = threading.Event()
+    log, writer = logged_clicks(tmp_path, 1), FakeWriter(stop, num_writes=3)
+
+    worker_over(log, writer, []).run(stop)
+
+    assert len(writer.written) == 3
+    assert log.num_reads == 1
+
+
+def test_the_heart_beats_while_a_long_log_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that begins with a week of events is slow, not dead: its supervisor must not end it."""
+    monkeypatch.setattr("services.stream.worker._EVENTS_PER_BEAT", 10)
+    stop, beats = threading.Event(), list[int]()
+    log, writer = logged_clicks(tmp_path, 100), FakeWriter(stop, num_writes=1)
+
+    worker_over(log, writer, beats).run(stop)
+
+    assert len(beats) >= 10
