@@ -90,12 +90,10 @@ class LiveBundle:
         """Load the version that the pointer names, when it is another than the loaded or the last refused one."""
         try:
             version = await asyncio.to_thread(self._store.live_version)
-            live = await asyncio.to_thread(self._load, version) if self._should_load(version) else None
+            if self._should_load(version):
+                self._swap(await asyncio.to_thread(self._load, version))
         except Exception as error:  # noqa: BLE001 - whatever a bundle breaks at, the old one goes on serving
             log.warning("bundle_refused", error=repr(error), kept=self._live.version if self._live else None)
-            return
-        if live is not None:
-            self._swap(live)
 
     def _should_load(self, version: str | None) -> TypeGuard[str]:
         """Whether this version is news. One that broke is tried again only when there is nothing else to serve."""
@@ -117,13 +115,13 @@ class LiveBundle:
         return live
 
     def _swap(self, live: Live) -> None:
+        for model, figures in live.manifest.get("metrics", {}).items():
+            for metric, value in figures.items():
+                self._quality.labels(live.version, model, metric).set(value)
         if self._live is not None:
             self._info.labels(self._live.version).set(0)
         self._live = live
         self._info.labels(live.version).set(1)
-        for model, figures in live.manifest.get("metrics", {}).items():
-            for metric, value in figures.items():
-                self._quality.labels(live.version, model, metric).set(value)
         log.info("bundle_live", version=live.version, num_items=len(live.catalogue.item_ids))
 
     async def _follow(self) -> None:

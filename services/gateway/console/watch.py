@@ -55,11 +55,11 @@ class Watch:
                 await self._sampling
 
     async def sample(self) -> None:
-        """Take one sample. A folder that cannot be read now costs this sample only."""
+        """Take one sample. A folder that cannot be read now, a file without a header yet included, costs this sample only."""
         self._sampled_s = self._clock()
         try:
             families = await asyncio.to_thread(lambda: list(self._scrape()))
-        except (OSError, ValueError, RuntimeError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever a scrape breaks at, the next one may not
             log.warning("metrics_not_sampled", error=repr(error))
             return
         self.ring.add(counts_of(families, self._kept, self._sampled_s))

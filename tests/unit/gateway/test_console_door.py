@@ -24,6 +24,7 @@ from services.gateway.console.watch import Watch
 from services.gateway.drills import DrilledStore, Drills, Part, read_drills
 from services.gateway.rest import create_rest_app
 from services.objectives import load_objectives
+from services.telemetry import node_registry
 from tests.servers import wait_for
 from tests.unit.gateway.test_drills import FakeStore
 from tests.unit.gateway.world import MAX_BODY_BYTES, VERSION, World
@@ -335,18 +336,12 @@ async def test_a_long_history_is_cut(console: Console, world: World) -> None:
     assert (len(answer.json()["items"]), answer.json()["num_events"]) == (MAX_SHOWN, MAX_SHOWN + 30)
 
 
-async def test_a_folder_that_cannot_be_read_costs_one_sample(console: Console) -> None:
-    """The next look succeeds; nothing else breaks."""
-    failing = iter([OSError("gone"), None])
-
-    def scrape() -> Any:
-        """Fail once."""
-        if error := next(failing):
-            raise error
-        return []
-
-    watch = Watch(scrape, kept_for(load_objectives()))
+async def test_a_folder_that_cannot_be_read_costs_one_sample(console: Console, tmp_path: Path) -> None:
+    """The next look succeeds; nothing else breaks. A process that has just begun leaves a file empty for a moment."""
+    (tmp_path / "counter_4711.db").touch()
+    watch = Watch(lambda: node_registry(tmp_path).collect(), kept_for(load_objectives()))
     await watch.sample()
+    (tmp_path / "counter_4711.db").unlink()
     await watch.sample()
 
     assert watch.ring.window(60.0) is None

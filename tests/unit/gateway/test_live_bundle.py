@@ -84,6 +84,24 @@ async def test_a_bundle_that_does_not_load_keeps_the_old_one_and_is_tried_once(t
     assert live.current().version == "v3"
 
 
+@pytest.mark.parametrize("metrics", [{"decoder": {"hr@10": None}}, {"decoder": 0.5}, []])
+async def test_a_manifest_with_strange_figures_does_not_end_the_following(tmp_path: Path, metrics: object) -> None:
+    """The old one goes on serving, and a later good one is taken."""
+    root = tmp_path / "bundles"
+    publish(root, "v1", catalogue_of())
+    live, _ = follower(root, Loads())
+    await live.start()
+
+    publish(root, "strange", catalogue_of(), metrics=metrics)
+    await live.refresh()
+    kept = live.current().version
+    publish(root, "v3", catalogue_of())
+    await asyncio.to_thread(wait_for, lambda: live.current().version == "v3")
+    await live.stop()
+
+    assert kept == "v1"
+
+
 async def test_a_rollback_after_a_bad_bundle_needs_no_load(tmp_path: Path) -> None:
     """The old one never left; and the bad one is tried again when it is promoted again."""
     root, loads = tmp_path / "bundles", Loads()

@@ -50,13 +50,13 @@ def catalogue_of(num_items: int = NUM_ITEMS) -> Catalogue:
     )
 
 
-def publish(root: Path, version: str, catalogue: Catalogue) -> None:
-    """Publish and promote a bundle that holds a catalogue alone."""
+def publish(root: Path, version: str, catalogue: Catalogue, **about: Any) -> None:
+    """Publish and promote a bundle that holds a catalogue alone; `about` is what else its manifest says."""
     source = root.parent / f"source-{version}"
     source.mkdir()
     catalogue.save(source / "catalogue.parquet")
     store = BundleStore(root)
-    store.publish(source, version, {"dataset": "toy"})
+    store.publish(source, version, {"dataset": "toy", **about})
     store.promote(version)
 
 
