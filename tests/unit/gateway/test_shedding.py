@@ -14,6 +14,10 @@ from services.errors import Overloaded
 from services.gateway.load_watch import LoadWatch
 from services.router.admission import Admission, AdmissionLimits, Verdict
 from tests.unit.gateway.world import World
+from tests.until import until
+
+NUM_LOOKS = 10
+"""Enough for the watch to make up its mind."""
 
 
 async def ask(world: World, priority: Priority) -> Recommendation:
@@ -84,20 +88,33 @@ async def test_low_priority_is_refused_when_even_memory_is_too_much(world: World
     assert (await ask(world, Priority.HIGH)).reason is Reason.LLM_IN_TIME
 
 
-def watch_on(clock_step_s: float) -> tuple[LoadWatch, Gauge]:
-    """A watch with room for four, on a clock that moves on by this at each reading."""
-    readings = iter(range(1_000_000))
+class Clock:
+    """Moves on by so many seconds at each reading."""
+
+    def __init__(self, step_s: float) -> None:
+        self._step_s = step_s
+        self.num_readings = 0
+
+    def __call__(self) -> float:
+        """Tell the time."""
+        self.num_readings += 1
+        return self._step_s * self.num_readings
+
+
+def watch_on(clock: Clock) -> tuple[LoadWatch, Gauge]:
+    """A watch with room for four, on this clock."""
     gauge = Gauge("strain", "strain", registry=CollectorRegistry())
     admission = Admission(AdmissionLimits(max_in_flight=4, max_busy=1e9))
-    return LoadWatch(admission, gauge, clock=lambda: clock_step_s * next(readings)), gauge
+    return LoadWatch(admission, gauge, clock=clock), gauge
 
 
 async def test_a_loop_that_runs_late_strains_the_watch() -> None:
     """Timers that fire a second late: low gives way, and the gauge says so."""
-    watch, gauge = watch_on(clock_step_s=1.0)
+    clock = Clock(1.0)
+    watch, gauge = watch_on(clock)
 
     watch.start()
-    await asyncio.sleep(0.2)
+    await until(lambda: clock.num_readings > NUM_LOOKS)
     watch.stop()
 
     assert watch.judge(Priority.LOW) is not Verdict.ADMIT
@@ -106,10 +123,11 @@ async def test_a_loop_that_runs_late_strains_the_watch() -> None:
 
 async def test_a_punctual_loop_does_not() -> None:
     """On time, look after look."""
-    watch, gauge = watch_on(clock_step_s=0.021)
+    clock = Clock(0.021)
+    watch, gauge = watch_on(clock)
 
     watch.start()
-    await asyncio.sleep(0.2)
+    await until(lambda: clock.num_readings > NUM_LOOKS)
     watch.stop()
 
     assert watch.judge(Priority.LOW) is Verdict.ADMIT
@@ -118,7 +136,7 @@ async def test_a_punctual_loop_does_not() -> None:
 
 def test_requests_in_work_fill_the_places() -> None:
     """They count from beginning to end, also when they end with an error."""
-    watch, _ = watch_on(clock_step_s=0.0)
+    watch, _ = watch_on(Clock(0.0))
 
     with watch.working(), watch.working():
         while_two_work = watch.judge(Priority.LOW)

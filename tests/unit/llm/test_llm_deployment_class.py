@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from models.registry import BundleStore
 from services.contracts.rank import RankRequest, RankResult
@@ -12,6 +13,7 @@ from services.llm.deployment import LlmDeployment
 from services.llm.reply import Refusal, RefusalKind
 from services.settings import Settings
 from tests.bundles import publish_bundle
+from tests.until import until
 
 
 def build_request(version: str, **fields) -> RankRequest:
@@ -102,8 +104,9 @@ async def test_a_corrupt_bundle_leaves_the_old_one_serving(replica, settings, na
     broken = publish_bundle(settings.bundle_root.parent / "elsewhere" / "bundles", "v2")
     broken.path.rename(settings.bundle_root / "v2")
     (settings.bundle_root / "v2" / name).write_text(content)
-    (settings.bundle_root / "LIVE").write_text("v2\n")
-    await asyncio.sleep(0.2)
+    with capture_logs() as said:
+        (settings.bundle_root / "LIVE").write_text("v2\n")
+        await until(lambda: "bundle_refused" in {line["event"] for line in said})
 
     replica.check_health()
     assert isinstance(await replica.rank(build_request("v1")), RankResult)
