@@ -19,6 +19,18 @@ from services.errors import ConfigError
 
 keys_app = typer.Typer(no_args_is_help=True, help=__doc__)
 
+_MAX_DAYS = 36_500
+
+_LONGEST_DAYS = 36_500
+_OPTIONS = {
+    "id": "--id",
+    "rate_per_s": "--rate",
+    "burst": "--burst",
+    "daily_quota": "--daily-quota",
+    "max_k": "--max-k",
+}
+"""Under which option a key's field is given."""
+
 KeyId = Annotated[str, typer.Argument(help="The key's id.", show_default=False)]
 
 
@@ -39,7 +51,9 @@ def new(
     burst: Annotated[float | None, typer.Option(help="Calls at once; by default a second's worth.")] = None,
     daily_quota: Annotated[int | None, typer.Option(help="Calls a day (UTC).")] = None,
     max_k: Annotated[int | None, typer.Option(help="Items per answer.")] = None,
-    expires_in_days: Annotated[float | None, typer.Option(help="When the key ends by itself.")] = None,
+    expires_in_days: Annotated[
+        float | None, typer.Option(min=0.001, max=_MAX_DAYS, help="When the key ends by itself.")
+    ] = None,
 ) -> None:
     """Make a key, print it once, and write its hash into the keys file."""
     from pydantic import ValidationError
@@ -63,7 +77,8 @@ def new(
             )
         except ValidationError as error:
             first = error.errors()[0]
-            raise ConfigError(f"{'.'.join(str(part) for part in first['loc']) or 'key'}: {first['msg']}") from None
+            field = next((str(part) for part in first["loc"]), "rate_per_s")
+            raise ConfigError(f"{_OPTIONS.get(field, field)}: {first['msg'].removeprefix('Value error, ')}") from None
         write_keys(path, (read_keys(path) if path.exists() else KeysFile()).with_new(stored))
     _show_once(key)
 
@@ -94,7 +109,9 @@ def list_() -> None:
 @keys_app.command()
 def rotate(
     key_id: KeyId,
-    overlap_hours: Annotated[float, typer.Option(min=0, help="How long the old key still holds.")] = 24.0,
+    overlap_hours: Annotated[
+        float, typer.Option(min=0, max=24 * _MAX_DAYS, help="How long the old key still holds.")
+    ] = 24.0,
 ) -> None:
     """Give an id a new key, printed once; the old one holds for a while, so that callers can change over."""
     from services.gateway.access_keys import hash_of, make_key, read_keys, write_keys

@@ -59,6 +59,18 @@ def test_a_new_key_is_printed_once_and_only_its_hash_is_kept(path: Path) -> None
     assert key not in path.read_text()
 
 
+@pytest.mark.parametrize("days", ["0", "-1", "nan", "inf", "1e12"])
+def test_a_key_that_would_never_hold_is_not_made(path: Path, days: str) -> None:
+    """A time that is over before it begins, or that no calendar has, is refused by its option's name."""
+    new = tailrace(*SHOP, "--expires-in-days", days)
+    made(tailrace(*SHOP))
+    rotated = tailrace("keys", "rotate", "shop", "--overlap-hours", days)
+
+    assert (new.exit_code, new.stdout) == (2, "")
+    assert "--expires-in-days" in new.stderr
+    assert rotated.exit_code == (0 if days == "0" else 2)
+
+
 def test_the_list_shows_ids_and_limits_but_no_key(path: Path) -> None:
     """What an operator needs, and the start of each hash to tell them apart."""
     key = made(tailrace(*SHOP, "--rate", "50"))
