@@ -62,11 +62,19 @@ class Explanations:
             self._dropped.inc()
 
     async def find(self, request_id: str) -> Explanation:
-        """Give a recent request's explanation. Raises NotFound when it is unknown or too old, DependencyAway."""
+        """Give a recent request's explanation.
+
+        Raises NotFound when it is unknown, too old, or was written by a gateway that tells it otherwise; DependencyAway.
+        """
         stored = None if self._store is None else await self._store.get(request_id, _FIND_TIMEOUT_S)
         if stored is None:
             raise NotFound("no explanation of this request is kept", "ask sooner, or raise TAILRACE_EXPLAIN_KEEP_S")
-        return decode_explanation(stored, FACT_NAMES)
+        try:
+            return decode_explanation(stored, FACT_NAMES)
+        except (ValueError, TypeError) as error:  # during an upgrade gateways of two versions share the store
+            raise NotFound(
+                "the explanation of this request is another version's", "ask a gateway of that one"
+            ) from error
 
     async def start(self) -> None:
         """Write in the background from now on."""

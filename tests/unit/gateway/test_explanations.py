@@ -1,6 +1,7 @@
 """Why a request was answered as it was: found by its id for a while, never on a request's path, never at another's cost."""
 
 import asyncio
+import json
 import time
 from typing import Any
 
@@ -164,6 +165,19 @@ async def test_an_unknown_request_is_not_found_in_the_envelope(rest: RestClient)
     assert found.status_code == 404
     assert (error["code"], error["request_id"]) == ("not_found", "mine")
     assert "TAILRACE_EXPLAIN_KEEP_S" in error["fix"]
+
+
+async def test_what_another_version_wrote_is_not_found(world: World, rest: RestClient) -> None:
+    """During an upgrade two versions share the store; one that cannot read the other's words breaks at nothing."""
+    await rest.recommend({"user_id": "long", "request_id": "r1"})
+    await world.plane.explanations.flush()
+    own, facts, llm, stages = json.loads(world.shelf.records["r1"])
+    world.shelf.records["r1"] = json.dumps([own, [*facts, "one more"], llm, stages]).encode()
+
+    answer = await rest.http.get("/v1/explanations/r1")
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+    assert "another version" in answer.json()["error"]["message"]
 
 
 async def test_the_stores_absence_is_said_to_who_asks(world: World, rest: RestClient) -> None:
