@@ -8,6 +8,7 @@ import json
 import runpy
 import shutil
 import time
+import uuid
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,11 @@ class RepoAddress:
         """The file in which Feast keeps what was applied."""
         return self.repo_dir / "registry.db"
 
+    @property
+    def definitions_path(self) -> Path:
+        """The stack's copy of the definitions that the registry was made of."""
+        return self.repo_dir / "features.py"
+
     def render(self) -> str:
         """Give the text of this stack's feature_store.yaml, which holds no password."""
         template = Template((_SOURCE / "feature_store.yaml").read_text())
@@ -64,31 +70,39 @@ def open_store(address: RepoAddress) -> "FeatureStore":
     """Open the store with its registry read once. Raises EnvironmentFault when nothing was applied yet."""
     if not address.registry_path.exists():
         raise EnvironmentFault(f"no feature registry at {address.registry_path}; run `tailrace pipeline` first")
-    store = _store(address)
+    store = _store(address, address.registry_path)
     store.refresh_registry()  # type: ignore[no-untyped-call]
     return store
 
 
 def apply_repo(address: RepoAddress) -> None:
-    """Lay the repository out below the state folder and register everything in it. May be repeated."""
+    """Lay the repository out below the state folder and register everything in it. May be repeated.
+
+    Feast writes its registry in place, empty at first: it works on a copy, which is renamed once all is in it. So whoever
+    opens the store meanwhile finds what was applied before, and who dies here leaves that. The definitions come last.
+    """
     (address.repo_dir / "data").mkdir(parents=True, exist_ok=True)
     (address.repo_dir / "feature_store.yaml").write_text(address.render())
-    definitions = address.repo_dir / "features.py"
-    shutil.copyfile(_SOURCE / "features.py", definitions)
-    feast = import_feast()
-    kinds = (feast.Entity, feast.FeatureView, feast.FeatureService)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Feast announces its own future at each definition
-        found = [value for value in runpy.run_path(str(definitions)).values() if isinstance(value, kinds)]
-        _store(address).apply(found)
+    mark = uuid.uuid4().hex
+    definitions, registry = (path.with_name(f"{path.name}.{mark}.tmp") for path in _applied(address))
+    try:
+        shutil.copyfile(_SOURCE / "features.py", definitions)
+        if address.registry_path.exists():
+            shutil.copyfile(address.registry_path, registry)
+        _apply(address, definitions, registry)
+        registry.replace(address.registry_path)
+        definitions.replace(address.definitions_path)
+    finally:
+        for scratch in (definitions, registry):
+            scratch.unlink(missing_ok=True)
 
 
 def ensure_applied(address: RepoAddress, wait_s: float = 10.0) -> None:
-    """Apply the repository unless that was done. Of several processes that start at once, one applies, the others wait."""
+    """Apply the repository unless these definitions were. Of several processes that start at once, one applies, the others wait."""
     address.repo_dir.mkdir(parents=True, exist_ok=True)
     lock = address.repo_dir / ".applying"
     give_up = time.monotonic() + wait_s
-    while not address.registry_path.exists():
+    while not _is_applied(address):
         try:
             lock.touch(exist_ok=False)
         except FileExistsError:
@@ -102,12 +116,34 @@ def ensure_applied(address: RepoAddress, wait_s: float = 10.0) -> None:
             lock.unlink(missing_ok=True)
 
 
-def _store(address: RepoAddress) -> "FeatureStore":
+def _is_applied(address: RepoAddress) -> bool:
+    """Whether the registry was made of the definitions of this source tree."""
+    if not all(path.exists() for path in _applied(address)):
+        return False
+    return address.definitions_path.read_bytes() == (_SOURCE / "features.py").read_bytes()
+
+
+def _applied(address: RepoAddress) -> tuple[Path, Path]:
+    return address.definitions_path, address.registry_path
+
+
+def _apply(address: RepoAddress, definitions: Path, registry: Path) -> None:
+    feast = import_feast()
+    kinds = (feast.Entity, feast.FeatureView, feast.FeatureService)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Feast announces its own future at each definition
+        found = [value for value in runpy.run_path(str(definitions)).values() if isinstance(value, kinds)]
+        _store(address, registry).apply(found)
+
+
+def _store(address: RepoAddress, registry: Path) -> "FeatureStore":
     feast = import_feast()
     from feast.repo_config import RepoConfig
 
+    values = address.config()
+    values["registry"]["path"] = str(registry.absolute())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        config = RepoConfig(**address.config(), repo_path=address.repo_dir)
+        config = RepoConfig(**values, repo_path=address.repo_dir)
     store: FeatureStore = feast.FeatureStore(config=config)
     return store

@@ -1,6 +1,6 @@
 """The Feast repository of a stack. Run: pytest tests/integration/test_features_repo.py."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -20,18 +20,50 @@ def address_in(tmp_path: Path, valkey: Server) -> RepoAddress:
 
 
 def test_parts_that_start_at_once_apply_once(tmp_path: Path, valkey: Server) -> None:
-    """Worker and gateway both ensure that the features are applied; whoever comes second finds them."""
+    """Worker and gateway both ensure that the features are applied; whoever comes second finds them all at once."""
     address = address_in(tmp_path, valkey)
-    threads = [threading.Thread(target=ensure_applied, args=(address,)) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
 
-    store = open_store(address)
+    def start(_part: int) -> tuple[set[str], list[str]]:
+        ensure_applied(address)
+        store = open_store(address)
+        return {view.name for view in store.list_feature_views()}, [one.name for one in store.list_feature_services()]
 
-    assert {view.name for view in store.list_feature_views()} == VIEWS
-    assert [service.name for service in store.list_feature_services()] == ["recommend_v1"]
+    with ThreadPoolExecutor(3) as parts:
+        found = list(parts.map(start, range(3)))
+
+    assert found == [(VIEWS, ["recommend_v1"])] * 3
+    assert not list(address.repo_dir.glob("*.tmp"))
+
+
+def test_what_died_while_applying_is_applied_by_the_next(
+    tmp_path: Path, valkey: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Feast begins with an empty registry: nobody must take that for one to which the features were applied."""
+    address = address_in(tmp_path, valkey)
+
+    def die(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(import_feast().FeatureStore, "apply", die)
+    with pytest.raises(KeyboardInterrupt):
+        ensure_applied(address)
+    monkeypatch.undo()
+
+    ensure_applied(address)
+
+    assert {view.name for view in open_store(address).list_feature_views()} == VIEWS
+
+
+def test_other_definitions_are_applied_anew(tmp_path: Path, valkey: Server) -> None:
+    """A stack that is started with a newer source tree knows its features, without a run of the pipeline."""
+    address = address_in(tmp_path, valkey)
+    ensure_applied(address)
+    now = address.definitions_path.read_text()
+    address.definitions_path.write_text("# what an older version applied")
+
+    ensure_applied(address)
+
+    assert address.definitions_path.read_text() == now
 
 
 def test_lock_of_a_dead_process_is_taken_over(tmp_path: Path, valkey: Server) -> None:
