@@ -42,7 +42,9 @@ def _attend_group(
     for first_block in range(0, group.blocks_EN.shape[1], tile_blocks):
         k_ECGK, v_ECGK = cache.read(layer, group.blocks_EN[:, first_block : first_block + tile_blocks])
         score_EGXC = q_EGXK @ k_ECGK.float().permute(0, 2, 3, 1)
-        _hide_unseen(score_EGXC, group, first_block, cache.block_tokens)
+        unseen_EC = _hide_unseen(score_EGXC, group, first_block, cache.block_tokens)
+        if unseen_EC is not None:  # what others left there may be no number, which no weight of zero takes back
+            v_ECGK = v_ECGK.masked_fill(unseen_EC[:, :, None, None], 0.0)
         softmax.add(score_EGXC, v_ECGK.float().transpose(1, 2))
     out_EGXK, lse_EGX1 = softmax.result()
 
@@ -52,12 +54,15 @@ def _attend_group(
     return by_row(out_EGXK), by_row(lse_EGX1).squeeze(-1)
 
 
-def _hide_unseen(score_EGXC: Tensor, group: TileGroup, first_block: int, block_tokens: int) -> None:
-    """Set the scores of positions at or beyond each row's limit, and of those before its window, to -inf."""
+def _hide_unseen(score_EGXC: Tensor, group: TileGroup, first_block: int, block_tokens: int) -> Tensor | None:
+    """Set the scores of positions at or beyond each row's limit, and of those before its window, to -inf.
+
+    Gives which positions no row sees (E, C), None where all see all.
+    """
     num_positions = score_EGXC.shape[-1]
     first_position = first_block * block_tokens
     if group.window is None and first_position + num_positions <= group.min_limit:
-        return
+        return None
     position_C = torch.arange(first_position, first_position + num_positions, device=score_EGXC.device)
     if group.window is None:
         hidden_EQC = position_C >= group.limits_EQ.unsqueeze(-1)
@@ -68,6 +73,7 @@ def _hide_unseen(score_EGXC: Tensor, group: TileGroup, first_block: int, block_t
         hidden_EQC = is_past | (position_E1C >= group.limits_EQ.unsqueeze(-1))
     score_EGQMC = _split(score_EGXC, 2, hidden_EQC.shape[1])
     score_EGQMC.masked_fill_(hidden_EQC[:, None, :, None, :], -torch.inf)
+    return hidden_EQC.all(1)
 
 
 def _split(x: Tensor, dim: int, num_parts: int) -> Tensor:

@@ -90,6 +90,25 @@ def test_requests_of_all_sizes_in_one_step_do_not_touch_each_other(tile_tokens) 
         torch.testing.assert_close(lse[here], alone_lse[here], atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("window", [None, Window(5, frozenset({1}), num_sinks=1)])
+def test_what_others_left_in_a_block_is_never_seen(window) -> None:
+    """A block is handed on as it is: numbers and what is none, behind a context's end or before its window, change nothing."""
+    cache, blocks, _, _ = build_context(26, 4, 2, seed=1)
+    spoiled, _, _, _ = build_context(26, 4, 2, seed=1)
+    unused = [slot for block in range(64) for slot in range(block * BLOCK, block * BLOCK + BLOCK)]
+    unused = sorted({*unused} - {blocks[place // BLOCK] * BLOCK + place % BLOCK for place in range(26)})
+    spoiled.write(1, torch.tensor(unused), *torch.full((2, len(unused), 2, 8), torch.nan))
+    plan = StepPlan(chunks=[Chunk(sequence_of(26, blocks), 0, 26)])
+    q = torch.randn(26, 4, 8)
+
+    wanted, found = (
+        paged_attention(q, memory, 1, group_tiles(cut_tiles(plan, 10, BLOCK, window), CPU), 8)[0]
+        for memory in (cache, spoiled)
+    )
+
+    torch.testing.assert_close(found, wanted, atol=0, rtol=0)
+
+
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 def test_beams_see_the_shared_context_and_their_own_tail(kv_heads) -> None:
     """Paged attention merged with tail attention equals dense attention over context and tail together."""
