@@ -34,6 +34,7 @@ from benchmarks.profiles import SPIKE_FACTOR
 from benchmarks.scoring import answers_recovered_s, degraded_share, summarise
 from benchmarks.tcp_proxy import Wire
 from services.contracts.access import Priority
+from services.errors import TailraceError
 from services.settings import load_settings
 
 DEADLINE_MS = 200
@@ -282,7 +283,10 @@ def main() -> None:
     parser.add_argument("--state", type=Path, default=settings.state_dir, help="whose bundle and store are copied")
     parser.add_argument("--logs", type=Path, help="where the stack's logs are kept")
     options = parser.parse_args()
-    report = asyncio.run(measure(options, Console(stderr=True)))
+    try:
+        report = asyncio.run(measure(options, Console(stderr=True)))
+    except TailraceError as error:
+        sys.exit(f"error: {error}")
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(report, indent=1) + "\n")
 

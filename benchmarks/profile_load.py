@@ -28,6 +28,8 @@ from benchmarks.own_stack import require_ready
 from benchmarks.profiles import Departure, Profile, departures
 from benchmarks.scoring import summarise, tier_weights
 from models.registry import BundleStore
+from services.errors import ConfigError
+from services.secret_file import read_secret
 from services.settings import Settings, load_settings
 
 _USERS_TO_TRY = 100
@@ -92,7 +94,10 @@ async def _doors(closing: AsyncExitStack, settings: Settings, door: str, key: st
 
 
 def _key(path: Path | None) -> str:
-    return path.read_text().strip() if path is not None else ""
+    try:
+        return read_secret(path) if path is not None else ""
+    except ConfigError as error:
+        sys.exit(f"error: {error}")
 
 
 def _report(

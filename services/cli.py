@@ -1,11 +1,12 @@
 """The operator's door: one command per thing to do. Imports lazily, so that `tailrace --help` is quick.
 
-An error that we raise on purpose is one red line and exit code 1; a traceback means a bug.
+An error that we raise on purpose, or a folder that cannot be written, is one red line and exit code 1; a traceback means a bug.
 """
 
+import errno
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -28,13 +29,25 @@ out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
+_UNWRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR, errno.EEXIST}
+
+
 def main() -> None:
     """Run a command; the entry point of `tailrace`."""
     try:
         app()
     except TailraceError as error:
-        err.print(f"[bold red]error:[/] {escape(str(error))}")
-        sys.exit(1)
+        _refuse(str(error))
+    except OSError as error:
+        if error.errno not in _UNWRITABLE:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        _refuse(f"{where}{error.strerror}; this must be writable (the state folder is TAILRACE_STATE_DIR)")
+
+
+def _refuse(words: str) -> NoReturn:
+    err.print(f"[bold red]error:[/] {escape(words)}")
+    sys.exit(1)
 
 
 @app.command()

@@ -3,6 +3,7 @@
 What is said about the request is the door's; here it is only laid out.
 """
 
+import ssl
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from services.contracts.access import Scope
-from services.errors import EnvironmentFault, NotFound
+from services.errors import ConfigError, EnvironmentFault, NotFound
 
 _TIMEOUT_S = 5.0
 _BAR_CELLS = 40
@@ -31,12 +32,13 @@ class Door:
 
 
 def ask(door: Door, request_id: str) -> dict[str, Any]:
-    """Give the door's explanation. Raises NotFound, or EnvironmentFault when the door does not answer or refuses."""
+    """Give the door's explanation. Raises NotFound, EnvironmentFault when the door does not answer or refuses, or ConfigError."""
     headers = {"authorization": f"Bearer {door.key}"} if door.key else {}
-    verify = True if door.ca_file is None else str(door.ca_file)
     path = f"/v1/explanations/{quote(request_id, safe='')}"
     try:
-        with httpx.Client(base_url=door.url, headers=headers, verify=verify, timeout=_TIMEOUT_S) as client:
+        with httpx.Client(
+            base_url=door.url, headers=headers, verify=_trust(door.ca_file), timeout=_TIMEOUT_S
+        ) as client:
             answer = client.get(path)
     except httpx.HTTPError as error:
         raise EnvironmentFault(
@@ -46,6 +48,13 @@ def ask(door: Door, request_id: str) -> dict[str, Any]:
     if answer.status_code == httpx.codes.OK and "sentences" in body:
         return body
     raise _refusal(answer, body.get("error"))
+
+
+def _trust(ca_file: Path | None) -> ssl.SSLContext | bool:
+    try:
+        return True if ca_file is None else ssl.create_default_context(cafile=ca_file)
+    except OSError as error:
+        raise ConfigError(f"--ca-file: {ca_file} holds no certificate ({error.strerror}); give a PEM file") from error
 
 
 def show(explanation: dict[str, Any], out: Console) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from models.registry import BundleStore
 from services.settings import inherited_environment
+from tests.servers import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -106,6 +107,39 @@ def test_what_cannot_be_promoted_is_one_line(tmp_path: Path) -> None:
     assert "no bundle v9" in unknown.stderr
     assert "no earlier version" in nothing.stderr
     assert "Traceback" not in unknown.stderr + nothing.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("up",), ("up", "--detach"), ("down",), ("status",), ("doctor",), ("bundles",), ("rollback",), ("pipeline",)],
+)
+def test_a_state_folder_that_cannot_be_is_one_line(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    """Whatever the command would do there, the path and the setting are named, and there is no traceback."""
+    (tmp_path / "file").touch()
+
+    refused = tailrace(*arguments, state_dir=tmp_path / "file", redis_port=str(free_port()))
+
+    assert refused.returncode == 1
+    assert str(tmp_path / "file") in refused.stderr
+    assert "TAILRACE_STATE_DIR" in refused.stderr
+    assert len(refused.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("explain", "r", "--ca-file", "none.pem"), "error: --ca-file: none.pem"),
+        (("bench", "load", "--key-file", "none.key"), "error: secret file none.key"),
+        (("chaos", "--fault", "none"), "error: no bundle in"),
+    ],
+)
+def test_what_a_command_needs_and_lacks_is_one_line(tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
+    """A missing file or bundle is an error with its name, and not a traceback."""
+    refused = tailrace(*arguments, state_dir=tmp_path)
+
+    assert refused.returncode == 1
+    assert words in refused.stderr
+    assert "Traceback" not in refused.stderr
 
 
 def test_doctor_names_each_thing_that_it_looks_at(tmp_path: Path) -> None:

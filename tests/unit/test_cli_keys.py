@@ -104,8 +104,9 @@ def test_a_rotated_id_has_two_keys_and_a_revoked_one_none(path: Path) -> None:
         (("keys", "revoke", "nobody"), "there is none"),
         (("keys", "rotate", "nobody"), "there is none"),
         (SHOP, "one already"),
-        (("keys", "new", "--id", "a b", "--scope", "admin"), "id: String should match"),
-        (("keys", "new", "--id", "b", "--scope", "admin", "--rate", "0"), "rate_per_s"),
+        (("keys", "new", "--id", "a b", "--scope", "admin"), "--id: String should match"),
+        (("keys", "new", "--id", "b", "--scope", "admin", "--rate", "0"), "--rate: Input should be greater"),
+        (("keys", "new", "--id", "b", "--scope", "admin", "--burst", "5"), "--rate: burst needs"),
     ],
 )
 def test_a_refused_change_says_why_and_changes_nothing(path: Path, arguments: tuple[str, ...], words: str) -> None:
@@ -119,6 +120,24 @@ def test_a_refused_change_says_why_and_changes_nothing(path: Path, arguments: tu
     assert words in str(refused.exception)
     assert path.read_bytes() == before
     assert acts(path.parents[1] / "state")[-1]["outcome"] == "ConfigError"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (*SHOP, "--expires-in-days", "-3"),
+        (*SHOP, "--expires-in-days", "1e12"),
+        (*SHOP, "--expires-in-days", "nan"),
+        ("keys", "rotate", "shop", "--overlap-hours", "1e12"),
+    ],
+)
+def test_a_time_that_cannot_be_is_refused_by_its_option(path: Path, arguments: tuple[str, ...]) -> None:
+    """A key that has ended before it is shown is of no use to anybody, and one that never can end is no time."""
+    refused = tailrace(*arguments)
+
+    assert refused.exit_code == 2
+    assert arguments[-2] in refused.output
+    assert not path.exists()
 
 
 def test_without_a_file_set_the_commands_say_which_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
