@@ -21,7 +21,6 @@ keys_app = typer.Typer(no_args_is_help=True, help=__doc__)
 
 _MAX_DAYS = 36_500
 
-_SHORTEST_DAYS, _LONGEST_DAYS = 0.001, 36_500
 _OPTIONS = {
     "id": "--id",
     "rate_per_s": "--rate",

@@ -122,24 +122,6 @@ def test_a_refused_change_says_why_and_changes_nothing(path: Path, arguments: tu
     assert acts(path.parents[1] / "state")[-1]["outcome"] == "ConfigError"
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        (*SHOP, "--expires-in-days", "-3"),
-        (*SHOP, "--expires-in-days", "1e12"),
-        (*SHOP, "--expires-in-days", "nan"),
-        ("keys", "rotate", "shop", "--overlap-hours", "1e12"),
-    ],
-)
-def test_a_time_that_cannot_be_is_refused_by_its_option(path: Path, arguments: tuple[str, ...]) -> None:
-    """A key that has ended before it is shown is of no use to anybody, and one that never can end is no time."""
-    refused = tailrace(*arguments)
-
-    assert refused.exit_code == 2
-    assert arguments[-2] in refused.output
-    assert not path.exists()
-
-
 def test_without_a_file_set_the_commands_say_which_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A key in a file that no gateway reads would help nobody."""
     monkeypatch.setenv("TAILRACE_STATE_DIR", str(tmp_path))
