@@ -47,8 +47,8 @@ class TextRequest:
     """Write `n` continuations of one prompt: `messages` (put through the checkpoint's chat template), or text, or token ids.
 
     `max_tokens` None: what the context has room for, within the server's limit. `stop` strings end a choice and are not part of
-    it. `json_schema` is the text of a JSON schema that every choice must satisfy; the empty object `{}` means any JSON. With
-    `in_pieces` False each choice comes as one piece when it is done, which costs less. Lower `priority` goes first.
+    it. `json_schema` is the text of a JSON schema that every choice must satisfy; the empty object `{}` means any JSON. Our own
+    writer always keeps to it; others may need `is_schema_strict` to. With `in_pieces` False each choice comes as one piece when it is done, which costs less. Lower `priority` goes first.
     `deadline_unix_s` is absolute wall time. `trace` is the W3C trace context as header pairs.
     """
 
@@ -63,6 +63,7 @@ class TextRequest:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     json_schema: str | None = None
+    is_schema_strict: bool = False
     in_pieces: bool = True
     priority: int = 0
     deadline_unix_s: float | None = None
@@ -112,10 +113,10 @@ TextEvent = TextBegan | TextPiece | TextDone
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextModel:
-    """What a writer offers: its name, the longest context in tokens, and since when (Unix seconds)."""
+    """What a writer offers: its name, the longest context in tokens (None: not known), and since when (Unix seconds)."""
 
     name: str
-    max_context_tokens: int
+    max_context_tokens: int | None
     created_unix_s: int
     has_chat_template: bool = True
 

@@ -17,6 +17,7 @@ from services.llm.text_tokenizer import TextTokenizer
 _FIELD = "response_format"
 _LAYOUT: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _WORD_BITS = 32
+_MAX_SAID = 300
 
 
 class JsonGuide:
@@ -76,4 +77,5 @@ class JsonMask:
 
 
 def _bad_schema(problem: str) -> InvalidRequest:
-    return InvalidRequest(_FIELD, problem.splitlines()[0] if problem else "not a schema", "send a JSON schema")
+    said = " ".join(problem.split())[:_MAX_SAID] or "not a schema"
+    return InvalidRequest(_FIELD, said, "send a JSON schema")

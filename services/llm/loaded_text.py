@@ -111,9 +111,9 @@ class LoadedText:
             raise InvalidRequest("n", f"{request.n} is out of range", f"send 1 to {self.limits.max_choices}")
 
     def _max_tokens(self, request: TextRequest, num_prompt_tokens: int) -> int:
-        room = self.model.max_context_tokens - num_prompt_tokens
+        room = self.engine.max_tokens - num_prompt_tokens
         if room < 1:
-            longest = self.model.max_context_tokens - 1
+            longest = self.engine.max_tokens - 1
             field = "messages" if request.messages else "prompt"
             raise InvalidRequest(field, f"{num_prompt_tokens} tokens long", f"send at most {longest}")
         if request.max_tokens is None:
@@ -140,7 +140,7 @@ def load_text(
         has_chat_template=template is not None,
     )
     guide = JsonGuide(tokenizer, decoder.config.vocab_size, eos_ids)
-    _warm_up(engine, model.max_context_tokens)
+    _warm_up(engine)
     return LoadedText(
         model=model,
         engine=engine,
@@ -189,10 +189,10 @@ def _seeds(seed: int | None, count: int) -> list[int]:
     return [(first + place) % (_MAX_SEED + 1) for place in range(count)]
 
 
-def _warm_up(engine: Engine, max_context_tokens: int) -> None:
+def _warm_up(engine: Engine) -> None:
     """Record the steps that can be recorded, then run every kind once: prompts short and long, alone and together, and their decode steps."""
     engine.warm_up()
-    lengths = [min(length, max_context_tokens - _WARM_UP_TOKENS) for length in (1, 3, 200)]
+    lengths = [min(length, engine.max_tokens - _WARM_UP_TOKENS) for length in (1, 3, 200)]
     for batch in (lengths[:1], lengths):
         for place, length in enumerate(batch):
             with suppress(Overloaded):  # the queue may be shorter

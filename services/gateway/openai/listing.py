@@ -10,7 +10,11 @@ from services.gateway.plane import DataPlane
 async def list_models(plane: DataPlane) -> list[Plain]:
     """Give what can be asked for now. Raises DependencyAway when the text writer does not answer."""
     texts = () if plane.text is None else await plane.text.models()
-    listed = [_model(one.name, one.created_unix_s, max_model_len=one.max_context_tokens) for one in texts]
+    listed = [
+        _model(one.name, one.created_unix_s, max_model_len=one.max_context_tokens)
+        for one in texts
+        if one.name != RECOMMENDER  # another Tailrace's: by that name, callers here get the bundle here
+    ]
     if plane.is_ready():
         bundle = plane.bundle()
         listed.append(_model(RECOMMENDER, _created_unix_s(bundle.version), bundle_version=bundle.version))

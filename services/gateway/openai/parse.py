@@ -10,7 +10,7 @@ from services.errors import InvalidRequest
 from services.gateway.openai.asked import RECOMMENDER, Asked, Asking
 from services.gateway.openai.prompts import messages_of, prompts_of
 from services.gateway.openai.refusals import parse_body
-from services.gateway.openai.sampling import json_schema_of, max_tokens_of, n_of, sampling_of
+from services.gateway.openai.sampling import is_schema_strict, json_schema_of, max_tokens_of, n_of, sampling_of
 from services.gateway.openai.schema import ChatBody, CompletionBody
 from services.tracing import trace_headers
 
@@ -68,6 +68,7 @@ def _request(
         stop_token_ids=tuple(asked.stop_token_ids),
         ignore_eos=asked.ignore_eos,
         json_schema=json_schema_of(asked.response_format),
+        is_schema_strict=is_schema_strict(asked.response_format),
         in_pieces=asked.stream,
         priority=asking.caller.priority,
         deadline_unix_s=asking.deadline_unix_s,

@@ -30,7 +30,6 @@ READ_TIMEOUT_S = 30.0
 """The longest silence, that before the first token included."""
 KEEPALIVE_S = 2.0
 """How long a free connection is kept: less than servers keep theirs (vLLM 5 s), so that none is closed under a request."""
-_UNKNOWN_CONTEXT = 0
 
 
 class RemoteWriter:
@@ -122,6 +121,6 @@ def _model(listed: dict[str, object]) -> TextModel:
     longest, created = listed.get("max_model_len"), listed.get("created")
     return TextModel(
         name=str(listed["id"]),
-        max_context_tokens=longest if isinstance(longest, int) else _UNKNOWN_CONTEXT,
+        max_context_tokens=longest if isinstance(longest, int) else None,
         created_unix_s=created if isinstance(created, int) else 0,
     )

@@ -4,6 +4,7 @@ import pydantic_core
 
 from services.contracts.text import SamplingOptions, TextRequest
 from services.gateway.openai.answers import Plain
+from services.gateway.openai.sampling import ANY_OBJECT
 
 _DEFAULT = SamplingOptions()
 _SAMPLING = (
@@ -16,7 +17,6 @@ _SAMPLING = (
     "repetition_penalty",
     "seed",
 )
-_ANY_JSON = "{}"
 
 
 def body_of(request: TextRequest) -> Plain:
@@ -31,7 +31,7 @@ def body_of(request: TextRequest) -> Plain:
         "stop_token_ids": list(request.stop_token_ids),
         "ignore_eos": request.ignore_eos,
         "logit_bias": {str(token): bias for token, bias in sampling.logit_bias.items()},
-        "response_format": _response_format(request.json_schema),
+        "response_format": _response_format(request),
     }
     return body | {name: value for name, value in optional.items() if value} | _asked(request)
 
@@ -47,9 +47,10 @@ def _asked(request: TextRequest) -> Plain:
     return {"prompt": prompt, **({} if num_top is None else {"logprobs": num_top})}
 
 
-def _response_format(json_schema: str | None) -> Plain | None:
-    if json_schema is None:
+def _response_format(request: TextRequest) -> Plain | None:
+    if request.json_schema is None:
         return None
-    if json_schema == _ANY_JSON:
+    if request.json_schema == ANY_OBJECT:
         return {"type": "json_object"}
-    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": pydantic_core.from_json(json_schema)}}
+    schema = {"name": "answer", "schema": pydantic_core.from_json(request.json_schema)}
+    return {"type": "json_schema", "json_schema": schema | ({"strict": True} if request.is_schema_strict else {})}

@@ -8,6 +8,9 @@ from services.gateway.openai.asked import RECOMMENDER
 from services.gateway.openai.schema import ChatBody, CompletionBody, ResponseFormatBody
 from services.gateway.text_tier import TextLimits
 
+ANY_OBJECT = '{"type": "object"}'
+"""The schema that `json_object` stands for: callers read fields from it."""
+
 
 def max_tokens_of(asked: CompletionBody | ChatBody, limits: TextLimits) -> int | None:
     """Give the most tokens of a choice, None where nothing is said. Raises InvalidRequest naming the field that says it."""
@@ -47,10 +50,15 @@ def json_schema_of(wanted: ResponseFormatBody) -> str | None:
     if wanted.type == "text":
         return None
     if wanted.type == "json_object":
-        return "{}"
+        return ANY_OBJECT
     if wanted.json_schema is None:
         raise InvalidRequest("response_format.json_schema", "missing", "send the schema, or the type json_object")
     return json.dumps(wanted.json_schema.schema_)
+
+
+def is_schema_strict(wanted: ResponseFormatBody) -> bool:
+    """Tell whether the schema was asked for as OpenAI's strict one, which it enforces alone."""
+    return wanted.json_schema is not None and bool(wanted.json_schema.strict)
 
 
 def _token_id(token: str) -> int:

@@ -59,7 +59,7 @@ class JsonSchemaBody(BaseModel):
     name: str = ""
     description: str = ""
     schema_: dict[str, Any] = Field({}, alias="schema", description="A JSON schema")
-    strict: bool | None = Field(None, description="Taken, without effect: schemas always hold")
+    strict: bool | None = Field(None, description="Goes along to another server; here schemas always hold")
 
 
 class ResponseFormatBody(_Body):

@@ -80,6 +80,12 @@ def test_a_bad_schema_names_the_field(guide, schema: str) -> None:
     assert refusal.value.field == "response_format"
 
 
+def test_a_bad_pattern_says_what_is_wrong_with_it(guide) -> None:
+    """Not only that something is: the reason stands on a later line of what the library says."""
+    with pytest.raises(InvalidRequest, match="unclosed group"):
+        guide.masks('{"type": "string", "pattern": "("}', 1)
+
+
 def test_a_token_against_the_mask_is_a_failure_and_no_crash(guide) -> None:
     """A matcher that cannot go on lets everything through and says so."""
     mask = guide.masks('{"type": "boolean"}', 1)[0]

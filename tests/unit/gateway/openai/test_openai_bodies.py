@@ -206,6 +206,13 @@ def test_a_wrong_body_is_left_at_its_first_faults(path: str, fields: dict[str, A
     assert cause is None or (isinstance(cause, ValidationError) and cause.error_count() < 10)
 
 
+async def test_a_json_object_is_an_object(http: httpx.AsyncClient, parrot: Parrot) -> None:
+    """`json_object` promises fields to read: any JSON would be a number now and then."""
+    await http.post(CHAT, json=body(CHAT, response_format={"type": "json_object"}))
+
+    assert json.loads(parrot.asked[0].json_schema or "") == {"type": "object"}
+
+
 async def test_nulls_within_a_schema_are_the_schemas(http: httpx.AsyncClient, parrot: Parrot) -> None:
     """They are values there, not absent fields."""
     schema = {"type": "json_schema", "json_schema": {"name": "s", "description": None, "schema": {"enum": [None, 1]}}}

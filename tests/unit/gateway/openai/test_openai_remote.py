@@ -16,6 +16,7 @@ from services.contracts.text import (
     SamplingOptions,
     TextDone,
     TextEvent,
+    TextModel,
     TextPiece,
     TextRequest,
     TextWriter,
@@ -97,6 +98,45 @@ async def test_what_it_writes_is_what_the_server_wrote(remote: RemoteWriter, par
 async def test_settings_at_their_default_are_not_sent() -> None:
     """A server that knows OpenAI's fields alone is asked for nothing else."""
     assert set(body_of(request(max_tokens=None))) == {"model", "prompt", "stream", "stream_options"}
+
+
+@pytest.mark.parametrize("is_strict", [True, False])
+def test_a_strict_schema_stays_strict(is_strict: bool) -> None:
+    """OpenAI's own service keeps to a schema only where that is asked for."""
+    body = body_of(request(json_schema='{"type": "array"}', is_schema_strict=is_strict))
+
+    assert body["response_format"]["json_schema"].get("strict", False) == is_strict
+
+
+@pytest.mark.parametrize(("json_schema", "kind"), [('{"type": "object"}', "json_object"), ("{}", "json_schema")])
+def test_any_object_is_asked_for_as_such(json_schema: str, kind: str) -> None:
+    """Servers that know no schemas know that much; any JSON is not the same."""
+    assert body_of(request(json_schema=json_schema))["response_format"]["type"] == kind
+
+
+class FarModels(RemoteWriter):
+    """Lists what another Tailrace and a hosted service list."""
+
+    async def models(self) -> tuple[TextModel, ...]:
+        """Two of them, one by a name that means something here."""
+        named = ("tailrace-recommender", "hosted")
+        return tuple(TextModel(name=name, max_context_tokens=None, created_unix_s=0) for name in named)
+
+
+async def test_far_models_are_listed_as_they_can_be_asked(texts: World, http: httpx.AsyncClient) -> None:
+    """By the recommender's name callers get the bundle here; a context that nobody tells is not one of no tokens."""
+    texts.plane.text = TextTier(
+        writer=FarModels("http://far/v1", lambda: ""),
+        breaker=Breaker(BREAKER_FAILURES, 10.0),
+        load=texts.load,
+        report=texts.plane.text_report,
+        limits=LIMITS,
+    )
+
+    listed = (await http.get("/v1/models")).json()["data"]
+
+    assert [model["id"] for model in listed] == ["hosted", "tailrace-recommender"]
+    assert listed[0]["max_model_len"] is None
 
 
 async def test_closing_it_cancels_the_work_over_there(remote: RemoteWriter, parrot: Parrot) -> None:

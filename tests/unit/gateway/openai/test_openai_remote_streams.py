@@ -51,8 +51,8 @@ class Peer:
 
     async def _take(self, reader: asyncio.StreamReader) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
-        (length,) = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
-        await reader.readexactly(int(length.partition(b":")[2]))
+        lengths = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+        await reader.readexactly(sum(int(line.partition(b":")[2]) for line in lengths))
 
     async def _answer(self, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 %d x\r\ntransfer-encoding: chunked\r\n\r\n" % self.status)
@@ -200,3 +200,12 @@ async def test_a_server_that_does_not_close_its_answer_holds_nobody(peer: Peer, 
     peer.parts, peer.hangs = [chunk("a", "stop"), END], True
 
     assert text_of(await events_of(remote)) == "a"
+
+
+async def test_a_context_that_is_not_told_is_not_known(peer: Peer, remote: RemoteWriter) -> None:
+    """Hosted services list names alone, and zero tokens would be a lie."""
+    peer.parts = [b'{"data": [{"id": "far"}]}']
+
+    (model,) = await remote.models()
+
+    assert (model.name, model.max_context_tokens) == ("far", None)
