@@ -16,6 +16,12 @@ def test_ties_share_their_mean_rank(scores: list[float], target: int, rank: floa
     assert mean_rank(np.array(scores, dtype=float), target) == rank
 
 
+@pytest.mark.parametrize(("scores", "rank"), [([np.nan] * 5, 3), ([np.nan, 1, np.nan, 2, np.nan], 4)])
+def test_a_model_that_diverged_has_found_nothing(scores: list[float], rank: float) -> None:
+    """Scores that are not numbers tie below all others: they once took rank 1/2, so that such a model beat every baseline."""
+    assert mean_rank(np.array(scores), 2) == rank
+
+
 def test_metrics_of_known_ranks() -> None:
     """Ranks 1, 3 and 20: two hits in ten, worth 1 and a half."""
     ranks = np.array([1.0, 3.0, 20.0])
