@@ -24,14 +24,14 @@ def test_a_tier_is_worth_its_ndcg_over_the_llms() -> None:
 
 
 def test_a_row_by_hand() -> None:
-    """Ten requests: one failed, one late."""
-    shots = [shot("llm")] * 4 + [shot("precomputed")] * 2 + [shot("student"), shot("popular")]
+    """Ten requests: one failed, one late, one at the last moment."""
+    shots = [shot("llm")] * 4 + [shot("precomputed")] * 2 + [shot("student", ms=200), shot("popular")]
     row = summarise([*shots, shot("none"), shot("llm", ms=201)], 200, WEIGHTS)
 
     assert row["availability"] == 0.9
     assert row["deadline_met"] == 0.8
     assert row["goodput"] == pytest.approx((4 + 2 + 0.8 + 0.4) / 10)
-    assert row["p99_ms"] == 201
+    assert (row["p50_ms"], row["p99_ms"], row["max_ms"]) == (10, 201, 201)
     assert row["tiers"] == {"llm": 0.5, "none": 0.1, "popular": 0.1, "precomputed": 0.2, "student": 0.1}
 
 
@@ -58,6 +58,16 @@ def test_recovery_is_the_beginning_of_two_calm_seconds() -> None:
     shots = [shot("student" if at_s in bad else "llm", at_s=at_s) for at_s in sorted(good)]
 
     assert answers_recovered_s(shots, back_s, usual_share=0.0) == 3.0
+    assert answers_recovered_s(shots[::-1], back_s, usual_share=0.0) == 3.0
+
+
+@pytest.mark.parametrize(("calm_s", "recovered_s"), [(2.0, 1.0), (1.5, None)])
+def test_two_seconds_are_enough_and_less_is_not(calm_s: float, recovered_s: float | None) -> None:
+    """Whatever comes after them; what came before the dependency's return does not count."""
+    times = [number / 8 for number in range(80)]
+    shots = [shot("llm" if at_s < 2 or 3 <= at_s < 3 + calm_s else "student", at_s=at_s) for at_s in times]
+
+    assert answers_recovered_s(shots, 2.0, usual_share=0.0) == recovered_s
 
 
 def test_no_recovery_is_none() -> None:
