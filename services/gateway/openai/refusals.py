@@ -19,8 +19,8 @@ B = TypeVar("B", bound=BaseModel)
 WITHOUT_EFFECT = frozenset(
     {
         *("user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"),
-        *("prompt_cache_retention", "parallel_tool_calls", "request_id", "cache_salt", "add_generation_prompt"),
-        *("skip_special_tokens", "spaces_between_special_tokens"),
+        *("prompt_cache_retention", "prompt_cache_options", "parallel_tool_calls", "request_id", "cache_salt"),
+        "spaces_between_special_tokens",
     }
 )
 """Fields that change no answer of ours."""
@@ -37,6 +37,9 @@ NOT_SUPPORTED: Mapping[str, str] = {
     "reasoning_effort": "leave it out; the model writes what it writes",
     "verbosity": "say it in the prompt",
     "web_search_options": "leave it out",
+    "moderation": "leave it out; nothing is moderated here",
+    "skip_special_tokens": "leave it out; special tokens stand for no text here",
+    "add_generation_prompt": "leave it out; the assistant always speaks next",
     "suffix": "send what stands before the text alone, as prompt",
     "best_of": "send n, and choose",
     "use_beam_search": "leave it out; beams are for the model tailrace-recommender",
@@ -51,7 +54,12 @@ NOT_SUPPORTED: Mapping[str, str] = {
 """Fields that others know, each with what to do instead."""
 
 _OFF: tuple[object, ...] = (False, 0, "", "none", "auto", [], {}, ["text"])
-_ALIKE: Mapping[str, object] = {"best_of": 1}
+_MEANS_OFF: Mapping[str, tuple[object, ...]] = {
+    "best_of": (*_OFF, 1),
+    "skip_special_tokens": (True,),
+    "add_generation_prompt": (True,),
+}
+"""Fields that say in words of their own that nothing else is wanted than what is done here."""
 _TYPE_NAME = re.compile(r"^(str|int|float|bool|dict|constrained-str|list\[.*|.*\[.*\].*)$")
 
 
@@ -73,7 +81,7 @@ def _meant(kind: type[BaseModel], sent: dict[str, Any]) -> dict[str, Any]:
     """Leave out what is null or without effect. Raises InvalidRequest for what is not supported."""
     for name, fix in NOT_SUPPORTED.items():
         value = sent.get(name)
-        if value is not None and value not in _OFF and value != _ALIKE.get(name):
+        if value is not None and value not in _MEANS_OFF.get(name, _OFF):
             raise InvalidRequest(name, "not supported here", fix)
     dropped = WITHOUT_EFFECT | NOT_SUPPORTED.keys()
     meant = {name: _without_nulls(value) for name, value in sent.items() if value is not None and name not in dropped}

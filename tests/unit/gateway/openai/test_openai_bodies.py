@@ -1,16 +1,19 @@
 """What the OpenAI door takes and refuses: settings reach the writer as they are meant, every refusal names the field and the fix."""
 
+import inspect
 import json
 from typing import Any
 
 import httpx
 import pytest
-from pydantic import ValidationError
+from openai.resources.chat.completions import Completions as ChatCompletions
+from openai.resources.completions import Completions
+from pydantic import BaseModel, ValidationError
 
 from services.contracts.access import Priority
 from services.contracts.text import ChatMessage, SamplingOptions
 from services.errors import InvalidRequest
-from services.gateway.openai.refusals import parse_body
+from services.gateway.openai.refusals import NOT_SUPPORTED, WITHOUT_EFFECT, parse_body
 from services.gateway.openai.schema import ChatBody, CompletionBody
 from tests.parrot import MODEL, Parrot
 from tests.unit.gateway.world import MAX_BODY_BYTES
@@ -92,6 +95,11 @@ HARMLESS: list[dict[str, Any]] = [
     {"stream_options": {"include_usage": True, "include_obfuscation": False}, "response_format": {"type": "text"}},
     {"top_k": -1, "logit_bias": {}, "skip_special_tokens": True, "min_tokens": 0, "best_of": 1},
     {"response_format": {"type": "json_object"}},
+    {
+        "add_generation_prompt": True,
+        "spaces_between_special_tokens": True,
+        "prompt_cache_options": {"mode": "implicit"},
+    },
     {"stream_options": {"include_usage": None}, "response_format": {"type": "text", "json_schema": None}},
 ]
 
@@ -109,6 +117,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"modalities": ["text", "audio"]}, "modalities"),
     (CHAT, {"audio": {"voice": "x"}}, "audio"),
     (CHAT, {"reasoning_effort": "high"}, "reasoning_effort"),
+    (CHAT, {"moderation": {"model": "x"}}, "moderation"),
+    (CHAT, {"skip_special_tokens": False}, "skip_special_tokens"),
+    (CHAT, {"add_generation_prompt": False}, "add_generation_prompt"),
     (CHAT, {"colour": 1}, "colour"),
     (CHAT, {"echo": True}, "echo"),
     (CHAT, {"messages": []}, "messages"),
@@ -178,6 +189,18 @@ async def test_a_wrong_field_is_a_400_that_names_it(
     assert error["message"].startswith(f"{param}: ")
     assert ";" in error["message"]
     assert parrot.asked == []
+
+
+@pytest.mark.parametrize(
+    ("ways", "kind"), [(ChatCompletions, ChatBody), (Completions, CompletionBody)], ids=["chat", "completions"]
+)
+def test_every_field_of_the_openai_client_is_known(ways: Any, kind: type[BaseModel]) -> None:
+    """Taken, without effect, or refused with a reason of its own: none is taken for a typing mistake."""
+    of_http = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
+
+    fields = inspect.signature(ways.create).parameters.keys() - of_http
+
+    assert fields - kind.model_fields.keys() - WITHOUT_EFFECT - NOT_SUPPORTED.keys() == set()
 
 
 ENDLESS: list[tuple[str, dict[str, Any]]] = [
