@@ -63,10 +63,6 @@ class Rates:
         used.tokens, used.at_s = tokens - 1.0, now_s
         used.today += 1
 
-    def of_today(self, day: int) -> dict[str, int]:
-        """Give, by key, how many calls were let through on this day."""
-        return {key_id: used.today for key_id, used in self._used.items() if used.day == day}
-
 
 def _refilled(used: _Used, allowance: Allowance, now_s: float) -> float:
     """Give the tokens in the bucket now; a full one when there is no rate."""

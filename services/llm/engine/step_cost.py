@@ -1,4 +1,4 @@
-"""What a step must move and compute at least, what a machine reaches at best, and so the least time of a step.
+"""What a step must move and compute at least, and what a machine reaches at best.
 
 The roofline model (Williams, Waterman and Patterson 2009): a step takes at least its bytes over the memory's rate and its
 FLOPs over the processor's. Pure values: no torch, no clock.
@@ -32,7 +32,3 @@ class Limits:
 
     bytes_per_s: float
     flops_per_s: float
-
-    def least_seconds(self, cost: StepCost) -> float:
-        """Give the time that no step of this cost can beat."""
-        return max(cost.num_bytes / self.bytes_per_s, cost.flops / self.flops_per_s)

@@ -8,7 +8,7 @@ from services.llm.engine.cost_model import CostModel
 from services.llm.engine.model_size import NumberSizes, number_sizes
 from services.llm.engine.plan import Chunk, StepPlan
 from services.llm.engine.sequence import Sequence
-from services.llm.engine.step_cost import Limits, StepCost, StepKind
+from services.llm.engine.step_cost import StepKind
 from services.llm.engine.text import Chosen
 
 SHAPE = DecoderConfig(
@@ -126,14 +126,6 @@ def test_the_sizes_of_a_kv_kind() -> None:
     """In the model's dtype as many bytes as its numbers; in one byte, one and a scale of four for each head."""
     assert number_sizes(SHAPE, 2, "model").kv_token_layer == 2 * 4 * 2
     assert number_sizes(SHAPE, 2, "int8").kv_token_layer == 2 * (4 + 4)
-
-
-def test_the_slower_limit_is_the_bound() -> None:
-    """A step takes at least its bytes over the memory's rate and its FLOPs over the processor's."""
-    limits = Limits(bytes_per_s=10.0, flops_per_s=1000.0)
-
-    assert limits.least_seconds(StepCost(StepKind.DECODE, 20.0, 500.0)) == 2.0
-    assert limits.least_seconds(StepCost(StepKind.PREFILL, 20.0, 5000.0)) == 5.0
 
 
 def test_int8_halves_the_matrices_alone() -> None:
