@@ -54,14 +54,20 @@ def load_chat_template(folder: Path) -> ChatTemplate | None:
     return None if source is None else ChatTemplate(source, special_tokens_of(config))
 
 
+def read_optional(path: Path) -> dict[str, Any]:
+    """Read one of a checkpoint's lesser JSON files; empty where there is none. Raises CheckpointError for one that is broken."""
+    try:
+        found: Any = json.loads(path.read_text()) if path.exists() else {}
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: not readable ({error})") from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path}: not a JSON object")
+    return found
+
+
 def read_tokenizer_config(folder: Path) -> dict[str, Any]:
     """Read `tokenizer_config.json`; empty where there is none. Raises CheckpointError for one that is broken."""
-    path = folder / "tokenizer_config.json"
-    try:
-        found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    except json.JSONDecodeError as error:
-        raise CheckpointError(f"{path}: not readable ({error})") from error
-    return found
+    return read_optional(folder / "tokenizer_config.json")
 
 
 def special_tokens_of(config: Mapping[str, Any]) -> dict[str, str]:

@@ -4,20 +4,24 @@ It translates between text (outside) and tokens, seeds and masks (inside), and w
 nor where checkpoints come from.
 """
 
-import json
 import secrets
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from models.weights import load_decoder
 from services.contracts.text import SamplingOptions, TextModel, TextRequest
 from services.errors import CheckpointError, InvalidRequest, NotFound, Overloaded
-from services.llm.chat_template import ChatTemplate, load_chat_template, read_tokenizer_config, special_tokens_of
+from services.llm.chat_template import (
+    ChatTemplate,
+    load_chat_template,
+    read_optional,
+    read_tokenizer_config,
+    special_tokens_of,
+)
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
 from services.llm.engine.text import Sampling
@@ -139,7 +143,10 @@ def load_text(
         created_unix_s=int((folder / "config.json").stat().st_mtime),
         has_chat_template=template is not None,
     )
-    guide = JsonGuide(tokenizer, decoder.config.vocab_size, eos_ids)
+    try:
+        guide = JsonGuide(tokenizer, decoder.config.vocab_size, eos_ids)
+    except ValueError as error:
+        raise CheckpointError(f"{folder}: config, tokenizer and eos_token_id do not fit together ({error})") from error
     _warm_up(engine)
     return LoadedText(
         model=model,
@@ -153,13 +160,14 @@ def load_text(
 
 
 def read_eos_ids(folder: Path, tokenizer: TextTokenizer) -> frozenset[int]:
-    """Give every token that ends a text by the checkpoint's own word. Raises CheckpointError where it names none."""
+    """Give every token that ends a text by the checkpoint's own word. Raises CheckpointError where it names none, or a file is broken."""
     found: set[int] = set()
     for name in ("generation_config.json", "config.json"):
-        path = folder / name
-        raw: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-        given = raw.get("eos_token_id")
-        found |= set(given if isinstance(given, list) else [] if given is None else [given])
+        given = read_optional(folder / name).get("eos_token_id")
+        ids = given if isinstance(given, list) else [] if given is None else [given]
+        if not all(isinstance(token_id, int) for token_id in ids):
+            raise CheckpointError(f"{folder / name}: eos_token_id {given!r} is no token id")
+        found |= set(ids)
     eos_token = special_tokens_of(read_tokenizer_config(folder)).get("eos_token")
     if eos_token is not None and (token_id := tokenizer.id_of(eos_token)) is not None:
         found.add(token_id)
