@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from services.errors import ConfigError
-from services.objectives import OBJECTIVES_PATH, Selector, load_objectives, tally
+from services.objectives import OBJECTIVES_PATH, Selector, Tally, load_objectives, seconds_of, tally
 
 SERIES = [
     ("tailrace_requests_total", {"door": "rest", "code": "ok"}, 90.0),
@@ -24,6 +24,7 @@ MISTAKES = [
     ("target: 0.95\n", "target: 0.9\n", "agreement can never burn 14.4 times too fast"),
     ("name: freshness", "name: agreement", "two objectives are named agreement"),
     ("long: 1h, short: 5m", "long: 1h, short: 2h", "short window of 2h"),
+    ("long: 1h, short: 5m", "long: 1h, short: 60m", "short window of 60m in one of 1h"),
     ("long: 1h", "long: 1 hour", "ladder.0.long"),
     ("window_days: 30", "window_days: [", "not YAML"),
     ("severity: page}", "severity: email}", "ladder.0.severity"),
@@ -57,6 +58,17 @@ def test_nothing_counted_is_not_perfection() -> None:
     assert counted.good_share is None
 
 
+def test_one_observation_is_a_share() -> None:
+    """However little there is, it is all there is."""
+    assert Tally(bad=0, total=1).good_share == 1
+
+
+@pytest.mark.parametrize(("duration", "seconds"), [("90s", 90), ("5m", 300), ("6h", 21_600), ("3d", 259_200)])
+def test_a_duration_in_seconds(duration: str, seconds: int) -> None:
+    """In Prometheus' units."""
+    assert seconds_of(duration) == seconds
+
+
 def test_the_budget_is_what_the_target_leaves() -> None:
     """99.9 % leaves 0.001, without a floating point's tail."""
     assert [one.budget for one in load_objectives().objectives if one.target == 0.999] == [0.001, 0.001]
@@ -75,6 +87,15 @@ def test_a_mistake_is_named_with_its_place(tmp_path: Path, right: str, wrong: st
 
     assert words in str(raised.value)
     assert str(path) in str(raised.value)
+
+
+def test_a_file_of_another_kind_is_named_as_a_whole(tmp_path: Path) -> None:
+    """A list has no place in which a mistake could be."""
+    path = tmp_path / "objectives.yaml"
+    path.write_text("[1, 2]")
+
+    with pytest.raises(ConfigError, match=r"objectives\.yaml: the file: "):
+        load_objectives(path)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
