@@ -15,8 +15,11 @@ POLL_S = 0.1
 def start_in_background(settings: Settings, out: IO[str]) -> None:
     """Start `tailrace up` detached, copy what it says to `out`, and return when it is ready.
 
-    Raises EnvironmentFault when it ends instead.
+    Raises EnvironmentFault when it ends instead, or when one runs already, whose words are in the same file.
     """
+    stack_file = StackFile(settings.state_dir)
+    if stack_file.is_claimed():
+        raise stack_file.taken()
     log_path = settings.state_dir / "logs" / "up.log"
     log_path.parent.mkdir(parents=True, exist_ok=True)
     with log_path.open("wb") as log:
@@ -28,7 +31,6 @@ def start_in_background(settings: Settings, out: IO[str]) -> None:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    stack_file = StackFile(settings.state_dir)
     with log_path.open(errors="replace") as said:
         while child.poll() is None:
             record = stack_file.read()

@@ -20,6 +20,10 @@ def stop_stack(settings: Settings) -> bool:
     stack_file = StackFile(settings.state_dir)
     record = stack_file.read()
     was_running = stack_file.is_claimed()
+    if was_running and record is None:
+        raise EnvironmentFault(
+            f"a stack runs from {settings.state_dir}, but its record is broken; end its `tailrace up`"
+        )
     if was_running and record is not None:
         with suppress(ProcessLookupError):
             os.kill(record.supervisor_pid, signal.SIGTERM)

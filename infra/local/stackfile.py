@@ -43,17 +43,25 @@ class StackFile:
         self._lock: IO[str] | None = None
 
     def claim(self) -> None:
-        """Become this folder's only supervisor, until this process ends. Raises EnvironmentFault when there is one."""
+        """Become this folder's only supervisor, until this process ends. Raises EnvironmentFault when there is one.
+
+        An older record, with the number of a process that is long gone, is replaced at once, so that nobody believes it.
+        """
         self._run_dir.mkdir(parents=True, exist_ok=True)
         lock = (self._run_dir / "lock").open("a+")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             lock.close()
-            raise EnvironmentFault(
-                f"a stack runs already from {self._run_dir.parent}; `tailrace down` stops it, TAILRACE_STATE_DIR names another"
-            ) from error
+            raise self.taken() from error
         self._lock = lock
+        self.write(StackRecord(supervisor_pid=os.getpid(), stage="starting"))
+
+    def taken(self) -> EnvironmentFault:
+        """Give the error for a second stack in this folder."""
+        return EnvironmentFault(
+            f"a stack runs already from {self._run_dir.parent}; `tailrace down` stops it, TAILRACE_STATE_DIR names another"
+        )
 
     def release(self) -> None:
         """Give the folder up, if it is ours."""
@@ -79,10 +87,10 @@ class StackFile:
         scratch.replace(self._path)
 
     def read(self) -> StackRecord | None:
-        """Give the record, or None when nothing was ever started here."""
+        """Give the record, or None when nothing was ever started here or a crash of the machine left half of one."""
         try:
             fields: dict[str, Any] = json.loads(self._path.read_text())
-        except FileNotFoundError:
+        except (FileNotFoundError, json.JSONDecodeError):
             return None
         parts = {name: PartRecord(**part) for name, part in fields.pop("parts").items()}
         return StackRecord(**fields, parts=parts)

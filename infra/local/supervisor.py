@@ -6,6 +6,7 @@ One thread, one loop. It must be the process that lives longest: the kernel ends
 import subprocess
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -130,10 +131,10 @@ class Supervisor:
         was = running.state
         running.state, command = advance(was, self._observe(running, now_s), now_s, running.part.patience)
         if command is Command.KILL and running.keeper is not None:
-            self._report(f"{running.part.name}: no answer for {now_s - was.since_s:.0f} s, killing it")
+            self._say(f"{running.part.name}: no answer for {now_s - was.since_s:.0f} s, killing it")
             running.keeper.terminate()
         if command is Command.SPAWN:
-            running.keeper = self._spawn(running.part, own_log=True)
+            running.keeper = self._try_to_spawn(running.part)
         self._tell(running, was)
 
     def _observe(self, running: _Running, now_s: float) -> Seen:
@@ -153,17 +154,30 @@ class Supervisor:
             self._sweep()
             code = running.keeper.poll() if running.keeper else None
             running.was_well, running.probed_s = False, float("-inf")
-            self._report(
+            self._say(
                 f"{name}: died{'' if code is None else f' (code {code})'}, "
                 f"starting it again in {backoff_s(state.num_failures):g} s"
             )
         elif state.phase is Phase.HEALTHY and was.phase is Phase.STARTING:
             again = f" again (restart {state.num_restarts})" if state.num_restarts else ""
-            self._report(f"{name}: well{again} after {state.since_s - was.since_s:.1f} s")
+            self._say(f"{name}: well{again} after {state.since_s - was.since_s:.1f} s")
         elif state.phase is Phase.UNHEALTHY:
-            self._report(f"{name}: does not answer")
+            self._say(f"{name}: does not answer")
         elif state.phase is Phase.HEALTHY and was.phase is Phase.UNHEALTHY:
-            self._report(f"{name}: answers again")
+            self._say(f"{name}: answers again")
+
+    def _say(self, line: str) -> None:
+        """Tell a person; a full disk under what they read stops nothing."""
+        with suppress(OSError):
+            self._report(line)
+
+    def _try_to_spawn(self, part: Part) -> subprocess.Popen[bytes] | None:
+        """Start it, or say why not: the machine may be short of processes, memory or disk, and the other parts still serve."""
+        try:
+            return self._spawn(part, own_log=True)
+        except OSError as error:
+            self._say(f"{part.name}: cannot be started ({error})")
+            return None
 
     def _spawn(self, part: Part, *, own_log: bool) -> subprocess.Popen[bytes]:
         command = keeper_command(self._pid, part.grace_s, part.command)
@@ -213,4 +227,7 @@ class Supervisor:
             )
             for name, run in self._running.items()
         }
-        self._stack_file.write(StackRecord(supervisor_pid=self._pid, stage=self._stage, parts=parts))
+        try:
+            self._stack_file.write(StackRecord(supervisor_pid=self._pid, stage=self._stage, parts=parts))
+        except OSError as error:
+            self._say(f"what runs cannot be written down, so `tailrace status` is late ({error})")

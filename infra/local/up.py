@@ -35,7 +35,7 @@ def run_stack(
     when_ready: Callable[[], None],
     parts_of: Callable[[Settings], tuple[Part, ...]] = stack_parts,
 ) -> None:
-    """Run the whole stack until SIGINT or SIGTERM. Raises EnvironmentFault when it cannot start.
+    """Run the whole stack until SIGINT, SIGTERM or SIGHUP. Raises EnvironmentFault when it cannot start.
 
     `settings.state_dir` must be absolute. `when_ready` is called once, when every part is well and a bundle answers.
     """
@@ -64,7 +64,10 @@ def run_stack(
 
 
 def local_supervisor(settings: Settings, stack_file: StackFile, report: Callable[[str], None]) -> Supervisor:
-    """Make a supervisor for this state folder that stops at SIGINT, SIGTERM and SIGHUP. Empties the metrics folder."""
+    """Make a supervisor for this state folder that stops at SIGINT, SIGTERM and SIGHUP, unless under `nohup` at the last.
+
+    Empties the metrics folder.
+    """
     log_dir = settings.state_dir / "logs"
     log_dir.mkdir(parents=True, exist_ok=True)
     prepare_valkey(settings)
@@ -124,6 +127,8 @@ def _watch_signals() -> Callable[[], bool]:
     def hear(number: int, _frame: FrameType | None) -> None:
         heard.append(number)
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, hear)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, hear)
     return lambda: bool(heard)

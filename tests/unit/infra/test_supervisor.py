@@ -1,0 +1,170 @@
+"""What the supervisor survives: `pytest tests/unit/infra/test_supervisor.py`.
+
+Each case runs in an interpreter of its own, because a supervisor ends all processes below it.
+"""
+
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from infra.local.background import start_in_background
+from infra.local.down import stop_stack
+from infra.local.stackfile import StackFile, StackRecord
+from services.errors import EnvironmentFault
+from services.settings import Settings, inherited_environment
+from tests.servers import wait_for
+
+ROOT = Path(__file__).resolve().parents[3]
+STATEMENTS = """
+    import os, shutil, signal, sys, time
+    from pathlib import Path
+    from infra.local.keeper import children_of
+    from infra.local.parts import Part
+    from infra.local.stackfile import StackFile
+    from infra.local.supervisor import Supervisor
+
+    folder = Path(sys.argv[1])
+    logs, stack_file, said = folder / "logs", StackFile(folder), []
+    logs.mkdir()
+    stack_file.claim()
+    part = Part(name="worker", command=("sleep", "1000"))
+    one = Supervisor(
+        environment=os.environ, log_dir=logs, stack_file=stack_file, supervisor_pid=os.getpid(), report=said.append,
+        stop_requested=lambda: False,
+    )
+    one.bring_up((part,))
+    (keeper,) = children_of(os.getpid())
+
+    def until(words):
+        while not any(words in line for line in said):
+            one.tick()
+
+"""
+
+
+def run(case: str, folder: Path) -> None:
+    """Run a case after the statements above; it fails by an exception."""
+    script = textwrap.dedent(STATEMENTS) + textwrap.dedent(case)
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(folder)], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_record_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
+    """A part that dies while the disk is full, or the folder gone, is started again all the same, and all end in order."""
+    run(
+        """
+        shutil.rmtree(folder / "run")
+        os.kill(keeper, signal.SIGKILL)
+        until("cannot be written down")
+        until("worker: well again (restart 1)")
+        one.stop()
+        assert children_of(os.getpid()) == []
+        """,
+        tmp_path,
+    )
+
+
+def test_a_part_that_cannot_be_started_is_tried_again(tmp_path: Path) -> None:
+    """No room for its log or for a process is a failure of that part, which the others outlive."""
+    run(
+        """
+        logs.rename(folder / "away")
+        os.kill(keeper, signal.SIGKILL)
+        until("worker: cannot be started")
+        (folder / "away").rename(logs)
+        until("worker: well again")
+        one.stop()
+        """,
+        tmp_path,
+    )
+
+
+def test_words_that_nobody_can_read_stop_nothing(tmp_path: Path) -> None:
+    """A report that fails, as on a full disk, is dropped."""
+    run(
+        """
+        def refuse(_):
+            raise OSError(28, "No space left on device")
+
+        one._report = refuse
+        os.kill(keeper, signal.SIGKILL)
+        while one._running["worker"].state.num_restarts == 0 or not one._running["worker"].is_alive:
+            one.tick()
+        one.stop()
+        """,
+        tmp_path,
+    )
+
+
+def test_a_second_start_leaves_the_first_ones_words(tmp_path: Path) -> None:
+    """In the background too it is refused before the log that the running stack writes is emptied."""
+    first = StackFile(tmp_path)
+    first.claim()
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "up.log").write_text("what the first said\n")
+
+    with pytest.raises(EnvironmentFault, match="runs already"):
+        start_in_background(Settings(state_dir=tmp_path), sys.stdout)
+
+    first.release()
+    assert (tmp_path / "logs" / "up.log").read_text() == "what the first said\n"
+
+
+def test_an_old_record_harms_nobody(tmp_path: Path) -> None:
+    """A supervisor that begins has its own number on record, so that `tailrace down` ends no stranger with an old one's."""
+    stranger = subprocess.Popen(["sleep", "1000"])
+    try:
+        old = StackFile(tmp_path)
+        old.claim()
+        old.write(StackRecord(supervisor_pid=stranger.pid, stage="ready"))
+        old.release()
+        script = "import sys, time, pathlib; from infra.local.stackfile import StackFile; s = StackFile(pathlib.Path(sys.argv[1])); s.claim(); time.sleep(1000)"
+        beginning = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], cwd=ROOT)
+        wait_for(StackFile(tmp_path).is_claimed, 30.0, "a claim")
+        wait_for(
+            lambda: (record := StackFile(tmp_path).read()) and record.supervisor_pid == beginning.pid, 10.0, "a record"
+        )
+
+        stopped = stop_stack(Settings(state_dir=tmp_path))
+
+        assert stopped
+        assert beginning.wait(10.0) == -signal.SIGTERM
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_half_a_record_is_none(tmp_path: Path) -> None:
+    """What a crash of the machine left of it is no reason for `tailrace status` to break."""
+    stack_file = StackFile(tmp_path)
+    stack_file.claim()
+    stack_file.release()
+    (tmp_path / "run" / "stack.json").write_text("")
+
+    assert stack_file.read() is None
+
+
+@pytest.mark.parametrize(("command", "stops"), [("", True), ("nohup", False)])
+def test_a_closed_terminal_stops_the_stack_unless_under_nohup(tmp_path: Path, command: str, stops: bool) -> None:
+    """SIGHUP is heard, but where whoever started it has it ignored it stays so."""
+    script = """
+        import signal, sys
+        from infra.local.up import _watch_signals
+        was_asked = _watch_signals()
+        signal.raise_signal(signal.SIGHUP)
+        sys.exit(0 if was_asked() else 3)
+    """
+    words = [*command.split(), sys.executable, "-c", textwrap.dedent(script)]
+
+    done = subprocess.run(
+        words, cwd=ROOT, env=inherited_environment(), check=False, stdin=subprocess.DEVNULL, timeout=60
+    )
+
+    assert done.returncode == (0 if stops else 3)
