@@ -27,6 +27,8 @@ _POPULAR_FEATURES = [
     *(f"popularity:{column}_{window}" for window in WINDOW_MS for column in ("item_ids", "counts")),
 ]
 _RETRY_AFTER_S = 0.5
+_SILENCE_S = 0.01
+"""Waiting for less says nothing of the store; callers with short deadlines must not close it to the others."""
 _REDIS_SPAN = {"db.system.name": "redis", "db.operation.name": "HMGET"}
 
 
@@ -75,15 +77,27 @@ class FeatureReader:
     async def _read(self, features: Any, entities: Sequence[dict[str, str]], timeout_s: float) -> Any:
         if not self._gate.may_try(time.monotonic()):
             raise DependencyAway("features", _RETRY_AFTER_S)
+        asked_s = time.monotonic()
         try:
             with span("HMGET", SpanKind.CLIENT, _REDIS_SPAN):
                 async with asyncio.timeout(timeout_s):
                     response = await self._store.get_online_features_async(features, list(entities))
-        except (_redis_error(), OSError) as error:  # a timeout is an OSError
+        except (asyncio.CancelledError, TimeoutError) as error:  # a caller with a timer of its own cancels first
+            self._kept_waiting(asked_s)
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            raise DependencyAway("features", _RETRY_AFTER_S) from error
+        except (_redis_error(), OSError) as error:
             self._gate.failed(time.monotonic())
             raise DependencyAway("features", _RETRY_AFTER_S) from error
         self._gate.succeeded()
         return response
+
+    def _kept_waiting(self, asked_s: float) -> None:
+        """Nothing came until the caller gave up: a failure, unless one with next to no time asked."""
+        now_s = time.monotonic()
+        if now_s - asked_s >= _SILENCE_S:
+            self._gate.failed(now_s)
 
 
 def _redis_error() -> type[Exception]:

@@ -16,6 +16,7 @@ from services.features.reader import FeatureReader
 from services.features.repo import RepoAddress
 from services.features.rows import LogPosition, PopularRow, PopularWindow, PrecomputedRow, UserHistory
 from services.features.writer import FeatureWriter
+from services.gateway.time_box import time_box
 from services.redis_address import RedisAddress
 from tests.servers import HOST, Server
 
@@ -149,6 +150,32 @@ async def test_frozen_store_piles_nothing_up_and_answers_are_not_mixed(
     assert all(isinstance(result, DependencyAway) for result in results)
     assert tasks_left == 0
     assert [features.history_item_ids for features in found] == [(user,) for user in users]
+
+
+async def test_a_silent_store_is_soon_not_waited_for(reader: FeatureReader, valkey: Server) -> None:
+    """After three reads that nobody answered the next ones fail at once, also where the caller's own timer is first."""
+    await reader.read("u", TIMEOUT_S)
+    valkey.freeze()
+
+    waited = [await time_box(reader.read("u", 0.05), 0.05) for _ in range(3)]
+    after = [await time_box(reader.read("u", 0.05), 0.05) for _ in range(5)]
+    valkey.thaw()
+
+    at_once = [one for one in after if isinstance(one.error, DependencyAway) and one.error.__cause__ is None]
+    assert all(one.value is None for one in waited)
+    assert len(at_once) >= 3
+
+
+async def test_callers_without_time_do_not_close_the_store_to_others(reader: FeatureReader, valkey: Server) -> None:
+    """A millisecond of silence is no failure of the store."""
+    await reader.read("u", TIMEOUT_S)
+    valkey.freeze()
+    for _ in range(10):
+        with pytest.raises(DependencyAway):
+            await reader.read("u", 0.001)
+    valkey.thaw()
+
+    assert await reader.read("u", TIMEOUT_S) == UserFeatures()
 
 
 async def test_read_time_does_not_grow_with_reads(features: RepoAddress, reader: FeatureReader) -> None:
