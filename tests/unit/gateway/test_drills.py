@@ -14,19 +14,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from services.contracts.rank import RankRequest
 from services.errors import DependencyAway
 from services.gateway.drills import HOLD_S, DrilledLlm, DrilledStore, Drills, Part, read_drills
+from tests.clock import Clock
 from tests.fakes import FakeFeatures, FakeLlm
 from tests.servers import wait_for
 from tests.unit.gateway.world import user
-
-
-class Clock:
-    """A clock that is moved by hand."""
-
-    def __init__(self) -> None:
-        self.now_s = 1_000.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 class FakeStore(FakeFeatures):

@@ -11,21 +11,11 @@ from services.contracts.text import FinishReason, TextBegan, TextDone, TextEvent
 from services.errors import DeadlineExceeded, DependencyAway, InvalidRequest, Overloaded
 from services.gateway.text_tier import TextLimits, TextTier
 from services.router.breaker import Breaker
+from tests.clock import Clock
 from tests.parrot import MODEL, Parrot
 from tests.unit.gateway.world import World, make_world
 
 NUM_PLACES = 8
-
-
-class Clock:
-    """Time that stands still until it is moved."""
-
-    def __init__(self) -> None:
-        self.now_s = 1_000.0
-
-    def __call__(self) -> float:
-        """Tell the time."""
-        return self.now_s
 
 
 @pytest.fixture

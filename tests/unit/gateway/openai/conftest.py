@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from services.gateway.rest import create_rest_app
 from services.gateway.text_tier import TextLimits, TextTier
 from services.router.breaker import Breaker
+from tests.clock import Clock
 from tests.parrot import Parrot
 from tests.unit.gateway.world import MAX_BODY_BYTES, VERSION, World, catalogue_of, make_world, publish
 from tests.until import until
@@ -19,17 +20,6 @@ from tests.until import until
 LIMITS = TextLimits(max_tokens=32, max_choices=4, deadline_ms=20_000)
 NUM_PLACES = 8
 BREAKER_FAILURES = 2
-
-
-class Clock:
-    """Monotonic time that stands still until it is moved."""
-
-    def __init__(self) -> None:
-        self.now_s = 1_000.0
-
-    def __call__(self) -> float:
-        """Tell the time."""
-        return self.now_s
 
 
 @pytest.fixture

@@ -28,9 +28,10 @@ from services.gateway.openai.remote_refusals import refusal_of
 from services.gateway.rest import create_rest_app
 from services.gateway.text_tier import TextTier
 from services.router.breaker import Breaker
+from tests.clock import Clock
 from tests.parrot import MODEL, Parrot
 from tests.servers import wait_for
-from tests.unit.gateway.openai.conftest import BREAKER_FAILURES, LIMITS, NUM_PLACES, Clock, serve
+from tests.unit.gateway.openai.conftest import BREAKER_FAILURES, LIMITS, NUM_PLACES, serve
 from tests.unit.gateway.world import MAX_BODY_BYTES, World
 from tests.until import until
 
@@ -199,6 +200,7 @@ from pathlib import Path
 from services.gateway.rest import create_rest_app
 from services.gateway.text_tier import TextLimits, TextTier
 from services.router.breaker import Breaker
+from tests.clock import Clock
 from tests.parrot import Parrot
 from tests.unit.gateway.world import make_world
 
