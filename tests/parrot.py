@@ -60,7 +60,7 @@ class Parrot:
         num_written = 0
         await self._step(0)
         yield TextBegan(num_prompt_tokens=len(words), num_cached_tokens=NUM_CACHED)
-        open_choices = set(range(request.n))
+        open_choices, offset = set(range(request.n)), 0
         for place, word in enumerate(islice(cycle(words), num_tokens), 1):
             for index in sorted(open_choices):
                 await self._step(num_written)
@@ -69,7 +69,8 @@ class Parrot:
                 num_written += not is_stop
                 if is_last:
                     open_choices.discard(index)
-                yield piece_of(request, index, word, is_stop=is_stop, is_last=is_last)
+                yield piece_of(request, index, word, offset, is_stop=is_stop, is_last=is_last)
+            offset += len(f" {word}")
         yield TextDone(num_prompt_tokens=len(words), num_cached_tokens=NUM_CACHED, num_completion_tokens=num_written)
 
     async def _step(self, num_written: int) -> None:
@@ -90,7 +91,7 @@ def words_of(request: TextRequest) -> list[str]:
     return [f"t{token}" for token in request.prompt or ()]
 
 
-def piece_of(request: TextRequest, index: int, word: str, *, is_stop: bool, is_last: bool) -> TextPiece:
+def piece_of(request: TextRequest, index: int, word: str, offset: int, *, is_stop: bool, is_last: bool) -> TextPiece:
     """One word as a piece."""
     reason = (FinishReason.STOP if is_stop else FinishReason.LENGTH) if is_last else None
     if is_stop:
@@ -99,6 +100,6 @@ def piece_of(request: TextRequest, index: int, word: str, *, is_stop: bool, is_l
     token = f" {word}"
     ranked = [(token, -0.5), (token.upper(), -1.5)][: num_top or 0]
     top = tuple(TokenLogprob(token=text, token_bytes=text.encode(), logprob=value) for text, value in ranked)
-    logprob = TokenLogprob(token=token, token_bytes=token.encode(), logprob=-0.5, top=top)
+    logprob = TokenLogprob(token=token, token_bytes=token.encode(), logprob=-0.5, top=top, text_offset=offset)
     logprobs = () if num_top is None else (logprob,)
     return TextPiece(index=index, text=token, num_tokens=1, logprobs=logprobs, finish_reason=reason)

@@ -72,12 +72,16 @@ class TextRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLogprob:
-    """One token as text and bytes with its natural logprob; `top` are the most probable ones at its place, best first."""
+    """One token as text and bytes with its natural logprob; `top` are the most probable ones at its place, best first.
+
+    `text_offset` counts the characters of its choice that were complete before it; rivals in `top` have none.
+    """
 
     token: str
     token_bytes: bytes
     logprob: float
     top: "tuple[TokenLogprob, ...]" = ()
+    text_offset: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

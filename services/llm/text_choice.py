@@ -6,6 +6,7 @@ a stop string waits too. It knows neither the engine nor who listens.
 
 import codecs
 from collections.abc import Collection
+from dataclasses import replace
 
 from services.contracts.text import FinishReason, TextPiece, TokenLogprob
 from services.llm.engine.text import Chosen
@@ -26,6 +27,7 @@ class TextChoice:
         self._stop_token_ids = stop_token_ids
         self._stops = StopStrings(tuple(stop))
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._num_decoded = 0
         self._text = ""
         self._logprobs: list[TokenLogprob] = []
         self._num_told = 0
@@ -40,7 +42,9 @@ class TextChoice:
             return False
         if chosen.logprob is not None:
             self._logprobs.append(self._told(chosen))
-        self._show(self._decoder.decode(self._tokenizer.shown_bytes(chosen.token_id)))
+        text = self._decoder.decode(self._tokenizer.shown_bytes(chosen.token_id))
+        self._num_decoded += len(text)
+        self._show(text)
         return self._stops.has_stopped
 
     def end(self, reason: FinishReason) -> None:
@@ -75,7 +79,7 @@ class TextChoice:
     def _told(self, chosen: Chosen) -> TokenLogprob:
         top = tuple(self._token(token_id, logprob) for token_id, logprob in chosen.top)
         own = self._token(chosen.token_id, chosen.logprob or 0.0)
-        return TokenLogprob(token=own.token, token_bytes=own.token_bytes, logprob=own.logprob, top=top)
+        return replace(own, top=top, text_offset=self._num_decoded)
 
     def _token(self, token_id: int, logprob: float) -> TokenLogprob:
         token_bytes = self._tokenizer.bytes_of(token_id)

@@ -75,7 +75,6 @@ class CompletionShape:
         self._head = head
         self._plain = head.plain("cmpl", "text_completion")
         self._echoes = echoes
-        self._offsets: dict[int, int] = {}
 
     def opening(self, num_choices: int) -> Iterator[Plain]:
         """Give the prompts again, where that was asked."""
@@ -85,22 +84,20 @@ class CompletionShape:
 
     def chunk(self, piece: TextPiece) -> Plain:
         """See Shape."""
-        offset = self._offsets.get(piece.index, 0)
-        self._offsets[piece.index] = offset + sum(len(token.token) for token in piece.logprobs)
-        return {**self._plain, "choices": [self._choice(piece.index, piece.text, piece, offset)]}
+        return {**self._plain, "choices": [self._choice(piece.index, piece.text, piece)]}
 
     def whole(self, choices: list[Choice], usage: Plain) -> Plain:
         """See Shape."""
-        made = [self._choice(i, self._echoes.get(i, "") + one.text, one, 0) for i, one in enumerate(choices)]
+        made = [self._choice(i, self._echoes.get(i, "") + one.text, one) for i, one in enumerate(choices)]
         return {**self._plain, "choices": made, "usage": usage}
 
     def usage_chunk(self, usage: Plain) -> Plain:
         """See Shape."""
         return {**self._plain, "choices": [], "usage": usage}
 
-    def _choice(self, index: int, text: str, said: TextPiece | Choice, offset: int) -> Plain:
+    def _choice(self, index: int, text: str, said: TextPiece | Choice) -> Plain:
         num_top = self._head.num_logprobs
-        logprobs = None if num_top is None else completion_logprobs(said.logprobs, num_top, offset)
+        logprobs = None if num_top is None else completion_logprobs(said.logprobs, num_top)
         return {"index": index, "text": text, "logprobs": logprobs, **finish(said.finish_reason)}
 
 

@@ -8,17 +8,13 @@ from services.contracts.text import TokenLogprob
 Logprobs = Sequence[TokenLogprob]
 
 
-def completion_logprobs(tokens: Logprobs, num_top: int, offset: int) -> dict[str, Any]:
-    """Give the completions form. `offset` counts the characters of the choice before the first token."""
-    offsets = []
-    for token in tokens:
-        offsets.append(offset)
-        offset += len(token.token)
+def completion_logprobs(tokens: Logprobs, num_top: int) -> dict[str, Any]:
+    """Give the completions form. The chosen token is always among the most probable ones, as one more where it is not."""
     return {
         "tokens": [token.token for token in tokens],
         "token_logprobs": [token.logprob for token in tokens],
-        "top_logprobs": [{top.token: top.logprob for top in token.top} for token in tokens] if num_top else None,
-        "text_offset": offsets,
+        "top_logprobs": [_by_token(token) for token in tokens] if num_top else None,
+        "text_offset": [token.text_offset for token in tokens],
     }
 
 
@@ -26,6 +22,14 @@ def chat_logprobs(tokens: Logprobs) -> dict[str, Any]:
     """Give the chat form."""
     content = [{**_token(token), "top_logprobs": [_token(top) for top in token.top]} for token in tokens]
     return {"content": content, "refusal": None}
+
+
+def _by_token(token: TokenLogprob) -> dict[str, float]:
+    """Give the logprobs at a token's place. Of tokens that look alike, being parts of characters, the chosen or the best counts."""
+    by_token: dict[str, float] = {}
+    for top in token.top:
+        by_token.setdefault(top.token, top.logprob)
+    return by_token | {token.token: token.logprob}
 
 
 def _token(token: TokenLogprob) -> dict[str, Any]:

@@ -3,7 +3,9 @@
 A chunk counts as one token unless its logprobs say otherwise; the server's own usage has the last word.
 """
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pydantic_core
@@ -25,6 +27,7 @@ class Reading:
         self._num_open = request.n
         self._counted = NOTHING
         self._told: TextDone | None = None
+        self._num_characters: Counter[int] = Counter()
 
     def pieces_of(self, data: bytes) -> Iterator[TextPiece]:
         """Give the pieces of one chunk. Raises what an error event says, and for nonsense what reading nonsense raises."""
@@ -48,9 +51,11 @@ class Reading:
 
     def _piece(self, choice: Mapping[str, Any]) -> TextPiece:
         text = (choice["delta"].get("content") if self._is_chat else choice["text"]) or ""
-        logprobs = tuple(_logprobs(choice.get("logprobs") or {}))
+        index = choice["index"]
+        logprobs = tuple(_placed(_logprobs(choice.get("logprobs") or {}), self._num_characters[index]))
+        self._num_characters[index] += len(text)
         return TextPiece(
-            index=choice["index"],
+            index=index,
             text=text,
             num_tokens=len(logprobs) or bool(text),
             logprobs=logprobs,
@@ -76,6 +81,13 @@ def _finish_reason(choice: Mapping[str, Any]) -> FinishReason | None:
     if choice.get("stop_reason") == DEADLINE:
         return FinishReason.DEADLINE
     return FinishReason.LENGTH if reason == "length" else FinishReason.STOP
+
+
+def _placed(tokens: Iterable[TokenLogprob], offset: int) -> Iterator[TokenLogprob]:
+    """Say where tokens stand in the text: one after another, from here on."""
+    for token in tokens:
+        yield replace(token, text_offset=offset)
+        offset += len(token.token)
 
 
 def _logprobs(told: Mapping[str, Any]) -> Iterator[TokenLogprob]:

@@ -63,6 +63,28 @@ def test_a_stop_string_ends_the_choice() -> None:
     assert piece.num_tokens == ended.index(True) + 1
 
 
+def test_each_token_has_its_place_in_the_text() -> None:
+    """The characters that were whole before it: parts of one stand where it does, and what is not shown takes no place."""
+    choice = choice_of()
+    the, *others = LIBRARY.encode("the🎈 sea").ids
+
+    for token_id in (the, LIBRARY.token_to_id("<|user|>"), *others):
+        choice.grow(Chosen(token_id, -0.5))
+    choice.end(FinishReason.LENGTH)
+    piece = choice.take_piece()
+
+    assert piece.text == "the🎈 sea"
+    assert [(told.token_bytes, told.text_offset) for told in piece.logprobs] == [
+        (b"the", 0),
+        (b"<|user|>", 3),
+        (b"\xf0\x9f", 3),
+        (b"\x8e", 3),
+        (b"\x88", 3),
+        (b" s", 4),
+        (b"ea", 6),
+    ]
+
+
 def test_the_end_token_counts_and_is_not_shown() -> None:
     """A stop token is one of the completion's tokens, without text and without a logprob of its own."""
     choice = choice_of()
