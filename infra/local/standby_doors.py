@@ -15,6 +15,10 @@ from services.gateway.rpc_accept import accept_widely
 
 _RPC_AGE_MS = 2_000
 """A connection this old is asked to close (GOAWAY): so soon are callers back at HAProxy."""
+_RPC_OPTIONS = (
+    ("grpc.max_connection_age_ms", _RPC_AGE_MS),
+    ("grpc.max_receive_message_length", 2**31 - 1),  # as Ray Serve's: what is too large, the door says itself
+)
 
 
 class HandsBack:
@@ -54,7 +58,7 @@ def rest_server(app: ASGIApp) -> uvicorn.Server:
 def rpc_server(door: RpcDoor, path: Path) -> grpc.aio.Server:
     """Make the gRPC server; the caller starts it."""
     accept_widely()
-    server = grpc.aio.server(options=[("grpc.max_connection_age_ms", _RPC_AGE_MS)])
+    server = grpc.aio.server(options=_RPC_OPTIONS)
     add_recommender_to_server(door, server)
     server.add_generic_rpc_handlers((_health(door),))
     server.add_insecure_port(f"unix:{path}")
