@@ -115,14 +115,16 @@ class LoadedText:
             raise InvalidRequest("n", f"{request.n} is out of range", f"send 1 to {self.limits.max_choices}")
 
     def _max_tokens(self, request: TextRequest, num_prompt_tokens: int) -> int:
-        room = self.engine.max_tokens - num_prompt_tokens
+        longest = self.engine.max_tokens
+        room = longest - num_prompt_tokens
         if room < 1:
-            longest = self.engine.max_tokens - 1
             field = "messages" if request.messages else "prompt"
-            raise InvalidRequest(field, f"{num_prompt_tokens} tokens long", f"send at most {longest}")
-        if request.max_tokens is None:
-            return min(room, self.limits.max_tokens)
+            raise _too_long(field, f"{num_prompt_tokens} tokens long", longest, longest - 1)
         most = min(room, self.limits.max_tokens)
+        if request.max_tokens is None:
+            return most
+        if request.max_tokens > room:
+            raise _too_long("max_tokens", f"{request.max_tokens} after {num_prompt_tokens} of prompt", longest, most)
         if not 1 <= request.max_tokens <= most:
             raise InvalidRequest("max_tokens", f"{request.max_tokens} is out of range", f"send 1 to {most}")
         return request.max_tokens
@@ -174,6 +176,13 @@ def read_eos_ids(folder: Path, tokenizer: TextTokenizer) -> frozenset[int]:
     if not found:
         raise CheckpointError(f"{folder}: no eos_token_id in generation_config.json or config.json")
     return frozenset(found)
+
+
+def _too_long(field: str, problem: str, longest: int, most: int) -> InvalidRequest:
+    """Say it in the words by which clients of OpenAI's and vLLM's know that they are to shorten what they send."""
+    return InvalidRequest(
+        field, problem, f"this model's maximum context length is {longest} tokens, so send at most {most}"
+    )
 
 
 def _sampling_of(asked: SamplingOptions, seed: int) -> Sampling:

@@ -270,6 +270,17 @@ async def test_what_is_wrong_is_named(engine, fields, field: str) -> None:
     assert await engine.all_events(prompt="x", max_tokens=1)
 
 
+@pytest.mark.parametrize(
+    ("fields", "most"), [({"prompt": tuple([5] * 300)}, 255), ({"prompt": tuple([5] * 250), "max_tokens": 20}, 6)]
+)
+async def test_what_does_not_fit_is_told_the_context(engine, fields, most: int) -> None:
+    """In the words that OpenAI and vLLM have for it, by which clients know to shorten a conversation."""
+    with pytest.raises(InvalidRequest) as refusal:
+        await engine.all_events(**fields)
+
+    assert refusal.value.fix == f"this model's maximum context length is 256 tokens, so send at most {most}"
+
+
 async def test_too_many_choices_for_the_queue_are_refused_as_one(engine) -> None:
     """Either all choices of a request are taken or none: what was taken before the refusal is given back."""
     engine.may_step.clear()
