@@ -21,6 +21,8 @@ def check_access(settings: Settings) -> None:
         check_files(settings.tls_dir, settings.tls_client_ca_file)
     if settings.redis_tls_ca_file is not None:
         raise ConfigError("TAILRACE_REDIS_TLS_CA_FILE: the embedded store speaks no TLS; unset it here")
+    if settings.redis_password_file is not None:
+        valkey_access(settings.redis_username, read_secret(settings.redis_password_file))
 
 
 def valkey_access_file(settings: Settings) -> Path:

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import psutil
 
+from infra.local.access import check_access
 from infra.local.parts import stack_parts
 from infra.local.ports import check_free
 from infra.local.shared_port import can_share
 from infra.local.stackfile import StackFile
 from infra.local.text import describe_text
-from services.errors import EnvironmentFault
+from services.errors import ConfigError, EnvironmentFault
 from services.settings import Settings
 
 MIN_CORES = 2
@@ -35,7 +36,15 @@ class Finding:
 
 def examine(settings: Settings) -> list[Finding]:
     """Look at everything that the stack needs."""
-    return [_python(), _system(), *_resources(settings), *_servers(settings), _standby(settings), *_text(settings)]
+    return [
+        _python(),
+        _system(),
+        *_resources(settings),
+        *_servers(settings),
+        _access(settings),
+        _standby(settings),
+        *_text(settings),
+    ]
 
 
 def _python() -> Finding:
@@ -73,6 +82,16 @@ def _shared_memory() -> Finding:
     return Finding(str(shm), f"{free_mb:.0f} MB", free_mb >= MIN_SHM_MB, "in a container: --shm-size=512m")
 
 
+def _access(settings: Settings) -> Finding:
+    """Look at the files of keys, certificates and passwords that settings name."""
+    try:
+        check_access(settings)
+    except ConfigError as error:
+        return Finding("access", str(error), is_well=False)
+    named = (settings.api_keys_file, settings.tls_dir, settings.redis_password_file)
+    return Finding("access", "files are there" if any(named) else "open, on loopback alone", is_well=True)
+
+
 def _standby(settings: Settings) -> Finding:
     """Tell whether there will be one; none is no fault."""
     if not settings.standby:
@@ -92,7 +111,7 @@ def _text(settings: Settings) -> list[Finding]:
 def _servers(settings: Settings) -> list[Finding]:
     try:
         parts = stack_parts(settings)
-    except EnvironmentFault as error:
+    except (ConfigError, EnvironmentFault) as error:
         return [Finding("servers", str(error), is_well=False)]
     found = [Finding("servers", "valkey and broker are installed", is_well=True)]
     if StackFile(settings.state_dir).is_claimed():

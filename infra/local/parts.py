@@ -10,6 +10,7 @@ Derived from settings alone; starts nothing.
 import sys
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 
 from infra.local.access import valkey_access_file
@@ -60,7 +61,7 @@ def valkey_part(settings: Settings) -> Part:
     return Part(
         name="valkey",
         command=tuple(valkey_command(port, settings.state_dir / "valkey", host, access)),
-        ports=(Port(host, port, "TAILRACE_REDIS_PORT"),),
+        ports=(Port(host, port, "TAILRACE_REDIS_PORT", "TAILRACE_REDIS_HOST"),),
         probes=(partial(answers_redis, host, port),),
     )
 
@@ -73,7 +74,7 @@ def broker_part(settings: Settings) -> Part:
     return Part(
         name="broker",
         command=tuple(tansu_command(port, host)),
-        ports=(Port(host, port, "TAILRACE_KAFKA_BOOTSTRAP"),),
+        ports=(Port(host, port, "TAILRACE_KAFKA_BOOTSTRAP", "TAILRACE_KAFKA_BOOTSTRAP"),),
         probes=(partial(answers_kafka, host, port),),
         grace_s=1.0,
     )
@@ -157,8 +158,8 @@ def edge_part(settings: Settings) -> Part:
 
 
 def stack_parts(settings: Settings) -> tuple[Part, ...]:
-    """All parts, in starting order. Raises EnvironmentFault when a server's binary is missing."""
-    return (
+    """All parts, in starting order. Raises EnvironmentFault when a server's binary is missing, ConfigError for a port given twice."""
+    parts = (
         valkey_part(settings),
         broker_part(settings),
         metrics_part(settings),
@@ -167,6 +168,17 @@ def stack_parts(settings: Settings) -> tuple[Part, ...]:
         serve_part(settings),
         *(() if settings.tls_dir is None else (edge_part(settings),)),
     )
+    _check_apart([port for part in parts for port in part.ports])
+    return parts
+
+
+def _check_apart(ports: list[Port]) -> None:
+    """Refuse one port for two, of which the second would never come up. Raises ConfigError."""
+    for one, other in combinations(ports, 2):
+        if one.meets(other):
+            raise ConfigError(
+                f"{other.setting}: {other.number} is {one.setting}'s already; give them ports of their own"
+            )
 
 
 def metrics_environment(settings: Settings) -> dict[str, str]:

@@ -11,20 +11,26 @@ import psutil
 from services.errors import EnvironmentFault
 
 _FIRST_INNER_PORT = 20_000
+_EVERYWHERE = "0.0.0.0"  # noqa: S104 - compared with, not listened on
 _EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """One address that a part listens on, and the setting that names it."""
+    """One address that a part listens on, and the settings that name its port and its host."""
 
     host: str
     number: int
     setting: str
+    host_setting: str = "TAILRACE_HTTP_HOST"
+
+    def meets(self, other: "Port") -> bool:
+        """Whether the two cannot both be listened on."""
+        return self.number == other.number and (self.host == other.host or _EVERYWHERE in {self.host, other.host})
 
 
 def check_free(port: Port) -> None:
-    """Raise EnvironmentFault, naming the holder and the setting, unless the port can be bound."""
+    """Raise EnvironmentFault, naming the holder and what to set, unless the port can be bound."""
     try:
         _bind(port.host, port.number)
     except OSError as error:
@@ -33,8 +39,10 @@ def check_free(port: Port) -> None:
             raise EnvironmentFault(
                 f"port {port.number} is taken{holder}; stop that, or set {port.setting} to another port"
             ) from error
+        is_host = error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror)
         raise EnvironmentFault(
-            f"cannot listen on {port.host}:{port.number} ({error.strerror}); change {port.setting}"
+            f"cannot listen on {port.host}:{port.number} ({error.strerror}); "
+            f"change {port.host_setting if is_host else port.setting}"
         ) from error
 
 

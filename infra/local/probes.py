@@ -17,8 +17,11 @@ BEAT_S = 10.0
 
 
 def answers_redis(host: str, port: int) -> bool:
-    """Whether a Redis-protocol server answers PING, be it by asking for a password."""
-    return _ask(host, port, b"PING\r\n", 5) in {b"+PONG", b"-NOAU"}
+    """Whether a Redis-protocol server answers PING, be it by asking for a password or by refusing writes to a full disk.
+
+    The latter still answers reads, and a new start would make no room.
+    """
+    return _ask(host, port, b"PING\r\n", 5) in {b"+PONG", b"-NOAU", b"-MISC"}
 
 
 def answers_kafka(host: str, port: int) -> bool:

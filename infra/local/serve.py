@@ -38,7 +38,7 @@ def _start_ray(settings: Settings) -> None:
 
     ray.init(
         address="local",
-        num_cpus=os.cpu_count(),
+        num_cpus=min(os.cpu_count() or 1, _num_processes(settings)),
         include_dashboard=False,
         object_store_memory=OBJECT_STORE_BYTES,
         log_to_driver=False,
@@ -47,6 +47,15 @@ def _start_ray(settings: Settings) -> None:
         },  # our actors only: Ray's own metrics stay out of the folder
         _temp_dir=str(ray_home(settings.state_dir)),
     )
+
+
+def _num_processes(settings: Settings) -> int:
+    """How many workers of Ray this application is: the controller, the proxy, and a replica each.
+
+    Ray starts one ahead for each CPU that it is told of, and nothing here asks for a CPU: on a host of 64 cores that would be
+    64 idle processes, in a container with room for six.
+    """
+    return 2 + settings.gateway_replicas + settings.llm_replicas + (settings.text_replicas if settings.text_path else 0)
 
 
 def _run_application(settings: Settings) -> None:

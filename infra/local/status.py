@@ -41,7 +41,7 @@ def inspect_stack(settings: Settings) -> list[PartHealth]:
 
 def text_health(settings: Settings) -> list[PartHealth]:
     """Tell of the text that serve writes, by the metrics of whoever writes it here."""
-    writes = b'part="text"' in render_metrics(settings.metrics_dir)
+    writes = settings.metrics_dir.is_dir() and b'part="text"' in render_metrics(settings.metrics_dir)
     if not (writes or settings.text_path):
         return []
     address = f"{settings.http_host}:{settings.http_port}/v1"

@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from infra.local.access import check_access
+from infra.local.doctor import examine
 from infra.local.guide import grpc_call, rest_call
 from infra.local.parts import broker_address, stack_parts
+from infra.local.serve import _num_processes
 from infra.local.shared_port import can_share
 from infra.local.supervisor import STOP_ORDER
 from services.errors import ConfigError
@@ -39,7 +41,21 @@ def test_every_part_is_asked_and_every_port_has_its_setting(settings: Settings) 
 
     for part in stack_parts(settings):
         assert part.probes
-        assert {port.setting for port in part.ports} <= known
+        assert {name for port in part.ports for name in (port.setting, port.host_setting)} <= known
+
+
+@pytest.mark.parametrize(
+    ("update", "words"),
+    [
+        ({"grpc_port": 8000}, "TAILRACE_GRPC_PORT: 8000 is TAILRACE_HTTP_PORT's already"),
+        ({"metrics_port": 6379}, "TAILRACE_METRICS_PORT: 6379 is TAILRACE_REDIS_PORT's already"),
+        ({"http_host": "0.0.0.0", "http_port": 9092}, "TAILRACE_HTTP_PORT: 9092 is TAILRACE_KAFKA_BOOTSTRAP's already"),
+    ],
+)
+def test_one_port_for_two_is_refused(settings: Settings, update: dict[str, object], words: str) -> None:
+    """Each of them is free as long as nothing runs, and the second would never come up."""
+    with pytest.raises(ConfigError, match=words):
+        stack_parts(settings.model_copy(update=update))
 
 
 @pytest.mark.parametrize("bootstrap", ["", "kafka", "kafka:", "kafka:port", "a:1,b:2", "kafka:0", "kafka:70000"])
@@ -112,6 +128,7 @@ def test_the_embedded_broker_says_what_it_cannot(settings: Settings, update: dic
         ("api_keys_file", "none.json", "none.json"),
         ("tls_dir", "none", "TAILRACE_TLS_DIR"),
         ("redis_tls_ca_file", "ca.pem", "TAILRACE_REDIS_TLS_CA_FILE"),
+        ("redis_password_file", "none.password", "none.password"),
     ],
 )
 def test_files_that_a_part_would_break_at_are_refused_before_the_start(
@@ -120,3 +137,20 @@ def test_files_that_a_part_would_break_at_are_refused_before_the_start(
     """By the setting's or the file's name."""
     with pytest.raises(ConfigError, match=words):
         check_access(settings.model_copy(update={name: tmp_path / value}))
+
+
+@pytest.mark.parametrize("name", ["api_keys_file", "tls_dir", "redis_password_file"])
+def test_the_doctor_finds_what_the_start_would_refuse(settings: Settings, tmp_path: Path, name: str) -> None:
+    """A file of access that is not there is found by the doctor too, and named."""
+    missing = tmp_path / "missing"
+
+    (found,) = [one for one in examine(settings.model_copy(update={name: missing})) if one.what == "access"]
+
+    assert not found.is_well
+    assert str(missing) in found.found
+
+
+def test_ray_starts_no_more_workers_than_there_is_work_for(settings: Settings) -> None:
+    """It starts one ahead for each CPU that it is told of: controller, proxy and replicas, however many cores a host has."""
+    assert _num_processes(settings) == 2 + settings.gateway_replicas + settings.llm_replicas
+    assert _num_processes(settings.model_copy(update={"text_path": "x", "text_replicas": 3})) == 2 + 2 + 1 + 3

@@ -22,10 +22,11 @@ def test_a_taken_port_names_holder_and_setting() -> None:
     assert "TAILRACE_REDIS_PORT" in str(refused.value)
 
 
-def test_a_foreign_address_names_the_setting() -> None:
-    """An address that is not this machine's is refused with the setting."""
-    with pytest.raises(EnvironmentFault, match="TAILRACE_HTTP_PORT"):
-        check_free(Port("203.0.113.1", 8000, "TAILRACE_HTTP_PORT"))
+@pytest.mark.parametrize("host", ["203.0.113.1", "::1"])
+def test_a_foreign_address_names_the_host_s_setting(host: str) -> None:
+    """An address that is not this machine's is refused with the setting that names it, since no other port would do."""
+    with pytest.raises(EnvironmentFault, match="change TAILRACE_REDIS_HOST"):
+        check_free(Port(host, 8000, "TAILRACE_REDIS_PORT", "TAILRACE_REDIS_HOST"))
 
 
 def test_a_free_port_passes() -> None:

@@ -42,6 +42,7 @@ def test_each_probe_knows_its_own_answer(answering: Callable[[bytes], int]) -> N
     kafka_answer = b"\0\0\0\x06" + b"\0\0\0\x01" + b"\0\0"
 
     assert answers_redis(HOST, answering(b"+PONG\r\n"))
+    assert answers_redis(HOST, answering(b"-MISCONF Errors writing to the AOF file: No space left on device\r\n"))
     assert not answers_redis(HOST, answering(b"-LOADING\r\n"))
     assert answers_kafka(HOST, answering(kafka_answer))
     assert not answers_kafka(HOST, answering(b"+PONG\r\n0000"))
