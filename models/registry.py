@@ -63,10 +63,14 @@ class BundleStore:
         target = self._root / version
         if not target.exists():
             scratch = self._root / f".{version}.{os.getpid()}"
-            shutil.copytree(source, scratch)
-            manifest = {"version": version, **about, "files": hashes(scratch)}
-            (scratch / "manifest.json").write_text(json.dumps(manifest, indent=1, sort_keys=True))
-            scratch.rename(target)
+            shutil.rmtree(scratch, ignore_errors=True)  # of a killed publication: a container's ids come again
+            try:
+                shutil.copytree(source, scratch)
+                manifest = {"version": version, **about, "files": hashes(scratch)}
+                (scratch / "manifest.json").write_text(json.dumps(manifest, indent=1, sort_keys=True))
+                scratch.rename(target)
+            finally:
+                shutil.rmtree(scratch, ignore_errors=True)
         return self.open(version)
 
     def open(self, version: str) -> Bundle:
@@ -74,12 +78,15 @@ class BundleStore:
         path = self._root / version
         try:
             manifest = json.loads((path / "manifest.json").read_text())
-        except FileNotFoundError as error:
+        except (FileNotFoundError, NotADirectoryError) as error:
             raise BundleNotFound(f"no bundle {version} under {self._root}") from error
-        except json.JSONDecodeError as error:
+        except ValueError as error:
             raise BundleCorrupt(f"{path}/manifest.json: not JSON") from error
+        listed = manifest.get("files") if isinstance(manifest, dict) else None
+        if not isinstance(listed, dict):
+            raise BundleCorrupt(f"{path}/manifest.json: lists no files")
         found = hashes(path)
-        for name, expected in manifest["files"].items():
+        for name, expected in listed.items():
             if found.get(name) != expected:
                 raise BundleCorrupt(f"{path / name}: {'hash differs' if name in found else 'missing'}")
         return Bundle(version, path, manifest)
@@ -115,7 +122,7 @@ class BundleStore:
     def rollback(self) -> str:
         """Make the version before the live one live again, and give its name. Raises BundleNotFound."""
         previous = self._read("PREVIOUS")
-        if previous is None:
+        if previous is None or previous == self.live_version():  # equal when a promotion was cut short
             raise BundleNotFound("no earlier version to go back to")
         self.promote(previous)
         return previous
@@ -135,4 +142,9 @@ class BundleStore:
 def hashes(folder: Path) -> dict[str, str]:
     """Map each file below the folder, the manifest apart, to its SHA-256."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "manifest.json")
-    return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    return {path.relative_to(folder).as_posix(): _sha256(path) for path in files}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -11,6 +11,7 @@ the one before. `serve` copies the tables into the feature repository, applies i
 
 import itertools
 import shutil
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,7 +53,7 @@ HISTORY_SCHEMA = pa.schema(
 
 def key(ingested_key: str, max_items: int) -> str:
     """Give the content key of the tables."""
-    return content_key({"max_items": max_items}, [ingested_key], [replay, aggregate])
+    return content_key({"max_items": max_items}, [ingested_key], [sys.modules[__name__], aggregate])
 
 
 def build_tables(ingested: Path, max_items: int, out: Path, progress: "Progress") -> None:

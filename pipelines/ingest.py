@@ -11,6 +11,7 @@ history. This file does not know what events mean or how they are split.
 
 import hashlib
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from pipelines.stage import content_key, file_sha256
 from services.errors import StageFailed
 from services.stream.log_files import current_files
 
+_MIN_EVENTS = MIN_EVENTS_TO_EVALUATE + 1
 _SAMPLES_PER_REASON = 5
 _LIVE_COLUMNS = ["event_id", "user_id", "item_id", "event_type", "event_time_ms", "value"]
 
@@ -46,29 +48,32 @@ def key(source: Source) -> str:
     """Give the content key of this source: the files' hashes, and the live events however they are cut into files."""
     own = [file_sha256(path) for path in (source.events, source.items) if path is not None and path.is_file()]
     live = hashlib.sha256(_live_events(source.live_log).write_csv().encode()).hexdigest() if source.live_log else ""
-    return content_key({"own": own, "live": live}, [movielens.WHEEL_SHA256], [schema, movielens])
+    return content_key({"own": own, "live": live}, [movielens.WHEEL_SHA256], [sys.modules[__name__]])
 
 
 def ingest(source: Source, cache_dir: Path, out: Path) -> None:
     """Read, check, merge and order the source into `out`. Raises DataError or EnvironmentFault."""
     raw_events, raw_items = _read(source, cache_dir)
-    items = schema.check_items(raw_items)
-    recorded = schema.check_events(raw_events, items.good["item_id"])
+    items = schema.check_items(raw_items, source.items.name if source.items else "items")
+    recorded = schema.check_events(raw_events, items.good["item_id"], source.events.name if source.events else "events")
     live = _check_live(source.live_log, items.good["item_id"])
     events = schema.order_events(pl.concat([recorded.good, live.good]))
-    _require_enough(events, items.good)
+    rejected = {"events": recorded.rejected, "items": items.rejected, "live": live.rejected}
+    summary = _summary(events, items.good, live.good.height, rejected)
+    _require_enough(events, items.good, _told(summary["rejected"]))
     events.write_parquet(out / "events.parquet")
     items.good.write_parquet(out / "items.parquet")
-    rejected = {"events": recorded.rejected, "items": items.rejected, "live": live.rejected}
     for name, rows in rejected.items():
         rows.write_parquet(out / f"rejected_{name}.parquet")
-    summary = _summary(events, items.good, live.good.height, rejected)
     (out / "ingest.json").write_text(json.dumps(summary, indent=1))
 
 
 def set_aside(ingested: Path) -> list[str]:
     """Tell in sentences which rows of a finished ingest could not be used: how many, why, and one of them."""
-    rejected: dict[str, dict[str, Any]] = json.loads((ingested / "ingest.json").read_text())["rejected"]
+    return _told(json.loads((ingested / "ingest.json").read_text())["rejected"])
+
+
+def _told(rejected: dict[str, dict[str, Any]]) -> list[str]:
     return [
         f"{name}: {found['num_rows']} set aside ({reason}), such as {_row_words(found['samples'][0])}"
         for name, reasons in rejected.items()
@@ -80,18 +85,16 @@ def _row_words(sample: dict[str, Any]) -> str:
     return ", ".join(f"{column}={value}" for column, value in sample.items() if column != "reason")
 
 
-def _require_enough(events: pl.DataFrame, items: pl.DataFrame) -> None:
-    """Refuse what nothing can be learned from or judged by. Raises StageFailed."""
+def _require_enough(events: pl.DataFrame, items: pl.DataFrame, set_aside: list[str]) -> None:
+    """Refuse what nothing can be learned from or judged by, and say what was set aside. Raises StageFailed."""
     longest = max(events["user_id"].value_counts()["count"], default=0)
-    if longest < MIN_EVENTS_TO_EVALUATE:
+    if longest < _MIN_EVENTS:
         found = f"of {events.height} events that can be used, no user has more than {longest}"
-        raise StageFailed(
-            "ingest", f"{found}; {MIN_EVENTS_TO_EVALUATE} of one user are needed: to learn from, validate and test"
-        )
+        needed = f"{_MIN_EVENTS} of one user are needed: two to learn from, one to validate, one to test"
+        raise StageFailed("ingest", "; ".join((found, needed, *set_aside)))
     if items.height < 2:
-        raise StageFailed(
-            "ingest", f"{items.height} items that can be used leave nothing to choose from; give at least 2"
-        )
+        found = f"{items.height} items that can be used leave nothing to choose from; give at least 2"
+        raise StageFailed("ingest", "; ".join((found, *set_aside)))
 
 
 def _read(source: Source, cache_dir: Path) -> tuple[pl.DataFrame, pl.DataFrame]:

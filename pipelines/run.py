@@ -20,24 +20,19 @@ import polars as pl
 import torch
 from rich.console import Console
 
-from models import baselines, decoder, student
 from models.catalogue import load_catalogue
 from models.registry import BundleStore
 from pipelines import (
-    descent,
     distill,
     evaluate,
     features,
     fitting,
     gate,
     ingest,
-    metrics,
     optimize,
     point_in_time,
     precompute,
     publish,
-    split,
-    student_graph,
     tokenize,
     train,
 )
@@ -141,20 +136,20 @@ def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[Stage
 
     bars.begin("tokenize")
     read_histories = partial(point_in_time.histories_as_of, places.feature_repo)
-    key = content_key({"max_items": max_items}, [ingested.key, tables.key], [tokenize, split, point_in_time])
+    key = content_key({"max_items": max_items}, [ingested.key, tables.key], [tokenize, point_in_time])
     tokenized = stages.run(
         "tokenize", key, lambda out: tokenize.tokenize(ingested.path, read_histories, max_items, out)
     )
     yield tokenized
 
     progress = bars.begin("train")
-    key = content_key(asdict(options.train), [tokenized.key], [train, fitting, descent, decoder])
+    key = content_key(asdict(options.train), [tokenized.key], [train])
     trained = stages.run("train", key, lambda out: train.train(tokenized.path, options.train, out, progress))
     decoder_dir = trained.path / "decoder"
     yield trained
 
     progress = bars.begin("distill")
-    key = content_key(asdict(options.distill), [trained.key], [distill, fitting, descent, student])
+    key = content_key(asdict(options.distill), [trained.key], [distill])
     distilled = stages.run(
         "distill", key, lambda out: distill.distill(tokenized.path, decoder_dir, options.distill, out, progress)
     )
@@ -163,7 +158,7 @@ def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[Stage
     progress = bars.begin("evaluate")
     judged = evaluate.Trained(tokenized.path, decoder_dir, distilled.path, **prompt)
     name = options.events.stem if options.events else options.dataset
-    key = content_key({"name": name}, [distilled.key], [evaluate, metrics, baselines])
+    key = content_key({"name": name}, [distilled.key], [evaluate])
     evaluated = stages.run("evaluate", key, lambda out: evaluate.evaluate(judged, name, out, progress))
     yield evaluated
 
@@ -173,7 +168,7 @@ def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[Stage
     yield StageOutput("gate", evaluated.key, evaluated.path, skipped=False, seconds=0.0)
 
     bars.begin("optimize")
-    key = content_key(prompt, [evaluated.key], [optimize, student_graph])
+    key = content_key(prompt, [evaluated.key], [optimize])
     now = datetime.now(UTC)
     optimized = stages.run("optimize", key, lambda out: optimize.optimize(judged, evaluated.path, now, out))
     bundle_dir, version = optimized.path / "bundle", (optimized.path / "version.txt").read_text()

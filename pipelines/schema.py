@@ -5,6 +5,7 @@ rows are set aside with a reason instead.
 """
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 import polars as pl
 
@@ -12,6 +13,8 @@ from services.contracts.recommend import MAX_ID_CHARS
 from services.errors import DataError
 
 UTC_US = pl.Datetime("us", "UTC")
+_FIRST_TIME, _END_OF_TIMES = datetime(1970, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC)
+"""Times outside are a clock's or a column's mistake, and later ones no feature table can hold."""
 _LAST_UNIX_SECOND = 100_000_000_000
 """Numbers below this are Unix seconds, from it on Unix milliseconds."""
 
@@ -21,6 +24,7 @@ _EVENT_EXAMPLES = {
     "event_time": "'2026-11-21T12:00:00Z' or 1795262400 (Unix seconds) or 1795262400000 (Unix milliseconds)",
 }
 _ITEM_EXAMPLES = {"item_id": "'i42'", "title": "'Toy Story (1995)'"}
+_OPTIONAL_EXAMPLES = {"event_type": "'click'", "value": "1.0", "categories": "'Drama|War'", "text": "'A toy cowboy.'"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +35,12 @@ class Checked:
     rejected: pl.DataFrame
 
 
-def check_items(raw: pl.DataFrame) -> Checked:
-    """Give items as (item_id, title, categories list, text); a repeated item keeps its first row. Raises DataError."""
-    _require(raw, _ITEM_EXAMPLES)
+def check_items(raw: pl.DataFrame, table: str = "items") -> Checked:
+    """Give items as (item_id, title, categories list, text); a repeated item keeps its first good row.
+
+    Raises DataError, which names `table`.
+    """
+    _require(raw, _ITEM_EXAMPLES, table)
     title = _text(raw, "title")
     typed = raw.select(
         item_id=_text(raw, "item_id"), title=title, categories=_categories(raw), text=_text(raw, "text", default=title)
@@ -43,15 +50,15 @@ def check_items(raw: pl.DataFrame) -> Checked:
         .then(pl.lit("item_id"))
         .when(pl.col("title").is_null())
         .then(pl.lit("title"))
-        .when(~pl.col("item_id").is_first_distinct())
+        .when(~pl.struct("item_id", pl.col("title").is_null()).is_first_distinct())
         .then(pl.lit("item_id repeated"))
     )
-    return _split(raw, typed, reason, _ITEM_EXAMPLES)
+    return _split(raw, typed, reason, _ITEM_EXAMPLES, table)
 
 
-def check_events(raw: pl.DataFrame, known_items: pl.Series) -> Checked:
-    """Give events as (user_id, item_id, event_time, event_type, value) in file order. Raises DataError."""
-    _require(raw, _EVENT_EXAMPLES)
+def check_events(raw: pl.DataFrame, known_items: pl.Series, table: str = "events") -> Checked:
+    """Give events as (user_id, item_id, event_time, event_type, value) in file order. Raises DataError, which names `table`."""
+    _require(raw, _EVENT_EXAMPLES, table)
     typed = raw.select(
         user_id=_text(raw, "user_id"),
         item_id=_text(raw, "item_id"),
@@ -71,7 +78,7 @@ def check_events(raw: pl.DataFrame, known_items: pl.Series) -> Checked:
         .when(~pl.col("item_id").is_in(known_items.implode()))
         .then(pl.lit("item_id not in items"))
     )
-    return _split(raw, typed, reason, _EVENT_EXAMPLES)
+    return _split(raw, typed, reason, _EVENT_EXAMPLES, table)
 
 
 def order_events(events: pl.DataFrame) -> pl.DataFrame:
@@ -83,18 +90,32 @@ def order_events(events: pl.DataFrame) -> pl.DataFrame:
     return ordered.with_columns(event_time=risen).sort("event_time", "user_id").drop("row")
 
 
-def _require(raw: pl.DataFrame, examples: dict[str, str]) -> None:
+def _require(raw: pl.DataFrame, examples: dict[str, str], table: str) -> None:
     for column, example in examples.items():
         if column not in raw.columns:
-            raise DataError(column, f"missing among {', '.join(raw.columns)}", example)
+            raise DataError(column, f"missing among {', '.join(raw.columns)} in {table}", example)
+    for column, example in (examples | _OPTIONAL_EXAMPLES).items():
+        if column in raw.columns and not _is_plain(raw[column], may_be_list=column == "categories"):
+            raise DataError(column, f"of type {raw[column].dtype} in {table}", example)
 
 
-def _split(raw: pl.DataFrame, typed: pl.DataFrame, reason: pl.Expr, examples: dict[str, str]) -> Checked:
+def _is_plain(column: pl.Series, *, may_be_list: bool) -> bool:
+    """Whether a column holds single values, or lists of them where it may; bytes are text when they are UTF-8."""
+    inner = column.dtype.inner if may_be_list and isinstance(column.dtype, pl.List) else column.dtype
+    try:
+        return (
+            inner != pl.Object and not inner.is_nested() and (inner != pl.Binary or bool(column.cast(pl.String).len()))
+        )
+    except pl.exceptions.PolarsError:
+        return False
+
+
+def _split(raw: pl.DataFrame, typed: pl.DataFrame, reason: pl.Expr, examples: dict[str, str], table: str) -> Checked:
     reasons = typed.select(reason=reason)["reason"]
     counts = reasons.drop_nulls().value_counts()
     for column, count in counts.iter_rows():
         if count == raw.height and column in examples:
-            raise DataError(column, f"not one row can be used, such as {raw[column][0]!r}", examples[column])
+            raise DataError(column, f"not one row can be used, such as {raw[column][0]!r} in {table}", examples[column])
     as_text = raw.select(pl.all().map_batches(_shown, return_dtype=pl.String)).with_columns(reason=reasons)
     return Checked(typed.filter(reasons.is_null()), as_text.filter(pl.col("reason").is_not_null()))
 
@@ -135,6 +156,12 @@ def _value(raw: pl.DataFrame) -> pl.Expr:
 
 
 def _time(raw: pl.DataFrame) -> pl.Expr:
+    """Read times in any of their forms; null where there is none, or one before 1970 or from 2100 on."""
+    time = _any_time(raw)
+    return pl.when(time.is_between(_FIRST_TIME, _END_OF_TIMES, closed="left")).then(time)
+
+
+def _any_time(raw: pl.DataFrame) -> pl.Expr:
     """Datetimes (naive ones are UTC), numbers by their size, text as either ISO 8601 or a number."""
     column, dtype = pl.col("event_time"), raw["event_time"].dtype
     if isinstance(dtype, pl.Datetime):

@@ -1,7 +1,7 @@
 """How every stage of the offline pipeline runs: skipped when done, written in scratch, renamed into place.
 
 A stage's output lies in `<root>/<stage>/<key>/`, where the key is a hash of the stage's parameters, of its inputs' keys and
-of the source files that make it up. Equal key, equal output: a finished folder is used again, an unfinished one is never
+of the source files that make it up, found by what they import. Equal key, equal output: a finished folder is used again, an unfinished one is never
 seen, because the rename is the last step. This file does not know what any stage does.
 """
 
@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -45,20 +46,50 @@ class Stages:
         began = time.perf_counter()
         try:
             work(scratch)
-            scratch.rename(target)
+            _rename(scratch, target)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
         return StageOutput(stage, key, target, skipped=False, seconds=time.perf_counter() - began)
 
 
+def _rename(scratch: Path, target: Path) -> None:
+    """Put a finished folder in its place; when another run was first, its output is as good."""
+    try:
+        scratch.rename(target)
+    except OSError:
+        if not target.exists():
+            raise
+
+
 def content_key(parameters: Mapping[str, Any], inputs: Sequence[str] = (), code: Sequence[ModuleType] = ()) -> str:
-    """Hash parameters (JSON values), the keys of inputs in their order, and the sources of these modules to 16 hex digits."""
+    """Hash parameters (JSON values), the keys of inputs in their order, and the sources of these modules to 16 hex digits.
+
+    What a module uses of `pipelines` and `models` counts as its source, too.
+    """
     digest = hashlib.sha256(json.dumps(parameters, sort_keys=True, default=str).encode())
     for part in inputs:
         digest.update(part.encode() + b"\0")
-    for module in code:
+    for module in sources(code):
         digest.update(file_sha256(Path(str(module.__file__))).encode())
     return digest.hexdigest()[:16]
+
+
+def sources(code: Sequence[ModuleType]) -> list[ModuleType]:
+    """Give these modules and those of `pipelines` and `models` whose names they hold, and theirs, by name."""
+    found: dict[str, ModuleType] = {}
+    waiting = list(code)
+    while waiting:
+        module = waiting.pop()
+        if module.__name__ not in found:
+            found[module.__name__] = module
+            waiting += _used(module)
+    return [found[name] for name in sorted(found)]
+
+
+def _used(module: ModuleType) -> list[ModuleType]:
+    held = vars(module).values()
+    names = {one.__name__ if isinstance(one, ModuleType) else str(getattr(one, "__module__", "")) for one in held}
+    return [sys.modules[name] for name in names if name.startswith(("pipelines.", "models.")) and name in sys.modules]
 
 
 def file_sha256(path: Path) -> str:

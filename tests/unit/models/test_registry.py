@@ -1,5 +1,7 @@
 """Run with: pytest tests/unit/models/test_registry.py"""
 
+import os
+import shutil
 import threading
 from pathlib import Path
 
@@ -91,6 +93,53 @@ def test_versions_are_listed_oldest_first_without_scratch(store: BundleStore, tm
     (tmp_path / "bundles" / ".v3.1").mkdir()
 
     assert store.versions() == ["v1", "v2"]
+
+
+def test_left_over_scratch_of_a_killed_publication_is_not_in_the_way(store: BundleStore, tmp_path: Path) -> None:
+    """In a container the next process has the same id, and so the same scratch folder."""
+    (tmp_path / "bundles" / f".v3.{os.getpid()}" / "decoder").mkdir(parents=True)
+    (tmp_path / "bundles" / f".v3.{os.getpid()}" / "half").touch()
+
+    bundle = store.publish(source_with(tmp_path / "source", "v3"), "v3", {})
+
+    assert set(bundle.manifest["files"]) == {"decoder/config.json", "student.onnx"}
+
+
+def test_failed_publication_leaves_nothing(store: BundleStore, tmp_path: Path) -> None:
+    """What cannot be written whole takes no room on a disk that may be full."""
+    source = source_with(tmp_path / "source", "v3")
+    (source / "dangling").symlink_to(tmp_path / "nowhere")
+
+    with pytest.raises(shutil.Error):
+        store.publish(source, "v3", {})
+
+    assert sorted(path.name for path in (tmp_path / "bundles").iterdir()) == ["v1", "v2"]
+
+
+@pytest.mark.parametrize("manifest", [b"[]", b"{}", b'{"files": 1}', b"\xff", b"{"])
+def test_manifest_that_says_nothing_is_corrupt(store: BundleStore, tmp_path: Path, manifest: bytes) -> None:
+    """Whatever lies in the manifest, the answer is an error of ours."""
+    (tmp_path / "bundles" / "v1" / "manifest.json").write_bytes(manifest)
+
+    with pytest.raises(BundleCorrupt, match="manifest"):
+        store.open("v1")
+
+
+def test_the_pointer_is_no_version(store: BundleStore) -> None:
+    """A file of the store that is no folder is not found, as any other name."""
+    store.promote("v1")
+
+    with pytest.raises(BundleNotFound, match="LIVE"):
+        store.promote("LIVE")
+
+
+def test_rollback_after_a_promotion_that_was_cut_short_is_no_success(store: BundleStore, tmp_path: Path) -> None:
+    """Killed between its two pointers, a promotion leaves both at the live version: there is nothing to go back to."""
+    store.promote("v1")
+    (tmp_path / "bundles" / "PREVIOUS").write_text("v1\n")
+
+    with pytest.raises(BundleNotFound, match="no earlier version"):
+        store.rollback()
 
 
 def test_reader_never_sees_a_half_moved_pointer(store: BundleStore) -> None:

@@ -69,10 +69,38 @@ def test_bad_row_is_set_aside_with_its_reason(columns: dict[str, list[object]], 
     assert checked.rejected["reason"].to_list() == [reason]
 
 
+@pytest.mark.parametrize("bad", ["9999-12-31", "1969-12-31", "9000000000", datetime(2100, 1, 1), datetime(1900, 1, 1)])
+def test_time_that_no_feature_table_can_hold_costs_its_row_alone(bad: object) -> None:
+    """A placeholder for `never` is set aside here: further on it would end the pipeline."""
+    good = bad.replace(year=2026) if isinstance(bad, datetime) else "2026-01-01"
+
+    checked = check_events(events(event_time=[bad, good]), ITEMS)
+
+    assert checked.good["user_id"].to_list() == ["v"]
+    assert checked.rejected["reason"].to_list() == ["event_time"]
+
+
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        ("user_id", [["u"], ["v"]]),
+        ("item_id", [{"id": "a"}, {"id": "b"}]),
+        ("event_time", [[10], [20]]),
+        ("value", [[1.0], [2.0]]),
+        ("event_type", [["buy"], []]),
+        ("user_id", [b"u", b"\xff"]),
+    ],
+)
+def test_column_that_holds_no_plain_values_is_named_with_its_table(column: str, values: list[object]) -> None:
+    """Lists, structures and bytes that are no text are a mistake of the table, told in a line."""
+    with pytest.raises(DataError, match=rf"column {column}: of type .* in clicks\.parquet; expected for example"):
+        check_events(events(**{column: values}), ITEMS, "clicks.parquet")
+
+
 def test_column_without_one_readable_row_stops() -> None:
     """When no row's time can be read, the column is wrong and not the rows."""
-    with pytest.raises(DataError, match=r"column event_time: not one row can be used, such as 'soon'"):
-        check_events(events(event_time=["soon", "later"]), ITEMS)
+    with pytest.raises(DataError, match=r"column event_time: not one row can be used, such as 'soon' in clicks\.csv"):
+        check_events(events(event_time=["soon", "later"]), ITEMS, "clicks.csv")
 
 
 def test_optional_columns_have_defaults() -> None:
@@ -119,6 +147,14 @@ def test_categories_are_lists_or_text_with_bars(categories: list[object], expect
     checked = check_items(pl.DataFrame({"item_id": ["a", "b"], "title": ["A", "B"], "categories": categories}))
 
     assert checked.good["categories"].to_list() == expected
+
+
+def test_repeated_item_keeps_its_first_row_that_can_be_used() -> None:
+    """A row that is set aside for itself does not take the others with it."""
+    checked = check_items(pl.DataFrame({"item_id": ["a", "a"], "title": [None, "second"]}))
+
+    assert checked.good["title"].to_list() == ["second"]
+    assert checked.rejected["reason"].to_list() == ["title"]
 
 
 def test_repeated_item_keeps_its_first_row() -> None:

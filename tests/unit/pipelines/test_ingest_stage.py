@@ -104,8 +104,8 @@ def test_live_event_of_an_unknown_item_is_set_aside(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("num_users", "events_per_user", "num_items", "words"),
     [
-        (3, 0, 5, "of 0 events that can be used, no user has more than 0; 3 of one user are needed"),
-        (3, 2, 5, "of 6 events that can be used, no user has more than 2; 3 of one user are needed"),
+        (3, 0, 5, "of 0 events that can be used, no user has more than 0; 4 of one user are needed"),
+        (3, 3, 5, "of 9 events that can be used, no user has more than 3; 4 of one user are needed"),
         (3, 4, 1, "1 items that can be used leave nothing to choose from; give at least 2"),
     ],
 )
@@ -117,6 +117,17 @@ def test_too_little_to_learn_from_is_told(
     raw_items(num_items).write_ndjson(tmp_path / "items.jsonl")
 
     with pytest.raises(StageFailed, match=words):
+        run(Source(tmp_path / "events.csv", tmp_path / "items.jsonl", ()), tmp_path)
+
+
+def test_what_was_set_aside_is_told_when_nothing_is_left(tmp_path: Path) -> None:
+    """Two tables whose ids do not meet: the error shows one, instead of only counting to zero."""
+    raw_events(3, 5, 4).write_csv(tmp_path / "events.csv")
+    raw_items(5).with_columns(pl.col("item_id") + ".0").write_ndjson(tmp_path / "items.jsonl")
+
+    with pytest.raises(
+        StageFailed, match=r"events: 12 set aside \(item_id not in items\), such as user_id=u000, item_id=i"
+    ):
         run(Source(tmp_path / "events.csv", tmp_path / "items.jsonl", ()), tmp_path)
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import gate, split
-from pipelines.stage import Stages, content_key
+from pipelines import gate, split, train
+from pipelines.stage import Stages, content_key, sources
 
 
 def write(text: str, calls: list[Path]) -> Callable[[Path], None]:
@@ -62,6 +62,28 @@ def test_left_over_scratch_of_a_killed_run_does_no_harm(tmp_path: Path) -> None:
     output = Stages(tmp_path).run("train", "k1", write("a", []))
 
     assert [path.name for path in output.path.iterdir()] == ["said.txt"]
+
+
+def test_two_runs_at_once_share_what_the_first_one_made(tmp_path: Path) -> None:
+    """The second to finish finds the place taken and uses that: equal key, equal output."""
+
+    def overtaken(out: Path) -> None:
+        Stages(tmp_path / "elsewhere").run("train", "k1", write("first", [])).path.rename(tmp_path / "train" / "k1")
+        write("second", [])(out)
+
+    output = Stages(tmp_path).run("train", "k1", overtaken)
+
+    assert (output.path / "said.txt").read_text() == "first"
+    assert [path.name for path in (tmp_path / "train").iterdir()] == ["k1"]
+
+
+def test_sources_of_a_stage_are_all_that_it_is_made_of() -> None:
+    """A changed loss, mask or attention is another training, though the stage's own file is the same."""
+    names = {module.__name__ for module in sources([train])}
+
+    assert {"pipelines.train", "pipelines.loss", "pipelines.seen", "pipelines.batches", "pipelines.metrics"} < names
+    assert {"models.decoder", "models.rope", "models.catalogue"} < names
+    assert not names & {"pipelines.distill", "pipelines.run", "models.student"}
 
 
 def test_key_depends_on_parameters_inputs_and_code_and_on_nothing_else() -> None:

@@ -14,11 +14,14 @@ from models.weights import load_decoder, read_config
 from pipelines.distill import distill
 from pipelines.evaluate import decoder_work, read_report, student_work
 from pipelines.examples import read_cases
-from pipelines.optimize import version_of
+from pipelines.ingest import Source, ingest
+from pipelines.optimize import optimize, version_of
 from pipelines.split import Split
+from pipelines.tokenize import tokenize
 from pipelines.train import train
 from services.errors import StageFailed
 from services.student.ranker import StudentRanker
+from tests.synthetic import histories_from, raw_events, raw_items
 from tests.unit.pipelines.conftest import MADE_AT, SMALL_DECODER, SMALL_STUDENT, Built, silent
 
 
@@ -62,6 +65,22 @@ def test_same_seed_trains_the_same_weights(built: Built, tmp_path: Path) -> None
     assert torch.equal(one.head_weight_VD, other.head_weight_VD)
 
 
+def test_the_least_that_ingest_lets_pass_is_learned_from(tmp_path: Path) -> None:
+    """Users with four events: two to learn from, one to validate, one to test."""
+    raw_events(2, 5, 4).write_csv(tmp_path / "events.csv")
+    raw_items(5).write_ndjson(tmp_path / "items.jsonl")
+    folders = [tmp_path / name for name in ("ingest", "tokens", "train")]
+    for folder in folders:
+        folder.mkdir()
+    ingested, tokens, trained = folders
+
+    ingest(Source(tmp_path / "events.csv", tmp_path / "items.jsonl", ()), tmp_path, ingested)
+    tokenize(ingested, histories_from(ingested), 1_000, tokens)
+    train(tokens, SMALL_DECODER, trained, silent)
+
+    assert load_decoder(trained / "decoder", torch.float32, "cpu").head_weight_VD.isfinite().all()
+
+
 def test_curve_is_written_with_the_options(built: Built) -> None:
     """What was trained, how, and how it went can be read later."""
     training = json.loads((built.trained.decoder_dir.parent / "training.json").read_text())
@@ -99,6 +118,16 @@ def test_bundle_holds_what_the_registry_wants_and_its_student_answers_as_judged(
     }
     assert report["student_serving"]["relative_error"] < 1e-4
     assert hits > 0.7
+
+
+def test_student_whose_scores_are_no_numbers_is_not_bundled(
+    built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A difference that cannot be told is no small one."""
+    monkeypatch.setattr("pipelines.optimize.relative_error", lambda *_: float("nan"))
+
+    with pytest.raises(StageFailed, match="scores differ"):
+        optimize(built.trained, built.evaluated, MADE_AT, tmp_path)
 
 
 def test_version_names_time_and_content(built: Built) -> None:
