@@ -40,6 +40,20 @@ def test_failures_open_the_breaker(outcome: LlmOutcome) -> None:
     assert not broken.view(0, Priority.HIGH).breaker_allows
 
 
+def test_a_half_open_breaker_sees_its_trial_go() -> None:
+    """While the one request of the trial is out, no other may go; its end decides."""
+    broken = gate()
+    for _ in range(2):
+        broken.ended(LlmOutcome.FAILED, broken.started(0), 0.1, 0)
+    may_try = broken.view(10, Priority.HIGH).breaker_allows
+    load = broken.started(10)
+    meanwhile = broken.view(10, Priority.HIGH).breaker_allows
+    broken.ended(LlmOutcome.IN_TIME, load, 0.1, 10)
+
+    assert (may_try, meanwhile) == (True, False)
+    assert broken.view(10, Priority.HIGH).breaker_allows
+
+
 @pytest.mark.parametrize(
     "outcome", [LlmOutcome.LATE, LlmOutcome.OVERLOADED, LlmOutcome.REFUSED, LlmOutcome.MISMATCH, LlmOutcome.ABANDONED]
 )
@@ -69,5 +83,5 @@ def test_an_engines_own_report_counts_other_gateways_requests_for_a_second() -> 
     told = gate()
     told.reported(EngineLoad(num_running=3, num_waiting=4, kv_cache_usage=0.5), now_s=10)
 
-    assert told.started(10.5) == 7
-    assert told.started(12.0) == 1
+    assert told.started(11.0) == 7
+    assert told.started(11.1) == 1
