@@ -18,7 +18,6 @@ DEGRADED = frozenset(
         "bundle_mismatch",
         "features_away",
         "student_failed",
-        "no_bundle",
         "shed",
     }
 )

@@ -24,7 +24,6 @@ REASONS: Mapping[Reason, str] = {
     Reason.BUNDLE_MISMATCH: "decoder and gateway hold different bundles (for a moment, during a promotion)",
     Reason.FEATURES_AWAY: "the feature store did not answer in its share of the deadline",
     Reason.STUDENT_FAILED: "the student failed",
-    Reason.NO_BUNDLE: "no bundle is loaded",
     Reason.SHED: "the gateway is under strain and this caller's class gives way",
     Reason.EVERYTHING_SEEN: "the user has seen every item that may be shown, so seen ones are shown again",
     Reason.NOTHING_ALLOWED: "filters and exclusions leave no item",

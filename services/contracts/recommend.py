@@ -40,7 +40,6 @@ class Reason(StrEnum):
     BUNDLE_MISMATCH = "bundle_mismatch"
     FEATURES_AWAY = "features_away"
     STUDENT_FAILED = "student_failed"
-    NO_BUNDLE = "no_bundle"
     SHED = "shed"
     EVERYTHING_SEEN = "everything_seen"
     NOTHING_ALLOWED = "nothing_allowed"

@@ -18,7 +18,6 @@ _DECIDED: Mapping[Reason, str] = {
     Reason.SHED: "The gateway was under strain and shed this caller's class: it was answered from memory, nothing was read.",
     Reason.EVERYTHING_SEEN: "The user has seen every item that may be shown, so seen ones are shown again.",
     Reason.NOTHING_ALLOWED: "The filters and exclusions leave no item at all.",
-    Reason.NO_BUNDLE: "No bundle was loaded.",
 }
 """Why the policy decided so before anything was ranked."""
 

@@ -80,6 +80,15 @@ def test_the_plan_follows_the_table(changed: dict[str, Any], tier: Tier, reason:
     assert plan(facts(**changed)) == Route(tier, reason)
 
 
+def test_every_reason_is_some_moments() -> None:
+    """What callers may be told, and the API page lists, the policy does tell."""
+    planned = {reason for _, _, reason in TABLE}
+    ended = {after_llm(outcome).reason for outcome in LlmOutcome}
+    fallen = {after_student(after_llm(LlmOutcome.LATE), student_ranked=False).reason}
+
+    assert planned | ended | fallen == set(Reason)
+
+
 def test_the_plan_is_the_first_rule_that_applies_over_all_facts() -> None:
     """All combinations of every fact's two or three kinds, against the rules as a plain list."""
     kinds = itertools.product(

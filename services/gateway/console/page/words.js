@@ -29,7 +29,6 @@ const REASONS = {
   bundle_mismatch: "The language model serves another bundle just now.",
   features_away: "The feature store is away, so the history is unknown; favourites answer.",
   student_failed: "The student could not rank; favourites answer.",
-  no_bundle: "No bundle is loaded yet.",
   shed: "Too much is asked at once; calls that matter less get the cheapest good answer.",
   everything_seen: "The visitor has seen everything, so seen items are shown again.",
   nothing_allowed: "The filters leave nothing to show.",
