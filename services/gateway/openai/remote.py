@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import httpx
 import structlog
 
-from services.contracts.text import TextBegan, TextEvent, TextModel, TextRequest
+from services.contracts.text import TextEvent, TextModel, TextRequest
 from services.errors import DeadlineExceeded, DependencyAway, NotFound
 from services.gateway.caller import DEADLINE_MS
 from services.gateway.openai.remote_body import body_of
@@ -85,10 +85,9 @@ class RemoteWriter:
             async with self._http.stream("POST", path, json=body_of(request), headers=headers) as answer:
                 if answer.status_code != httpx.codes.OK:
                     raise refusal_of(answer.status_code, answer.headers, await answer.aread())
-                yield TextBegan(num_prompt_tokens=0)
                 async for data in data_of(answer.aiter_bytes()):
-                    for piece in reading.pieces_of(data):
-                        yield piece
+                    for event in reading.events_of(data):
+                        yield event
             yield reading.done()
 
     def _headers(self) -> dict[str, str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pydantic_core
 
-from services.contracts.text import FinishReason, TextDone, TextPiece, TextRequest, TokenLogprob
+from services.contracts.text import FinishReason, TextBegan, TextDone, TextEvent, TextPiece, TextRequest, TokenLogprob
 from services.gateway.openai.answers import DEADLINE
 from services.gateway.openai.remote_refusals import away, refusal_in
 from services.gateway.text_count import NOTHING, counted
@@ -24,34 +24,43 @@ class Reading:
 
     def __init__(self, request: TextRequest) -> None:
         self._is_chat = bool(request.messages)
-        self._num_open = request.n
+        self._choices = range(request.n)
+        self._open = set(self._choices)
+        self._has_begun = False
         self._counted = NOTHING
         self._told: TextDone | None = None
         self._num_characters: Counter[int] = Counter()
 
-    def pieces_of(self, data: bytes) -> Iterator[TextPiece]:
-        """Give the pieces of one chunk. Raises what an error event says, and for nonsense what reading nonsense raises."""
+    def events_of(self, data: bytes) -> Iterator[TextEvent]:
+        """Give the pieces of one chunk, and before all of them that the text began: an error may be the first chunk.
+
+        Raises what an error event says, and for nonsense what reading nonsense raises.
+        """
         chunk = pydantic_core.from_json(data)
         if error := chunk.get("error"):
             raise refusal_in(error)
+        if not self._has_begun:
+            self._has_begun = True
+            yield TextBegan(num_prompt_tokens=0)
         if usage := chunk.get("usage"):
             self._told = _usage(usage)
         for choice in chunk["choices"]:
             piece = self._piece(choice)
             if piece.text or piece.num_tokens or piece.finish_reason is not None:
                 self._counted = counted(self._counted, piece)
-                self._num_open -= piece.finish_reason is not None
+                if piece.finish_reason is not None:
+                    self._open.discard(piece.index)
                 yield piece
 
     def done(self) -> TextDone:
         """Give the end. Raises DependencyAway when the server ended before every choice did."""
-        if self._num_open > 0:
+        if self._open:
             raise away("it ended before every choice did")
         return self._told or self._counted
 
     def _piece(self, choice: Mapping[str, Any]) -> TextPiece:
         text = (choice["delta"].get("content") if self._is_chat else choice["text"]) or ""
-        index = choice["index"]
+        index = self._choices[choice["index"]]
         logprobs = tuple(_placed(_logprobs(choice.get("logprobs") or {}), self._num_characters[index]))
         self._num_characters[index] += len(text)
         return TextPiece(

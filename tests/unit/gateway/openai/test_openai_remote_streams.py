@@ -6,12 +6,17 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
+import httpx
 import pytest
 from structlog.testing import capture_logs
 
 from services.contracts.text import TextDone, TextEvent, TextPiece, TextRequest
 from services.errors import DeadlineExceeded, DependencyAway, InvalidRequest, NotFound, Overloaded, TailraceError
 from services.gateway.openai.remote import RemoteWriter
+from services.gateway.text_tier import TextTier
+from services.router.breaker import Breaker
+from tests.unit.gateway.openai.conftest import BREAKER_FAILURES, LIMITS
+from tests.unit.gateway.world import World
 from tests.until import until
 
 END = b"data: [DONE]\n\n"
@@ -135,6 +140,26 @@ async def test_an_error_event_keeps_its_meaning(
         await events_of(remote)
 
 
+async def test_an_error_before_any_text_has_its_status(
+    texts: World, http: httpx.AsyncClient, peer: Peer, remote: RemoteWriter
+) -> None:
+    """A stream over there has begun with its 200, one over here has not; and no number of such mistakes opens the breaker."""
+    texts.plane.text = TextTier(
+        writer=remote,
+        breaker=Breaker(BREAKER_FAILURES, 10.0),
+        load=texts.load,
+        report=texts.plane.text_report,
+        limits=LIMITS,
+    )
+    peer.parts = [b'data: {"error": {"message": "no such grammar", "type": "BadRequestError", "code": 400}}\n\n', END]
+    body = {"model": "m", "prompt": "x", "stream": True}
+
+    answers = [await http.post("/v1/completions", json=body) for _ in range(BREAKER_FAILURES + 1)]
+
+    assert [answer.status_code for answer in answers] == [400] * len(answers)
+    assert "no such grammar" in answers[-1].json()["error"]["message"]
+
+
 @pytest.mark.parametrize("reason", ["abort", "error"])
 async def test_a_text_that_was_given_up_is_not_whole(peer: Peer, remote: RemoteWriter, reason: str) -> None:
     """Servers that break off say so in the finish reason."""
@@ -144,7 +169,18 @@ async def test_a_text_that_was_given_up_is_not_whole(peer: Peer, remote: RemoteW
         await events_of(remote)
 
 
-@pytest.mark.parametrize("nonsense", [[1], 7, None, {"choices": [7]}, {"choices": [], "usage": [1]}, {"choices": {}}])
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        [1],
+        7,
+        None,
+        {"choices": [7]},
+        {"choices": [], "usage": [1]},
+        {"choices": [{"index": 1, "text": "a"}]},
+        {"choices": {}},
+    ],
+)
 async def test_nonsense_is_a_server_that_is_away(peer: Peer, remote: RemoteWriter, nonsense: object) -> None:
     """Whatever is wrong with it, it is no fault of ours."""
     peer.parts = [f"data: {json.dumps(nonsense)}\n\n".encode(), END]
