@@ -72,5 +72,6 @@ def _request(
         in_pieces=asked.stream,
         priority=asking.caller.priority,
         deadline_unix_s=asking.deadline_unix_s,
+        settings_sent=frozenset(asked.model_fields_set),
         trace=trace_headers(),
     )

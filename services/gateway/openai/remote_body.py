@@ -1,4 +1,8 @@
-"""A TextRequest as the body that another server takes. Pure. A setting at its default is left out: not every server knows all."""
+"""A TextRequest as the body that another server takes. Pure.
+
+A setting at its default is left out unless the caller sent it: not every server knows all, and what a caller said is not to
+become the server's own default, which is the checkpoint's where that is vLLM.
+"""
 
 import pydantic_core
 
@@ -23,7 +27,7 @@ def body_of(request: TextRequest) -> Plain:
     """Give the body."""
     body: Plain = {"model": request.model, "stream": True, "stream_options": {"include_usage": True}}
     sampling = request.sampling
-    body |= {name: getattr(sampling, name) for name in _SAMPLING if getattr(sampling, name) != getattr(_DEFAULT, name)}
+    body |= {name: getattr(sampling, name) for name in _SAMPLING if _is_said(request, name)}
     optional = {
         "n": request.n if request.n > 1 else None,
         "max_tokens": request.max_tokens,
@@ -34,6 +38,10 @@ def body_of(request: TextRequest) -> Plain:
         "response_format": _response_format(request),
     }
     return body | {name: value for name, value in optional.items() if value} | _asked(request)
+
+
+def _is_said(request: TextRequest, name: str) -> bool:
+    return name in request.settings_sent or getattr(request.sampling, name) != getattr(_DEFAULT, name)
 
 
 def _asked(request: TextRequest) -> Plain:

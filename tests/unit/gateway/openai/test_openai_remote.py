@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from services.contracts.access import ANYONE
 from services.contracts.text import (
     ChatMessage,
     FinishReason,
@@ -22,6 +23,8 @@ from services.contracts.text import (
     TextWriter,
 )
 from services.errors import DependencyAway, InvalidRequest, NotFound, Overloaded, TailraceError, Unauthenticated
+from services.gateway.openai.asked import Asking
+from services.gateway.openai.parse import parse_completion
 from services.gateway.openai.remote import RemoteWriter
 from services.gateway.openai.remote_body import body_of
 from services.gateway.openai.remote_refusals import refusal_of
@@ -138,6 +141,17 @@ async def test_far_models_are_listed_as_they_can_be_asked(texts: World, http: ht
 
     assert [model["id"] for model in listed] == ["hosted", "tailrace-recommender"]
     assert listed[0]["max_model_len"] is None
+
+
+def test_a_default_that_was_sent_is_sent_on() -> None:
+    """vLLM's own defaults are the checkpoint's: whoever says temperature 1 does not mean 0.6."""
+    asking = Asking(request_id="r", caller=ANYONE, deadline_unix_s=0.0, limits=LIMITS)
+    body = b'{"model": "m", "prompt": "x", "temperature": 1.0, "repetition_penalty": 1, "top_p": null}'
+
+    (asked,) = parse_completion(body, asking).requests
+
+    assert body_of(asked).items() >= {"temperature": 1.0, "repetition_penalty": 1.0}.items()
+    assert "top_p" not in body_of(asked)
 
 
 async def test_closing_it_cancels_the_work_over_there(remote: RemoteWriter, parrot: Parrot) -> None:
