@@ -169,13 +169,16 @@ def _events(path: Path) -> Iterator[LoggedInteraction]:
 def _write_whole(path: Path, table: pa.Table, written_s: float | None = None) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_suffix(f".{os.getpid()}.tmp")
-    with scratch.open("wb") as stream:
-        pq.write_table(table, stream, compression="zstd")
-        stream.flush()
-        os.fsync(stream.fileno())
-    if written_s is not None:
-        os.utime(scratch, (written_s, written_s))
-    scratch.rename(path)
+    try:
+        with scratch.open("wb") as stream:
+            pq.write_table(table, stream, compression="zstd")
+            stream.flush()
+            os.fsync(stream.fileno())
+        if written_s is not None:
+            os.utime(scratch, (written_s, written_s))
+        scratch.rename(path)
+    finally:
+        scratch.unlink(missing_ok=True)  # each restart on a full disk would leave one more
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)

@@ -1,6 +1,11 @@
 """Raw events on disk. Run: pytest tests/unit/stream/test_offline_log.py."""
 
+import errno
 from pathlib import Path
+from typing import IO
+
+import pyarrow.parquet as pq
+import pytest
 
 from services.contracts.events import Interaction
 from services.features.rows import LogPosition
@@ -91,3 +96,18 @@ def test_no_scratch_file_is_left_or_read(tmp_path: Path) -> None:
 
     assert list(OfflineLog(tmp_path).read(0)) == events(0, 1)
     assert OfflineLog(tmp_path).last_offset("t", 0) == 1
+
+
+def test_a_full_disk_leaves_no_scratch_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What could not be written whole is removed: a worker that starts again and again must not fill the disk further."""
+
+    def full(_table: object, stream: IO[bytes], **_: object) -> None:
+        stream.write(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(pq, "write_table", full)
+
+    with pytest.raises(OSError, match="No space"):
+        OfflineLog(tmp_path).append(events(0, 1))
+
+    assert names(tmp_path) == []
