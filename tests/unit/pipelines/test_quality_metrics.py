@@ -31,9 +31,12 @@ def test_metrics_of_known_ranks() -> None:
     assert gains(ranks, 2).tolist() == [1.0, 0.0, 0.0]
 
 
-def test_rank_just_beyond_the_cutoff_by_a_tie_is_a_miss() -> None:
-    """A mean rank of 10.5 is not within ten."""
-    assert hit_rate(np.array([10.5]), 10) == 0.0
+def test_the_last_place_counts_and_a_tie_beyond_it_does_not() -> None:
+    """Of ten the tenth is within, for both metrics; a mean rank of 10.5 is not."""
+    last, beyond = np.array([10.0]), np.array([10.5])
+
+    assert (hit_rate(last, 10), hit_rate(beyond, 10)) == (1.0, 0.0)
+    assert (ndcg(last, 10), ndcg(beyond, 10)) == (pytest.approx(1 / np.log2(11)), 0.0)
 
 
 def test_masking_removes_the_history_and_only_the_history() -> None:

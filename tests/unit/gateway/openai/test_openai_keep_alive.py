@@ -71,6 +71,7 @@ async def test_a_stream_that_flows_has_no_comment(live_url: str, texts: World, p
     async with httpx.AsyncClient(base_url=live_url) as http:
         answer = await http.post(COMPLETIONS, json=body(max_tokens=32))
 
+    assert answer.text.endswith("data: [DONE]\n\n")
     assert COMMENT not in answer.text
 
 
