@@ -1,22 +1,6 @@
 """The data plane: everything that a door can ask for, behind one object. Doors parse, call it, and format.
 
-The composition root puts it together once per process, inside the running event loop:
-
-    live      = LiveBundle(BundleStore(bundle_root), load_student, bundle_poll_s, metrics.bundle_info,
-                           metrics.bundle_quality)
-    popular   = Popular(live, windows, popular_refresh_s)
-    gate      = LlmGate(Breaker(breaker_failures, breaker_open_s), LatencyPredictor(FIRST_S), max_llm_in_flight)
-    events    = TopicProducer(kafka_address, interactions_topic, events_ack_timeout_s, events_max_in_flight)
-    shown     = TopicProducer(kafka_address, impressions_topic, events_ack_timeout_s, impressions_max_in_flight)
-    explanations = Explanations(RedisExplanations(redis_address, explain_keep_s), metrics.explanations)
-    load      = LoadWatch(Admission(AdmissionLimits(max_in_flight=...)), metrics.strain)
-    recommend = Recommend(live=live, features=features, llm=LlmTier(llm, gate, metrics.breaker_open), popular=popular,
-                          impressions=Impressions(shown, metrics.impressions), report=report, load=load,
-                          explanations=explanations, limits=DeadlineLimits(...), feature_timeout_s=..., min_history_for_llm=...)
-    plane     = DataPlane(recommend=recommend, record=RecordEvents(events, max_events_per_request), live=live,
-                          popular=popular, producers=(events, shown), report=report, load=load,
-                          explanations=explanations, text=TextTier(...) or None, text_report=TextReport(text_metrics))
-    await plane.start()
+`services.app.build_plane` puts it together once per process, inside the running event loop; `start` begins what runs behind it.
 
 Its doors are `create_rest_app(lambda: plane, render_metrics, max_body_bytes)` and `RpcDoor(lambda: plane, max_body_bytes)`,
 whose servicer functions are `services.gateway.rpc.add_recommender_to_server` (raw bytes in) and
