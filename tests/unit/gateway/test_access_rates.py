@@ -68,15 +68,15 @@ def test_who_waits_as_told_is_let_through(rate: float, burst: float, start_s: fl
 def test_a_day_ends_at_midnight_and_says_so() -> None:
     """The quota is whole again with the next day (UTC)."""
     rates, allowance = Rates(), Allowance(daily_quota=2)
-    noon = 20_000 * DAY_S + DAY_S / 2
+    noon = 20_000 * 86_400 + 43_200
     for _ in range(2):
         rates.spend("k", allowance, noon, 0.0)
 
     with pytest.raises(QuotaExceeded) as refused:
         rates.spend("k", allowance, noon, 0.0)
 
-    assert (refused.value.what, refused.value.retry_after_s) == ("daily quota", DAY_S / 2)
-    assert accepts(rates, allowance, 0.0, now_unix_s=noon + DAY_S / 2)
+    assert (refused.value.what, refused.value.retry_after_s) == ("daily quota", 43_200)
+    assert accepts(rates, allowance, 0.0, now_unix_s=noon + 43_200)
 
 
 def test_one_keys_use_is_not_anothers() -> None:
