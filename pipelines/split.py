@@ -9,6 +9,8 @@ from enum import StrEnum
 
 import polars as pl
 
+from services.stream.aggregate import history_limits
+
 MIN_EVENTS_TO_EVALUATE = 3
 
 
@@ -24,7 +26,8 @@ def as_of_rows(events: pl.DataFrame, max_items: int) -> pl.DataFrame:
     """Give (user_id, event_timestamp, split, target_item_id) for ordered events.
 
     A label's row is as of the microsecond before it. A training row has no target: its history is the sequence to learn.
-    A store that keeps `max_items` of a history gets one training row for every `max_items` events, so that none is lost.
+    Of a history longer than the `max_items` that the store keeps, one training row begins where the next later one was cut,
+    so that each event is learned from once.
     """
     placed = events.select(
         "user_id",
@@ -36,14 +39,21 @@ def as_of_rows(events: pl.DataFrame, max_items: int) -> pl.DataFrame:
     evaluated = pl.col("total") >= MIN_EVENTS_TO_EVALUATE
     from_end = pl.col("total") - pl.col("place")
     num_train = pl.when(evaluated).then(pl.col("total") - 2).otherwise(pl.col("total"))
-    to_train_end = num_train.cast(pl.Int64) - 1 - pl.col("place")
-    train = placed.filter((to_train_end >= 0) & (to_train_end % max_items == 0))
+    train = placed.filter(_ends_a_row(pl.col("place").cast(pl.Int64) + 1, num_train.cast(pl.Int64), max_items))
     parts = [
         _rows(train, Split.TRAIN, pl.col("event_time"), pl.lit(None, pl.String)),
         _rows(placed.filter(evaluated & (from_end == 2)), Split.VALID, _just_before(), pl.col("item_id")),
         _rows(placed.filter(evaluated & (from_end == 1)), Split.TEST, _just_before(), pl.col("item_id")),
     ]
     return pl.concat(parts)
+
+
+def _ends_a_row(count: pl.Expr, num_train: pl.Expr, max_items: int) -> pl.Expr:
+    """Whether a training row holds the newest of the first `count` events: all of them, or what the row after it lacks."""
+    stride = history_limits(max_items).stride
+    kept = max_items // stride * stride
+    cut = ((num_train - max_items).clip(0) + stride - 1) // stride * stride  # models.prompt.window_start
+    return (count == num_train) | ((count <= cut) & ((cut - count) % kept == 0))
 
 
 def _just_before() -> pl.Expr:

@@ -10,8 +10,10 @@ import pytest
 
 from models.catalogue import load_catalogue
 from pipelines.examples import read_cases, read_sequences
+from pipelines.replay import replay
 from pipelines.split import Split, as_of_rows
 from pipelines.tokenize import tokenize, with_histories
+from services.stream.aggregate import history_limits
 from tests.synthetic import histories_from, write_ingested
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
@@ -57,6 +59,21 @@ def test_long_histories_get_a_training_row_for_every_stretch_that_the_store_keep
     rows = as_of_rows(events_of(ann="abcdefghijkl"), 4).filter(pl.col("split") == Split.TRAIN)
 
     assert sorted((time - T0).seconds for time in rows["event_timestamp"]) == [1, 5, 9]
+
+
+@pytest.mark.parametrize("max_items", [1, 2, 4, 5, 7])
+@pytest.mark.parametrize("num_events", range(1, 24))
+def test_training_rows_hold_each_event_once(num_events: int, max_items: int) -> None:
+    """Whatever the store had cut off by then, the rows together are the events to train on, none lost and none twice."""
+    letters = "abcdefghijklmnopqrstuvwxyz"[:num_events]
+    events = events_of(ann=letters)
+    columns = (events["user_id"], events["item_id"], events["event_time"].dt.epoch("us"))
+    stored = {row.row_time_us: row.item_ids for row in replay(zip(*columns, strict=True), history_limits(max_items))}
+
+    rows = as_of_rows(events, max_items).filter(pl.col("split") == Split.TRAIN).sort("event_timestamp")
+
+    seen = [item for time in rows["event_timestamp"].dt.epoch("us") for item in stored[time]]
+    assert "".join(seen) == (letters if num_events < 3 else letters[:-2])
 
 
 def test_no_row_sees_its_label_or_anything_after(tmp_path: Path) -> None:
