@@ -12,10 +12,13 @@ from services.contracts.access import Caller, Scope
 from services.contracts.recommend import Recommendation, RecommendRequest
 from services.contracts.text import FinishReason, TextBegan, TextDone, TextEvent, TextPiece, TextRequest, TokenLogprob
 from services.errors import InvalidRequest, NotAllowed
+from services.gateway.caller import DEADLINE_MS
 from services.gateway.error_table import describe
 from services.gateway.plane import DataPlane
 
 DOOR = "openai"
+_FIELDS = {"k": "n", "recent_item_ids": "prompt", "deadline_ms": DEADLINE_MS}
+"""Where the fields of a recommendation are in what is sent here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +53,16 @@ class RankedChoices:
         yield TextDone(num_prompt_tokens=len(history), num_cached_tokens=0, num_completion_tokens=len(answer.items))
 
     async def _recommend(self, history: tuple[str, ...], k: int) -> Recommendation:
-        """Ask under the caller's own id, by which `tailrace explain` finds it."""
-        asked = RecommendRequest(request_id=self.request_id, recent_item_ids=history, k=k, deadline_ms=self.deadline_ms)
-        return await self.plane.recommend(asked, self.arrived_s, DOOR, self.caller)
+        """Ask under the caller's own id, by which `tailrace explain` finds it. Refusals name what was sent here."""
+        try:
+            asked = RecommendRequest(
+                request_id=self.request_id, recent_item_ids=history, k=k, deadline_ms=self.deadline_ms
+            )
+            return await self.plane.recommend(asked, self.arrived_s, DOOR, self.caller)
+        except InvalidRequest as error:
+            name, _, place = error.field.partition("[")
+            problem = f"item [{place}: {error.problem}" if place else error.problem
+            raise InvalidRequest(_FIELDS.get(name, error.field), problem, error.fix) from error
 
 
 def _history(request: TextRequest) -> tuple[str, ...]:

@@ -170,6 +170,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {"stream": "yes"}, "stream"),
     (COMPLETIONS, {"model": "tailrace-recommender", "prompt": [1]}, "prompt"),
     (COMPLETIONS, {"model": "tailrace-recommender", "prompt": " "}, "prompt"),
+    (COMPLETIONS, {"model": "tailrace-recommender", "prompt": "50 " + "x" * 300}, "prompt"),
+    (COMPLETIONS, {"model": "tailrace-recommender", "prompt": "50 " * 2_001}, "prompt"),
     (COMPLETIONS, {"guided_json": {}, "guided_regex": "a+"}, "guided_regex"),
 ]
 
@@ -267,6 +269,15 @@ async def test_a_body_over_the_limit_is_a_413(http: httpx.AsyncClient) -> None:
 async def test_a_deadline_out_of_range_is_a_400(http: httpx.AsyncClient, deadline: str) -> None:
     """The header is the field."""
     answer = await http.post(CHAT, json=body(CHAT), headers={"x-deadline-ms": deadline})
+
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "x-deadline-ms")
+
+
+async def test_a_deadline_that_only_text_may_have_is_a_400_for_a_ranking(http: httpx.AsyncClient) -> None:
+    """By the header's name, since that is what was sent."""
+    sent = {"model": "tailrace-recommender", "prompt": "i00 i01"}
+
+    answer = await http.post(COMPLETIONS, json=sent, headers={"x-deadline-ms": "60001"})
 
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "x-deadline-ms")
 
