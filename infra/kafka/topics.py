@@ -1,8 +1,11 @@
-"""The topics of a deployment, and how long each is kept; made once, by a job, before anything writes.
+"""The topics of a deployment, and how long each is kept; made before anything writes: `python -m infra.kafka.topics`.
 
-Partitions and names are settings. An existing topic is left as it is, whatever its shape.
+Partitions and names are settings. An existing topic is left as it is, whatever its shape. Nobody else makes `impressions`,
+since the gateways' producers ask brokers to make none.
 """
 
+import sys
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +14,7 @@ from kafka import KafkaAdminClient
 from kafka.errors import KafkaError, TopicAlreadyExistsError
 
 from services.errors import DependencyAway
-from services.settings import Settings
+from services.settings import Settings, load_settings
 
 _DAY_MS = 86_400_000
 _CONNECT_MS = 10_000
@@ -62,3 +65,21 @@ def _create(admin: KafkaAdminClient, topic: Topic) -> bool:
     except TopicAlreadyExistsError:
         return False
     return True
+
+
+def main() -> None:
+    """Make those that are missing, as soon as a broker answers."""
+    settings = load_settings()
+    while True:
+        try:
+            made = create_missing(settings.kafka_address.client_options(), wanted_topics(settings))
+        except DependencyAway as error:
+            sys.stderr.write(f"{error} ({error.__cause__!r})\n")
+            time.sleep(_RETRY_AFTER_S)
+        else:
+            sys.stdout.writelines(f"made topic {name}\n" for name in made)
+            return
+
+
+if __name__ == "__main__":
+    main()

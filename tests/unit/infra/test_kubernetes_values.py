@@ -25,7 +25,8 @@ from services.settings import Settings
 from tests.manifests import KUBERNETES, OVERLAYS, ROOT, Pod, environment, find, pod_of, pods, render, the
 
 PREFIX = "TAILRACE_"
-OURS = {"tailrace-gateways", "tailrace-llm", "tailrace-stream", "tailrace-train", "tailrace-head"}
+RAYS = {"tailrace-head", "tailrace-gateways", "tailrace-llm"}
+OURS = RAYS | {"tailrace-stream", "tailrace-train", "tailrace-precompute"}
 SHOW = "from services.settings import load_settings; print(load_settings().model_dump_json())"
 SET_FOR_THIS_MACHINE = re.compile(r"RAY_AUTH|_LOC$|_PATH$|_SERVER_STATE_|_PORT$")
 
@@ -92,6 +93,7 @@ USES: dict[str, set[str]] = {
     "ray-worker": STORES | {f"{PREFIX}API_KEYS_FILE"},
     "worker": STORES,
     "pipeline": STORES,
+    "topics": {one for one in STORES if "KAFKA" in one},
     "edge": {f"{PREFIX}TLS_DIR"},
     "node-metrics": set(),
 }
@@ -161,7 +163,9 @@ def test_commands_exist(overlay: str) -> None:
                 run_cli(*words, "--help")
                 assert all("--" + word[2:].split("=")[0] in run_cli(words[0], "--help") for word in words[1:])
 
-    assert modules == {"services.stream", "infra.local.metrics"} | ({"infra.local.edge"} if overlay != "dev" else set())
+    assert modules == {"services.stream", "infra.kafka.topics", "infra.local.metrics"} | (
+        {"infra.local.edge"} if overlay != "dev" else set()
+    )
     assert all(importlib.util.find_spec(name) for name in modules)
 
 
@@ -201,7 +205,7 @@ def test_processes_that_count_share_one_folder_with_the_endpoint(overlay: str) -
     serve = yaml.safe_load(the(things, "RayService")["spec"]["serveConfigV2"])
     folder = str(Settings(state_dir=Path("/var/lib/tailrace")).metrics_dir)
     for pod in [pod for pod in pods(things) if pod.name in {"tailrace-gateways", "tailrace-llm", "tailrace-stream"}]:
-        writer, endpoint = pod.containers()[:2]
+        writer, endpoint = pod.spec["containers"][:2]
         told = environment(things, writer) | serve["applications"][0]["runtime_env"]["env_vars"]
         mounts = [{m["mountPath"]: m["name"] for m in one["volumeMounts"]}[folder] for one in (writer, endpoint)]
 
