@@ -15,7 +15,9 @@ from grafana_foundation_sdk.models.dashboard import (
     ThresholdsMode,
 )
 
-SOURCE = DataSourceRef(type_val="prometheus", uid="tailrace-prometheus")
+_SOURCE_NAME = "datasource"
+SOURCE = DataSourceRef(type_val="prometheus", uid=f"${{{_SOURCE_NAME}}}")
+"""Whichever Prometheus is chosen on the board, the default one first: a cluster's Grafana has its own, under its own uid."""
 RANGE = "$__rate_interval"
 """What Grafana fills in: at least four scrapes."""
 
@@ -74,6 +76,7 @@ def render(board: Board) -> dict[str, Any]:
         .time("now-1h", "now")
         .refresh("10s")
         .tooltip(DashboardCursorSync.CROSSHAIR)
+        .with_variable(dashboard.DatasourceVariable(_SOURCE_NAME).label("Prometheus").type("prometheus"))
         .link(dashboard.DashboardLink("Tailrace").type(DashboardLinkType.DASHBOARDS).tags(["tailrace"]).keep_time(True))
     )
     number = 0

@@ -122,17 +122,20 @@ def test_every_page_of_an_alert_is_linked() -> None:
         assert rule["labels"]["severity"] in {"page", "ticket"}
 
 
-def test_no_two_panels_share_an_id_and_all_use_the_provisioned_source() -> None:
-    """Grafana finds every dashboard's data source by the uid that provisioning gives."""
+def test_no_two_panels_share_an_id_and_all_use_the_chosen_source() -> None:
+    """Each board asks for a Prometheus, whatever it is called in this Grafana; the provisioned one is the default."""
     import json
 
     source = yaml.safe_load((ROOT / "infra/grafana/provisioning/datasources/prometheus.yaml").read_text())
-    uid = source["datasources"][0]["uid"]
+    assert [(one["type"], one["isDefault"]) for one in source["datasources"]] == [("prometheus", True)]
 
     for path in DASHBOARDS.glob("*.json"):
-        panels = [panel for panel in json.loads(path.read_text())["panels"] if panel["type"] != "row"]
+        board = json.loads(path.read_text())
+        panels = [panel for panel in board["panels"] if panel["type"] != "row"]
+        variables = {one["name"]: (one["type"], one["query"]) for one in board["templating"]["list"]}
         assert len({panel["id"] for panel in panels}) == len(panels)
-        assert {panel["datasource"]["uid"] for panel in panels} == {uid}
+        assert {panel["datasource"]["uid"] for panel in panels} == {f"${{{name}}}" for name in variables}
+        assert set(variables.values()) == {("datasource", "prometheus")}
 
 
 def test_alternatives_must_be_plain_words() -> None:
