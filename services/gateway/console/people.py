@@ -24,7 +24,7 @@ class People(Protocol):
         ...
 
     async def sample_user_ids(self, limit: int, timeout_s: float) -> list[str]:
-        """Give some user ids that the store holds. Raises DependencyAway."""
+        """Give some user ids that the store holds; the same one twice, maybe. Raises DependencyAway."""
         ...
 
 
@@ -65,7 +65,9 @@ EventTimes = Callable[[str], Mapping[int, int]]
 async def choose_people(people: People, limit: int) -> list[Person]:
     """Give some known users. Raises DependencyAway."""
     user_ids = await people.sample_user_ids(_SAMPLED_PER_PERSON * limit, _TIMEOUT_S)
-    return spread([_person(user_id, await people.read(user_id, _TIMEOUT_S)) for user_id in user_ids], limit)
+    # a scan of Redis gives a key again when the table grows meanwhile
+    found = [_person(user_id, await people.read(user_id, _TIMEOUT_S)) for user_id in dict.fromkeys(user_ids)]
+    return spread(found, limit)
 
 
 def spread(found: Sequence[Person], limit: int) -> list[Person]:

@@ -17,7 +17,7 @@ from services.contracts.access import Caller, Scope
 from services.errors import NotAllowed, Unauthenticated
 from services.gateway.console.desk import Desk
 from services.gateway.console.door import add_console
-from services.gateway.console.people import MAX_SHOWN, Person, spread
+from services.gateway.console.people import MAX_SHOWN, Person, choose_people, spread
 from services.gateway.console.static import PAGE_DIR, load_page
 from services.gateway.console.strip import kept_for
 from services.gateway.console.watch import Watch
@@ -323,6 +323,19 @@ def test_people_are_spread_from_long_to_short() -> None:
     assert [person.num_events for person in chosen] == sorted((person.num_events for person in chosen), reverse=True)
     assert sum(person.has_stored_list for person in chosen) >= 4
     assert spread(found[:3], 12) == found[:3][::-1]
+
+
+async def test_nobody_is_offered_twice(world: World) -> None:
+    """A scan of the store may give one key several times."""
+
+    class Twice(FakeStore):
+        async def sample_user_ids(self, limit: int, timeout_s: float) -> list[str]:
+            """Give some users again."""
+            return ["long", "short", "long", "listed", "short"]
+
+    found = await choose_people(Twice(world.features.users), 12)
+
+    assert sorted(person.user_id for person in found) == ["listed", "long", "short"]
 
 
 async def test_a_long_history_is_cut(console: Console, world: World) -> None:
