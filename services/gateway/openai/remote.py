@@ -71,7 +71,7 @@ class RemoteWriter:
         with _away():
             answer = await self._http.get("/models", headers=self._headers())
             if answer.status_code != httpx.codes.OK:
-                raise refusal_of(answer.status_code, answer.headers, answer.content)
+                raise away(f"GET {answer.url.path} said {answer.status_code}")
             listed = [_model(one) for one in answer.json()["data"]]
         return tuple(one for one in listed if self._only_model in {"", one.name})
 

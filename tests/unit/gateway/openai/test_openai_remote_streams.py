@@ -238,6 +238,17 @@ async def test_a_server_that_does_not_close_its_answer_holds_nobody(peer: Peer, 
     assert text_of(await events_of(remote)) == "a"
 
 
+@pytest.mark.parametrize("status", [404, 401, 429, 500])
+async def test_a_list_that_cannot_be_had_is_no_callers_fault(peer: Peer, remote: RemoteWriter, status: int) -> None:
+    """An address without its /v1 is found in the log; to callers the server is away, and not their model."""
+    peer.status = status
+
+    with capture_logs() as logs, pytest.raises(DependencyAway):
+        await remote.models()
+
+    assert f"/v1/models said {status}" in logs[0]["error"]
+
+
 async def test_a_context_that_is_not_told_is_not_known(peer: Peer, remote: RemoteWriter) -> None:
     """Hosted services list names alone, and zero tokens would be a lie."""
     peer.parts = [b'{"data": [{"id": "far"}]}']
