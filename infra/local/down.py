@@ -25,8 +25,7 @@ def stop_stack(settings: Settings) -> bool:
             f"a stack runs from {settings.state_dir}, but its record is broken; end its `tailrace up`"
         )
     if was_running and record is not None:
-        with suppress(ProcessLookupError):
-            os.kill(record.supervisor_pid, signal.SIGTERM)
+        _ask_to_stop(record.supervisor_pid)
         give_up_s = time.monotonic() + TIMEOUT_S
         while stack_file.is_claimed():
             if time.monotonic() > give_up_s:
@@ -38,3 +37,13 @@ def stop_stack(settings: Settings) -> bool:
     remove_ray_home(settings.state_dir)
     stack_file.forget()
     return was_running or num_hit > 0
+
+
+def _ask_to_stop(supervisor_pid: int) -> None:
+    try:
+        with suppress(ProcessLookupError):
+            os.kill(supervisor_pid, signal.SIGTERM)
+    except PermissionError as error:
+        raise EnvironmentFault(
+            f"the supervisor (pid {supervisor_pid}) is another user's; stop it as that user"
+        ) from error

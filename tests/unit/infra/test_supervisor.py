@@ -3,11 +3,14 @@
 Each case runs in an interpreter of its own, because a supervisor ends all processes below it.
 """
 
+import os
 import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -139,6 +142,35 @@ def test_an_old_record_harms_nobody(tmp_path: Path) -> None:
     finally:
         stranger.kill()
         stranger.wait()
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user may read."""
+    with TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody else for a while")
+def test_another_user_s_stack_is_not_ours_to_stop(open_folder: Path) -> None:
+    """`tailrace down` says whose it is instead of breaking."""
+    script = """
+        import os, sys
+        from pathlib import Path
+        from infra.local.down import stop_stack
+        from services.settings import Settings
+        os.setuid(10001)
+        stop_stack(Settings(state_dir=Path(sys.argv[1])))
+    """
+    words = [sys.executable, "-c", textwrap.dedent(script), str(open_folder)]
+    stack_file = StackFile(open_folder)
+    stack_file.claim()
+
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    stack_file.release()
+
+    assert f"(pid {os.getpid()}) is another user's" in done.stderr
 
 
 def test_half_a_record_is_none(tmp_path: Path) -> None:
