@@ -123,10 +123,12 @@ class LoadedText:
         most = min(room, self.limits.max_tokens)
         if request.max_tokens is None:
             return most
+        newer = "max_completion_tokens"
+        field = newer if newer in request.settings_sent else "max_tokens"
         if request.max_tokens > room:
-            raise _too_long("max_tokens", f"{request.max_tokens} after {num_prompt_tokens} of prompt", longest, most)
+            raise _too_long(field, f"{request.max_tokens} after {num_prompt_tokens} of prompt", longest, most)
         if not 1 <= request.max_tokens <= most:
-            raise InvalidRequest("max_tokens", f"{request.max_tokens} is out of range", f"send 1 to {most}")
+            raise InvalidRequest(field, f"{request.max_tokens} is out of range", f"send 1 to {most}")
         return request.max_tokens
 
 

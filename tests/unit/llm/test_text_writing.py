@@ -253,6 +253,10 @@ async def test_a_schema_holds_at_any_temperature(engine) -> None:
         ({"prompt": "x", "n": 9}, "n"),
         ({"prompt": "x", "max_tokens": 0}, "max_tokens"),
         ({"prompt": "x", "max_tokens": 201}, "max_tokens"),
+        (
+            {"prompt": "x", "max_tokens": 300, "settings_sent": frozenset({"max_completion_tokens"})},
+            "max_completion_tokens",
+        ),
         ({"prompt": "x", "sampling": SamplingOptions(temperature=-1)}, "temperature"),
         ({"prompt": "x", "sampling": SamplingOptions(logit_bias={100_000: 1.0})}, "logit_bias"),
         ({"prompt": "x", "json_schema": '{"type": 3}'}, "response_format"),
