@@ -15,7 +15,7 @@ from rich.markup import escape
 from services.audit_file import audited, write_act
 from services.cli_keys import keys_app
 from services.cli_load import bench_app, chaos
-from services.errors import TailraceError
+from services.errors import BundleCorrupt, BundleNotFound, TailraceError
 
 if TYPE_CHECKING:
     from pipelines.run import Places
@@ -275,9 +275,17 @@ def bundles() -> None:
     store = BundleStore(_settings().bundle_root)
     live = store.live_version()
     table = Table("", "version", "data set", "decoder NDCG@10", "student", "item-kNN", box=None)
+    damaged = []
     for version in store.versions():
-        table.add_row("live" if version == live else "", version, *bundle_row(store.open(version).report()))
+        try:
+            cells = bundle_row(store.open(version).report())
+        except (BundleCorrupt, BundleNotFound) as error:  # the others are what one looks for then
+            cells = ["damaged", "-", "-", "-"]
+            damaged.append(str(error))
+        table.add_row("live" if version == live else "", version, *cells)
     out.print(table if table.row_count else "no bundle yet; `tailrace pipeline` makes one")
+    for words in damaged:
+        out.print(escape(f"note: {words}"))
 
 
 @app.command()

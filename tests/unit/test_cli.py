@@ -98,6 +98,20 @@ def test_bundles_are_listed_promoted_and_rolled_back(tmp_path: Path) -> None:
     assert (forward.returncode, BundleStore(tmp_path / "bundles").live_version()) == (0, "v2")
 
 
+def test_a_damaged_bundle_does_not_hide_the_others(tmp_path: Path) -> None:
+    """Who looks for a version to go back to sees which can be had, and what is wrong with the other."""
+    publish(tmp_path, "v1", 0.111)
+    publish(tmp_path, "v2", 0.222)
+    (tmp_path / "bundles" / "v2" / "report.json").write_text("{}")
+
+    listed = tailrace("bundles", state_dir=tmp_path)
+
+    assert listed.returncode == 0
+    assert "0.1110" in listed.stdout
+    assert ["live", "v2", "damaged"] in [line.split()[:3] for line in listed.stdout.splitlines()]
+    assert "v2/report.json: hash differs" in listed.stdout
+
+
 def test_what_cannot_be_promoted_is_one_line(tmp_path: Path) -> None:
     """An unknown version, or no earlier one, is an error and not a traceback."""
     unknown = tailrace("promote", "v9", state_dir=tmp_path)
