@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,17 @@ def test_variables_and_ports_are_those_of_the_settings() -> None:
 
     assert set(re.findall(r"(TAILRACE_\w+)=", DOCKERFILE)) <= known
     assert set(exposed.split()) == ports
+
+
+def test_a_plan_can_be_made_where_only_the_package_is() -> None:
+    """The file that `tailrace plan` reckons with is let into the image, after the rest of its folder is left out, and into a wheel."""
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    basis = "results/capacity.json"
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+
+    assert (ROOT / "benchmarks" / basis).is_file()
+    assert ignored.index(f"!benchmarks/{basis}") > ignored.index("benchmarks/results")
+    assert basis in wheel["benchmarks"]
 
 
 def test_what_is_copied_is_not_ignored() -> None:
