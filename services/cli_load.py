@@ -8,18 +8,11 @@ from typing import Annotated
 
 import typer
 
+from benchmarks.profiles import Profile
+
 bench_app = typer.Typer(
     help="Measure the running stack: load per tier and door, then freshness. `bench load` sends one shape of load."
 )
-
-
-class ProfileName(StrEnum):
-    """The shapes of load."""
-
-    STEADY = "steady"
-    SPIKE = "spike"
-    DIURNAL = "diurnal"
-    LONG_TAIL = "long-tail"
 
 
 class DoorName(StrEnum):
@@ -44,7 +37,7 @@ def bench(
 
 @bench_app.command()
 def load(
-    profile: Annotated[ProfileName, typer.Option(help="The shape.")] = ProfileName.STEADY,
+    profile: Annotated[Profile, typer.Option(help="The shape.")] = Profile.STEADY,
     rate: Annotated[float, typer.Option(min=0.1, max=1_000, help="Requests a second on average.")] = 50.0,
     duration: Annotated[float, typer.Option(min=1, max=3_600, help="Seconds.")] = 30.0,
     door: Annotated[DoorName, typer.Option(help="Through which door.")] = DoorName.BOTH,
