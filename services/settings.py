@@ -68,6 +68,8 @@ class Settings(BaseSettings):
     kafka_sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
     kafka_tls_ca_file: Path | None = None
     """With it, the brokers are spoken to over TLS and must prove themselves to this authority."""
+    kafka_allow_cleartext: bool = False
+    """Says explicitly that PLAIN may send the password as it is, on a network that nobody else is on."""
     interactions_topic: str = "interactions"
     dead_letter_topic: str = "interactions.dlq"
     impressions_topic: str = "impressions"
@@ -261,9 +263,11 @@ def _check_security(settings: Settings) -> None:
     ):
         if given and not getattr(settings, needed):
             raise ConfigError(f"{_PREFIX}{needed_by.upper()}: needs {_PREFIX}{needed.upper()} beside it")
-    if settings.kafka_username and settings.kafka_sasl_mechanism == "PLAIN" and settings.kafka_tls_ca_file is None:
+    is_meant = settings.kafka_tls_ca_file is not None or settings.kafka_allow_cleartext
+    if settings.kafka_username and settings.kafka_sasl_mechanism == "PLAIN" and not is_meant:
         raise ConfigError(
-            f"{_PREFIX}KAFKA_SASL_MECHANISM: PLAIN sends the password as it is; set {_PREFIX}KAFKA_TLS_CA_FILE"
+            f"{_PREFIX}KAFKA_SASL_MECHANISM: PLAIN sends the password as it is; set {_PREFIX}KAFKA_TLS_CA_FILE, "
+            f"or say {_PREFIX}KAFKA_ALLOW_CLEARTEXT=true"
         )
 
 

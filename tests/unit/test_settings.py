@@ -116,3 +116,15 @@ def test_a_text_server_is_named_by_its_url(monkeypatch: pytest.MonkeyPatch) -> N
 
     with pytest.raises(ConfigError, match=r"TAILRACE_TEXT_URL: .*is no URL"):
         load_settings()
+
+
+def test_a_password_goes_unhidden_only_where_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PLAIN without TLS is refused with both ways out; one of them is to say that it is meant."""
+    for name, value in (("USERNAME", "u"), ("PASSWORD_FILE", "p"), ("SASL_MECHANISM", "PLAIN")):
+        monkeypatch.setenv(f"TAILRACE_KAFKA_{name}", value)
+
+    with pytest.raises(ConfigError, match="TAILRACE_KAFKA_TLS_CA_FILE, or say TAILRACE_KAFKA_ALLOW_CLEARTEXT=true"):
+        load_settings()
+
+    monkeypatch.setenv("TAILRACE_KAFKA_ALLOW_CLEARTEXT", "true")
+    assert load_settings().kafka_address.security_protocol == "SASL_PLAINTEXT"
