@@ -11,9 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from services.contracts.access import ANYONE
+from services.contracts.features import UserFeatures
 from services.contracts.recommend import Filters, Reason, Recommendation, RecommendRequest, Tier
 from services.errors import BundleMismatch, BundleNotFound, DeadlineExceeded, DependencyAway, InvalidRequest, Overloaded
-from tests.unit.gateway.world import VERSION, World, catalogue_of, make_world, publish
+from tests.unit.gateway.world import NOW_S, VERSION, World, catalogue_of, make_world, publish, user
 
 
 async def ask(world: World, user_id: str | None = "long", **fields: Any) -> Recommendation:
@@ -42,6 +43,31 @@ async def test_the_student_answers_when_the_llm_does_not(world: World, error: Ex
 
     assert (answer.tier, answer.reason) == (Tier.STUDENT, reason)
     assert [item.item_id for item in answer.items] == ["i19", "i18", "i17"]
+
+
+async def test_the_features_get_half_of_the_time_at_most(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read must leave time to rank by it."""
+    boxes: list[float] = []
+    read = world.features.read
+
+    async def noting(user_id: str, timeout_s: float) -> UserFeatures:
+        """Remember how long the store may take."""
+        boxes.append(timeout_s)
+        return await read(user_id, timeout_s)
+
+    monkeypatch.setattr(world.features, "read", noting)
+    await ask(world, deadline_ms=40)
+
+    assert 0 < boxes[0] <= 0.02
+
+
+async def test_an_event_from_a_clock_ahead_is_as_old_as_now(world: World) -> None:
+    """Doors take events up to a minute ahead; no answer says that it has seen the future."""
+    world.features.users["long"] = user("i00", "i01", "i02", newest_ms=int(NOW_S * 1_000) + 30_000)
+
+    answer = await ask(world)
+
+    assert answer.feature_age_ms == 0
 
 
 async def test_an_llm_that_never_answers_costs_no_deadline(world: World) -> None:
