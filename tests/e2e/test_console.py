@@ -13,7 +13,7 @@ from tests.browser_checks import FAINT, NAMELESS, STRUCTURE, TOO_WIDE, ask
 from tests.servers import wait_for
 from tests.stack import Stack, new_user_id, rest_items
 
-WAIT_MS = 20_000
+WAIT_MS = 60_000
 DESK = {"width": 1400, "height": 1000}
 NUM_MODELS = 6
 NUM_CLICKS = 4
