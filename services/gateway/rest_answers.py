@@ -3,6 +3,7 @@
 Knows HTTP; knows no request and no rule.
 """
 
+import contextlib
 import json
 import math
 from collections.abc import Awaitable, Callable
@@ -13,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from services.contracts.access import Scope
-from services.errors import NotAllowed
+from services.errors import InvalidRequest, NotAllowed
 from services.gateway.audit import NOBODY, audit
 from services.gateway.caller import Call, new_request_id, request_id_from
 from services.gateway.error_table import ErrorAnswer, ErrorKind, describe
@@ -115,8 +116,17 @@ async def no_route(http: Request, error: Exception) -> Response:
     """Answer for paths and methods that do not exist, in the envelope. A 405 names the methods that do."""
     status, headers = (error.status_code, error.headers) if isinstance(error, HTTPException) else (500, None)
     kind = {404: "not_found", 405: "method_not_allowed"}.get(status, "invalid_request")
-    message = f"{http.method} {http.url.path} is not here"
-    body = {"code": kind, "message": message, "field": None, "fix": "see /docs", "request_id": new_request_id()}
+    message, call = f"{http.method} {http.url.path} is not here", Call(_id_of(http))
+    body = {"code": kind, "message": message, "field": None, "fix": "see /docs", "request_id": call.request_id}
     response = json_response({"error": body}, status)
     response.headers.update(headers or {})
+    if http.app.state.echoes_request_id:
+        response.headers.update(call.echo)
     return response
+
+
+def _id_of(http: Request) -> str:
+    """Give the caller's request id, or a new one in the place of none and of a bad one."""
+    with contextlib.suppress(InvalidRequest):
+        return request_id_from(http.headers)
+    return new_request_id()

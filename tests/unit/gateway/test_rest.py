@@ -151,10 +151,18 @@ async def test_absent_routes_answer_in_the_envelope(
     rest: RestClient, method: str, path: str, status: int, code: str, allowed: str | None
 ) -> None:
     """404 and 405 look like every other error; a 405 says which methods there are, as HTTP wants it."""
-    answer = await rest.http.request(method, path)
+    answer = await rest.http.request(method, path, headers={"x-request-id": "mine"})
 
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+    assert answer.json()["error"]["request_id"] == answer.headers["x-request-id"] == "mine"
     assert answer.headers.get("allow") == allowed
+
+
+async def test_an_absent_route_minds_no_bad_request_id(rest: RestClient) -> None:
+    """What is not there is not there, whatever the request calls itself."""
+    answer = await rest.http.get("/nowhere", headers={"x-request-id": "r" * 300})
+
+    assert (answer.status_code, len(answer.json()["error"]["request_id"])) == (404, 32)
 
 
 async def test_behind_an_ingress_that_echoes_the_request_id_the_door_does_not(world: World) -> None:
