@@ -72,6 +72,14 @@ def test_a_larger_catalogue_costs_time_and_memory() -> None:
     assert not [note for note in small.notes if "reckoned" in note]
 
 
+@pytest.mark.parametrize(("rate", "says_so"), [(25.0, False), (26.0, True)])
+def test_a_rate_beyond_the_measured_one_is_said_to_be_reckoned(rate: float, says_so: bool) -> None:
+    """Up to what was measured there is nothing to say."""
+    notes = plan(demand(rate=rate), MEASURED).notes
+
+    assert any("was measured at 25 requests a second and is taken to hold at 26" in note for note in notes) is says_so
+
+
 def test_replicas_leave_room_for_bursts() -> None:
     """No replica is planned busier than the share, and the cores to provide hold that too."""
     made = plan(demand(rate=1_000.0), MEASURED)

@@ -5,6 +5,8 @@ import pytest
 from services.features.popular import merge_popularity
 from services.features.rows import WINDOW_MS, PopularRow, PopularWindow
 
+NOW_MS = 1_790_000_000_000
+
 
 def row(as_of_ms: int, **windows: dict[str, int]) -> PopularRow:
     """Build a partition's row; windows that are not named are empty."""
@@ -17,19 +19,22 @@ def row(as_of_ms: int, **windows: dict[str, int]) -> PopularRow:
 
 
 def test_scores_are_events_per_hour_summed_over_windows_and_partitions() -> None:
-    """24 events within a day weigh as much as one within the hour."""
-    rows = [row(0, w1h={"a": 1}, w24h={"b": 24}), row(0, w1h={"a": 1}, w7d={"c": 168})]
+    """24 events within a day weigh as much as one within the hour; best first, ties by item id, in whatever order they come."""
+    rows = [row(NOW_MS, w7d={"c": 168}, w24h={"b": 24}), row(NOW_MS, w1h={"a": 1}), row(NOW_MS, w1h={"a": 1})]
 
-    merged = merge_popularity(rows, now_ms=0)
+    merged = merge_popularity(rows, now_ms=NOW_MS)
 
     assert merged == [("a", pytest.approx(2.0)), ("b", pytest.approx(1.0)), ("c", pytest.approx(1.0))]
 
 
 def test_windows_older_than_their_length_are_left_out() -> None:
-    """When the worker has been away for two hours, its last hour says nothing of now."""
-    merged = merge_popularity([row(0, w1h={"a": 9}, w24h={"b": 1})], now_ms=2 * WINDOW_MS["1h"])
+    """When the worker has been away for an hour, its last hour says nothing of now; a moment before, it still did."""
+    last = row(NOW_MS, w1h={"a": 9}, w24h={"b": 1})
 
-    assert [item_id for item_id, _ in merged] == ["b"]
+    before, after = (merge_popularity([last], NOW_MS + WINDOW_MS["1h"] + more_ms) for more_ms in (-1, 0))
+
+    assert [item_id for item_id, _ in before] == ["a", "b"]
+    assert [item_id for item_id, _ in after] == ["b"]
 
 
 def test_nothing_is_popular_before_the_first_event() -> None:
