@@ -329,6 +329,8 @@ async def test_nobody_is_offered_twice(world: World) -> None:
     """A scan of the store may give one key several times."""
 
     class Twice(FakeStore):
+        """A store whose scan repeats keys."""
+
         async def sample_user_ids(self, limit: int, timeout_s: float) -> list[str]:
             """Give some users again."""
             return ["long", "short", "long", "listed", "short"]
