@@ -95,6 +95,7 @@ def test_kv_blocks_hold_whole_prompts() -> None:
     assert kv_block_bytes(MEASURED["bundle"]) == 2 * 2 * 2 * 32 * 4 * 16
     assert kv_blocks(10, prompt_tokens=17) == 20
     assert kv_blocks(1) == 13
+    assert kv_blocks(1, block_tokens=1) == 201
 
 
 def test_store_holds_a_row_per_user_and_item() -> None:
