@@ -65,6 +65,15 @@ def test_event_ids_are_each_users_own() -> None:
     assert counts.top(NOW_MS, 10)["1h"] == PopularWindow(("a",), (2,))
 
 
+def test_an_offset_counts_once_whatever_it_is_called() -> None:
+    """Ids are forgotten, offsets are not: a replay from far back brings ids that nobody remembers."""
+    counts = Popularity(max_event_ids=1)
+    for offset in (0, 1, 0, 1):
+        counts.add(event(offset, "a"))
+
+    assert counts.top(NOW_MS, 10)["1h"] == PopularWindow(("a",), (2,))
+
+
 def test_a_replay_counts_nothing_twice() -> None:
     """Offsets and event ids that were counted are skipped; a topic made anew is counted."""
     counts = Popularity()
