@@ -34,7 +34,7 @@ struct Columns {
 inline void sum_four(Floats a, Floats b, Floats c, Floats d, float* to) {
 #if defined(__AVX512F__)
     auto fold = [](Floats x) {
-        __m512 y = reinterpret_cast<__m512&>(x);
+        __m512 y = (__m512)x;
         return _mm256_add_ps(_mm512_castps512_ps256(y), _mm512_extractf32x8_ps(y, 1));
     };
     __m256 ab = _mm256_hadd_ps(fold(a), fold(b)), cd = _mm256_hadd_ps(fold(c), fold(d));

@@ -57,7 +57,7 @@ inline Floats load(const Bf16* from) {
 inline void store(float* to, Floats x) { *reinterpret_cast<Floats*>(to) = x; }
 inline void store(Bf16* to, Floats x) {
 #if defined(__AVX512BF16__)
-    const __m256bh halves = _mm512_cvtneps_pbh(reinterpret_cast<__m512&>(x));
+    const __m256bh halves = _mm512_cvtneps_pbh((__m512)x);
     std::memcpy(to, &halves, sizeof halves);
 #else
     Words bits = reinterpret_cast<Words&>(x);
@@ -70,7 +70,7 @@ inline Floats splat(float x) { return Floats{} + x; }
 
 inline float sum_of(Floats x) {
 #if defined(__AVX512F__)
-    return _mm512_reduce_add_ps(reinterpret_cast<__m512&>(x));
+    return _mm512_reduce_add_ps((__m512)x);
 #else
     float total = 0;
     for (int i = 0; i < kWidth; i++) total += x[i];
@@ -80,7 +80,7 @@ inline float sum_of(Floats x) {
 
 inline float max_of(Floats x) {
 #if defined(__AVX512F__)
-    return _mm512_reduce_max_ps(reinterpret_cast<__m512&>(x));
+    return _mm512_reduce_max_ps((__m512)x);
 #else
     float peak = x[0];
     for (int i = 1; i < kWidth; i++) peak = x[i] > peak ? x[i] : peak;
