@@ -98,10 +98,22 @@ class _ConsoleDoor:
         """Switch parts off or on."""
 
         async def work(_: Call) -> Response:
+            refuse_other_sites(http.headers.get("sec-fetch-site"))
             wanted = parse_drills(await read_body(http, _MAX_BODY_BYTES))
             return json_response({"drills": await self._desk.switch(wanted)})
 
         return await _guarded(http, work, Scope.ADMIN, audited=True)
+
+
+def refuse_other_sites(fetch_site: str | None) -> None:
+    """Refuse what a page of another site sends from a visitor's browser: without keys it could throw the switches unseen.
+
+    Browsers say so in `Sec-Fetch-Site` (W3C Fetch Metadata); other programs say nothing. Raises InvalidRequest.
+    """
+    if fetch_site not in (None, "same-origin", "none"):
+        raise InvalidRequest(
+            "sec-fetch-site", f"a page of another site ({fetch_site})", "use the console's own page, or no browser"
+        )
 
 
 def parse_drills(body: bytes) -> dict[Part, bool]:

@@ -114,7 +114,7 @@ def curve_and_count_words() -> Iterator[str]:
     yield f"A catalogue of 10^6 items takes {min(sizes):.0f} to {max(sizes):.0f} MB\nand {min(seconds):.2f} to {max(seconds):.1f} s to build"
     assert judged["beams"] >= 1_000_000
     assert judged["invalid"] == 0
-    yield f"A million final beams over {judged['catalogues']} reloads"
+    yield f"A million final beams over {judged['catalogues']} catalogues"
 
 
 def kept_by_kinds_of_keys() -> Iterator[str]:

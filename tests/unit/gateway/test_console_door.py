@@ -231,6 +231,15 @@ async def test_a_drill_shows_and_ends(console: Console) -> None:
     assert on.json() == {"drills": {}}
 
 
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+async def test_a_page_of_another_site_switches_nothing(console: Console, site: str) -> None:
+    """A browser tells where a call comes from; a form of a stranger's page is refused, whatever it says."""
+    answer = await console.http.post("/console/drills", content=b'{"llm": "off"}', headers={"sec-fetch-site": site})
+
+    assert (answer.status_code, answer.json()["error"]["field"]) == (422, "sec-fetch-site")
+    assert not console.drills.is_off(Part.LLM)
+
+
 @pytest.mark.parametrize(
     ("body", "field"),
     [
@@ -294,7 +303,8 @@ async def test_a_switch_whose_caller_leaves_is_audited_too(console: Console, tmp
         fcntl.flock(lock, fcntl.LOCK_EX)
         headers = {"authorization": "Bearer admin"}
         switching = asyncio.create_task(console.keyed.post("/console/drills", json={"llm": "off"}, headers=headers))
-        await asyncio.sleep(0)
+        for _ in range(10):  # threads take work in turn: after these the switch's has begun, and waits for the lock
+            await asyncio.to_thread(int)
         switching.cancel()
         with pytest.raises(asyncio.CancelledError):
             await switching
