@@ -9,7 +9,7 @@
     <root>/PREVIOUS                     the version that served before it
 
 A bundle is written in a scratch folder and renamed into place; the pointer is replaced by a rename, so a reader sees the
-old version or the new one, never a mixture.
+old version or the new one, never a mixture, after a loss of power too.
 """
 
 import hashlib
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from models.catalogue import Catalogue, load_catalogue
+from models.durable import put_in_place
 from services.errors import BundleCorrupt, BundleNotFound
 
 
@@ -68,7 +69,7 @@ class BundleStore:
                 shutil.copytree(source, scratch)
                 manifest = {"version": version, **about, "files": hashes(scratch)}
                 (scratch / "manifest.json").write_text(json.dumps(manifest, indent=1, sort_keys=True))
-                scratch.rename(target)
+                put_in_place(scratch, target)
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
         return self.open(version)
@@ -136,7 +137,7 @@ class BundleStore:
     def _write(self, pointer: str, version: str) -> None:
         scratch = self._root / f".{pointer}.{os.getpid()}"
         scratch.write_text(version + "\n")
-        scratch.replace(self._root / pointer)
+        put_in_place(scratch, self._root / pointer)
 
 
 def hashes(folder: Path) -> dict[str, str]:

@@ -17,6 +17,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from models.durable import put_in_place
+
 
 @dataclass(frozen=True, slots=True)
 class StageOutput:
@@ -55,7 +57,7 @@ class Stages:
 def _rename(scratch: Path, target: Path) -> None:
     """Put a finished folder in its place; when another run was first, its output is as good."""
     try:
-        scratch.rename(target)
+        put_in_place(scratch, target)
     except OSError:
         if not target.exists():
             raise

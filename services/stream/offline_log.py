@@ -17,6 +17,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from models.durable import put_in_place
 from services.contracts.events import Interaction
 from services.features.rows import LogPosition
 from services.stream.compaction import choose_merge
@@ -170,17 +171,9 @@ def _write_whole(path: Path, table: pa.Table, written_s: float | None = None) ->
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_suffix(f".{os.getpid()}.tmp")
     try:
-        with scratch.open("wb") as stream:
-            pq.write_table(table, stream, compression="zstd")
-            stream.flush()
-            os.fsync(stream.fileno())
+        pq.write_table(table, scratch, compression="zstd")
         if written_s is not None:
             os.utime(scratch, (written_s, written_s))
-        scratch.rename(path)
+        put_in_place(scratch, path)
     finally:
         scratch.unlink(missing_ok=True)  # each restart on a full disk would leave one more
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

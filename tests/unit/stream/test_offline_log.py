@@ -2,7 +2,6 @@
 
 import errno
 from pathlib import Path
-from typing import IO
 
 import pyarrow.parquet as pq
 import pytest
@@ -101,8 +100,8 @@ def test_no_scratch_file_is_left_or_read(tmp_path: Path) -> None:
 def test_a_full_disk_leaves_no_scratch_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What could not be written whole is removed: a worker that starts again and again must not fill the disk further."""
 
-    def full(_table: object, stream: IO[bytes], **_: object) -> None:
-        stream.write(b"half")
+    def full(_table: object, where: Path, **_: object) -> None:
+        where.write_bytes(b"half")
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(pq, "write_table", full)

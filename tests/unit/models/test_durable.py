@@ -1,0 +1,62 @@
+"""Work that is put in its place is on the disk before it has its name."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from models.durable import put_in_place
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is written through to disk, by name, and when a name is given, in order."""
+    told: list[str] = []
+    fsync, replace = os.fsync, Path.replace
+
+    def sync(descriptor: int) -> None:
+        told.append(Path(f"/proc/self/fd/{descriptor}").resolve().name)
+        fsync(descriptor)
+
+    def name(self: Path, target: Path) -> Path:
+        told.append(f"{self.name} -> {target.name}")
+        return replace(self, target)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(Path, "replace", name)
+    return told
+
+
+def test_a_folder_goes_with_all_that_is_in_it(tmp_path: Path, calls: list[str]) -> None:
+    """Every file and folder is on disk before the whole has its name, and the name is after."""
+    inner = tmp_path / "scratch" / "decoder"
+    inner.mkdir(parents=True)
+    (inner / "weights").write_text("1")
+
+    put_in_place(tmp_path / "scratch", tmp_path / "v1")
+
+    assert (tmp_path / "v1" / "decoder" / "weights").read_text() == "1"
+    assert calls == ["decoder", "weights", "scratch", "scratch -> v1", tmp_path.name]
+
+
+def test_a_file_takes_the_place_of_another(tmp_path: Path, calls: list[str]) -> None:
+    """The pointer of before is gone, and nothing is left beside it."""
+    (tmp_path / "LIVE").write_text("v1")
+    (tmp_path / ".LIVE").write_text("v2")
+
+    put_in_place(tmp_path / ".LIVE", tmp_path / "LIVE")
+
+    assert [path.name for path in tmp_path.iterdir()] == ["LIVE"]
+    assert (tmp_path / "LIVE").read_text() == "v2"
+    assert calls == [".LIVE", ".LIVE -> LIVE", tmp_path.name]
+
+
+def test_a_folder_that_is_there_is_kept(tmp_path: Path) -> None:
+    """Another run's finished work is not overwritten."""
+    for name in ("scratch", "v1"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "made").write_text(name)
+
+    with pytest.raises(OSError, match="not empty"):
+        put_in_place(tmp_path / "scratch", tmp_path / "v1")
+    assert (tmp_path / "v1" / "made").read_text() == "v1"
