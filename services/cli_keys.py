@@ -111,6 +111,10 @@ def rotate(
     overlap_hours: Annotated[
         float, typer.Option(min=0, max=24 * _MAX_DAYS, help="How long the old key still holds.")
     ] = 24.0,
+    expires_in_days: Annotated[
+        float | None,
+        typer.Option(min=0.001, max=_MAX_DAYS, help="When the new key ends; by default as the old one was to."),
+    ] = None,
 ) -> None:
     """Give an id a new key, printed once; the old one holds for a while, so that callers can change over."""
     from services.gateway.access_keys import hash_of, make_key, read_keys, write_keys
@@ -118,8 +122,9 @@ def rotate(
     state_dir, path = _places()
     key = make_key()
     with audited(state_dir, "keys rotate", key_id=key_id), _alone(path):
-        overlap = timedelta(hours=overlap_hours)
-        write_keys(path, read_keys(path).rotated(key_id, hash_of(key), datetime.now(UTC), overlap))
+        now, overlap = datetime.now(UTC), timedelta(hours=overlap_hours)
+        expires_at = None if expires_in_days is None else now + timedelta(days=expires_in_days)
+        write_keys(path, read_keys(path).rotated(key_id, hash_of(key), now, overlap, expires_at))
     _show_once(key)
 
 

@@ -18,6 +18,7 @@ from typing import Annotated
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from models.durable import put_in_place
 from services.contracts.access import Priority, Scope
 from services.contracts.recommend import MAX_K
 from services.errors import ConfigError
@@ -74,6 +75,12 @@ class StoredKey(_Stored):
             raise ValueError("burst needs rate_per_s")
         return self
 
+    @property
+    def ends_at(self) -> datetime | None:
+        """When the last of its hashes ends; None when one never does."""
+        ends = [one.expires_at for one in self.hashes if one.expires_at is not None]
+        return max(ends) if len(ends) == len(self.hashes) else None
+
 
 class KeysFile(_Stored):
     """All keys. Each change gives a new one."""
@@ -98,16 +105,24 @@ class KeysFile(_Stored):
             raise ConfigError(f"key {key.id}: there is one already; rotate or revoke it")
         return KeysFile(keys=(*self.keys, key))
 
-    def rotated(self, key_id: str, sha256: str, now: datetime, overlap: timedelta) -> "KeysFile":
-        """Add a hash to an id; those that it had hold for `overlap` longer at most. Raises ConfigError."""
+    def rotated(
+        self, key_id: str, sha256: str, now: datetime, overlap: timedelta, expires_at: datetime | None = None
+    ) -> "KeysFile":
+        """Add a hash to an id; those that it had hold for `overlap` longer at most. Raises ConfigError.
+
+        A key that ends at some time ends then with the new hash, too, unless `expires_at` gives it another end.
+        """
         key = self._existing(key_id)
+        new_end = expires_at or key.ends_at
+        if new_end is not None and new_end <= now:
+            raise ConfigError(f"key {key_id}: it ended on {new_end:%Y-%m-%d}; say --expires-in-days for the new one")
         end = now + overlap
         kept = tuple(
             one.model_copy(update={"expires_at": min(end, one.expires_at or end)})
             for one in key.hashes
             if one.expires_at is None or one.expires_at > now
         )
-        changed = key.model_copy(update={"hashes": (*kept, StoredHash(sha256=sha256))})
+        changed = key.model_copy(update={"hashes": (*kept, StoredHash(sha256=sha256, expires_at=new_end))})
         return KeysFile(keys=tuple(changed if one.id == key_id else one for one in self.keys))
 
     def without(self, key_id: str) -> "KeysFile":
@@ -152,9 +167,7 @@ def write_keys(path: Path, keys: KeysFile) -> None:
     try:
         with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
             out.write(_as_text(keys))
-            out.flush()
-            os.fsync(out.fileno())
-        scratch.replace(path)
+        put_in_place(scratch, path)
     finally:
         scratch.unlink(missing_ok=True)
 

@@ -122,6 +122,22 @@ def test_rotation_leaves_two_valid_hashes_for_a_while() -> None:
     assert rotated.find("other") == keys.find("other")
 
 
+def test_a_key_with_an_end_is_not_given_a_longer_life_unasked() -> None:
+    """The new hash ends when the key was to, or as told; of a key that has ended the new end must be told."""
+    end, later = NOW + timedelta(days=3), NOW + timedelta(days=90)
+    hashes = (StoredHash(sha256="a" * 64, expires_at=NOW), StoredHash(sha256="b" * 64, expires_at=end))
+    keys = KeysFile(keys=(stored("shop").model_copy(update={"hashes": hashes}),))
+
+    for told, expected in ((None, end), (later, later)):
+        shop = keys.rotated("shop", "d" * 64, NOW, timedelta(hours=24), told).find("shop")
+
+        assert shop is not None
+        assert shop.ends_at == expected
+    with pytest.raises(ConfigError, match=r"key shop: it ended on .*--expires-in-days"):
+        keys.rotated("shop", "d" * 64, end, timedelta(hours=24))
+    assert keys.rotated("shop", "d" * 64, end, timedelta(hours=24), later) != keys
+
+
 def test_ids_are_added_once_and_revoked_whole() -> None:
     """A second key of one id is a rotation, and what is not there cannot be revoked."""
     keys = KeysFile().with_new(stored("a")).with_new(stored("b"))
