@@ -3,6 +3,7 @@
     TailraceError
     ├── NotFound              what was asked for by name is not there, or not any more
     ├── InvalidRequest        the caller's input is wrong: names the field and the fix
+    │   └── ContextTooLong    prompt and text together do not fit the model's context
     ├── RequestTooLarge       the caller sent more bytes than a door accepts
     ├── Unauthenticated       no API key, or none that is valid now: never says which
     ├── NotAllowed            a valid key without the scope that this call needs
@@ -50,6 +51,10 @@ class InvalidRequest(TailraceError):
         super().__init__(f"{self.field}: {problem}; {fix}")
         self.problem = problem
         self.fix = fix
+
+
+class ContextTooLong(InvalidRequest):
+    """Prompt and text together do not fit the model's context: clients that know it send less of what was said before."""
 
 
 class RequestTooLarge(TailraceError):

@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from services.errors import (
     BundleError,
+    ContextTooLong,
     DeadlineExceeded,
     DependencyAway,
     InvalidRequest,
@@ -39,13 +40,17 @@ class ErrorKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorAnswer:
-    """One error as a caller sees it. `field` and `fix` are there when the caller can mend it, `retry_after_s` when time can."""
+    """One error as a caller sees it. `field` and `fix` are there when the caller can mend it, `retry_after_s` when time can.
+
+    `is_context_too_long` is for the door whose clients look for it; elsewhere it is an invalid request like any other.
+    """
 
     kind: ErrorKind
     message: str
     field: str | None = None
     fix: str | None = None
     retry_after_s: float | None = None
+    is_context_too_long: bool = False
 
     @property
     def is_ours(self) -> bool:
@@ -64,7 +69,13 @@ def describe(error: Exception) -> ErrorAnswer:
     """Give the caller's view of an error."""
     match error:
         case InvalidRequest():
-            return ErrorAnswer(kind=ErrorKind.INVALID_REQUEST, message=error.problem, field=error.field, fix=error.fix)
+            return ErrorAnswer(
+                kind=ErrorKind.INVALID_REQUEST,
+                message=error.problem,
+                field=error.field,
+                fix=error.fix,
+                is_context_too_long=isinstance(error, ContextTooLong),
+            )
         case RequestTooLarge():
             return ErrorAnswer(
                 kind=ErrorKind.TOO_LARGE,

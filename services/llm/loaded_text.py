@@ -14,7 +14,7 @@ import torch
 
 from models.weights import load_decoder
 from services.contracts.text import SamplingOptions, TextModel, TextRequest
-from services.errors import CheckpointError, InvalidRequest, NotFound, Overloaded
+from services.errors import CheckpointError, ContextTooLong, InvalidRequest, NotFound, Overloaded
 from services.llm.chat_template import (
     ChatTemplate,
     load_chat_template,
@@ -180,9 +180,9 @@ def read_eos_ids(folder: Path, tokenizer: TextTokenizer) -> frozenset[int]:
     return frozenset(found)
 
 
-def _too_long(field: str, problem: str, longest: int, most: int) -> InvalidRequest:
+def _too_long(field: str, problem: str, longest: int, most: int) -> ContextTooLong:
     """Say it in the words by which clients of OpenAI's and vLLM's know that they are to shorten what they send."""
-    return InvalidRequest(
+    return ContextTooLong(
         field, problem, f"this model's maximum context length is {longest} tokens, so send at most {most}"
     )
 

@@ -10,6 +10,7 @@ from services.contracts.rank import RankResult
 from services.errors import (
     BundleMismatch,
     BundleNotFound,
+    ContextTooLong,
     DeadlineExceeded,
     DependencyAway,
     InvalidRequest,
@@ -32,6 +33,7 @@ class RefusalKind(StrEnum):
     OTHER_BUNDLE = "other_bundle"
     NO_BUNDLE = "no_bundle"
     INVALID = "invalid"
+    TOO_LONG = "too_long"
     UNKNOWN = "unknown"
     BROKEN = "broken"
 
@@ -56,6 +58,8 @@ class Refusal:
                 return BundleNotFound("no bundle is loaded yet; run `tailrace pipeline`")
             case RefusalKind.INVALID:
                 return InvalidRequest(*self.details)
+            case RefusalKind.TOO_LONG:
+                return ContextTooLong(*self.details)
             case RefusalKind.UNKNOWN:
                 return NotFound(*self.details)
             case RefusalKind.BROKEN:
@@ -77,7 +81,8 @@ def refusal_of(error: TailraceError) -> Refusal:
         case BundleNotFound():
             return Refusal(RefusalKind.NO_BUNDLE)
         case InvalidRequest():
-            return Refusal(RefusalKind.INVALID, (error.field, error.problem, error.fix))
+            kind = RefusalKind.TOO_LONG if isinstance(error, ContextTooLong) else RefusalKind.INVALID
+            return Refusal(kind, (error.field, error.problem, error.fix))
         case NotFound():
             return Refusal(RefusalKind.UNKNOWN, (error.what, error.fix))
         case _:

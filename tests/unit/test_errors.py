@@ -25,6 +25,7 @@ def test_every_kind_has_a_status_at_both_doors() -> None:
     ("error", "kind", "field", "retry_after_s"),
     [
         (errors.InvalidRequest("k", "bad", "mend"), ErrorKind.INVALID_REQUEST, "k", None),
+        (errors.ContextTooLong("prompt", "bad", "mend"), ErrorKind.INVALID_REQUEST, "prompt", None),
         (errors.RequestTooLarge(10), ErrorKind.TOO_LARGE, "body", None),
         (errors.Overloaded("llm", 2.0), ErrorKind.OVERLOADED, None, 2.0),
         (errors.DependencyAway("events", 3.0), ErrorKind.AWAY, None, 3.0),

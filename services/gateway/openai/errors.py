@@ -19,11 +19,14 @@ _WORDS: dict[ErrorKind, tuple[str, str]] = {
     ErrorKind.INTERNAL: ("server_error", "internal_error"),
 }
 """The `type` and the `code` by kind."""
+CONTEXT_TOO_LONG = "context_length_exceeded"
+"""The code by which clients know that they are to send less of what was said before."""
 
 
 def plain_error(answer: ErrorAnswer) -> Plain:
     """Give the envelope. The message says the fix, since the envelope has no place for it."""
     kind, code = _WORDS[answer.kind]
+    code = CONTEXT_TOO_LONG if answer.is_context_too_long else code
     return {"error": {"message": answer.sentence, "type": kind, "param": answer.field, "code": code}}
 
 

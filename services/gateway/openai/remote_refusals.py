@@ -10,6 +10,7 @@ from typing import Any
 import pydantic_core
 
 from services.errors import (
+    ContextTooLong,
     DeadlineExceeded,
     DependencyAway,
     InvalidRequest,
@@ -17,12 +18,15 @@ from services.errors import (
     Overloaded,
     TailraceError,
 )
+from services.gateway.openai.errors import CONTEXT_TOO_LONG
 
 _AWAY_S = 1.0
 _MAX_SAID = 500
 _STATUS_OF_TYPE = {"invalid_request_error": 400, "rate_limit_error": 429, "timeout_error": 504}
 """The status that an error event stands for where its code is none, by OpenAI's types."""
 _UNKNOWN = 500
+_TOO_LONG = ("maximum context length", "maximum model length")
+"""What OpenAI's and vLLM's messages say of a prompt that is too long, be their code another."""
 
 
 def away(why: str, retry_after_s: float = _AWAY_S) -> DependencyAway:
@@ -55,7 +59,8 @@ def _error_of(status: int, error: Any, retry_after_s: float) -> TailraceError:
     field = str(told.get("param") or "body")
     match status:
         case 400 | 413 | 422:
-            return InvalidRequest(field, message.removeprefix(f"{field}: "), "see what the text server says")
+            kind = ContextTooLong if _is_too_long(told.get("code"), message) else InvalidRequest
+            return kind(field, message.removeprefix(f"{field}: "), "see what the text server says")
         case 404:
             return NotFound(message, "see /v1/models")
         case 429:
@@ -64,6 +69,10 @@ def _error_of(status: int, error: Any, retry_after_s: float) -> TailraceError:
             return DeadlineExceeded("text")
         case _:
             return away(f"{status}: {message}", retry_after_s)
+
+
+def _is_too_long(code: object, message: str) -> bool:
+    return code == CONTEXT_TOO_LONG or any(words in message.lower() for words in _TOO_LONG)
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float:

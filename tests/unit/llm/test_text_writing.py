@@ -22,7 +22,7 @@ from services.contracts.text import (
     TextPiece,
     TextRequest,
 )
-from services.errors import DeadlineExceeded, InvalidRequest, NotFound, Overloaded
+from services.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, NotFound, Overloaded
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.outcome import Status
 from services.llm.engine_thread import EngineThread, Stepped
@@ -279,7 +279,7 @@ async def test_what_is_wrong_is_named(engine, fields, field: str) -> None:
 )
 async def test_what_does_not_fit_is_told_the_context(engine, fields, most: int) -> None:
     """In the words that OpenAI and vLLM have for it, by which clients know to shorten a conversation."""
-    with pytest.raises(InvalidRequest) as refusal:
+    with pytest.raises(ContextTooLong) as refusal:
         await engine.all_events(**fields)
 
     assert refusal.value.fix == f"this model's maximum context length is 256 tokens, so send at most {most}"

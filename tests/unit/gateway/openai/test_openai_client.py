@@ -6,7 +6,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from services.errors import DependencyAway, Overloaded
+from services.errors import ContextTooLong, DependencyAway, Overloaded
 from tests.parrot import MODEL, Parrot
 
 SAID = [{"role": "user", "content": "one two three"}]
@@ -120,6 +120,20 @@ async def test_a_wrong_field_raises_bad_request_and_names_it(client: AsyncOpenAI
         await client.chat.completions.create(model=MODEL, messages=SAID, temperature=9)
 
     assert (raised.value.param, raised.value.type) == ("temperature", "invalid_request_error")
+
+
+@pytest.mark.parametrize("param", ["messages", "max_tokens"])
+async def test_a_prompt_longer_than_the_context_has_openais_code(
+    client: AsyncOpenAI, parrot: Parrot, param: str
+) -> None:
+    """By which clients know to shorten a conversation; `param` is what does not fit."""
+    parrot.error = ContextTooLong(param, "9 tokens long", "send at most 8")
+
+    with pytest.raises(openai.BadRequestError) as raised:
+        await client.chat.completions.create(model=MODEL, messages=SAID)
+
+    assert (raised.value.code, raised.value.param) == ("context_length_exceeded", param)
+    assert raised.value.type == "invalid_request_error"
 
 
 async def test_no_place_raises_rate_limit(client: AsyncOpenAI, parrot: Parrot) -> None:

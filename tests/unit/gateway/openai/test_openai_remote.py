@@ -1,6 +1,7 @@
 """A text writer that asks another server: our own door, over a real port, in another process where it is killed."""
 
 import asyncio
+import json
 import signal
 import subprocess
 import sys
@@ -22,12 +23,20 @@ from services.contracts.text import (
     TextRequest,
     TextWriter,
 )
-from services.errors import DependencyAway, InvalidRequest, NotFound, Overloaded, TailraceError, Unauthenticated
+from services.errors import (
+    ContextTooLong,
+    DependencyAway,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    TailraceError,
+    Unauthenticated,
+)
 from services.gateway.openai.asked import Asking
 from services.gateway.openai.parse import parse_completion
 from services.gateway.openai.remote import RemoteWriter
 from services.gateway.openai.remote_body import body_of
-from services.gateway.openai.remote_refusals import refusal_of
+from services.gateway.openai.remote_refusals import refusal_in, refusal_of
 from services.gateway.rest import create_rest_app
 from services.gateway.text_tier import TextTier
 from services.router.breaker import Breaker
@@ -205,6 +214,23 @@ def test_refusals_keep_their_meaning(status: int, body: bytes, kind: type[Tailra
     assert isinstance(error, kind)
     assert not isinstance(error, Unauthenticated)
     assert getattr(error, "retry_after_s", 7) in {7, 1.0}
+
+
+TOO_LONG: list[tuple[dict[str, object], type[TailraceError]]] = [
+    ({"message": "words", "code": "context_length_exceeded", "param": "messages"}, ContextTooLong),
+    ({"message": "This model's maximum context length is 8 tokens. However, ...", "code": 400}, ContextTooLong),
+    ({"message": "The prompt is longer than the maximum model length of 8.", "code": 400}, ContextTooLong),
+    ({"message": "n: too many", "code": "invalid_value"}, InvalidRequest),
+]
+
+
+@pytest.mark.parametrize(("error", "kind"), TOO_LONG)
+def test_a_prompt_too_long_over_there_is_one_here(error: dict[str, object], kind: type[TailraceError]) -> None:
+    """By OpenAI's code, or by OpenAI's and vLLM's words, before a stream and in it."""
+    before = refusal_of(400, {}, json.dumps({"error": error}).encode())
+    within = refusal_in({"type": "invalid_request_error", **error})
+
+    assert (type(before), type(within)) == (kind, kind)
 
 
 PEER = """
