@@ -7,7 +7,12 @@ meanings of the settings are OpenAI's, and vLLM's where OpenAI has none.
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
+
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+"""The roles by which chat templates call a checkpoint's special tokens."""
+TEMPLATE_NAMES = frozenset({"messages", "tools", "documents", "add_generation_prompt", *SPECIAL_TOKENS})
+"""What a chat template is told by whoever renders it: no caller sets these."""
 
 
 class FinishReason(StrEnum):
@@ -46,6 +51,7 @@ class SamplingOptions:
 class TextRequest:
     """Write `n` continuations of one prompt: `messages` (put through the checkpoint's chat template), or text, or token ids.
 
+    `chat_template_kwargs` are JSON values that the template reads by these names; none of them is in TEMPLATE_NAMES.
     `max_tokens` None: what the context has room for, within the server's limit. `stop` strings end a choice and are not part of
     it. `json_schema` is the text of a JSON schema that every choice must satisfy; the empty object `{}` means any JSON. Our own
     writer always keeps to it; others may need `is_schema_strict` to. With `in_pieces` False each choice comes as one piece when it is done, which costs less. Lower `priority` goes first.
@@ -57,6 +63,7 @@ class TextRequest:
     model: str
     prompt: str | tuple[int, ...] | None = None
     messages: tuple[ChatMessage, ...] = ()
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     n: int = 1
     max_tokens: int | None = None
     sampling: SamplingOptions = field(default_factory=SamplingOptions)

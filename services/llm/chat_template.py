@@ -2,7 +2,7 @@
 
 Templates are Jinja2 as transformers renders them (its documentation, "Chat templates"): sandboxed, with
 `raise_exception`, `strftime_now`, loop controls and the `generation` tag. A template is part of a checkpoint and may not be
-trusted, so it sees plain values only.
+trusted, so it sees plain values only. What callers may set are the variables that it reads and that nobody here sets.
 """
 
 import json
@@ -11,15 +11,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from services.contracts.text import ChatMessage
+from services.contracts.text import SPECIAL_TOKENS, TEMPLATE_NAMES, ChatMessage
 from services.errors import CheckpointError, InvalidRequest
 
-_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_FIELD = "chat_template_kwargs"
 
 
 class ChatTemplate:
@@ -28,22 +28,34 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         """Raise CheckpointError when the template cannot be compiled."""
         self._special_tokens = dict(special_tokens)
+        environment = _environment()
         try:
-            self._template = _environment().from_string(source)
+            syntax = environment.parse(source)
+            self._template = environment.from_string(syntax)
+            self._variables = meta.find_undeclared_variables(syntax) - environment.globals.keys() - TEMPLATE_NAMES
         except TemplateError as error:
             raise CheckpointError(f"chat template: {error}") from error
 
-    def render(self, messages: Sequence[ChatMessage]) -> str:
-        """Give the prompt after which the assistant speaks. Raises InvalidRequest with the template's own words."""
+    def render(self, messages: Sequence[ChatMessage], variables: Mapping[str, Any] | None = None) -> str:
+        """Give the prompt after which the assistant speaks. `variables` are JSON values that the caller sets.
+
+        Raises InvalidRequest with the template's own words, or for a variable that it does not read.
+        """
+        self._check(variables or {})
         turns = [{"role": message.role, "content": message.content} for message in messages]
+        ours = {"messages": turns, "tools": None, "documents": None, "add_generation_prompt": True}
         try:
-            return self._template.render(
-                messages=turns, tools=None, documents=None, add_generation_prompt=True, **self._special_tokens
-            )
-        except (TemplateError, TypeError, ValueError) as error:
-            raise InvalidRequest(
-                "messages", f"the model's chat template refuses them ({error})", "send roles in the order that it takes"
-            ) from error
+            return self._template.render({**(variables or {}), **ours, **self._special_tokens})
+        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+            fix = "send roles in the order that it takes" + (f", and {_FIELD} of its types" if variables else "")
+            raise InvalidRequest("messages", f"the model's chat template refuses them ({error})", fix) from error
+
+    def _check(self, variables: Mapping[str, Any]) -> None:
+        unread = next((name for name in variables if name not in self._variables), None)
+        if unread is not None:
+            known = ", ".join(sorted(self._variables))
+            fix = f"it reads {known}" if known else f"leave {_FIELD} out: it reads none"
+            raise InvalidRequest(f"{_FIELD}.{unread}", "the model's chat template reads no such variable", fix)
 
 
 def load_chat_template(folder: Path) -> ChatTemplate | None:
@@ -72,7 +84,7 @@ def read_tokenizer_config(folder: Path) -> dict[str, Any]:
 
 def special_tokens_of(config: Mapping[str, Any]) -> dict[str, str]:
     """Give the special tokens that a tokenizer's config names, by their roles."""
-    named = {role: config.get(role) for role in _SPECIAL_TOKENS}
+    named = {role: config.get(role) for role in SPECIAL_TOKENS}
     return {role: token["content"] if isinstance(token, dict) else str(token) for role, token in named.items() if token}
 
 

@@ -101,7 +101,8 @@ class LoadedText:
         if request.messages:
             if self.template is None:
                 raise InvalidRequest("messages", "this model has no chat template", "send a prompt to completions")
-            return self.tokenizer.encode(self.template.render(request.messages), with_special_tokens=False)
+            rendered = self.template.render(request.messages, request.chat_template_kwargs)
+            return self.tokenizer.encode(rendered, with_special_tokens=False)
         if isinstance(request.prompt, str):
             return self.tokenizer.encode(request.prompt, with_special_tokens=True)
         if request.prompt is None:

@@ -4,11 +4,13 @@ Knows the contract and OpenAI's words for it; knows no HTTP.
 """
 
 import uuid
+from collections.abc import Mapping
+from typing import Any
 
 from services.contracts.text import ChatMessage, TextRequest
 from services.errors import InvalidRequest
 from services.gateway.openai.asked import RECOMMENDER, Asked, Asking
-from services.gateway.openai.prompts import messages_of, prompts_of
+from services.gateway.openai.prompts import messages_of, prompts_of, variables_of
 from services.gateway.openai.refusals import parse_body
 from services.gateway.openai.sampling import is_schema_strict, json_schema_of, max_tokens_of, n_of, sampling_of
 from services.gateway.openai.schema import ChatBody, CompletionBody
@@ -33,7 +35,8 @@ def parse_chat(body: bytes, asking: Asking) -> Asked:
     if asked.top_logprobs and not asked.logprobs:
         raise InvalidRequest("top_logprobs", "needs logprobs", "send logprobs true beside it")
     num_logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
-    return _told_as(asked, (_request(asked, asking, num_logprobs, messages=messages_of(asked)),))
+    variables = variables_of(asked)
+    return _told_as(asked, (_request(asked, asking, num_logprobs, messages=messages_of(asked), variables=variables),))
 
 
 def _told_as(
@@ -55,12 +58,14 @@ def _request(
     *,
     prompt: str | tuple[int, ...] | None = None,
     messages: tuple[ChatMessage, ...] = (),
+    variables: Mapping[str, Any] | None = None,
 ) -> TextRequest:
     return TextRequest(
         request_id=f"{asking.request_id}.{uuid.uuid4().hex}",
         model=asked.model,
         prompt=prompt,
         messages=messages,
+        chat_template_kwargs=variables or {},
         n=n_of(asked, asking.limits),
         max_tokens=max_tokens_of(asked, asking.limits),
         sampling=sampling_of(asked, num_logprobs),

@@ -1,6 +1,8 @@
 """What a model is to go on with, out of a body: prompts, or the turns of a chat. Pure."""
 
-from services.contracts.text import ChatMessage
+from typing import Any
+
+from services.contracts.text import TEMPLATE_NAMES, ChatMessage
 from services.errors import InvalidRequest
 from services.gateway.openai.schema import MAX_PROMPTS, ChatBody, CompletionBody, TextPartBody
 
@@ -26,6 +28,13 @@ def messages_of(asked: ChatBody) -> tuple[ChatMessage, ...]:
         ChatMessage(role=_role(turn.role, place), content=_content(turn.content, place))
         for place, turn in enumerate(asked.messages)
     )
+
+
+def variables_of(asked: ChatBody) -> dict[str, Any]:
+    """Give what the chat template is told beside the turns. Raises InvalidRequest for what is not the caller's to tell."""
+    if ours := next((name for name in asked.chat_template_kwargs if name in TEMPLATE_NAMES), None):
+        raise InvalidRequest(f"chat_template_kwargs.{ours}", "set by the door itself", "leave it out")
+    return asked.chat_template_kwargs
 
 
 def _role(role: str, place: int) -> str:

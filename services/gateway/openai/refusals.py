@@ -60,6 +60,8 @@ _MEANS_OFF: Mapping[str, tuple[object, ...]] = {
     "add_generation_prompt": (True,),
 }
 """Fields that say in words of their own that nothing else is wanted than what is done here."""
+_AS_IT_IS = frozenset({"schema", "chat_template_kwargs"})
+"""Objects whose nulls are values."""
 _TYPE_NAME = re.compile(r"^(str|int|float|bool|dict|constrained-str|list\[.*|.*\[.*\].*)$")
 
 
@@ -84,7 +86,7 @@ def _meant(kind: type[BaseModel], sent: dict[str, Any]) -> dict[str, Any]:
         if value is not None and value not in _MEANS_OFF.get(name, _OFF):
             raise InvalidRequest(name, "not supported here", fix)
     dropped = WITHOUT_EFFECT | NOT_SUPPORTED.keys()
-    meant = {name: _without_nulls(value) for name, value in sent.items() if value is not None and name not in dropped}
+    meant: dict[str, Any] = _without_nulls({name: value for name, value in sent.items() if name not in dropped})
     if unknown := next((name for name in meant if name not in kind.model_fields), None):
         raise InvalidRequest(unknown, "unknown", f"the fields are {', '.join(sorted(kind.model_fields))}")
     if "messages" in kind.model_fields and isinstance(meant.get("messages"), list):
@@ -93,10 +95,10 @@ def _meant(kind: type[BaseModel], sent: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Leave out the nulls of an object and of the objects in it, but not of a schema, whose nulls are values."""
+    """Leave out the nulls of an object and of the objects in it, but not of those whose nulls are values."""
     if not isinstance(value, dict):
         return value
-    return {name: one if name == "schema" else _without_nulls(one) for name, one in value.items() if one is not None}
+    return {name: one if name in _AS_IT_IS else _without_nulls(one) for name, one in value.items() if one is not None}
 
 
 def _turn(place: int, turn: Any) -> Any:

@@ -50,7 +50,8 @@ def _asked(request: TextRequest) -> Plain:
     if request.messages:
         turns = [{"role": turn.role, "content": turn.content} for turn in request.messages]
         logprobs = {} if num_top is None else {"logprobs": True, "top_logprobs": num_top}
-        return {"messages": turns, **logprobs}
+        variables = dict(request.chat_template_kwargs)
+        return {"messages": turns, **logprobs, **({"chat_template_kwargs": variables} if variables else {})}
     prompt = request.prompt if isinstance(request.prompt, str) else list(request.prompt or ())
     return {"prompt": prompt, **({} if num_top is None else {"logprobs": num_top})}
 

@@ -4,9 +4,10 @@ The fields are OpenAI's, and vLLM's where OpenAI has none. A null is an absent f
 their first fault: all faults of a long list would take seconds to tell.
 """
 
+import json
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 MAX_STOPS = 4
@@ -14,6 +15,7 @@ MAX_LOGPROBS = 20
 MAX_PROMPTS = 64
 MAX_TURNS = 2_048
 MAX_BIASED = 1_024
+MAX_VARIABLES_CHARS = 8_192
 MAX_TEXT_DEADLINE_MS = 600_000
 _MAX_TOP_K = 2**31 - 1
 
@@ -31,6 +33,17 @@ def _few_biased(logit_bias: object) -> object:
     if isinstance(logit_bias, dict) and len(logit_bias) > MAX_BIASED:
         raise PydanticCustomError("too_long", f"{len(logit_bias)} tokens; send at most {MAX_BIASED}")
     return logit_bias
+
+
+def _small_variables(variables: dict[str, Any]) -> dict[str, Any]:
+    """Refuse what is long as JSON, or no JSON: a number that is none, or endless."""
+    try:
+        num_chars = len(json.dumps(variables, allow_nan=False))
+    except ValueError as error:
+        raise PydanticCustomError("not_json", "a number is out of range; send JSON values") from error
+    if num_chars > MAX_VARIABLES_CHARS:
+        raise PydanticCustomError("too_long", f"{num_chars} characters of JSON; send at most {MAX_VARIABLES_CHARS}")
+    return variables
 
 
 Quick = Annotated[list[T], Field(fail_fast=True)]
@@ -125,6 +138,9 @@ class ChatBody(_WritingBody):
     """Say what the assistant says next, in the words of the checkpoint's own chat template."""
 
     messages: Annotated[Quick[MessageBody], Field(min_length=1, max_length=MAX_TURNS)]
+    chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(_small_variables)] = Field(
+        {}, description="vLLM's: variables of the chat template, by name", examples=[{"enable_thinking": False}]
+    )
     max_completion_tokens: int | None = Field(None, ge=1, description="As max_tokens, which it replaces")
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="Needs logprobs")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from services.contracts.text import ChatMessage
+from services.contracts.text import TEMPLATE_NAMES, ChatMessage
 from services.errors import CheckpointError, InvalidRequest
 from services.llm.chat_template import ChatTemplate, load_chat_template
 from tests.checkpoints import TEMPLATE, write_checkpoint
@@ -68,6 +68,48 @@ def test_what_a_template_refuses_is_the_callers_error() -> None:
 
     with pytest.raises(InvalidRequest, match=r"messages: .*only user and assistant speak here"):
         template.render(messages_of([("system", "be brief")]))
+
+
+THINKING = """
+{%- for message in messages %}{{ message.role }}: {{ message.content }}
+{% endfor %}
+{%- if enable_thinking is defined and enable_thinking is false %}<think></think>{% endif %}
+{%- if not effort is none %}{{ 6 // (effort | default(3)) }}{% endif %}
+{{- eos_token if add_generation_prompt }}"""
+ASKED = [("user", "Where to?")]
+
+
+@pytest.mark.parametrize("variables", [{}, {"enable_thinking": False}, {"enable_thinking": True, "effort": None}])
+def test_a_callers_variables_are_the_templates(variables: dict[str, object], tmp_path: Path) -> None:
+    """They render as transformers renders them, null included."""
+    folder = write_checkpoint(tmp_path)
+    (folder / "chat_template.jinja").write_text(THINKING)
+    theirs = AutoTokenizer.from_pretrained(folder)
+    turns = [{"role": role, "content": content} for role, content in ASKED]
+
+    ours = load_chat_template(folder).render(messages_of(ASKED), variables)
+
+    assert ours == theirs.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **variables)
+
+
+@pytest.mark.parametrize("name", ["enable_thinkin", "", "self", "namespace", "strftime_now", *sorted(TEMPLATE_NAMES)])
+def test_a_variable_that_is_not_the_callers_is_refused(name: str) -> None:
+    """One that the template does not read would be ignored, one of ours would be another prompt; those that it reads are named."""
+    template = ChatTemplate(THINKING, {"eos_token": "<|end|>"})
+
+    with pytest.raises(InvalidRequest, match="it reads effort, enable_thinking") as refusal:
+        template.render(messages_of(ASKED), {"enable_thinking": True, name: "x"})
+
+    assert refusal.value.field == f"chat_template_kwargs.{name}"
+
+
+@pytest.mark.parametrize("effort", [0, "much", [1], {"much": 1}])
+def test_a_value_that_breaks_a_template_is_the_callers_error(effort: object) -> None:
+    """Whatever Python calls it."""
+    template = ChatTemplate(THINKING, {})
+
+    with pytest.raises(InvalidRequest, match="chat_template_kwargs of its types"):
+        template.render(messages_of(ASKED), {"effort": effort})
 
 
 def test_a_template_is_kept_in_its_box() -> None:

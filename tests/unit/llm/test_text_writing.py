@@ -31,6 +31,7 @@ from services.llm.text_writing import write
 from tests.checkpoints import EOS_ID, write_checkpoint
 
 GREEDY = SamplingOptions(temperature=0)
+TURN = ChatMessage(role="user", content="where to?")
 PROMPT = "the tail gets out and the river runs on to the sea"
 
 
@@ -263,6 +264,7 @@ async def test_a_schema_holds_at_any_temperature(engine) -> None:
         ({"messages": (ChatMessage(role="system", content="x"),)}, "messages"),
         ({"messages": (ChatMessage(role="user", content="the tail " * 300),)}, "messages"),
         ({"prompt": "x", "sampling": SamplingOptions(temperature=1, top_k=10**400)}, "top_k"),
+        ({"messages": (TURN,), "chat_template_kwargs": {"colour": 1}}, "chat_template_kwargs.colour"),
     ],
 )
 async def test_what_is_wrong_is_named(engine, fields, field: str) -> None:

@@ -141,6 +141,12 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"response_format": {"type": "xml"}}, "response_format.type"),
     (CHAT, {"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
     (CHAT, {"stream_options": {"colour": True}}, "stream_options.colour"),
+    (CHAT, {"chat_template_kwargs": "enable_thinking"}, "chat_template_kwargs"),
+    (CHAT, {"chat_template_kwargs": {"a": "x" * 8_192}}, "chat_template_kwargs"),
+    (CHAT, {"chat_template_kwargs": {"a": 1, "tools": []}}, "chat_template_kwargs.tools"),
+    (CHAT, {"chat_template_kwargs": {"add_generation_prompt": False}}, "chat_template_kwargs.add_generation_prompt"),
+    (CHAT, {"chat_template_kwargs": {"bos_token": "x"}}, "chat_template_kwargs.bos_token"),
+    (COMPLETIONS, {"chat_template_kwargs": {"a": 1}}, "chat_template_kwargs"),
     (COMPLETIONS, {"prompt": []}, "prompt"),
     (COMPLETIONS, {"prompt": 7}, "prompt"),
     (COMPLETIONS, {"prompt": ["x"] * 65}, "prompt"),
@@ -229,6 +235,25 @@ def test_a_wrong_body_is_left_at_its_first_faults(path: str, fields: dict[str, A
 
     cause = refusal.value.__cause__
     assert cause is None or (isinstance(cause, ValidationError) and cause.error_count() < 10)
+
+
+async def test_a_templates_variables_reach_the_writer(http: httpx.AsyncClient, parrot: Parrot) -> None:
+    """As they are: their nulls are values, not absent fields."""
+    variables = {"enable_thinking": False, "effort": None, "nested": {"a": [None, 1], "b": None}}
+
+    await http.post(CHAT, json=body(CHAT, chat_template_kwargs=variables))
+
+    assert parrot.asked[0].chat_template_kwargs == variables
+
+
+@pytest.mark.parametrize("number", [b"1e999", b"NaN"])
+async def test_a_templates_variables_are_json(http: httpx.AsyncClient, number: bytes) -> None:
+    """What could not be written again for another server is refused here, or it would count as that server's failure."""
+    content = json.dumps(body(CHAT, chat_template_kwargs={"a": 7})).encode().replace(b"7", number)
+
+    answer = await http.post(CHAT, content=content)
+
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "chat_template_kwargs")
 
 
 async def test_a_json_object_is_an_object(http: httpx.AsyncClient, parrot: Parrot) -> None:

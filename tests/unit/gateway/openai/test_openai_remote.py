@@ -127,6 +127,14 @@ def test_any_object_is_asked_for_as_such(json_schema: str, kind: str) -> None:
     assert body_of(request(json_schema=json_schema))["response_format"]["type"] == kind
 
 
+def test_a_templates_variables_go_along() -> None:
+    """As they are, to a server that has the template."""
+    turns, variables = (ChatMessage(role="user", content="x"),), {"enable_thinking": False, "effort": None}
+
+    assert body_of(request(messages=turns, chat_template_kwargs=variables))["chat_template_kwargs"] == variables
+    assert "chat_template_kwargs" not in body_of(request(messages=turns))
+
+
 class FarModels(RemoteWriter):
     """Lists what another Tailrace and a hosted service list."""
 
