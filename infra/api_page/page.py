@@ -70,7 +70,7 @@ That goes for the sentence that `explain` asks for, too: it is written last ([Te
 ## Errors
 
 Over REST every error is one envelope, but for the routes of the OpenAI API (`/v1/models`, `/v1/completions`, `/v1/chat/completions`), which answer in OpenAI's, with 400 for a wrong request
-([Text](text.md#limits)):
+([Text](text.md#limits)), and for paths below `/v1/` that do not exist, which answer so too:
 
 ```sh
 curl -s localhost:8000/v1/recommendations -H 'content-type: application/json' -d '{{"user_id": "196", "k": 0}}'

@@ -17,10 +17,11 @@ from services.gateway.caller import Call, deadline_ms_from
 from services.gateway.direct_route import DirectRoute
 from services.gateway.docs_page import DOCS_PAGE
 from services.gateway.door_spans import traced_http
+from services.gateway.openai.absent import absent_routes
 from services.gateway.openai.door import add_openai
 from services.gateway.openapi import describe_routes, doc_of
 from services.gateway.plane import DataPlane
-from services.gateway.rest_answers import DOOR, guarded, json_response, no_route
+from services.gateway.rest_answers import DOOR, guarded, json_response
 from services.gateway.rest_body import read_body
 from services.gateway.rest_schema import format_recommendation, parse_events, parse_recommend
 from services.gateway.sentences import sentences
@@ -68,9 +69,9 @@ def create_rest_app(
             route_class_override=DirectRoute,
             **doc_of(path),
         )
-    add_openai(app, plane, max_body_bytes, tracing)
+    openai_paths = add_openai(app, plane, max_body_bytes, tracing)
     app.add_api_route("/docs", _docs, methods=["GET"], include_in_schema=False)
-    app.add_exception_handler(HTTPException, no_route)
+    app.add_exception_handler(HTTPException, absent_routes(openai_paths))
     describe_routes(app)
     return app
 

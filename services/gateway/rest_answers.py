@@ -112,13 +112,18 @@ def headers_of(answer: ErrorAnswer) -> dict[str, str]:
     return headers
 
 
-async def no_route(http: Request, error: Exception) -> Response:
-    """Answer for paths and methods that do not exist, in the envelope. A 405 names the methods that do."""
+async def no_route(
+    http: Request, error: Exception, told: Callable[[str, str], dict[str, object]] | None = None
+) -> Response:
+    """Answer for paths and methods that do not exist. A 405 names the methods that do.
+
+    `told` makes another door's body of a code and a message; by default it is this door's own envelope.
+    """
     status, headers = (error.status_code, error.headers) if isinstance(error, HTTPException) else (500, None)
     kind = {404: "not_found", 405: "method_not_allowed"}.get(status, "invalid_request")
     message, call = f"{http.method} {http.url.path} is not here", Call(_id_of(http))
-    body = {"code": kind, "message": message, "field": None, "fix": "see /docs", "request_id": call.request_id}
-    response = json_response({"error": body}, status)
+    own = {"code": kind, "message": message, "field": None, "fix": "see /docs", "request_id": call.request_id}
+    response = json_response({"error": own} if told is None else told(kind, message), status)
     response.headers.update(headers or {})
     if http.app.state.echoes_request_id:
         response.headers.update(call.echo)

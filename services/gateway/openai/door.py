@@ -30,17 +30,19 @@ from services.gateway.text_tier import TextLimits
 from services.tracing import Tracing
 
 
-def add_openai(app: FastAPI, plane: Callable[[], DataPlane], max_body_bytes: int, tracing: Tracing) -> None:
-    """Add the routes to the REST door's app."""
+def add_openai(app: FastAPI, plane: Callable[[], DataPlane], max_body_bytes: int, tracing: Tracing) -> tuple[str, ...]:
+    """Add the routes to the REST door's app, and give their paths."""
     door = _OpenAiDoor(plane, max_body_bytes, tracing)
-    for method, path, endpoint in (
+    routes = (
         ("GET", "/health", door.health),
         ("GET", "/v1/models", door.models),
         ("GET", "/v1/models/{model_id:path}", door.model),
         ("POST", "/v1/completions", door.completions),
         ("POST", "/v1/chat/completions", door.chat),
-    ):
+    )
+    for method, path, endpoint in routes:
         app.add_api_route(path, endpoint, methods=[method], response_model=None, **doc_of(path))
+    return tuple(path for _, path, _ in routes)
 
 
 class _OpenAiDoor:
