@@ -46,14 +46,18 @@ def sampling_of(asked: CompletionBody | ChatBody, num_logprobs: int | None) -> S
 
 
 def json_schema_of(wanted: ResponseFormatBody) -> str | None:
-    """Give the schema that the text must satisfy, as JSON. Raises InvalidRequest where it is missing."""
+    """Give the schema that the text must satisfy, as JSON. Raises InvalidRequest where it is missing or no JSON."""
     if wanted.type == "text":
         return None
     if wanted.type == "json_object":
         return ANY_OBJECT
     if wanted.json_schema is None:
         raise InvalidRequest("response_format.json_schema", "missing", "send the schema, or the type json_object")
-    return json.dumps(wanted.json_schema.schema_)
+    try:
+        return json.dumps(wanted.json_schema.schema_, allow_nan=False)
+    except ValueError as error:
+        where = "response_format.json_schema.schema"
+        raise InvalidRequest(where, "a number is out of range", "send a JSON schema") from error
 
 
 def is_schema_strict(wanted: ResponseFormatBody) -> bool:

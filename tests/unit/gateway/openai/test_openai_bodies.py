@@ -256,6 +256,18 @@ async def test_a_templates_variables_are_json(http: httpx.AsyncClient, number: b
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "chat_template_kwargs")
 
 
+@pytest.mark.parametrize("number", [b"1e999", b"NaN"])
+async def test_a_schema_is_json(http: httpx.AsyncClient, parrot: Parrot, number: bytes) -> None:
+    """As a template's variables: no caller's number may count as another server's failure."""
+    schema = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"const": 7}}}
+    content = json.dumps(body(CHAT, response_format=schema)).encode().replace(b"7", number)
+
+    answer = await http.post(CHAT, content=content)
+
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "response_format.json_schema.schema")
+    assert parrot.asked == []
+
+
 async def test_a_json_object_is_an_object(http: httpx.AsyncClient, parrot: Parrot) -> None:
     """`json_object` promises fields to read: any JSON would be a number now and then."""
     await http.post(CHAT, json=body(CHAT, response_format={"type": "json_object"}))
