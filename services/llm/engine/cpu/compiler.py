@@ -7,6 +7,7 @@ of what is in the sources.
 """
 
 import hashlib
+import os
 import platform
 import re
 import shutil
@@ -15,7 +16,6 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from models.durable import put_in_place
 from services.llm.engine.cpu.targets import Target, suitable
 
 _SOURCES = Path(__file__).parent
@@ -92,7 +92,9 @@ def _build(compiler: str, options: Sequence[str], library: Path) -> None:
             threads = () if openmp is None else ("-fopenmp",)
             _run(compiler, *_FLAGS, *options, *threads, "-c", str(_MAIN), "-o", str(unlinked))
             _run(compiler, "-shared", str(unlinked), *([] if openmp is None else [str(openmp)]), "-o", str(made))
-            put_in_place(made, library)
+            with made.open("rb") as written:
+                os.fsync(written.fileno())
+            made.replace(library)
     except OSError as error:
         raise BuildFailedError(f"{library.parent} cannot be written to ({error})") from error
 
