@@ -37,7 +37,7 @@ def mounted(name: str) -> dict[str, tuple[str, str]]:
     return found
 
 
-def test_the_issue_s_parts_are_there() -> None:
+def test_every_part_of_the_stack_is_there() -> None:
     """Store, broker, watchers, doors, worker and pipeline, each once."""
     assert SERVICES.keys() == OURS | {"redis", "kafka", "prometheus", "grafana"}
 

@@ -2,6 +2,9 @@
 
 import importlib.util
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -54,7 +57,7 @@ def test_the_bases_are_pinned_and_can_be_pinned_by_digest() -> None:
     assert re.search(r"^FROM \$\{PYTHON_IMAGE\} AS rooms$", DOCKERFILE, re.MULTILINE)
 
 
-def test_the_engine_s_library_is_built_ahead_and_put_where_it_is_looked_for() -> None:
+def test_the_library_of_the_engine_is_built_ahead_and_put_where_it_is_looked_for() -> None:
     """The build names our command, and the image our folder, which comes from no checkout."""
     (module,) = re.findall(r"python -m (\S+prebuild)", DOCKERFILE)
     (folder,) = re.findall(r"^COPY --from=kernels-cpu \S+ /app/(\S+)$", DOCKERFILE, re.MULTILINE)
@@ -62,6 +65,17 @@ def test_the_engine_s_library_is_built_ahead_and_put_where_it_is_looked_for() ->
     assert importlib.util.find_spec(module)
     assert ROOT / folder == PREBUILT
     assert folder in (ROOT / ".dockerignore").read_text().splitlines()
+
+
+def test_the_library_is_built_from_what_its_stage_copies(tmp_path: Path) -> None:
+    """The stage has the engine's C++ folder and no other of ours, so that other sources do not build it anew."""
+    (copied,) = re.findall(r"^COPY (services/\S+) (?:\1)\nRUN .* -m \S+prebuild", DOCKERFILE, re.MULTILINE)
+    shutil.copytree(ROOT / copied, tmp_path / copied, ignore=shutil.ignore_patterns("__pycache__", PREBUILT.name))
+    command = [sys.executable, "-m", "services.llm.engine.cpu.prebuild", str(tmp_path / "kernels"), "no-such-target"]
+
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+
+    assert (ran.returncode, ran.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("target", ["cpu", "gpu"])
