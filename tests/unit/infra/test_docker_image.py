@@ -1,10 +1,12 @@
 """The image's recipe against the project: `pytest tests/unit/infra/test_docker_image.py`."""
 
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tomllib
 from pathlib import Path
 
@@ -71,9 +73,19 @@ def test_the_library_is_built_from_what_its_stage_copies(tmp_path: Path) -> None
     """The stage has the engine's C++ folder and no other of ours, so that other sources do not build it anew."""
     (copied,) = re.findall(r"^COPY (services/\S+) (?:\1)\nRUN .* -m \S+prebuild", DOCKERFILE, re.MULTILINE)
     shutil.copytree(ROOT / copied, tmp_path / copied, ignore=shutil.ignore_patterns("__pycache__", PREBUILT.name))
-    command = [sys.executable, "-m", "services.llm.engine.cpu.prebuild", str(tmp_path / "kernels"), "no-such-target"]
+    packages_alone = {"PYTHONPATH": sysconfig.get_path("purelib")}  # -S: and nothing that they link to, as to this tree
+    command = [
+        sys.executable,
+        "-S",
+        "-m",
+        "services.llm.engine.cpu.prebuild",
+        str(tmp_path / "kernels"),
+        "no-such-target",
+    ]
 
-    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+    ran = subprocess.run(
+        command, cwd=tmp_path, env=os.environ | packages_alone, capture_output=True, text=True, check=False, timeout=120
+    )
 
     assert (ran.returncode, ran.stderr) == (0, "")
 
