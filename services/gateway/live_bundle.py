@@ -8,13 +8,14 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeGuard
+from typing import Any, Protocol
 
 import numpy as np
 import structlog
 from prometheus_client import Gauge
 
 from models.catalogue import Catalogue
+from models.pointer_news import PointerNews
 from models.registry import Bundle, BundleStore
 from services.errors import DependencyAway
 
@@ -60,7 +61,7 @@ class LiveBundle:
         self._info = info
         self._quality = quality
         self._live: Live | None = None
-        self._refused_version: str | None = None
+        self._news = PointerNews()
         self._following: asyncio.Task[None] | None = None
 
     @property
@@ -90,21 +91,10 @@ class LiveBundle:
         """Load the version that the pointer names, when it is another than the loaded or the last refused one."""
         try:
             version = await asyncio.to_thread(self._store.live_version)
-            if self._should_load(version):
+            if self._news.is_to_load(version, self._live.version if self._live else None):
                 self._swap(await asyncio.to_thread(self._load, version))
         except Exception as error:  # noqa: BLE001 - whatever a bundle breaks at, the old one goes on serving
             log.warning("bundle_refused", error=repr(error), kept=self._live.version if self._live else None)
-
-    def _should_load(self, version: str | None) -> TypeGuard[str]:
-        """Whether this version is news. One that broke is tried again only when there is nothing else to serve."""
-        if self._live is None:
-            return version is not None
-        if version in {None, self._live.version}:
-            self._refused_version = None
-            return False
-        is_news = version != self._refused_version
-        self._refused_version = version
-        return is_news
 
     def _load(self, version: str) -> Live:
         bundle = self._store.open(version)

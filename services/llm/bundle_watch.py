@@ -9,10 +9,10 @@ import gc
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeGuard
 
 import structlog
 
+from models.pointer_news import PointerNews
 from models.registry import Bundle, BundleStore
 from services.errors import BundleNotFound
 from services.llm.engine_thread import EngineThread
@@ -44,7 +44,7 @@ class BundleWatch:
         self._load = load
         self._start = start
         self._serving: Serving | None = None
-        self._refused_version: str | None = None
+        self._news = PointerNews()
         self._stopped = threading.Event()
         self._refresh()
         self._thread = threading.Thread(target=self._watch, name="bundle-watch", daemon=True)
@@ -74,25 +74,13 @@ class BundleWatch:
             self._refresh()
 
     def _refresh(self) -> None:
+        loaded = None if self._serving is None else self._serving.bundle.version
         try:
             version = self._store.live_version()
-            if self._should_load(version):
+            if self._news.is_to_load(version, loaded):
                 self._swap(self._load(self._store.open(version)))
         except Exception as error:  # a bad bundle or pointer, however bad, must not end what serves
-            loaded = None if self._serving is None else self._serving.bundle.version
-            log.exception("bundle_refused", version=self._refused_version, loaded=loaded, error=str(error))
-
-    def _should_load(self, version: str | None) -> TypeGuard[str]:
-        """Whether this version is news. One that broke is tried again when the pointer has moved, or nothing else serves."""
-        if self._serving is None:
-            self._refused_version = version
-            return version is not None
-        if version in {None, self._serving.bundle.version}:
-            self._refused_version = None
-            return False
-        is_news = version != self._refused_version
-        self._refused_version = version
-        return is_news
+            log.exception("bundle_refused", version=self._news.tried, loaded=loaded, error=str(error))
 
     def _swap(self, bundle: LoadedBundle) -> None:
         before, self._serving = self._serving, Serving(bundle, self._start(bundle))

@@ -120,10 +120,8 @@ def _invert(logits_RV: Tensor, uniform_R: np.ndarray) -> Tensor:
     target_R1 = to_device(uniform_R.astype(np.float32), mass_RV.device).unsqueeze(-1) * total_R1
     last_R1 = torch.searchsorted(mass_RV, total_R1)  # of any probability: a number may round up to one
     found_R1 = torch.searchsorted(mass_RV, target_R1, right=True)
-    chosen_R1 = torch.minimum(found_R1, last_R1).clamp_max_(
-        mass_RV.shape[-1] - 1
-    )  # beyond it where no logit is a number
-    return chosen_R1.squeeze(-1)
+    last_token = mass_RV.shape[-1] - 1  # both places are beyond it where no logit is a number
+    return torch.minimum(found_R1, last_R1).clamp_max_(last_token).squeeze(-1)
 
 
 def _uniform(draw: Draw) -> float:

@@ -77,7 +77,7 @@ async def test_a_version_that_broke_is_tried_again_once_the_pointer_has_moved(wa
     await until(lambda: loader.tried == ["v2", "v1"])
     store.rollback()
     loader.broken.clear()
-    await until(lambda: watch._refused_version is None)
+    await until(lambda: watch._news.tried is None)
 
     store.promote("v1")
 
