@@ -88,6 +88,7 @@ def _places(settings: Settings, state_dir: Path) -> "Places":
         offline_log_dir=state_dir / "log",
         feature_repo=RepoAddress(state_dir / "features", settings.redis_address),
         history_max_items=settings.history_max_items,
+        keep_bundles=settings.keep_bundles,
     )
 
 

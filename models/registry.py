@@ -128,6 +128,16 @@ class BundleStore:
         self.promote(previous)
         return previous
 
+    def prune(self, keep: int) -> list[str]:
+        """Remove all but the newest `keep` versions, the live one and the one before it; give what was removed."""
+        spared = {*self.versions()[-keep:], self.live_version(), self._read("PREVIOUS")}
+        removed = [version for version in self.versions() if version not in spared]
+        for version in removed:
+            going = self._root / f".{version}.{os.getpid()}"
+            (self._root / version).rename(going)  # nobody opens half of it
+            shutil.rmtree(going)
+        return removed
+
     def _read(self, pointer: str) -> str | None:
         try:
             return (self._root / pointer).read_text().strip() or None

@@ -42,6 +42,7 @@ from pipelines.gate import GateOptions
 from pipelines.precompute import PrecomputeOptions
 from pipelines.stage import StageOutput, Stages, content_key
 from pipelines.train import TrainOptions
+from pipelines.turns import turn
 from services.errors import ConfigError
 from services.features.repo import RepoAddress
 from services.features.writer import FeatureWriter
@@ -88,6 +89,12 @@ class Places:
     offline_log_dir: Path
     feature_repo: RepoAddress
     history_max_items: int
+    keep_bundles: int
+
+    @property
+    def stages_dir(self) -> Path:
+        """Where stage outputs are."""
+        return self.state_dir / "pipeline"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +109,7 @@ class Report:
 def run_pipeline(options: PipelineOptions, places: Places, console: Console) -> Report:
     """Run the flow, show it on the console, and tell what came out. Raises DataError, StageFailed, EnvironmentFault, DependencyAway."""
     done: list[StageOutput] = []
-    with _threads(options.num_threads), Bars(console) as bars:
+    with turn(places.stages_dir, console), _threads(options.num_threads), Bars(console) as bars:
         for output in flow(options, places, bars):
             bars.end(output)
             done.append(output)
@@ -120,7 +127,7 @@ def run_pipeline(options: PipelineOptions, places: Places, console: Console) -> 
 
 def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[StageOutput]:
     """The whole story; yields after each stage."""
-    stages = Stages(places.state_dir / "pipeline")
+    stages = Stages(places.stages_dir)
     max_items = places.history_max_items
     prompt = {"max_items": options.train.max_items, "stride": options.train.stride}
 
@@ -183,7 +190,9 @@ def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[Stage
     bars.begin("publish")
     training = json.loads((trained.path / "training.json").read_text())
     about = publish.describe(report, training, prompt, catalogue.depth)
-    bundle = publish.publish(BundleStore(places.bundle_root), bundle_dir, version, about)
+    store = BundleStore(places.bundle_root)
+    bundle = publish.publish(store, bundle_dir, version, about)
+    store.prune(places.keep_bundles)
     yield StageOutput("publish", version, bundle.path, skipped=False, seconds=0.0)
 
 

@@ -2,7 +2,9 @@
 
 A stage's output lies in `<root>/<stage>/<key>/`, where the key is a hash of the stage's parameters, of its inputs' keys and
 of the source files that make it up, found by what they import. Equal key, equal output: a finished folder is used again, an unfinished one is never
-seen, because the rename is the last step. This file does not know what any stage does.
+seen, because the rename is the last step. Of each stage the outputs that were used last are kept, older ones are removed: a
+nightly run would fill its disk otherwise. Runs in one folder take turns (`pipelines.turns`). This file does not know what any
+stage does.
 """
 
 import hashlib
@@ -18,6 +20,9 @@ from types import ModuleType
 from typing import Any
 
 from models.durable import put_in_place
+
+_NUM_KEPT = 5
+"""Outputs of one stage beside those of this run: enough to come back to what was tried a moment ago."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +41,14 @@ class Stages:
 
     def __init__(self, root: Path) -> None:
         self._root = root
+        self._given: set[Path] = set()
 
     def run(self, stage: str, key: str, work: Callable[[Path], None]) -> StageOutput:
         """Give the output with this key; when it does not exist, let `work` fill a scratch folder and rename that."""
         target = self._root / stage / key
+        self._given.add(target)
         if target.exists():
+            os.utime(target)  # it counts as new as its last use
             return StageOutput(stage, key, target, skipped=True, seconds=0.0)
         scratch = self._root / stage / f".{key}.{os.getpid()}"
         shutil.rmtree(scratch, ignore_errors=True)
@@ -51,7 +59,15 @@ class Stages:
             _rename(scratch, target)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
+        self._prune(stage)
         return StageOutput(stage, key, target, skipped=False, seconds=time.perf_counter() - began)
+
+    def _prune(self, stage: str) -> None:
+        """Remove what nobody used for longest, and what killed runs left half done."""
+        folders = [path for path in (self._root / stage).iterdir() if path.is_dir() and path not in self._given]
+        finished = sorted((path for path in folders if path.name[0] != "."), key=lambda path: path.stat().st_mtime)
+        for path in {*folders} - {*finished[-_NUM_KEPT:]}:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _rename(scratch: Path, target: Path) -> None:

@@ -195,8 +195,7 @@ def precompute(
     settings = _settings()
     options = PipelineOptions(events=events, items=items, precompute=PrecomputeOptions(num_users=num_users))
     with feature_store(settings, _say):
-        num_lists = refresh_lists(options, _places(settings), out)
-    out.print(f"{num_lists} lists are fresh")
+        refresh_lists(options, _places(settings), out)
 
 
 @app.command()
@@ -327,6 +326,7 @@ def _places(settings: "Settings") -> "Places":
         offline_log_dir=settings.offline_log_dir,
         feature_repo=RepoAddress(settings.feature_repo_dir, settings.redis_address),
         history_max_items=settings.history_max_items,
+        keep_bundles=settings.keep_bundles,
     )
 
 

@@ -92,6 +92,8 @@ class Settings(BaseSettings):
     # serving
     gateway_replicas: int = Field(2, ge=1)
     llm_replicas: int = Field(1, ge=1)
+    keep_bundles: int = Field(10, ge=2)
+    """How many published bundles a further publication leaves; the live one and the one before it stay in any case."""
     bundle_poll_s: float = Field(1.0, gt=0)
     popular_refresh_s: float = Field(5.0, gt=0)
     events_ack_timeout_s: float = Field(2.0, gt=0)

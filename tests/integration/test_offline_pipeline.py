@@ -15,6 +15,7 @@ from pipelines.gate import GateOptions
 from pipelines.precompute import PrecomputeOptions
 from pipelines.refresh import refresh_lists
 from pipelines.run import STAGES, PipelineOptions, Places, run_pipeline
+from pipelines.turns import turn
 from services.contracts.features import UserFeatures
 from services.errors import ConfigError, StageFailed
 from services.features.reader import FeatureReader
@@ -67,6 +68,7 @@ def places_in(folder: Path, store: Server) -> Places:
         offline_log_dir=folder / "log",
         feature_repo=RepoAddress(folder / "features", RedisAddress(host=HOST, port=store.port)),
         history_max_items=100,
+        keep_bundles=2,
     )
 
 
@@ -199,6 +201,18 @@ def test_live_events_reach_the_next_model(tmp_path: Path, store: Server, options
 
     events = pl.read_parquet(report.stages[0].path / "events.parquet")
     assert events.tail(1)["item_id"].to_list() == ["i07"]
+
+
+def test_lists_are_left_to_a_run_that_goes_on(places: Places, options: PipelineOptions) -> None:
+    """While the whole flow runs in the folder nothing is read or written by another one, which says why."""
+    console = Console(file=io.StringIO(), width=300)
+
+    with turn(places.stages_dir, quiet()):
+        num_lists = refresh_lists(options, places, console)
+
+    assert isinstance(console.file, io.StringIO)
+    assert num_lists == 0
+    assert "another run" in console.file.getvalue()
 
 
 @pytest.mark.parametrize(

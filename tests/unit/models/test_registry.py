@@ -142,6 +142,23 @@ def test_rollback_after_a_promotion_that_was_cut_short_is_no_success(store: Bund
         store.rollback()
 
 
+def test_old_versions_are_pruned_and_what_may_serve_is_not(store: BundleStore, tmp_path: Path) -> None:
+    """The newest stay, and the live one and the one before it, however old."""
+    for number in range(3, 8):
+        store.publish(source_with(tmp_path / "source", "x"), f"v{number}", {})
+    for age_s, version in enumerate(store.versions()):
+        os.utime(tmp_path / "bundles" / version, (1_000 + age_s, 1_000 + age_s))
+    store.promote("v1")
+    store.promote("v3")
+
+    removed = store.prune(2)
+
+    assert removed == ["v2", "v4", "v5"]
+    assert store.versions() == ["v1", "v3", "v6", "v7"]
+    assert store.rollback() == "v1"
+    assert sorted(path.name for path in (tmp_path / "bundles").iterdir() if path.name[0] == ".") == []
+
+
 def test_reader_never_sees_a_half_moved_pointer(store: BundleStore) -> None:
     """While the pointer moves back and forth, every read gives one of the two versions."""
     store.promote("v1")

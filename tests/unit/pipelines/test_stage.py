@@ -1,5 +1,6 @@
 """Run with: pytest tests/unit/pipelines/test_stage.py"""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -75,6 +76,30 @@ def test_two_runs_at_once_share_what_the_first_one_made(tmp_path: Path) -> None:
 
     assert (output.path / "said.txt").read_text() == "first"
     assert [path.name for path in (tmp_path / "train").iterdir()] == ["k1"]
+
+
+def test_outputs_that_nobody_used_for_longest_are_removed(tmp_path: Path) -> None:
+    """Five stay beside those of this run, counted by their last use; other stages and what a killed run left are their own."""
+    for age_s, key in enumerate(("used", "k6", "k5", "k4", "k3", "k2", "k1")):
+        output = Stages(tmp_path).run("train", key, write(key, []))
+        os.utime(output.path, (1_000 + age_s, 1_000 + age_s))
+    Stages(tmp_path).run("ingest", "k0", write("a", []))
+    (tmp_path / "train" / ".killed.1").mkdir()
+
+    Stages(tmp_path).run("train", "used", write("again", []))
+    Stages(tmp_path).run("train", "new", write("b", []))
+
+    assert {path.name for path in (tmp_path / "train").iterdir()} == {"new", "used", "k1", "k2", "k3", "k4"}
+    assert (tmp_path / "ingest" / "k0").exists()
+
+
+def test_run_keeps_all_that_it_was_given(tmp_path: Path) -> None:
+    """However many outputs one run asks for, none is removed under it."""
+    stages = Stages(tmp_path)
+
+    outputs = [stages.run("train", f"k{number}", write("a", [])) for number in range(9)]
+
+    assert all(output.path.exists() for output in outputs)
 
 
 def test_sources_of_a_stage_are_all_that_it_is_made_of() -> None:

@@ -1,0 +1,86 @@
+"""Run with: pytest tests/unit/pipelines/test_turns.py"""
+
+import io
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from pipelines.turns import turn, turn_if_free
+
+HOLDER = """
+import sys
+from pathlib import Path
+from pipelines.turns import turn_if_free
+with turn_if_free(Path(sys.argv[1])) as is_free:
+    print(is_free, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that works in the folder until its input ends."""
+    command = [sys.executable, "-c", HOLDER, str(tmp_path / "pipeline")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "True\n"
+        yield process
+        process.kill()
+
+
+def quiet() -> Console:
+    """A console whose words can be read."""
+    return Console(file=io.StringIO(), width=160)
+
+
+def test_other_process_has_the_folder(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
+    """It is told so while the other one works, and has its turn when that has ended."""
+    with turn_if_free(tmp_path / "pipeline") as is_free:
+        assert not is_free
+
+    holder.communicate()
+
+    with turn_if_free(tmp_path / "pipeline") as is_free:
+        assert is_free
+
+
+def test_killed_process_leaves_no_lock(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
+    """Nobody waits for the dead."""
+    holder.kill()
+    holder.wait()
+
+    with turn(tmp_path / "pipeline", quiet()):
+        pass
+
+
+def test_who_waits_says_so_and_gets_its_turn(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
+    """The console names the folder, and the work begins when the other run has ended."""
+
+    class Ends(io.StringIO):
+        """Lets the other run end once the waiting has been announced."""
+
+        def write(self, words: str) -> int:
+            if "waiting" in words:
+                holder.communicate()
+            return super().write(words)
+
+    console = Console(file=Ends(), width=160)
+
+    with turn(tmp_path / "pipeline", console), turn_if_free(tmp_path / "pipeline") as is_free:
+        assert not is_free  # it is ours
+
+    assert isinstance(console.file, Ends)
+    assert str(tmp_path / "pipeline") in console.file.getvalue().replace("\n", "")
+
+
+def test_failed_run_gives_the_folder_back(tmp_path: Path) -> None:
+    """An error ends the turn as well."""
+    with pytest.raises(ZeroDivisionError), turn(tmp_path / "pipeline", quiet()):
+        1 / 0  # noqa: B018
+
+    with turn_if_free(tmp_path / "pipeline") as is_free:
+        assert is_free
