@@ -35,12 +35,16 @@ class Parrot:
         self.error: Exception | None = None
         self.num_before_error = 0
         self.hangs_after: int | None = None
+        self.template_variables: frozenset[str] = frozenset()
 
     async def models(self) -> tuple[TextModel, ...]:
         """Give the one model."""
         if self.error is not None:
             raise self.error
-        return (TextModel(name=MODEL, max_context_tokens=256, created_unix_s=1_700_000_000),)
+        known = self.template_variables
+        return (
+            TextModel(name=MODEL, max_context_tokens=256, created_unix_s=1_700_000_000, template_variables=known),
+        )
 
     async def write(self, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
         """Write."""

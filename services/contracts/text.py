@@ -126,12 +126,16 @@ TextEvent = TextBegan | TextPiece | TextDone
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextModel:
-    """What a writer offers: its name, the longest context in tokens (None: not known), and since when (Unix seconds)."""
+    """What a writer offers: its name, the longest context in tokens (None: not known), and since when (Unix seconds).
+
+    `template_variables` are the names that its chat template reads beside the messages, as far as they are known.
+    """
 
     name: str
     max_context_tokens: int | None
     created_unix_s: int
     has_chat_template: bool = True
+    template_variables: frozenset[str] = frozenset()
 
 
 class TextWriter(Protocol):

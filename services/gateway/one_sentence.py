@@ -35,6 +35,8 @@ log = structlog.get_logger()
 
 NUM_TITLES = 5
 MAX_TOKENS = 40
+_THINKS = "enable_thinking"
+"""The variable by which Qwen3's template, and others after it, let the model think aloud first: there is no time for that."""
 MIN_BOX_S = 0.02
 """With less than this left, nobody is asked."""
 _SENTENCE = re.compile(r".*?[.!?](?=\s|$)", re.DOTALL)
@@ -120,6 +122,7 @@ def _request(model: TextModel, prompt: str, deadline_unix_s: float) -> TextReque
         request_id=uuid.uuid4().hex,
         model=model.name,
         messages=turns if chats else (),
+        chat_template_kwargs={_THINKS: False} if _THINKS in model.template_variables else {},
         prompt=None if chats else f"{prompt}\n",
         max_tokens=MAX_TOKENS,
         sampling=SamplingOptions(temperature=0.0),

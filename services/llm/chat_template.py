@@ -32,9 +32,11 @@ class ChatTemplate:
         try:
             syntax = environment.parse(source)
             self._template = environment.from_string(syntax)
-            self._variables = meta.find_undeclared_variables(syntax) - environment.globals.keys() - TEMPLATE_NAMES
+            names = meta.find_undeclared_variables(syntax) - environment.globals.keys() - TEMPLATE_NAMES
         except TemplateError as error:
             raise CheckpointError(f"chat template: {error}") from error
+        self.variables = frozenset(names)
+        """What callers may set."""
 
     def render(self, messages: Sequence[ChatMessage], variables: Mapping[str, Any] | None = None) -> str:
         """Give the prompt after which the assistant speaks. `variables` are JSON values that the caller sets.
@@ -51,9 +53,9 @@ class ChatTemplate:
             raise InvalidRequest("messages", f"the model's chat template refuses them ({error})", fix) from error
 
     def _check(self, variables: Mapping[str, Any]) -> None:
-        unread = next((name for name in variables if name not in self._variables), None)
+        unread = next((name for name in variables if name not in self.variables), None)
         if unread is not None:
-            known = ", ".join(sorted(self._variables))
+            known = ", ".join(sorted(self.variables))
             fix = f"it reads {known}" if known else f"leave {_FIELD} out: it reads none"
             raise InvalidRequest(f"{_FIELD}.{unread}", "the model's chat template reads no such variable", fix)
 

@@ -147,6 +147,7 @@ def load_text(
         max_context_tokens=engine.max_tokens,
         created_unix_s=int((folder / "config.json").stat().st_mtime),
         has_chat_template=template is not None,
+        template_variables=template.variables if template else frozenset(),
     )
     try:
         guide = JsonGuide(tokenizer, decoder.config.vocab_size, eos_ids)

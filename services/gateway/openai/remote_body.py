@@ -10,6 +10,8 @@ from services.contracts.text import SamplingOptions, TextRequest
 from services.gateway.openai.answers import Plain
 from services.gateway.openai.sampling import ANY_OBJECT
 
+_NEWER_LIMIT = "max_completion_tokens"
+"""OpenAI's name for what was `max_tokens`: its reasoning models take this one only, other servers know the older one."""
 _DEFAULT = SamplingOptions()
 _SAMPLING = (
     "temperature",
@@ -30,7 +32,7 @@ def body_of(request: TextRequest) -> Plain:
     body |= {name: getattr(sampling, name) for name in _SAMPLING if _is_said(request, name)}
     optional = {
         "n": request.n if request.n > 1 else None,
-        "max_tokens": request.max_tokens,
+        _NEWER_LIMIT if _NEWER_LIMIT in request.settings_sent else "max_tokens": request.max_tokens,
         "stop": list(request.stop),
         "stop_token_ids": list(request.stop_token_ids),
         "ignore_eos": request.ignore_eos,

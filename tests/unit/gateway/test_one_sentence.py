@@ -51,6 +51,18 @@ async def test_a_sentence_comes_with_the_items(door: Door, world: World, parrot:
     assert world.metric("tailrace_explained_total", outcome="written") == 1
 
 
+@pytest.mark.parametrize(("known", "sent"), [((), {}), (("enable_thinking", "effort"), {"enable_thinking": False})])
+async def test_a_model_that_can_think_first_is_told_not_to(
+    door: Door, parrot: Parrot, known: tuple[str, ...], sent: dict[str, bool]
+) -> None:
+    """Where its chat template has the switch; others would refuse a variable that they do not read."""
+    parrot.template_variables = frozenset(known)
+
+    await door.recommend(ASK)
+
+    assert parrot.asked[0].chat_template_kwargs == sent
+
+
 async def test_who_does_not_ask_gets_none(door: Door, parrot: Parrot) -> None:
     """Nobody is asked, and the answer does not speak of it."""
     reply = await door.recommend({"user_id": "long"})

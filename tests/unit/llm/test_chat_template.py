@@ -92,6 +92,11 @@ def test_a_callers_variables_are_the_templates(variables: dict[str, object], tmp
     assert ours == theirs.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **variables)
 
 
+def test_what_callers_may_set_is_known() -> None:
+    """The template's own variables, without those that are set here."""
+    assert ChatTemplate(THINKING, {}).variables == {"enable_thinking", "effort"}
+
+
 @pytest.mark.parametrize("name", ["enable_thinkin", "", "self", "namespace", "strftime_now", *sorted(TEMPLATE_NAMES)])
 def test_a_variable_that_is_not_the_callers_is_refused(name: str) -> None:
     """One that the template does not read would be ignored, one of ours would be another prompt; those that it reads are named."""

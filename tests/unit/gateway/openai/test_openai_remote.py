@@ -127,6 +127,14 @@ def test_any_object_is_asked_for_as_such(json_schema: str, kind: str) -> None:
     assert body_of(request(json_schema=json_schema))["response_format"]["type"] == kind
 
 
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_the_token_limit_keeps_the_callers_name(name: str) -> None:
+    """OpenAI's reasoning models refuse the older name, other servers may not know the newer one."""
+    limits = {key: value for key, value in body_of(request(settings_sent=frozenset({name}))).items() if "tokens" in key}
+
+    assert limits == {name: 3}
+
+
 def test_a_templates_variables_go_along() -> None:
     """As they are, to a server that has the template."""
     turns, variables = (ChatMessage(role="user", content="x"),), {"enable_thinking": False, "effort": None}
