@@ -77,7 +77,7 @@ lock: ## resolve pyproject.toml anew in an empty environment and write requireme
 $(INSTALLED): requirements.lock pyproject.toml
 	@$(call need-python)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --disable-pip-version-check -r requirements.lock
+	@$(BIN)/python infra/install.py requirements.lock
 	$(BIN)/pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 
