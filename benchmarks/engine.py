@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.arguments import at_least_one
 from benchmarks.engine_cases import ShapeCases, shape_cases, text_cases
 from benchmarks.engine_field import Field, Options
-from benchmarks.engine_report import agreements, case_rows, roofline_rows
+from benchmarks.engine_report import agreements, best_limits, case_rows, roofline_rows
 from benchmarks.engine_table import tables
 
 _PEERS = ("transformers", "vllm")
@@ -64,8 +64,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "engines": field.described,
         "absent_peers": field.absent,
         "cases": case_rows(field.measured, field.peers),
-        "limits": field.limits,
-        "roofline": roofline_rows(field.measured, field.limits),
+        "limits": best_limits(field.measured),
+        "roofline": roofline_rows(field.measured),
         "agreement": agreements(field.measured),
         "quality": field.quality,
     }

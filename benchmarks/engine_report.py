@@ -1,6 +1,7 @@
 """From timed runs to what is published: medians, ratios to the best peer, roofline, agreement. Pure.
 
-A run is a worker's reply: `seconds`, `outputs`, and for our engine `steps` by kind with what they cost at least.
+A run is a worker's reply: `seconds`, `outputs`, and for our engine `steps` by kind with what they cost at least, and the
+machine's `limits` beside it: neighbours take now more of the memory, now less, and a step is held against what there was.
 """
 
 from collections.abc import Mapping, Sequence
@@ -52,16 +53,21 @@ def case_rows(measured: Sequence[Measured], peers: Sequence[str]) -> list[dict[s
     return rows
 
 
-def roofline_rows(measured: Sequence[Measured], limits: Mapping[str, float]) -> list[dict[str, Any]]:
-    """Hold each kind of step of our engine against the limits: its median run's rates, and the share of the nearer limit."""
+def best_limits(measured: Sequence[Measured]) -> dict[str, float]:
+    """Give the most that the machine reached beside any run."""
+    found = [run["limits"] for one in measured for run in one.runs if "limits" in run]
+    return {name: max(limits[name] for limits in found) for name in (found[0] if found else ())}
+
+
+def roofline_rows(measured: Sequence[Measured]) -> list[dict[str, Any]]:
+    """Hold each kind of step of our engine against the limits beside its run: the run with the median share of the nearer limit."""
     rows = []
     for one in measured:
         kinds = sorted({kind for run in one.runs for kind in run.get("steps", {})})
         for kind in kinds:
-            spent = [run["steps"][kind] for run in one.runs if kind in run["steps"]]
-            step = sorted(spent, key=lambda sums: sums["seconds"] / sums["steps"])[len(spent) // 2]
-            memory = step["num_bytes"] / step["seconds"] / limits["bytes_per_s"]
-            compute = step["flops"] / step["seconds"] / limits["flops_per_s"]
+            runs = [run for run in one.runs if kind in run["steps"]]
+            run = sorted(runs, key=lambda run: max(_shares(run, kind)))[(len(runs) - 1) // 2]
+            step, (memory, compute) = run["steps"][kind], _shares(run, kind)
             rows.append(
                 {
                     "case": one.case.name,
@@ -70,6 +76,8 @@ def roofline_rows(measured: Sequence[Measured], limits: Mapping[str, float]) -> 
                     "step_ms": _rounded(1_000 * step["seconds"] / step["steps"]),
                     "step_mbytes": _rounded(step["num_bytes"] / step["steps"] / 1e6),
                     "step_gflops": _rounded(step["flops"] / step["steps"] / 1e9),
+                    "limit_gbytes_per_s": _rounded(run["limits"]["bytes_per_s"] / 1e9),
+                    "limit_tflops_per_s": _rounded(run["limits"]["flops_per_s"] / 1e12),
                     "memory_share": _rounded(memory),
                     "compute_share": _rounded(compute),
                     "bound_by": "memory" if memory >= compute else "compute",
@@ -77,6 +85,15 @@ def roofline_rows(measured: Sequence[Measured], limits: Mapping[str, float]) -> 
                 }
             )
     return rows
+
+
+def _shares(run: Run, kind: str) -> tuple[float, float]:
+    """Give the shares of the memory's and of the arithmetic's limit that steps of this kind reach."""
+    step, limits = run["steps"][kind], run["limits"]
+    return (
+        step["num_bytes"] / step["seconds"] / limits["bytes_per_s"],
+        step["flops"] / step["seconds"] / limits["flops_per_s"],
+    )
 
 
 def agreements(measured: Sequence[Measured]) -> list[dict[str, Any]]:

@@ -42,9 +42,7 @@ class Parrot:
         if self.error is not None:
             raise self.error
         known = self.template_variables
-        return (
-            TextModel(name=MODEL, max_context_tokens=256, created_unix_s=1_700_000_000, template_variables=known),
-        )
+        return (TextModel(name=MODEL, max_context_tokens=256, created_unix_s=1_700_000_000, template_variables=known),)
 
     async def write(self, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
         """Write."""

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from benchmarks.engine_cases import Case
-from benchmarks.engine_report import Measured, agreements, case_rows, roofline_rows
+from benchmarks.engine_report import Measured, agreements, best_limits, case_rows, roofline_rows
 from benchmarks.engine_table import tables
 
 WRITE = Case(name="decode-2", unit="output tokens/s", batch=2, prompt_len=4, num_new=5)
@@ -55,13 +55,16 @@ def test_what_an_engine_cannot_do_is_said() -> None:
     assert (rows[1]["value"], rows[1]["error"]) == (None, "ValueError: no")
 
 
-def test_steps_are_held_against_the_limits() -> None:
-    """Of the run with the median step time; the nearer limit is what binds."""
+def test_steps_are_held_against_the_limits_beside_their_run() -> None:
+    """Of the run with the median share; the nearer limit is what binds. A slow step beside a slow memory is no worse."""
     one = measured(WRITE, "tailrace", 1.0, 1.0, 1.0)
-    for run, seconds in zip(one.runs, (4.0, 2.0, 1.0), strict=True):
+    for run, seconds, bytes_per_s in zip(one.runs, (8.0, 2.0, 1.0), (100.0, 100.0, 110.0), strict=True):
         run["steps"] = {"decode": {"steps": 2, "seconds": seconds, "num_bytes": 100.0, "flops": 30.0}}
+        run["limits"] = {"bytes_per_s": bytes_per_s, "flops_per_s": 150.0}
 
-    rows = roofline_rows([one], {"bytes_per_s": 100.0, "flops_per_s": 150.0})
+    rows = roofline_rows([one])
+
+    assert best_limits([one, measured(WRITE, "vllm", 1.0)]) == {"bytes_per_s": 110.0, "flops_per_s": 150.0}
 
     assert rows[0] | {"step_mbytes": 0} == {
         "case": "decode-2",
@@ -70,6 +73,8 @@ def test_steps_are_held_against_the_limits() -> None:
         "step_ms": 1000.0,
         "step_mbytes": 0,
         "step_gflops": 1.5e-08,
+        "limit_gbytes_per_s": 1e-07,
+        "limit_tflops_per_s": 1.5e-10,
         "memory_share": 0.5,
         "compute_share": 0.1,
         "bound_by": "memory",
