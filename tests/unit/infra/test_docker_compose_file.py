@@ -180,6 +180,15 @@ def test_only_the_worker_and_the_jobs_write_the_state() -> None:
     assert modes == {"prepare": "rw", "pipeline": "rw", "worker": "rw", "serve": "ro", "serve-gpu": "ro"}
 
 
+def test_grafana_fetches_nothing_and_tells_nobody() -> None:
+    """Reports, checks for updates, news and the plugins that it would install by itself are off."""
+    told = SERVICES["grafana"]["environment"]
+    reports = ("ANALYTICS_REPORTING_ENABLED", "ANALYTICS_CHECK_FOR_UPDATES", "ANALYTICS_CHECK_FOR_PLUGIN_UPDATES")
+
+    assert {told[f"GF_{name}"] for name in (*reports, "NEWS_NEWS_FEED_ENABLED")} == {"false"}
+    assert told["GF_PLUGINS_PREINSTALL_DISABLED"] == "true"
+
+
 def test_volumes_are_named_and_mounted_files_exist() -> None:
     """A folder of this repository that is mounted is there; everything else is a named volume."""
     for name in SERVICES:
