@@ -88,8 +88,8 @@ class Pod:
     spec: Thing
 
     def containers(self) -> list[Thing]:
-        """All containers, those that run first too."""
-        return [*self.spec.get("initContainers", ()), *self.spec["containers"]]
+        """All containers: the pod's own, then those that run before or beside them."""
+        return [*self.spec["containers"], *self.spec.get("initContainers", ())]
 
     def container(self, name: str) -> Thing:
         """The container of that name."""

@@ -123,7 +123,7 @@ def test_a_trials_redis_and_kafka_serve_their_own_namespace_only() -> None:
     """Without passwords, they are open to the pods beside them and to nobody else."""
     things = render("dev")
     for pod in [pod for pod in pods(things) if pod.labels.get("tailrace.io/dependency")]:
-        (port,) = [port["containerPort"] for port in pod.containers()[-1]["ports"]]
+        (port,) = [port["containerPort"] for port in pod.containers()[0]["ports"]]
         stream = pod_of(things, "tailrace-stream").labels
 
         assert allowed(things, "ingress", pod.labels, "tailrace", stream, port)

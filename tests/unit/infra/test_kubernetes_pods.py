@@ -144,6 +144,16 @@ def docs() -> str:
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
+def test_what_runs_beside_ray_is_started_again(overlay: str) -> None:
+    """KubeRay sets Ray's pods to restart nothing and replaces them for Ray's container alone, so the others ask for it themselves."""
+    for name in sorted(RAY):
+        spec = pod_of(render(overlay), name).spec
+
+        assert len(spec["containers"]) == 1, name
+        assert {one["restartPolicy"] for one in spec.get("initContainers", ())} <= {"Always"}, name
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
 def test_selectors_select(overlay: str) -> None:
     """Each selector of a Service, budget, monitor, policy, spread or workload takes at least one kind of pod."""
     things = render(overlay)

@@ -205,7 +205,7 @@ def test_processes_that_count_share_one_folder_with_the_endpoint(overlay: str) -
     serve = yaml.safe_load(the(things, "RayService")["spec"]["serveConfigV2"])
     folder = str(Settings(state_dir=Path("/var/lib/tailrace")).metrics_dir)
     for pod in [pod for pod in pods(things) if pod.name in {"tailrace-gateways", "tailrace-llm", "tailrace-stream"}]:
-        writer, endpoint = pod.spec["containers"][:2]
+        writer, endpoint = pod.containers()[0], pod.container("node-metrics")
         told = environment(things, writer) | serve["applications"][0]["runtime_env"]["env_vars"]
         mounts = [{m["mountPath"]: m["name"] for m in one["volumeMounts"]}[folder] for one in (writer, endpoint)]
 
