@@ -132,7 +132,9 @@ def test_every_reference_leads_somewhere(overlay: str) -> None:
                 secret = source["secret"]
                 keys = {item["key"] for item in secret["items"]}
                 assert all(f"--from-file={key}=" in made[secret["name"]] for key in keys), secret["name"]
-            assert volume.get("secret", {"secretName": next(iter(made))})["secretName"] in made
+            secret = volume.get("secret", {"secretName": next(iter(made))})
+            assert secret["secretName"] in made
+            assert all(f"--from-file={item['key']}=" in made[secret["secretName"]] for item in secret.get("items", ()))
     password = the(things, "RayService")["spec"]["rayClusterConfig"]["gcsFaultToleranceOptions"].get("redisPassword")
     assert (password is None) == (overlay == "dev")
     assert password is None or password["valueFrom"]["secretKeyRef"]["name"] in made

@@ -107,14 +107,27 @@ def files_in(pod: Pod, container: dict[str, Any]) -> set[str]:
         (volume,) = [one for one in pod.spec["volumes"] if one["name"] == mount["name"]]
         sources = [source["secret"] for source in volume.get("projected", {"sources": ()})["sources"]]
         found |= {f"{mount['mountPath']}/{item['path']}" for secret in sources for item in secret["items"]}
-        if "secret" in volume:  # of type kubernetes.io/tls
-            found |= {f"{mount['mountPath']}/{name}" for name in ("tls.crt", "tls.key")}
+        if "secret" in volume:  # without items, of type kubernetes.io/tls
+            names = [item["path"] for item in volume["secret"].get("items", ())] or ["tls.crt", "tls.key"]
+            found |= {f"{mount['mountPath']}/{name}" for name in names}
     return found
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
+def test_ray_can_check_its_redis_certificate(overlay: str) -> None:
+    """Ray trusts no authority by itself: where its Redis speaks TLS, the head is told of one, in a file that is mounted."""
+    things = render(overlay)
+    address = the(things, "RayService")["spec"]["rayClusterConfig"]["gcsFaultToleranceOptions"]["redisAddress"]
+    head = pod_of(things, "tailrace-head")
+    file = environment(things, head.containers()[0]).get("RAY_REDIS_CA_CERT")
+
+    assert address.startswith("rediss://") == (overlay != "dev")
+    assert (file in files_in(head, head.containers()[0])) == (overlay != "dev")
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
 def test_ports_are_the_settings_ports(overlay: str) -> None:
-    """The Service, the containers and Ray Serve's config carry the numbers that the settings give."""
+    """The Services, the containers and Ray Serve's config carry the numbers that the settings give."""
     things = render(overlay)
     service = the(things, "RayService")["spec"]
     serve = yaml.safe_load(service["serveConfigV2"])
