@@ -8,6 +8,11 @@ import pytest
 from tests.manifests import OVERLAYS, ROOT, Pod, find, matches, pod_of, pods, render, the
 
 RAY = {"tailrace-head", "tailrace-gateways", "tailrace-llm"}
+IMAGE_VOLUMES = {
+    "apache/kafka": frozenset({"/etc/kafka/secrets", "/var/lib/kafka/data", "/mnt/shared/config"}),
+    "redis": frozenset({"/data"}),
+}
+"""What the recipes of images that are not ours declare by VOLUME."""
 
 
 def confinement(pod: Pod) -> list[str]:
@@ -87,6 +92,30 @@ def test_mounts_and_volumes_fit(overlay: str) -> None:
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
+def test_no_read_only_mount_lies_above_a_volume_of_its_image(overlay: str) -> None:
+    """A runtime mounts each VOLUME of an image, and finds no room for it in a ConfigMap: the container would never start."""
+    for pod in pods(render(overlay)):
+        kept = {
+            volume["name"] for volume in pod.spec["volumes"] if volume.keys() & {"configMap", "secret", "projected"}
+        }
+        for container in pod.containers():
+            inside = IMAGE_VOLUMES.get(container["image"].partition(":")[0], frozenset())
+            mounts = {one["mountPath"] for one in container.get("volumeMounts", ()) if one["name"] in kept}
+            assert [path for path in inside for mount in mounts if path.startswith(f"{mount}/")] == [], pod.name
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_both_doors_are_at_the_pods_that_have_them(overlay: str) -> None:
+    """The Service for gRPC takes gateways and LLM replicas, never the head, which is ready without a door."""
+    things = render(overlay)
+    selector = {"matchLabels": the(things, "Service", "tailrace-grpc")["spec"]["selector"]}
+
+    taken = {pod.name for pod in pods(things) if matches(selector, pod.labels)}
+
+    assert taken == {"tailrace-gateways", "tailrace-llm"}
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
 def test_no_service_sets_variables(overlay: str) -> None:
     """A Service called tailrace-x would set TAILRACE_X_PORT in every pod, which settings.py refuses as unknown."""
     assert {pod.name: pod.spec.get("enableServiceLinks") for pod in pods(render(overlay))} == {
@@ -101,6 +130,16 @@ def test_what_sums_metrics_sees_whose_they_are(overlay: str) -> None:
 
     assert {pod.name for pod in watched} == {"tailrace-gateways", "tailrace-llm", "tailrace-stream"}
     assert all(pod.spec["shareProcessNamespace"] for pod in watched)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_what_runs_beside_ray_is_started_again(overlay: str) -> None:
+    """KubeRay sets Ray's pods to restart nothing and replaces them for Ray's container alone, so the others ask for it themselves."""
+    for name in sorted(RAY):
+        spec = pod_of(render(overlay), name).spec
+
+        assert len(spec["containers"]) == 1, name
+        assert {one["restartPolicy"] for one in spec.get("initContainers", ())} <= {"Always"}, name
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -146,16 +185,6 @@ def docs() -> str:
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_what_runs_beside_ray_is_started_again(overlay: str) -> None:
-    """KubeRay sets Ray's pods to restart nothing and replaces them for Ray's container alone, so the others ask for it themselves."""
-    for name in sorted(RAY):
-        spec = pod_of(render(overlay), name).spec
-
-        assert len(spec["containers"]) == 1, name
-        assert {one["restartPolicy"] for one in spec.get("initContainers", ())} <= {"Always"}, name
-
-
-@pytest.mark.parametrize("overlay", OVERLAYS)
 def test_selectors_select(overlay: str) -> None:
     """Each selector of a Service, budget, monitor, policy, spread or workload takes at least one kind of pod."""
     things = render(overlay)
@@ -189,7 +218,8 @@ def test_ports_that_are_named_exist(overlay: str) -> None:
         spec = thing["spec"]
         selector = spec["selector"] if thing["kind"] == "PodMonitor" else {"matchLabels": spec["selector"]}
         taken = [pod for pod in pods(things) if matches(selector, pod.labels)]
-        there = {port["name"] for pod in taken for one in pod.containers() for port in one.get("ports", ())}
+        ports = [port for pod in taken for one in pod.containers() for port in one.get("ports", ())]
+        there = {port[key] for port in ports for key in ("name", "containerPort")}
         wanted = {port["targetPort"] for port in spec.get("ports", ())}
         assert wanted | {one["port"] for one in spec.get("podMetricsEndpoints", ())} <= there, thing["metadata"]["name"]
 

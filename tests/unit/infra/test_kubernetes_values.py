@@ -134,10 +134,12 @@ def test_ports_are_the_settings_ports(overlay: str) -> None:
     gateways = pod_of(things, "tailrace-gateways")
     settings = settings_of(environment(things, gateways.containers()[0]))
     by_name = {port["name"]: port["containerPort"] for one in gateways.containers() for port in one["ports"]}
-    doors = {port["name"]: port["targetPort"] for port in service["serveService"]["spec"]["ports"]}
+    doors = {port["name"]: port["port"] for port in service["serveService"]["spec"]["ports"]}
+    (grpc,) = the(things, "Service", "tailrace-grpc")["spec"]["ports"]
 
     assert (by_name["serve"], by_name["grpc"]) == (settings.http_port, settings.grpc_port)
-    assert doors == {"serve": settings.http_port, "grpc": settings.grpc_port}
+    assert doors == {"serve": settings.http_port}, "KubeRay drops every port but `serve`"
+    assert (grpc["port"], grpc["targetPort"]) == (settings.grpc_port, settings.grpc_port)
     assert by_name["node-metrics"] == settings.metrics_port
     assert serve["http_options"]["host"] == settings.door_host
     assert serve["http_options"]["port"] == settings.door_http_port
