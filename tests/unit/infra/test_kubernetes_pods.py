@@ -80,6 +80,31 @@ def test_every_container_is_bounded(overlay: str) -> None:
             assert "sizeLimit" in volume.get("emptyDir", {"sizeLimit": ""}), (pod.name, volume["name"])
 
 
+def test_a_trial_fits_on_its_node() -> None:
+    """Of 6 cores and 16 GiB, 2 cores and 3 GiB are for the node's own pods and the operators; training runs beside all others."""
+    things = render("dev")
+    cluster = the(things, "RayService")["spec"]["rayClusterConfig"]
+    count = {f"tailrace-{group['groupName']}": group["minReplicas"] for group in cluster["workerGroupSpecs"]}
+    count |= {one["metadata"]["name"]: one["spec"]["replicas"] for one in find(things, "StatefulSet")}
+    wanted = [cluster["autoscalerOptions"]["resources"]["requests"]]
+    for pod in pods(things):
+        running = [one for one in pod.containers() if one["name"] not in {"topics", "format"}]
+        wanted += [one["resources"]["requests"] for one in running] * count.get(pod.name, 1)
+
+    assert sum(cores(one["cpu"]) for one in wanted) <= 4
+    assert sum(mebibytes(one["memory"]) for one in wanted) <= 13 * 1024
+
+
+def cores(amount: str) -> float:
+    """Processors, from Kubernetes' way to write them."""
+    return int(amount[:-1]) / 1000 if amount.endswith("m") else float(amount)
+
+
+def mebibytes(amount: str) -> int:
+    """Memory, from Kubernetes' way to write it."""
+    return int(amount[:-2]) * {"Mi": 1, "Gi": 1024}[amount[-2:]]
+
+
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_mounts_and_volumes_fit(overlay: str) -> None:
     """Each mount names a volume of its pod, each volume is mounted, and /tmp can be written."""
