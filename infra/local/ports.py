@@ -3,6 +3,7 @@
 import errno
 import socket
 import zlib
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,17 +47,17 @@ def check_free(port: Port) -> None:
         ) from error
 
 
-def free_window(width: int, seed: str) -> int:
+def free_window(width: int, seed: str, reserved: Collection[int] = ()) -> int:
     """Find `width` free consecutive ports outside the range for outgoing connections. Gives the first.
 
-    `seed` spreads stacks that start at the same moment. Raises EnvironmentFault when there is no such window.
+    `reserved` ports are somebody's who does not listen yet. `seed` spreads stacks that start at the same moment. Raises EnvironmentFault when there is no such window.
     """
     last = _first_ephemeral_port() - width
     starts = range(_FIRST_INNER_PORT, last, width)
     offset = zlib.crc32(seed.encode()) % len(starts)
     for index in range(len(starts)):
         first = starts[(offset + index) % len(starts)]
-        if all(is_free("", number) for number in range(first, first + width)):
+        if all(number not in reserved and is_free("", number) for number in range(first, first + width)):
             return first
     raise EnvironmentFault(f"no {width} free ports in a row between {_FIRST_INNER_PORT} and {last}; stop other servers")
 

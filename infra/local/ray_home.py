@@ -8,6 +8,7 @@ import hashlib
 import os
 import secrets
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 
 from infra.local.edge_config import ADMIN_SOCKET
@@ -57,13 +58,13 @@ def ray_logs(state_dir: Path) -> Path:
     return ray_home(state_dir) / "session_latest" / "logs"
 
 
-def ray_environment(home: Path) -> dict[str, str]:
+def ray_environment(home: Path, reserved: Collection[int] = ()) -> dict[str, str]:
     """Give the variables that Ray, Ray Serve and HAProxy read at their start.
 
     Calls need a token made for this start, because Ray listens on all interfaces and would run anybody's code. Ports
-    that the doors do not need are taken from a window that is free now.
+    that the doors do not need are taken from a window that is free now, without those `reserved` for other parts.
     """
-    first = free_window(_WIDTH, seed=str(home))
+    first = free_window(_WIDTH, seed=str(home), reserved=reserved)
     http_first, grpc_first = first + 4, first + 4 + _NUM_REPLICA_PORTS
     proxy = proxy_folder(home)
     return {

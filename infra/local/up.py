@@ -49,7 +49,9 @@ def run_stack(
         for port in part.ports:
             check_free(port)
     home = make_ray_home(settings.state_dir)
-    parts = tuple(with_environment(part, ray_environment(home)) if part.name == "serve" else part for part in parts)
+    reserved = {port.number for part in parts for port in part.ports}
+    for_ray = ray_environment(home, reserved)
+    parts = tuple(with_environment(part, for_ray) if part.name == "serve" else part for part in parts)
     supervisor = local_supervisor(settings, stack_file, report)
     try:
         _start(supervisor, parts, settings)

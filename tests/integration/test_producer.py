@@ -50,9 +50,9 @@ def read_all(broker: Server) -> list[tuple[int, bytes, bytes]]:
     return found
 
 
-def producer_of(broker: Server, max_in_flight: int = 100) -> TopicProducer:
+def producer_of(broker: Server, max_in_flight: int = 100, gather_s: float = 0.0) -> TopicProducer:
     """A started producer."""
-    producer = TopicProducer(KafkaAddress(bootstrap=broker.address), TOPIC, ACK_S, max_in_flight)
+    producer = TopicProducer(KafkaAddress(bootstrap=broker.address), TOPIC, ACK_S, max_in_flight, gather_s)
     producer.start()
     return producer
 
@@ -70,6 +70,21 @@ async def test_records_are_in_the_topic_when_the_call_returns(broker: Server) ->
     assert len({partition for partition, _ in mine}) == 1
     assert [value for _, value in mine] == [b"%d" % number for number in range(50)]
     await asyncio.to_thread(producer.stop)
+
+
+async def test_gathered_records_arrive_in_order_and_before_the_end(broker: Server) -> None:
+    """Those that come while others gather, and those that still do when the producer is stopped."""
+    producer = producer_of(broker, gather_s=0.3)
+    outcomes: list[bool] = []
+
+    for number in range(30):
+        assert producer.offer((b"u", b"%d" % number), outcomes.append)
+        await asyncio.sleep(0.01)
+    await asyncio.to_thread(producer.stop)
+
+    found = await asyncio.to_thread(read_all, broker)
+    assert [value for _, _, value in found] == [b"%d" % number for number in range(30)]
+    assert outcomes == [True] * 30
 
 
 async def test_the_loop_stays_free_while_records_wait(broker: Server) -> None:

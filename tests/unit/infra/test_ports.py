@@ -37,6 +37,15 @@ def test_a_free_port_passes() -> None:
     check_free(Port("127.0.0.1", number, "TAILRACE_REDIS_PORT"))
 
 
+def test_a_window_avoids_what_is_reserved() -> None:
+    """A port of a part that starts later is not given away."""
+    first = free_window(8, seed="a")
+
+    other = free_window(8, seed="a", reserved={first + 3})
+
+    assert not other <= first + 3 < other + 8
+
+
 def test_a_window_avoids_what_is_taken() -> None:
     """A window with one taken port is passed over."""
     first = free_window(8, seed="a")
