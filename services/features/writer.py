@@ -5,7 +5,7 @@ rows of one entity from one writer at a time, with rising times. Nothing is retr
 and a repeated write is harmless.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -45,7 +45,7 @@ class FeatureWriter:
 
     def write_histories(self, rows: Sequence[UserHistory]) -> None:
         """Write these rows, one per user, in one exchange. Raises DependencyAway; then some may have been written."""
-        self._push("user_history", history_columns(rows))
+        self.write_view("user_history", history_columns(rows))
 
     def write_popularity(self, rows: Sequence[PopularRow]) -> None:
         """Write partitions' popularity windows. Raises DependencyAway."""
@@ -57,7 +57,7 @@ class FeatureWriter:
         for name in WINDOW_MS:
             columns[f"item_ids_{name}"] = [list(row.windows[name].item_ids) for row in rows]
             columns[f"counts_{name}"] = [list(row.windows[name].counts) for row in rows]
-        self._push("popularity", columns)
+        self.write_view("popularity", columns)
 
     def write_precomputed(self, rows: Sequence[PrecomputedRow], made_at_us: int) -> None:
         """Store lists, one per user, made at this time (Unix µs): later ones replace earlier ones. Raises DependencyAway."""
@@ -69,16 +69,13 @@ class FeatureWriter:
             "watermark_ms": [row.watermark_ms for row in rows],
             "event_timestamp": [made_at_us] * len(rows),
         }
-        self._push("user_recommendations", columns)
+        self.write_view("user_recommendations", columns)
 
     def write_view(self, view: str, columns: dict[str, list[Any]]) -> None:
-        """Write rows of a batch view; `event_timestamp` in Unix µs. Raises DependencyAway."""
-        self._write(lambda frame: self._store.write_to_online_store(view, frame), columns)
+        """Write rows of a view; `event_timestamp` in Unix µs. Raises DependencyAway.
 
-    def _push(self, view: str, columns: dict[str, list[Any]]) -> None:
-        self._write(lambda frame: self._store.push(f"{view}_push", frame), columns)
-
-    def _write(self, write: Callable[[Any], None], columns: dict[str, list[Any]]) -> None:
+        Feast's `push` does the same after it has read all views from its registry anew, which takes twice as long as writing.
+        """
         import pandas as pd
 
         frame = pd.DataFrame(columns)
@@ -86,7 +83,7 @@ class FeatureWriter:
             return
         frame["event_timestamp"] = pd.to_datetime(frame["event_timestamp"], unit="us", utc=True)
         with _redis_as_dependency():
-            write(frame)
+            self._store.write_to_online_store(view, frame)
 
 
 def history_columns(rows: Sequence[UserHistory]) -> dict[str, list[Any]]:

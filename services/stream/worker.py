@@ -55,6 +55,8 @@ class Pace:
     checkpoint_every_s: float = 1.0
     checkpoint_every_events: int = 10_000
     popularity_every_s: float = 1.0
+    popularity_at_least_every_s: float = 10.0
+    """Written again so often though nothing changed, for a store that lost it."""
     popularity_num_items: int = 200
     lag_every_s: float = 1.0
     compact_every_s: float = 5.0
@@ -93,6 +95,7 @@ class StreamWorker:
         self._beat = beat
         self._tracing = tracing or Tracing()
         self._popularity: dict[int, Popularity] = {}
+        self._published: dict[int, PopularRow] = {}
 
     def run(self, stop: threading.Event) -> None:
         """Work until `stop` is set, through the absence of broker or store; then checkpoint and return."""
@@ -206,10 +209,20 @@ class StreamWorker:
             PopularRow(partition=one, as_of_ms=now_ms, windows=self._popularity[one].top(now_ms, num_items))
             for one in partitions
         ]
+        news = [row for row in rows if self._is_news(row)]
         try:
-            self._writer.write_popularity(rows)
+            self._writer.write_popularity(news)
         except DependencyAway as error:
             _log.warning("stream.popularity_not_written", error=str(error))
+        else:
+            self._published |= {row.partition: row for row in news}
+
+    def _is_news(self, row: PopularRow) -> bool:
+        """Whether a row differs from the one that was written last, or that one is old."""
+        before = self._published.get(row.partition)
+        if before is None or before.windows != row.windows:
+            return True
+        return row.as_of_ms - before.as_of_ms >= 1_000 * self._pace.popularity_at_least_every_s
 
     def _restore_popularity(self, partition: int, stop: threading.Event) -> Popularity:
         """Count what the offline log has of the last week; with much of it that takes minutes, and the heart beats on."""

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from services.stream.offline_log import OfflineLog
 from services.stream.worker import Pace, StreamWorker
 from services.telemetry import StreamMetrics
 
-PACE = Pace(popularity_every_s=0.0, checkpoint_every_s=0.0, retry_after_s=0.0)
+PACE = Pace(popularity_every_s=0.0, popularity_at_least_every_s=0.0, checkpoint_every_s=0.0, retry_after_s=0.0)
+NUM_POLLS = 50
 
 
 class FakeSession:
@@ -44,6 +46,24 @@ class FakeSession:
 
     def close(self) -> None:
         """Do nothing."""
+
+
+class QuietSession(FakeSession):
+    """A broker that stays, with nothing to read, until the worker is stopped after some polls."""
+
+    def __init__(self, stop: threading.Event) -> None:
+        super().__init__()
+        self._stop = stop
+
+    def poll(self, _wait_ms: int) -> list[Any]:
+        """Give nothing."""
+        self._num_polls += 1
+        if self._num_polls == NUM_POLLS:
+            self._stop.set()
+        return []
+
+    def check_topic(self) -> None:
+        """It is the same."""
 
 
 class FakeWriter:
@@ -95,6 +115,21 @@ def test_a_lost_session_costs_no_second_count_of_the_week(tmp_path: Path) -> Non
 
     assert len(writer.written) == 3
     assert log.num_reads == 1
+
+
+@pytest.mark.parametrize(("at_least_every_s", "num_written"), [(3_600.0, 1), (0.0, NUM_POLLS)])
+def test_what_has_not_changed_is_written_now_and_then_only(
+    tmp_path: Path, at_least_every_s: float, num_written: int
+) -> None:
+    """Popularity that is as it was costs the store and the worker nothing, until what was written is old."""
+    stop = threading.Event()
+    log, writer = logged_clicks(tmp_path, 1), FakeWriter(stop, num_writes=10 * NUM_POLLS)
+    pace = replace(PACE, popularity_at_least_every_s=at_least_every_s, lag_every_s=3_600.0)
+    parts: Any = lambda: QuietSession(stop), writer, log, history_limits(10), StreamMetrics(CollectorRegistry()), pace
+
+    StreamWorker(*parts).run(stop)
+
+    assert len(writer.written) == num_written
 
 
 def test_the_heart_beats_while_a_long_log_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
