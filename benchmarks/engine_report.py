@@ -4,7 +4,7 @@ A run is a worker's reply: `seconds`, `outputs`, and for our engine `steps` by k
 machine's `limits` beside it: neighbours take now more of the memory, now less, and a step is held against what there was.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
