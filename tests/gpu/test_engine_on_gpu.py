@@ -1,19 +1,24 @@
 """The engine on a CUDA device gives what it gives on the CPU, with recorded steps and without.
 
-What to run, in this order, where a device is at hand, with torch, triton, numpy, safetensors, tokenizers, pytest and hypothesis
-installed and nothing else. The first runs wait for Triton's compiler, which keeps what it made (`TRITON_CACHE_DIR`); `-x` stops at
-the first failure.
+What to run where a device is at hand, with torch, triton, numpy, safetensors, tokenizers, pytest and hypothesis installed and nothing
+else: in this order, each one whatever those before it gave (`;` between them where a machine is lent by the minute). Much of the time
+is Triton's compiler's, which keeps what it made (`TRITON_CACHE_DIR`).
 
-1. `python -m pytest tests/gpu/test_engine_on_gpu.py -x`: this file. Texts and rankings through recorded steps, all caches and
-   families, nothing that waits for the device, no memory that grows.
-2. `python -m pytest -c tests/gpu/pytest.ini -x tests/unit/llm/engine/gpu/test_triton_kernels.py
-   tests/unit/llm/engine/gpu/test_triton_attention.py`: the kernels' own tests, compiled instead of interpreted; fp32 with heads of
-   odd sizes, so most of the time is the compiler's.
-3. `python -m pytest tests/gpu/test_large_shapes.py -s`: Qwen3-1.7B's shape; prints the time of each step, the prompt's apart.
+1. `python -m pytest tests/gpu/test_engine_on_gpu.py --maxfail 3`: this file. Texts and rankings through recorded steps, all caches
+   and families, nothing that waits for the device, no memory that grows.
+2. `python -m pytest tests/gpu/test_large_shapes.py -s`: Qwen3-1.7B's shape; prints the time of each step, the prompt's apart.
    A step with a prompt runs as it comes: if that step is longer than its product of matrices, Python's launches are what it waits for.
-4. `python -m benchmarks.engine --device cuda --peers "" --json engine_gpu.json`: the figures that are published, with the
-   device's name; one process for each shape, each case once before it is timed. `--case NAME` runs one of them, where a command
-   has a limit of time.
+3. `python -m benchmarks.engine --device cuda --peers "" --json engine_gpu.json`: the figures that are published, with the
+   device's name; one process for each shape, each case once before it is timed. The file is written anew after each shape, so a
+   command that is cut off or fails leaves those before. `--case NAME ...` runs some of them: into another file.
+4. `python -m pytest -c tests/gpu/pytest.ini tests/unit/llm/engine/gpu/test_triton_kernels.py
+   tests/unit/llm/engine/gpu/test_triton_attention.py tests/unit/llm/engine/test_transfer.py`: the kernels' own tests, compiled
+   instead of interpreted; fp32 with heads of odd sizes, so most of the time is the compiler's.
+
+Where the first one fails, run the fourth next: it names the kernel. If that passes, `-k "ahead and False"` runs the engine here without
+recorded steps, and `-k "ahead and True"` with them: what only the second shows is the recording's. `CUDA_LAUNCH_BLOCKING=1` names
+the launch that fails without recorded steps, `compute-sanitizer` the access. A process whose device has failed once fails in
+every later test: run one at a time. Where `tests.attention_shapes` is not found, an installed package calls itself `tests` too.
 
 What they are held to on an H200 is in DECISIONS.md, with what each step should take by its bytes and products.
 """
@@ -54,7 +59,7 @@ FAMILIES = {
     "qwen3": replace(LLAMA, qk_norm=True, num_attention_heads=9, num_key_value_heads=3),
     "windowed": replace(LLAMA, window=Window(64, frozenset({0, 2}), num_sinks=4)),
 }
-SMALL = EngineConfig(num_blocks=1_024, tile_tokens=128, max_running=16, max_beam_rows=256)
+SMALL = EngineConfig(num_blocks=1_024, tile_tokens=128, max_running=16, max_beam_rows=256, cpu_kernels="torch")
 
 
 def items(depth: int = 3) -> ItemCodes:
@@ -107,11 +112,11 @@ def outcomes_of(engine: Engine) -> dict[str, Outcome]:
     return found
 
 
-def assert_alike(there: dict[str, Outcome], here: dict[str, Outcome]) -> None:
+def assert_alike(there: dict[str, Outcome], here: dict[str, Outcome], noise: float = 1e-3) -> None:
     """Agree in scores to fp32's noise, in all but an item that ties nearly, and in how greedy texts begin."""
     for name, wanted in here.items():
         if name.startswith("r"):
-            assert np.allclose(there[name].scores, wanted.scores, atol=1e-3), name
+            assert np.allclose(there[name].scores, wanted.scores, atol=noise), name
             assert len(set(there[name].item_indices) & set(wanted.item_indices)) >= 19, name
         else:
             assert there[name].token_ids[:3] == wanted.token_ids[:3], name
@@ -124,12 +129,15 @@ def _exact_products() -> None:
 
 @pytest.mark.parametrize("kv_kind", ["model", "int8", "fp8"])
 def test_gpu_equals_cpu(kv_kind: str) -> None:
-    """Rankings, their scores and greedy texts agree between kernels with graphs and the torch reference, for each kind of cache."""
+    """Rankings, their scores and greedy texts agree between kernels with graphs and the torch reference, for each kind of cache.
+
+    A number halfway between two codes gets either by fp32's noise: over weights that differ by 1e-6 scores did by up to 0.0034.
+    """
     config = replace(SMALL, kv_kind=kv_kind)
 
     there, here = (outcomes_of(warm_engine(device, LLAMA, config)) for device in ("cuda", "cpu"))
 
-    assert_alike(there, here)
+    assert_alike(there, here, 1e-3 if kv_kind == "model" else 1e-2)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

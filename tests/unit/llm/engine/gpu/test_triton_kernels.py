@@ -14,7 +14,8 @@ from services.llm.engine.weights import HeadNorms
 from tests.attention_shapes import attention_shape
 
 IS_CUDA = torch.cuda.is_available()
-DEVICE = torch.device("cuda" if IS_CUDA else "cpu")
+CPU = torch.device("cpu")
+DEVICE = torch.device("cuda") if IS_CUDA else CPU
 NUM_BLOCKS, BLOCK = 6, 4
 EPS = 1e-5
 REFERENCE, KERNELS = TorchKernels(), TritonKernels()
@@ -101,10 +102,10 @@ def test_heads_are_normed_turned_and_stored_as_torch_does(
     assert_same_memory(*caches)
 
 
-def cache_of(kind: str, num_groups: int, head_dim: int, dtype: torch.dtype) -> KvCache:
+def cache_of(kind: str, num_groups: int, head_dim: int, dtype: torch.dtype, device: torch.device = DEVICE) -> KvCache:
     """Build an empty cache of two layers."""
     config = attention_shape(num_groups, num_groups, head_dim)
-    return KvCache(config, NUM_BLOCKS, BLOCK, dtype, DEVICE, kind)
+    return KvCache(config, NUM_BLOCKS, BLOCK, dtype, device, kind)
 
 
 def assert_same_memory(cache: KvCache, reference: KvCache) -> None:
@@ -124,15 +125,15 @@ def assert_same_memory(cache: KvCache, reference: KvCache) -> None:
 @pytest.mark.skipif(not IS_CUDA, reason="Triton's interpreter cuts bfloat16 off and loses a carry in fp8")
 @pytest.mark.parametrize("kind", ["model", "int8", "fp8"])
 def test_a_device_stores_the_very_same_bytes(kind: str) -> None:
-    """Without a turn, what a device writes is what torch writes, bit for bit."""
-    caches = [cache_of(kind, 2, 64, torch.bfloat16) for _ in range(2)]
+    """Without a turn, what a device writes is what torch writes on a CPU, bit for bit: on CUDA torch divides by a number through its reciprocal."""
+    caches = [cache_of(kind, 2, 64, torch.bfloat16, device) for device in (DEVICE, CPU)]
     qkv = numbers(5, 9, 6 * 64, dtype=torch.bfloat16)
     still = rotary_angles(torch.zeros(9, device=DEVICE), 64, Rope(), torch.bfloat16)
     slots = torch.arange(9, device=DEVICE)
 
-    for kernels, cache in zip((KERNELS, REFERENCE), caches, strict=True):
-        kernels.turn_and_store(qkv, still, None, EPS, cache, 1, slots)
+    KERNELS.turn_and_store(qkv, still, None, EPS, caches[0], 1, slots)
 
+    REFERENCE.turn_and_store(qkv.to(CPU), (still[0].to(CPU), still[1].to(CPU)), None, EPS, caches[1], 1, slots.to(CPU))
     found, wanted = (cache.slots(1) for cache in caches)
-    assert torch.equal(found.keys.view(torch.uint8), wanted.keys.view(torch.uint8))
-    assert torch.equal(found.values.view(torch.uint8), wanted.values.view(torch.uint8))
+    assert torch.equal(found.keys.view(torch.uint8).to(CPU), wanted.keys.view(torch.uint8))
+    assert torch.equal(found.values.view(torch.uint8).to(CPU), wanted.values.view(torch.uint8))
