@@ -7,9 +7,7 @@ Runs with torch, numpy and safetensors alone.
 
 import gc
 import platform
-import time
-from collections import defaultdict
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +16,13 @@ import torch
 
 from benchmarks.engine_cases import CodeTable, code_table
 from benchmarks.engine_shapes import random_decoder
+from benchmarks.engine_steps import CudaClock, HostClock, drain
 from benchmarks.engine_worker import Ask, Reply, serve
 from models.decoder import Decoder
 from models.weights import load_decoder
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
 from services.llm.engine.limits import measure_limits
-from services.llm.engine.outcome import Outcome
-from services.llm.engine.step_cost import StepKind
 from services.llm.engine.text import Sampling
 from services.llm.engine.trie import ItemCodes
 
@@ -62,7 +59,8 @@ class TailraceContestant:
             return asdict(measure_limits(self._device, self._dtype, effort=ask["effort"]))
         for number, prompt in enumerate(ask["prompts"]):
             self._add(str(number), prompt, ask, number)
-        outcomes, steps = _drain(self._engine)
+        outcomes, steps = drain(self._engine, CudaClock() if self._device.type == "cuda" else HostClock())
+        outcomes.sort(key=lambda outcome: int(outcome.request_id))
         if ask["do"] == "rank":
             outputs = [self._codes.codes[outcome.item_indices].tolist() for outcome in outcomes]
         else:
@@ -76,33 +74,6 @@ class TailraceContestant:
         else:
             sampling = Sampling(temperature=ask.get("temperature", 0.0), seed=number)
             self._engine.add_text(request_id, prompt, max_new_tokens=ask["num_new"][number], sampling=sampling)
-
-
-@dataclass(slots=True)
-class _Spent:
-    """Sums over the steps of one kind."""
-
-    steps: int = 0
-    seconds: float = 0.0
-    num_bytes: float = 0.0
-    flops: float = 0.0
-
-
-def _drain(engine: Engine) -> tuple[list[Outcome], dict[str, dict[str, float]]]:
-    """Step until all is done. Gives the outcomes in the order asked, and what the steps of each kind took and cost."""
-    outcomes: list[Outcome] = []
-    spent: dict[StepKind, _Spent] = defaultdict(_Spent)
-    while engine.has_work:
-        began = time.perf_counter()
-        outcomes += engine.step(0.0)
-        if (cost := engine.last_cost) is not None:
-            kind = spent[cost.kind]
-            kind.steps += 1
-            kind.seconds += time.perf_counter() - began
-            kind.num_bytes += cost.num_bytes
-            kind.flops += cost.flops
-    outcomes.sort(key=lambda outcome: int(outcome.request_id))
-    return outcomes, {kind.value: asdict(one) for kind, one in spent.items()}
 
 
 def _load(model: str, dtype: torch.dtype, device: torch.device) -> Decoder:
