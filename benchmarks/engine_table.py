@@ -12,7 +12,9 @@ Report = dict[str, Any]
 def tables(report: Report) -> str:
     """Give the comparison, the roofline and what the outputs are worth, with device and date."""
     engines = list(dict.fromkeys(row["engine"] for row in report["cases"]))
-    parts = [_heading(report), comparison(report["cases"], engines), *_notes(report), roofline(report)]
+    parts = [_heading(report), comparison(report["cases"], engines), *_notes(report)]
+    if report["limits"]:
+        parts.append(roofline(report))
     if report["quality"]:
         parts.append(quality(report["quality"]))
     return "\n\n".join(parts)
@@ -80,6 +82,8 @@ def _heading(report: Report) -> str:
 
 def _notes(report: Report) -> list[str]:
     notes = [f"{name}: {why.splitlines()[-1]}" for name, why in report["absent_peers"].items()]
+    failed = [row for row in report["cases"] if "error" in row]
+    notes += [f"{row['name']} on {row['engine']}: {row['error'].splitlines()[0]}" for row in failed]
     notes += [f"Beams of {name} are {one['constraint']}." for name, one in report["engines"].items()]
     return ["\n".join(f"- {note}" for note in notes)] if notes else []
 

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any, Protocol, TextIO
 
@@ -41,6 +42,7 @@ def _timed(contestant: Contestant, ask: Ask) -> Reply:
     try:
         reply = contestant.answer(ask)
     except Exception as error:  # noqa: BLE001 - what one engine cannot do must not end the comparison
+        traceback.print_exc()
         return {"error": f"{type(error).__name__}: {error}"}
     return {"seconds": time.perf_counter() - began, **reply}
 

@@ -123,3 +123,26 @@ def test_the_page(quality: dict[str, Any]) -> None:
     assert "- vllm: not installed: run `make bench-peers`" in page
     assert "24.0 GB/s read, 2.30 TFLOP/s" in page
     assert ("| tailrace | 100.0% | 0.000 | 9.0e-05 |" in page) == bool(quality)
+
+
+def test_a_run_in_which_nothing_worked_is_told() -> None:
+    """Without a single figure the page says why, case by case, and holds nothing against limits that nobody measured."""
+    failed = Measured(WRITE, "tailrace", error="RuntimeError: an illegal memory access")
+    report = {
+        "device": "a GPU",
+        "threads": 2,
+        "date": "2026-11-22",
+        "model": None,
+        "dtype": "bfloat16",
+        "cases": case_rows([failed], []),
+        "roofline": roofline_rows([failed]),
+        "limits": best_limits([failed]),
+        "absent_peers": {},
+        "engines": {},
+        "quality": {},
+    }
+
+    page = tables(report)
+
+    assert "| decode-2 | output tokens/s | - | - |" in page
+    assert "- decode-2 on tailrace: RuntimeError: an illegal memory access" in page
