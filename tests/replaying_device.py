@@ -2,7 +2,8 @@
 
 What a graph cannot do shows here: inputs are poisoned after each replay, so that whatever is not written anew is seen to be
 stale, and outputs of other recordings are poisoned before each one, because graphs share their memory. An operation that
-would wait for the device, or bring something to it, is refused.
+would wait for the device, or bring something to it, is refused, and so is one that reads memory which was not read when the body was
+recorded: a graph would go on reading the old.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from services.llm.engine.gpu.graph_device import Body
 
@@ -43,8 +45,12 @@ class ReplayedBody:
         self._body = body
         self._inputs = inputs
         self.num_replays = 0
-        with _NoWaiting():
+        if not device.recordings:  # as on CUDA: what is made at first use and kept is made before
+            with _NoWaiting():
+                body()
+        with _NoWaiting() as recorded:
             self.outputs = tuple(output.clone() for output in body())
+        self._read = recorded.read
         _poison(inputs)
 
     def replay(self) -> None:
@@ -52,15 +58,16 @@ class ReplayedBody:
         self.num_replays += 1
         for recording in self._device.recordings:
             _poison(recording.outputs)
-        with _NoWaiting():
+        with _NoWaiting() as replayed:
             found = self._body()
+        assert replayed.read <= self._read, "a tensor that a recorded step reads was replaced"
         for output, value in zip(self.outputs, found, strict=True):
             assert (output.shape, output.dtype) == (value.shape, value.dtype), "a recorded step changed its shape"
             output.copy_(value)
 
 
 class _NoWaiting(TorchDispatchMode):
-    """Refuses what a CUDA graph cannot record."""
+    """Refuses what a CUDA graph cannot record. `read` are the addresses of what the body takes from outside."""
 
     _WAITING = (
         "_local_scalar_dense",
@@ -77,6 +84,11 @@ class _NoWaiting(TorchDispatchMode):
         "bincount",
     )
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: set[int] = set()
+        self._made: set[int] = set()
+
     def __torch_dispatch__(
         self, operation: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -84,8 +96,17 @@ class _NoWaiting(TorchDispatchMode):
         assert name not in self._WAITING, f"{name} waits for the device"
         if name.partition(".")[0] in ("index", "index_put", "index_put_"):
             assert all(x is None or x.dtype != torch.bool for x in args[1]), "indexing by a mask waits for the device"
+        self.read |= _addresses((args, kwargs)) - self._made
         call: Callable[..., Any] = operation
-        return call(*args, **(kwargs or {}))
+        found = call(*args, **(kwargs or {}))
+        self._made |= _addresses(found) - self.read
+        return found
+
+
+def _addresses(tree: Any) -> set[int]:
+    """Give where the memory of all tensors begins that is not empty."""
+    found = {x.untyped_storage().data_ptr() for x in tree_leaves(tree) if isinstance(x, Tensor)}
+    return found - {0}
 
 
 def _poison(tensors: Sequence[Tensor]) -> None:

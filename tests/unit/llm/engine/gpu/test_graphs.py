@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -201,6 +202,19 @@ def test_warming_up_tells_how_far_it_is() -> None:
 
     total = len(device.recordings)
     assert told == [(done, total) for done in range(1, total + 1)]
+
+
+def test_the_stand_in_refuses_a_recorded_step_whose_input_was_replaced() -> None:
+    """A graph reads where its inputs lay when it was recorded: written anew there is seen, another tensor is not."""
+    inputs = {"numbers": torch.ones(2)}
+    recording = ReplayingDevice().record(lambda: (inputs["numbers"] + 1,), list(inputs.values()))
+    inputs["numbers"].fill_(4.0)
+    recording.replay()
+    assert recording.outputs[0].tolist() == [5.0, 5.0]
+    inputs["numbers"] = torch.zeros(2)
+
+    with pytest.raises(AssertionError, match="was replaced"):
+        recording.replay()
 
 
 def test_sizes_round_up_to_powers_of_two_and_the_largest() -> None:
