@@ -141,6 +141,7 @@ def _attend_part(  # type: ignore[no-untyped-def]
     is_dim_K = dim_K < HEAD_DIM
     is_q_RK = is_row_R[:, None] & is_dim_K[None, :]
     q_RK = tl.load(q_ptr + place_R[:, None] * HEAD_DIM + dim_K[None, :], mask=is_q_RK, other=0.0)
+    base_2_scale = softmax_scale * 1.4426950408889634  # of scores: products by this are powers of two, not of e
     peak_R = tl.full((ROWS,), float("-inf"), tl.float32)
     total_R = tl.zeros((ROWS,), tl.float32)
     out_RK = tl.zeros((ROWS, HEAD_PAD), tl.float32)
@@ -159,22 +160,22 @@ def _attend_part(  # type: ignore[no-untyped-def]
             v_scale_C = tl.load(v_scale_ptr + slot_C, mask=is_seen_C, other=0.0)
             k_CK = (k_CK.to(tl.float32) * k_scale_C[:, None]).to(q_RK.dtype)
             v_CK = (v_CK.to(tl.float32) * v_scale_C[:, None]).to(q_RK.dtype)
-        score_RC = tl.dot(q_RK, tl.trans(k_CK), input_precision="ieee") * softmax_scale
+        product_RC = tl.dot(q_RK, tl.trans(k_CK), input_precision="ieee")
         is_shown_RC = is_row_R[:, None] & (position_C[None, :] < limit_R[:, None])
         if WINDOW > 0:
             window_R = first_position + 1 - WINDOW + row_R * limit_step
             is_shown_RC &= (position_C[None, :] >= window_R[:, None]) | (position_C[None, :] < NUM_SINKS)
-        score_RC = tl.where(is_shown_RC, score_RC, float("-inf"))
-        new_peak_R = tl.maximum(peak_R, tl.max(score_RC, 1))
-        anchor_R = tl.where(new_peak_R == float("-inf"), 0.0, new_peak_R)
-        weight_RC = tl.exp(score_RC - anchor_R[:, None])
-        shrink_R = tl.exp(peak_R - anchor_R)
+        product_RC = tl.where(is_shown_RC, product_RC, float("-inf"))
+        new_peak_R = tl.maximum(peak_R, tl.max(product_RC, 1))
+        anchor_R = tl.where(new_peak_R == float("-inf"), 0.0, new_peak_R) * base_2_scale
+        weight_RC = tl.exp2(product_RC * base_2_scale - anchor_R[:, None])  # one multiply-add and one exponential
+        shrink_R = tl.exp2(peak_R * base_2_scale - anchor_R)
         total_R = total_R * shrink_R + tl.sum(weight_RC, 1)
         out_RK = out_RK * shrink_R[:, None] + tl.dot(weight_RC.to(v_CK.dtype), v_CK, input_precision="ieee")
         peak_R = new_peak_R
 
     total_or_one_R = tl.where(total_R == 0.0, 1.0, total_R)
     out_RK = (out_RK / total_or_one_R[:, None]).to(out_ptr.dtype.element_ty)
-    lse_R = tl.where(total_R == 0.0, float("-inf"), peak_R + tl.log(total_or_one_R))
+    lse_R = tl.where(total_R == 0.0, float("-inf"), peak_R * softmax_scale + tl.log(total_or_one_R))
     tl.store(out_ptr + part_place_R[:, None] * HEAD_DIM + dim_K[None, :], out_RK, mask=is_q_RK)
     tl.store(lse_ptr + part_place_R, lse_R, mask=is_row_R)
