@@ -57,7 +57,7 @@ class BeamGraph:
     ) -> None:
         """Give each request its new beams, with the tails of those that they come from."""
         parent_B = parent_row_RN[: len(sequences)].flatten()
-        keys_YBLGK, values_YBLGK = self._inputs.keys_YBLGK[:, parent_B], self._inputs.values_YBLGK[:, parent_B]
+        keys_YBLGK, values_YBLGK = self._inputs.tails_of(parent_B)
         for place, sequence in enumerate(sequences):
             width = _width_after(sequence)
             rows = slice(place * child_RN.shape[1], place * child_RN.shape[1] + width)

@@ -1,7 +1,7 @@
 """Where recorded beam steps read the beams: tokens, nodes, scores, tails and masks, in tensors that stay in place.
 
-Shape suffixes: R requests, W beams of one request, B = R * W, X bytes of bits, Y layers, L places of a tail, G key/value
-heads, K head size.
+Shape suffixes: R requests, W beams of one request, B = R * W, N chosen beams of all requests, X bytes of bits, Y layers, L places
+of a tail, G key/value heads, K head size.
 """
 
 import torch
@@ -46,6 +46,13 @@ class BeamInputs:
             torch.full_like(self.token_B[:num_rows], num_spelled),
             (place_L <= num_spelled).expand(num_rows, -1).contiguous(),
         )
+
+    def tails_of(self, row_N: Tensor) -> tuple[Tensor, Tensor]:
+        """Copy the tails (Y, N, L, G, K) of these rows: cells of one flat row of them, which a GPU copies 16 bytes at a time."""
+        num_layers, num_rows = self.keys_YBLGK.shape[:2]
+        first_Y1 = torch.arange(0, num_layers * num_rows, num_rows, device=row_N.device).unsqueeze(-1)
+        cell_YN = first_Y1 + row_N
+        return self.keys_YBLGK.flatten(0, 1)[cell_YN], self.values_YBLGK.flatten(0, 1)[cell_YN]
 
     def fill(self, sequences: list[Sequence], shape: BeamShape) -> None:
         """Copy these requests' beams in. Rows beyond a request's own hold the first token and score -inf; requests beyond, nobody alive."""
