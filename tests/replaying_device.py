@@ -2,8 +2,8 @@
 
 What a graph cannot do shows here: inputs are poisoned after each replay, so that whatever is not written anew is seen to be
 stale, and outputs of other recordings are poisoned before each one, because graphs share their memory. An operation that
-would wait for the device, or bring something to it, is refused, and so is one that reads memory which was not read when the body was
-recorded: a graph would go on reading the old.
+would wait for the device, or bring something to it, is refused, and so are another operation than was recorded and one that reads
+other memory: a graph would go on doing the same over the old.
 """
 
 from collections.abc import Callable, Sequence
@@ -49,8 +49,9 @@ class ReplayedBody:
             with _NoWaiting():
                 body()
         with _NoWaiting() as recorded:
-            self.outputs = tuple(output.clone() for output in body())
-        self._read = recorded.read
+            found = body()
+        self.outputs = tuple(output.clone() for output in found)
+        self._recorded = recorded
         _poison(inputs)
 
     def replay(self) -> None:
@@ -60,14 +61,15 @@ class ReplayedBody:
             _poison(recording.outputs)
         with _NoWaiting() as replayed:
             found = self._body()
-        assert replayed.read <= self._read, "a tensor that a recorded step reads was replaced"
+        assert replayed.operations == self._recorded.operations, "a recorded step took another way"
+        assert replayed.read <= self._recorded.read, "a tensor that a recorded step reads was replaced"
         for output, value in zip(self.outputs, found, strict=True):
             assert (output.shape, output.dtype) == (value.shape, value.dtype), "a recorded step changed its shape"
             output.copy_(value)
 
 
 class _NoWaiting(TorchDispatchMode):
-    """Refuses what a CUDA graph cannot record. `read` are the addresses of what the body takes from outside."""
+    """Refuses what a CUDA graph cannot record. `read` are the addresses of what the body takes from outside, `operations` all it does."""
 
     _WAITING = (
         "_local_scalar_dense",
@@ -87,6 +89,7 @@ class _NoWaiting(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.read: set[int] = set()
+        self.operations: list[str] = []
         self._made: set[int] = set()
 
     def __torch_dispatch__(
@@ -96,6 +99,7 @@ class _NoWaiting(TorchDispatchMode):
         assert name not in self._WAITING, f"{name} waits for the device"
         if name.partition(".")[0] in ("index", "index_put", "index_put_"):
             assert all(x is None or x.dtype != torch.bool for x in args[1]), "indexing by a mask waits for the device"
+        self.operations.append(name)
         self.read |= _addresses((args, kwargs)) - self._made
         call: Callable[..., Any] = operation
         found = call(*args, **(kwargs or {}))

@@ -217,6 +217,17 @@ def test_the_stand_in_refuses_a_recorded_step_whose_input_was_replaced() -> None
         recording.replay()
 
 
+def test_the_stand_in_refuses_a_recorded_step_that_takes_another_way() -> None:
+    """A graph does what was done when it was recorded, whatever the host has come to think of it."""
+    numbers, ways = torch.ones(2), [torch.neg, torch.abs]
+    recording = ReplayingDevice().record(lambda: (ways[-1](numbers),), [numbers])
+    recording.replay()
+    ways.pop()
+
+    with pytest.raises(AssertionError, match="another way"):
+        recording.replay()
+
+
 def test_sizes_round_up_to_powers_of_two_and_the_largest() -> None:
     """Every count up to the largest has a size less than twice its own."""
     assert [sizes_up_to(largest) for largest in (1, 2, 6, 8)] == [[1], [1, 2], [1, 2, 4, 6], [1, 2, 4, 8]]
