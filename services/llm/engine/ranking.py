@@ -51,7 +51,7 @@ class Ranker:
         for place, sequence in enumerate(sequences):
             width = _work(sequence).width_by_level[0]
             tail = self._empty_tail(width, hidden_RD)
-            sequence.beams = _beams(0, level, chosen, place, width, tail, tail.clone())
+            sequence.beams = _beams(0, level, chosen, place, width, tail, tail)
         return []
 
     def extend(self, batch: BeamBatch, hidden_BD: Tensor) -> list[Ranking]:
@@ -84,9 +84,10 @@ class Ranker:
         return self._logits(hidden, level.token_offset, level.token_offset + level.size).log_softmax(-1)
 
     def _empty_tail(self, width: int, like: Tensor) -> Tensor:
+        """Give a tail of zeros that takes no memory: it is copied before it is written to, and in part, if at all."""
         config = self._config
         places, groups = self._trie.depth - 1, config.num_key_value_heads
-        return like.new_zeros(config.num_hidden_layers, width, places, groups, config.head_dim)
+        return like.new_zeros(()).expand(config.num_hidden_layers, width, places, groups, config.head_dim)
 
 
 def _work(sequence: Sequence) -> RankWork:
