@@ -6,7 +6,6 @@ a secret's.
 """
 
 import asyncio
-import contextlib
 import hashlib
 import hmac
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from services.contracts.access import Caller
 from services.errors import ConfigError
 from services.gateway.access_keys import KeysFile, StoredKey, read_keys
 from services.gateway.access_rates import Allowance
+from services.gateway.repeating import Repeating
 
 log = structlog.get_logger()
 
@@ -55,7 +55,7 @@ class KeyRing:
         self._num_processes = num_processes
         self._stamp = _stamp_of(path)
         self._entries = self._read()
-        self._following: asyncio.Task[None] | None = None
+        self._following = Repeating(lambda: asyncio.to_thread(self.refresh), POLL_S)
 
     def find(self, key: str, now_unix_s: float) -> Holder | None:
         """Give whose key this is; None for one that is unknown or has expired."""
@@ -66,14 +66,11 @@ class KeyRing:
 
     async def start(self) -> None:
         """Follow the file. Call in the serving loop."""
-        self._following = asyncio.create_task(self._follow())
+        self._following.start()
 
     async def stop(self) -> None:
         """Stop following; the keys stay."""
-        if self._following is not None:
-            self._following.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._following
+        await self._following.stop()
 
     def refresh(self) -> None:
         """Read the file again if it is another than before; keep the old keys, and say so once, when it is broken."""
@@ -91,11 +88,6 @@ class KeyRing:
 
     def _read(self) -> Mapping[bytes, _Entry]:
         return _index(read_keys(self._path), self._max_k, self._num_processes)
-
-    async def _follow(self) -> None:
-        while True:
-            await asyncio.sleep(POLL_S)
-            await asyncio.to_thread(self.refresh)
 
 
 def holder_of(key: StoredKey, max_k: int, num_processes: int) -> Holder:

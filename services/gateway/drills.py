@@ -6,7 +6,6 @@ Knows neither doors nor who may switch.
 """
 
 import asyncio
-import contextlib
 import fcntl
 import json
 import os
@@ -21,6 +20,8 @@ import structlog
 from services.contracts.features import UserFeatures
 from services.contracts.rank import RankRequest, RankResult
 from services.errors import DependencyAway
+from services.gateway.llm_tier import Llm
+from services.gateway.repeating import Repeating
 
 log = structlog.get_logger()
 
@@ -45,7 +46,7 @@ class Drills:
         self._path = path
         self._wall_clock = wall_clock
         self._until: Mapping[Part, float] = {}
-        self._following: asyncio.Task[None] | None = None
+        self._following = Repeating(self.refresh, _POLL_S)
 
     def is_off(self, part: Part) -> bool:
         """Whether this part is switched off now. Costs one look at an empty dict while no drill runs."""
@@ -63,23 +64,15 @@ class Drills:
     async def start(self) -> None:
         """Follow the file from now on."""
         await self.refresh()
-        self._following = asyncio.create_task(self._follow())
+        self._following.start()
 
     async def stop(self) -> None:
         """Stop following; the drills go on where others follow."""
-        if self._following is not None:
-            self._following.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._following
+        await self._following.stop()
 
     async def refresh(self) -> None:
         """Read the file now."""
         self._until = await asyncio.to_thread(read_drills, self._path)
-
-    async def _follow(self) -> None:
-        while True:
-            await asyncio.sleep(_POLL_S)
-            await self.refresh()
 
     def _switch_alone(self, wanted: Mapping[Part, bool]) -> dict[Part, float]:
         """Hold off others, here and in other processes, while the file is read, changed and replaced."""
@@ -110,14 +103,6 @@ def read_drills(path: Path) -> dict[Part, float]:
     except (OSError, ValueError, TypeError, AttributeError) as error:
         log.warning("drills_unreadable", path=str(path), error=repr(error))
         return {}
-
-
-class Llm(Protocol):
-    """The LLM's port."""
-
-    async def rank(self, request: RankRequest, timeout_s: float) -> RankResult:
-        """Spell the next items."""
-        ...
 
 
 class Store(Protocol):

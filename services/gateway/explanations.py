@@ -4,8 +4,6 @@ Never on a request's path: offering one is an append. What does not fit (200 a s
 store does not take, is dropped and counted. Any replica can tell of any request, since the store is shared. Does not know Redis: the port is below.
 """
 
-import asyncio
-import contextlib
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -15,6 +13,7 @@ from prometheus_client import Counter
 from services.contracts.explanation import Explanation, decode_explanation
 from services.errors import DependencyAway, NotFound
 from services.gateway.explaining import FACT_NAMES, Answered, Refused, Shed
+from services.gateway.repeating import Repeating
 
 log = structlog.get_logger()
 
@@ -50,7 +49,7 @@ class Explanations:
         self._waiting: list[Answered | Shed | Refused] = []
         self._kept, self._dropped = outcomes.labels("kept"), outcomes.labels("dropped")
         self._is_away = False
-        self._flushing: asyncio.Task[None] | None = None
+        self._flushing = Repeating(self.flush, _FLUSH_EVERY_S)
 
     def offer(self, case: Answered | Shed | Refused) -> None:
         """Take in one request, or drop it when too many wait; the second half of the places is for slow requests."""
@@ -79,14 +78,11 @@ class Explanations:
     async def start(self) -> None:
         """Write in the background from now on."""
         if self._store is not None:
-            self._flushing = asyncio.create_task(self._flush_again_and_again())
+            self._flushing.start()
 
     async def stop(self) -> None:
         """Write what waits, and end."""
-        if self._flushing is not None:
-            self._flushing.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._flushing
+        await self._flushing.stop()
         await self.flush()
         if self._store is not None:
             await self._store.close()
@@ -110,8 +106,3 @@ class Explanations:
             level = log.warning if isinstance(error, DependencyAway) else log.exception
             level("explanations_dropped", error=repr(error))
         self._is_away = isinstance(error, DependencyAway)
-
-    async def _flush_again_and_again(self) -> None:
-        while True:
-            await asyncio.sleep(_FLUSH_EVERY_S)
-            await self.flush()

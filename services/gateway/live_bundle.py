@@ -5,7 +5,6 @@ bundle: that function is handed in.
 """
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -18,6 +17,7 @@ from models.catalogue import Catalogue
 from models.pointer_news import PointerNews
 from models.registry import Bundle, BundleStore
 from services.errors import DependencyAway
+from services.gateway.repeating import Repeating
 
 log = structlog.get_logger()
 
@@ -62,7 +62,7 @@ class LiveBundle:
         self._quality = quality
         self._live: Live | None = None
         self._news = PointerNews()
-        self._following: asyncio.Task[None] | None = None
+        self._following = Repeating(self.refresh, poll_s)
 
     @property
     def is_loaded(self) -> bool:
@@ -78,14 +78,11 @@ class LiveBundle:
     async def start(self) -> None:
         """Load what the pointer names, if anything, then follow it in the background."""
         await self.refresh()
-        self._following = asyncio.create_task(self._follow())
+        self._following.start()
 
     async def stop(self) -> None:
         """Stop following; what is loaded stays."""
-        if self._following is not None:
-            self._following.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._following
+        await self._following.stop()
 
     async def refresh(self) -> None:
         """Load the version that the pointer names, when it is another than the loaded or the last refused one."""
@@ -113,11 +110,6 @@ class LiveBundle:
         self._live = live
         self._info.labels(live.version).set(1)
         log.info("bundle_live", version=live.version, num_items=len(live.catalogue.item_ids))
-
-    async def _follow(self) -> None:
-        while True:
-            await asyncio.sleep(self._poll_s)
-            await self.refresh()
 
 
 def _warm(live: Live) -> None:

@@ -6,7 +6,6 @@ ones stay.
 """
 
 import asyncio
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,6 +15,7 @@ import structlog
 
 from models.catalogue import Catalogue
 from services.gateway.live_bundle import LiveBundle
+from services.gateway.repeating import Repeating
 from services.gateway.time_box import time_box
 
 log = structlog.get_logger()
@@ -46,10 +46,9 @@ class Popular:
     def __init__(self, live: LiveBundle, windows: PopularityWindows, refresh_s: float) -> None:
         self._live = live
         self._windows = windows
-        self._refresh_s = refresh_s
         self._recent: Sequence[tuple[str, float]] = ()
         self._ranking: PopularRanking | None = None
-        self._refreshing: asyncio.Task[None] | None = None
+        self._refreshing = Repeating(self.refresh, refresh_s, at_once=True)
         self._one_at_a_time = asyncio.Lock()
 
     def ranking(self, version: str, catalogue: Catalogue) -> PopularRanking:
@@ -60,14 +59,11 @@ class Popular:
 
     async def start(self) -> None:
         """Refresh in the background from now on."""
-        self._refreshing = asyncio.create_task(self._keep_refreshing())
+        self._refreshing.start()
 
     async def stop(self) -> None:
         """Stop refreshing; the last ranking stays."""
-        if self._refreshing is not None:
-            self._refreshing.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._refreshing
+        await self._refreshing.stop()
 
     async def refresh(self) -> None:
         """Read the windows and rank anew. Keeps the last ranking when they cannot be read.
@@ -86,11 +82,6 @@ class Popular:
         if self._live.is_loaded:
             live = self._live.current()
             self._ranking = await asyncio.to_thread(rank_by_popularity, live.version, live.catalogue, self._recent)
-
-    async def _keep_refreshing(self) -> None:
-        while True:
-            await self.refresh()
-            await asyncio.sleep(self._refresh_s)
 
 
 def rank_by_popularity(version: str, catalogue: Catalogue, recent: Sequence[tuple[str, float]]) -> PopularRanking:

@@ -4,7 +4,6 @@ Reading costs a few milliseconds of a thread, so nothing is read on the request 
 """
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -13,6 +12,7 @@ import structlog
 
 from services.gateway.console.counts import Kept, counts_of
 from services.gateway.console.ring import Ring
+from services.gateway.repeating import Repeating
 
 log = structlog.get_logger()
 
@@ -36,7 +36,7 @@ class Watch:
         self._clock = clock
         self._looked_s = float("-inf")
         self._sampled_s = float("-inf")
-        self._sampling: asyncio.Task[None] | None = None
+        self._sampling = Repeating(self._sample_if_due, _TICK_S, at_once=True)
 
     def look(self) -> Ring:
         """Give the samples, and remember that somebody looks."""
@@ -45,14 +45,11 @@ class Watch:
 
     async def start(self) -> None:
         """Sample from now on."""
-        self._sampling = asyncio.create_task(self._keep_sampling())
+        self._sampling.start()
 
     async def stop(self) -> None:
         """Stop sampling."""
-        if self._sampling is not None:
-            self._sampling.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._sampling
+        await self._sampling.stop()
 
     async def sample(self) -> None:
         """Take one sample. A folder that cannot be read now, a file without a header yet included, costs this sample only."""
@@ -64,11 +61,9 @@ class Watch:
             return
         self.ring.add(counts_of(families, self._kept, self._sampled_s))
 
-    async def _keep_sampling(self) -> None:
-        while True:
-            if self._is_due():
-                await self.sample()
-            await asyncio.sleep(_TICK_S)
+    async def _sample_if_due(self) -> None:
+        if self._is_due():
+            await self.sample()
 
     def _is_due(self) -> bool:
         now_s = self._clock()
