@@ -20,7 +20,9 @@ import structlog
 from services.contracts.features import UserFeatures
 from services.contracts.rank import RankRequest, RankResult
 from services.errors import DependencyAway
+from services.gateway.console.people import People
 from services.gateway.llm_tier import Llm
+from services.gateway.popular import PopularityWindows
 from services.gateway.repeating import Repeating
 
 log = structlog.get_logger()
@@ -105,20 +107,8 @@ def read_drills(path: Path) -> dict[Part, float]:
         return {}
 
 
-class Store(Protocol):
-    """The feature store's port."""
-
-    async def read(self, user_id: str, timeout_s: float) -> UserFeatures:
-        """Give what is known of a user."""
-        ...
-
-    async def read_popular(self, timeout_s: float) -> Sequence[tuple[str, float]]:
-        """Give the popularity windows."""
-        ...
-
-    async def sample_user_ids(self, limit: int, timeout_s: float) -> list[str]:
-        """Give some user ids that the store holds."""
-        ...
+class Store(People, PopularityWindows, Protocol):
+    """The feature store, as all of the gateway needs it."""
 
 
 class DrilledLlm:

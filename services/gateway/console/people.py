@@ -10,18 +10,15 @@ from typing import Protocol
 
 from models.catalogue import Catalogue
 from services.contracts.features import UserFeatures
+from services.gateway.question import Features
 
 MAX_SHOWN = 60
 _TIMEOUT_S = 0.5
 _SAMPLED_PER_PERSON = 4
 
 
-class People(Protocol):
+class People(Features, Protocol):
     """The feature store, as far as the console needs it."""
-
-    async def read(self, user_id: str, timeout_s: float) -> UserFeatures:
-        """Give what is known of a user. Raises DependencyAway."""
-        ...
 
     async def sample_user_ids(self, limit: int, timeout_s: float) -> list[str]:
         """Give some user ids that the store holds; the same one twice, maybe. Raises DependencyAway."""
