@@ -5,6 +5,7 @@ take it. Knows no priority and no deadline.
 """
 
 from services.contracts.recommend import Filters, RecommendRequest, ScoredItem, Tier
+from services.gateway.candidates import as_items
 from services.gateway.live_bundle import Live
 from services.gateway.popular import Popular, PopularRanking
 
@@ -34,11 +35,6 @@ class FromMemory:
         ranking, catalogue = self._popular.ranking(live.version, live.catalogue), live.catalogue
         if ranking is not self._ranking or len(self._head) < num_items:
             first = zip(ranking.order[:num_items].tolist(), ranking.scores[:num_items].tolist(), strict=True)
-            self._head = tuple(
-                ScoredItem(
-                    item_id=catalogue.item_ids[index], score=score, title=catalogue.titles[index], source=Tier.POPULAR
-                )
-                for index, score in first
-            )
+            self._head = as_items(((index, score, Tier.POPULAR) for index, score in first), catalogue)
             self._ranking = ranking
         return self._head
