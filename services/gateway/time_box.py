@@ -18,11 +18,6 @@ class Settled(Generic[T]):
     value: T | None = None
     error: BaseException | None = None
 
-    @property
-    def is_late(self) -> bool:
-        """Whether the time was up first."""
-        return self.value is None and self.error is None
-
 
 async def time_box(work: Coroutine[Any, Any, T], timeout_s: float) -> Settled[T]:
     """Run work for at most `timeout_s` seconds. The work is cancelled when its time is up or the caller is cancelled."""
