@@ -6,7 +6,7 @@ Knows HTTP; knows no request and no rule.
 import contextlib
 import json
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 import structlog
 from fastapi import Request, Response
@@ -89,17 +89,19 @@ def _audit(http: Request, who: str, outcome: str, request_id: str) -> None:
     audit(act=f"{http.method} {http.url.path}", who=who, origin=origin, outcome=outcome, request_id=request_id)
 
 
-def json_response(body: object, status: int = 200) -> Response:
+def json_response(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Write plain values as compact JSON."""
     text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
-    return Response(text, status, media_type="application/json")
+    return Response(text, status, headers, media_type="application/json")
 
 
 def _envelope(answer: ErrorAnswer, request_id: str) -> Response:
-    error = {"code": answer.kind, "message": answer.message, "field": answer.field, "fix": answer.fix}
-    response = json_response({"error": {**error, "request_id": request_id}}, STATUS[answer.kind])
-    response.headers.update(headers_of(answer))
-    return response
+    body = _error_body(answer.kind, answer.message, answer.field, answer.fix, request_id)
+    return json_response(body, STATUS[answer.kind], headers_of(answer))
+
+
+def _error_body(code: str, message: str, field: str | None, fix: str | None, request_id: str) -> dict[str, object]:
+    return {"error": {"code": code, "message": message, "field": field, "fix": fix, "request_id": request_id}}
 
 
 def headers_of(answer: ErrorAnswer) -> dict[str, str]:
@@ -120,11 +122,10 @@ async def no_route(
     `told` makes another door's body of a code and a message; by default it is this door's own envelope.
     """
     status, headers = (error.status_code, error.headers) if isinstance(error, HTTPException) else (500, None)
-    kind = {404: "not_found", 405: "method_not_allowed"}.get(status, "invalid_request")
+    code = {404: "not_found", 405: "method_not_allowed"}.get(status, "invalid_request")
     message, call = f"{http.method} {http.url.path} is not here", Call(_id_of(http))
-    own = {"code": kind, "message": message, "field": None, "fix": "see /docs", "request_id": call.request_id}
-    response = json_response({"error": own} if told is None else told(kind, message), status)
-    response.headers.update(headers or {})
+    own = _error_body(code, message, None, "see /docs", call.request_id)
+    response = json_response(own if told is None else told(code, message), status, headers)
     if http.app.state.echoes_request_id:
         response.headers.update(call.echo)
     return response

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from fastapi import Request, Response
 
 from services.gateway.openai.answers import Plain
+from services.gateway.openai.errors import error_body
 from services.gateway.rest_answers import no_route
 
 _BASE = "/v1/"
@@ -19,7 +20,7 @@ def absent_routes(paths: Sequence[str]) -> Callable[[Request, Exception], Awaita
 
     def told(code: str, message: str) -> Plain:
         said = f"{message}; of OpenAI's paths these are: {here}; see /docs for all"
-        return {"error": {"message": said, "type": "invalid_request_error", "param": None, "code": code}}
+        return error_body(said, "invalid_request_error", code)
 
     async def answer(http: Request, error: Exception) -> Response:
         return await no_route(http, error, told if _is_openais(http, paths) else None)

@@ -26,13 +26,15 @@ CONTEXT_TOO_LONG = "context_length_exceeded"
 def plain_error(answer: ErrorAnswer) -> Plain:
     """Give the envelope. The message says the fix, since the envelope has no place for it."""
     kind, code = _WORDS[answer.kind]
-    code = CONTEXT_TOO_LONG if answer.is_context_too_long else code
-    return {"error": {"message": answer.sentence, "type": kind, "param": answer.field, "code": code}}
+    return error_body(answer.sentence, kind, CONTEXT_TOO_LONG if answer.is_context_too_long else code, answer.field)
+
+
+def error_body(message: str, kind: str, code: str, field: str | None = None) -> Plain:
+    """Lay an error out; `kind` is one of OpenAI's types."""
+    return {"error": {"message": message, "type": kind, "param": field, "code": code}}
 
 
 def envelope(answer: ErrorAnswer, _request_id: str) -> Response:
     """Give the answer to a request that failed before its first byte went out."""
     status = 400 if answer.kind is ErrorKind.INVALID_REQUEST else STATUS[answer.kind]
-    response = json_response(plain_error(answer), status)
-    response.headers.update(headers_of(answer))
-    return response
+    return json_response(plain_error(answer), status, headers_of(answer))
