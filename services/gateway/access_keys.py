@@ -142,9 +142,14 @@ def make_key() -> str:
     return PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
 
 
+def digest_of(key: str) -> bytes:
+    """Give a key's hash."""
+    return hashlib.sha256(key.encode(errors="surrogateescape")).digest()
+
+
 def hash_of(key: str) -> str:
     """Give a key's hash as it stands in the file."""
-    return hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()
+    return digest_of(key).hex()
 
 
 def read_keys(path: Path) -> KeysFile:

@@ -6,7 +6,6 @@ a secret's.
 """
 
 import asyncio
-import hashlib
 import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import structlog
 
 from services.contracts.access import Caller
 from services.errors import ConfigError
-from services.gateway.access_keys import KeysFile, StoredKey, read_keys
+from services.gateway.access_keys import KeysFile, StoredKey, digest_of, read_keys
 from services.gateway.access_rates import Allowance
 from services.gateway.repeating import Repeating
 
@@ -42,7 +41,7 @@ class _Entry:
     holder: Holder | None
 
 
-_NO_ENTRY = _Entry(bytes(hashlib.sha256().digest_size), float("inf"), None)
+_NO_ENTRY = _Entry(bytes(len(digest_of(""))), float("inf"), None)
 
 
 class KeyRing:
@@ -59,7 +58,7 @@ class KeyRing:
 
     def find(self, key: str, now_unix_s: float) -> Holder | None:
         """Give whose key this is; None for one that is unknown or has expired."""
-        digest = hashlib.sha256(key.encode(errors="surrogateescape")).digest()
+        digest = digest_of(key)
         entry = self._entries.get(digest[:_INDEX_BYTES], _NO_ENTRY)
         is_it = hmac.compare_digest(entry.digest, digest)
         return entry.holder if is_it and now_unix_s < entry.expires_unix_s else None

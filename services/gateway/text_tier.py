@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from services.contracts.access import Priority, places_for
+from services.contracts.access import nearest_class, places_for
 from services.contracts.text import TextEvent, TextModel, TextRequest, TextWriter
 from services.errors import DependencyAway, InvalidRequest, Overloaded, TailraceError
 from services.gateway.load_watch import LoadWatch
@@ -115,7 +115,7 @@ class TextTier:
             self._count(-request.n)
 
     def _check(self, request: TextRequest) -> None:
-        priority = Priority(min(max(request.priority, Priority.HIGH), Priority.LOW))
+        priority = nearest_class(request.priority)
         if self._num_in_flight + request.n > places_for(priority, self._num_places):
             raise Overloaded("text", _RETRY_AFTER_S)
         if self._load.judge(priority) is not Verdict.ADMIT:
