@@ -7,15 +7,13 @@ Constructed and used on one event loop; a connection is made at the first use. D
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
-from services.errors import DependencyAway
+from services.features.redis_away import redis_as_dependency
 from services.redis_address import RedisAddress
 
 _PREFIX = "tailrace:explain:"
 _BUCKETS = 30
-_RETRY_AFTER_S = 1.0
 
 
 class RedisExplanations:
@@ -33,7 +31,7 @@ class RedisExplanations:
     async def put(self, records: Sequence[tuple[str, bytes]], timeout_s: float) -> None:
         """Keep records (request id, bytes) in one exchange. Raises DependencyAway; then they may have been kept."""
         bucket = self._key(0)
-        with _redis_as_dependency():
+        with redis_as_dependency():
             async with asyncio.timeout(timeout_s), self._client.pipeline(transaction=False) as pipe:
                 pipe.hset(bucket, items=[part for record in records for part in record])
                 pipe.expire(bucket, (self._num_buckets + 1) * self._bucket_s)
@@ -41,7 +39,7 @@ class RedisExplanations:
 
     async def get(self, request_id: str, timeout_s: float) -> bytes | None:
         """Give what is kept under this id, if anything; the newest. Raises DependencyAway."""
-        with _redis_as_dependency():
+        with redis_as_dependency():
             async with asyncio.timeout(timeout_s), self._client.pipeline(transaction=False) as pipe:
                 for age in range(-1, self._num_buckets + 1):  # -1: another replica's clock may be ahead
                     pipe.hget(self._key(age), request_id)
@@ -55,13 +53,3 @@ class RedisExplanations:
     async def close(self) -> None:
         """Close the connections."""
         await self._client.aclose()
-
-
-@contextmanager
-def _redis_as_dependency() -> Iterator[None]:
-    from redis.exceptions import RedisError
-
-    try:
-        yield
-    except (RedisError, OSError) as error:  # a timeout is an OSError
-        raise DependencyAway("features", _RETRY_AFTER_S) from error

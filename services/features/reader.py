@@ -16,6 +16,7 @@ from services.contracts.features import PrecomputedList, UserFeatures
 from services.errors import DependencyAway
 from services.features.away_gate import AwayGate
 from services.features.popular import merge_popularity
+from services.features.redis_away import redis_as_dependency
 from services.features.repo import RepoAddress, open_store
 from services.features.rows import WINDOW_MS, PopularRow, PopularWindow
 from services.features.sampling import sample_user_ids
@@ -62,11 +63,9 @@ class FeatureReader:
 
     async def sample_user_ids(self, limit: int, timeout_s: float) -> list[str]:
         """Give some user ids that the store holds; for people who look, not for requests. Raises DependencyAway."""
-        try:
+        with redis_as_dependency(_RETRY_AFTER_S):
             async with asyncio.timeout(timeout_s):
                 return await sample_user_ids(self._store, limit)
-        except (_redis_error(), OSError) as error:
-            raise DependencyAway("features", _RETRY_AFTER_S) from error
 
     async def close(self) -> None:
         """Close the connections."""
@@ -79,17 +78,18 @@ class FeatureReader:
             raise DependencyAway("features", _RETRY_AFTER_S)
         asked_s = time.monotonic()
         try:
-            with span("HMGET", SpanKind.CLIENT, _REDIS_SPAN):
+            with redis_as_dependency(_RETRY_AFTER_S), span("HMGET", SpanKind.CLIENT, _REDIS_SPAN):
                 async with asyncio.timeout(timeout_s):
                     response = await self._store.get_online_features_async(features, list(entities))
-        except (asyncio.CancelledError, TimeoutError) as error:  # a caller with a timer of its own cancels first
+        except asyncio.CancelledError:  # a caller with a timer of its own cancels first
             self._kept_waiting(asked_s, timeout_s)
-            if isinstance(error, asyncio.CancelledError):
-                raise
-            raise DependencyAway("features", _RETRY_AFTER_S) from error
-        except (_redis_error(), OSError) as error:
-            self._gate.failed(time.monotonic())
-            raise DependencyAway("features", _RETRY_AFTER_S) from error
+            raise
+        except DependencyAway as error:
+            if isinstance(error.__cause__, TimeoutError):
+                self._kept_waiting(asked_s, timeout_s)
+            else:
+                self._gate.failed(time.monotonic())
+            raise
         self._gate.succeeded()
         return response
 
@@ -98,12 +98,6 @@ class FeatureReader:
         now_s = time.monotonic()
         if _SILENCE_S <= now_s - asked_s <= timeout_s + _SILENCE_S:
             self._gate.failed(now_s)
-
-
-def _redis_error() -> type[Exception]:
-    from redis.exceptions import RedisError
-
-    return RedisError
 
 
 def _time_of(response: Any, feature: str) -> int | None:

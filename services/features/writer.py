@@ -5,11 +5,10 @@ rows of one entity from one writer at a time, with rising times. Nothing is retr
 and a repeated write is harmless.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
-from services.errors import DependencyAway
+from services.features.redis_away import redis_as_dependency
 from services.features.repo import RepoAddress, open_store
 from services.features.rows import WINDOW_MS, LogPosition, PopularRow, PrecomputedRow, UserHistory
 
@@ -23,7 +22,6 @@ _HISTORY_COLUMNS = (
     "partition",
     "offset",
 )
-_RETRY_AFTER_S = 1.0
 
 
 class FeatureWriter:
@@ -38,7 +36,7 @@ class FeatureWriter:
         if not user_ids:
             return {}
         features = [f"user_history:{column}" for column in _HISTORY_COLUMNS]
-        with _redis_as_dependency():
+        with redis_as_dependency():
             columns = self._store.get_online_features(features, {"user_id": list(user_ids)}).to_dict()
         found = (_history(columns, index) for index in range(len(user_ids)))
         return {row.user_id: row for row in found if row is not None}
@@ -82,7 +80,7 @@ class FeatureWriter:
         if frame.empty:
             return
         frame["event_timestamp"] = pd.to_datetime(frame["event_timestamp"], unit="us", utc=True)
-        with _redis_as_dependency():
+        with redis_as_dependency():
             self._store.write_to_online_store(view, frame)
 
 
@@ -114,13 +112,3 @@ def _history(columns: dict[str, Any], index: int) -> UserHistory | None:
         recent_event_ids=tuple(columns["recent_event_ids"][index] or ()),
         position=LogPosition(columns["topic_id"][index], columns["partition"][index], columns["offset"][index]),
     )
-
-
-@contextmanager
-def _redis_as_dependency() -> Iterator[None]:
-    from redis.exceptions import RedisError
-
-    try:
-        yield
-    except (RedisError, OSError) as error:
-        raise DependencyAway("features", _RETRY_AFTER_S) from error
