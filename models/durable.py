@@ -19,6 +19,15 @@ def put_in_place(scratch: Path, target: Path) -> None:
     _write_through(target.parent)
 
 
+def put_unless_there(scratch: Path, folder: Path) -> None:
+    """Put a finished folder in place; one that somebody else has finished meanwhile is as good, and stays. Raises OSError."""
+    try:
+        put_in_place(scratch, folder)
+    except OSError:
+        if not folder.exists():
+            raise
+
+
 def _write_through(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:

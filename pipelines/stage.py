@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from models.durable import put_in_place
+from models.durable import put_unless_there
 
 _NUM_KEPT = 5
 """Outputs of one stage beside those of this run: enough to come back to what was tried a moment ago."""
@@ -56,7 +56,7 @@ class Stages:
         began = time.perf_counter()
         try:
             work(scratch)
-            _rename(scratch, target)
+            put_unless_there(scratch, target)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
         self._prune(stage)
@@ -68,15 +68,6 @@ class Stages:
         finished = sorted((path for path in folders if path.name[0] != "."), key=lambda path: path.stat().st_mtime)
         for path in {*folders} - {*finished[-_NUM_KEPT:]}:
             shutil.rmtree(path, ignore_errors=True)
-
-
-def _rename(scratch: Path, target: Path) -> None:
-    """Put a finished folder in its place; when another run was first, its output is as good."""
-    try:
-        put_in_place(scratch, target)
-    except OSError:
-        if not target.exists():
-            raise
 
 
 def content_key(parameters: Mapping[str, Any], inputs: Sequence[str] = (), code: Sequence[ModuleType] = ()) -> str:

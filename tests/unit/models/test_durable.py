@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from models.durable import put_in_place
+from models.durable import put_in_place, put_unless_there
 
 
 @pytest.fixture
@@ -59,4 +59,12 @@ def test_a_folder_that_is_there_is_kept(tmp_path: Path) -> None:
 
     with pytest.raises(OSError, match="not empty"):
         put_in_place(tmp_path / "scratch", tmp_path / "v1")
+    put_unless_there(tmp_path / "scratch", tmp_path / "v1")
+
     assert (tmp_path / "v1" / "made").read_text() == "v1"
+
+
+def test_a_folder_that_cannot_be_put_is_no_success(tmp_path: Path) -> None:
+    """Only what somebody else has finished takes the place of one's own work."""
+    with pytest.raises(OSError, match="No such file"):
+        put_unless_there(tmp_path / "absent", tmp_path / "v1")
