@@ -19,6 +19,7 @@ from infra.local.binaries import haproxy_command
 from infra.local.edge_admin import swap_certificates
 from infra.local.edge_config import EdgePlan, Way, check_files, edge_folder
 from services.errors import ConfigError
+from services.file_stamp import Stamp, stamp_of
 from services.settings import Settings, load_settings
 from services.telemetry import configure_logging
 
@@ -26,7 +27,6 @@ log = structlog.get_logger()
 
 POLL_S = 1.0
 STOP_S = 6.0
-_Stamp = tuple[tuple[int, int, int] | None, ...]
 
 
 def edge_plan(settings: Settings, to_host: str, to_http_port: int, to_grpc_port: int) -> EdgePlan:
@@ -46,14 +46,14 @@ def run_edge(plan: EdgePlan, folder: Path) -> int:
     """Run HAProxy and follow the certificates until it ends or SIGTERM comes. Gives HAProxy's exit code."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     (folder / "haproxy.cfg").write_text(plan.render())
-    stamp = _stamp(plan)
+    stamps = _stamps(plan)
     child = subprocess.Popen(haproxy_command(folder / "haproxy.cfg"), cwd=folder)
     signal.signal(signal.SIGTERM, _leave)
     try:
         while child.poll() is None:
             time.sleep(POLL_S)
-            if (seen := _stamp(plan)) != stamp:
-                stamp = seen
+            if (seen := _stamps(plan)) != stamps:
+                stamps = seen
                 _swap(plan, folder)
     finally:
         _stop(child)
@@ -70,17 +70,10 @@ def _swap(plan: EdgePlan, folder: Path) -> None:
         log.info("certificates_swapped", certificate=str(plan.certificate))
 
 
-def _stamp(plan: EdgePlan) -> _Stamp:
+def _stamps(plan: EdgePlan) -> tuple[Stamp | None, ...]:
     """Tell one state of the files from another."""
-
-    def one(path: Path | None) -> tuple[int, int, int] | None:
-        try:
-            seen = path.stat() if path is not None else None
-        except OSError:
-            return None
-        return None if seen is None else (seen.st_ino, seen.st_mtime_ns, seen.st_size)
-
-    return tuple(one(path) for path in (plan.certificate, plan.key, plan.client_ca_file))
+    paths = (plan.certificate, plan.key, plan.client_ca_file)
+    return tuple(None if path is None else stamp_of(path) for path in paths)
 
 
 def _stop(child: "subprocess.Popen[bytes]") -> None:

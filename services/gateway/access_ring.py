@@ -15,6 +15,7 @@ import structlog
 
 from services.contracts.access import Caller
 from services.errors import ConfigError
+from services.file_stamp import stamp_of
 from services.gateway.access_keys import KeysFile, StoredKey, digest_of, read_keys
 from services.gateway.access_rates import Allowance
 from services.gateway.repeating import Repeating
@@ -23,7 +24,6 @@ log = structlog.get_logger()
 
 POLL_S = 1.0
 _INDEX_BYTES = 8
-_Stamp = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class KeyRing:
         self._path = path
         self._max_k = max_k
         self._num_processes = num_processes
-        self._stamp = _stamp_of(path)
+        self._stamp = stamp_of(path)
         self._entries = self._read()
         self._following = Repeating(lambda: asyncio.to_thread(self.refresh), POLL_S)
 
@@ -73,7 +73,7 @@ class KeyRing:
 
     def refresh(self) -> None:
         """Read the file again if it is another than before; keep the old keys, and say so once, when it is broken."""
-        stamp = _stamp_of(self._path)
+        stamp = stamp_of(self._path)
         if stamp == self._stamp:
             return
         self._stamp = stamp
@@ -105,12 +105,3 @@ def _index(keys: KeysFile, max_k: int, num_processes: int) -> dict[bytes, _Entry
             digest = bytes.fromhex(one.sha256)
             entries[digest[:_INDEX_BYTES]] = _Entry(digest, one.expires_unix_s(), holder)
     return entries
-
-
-def _stamp_of(path: Path) -> _Stamp | None:
-    """Tell one state of the file from another; None while there is none."""
-    try:
-        seen = path.stat()
-    except OSError:
-        return None
-    return seen.st_ino, seen.st_mtime_ns, seen.st_size
