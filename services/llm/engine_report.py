@@ -81,8 +81,7 @@ class EngineReport:
         metrics.prefix_hits.labels(name).inc(outcome.num_cached_tokens)
         metrics.preemptions.labels(name).inc(outcome.num_preemptions)
         metrics.prompt_tokens.labels(name).inc(outcome.num_prompt_tokens - outcome.num_cached_tokens)
-        metrics.queue_seconds.labels(name).observe(outcome.started_s - outcome.arrival_s)
-        metrics.inference_seconds.labels(name).observe(end.finished_s - outcome.started_s)
-        prefilled_s = end.finished_s if outcome.decoding_s is None else outcome.decoding_s
-        metrics.prefill_seconds.labels(name).observe(prefilled_s - outcome.started_s)
-        metrics.decode_seconds.labels(name).observe(end.finished_s - prefilled_s)
+        metrics.queue_seconds.labels(name).observe(end.started_s - outcome.arrival_s)
+        metrics.inference_seconds.labels(name).observe(end.finished_s - end.started_s)
+        metrics.prefill_seconds.labels(name).observe(end.decoding_s - end.started_s)
+        metrics.decode_seconds.labels(name).observe(end.finished_s - end.decoding_s)

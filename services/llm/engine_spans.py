@@ -18,11 +18,9 @@ def tell(ended: Ended) -> None:
             "tailrace.engine.finish_reason": outcome.status.value,
         }
     )
-    started_s = ended.finished_s if outcome.started_s is None else outcome.started_s
-    decoding_s = ended.finished_s if outcome.decoding_s is None else outcome.decoding_s
-    past_span("queue", outcome.arrival_s, started_s)
+    past_span("queue", outcome.arrival_s, ended.started_s)
     if outcome.started_s is not None:
         num_computed = outcome.num_prompt_tokens - outcome.num_cached_tokens
-        past_span("prefill", started_s, decoding_s, {"tailrace.engine.computed_tokens": num_computed})
+        past_span("prefill", ended.started_s, ended.decoding_s, {"tailrace.engine.computed_tokens": num_computed})
     if outcome.decoding_s is not None:
-        past_span("decode", decoding_s, ended.finished_s)
+        past_span("decode", ended.decoding_s, ended.finished_s)

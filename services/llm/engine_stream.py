@@ -22,6 +22,16 @@ class Ended:
     finished_s: float
     load: EngineLoad
 
+    @property
+    def started_s(self) -> float:
+        """When its first step began; its end where it never had one."""
+        return self.finished_s if self.outcome.started_s is None else self.outcome.started_s
+
+    @property
+    def decoding_s(self) -> float:
+        """When its prompt was done; its end where it never was."""
+        return self.finished_s if self.outcome.decoding_s is None else self.outcome.decoding_s
+
 
 News = Grown | Ended | TailraceError
 

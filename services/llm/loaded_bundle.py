@@ -61,18 +61,16 @@ class LoadedBundle:
     def result_of(self, ended: Ended) -> RankResult:
         """Turn a finished ranking into item ids."""
         outcome = ended.outcome
-        started_s = ended.finished_s if outcome.started_s is None else outcome.started_s
-        decoding_s = ended.finished_s if outcome.decoding_s is None else outcome.decoding_s
         return RankResult(
             item_ids=tuple(self.catalogue.item_ids[index] for index in outcome.item_indices.tolist()),
             scores=tuple(outcome.scores.tolist()),
             bundle_version=self.version,
             num_prompt_tokens=outcome.num_prompt_tokens,
             num_cached_tokens=outcome.num_cached_tokens,
-            queue_ms=(started_s - outcome.arrival_s) * 1e3,
-            compute_ms=(ended.finished_s - started_s) * 1e3,
+            queue_ms=(ended.started_s - outcome.arrival_s) * 1e3,
+            compute_ms=(ended.finished_s - ended.started_s) * 1e3,
             load=ended.load,
-            decode_ms=(ended.finished_s - decoding_s) * 1e3,
+            decode_ms=(ended.finished_s - ended.decoding_s) * 1e3,
             num_steps=outcome.num_steps,
         )
 
