@@ -10,7 +10,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from services.gateway.openai.papers import BODIES
+from services.gateway.openai.openapi import BODIES, REF
 from services.gateway.rest_schema import (
     ErrorBody,
     EventBody,
@@ -21,7 +21,6 @@ from services.gateway.rest_schema import (
     RecordedBody,
 )
 
-_REF = "#/components/schemas/{model}"
 _EVENT = {"user_id": "196", "item_id": "242", "event_type": "click"}
 _REFUSALS = {
     413: "The body is too large",
@@ -86,7 +85,7 @@ def describe_routes(app: FastAPI) -> None:
         if app.openapi_schema is None:
             spec = get_openapi(title=app.title, version=app.version, routes=app.routes)
             models: tuple[type[BaseModel], ...] = (RecommendBody, EventsBody, EventBody, *BODIES)
-            bodies = models_json_schema([(model, "validation") for model in models], ref_template=_REF)[1]["$defs"]
+            bodies = models_json_schema([(model, "validation") for model in models], ref_template=REF)[1]["$defs"]
             spec["components"]["schemas"].update(bodies)
             app.openapi_schema = spec
         return app.openapi_schema
@@ -101,7 +100,7 @@ def _doc(
     examples: list[Any],
     parameters: list[dict[str, Any]],
 ) -> dict[str, Any]:
-    refs = [{"$ref": _REF.format(model=body.__name__)} for body in bodies]
+    refs = [{"$ref": REF.format(model=body.__name__)} for body in bodies]
     content = {
         "schema": refs[0] if len(refs) == 1 else {"anyOf": refs},
         "examples": {f"example {number}": {"value": value} for number, value in enumerate(examples, 1)},

@@ -17,7 +17,7 @@ from services.gateway.door_spans import traced_http
 from services.gateway.openai.asked import Asking
 from services.gateway.openai.errors import envelope
 from services.gateway.openai.listing import list_models
-from services.gateway.openai.papers import doc_of
+from services.gateway.openai.openapi import doc_of
 from services.gateway.openai.ranked import RankedChoices
 from services.gateway.openai.routes import ROUTES, Route, head_of, writer_of
 from services.gateway.openai.schema import MAX_TEXT_DEADLINE_MS
