@@ -4,8 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from models.registry import Bundle, BundleStore
-
-FEATURE_SERVICE = "recommend_v1"
+from services.features.reader import SERVICE
 
 
 def publish(store: BundleStore, folder: Path, version: str, about: dict[str, Any]) -> Bundle:
@@ -19,7 +18,7 @@ def describe(report: dict[str, Any], training: dict[str, Any], prompt: dict[str,
     """Give what the manifest says beside the version and the hashes."""
     return {
         "dataset": report["dataset"],
-        "feature_service": FEATURE_SERVICE,
+        "feature_service": SERVICE,
         "prompt": prompt,
         "depth": depth,
         "num_items": report["num_items"],
