@@ -81,12 +81,11 @@ def up(
 
     def when_ready() -> None:
         bundle = BundleStore(settings.bundle_root).live()
-        user_id = guide.example_user_id(settings)
         out.print("\n[bold green]Tailrace is up.[/]")
         out.print(escape(guide.what_is_where(settings, bundle.version)))
         out.print("\nTry:")
-        out.print(escape(guide.rest_call(settings, user_id)))
-        out.print(escape(guide.grpc_call(settings, user_id, sys.executable)))
+        out.print(escape(guide.rest_call(settings, guide.EXAMPLE_USER_ID)))
+        out.print(escape(guide.grpc_call(settings, guide.EXAMPLE_USER_ID, sys.executable)))
         out.print("\nCtrl-C or `tailrace down` stops everything.")
 
     run_stack(settings, _say, when_ready)

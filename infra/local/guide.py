@@ -4,11 +4,10 @@ from pathlib import Path
 
 from infra.local.ray_home import ray_logs
 from infra.local.text import describe_text
-from models.registry import BundleStore
 from services.settings import Settings
 
-DEFAULT_USER_ID = "196"
-"""The first user in MovieLens-100k's file."""
+EXAMPLE_USER_ID = "196"
+"""The first user in MovieLens-100k's file; on other data a stranger, who is shown what is popular."""
 
 
 def what_is_where(settings: Settings, bundle_version: str) -> str:
@@ -67,9 +66,3 @@ def grpc_call(settings: Settings, user_id: str, python: str) -> str:
 def _authority(tls_dir: Path) -> Path:
     """Name what callers should trust: the authority beside the certificate, as cert-manager lays it out, or the certificate."""
     return authority if (authority := tls_dir / "ca.crt").exists() else tls_dir / "tls.crt"
-
-
-def example_user_id(settings: Settings) -> str:
-    """Give a user id that the printed calls can ask for: the live bundle's own example, where it names one."""
-    manifest = BundleStore(settings.bundle_root).live().manifest
-    return str(manifest.get("example_user_id", DEFAULT_USER_ID))
