@@ -12,7 +12,8 @@ from kafka import KafkaConsumer, TopicPartition
 from services.errors import DependencyAway, Overloaded
 from services.gateway.producer import TopicProducer
 from services.kafka_address import KafkaAddress
-from tests.servers import Server, broker_server, free_port, wait_for
+from tests.servers import Server, broker_server, free_port
+from tests.until import until
 
 pytestmark = [
     pytest.mark.integration,
@@ -167,7 +168,7 @@ async def test_without_a_broker_nothing_blocks_and_the_rest_is_dropped() -> None
     producer.start()
     with pytest.raises((Overloaded, DependencyAway)):
         await producer.record([(b"u", b"1")])
-    await asyncio.to_thread(wait_for, lambda: len(outcomes) == 5)
+    await until(lambda: len(outcomes) == 5)
 
     assert taken == [True] * 5 + [False] * 15
     assert outcomes == [False] * 5

@@ -1,6 +1,5 @@
 """The ring: whose key it is, until when, and what happens when the file changes or breaks."""
 
-import asyncio
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from services.contracts.access import Priority, Scope
 from services.errors import ConfigError
 from services.gateway.access_keys import KeysFile, StoredHash, StoredKey, hash_of, make_key, write_keys
 from services.gateway.access_ring import POLL_S, KeyRing
-from tests.servers import wait_for
+from tests.until import until
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 NOW_S = NOW.timestamp()
@@ -147,7 +146,7 @@ async def test_a_started_ring_follows_its_file(path: Path) -> None:
     await ring.start()
 
     write_keys(path, one_key(new))
-    await asyncio.to_thread(wait_for, lambda: ring.find(new, NOW_S), 20 * POLL_S, "the new key")
+    await until(lambda: ring.find(new, NOW_S), 20 * POLL_S)
     await ring.stop()
 
     assert ring.find(old, NOW_S) is None

@@ -25,9 +25,9 @@ from services.gateway.drills import DrilledStore, Drills, Part, read_drills
 from services.gateway.rest import create_rest_app
 from services.objectives import load_objectives
 from services.telemetry import node_registry
-from tests.servers import wait_for
 from tests.unit.gateway.test_drills import FakeStore
 from tests.unit.gateway.world import MAX_BODY_BYTES, VERSION, World
+from tests.until import until
 
 REPORT = {
     "dataset": "toy",
@@ -308,7 +308,7 @@ async def test_a_switch_whose_caller_leaves_is_audited_too(console: Console, tmp
         switching.cancel()
         with pytest.raises(asyncio.CancelledError):
             await switching
-    await asyncio.to_thread(wait_for, lambda: read_drills(tmp_path / "drills.json"))
+    await until(lambda: read_drills(tmp_path / "drills.json"))
 
     (act,) = [line for line in told if line["event"] == "audit"]
     assert (act["who"], act["outcome"]) == ("admin", "gone")

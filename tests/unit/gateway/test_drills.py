@@ -16,8 +16,8 @@ from services.errors import DependencyAway
 from services.gateway.drills import HOLD_S, DrilledLlm, DrilledStore, Drills, Part, read_drills
 from tests.clock import Clock
 from tests.fakes import FakeFeatures, FakeLlm
-from tests.servers import wait_for
 from tests.unit.gateway.world import user
+from tests.until import until
 
 
 class FakeStore(FakeFeatures):
@@ -51,7 +51,7 @@ async def test_a_followed_drill_reaches_the_other_replica_by_itself(tmp_path: Pa
     await other.start()
 
     await one.switch({Part.FEATURES: True})
-    await asyncio.to_thread(wait_for, lambda: other.is_off(Part.FEATURES))
+    await until(lambda: other.is_off(Part.FEATURES))
     await other.stop()
 
     assert other.remaining_s().keys() == {Part.FEATURES}

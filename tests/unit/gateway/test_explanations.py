@@ -1,6 +1,5 @@
 """Why a request was answered as it was: found by its id for a while, never on a request's path, never at another's cost."""
 
-import asyncio
 import json
 import time
 from typing import Any
@@ -15,9 +14,9 @@ from services.gateway.explanations import Explanations
 from services.gateway.rest_schema import ExplanationBody
 from services.telemetry import GatewayMetrics
 from tests.fakes import FakeShelf
-from tests.servers import wait_for
 from tests.unit.gateway.clients import RestClient, RpcClient
 from tests.unit.gateway.world import World
+from tests.until import until
 
 
 def refusal(number: int, code: str = "overloaded") -> Refused:
@@ -241,7 +240,7 @@ async def test_it_writes_by_itself_and_at_the_end(desk: Desk) -> None:
     """Within a few turns of its timer; what waits when it stops is written too."""
     await desk.explanations.start()
     desk.explanations.offer(refusal(1))
-    await asyncio.to_thread(wait_for, lambda: desk.shelf.records)
+    await until(lambda: desk.shelf.records)
     desk.explanations.offer(refusal(2))
     await desk.explanations.stop()
 

@@ -1,6 +1,5 @@
 """The live bundle follows the pointer, swaps whole, and survives bad bundles."""
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,8 @@ from models.registry import Bundle, BundleStore
 from services.errors import BundleCorrupt, DependencyAway
 from services.gateway.live_bundle import LiveBundle
 from tests.fakes import FakeStudent
-from tests.servers import wait_for
 from tests.unit.gateway.world import catalogue_of, publish
+from tests.until import until
 
 
 class Loads:
@@ -56,7 +55,7 @@ async def test_a_promotion_is_followed_in_the_background(tmp_path: Path) -> None
     before = live.current().version
 
     publish(root, "v2", catalogue_of(5))
-    await asyncio.to_thread(wait_for, lambda: live.current().version == "v2")
+    await until(lambda: live.current().version == "v2")
     await live.stop()
 
     assert before == "v1"
@@ -96,7 +95,7 @@ async def test_a_manifest_with_strange_figures_does_not_end_the_following(tmp_pa
     await live.refresh()
     kept = live.current().version
     publish(root, "v3", catalogue_of())
-    await asyncio.to_thread(wait_for, lambda: live.current().version == "v3")
+    await until(lambda: live.current().version == "v3")
     await live.stop()
 
     assert kept == "v1"

@@ -4,13 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 
 from infra.local.keeper import children_of, keeper_command
+from tests.servers import wait_for
 
 FAMILY = """
 import os, subprocess, sys, time
@@ -23,19 +22,11 @@ time.sleep(1000)
 """A command with a child in a session of its own and a grandchild whose parent is gone."""
 
 
-def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> bool:
-    """Poll a condition until it holds."""
-    give_up = time.monotonic() + timeout_s
-    while not condition() and time.monotonic() < give_up:
-        time.sleep(0.01)
-    return condition()
-
-
 def start_family(pids_path: Path, grace_s: float = 5.0) -> tuple["subprocess.Popen[bytes]", list[int]]:
     """Start a family under a keeper; give the keeper and the pids of the family."""
     command = (sys.executable, "-c", FAMILY, str(pids_path))
     keeper = subprocess.Popen(keeper_command(os.getpid(), grace_s, command), start_new_session=True)
-    assert until(lambda: pids_path.exists() and pids_path.read_text().endswith(" "))
+    wait_for(lambda: pids_path.exists() and pids_path.read_text().endswith(" "))
     return keeper, [int(pid) for pid in pids_path.read_text().split()]
 
 
@@ -109,11 +100,11 @@ def test_a_killed_parent_takes_the_family_along(tmp_path: Path) -> None:
     )
     command = (sys.executable, "-c", FAMILY, str(pids_path))
     parent = subprocess.Popen([sys.executable, "-c", parent_script, *command])
-    assert until(lambda: pids_path.exists() and pids_path.read_text().endswith(" "))
+    wait_for(lambda: pids_path.exists() and pids_path.read_text().endswith(" "))
     pids = [int(pid) for pid in pids_path.read_text().split()]
     keepers = children_of(parent.pid)
 
     parent.kill()
     parent.wait()
 
-    assert until(lambda: all(is_gone(pid) for pid in [*keepers, *pids]))
+    wait_for(lambda: all(is_gone(pid) for pid in [*keepers, *pids]), what="the end of the family")

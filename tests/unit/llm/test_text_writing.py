@@ -29,6 +29,7 @@ from services.llm.engine_thread import EngineThread, Stepped
 from services.llm.loaded_text import LoadedText, TextLimits, load_text
 from services.llm.text_writing import write
 from tests.checkpoints import EOS_ID, write_checkpoint
+from tests.until import until
 
 GREEDY = SamplingOptions(temperature=0)
 TURN = ChatMessage(role="user", content="where to?")
@@ -164,7 +165,7 @@ async def test_a_stop_string_ends_a_choice_at_once(engine) -> None:
     stop = whole[20:23]
 
     events = await engine.all_events(prompt=PROMPT, max_tokens=60, ignore_eos=True, stop=(stop,))
-    await asyncio.to_thread(wait_for, lambda: len(engine.statuses()) == 2)
+    await until(lambda: len(engine.statuses()) == 2)
 
     assert text_of(events) == whole[: whole.index(stop)]
     assert reasons_of(events)[0] is FinishReason.STOP
@@ -212,7 +213,7 @@ async def test_a_listener_that_leaves_cancels_within_a_step(engine) -> None:
 
     await events.aclose()
     engine.may_step.set()
-    await asyncio.to_thread(wait_for, lambda: len(engine.statuses()) == 2)
+    await until(lambda: len(engine.statuses()) == 2)
 
     assert engine.statuses() == [Status.CANCELLED] * 2
     assert len([step for step in engine.steps[num_steps:] if step.grown]) <= 2
@@ -298,18 +299,10 @@ async def test_too_many_choices_for_the_queue_are_refused_as_one(engine) -> None
 
     assert {type(end) for end in ends} == {list, Overloaded}
     assert all(len(reasons_of(end)) == 8 for end in ends if isinstance(end, list))
-    await asyncio.to_thread(wait_for, lambda: engine.steps[-1].load.kv_cache_usage == 0)
+    await until(lambda: engine.steps[-1].load.kv_cache_usage == 0)
 
 
 async def test_another_models_name_is_not_found(engine) -> None:
     """A request names the model that it wants."""
     with pytest.raises(NotFound, match="'gpt' is not served here"):
         await engine.all_events(model="gpt", prompt="x")
-
-
-def wait_for(holds, timeout_s: float = 10.0) -> None:
-    """Poll until something is so."""
-    give_up_s = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < give_up_s
-        time.sleep(0.005)
