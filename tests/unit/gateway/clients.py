@@ -1,13 +1,17 @@
 """Callers of both doors, whose replies are put into common words."""
 
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
 import httpx
 from google.rpc import error_details_pb2, status_pb2
+from grpc_health.v1 import health_pb2_grpc
+
+from services.gateway.rpc import RpcDoor, add_recommender_to_server
 
 
 @dataclass
@@ -86,6 +90,20 @@ class RpcClient:
         trailers = dict(await call.trailing_metadata())
         body = MessageToDict(answer, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
         return Reply("ok", body, request_id=trailers.get("x-request-id"))
+
+
+@asynccontextmanager
+async def rpc_channel(door: RpcDoor) -> AsyncIterator[grpc.aio.Channel]:
+    """Serve the gRPC door on a free port, and of the health service only Check, as under Ray Serve; gives the way there."""
+    server, health = grpc.aio.server(), health_pb2_grpc.HealthServicer()
+    health.Check = door.Check  # type: ignore[method-assign]
+    add_recommender_to_server(door, server)
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield channel
+    await server.stop(None)
 
 
 _KIND = {

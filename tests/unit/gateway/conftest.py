@@ -3,14 +3,12 @@
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import grpc
 import httpx
 import pytest
-from grpc_health.v1 import health_pb2_grpc
 
 from services.gateway.rest import create_rest_app
-from services.gateway.rpc import RpcDoor, add_recommender_to_server
-from tests.unit.gateway.clients import RestClient, RpcClient
+from services.gateway.rpc import RpcDoor
+from tests.unit.gateway.clients import RestClient, RpcClient, rpc_channel
 from tests.unit.gateway.world import MAX_BODY_BYTES, VERSION, World, catalogue_of, make_world, publish
 
 
@@ -37,22 +35,8 @@ async def rest(world: World) -> AsyncIterator[RestClient]:
 @pytest.fixture
 async def rpc(world: World) -> AsyncIterator[RpcClient]:
     """The gRPC door, on a free port."""
-    server = grpc.aio.server()
-    door = RpcDoor(lambda: world.plane, MAX_BODY_BYTES)
-    add_recommender_to_server(door, server)
-    health_pb2_grpc.add_HealthServicer_to_server(_Health(door), server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+    async with rpc_channel(RpcDoor(lambda: world.plane, MAX_BODY_BYTES)) as channel:
         yield RpcClient(channel)
-    await server.stop(None)
-
-
-class _Health(health_pb2_grpc.HealthServicer):
-    """Only Check, as under Ray Serve."""
-
-    def __init__(self, door: RpcDoor) -> None:
-        self.Check = door.Check
 
 
 @pytest.fixture(params=["rest", "rpc"])

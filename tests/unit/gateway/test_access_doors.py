@@ -24,7 +24,8 @@ from services.gateway.access_ring import KeyRing
 from services.gateway.caller import Call
 from services.gateway.rest import create_rest_app
 from services.gateway.rest_answers import guarded, json_response
-from services.gateway.rpc import RpcDoor, add_recommender_to_server
+from services.gateway.rpc import RpcDoor
+from tests.unit.gateway.clients import rpc_channel
 from tests.unit.gateway.world import MAX_BODY_BYTES, World
 
 PAST, FUTURE = (datetime.now(UTC) + timedelta(days=days) for days in (-1, 1))
@@ -138,16 +139,8 @@ async def rest(world: World, access: KeyedAccess) -> AsyncIterator[RestDoor]:
 @pytest.fixture
 async def rpc(world: World, access: KeyedAccess) -> AsyncIterator[RpcCaller]:
     """The gRPC door with keys."""
-    server, door = grpc.aio.server(), RpcDoor(lambda: world.plane, MAX_BODY_BYTES, access)
-    add_recommender_to_server(door, server)
-    health = health_pb2_grpc.HealthServicer()
-    health.Check = door.Check  # type: ignore[method-assign]
-    health_pb2_grpc.add_HealthServicer_to_server(health, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+    async with rpc_channel(RpcDoor(lambda: world.plane, MAX_BODY_BYTES, access)) as channel:
         yield RpcCaller(channel)
-    await server.stop(None)
 
 
 @pytest.fixture(params=["rest", "rpc"])

@@ -4,7 +4,6 @@ import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import grpc
 import httpx
 import pytest
 import structlog
@@ -12,9 +11,9 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from services.errors import DependencyAway
 from services.gateway.rest import create_rest_app
-from services.gateway.rpc import RpcDoor, add_recommender_to_server
+from services.gateway.rpc import RpcDoor
 from tests.spans import Recorder, span_id, trace_id_of, traceparent
-from tests.unit.gateway.clients import RestClient, RpcClient
+from tests.unit.gateway.clients import RestClient, RpcClient, rpc_channel
 from tests.unit.gateway.world import MAX_BODY_BYTES, World
 
 ROOTS = {"rest": "POST /v1/recommendations", "grpc": "tailrace.v1.Recommender/Recommend"}
@@ -38,13 +37,8 @@ async def traced_rest(world: World, recorder: Recorder) -> AsyncIterator[RestCli
 @pytest.fixture
 async def traced_rpc(world: World, recorder: Recorder) -> AsyncIterator[RpcClient]:
     """The gRPC door, traced."""
-    server = grpc.aio.server()
-    add_recommender_to_server(RpcDoor(lambda: world.plane, MAX_BODY_BYTES, tracing=recorder.tracing), server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+    async with rpc_channel(RpcDoor(lambda: world.plane, MAX_BODY_BYTES, tracing=recorder.tracing)) as channel:
         yield RpcClient(channel)
-    await server.stop(None)
 
 
 @pytest.fixture(params=["rest", "rpc"])
