@@ -1,7 +1,8 @@
 """The OpenAI door over the parrot: in process, and on a real port."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import httpx
@@ -9,6 +10,7 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
+from services.contracts.text import TextWriter
 from services.gateway.rest import create_rest_app
 from services.gateway.text_tier import TextLimits, TextTier
 from services.router.breaker import Breaker
@@ -40,18 +42,23 @@ async def texts(tmp_path: Path, parrot: Parrot, breaker_clock: Clock) -> AsyncIt
     root = tmp_path / "bundles"
     publish(root, VERSION, catalogue_of())
     world = make_world(root)
+    let_write(world, parrot, breaker_clock)
+    await world.plane.start()
+    yield world
+    await world.plane.stop()
+
+
+def let_write(world: World, writer: TextWriter, clock: Callable[[], float] = time.monotonic) -> None:
+    """Have this writer write the world's texts, behind bounds of its own."""
     world.plane.text = TextTier(
-        writer=parrot,
+        writer=writer,
         breaker=Breaker(BREAKER_FAILURES, 10.0),
         load=world.load,
         report=world.plane.text_report,
         limits=LIMITS,
         num_places=NUM_PLACES,
-        clock=breaker_clock,
+        clock=clock,
     )
-    await world.plane.start()
-    yield world
-    await world.plane.stop()
 
 
 @pytest.fixture

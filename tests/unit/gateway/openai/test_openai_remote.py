@@ -38,12 +38,10 @@ from services.gateway.openai.remote import RemoteWriter
 from services.gateway.openai.remote_body import body_of
 from services.gateway.openai.remote_refusals import refusal_in, refusal_of
 from services.gateway.rest import create_rest_app
-from services.gateway.text_tier import TextTier
-from services.router.breaker import Breaker
 from tests.clock import Clock
 from tests.parrot import MODEL, Parrot
 from tests.servers import wait_for
-from tests.unit.gateway.openai.conftest import BREAKER_FAILURES, LIMITS, NUM_PLACES, serve
+from tests.unit.gateway.openai.conftest import LIMITS, let_write, serve
 from tests.unit.gateway.world import MAX_BODY_BYTES, World
 from tests.until import until
 
@@ -154,13 +152,7 @@ class FarModels(RemoteWriter):
 
 async def test_far_models_are_listed_as_they_can_be_asked(texts: World, http: httpx.AsyncClient) -> None:
     """By the recommender's name callers get the bundle here; a context that nobody tells is not one of no tokens."""
-    texts.plane.text = TextTier(
-        writer=FarModels("http://far/v1", lambda: ""),
-        breaker=Breaker(BREAKER_FAILURES, 10.0),
-        load=texts.load,
-        report=texts.plane.text_report,
-        limits=LIMITS,
-    )
+    let_write(texts, FarModels("http://far/v1", lambda: ""))
 
     listed = (await http.get("/v1/models")).json()["data"]
 
@@ -309,15 +301,7 @@ async def test_a_server_killed_midway_is_an_error_event_and_then_a_breaker(
     """Door, remote writer, door: killed midway the stream says so; then the breaker spares callers; then all is well again."""
     await asyncio.to_thread(peer.start)
     writer = RemoteWriter(f"{peer.url}/v1", lambda: "")
-    texts.plane.text = TextTier(
-        writer=writer,
-        breaker=Breaker(BREAKER_FAILURES, 10.0),
-        load=texts.load,
-        report=texts.plane.text_report,
-        limits=LIMITS,
-        num_places=NUM_PLACES,
-        clock=breaker_clock,
-    )
+    let_write(texts, writer, breaker_clock)
     app = create_rest_app(lambda: texts.plane, lambda: b"", MAX_BODY_BYTES)
     body = {"model": MODEL, "prompt": "a b c", "max_tokens": 32, "stream": True}
     async for url in serve(app):

@@ -13,9 +13,7 @@ from structlog.testing import capture_logs
 from services.contracts.text import TextDone, TextEvent, TextPiece, TextRequest
 from services.errors import DeadlineExceeded, DependencyAway, InvalidRequest, NotFound, Overloaded, TailraceError
 from services.gateway.openai.remote import RemoteWriter
-from services.gateway.text_tier import TextTier
-from services.router.breaker import Breaker
-from tests.unit.gateway.openai.conftest import BREAKER_FAILURES, LIMITS
+from tests.unit.gateway.openai.conftest import BREAKER_FAILURES, let_write
 from tests.unit.gateway.world import World
 from tests.until import until
 
@@ -144,13 +142,7 @@ async def test_an_error_before_any_text_has_its_status(
     texts: World, http: httpx.AsyncClient, peer: Peer, remote: RemoteWriter
 ) -> None:
     """A stream over there has begun with its 200, one over here has not; and no number of such mistakes opens the breaker."""
-    texts.plane.text = TextTier(
-        writer=remote,
-        breaker=Breaker(BREAKER_FAILURES, 10.0),
-        load=texts.load,
-        report=texts.plane.text_report,
-        limits=LIMITS,
-    )
+    let_write(texts, remote)
     peer.parts = [b'data: {"error": {"message": "no such grammar", "type": "BadRequestError", "code": 400}}\n\n', END]
     body = {"model": "m", "prompt": "x", "stream": True}
 
