@@ -12,7 +12,7 @@ the one before. `serve` copies the tables into the feature repository, applies i
 import itertools
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +23,8 @@ import pyarrow.parquet as pq
 from pipelines import replay
 from pipelines.stage import content_key
 from services.features.repo import RepoAddress, apply_repo
-from services.features.rows import LogPosition, UserHistory
-from services.features.writer import FeatureWriter, history_columns
+from services.features.rows import UserHistory
+from services.features.writer import FeatureWriter, history_columns, history_from
 from services.stream import aggregate
 from services.stream.aggregate import history_limits
 
@@ -138,7 +138,7 @@ def serve(tables: Path, address: RepoAddress, progress: "Progress") -> None:
 
 def latest_histories(tables: Path) -> list[UserHistory]:
     """Read the newest row of each user from the stage's output."""
-    return [_history(row) for row in pq.read_table(tables / "latest_history.parquet").to_pylist()]
+    return [history_from(row) for row in pq.read_table(tables / "latest_history.parquet").to_pylist()]
 
 
 def _write_unless_live(writer: FeatureWriter, rows: Sequence[UserHistory]) -> None:
@@ -156,18 +156,6 @@ def _history_table(rows: Sequence[UserHistory]) -> pa.Table:
     columns = history_columns(rows)
     columns["event_timestamp"] = pa.array(columns["event_timestamp"], pa.int64()).cast(_UTC_US)
     return pa.table(columns, schema=HISTORY_SCHEMA)
-
-
-def _history(row: Mapping[str, Any]) -> UserHistory:
-    return UserHistory(
-        user_id=row["user_id"],
-        item_ids=tuple(row["item_ids"]),
-        newest_event_time_ms=row["newest_event_time_ms"],
-        num_events=row["num_events"],
-        row_time_us=row["row_time_us"],
-        recent_event_ids=tuple(row["recent_event_ids"]),
-        position=LogPosition(row["topic_id"], row["partition"], row["offset"]),
-    )
 
 
 def _online_columns(frame: pl.DataFrame) -> dict[str, list[Any]]:

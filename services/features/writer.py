@@ -5,7 +5,7 @@ rows of one entity from one writer at a time, with rising times. Nothing is retr
 and a repeated write is harmless.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from services.features.redis_away import redis_as_dependency
@@ -38,8 +38,8 @@ class FeatureWriter:
         features = [f"user_history:{column}" for column in _HISTORY_COLUMNS]
         with redis_as_dependency():
             columns = self._store.get_online_features(features, {"user_id": list(user_ids)}).to_dict()
-        found = (_history(columns, index) for index in range(len(user_ids)))
-        return {row.user_id: row for row in found if row is not None}
+        rows = [{name: values[index] for name, values in columns.items()} for index in range(len(user_ids))]
+        return {row["user_id"]: history_from(row) for row in rows if row["num_events"] is not None}
 
     def write_histories(self, rows: Sequence[UserHistory]) -> None:
         """Write these rows, one per user, in one exchange. Raises DependencyAway; then some may have been written."""
@@ -100,15 +100,14 @@ def history_columns(rows: Sequence[UserHistory]) -> dict[str, list[Any]]:
     }
 
 
-def _history(columns: dict[str, Any], index: int) -> UserHistory | None:
-    if columns["num_events"][index] is None:
-        return None
+def history_from(row: Mapping[str, Any]) -> UserHistory:
+    """Read a row of the view user_history, as the online store or an offline table gives it."""
     return UserHistory(
-        user_id=columns["user_id"][index],
-        item_ids=tuple(columns["item_ids"][index]),
-        newest_event_time_ms=columns["newest_event_time_ms"][index],
-        num_events=columns["num_events"][index],
-        row_time_us=columns["row_time_us"][index],
-        recent_event_ids=tuple(columns["recent_event_ids"][index] or ()),
-        position=LogPosition(columns["topic_id"][index], columns["partition"][index], columns["offset"][index]),
+        user_id=row["user_id"],
+        item_ids=tuple(row["item_ids"]),
+        newest_event_time_ms=row["newest_event_time_ms"],
+        num_events=row["num_events"],
+        row_time_us=row["row_time_us"],
+        recent_event_ids=tuple(row["recent_event_ids"] or ()),
+        position=LogPosition(row["topic_id"], row["partition"], row["offset"]),
     )
