@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from pipelines.fitting import Progress as Report
+from pipelines import progress
 from pipelines.stage import StageOutput
 
 _COLUMNS = ("hr@5", "ndcg@5", "hr@10", "ndcg@10", "hr@10_unmasked", "ndcg@10_unmasked")
@@ -37,7 +37,7 @@ class Bars:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._progress.stop()
 
-    def begin(self, stage: str) -> Report:
+    def begin(self, stage: str) -> progress.Progress:
         """Show a stage as begun, and give what moves its bar."""
         bar = self._bars[stage] = self._progress.add_task(stage, total=None, words="")
 

@@ -30,9 +30,10 @@ from pipelines.dense import hidden_states
 from pipelines.descent import DescentOptions
 from pipelines.dropout import dropout_after
 from pipelines.examples import Cases, read_cases, read_sequences
-from pipelines.fitting import FitOptions, Progress, fit
+from pipelines.fitting import FitOptions, fit
 from pipelines.loss import Teacher, catalogue_loss
 from pipelines.metrics import ndcg, rank_labels
+from pipelines.progress import Progress, silent
 from pipelines.seen import next_unseen
 from pipelines.split import Split
 from pipelines.student_scorer import StudentScorer
@@ -82,14 +83,14 @@ def fit_and_save(
     options: DistillOptions,
     path: Path,
     num_threads: int,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> list[dict[str, Any]]:
     """Train one student on the stage's inputs, with a teacher or without, write it, and give its curve."""
     torch.set_num_threads(num_threads)
     catalogue = load_catalogue(tokenized / "catalogue.parquet")
     sequences, valid = read_sequences(tokenized), read_cases(tokenized, Split.VALID)
     teacher = None if decoder_dir is None else load_decoder(decoder_dir, torch.float32, "cpu")
-    student, curve = fit_student(catalogue, teacher, sequences, valid, options, progress or _unseen)
+    student, curve = fit_student(catalogue, teacher, sequences, valid, options, progress)
     save_student(student, path)
     return curve
 
@@ -164,10 +165,6 @@ def items_as_codes(catalogue: Catalogue) -> Catalogue:
     """Give the catalogue under which a window's tokens are the student's input rows: item i is row i + 1."""
     num_items = len(catalogue.item_ids)
     return replace(catalogue, codes=np.arange(num_items, dtype=np.int32).reshape(-1, 1), level_sizes=(num_items,))
-
-
-def _unseen(done: int, total: int, words: str) -> None:
-    """Show no progress."""
 
 
 def _token_of_row(catalogue: Catalogue) -> Tensor:

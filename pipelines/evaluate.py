@@ -20,9 +20,9 @@ from models.student import StudentConfig, read_student
 from models.weights import load_decoder
 from pipelines.dense import DecoderScorer
 from pipelines.examples import read_cases, read_sequences
-from pipelines.fitting import Progress
 from pipelines.gate import student_share
 from pipelines.metrics import Scorer, rank_labels, summarise
+from pipelines.progress import Progress
 from pipelines.split import Split
 from pipelines.student_scorer import StudentScorer
 

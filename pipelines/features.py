@@ -14,22 +14,20 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines import replay
+from pipelines.progress import Progress
 from pipelines.stage import content_key
 from services.features.repo import RepoAddress, apply_repo
 from services.features.rows import UserHistory
 from services.features.writer import FeatureWriter, history_columns, history_from
 from services.stream import aggregate
 from services.stream.aggregate import history_limits
-
-if TYPE_CHECKING:
-    from pipelines.fitting import Progress
 
 TABLES = ("user_history", "user_profile", "item_stats")
 _CHUNK_ROWS = 5_000
@@ -56,7 +54,7 @@ def key(ingested_key: str, max_items: int) -> str:
     return content_key({"max_items": max_items}, [ingested_key], [sys.modules[__name__], aggregate])
 
 
-def build_tables(ingested: Path, max_items: int, out: Path, progress: "Progress") -> None:
+def build_tables(ingested: Path, max_items: int, out: Path, progress: Progress) -> None:
     """Write all tables into `out`."""
     events, items = pl.read_parquet(ingested / "events.parquet"), pl.read_parquet(ingested / "items.parquet")
     write_histories(events, max_items, out, progress)
@@ -64,7 +62,7 @@ def build_tables(ingested: Path, max_items: int, out: Path, progress: "Progress"
     item_stats(events).write_parquet(out / "item_stats.parquet")
 
 
-def write_histories(events: pl.DataFrame, max_items: int, out: Path, progress: "Progress") -> None:
+def write_histories(events: pl.DataFrame, max_items: int, out: Path, progress: Progress) -> None:
     """Write every row of every user, and the newest ones, holding one chunk in memory."""
     columns = (events["user_id"], events["item_id"], events["event_time"].dt.epoch("us"))
     rows = replay.replay(zip(*columns, strict=True), history_limits(max_items))
@@ -112,7 +110,7 @@ def item_stats(events: pl.DataFrame) -> pl.DataFrame:
     return stats.with_columns(event_timestamp=pl.lit(events["event_time"].max())).sort("item_id")
 
 
-def serve(tables: Path, address: RepoAddress, progress: "Progress") -> None:
+def serve(tables: Path, address: RepoAddress, progress: Progress) -> None:
     """Put the tables into the feature repository, apply it, and materialise their newest rows. Raises DependencyAway.
 
     May be repeated. Rows of users whom the stream worker has taken over are left alone: they are newer, and they are its own.

@@ -11,9 +11,7 @@ from torch import Tensor, nn
 
 from pipelines.batches import Batch
 from pipelines.descent import Descent, DescentOptions
-
-Progress = Callable[[int, int, str], None]
-"""Called with how much is done, how much there is, and a few words on how it goes."""
+from pipelines.progress import Progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ import torch
 from models.catalogue import Catalogue
 from models.prompt import prompt_tokens
 from models.weights import load_decoder
-from pipelines.fitting import Progress
+from pipelines.progress import Progress
 from pipelines.stage import content_key
 from services.contracts.recommend import Filters
 from services.features.rows import PrecomputedRow, UserHistory

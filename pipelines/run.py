@@ -26,7 +26,6 @@ from pipelines import (
     distill,
     evaluate,
     features,
-    fitting,
     gate,
     ingest,
     optimize,
@@ -40,6 +39,7 @@ from pipelines.bars import Bars, metrics_table
 from pipelines.distill import DistillOptions
 from pipelines.gate import GateOptions
 from pipelines.precompute import PrecomputeOptions
+from pipelines.progress import Progress
 from pipelines.stage import StageOutput, Stages, content_key
 from pipelines.train import TrainOptions
 from pipelines.turns import turn
@@ -209,7 +209,7 @@ def list_for_busiest(
     places: Places,
     ingested: StageOutput,
     ranking: precompute.Ranking,
-    progress: fitting.Progress,
+    progress: Progress,
 ) -> StageOutput:
     """Run the stage `precompute` for the busiest users of these events, and write their lists to the online store."""
     writer = FeatureWriter(places.feature_repo)

@@ -25,9 +25,10 @@ from pipelines.dense import DecoderScorer, hidden_states
 from pipelines.descent import DescentOptions
 from pipelines.dropout import dropout_after
 from pipelines.examples import read_cases, read_sequences
-from pipelines.fitting import FitOptions, Progress, fit
+from pipelines.fitting import FitOptions, fit
 from pipelines.loss import catalogue_loss
 from pipelines.metrics import ndcg, rank_labels
+from pipelines.progress import Progress
 from pipelines.seen import next_unseen
 from pipelines.split import Split
 

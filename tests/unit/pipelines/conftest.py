@@ -11,6 +11,7 @@ from pipelines.distill import DistillOptions, distill
 from pipelines.evaluate import Trained, evaluate
 from pipelines.fitting import FitOptions
 from pipelines.optimize import optimize
+from pipelines.progress import silent
 from pipelines.tokenize import tokenize
 from pipelines.train import TrainOptions, train
 from tests.synthetic import histories_from, write_ingested
@@ -33,14 +34,9 @@ SMALL_STUDENT = DistillOptions(
 class Built:
     """Each stage's folder."""
 
-    ingested: Path
     trained: Trained
     evaluated: Path
     optimized: Path
-
-
-def silent(done: int, total: int, words: str) -> None:
-    """Show no progress."""
 
 
 @pytest.fixture(scope="session")
@@ -58,4 +54,4 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     trained = Trained(tokens, trained_dir / "decoder", students, SMALL_DECODER.max_items, SMALL_DECODER.stride)
     evaluate(trained, "ring", evaluated, silent)
     optimize(trained, evaluated, MADE_AT, optimized)
-    return Built(ingested, trained, evaluated, optimized)
+    return Built(trained, evaluated, optimized)

@@ -12,12 +12,13 @@ from models.registry import BundleStore
 from models.weights import load_decoder
 from pipelines.dense import DecoderScorer
 from pipelines.precompute import PrecomputeOptions, Ranking, busiest_users, key, precompute, read_rows
+from pipelines.progress import silent
 from pipelines.publish import publish
 from services.contracts.rank import RankRequest
 from services.features.rows import LogPosition, UserHistory
 from services.llm.engine.config import EngineConfig
 from services.llm.loaded_bundle import load_bundle
-from tests.unit.pipelines.conftest import Built, silent
+from tests.unit.pipelines.conftest import Built
 
 OPTIONS = PrecomputeOptions(num_users=3, list_len=5)
 

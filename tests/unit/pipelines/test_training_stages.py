@@ -16,13 +16,14 @@ from pipelines.evaluate import decoder_work, read_report, student_work
 from pipelines.examples import read_cases
 from pipelines.ingest import Source, ingest
 from pipelines.optimize import optimize, version_of
+from pipelines.progress import silent
 from pipelines.split import Split
 from pipelines.tokenize import tokenize
 from pipelines.train import train
 from services.errors import StageFailed
 from services.student.ranker import StudentRanker
 from tests.synthetic import histories_from, raw_events, raw_items
-from tests.unit.pipelines.conftest import MADE_AT, SMALL_DECODER, SMALL_STUDENT, Built, silent
+from tests.unit.pipelines.conftest import MADE_AT, SMALL_DECODER, SMALL_STUDENT, Built
 
 
 def test_both_models_learn_the_ring(built: Built) -> None:
