@@ -9,6 +9,7 @@ from enum import StrEnum
 
 import polars as pl
 
+from models.prompt import window_start
 from services.stream.aggregate import history_limits
 
 MIN_EVENTS_TO_EVALUATE = 3
@@ -39,7 +40,8 @@ def as_of_rows(events: pl.DataFrame, max_items: int) -> pl.DataFrame:
     evaluated = pl.col("total") >= MIN_EVENTS_TO_EVALUATE
     from_end = pl.col("total") - pl.col("place")
     num_train = pl.when(evaluated).then(pl.col("total") - 2).otherwise(pl.col("total"))
-    train = placed.filter(_ends_a_row(pl.col("place").cast(pl.Int64) + 1, num_train.cast(pl.Int64), max_items))
+    longest = int(placed.select(pl.col("total").max()).item() or 0)
+    train = placed.filter(_ends_a_row(pl.col("place").cast(pl.Int64) + 1, num_train.cast(pl.Int64), max_items, longest))
     parts = [
         _rows(train, Split.TRAIN, pl.col("event_time"), pl.lit(None, pl.String)),
         _rows(placed.filter(evaluated & (from_end == 2)), Split.VALID, _just_before(), pl.col("item_id")),
@@ -48,11 +50,15 @@ def as_of_rows(events: pl.DataFrame, max_items: int) -> pl.DataFrame:
     return pl.concat(parts)
 
 
-def _ends_a_row(count: pl.Expr, num_train: pl.Expr, max_items: int) -> pl.Expr:
-    """Whether a training row holds the newest of the first `count` events: all of them, or what the row after it lacks."""
+def _ends_a_row(count: pl.Expr, num_train: pl.Expr, max_items: int, longest: int) -> pl.Expr:
+    """Whether a training row holds the newest of the first `count` events: all of them, or what the row after it lacks.
+
+    `longest` is the most events that a user has.
+    """
     stride = history_limits(max_items).stride
     kept = max_items // stride * stride
-    cut = ((num_train - max_items).clip(0) + stride - 1) // stride * stride  # models.prompt.window_start
+    starts = pl.Series([window_start(length, max_items, stride) for length in range(longest + 1)])
+    cut = pl.lit(starts).gather(num_train)
     return (count == num_train) | ((count <= cut) & ((cut - count) % kept == 0))
 
 
