@@ -41,34 +41,17 @@ class Answered:
     @property
     def is_slow(self) -> bool:
         """Whether somebody may ask why: over half of its deadline used, or answered by another tier than planned."""
-        took_s = self.answered_s - self.question.deadline.arrived_s
-        return took_s * 2_000 > self.answer.deadline_ms or self.answer.tier is not self.planned.tier
+        return self.elapsed_s * 2_000 > self.answer.deadline_ms or self.answer.tier is not self.planned.tier
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds from its arrival until it was answered."""
+        return self.answered_s - self.question.deadline.arrived_s
 
     def record(self) -> bytes:
         """Spell it out, in the stored form."""
-        question, answer, caller = self.question, self.answer, self.question.caller
-        own = (
-            answer.request_id,
-            self.door,
-            "ok",
-            self.now_ms,
-            None,
-            self.trace_id,
-            question.request.user_id,
-            caller.key_id,
-            caller.priority.name.lower(),
-            answer.tier,
-            answer.reason,
-            self.planned.tier,
-            self.planned.reason,
-            answer.bundle_version,
-            question.request.k,
-            len(answer.items),
-            answer.deadline_ms,
-            round((self.answered_s - question.deadline.arrived_s) * 1_000, 3),
-            answer.feature_age_ms,
-            list_state(question),
-        )
+        question = self.question
+        own = _own_fields(self, question.request, question.caller, self.planned, list_state(question))
         llm = None if self.llm is None else _llm_part(self.llm)
         return encode_explanation(own, _facts_of(self.facts), llm, self.stages.raw())
 
@@ -97,27 +80,8 @@ class Shed:
 
     def record(self) -> bytes:
         """Spell it out, in the stored form."""
-        answer, caller, route = self.answer, self.caller, (self.answer.tier, self.answer.reason)
-        own = (
-            answer.request_id,
-            self.door,
-            "ok",
-            self.now_ms,
-            None,
-            self.trace_id,
-            self.request.user_id,
-            caller.key_id,
-            caller.priority.name.lower(),
-            *route,
-            *route,
-            answer.bundle_version,
-            self.request.k,
-            len(answer.items),
-            answer.deadline_ms,
-            round(self.elapsed_s * 1_000, 3),
-            None,
-            ListState.NOT_READ,
-        )
+        planned = Route(self.answer.tier, self.answer.reason)
+        own = _own_fields(self, self.request, self.caller, planned, ListState.NOT_READ)
         return encode_explanation(own, (), None, ())
 
 
@@ -140,6 +104,35 @@ class Refused:
         """Spell it out, in the stored form."""
         own = (self.request_id, self.door, self.code, self.now_ms, self.message)
         return encode_explanation((*own, *[None] * (len(OWN_FIELDS) - len(own))), (), None, ())
+
+
+def _own_fields(
+    case: Answered | Shed, request: RecommendRequest, caller: Caller, planned: Route, stored: ListState
+) -> tuple[object, ...]:
+    """Give an answered request's values, in the order of OWN_FIELDS."""
+    answer = case.answer
+    return (
+        answer.request_id,
+        case.door,
+        "ok",
+        case.now_ms,
+        None,
+        case.trace_id,
+        request.user_id,
+        caller.key_id,
+        caller.priority.name.lower(),
+        answer.tier,
+        answer.reason,
+        planned.tier,
+        planned.reason,
+        answer.bundle_version,
+        request.k,
+        len(answer.items),
+        answer.deadline_ms,
+        round(case.elapsed_s * 1_000, 3),
+        answer.feature_age_ms,
+        stored,
+    )
 
 
 def list_state(question: Question) -> ListState:
