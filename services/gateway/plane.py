@@ -1,13 +1,7 @@
 """The data plane: everything that a door can ask for, behind one object. Doors parse, call it, and format.
 
 `services.app.build_plane` puts it together once per process, inside the running event loop; `start` begins what runs behind it.
-
-Its doors are `create_rest_app(lambda: plane, render_metrics, max_body_bytes)` and `RpcDoor(lambda: plane, max_body_bytes)`,
-whose servicer functions are `services.gateway.rpc.add_recommender_to_server` (raw bytes in) and
-`grpc_health.v1.health_pb2_grpc.add_HealthServicer_to_server`.
-
-`features` (read, read_popular), `llm` (rank) and `load_student` come from their own packages; their ports are declared in
-question.py, popular.py, llm_tier.py and live_bundle.py. Knows no transport.
+Each part declares the ports that it needs (question.py, popular.py, llm_tier.py, live_bundle.py). Knows no transport.
 """
 
 import asyncio
