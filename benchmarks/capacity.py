@@ -10,7 +10,6 @@ import argparse
 import asyncio
 import json
 import os
-import platform
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine
@@ -25,6 +24,7 @@ from benchmarks.callers import Ask, RestCaller
 from benchmarks.footprint import cpu_seconds, find_groups, log_bytes_per_event, memory_mb, store_bytes
 from benchmarks.load import Outcome, run_load
 from benchmarks.own_stack import require_ready
+from benchmarks.report_file import about_run, write_report
 from models.config_json import read_config
 from models.registry import BundleStore
 from services.settings import Settings, load_settings
@@ -47,8 +47,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=above_zero, default=15.0, help="per case")
     options = parser.parse_args()
     report = asyncio.run(_measure(settings, options))
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(report, indent=1) + "\n")
+    write_report(options.json, report)
 
 
 async def _measure(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
@@ -70,10 +69,7 @@ async def _measure(settings: Settings, options: argparse.Namespace) -> dict[str,
         events = await _cost(state_dir, lambda n: _click(rest, n), options, idle_ms_per_s)
         print(f"{'event':12} {_shown(events)}")
     return {
-        "benchmark": "capacity",
-        "command": f"python -m benchmarks.capacity {' '.join(sys.argv[1:])}",
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "machine": {"cpus": os.cpu_count(), "arch": platform.machine(), "python": platform.python_version()},
+        **about_run("capacity"),
         "load_average_1m": round(os.getloadavg()[0], 1),
         "rate": options.rate,
         "bundle": _bundle(settings),

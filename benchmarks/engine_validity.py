@@ -8,9 +8,7 @@ the next one starts, and both are stepped in turn, as in a reload.
 """
 
 import argparse
-import json
 import platform
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -23,6 +21,7 @@ from rich.progress import Progress
 
 from benchmarks.arguments import at_least_one
 from benchmarks.curve_engines import random_items
+from benchmarks.report_file import command_of, write_report
 from models.decoder import Decoder, DecoderConfig
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
@@ -47,12 +46,11 @@ def main() -> None:
         for outcome_beams in judged(options.beams, count):
             progress.advance(bar, outcome_beams)
     shown = {
-        "command": f"python -m benchmarks.engine_validity {' '.join(sys.argv[1:])}",
+        "command": command_of("engine_validity"),
         "machine": {"processor": platform.processor() or platform.machine(), "torch": torch.__version__},
         "seconds": round(time.perf_counter() - began, 1),
     } | count.as_dict()
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(shown, indent=1) + "\n")
+    write_report(options.json, shown)
 
 
 @dataclass(slots=True)

@@ -10,9 +10,6 @@ or from the kill.
 
 import argparse
 import asyncio
-import json
-import os
-import platform
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -31,6 +28,7 @@ from benchmarks.event_probe import EventProbe
 from benchmarks.live_view import LiveView
 from benchmarks.load import Load, Outcome, Shot, run_schedule
 from benchmarks.profiles import SPIKE_FACTOR
+from benchmarks.report_file import about_run, write_report
 from benchmarks.scoring import answers_recovered_s, degraded_share, summarise
 from benchmarks.tcp_proxy import Wire
 from services.contracts.access import Priority
@@ -220,10 +218,7 @@ async def measure(options: argparse.Namespace, console: Console) -> dict[str, An
             rows += await _run_rows(names, options, console, is_wired=is_wired)
     console.print(table_of(rows))
     return {
-        "benchmark": "faults",
-        "command": f"python -m benchmarks.faults {' '.join(sys.argv[1:])}",
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "machine": {"cpus": os.cpu_count(), "arch": platform.machine(), "python": platform.python_version()},
+        **about_run("faults"),
         "rate_rps": options.rate,
         "deadline_ms": DEADLINE_MS,
         "phases": asdict(Phases()),
@@ -287,8 +282,7 @@ def main() -> None:
         report = asyncio.run(measure(options, Console(stderr=True)))
     except TailraceError as error:
         sys.exit(f"error: {error}")
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(report, indent=1) + "\n")
+    write_report(options.json, report)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,6 @@ that runs; `--up` starts one and stops it after.
 import argparse
 import asyncio
 import json
-import os
-import platform
 import sys
 import time
 import uuid
@@ -26,6 +24,7 @@ from benchmarks.audience import Audience, find_audience
 from benchmarks.callers import RestCaller
 from benchmarks.load import Outcome, percentile, run_load
 from benchmarks.own_stack import require_ready, stack_for
+from benchmarks.report_file import about_run, write_report
 from services.settings import Settings, load_settings
 
 PAUSE_S = 0.002
@@ -47,8 +46,7 @@ def main() -> None:
     options = _options(settings)
     with stack_for(settings, is_started=options.up):
         report = asyncio.run(_measure(options))
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(report, indent=1) + "\n")
+    write_report(options.json, report)
 
 
 def _options(settings: Settings) -> argparse.Namespace:
@@ -115,10 +113,7 @@ def _report(sightings: Sequence[Sighting], rate_rps: float) -> dict[str, Any]:
     visible_ms = [1_000 * sighting.since_acknowledged_s for sighting in sightings]
     sent_ms = [1_000 * sighting.since_sent_s for sighting in sightings]
     return {
-        "benchmark": "freshness",
-        "command": f"python -m benchmarks.freshness {' '.join(sys.argv[1:])}",
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "machine": {"cpus": os.cpu_count(), "arch": platform.machine(), "python": platform.python_version()},
+        **about_run("freshness"),
         "num_events": len(sightings),
         "background_rps": rate_rps,
         "p50_ms": round(percentile(visible_ms, 0.5), 3),

@@ -10,7 +10,6 @@ All in fp32 on plain torch, so that nothing differs but the kind.
 """
 
 import argparse
-import json
 import platform
 import sys
 from pathlib import Path
@@ -22,6 +21,7 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmarks.kv_text import overlap_in_beams, perplexity, read_windows
+from benchmarks.report_file import command_of, write_report
 from models.decoder import Decoder
 from models.prompt import prompt_tokens
 from models.registry import BundleStore
@@ -43,14 +43,13 @@ def main() -> None:
     options = _options()
     torch.set_num_threads(1)
     shown: dict[str, Any] = {
-        "command": f"python -m benchmarks.kv_kinds {' '.join(sys.argv[1:])}",
+        "command": command_of("kv_kinds"),
         "machine": {"processor": platform.processor() or platform.machine(), "torch": torch.__version__},
         "rankings": _rankings(options.bundle, options.cases or _newest_cases(options.bundle)),
     }
     if options.checkpoint is not None:
         shown["text"] = _text(options.checkpoint, options.text)
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(shown, indent=1) + "\n")
+    write_report(options.json, shown)
 
 
 def _options() -> argparse.Namespace:

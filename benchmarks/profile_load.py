@@ -6,7 +6,6 @@ reported apart. Bounded in requests and time.
 
 import argparse
 import asyncio
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from benchmarks.live_view import LiveView
 from benchmarks.load import Load, Outcome, run_schedule
 from benchmarks.own_stack import require_ready
 from benchmarks.profiles import Departure, Profile, departures
+from benchmarks.report_file import command_of, write_report
 from benchmarks.scoring import summarise, tier_weights
 from models.registry import BundleStore
 from services.errors import ConfigError
@@ -43,8 +43,7 @@ def main() -> None:
     report = asyncio.run(_measure(settings, options, console))
     console.print(_table(report["parts"]))
     if options.json is not None:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+        write_report(options.json, report)
 
 
 def _options() -> argparse.Namespace:
@@ -110,7 +109,7 @@ def _report(
     }
     return {
         "benchmark": "profile_load",
-        "command": f"python -m benchmarks.profile_load {' '.join(sys.argv[1:])}",
+        "command": command_of("profile_load"),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "profile": options.profile,
         "rate_rps": options.rate,

@@ -11,7 +11,6 @@ its numbers mean nothing.
 import argparse
 import json
 import platform
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,6 +22,7 @@ import polars as pl
 from rich.console import Console
 
 from benchmarks.arguments import at_least_one
+from benchmarks.report_file import command_of, write_report
 from infra.local.store import feature_store
 from services.features.repo import RepoAddress
 from services.settings import Settings, load_settings
@@ -53,8 +53,7 @@ def main() -> None:
                 {"seed": seed, "seconds": round(time.perf_counter() - began, 1), "stages_s": seconds}
                 | report.evaluation
             )
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(_summary(runs), indent=1) + "\n")
+    write_report(options.json, _summary(runs))
 
 
 def _options() -> argparse.Namespace:
@@ -123,7 +122,7 @@ def _summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
         for name in models
     }
     return {
-        "command": f"python -m benchmarks.quality {' '.join(sys.argv[1:])}",
+        "command": command_of("quality"),
         "machine": {"processor": platform.processor() or platform.machine(), "python": platform.python_version()},
         "dataset": runs[0]["dataset"],
         "protocol": runs[0]["protocol"],

@@ -8,11 +8,7 @@ latency from the intended departure. Bounded in requests and time.
 
 import argparse
 import asyncio
-import json
-import os
-import platform
 import sys
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +18,7 @@ from benchmarks.audience import TIERS, Audience, find_audience
 from benchmarks.callers import Caller, RestCaller, RpcCaller
 from benchmarks.load import Outcome, run_load, summary
 from benchmarks.own_stack import require_ready, stack_for
+from benchmarks.report_file import about_run, write_report
 from services.settings import Settings, load_settings
 
 NOOP = "noop"
@@ -34,8 +31,7 @@ def main() -> None:
     options = _options(settings)
     with stack_for(settings, is_started=options.up):
         report = asyncio.run(_measure(options))
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(report, indent=1) + "\n")
+    write_report(options.json, report)
 
 
 def _options(settings: Settings) -> argparse.Namespace:
@@ -63,10 +59,7 @@ async def _measure(options: argparse.Namespace) -> dict[str, Any]:
         for door, caller in (("rest", rest), ("grpc", rpc)):
             cases += await _measure_door(door, caller, audience, options)
     return {
-        "benchmark": "serve",
-        "command": f"python -m benchmarks.serve {' '.join(sys.argv[1:])}",
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "machine": {"cpus": os.cpu_count(), "arch": platform.machine(), "python": platform.python_version()},
+        **about_run("serve"),
         "audience": {
             "listed_users": len(audience.listed_user_ids),
             "known_users": len(audience.known_user_ids),

@@ -9,11 +9,7 @@ are idle while the other is asked. One thread each; two cores or more, or the do
 
 import argparse
 import asyncio
-import json
-import os
-import platform
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -23,6 +19,7 @@ from benchmarks.arguments import at_least_one
 from benchmarks.engine_process import EngineProcess
 from benchmarks.engine_words import words_of
 from benchmarks.own_stack import stack_for
+from benchmarks.report_file import about_run, write_report
 from benchmarks.text_caller import TextCaller
 from benchmarks.text_figures import Wave, row
 from services.settings import Settings, load_settings, with_text
@@ -39,8 +36,7 @@ def main() -> None:
     settings = with_text(load_settings(), path=options.text)
     with stack_for(settings, is_started=options.up):
         report = asyncio.run(_measure(settings, options))
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(report, indent=1) + "\n")
+    write_report(options.json, report)
 
 
 def _options() -> argparse.Namespace:
@@ -67,10 +63,7 @@ async def _measure(settings: Settings, options: argparse.Namespace) -> dict[str,
     finally:
         engine.stop()
     return {
-        "benchmark": "text",
-        "command": f"python -m benchmarks.text {' '.join(sys.argv[1:])}",
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "machine": {"cpus": os.cpu_count(), "arch": platform.machine(), "python": platform.python_version()},
+        **about_run("text"),
         "model": {"name": folder.name, "dtype": settings.text_dtype, "threads": settings.text_threads},
         "tokens": {"in": NUM_IN, "out": NUM_OUT},
         "cases": cases,
