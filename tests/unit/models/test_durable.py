@@ -1,30 +1,17 @@
 """Work that is put in its place is on the disk before it has its name."""
 
-import os
 from pathlib import Path
 
 import pytest
 
 from models.durable import put_in_place, put_unless_there
+from tests.disk import noted
 
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is written through to disk, by name, and when a name is given, in order."""
-    told: list[str] = []
-    fsync, replace = os.fsync, Path.replace
-
-    def sync(descriptor: int) -> None:
-        told.append(Path(f"/proc/self/fd/{descriptor}").resolve().name)
-        fsync(descriptor)
-
-    def name(self: Path, target: Path) -> Path:
-        told.append(f"{self.name} -> {target.name}")
-        return replace(self, target)
-
-    monkeypatch.setattr(os, "fsync", sync)
-    monkeypatch.setattr(Path, "replace", name)
-    return told
+    """What is written through to disk, and which names are given, in order."""
+    return noted(monkeypatch)
 
 
 def test_a_folder_goes_with_all_that_is_in_it(tmp_path: Path, calls: list[str]) -> None:
