@@ -25,39 +25,13 @@ from benchmarks.arguments import above_zero
 from benchmarks.chaos_scene import Scene, scene_from
 from benchmarks.crowd import Crowd
 from benchmarks.event_probe import EventProbe
+from benchmarks.fault_rows import DEADLINE_MS, PHASES, Phases, door_of, plan_row, row_of
 from benchmarks.live_view import LiveView
-from benchmarks.load import Load, Outcome, Shot, run_schedule
-from benchmarks.profiles import SPIKE_FACTOR
+from benchmarks.load import Outcome, run_schedule
 from benchmarks.report_file import about_run, write_report
-from benchmarks.scoring import answers_recovered_s, degraded_share, summarise
 from benchmarks.tcp_proxy import Wire
-from services.contracts.access import Priority
 from services.errors import TailraceError
 from services.settings import load_settings
-
-DEADLINE_MS = 200
-_DOORS = ("REST", "gRPC")
-_HIGH_OF = 4
-"""One of so many requests is of normal priority, the others of high; another one each time, for the crowd repeats itself too."""
-
-
-@dataclass(frozen=True, slots=True)
-class Phases:
-    """How long a row is well, broken, and left to recover."""
-
-    before_s: float = 8.0
-    during_s: float = 14.0
-    after_s: float = 18.0
-
-    @property
-    def mended_at_s(self) -> float:
-        """When what was broken is mended."""
-        return self.before_s + self.during_s
-
-    @property
-    def total_s(self) -> float:
-        """How long requests leave."""
-        return self.mended_at_s + self.after_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,39 +70,10 @@ FAULTS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """One request of a row."""
-
-    at_s: float
-    priority: Priority
-
-
-def plan_row(rate_rps: float, fault: Fault, phases: Phases) -> list[Planned]:
-    """Give a row's requests in order of departure."""
-    base = [
-        Planned(
-            number / rate_rps, Priority.NORMAL if number % _HIGH_OF == number // _HIGH_OF % _HIGH_OF else Priority.HIGH
-        )
-        for number in range(round(rate_rps * phases.total_s))
-    ]
-    wave_rps = SPIKE_FACTOR * rate_rps
-    num_wave = round(wave_rps * phases.during_s) if fault.is_spike else 0
-    wave = [Planned(phases.before_s + number / wave_rps, Priority.LOW) for number in range(num_wave)]
-    return sorted(base + wave, key=lambda one: one.at_s)
-
-
-def door_of(number: int) -> int:
-    """Give which of the doors a request goes through: four in a row over REST (0), then four over gRPC (1)."""
-    return number // 4 % len(_DOORS)
-
-
-async def run_row(
-    name: str, scene: Scene, rate_rps: float, view: LiveView, phases: Phases = Phases()
-) -> dict[str, Any]:
+async def run_row(name: str, scene: Scene, rate_rps: float, view: LiveView, phases: Phases = PHASES) -> dict[str, Any]:
     """Run one row on a stack that is well, and give its numbers."""
     fault = FAULTS[name]
-    planned = plan_row(rate_rps, fault, phases)
+    planned = plan_row(rate_rps, phases, is_spike=fault.is_spike)
     crowd = Crowd(scene.audience, len(planned))
     probe = EventProbe(scene.rest, scene.audience.item_ids[0])
     restarts = scene.victims.num_restarts()
@@ -163,50 +108,6 @@ async def run_row(
     return {"fault": name, **row_of(planned, load, probe, back_s, phases, scene.weights), "restarts": restarted}
 
 
-def row_of(
-    planned: Sequence[Planned],
-    load: Load,
-    probe: EventProbe,
-    back_s: float,
-    phases: Phases,
-    weights: dict[str, float],
-) -> dict[str, Any]:
-    """Put a row together; `back_s` is when the dependency was back."""
-    shots = sorted(load.shots, key=lambda shot: shot.number)
-    base = [shot for shot in shots if planned[shot.number].priority is not Priority.LOW]
-    usual = degraded_share([shot for shot in base if shot.at_s < phases.before_s])
-    answers_s, events_s = answers_recovered_s(base, back_s, usual), probe.recovered_s(back_s)
-    recovery_s = None if answers_s is None or events_s is None else round(max(answers_s, events_s), 2)
-    during = [shot for shot in base if phases.before_s <= shot.at_s < phases.mended_at_s]
-    acknowledged = [event for event in probe.events if event.acknowledged_s is not None]
-    return {
-        **summarise(shots, DEADLINE_MS, weights),
-        "recovery_s": recovery_s,
-        "answers_recovered_s": answers_s,
-        "events_recovered_s": events_s and round(events_s, 2),
-        "during": summarise(during, DEADLINE_MS, weights),
-        "by_priority": _by_priority(planned, shots, weights),
-        "by_door": _by_door(planned, shots, weights),
-        "events": {"sent": len(probe.events), "acknowledged": len(acknowledged), "lost": len(probe.unseen())},
-        "generator_cpu_share": round(load.cpu_share, 3),
-    }
-
-
-def _by_priority(planned: Sequence[Planned], shots: Sequence[Shot], weights: dict[str, float]) -> dict[str, Any]:
-    groups = {
-        priority.name.lower(): [shot for shot in shots if planned[shot.number].priority is priority]
-        for priority in Priority
-    }
-    return {name: summarise(group, DEADLINE_MS, weights) for name, group in groups.items() if group}
-
-
-def _by_door(planned: Sequence[Planned], shots: Sequence[Shot], weights: dict[str, float]) -> dict[str, Any]:
-    """Tell the requests of high priority apart by their door."""
-    high = [shot for shot in shots if planned[shot.number].priority is Priority.HIGH]
-    groups = {name: [shot for shot in high if door_of(shot.number) == door] for door, name in enumerate(_DOORS)}
-    return {f"high over {name}": summarise(group, DEADLINE_MS, weights) for name, group in groups.items() if group}
-
-
 async def measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Run the rows one after another: those of a faulty wire on a stack behind proxies, the others on one without."""
     wanted = options.fault or list(FAULTS)
@@ -221,7 +122,7 @@ async def measure(options: argparse.Namespace, console: Console) -> dict[str, An
         **about_run("faults"),
         "rate_rps": options.rate,
         "deadline_ms": DEADLINE_MS,
-        "phases": asdict(Phases()),
+        "phases": asdict(PHASES),
         "rows": rows,
     }
 

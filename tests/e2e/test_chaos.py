@@ -5,7 +5,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from benchmarks.chaos_scene import Scene, scene_from
-from benchmarks.faults import DEADLINE_MS, Phases, run_row
+from benchmarks.fault_rows import DEADLINE_MS, Phases
+from benchmarks.faults import run_row
 from benchmarks.live_view import LiveView
 from tests.stack import Stack
 

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.event_probe import Event, EventProbe
-from benchmarks.faults import FAULTS, Phases, Planned, plan_row, row_of
+from benchmarks.fault_rows import Phases, Planned, plan_row, row_of
 from benchmarks.load import Load, Outcome, Shot
 from services.contracts.access import Priority
 
@@ -13,7 +13,7 @@ WEIGHTS = {"llm": 1.0, "student": 0.5}
 
 def test_three_of_four_are_of_high_priority() -> None:
     """At an even rate, from the beginning to the end."""
-    planned = plan_row(20, FAULTS["none"], PHASES)
+    planned = plan_row(20, PHASES, is_spike=False)
 
     assert len(planned) == 200
     assert sum(one.priority is Priority.HIGH for one in planned) == 150
@@ -22,12 +22,12 @@ def test_three_of_four_are_of_high_priority() -> None:
 
 def test_the_spike_adds_twelve_times_the_rate_of_low_priority() -> None:
     """While the fault lasts; the others leave as ever."""
-    planned = plan_row(20, FAULTS["low-priority-spike"], PHASES)
+    planned = plan_row(20, PHASES, is_spike=True)
     low = [one.at_s for one in planned if one.priority is Priority.LOW]
 
     assert len(low) == 12 * 20 * 3
     assert (min(low), max(low) < 5) == (2, True)
-    assert [one for one in planned if one.priority is not Priority.LOW] == plan_row(20, FAULTS["none"], PHASES)
+    assert [one for one in planned if one.priority is not Priority.LOW] == plan_row(20, PHASES, is_spike=False)
 
 
 def test_a_row_of_the_matrix() -> None:
