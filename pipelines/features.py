@@ -20,6 +20,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from models.durable import put_in_place
 from pipelines import replay
 from pipelines.progress import Progress
 from pipelines.stage import content_key
@@ -163,4 +164,4 @@ def _online_columns(frame: pl.DataFrame) -> dict[str, list[Any]]:
 def _replace(source: Path, target: Path) -> None:
     scratch = target.with_suffix(".tmp")
     shutil.copyfile(source, scratch)
-    scratch.rename(target)
+    put_in_place(scratch, target)

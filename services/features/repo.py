@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from models.durable import put_in_place
 from services.errors import EnvironmentFault
 from services.features.light_feast import import_feast
 from services.redis_address import RedisAddress
@@ -79,7 +80,8 @@ def apply_repo(address: RepoAddress) -> None:
     """Lay the repository out below the state folder and register everything in it. May be repeated.
 
     Feast writes its registry in place, empty at first: it works on a copy, which is renamed once all is in it. So whoever
-    opens the store meanwhile finds what was applied before, and who dies here leaves that. The definitions come last.
+    opens the store meanwhile finds what was applied before, and who dies here leaves that. The definitions come last: where
+    they are, the registry is whole and on disk.
     """
     (address.repo_dir / "data").mkdir(parents=True, exist_ok=True)
     (address.repo_dir / "feature_store.yaml").write_text(address.render())
@@ -90,8 +92,8 @@ def apply_repo(address: RepoAddress) -> None:
         if address.registry_path.exists():
             shutil.copyfile(address.registry_path, registry)
         _apply(address, definitions, registry)
-        registry.replace(address.registry_path)
-        definitions.replace(address.definitions_path)
+        put_in_place(registry, address.registry_path)
+        put_in_place(definitions, address.definitions_path)
     finally:
         for scratch in (definitions, registry):
             scratch.unlink(missing_ok=True)

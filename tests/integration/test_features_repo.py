@@ -8,6 +8,7 @@ import pytest
 from services.features.light_feast import import_feast
 from services.features.repo import RepoAddress, ensure_applied, open_store
 from services.redis_address import RedisAddress
+from tests.disk import noted
 from tests.servers import HOST, Server
 
 pytestmark = pytest.mark.integration
@@ -52,6 +53,19 @@ def test_what_died_while_applying_is_applied_by_the_next(
     ensure_applied(address)
 
     assert {view.name for view in open_store(address).list_feature_views()} == VIEWS
+
+
+def test_what_was_applied_is_on_disk_before_it_counts(
+    tmp_path: Path, valkey: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Definitions mean that they were applied, so that after a loss of power they must not be there without the registry."""
+    address, calls = address_in(tmp_path, valkey), noted(monkeypatch)
+
+    ensure_applied(address)
+
+    named = [place for place, call in enumerate(calls) if call.endswith(("-> registry.db", "-> features.py"))]
+    assert [calls[place].split(" -> ")[1] for place in named] == ["registry.db", "features.py"]
+    assert all(calls[place - 1] == calls[place].split(" -> ")[0] for place in named)
 
 
 def test_other_definitions_are_applied_anew(tmp_path: Path, valkey: Server) -> None:
