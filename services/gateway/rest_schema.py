@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from services.contracts.recommend import Filters, Recommendation, RecommendRequest
 from services.errors import InvalidRequest
 from services.gateway.events import Draft
+from services.gateway.field_path import field_path
 
 _NUM_TOLD = 100
 """pydantic spells out every fault to name the first: of a body full of unknown fields that held the event loop up for 0.3 s."""
@@ -234,18 +235,10 @@ def _refusal(error: ValidationError) -> InvalidRequest:
         fields = ", ".join(sorted(RecommendBody.model_fields))
         return InvalidRequest("body", f"{error.error_count()} unknown or wrong fields", f"the fields are {fields}")
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    field, kind, message = _path(first["loc"]), first["type"], first["msg"]
+    field, kind, message = field_path(first["loc"]), first["type"], first["msg"]
     if kind == "json_invalid" or not first["loc"]:
         return InvalidRequest("body", "not a JSON object", "send one JSON object")
     if kind == "extra_forbidden":
         model = FiltersBody if len(first["loc"]) > 1 else RecommendBody
         return InvalidRequest(field, "unknown", f"the fields are {', '.join(sorted(model.model_fields))}")
     return InvalidRequest(field, "wrong type or value", message.replace("Input should be", "send"))
-
-
-def _path(location: tuple[Any, ...]) -> str:
-    """Write a place in the body as a caller would: `filters.categories[0]`."""
-    path = ""
-    for part in location:
-        path += f"[{part}]" if isinstance(part, int) else f".{part}"
-    return path.removeprefix(".")

@@ -13,6 +13,7 @@ import pydantic_core
 from pydantic import BaseModel, ValidationError
 
 from services.errors import InvalidRequest
+from services.gateway.field_path import field_path
 
 B = TypeVar("B", bound=BaseModel)
 
@@ -114,7 +115,7 @@ def _turn(place: int, turn: Any) -> Any:
 def _refusal(error: ValidationError) -> InvalidRequest:
     found = error.errors(include_url=False, include_context=False, include_input=False)
     first = max(found, key=lambda one: len(_places(one["loc"]))) if len(found) > 1 else found[0]
-    field, message = _path(first["loc"]), first["msg"]
+    field, message = field_path(_places(first["loc"])), first["msg"]
     if first["type"] == "extra_forbidden":
         return InvalidRequest(field, "unknown", "leave it out")
     if first["type"] == "missing":
@@ -125,9 +126,3 @@ def _refusal(error: ValidationError) -> InvalidRequest:
 def _places(location: tuple[Any, ...]) -> list[Any]:
     """Leave out the names of types by which pydantic tells alternatives apart."""
     return [part for part in location if isinstance(part, int) or not _TYPE_NAME.match(part)]
-
-
-def _path(location: tuple[Any, ...]) -> str:
-    """Write a place in the body as a caller would: `messages[0].content`."""
-    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in _places(location))
-    return path.removeprefix(".")
