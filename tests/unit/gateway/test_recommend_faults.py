@@ -276,4 +276,3 @@ async def _always_whole(root: Path, faults: dict[str, Any]) -> None:
     assert len(shown) >= min(faults["k"], max(num_unseen, 0))
     scores = [item.score for item in answer.items]
     assert scores == sorted(scores, reverse=True)
-    assert answer.tier in Tier

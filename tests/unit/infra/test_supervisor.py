@@ -49,48 +49,50 @@ STATEMENTS = """
 """
 
 
-def run(case: str, folder: Path) -> None:
-    """Run a case after the statements above; it fails by an exception."""
-    script = textwrap.dedent(STATEMENTS) + textwrap.dedent(case)
+def run(case: str, folder: Path) -> str:
+    """Run a case after the statements above, stop, and give the processes that are left; it fails by an exception."""
+    script = textwrap.dedent(STATEMENTS) + textwrap.dedent(case) + "\none.stop()\nprint(children_of(os.getpid()))\n"
     done = subprocess.run(
         [sys.executable, "-c", script, str(folder)], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
     )
     assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
 
 
 def test_a_record_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
     """A part that dies while the disk is full, or the folder gone, is started again all the same, and all end in order."""
-    run(
+    left = run(
         """
         shutil.rmtree(folder / "run")
         os.kill(keeper, signal.SIGKILL)
         until("cannot be written down")
         until("worker: well again (restart 1)")
-        one.stop()
-        assert children_of(os.getpid()) == []
         """,
         tmp_path,
     )
 
+    assert left == "[]"
+
 
 def test_a_part_that_cannot_be_started_is_tried_again(tmp_path: Path) -> None:
     """No room for its log or for a process is a failure of that part, which the others outlive."""
-    run(
+    left = run(
         """
         logs.rename(folder / "away")
         os.kill(keeper, signal.SIGKILL)
         until("worker: cannot be started")
         (folder / "away").rename(logs)
         until("worker: well again")
-        one.stop()
         """,
         tmp_path,
     )
 
+    assert left == "[]"
+
 
 def test_words_that_nobody_can_read_stop_nothing(tmp_path: Path) -> None:
     """A report that fails, as on a full disk, is dropped."""
-    run(
+    left = run(
         """
         def refuse(_):
             raise OSError(28, "No space left on device")
@@ -99,10 +101,11 @@ def test_words_that_nobody_can_read_stop_nothing(tmp_path: Path) -> None:
         os.kill(keeper, signal.SIGKILL)
         while one._running["worker"].state.num_restarts == 0 or not one._running["worker"].is_alive:
             one.tick()
-        one.stop()
         """,
         tmp_path,
     )
+
+    assert left == "[]"
 
 
 def test_a_second_start_leaves_the_first_ones_words(tmp_path: Path) -> None:
