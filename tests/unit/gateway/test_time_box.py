@@ -6,6 +6,7 @@ import time
 import pytest
 
 from services.gateway.time_box import Settled, time_box
+from tests.until import until
 
 LATE: Settled[int] = Settled()
 
@@ -90,7 +91,7 @@ async def test_a_caller_who_is_cancelled_takes_the_work_along() -> None:
         return 7
 
     box = asyncio.create_task(time_box(work(), 3_600))
-    await asyncio.sleep(0.01)
+    await until(lambda: tasks)
     box.cancel()
     await asyncio.wait({box, *filter(None, tasks)}, timeout=5)
 

@@ -17,6 +17,7 @@ from services.llm.engine.outcome import Status
 from services.llm.engine_thread import EngineThread, Stepped
 from services.llm.loaded_bundle import load_bundle
 from tests.bundles import publish_bundle
+from tests.until import until
 
 EVERYTHING = np.ones(30, dtype=bool)
 
@@ -92,16 +93,17 @@ async def test_refusals_reach_the_caller(thread) -> None:
 
 async def test_a_cancelled_caller_cancels_its_request(engine) -> None:
     """When a caller goes away its request ends as cancelled."""
-    ends, cancelled = [], threading.Event()
+    ends, has_stepped, cancelled = [], threading.Event(), threading.Event()
 
     def hold_the_first_step(stepped) -> None:
         """Keep the engine from going on before the caller is gone."""
         ends.extend(stepped.ended)
+        has_stepped.set()
         cancelled.wait(5.0)
 
     thread = EngineThread(engine, 1, hold_the_first_step)
     caller = asyncio.create_task(thread.ask(ask_for_long))
-    await asyncio.sleep(0.01)
+    await until(has_stepped.is_set)
 
     caller.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -117,7 +119,7 @@ async def test_stopping_lets_what_is_in_flight_finish(engine) -> None:
     """A stopped thread answers what it has, then ends and takes nothing more."""
     thread = EngineThread(engine, 1, lambda stepped: None)
     caller = asyncio.create_task(thread.ask(ask_for_long))
-    await asyncio.sleep(0.002)
+    await asyncio.sleep(0)  # it asks in its first turn
 
     thread.stop()
 
