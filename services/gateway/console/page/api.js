@@ -2,11 +2,10 @@
 
 const KEY = "tailrace-key"
 
-export class Refused extends Error {
+class Refused extends Error {
   constructor(status, error) {
     super(error.message)
     this.status = status
-    this.code = error.code
   }
 }
 

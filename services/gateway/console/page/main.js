@@ -8,7 +8,7 @@ import { openHelp, startKeys } from "./keys.js"
 import { loadPeople, startPeople } from "./people.js"
 import { showPromises } from "./promises.js"
 import { Session } from "./session.js"
-import { flipPart, load, startSteer, takeLive, turnLoad } from "./steer.js"
+import { flip, load, startSteer, takeLive, turnLoad } from "./steer.js"
 import { nextTheme, startTheme } from "./theme.js"
 import { startTimeline } from "./timeline.js"
 import { TIERS, TIER_NAMES, TIER_STORIES } from "./words.js"
@@ -84,8 +84,8 @@ startKeys([
   { keys: [..."1234567890"], shown: ["1", "…", "0"], does: "Click the first to tenth item", run: (key) => clickPlace(session, (Number(key) + 9) % 10) },
   { keys: ["n"], shown: ["n"], does: "Invent a visitor", run: () => session.invent() },
   { keys: ["r"], shown: ["r"], does: "Ask again", run: () => session.ask() },
-  { keys: ["l"], shown: ["l"], does: "Language model off or on", run: () => flipPart("llm", session) },
-  { keys: ["f"], shown: ["f"], does: "Feature store off or on", run: () => flipPart("features", session) },
+  { keys: ["l"], shown: ["l"], does: "Language model off or on", run: () => flip("llm", session) },
+  { keys: ["f"], shown: ["f"], does: "Feature store off or on", run: () => flip("features", session) },
   { keys: ["+", "="], shown: ["+"], does: "More load", run: () => turnLoad(1, session) },
   { keys: ["-", "−"], shown: ["−"], does: "Less load", run: () => turnLoad(-1, session) },
   { keys: ["t"], shown: ["t"], does: "Light, dark, or as the system", run: nextTheme },

@@ -12,7 +12,7 @@ const DEADLINES = [10, 20, 50, 100, 200, 500, 1_000]
 const NAMES = { llm: "language model", features: "feature store" }
 
 export const load = new Load()
-export const drillsChanged = new EventTarget()
+const drillsChanged = new EventTarget()
 let off = {}
 let moments = []
 let momentsAtS = 0
@@ -39,9 +39,6 @@ export function startSteer(session) {
   keepDrawing()
 }
 
-export function flipPart(part, session) {
-  return flip(part, session)
-}
 
 export function turnLoad(by, session) {
   const dial = byId("load")
@@ -73,7 +70,7 @@ function showDrills(drills) {
 
 const clock = (seconds) => `${Math.floor(seconds / 60)}:${String(Math.floor(seconds % 60)).padStart(2, "0")}`
 
-async function flip(part, session) {
+export async function flip(part, session) {
   const wanted = part in off ? "on" : "off"
   try {
     const { drills } = await post("/console/drills", { [part]: wanted }, { priority: "high" })
