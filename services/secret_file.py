@@ -10,7 +10,7 @@ def read_secret(path: Path) -> str:
     try:
         secret = path.read_text().rstrip("\r\n")
     except OSError as error:
-        raise ConfigError(f"secret file {path}: {error.strerror}") from error
+        raise ConfigError(f"secret file {path}: {error.strerror}; name a file that can be read") from error
     if not secret:
-        raise ConfigError(f"secret file {path}: empty")
+        raise ConfigError(f"secret file {path}: empty; write the secret into it")
     return secret

@@ -34,6 +34,8 @@ def fetch_wheel(wheel: Wheel, folder: Path) -> Path:
             raise EnvironmentFault(f"cannot download {wheel.requirement}: {done.stderr.strip()[-500:]}")
         found = Path(scratch) / wheel.file
         if not found.exists() or file_sha256(found) != wheel.sha256:
-            raise EnvironmentFault(f"the downloaded {wheel.file} is not the expected file (SHA-256 differs)")
+            raise EnvironmentFault(
+                f"the downloaded {wheel.file} is not the expected file (SHA-256 differs); put the right one into {folder}"
+            )
         found.replace(path)
     return path

@@ -44,7 +44,9 @@ def prepare_valkey(settings: Settings) -> None:
 def valkey_access(username: str, password: str) -> str:
     """Say in Valkey's words that one user may do everything and nobody else anything. Raises ConfigError."""
     if set(username + password) & set(" \t\r\n'\""):
-        raise ConfigError("TAILRACE_REDIS_PASSWORD_FILE: quotes and blanks are too much for the embedded store")
+        raise ConfigError(
+            "TAILRACE_REDIS_PASSWORD_FILE: the embedded store takes no user or password with quotes or blanks; choose another"
+        )
     if not username:
         return f"requirepass {password}\n"
     return f"user default off\nuser {username} on >{password} ~* &* +@all\n"
