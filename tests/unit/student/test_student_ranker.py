@@ -1,6 +1,5 @@
 """Run with: pytest tests/unit/student/test_student_ranker.py"""
 
-import time
 from pathlib import Path
 
 import numpy as np
@@ -119,16 +118,3 @@ def test_student_of_another_catalogue_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(BundleCorrupt, match="scores 7 items, the catalogue has 30"):
         load_student(Bundle("v", tmp_path, {}), build_catalogue(30))
-
-
-def test_full_size_ranking_takes_less_than_a_millisecond(tmp_path: Path) -> None:
-    """History of 200, 1,682 items, one thread: the median stays under 1 ms (about 0.1 here)."""
-    onnx.save(student_graph(random_student(1_682, 64, 200)), tmp_path / "student.onnx")
-    ranker, allowed, spent = StudentRanker(tmp_path / "student.onnx"), np.ones(1_682, dtype=bool), []
-
-    for _ in range(200):
-        began = time.perf_counter()
-        ranker.rank(list(range(200)), allowed, 10)
-        spent.append(time.perf_counter() - began)
-
-    assert np.median(spent) < 0.001
