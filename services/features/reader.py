@@ -82,21 +82,23 @@ class FeatureReader:
                 async with asyncio.timeout(timeout_s):
                     response = await self._store.get_online_features_async(features, list(entities))
         except asyncio.CancelledError:  # a caller with a timer of its own cancels first
-            self._kept_waiting(asked_s, timeout_s)
+            self._went_wrong(asked_s, timeout_s, is_silence=True)
             raise
         except DependencyAway as error:
-            if isinstance(error.__cause__, TimeoutError):
-                self._kept_waiting(asked_s, timeout_s)
-            else:
-                self._gate.failed(time.monotonic())
+            self._went_wrong(asked_s, timeout_s, is_silence=isinstance(error.__cause__, TimeoutError))
             raise
         self._gate.succeeded()
         return response
 
-    def _kept_waiting(self, asked_s: float, timeout_s: float) -> None:
-        """Nothing came until the caller gave up: a failure, unless it had next to no time, or our own loop woke it late."""
+    def _went_wrong(self, asked_s: float, timeout_s: float, *, is_silence: bool) -> None:
+        """Tell the gate, unless the read had next to no time, or ends so late that it says nothing of now.
+
+        It is late when our own loop stood still, and when redis-py goes on to connect after it was given up.
+        """
         now_s = time.monotonic()
-        if _SILENCE_S <= now_s - asked_s <= timeout_s + _SILENCE_S:
+        waited_s = now_s - asked_s
+        is_short = is_silence and min(timeout_s, waited_s) < _SILENCE_S
+        if not is_short and waited_s <= timeout_s + _SILENCE_S:
             self._gate.failed(now_s)
 
 
