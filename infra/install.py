@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
@@ -43,12 +44,15 @@ class Shown:
         if self._is_terminal:
             filled = _BAR * self._num_found // self._num_packages
             counted = f"{self._num_found}/{self._num_packages} packages"
-            bar, elapsed_s = "━" * filled + " " * (_BAR - filled), time.monotonic() - self._began_s
-            self._write(f"\r{self._doing:<12}{bar} {counted}, {elapsed_s:.0f} s ")
+            bar = "━" * filled + " " * (_BAR - filled)
+            self._write(f"\r{self._doing:<12}{bar} {counted}, {self._elapsed()} ")
 
     def end(self) -> None:
         """Leave the line as it is."""
-        self._write("\n" if self._is_terminal else f"{time.monotonic() - self._began_s:.0f} s in all\n")
+        self._write("\n" if self._is_terminal else f"{self._elapsed()} in all\n")
+
+    def _elapsed(self) -> str:
+        return f"{time.monotonic() - self._began_s:.0f} s"
 
     def _say(self, doing: str) -> None:
         self._doing = doing
@@ -68,7 +72,7 @@ def install(command: Sequence[str], num_packages: int, log: Path, out: TextIO) -
         while not is_over.wait(1.0):
             shown.draw()
 
-    lines: list[str] = []
+    last_lines: deque[str] = deque(maxlen=_TOLD_AT_FAILURE)
     ticking = threading.Thread(target=tick)
     ticking.start()
     try:
@@ -78,14 +82,14 @@ def install(command: Sequence[str], num_packages: int, log: Path, out: TextIO) -
         ):
             for line in pip.stdout or ():
                 kept.write(line)
-                lines.append(line)
+                last_lines.append(line)
                 shown.read(line)
     finally:
         is_over.set()
         ticking.join()
         shown.end()
     if pip.returncode:
-        out.write("".join([*lines[-_TOLD_AT_FAILURE:], f"pip failed; all that it said is in {log}\n"]))
+        out.write("".join([*last_lines, f"pip failed; all that it said is in {log}\n"]))
     return pip.returncode
 
 

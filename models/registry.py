@@ -130,8 +130,9 @@ class BundleStore:
 
     def prune(self, keep: int) -> list[str]:
         """Remove all but the newest `keep` versions, the live one and the one before it; give what was removed."""
-        spared = {*self.versions()[-keep:], self.live_version(), self._read("PREVIOUS")}
-        removed = [version for version in self.versions() if version not in spared]
+        versions = self.versions()
+        spared = {*versions[-keep:], self.live_version(), self._read("PREVIOUS")}
+        removed = [version for version in versions if version not in spared]
         for version in removed:
             going = self._root / f".{version}.{os.getpid()}"
             (self._root / version).rename(going)  # nobody opens half of it

@@ -15,31 +15,25 @@ from rich.console import Console
 @contextmanager
 def turn(root: Path, console: Console) -> Iterator[None]:
     """Work in the folder alone; while another run does, wait, and say so."""
-    lock = _lock(root)
-    try:
-        lock.acquire(blocking=False)
-    except Timeout:
-        console.print(f"waiting for another run in {root}", markup=False)
-        lock.acquire()
-    try:
+    with turn_if_free(root) as is_free:
+        if is_free:
+            yield
+            return
+    console.print(f"waiting for another run in {root}", markup=False)
+    with _lock(root):
         yield
-    finally:
-        lock.release()
 
 
 @contextmanager
 def turn_if_free(root: Path) -> Iterator[bool]:
     """Work in the folder alone, and say True; False while another run does."""
-    lock = _lock(root)
     try:
-        lock.acquire(blocking=False)
+        held = _lock(root).acquire(blocking=False)
     except Timeout:
         yield False
         return
-    try:
+    with held:
         yield True
-    finally:
-        lock.release()
 
 
 def _lock(root: Path) -> FileLock:

@@ -50,7 +50,8 @@ def check_free(port: Port) -> None:
 def free_window(width: int, seed: str, reserved: Collection[int] = ()) -> int:
     """Find `width` free consecutive ports outside the range for outgoing connections. Gives the first.
 
-    `reserved` ports are somebody's who does not listen yet. `seed` spreads stacks that start at the same moment. Raises EnvironmentFault when there is no such window.
+    `reserved` ports are somebody's who does not listen yet. `seed` spreads stacks that start at the same moment. Raises
+    EnvironmentFault when there is no such window.
     """
     last = _first_ephemeral_port() - width
     starts = range(_FIRST_INNER_PORT, last, width)

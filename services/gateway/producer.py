@@ -4,7 +4,8 @@ kafka-python blocks (for metadata, for a connection) and its producer is of no m
 both stay on one thread: it owns the client, sends what lies in a bounded queue, and makes a new client after a failure.
 Where nobody waits for the acknowledgement, records may gather for a moment and leave together: each exchange with a broker
 keeps the interpreter busy for about as long as a request does. A caller waits for the broker's acknowledgement at most
-`ack_timeout_s`; what was not handed to the client by then is never sent. What was handed over may still arrive after a refusal: a repeated event id makes that harmless.
+`ack_timeout_s`; what was not handed to the client by then is never sent. What was handed over may still arrive after a
+refusal: a repeated event id makes that harmless.
 
 Does not know what the records mean.
 """
