@@ -16,7 +16,7 @@ from services.contracts.access import Priority
 from services.contracts.rank import RankRequest, RankResult
 from services.errors import BundleError, DeadlineExceeded, DependencyAway, InvalidRequest, Overloaded
 from services.gateway.time_box import Settled, time_box
-from services.router.gate import LlmGate, LlmView
+from services.router.gate import LlmGate, LlmView, Sent
 from services.router.policy import LlmOutcome
 
 log = structlog.get_logger()
@@ -59,20 +59,20 @@ class LlmTier:
         It counts as in flight from this very call, so that callers who decide one after another see each other.
         """
         started_s = self._clock()
-        load = self._gate.started(started_s)
+        sent = self._gate.started(started_s)
         asking = asyncio.create_task(self._wait(question, timeout_s))
-        asking.add_done_callback(lambda done: self._ended(done, load, started_s))
+        asking.add_done_callback(lambda done: self._ended(done, sent, started_s))
         return asking
 
     async def _wait(self, question: RankRequest, timeout_s: float) -> LlmAnswer:
         return _answer(question, await time_box(self._llm.rank(question, timeout_s), timeout_s))
 
-    def _ended(self, asking: "asyncio.Task[LlmAnswer]", load: int, started_s: float) -> None:
+    def _ended(self, asking: "asyncio.Task[LlmAnswer]", sent: Sent, started_s: float) -> None:
         """Tell the gate. A callback, since a task that is cancelled before its first step runs no line of its own."""
         was_taken_back = asking.cancelled() or asking.exception() is not None
         answer = LlmAnswer(LlmOutcome.ABANDONED) if was_taken_back else asking.result()
         now_s = self._clock()
-        self._gate.ended(answer.outcome, load, now_s - started_s, now_s)
+        self._gate.ended(answer.outcome, sent, now_s - started_s, now_s)
         if answer.result is not None:
             self._gate.reported(answer.result.load, now_s)
         self._breaker_open.set(self._gate.is_open(now_s))

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
@@ -93,10 +94,10 @@ class TextTier:
         After the deadline, choices that have not ended end with DEADLINE; when nothing was written yet, DeadlineExceeded.
         """
         self._check(request)
-        self._breaker.started(self._clock())
+        number = self._breaker.started(self._clock())
         self._count(request.n)
         watched = self._report.watch(route, in_pieces=request.in_pieces)
-        verdict = self._breaker.abandoned
+        verdict = partial(self._breaker.abandoned, number)
         try:
             async with aclosing(in_time(self._writer, request, self._wall_clock)) as events:
                 async for event in events:

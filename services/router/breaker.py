@@ -30,7 +30,8 @@ class Breaker:
         self._open_s = open_s
         self._num_failures = 0
         self._opened_at_s: float | None = None
-        self._trial_running = False
+        self._num_started = 0
+        self._trial: int | None = None
 
     def state(self, now_s: float) -> BreakerState:
         """Give the state at this time."""
@@ -42,25 +43,29 @@ class Breaker:
     def allows(self, now_s: float) -> bool:
         """Whether a request may go now: always when closed, one at a time when half open."""
         state = self.state(now_s)
-        return state is BreakerState.CLOSED or (state is BreakerState.HALF_OPEN and not self._trial_running)
+        return state is BreakerState.CLOSED or (state is BreakerState.HALF_OPEN and self._trial is None)
 
-    def started(self, now_s: float) -> None:
-        """A request goes; in the half-open state it is the trial."""
-        self._trial_running = self.state(now_s) is BreakerState.HALF_OPEN
+    def started(self, now_s: float) -> int:
+        """A request goes; in the half-open state it is the trial. Gives its number, for `abandoned`."""
+        self._num_started += 1
+        if self.state(now_s) is BreakerState.HALF_OPEN:
+            self._trial = self._num_started
+        return self._num_started
 
     def succeeded(self) -> None:
-        """A request came back well."""
+        """A request came back well, whichever it was: the LLM answers."""
         self._num_failures = 0
         self._opened_at_s = None
-        self._trial_running = False
+        self._trial = None
 
     def failed(self, now_s: float) -> None:
-        """A request failed: counts towards opening, and opens at once when it was the trial."""
+        """A request failed: counts towards opening, and keeps open what was not closed yet for the whole time again."""
         self._num_failures += 1
         if self._num_failures >= self._max_failures or self._opened_at_s is not None:
             self._opened_at_s = now_s
-        self._trial_running = False
+        self._trial = None
 
-    def abandoned(self) -> None:
-        """A request ended without saying anything about the LLM's health: another may be the trial."""
-        self._trial_running = False
+    def abandoned(self, number: int) -> None:
+        """Request `number` ended without saying anything about the LLM's health: if it was the trial, another may be."""
+        if number == self._trial:
+            self._trial = None

@@ -29,6 +29,14 @@ class LlmView:
     trial_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A request that went to the LLM: the load that it met, and its number at the breaker."""
+
+    load: int
+    number: int
+
+
 class LlmGate:
     """The state of the way to the LLM tier."""
 
@@ -55,27 +63,26 @@ class LlmGate:
         """Whether the LLM is left alone at this time."""
         return self._breaker.state(now_s) is BreakerState.OPEN
 
-    def started(self, now_s: float) -> int:
-        """A request goes to the LLM. Gives the load that it met, to be handed back at its end."""
-        load = self._load(now_s)
-        self._breaker.started(now_s)
+    def started(self, now_s: float) -> Sent:
+        """A request goes to the LLM. What it gives is to be handed back at the request's end."""
+        sent = Sent(self._load(now_s), self._breaker.started(now_s))
         self._num_in_flight += 1
-        return load
+        return sent
 
-    def ended(self, outcome: LlmOutcome, load: int, elapsed_s: float, now_s: float) -> None:
+    def ended(self, outcome: LlmOutcome, sent: Sent, elapsed_s: float, now_s: float) -> None:
         """A request came back, failed, or was given up after `elapsed_s`."""
         self._num_in_flight -= 1
         match outcome:
             case LlmOutcome.IN_TIME:
                 self._breaker.succeeded()
-                self._predictor.finished(load, elapsed_s, now_s)
+                self._predictor.finished(sent.load, elapsed_s, now_s)
             case LlmOutcome.FAILED | LlmOutcome.AWAY:
                 self._breaker.failed(now_s)
             case LlmOutcome.LATE:
-                self._breaker.abandoned()
-                self._predictor.gave_up(load, elapsed_s, now_s)
+                self._breaker.abandoned(sent.number)
+                self._predictor.gave_up(sent.load, elapsed_s, now_s)
             case LlmOutcome.OVERLOADED | LlmOutcome.REFUSED | LlmOutcome.MISMATCH | LlmOutcome.ABANDONED:
-                self._breaker.abandoned()
+                self._breaker.abandoned(sent.number)
 
     def reported(self, load: EngineLoad, now_s: float) -> None:
         """An engine told how busy it is; believed for a second, since it counts other gateways' requests too."""

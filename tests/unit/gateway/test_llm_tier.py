@@ -36,4 +36,4 @@ async def test_what_an_engine_says_of_its_load_counts_for_the_next_question() ->
     answer = await tier.ask(QUESTION, 10.0)
 
     assert answer.outcome is LlmOutcome.IN_TIME
-    assert gate.started(NOW_S) == 7
+    assert gate.started(NOW_S).load == 7

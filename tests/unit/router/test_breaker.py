@@ -49,21 +49,27 @@ def test_an_abandoned_trial_leaves_room_for_another() -> None:
     """A caller who left says nothing of the LLM's health."""
     breaker = Breaker(max_failures=1, open_s=10)
     breaker.failed(0)
-    breaker.started(10)
-    breaker.abandoned()
+    breaker.abandoned(breaker.started(10))
 
     assert breaker.allows(10)
 
 
 class BreakerMachine(RuleBasedStateMachine):
-    """One request at a time, in any order of outcomes and waits."""
+    """Many requests at once, in any order of starts, outcomes and waits."""
 
     def __init__(self) -> None:
         super().__init__()
         self.breaker = Breaker(max_failures=3, open_s=5)
         self.now_s = 0.0
         self.failures_in_a_row = 0
-        self.last_failure_s = 0.0
+        self.refuses_until_s = 0.0
+        self.out: list[int] = []
+        self.trial: int | None = None
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether nothing has come back well since it opened."""
+        return self.failures_in_a_row >= 3
 
     @rule(seconds=st.floats(0, 6))
     def wait(self, seconds: float) -> None:
@@ -71,25 +77,37 @@ class BreakerMachine(RuleBasedStateMachine):
         self.now_s += seconds
 
     @precondition(lambda self: self.breaker.allows(self.now_s))
-    @rule(is_well=st.booleans())
-    def ask(self, is_well: bool) -> None:
-        """A request goes and comes back."""
-        self.breaker.started(self.now_s)
-        if is_well:
+    @rule()
+    def ask(self) -> None:
+        """A request goes."""
+        self.out.append(self.breaker.started(self.now_s))
+        if self.is_broken:
+            self.trial = self.out[-1]
+
+    @precondition(lambda self: self.out)
+    @rule(data=st.data(), outcome=st.sampled_from(["well", "failed", "abandoned"]))
+    def hear(self, data: st.DataObject, outcome: str) -> None:
+        """One of those that are out ends, perhaps one from before it opened."""
+        number = self.out.pop(data.draw(st.integers(0, len(self.out) - 1)))
+        if outcome == "well":
             self.breaker.succeeded()
             self.failures_in_a_row = 0
-        else:
+        elif outcome == "failed":
             self.breaker.failed(self.now_s)
             self.failures_in_a_row += 1
-            self.last_failure_s = self.now_s
+            self.refuses_until_s = self.now_s + 5
+        else:
+            self.breaker.abandoned(number)
+        if outcome != "abandoned" or number == self.trial:
+            self.trial = None
 
     @invariant()
     def allows_as_the_history_says(self) -> None:
-        """Refuses exactly for open_s after the failure that made three or more in a row."""
-        refuses = self.failures_in_a_row >= 3 and self.now_s - self.last_failure_s < 5
+        """Refuses for open_s after a failure that left three or more in a row, and while the one trial is out."""
+        refuses = self.is_broken and (self.now_s < self.refuses_until_s or self.trial is not None)
 
         assert self.breaker.allows(self.now_s) is not refuses
 
 
 TestBreakerMachine = BreakerMachine.TestCase
-BreakerMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=30)
+BreakerMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40)

@@ -22,9 +22,9 @@ def test_every_request_that_ends_frees_its_place(outcomes: list[LlmOutcome]) -> 
     """Whatever the outcome."""
     counted = gate()
     for now_s, outcome in enumerate(outcomes):
-        load = counted.started(float(now_s))
+        sent = counted.started(float(now_s))
         assert counted.view(float(now_s), Priority.HIGH).num_in_flight == 1
-        counted.ended(outcome, load, 0.1, float(now_s))
+        counted.ended(outcome, sent, 0.1, float(now_s))
 
     assert counted.view(99.0, Priority.HIGH).num_in_flight == 0
 
@@ -46,9 +46,9 @@ def test_a_half_open_breaker_sees_its_trial_go() -> None:
     for _ in range(2):
         broken.ended(LlmOutcome.FAILED, broken.started(0), 0.1, 0)
     may_try = broken.view(10, Priority.HIGH).breaker_allows
-    load = broken.started(10)
+    trial = broken.started(10)
     meanwhile = broken.view(10, Priority.HIGH).breaker_allows
-    broken.ended(LlmOutcome.IN_TIME, load, 0.1, 10)
+    broken.ended(LlmOutcome.IN_TIME, trial, 0.1, 10)
 
     assert (may_try, meanwhile) == (True, False)
     assert broken.view(10, Priority.HIGH).breaker_allows
@@ -83,5 +83,5 @@ def test_an_engines_own_report_counts_other_gateways_requests_for_a_second() -> 
     told = gate()
     told.reported(EngineLoad(num_running=3, num_waiting=4, kv_cache_usage=0.5), now_s=10)
 
-    assert told.started(11.0) == 7
-    assert told.started(11.1) == 1
+    assert told.started(11.0).load == 7
+    assert told.started(11.1).load == 1
