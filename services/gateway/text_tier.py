@@ -97,7 +97,7 @@ class TextTier:
         number = self._breaker.started(self._clock())
         self._count(request.n)
         watched = self._report.watch(route, in_pieces=request.in_pieces)
-        verdict = partial(self._breaker.abandoned, number)
+        verdict: Callable[[], None] = partial(self._breaker.abandoned, number)
         try:
             async with aclosing(in_time(self._writer, request, self._wall_clock)) as events:
                 async for event in events:
