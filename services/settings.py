@@ -274,13 +274,18 @@ def _check_security(settings: Settings) -> None:
 
 
 def _check_text(settings: Settings) -> None:
-    """Refuse two writers at once, and a key for nobody. Raises ConfigError."""
+    """Refuse two writers at once, a key for nobody, and calls that could never be let in. Raises ConfigError."""
     if settings.text_path and settings.text_url:
         raise ConfigError(f"{_PREFIX}TEXT_URL: there is {_PREFIX}TEXT_PATH already; name one of them")
     if settings.text_url_key_file and not settings.text_url:
         raise ConfigError(f"{_PREFIX}TEXT_URL_KEY_FILE: needs {_PREFIX}TEXT_URL beside it")
     if settings.text_url and not settings.text_url.startswith(("http://", "https://")):
         raise ConfigError(f"{_PREFIX}TEXT_URL: {settings.text_url!r} is no URL; for example http://gpu-host:8001/v1")
+    if settings.text_path and settings.text_max_choices > settings.max_waiting:
+        raise ConfigError(
+            f"{_PREFIX}TEXT_MAX_CHOICES: {settings.text_max_choices} choices never fit in the engine's queue; "
+            f"set it to {_PREFIX}MAX_WAITING ({settings.max_waiting}) or less"
+        )
 
 
 def with_text(settings: Settings, *, path: str = "", url: str = "") -> Settings:

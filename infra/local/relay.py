@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from infra.local.shared_port import SharedPort
+from infra.local.shared_port import BACKLOG, SharedPort
 
 _CHUNK_BYTES = 65_536
 _ARRIVES_WITHIN_S = 0.1
@@ -26,7 +26,7 @@ class Relay:
         self._carrying: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._begin, sock=self.port.socket)
+        self._server = await asyncio.start_server(self._begin, sock=self.port.socket, backlog=BACKLOG)
         return self
 
     async def __aexit__(self, *_: object) -> None:

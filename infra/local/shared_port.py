@@ -17,7 +17,8 @@ from infra.local.ports import is_free
 
 _SO_ATTACH_REUSEPORT_CBPF = 51
 _BPF_RET = 0x06
-_BACKLOG = 1_024
+BACKLOG = 1_024
+"""Callers who may wait to be taken in: when HAProxy dies, all come at once."""
 
 
 class SharedPort:
@@ -27,7 +28,7 @@ class SharedPort:
         """Raises OSError when the port belongs to somebody who does not share it."""
         self._is_first = is_free(host, port)
         self.socket = _bound(host, port)
-        self.socket.listen(_BACKLOG)
+        self.socket.listen(BACKLOG)
 
     def lead(self, *, to_us: bool) -> None:
         """Have new connections come to us, or to the other as long as there is one."""

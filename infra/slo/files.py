@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from infra.slo import drills, operations, page, rules
+from infra.slo import alert_tests, operations, page, rules
 from infra.slo.dashboards import all_dashboards
 from services.objectives import Objectives
 
@@ -23,7 +23,7 @@ def generated(objectives: Objectives, root: Path) -> dict[str, str]:
         f"{RULES}/operations.yaml": _yaml({"groups": [operational]}),
         **{
             f"infra/prometheus/tests/objectives-{step}.yaml": _yaml(tests)
-            for step, tests in drills.drill_files(objectives, "../rules/objectives.yaml").items()
+            for step, tests in alert_tests.files(objectives, "../rules/objectives.yaml").items()
         },
         **{
             f"infra/grafana/dashboards/{name}.json": json.dumps(dashboard, indent=2) + "\n"

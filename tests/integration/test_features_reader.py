@@ -2,7 +2,6 @@
 
 import asyncio
 import statistics
-import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -200,15 +199,6 @@ async def test_read_time_does_not_grow_with_reads(features: RepoAddress, reader:
     late = await _median_read_s(reader, 200)
 
     assert late < 2 * early
-
-
-async def test_reader_needs_no_torch() -> None:
-    """A process that reads features holds no torch; asked of a fresh interpreter."""
-    program = "import sys; from services.features.light_feast import import_feast; import_feast(); sys.exit('torch' in sys.modules)"
-
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program)
-
-    assert await process.wait() == 0
 
 
 def test_reader_says_what_to_run_when_nothing_was_applied(tmp_path: Path) -> None:

