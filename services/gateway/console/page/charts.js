@@ -162,9 +162,13 @@ export const forgetColours = () => (known = null)
 
 function colours() {
   if (known === null) {
-    const style = getComputedStyle(document.documentElement)
-    const names = [...TIERS, "ink", "soft", "line", "danger"]
-    known = Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]))
+    const probe = document.body.appendChild(document.createElement("i")) // a canvas knows neither variables nor light-dark()
+    const seen = (name) => {
+      probe.style.color = `var(--${name})`
+      return getComputedStyle(probe).color
+    }
+    known = Object.fromEntries([...TIERS, "ink", "soft", "line", "danger"].map((name) => [name, seen(name)]))
+    probe.remove()
   }
   return known
 }
