@@ -7,6 +7,8 @@ the key. Components get the few values that they use, never this object; only th
 import difflib
 import ipaddress
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -247,6 +249,22 @@ class Settings(BaseSettings):
 def inherited_environment() -> dict[str, str]:
     """Give a copy of this process's environment, for a child to start from."""
     return dict(os.environ)
+
+
+@contextmanager
+def environment_kept(**defaults: str | None) -> Iterator[None]:
+    """Leave these variables as they are found: for a library that reads and writes them at import.
+
+    Meanwhile those that are not set have the default, where one is given.
+    """
+    before = {name: os.environ.get(name) for name in defaults}
+    os.environ.update({name: value for name, value in defaults.items() if value is not None and before[name] is None})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            os.environ.update({} if value is None else {name: value})
 
 
 def _check_security(settings: Settings) -> None:

@@ -6,15 +6,13 @@ server metrics would land among ours in the folder that the processes of a node 
 process, which stays when the process is killed: they are kept in the process.
 """
 
-import os
 import sys
 import tempfile
 from types import ModuleType
 
 from prometheus_client import values
 
-_ASKED_FOR_BY_FEAST = "PROMETHEUS_MULTIPROCESS_DIR"
-_SET_BY_FEAST = "PROMETHEUS_MULTIPROC_DIR"
+from services.settings import environment_kept
 
 
 def import_feast() -> ModuleType:
@@ -23,18 +21,13 @@ def import_feast() -> ModuleType:
         return sys.modules["feast"]
     hide_torch = "torch" not in sys.modules
     shared, values.ValueClass = values.ValueClass, values.MutexValue
-    before = {name: os.environ.get(name) for name in (_ASKED_FOR_BY_FEAST, _SET_BY_FEAST)}
-    os.environ.setdefault(_ASKED_FOR_BY_FEAST, tempfile.gettempdir())
     if hide_torch:
         sys.modules["torch"] = None  # type: ignore[assignment]  # makes its import fail, as documented
     try:
-        import feast
+        with environment_kept(PROMETHEUS_MULTIPROCESS_DIR=tempfile.gettempdir(), PROMETHEUS_MULTIPROC_DIR=None):
+            import feast
     finally:
         values.ValueClass = shared
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
         if hide_torch:
             del sys.modules["torch"]
     return feast
