@@ -20,16 +20,13 @@ pytestmark = pytest.mark.skipif(not can_share(), reason="this kernel does not le
 ACTIVE, TAKEOVERS = "tailrace_standby_active", "tailrace_standby_takeovers_total"
 DEADLINE_MS = 1_000
 PAUSE_MS = 100
-"""How long a gRPC channel fails calls by itself after a connection that was reset; as docs/faults.md advises, not its second."""
-MOST_FAILED = {"REST": 2, "gRPC": 12}
-"""What was under way inside the victim; over gRPC also the calls of two pauses."""
+"""How long a gRPC channel pauses after a connection that was reset; as docs/faults.md advises, not its second."""
 
 
 @dataclass
 class Caller:
     """One who asks without a pause, and what came back: tiers, or the error's name."""
 
-    door: str
     ask: Callable[[], str]
     heard: list[str] = field(default_factory=list)
 
@@ -45,11 +42,6 @@ class Caller:
     def failed(self) -> list[str]:
         """The requests that got no answer, and why."""
         return [word for word in self.heard if word.startswith("failed")]
-
-    @property
-    def lost(self) -> list[str]:
-        """Those, where they are more than what broke accounts for."""
-        return self.failed if len(self.failed) > MOST_FAILED[self.door] else []
 
 
 @pytest.fixture(autouse=True)
@@ -70,12 +62,12 @@ def callers(stack: Stack, user_id: str) -> Iterator[list[Caller]]:
 
     def over_rpc() -> str:
         request = pb.RecommendRequest(user_id=user_id, deadline_ms=DEADLINE_MS)
-        return str(stub.Recommend(request, timeout=20).tier)
+        return str(stub.Recommend(request, timeout=5, wait_for_ready=True).tier)
 
     pause = [("grpc.initial_reconnect_backoff_ms", PAUSE_MS), ("grpc.max_reconnect_backoff_ms", PAUSE_MS)]
     channel = grpc.insecure_channel(stack.settings.grpc_address, options=pause)
     stub = api.RecommenderStub(channel)
-    ended, asking = threading.Event(), [Caller("REST", over_rest), Caller("gRPC", over_rpc)]
+    ended, asking = threading.Event(), [Caller(over_rest), Caller(over_rpc)]
     threads = [threading.Thread(target=caller.run, args=(ended,)) for caller in asking]
     for thread in threads:
         thread.start()
@@ -125,7 +117,7 @@ def test_every_request_is_answered_while_ray_is_away(stack: Stack, victim: str) 
         wait_for(lambda: stack.metric(ACTIVE) == 0, 60.0, "the standby off duty")
 
     assert before == [[], []]
-    assert [caller.lost for caller in asking] == [[], []]
+    assert [caller.failed for caller in asking if len(caller.failed) > 2] == []
     assert not [word for caller in asking for word in caller.heard if "refused" in word.lower()]
     assert stack.metric(TAKEOVERS) == takeovers + 1
 
@@ -167,4 +159,4 @@ def test_the_standby_killed(stack: Stack) -> None:
         hear(asking, "student")
         hear(asking, "llm")
 
-    assert [caller.lost for caller in asking] == [[], []]
+    assert [caller.failed for caller in asking if len(caller.failed) > 2] == []
