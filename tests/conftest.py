@@ -6,6 +6,8 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis_settings
 
 from tests.compose_stack import ComposeStack, why_not
 from tests.embedded_only import why_embedded_only
@@ -13,6 +15,11 @@ from tests.stack import Stack
 
 if not Path("/dev/nvidia0").exists():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which transformers does too
+
+hypothesis_settings.register_profile(
+    "untimed", hypothesis_settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+hypothesis_settings.load_profile("untimed")  # a busy machine is no fault of what is tested
 
 E2E_TIMEOUT_S = 1_800
 

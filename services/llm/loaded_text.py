@@ -35,7 +35,7 @@ _WARM_UP_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TextLimits:
+class RequestLimits:
     """What one request may ask for."""
 
     max_tokens: int
@@ -62,7 +62,7 @@ class LoadedText:
     template: ChatTemplate | None
     guide: JsonGuide
     eos_ids: frozenset[int]
-    limits: TextLimits
+    limits: RequestLimits
 
     def plan(self, request: TextRequest, deadline_s: float | None) -> TextPlan:
         """Turn a request into work; `deadline_s` is on the engine's clock. Raises NotFound or InvalidRequest naming the field."""
@@ -134,7 +134,7 @@ class LoadedText:
 
 
 def load_text(
-    folder: Path, name: str, config: EngineConfig, dtype: torch.dtype, device: str, limits: TextLimits
+    folder: Path, name: str, config: EngineConfig, dtype: torch.dtype, device: str, limits: RequestLimits
 ) -> LoadedText:
     """Load a checkpoint folder and warm its engine up. Raises CheckpointError naming what is missing or unsupported."""
     decoder = load_decoder(folder, dtype, device)

@@ -24,7 +24,7 @@ from services.llm.engine.config import EngineConfig
 from services.llm.engine.limits import measure_limits
 from services.llm.engine_report import EngineReport
 from services.llm.engine_thread import EngineThread
-from services.llm.loaded_text import LoadedText, TextLimits, load_text
+from services.llm.loaded_text import LoadedText, RequestLimits, load_text
 from services.llm.reply import Refusal, refusal_of
 from services.llm.text_checkpoint import checkpoint_folder
 from services.llm.text_writing import Events, write
@@ -105,7 +105,7 @@ class TextDeployment:
 def _load(settings: Settings, config: EngineConfig) -> LoadedText:
     folder = checkpoint_folder(settings.text_path, settings.cache_dir)
     dtype: torch.dtype = getattr(torch, settings.text_dtype)
-    limits = TextLimits(max_tokens=settings.text_max_tokens, max_choices=settings.text_max_choices)
+    limits = RequestLimits(max_tokens=settings.text_max_tokens, max_choices=settings.text_max_choices)
     return load_text(folder, settings.text_model or folder.name, config, dtype, settings.llm_device, limits)
 
 

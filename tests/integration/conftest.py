@@ -43,7 +43,8 @@ def features(valkey: Server, tmp_path: Path) -> RepoAddress:
 def local_ray() -> Iterator[None]:
     """A Ray of this test's own, on ports that it finds itself, without dashboard or proxies; a start that fails is tried again.
 
-    Ray gives its node server 30 s to come up, which no option changes.
+    Ray gives its node server 30 s to come up, which no option changes. A router waits 5 s, instead of 0.1, for a replica to say how
+    busy it is: on cores that still start Ray's own processes a user's first request would go to another one than all later.
     """
     patch = pytest.MonkeyPatch()
     patch.setenv("RAY_AUTH_MODE", "disabled")
@@ -51,6 +52,9 @@ def local_ray() -> Iterator[None]:
     patch.setenv("OMP_NUM_THREADS", "1")
     import ray
     from ray import serve
+    from ray.serve._private.request_router.request_router import RequestRouter
+
+    patch.setattr(RequestRouter, "queue_len_response_deadline_s", 5.0)
 
     start = partial(
         ray.init,

@@ -1,7 +1,6 @@
 """The feature store over a real Valkey. Run: pytest tests/integration/test_features_reader.py."""
 
 import asyncio
-import statistics
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -20,7 +19,7 @@ from services.redis_address import RedisAddress
 from tests.servers import HOST, Server
 
 pytestmark = pytest.mark.integration
-TIMEOUT_S = 1.0
+TIMEOUT_S = 10.0
 
 
 def history(user_id: str, item_ids: tuple[str, ...], row_time_us: int = 1_000_000) -> UserHistory:
@@ -190,13 +189,16 @@ async def test_a_loop_that_stands_still_is_not_the_stores_fault(reader: FeatureR
 
 
 async def test_read_time_does_not_grow_with_reads(features: RepoAddress, reader: FeatureReader) -> None:
-    """The thousandth reads are about as quick as the first ones (a caching registry once made them grow)."""
-    FeatureWriter(features).write_histories([history("u", tuple(map(str, range(100))))])
-    await _median_read_s(reader, 100)
+    """The thousandth reads are about as quick as the first ones (a caching registry once made them grow).
 
-    early = await _median_read_s(reader, 200)
-    await _median_read_s(reader, 1_500)
-    late = await _median_read_s(reader, 200)
+    The quickest of many are compared: what grows shows in these too, and a busy neighbour does not.
+    """
+    FeatureWriter(features).write_histories([history("u", tuple(map(str, range(100))))])
+    await _quickest_read_s(reader, 100)
+
+    early = await _quickest_read_s(reader, 200)
+    await _quickest_read_s(reader, 1_500)
+    late = await _quickest_read_s(reader, 200)
 
     assert late < 2 * early
 
@@ -217,10 +219,10 @@ async def _read_when_back(reader: FeatureReader, user_id: str) -> UserFeatures:
             await asyncio.sleep(0.02)
 
 
-async def _median_read_s(reader: FeatureReader, num_reads: int) -> float:
+async def _quickest_read_s(reader: FeatureReader, num_reads: int) -> float:
     seconds = []
     for _ in range(num_reads):
         started = time.perf_counter()
         await reader.read("u", TIMEOUT_S)
         seconds.append(time.perf_counter() - started)
-    return statistics.median(seconds)
+    return min(seconds)

@@ -61,7 +61,7 @@ async def started(local_ray) -> AsyncIterator:
     await asyncio.to_thread(serve.delete, APP)
 
 
-async def ask_until_served(handle, version: str, timeout_s: float = 20.0) -> RankResult:
+async def ask_until_served(handle, version: str, timeout_s: float = 120.0) -> RankResult:
     """Ask until a result comes."""
     give_up_s = time.monotonic() + timeout_s
     while time.monotonic() < give_up_s:
@@ -84,7 +84,7 @@ async def first_failure(handle, within_s: float) -> TailraceError:
     give_up_s = time.monotonic() + within_s
     while time.monotonic() < give_up_s:
         try:
-            await handle.rank(build_request("v1"), timeout_s=1.0)
+            await handle.rank(build_request("v1"), timeout_s=5.0)
         except TailraceError as error:
             return error
     raise AssertionError(f"nothing failed within {within_s} s")
@@ -113,7 +113,7 @@ async def test_a_replica_ranks_dies_and_comes_back(started, settings) -> None:
 
     os.kill(replica_pids()[0], signal.SIGKILL)
     for _ in range(2):
-        assert isinstance(await first_failure(handle, within_s=1.0), DependencyAway)
+        assert isinstance(await first_failure(handle, within_s=5.0), DependencyAway)
 
     again = await ask_until_served(handle, "v1")
     assert again.item_ids == result.item_ids

@@ -92,7 +92,7 @@ async def read_lists(places: Places, user_id: str) -> UserFeatures:
     """What a request would read of a user."""
     reader = FeatureReader(places.feature_repo, num_partitions=1)
     try:
-        return await reader.read(user_id, 1.0)
+        return await reader.read(user_id, 10.0)
     finally:
         await reader.close()
 
@@ -119,7 +119,7 @@ async def test_online_store_holds_histories_and_lists_of_the_live_version(places
     address = places.feature_repo
     reader = FeatureReader(address, num_partitions=1)
 
-    features = [await reader.read(f"u{number:03d}", 1.0) for number in range(40)]
+    features = [await reader.read(f"u{number:03d}", 10.0) for number in range(40)]
     await reader.close()
 
     listed = [one for one in features if one.precomputed is not None]

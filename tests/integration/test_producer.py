@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kafka import KafkaConsumer, TopicPartition
 
 from services.errors import DependencyAway, Overloaded
 from services.gateway.producer import TopicProducer
 from services.kafka_address import KafkaAddress
 from tests.servers import Server, broker_server, free_port
+from tests.topics import read_topic
 from tests.until import until
 
 pytestmark = [
@@ -43,12 +43,7 @@ def _collected() -> Iterator[None]:
 
 def read_all(broker: Server) -> list[tuple[int, bytes, bytes]]:
     """Give (partition, key, value) of everything in the topic."""
-    consumer = KafkaConsumer(bootstrap_servers=broker.address, fetch_max_wait_ms=10, consumer_timeout_ms=1_000)
-    consumer.assign([TopicPartition(TOPIC, number) for number in range(4)])
-    consumer.seek_to_beginning()
-    found = [(record.partition, record.key, record.value) for record in consumer]
-    consumer.close()
-    return found
+    return [(record.partition, record.key, record.value) for _topic_id, record in read_topic(broker, TOPIC)]
 
 
 def producer_of(broker: Server, max_in_flight: int = 100, gather_s: float = 0.0) -> TopicProducer:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka import KafkaProducer
 from prometheus_client import CollectorRegistry
 
 from pipelines.ingest import live_log_files
@@ -34,18 +34,20 @@ from services.stream.run import run_worker
 from services.stream.worker import Pace
 from services.telemetry import StreamMetrics
 from tests.servers import Server, wait_for
+from tests.topics import read_topic
 
 pytestmark = [
     pytest.mark.integration,
     # kafka-python may leave a socket unclosed whose connection was under way when the broker died
     pytest.mark.filterwarnings("ignore:.*socket:pytest.PytestUnraisableExceptionWarning"),
 ]
+TIMEOUT_S = 10.0
 TOPIC, DEAD_TOPIC = "interactions", "interactions.dlq"
 QUICK = Pace(checkpoint_every_s=0.1, popularity_every_s=0.1, lag_every_s=0.1, compact_every_s=0.1, retry_after_s=0.1)
 
 
 @dataclass
-class Stack:
+class Rig:
     """A broker, a store, and a worker in a thread of the test; events are sent as a door sends them."""
 
     settings: Settings
@@ -99,7 +101,7 @@ class Stack:
 
 
 @pytest.fixture
-def stack(features: RepoAddress, broker: Server, tmp_path: Path) -> Iterator[Stack]:
+def rig(features: RepoAddress, broker: Server, tmp_path: Path) -> Iterator[Rig]:
     """Everything but the worker is started."""
     settings = Settings(
         state_dir=tmp_path,
@@ -108,9 +110,9 @@ def stack(features: RepoAddress, broker: Server, tmp_path: Path) -> Iterator[Sta
         worker_batch_events=7,
         history_max_items=30,
     )
-    stack = Stack(settings, features, broker)
-    yield stack
-    stack.stop_worker()
+    rig = Rig(settings, features, broker)
+    yield rig
+    rig.stop_worker()
     gc.collect()
 
 
@@ -154,76 +156,56 @@ def broker_events(broker: Server) -> list[LoggedEvent]:
     return [event.event for event in decode(raw)[0]]
 
 
-def read_topic(broker: Server, topic: str) -> list[tuple[str, Any]]:
-    """Give (topic id, record) of everything in a topic."""
-    from kafka import KafkaAdminClient
-
-    admin = KafkaAdminClient(bootstrap_servers=broker.address)
-    (found,) = admin.describe_topics([topic])
-    admin.close()
-    consumer = KafkaConsumer(bootstrap_servers=broker.address, fetch_max_wait_ms=10)
-    places = [TopicPartition(topic, part["partition_index"]) for part in found["partitions"]]
-    consumer.assign(places)
-    consumer.seek_to_beginning()
-    ends = consumer.end_offsets(places)  # of the embedded broker: the last batch's first record
-    records: list[tuple[str, Any]] = []
-    while any(consumer.position(one) < max(ends[one], consumer.highwater(one) or 0) for one in places):
-        for batch in consumer.poll(200).values():
-            records += [(str(found["topic_id"]), record) for record in batch]
-    consumer.close()
-    return records
-
-
-def test_rows_equal_a_clean_replay_and_the_log_holds_each_event_once(stack: Stack) -> None:
+def test_rows_equal_a_clean_replay_and_the_log_holds_each_event_once(rig: Rig) -> None:
     """Whatever the batches were, rows are those of one-by-one application, and the offline log is the topic."""
-    stack.start_worker()
+    rig.start_worker()
     events = many_clicks(300, num_users=9)
     for start in range(0, len(events), 50):
-        stack.send(*events[start : start + 50])
+        rig.send(*events[start : start + 50])
     users = sorted({event.user_id for event in events})
-    expected = clean_replay(stack.broker)
+    expected = clean_replay(rig.broker)
 
-    wait_for(lambda: stack.rows(*users) == expected, what="rows equal the replay")
-    stack.stop_worker()
+    wait_for(lambda: rig.rows(*users) == expected, what="rows equal the replay")
+    rig.stop_worker()
 
     in_topic = sorted(
-        (event.event_id, event.position.topic_id, event.position.offset) for event in broker_events(stack.broker)
+        (event.event_id, event.position.topic_id, event.position.offset) for event in broker_events(rig.broker)
     )
-    assert sorted(stack.logged()) == in_topic
-    assert stack.metric("tailrace_stream_applied_total") == 300
-    assert stack.metric("tailrace_stream_skipped_total", reason="duplicate_event") == len(events) - 300
-    assert stack.metric("tailrace_event_to_visible_seconds_count") > 0
+    assert sorted(rig.logged()) == in_topic
+    assert rig.metric("tailrace_stream_applied_total") == 300
+    assert rig.metric("tailrace_stream_skipped_total", reason="duplicate_event") == len(events) - 300
+    assert rig.metric("tailrace_event_to_visible_seconds_count") > 0
 
 
-def test_small_files_of_the_log_are_merged(stack: Stack) -> None:
+def test_small_files_of_the_log_are_merged(rig: Rig) -> None:
     """A running worker merges what came in little by little, and nobody reads an event twice."""
-    earlier = OfflineLog(stack.settings.offline_log_dir)
+    earlier = OfflineLog(rig.settings.offline_log_dir)
     for offset in range(MIN_FILES):
         logged = LoggedInteraction(click(offset), LogPosition("former", 0, offset))
         earlier.append([logged])
 
-    stack.start_worker()
-    wait_for(lambda: len(live_log_files(stack.settings.offline_log_dir)) == 1, what="one file of many")
-    stack.stop_worker()
+    rig.start_worker()
+    wait_for(lambda: len(live_log_files(rig.settings.offline_log_dir)) == 1, what="one file of many")
+    rig.stop_worker()
 
     assert [logged.position.offset for logged in earlier.read(0)] == list(range(MIN_FILES))
 
 
-async def test_accepted_event_is_seen_by_the_next_read(stack: Stack) -> None:
+async def test_accepted_event_is_seen_by_the_next_read(rig: Rig) -> None:
     """Freshness: what the broker has is soon in what a request reads, and popular too."""
-    stack.start_worker()
-    reader = FeatureReader(stack.features, num_partitions=4)
-    await asyncio.to_thread(stack.send, click(1, event_time_ms=time.time_ns() // 1_000_000))
+    rig.start_worker()
+    reader = FeatureReader(rig.features, num_partitions=4)
+    await asyncio.to_thread(rig.send, click(1, event_time_ms=time.time_ns() // 1_000_000))
 
-    seen = await _until(lambda: reader.read("u", 1.0), lambda features: features.num_events == 1)
-    popular = await _until(lambda: reader.read_popular(1.0), bool)
+    seen = await _until(lambda: reader.read("u", TIMEOUT_S), lambda features: features.num_events == 1)
+    popular = await _until(lambda: reader.read_popular(TIMEOUT_S), bool)
     await reader.close()
 
     assert seen.history_item_ids == ("i1",)
     assert [item_id for item_id, _ in popular] == ["i1"]
 
 
-def test_poison_is_dead_lettered_and_lag_falls_to_zero(stack: Stack) -> None:
+def test_poison_is_dead_lettered_and_lag_falls_to_zero(rig: Rig) -> None:
     """What cannot be parsed goes to the dead-letter topic, unchanged and with its reason; what follows is applied."""
     foreign = click(3)
     poison: list[tuple[bytes | None, bytes]] = [
@@ -233,13 +215,13 @@ def test_poison_is_dead_lettered_and_lag_falls_to_zero(stack: Stack) -> None:
         (None, b"[" * 100_000),
         (b"u", click(4, event_time_ms=7_258_118_400_000).encode()),
     ]
-    stack.start_worker()
-    stack.send(click(1), *poison, click(2))
+    rig.start_worker()
+    rig.send(click(1), *poison, click(2))
 
-    wait_for(lambda: stack.metric("tailrace_stream_dead_lettered_total") == len(poison), what="dead letters")
-    wait_for(lambda: stack.rows("u") and stack.rows("u")["u"].item_ids == ("i1", "i2"), what="good events")
-    wait_for(lambda: _lags(stack) == [0.0] * 4, what="lag")
-    letters = {record.value: dict(record.headers) for _, record in read_topic(stack.broker, DEAD_TOPIC)}
+    wait_for(lambda: rig.metric("tailrace_stream_dead_lettered_total") == len(poison), what="dead letters")
+    wait_for(lambda: rig.rows("u") and rig.rows("u")["u"].item_ids == ("i1", "i2"), what="good events")
+    wait_for(lambda: _lags(rig) == [0.0] * 4, what="lag")
+    letters = {record.value: dict(record.headers) for _, record in read_topic(rig.broker, DEAD_TOPIC)}
 
     assert set(letters) == {value for _, value in poison}
     assert b"surprise" in letters[poison[1][1]]["reason"]
@@ -247,107 +229,107 @@ def test_poison_is_dead_lettered_and_lag_falls_to_zero(stack: Stack) -> None:
     assert all(headers["topic"] == TOPIC.encode() and headers["offset"].isdigit() for headers in letters.values())
 
 
-def test_events_wait_while_the_store_is_away(stack: Stack, valkey: Server) -> None:
+def test_events_wait_while_the_store_is_away(rig: Rig, valkey: Server) -> None:
     """Redis stopped: nothing is lost, logged or committed, and the lag tells; Redis back: all is applied, once."""
-    stack.start_worker()
-    stack.send(click(1))
-    wait_for(lambda: stack.rows("u"), what="first event")
+    rig.start_worker()
+    rig.send(click(1))
+    wait_for(lambda: rig.rows("u"), what="first event")
     valkey.kill()
 
     for number in range(2, 12):
-        stack.send(click(number))
-    wait_for(lambda: sum(lag or 0 for lag in _lags(stack)) == 10, 30, what="lag that counts what waits")
-    logged_meanwhile = len(stack.logged())
+        rig.send(click(number))
+    wait_for(lambda: sum(lag or 0 for lag in _lags(rig)) == 10, 30, what="lag that counts what waits")
+    logged_meanwhile = len(rig.logged())
     valkey.start()
-    wait_for(lambda: "u" in stack.rows("u") and stack.rows("u")["u"].num_events == 11, 30, what="late events")
+    wait_for(lambda: "u" in rig.rows("u") and rig.rows("u")["u"].num_events == 11, 30, what="late events")
 
     assert logged_meanwhile <= 1
-    assert stack.rows("u") == clean_replay(stack.broker)
+    assert rig.rows("u") == clean_replay(rig.broker)
 
 
-def test_topic_made_anew_is_followed_from_its_start(stack: Stack) -> None:
+def test_topic_made_anew_is_followed_from_its_start(rig: Rig) -> None:
     """Broker killed and started again without its topics: new events go on top of the old rows, none is skipped."""
-    stack.start_worker()
-    stack.send(*(click(number) for number in range(5)))
-    wait_for(lambda: stack.rows("u") and stack.rows("u")["u"].num_events == 5, what="first life")
-    first_life = stack.rows("u")["u"].position.topic_id
+    rig.start_worker()
+    rig.send(*(click(number) for number in range(5)))
+    wait_for(lambda: rig.rows("u") and rig.rows("u")["u"].num_events == 5, what="first life")
+    first_life = rig.rows("u")["u"].position.topic_id
 
-    stack.broker.kill()
-    stack.broker.start()
-    stack.send(*(click(number) for number in range(5, 12)))
-    wait_for(lambda: stack.rows("u")["u"].num_events == 12, 30, what="second life")
-    stack.stop_worker()
+    rig.broker.kill()
+    rig.broker.start()
+    rig.send(*(click(number) for number in range(5, 12)))
+    wait_for(lambda: rig.rows("u")["u"].num_events == 12, 30, what="second life")
+    rig.stop_worker()
 
-    row = stack.rows("u")["u"]
+    row = rig.rows("u")["u"]
     assert row.item_ids == tuple(f"i{number}" for number in range(12))
     assert row.position.topic_id != first_life
-    assert sorted(event_id for event_id, _, _ in stack.logged()) == sorted(f"e{number}" for number in range(12))
+    assert sorted(event_id for event_id, _, _ in rig.logged()) == sorted(f"e{number}" for number in range(12))
 
 
-def test_two_workers_share_the_partitions(stack: Stack) -> None:
+def test_two_workers_share_the_partitions(rig: Rig) -> None:
     """Worker i of n owns every nth partition: together they do the whole, neither does the other's."""
-    other_settings = stack.settings.model_copy(update={"worker_index": 1, "num_workers": 2})
-    stack.settings = stack.settings.model_copy(update={"num_workers": 2})
-    other = Stack(other_settings, stack.features, stack.broker)
-    stack.start_worker()
+    other_settings = rig.settings.model_copy(update={"worker_index": 1, "num_workers": 2})
+    rig.settings = rig.settings.model_copy(update={"num_workers": 2})
+    other = Rig(other_settings, rig.features, rig.broker)
+    rig.start_worker()
     other.start_worker()
-    stack.send(*many_clicks(100, num_users=20))
-    expected = clean_replay(stack.broker)
+    rig.send(*many_clicks(100, num_users=20))
+    expected = clean_replay(rig.broker)
 
-    wait_for(lambda: stack.rows(*expected) == expected, what="rows equal the replay")
+    wait_for(lambda: rig.rows(*expected) == expected, what="rows equal the replay")
     other.stop_worker()
 
-    applied = [part.metric("tailrace_stream_applied_total") for part in (stack, other)]
+    applied = [part.metric("tailrace_stream_applied_total") for part in (rig, other)]
     assert sum(applied) == 100
     assert min(applied) > 0
 
 
 @pytest.mark.parametrize(("point", "nth"), [("after_read", 3), ("after_write", 3), ("before_commit", 2)])
-def test_killed_worker_leaves_what_a_clean_replay_gives(stack: Stack, point: str, nth: int) -> None:
+def test_killed_worker_leaves_what_a_clean_replay_gives(rig: Rig, point: str, nth: int) -> None:
     """SIGKILL at any point, then a normal worker: rows and offline log are those of an undisturbed run."""
-    stack.send(*many_clicks(120, num_users=5))
-    expected = clean_replay(stack.broker)
-    environment = os.environ | stack.settings.as_environment()
+    rig.send(*many_clicks(120, num_users=5))
+    expected = clean_replay(rig.broker)
+    environment = os.environ | rig.settings.as_environment()
     killed = subprocess.run(
         [sys.executable, "-m", "tests.interrupted_worker", point, str(nth)], env=environment, timeout=60, check=False
     )
 
-    stack.start_worker()
-    wait_for(lambda: stack.rows(*expected) == expected, 30, what="rows equal the replay")
-    stack.stop_worker()
+    rig.start_worker()
+    wait_for(lambda: rig.rows(*expected) == expected, 30, what="rows equal the replay")
+    rig.stop_worker()
 
     in_topic = sorted(
-        (event.event_id, event.position.topic_id, event.position.offset) for event in broker_events(stack.broker)
+        (event.event_id, event.position.topic_id, event.position.offset) for event in broker_events(rig.broker)
     )
     assert killed.returncode == -signal.SIGKILL
-    assert sorted(stack.logged()) == in_topic
+    assert sorted(rig.logged()) == in_topic
 
 
-def test_sigterm_ends_the_worker_after_a_checkpoint(stack: Stack) -> None:
+def test_sigterm_ends_the_worker_after_a_checkpoint(rig: Rig) -> None:
     """`python -m services.stream` ends by itself on SIGTERM, and everything applied is in the offline log."""
-    stack.send(*(click(number) for number in range(10)))
-    environment = os.environ | stack.settings.as_environment()
+    rig.send(*(click(number) for number in range(10)))
+    environment = os.environ | rig.settings.as_environment()
     worker = subprocess.Popen([sys.executable, "-m", "services.stream"], env=environment)
-    wait_for(lambda: stack.rows("u") and stack.rows("u")["u"].num_events == 10, 60, what="events applied")
+    wait_for(lambda: rig.rows("u") and rig.rows("u")["u"].num_events == 10, 60, what="events applied")
 
     worker.terminate()
 
     assert worker.wait(20) == 0
-    assert len(stack.logged()) == 10
+    assert len(rig.logged()) == 10
 
 
-def test_history_served_equals_the_offline_history_as_of_then(stack: Stack) -> None:
+def test_history_served_equals_the_offline_history_as_of_then(rig: Rig) -> None:
     """Training/serving skew: for every row ever served, the offline log replayed up to its time gives the same digest."""
-    stack.start_worker()
+    rig.start_worker()
     served = []
     events = many_clicks(60, num_users=3)
-    reader_rows = FeatureWriter(stack.features)
+    reader_rows = FeatureWriter(rig.features)
     for event in events:
-        stack.send(event)
+        rig.send(event)
         served += list(reader_rows.read_histories(["u0", "u1", "u2"]).values())
-    stack.stop_worker()
+    rig.stop_worker()
 
-    offline = replayed_rows(OfflineLog(stack.settings.offline_log_dir))
+    offline = replayed_rows(OfflineLog(rig.settings.offline_log_dir))
 
     assert len(served) > 60
     for row in served:
@@ -367,8 +349,8 @@ def replayed_rows(log: OfflineLog) -> dict[str, list[UserHistory]]:
     return rows
 
 
-def _lags(stack: Stack) -> list[float | None]:
-    return [stack.registry.get_sample_value("tailrace_stream_lag_events", {"partition": str(p)}) for p in range(4)]
+def _lags(rig: Rig) -> list[float | None]:
+    return [rig.registry.get_sample_value("tailrace_stream_lag_events", {"partition": str(p)}) for p in range(4)]
 
 
 async def _until(ask: Any, good: Any) -> Any:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka import KafkaProducer
 from prometheus_client import CollectorRegistry
 
 from models.registry import BundleStore
@@ -52,6 +52,7 @@ from tests.collector import Collector
 from tests.fakes import FakeLog, FakeStudent
 from tests.servers import Server
 from tests.spans import traceparent
+from tests.topics import read_topic
 
 pytestmark = [
     pytest.mark.integration,
@@ -269,12 +270,7 @@ async def test_headers_that_others_wrote_are_read_with_care(scene: Scene) -> Non
 
 def read_all(broker: Server) -> dict[bytes, dict[str, bytes]]:
     """Give, by key, the headers of every record."""
-    consumer = KafkaConsumer(bootstrap_servers=broker.address, fetch_max_wait_ms=10, consumer_timeout_ms=1_000)
-    consumer.assign([TopicPartition(TOPIC, number) for number in range(4)])
-    consumer.seek_to_beginning()
-    found = {record.key: dict(record.headers) for record in consumer}
-    consumer.close()
-    return found
+    return {record.key: dict(record.headers) for _topic_id, record in read_topic(broker, TOPIC)}
 
 
 def produce(broker: Server, user_id: str, headers: list[tuple[str, bytes]]) -> None:

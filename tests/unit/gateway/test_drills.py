@@ -172,4 +172,4 @@ def _run(work: Any) -> None:
 
 
 TestDrillsMachine = DrillsMachine.TestCase
-TestDrillsMachine.settings = settings(max_examples=20, stateful_step_count=10, deadline=None)
+TestDrillsMachine.settings = settings(max_examples=20, stateful_step_count=10)

@@ -78,7 +78,7 @@ async def test_a_slow_refresh_never_overwrites_a_newer_one(world: World, monkeyp
     await asyncio.to_thread(entered.wait, 10.0)
     world.features.popular = [("i19", 1.0)]
     newer = asyncio.create_task(world.popular.refresh())
-    await asyncio.sleep(0.05)
+    await asyncio.wait({newer}, timeout=0.05)
     held.set()
     await asyncio.gather(older, newer)
 

@@ -1,6 +1,7 @@
 """Several gRPC calls are taken in at a time, each of them once, and by the method that was called."""
 
 import asyncio
+import time
 from collections import Counter
 
 import grpc
@@ -26,6 +27,7 @@ async def taken_in() -> tuple[Counter[int], list[bytes]]:
         """Be called once in each turn."""
         nonlocal turn
         turn += 1
+        time.sleep(0.001)  # a turn in which others had something to do, so that calls come meanwhile
         loop.call_soon(count_turns)
 
     def answering(name: bytes):

@@ -123,8 +123,8 @@ def tier_of(writer: TextWriter, load: LoadWatch, report: TextReport) -> TextTier
     )
 
 
-def make_world(root: Path, writer: TextWriter | None = None) -> World:
-    """Compose a plane as the composition root does, on fakes; `writer` writes text."""
+def make_world(root: Path, writer: TextWriter | None = None, reserve_ms: float = 8.0) -> World:
+    """Compose a plane as the composition root does, on fakes; `writer` writes text, and `reserve_ms` is kept for answering."""
     registry = CollectorRegistry()
     metrics = GatewayMetrics(registry)
     features, student, events, impressions = FakeFeatures(standard_users()), FakeStudent(), FakeLog(), FakeLog()
@@ -150,7 +150,7 @@ def make_world(root: Path, writer: TextWriter | None = None) -> World:
         explanations=explanations,
         load=load,
         sentence=OneSentence(tier, text_report.metrics.sentences, wall_clock=lambda: NOW_S),
-        limits=DeadlineLimits(default_ms=1_000, min_ms=5, max_ms=5_000, reserve_ms=8.0),
+        limits=DeadlineLimits(default_ms=1_000, min_ms=5, max_ms=5_000, reserve_ms=reserve_ms),
         feature_timeout_s=0.05,
         min_history_for_llm=3,
         wall_clock=lambda: NOW_S,

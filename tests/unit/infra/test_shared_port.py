@@ -82,7 +82,7 @@ def test_when_the_other_dies_the_very_next_connection_is_ours(we_are_first: bool
             assert come_to(port, ours.socket) == 0
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.sampled_from(["reload", "crash", "us", "them"]), max_size=8), st.booleans())
 def test_the_order_is_known_through_reloads_and_crashes(steps: list[str], we_are_first: bool) -> None:
     """A reload brings the new listener before the old one leaves, a crash leaves first, and we are told of it."""

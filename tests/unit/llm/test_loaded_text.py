@@ -9,11 +9,11 @@ import torch
 from models.weights import load_decoder
 from services.errors import CheckpointError
 from services.llm.engine.config import EngineConfig
-from services.llm.loaded_text import TextLimits, load_text, read_eos_ids
+from services.llm.loaded_text import RequestLimits, load_text, read_eos_ids
 from services.llm.text_tokenizer import load_tokenizer
 from tests.checkpoints import write_checkpoint
 
-LIMITS = TextLimits(max_tokens=20, max_choices=1)
+LIMITS = RequestLimits(max_tokens=20, max_choices=1)
 
 
 def load(folder: Path) -> None:

@@ -26,7 +26,7 @@ from services.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, No
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.outcome import Status
 from services.llm.engine_thread import EngineThread, Stepped
-from services.llm.loaded_text import LoadedText, TextLimits, load_text
+from services.llm.loaded_text import LoadedText, RequestLimits, load_text
 from services.llm.text_writing import write
 from tests.checkpoints import EOS_ID, write_checkpoint
 from tests.until import until
@@ -46,7 +46,7 @@ def folder(tmp_path_factory) -> Path:
 def loaded(folder) -> LoadedText:
     """The checkpoint in an engine with blocks of four tokens and a short queue."""
     config = EngineConfig(block_tokens=4, num_blocks=200, max_waiting=20, tile_tokens=64)
-    limits = TextLimits(max_tokens=200, max_choices=8)
+    limits = RequestLimits(max_tokens=200, max_choices=8)
     return load_text(folder, "tiny", config, torch.float32, "cpu", limits)
 
 
@@ -222,10 +222,18 @@ async def test_a_listener_that_leaves_cancels_within_a_step(engine) -> None:
 
 async def test_a_deadline_ends_what_was_written(engine) -> None:
     """After its deadline a text ends with what there is; before its first token it is refused."""
-    events = await engine.all_events(prompt=PROMPT, max_tokens=190, ignore_eos=True, deadline_s=time.monotonic() + 0.1)
+    deadline_s = time.monotonic() + 3.0
+    events = engine.events(prompt=PROMPT, max_tokens=190, ignore_eos=True, deadline_s=deadline_s)
+    first = await anext(events)
+    engine.may_step.clear()
+    await until(lambda: time.monotonic() > deadline_s)
+    engine.may_step.set()
 
-    assert reasons_of(events) in ({0: FinishReason.DEADLINE}, {0: FinishReason.LENGTH})
-    assert isinstance(events[-1], TextDone)
+    told = [first, *[event async for event in events]]
+
+    assert reasons_of(told) == {0: FinishReason.DEADLINE}
+    assert text_of(told)
+    assert isinstance(told[-1], TextDone)
     with pytest.raises(DeadlineExceeded):
         await engine.all_events(prompt=PROMPT, deadline_s=time.monotonic() - 1)
 

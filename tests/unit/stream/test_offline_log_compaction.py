@@ -89,7 +89,7 @@ class LogUnderCompaction(RuleBasedStateMachine):
         assert self.log.last_offset("t", 0) == (positions[-1].offset if positions else None)
 
 
-LogUnderCompaction.TestCase.settings = settings(max_examples=15, stateful_step_count=12, deadline=None)
+LogUnderCompaction.TestCase.settings = settings(max_examples=15, stateful_step_count=12)
 TestLogUnderCompaction = LogUnderCompaction.TestCase
 
 

@@ -47,7 +47,7 @@ def ranker(student: Student, tmp_path_factory: pytest.TempPathFactory) -> Studen
     return StudentRanker(path)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(history=st.lists(st.integers(0, NUM_ITEMS - 1), max_size=2 * MAX_ITEMS))
 def test_served_scores_are_the_trained_model_s(student: Student, ranker: StudentRanker, history: list[int]) -> None:
     """The graph, which computes the newest place alone and in another order, gives torch's scores for any history."""
@@ -61,7 +61,7 @@ def test_served_scores_are_the_trained_model_s(student: Student, ranker: Student
 @given(
     allowed=st.lists(st.booleans(), min_size=NUM_ITEMS, max_size=NUM_ITEMS).map(np.array), k=st.integers(1, NUM_ITEMS)
 )
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_ranking_is_the_allowed_scores_in_order(ranker: StudentRanker, allowed: np.ndarray, k: int) -> None:
     """Best first, allowed items only, as many as asked or as there are: what sorting everything would give."""
     scores = ranker.score([1, 2, 3])

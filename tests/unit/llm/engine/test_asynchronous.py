@@ -164,7 +164,7 @@ def assert_same_answer(found: Outcome, wanted: Outcome) -> None:
     np.testing.assert_allclose(found.scores, wanted.scores, atol=1e-4)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(depth=st.integers(1, 4), num_blocks=st.sampled_from([13, 60]), window=windows, script=scripts)
 def test_every_answer_is_that_of_an_engine_that_waits(
     depth: int, num_blocks: int, window: Window | None, script: list[tuple[str, int, int]]
@@ -183,7 +183,7 @@ def test_every_answer_is_that_of_an_engine_that_waits(
     assert ahead.engine.load().kv_cache_usage == 0
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(depth=st.integers(1, 4), num_blocks=st.sampled_from([13, 60]), window=windows, script=scripts)
 def test_without_stop_tokens_every_step_is_the_same(
     depth: int, num_blocks: int, window: Window | None, script: list[tuple[str, int, int]]
@@ -245,7 +245,7 @@ def test_what_is_spent_can_no_longer_be_cancelled() -> None:
     assert [outcome.status for outcome in engine.step(0.0)] == [Status.LENGTH]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(depth=st.integers(1, 3), window=windows, script=scripts)
 def test_recorded_steps_run_ahead_alike(depth: int, window: Window | None, script: list[tuple[str, int, int]]) -> None:
     """Over recordings whose inputs and outputs are spoiled between replays, the answers are the same."""

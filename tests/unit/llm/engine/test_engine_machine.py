@@ -123,4 +123,4 @@ class EngineMachine(RuleBasedStateMachine):
 def test_every_answer_is_that_of_an_engine_alone(depth, window, longest) -> None:
     """Whatever else runs, is cached, is put back or is cancelled, with sliding windows and without, and longer than the pool."""
     machine = type("Machine", (EngineMachine,), {"depth": depth, "window": window, "longest": longest})
-    run_state_machine_as_test(machine, settings=settings(max_examples=20, stateful_step_count=30, deadline=None))
+    run_state_machine_as_test(machine, settings=settings(max_examples=20, stateful_step_count=30))

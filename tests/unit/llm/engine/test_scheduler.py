@@ -158,7 +158,7 @@ class WindowedSchedulerMachine(SchedulerMachine):
 @pytest.mark.parametrize("machine", [SchedulerMachine, WindowedSchedulerMachine])
 def test_every_sequence_ends_once_and_leaves_no_block(machine) -> None:
     """Whatever is added, cancelled or late, with blocks behind a window freed and without."""
-    run_state_machine_as_test(machine, settings=settings(max_examples=120, stateful_step_count=40, deadline=None))
+    run_state_machine_as_test(machine, settings=settings(max_examples=120, stateful_step_count=40))
 
 
 def test_the_urgent_go_first_and_waiting_makes_urgent() -> None:

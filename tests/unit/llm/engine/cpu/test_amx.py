@@ -22,7 +22,7 @@ from tests.steps import decoders, plans, run_step
 
 HEADER = Path(__file__).parent / "emulated_tiles.h"
 SOURCE = Path(library.__file__).parent / "forward.cpp"
-STEPS = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+STEPS = settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def emulating(folder: Path, *options: str) -> Path:

@@ -18,7 +18,7 @@ from services.llm.engine.sequence import Sequence
 from services.llm.engine.weights import join_weights
 from tests.steps import BLOCK, CPU, NUM_BLOCKS, VOCABULARY, decoders, plans, prompt_of, run_step
 
-SHAPES = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SHAPES = settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(scope="module")

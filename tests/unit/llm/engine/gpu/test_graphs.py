@@ -96,7 +96,7 @@ actions = st.one_of(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.sampled_from([1, 2, 3]), st.sampled_from([12, 60]), st.lists(actions, max_size=14))
 def test_any_mix_of_requests_ends_as_without_graphs(
     depth: int, num_blocks: int, script: list[tuple[str, int, int]]
