@@ -4,13 +4,13 @@ import time
 
 from services.contracts import recommend_pb2 as pb
 from tests.servers import wait_for
-from tests.stack import Stack, new_user_id, rest_items, rpc_items
+from tests.stack import Stack, new_user_id, rest_items, rpc_items, with_features
 
 
 def user_with_stored_list(stack: Stack) -> str:
     """Find a user who is answered from the stored list."""
     for number in range(1, 944):
-        if stack.recommend(str(number))["tier"] == "precomputed":
+        if stack.known(str(number))["tier"] == "precomputed":
             return str(number)
     raise AssertionError("no user has a stored list")
 
@@ -18,7 +18,7 @@ def user_with_stored_list(stack: Stack) -> str:
 def test_a_click_leaves_the_stored_list_behind(stack: Stack) -> None:
     """After a click the stored list is stale: another tier answers, has seen the event, and does not show the item again."""
     user_id = user_with_stored_list(stack)
-    before = stack.recommend(user_id)
+    before = stack.known(user_id)
     clicked = before["items"][0]["item_id"]
 
     after = stack.sees_click(user_id, clicked)
@@ -44,7 +44,7 @@ def test_a_click_over_grpc_is_seen_over_rest(stack: Stack) -> None:
 def test_a_new_user_becomes_known(stack: Stack) -> None:
     """With each click a visitor moves from popularity to the student to the decoder."""
     user_id = new_user_id()
-    unknown = stack.recommend(user_id)
+    unknown = stack.known(user_id)
     first = stack.sees_click(user_id, "50")
     for item_id in ("181", "172", "174"):
         stack.sees_click(user_id, item_id)
@@ -55,7 +55,8 @@ def test_a_new_user_becomes_known(stack: Stack) -> None:
     assert unknown["tier"] == "popular"
     assert first["tier"] == "student"
     wait_for(spelled, what="the decoder's answer")
-    shown = stack.rpc.Recommend(pb.RecommendRequest(user_id=user_id, k=10, deadline_ms=4_000))
+    asked = pb.RecommendRequest(user_id=user_id, k=10, deadline_ms=4_000)
+    shown = with_features(lambda: stack.rpc.Recommend(asked))
     assert not {"50", "181", "172", "174"} & set(rpc_items(shown))
 
 

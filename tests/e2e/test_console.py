@@ -170,6 +170,28 @@ def test_switching_parts_off_shifts_the_tiers(page: Page, stack: Stack) -> None:
     expect(page.locator("#history > li")).to_have_count(NUM_CLICKS)
 
 
+def test_an_older_view_turns_no_switch_back(page: Page) -> None:
+    """A gateway that has not heard of a switch yet still tells the old state; the page keeps to what it did itself."""
+
+    def forgetful(route: Route) -> None:
+        told = route.fetch()
+        route.fulfill(response=told, json=told.json() | {"drills": {}})
+
+    page.route("**/console/live", forgetful)
+    switch = page.get_by_role("switch", name="Feature store")
+    switch.click()
+    expect(switch).to_have_attribute("aria-checked", "false")
+    with page.expect_response("**/console/live") as shown:
+        pass
+    shown.value.finished()
+    page.wait_for_timeout(100)  # the page reads it
+
+    assert switch.get_attribute("aria-checked") == "false"
+    with page.expect_request("**/console/drills") as sent:
+        switch.click()
+    assert sent.value.post_data_json == {"features": "on"}
+
+
 def test_a_drill_is_told_to_everyone_who_looks(page: Page, browser: Browser, stack: Stack) -> None:
     """A second window shows the switch as it is, and the replicas agree."""
     page.get_by_role("switch", name="Language model").click()

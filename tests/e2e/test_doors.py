@@ -8,7 +8,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from services.contracts import recommend_pb2 as pb
-from tests.stack import Stack, new_user_id, rest_items, rpc_items
+from tests.stack import Stack, new_user_id, rest_items, rpc_items, with_features
 
 AMPLE_MS = 4_000
 
@@ -16,8 +16,9 @@ AMPLE_MS = 4_000
 @pytest.mark.parametrize("user_id", ["1", "196", "405", "943"])
 def test_both_doors_give_the_same_answer(stack: Stack, user_id: str) -> None:
     """One data plane: items, order, tier and bundle do not depend on the door."""
-    rest = stack.recommend(user_id, k=10, deadline_ms=AMPLE_MS)
-    rpc = stack.rpc.Recommend(pb.RecommendRequest(user_id=user_id, k=10, deadline_ms=AMPLE_MS))
+    rest = stack.known(user_id, k=10, deadline_ms=AMPLE_MS)
+    asked = pb.RecommendRequest(user_id=user_id, k=10, deadline_ms=AMPLE_MS)
+    rpc = with_features(lambda: stack.rpc.Recommend(asked))
 
     assert len(rest["items"]) == 10
     assert rpc_items(rpc) == rest_items(rest)
@@ -28,7 +29,7 @@ def test_both_doors_give_the_same_answer(stack: Stack, user_id: str) -> None:
 
 def test_an_answer_says_who_made_it_and_in_which_time(stack: Stack) -> None:
     """Tier, reason, bundle, freshness and stages are in every answer, and the items differ."""
-    answer = stack.recommend("196", k=20, deadline_ms=AMPLE_MS, request_id="my-request")
+    answer = stack.known("196", k=20, deadline_ms=AMPLE_MS, request_id="my-request")
 
     assert answer["request_id"] == "my-request"
     assert answer["tier"] in {"precomputed", "llm", "student"}
@@ -41,9 +42,9 @@ def test_an_answer_says_who_made_it_and_in_which_time(stack: Stack) -> None:
 
 def test_every_tier_can_be_reached(stack: Stack) -> None:
     """Stored list, decoder, student and popularity each answer what they are for."""
-    known = [stack.recommend(str(user_id), deadline_ms=AMPLE_MS) for user_id in range(1, 60)]
+    known = [stack.known(str(user_id), deadline_ms=AMPLE_MS) for user_id in range(1, 60)]
     one_item = stack.rest.post("/v1/recommendations", json={"recent_item_ids": ["50"]}).json()
-    nobody = stack.recommend(new_user_id())
+    nobody = stack.known(new_user_id())
 
     tiers = {answer["tier"] for answer in known} | {one_item["tier"], nobody["tier"]}
     assert tiers == {"precomputed", "llm", "student", "popular"}

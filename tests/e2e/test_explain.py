@@ -7,16 +7,23 @@ from typing import Any
 import pytest
 
 from tests.servers import wait_for
-from tests.stack import Stack, new_user_id
+from tests.stack import Stack, new_user_id, with_features
 
 ITEMS = ["50", "181", "172", "174", "1", "100"]
 
 
 def asked(stack: Stack, **fields: Any) -> tuple[str, dict[str, Any]]:
     """Ask under an id of our own; gives it and the answer or the error."""
-    request_id = f"why {uuid.uuid4().hex[:8]}/ü"
-    body = {"k": 3, "deadline_ms": 2_000, **fields, "request_id": request_id}
-    return request_id, stack.rest.post("/v1/recommendations", json=body).json()
+    ids: list[str] = []
+
+    def once() -> Any:
+        """Ask, under a new id each time."""
+        ids.append(f"why {uuid.uuid4().hex[:8]}/ü")
+        body = {"k": 3, "deadline_ms": 2_000, **fields, "request_id": ids[-1]}
+        return stack.rest.post("/v1/recommendations", json=body).json()
+
+    answer = with_features(once)
+    return ids[-1], answer
 
 
 def explain(stack: Stack, request_id: str, *options: str) -> str:
@@ -34,7 +41,7 @@ def explain(stack: Stack, request_id: str, *options: str) -> str:
 
 def listed_user(stack: Stack) -> str:
     """Find a user who is answered from the stored list."""
-    return next(str(number) for number in range(1, 944) if stack.recommend(str(number))["tier"] == "precomputed")
+    return next(str(number) for number in range(1, 944) if stack.known(str(number))["tier"] == "precomputed")
 
 
 @pytest.mark.parametrize(

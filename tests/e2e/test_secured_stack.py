@@ -15,7 +15,7 @@ from infra.local.guide import rest_address
 from services.contracts import recommend_pb2 as pb
 from services.contracts import recommend_pb2_grpc as api
 from services.settings import Settings
-from tests.servers import HOST, free_port, wait_for
+from tests.servers import HOST, wait_for
 from tests.stack import Stack
 
 AMPLE_MS = 4_000
@@ -57,8 +57,6 @@ def secured(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         tls_dir=folder / "tls",
         api_keys_file=folder / "keys.json",
         redis_password_file=folder / "password",
-        inner_http_port=free_port(),
-        inner_grpc_port=free_port(),
         gateway_replicas=1,
     )
     keys = {}

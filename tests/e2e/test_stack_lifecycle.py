@@ -33,7 +33,7 @@ def test_two_stacks_live_side_by_side(stack: Stack, second: Stack) -> None:
     user_id = "side-by-side"
     second.sees_click(user_id, "50")
 
-    assert stack.recommend(user_id)["reason"] == "unknown_user"
+    assert stack.known(user_id)["reason"] == "unknown_user"
     processes = second.processes()
     began = time.monotonic()
     assert second.command("down").returncode == 0
@@ -59,7 +59,7 @@ def test_ctrl_c_leaves_nothing(second: Stack) -> None:
     assert survivors(processes) == []
     assert list((second.settings.state_dir / "logs" / "ray").glob("worker-*.err"))
     second.start()
-    assert second.recommend("comes-back")["newest_event_time_ms"] == seen["newest_event_time_ms"]
+    assert second.known("comes-back")["newest_event_time_ms"] == seen["newest_event_time_ms"]
 
 
 def test_a_killed_supervisor_leaves_nothing(second: Stack) -> None:

@@ -25,6 +25,7 @@ pytestmark = pytest.mark.filterwarnings(
 MODEL = "tiny"
 MAX_TOKENS = 3_500
 SAID: list[Any] = [{"role": "user", "content": "the river runs on"}]
+SEEN = ["50", "181", "258"]
 NUM_FLOODING, NUM_ASKED, DEADLINE_MS = 12, 60, 500
 
 
@@ -145,8 +146,8 @@ def test_a_key_without_the_scope_writes_nothing(texts: Texts) -> None:
 
 def test_a_recommendation_can_carry_a_sentence(texts: Texts) -> None:
     """With time enough it is written; without, the items come all the same."""
-    ample = texts.recommend(recent_item_ids=["50", "181", "258"], k=3, deadline_ms=4_000, explain=True)
-    tight = texts.recommend(recent_item_ids=["50", "181", "258"], k=3, deadline_ms=5, explain=True)
+    ample = texts.recommend(recent_item_ids=SEEN, k=3, deadline_ms=4_000, explain=True)
+    tight = texts.recommend(recent_item_ids=SEEN, k=3, deadline_ms=5, explain=True)
 
     assert (ample["explanation_reason"], len(ample["items"])) == ("written", 3)
     assert ample["explanation"]
@@ -194,7 +195,10 @@ def test_recommendations_keep_their_deadline_while_text_is_flooded(texts: Texts)
     wait_for(lambda: stack.metric("tailrace_text_in_flight") >= NUM_FLOODING / 2, what="the flood")
     missed_before = stack.metric("tailrace_deadline_missed_total")
     try:
-        answers = [texts.recommend(user_id=str(1 + place), k=5, deadline_ms=DEADLINE_MS) for place in range(NUM_ASKED)]
+        answers = [
+            texts.recommend(recent_item_ids=[*SEEN, str(300 + place)], k=5, deadline_ms=DEADLINE_MS)
+            for place in range(NUM_ASKED)
+        ]
     finally:
         is_over.set()
         for one in flooding:

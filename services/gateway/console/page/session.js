@@ -14,11 +14,13 @@ export class Session extends EventTarget {
   answer = null
   isStoreOff = false
   #turn = 0
+  #newestMs = 0 // of the visitor's events that an answer has seen; an answer without features has seen none
   #clicks = Promise.resolve()
 
   async choose(userId) {
     this.userId = userId
     this.answer = null
+    this.#newestMs = 0
     this.#turn += 1
     sessionStorage.setItem(RECALL_KEY, userId)
     this.#tell("user", { userId })
@@ -75,7 +77,7 @@ export class Session extends EventTarget {
 
   async #click(item) {
     const turn = this.#turn
-    const newestBefore = this.answer?.newest_event_time_ms ?? 0
+    const newestBefore = this.#newestMs
     const began = performance.now()
     try {
       await record({ user_id: this.userId, item_id: item.item_id, event_type: "click", request_id: this.answer?.request_id ?? null })
@@ -104,6 +106,7 @@ export class Session extends EventTarget {
   #take(answer) {
     const before = this.answer
     this.answer = answer
+    this.#newestMs = Math.max(this.#newestMs, answer.newest_event_time_ms ?? 0)
     this.#tell("answer", { answer, before })
   }
 

@@ -9,11 +9,13 @@ import { themeChanged } from "./theme.js"
 import { TIERS, TIER_NAMES, milliseconds, percent } from "./words.js"
 
 const DEADLINES = [10, 20, 50, 100, 200, 500, 1_000]
+const SETTLING_MS = 2_000
 const NAMES = { llm: "language model", features: "feature store" }
 
 export const load = new Load()
 const drillsChanged = new EventTarget()
 let off = {}
+let settledAtMs = 0
 let moments = []
 let momentsAtS = 0
 const dots = []
@@ -52,7 +54,8 @@ export function takeLive(live) {
     .filter((moment) => moment.age_s <= SPAN_S + 5)
     .map((moment) => ({ age: moment.age_s, rates: moment.rates, spanS: moment.span_s, p99: moment.p99_ms }))
   momentsAtS = nowS()
-  showDrills(live.drills)
+  // For a moment after a switch, the gateway that tells of all may not have heard of it.
+  if (performance.now() > settledAtMs) showDrills(live.drills)
   showLegend()
 }
 
@@ -74,6 +77,7 @@ export async function flip(part, session) {
   const wanted = part in off ? "on" : "off"
   try {
     const { drills } = await post("/console/drills", { [part]: wanted }, { priority: "high" })
+    settledAtMs = performance.now() + SETTLING_MS
     showDrills(drills)
     announce(`The ${NAMES[part]} is ${wanted}.`)
     setText(byId("steer-note"), "")
