@@ -7,17 +7,9 @@ from tests.servers import wait_for
 from tests.stack import Stack, new_user_id, rest_items, rpc_items, with_features
 
 
-def user_with_stored_list(stack: Stack) -> str:
-    """Find a user who is answered from the stored list."""
-    for number in range(1, 944):
-        if stack.known(str(number))["tier"] == "precomputed":
-            return str(number)
-    raise AssertionError("no user has a stored list")
-
-
 def test_a_click_leaves_the_stored_list_behind(stack: Stack) -> None:
     """After a click the stored list is stale: another tier answers, has seen the event, and does not show the item again."""
-    user_id = user_with_stored_list(stack)
+    user_id = stack.listed_user()
     before = stack.known(user_id)
     clicked = before["items"][0]["item_id"]
 

@@ -39,11 +39,6 @@ def explain(stack: Stack, request_id: str, *options: str) -> str:
     return text
 
 
-def listed_user(stack: Stack) -> str:
-    """Find a user who is answered from the stored list."""
-    return next(str(number) for number in range(1, 944) if stack.known(str(number))["tier"] == "precomputed")
-
-
 @pytest.mark.parametrize(
     ("fields", "words", "stages"),
     [
@@ -78,7 +73,7 @@ def test_each_tier_says_why(stack: Stack, fields: dict[str, Any], words: list[st
 
 def test_a_stored_list_says_that_it_is_fresh(stack: Stack) -> None:
     """And after a click that it was left behind."""
-    user_id = listed_user(stack)
+    user_id = stack.listed_user()
     fresh_id, _ = asked(stack, user_id=user_id)
     fresh = explain(stack, fresh_id)
     stack.sees_click(user_id, "50")

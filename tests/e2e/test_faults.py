@@ -30,11 +30,8 @@ def _all_well(stack: Stack) -> Iterator[None]:
 def timed(stack: Stack, **asked: Any) -> tuple[dict[str, Any], float]:
     """Ask, and give the answer and the milliseconds that it took the caller."""
     began = time.perf_counter()
-    response = stack.rest.post("/v1/recommendations", json={"deadline_ms": DEADLINE_MS, **asked})
-    elapsed_ms = (time.perf_counter() - began) * 1_000
-    assert response.status_code == 200, response.text
-    answer: dict[str, Any] = response.json()
-    return answer, elapsed_ms
+    answer = stack.recommend(**asked, deadline_ms=DEADLINE_MS)
+    return answer, (time.perf_counter() - began) * 1_000
 
 
 def accepts_events(stack: Stack) -> bool:
@@ -47,7 +44,7 @@ def test_the_decoder_killed(stack: Stack) -> None:
     seen = ["50", "181", "172", "174"]  # sent along, so that nothing but the decoder can fail
 
     def is_the_decoders() -> bool:
-        return bool(timed(stack, recent_item_ids=seen, deadline_ms=4_000)[0]["tier"] == "llm")
+        return bool(stack.recommend(recent_item_ids=seen, deadline_ms=4_000)["tier"] == "llm")
 
     wait_for(is_the_decoders, 60.0, "the decoder's answer")
     stack.kill_processes(stack.replica_pids(lambda name: not name.startswith("Gateway")))

@@ -16,6 +16,7 @@ from tests.until import until
 DEADLINE_MS, SHORT_MS = 5_000, 400
 RESERVE_S = 0.008
 ASK = {"user_id": "long", "k": 3, "explain": True, "deadline_ms": DEADLINE_MS}
+IN_A_HURRY = ASK | {"deadline_ms": SHORT_MS}
 
 
 @pytest.fixture
@@ -76,7 +77,7 @@ async def test_a_late_writer_costs_the_sentence_not_the_answer(door: Door, parro
     """A writer that never comes back is given what is left, the reserve kept back, and is left behind."""
     parrot.hangs_after = 0
 
-    reply = await door.recommend(ASK | {"deadline_ms": SHORT_MS})
+    reply = await door.recommend(IN_A_HURRY)
 
     (asked,) = parrot.asked
     assert (reply.code, len(reply.body["items"])) == ("ok", 3)
@@ -91,7 +92,7 @@ async def test_half_a_sentence_is_none(door: Door, parrot: Parrot) -> None:
     """What was written before the deadline, but not to its end, is not shown."""
     parrot.hangs_after = 3
 
-    assert (await door.recommend(ASK | {"deadline_ms": SHORT_MS})).body["explanation_reason"] == "late"
+    assert (await door.recommend(IN_A_HURRY)).body["explanation_reason"] == "late"
 
 
 @pytest.mark.parametrize(
