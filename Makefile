@@ -56,7 +56,7 @@ slo: $(INSTALLED) ## make rules, alerts, their tests, dashboards and the docs' t
 bench: $(INSTALLED) ## measure the running stack: load per tier and door, and freshness
 	@exec $(BIN)/tailrace bench
 
-bench-peers: $(INSTALLED) $(PEERS)/vllm/.installed ## install the engines that benchmarks/engine.py compares ours with
+bench-peers: $(INSTALLED) $(PEERS)/vllm/.installed ## install the engines that benchmarks/engine/__main__.py compares ours with
 
 $(PEERS)/vllm/.installed: benchmarks/peers/vllm.lock
 	@$(call need-python)

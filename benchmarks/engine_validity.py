@@ -19,14 +19,14 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from benchmarks.arguments import at_least_one
-from benchmarks.curve_engines import random_items
-from benchmarks.report_file import command_of, write_report
-from models.decoder import Decoder, DecoderConfig
+from benchmarks.engine_curves.engines import random_items
+from benchmarks.load.arguments import at_least_one
+from benchmarks.load.report_file import command_of, write_report
+from models.decoder.decoder import Decoder, DecoderConfig
+from services.llm.engine.beam.trie import ItemCodes
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
 from services.llm.engine.outcome import Outcome
-from services.llm.engine.trie import ItemCodes
 
 _WIDTHS = (1, 8, 32, 128, 256, 512, 1_024)
 _REQUESTS_PER_ROUND = 24

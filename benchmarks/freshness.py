@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.arguments import above_zero, at_least_one, host_and_port
-from benchmarks.audience import Audience, find_audience
-from benchmarks.callers import RestCaller
-from benchmarks.load import Outcome, percentile, run_load
-from benchmarks.own_stack import require_ready, stack_for
-from benchmarks.report_file import about_run, write_report
-from services.settings import Settings, load_settings
+from benchmarks.load.arguments import above_zero, at_least_one, host_and_port
+from benchmarks.load.audience import Audience, find_audience
+from benchmarks.load.callers import RestCaller
+from benchmarks.load.open_loop import Outcome, percentile, run_load
+from benchmarks.load.own_stack import require_ready, stack_for
+from benchmarks.load.report_file import about_run, write_report
+from services.settings.settings import Settings, load_settings
 
 PAUSE_S = 0.002
 GIVE_UP_S = 10.0

@@ -1,4 +1,4 @@
-"""How good the models are: the protocol of pipelines/evaluate.py over several seeds, beside all baselines.
+"""How good the models are: the protocol of pipelines/evaluation/evaluate.py over several seeds, beside all baselines.
 
     python -m benchmarks.quality --json OUT [--seeds 3] [--state FOLDER] [--sequences FOLDER] [--epochs N]
 
@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 from rich.console import Console
 
-from benchmarks.arguments import at_least_one
-from benchmarks.report_file import command_of, write_report
-from infra.local.store import feature_store
+from benchmarks.load.arguments import at_least_one
+from benchmarks.load.report_file import command_of, write_report
+from infra.local.servers.store import feature_store
 from services.features.repo import RepoAddress
-from services.settings import Settings, load_settings
+from services.settings.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from pipelines.run import PipelineOptions, Places
@@ -67,8 +67,8 @@ def _options() -> argparse.Namespace:
 
 
 def _pipeline(options: argparse.Namespace, state_dir: Path, seed: int) -> "PipelineOptions":
-    from pipelines.recipe import decoder_recipe, student_recipe
     from pipelines.run import PipelineOptions
+    from pipelines.training.recipe import decoder_recipe, student_recipe
 
     chosen = PipelineOptions(until="evaluate", with_live_log=False)
     if options.sequences is not None:

@@ -13,13 +13,13 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.arguments import above_zero, at_least_one, host_and_port
-from benchmarks.audience import TIERS, Audience, find_audience
-from benchmarks.callers import Caller, RestCaller, RpcCaller
-from benchmarks.load import Outcome, run_load, summary
-from benchmarks.own_stack import require_ready, stack_for
-from benchmarks.report_file import about_run, write_report
-from services.settings import Settings, load_settings
+from benchmarks.load.arguments import above_zero, at_least_one, host_and_port
+from benchmarks.load.audience import TIERS, Audience, find_audience
+from benchmarks.load.callers import Caller, RestCaller, RpcCaller
+from benchmarks.load.open_loop import Outcome, run_load, summary
+from benchmarks.load.own_stack import require_ready, stack_for
+from benchmarks.load.report_file import about_run, write_report
+from services.settings.settings import Settings, load_settings
 
 NOOP = "noop"
 WARM_UP_REQUESTS = 20

@@ -21,8 +21,8 @@ from typing import Any
 
 from models.catalogue import Catalogue, load_catalogue
 from models.durable import put_in_place
+from models.file_hash import file_sha256
 from services.errors import BundleCorrupt, BundleNotFound
-from services.file_hash import file_sha256
 
 
 @dataclass(frozen=True, slots=True)

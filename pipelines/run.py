@@ -22,27 +22,19 @@ from rich.console import Console
 
 from models.catalogue import load_catalogue
 from models.registry import BundleStore
-from pipelines import (
-    distill,
-    evaluate,
-    features,
-    gate,
-    ingest,
-    optimize,
-    point_in_time,
-    precompute,
-    publish,
-    tokenize,
-    train,
-)
-from pipelines.bars import Bars, metrics_table
-from pipelines.distill import DistillOptions
-from pipelines.gate import GateOptions
-from pipelines.precompute import PrecomputeOptions
-from pipelines.progress import Progress
-from pipelines.stage import StageOutput, Stages, content_key
-from pipelines.train import TrainOptions
-from pipelines.turns import turn
+from pipelines.data import ingest, tokenize
+from pipelines.evaluation import evaluate, gate
+from pipelines.evaluation.gate import GateOptions
+from pipelines.features import features, point_in_time
+from pipelines.publication import optimize, precompute, publish
+from pipelines.publication.precompute import PrecomputeOptions
+from pipelines.runner.bars import Bars, metrics_table
+from pipelines.runner.progress import Progress
+from pipelines.runner.run_lock import turn
+from pipelines.runner.stage import StageOutput, Stages, content_key
+from pipelines.training import distill, train
+from pipelines.training.distill import DistillOptions
+from pipelines.training.train import TrainOptions
 from services.errors import ConfigError
 from services.features.repo import RepoAddress
 from services.features.writer import FeatureWriter

@@ -22,8 +22,6 @@ from fastapi import FastAPI
 from prometheus_client import REGISTRY
 
 from models.registry import BundleStore
-from services.absent import AbsentLlm, AbsentText
-from services.autoscale import LATE_SHARE
 from services.contracts.access import ANYONE
 from services.contracts.rank import RankRequest
 from services.contracts.text import TextWriter
@@ -32,42 +30,35 @@ from services.features.event_times import read_event_times
 from services.features.explanations import RedisExplanations
 from services.features.reader import FeatureReader
 from services.features.repo import USER_HISTORY_TABLE, RepoAddress, ensure_applied
-from services.gateway.access import Access, KeyedAccess, OpenAccess
-from services.gateway.access_rates import Rates
-from services.gateway.access_ring import KeyRing
+from services.gateway.access.authorize import Access, KeyedAccess, OpenAccess
+from services.gateway.access.keyring import KeyRing
+from services.gateway.access.rates import Rates
+from services.gateway.autoscale import LATE_SHARE
 from services.gateway.console.desk import Desk
 from services.gateway.console.door import add_console
 from services.gateway.console.strip import kept_for
 from services.gateway.console.watch import Watch
-from services.gateway.drills import DrilledLlm, DrilledStore, Drills, Store
-from services.gateway.events import RecordEvents
-from services.gateway.explanations import Explanations
-from services.gateway.impressions import Impressions
-from services.gateway.live_bundle import LiveBundle
-from services.gateway.llm_tier import Llm, LlmTier
-from services.gateway.load_watch import LoadWatch
-from services.gateway.one_sentence import OneSentence
+from services.gateway.events.impressions import Impressions
+from services.gateway.events.producer import TopicProducer
+from services.gateway.events.record import RecordEvents
+from services.gateway.grpc.door import RpcDoor
+from services.gateway.grpc.rpc_accept import accept_widely
 from services.gateway.openai.remote import RemoteWriter
-from services.gateway.plane import DataPlane
-from services.gateway.popular import Popular
-from services.gateway.producer import TopicProducer
 from services.gateway.recommend import Recommend
-from services.gateway.report import Report
-from services.gateway.rest import create_rest_app
-from services.gateway.rpc import RpcDoor
-from services.gateway.rpc_accept import accept_widely
-from services.gateway.text_report import TextReport
-from services.gateway.text_tier import NUM_PLACES, TextLimits, TextTier
-from services.objectives import load_objectives
-from services.router.admission import Admission, AdmissionLimits
-from services.router.breaker import Breaker
-from services.router.deadline import DeadlineLimits
-from services.router.gate import LlmGate
-from services.router.predictor import LatencyPredictor
-from services.secret_file import read_secret
-from services.settings import Settings, load_settings
-from services.student.ranker import load_student
-from services.telemetry import (
+from services.gateway.records.explanations import Explanations
+from services.gateway.records.report import Report
+from services.gateway.request.data_plane import DataPlane
+from services.gateway.request.load_monitor import LoadWatch
+from services.gateway.rest.door import create_rest_app
+from services.gateway.text.metrics import TextReport
+from services.gateway.text.rationale import OneSentence
+from services.gateway.text.tier import NUM_PLACES, TextLimits, TextTier
+from services.gateway.tiers.drills import DrilledLlm, DrilledStore, Drills, Store
+from services.gateway.tiers.live_bundle import LiveBundle
+from services.gateway.tiers.llm import Llm, LlmTier
+from services.gateway.tiers.popular import Popular
+from services.llm.absent import AbsentLlm, AbsentText
+from services.observability.metrics import (
     GatewayMetrics,
     ProcessMetrics,
     TextMetrics,
@@ -75,13 +66,22 @@ from services.telemetry import (
     node_registry,
     render_metrics,
 )
-from services.trace_export import open_tracing
+from services.observability.objectives import load_objectives
+from services.observability.trace_export import open_tracing
+from services.router.admission import Admission, AdmissionLimits
+from services.router.breaker import Breaker
+from services.router.deadline import DeadlineLimits
+from services.router.gate import LlmGate
+from services.router.predictor import LatencyPredictor
+from services.settings.secret_file import read_secret
+from services.settings.settings import Settings, load_settings
+from services.student.ranker import load_student
 
 if TYPE_CHECKING:
     from ray.serve import Application
 
 GRPC_SERVICERS = (
-    "services.gateway.rpc.add_recommender_to_server",
+    "services.gateway.grpc.door.add_recommender_to_server",
     "grpc_health.v1.health_pb2_grpc.add_HealthServicer_to_server",
 )
 """What Ray Serve registers at its gRPC server; calls reach the methods of `Gateway` by name."""
@@ -95,7 +95,7 @@ class Gateway:
     """Both doors of one replica: HTTP through the ASGI app, gRPC through the methods below."""
 
     def __init__(self, settings: Settings, llm: Any, text: Any | None = None) -> None:
-        from services.llm.handle import LlmHandle
+        from services.llm.ranking.handle import LlmHandle
 
         configure_logging(settings.log_level)
         accept_widely()
@@ -148,7 +148,7 @@ class Gateway:
         return await self._rpc.Check(request, grpc_context)
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Tell Ray Serve's autoscaler, which asks at intervals, what services.autoscale goes by."""
+        """Tell Ray Serve's autoscaler, which asks at intervals, what services.gateway.autoscale goes by."""
         return {LATE_SHARE: self._plane.report.take_late_share() if self._plane else 0.0}
 
     async def __del__(self) -> None:
@@ -203,8 +203,8 @@ def build_app(settings: Settings) -> "Application":
     from ray import serve
     from ray.serve.config import BackpressureConfig
 
-    from services.llm.deployment import build_llm
-    from services.llm.text_deployment import build_text
+    from services.llm.ranking.deployment import build_llm
+    from services.llm.text.deployment import build_text
 
     deployment = serve.deployment(
         name="Gateway",
@@ -298,7 +298,7 @@ def text_writer(settings: Settings, text: Any | None) -> TextWriter | None:
         return RemoteWriter(settings.text_url, key, only_model=settings.text_model)
     if text is None:
         return None
-    from services.llm.text_handle import TextHandle
+    from services.llm.text.handle import TextHandle
 
     return TextHandle(text, settings.text_deadline_ms / 1_000)
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
-from tests.compose_stack import ComposeStack, why_not
-from tests.embedded_only import why_embedded_only
-from tests.stack import Stack
+from tests.support.compose_stack import ComposeStack, why_not
+from tests.support.embedded_only import why_embedded_only
+from tests.support.stack import Stack
 
 if not Path("/dev/nvidia0").exists():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which transformers does too

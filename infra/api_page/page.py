@@ -6,11 +6,11 @@ from infra.api_page import rest, rpc, words
 from infra.api_page.tables import table
 from services.contracts.events import MAX_EVENT_AGE_MS, MAX_EVENT_LEAD_MS
 from services.contracts.recommend import MAX_DEADLINE_MS, MAX_ID_CHARS, MAX_IDS_PER_FIELD, MAX_K
-from services.gateway.plane import DataPlane
-from services.gateway.rest import create_rest_app
-from services.gateway.rest_answers import STATUS as REST_STATUS
-from services.gateway.rpc_answers import STATUS as RPC_STATUS
-from services.settings import Settings
+from services.gateway.grpc.answers import STATUS as RPC_STATUS
+from services.gateway.request.data_plane import DataPlane
+from services.gateway.rest.answers import STATUS as REST_STATUS
+from services.gateway.rest.door import create_rest_app
+from services.settings.settings import Settings
 
 _PAGE = """# API: REST and gRPC
 

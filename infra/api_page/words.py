@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from services.contracts.recommend import Reason, Tier
-from services.gateway.error_table import ErrorKind
+from services.gateway.call.error_table import ErrorKind
 
 TIERS: Mapping[Tier, str] = {
     Tier.PRECOMPUTED: "the list stored for this user: made by the live bundle, no event of the user is newer",

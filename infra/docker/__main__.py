@@ -18,7 +18,7 @@ from typing import NoReturn
 
 from infra.docker.beside_metrics import run_beside_metrics
 from services.errors import ConfigError, TailraceError
-from services.settings import Settings, inherited_environment, load_settings
+from services.settings.settings import Settings, inherited_environment, load_settings
 
 SECRETS = Path("/secrets")
 
@@ -37,7 +37,7 @@ def _run(role: str, words: list[str]) -> int:
     if role in {"keys", "show-key"}:
         return _keys(role)
     if role == "tailrace":
-        _become("services.cli", *words)
+        _become("services.cli.main", *words)
     settings = load_settings()
     if role == "prepare":
         return _prepare(settings)
@@ -65,7 +65,7 @@ def _prepare(settings: Settings) -> int:
     from rich.console import Console
 
     from infra.kafka.topics import create_missing, wanted_topics
-    from infra.local.text import ready_text
+    from infra.local.servers.text import ready_text
     from services.features.repo import RepoAddress, ensure_applied
 
     for name in create_missing(settings.kafka_address.client_options(), wanted_topics(settings)):
@@ -81,18 +81,18 @@ def _pipeline(settings: Settings) -> int:
 
     version = BundleStore(settings.bundle_root).live_version()
     if version is None:
-        _become("services.cli", "pipeline")
+        _become("services.cli.main", "pipeline")
     sys.stdout.write(f"{version} is live already; `tailrace pipeline` as this container's command trains anew\n")
     return 0
 
 
 def _serve(settings: Settings) -> int:
-    from infra.local.ray_home import make_ray_home, ray_environment
+    from infra.local.servers.ray_home import make_ray_home, ray_environment
 
     if settings.tls_dir is not None:
         raise ConfigError("TAILRACE_TLS_DIR: this container's doors speak plainly; put a proxy with TLS before them")
     home = make_ray_home(settings.state_dir)
-    return run_beside_metrics(_python("infra.local.serve"), ray_environment(home), settings)
+    return run_beside_metrics(_python("infra.local.servers.serve"), ray_environment(home), settings)
 
 
 def _become(module: str, *words: str) -> NoReturn:

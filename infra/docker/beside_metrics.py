@@ -11,9 +11,9 @@ import threading
 from collections.abc import Mapping
 from types import FrameType
 
-from infra.local.metrics import metrics_server
-from infra.local.parts import metrics_environment
-from services.settings import Settings, inherited_environment
+from infra.local.servers.metrics import metrics_server
+from infra.local.supervisor.parts import metrics_environment
+from services.settings.settings import Settings, inherited_environment
 
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - inside the container; no port of the metrics is published
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from services.contracts.access import Priority, Scope
 from services.errors import ConfigError
-from services.gateway.access_keys import KeysFile, StoredHash, StoredKey, hash_of, make_key, write_keys
+from services.gateway.access.keys import KeysFile, StoredHash, StoredKey, hash_of, make_key, write_keys
 
 KAFKA_USER = "tailrace"
 OPERATOR = "operator"

@@ -9,7 +9,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from infra.local.probes import Probe, accepts, answers_http, beats
+from infra.local.supervisor.probes import Probe, accepts, answers_http, beats
 
 _HERE = "127.0.0.1"
 

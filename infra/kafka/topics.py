@@ -14,7 +14,7 @@ from kafka import KafkaAdminClient
 from kafka.errors import KafkaError, TopicAlreadyExistsError
 
 from services.errors import DependencyAway
-from services.settings import Settings, load_settings
+from services.settings.settings import Settings, load_settings
 
 _DAY_MS = 86_400_000
 _CONNECT_MS = 10_000

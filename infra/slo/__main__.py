@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from infra.slo.files import generated
-from services.objectives import load_objectives
+from services.observability.objectives import load_objectives
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from infra.slo.rules import DATA_MISSING, groups
-from services.objectives import Bounded, Objective, Objectives, Ratio, Selector, seconds_of
+from services.observability.objectives import Bounded, Objective, Objectives, Ratio, Selector, seconds_of
 
 PER_STEP = 10_000
 """How much is counted in each step: enough that each burn's bad ones are a whole number."""

@@ -8,7 +8,7 @@ import yaml
 
 from infra.slo import alert_tests, operations, page, rules
 from infra.slo.dashboards import all_dashboards
-from services.objectives import Objectives
+from services.observability.objectives import Objectives
 
 RULES = "infra/prometheus/rules"
 SLOS_PAGE = "docs/slos.md"

@@ -6,7 +6,7 @@ Each alert names a cause; the objectives' alerts name what callers feel. So noth
 from dataclasses import dataclass
 from typing import Any
 
-from services.objectives import Severity
+from services.observability.objectives import Severity
 
 JOB = "(.+/)?tailrace"
 """The scrape job: `tailrace` in prometheus.yml, `<namespace>/tailrace` by the Prometheus operator's PodMonitor."""

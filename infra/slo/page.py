@@ -1,6 +1,6 @@
 """The objectives as a table in docs/slos.md, between two marks; the words around it are written by hand."""
 
-from services.objectives import Bounded, Objective, Objectives, Onset
+from services.observability.objectives import Bounded, Objective, Objectives, Onset
 
 BEGIN, END = "<!-- made by `make slo`: begin -->", "<!-- made by `make slo`: end -->"
 

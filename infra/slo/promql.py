@@ -2,7 +2,7 @@
 
 import re
 
-from services.objectives import Objective, Selector, Term
+from services.observability.objectives import Objective, Selector, Term
 
 _NO_TRAFFIC = "1e-9"
 _PLAIN = re.compile(r"[\w.]+")

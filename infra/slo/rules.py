@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from infra.slo.promql import any_absent, burn_rate, over
-from services.objectives import Objective, Objectives, Onset, Rung, seconds_of
+from services.observability.objectives import Objective, Objectives, Onset, Rung, seconds_of
 
 Rule = dict[str, Any]
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from services.features.redis_away import redis_as_dependency
-from services.redis_address import RedisAddress
+from services.settings.redis_address import RedisAddress
 
 _PREFIX = "tailrace:explain:"
 _BUCKETS = 30

@@ -12,7 +12,7 @@ from types import ModuleType
 
 from prometheus_client import values
 
-from services.settings import environment_kept
+from services.settings.settings import environment_kept
 
 
 def import_feast() -> ModuleType:

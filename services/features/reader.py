@@ -20,7 +20,7 @@ from services.features.redis_away import redis_as_dependency
 from services.features.repo import RepoAddress, open_store
 from services.features.rows import WINDOW_MS, PopularRow, PopularWindow
 from services.features.sampling import sample_user_ids
-from services.tracing import span
+from services.observability.tracing import span
 
 SERVICE = "recommend_v1"
 _POPULAR_FEATURES = [

@@ -20,7 +20,7 @@ import yaml
 from models.durable import put_in_place
 from services.errors import EnvironmentFault
 from services.features.light_feast import import_feast
-from services.redis_address import RedisAddress
+from services.settings.redis_address import RedisAddress
 
 if TYPE_CHECKING:
     from feast import FeatureStore

@@ -25,25 +25,25 @@ from services.contracts.recommend import (
     Tier,
 )
 from services.errors import Overloaded
-from services.gateway.candidates import Ranking, as_items, best_allowed, choose
-from services.gateway.explaining import Answered, Shed
-from services.gateway.explanations import Explanations
-from services.gateway.from_memory import FromMemory
-from services.gateway.impressions import Impressions
-from services.gateway.live_bundle import LiveBundle
-from services.gateway.llm_tier import LlmAnswer, LlmTier
-from services.gateway.load_watch import LoadWatch
-from services.gateway.one_sentence import OneSentence
-from services.gateway.popular import Popular
-from services.gateway.question import UNREAD, Features, Known, Question, question_of, read_known
-from services.gateway.report import Report
-from services.gateway.stages import Stages
-from services.gateway.trace_notes import note_answer, note_shed
+from services.gateway.events.impressions import Impressions
+from services.gateway.records.explaining import Answered, Shed
+from services.gateway.records.explanations import Explanations
+from services.gateway.records.report import Report
+from services.gateway.records.spans import note_answer, note_shed
+from services.gateway.request.candidates import Ranking, as_items, best_allowed, choose
+from services.gateway.request.context import UNREAD, Features, Known, Question, question_of, read_known
+from services.gateway.request.load_monitor import LoadWatch
+from services.gateway.request.stages import Stages
+from services.gateway.text.rationale import OneSentence
+from services.gateway.tiers.from_memory import FromMemory
+from services.gateway.tiers.live_bundle import LiveBundle
+from services.gateway.tiers.llm import LlmAnswer, LlmTier
+from services.gateway.tiers.popular import Popular
+from services.observability.tracing import trace_id
 from services.router import policy
 from services.router.admission import Verdict
 from services.router.deadline import Deadline, DeadlineLimits, deadline_from
 from services.router.policy import Route
-from services.tracing import trace_id
 
 log = structlog.get_logger()
 

@@ -6,9 +6,9 @@ from types import FrameType
 
 from prometheus_client import REGISTRY
 
-from services.settings import load_settings
+from services.observability.metrics import ProcessMetrics, StreamMetrics, configure_logging
+from services.settings.settings import load_settings
 from services.stream.run import run_worker
-from services.telemetry import ProcessMetrics, StreamMetrics, configure_logging
 
 
 def main() -> None:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from services.contracts.events import MAX_EVENT_LEAD_MS, Interaction, decode_interaction
 from services.errors import InvalidRequest
 from services.features.rows import LogPosition
+from services.observability.tracing import TraceHeaders
 from services.stream.aggregate import LoggedEvent
-from services.tracing import TraceHeaders
 
 _LAST_TIME_MS = 4_102_444_800_000
 """2100-01-01: beyond any clock that is merely wrong by some days."""

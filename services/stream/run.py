@@ -8,13 +8,13 @@ import structlog
 
 from services.features.repo import RepoAddress, ensure_applied
 from services.features.writer import FeatureWriter
-from services.settings import Settings
+from services.observability.metrics import StreamMetrics
+from services.observability.trace_export import open_tracing
+from services.settings.settings import Settings
 from services.stream.aggregate import history_limits
 from services.stream.offline_log import OfflineLog
 from services.stream.session import LogAddress, LogSession
 from services.stream.worker import Interruptions, Pace, StreamWorker
-from services.telemetry import StreamMetrics
-from services.trace_export import open_tracing
 
 GROUP = "tailrace-stream"
 _log = structlog.get_logger()

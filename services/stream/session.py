@@ -19,9 +19,9 @@ from kafka.structs import OffsetAndMetadata
 
 from services.errors import DependencyAway
 from services.features.rows import LogPosition
-from services.kafka_address import KafkaAddress
+from services.observability.tracing import TraceHeaders
+from services.settings.kafka_address import KafkaAddress
 from services.stream.decode import DeadLetter, Record
-from services.tracing import TraceHeaders
 
 _RETRY_AFTER_S = 1.0
 _CONNECT_MS = 2_000

@@ -20,6 +20,8 @@ from opentelemetry.trace import Span
 from services.errors import DependencyAway
 from services.features.rows import WINDOW_MS, PopularRow
 from services.features.writer import FeatureWriter
+from services.observability.metrics import StreamMetrics
+from services.observability.tracing import Attributes, Tracing, span
 from services.stream.aggregate import Limits, Outcome, apply
 from services.stream.decode import DeadLetter, LoggedInteraction, Record, decode
 from services.stream.offline_log import OfflineLog
@@ -27,8 +29,6 @@ from services.stream.pending import Pending
 from services.stream.popularity import Popularity
 from services.stream.session import LogSession
 from services.stream.timer import Timer
-from services.telemetry import StreamMetrics
-from services.tracing import Attributes, Tracing, span
 
 _POLL_MS = 100
 _EVENTS_PER_BEAT = 10_000

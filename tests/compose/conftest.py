@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.compose_stack import ComposeStack
-from tests.servers import wait_for
-from tests.stack import Stack
+from tests.support.compose_stack import ComposeStack
+from tests.support.servers import wait_for
+from tests.support.stack import Stack
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from tests.checkpoints import write_checkpoint
-from tests.compose_stack import ComposeStack
+from tests.support.checkpoints import write_checkpoint
+from tests.support.compose_stack import ComposeStack
 
 ASKED = {"model": "tiny", "messages": [{"role": "user", "content": "the river runs on"}], "max_tokens": 8}
 

@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from services.contracts import recommend_pb2 as pb
-from tests.stack import Stack, error_of
+from tests.support.stack import Stack, error_of
 
 DAY_MS = 86_400_000
 RECOMMEND = "/v1/recommendations"

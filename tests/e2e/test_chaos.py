@@ -4,11 +4,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from benchmarks.chaos_scene import Scene, scene_from
-from benchmarks.fault_rows import DEADLINE_MS, Phases
-from benchmarks.faults import run_row
-from benchmarks.live_view import LiveView
-from tests.stack import Stack
+from benchmarks.faults.__main__ import run_row
+from benchmarks.faults.rows import DEADLINE_MS, Phases
+from benchmarks.faults.scene import Scene, scene_from
+from benchmarks.load.live_view import LiveView
+from tests.support.stack import Stack
 
 PHASES = Phases(before_s=2, during_s=4, after_s=6)
 RATE_RPS = 8.0

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
-from services.gateway.drills import Part
-from tests.browser import chromium, quiet_page
-from tests.browser_checks import FAINT, NAMELESS, STRUCTURE, TOO_WIDE, ask
-from tests.servers import wait_for
-from tests.stack import Stack, new_user_id, rest_items
+from services.gateway.tiers.drills import Part
+from tests.support.browser import chromium, quiet_page
+from tests.support.browser_checks import FAINT, NAMELESS, STRUCTURE, TOO_WIDE, ask
+from tests.support.servers import wait_for
+from tests.support.stack import Stack, new_user_id, rest_items
 
 WAIT_MS = 60_000
 DESK = {"width": 1400, "height": 1000}

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.prometheus import WHY_NOT, Prometheus
-from tests.promql import all_targets, filled_in
-from tests.servers import HOST
-from tests.stack import Stack, new_user_id
+from tests.support.prometheus import WHY_NOT, Prometheus
+from tests.support.promql import all_targets, filled_in
+from tests.support.servers import HOST
+from tests.support.stack import Stack, new_user_id
 
 KNOWN_USER, LISTED_USERS = "1", [str(number) for number in range(2, 400)]
 MAY_BE_EMPTY = {
@@ -113,7 +113,7 @@ def test_nothing_is_missing_while_all_is_well(prometheus: Prometheus) -> None:
 
 def test_every_objective_has_a_burn_rate_and_a_budget(prometheus: Prometheus) -> None:
     """Each objective's recorded series are there as soon as something is counted."""
-    from services.objectives import load_objectives
+    from services.observability.objectives import load_objectives
 
     names = {one.name for one in load_objectives().objectives}
 

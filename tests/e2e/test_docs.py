@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from services.settings import Settings, inherited_environment
-from tests.documented import runnable
-from tests.pages import ROOT, Block, all_pages, blocks, missing_lines
-from tests.servers import free_port
-from tests.stack import Stack
+from services.settings.settings import Settings, inherited_environment
+from tests.support.documented import runnable
+from tests.support.pages import ROOT, Block, all_pages, blocks, missing_lines
+from tests.support.servers import free_port
+from tests.support.stack import Stack
 
 BLOCK_TIMEOUT_S = 600
 NOT_IN_SCRATCH = {".git", ".tailrace", ".pytest_cache", ".hypothesis", ".mypy_cache", ".ruff_cache"}

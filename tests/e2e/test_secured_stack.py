@@ -11,12 +11,12 @@ import httpx
 import pytest
 import trustme
 
-from infra.local.guide import rest_address
+from infra.local.commands.guide import rest_address
 from services.contracts import recommend_pb2 as pb
 from services.contracts import recommend_pb2_grpc as api
-from services.settings import Settings
-from tests.servers import HOST, wait_for
-from tests.stack import Stack
+from services.settings.settings import Settings
+from tests.support.servers import HOST, wait_for
+from tests.support.stack import Stack
 
 AMPLE_MS = 4_000
 

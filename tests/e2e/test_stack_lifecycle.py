@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from infra.local.keeper import children_of
-from infra.local.leftovers import find_leftovers
-from infra.local.ray_home import ray_home
-from tests.servers import wait_for
-from tests.stack import Stack, survivors
+from infra.local.servers.ray_home import ray_home
+from infra.local.supervisor.keeper import children_of
+from infra.local.supervisor.leftovers import find_leftovers
+from tests.support.servers import wait_for
+from tests.support.stack import Stack, survivors
 
 MAX_STOP_S = 10.0
 

@@ -10,11 +10,11 @@ import httpx
 import psutil
 import pytest
 
-from infra.local.shared_port import can_share
+from infra.local.standby.shared_port import can_share
 from services.contracts import recommend_pb2 as pb
 from services.contracts import recommend_pb2_grpc as api
-from tests.servers import wait_for
-from tests.stack import Stack, new_user_id
+from tests.support.servers import wait_for
+from tests.support.stack import Stack, new_user_id
 
 pytestmark = pytest.mark.skipif(not can_share(), reason="this kernel does not lead connections")
 ACTIVE, TAKEOVERS = "tailrace_standby_active", "tailrace_standby_takeovers_total"

@@ -12,11 +12,11 @@ import openai
 import pytest
 from openai import OpenAI
 
-from tests.checkpoints import write_checkpoint
 from tests.e2e.test_docs import PageSession
-from tests.pages import ROOT, blocks
-from tests.servers import HOST, wait_for
-from tests.stack import Stack
+from tests.support.checkpoints import write_checkpoint
+from tests.support.pages import ROOT, blocks
+from tests.support.servers import HOST, wait_for
+from tests.support.stack import Stack
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"

@@ -18,7 +18,7 @@ is Triton's compiler's, which keeps what it made (`TRITON_CACHE_DIR`).
 Where the first one fails, run the fourth next: it names the kernel. If that passes, `-k "ahead and False"` runs the engine here without
 recorded steps, and `-k "ahead and True"` with them: what only the second shows is the recording's. `CUDA_LAUNCH_BLOCKING=1` names
 the launch that fails without recorded steps, `compute-sanitizer` the access. A process whose device has failed once fails in
-every later test: run one at a time. Where `tests.attention_shapes` is not found, an installed package calls itself `tests` too.
+every later test: run one at a time. Where `tests.support.attention_shapes` is not found, an installed package calls itself `tests` too.
 
 What they are held to on an H200 is in DECISIONS.md, with what each step should take by its bytes and products.
 """
@@ -29,13 +29,13 @@ import numpy as np
 import pytest
 import torch
 
-from models.decoder import Decoder, DecoderConfig
-from models.window import Window
+from models.decoder.decoder import Decoder, DecoderConfig
+from models.decoder.window import Window
+from services.llm.engine.beam.trie import ItemCodes
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
 from services.llm.engine.outcome import Outcome, Status
-from services.llm.engine.text import Sampling
-from services.llm.engine.trie import ItemCodes
+from services.llm.engine.text.parameters import Sampling
 
 pytestmark = [
     pytest.mark.gpu,

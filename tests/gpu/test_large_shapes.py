@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from models.decoder import Decoder, DecoderConfig
+from models.decoder.decoder import Decoder, DecoderConfig
+from services.llm.engine.beam.trie import ItemCodes
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
-from services.llm.engine.trie import ItemCodes
 
 pytestmark = [
     pytest.mark.gpu,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pages import ROOT
+from tests.support.pages import ROOT
 
 PROMETHEUS = ROOT / "infra/prometheus"
 DRILLS = sorted((PROMETHEUS / "tests").glob("*.yaml"))

@@ -21,12 +21,12 @@ import httpx
 import pytest
 import trustme
 
-from infra.local.edge_admin import edge_answers
-from infra.local.edge_config import edge_folder
+from infra.local.edge.admin import edge_answers
+from infra.local.edge.config import edge_folder
 from services.contracts import recommend_pb2 as pb
 from services.contracts import recommend_pb2_grpc as api
-from services.settings import Settings, inherited_environment
-from tests.servers import HOST, free_port, wait_for
+from services.settings.settings import Settings, inherited_environment
+from tests.support.servers import HOST, free_port, wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -108,7 +108,7 @@ def ca() -> trustme.CA:
 def doors() -> Iterator[tuple[int, int]]:
     """Both plain doors in a process of their own: their ports."""
     ports = free_port(), free_port()
-    child = subprocess.Popen([sys.executable, "-m", "tests.plain_doors", *map(str, ports)])
+    child = subprocess.Popen([sys.executable, "-m", "tests.support.plain_doors", *map(str, ports)])
     try:
         wait_for(lambda: all(_accepts(port) for port in ports), 60, "the doors")
         yield ports

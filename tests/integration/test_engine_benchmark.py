@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.engine_process import EngineFailed, EngineProcess
-from benchmarks.engine_shapes import random_decoder
-from models.weights import save_decoder
+from benchmarks.engine.process import EngineFailed, EngineProcess
+from benchmarks.engine.shapes import random_decoder
+from models.decoder.weights import save_decoder
 
 pytestmark = pytest.mark.integration
 
@@ -44,7 +44,7 @@ def test_the_cases_of_a_gpu_alone(tmp_path: Path) -> None:
     assert [case["value"] > 0 for case in report["cases"]] == [True] * 8
     assert {row["step"] for row in report["roofline"]} >= {"prefill", "decode", "beam"}
     page = subprocess.run(
-        [sys.executable, "-m", "benchmarks.engine_table", str(tmp_path / "out.json")],
+        [sys.executable, "-m", "benchmarks.engine.table", str(tmp_path / "out.json")],
         cwd=ROOT,
         check=True,
         capture_output=True,
@@ -78,7 +78,7 @@ def test_beside_transformers(tmp_path: Path) -> None:
 
 def test_a_process_that_cannot_start_says_why() -> None:
     """What it printed last is in the error."""
-    engine = EngineProcess(Path(sys.executable), "benchmarks.engine_tailrace", {"model": "nowhere"}, {})
+    engine = EngineProcess(Path(sys.executable), "benchmarks.engine.tailrace", {"model": "nowhere"}, {})
 
     with pytest.raises(EngineFailed, match="KeyError: 'threads'"):
         engine.wait_until_ready()

@@ -7,8 +7,8 @@ import pytest
 
 from services.errors import DependencyAway
 from services.features.explanations import RedisExplanations
-from services.redis_address import RedisAddress
-from tests.servers import HOST, Server
+from services.settings.redis_address import RedisAddress
+from tests.support.servers import HOST, Server
 
 pytestmark = pytest.mark.integration
 

@@ -9,8 +9,8 @@ import polars as pl
 import pytest
 
 from models.prompt import window_start
-from pipelines.features import build_tables, latest_histories, serve
-from pipelines.point_in_time import histories_as_of
+from pipelines.features.features import build_tables, latest_histories, serve
+from pipelines.features.point_in_time import histories_as_of
 from services.contracts.features import history_digest
 from services.features.reader import FeatureReader
 from services.features.repo import RepoAddress

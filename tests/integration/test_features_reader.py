@@ -14,9 +14,9 @@ from services.features.reader import FeatureReader
 from services.features.repo import RepoAddress
 from services.features.rows import LogPosition, PopularRow, PopularWindow, PrecomputedRow, UserHistory
 from services.features.writer import FeatureWriter
-from services.gateway.time_box import time_box
-from services.redis_address import RedisAddress
-from tests.servers import HOST, Server
+from services.gateway.request.time_box import time_box
+from services.settings.redis_address import RedisAddress
+from tests.support.servers import HOST, Server
 
 pytestmark = pytest.mark.integration
 TIMEOUT_S = 10.0

@@ -7,9 +7,9 @@ import pytest
 
 from services.features.light_feast import import_feast
 from services.features.repo import RepoAddress, ensure_applied, open_store
-from services.redis_address import RedisAddress
-from tests.disk import noted
-from tests.servers import HOST, Server
+from services.settings.redis_address import RedisAddress
+from tests.support.disk import noted
+from tests.support.servers import HOST, Server
 
 pytestmark = pytest.mark.integration
 VIEWS = {"user_history", "user_profile", "item_stats", "user_recommendations", "popularity"}

@@ -7,7 +7,7 @@ from services.features.reader import FeatureReader
 from services.features.repo import RepoAddress
 from services.features.rows import LogPosition, PopularRow, PopularWindow, UserHistory
 from services.features.writer import FeatureWriter
-from tests.servers import Server
+from tests.support.servers import Server
 
 pytestmark = pytest.mark.integration
 TIMEOUT_S = 2.0

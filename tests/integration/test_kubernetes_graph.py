@@ -10,7 +10,7 @@ import pytest
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
-from tests.manifests import OVERLAYS, ROOT, environment, pod_of, render, the
+from tests.support.manifests import OVERLAYS, ROOT, environment, pod_of, render, the
 
 pytestmark = pytest.mark.integration
 
@@ -71,7 +71,7 @@ def test_the_graph_is_built_as_the_config_says(overlay: str) -> None:
 
     assert graph["ingress"] == "Gateway"
     assert set(graph["deployments"]) == {"Gateway", "llm"}
-    assert gateway["policy"] == "services.autoscale:by_queue_and_lateness"
+    assert gateway["policy"] == "services.gateway.autoscale:by_queue_and_lateness"
     assert (gateway["cpus"], llm["gpus"]) == (1, 1 if overlay == "gpu" else 0)
     for one in (gateway, llm):
         assert one["min"] >= 1

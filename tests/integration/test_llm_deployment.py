@@ -12,8 +12,8 @@ import pytest
 
 from services.contracts.rank import RankRequest, RankResult
 from services.errors import BundleMismatch, BundleNotFound, DeadlineExceeded, DependencyAway, TailraceError
-from services.settings import Settings
-from tests.bundles import publish_bundle
+from services.settings.settings import Settings
+from tests.support.bundles import publish_bundle
 
 pytestmark = [
     pytest.mark.integration,
@@ -49,8 +49,8 @@ async def started(local_ray) -> AsyncIterator:
     """A function that runs the deployment and gives our handle and Ray's; everything is taken down afterwards."""
     from ray import serve
 
-    from services.llm.deployment import build_llm
-    from services.llm.handle import LlmHandle
+    from services.llm.ranking.deployment import build_llm
+    from services.llm.ranking.handle import LlmHandle
 
     def start(settings: Settings):
         """Run it."""

@@ -11,20 +11,20 @@ import pytest
 from rich.console import Console
 
 from models.registry import BundleStore
-from pipelines.gate import GateOptions
-from pipelines.precompute import PrecomputeOptions
-from pipelines.refresh import refresh_lists
+from pipelines.evaluation.gate import GateOptions
+from pipelines.publication.precompute import PrecomputeOptions
+from pipelines.publication.refresh import refresh_lists
 from pipelines.run import STAGES, PipelineOptions, Places, run_pipeline
-from pipelines.turns import turn
+from pipelines.runner.run_lock import turn
 from services.contracts.features import UserFeatures
 from services.errors import ConfigError, StageFailed
 from services.features.reader import FeatureReader
 from services.features.repo import RepoAddress
 from services.features.writer import FeatureWriter
-from services.redis_address import RedisAddress
+from services.settings.redis_address import RedisAddress
 from services.student.ranker import load_student
-from tests.servers import HOST, Server, valkey_server
-from tests.synthetic import raw_events, raw_items
+from tests.support.servers import HOST, Server, valkey_server
+from tests.support.synthetic import raw_events, raw_items
 from tests.unit.pipelines.conftest import SMALL_DECODER, SMALL_STUDENT
 
 pytestmark = [

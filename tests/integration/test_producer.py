@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from services.errors import DependencyAway, Overloaded
-from services.gateway.producer import TopicProducer
-from services.kafka_address import KafkaAddress
-from tests.servers import Server, broker_server, free_port
-from tests.topics import read_topic
-from tests.until import until
+from services.gateway.events.producer import TopicProducer
+from services.settings.kafka_address import KafkaAddress
+from tests.support.servers import Server, broker_server, free_port
+from tests.support.topics import read_topic
+from tests.support.until import until
 
 pytestmark = [
     pytest.mark.integration,

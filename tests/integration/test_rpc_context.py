@@ -8,8 +8,8 @@ import pytest
 
 from services.contracts import recommend_pb2 as pb
 from services.contracts.access import Scope
-from services.gateway.access import OpenAccess
-from services.gateway.rpc_answers import guarded
+from services.gateway.access.authorize import OpenAccess
+from services.gateway.grpc.answers import guarded
 
 pytestmark = [
     pytest.mark.integration,

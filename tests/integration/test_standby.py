@@ -17,17 +17,17 @@ from prometheus_client import CollectorRegistry
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp
 
-from infra.local.binaries import haproxy_command
-from infra.local.edge_config import ADMIN_SOCKET
-from infra.local.handover import Main
-from infra.local.main_door import look
-from infra.local.relay import Relay
-from infra.local.shared_port import SharedPort, can_share
-from infra.local.standby_doors import HandsBack, rest_server, rpc_server, unix_socket
-from infra.local.standby_watch import StandbyWatch
-from services.telemetry import StandbyMetrics
-from tests.servers import HOST, free_port
-from tests.until import until
+from infra.local.edge.config import ADMIN_SOCKET
+from infra.local.servers.binaries import haproxy_command
+from infra.local.standby.doors import HandsBack, rest_server, rpc_server, unix_socket
+from infra.local.standby.handover import Main
+from infra.local.standby.main_door import look
+from infra.local.standby.relay import Relay
+from infra.local.standby.shared_port import SharedPort, can_share
+from infra.local.standby.watch import StandbyWatch
+from services.observability.metrics import StandbyMetrics
+from tests.support.servers import HOST, free_port
+from tests.support.until import until
 
 pytestmark = [
     pytest.mark.integration,

@@ -10,10 +10,10 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
 from services.errors import DependencyAway
 from services.features.rows import LogPosition
-from services.kafka_address import KafkaAddress
+from services.settings.kafka_address import KafkaAddress
 from services.stream.decode import DeadLetter, Record
 from services.stream.session import LogAddress, LogSession
-from tests.servers import Server
+from tests.support.servers import Server
 
 pytestmark = [
     pytest.mark.integration,

@@ -19,22 +19,22 @@ import pytest
 from kafka import KafkaProducer
 from prometheus_client import CollectorRegistry
 
-from pipelines.ingest import live_log_files
+from pipelines.data.ingest import live_log_files
 from services.contracts.events import Interaction
 from services.features.reader import FeatureReader
 from services.features.repo import RepoAddress
 from services.features.rows import LogPosition, UserHistory
 from services.features.writer import FeatureWriter
-from services.settings import Settings
+from services.observability.metrics import StreamMetrics
+from services.settings.settings import Settings
 from services.stream.aggregate import LoggedEvent, apply, history_limits
 from services.stream.compaction import MIN_FILES
 from services.stream.decode import LoggedInteraction
 from services.stream.offline_log import OfflineLog
 from services.stream.run import run_worker
 from services.stream.worker import Pace
-from services.telemetry import StreamMetrics
-from tests.servers import Server, wait_for
-from tests.topics import read_topic
+from tests.support.servers import Server, wait_for
+from tests.support.topics import read_topic
 
 pytestmark = [
     pytest.mark.integration,
@@ -291,7 +291,10 @@ def test_killed_worker_leaves_what_a_clean_replay_gives(rig: Rig, point: str, nt
     expected = clean_replay(rig.broker)
     environment = os.environ | rig.settings.as_environment()
     killed = subprocess.run(
-        [sys.executable, "-m", "tests.interrupted_worker", point, str(nth)], env=environment, timeout=60, check=False
+        [sys.executable, "-m", "tests.support.interrupted_worker", point, str(nth)],
+        env=environment,
+        timeout=60,
+        check=False,
     )
 
     rig.start_worker()

@@ -12,8 +12,8 @@ import pytest
 
 from services.contracts.text import FinishReason, SamplingOptions, TextDone, TextEvent, TextPiece, TextRequest
 from services.errors import DeadlineExceeded, DependencyAway, InvalidRequest, NotFound, Overloaded, TailraceError
-from services.settings import Settings
-from tests.checkpoints import write_checkpoint
+from services.settings.settings import Settings
+from tests.support.checkpoints import write_checkpoint
 
 pytestmark = [
     pytest.mark.integration,
@@ -43,8 +43,8 @@ async def started(local_ray, tmp_path: Path) -> AsyncIterator:
     """A function that runs the deployment over a tiny checkpoint and gives our handle; taken down afterwards."""
     from ray import serve
 
-    from services.llm.text_deployment import build_text
-    from services.llm.text_handle import TextHandle
+    from services.llm.text.deployment import build_text
+    from services.llm.text.handle import TextHandle
 
     def start(**fields):
         """Run it."""

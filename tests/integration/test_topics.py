@@ -8,8 +8,8 @@ import pytest
 from kafka import KafkaAdminClient
 
 from infra.kafka.topics import create_missing, wanted_topics
-from services.settings import Settings, inherited_environment
-from tests.servers import Server, broker_server
+from services.settings.settings import Settings, inherited_environment
+from tests.support.servers import Server, broker_server
 
 pytestmark = pytest.mark.integration
 

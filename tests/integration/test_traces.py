@@ -22,37 +22,37 @@ from services.contracts.rank import RankRequest, RankResult
 from services.features.explanations import RedisExplanations
 from services.features.reader import FeatureReader
 from services.features.repo import RepoAddress
-from services.gateway.events import RecordEvents
-from services.gateway.explanations import Explanations
-from services.gateway.impressions import Impressions
-from services.gateway.live_bundle import LiveBundle
-from services.gateway.llm_tier import LlmTier
-from services.gateway.load_watch import LoadWatch
-from services.gateway.one_sentence import OneSentence
-from services.gateway.plane import DataPlane
-from services.gateway.popular import Popular
-from services.gateway.producer import TopicProducer
+from services.gateway.events.impressions import Impressions
+from services.gateway.events.producer import TopicProducer
+from services.gateway.events.record import RecordEvents
 from services.gateway.recommend import Recommend
-from services.gateway.report import Report
-from services.gateway.rest import create_rest_app
-from services.gateway.text_report import TextReport
-from services.llm.deployment import LlmDeployment
-from services.llm.reply import Refusal
+from services.gateway.records.explanations import Explanations
+from services.gateway.records.report import Report
+from services.gateway.request.data_plane import DataPlane
+from services.gateway.request.load_monitor import LoadWatch
+from services.gateway.rest.door import create_rest_app
+from services.gateway.text.metrics import TextReport
+from services.gateway.text.rationale import OneSentence
+from services.gateway.tiers.live_bundle import LiveBundle
+from services.gateway.tiers.llm import LlmTier
+from services.gateway.tiers.popular import Popular
+from services.llm.ranking.deployment import LlmDeployment
+from services.llm.serving.reply import Refusal
+from services.observability.metrics import GatewayMetrics, StreamMetrics, TextMetrics
+from services.observability.trace_export import open_tracing
 from services.router.admission import Admission, AdmissionLimits
 from services.router.breaker import Breaker
 from services.router.deadline import DeadlineLimits
 from services.router.gate import LlmGate
 from services.router.predictor import LatencyPredictor
-from services.settings import Settings
+from services.settings.settings import Settings
 from services.stream.run import run_worker
-from services.telemetry import GatewayMetrics, StreamMetrics, TextMetrics
-from services.trace_export import open_tracing
-from tests.bundles import publish_bundle
-from tests.collector import Collector
-from tests.fakes import FakeLog, FakeStudent
-from tests.servers import Server
-from tests.spans import traceparent
-from tests.topics import read_topic
+from tests.support.bundles import publish_bundle
+from tests.support.collector import Collector
+from tests.support.fakes import FakeLog, FakeStudent
+from tests.support.servers import Server
+from tests.support.spans import traceparent
+from tests.support.topics import read_topic
 
 pytestmark = [
     pytest.mark.integration,

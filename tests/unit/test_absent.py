@@ -2,10 +2,10 @@
 
 import pytest
 
-from services.absent import AbsentLlm, AbsentText
 from services.contracts.rank import RankRequest
 from services.contracts.text import TextRequest
 from services.errors import DependencyAway
+from services.llm.absent import AbsentLlm, AbsentText
 
 QUESTION = RankRequest(
     request_id="r", user_id=None, bundle_version="v", history_item_ids=(), k=1, deadline_unix_s=float("inf")

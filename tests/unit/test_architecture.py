@@ -93,12 +93,12 @@ def test_imports_go_one_way() -> None:
         ("services.contracts", {"torch", "ray", "feast", "kafka", "numpy"}),
         ("services.llm.engine", {"ray", "feast", "kafka", "fastapi", "transformers"}),
         ("services.llm.engine.engine", {"grpc", "pandas", "prometheus_client", "pyarrow", "pydantic", "structlog"}),
-        ("services.llm.engine.scheduler", {"torch"}),
-        ("services.llm.engine.block_pool", {"torch", "numpy"}),
-        ("services.llm.handle", {"torch", "services.llm.deployment"}),
+        ("services.llm.engine.schedule.scheduler", {"torch"}),
+        ("services.llm.engine.kv.block_pool", {"torch", "numpy"}),
+        ("services.llm.ranking.handle", {"torch", "services.llm.ranking.deployment"}),
         ("services.student", {"torch", "ray", "feast", "kafka"}),
         ("services.stream", {"torch", "ray"}),
-        ("services.cli", {"torch", "ray", "feast", "kafka", "pydantic", "numpy"}),
+        ("services.cli.main", {"torch", "ray", "feast", "kafka", "pydantic", "numpy"}),
         ("infra.local", {"torch", "ray", "feast", "kafka"}),
     ],
 )
@@ -124,14 +124,14 @@ def test_importing_does_nothing() -> None:
 
 
 def test_one_file_reads_the_environment() -> None:
-    """Only services/settings.py touches os.environ."""
+    """Only services/settings/settings.py touches os.environ."""
     readers = {
         path.relative_to(ROOT).as_posix(): list(environment_reads(path))
         for path in source_files()
         if any(environment_reads(path))
     }
 
-    assert set(readers) == {"services/settings.py"}, readers
+    assert set(readers) == {"services/settings/settings.py"}, readers
 
 
 def test_files_are_named_for_what_they_hold() -> None:

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
-from services.autoscale import LATE_SHARE, by_queue_and_lateness, replicas_wanted
+from services.gateway.autoscale import LATE_SHARE, by_queue_and_lateness, replicas_wanted
 
-POLICY = "services.autoscale:by_queue_and_lateness"
+POLICY = "services.gateway.autoscale:by_queue_and_lateness"
 
 
 def context(running: int = 2, ongoing: float = 0.0, late: dict[str, float] | None = None) -> SimpleNamespace:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from models.registry import BundleStore
-from services.settings import inherited_environment
-from tests.servers import free_port
+from services.settings.settings import inherited_environment
+from tests.support.servers import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -18,7 +18,7 @@ def tailrace(*arguments: str, state_dir: Path, **settings: str) -> "subprocess.C
     """Run a command with these settings."""
     environment = {**inherited_environment(), "TAILRACE_STATE_DIR": str(state_dir), "COLUMNS": "200"}
     return subprocess.run(
-        [sys.executable, "-m", "services.cli", *arguments],
+        [sys.executable, "-m", "services.cli.main", *arguments],
         env={**environment, **{f"TAILRACE_{name.upper()}": value for name, value in settings.items()}},
         cwd=ROOT,
         capture_output=True,

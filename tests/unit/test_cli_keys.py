@@ -10,11 +10,11 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from models.registry import BundleStore
-from services.audit_file import AUDIT_FILE, audited
-from services.cli import app
+from services.cli.audit_file import AUDIT_FILE, audited
+from services.cli.main import app
 from services.contracts.access import Priority, Scope
 from services.errors import ConfigError
-from services.gateway.access_keys import hash_of, read_keys
+from services.gateway.access.keys import hash_of, read_keys
 
 SHOP = ("keys", "new", "--id", "shop", "--scope", "recommend")
 

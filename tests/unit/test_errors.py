@@ -5,8 +5,9 @@ import inspect
 import pytest
 
 from services import errors
-from services.gateway import rest_answers, rpc_answers
-from services.gateway.error_table import ErrorKind, describe
+from services.gateway.call.error_table import ErrorKind, describe
+from services.gateway.grpc import answers as rpc_answers
+from services.gateway.rest import answers as rest_answers
 
 TREE = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, errors.TailraceError)]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from services.errors import ConfigError
-from services.objectives import OBJECTIVES_PATH, Selector, Tally, load_objectives, seconds_of, tally
+from services.observability.objectives import OBJECTIVES_PATH, Selector, Tally, load_objectives, seconds_of, tally
 
 SERIES = [
     ("tailrace_requests_total", {"door": "rest", "code": "ok"}, 90.0),

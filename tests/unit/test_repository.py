@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.settings import Settings
+from services.settings.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 GENERATED = ("recommend_pb2.py", "recommend_pb2.pyi", "recommend_pb2_grpc.py")

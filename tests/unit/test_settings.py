@@ -3,7 +3,7 @@
 import pytest
 
 from services.errors import ConfigError
-from services.settings import Settings, load_settings
+from services.settings.settings import Settings, load_settings
 
 
 def test_every_setting_has_a_default_and_is_frozen() -> None:

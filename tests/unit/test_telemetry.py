@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import structlog
 
-from services.telemetry import configure_logging, render_metrics
+from services.observability.metrics import configure_logging, render_metrics
 
 COUNT = """
 import os, sys
 from prometheus_client import REGISTRY
-from services.telemetry import GatewayMetrics
+from services.observability.metrics import GatewayMetrics
 metrics = GatewayMetrics(REGISTRY)
 metrics.requests.labels("rest", "llm", "llm_in_time", "ok").inc(int(sys.argv[1]))
 metrics.breaker_open.set(1)
@@ -37,7 +37,7 @@ def test_every_process_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_latency_buckets_fit_a_slo_of_50_to_500_ms(tmp_path: Path) -> None:
     """Each border of interest is a bucket border."""
-    from services.telemetry import REQUEST_BUCKETS_S
+    from services.observability.metrics import REQUEST_BUCKETS_S
 
     assert {0.05, 0.1, 0.2, 0.3, 0.5} <= set(REQUEST_BUCKETS_S)
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from services.trace_export import _QUEUE_SPANS, open_tracing
-from services.tracing import Tracing, span
-from tests.collector import Collector
-from tests.servers import HOST, free_port
-from tests.spans import traceparent
+from services.observability.trace_export import _QUEUE_SPANS, open_tracing
+from services.observability.tracing import Tracing, span
+from tests.support.collector import Collector
+from tests.support.servers import HOST, free_port
+from tests.support.spans import traceparent
 
 ROOT = Path(__file__).resolve().parents[2]
 NUM_CALLS = 2 * _QUEUE_SPANS
@@ -82,7 +82,7 @@ def test_a_process_ends_while_its_collector_hangs(collector: Collector) -> None:
     """No thread of the exporter keeps it alive, and nothing waits at exit."""
     collector.go_on.clear()
     script = (
-        "from services.trace_export import open_tracing\n"
+        "from services.observability.trace_export import open_tracing\n"
         "tracing = open_tracing(__import__('sys').argv[1], 1.0, 'x')\n"
         "with tracing.entry('call', {}): pass\n"
         "tracing.stop()\n"
@@ -106,7 +106,7 @@ def test_switched_off_the_sdk_is_not_even_imported() -> None:
     """Only the interface is: the SDK, its exporter and grpc cost a process nothing."""
     script = (
         "import sys\n"
-        "from services.trace_export import open_tracing\n"
+        "from services.observability.trace_export import open_tracing\n"
         "open_tracing('', 1.0, 'x')\n"
         "sys.exit(' '.join(name for name in sys.modules if name.startswith(('opentelemetry.sdk', 'opentelemetry.exporter', 'grpc'))) or 0)"
     )

@@ -8,8 +8,8 @@ import pytest
 import structlog
 from opentelemetry.trace import INVALID_SPAN, StatusCode
 
-from services.tracing import Tracing, here, note, note_failure, past_span, span, trace_headers, trace_id
-from tests.spans import Recorder, span_id, trace_id_of, traceparent
+from services.observability.tracing import Tracing, here, note, note_failure, past_span, span, trace_headers, trace_id
+from tests.support.spans import Recorder, span_id, trace_id_of, traceparent
 
 
 @pytest.fixture

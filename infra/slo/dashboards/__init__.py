@@ -4,7 +4,7 @@ from typing import Any
 
 from infra.slo.dashboards import capacity, engine, models, objectives, overview, stream, text
 from infra.slo.dashboards.board import Board, render
-from services.objectives import Objectives
+from services.observability.objectives import Objectives
 
 
 def all_boards(promised: Objectives) -> tuple[Board, ...]:

@@ -2,7 +2,7 @@
 
 from infra.slo.dashboards.board import Board, Panel, Query, Row
 from infra.slo.rules import BAD, BUDGET_LEFT, TOTAL, burn_metric
-from services.objectives import Objective, Objectives
+from services.observability.objectives import Objective, Objectives
 
 
 def board(promised: Objectives) -> Board:

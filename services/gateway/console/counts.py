@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from services.objectives import Selector
+from services.observability.objectives import Selector
 
 REQUESTS = "tailrace_requests_total"
 REQUEST_SECONDS = "tailrace_request_seconds"

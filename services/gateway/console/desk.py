@@ -14,9 +14,9 @@ from services.gateway.console.people import EventTimes, History, People, Person,
 from services.gateway.console.quality import Quality, quality_of
 from services.gateway.console.strip import Moment, Promise, moments, promises
 from services.gateway.console.watch import Watch
-from services.gateway.drills import Drills, Part
-from services.gateway.live_bundle import LiveBundle
-from services.objectives import Objectives
+from services.gateway.tiers.drills import Drills, Part
+from services.gateway.tiers.live_bundle import LiveBundle
+from services.observability.objectives import Objectives
 
 CHART_S = 120.0
 STRIP_S = 3_600.0

@@ -19,12 +19,12 @@ from starlette.exceptions import HTTPException
 
 from services.contracts.access import Scope
 from services.errors import InvalidRequest
-from services.gateway.caller import Call
+from services.gateway.call.headers import Call
 from services.gateway.console.desk import Desk
 from services.gateway.console.static import HEADERS, INDEX, load_page
-from services.gateway.drills import Part
-from services.gateway.rest_answers import guarded, json_response, no_route
-from services.gateway.rest_body import read_body
+from services.gateway.rest.answers import guarded, json_response, no_route
+from services.gateway.rest.body import read_body
+from services.gateway.tiers.drills import Part
 
 _MAX_BODY_BYTES = 1_024
 _STATES = {"off": True, "on": False}

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from models.catalogue import Catalogue
 from services.contracts.features import UserFeatures
-from services.gateway.question import Features
+from services.gateway.request.context import Features
 
 MAX_SHOWN = 60
 _TIMEOUT_S = 0.5

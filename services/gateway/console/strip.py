@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from services.contracts.recommend import Tier
 from services.gateway.console.counts import MISSED, REQUEST_SECONDS, REQUESTS, Counts, Kept, quantile_s
-from services.objectives import Objective, Objectives, Selector, tally
+from services.observability.objectives import Objective, Objectives, Selector, tally
 
 _ALWAYS = frozenset({REQUESTS, MISSED, f"{REQUEST_SECONDS}_bucket"})
 _LABELS = frozenset({"tier", "code", "le"})

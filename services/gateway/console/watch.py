@@ -12,7 +12,7 @@ import structlog
 
 from services.gateway.console.counts import Kept, counts_of
 from services.gateway.console.ring import Ring
-from services.gateway.repeating import Repeating
+from services.gateway.request.repeating import Repeating
 
 log = structlog.get_logger()
 

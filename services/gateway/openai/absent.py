@@ -9,7 +9,7 @@ from fastapi import Request, Response
 
 from services.gateway.openai.answers import Plain
 from services.gateway.openai.errors import error_body
-from services.gateway.rest_answers import no_route
+from services.gateway.rest.answers import no_route
 
 _BASE = "/v1/"
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from services.contracts.access import Caller
 from services.contracts.text import TextRequest
-from services.gateway.text_tier import TextLimits
+from services.gateway.text.tier import TextLimits
 
 RECOMMENDER = "tailrace-recommender"
 """The live bundle, under the name by which OpenAI clients ask it."""

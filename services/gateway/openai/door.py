@@ -12,8 +12,8 @@ from fastapi import FastAPI, Request, Response
 
 from services.contracts.access import Scope
 from services.errors import InvalidRequest, NotFound
-from services.gateway.caller import DEADLINE_MS, Call, deadline_ms_from
-from services.gateway.door_spans import traced_http
+from services.gateway.call.headers import DEADLINE_MS, Call, deadline_ms_from
+from services.gateway.call.spans import traced_http
 from services.gateway.openai.asked import Asking
 from services.gateway.openai.errors import envelope
 from services.gateway.openai.listing import list_models
@@ -22,12 +22,12 @@ from services.gateway.openai.ranked import RankedChoices
 from services.gateway.openai.routes import ROUTES, Route, head_of, writer_of
 from services.gateway.openai.schema import MAX_TEXT_DEADLINE_MS
 from services.gateway.openai.telling import Telling
-from services.gateway.plane import DataPlane
-from services.gateway.rest_answers import guarded, json_response
-from services.gateway.rest_body import read_body
-from services.gateway.text_report import CHAT, COMPLETIONS
-from services.gateway.text_tier import TextLimits
-from services.tracing import Tracing
+from services.gateway.request.data_plane import DataPlane
+from services.gateway.rest.answers import guarded, json_response
+from services.gateway.rest.body import read_body
+from services.gateway.text.metrics import CHAT, COMPLETIONS
+from services.gateway.text.tier import TextLimits
+from services.observability.tracing import Tracing
 
 
 def add_openai(app: FastAPI, plane: Callable[[], DataPlane], max_body_bytes: int, tracing: Tracing) -> tuple[str, ...]:

@@ -2,9 +2,9 @@
 
 from fastapi import Response
 
-from services.gateway.error_table import ErrorAnswer, ErrorKind
+from services.gateway.call.error_table import ErrorAnswer, ErrorKind
 from services.gateway.openai.answers import Plain
-from services.gateway.rest_answers import STATUS, headers_of, json_response
+from services.gateway.rest.answers import STATUS, headers_of, json_response
 
 _WORDS: dict[ErrorKind, tuple[str, str]] = {
     ErrorKind.INVALID_REQUEST: ("invalid_request_error", "invalid_value"),

@@ -4,7 +4,7 @@ from datetime import datetime
 
 from services.gateway.openai.answers import Plain
 from services.gateway.openai.asked import RECOMMENDER
-from services.gateway.plane import DataPlane
+from services.gateway.request.data_plane import DataPlane
 
 
 async def list_models(plane: DataPlane) -> list[Plain]:

@@ -14,7 +14,7 @@ from services.gateway.openai.prompts import messages_of, prompts_of, variables_o
 from services.gateway.openai.refusals import parse_body
 from services.gateway.openai.sampling import is_schema_strict, json_schema_of, max_tokens_of, n_of, sampling_of
 from services.gateway.openai.schema import ChatBody, CompletionBody
-from services.tracing import trace_headers
+from services.observability.tracing import trace_headers
 
 
 def parse_completion(body: bytes, asking: Asking) -> Asked:

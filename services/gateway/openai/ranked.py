@@ -12,9 +12,9 @@ from services.contracts.access import Caller, Scope
 from services.contracts.recommend import Recommendation, RecommendRequest
 from services.contracts.text import FinishReason, TextBegan, TextDone, TextEvent, TextPiece, TextRequest, TokenLogprob
 from services.errors import InvalidRequest, NotAllowed
-from services.gateway.caller import DEADLINE_MS
-from services.gateway.error_table import describe
-from services.gateway.plane import DataPlane
+from services.gateway.call.error_table import describe
+from services.gateway.call.headers import DEADLINE_MS
+from services.gateway.request.data_plane import DataPlane
 
 DOOR = "openai"
 _FIELDS = {"k": "n", "recent_item_ids": "prompt", "deadline_ms": DEADLINE_MS}

@@ -16,7 +16,7 @@ import structlog
 
 from services.contracts.text import TextEvent, TextModel, TextRequest
 from services.errors import DeadlineExceeded, DependencyAway, NotFound
-from services.gateway.caller import DEADLINE_MS
+from services.gateway.call.headers import DEADLINE_MS
 from services.gateway.openai.remote_body import body_of
 from services.gateway.openai.remote_events import data_of
 from services.gateway.openai.remote_reading import Reading

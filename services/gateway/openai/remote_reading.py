@@ -13,7 +13,7 @@ import pydantic_core
 from services.contracts.text import FinishReason, TextBegan, TextDone, TextEvent, TextPiece, TextRequest, TokenLogprob
 from services.gateway.openai.answers import DEADLINE
 from services.gateway.openai.remote_refusals import away, refusal_in
-from services.gateway.text_count import NOTHING, counted
+from services.gateway.text.count import NOTHING, counted
 
 _GIVEN_UP = frozenset({"abort", "error"})
 """Finish reasons by which servers say that they broke off."""

@@ -10,8 +10,8 @@ from services.gateway.openai.asked import RECOMMENDER, Asked, Asking
 from services.gateway.openai.parse import parse_chat, parse_completion
 from services.gateway.openai.ranked import RankedChoices
 from services.gateway.openai.writing import Write
-from services.gateway.plane import DataPlane
-from services.gateway.text_report import CHAT, COMPLETIONS
+from services.gateway.request.data_plane import DataPlane
+from services.gateway.text.metrics import CHAT, COMPLETIONS
 
 Parse = Callable[[bytes, Asking], Asked]
 

@@ -6,7 +6,7 @@ from services.contracts.text import SamplingOptions
 from services.errors import InvalidRequest
 from services.gateway.openai.asked import RECOMMENDER
 from services.gateway.openai.schema import ChatBody, CompletionBody, ResponseFormatBody
-from services.gateway.text_tier import TextLimits
+from services.gateway.text.tier import TextLimits
 
 ANY_OBJECT = '{"type": "object"}'
 """The schema that `json_object` stands for: callers read fields from it."""

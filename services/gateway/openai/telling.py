@@ -12,7 +12,7 @@ from fastapi import Request, Response
 from starlette.requests import ClientDisconnect
 
 from services.contracts.text import TextDone, TextEvent, TextPiece
-from services.gateway.error_table import ErrorKind, describe
+from services.gateway.call.error_table import ErrorKind, describe
 from services.gateway.openai.answers import Plain, Shape, usage_of
 from services.gateway.openai.asked import Asked
 from services.gateway.openai.errors import plain_error
@@ -20,9 +20,9 @@ from services.gateway.openai.event_stream import DONE, EventStream, sse
 from services.gateway.openai.presence import Source, unless_gone
 from services.gateway.openai.ranked import DOOR
 from services.gateway.openai.writing import Write, whole, written
-from services.gateway.rest_answers import json_response
-from services.gateway.text_count import NOTHING, counted
-from services.gateway.text_report import CANCELLED, OK, TextReport
+from services.gateway.rest.answers import json_response
+from services.gateway.text.count import NOTHING, counted
+from services.gateway.text.metrics import CANCELLED, OK, TextReport
 
 log = structlog.get_logger()
 

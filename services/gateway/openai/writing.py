@@ -11,7 +11,7 @@ from dataclasses import replace
 from services.contracts.text import TextBegan, TextDone, TextEvent, TextPiece, TextRequest
 from services.gateway.openai.answers import Choice
 from services.gateway.openai.asked import Asked
-from services.gateway.text_count import NOTHING, added, counted
+from services.gateway.text.count import NOTHING, added, counted
 
 Write = Callable[[TextRequest], AsyncGenerator[TextEvent, None]]
 

@@ -15,26 +15,26 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from models.decoder import Decoder
+from models.decoder.decoder import Decoder
 from services.contracts.rank import EngineLoad
 from services.errors import CheckpointError
-from services.llm.engine.block_need import BlockNeed
+from services.llm.engine.admission import Arrival, Intake
+from services.llm.engine.beam.trie import ItemCodes, Trie
 from services.llm.engine.config import EngineConfig
-from services.llm.engine.cost_model import CostModel
+from services.llm.engine.cost.cost_model import CostModel
+from services.llm.engine.cost.model_size import number_sizes
+from services.llm.engine.cost.step_cost import StepCost
+from services.llm.engine.forward.runner import Runner
+from services.llm.engine.forward.running_step import RunningStep
 from services.llm.engine.gpu.graph_device import GraphDevice
 from services.llm.engine.gpu.graphs import GraphCounts, Progress
-from services.llm.engine.intake import Arrival, Intake
-from services.llm.engine.model_size import number_sizes
+from services.llm.engine.kv.block_need import BlockNeed
 from services.llm.engine.outcome import Grown, Outcome, Status
-from services.llm.engine.plan import StepPlan, StepSize
-from services.llm.engine.runner import Runner
-from services.llm.engine.running_step import RunningStep
-from services.llm.engine.scheduler import Scheduler
-from services.llm.engine.sequence import Sequence
-from services.llm.engine.step_cost import StepCost
-from services.llm.engine.text import GREEDY, Chosen, Sampling
-from services.llm.engine.trie import ItemCodes, Trie
-from services.llm.engine.work import TextWork, TokenMask
+from services.llm.engine.schedule.plan import StepPlan, StepSize
+from services.llm.engine.schedule.scheduler import Scheduler
+from services.llm.engine.schedule.sequence import Sequence
+from services.llm.engine.schedule.work import TextWork, TokenMask
+from services.llm.engine.text.parameters import GREEDY, Chosen, Sampling
 
 _NOTHING = StepSize(num_tokens=0, num_requests=0, num_beam_rows=0)
 

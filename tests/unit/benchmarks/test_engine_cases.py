@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.engine_cases import Case, code_table, draw_prompts, shape_cases, text_cases
-from benchmarks.engine_tailrace import TailraceContestant
+from benchmarks.engine.cases import Case, code_table, draw_prompts, shape_cases, text_cases
+from benchmarks.engine.tailrace import TailraceContestant
 
 BARE = {"ray", "rich", "typer", "transformers", "prometheus_client", "pydantic", "pyarrow", "fastapi", "psutil"}
 
@@ -75,7 +75,7 @@ def test_the_cases_of_a_gpu_run_at_their_smallest() -> None:
 def test_it_needs_little() -> None:
     """The command and our engine's process load nothing beside torch, numpy, safetensors and tokenizers."""
     script = (
-        "import sys, benchmarks.engine, benchmarks.engine_tailrace; "
+        "import sys, benchmarks.engine, benchmarks.engine.tailrace; "
         f"sys.exit(', '.join({BARE!r} & set(sys.modules)) or 0)"
     )
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.engine_cases import CodeTable, code_table
-from benchmarks.engine_codes import CodeTrie
-from benchmarks.engine_masking import mask_scores
+from benchmarks.engine.cases import CodeTable, code_table
+from benchmarks.engine.codes import CodeTrie
+from benchmarks.engine.masking import mask_scores
 
 TABLE = code_table(30)
 """Ten codes a level."""

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from benchmarks.curve_engines import Caller, build_engine, random_decoder, random_items
-from benchmarks.engine_curves import flatness
+from benchmarks.engine_curves.__main__ import flatness
+from benchmarks.engine_curves.engines import Caller, build_engine, random_decoder, random_items
 
 
 def test_flatness_is_the_dearest_over_the_cheapest_by_state() -> None:

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.engine_cases import Case
-from benchmarks.engine_report import Measured, agreements, best_limits, case_rows, roofline_rows
-from benchmarks.engine_table import tables
+from benchmarks.engine.cases import Case
+from benchmarks.engine.report import Measured, agreements, best_limits, case_rows, roofline_rows
+from benchmarks.engine.table import tables
 
 WRITE = Case(name="decode-2", unit="output tokens/s", batch=2, prompt_len=4, num_new=5)
 RANK = Case(name="beams-2", unit="requests/s", batch=1, prompt_len=4, width=2)

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.engine_shapes import random_decoder
-from benchmarks.engine_steps import drain
+from benchmarks.engine.shapes import random_decoder
+from benchmarks.engine.steps import drain
+from services.llm.engine.beam.trie import ItemCodes
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
-from services.llm.engine.trie import ItemCodes
 
 
 class DoublingClock:

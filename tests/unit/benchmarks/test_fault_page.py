@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from benchmarks.fault_page import matrix, priorities
+from benchmarks.faults.page import matrix, priorities
 
 PART: dict[str, Any] = {
     "num_requests": 8,

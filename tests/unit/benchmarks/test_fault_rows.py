@@ -2,9 +2,9 @@
 
 import pytest
 
-from benchmarks.event_probe import Event, EventProbe
-from benchmarks.fault_rows import Phases, Planned, plan_row, row_of
-from benchmarks.load import Load, Outcome, Shot
+from benchmarks.faults.event_probe import Event, EventProbe
+from benchmarks.faults.rows import Phases, Planned, plan_row, row_of
+from benchmarks.load.open_loop import Load, Outcome, Shot
 from services.contracts.access import Priority
 
 PHASES = Phases(before_s=2, during_s=3, after_s=5)

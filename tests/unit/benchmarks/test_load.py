@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from benchmarks.audience import Audience
-from benchmarks.load import Load, Outcome, Shot, percentile, run_load, summary
+from benchmarks.load.audience import Audience
+from benchmarks.load.open_loop import Load, Outcome, Shot, percentile, run_load, summary
 
 OK = Outcome(is_ok=True, tier="student", reason="short_history")
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmarks.callers import RestCaller
-from benchmarks.own_stack import require_ready
+from benchmarks.load.callers import RestCaller
+from benchmarks.load.own_stack import require_ready
 
 
 class Door(RestCaller):

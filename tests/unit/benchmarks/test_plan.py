@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.plan import MAX_BUSY, Demand, kv_block_bytes, kv_blocks, parse_mix, plan, read_basis
+from benchmarks.capacity.plan import MAX_BUSY, Demand, kv_block_bytes, kv_blocks, parse_mix, plan, read_basis
 from services.errors import ConfigError
 
 MIX = {"precomputed": 0.5, "llm": 0.2, "student": 0.25, "popular": 0.05}

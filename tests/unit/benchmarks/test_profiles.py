@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.profiles import SPIKE_FACTOR, Departure, Profile, departures, long_tail
+from benchmarks.load.profiles import SPIKE_FACTOR, Departure, Profile, departures, long_tail
 
 
 def rate(planned: list[Departure], from_s: float, to_s: float) -> float:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmarks.load import Outcome, Shot
-from benchmarks.scoring import answers_recovered_s, degraded_share, summarise, tier_weights
+from benchmarks.load.open_loop import Outcome, Shot
+from benchmarks.load.scoring import answers_recovered_s, degraded_share, summarise, tier_weights
 
 REPORT = {
     "metrics": {"decoder": {"ndcg@10": 0.125}, "student": {"ndcg@10": 0.1}, "popularity": {"ndcg@10": 0.05}},

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from benchmarks.tcp_proxy import Slowness, TcpProxy, Wire
-from tests.servers import HOST, free_port
+from benchmarks.faults.tcp_proxy import Slowness, TcpProxy, Wire
+from tests.support.servers import HOST, free_port
 
 
 @pytest.fixture

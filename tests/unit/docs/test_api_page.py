@@ -5,8 +5,8 @@ from infra.api_page.page import render
 from infra.api_page.rest import type_of
 from infra.api_page.tables import table
 from services.contracts.recommend import Reason, Tier
-from services.gateway.error_table import ErrorKind
-from tests.pages import ROOT
+from services.gateway.call.error_table import ErrorKind
+from tests.support.pages import ROOT
 
 
 def test_the_page_is_fresh() -> None:

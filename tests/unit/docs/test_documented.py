@@ -5,9 +5,9 @@ from urllib.parse import unquote
 
 import pytest
 
-from tests.documented import complaints, reason_to_skip, runnable
-from tests.pages import MARKS, ROOT, all_pages, anchors, blocks, fences, links
-from tests.shell_words import Command, commands
+from tests.support.documented import complaints, reason_to_skip, runnable
+from tests.support.pages import MARKS, ROOT, all_pages, anchors, blocks, fences, links
+from tests.support.shell_words import Command, commands
 
 OTHER_SHELLS = {"bash", "shell", "console", "zsh", "shell-session"}
 
@@ -84,7 +84,7 @@ def test_every_page_is_in_the_index() -> None:
         ("docker compose up", None),
         ("docker compse up", "docker has no compse"),
         ("frobnicate", "unknown program frobnicate"),
-        ("cat infra/local/up.py", None),
+        ("cat infra/local/commands/up.py", None),
         ("cat infra/local/down-and-up.py", "no file infra/local/down-and-up.py"),
     ],
 )

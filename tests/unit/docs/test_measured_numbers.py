@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.fault_page import matrix, priorities
+from benchmarks.faults.page import matrix, priorities
 
 ROOT = Path(__file__).parents[3]
 MODELS = ("decoder", "student", "twin", "item_knn", "bigram", "popularity")

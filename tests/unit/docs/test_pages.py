@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.pages import Block, anchors, blocks, fences, links, missing_lines
-from tests.shell_words import commands, logical_lines
+from tests.support.pages import Block, anchors, blocks, fences, links, missing_lines
+from tests.support.shell_words import commands, logical_lines
 
 PAGE = """# A page
 

@@ -11,7 +11,7 @@ import httpx
 from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2_grpc
 
-from services.gateway.rpc import RpcDoor, add_recommender_to_server
+from services.gateway.grpc.door import RpcDoor, add_recommender_to_server
 
 
 @dataclass

@@ -6,8 +6,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from services.gateway.rest import create_rest_app
-from services.gateway.rpc import RpcDoor
+from services.gateway.grpc.door import RpcDoor
+from services.gateway.rest.door import create_rest_app
 from tests.unit.gateway.clients import RestClient, RpcClient, rpc_channel
 from tests.unit.gateway.world import MAX_BODY_BYTES, VERSION, World, catalogue_of, make_world, publish
 

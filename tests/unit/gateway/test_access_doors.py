@@ -17,14 +17,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from services.contracts import recommend_pb2 as pb
 from services.contracts import recommend_pb2_grpc as api
 from services.contracts.access import Priority, Scope
-from services.gateway.access import KeyedAccess
-from services.gateway.access_keys import KeysFile, StoredHash, StoredKey, hash_of, write_keys
-from services.gateway.access_rates import Rates
-from services.gateway.access_ring import KeyRing
-from services.gateway.caller import Call
-from services.gateway.rest import create_rest_app
-from services.gateway.rest_answers import guarded, json_response
-from services.gateway.rpc import RpcDoor
+from services.gateway.access.authorize import KeyedAccess
+from services.gateway.access.keyring import KeyRing
+from services.gateway.access.keys import KeysFile, StoredHash, StoredKey, hash_of, write_keys
+from services.gateway.access.rates import Rates
+from services.gateway.call.headers import Call
+from services.gateway.grpc.door import RpcDoor
+from services.gateway.rest.answers import guarded, json_response
+from services.gateway.rest.door import create_rest_app
 from tests.unit.gateway.clients import rpc_channel
 from tests.unit.gateway.world import MAX_BODY_BYTES, World
 

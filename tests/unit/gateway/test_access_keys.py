@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from services.contracts.access import Priority, Scope
 from services.errors import ConfigError
-from services.gateway.access_keys import KeysFile, StoredHash, StoredKey, hash_of, make_key, read_keys, write_keys
+from services.gateway.access.keys import KeysFile, StoredHash, StoredKey, hash_of, make_key, read_keys, write_keys
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 

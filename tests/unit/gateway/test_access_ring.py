@@ -8,9 +8,9 @@ import structlog
 
 from services.contracts.access import Priority, Scope
 from services.errors import ConfigError
-from services.gateway.access_keys import KeysFile, StoredHash, StoredKey, hash_of, make_key, write_keys
-from services.gateway.access_ring import POLL_S, KeyRing
-from tests.until import until
+from services.gateway.access.keyring import POLL_S, KeyRing
+from services.gateway.access.keys import KeysFile, StoredHash, StoredKey, hash_of, make_key, write_keys
+from tests.support.until import until
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 NOW_S = NOW.timestamp()

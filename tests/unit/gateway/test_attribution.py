@@ -8,11 +8,12 @@ from prometheus_client import CollectorRegistry
 from services.contracts.access import ANYONE
 from services.contracts.features import PrecomputedList
 from services.contracts.recommend import Reason, Recommendation, RecommendRequest, Tier
-from services.gateway import rest_answers, rpc_answers
-from services.gateway.attribution import Attribution, Maker
-from services.gateway.error_table import ErrorKind
-from services.gateway.report import Report
-from services.telemetry import GatewayMetrics
+from services.gateway.call.error_table import ErrorKind
+from services.gateway.events.attribution import Attribution, Maker
+from services.gateway.grpc import answers as rpc_answers
+from services.gateway.records.report import Report
+from services.gateway.rest import answers as rest_answers
+from services.observability.metrics import GatewayMetrics
 from tests.unit.gateway.world import World
 
 

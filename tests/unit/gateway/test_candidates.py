@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.contracts.recommend import Tier
-from services.gateway.candidates import Ranking, best_allowed, choose, merge_history
+from services.gateway.request.candidates import Ranking, best_allowed, choose, merge_history
 
 
 @pytest.mark.parametrize(

@@ -21,13 +21,13 @@ from services.gateway.console.people import MAX_SHOWN, Person, choose_people, sp
 from services.gateway.console.static import PAGE_DIR, load_page
 from services.gateway.console.strip import kept_for
 from services.gateway.console.watch import Watch
-from services.gateway.drills import DrilledStore, Drills, Part, read_drills
-from services.gateway.rest import create_rest_app
-from services.objectives import load_objectives
-from services.telemetry import node_registry
+from services.gateway.rest.door import create_rest_app
+from services.gateway.tiers.drills import DrilledStore, Drills, Part, read_drills
+from services.observability.metrics import node_registry
+from services.observability.objectives import load_objectives
+from tests.support.until import until
 from tests.unit.gateway.test_drills import FakeStore
 from tests.unit.gateway.world import MAX_BODY_BYTES, VERSION, World
-from tests.until import until
 
 REPORT = {
     "dataset": "toy",

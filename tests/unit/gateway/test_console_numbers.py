@@ -13,8 +13,8 @@ from services.contracts.recommend import Reason, Tier
 from services.gateway.console.counts import REQUESTS, Buckets, Counts, Kept, counts_of, quantile_s
 from services.gateway.console.ring import Ring
 from services.gateway.console.strip import kept_for, moments, promises
-from services.objectives import Selector, load_objectives
-from services.telemetry import REQUEST_BUCKETS_S, GatewayMetrics, StreamMetrics
+from services.observability.metrics import REQUEST_BUCKETS_S, GatewayMetrics, StreamMetrics
+from services.observability.objectives import Selector, load_objectives
 
 SERIES = (REQUESTS, frozenset({("tier", "llm"), ("code", "ok")}))
 FINE_S, KEEP_S, THIN_S = 10.0, 100.0, 5.0

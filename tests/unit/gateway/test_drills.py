@@ -13,11 +13,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from services.contracts.rank import RankRequest
 from services.errors import DependencyAway
-from services.gateway.drills import HOLD_S, DrilledLlm, DrilledStore, Drills, Part, read_drills
-from tests.clock import Clock
-from tests.fakes import FakeFeatures, FakeLlm
+from services.gateway.tiers.drills import HOLD_S, DrilledLlm, DrilledStore, Drills, Part, read_drills
+from tests.support.clock import Clock
+from tests.support.fakes import FakeFeatures, FakeLlm
+from tests.support.until import until
 from tests.unit.gateway.world import user
-from tests.until import until
 
 
 class FakeStore(FakeFeatures):

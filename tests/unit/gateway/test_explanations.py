@@ -8,15 +8,15 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from services.errors import DependencyAway, NotFound
-from services.gateway import explanations as module
-from services.gateway.explaining import Refused
-from services.gateway.explanations import Explanations
-from services.gateway.rest_schema import ExplanationBody
-from services.telemetry import GatewayMetrics
-from tests.fakes import FakeShelf
+from services.gateway.records import explanations as module
+from services.gateway.records.explaining import Refused
+from services.gateway.records.explanations import Explanations
+from services.gateway.rest.schema import ExplanationBody
+from services.observability.metrics import GatewayMetrics
+from tests.support.fakes import FakeShelf
+from tests.support.until import until
 from tests.unit.gateway.clients import RestClient, RpcClient
 from tests.unit.gateway.world import World
-from tests.until import until
 
 
 def refusal(number: int, code: str = "overloaded") -> Refused:

@@ -4,8 +4,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from services.contracts.recommend import Filters, RecommendRequest, ScoredItem, Tier
-from services.gateway.candidates import Ranking, as_items, best_allowed, choose, masks_for
-from services.gateway.from_memory import FromMemory
+from services.gateway.request.candidates import Ranking, as_items, best_allowed, choose, masks_for
+from services.gateway.tiers.from_memory import FromMemory
 from tests.unit.gateway.world import NUM_ITEMS, World
 
 item_ids = st.lists(st.sampled_from([*(f"i{index:02}" for index in range(NUM_ITEMS)), "gone"]), max_size=8)

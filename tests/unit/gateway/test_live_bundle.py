@@ -8,10 +8,10 @@ from prometheus_client import CollectorRegistry, Gauge
 from models.catalogue import Catalogue
 from models.registry import Bundle, BundleStore
 from services.errors import BundleCorrupt, DependencyAway
-from services.gateway.live_bundle import LiveBundle
-from tests.fakes import FakeStudent
+from services.gateway.tiers.live_bundle import LiveBundle
+from tests.support.fakes import FakeStudent
+from tests.support.until import until
 from tests.unit.gateway.world import catalogue_of, publish
-from tests.until import until
 
 
 class Loads:

@@ -5,12 +5,12 @@ from dataclasses import replace
 from prometheus_client import CollectorRegistry, Gauge
 
 from services.contracts.rank import EngineLoad, RankRequest, RankResult
-from services.gateway.llm_tier import LlmTier
+from services.gateway.tiers.llm import LlmTier
 from services.router.breaker import Breaker
 from services.router.gate import LlmGate
 from services.router.policy import LlmOutcome
 from services.router.predictor import LatencyPredictor
-from tests.fakes import FakeLlm
+from tests.support.fakes import FakeLlm
 
 NOW_S = 5.0
 QUESTION = RankRequest(

@@ -7,11 +7,11 @@ import pytest
 
 from services.contracts.access import Priority
 from services.errors import DependencyAway, Overloaded
-from services.gateway.one_sentence import MAX_TOKENS, OneSentence, ended, prompt_of, whole_sentence
-from tests.parrot import Parrot
+from services.gateway.text.rationale import MAX_TOKENS, OneSentence, ended, prompt_of, whole_sentence
+from tests.support.parrot import Parrot
+from tests.support.until import until
 from tests.unit.gateway.clients import RestClient, RpcClient
 from tests.unit.gateway.world import NOW_S, VERSION, World, catalogue_of, make_world, publish
-from tests.until import until
 
 DEADLINE_MS, SHORT_MS = 5_000, 400
 RESERVE_S = 0.008

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from services.errors import DependencyAway
-from services.gateway.popular import PopularRanking, rank_by_popularity
+from services.gateway.tiers.popular import PopularRanking, rank_by_popularity
 from tests.unit.gateway.world import World, catalogue_of
 
 
@@ -73,7 +73,7 @@ async def test_a_slow_refresh_never_overwrites_a_newer_one(world: World, monkeyp
         return rank_by_popularity(*args)
 
     await world.popular.stop()
-    monkeypatch.setattr("services.gateway.popular.rank_by_popularity", rank)
+    monkeypatch.setattr("services.gateway.tiers.popular.rank_by_popularity", rank)
     older = asyncio.create_task(world.popular.refresh())
     await asyncio.to_thread(entered.wait, 10.0)
     world.features.popular = [("i19", 1.0)]

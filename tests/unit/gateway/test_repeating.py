@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from services.gateway.repeating import Repeating
-from tests.until import until
+from services.gateway.request.repeating import Repeating
+from tests.support.until import until
 
 
 class Work:

@@ -10,9 +10,9 @@ import structlog
 from opentelemetry.trace import SpanKind, StatusCode
 
 from services.errors import DependencyAway
-from services.gateway.rest import create_rest_app
-from services.gateway.rpc import RpcDoor
-from tests.spans import Recorder, span_id, trace_id_of, traceparent
+from services.gateway.grpc.door import RpcDoor
+from services.gateway.rest.door import create_rest_app
+from tests.support.spans import Recorder, span_id, trace_id_of, traceparent
 from tests.unit.gateway.clients import RestClient, RpcClient, rpc_channel
 from tests.unit.gateway.world import MAX_BODY_BYTES, World
 

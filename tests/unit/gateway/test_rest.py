@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from services.errors import DependencyAway
-from services.gateway.rest import create_rest_app
+from services.gateway.rest.door import create_rest_app
 from tests.unit.gateway.clients import RestClient
 from tests.unit.gateway.world import MAX_BODY_BYTES, World, make_world
 

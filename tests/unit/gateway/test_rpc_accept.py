@@ -8,7 +8,7 @@ import grpc
 import pytest
 from grpc._cython import cygrpc
 
-from services.gateway.rpc_accept import _WideServer, accept_widely
+from services.gateway.grpc.rpc_accept import _WideServer, accept_widely
 
 NUM_CALLS = 200
 

@@ -7,7 +7,7 @@ import pytest
 
 from services.contracts.explanation import Explanation, LlmPart, StageTime
 from services.contracts.recommend import Reason, Tier
-from services.gateway.sentences import longest_stage, sentences, why
+from services.gateway.records.describe import longest_stage, sentences, why
 from services.router.policy import Facts, LlmOutcome, after_llm, after_student, plan
 
 FACTS: dict[str, Any] = {
@@ -161,7 +161,7 @@ def test_a_stage_that_holds_others_is_not_the_longest() -> None:
 
 def test_no_tier_and_no_reason_is_without_words() -> None:
     """All reasons that a policy can give are in the table of either moment."""
-    from services.gateway.sentences import _DECIDED, _ENDED
+    from services.gateway.records.describe import _DECIDED, _ENDED
 
     assert set(Reason) == set(_DECIDED) | set(_ENDED) | {Reason.EVERYTHING_SEEN}
     assert len(Tier) == 4

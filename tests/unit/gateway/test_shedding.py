@@ -11,10 +11,10 @@ from structlog.testing import capture_logs
 from services.contracts.access import ANYONE, Priority
 from services.contracts.recommend import Filters, Reason, Recommendation, RecommendRequest, Tier
 from services.errors import Overloaded
-from services.gateway.load_watch import LoadWatch
+from services.gateway.request.load_monitor import LoadWatch
 from services.router.admission import Admission, AdmissionLimits, Verdict
+from tests.support.until import until
 from tests.unit.gateway.world import World
-from tests.until import until
 
 NUM_LOOKS = 10
 """Enough for the watch to make up its mind."""

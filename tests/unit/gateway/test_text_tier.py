@@ -9,10 +9,10 @@ import pytest
 from services.contracts.access import Priority
 from services.contracts.text import FinishReason, TextBegan, TextDone, TextEvent, TextModel, TextPiece, TextRequest
 from services.errors import DeadlineExceeded, DependencyAway, InvalidRequest, Overloaded
-from services.gateway.text_tier import TextLimits, TextTier
+from services.gateway.text.tier import TextLimits, TextTier
 from services.router.breaker import Breaker
-from tests.clock import Clock
-from tests.parrot import MODEL, Parrot
+from tests.support.clock import Clock
+from tests.support.parrot import MODEL, Parrot
 from tests.unit.gateway.world import World, make_world
 
 NUM_PLACES = 8

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from services.gateway.time_box import Settled, time_box
-from tests.until import until
+from services.gateway.request.time_box import Settled, time_box
+from tests.support.until import until
 
 LATE: Settled[int] = Settled()
 

@@ -11,26 +11,26 @@ from models.catalogue import Catalogue
 from models.registry import BundleStore
 from services.contracts.features import PrecomputedList, UserFeatures
 from services.contracts.text import TextWriter
-from services.gateway.events import RecordEvents
-from services.gateway.explanations import Explanations
-from services.gateway.impressions import Impressions
-from services.gateway.live_bundle import LiveBundle
-from services.gateway.llm_tier import LlmTier
-from services.gateway.load_watch import LoadWatch
-from services.gateway.one_sentence import OneSentence
-from services.gateway.plane import DataPlane
-from services.gateway.popular import Popular
+from services.gateway.events.impressions import Impressions
+from services.gateway.events.record import RecordEvents
 from services.gateway.recommend import Recommend
-from services.gateway.report import Report
-from services.gateway.text_report import TextReport
-from services.gateway.text_tier import TextLimits, TextTier
+from services.gateway.records.explanations import Explanations
+from services.gateway.records.report import Report
+from services.gateway.request.data_plane import DataPlane
+from services.gateway.request.load_monitor import LoadWatch
+from services.gateway.text.metrics import TextReport
+from services.gateway.text.rationale import OneSentence
+from services.gateway.text.tier import TextLimits, TextTier
+from services.gateway.tiers.live_bundle import LiveBundle
+from services.gateway.tiers.llm import LlmTier
+from services.gateway.tiers.popular import Popular
+from services.observability.metrics import GatewayMetrics, TextMetrics
 from services.router.admission import Admission, AdmissionLimits
 from services.router.breaker import Breaker
 from services.router.deadline import DeadlineLimits
 from services.router.gate import LlmGate
 from services.router.predictor import LatencyPredictor
-from services.telemetry import GatewayMetrics, TextMetrics
-from tests.fakes import FakeFeatures, FakeLlm, FakeLog, FakeShelf, FakeStudent
+from tests.support.fakes import FakeFeatures, FakeLlm, FakeLog, FakeShelf, FakeStudent
 
 NUM_ITEMS = 20
 VERSION = "v1"

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.local import binaries
-from infra.local.binaries import tansu_command, valkey_command
+from infra.local.servers import binaries
+from infra.local.servers.binaries import tansu_command, valkey_command
 from services.errors import EnvironmentFault
 
 

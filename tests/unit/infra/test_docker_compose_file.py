@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from infra.docker.credentials import make_missing
-from services.settings import Settings, load_settings
+from services.settings.settings import Settings, load_settings
 
 ROOT = Path(__file__).resolve().parents[3]
 TEXT = (ROOT / "docker-compose.yml").read_text()

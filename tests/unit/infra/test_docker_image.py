@@ -15,7 +15,7 @@ import yaml
 
 from infra.docker.needs import image_needs
 from services.llm.engine.cpu.compiler import PREBUILT
-from services.settings import Settings
+from services.settings.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCKERFILE = (ROOT / "infra" / "docker" / "Dockerfile").read_text()

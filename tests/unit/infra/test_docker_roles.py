@@ -15,9 +15,9 @@ from infra.docker.healthy import probe_of
 from infra.kafka.topics import wanted_topics
 from services.contracts.access import Scope
 from services.errors import ConfigError
-from services.gateway.access_keys import hash_of, read_keys
-from services.settings import Settings
-from tests.servers import free_port
+from services.gateway.access.keys import hash_of, read_keys
+from services.settings.settings import Settings
+from tests.support.servers import free_port
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import trustme
 
-from infra.local.binaries import haproxy_command
-from infra.local.edge_config import EdgePlan, Way, check_files
+from infra.local.edge.config import EdgePlan, Way, check_files
+from infra.local.servers.binaries import haproxy_command
 from services.errors import ConfigError
 
 

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from infra.local.explain import Door, ask, bar, show
+from infra.local.commands.explain import Door, ask, bar, show
 from services.errors import EnvironmentFault, NotFound
-from tests.servers import free_port
+from tests.support.servers import free_port
 
 CELLS = 40
 TOLD: dict[str, Any] = {

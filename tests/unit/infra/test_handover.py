@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.local.handover import RETURN_LOOKS, Duty, Main, advance
+from infra.local.standby.handover import RETURN_LOOKS, Duty, Main, advance
 
 AWAY = st.sampled_from([Main.GONE, Main.UNWELL])
 LOOKS = st.lists(st.sampled_from(list(Main)), max_size=40)

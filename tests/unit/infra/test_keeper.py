@@ -8,8 +8,8 @@ from pathlib import Path
 
 import psutil
 
-from infra.local.keeper import children_of, keeper_command
-from tests.servers import wait_for
+from infra.local.supervisor.keeper import children_of, keeper_command
+from tests.support.servers import wait_for
 
 FAMILY = """
 import os, subprocess, sys, time
@@ -95,7 +95,7 @@ def test_a_killed_parent_takes_the_family_along(tmp_path: Path) -> None:
     """SIGKILL of the keeper's parent, which can do nothing any more, leaves nothing behind."""
     pids_path = tmp_path / "pids"
     parent_script = (
-        "import os, subprocess, sys, time; from infra.local.keeper import keeper_command; "
+        "import os, subprocess, sys, time; from infra.local.supervisor.keeper import keeper_command; "
         "subprocess.Popen(keeper_command(os.getpid(), 1.0, tuple(sys.argv[1:])), start_new_session=True); time.sleep(1000)"
     )
     command = (sys.executable, "-c", FAMILY, str(pids_path))

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from infra.local.parts import broker_address
-from tests.manifests import OVERLAYS, environment, find, matches, pod_of, pods, render, the
+from infra.local.supervisor.parts import broker_address
+from tests.support.manifests import OVERLAYS, environment, find, matches, pod_of, pods, render, the
 
 NAMESPACES = {
     "tailrace": {"kubernetes.io/metadata.name": "tailrace"},

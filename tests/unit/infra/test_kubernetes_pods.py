@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.manifests import OVERLAYS, ROOT, Pod, find, matches, pod_of, pods, render, the
+from tests.support.manifests import OVERLAYS, ROOT, Pod, find, matches, pod_of, pods, render, the
 
 RAY = {"tailrace-head", "tailrace-gateways", "tailrace-llm"}
 IMAGE_VOLUMES = {

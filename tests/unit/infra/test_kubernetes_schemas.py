@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.manifests import KUBERNETES, OVERLAYS, VERSIONS, complaints, find, parse, render, rendered_text, the
+from tests.support.manifests import KUBERNETES, OVERLAYS, VERSIONS, complaints, find, parse, render, rendered_text, the
 
 
 def changed(thing: dict[str, Any], path: str, value: Any) -> dict[str, Any]:

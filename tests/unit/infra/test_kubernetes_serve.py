@@ -7,7 +7,7 @@ from ray._common.utils import import_attr
 from ray.serve.schema import ServeDeploySchema
 
 from services.app import GRPC_SERVICERS
-from tests.manifests import OVERLAYS, render, the
+from tests.support.manifests import OVERLAYS, render, the
 
 
 def serve_config(overlay: str) -> ServeDeploySchema:

@@ -8,8 +8,8 @@ import pytest
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
-from services.settings import Settings
-from tests.manifests import (
+from services.settings.settings import Settings
+from tests.support.manifests import (
     KUBERNETES,
     VERSIONS,
     Thing,

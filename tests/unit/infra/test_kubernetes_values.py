@@ -19,15 +19,15 @@ from prometheus_client import CollectorRegistry
 
 from infra.kubernetes.rules import RULES, TARGET
 from infra.kubernetes.rules import render as render_rules
-from infra.local.ray_home import ray_environment
-from services import telemetry
-from services.settings import Settings
-from tests.manifests import KUBERNETES, OVERLAYS, ROOT, Pod, environment, find, pod_of, pods, render, the
+from infra.local.servers.ray_home import ray_environment
+from services.observability import metrics as telemetry
+from services.settings.settings import Settings
+from tests.support.manifests import KUBERNETES, OVERLAYS, ROOT, Pod, environment, find, pod_of, pods, render, the
 
 PREFIX = "TAILRACE_"
 RAYS = {"tailrace-head", "tailrace-gateways", "tailrace-llm"}
 OURS = RAYS | {"tailrace-stream", "tailrace-train", "tailrace-precompute"}
-SHOW = "from services.settings import load_settings; print(load_settings().model_dump_json())"
+SHOW = "from services.settings.settings import load_settings; print(load_settings().model_dump_json())"
 SET_FOR_THIS_MACHINE = re.compile(r"RAY_AUTH|_LOC$|_PATH$|_SERVER_STATE_|_PORT$")
 
 
@@ -154,7 +154,7 @@ def settings_of(variables: dict[str, str]) -> Settings:
 
 
 def test_ray_is_set_up_as_in_the_embedded_stack(tmp_path: Path) -> None:
-    """What infra.local.ray_home tells Ray that is not about one machine, Kubernetes tells it too, and Ray Serve knows each name."""
+    """What infra.local.servers.ray_home tells Ray that is not about one machine, Kubernetes tells it too, and Ray Serve knows each name."""
     things = render("prod")
     told = environment(things, pod_of(things, "tailrace-head").containers()[0])
     here = {key: value for key, value in ray_environment(tmp_path).items() if not SET_FOR_THIS_MACHINE.search(key)}
@@ -178,7 +178,7 @@ def test_commands_exist(overlay: str) -> None:
                 run_cli(*words, "--help")
                 assert all("--" + word[2:].split("=")[0] in run_cli(words[0], "--help") for word in words[1:])
 
-    assert modules == {"services.stream", "infra.kafka.topics", "infra.local.metrics"} | (
+    assert modules == {"services.stream", "infra.kafka.topics", "infra.local.servers.metrics"} | (
         {"infra.local.edge"} if overlay != "dev" else set()
     )
     assert all(importlib.util.find_spec(name) for name in modules)
@@ -188,7 +188,7 @@ def test_commands_exist(overlay: str) -> None:
 def run_cli(*words: str) -> str:
     """Run `tailrace` with these words in an interpreter of its own."""
     done = subprocess.run(
-        [sys.executable, "-m", "services.cli", *words],
+        [sys.executable, "-m", "services.cli.main", *words],
         env=clean({"COLUMNS": "200", "NO_COLOR": "1"}),
         capture_output=True,
         text=True,

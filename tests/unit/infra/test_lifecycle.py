@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.local.lifecycle import STEADY_S, Command, PartState, Patience, Phase, Seen, advance, backoff_s
+from infra.local.supervisor.lifecycle import STEADY_S, Command, PartState, Patience, Phase, Seen, advance, backoff_s
 
 PATIENCE = Patience(start_s=30.0, hang_s=20.0)
 WELL = Seen(alive=True, healthy=True, needs_met=True)

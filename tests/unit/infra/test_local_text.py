@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from infra.local.doctor import examine
-from infra.local.guide import what_is_where
-from infra.local.status import text_health
-from infra.local.text import describe_text, ready_text
+from infra.local.commands.doctor import examine
+from infra.local.commands.guide import what_is_where
+from infra.local.commands.status import text_health
+from infra.local.servers.text import describe_text, ready_text
 from services.errors import CheckpointError
-from services.settings import Settings
+from services.settings.settings import Settings
 
 WRITES_TEXT = """
 import sys
 from prometheus_client import REGISTRY
-from services.telemetry import ProcessMetrics
+from services.observability.metrics import ProcessMetrics
 ProcessMetrics(REGISTRY, "text")
 print("ready", flush=True)
 sys.stdin.read()

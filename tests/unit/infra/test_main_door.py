@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from infra.local.edge_config import ADMIN_SOCKET
-from infra.local.handover import Main
-from infra.local.main_door import judge, look
+from infra.local.edge.config import ADMIN_SOCKET
+from infra.local.standby.handover import Main
+from infra.local.standby.main_door import judge, look
 
 HEAD = "# pxname,svname,status,act,bck\n"
 REST, RPC = "http-tailrace,SERVE_REPLICA-1", "grpc-tailrace,SERVE_REPLICA-1"

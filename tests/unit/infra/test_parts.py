@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from infra.local.access import check_access
-from infra.local.doctor import examine
-from infra.local.guide import grpc_call, rest_call
-from infra.local.parts import broker_address, stack_parts
-from infra.local.serve import _num_processes
-from infra.local.shared_port import can_share
-from infra.local.supervisor import STOP_ORDER
+from infra.local.commands.doctor import examine
+from infra.local.commands.guide import grpc_call, rest_call
+from infra.local.edge.access import check_access
+from infra.local.servers.serve import _num_processes
+from infra.local.standby.shared_port import can_share
+from infra.local.supervisor.parts import broker_address, stack_parts
+from infra.local.supervisor.supervisor import STOP_ORDER
 from services.errors import ConfigError
-from services.settings import Settings
+from services.settings.settings import Settings
 
 
 @pytest.fixture

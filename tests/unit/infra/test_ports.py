@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from infra.local.ports import Port, check_free, free_window
+from infra.local.supervisor.ports import Port, check_free, free_window
 from services.errors import EnvironmentFault
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.local import probes
-from infra.local.probes import accepts, answers_http, answers_kafka, answers_redis, beats
+from infra.local.supervisor import probes
+from infra.local.supervisor.probes import accepts, answers_http, answers_kafka, answers_redis, beats
 
 HOST = "127.0.0.1"
 

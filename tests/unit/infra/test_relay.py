@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from infra.local.relay import Relay
-from infra.local.shared_port import SharedPort, can_share
-from tests.servers import HOST, free_port
+from infra.local.standby.relay import Relay
+from infra.local.standby.shared_port import SharedPort, can_share
+from tests.support.servers import HOST, free_port
 
 pytestmark = pytest.mark.skipif(not can_share(), reason="this kernel does not lead connections")
 LARGE = bytes(range(256)) * 8_192

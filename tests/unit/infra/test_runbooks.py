@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from services.settings import Settings
-from tests.pages import ROOT, blocks, fences
-from tests.promql import PROMETHEUS_OWN, all_rules, complaints, exported, recorded
+from services.settings.settings import Settings
+from tests.support.pages import ROOT, blocks, fences
+from tests.support.promql import PROMETHEUS_OWN, all_rules, complaints, exported, recorded
 
 RUNBOOKS = ROOT / "docs/runbooks"
 ALERTS = sorted({rule["alert"] for rule in all_rules() if "alert" in rule})

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infra.local.shared_port import SharedPort, can_share
-from tests.servers import HOST, free_port
+from infra.local.standby.shared_port import SharedPort, can_share
+from tests.support.servers import HOST, free_port
 
 pytestmark = pytest.mark.skipif(not can_share(), reason="this kernel does not lead connections")
 TRIES = 12

@@ -10,9 +10,9 @@ from infra.slo import __main__ as slo
 from infra.slo.files import generated
 from infra.slo.page import with_table
 from infra.slo.promql import selector
-from services.objectives import Ratio, Selector, load_objectives
-from tests.pages import ROOT
-from tests.promql import (
+from services.observability.objectives import Ratio, Selector, load_objectives
+from tests.support.pages import ROOT
+from tests.support.promql import (
     DASHBOARDS,
     PROMETHEUS_OWN,
     all_rules,
@@ -107,7 +107,7 @@ def test_bounds_are_bucket_borders() -> None:
 
 def test_codes_of_failure_are_codes_that_doors_give() -> None:
     """What availability counts as bad are error kinds, all on our side."""
-    from services.gateway.error_table import ErrorKind
+    from services.gateway.call.error_table import ErrorKind
 
     availability = next(one.sli for one in load_objectives().objectives if one.name == "availability")
 
@@ -152,7 +152,7 @@ def test_a_page_without_marks_is_refused() -> None:
 
 def test_prometheus_looks_at_both_roles_and_at_the_rules() -> None:
     """Compose's scrape targets are the services' metrics ports, and the local file has the embedded stack's."""
-    from services.settings import Settings
+    from services.settings.settings import Settings
 
     port = Settings.model_fields["metrics_port"].default
     jobs = {

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.local.leftovers import end_leftovers, find_leftovers
-from infra.local.stackfile import MARK, PartRecord, StackFile, StackRecord
+from infra.local.supervisor.leftovers import end_leftovers, find_leftovers
+from infra.local.supervisor.stackfile import MARK, PartRecord, StackFile, StackRecord
 from services.errors import EnvironmentFault
 
 
@@ -45,7 +45,7 @@ def test_one_folder_has_one_supervisor(tmp_path: Path) -> None:
 def test_a_dead_supervisor_claims_nothing(tmp_path: Path) -> None:
     """The claim ends with the process, however it ends."""
     script = (
-        "import os, sys, pathlib; from infra.local.stackfile import StackFile; "
+        "import os, sys, pathlib; from infra.local.supervisor.stackfile import StackFile; "
         "s = StackFile(pathlib.Path(sys.argv[1])); s.claim(); os.kill(os.getpid(), 9)"
     )
 

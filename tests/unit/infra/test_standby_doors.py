@@ -6,8 +6,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from infra.local.standby_doors import rpc_server
-from services.gateway.rpc import RpcDoor
+from infra.local.standby.doors import rpc_server
+from services.gateway.grpc.door import RpcDoor
 from tests.unit.gateway.clients import RpcClient
 from tests.unit.gateway.world import MAX_BODY_BYTES, VERSION, catalogue_of, make_world, publish
 

@@ -14,21 +14,21 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from infra.local.background import start_in_background
-from infra.local.down import stop_stack
-from infra.local.stackfile import StackFile, StackRecord
+from infra.local.commands.background import start_in_background
+from infra.local.commands.down import stop_stack
+from infra.local.supervisor.stackfile import StackFile, StackRecord
 from services.errors import EnvironmentFault
-from services.settings import Settings, inherited_environment
-from tests.servers import wait_for
+from services.settings.settings import Settings, inherited_environment
+from tests.support.servers import wait_for
 
 ROOT = Path(__file__).resolve().parents[3]
 STATEMENTS = """
     import os, shutil, signal, sys, time
     from pathlib import Path
-    from infra.local.keeper import children_of
-    from infra.local.parts import Part
-    from infra.local.stackfile import StackFile
-    from infra.local.supervisor import Supervisor
+    from infra.local.supervisor.keeper import children_of
+    from infra.local.supervisor.parts import Part
+    from infra.local.supervisor.stackfile import StackFile
+    from infra.local.supervisor.supervisor import Supervisor
 
     folder = Path(sys.argv[1])
     logs, stack_file, said = folder / "logs", StackFile(folder), []
@@ -130,7 +130,7 @@ def test_an_old_record_harms_nobody(tmp_path: Path) -> None:
         old.claim()
         old.write(StackRecord(supervisor_pid=stranger.pid, stage="ready"))
         old.release()
-        script = "import sys, time, pathlib; from infra.local.stackfile import StackFile; s = StackFile(pathlib.Path(sys.argv[1])); s.claim(); time.sleep(1000)"
+        script = "import sys, time, pathlib; from infra.local.supervisor.stackfile import StackFile; s = StackFile(pathlib.Path(sys.argv[1])); s.claim(); time.sleep(1000)"
         beginning = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], cwd=ROOT)
         wait_for(StackFile(tmp_path).is_claimed, 30.0, "a claim")
         wait_for(
@@ -161,8 +161,8 @@ def test_another_user_s_stack_is_not_ours_to_stop(open_folder: Path) -> None:
     script = """
         import os, sys
         from pathlib import Path
-        from infra.local.down import stop_stack
-        from services.settings import Settings
+        from infra.local.commands.down import stop_stack
+        from services.settings.settings import Settings
         os.setuid(10001)
         stop_stack(Settings(state_dir=Path(sys.argv[1])))
     """
@@ -191,7 +191,7 @@ def test_a_closed_terminal_stops_the_stack_unless_under_nohup(tmp_path: Path, co
     """SIGHUP is heard, but where whoever started it has it ignored it stays so."""
     script = """
         import signal, sys
-        from infra.local.up import _watch_signals
+        from infra.local.commands.up import _watch_signals
         was_asked = _watch_signals()
         signal.raise_signal(signal.SIGHUP)
         sys.exit(0 if was_asked() else 3)

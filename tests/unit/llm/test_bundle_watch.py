@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from models.registry import Bundle, BundleStore
-from services.llm.bundle_watch import BundleWatch
-from tests.bundles import publish_bundle
-from tests.until import until
+from services.llm.ranking.bundle_watch import BundleWatch
+from tests.support.bundles import publish_bundle
+from tests.support.until import until
 
 
 class Loader:

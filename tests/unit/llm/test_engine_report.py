@@ -8,14 +8,14 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from services.llm.engine.config import EngineConfig
+from services.llm.engine.cost.step_cost import Limits
 from services.llm.engine.engine import Engine
-from services.llm.engine.step_cost import Limits
-from services.llm.engine_report import EngineReport
-from services.llm.engine_stream import Ended
-from services.llm.engine_thread import Stepped
-from services.llm.loaded_bundle import load_bundle
-from services.telemetry import EngineMetrics
-from tests.bundles import publish_bundle
+from services.llm.ranking.model import load_bundle
+from services.llm.serving.engine_thread import Stepped
+from services.llm.serving.metrics import EngineReport
+from services.llm.serving.stream import Ended
+from services.observability.metrics import EngineMetrics
+from tests.support.bundles import publish_bundle
 
 STEP_S = 0.25
 

@@ -8,9 +8,9 @@ import pytest
 
 from services.contracts.rank import EngineLoad
 from services.llm.engine.outcome import Outcome, Status
-from services.llm.engine_spans import tell
-from services.llm.engine_stream import Ended
-from tests.spans import Recorder
+from services.llm.serving.spans import tell
+from services.llm.serving.stream import Ended
+from tests.support.spans import Recorder
 
 LOAD = EngineLoad(num_running=0, num_waiting=0, kv_cache_usage=0.0)
 NOW_S = time.monotonic()

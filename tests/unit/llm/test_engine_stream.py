@@ -6,8 +6,8 @@ import pytest
 
 from services.errors import DependencyAway
 from services.llm.engine.outcome import Grown
-from services.llm.engine.text import Chosen
-from services.llm.engine_stream import EngineStream
+from services.llm.engine.text.parameters import Chosen
+from services.llm.serving.stream import EngineStream
 
 
 def grown(token_id: int) -> Grown:

@@ -14,10 +14,10 @@ from services.errors import DependencyAway, InvalidRequest, Overloaded
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
 from services.llm.engine.outcome import Status
-from services.llm.engine_thread import EngineThread, Stepped
-from services.llm.loaded_bundle import load_bundle
-from tests.bundles import publish_bundle
-from tests.until import until
+from services.llm.ranking.model import load_bundle
+from services.llm.serving.engine_thread import EngineThread, Stepped
+from tests.support.bundles import publish_bundle
+from tests.support.until import until
 
 EVERYTHING = np.ones(30, dtype=bool)
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from services.errors import InvalidRequest
-from services.llm.guided import JsonGuide
-from services.llm.text_tokenizer import TextTokenizer
-from tests.checkpoints import EOS_ID, build_tokenizer
+from services.llm.text.guided_decoding import JsonGuide
+from services.llm.text.tokenizer import TextTokenizer
+from tests.support.checkpoints import EOS_ID, build_tokenizer
 
 TOKENIZER = TextTokenizer(build_tokenizer())
 VOCAB_SIZE = build_tokenizer().get_vocab_size() + 5

@@ -9,11 +9,11 @@ from structlog.testing import capture_logs
 
 from models.registry import BundleStore
 from services.contracts.rank import RankRequest, RankResult
-from services.llm.deployment import LlmDeployment
-from services.llm.reply import Refusal, RefusalKind
-from services.settings import Settings
-from tests.bundles import publish_bundle
-from tests.until import until
+from services.llm.ranking.deployment import LlmDeployment
+from services.llm.serving.reply import Refusal, RefusalKind
+from services.settings.settings import Settings
+from tests.support.bundles import publish_bundle
+from tests.support.until import until
 
 
 def build_request(version: str, **fields) -> RankRequest:

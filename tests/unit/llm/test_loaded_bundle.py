@@ -12,9 +12,9 @@ from services.contracts.rank import EngineLoad, RankRequest
 from services.contracts.recommend import Filters
 from services.errors import BundleCorrupt
 from services.llm.engine.config import EngineConfig
-from services.llm.engine_stream import Ended
-from services.llm.loaded_bundle import LoadedBundle, load_bundle
-from tests.bundles import build_decoder, publish_bundle
+from services.llm.ranking.model import LoadedBundle, load_bundle
+from services.llm.serving.stream import Ended
+from tests.support.bundles import build_decoder, publish_bundle
 
 LOAD = EngineLoad(num_running=0, num_waiting=0, kv_cache_usage=0.0)
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from models.weights import load_decoder
+from models.decoder.weights import load_decoder
 from services.errors import CheckpointError
 from services.llm.engine.config import EngineConfig
-from services.llm.loaded_text import RequestLimits, load_text, read_eos_ids
-from services.llm.text_tokenizer import load_tokenizer
-from tests.checkpoints import write_checkpoint
+from services.llm.text.model import RequestLimits, load_text, read_eos_ids
+from services.llm.text.tokenizer import load_tokenizer
+from tests.support.checkpoints import write_checkpoint
 
 LIMITS = RequestLimits(max_tokens=20, max_choices=1)
 

@@ -15,7 +15,7 @@ from services.errors import (
     NotFound,
     Overloaded,
 )
-from services.llm.reply import TEXT, refusal_of
+from services.llm.serving.reply import TEXT, refusal_of
 
 
 @pytest.mark.parametrize(

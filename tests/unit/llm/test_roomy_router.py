@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.llm.roomy_router import with_room
+from services.llm.serving.roomy_router import with_room
 
 
 @pytest.mark.parametrize(

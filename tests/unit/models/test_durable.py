@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from models.durable import put_in_place, put_unless_there
-from tests.disk import noted
+from tests.support.disk import noted
 
 
 @pytest.fixture

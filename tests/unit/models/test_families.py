@@ -9,11 +9,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 
-from models.decoder import Decoder
-from models.weights import load_decoder, save_decoder
-from models.window import Window
+from models.decoder.decoder import Decoder
+from models.decoder.weights import load_decoder, save_decoder
+from models.decoder.window import Window
 from services.errors import CheckpointError
-from tests.dense import logits_of
+from tests.support.dense import logits_of
 
 FAMILIES = {
     "llama": (LlamaConfig, {}),

@@ -11,11 +11,11 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
-from models.gguf import convert_gguf
-from models.weights import load_decoder
+from models.decoder.gguf import convert_gguf
+from models.decoder.weights import load_decoder
 from services.errors import CheckpointError
-from tests.checkpoints import LINES, SPECIAL, build_tokenizer
-from tests.dense import logits_of
+from tests.support.checkpoints import LINES, SPECIAL, build_tokenizer
+from tests.support.dense import logits_of
 
 CONFIGS = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
 RULES = {"llama": "smollm", "qwen2": "qwen2", "qwen3": "qwen2"}

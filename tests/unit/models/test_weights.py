@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from models.weights import load_decoder, save_decoder
+from models.decoder.weights import load_decoder, save_decoder
 from services.errors import CheckpointError
-from tests.dense import logits_of
+from tests.support.dense import logits_of
 
 
 def build_llama(*, tied: bool, kv_heads: int, theta: float = 10_000.0) -> LlamaForCausalLM:

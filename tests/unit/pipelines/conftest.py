@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.descent import DescentOptions
-from pipelines.distill import DistillOptions, distill
-from pipelines.evaluate import Trained, evaluate
-from pipelines.fitting import FitOptions
-from pipelines.optimize import optimize
-from pipelines.progress import silent
-from pipelines.tokenize import tokenize
-from pipelines.train import TrainOptions, train
-from tests.synthetic import histories_from, write_ingested
+from pipelines.data.tokenize import tokenize
+from pipelines.evaluation.evaluate import Trained, evaluate
+from pipelines.publication.optimize import optimize
+from pipelines.runner.progress import silent
+from pipelines.training.descent import DescentOptions
+from pipelines.training.distill import DistillOptions, distill
+from pipelines.training.fitting import FitOptions
+from pipelines.training.train import TrainOptions, train
+from tests.support.synthetic import histories_from, write_ingested
 
 MADE_AT = datetime(2026, 11, 21, 12, tzinfo=UTC)
 QUICK = FitOptions(

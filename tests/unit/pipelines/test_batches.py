@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.catalogue import BOS_TOKEN, Catalogue
-from pipelines.batches import IGNORED, batch_windows, cut_windows, group_by_length, make_batch
-from tests.bundles import build_catalogue
+from pipelines.training.batches import IGNORED, batch_windows, cut_windows, group_by_length, make_batch
+from tests.support.bundles import build_catalogue
 
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=40)
 

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pipelines.loss import Teacher, catalogue_loss
-from pipelines.seen import first_places, next_unseen
+from pipelines.training.loss import Teacher, catalogue_loss
+from pipelines.training.seen import first_places, next_unseen
 
 NUM_ITEMS, SIZE, NUM_TOKENS = 40, 8, 1_100
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import polars as pl
 import pyarrow.parquet as pq
 
-from pipelines.features import HISTORY_SCHEMA, build_tables, item_stats, latest_histories, user_profile
-from pipelines.replay import BATCH_TOPIC, replay
+from pipelines.features.features import HISTORY_SCHEMA, build_tables, item_stats, latest_histories, user_profile
+from pipelines.features.replay import BATCH_TOPIC, replay
 from services.stream.aggregate import Limits
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

@@ -5,14 +5,14 @@ import pytest
 import torch
 from torch import nn
 
-from models.decoder import Decoder
-from pipelines.batches import Batch
-from pipelines.dense import DecoderScorer, hidden_states
-from pipelines.descent import Descent, DescentOptions, rate_at
-from pipelines.dropout import dropout_after
-from pipelines.fitting import FitOptions, fit
-from pipelines.train import TrainOptions, new_decoder
-from tests.bundles import build_catalogue
+from models.decoder.decoder import Decoder
+from pipelines.training.batches import Batch
+from pipelines.training.dense import DecoderScorer, hidden_states
+from pipelines.training.descent import Descent, DescentOptions, rate_at
+from pipelines.training.dropout import dropout_after
+from pipelines.training.fitting import FitOptions, fit
+from pipelines.training.train import TrainOptions, new_decoder
+from tests.support.bundles import build_catalogue
 
 DESCENT = DescentOptions(learning_rate=0.1, weight_decay=0.0, warm_up=0.1, average=0.9)
 NOTHING = Batch(np.zeros((1, 1), dtype=np.int64), np.zeros((1, 1), dtype=np.int64))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipelines.gate import GateOptions, check
+from pipelines.evaluation.gate import GateOptions, check
 from services.errors import StageFailed
 
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import polars as pl
 import pytest
 
-from pipelines.schema import check_events, check_items, order_events
+from pipelines.data.schema import check_events, check_items, order_events
 from services.errors import DataError
 
 ITEMS = pl.Series(["a", "b"])

@@ -8,11 +8,11 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from pipelines import movielens
-from pipelines.ingest import Source, ingest, key, live_log_files, set_aside
-from pipelines.tables import read_table
+from pipelines.data import movielens
+from pipelines.data.ingest import Source, ingest, key, live_log_files, set_aside
+from pipelines.data.tables import read_table
 from services.errors import DataError, StageFailed
-from tests.synthetic import raw_events, raw_items
+from tests.support.synthetic import raw_events, raw_items
 
 EVENT_COLUMNS = {"user_id": pl.String, "item_id": pl.String, "event_type": pl.String, "value": pl.Float64}
 

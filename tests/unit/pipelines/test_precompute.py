@@ -8,16 +8,16 @@ import polars as pl
 import pytest
 import torch
 
+from models.decoder.weights import load_decoder
 from models.registry import BundleStore
-from models.weights import load_decoder
-from pipelines.dense import DecoderScorer
-from pipelines.precompute import PrecomputeOptions, Ranking, busiest_users, key, precompute, read_rows
-from pipelines.progress import silent
-from pipelines.publish import publish
+from pipelines.publication.precompute import PrecomputeOptions, Ranking, busiest_users, key, precompute, read_rows
+from pipelines.publication.publish import publish
+from pipelines.runner.progress import silent
+from pipelines.training.dense import DecoderScorer
 from services.contracts.rank import RankRequest
 from services.features.rows import LogPosition, UserHistory
 from services.llm.engine.config import EngineConfig
-from services.llm.loaded_bundle import load_bundle
+from services.llm.ranking.model import load_bundle
 from tests.unit.pipelines.conftest import Built
 
 OPTIONS = PrecomputeOptions(num_users=3, list_len=5)

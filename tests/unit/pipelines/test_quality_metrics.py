@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from pipelines.examples import Cases
-from pipelines.metrics import gains, hit_rate, interval, mean_rank, ndcg, rank_labels, summarise
+from pipelines.data.examples import Cases
+from pipelines.evaluation.metrics import gains, hit_rate, interval, mean_rank, ndcg, rank_labels, summarise
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.distill import DistillOptions
-from pipelines.gate import GateOptions
-from pipelines.recipe import decoder_recipe, student_recipe
+from pipelines.evaluation.gate import GateOptions
 from pipelines.run import PipelineOptions
-from pipelines.train import TrainOptions
+from pipelines.training.distill import DistillOptions
+from pipelines.training.recipe import decoder_recipe, student_recipe
+from pipelines.training.train import TrainOptions
 from services.errors import ConfigError
 
 

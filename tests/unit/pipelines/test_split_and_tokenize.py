@@ -9,12 +9,12 @@ import polars as pl
 import pytest
 
 from models.catalogue import load_catalogue
-from pipelines.examples import read_cases, read_sequences
-from pipelines.replay import replay
-from pipelines.split import Split, as_of_rows
-from pipelines.tokenize import tokenize, with_histories
+from pipelines.data.examples import read_cases, read_sequences
+from pipelines.data.split import Split, as_of_rows
+from pipelines.data.tokenize import tokenize, with_histories
+from pipelines.features.replay import replay
 from services.stream.aggregate import history_limits
-from tests.synthetic import histories_from, write_ingested
+from tests.support.synthetic import histories_from, write_ingested
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import gate, split, train
-from pipelines.stage import Stages, content_key, sources
+from pipelines.data import split
+from pipelines.evaluation import gate
+from pipelines.runner.stage import Stages, content_key, sources
+from pipelines.training import train
 
 
 def write(text: str, calls: list[Path]) -> Callable[[Path], None]:
@@ -106,9 +108,15 @@ def test_sources_of_a_stage_are_all_that_it_is_made_of() -> None:
     """A changed loss, mask or attention is another training, though the stage's own file is the same."""
     names = {module.__name__ for module in sources([train])}
 
-    assert {"pipelines.train", "pipelines.loss", "pipelines.seen", "pipelines.batches", "pipelines.metrics"} < names
-    assert {"models.decoder", "models.rope", "models.catalogue"} < names
-    assert not names & {"pipelines.distill", "pipelines.run", "models.student"}
+    assert {
+        "pipelines.training.train",
+        "pipelines.training.loss",
+        "pipelines.training.seen",
+        "pipelines.training.batches",
+        "pipelines.evaluation.metrics",
+    } < names
+    assert {"models.decoder.decoder", "models.decoder.rope", "models.catalogue"} < names
+    assert not names & {"pipelines.training.distill", "pipelines.run", "models.student"}
 
 
 def test_key_depends_on_parameters_inputs_and_code_and_on_nothing_else() -> None:

@@ -9,20 +9,20 @@ import pytest
 import torch
 
 from models.catalogue import load_catalogue
+from models.decoder.weights import load_decoder, read_config
 from models.student import read_student
-from models.weights import load_decoder, read_config
-from pipelines.distill import distill
-from pipelines.evaluate import decoder_work, read_report, student_work
-from pipelines.examples import read_cases
-from pipelines.ingest import Source, ingest
-from pipelines.optimize import optimize, version_of
-from pipelines.progress import silent
-from pipelines.split import Split
-from pipelines.tokenize import tokenize
-from pipelines.train import train
+from pipelines.data.examples import read_cases
+from pipelines.data.ingest import Source, ingest
+from pipelines.data.split import Split
+from pipelines.data.tokenize import tokenize
+from pipelines.evaluation.evaluate import decoder_work, read_report, student_work
+from pipelines.publication.optimize import optimize, version_of
+from pipelines.runner.progress import silent
+from pipelines.training.distill import distill
+from pipelines.training.train import train
 from services.errors import StageFailed
 from services.student.ranker import StudentRanker
-from tests.synthetic import histories_from, raw_events, raw_items
+from tests.support.synthetic import histories_from, raw_events, raw_items
 from tests.unit.pipelines.conftest import MADE_AT, SMALL_DECODER, SMALL_STUDENT, Built
 
 
@@ -125,7 +125,7 @@ def test_student_whose_scores_are_no_numbers_is_not_bundled(
     built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A difference that cannot be told is no small one."""
-    monkeypatch.setattr("pipelines.optimize.relative_error", lambda *_: float("nan"))
+    monkeypatch.setattr("pipelines.publication.optimize.relative_error", lambda *_: float("nan"))
 
     with pytest.raises(StageFailed, match="scores differ"):
         optimize(built.trained, built.evaluated, MADE_AT, tmp_path)

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from pipelines.turns import turn, turn_if_free
+from pipelines.runner.run_lock import turn, turn_if_free
 
 HOLDER = """
 import sys
 from pathlib import Path
-from pipelines.turns import turn_if_free
+from pipelines.runner.run_lock import turn_if_free
 with turn_if_free(Path(sys.argv[1])) as is_free:
     print(is_free, flush=True)
     sys.stdin.read()

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from pipelines.ingest import Source, key, live_log_files
+from pipelines.data.ingest import Source, key, live_log_files
 from services.features.rows import LogPosition
 from services.stream.compaction import MIN_FILES
 from services.stream.decode import LoggedInteraction

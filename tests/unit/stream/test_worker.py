@@ -12,11 +12,11 @@ from prometheus_client import CollectorRegistry
 from services.contracts.events import Interaction
 from services.errors import DependencyAway
 from services.features.rows import LogPosition, PopularRow
+from services.observability.metrics import StreamMetrics
 from services.stream.aggregate import history_limits
 from services.stream.decode import LoggedInteraction
 from services.stream.offline_log import OfflineLog
 from services.stream.worker import Pace, StreamWorker
-from services.telemetry import StreamMetrics
 
 PACE = Pace(popularity_every_s=0.0, popularity_at_least_every_s=0.0, checkpoint_every_s=0.0, retry_after_s=0.0)
 NUM_POLLS = 50

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from models.registry import Bundle
 from models.student import START, Student, StudentConfig
-from pipelines.student_graph import student_graph
+from pipelines.publication.student_graph import student_graph
 from services.errors import BundleCorrupt
 from services.student.ranker import StudentRanker, load_student
-from tests.bundles import build_catalogue
+from tests.support.bundles import build_catalogue
 
 NUM_ITEMS, MAX_ITEMS = 30, 12
 EVERYTHING = np.ones(NUM_ITEMS, dtype=bool)

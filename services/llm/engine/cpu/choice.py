@@ -8,15 +8,15 @@ from pathlib import Path
 
 import torch
 
-from services.llm.engine.attention import TorchAttention
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.cpu.compiler import BuildFailedError, built_library
 from services.llm.engine.cpu.forward import CpuForward
 from services.llm.engine.cpu.library import Library
-from services.llm.engine.forward import Forward, LayerLoop
-from services.llm.engine.kernels import TorchKernels
-from services.llm.engine.kv_cache import KvCache
-from services.llm.engine.weights import Weights
+from services.llm.engine.forward.attention import TorchAttention
+from services.llm.engine.forward.layers import Forward, LayerLoop
+from services.llm.engine.forward.ops import TorchKernels
+from services.llm.engine.forward.weights import Weights
+from services.llm.engine.kv.cache import KvCache
 
 _log = logging.getLogger(__name__)
 _DTYPES = (torch.float32, torch.bfloat16)

@@ -12,16 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.rope import periods
+from models.decoder.rope import periods
 from services.llm.engine.config import WeightKind
 from services.llm.engine.cpu.huge_pages import use_huge_pages
 from services.llm.engine.cpu.library import Layer, Library, Matrix, Model, Step
 from services.llm.engine.cpu.pages import CpuPages, lay_out
 from services.llm.engine.cpu.quantised import quantise
-from services.llm.engine.forward import StepInputs
-from services.llm.engine.kv_cache import KvCache
-from services.llm.engine.plan import StepPlan
-from services.llm.engine.weights import LayerWeights, Weights
+from services.llm.engine.forward.layers import StepInputs
+from services.llm.engine.forward.weights import LayerWeights, Weights
+from services.llm.engine.kv.cache import KvCache
+from services.llm.engine.schedule.plan import StepPlan
 
 
 class CpuForward:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from models.window import Window
-from services.llm.engine.plan import StepPlan
-from services.llm.engine.tiles import Tile, cut_tiles
+from models.decoder.window import Window
+from services.llm.engine.forward.tiles import Tile, cut_tiles
+from services.llm.engine.schedule.plan import StepPlan
 
 _TILE_QUERIES = 64
 """Rows of a tile: enough to share what is read of a page, few enough to skip most of what causality hides."""

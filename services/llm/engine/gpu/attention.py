@@ -11,15 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.window import Window
+from models.decoder.window import Window
+from services.llm.engine.beam.tails import Tails
+from services.llm.engine.forward.regular import RegularRows
+from services.llm.engine.forward.tiles import Tile, cut_tiles
+from services.llm.engine.forward.transfer import to_device
 from services.llm.engine.gpu.finish_kernel import finish
 from services.llm.engine.gpu.part_kernel import MIN_PART_TOKENS, MIN_PROGRAM_ROWS, TileTable, attend_parts
-from services.llm.engine.kv_cache import KvCache
-from services.llm.engine.plan import StepPlan
-from services.llm.engine.regular import RegularRows
-from services.llm.engine.tails import Tails
-from services.llm.engine.tiles import Tile, cut_tiles
-from services.llm.engine.transfer import to_device
+from services.llm.engine.kv.cache import KvCache
+from services.llm.engine.schedule.plan import StepPlan
 
 _MAX_PROGRAM_ROWS = 128
 _MULTIPROCESSORS = 132

@@ -6,17 +6,17 @@ Shape suffixes: R requests, W beams of one request, B = R * W, N chosen of a req
 import torch
 from torch import Tensor
 
-from services.llm.engine.beams import Beams
-from services.llm.engine.forward import LayerLoop, StepInputs
+from services.llm.engine.beam.beams import Beams
+from services.llm.engine.beam.search import Ranking
+from services.llm.engine.beam.top_k import choose_next
+from services.llm.engine.beam.trie import Trie
+from services.llm.engine.forward.layers import LayerLoop, StepInputs
 from services.llm.engine.gpu.beam_inputs import BeamInputs
 from services.llm.engine.gpu.graph_device import GraphDevice
 from services.llm.engine.gpu.graph_shapes import BeamShape
 from services.llm.engine.gpu.step_table import StepTable
-from services.llm.engine.ranking import Ranking
-from services.llm.engine.selection import choose_next
-from services.llm.engine.sequence import Sequence
-from services.llm.engine.trie import Trie
-from services.llm.engine.work import RankWork
+from services.llm.engine.schedule.sequence import Sequence
+from services.llm.engine.schedule.work import RankWork
 
 
 class BeamGraph:

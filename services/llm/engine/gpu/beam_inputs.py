@@ -7,13 +7,13 @@ of a tail, G key/value heads, K head size.
 import torch
 from torch import Tensor
 
-from models.decoder import DecoderConfig
-from services.llm.engine.beams import Beams
+from models.decoder.decoder import DecoderConfig
+from services.llm.engine.beam.beams import Beams
+from services.llm.engine.beam.tails import Tails
+from services.llm.engine.beam.trie import Trie
 from services.llm.engine.gpu.graph_shapes import BeamShape
-from services.llm.engine.sequence import Sequence
-from services.llm.engine.tails import Tails
-from services.llm.engine.trie import Trie
-from services.llm.engine.work import RankWork
+from services.llm.engine.schedule.sequence import Sequence
+from services.llm.engine.schedule.work import RankWork
 
 
 class BeamInputs:

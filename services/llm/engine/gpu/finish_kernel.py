@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from services.llm.engine.tails import Tails
+from services.llm.engine.beam.tails import Tails
 
 _PARTS_AT_ONCE = 16
 

@@ -3,11 +3,11 @@
 What Python costs is recorded away: see `graphs.py`.
 """
 
-from services.llm.engine.forward import LayerLoop
+from services.llm.engine.forward.layers import LayerLoop
+from services.llm.engine.forward.weights import Weights
 from services.llm.engine.gpu.attention import TritonAttention
 from services.llm.engine.gpu.kernels import TritonKernels
-from services.llm.engine.kv_cache import KvCache
-from services.llm.engine.weights import Weights
+from services.llm.engine.kv.cache import KvCache
 
 
 def triton_forward(weights: Weights, cache: KvCache) -> LayerLoop:

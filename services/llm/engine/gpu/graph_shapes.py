@@ -8,9 +8,9 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from services.llm.engine.config import EngineConfig
-from services.llm.engine.plan import Chunk, StepPlan
-from services.llm.engine.sequence import Sequence
-from services.llm.engine.work import RankWork
+from services.llm.engine.schedule.plan import Chunk, StepPlan
+from services.llm.engine.schedule.sequence import Sequence
+from services.llm.engine.schedule.work import RankWork
 
 _MIN_BEAMS = 8
 

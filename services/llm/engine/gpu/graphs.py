@@ -10,20 +10,20 @@ from dataclasses import dataclass
 
 import torch
 
-from services.llm.engine.block_need import BlockNeed
+from services.llm.engine.beam.search import Ranking
+from services.llm.engine.beam.trie import Trie
 from services.llm.engine.config import EngineConfig
-from services.llm.engine.forward import LayerLoop
+from services.llm.engine.forward.layers import LayerLoop
+from services.llm.engine.forward.weights import Weights
 from services.llm.engine.gpu.beam_graph import BeamGraph
 from services.llm.engine.gpu.beam_inputs import BeamInputs
 from services.llm.engine.gpu.graph_device import GraphDevice
 from services.llm.engine.gpu.graph_shapes import BeamShape, GraphShapes, Group, Shape, TextShape
 from services.llm.engine.gpu.step_table import StepTable
 from services.llm.engine.gpu.text_graph import TextGraph
-from services.llm.engine.plan import StepPlan
-from services.llm.engine.ranking import Ranking
-from services.llm.engine.sampling import Drawn
-from services.llm.engine.trie import Trie
-from services.llm.engine.weights import Weights
+from services.llm.engine.kv.block_need import BlockNeed
+from services.llm.engine.schedule.plan import StepPlan
+from services.llm.engine.text.sampling import Drawn
 
 Progress = Callable[[int, int], None]
 """(shapes recorded, shapes in all)."""

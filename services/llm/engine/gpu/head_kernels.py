@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from services.llm.engine.kv_cache import Slots
-from services.llm.engine.weights import HeadNorms
+from services.llm.engine.forward.weights import HeadNorms
+from services.llm.engine.kv.cache import Slots
 
 _INT8_PEAK, _FP8_PEAK = 127.0, 448.0
 _HEADS_AT_ONCE = 8

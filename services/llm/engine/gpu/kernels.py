@@ -3,10 +3,10 @@
 from torch import Tensor
 from torch.nn import functional
 
+from services.llm.engine.forward.ops import Heads
+from services.llm.engine.forward.weights import HeadNorms
 from services.llm.engine.gpu import head_kernels, norm_kernels
-from services.llm.engine.kernels import Heads
-from services.llm.engine.kv_cache import KvCache
-from services.llm.engine.weights import HeadNorms
+from services.llm.engine.kv.cache import KvCache
 
 
 class TritonKernels:

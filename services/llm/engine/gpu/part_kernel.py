@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from models.window import Window
-from services.llm.engine.kv_cache import Slots
+from models.decoder.window import Window
+from services.llm.engine.kv.cache import Slots
 
 MIN_PROGRAM_ROWS = 16
 """The fewest rows that a product of matrices takes."""

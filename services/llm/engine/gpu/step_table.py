@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.llm.engine.regular import RegularRows
-from services.llm.engine.sequence import Sequence
+from services.llm.engine.forward.regular import RegularRows
+from services.llm.engine.schedule.sequence import Sequence
 
 _ALIGNED = 2
 """Columns begin at multiples of 16 bytes, so that kernels are compiled for one kind of address alone."""

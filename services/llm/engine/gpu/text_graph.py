@@ -6,13 +6,13 @@ Shape suffixes: B requests, V vocabulary.
 import torch
 from torch import Tensor
 
-from services.llm.engine.draw import Draw
-from services.llm.engine.forward import LayerLoop, StepInputs
+from services.llm.engine.forward.layers import LayerLoop, StepInputs
 from services.llm.engine.gpu.graph_device import GraphDevice
 from services.llm.engine.gpu.graph_shapes import TextShape
 from services.llm.engine.gpu.step_table import StepTable
-from services.llm.engine.sampling import Drawn, sample
-from services.llm.engine.sequence import Sequence
+from services.llm.engine.schedule.sequence import Sequence
+from services.llm.engine.text.draw import Draw
+from services.llm.engine.text.sampling import Drawn, sample
 
 
 class TextGraph:

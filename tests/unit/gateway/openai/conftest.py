@@ -11,13 +11,13 @@ import uvicorn
 from fastapi import FastAPI
 
 from services.contracts.text import TextWriter
-from services.gateway.rest import create_rest_app
-from services.gateway.text_tier import TextLimits, TextTier
+from services.gateway.rest.door import create_rest_app
+from services.gateway.text.tier import TextLimits, TextTier
 from services.router.breaker import Breaker
-from tests.clock import Clock
-from tests.parrot import Parrot
+from tests.support.clock import Clock
+from tests.support.parrot import Parrot
+from tests.support.until import until
 from tests.unit.gateway.world import MAX_BODY_BYTES, VERSION, World, catalogue_of, make_world, publish
-from tests.until import until
 
 LIMITS = TextLimits(max_tokens=32, max_choices=4, deadline_ms=20_000)
 NUM_PLACES = 8

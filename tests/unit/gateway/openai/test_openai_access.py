@@ -8,12 +8,12 @@ import httpx
 import pytest
 
 from services.contracts.access import Priority, Scope
-from services.gateway.access import KeyedAccess
-from services.gateway.access_keys import KeysFile, StoredHash, StoredKey, hash_of, write_keys
-from services.gateway.access_rates import Rates
-from services.gateway.access_ring import KeyRing
-from services.gateway.rest import create_rest_app
-from tests.parrot import MODEL, Parrot
+from services.gateway.access.authorize import KeyedAccess
+from services.gateway.access.keyring import KeyRing
+from services.gateway.access.keys import KeysFile, StoredHash, StoredKey, hash_of, write_keys
+from services.gateway.access.rates import Rates
+from services.gateway.rest.door import create_rest_app
+from tests.support.parrot import MODEL, Parrot
 from tests.unit.gateway.world import MAX_BODY_BYTES, World
 
 

@@ -15,7 +15,7 @@ from services.contracts.text import ChatMessage, SamplingOptions
 from services.errors import InvalidRequest
 from services.gateway.openai.refusals import NOT_SUPPORTED, WITHOUT_EFFECT, parse_body
 from services.gateway.openai.schema import ChatBody, CompletionBody
-from tests.parrot import MODEL, Parrot
+from tests.support.parrot import MODEL, Parrot
 from tests.unit.gateway.world import MAX_BODY_BYTES
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

@@ -7,7 +7,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from services.errors import ContextTooLong, DependencyAway, Overloaded
-from tests.parrot import MODEL, Parrot
+from tests.support.parrot import MODEL, Parrot
 
 SAID = [{"role": "user", "content": "one two three"}]
 

@@ -10,10 +10,10 @@ import pytest
 from openai import AsyncOpenAI
 
 from services.errors import Overloaded
-from tests.parrot import MODEL, Parrot
+from tests.support.parrot import MODEL, Parrot
+from tests.support.until import until
 from tests.unit.gateway.openai.conftest import LIMITS
 from tests.unit.gateway.world import World
-from tests.until import until
 
 COMPLETIONS = "/v1/completions"
 COMMENT = ": keep-alive"

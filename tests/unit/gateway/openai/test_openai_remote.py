@@ -37,13 +37,13 @@ from services.gateway.openai.parse import parse_completion
 from services.gateway.openai.remote import RemoteWriter
 from services.gateway.openai.remote_body import body_of
 from services.gateway.openai.remote_refusals import refusal_in, refusal_of
-from services.gateway.rest import create_rest_app
-from tests.clock import Clock
-from tests.parrot import MODEL, Parrot
-from tests.servers import wait_for
+from services.gateway.rest.door import create_rest_app
+from tests.support.clock import Clock
+from tests.support.parrot import MODEL, Parrot
+from tests.support.servers import wait_for
+from tests.support.until import until
 from tests.unit.gateway.openai.conftest import LIMITS, let_write, serve
 from tests.unit.gateway.world import MAX_BODY_BYTES, World
-from tests.until import until
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -245,11 +245,11 @@ PEER = """
 import sys
 import uvicorn
 from pathlib import Path
-from services.gateway.rest import create_rest_app
-from services.gateway.text_tier import TextLimits, TextTier
+from services.gateway.rest.door import create_rest_app
+from services.gateway.text.tier import TextLimits, TextTier
 from services.router.breaker import Breaker
-from tests.clock import Clock
-from tests.parrot import Parrot
+from tests.support.clock import Clock
+from tests.support.parrot import Parrot
 from tests.unit.gateway.world import make_world
 
 world, parrot = make_world(Path(sys.argv[2])), Parrot()

@@ -13,9 +13,9 @@ from structlog.testing import capture_logs
 from services.contracts.text import TextDone, TextEvent, TextPiece, TextRequest
 from services.errors import DeadlineExceeded, DependencyAway, InvalidRequest, NotFound, Overloaded, TailraceError
 from services.gateway.openai.remote import RemoteWriter
+from tests.support.until import until
 from tests.unit.gateway.openai.conftest import BREAKER_FAILURES, let_write
 from tests.unit.gateway.world import World
-from tests.until import until
 
 END = b"data: [DONE]\n\n"
 

@@ -8,9 +8,9 @@ import httpx
 import pytest
 
 from services.errors import DependencyAway, Overloaded
-from tests.parrot import MODEL, Parrot
+from tests.support.parrot import MODEL, Parrot
+from tests.support.until import until
 from tests.unit.gateway.world import World
-from tests.until import until
 
 COMPLETIONS = "/v1/completions"
 

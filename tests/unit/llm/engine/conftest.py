@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from models.decoder import Decoder, DecoderConfig
-from models.window import Window
+from models.decoder.decoder import Decoder, DecoderConfig
+from models.decoder.window import Window
+from services.llm.engine.beam.trie import ItemCodes
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
 from services.llm.engine.outcome import Outcome
-from services.llm.engine.trie import ItemCodes
-from tests.dense import hidden_of
+from tests.support.dense import hidden_of
 
 LEVEL_SIZES = {1: (60,), 2: (9, 11), 3: (5, 7, 6), 4: (4, 3, 5, 4)}
 

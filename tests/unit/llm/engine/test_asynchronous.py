@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.decoder import Decoder
-from models.window import Window
+from models.decoder.decoder import Decoder
+from models.decoder.window import Window
+from services.llm.engine.beam.trie import ItemCodes
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
 from services.llm.engine.outcome import Outcome, Status
-from services.llm.engine.plan import StepSize
-from services.llm.engine.text import Sampling
-from services.llm.engine.trie import ItemCodes
-from tests.replaying_device import ReplayingDevice
+from services.llm.engine.schedule.plan import StepSize
+from services.llm.engine.text.parameters import Sampling
+from tests.support.replaying_device import ReplayingDevice
 from tests.unit.llm.engine.conftest import build_decoder, build_items
 
 SAMPLINGS = (

@@ -5,16 +5,16 @@ import pytest
 import torch
 from torch.nn import functional
 
-from models.window import Window
-from services.llm.engine.kv_cache import KvCache
-from services.llm.engine.paged_attention import paged_attention
-from services.llm.engine.plan import Chunk, StepPlan
-from services.llm.engine.sequence import Sequence
-from services.llm.engine.tail_attention import merge_attention, tail_attention
-from services.llm.engine.tile_groups import group_tiles
-from services.llm.engine.tiles import Tile, cut_tiles
-from tests.attention_shapes import attention_shape
-from tests.dense import seen_by_rows
+from models.decoder.window import Window
+from services.llm.engine.forward.tail_attention import merge_attention, tail_attention
+from services.llm.engine.forward.tile_groups import group_tiles
+from services.llm.engine.forward.tiles import Tile, cut_tiles
+from services.llm.engine.forward.torch_attention import paged_attention
+from services.llm.engine.kv.cache import KvCache
+from services.llm.engine.schedule.plan import Chunk, StepPlan
+from services.llm.engine.schedule.sequence import Sequence
+from tests.support.attention_shapes import attention_shape
+from tests.support.dense import seen_by_rows
 
 BLOCK = 4
 CPU = torch.device("cpu")

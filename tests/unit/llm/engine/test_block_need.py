@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.window import Window
-from services.llm.engine.block_need import BlockNeed
+from models.decoder.window import Window
 from services.llm.engine.config import EngineConfig
+from services.llm.engine.kv.block_need import BlockNeed
 
 BLOCK = 4
 windows = st.builds(Window, st.integers(1, 30), st.just(frozenset({0})), st.integers(0, 9))

@@ -2,14 +2,14 @@
 
 import pytest
 
-from models.decoder import DecoderConfig
-from models.window import Window
-from services.llm.engine.cost_model import CostModel
-from services.llm.engine.model_size import NumberSizes, number_sizes
-from services.llm.engine.plan import Chunk, StepPlan
-from services.llm.engine.sequence import Sequence
-from services.llm.engine.step_cost import StepKind
-from services.llm.engine.text import Chosen
+from models.decoder.decoder import DecoderConfig
+from models.decoder.window import Window
+from services.llm.engine.cost.cost_model import CostModel
+from services.llm.engine.cost.model_size import NumberSizes, number_sizes
+from services.llm.engine.cost.step_cost import StepKind
+from services.llm.engine.schedule.plan import Chunk, StepPlan
+from services.llm.engine.schedule.sequence import Sequence
+from services.llm.engine.text.parameters import Chosen
 
 SHAPE = DecoderConfig(
     vocab_size=100,

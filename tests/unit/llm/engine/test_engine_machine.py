@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from models.window import Window
+from models.decoder.window import Window
 from services.errors import Overloaded
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine

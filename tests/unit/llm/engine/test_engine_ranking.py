@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from models.window import Window
+from models.decoder.window import Window
 from services.errors import CheckpointError, InvalidRequest, Overloaded
 from services.llm.engine.outcome import Status
 

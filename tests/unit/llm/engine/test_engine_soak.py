@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from models.window import Window
+from models.decoder.window import Window
 from services.errors import Overloaded
 from services.llm.engine.outcome import Status
 

@@ -5,11 +5,11 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from models.weights import load_decoder
-from models.window import Window
+from models.decoder.weights import load_decoder
+from models.decoder.window import Window
 from services.errors import InvalidRequest
 from services.llm.engine.outcome import Status
-from services.llm.engine.text import Sampling
+from services.llm.engine.text.parameters import Sampling
 
 
 @pytest.fixture(scope="module")

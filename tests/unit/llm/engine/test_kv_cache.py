@@ -6,9 +6,9 @@ import torch
 
 from services.errors import ConfigError
 from services.llm.engine.config import EngineConfig
-from services.llm.engine.kv_cache import KvCache
-from services.llm.engine.text import Sampling
-from tests.attention_shapes import attention_shape
+from services.llm.engine.kv.cache import KvCache
+from services.llm.engine.text.parameters import Sampling
+from tests.support.attention_shapes import attention_shape
 
 CONFIG = attention_shape(4, 2, 64, layers=3)
 LARGEST_ERROR = {"int8": 0.5 / 127, "fp8": 2.0**-4}

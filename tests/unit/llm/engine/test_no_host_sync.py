@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from services.llm.engine.text import Sampling
+from services.llm.engine.text.parameters import Sampling
 
 SAMPLINGS = (
     Sampling(),

@@ -1,6 +1,6 @@
 """Block names: equal exactly when version, position and all tokens up to the block's end are equal."""
 
-from services.llm.engine.prefix import PrefixNamer
+from services.llm.engine.kv.prefix_hashes import PrefixNamer
 
 
 def names_of(tokens: list[int], version: str = "v1") -> list[bytes]:

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.errors import InvalidRequest
-from services.llm.engine import sampling
-from services.llm.engine.draw import Draw
-from services.llm.engine.sampling import sample
-from services.llm.engine.text import Sampling
+from services.llm.engine.text import sampling
+from services.llm.engine.text.draw import Draw
+from services.llm.engine.text.parameters import Sampling
+from services.llm.engine.text.sampling import sample
 
 VOCAB = 23
 

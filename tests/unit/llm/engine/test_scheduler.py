@@ -5,14 +5,14 @@ from hypothesis import assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from models.window import Window
+from models.decoder.window import Window
 from services.contracts.access import places_for
 from services.errors import Overloaded
 from services.llm.engine.config import EngineConfig
-from services.llm.engine.plan import StepPlan
-from services.llm.engine.scheduler import Scheduler
-from services.llm.engine.sequence import Sequence
-from services.llm.engine.text import Chosen
+from services.llm.engine.schedule.plan import StepPlan
+from services.llm.engine.schedule.scheduler import Scheduler
+from services.llm.engine.schedule.sequence import Sequence
+from services.llm.engine.text.parameters import Chosen
 
 CONFIG = EngineConfig(
     block_tokens=4,

@@ -6,9 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.llm.engine.selection import choose_first, choose_next, top_by_score
-from services.llm.engine.survivors import SurvivorMasks
-from services.llm.engine.trie import ItemCodes, Trie
+from services.llm.engine.beam.item_mask import SurvivorMasks
+from services.llm.engine.beam.top_k import choose_first, choose_next, top_by_score
+from services.llm.engine.beam.trie import ItemCodes, Trie
 
 SCORES = st.sampled_from([-float("inf"), -1e30, -2.5, -1.0, -1e-30, -0.0, 0.0, 1e-40, 3.25, 1e30])
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from services.llm.engine.survivors import SurvivorMasks
-from services.llm.engine.trie import ItemCodes, Trie
+from services.llm.engine.beam.item_mask import SurvivorMasks
+from services.llm.engine.beam.trie import ItemCodes, Trie
 
 NUM_ITEMS = 300
 NOTHING = np.zeros(0, dtype=np.int64)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from services.llm.engine.outcome import Status
-from services.llm.engine.text import Sampling
+from services.llm.engine.text.parameters import Sampling
 from tests.unit.llm.engine.conftest import build_decoder, build_items
 
 DECODER = build_decoder(build_items(depth=1))

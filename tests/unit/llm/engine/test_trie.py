@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from services.llm.engine.trie import ItemCodes, Trie
+from services.llm.engine.beam.trie import ItemCodes, Trie
 
 
 def build_trie(depth: int, num_items: int = 300) -> tuple[Trie, np.ndarray]:

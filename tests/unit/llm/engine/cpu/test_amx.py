@@ -17,8 +17,8 @@ from services.llm.engine.cpu import compiler, library
 from services.llm.engine.cpu.forward import CpuForward
 from services.llm.engine.cpu.library import Amx, Library
 from services.llm.engine.cpu.targets import Target
-from services.llm.engine.weights import join_weights
-from tests.steps import decoders, plans, run_step
+from services.llm.engine.forward.weights import join_weights
+from tests.support.steps import decoders, plans, run_step
 
 HEADER = Path(__file__).parent / "emulated_tiles.h"
 SOURCE = Path(library.__file__).parent / "forward.cpp"

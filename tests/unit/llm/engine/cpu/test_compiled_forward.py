@@ -6,17 +6,17 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from models.decoder import Decoder, DecoderConfig
-from services.llm.engine.attention import TorchAttention
+from models.decoder.decoder import Decoder, DecoderConfig
 from services.llm.engine.cpu.compiler import BuildFailedError, built_library
 from services.llm.engine.cpu.forward import CpuForward
 from services.llm.engine.cpu.library import Library
-from services.llm.engine.forward import LayerLoop
-from services.llm.engine.kernels import TorchKernels
-from services.llm.engine.plan import Chunk, StepPlan
-from services.llm.engine.sequence import Sequence
-from services.llm.engine.weights import join_weights
-from tests.steps import BLOCK, CPU, NUM_BLOCKS, VOCABULARY, decoders, plans, prompt_of, run_step
+from services.llm.engine.forward.attention import TorchAttention
+from services.llm.engine.forward.layers import LayerLoop
+from services.llm.engine.forward.ops import TorchKernels
+from services.llm.engine.forward.weights import join_weights
+from services.llm.engine.schedule.plan import Chunk, StepPlan
+from services.llm.engine.schedule.sequence import Sequence
+from tests.support.steps import BLOCK, CPU, NUM_BLOCKS, VOCABULARY, decoders, plans, prompt_of, run_step
 
 SHAPES = settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

@@ -12,8 +12,8 @@ from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
 from services.llm.engine.gpu.graph_shapes import sizes_up_to
 from services.llm.engine.outcome import Outcome
-from services.llm.engine.text import Sampling
-from tests.replaying_device import ReplayingDevice
+from services.llm.engine.text.parameters import Sampling
+from tests.support.replaying_device import ReplayingDevice
 from tests.unit.llm.engine.conftest import build_decoder, build_items
 
 SMALL = {

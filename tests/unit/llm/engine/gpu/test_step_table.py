@@ -3,7 +3,7 @@
 import torch
 
 from services.llm.engine.gpu.step_table import StepTable
-from services.llm.engine.sequence import Sequence
+from services.llm.engine.schedule.sequence import Sequence
 
 BLOCK, SCRATCH = 4, 99
 

@@ -4,18 +4,18 @@ import numpy as np
 import pytest
 import torch
 
-from models.window import Window
-from services.llm.engine.attention import TorchAttention
+from models.decoder.window import Window
+from services.llm.engine.beam.tails import Tails
+from services.llm.engine.forward.attention import TorchAttention
+from services.llm.engine.forward.regular import RegularRows
+from services.llm.engine.forward.tile_groups import group_tiles
+from services.llm.engine.forward.tiles import Tile
+from services.llm.engine.forward.torch_attention import paged_attention
 from services.llm.engine.gpu.attention import TritonAttention
-from services.llm.engine.kv_cache import KvCache
-from services.llm.engine.paged_attention import paged_attention
-from services.llm.engine.plan import Chunk, StepPlan
-from services.llm.engine.regular import RegularRows
-from services.llm.engine.sequence import Sequence
-from services.llm.engine.tails import Tails
-from services.llm.engine.tile_groups import group_tiles
-from services.llm.engine.tiles import Tile
-from tests.attention_shapes import attention_shape
+from services.llm.engine.kv.cache import KvCache
+from services.llm.engine.schedule.plan import Chunk, StepPlan
+from services.llm.engine.schedule.sequence import Sequence
+from tests.support.attention_shapes import attention_shape
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BLOCK = 4

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from services.llm.engine import runner
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
+from services.llm.engine.forward import runner
 from services.llm.engine.gpu.forward import triton_forward
 from services.llm.engine.outcome import Outcome
-from tests.replaying_device import ReplayingDevice
+from tests.support.replaying_device import ReplayingDevice
 from tests.unit.llm.engine.conftest import build_decoder, build_items
 
 CONFIG = EngineConfig(

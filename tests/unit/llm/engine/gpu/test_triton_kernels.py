@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from models.rope import Rope, rotary_angles
+from models.decoder.rope import Rope, rotary_angles
+from services.llm.engine.forward.ops import TorchKernels
+from services.llm.engine.forward.weights import HeadNorms
 from services.llm.engine.gpu.kernels import TritonKernels
-from services.llm.engine.kernels import TorchKernels
-from services.llm.engine.kv_cache import KvCache
-from services.llm.engine.weights import HeadNorms
-from tests.attention_shapes import attention_shape
+from services.llm.engine.kv.cache import KvCache
+from tests.support.attention_shapes import attention_shape
 
 IS_CUDA = torch.cuda.is_available()
 CPU = torch.device("cpu")

@@ -1,0 +1,188 @@
+"""What a request costs: CPU time by tier and process, memory by process, bytes per user, on the stack that runs.
+
+    python -m benchmarks.capacity --json OUT [--rate 25] [--seconds 15]
+
+CPU time is counted by the kernel for each process, so other work on the same cores changes it little, unlike latencies. What
+the stack uses when nobody asks is measured first and taken off. `tailrace plan` computes from this file.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.capacity.footprint import cpu_seconds, find_groups, log_bytes_per_event, memory_mb, store_bytes
+from benchmarks.load.arguments import above_zero
+from benchmarks.load.audience import TIERS, find_audience
+from benchmarks.load.callers import Ask, RestCaller
+from benchmarks.load.open_loop import Outcome, run_load
+from benchmarks.load.own_stack import require_ready
+from benchmarks.load.report_file import about_run, write_report
+from models.decoder.config import read_config
+from models.registry import BundleStore
+from services.settings.settings import Settings, load_settings
+from services.student.ranker import load_student
+
+HEAD_ITEMS = 100_000
+_PAUSE_S = 1.0
+_PATIENT_MS = 5_000
+_NUM_CHECKED = 20
+_MIN_SHARE = 0.95
+
+Send = Callable[[int], Awaitable[Outcome]]
+
+
+def main() -> None:
+    """Measure, print, write the JSON."""
+    settings = load_settings()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, required=True, metavar="OUT")
+    parser.add_argument("--rate", type=above_zero, default=25.0, help="requests a second")
+    parser.add_argument("--seconds", type=above_zero, default=15.0, help="per case")
+    options = parser.parse_args()
+    report = asyncio.run(_measure(settings, options))
+    write_report(options.json, report)
+
+
+async def _measure(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
+    async with RestCaller(settings.http_host, settings.http_port) as rest:
+        await require_ready(rest)
+        audience = await find_audience(rest, (str(number) for number in range(1, 201)))
+        state_dir = settings.state_dir.absolute()
+        idle_ms_per_s = await _idle_ms_per_s(state_dir, options.seconds)
+        requests = {}
+        for tier in TIERS:
+            asks = audience.asks(tier)
+            if asks is None:
+                sys.exit(f"error: nobody is answered by {tier}; the stack must have been trained on ml-100k")
+            send = _sender(rest, asks)
+            per_request = await _cost(state_dir, send, options, idle_ms_per_s)
+            requests[tier] = per_request
+            print(f"{tier:12} {_shown(per_request)}")
+            await _require(tier, send)
+        events = await _cost(state_dir, lambda n: _click(rest, n), options, idle_ms_per_s)
+        print(f"{'event':12} {_shown(events)}")
+    return {
+        **about_run("capacity"),
+        "load_average_1m": round(os.getloadavg()[0], 1),
+        "rate": options.rate,
+        "bundle": _bundle(settings),
+        "idle_cpu_ms_per_s": {name: round(ms, 2) for name, ms in idle_ms_per_s.items()},
+        "cpu_ms_per_request": requests,
+        "cpu_ms_per_event": events,
+        "head_ms_per_100k_items": _head_ms(),
+        "student_rank_ms": _student_ms(settings),
+        "memory_mb": memory_mb(find_groups(state_dir)),
+        "store": store_bytes(settings.redis_address),
+        "log_bytes_per_event": round(log_bytes_per_event(), 1),
+    }
+
+
+async def _cost(
+    state_dir: Path, send: Send, options: argparse.Namespace, idle_ms_per_s: dict[str, float]
+) -> dict[str, float]:
+    """Give the CPU milliseconds that one call costs each group of processes, less what they use when idle."""
+    num_calls = max(1, round(options.rate * options.seconds))
+
+    async def calls() -> None:
+        await run_load(send, options.rate, num_calls)
+        await asyncio.sleep(_PAUSE_S)
+
+    used_ms, lasted_s = await _used_ms(state_dir, calls())
+    return {
+        name: round(max(0.0, (ms - idle_ms_per_s.get(name, 0.0) * lasted_s) / num_calls), 4)
+        for name, ms in used_ms.items()
+    }
+
+
+async def _idle_ms_per_s(state_dir: Path, seconds: float) -> dict[str, float]:
+    """Give the CPU milliseconds a second that each group of processes uses when nobody asks."""
+    used_ms, lasted_s = await _used_ms(state_dir, asyncio.sleep(seconds))
+    return {name: ms / lasted_s for name, ms in used_ms.items()}
+
+
+async def _used_ms(state_dir: Path, meanwhile: Coroutine[Any, Any, None]) -> tuple[dict[str, float], float]:
+    """Give the CPU milliseconds of each group of processes while this goes on, and how many seconds it took."""
+    groups = find_groups(state_dir)
+    before_s, began_s = cpu_seconds(groups), time.monotonic()
+    await meanwhile
+    lasted_s = time.monotonic() - began_s
+    return {name: 1_000 * (seconds - before_s[name]) for name, seconds in cpu_seconds(groups).items()}, lasted_s
+
+
+def _sender(rest: RestCaller, asks: Callable[[int], Ask]) -> Send:
+    """Make what sends the n-th of these requests, with time enough for any tier."""
+    return lambda number: rest.recommend({**asks(number), "deadline_ms": _PATIENT_MS})
+
+
+async def _require(tier: str, send: Send) -> None:
+    """See that these requests are still answered by the tier that they were counted for."""
+    outcomes = [await send(number) for number in range(_NUM_CHECKED)]
+    share = sum(outcome.tier == tier for outcome in outcomes) / _NUM_CHECKED
+    if share < _MIN_SHARE:
+        sys.exit(f"error: only {share:.0%} of the answers came from {tier}; try again on a quieter machine")
+
+
+async def _click(rest: RestCaller, number: int) -> Any:
+    event = {"user_id": f"load-{number % 50}", "item_id": str(1 + number % 200)}
+    status, _ = await rest.call(b"POST", b"/v1/events", json.dumps(event).encode())
+    return Outcome(is_ok=status == 200, tier="none", reason=f"http_{status}")
+
+
+def _head_ms() -> float:
+    """Time the step that grows with the catalogue, in both models: one vector against every item, then the best 100."""
+    torch.set_num_threads(1)
+    hidden_1D, head_VD = torch.randn(1, 64), torch.randn(HEAD_ITEMS, 64)
+    took_s = []
+    for _ in range(30):
+        began_s = time.thread_time()
+        (hidden_1D @ head_VD.T).topk(100)
+        took_s.append(time.thread_time() - began_s)
+    return round(1_000 * median(took_s), 3)
+
+
+def _student_ms(settings: Settings) -> float:
+    """Time one ranking by the live student: the longest history that it sees, all items allowed, the best ten; the median of 200."""
+    bundle = BundleStore(settings.bundle_root).live()
+    catalogue = bundle.catalogue()
+    student, num_items = load_student(bundle, catalogue), len(catalogue.item_ids)
+    history, allowed = list(range(bundle.manifest["prompt"]["max_items"])), np.ones(num_items, dtype=bool)
+    took_s = []
+    for _ in range(200):
+        began_s = time.perf_counter()
+        student.rank(history, allowed, 10)
+        took_s.append(time.perf_counter() - began_s)
+    return round(1_000 * median(took_s), 3)
+
+
+def _bundle(settings: Settings) -> dict[str, Any]:
+    bundle = BundleStore(settings.bundle_root).live()
+    config = read_config(bundle.path / "decoder")
+    num_items = len(bundle.catalogue().item_ids)
+    weights = sum(path.stat().st_size for path in (bundle.path / "decoder").glob("*.safetensors"))
+    return {
+        "num_items": num_items,
+        "layers": config.num_hidden_layers,
+        "kv_heads": config.num_key_value_heads,
+        "head_dim": config.head_dim,
+        "hidden_size": config.hidden_size,
+        "decoder_bytes": weights,
+        "student_bytes": bundle.student_path.stat().st_size,
+    }
+
+
+def _shown(costs: dict[str, float]) -> str:
+    return "  ".join(f"{name} {ms:.2f}" for name, ms in costs.items()) + "  ms of CPU"
+
+
+if __name__ == "__main__":
+    main()

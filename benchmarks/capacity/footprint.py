@@ -1,0 +1,100 @@
+"""What the processes of a running stack use: CPU seconds and memory by role, and the store's bytes by kind of row."""
+
+import random
+import tempfile
+import uuid
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import redis
+
+from infra.local.supervisor.keeper import children_of
+from infra.local.supervisor.stackfile import StackFile
+from services.contracts.events import Interaction
+from services.features.rows import LogPosition
+from services.settings.redis_address import RedisAddress
+from services.stream.decode import LoggedInteraction
+from services.stream.offline_log import OfflineLog
+
+_ROLES = (("gateway", "ServeReplica:tailrace:Gateway"), ("llm", "ServeReplica:tailrace:llm"), ("edge", "haproxy"))
+_MAX_KEYS = 2_000
+
+Groups = dict[str, list[psutil.Process]]
+
+
+def find_groups(state_dir: Path) -> Groups:
+    """Sort the processes of this folder's stack by role: its parts, and within serve the replicas, the edge and Ray."""
+    record = StackFile(state_dir).read()
+    groups: Groups = {}
+    for name, part in record.parts.items() if record else ():
+        for pid in children_of(part.keeper_pid) if part.keeper_pid else ():
+            process = psutil.Process(pid)
+            for one in [process, *process.children(recursive=True)]:
+                groups.setdefault(_role(one) if name == "serve" else name, []).append(one)
+    return groups
+
+
+def cpu_seconds(groups: Groups) -> dict[str, float]:
+    """Sum the CPU time that each group's processes have used so far."""
+    return {name: sum(_cpu_s(process) for process in processes) for name, processes in groups.items()}
+
+
+def memory_mb(groups: Groups) -> dict[str, float]:
+    """Give what one process of each group holds for itself (for Ray and the metrics server: all of them together)."""
+    found = {}
+    for name, processes in groups.items():
+        sizes = [process.memory_full_info().uss / 2**20 for process in processes if process.is_running()]
+        found[name] = round(max(sizes) if name in {"gateway", "llm"} else sum(sizes), 1)
+    return found
+
+
+def store_bytes(address: RedisAddress) -> dict[str, Any]:
+    """Give the mean size of the store's rows by kind, from a sample of keys."""
+    client: Any = redis.Redis(**address.client_options())
+    sizes: dict[str, list[int]] = {}
+    for key in client.scan_iter(count=500):
+        kind = next((name for name in (b"user_id", b"item_id") if name in key), b"other").decode()
+        if len(sizes.setdefault(kind, [])) < _MAX_KEYS:
+            sizes[kind].append(client.memory_usage(key) or 0)
+    used = client.info("memory")["used_memory"]
+    client.close()
+    rows = {kind: {"rows": len(found), "mean_bytes": round(sum(found) / len(found))} for kind, found in sizes.items()}
+    return {"used_bytes": used, "by_kind": rows}
+
+
+def log_bytes_per_event(num_events: int = 10_000) -> float:
+    """Give what an event takes in one merged file of the offline log, with random ids and users."""
+    draw = random.Random(0)
+    events = [
+        LoggedInteraction(
+            Interaction(
+                event_id=str(uuid.UUID(int=draw.getrandbits(128))),
+                user_id=str(draw.randrange(100_000)),
+                item_id=str(draw.randrange(10_000)),
+                event_time_ms=1_790_000_000_000 + 40 * number,
+                accepted_time_ms=1_790_000_000_005 + 40 * number,
+            ),
+            LogPosition("01a1fcb0-c6a8-7871-8401-8cc9650bb424", 0, number),
+        )
+        for number in range(num_events)
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        OfflineLog(Path(folder)).append(events)
+        return sum(path.stat().st_size for path in Path(folder).rglob("*.parquet")) / num_events
+
+
+def _role(process: psutil.Process) -> str:
+    title = ""
+    with suppress(psutil.Error):
+        title = " ".join(process.cmdline()) or process.name()
+    return next((role for role, mark in _ROLES if mark in title), "ray")
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    try:
+        times = process.cpu_times()
+    except psutil.Error:
+        return 0.0
+    return float(times.user + times.system)

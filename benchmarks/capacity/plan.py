@@ -1,0 +1,188 @@
+"""How many cores and how much memory a load needs: arithmetic on what benchmarks/capacity/__main__.py measured. Pure.
+
+Every constant comes from the results file that is handed in; what is reckoned and not measured says so (`notes`). The
+formulas stand in docs/capacity.md.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from services.errors import ConfigError
+
+PARTS = ("edge", "gateway", "llm", "ray", "valkey", "broker", "worker", "metrics")
+TIERS = ("precomputed", "llm", "student", "popular")
+MAX_BUSY = 0.6
+"""The share of a core that is planned with; the rest is for bursts, since waiting grows steeply beyond."""
+PROMPT_ITEMS = 200
+FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What is to be served. `mix` holds the share of requests by tier; `rate` and `events_rate` are per second."""
+
+    rate: float
+    users: int
+    items: int
+    events_rate: float
+    mix: Mapping[str, float]
+    kv_users: int
+    """Users whose context should stay in the KV cache."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be. Raises ConfigError naming the option."""
+        for option, value in (("--rate", self.rate), ("--users", self.users), ("--items", self.items)):
+            if not 0 < value < math.inf:
+                raise ConfigError(f"{option}: {value} is not more than 0; give what you expect at the busiest time")
+        for option, least, noun in (
+            ("--events-rate", self.events_rate, "events a second"),
+            ("--kv-users", self.kv_users, "users"),
+        ):
+            if not 0 <= least < math.inf:
+                raise ConfigError(f"{option}: {least} is less than 0; give {noun}")
+        if not math.isclose(sum(self.mix.values()), 1.0, abs_tol=1e-6) or min(self.mix.values()) < 0:
+            raise ConfigError(f"--mix: the shares make {sum(self.mix.values()):g}; give shares that make 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One kind of process: how many cores it needs busy, how many replicas, and the memory of all of them in MB."""
+
+    part: str
+    cores: float
+    replicas: int
+    memory_mb: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What the load needs, and what is uncertain about it."""
+
+    lines: Sequence[Line]
+    kv_num_blocks: int
+    log_gb_per_day: float
+    notes: Sequence[str]
+
+    @property
+    def cores(self) -> float:
+        """Cores to provide, with room for bursts."""
+        return sum(line.cores for line in self.lines) / MAX_BUSY
+
+    @property
+    def memory_gb(self) -> float:
+        """Memory of all processes."""
+        return sum(line.memory_mb for line in self.lines) / 1_024
+
+
+def parse_mix(text: str) -> dict[str, float]:
+    """Read `llm=0.3,student=0.7`; tiers not named have no share. Raises ConfigError naming the option."""
+    mix = dict.fromkeys(TIERS, 0.0)
+    for part in text.split(","):
+        tier, _, share = part.strip().partition("=")
+        try:
+            value = float(share)
+        except ValueError:
+            value = math.nan
+        if tier not in mix or math.isnan(value):
+            raise ConfigError(f"--mix: {part!r} is no share of a tier; give such as llm=0.3,student=0.7")
+        mix[tier] = value
+    return mix
+
+
+def read_basis(path: Path | None) -> dict[str, Any]:
+    """Read a results file of benchmarks/capacity/__main__.py; None: the one that is kept here. Raises ConfigError naming the option."""
+    chosen = path or Path(__file__).parents[1] / "results" / "capacity.json"
+    try:
+        basis: dict[str, Any] = json.loads(chosen.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"--basis: {chosen} cannot be read ({error}); make it with python -m benchmarks.capacity"
+        ) from error
+    if basis.get("benchmark") != "capacity":
+        raise ConfigError(
+            f"--basis: {chosen} is no result of benchmarks.capacity; make it with python -m benchmarks.capacity"
+        )
+    return basis
+
+
+def plan(demand: Demand, measured: Mapping[str, Any]) -> Plan:
+    """Compute the plan from a results file of benchmarks/capacity/__main__.py."""
+    busy = _busy_cores(demand, measured)
+    memory, bundle = measured["memory_mb"], measured["bundle"]
+    blocks = kv_blocks(demand.kv_users)
+    per_replica_mb = {
+        "gateway": memory["gateway"] + _grown_mb(demand.items, bundle["num_items"], bundle["student_bytes"]),
+        "llm": memory["llm"]
+        + _grown_mb(demand.items, bundle["num_items"], bundle["decoder_bytes"])
+        + blocks * kv_block_bytes(bundle) / 2**20,
+    }
+    lines = []
+    for part in PARTS:
+        scales = part in per_replica_mb
+        replicas = max(1, math.ceil(busy[part] / MAX_BUSY)) if scales else 1
+        mb = replicas * per_replica_mb[part] if scales else memory.get(part, 0.0)
+        if part == "valkey":
+            mb += store_mb(demand, measured)
+        lines.append(Line(part=part, cores=busy[part], replicas=replicas, memory_mb=mb))
+    log_gb_per_day = demand.events_rate * 86_400 * measured["log_bytes_per_event"] / 1e9
+    return Plan(lines=lines, kv_num_blocks=blocks, log_gb_per_day=log_gb_per_day, notes=_notes(demand, measured))
+
+
+def kv_block_bytes(bundle: Mapping[str, Any], block_tokens: int = 16) -> int:
+    """Give the bytes of one KV block: keys and values of all layers, as float32."""
+    per_token = 2 * bundle["layers"] * bundle["kv_heads"] * bundle["head_dim"] * FLOAT_BYTES
+    return int(per_token * block_tokens)
+
+
+def kv_blocks(users: int, prompt_tokens: int = PROMPT_ITEMS + 1, block_tokens: int = 16) -> int:
+    """Give the blocks that keep so many users' whole prompts."""
+    return users * math.ceil(prompt_tokens / block_tokens)
+
+
+def store_mb(demand: Demand, measured: Mapping[str, Any]) -> float:
+    """Give what the online store holds: a row per user and per item at the measured sizes."""
+    kinds = measured["store"]["by_kind"]
+    rows = {"user_id": demand.users, "item_id": demand.items}
+    return float(sum(rows[kind] * kinds[kind]["mean_bytes"] for kind in rows if kind in kinds) / 2**20)
+
+
+def _busy_cores(demand: Demand, measured: Mapping[str, Any]) -> dict[str, float]:
+    costs, events = measured["cpu_ms_per_request"], measured["cpu_ms_per_event"]
+    head_ms = measured["head_ms_per_100k_items"] * max(0, demand.items - measured["bundle"]["num_items"]) / 100_000
+    head_share = {"gateway": demand.mix["student"] + demand.mix["llm"], "llm": demand.mix["llm"]}
+    busy = {}
+    for part in PARTS:
+        ms = sum(demand.mix[tier] * costs[tier].get(part, 0.0) for tier in TIERS) + head_ms * head_share.get(part, 0.0)
+        idle_ms = measured["idle_cpu_ms_per_s"].get(part, 0.0)
+        busy[part] = (idle_ms + demand.rate * ms + demand.events_rate * events.get(part, 0.0)) / 1_000
+    return busy
+
+
+def _grown_mb(items: int, measured_items: int, weight_bytes: int) -> float:
+    """Give the weights of the items beyond the measured catalogue, at the measured bytes per item."""
+    return max(0, items - measured_items) * weight_bytes / measured_items / 2**20
+
+
+def _notes(demand: Demand, measured: Mapping[str, Any]) -> list[str]:
+    machine, bundle = measured["machine"], measured["bundle"]
+    basis = (
+        f"Measured {measured['time']} on {machine['cpus']} {machine['arch']} cores with a decoder of {bundle['layers']} layers"
+        f" of {bundle['hidden_size']} over {bundle['num_items']} items, at a load average of {measured['load_average_1m']:g}: on quiet cores it costs less,"
+        " on other processors and with other models it differs. Measure yours:"
+        " python -m benchmarks.capacity --json OUT, then --basis OUT."
+    )
+    notes = [basis]
+    if demand.items > bundle["num_items"]:
+        notes.append(
+            f"Catalogues above {bundle['num_items']} items are reckoned: one product over all items in each model "
+            f"({measured['head_ms_per_100k_items']} ms per 100,000 items, measured alone) and the weights' size."
+        )
+    if demand.rate > measured["rate"]:
+        notes.append(
+            f"CPU time per request was measured at {measured['rate']:g} requests a second and is taken to hold at {demand.rate:g}."
+        )
+    return notes

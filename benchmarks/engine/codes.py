@@ -1,0 +1,46 @@
+"""The catalogue as peers are held to it: after these codes, which may follow? Knows numpy alone.
+
+Our engine has a trie of its own; this one serves logits processors, which other engines call with whole vocabularies.
+
+Shape suffixes: B beams, L codes spelled, S codes of a level.
+"""
+
+import numpy as np
+
+from benchmarks.engine.cases import CodeTable
+
+
+class CodeTrie:
+    """Which codes lead on to an item, for codes of depth 3."""
+
+    def __init__(self, table: CodeTable) -> None:
+        size = table.level_size
+        codes = table.codes[np.lexsort(table.codes.T[::-1])]
+        self.level_size = size
+        self.token_offsets = table.token_offsets
+        self._first_S = np.zeros(size, dtype=np.bool_)
+        self._first_S[codes[:, 0]] = True
+        self._second_SS = np.zeros((size, size), dtype=np.bool_)
+        self._second_SS[codes[:, 0], codes[:, 1]] = True
+        self._third = codes[:, 2]
+        pairs = codes[:, 0] * size + codes[:, 1]
+        self._starts = np.searchsorted(pairs, np.arange(size * size + 1))
+
+    def allowed(self, tokens_BL: np.ndarray) -> np.ndarray:
+        """Give what may follow (B, S) bool after the tokens of beams that all have spelled as many. Foreign tokens are read as the nearest code."""
+        num_beams, level = tokens_BL.shape
+        spelled_BL = (tokens_BL - np.array(self.token_offsets[:level], dtype=np.int64)).clip(0, self.level_size - 1)
+        if level == 0:
+            return np.tile(self._first_S, (num_beams, 1))
+        if level == 1:
+            second_BS: np.ndarray = self._second_SS[spelled_BL[:, 0]]
+            return second_BS
+        allowed_BS = np.zeros((num_beams, self.level_size), dtype=np.bool_)
+        for row, pair in enumerate(spelled_BL[:, 0] * self.level_size + spelled_BL[:, 1]):
+            allowed_BS[row, self._third[self._starts[pair] : self._starts[pair + 1]]] = True
+        return allowed_BS
+
+    def codes_of(self, tokens: list[list[int]]) -> list[list[int]]:
+        """Turn complete spellings into codes."""
+        codes: list[list[int]] = (np.array(tokens) - np.array(self.token_offsets)).tolist()
+        return codes

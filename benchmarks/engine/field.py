@@ -1,0 +1,172 @@
+"""The contestants of one run: started, warmed up, asked in turn, stopped. Collects what was measured; publishes nothing.
+
+Engines load one after another and stay idle while another is asked. A case that an engine cannot do is noted with its
+error and not asked again.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.engine.cases import Case, ShapeCases, draw_prompts
+from benchmarks.engine.peers import Entry, judge_entry, our_entry, peer_entry
+from benchmarks.engine.process import EngineFailed, EngineProcess
+from benchmarks.engine.progress import Progress
+from benchmarks.engine.report import Measured
+from benchmarks.engine.words import words_of
+
+OURS = "tailrace"
+_INT8 = f"{OURS}-int8"
+_ENOUGH_S = 0.6
+_MAX_RUNS_A_ROUND = 3
+_RUNS_APART = 10
+_JUDGED_CASE = "decode-8"
+_LIMITS = {"do": "limits", "effort": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the caller wants. `names` empty means all cases."""
+
+    device: str
+    threads: int
+    rounds: int
+    peers: tuple[str, ...]
+    names: frozenset[str]
+
+
+class Field:
+    """Everything measured in one run of the benchmark."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self.measured: list[Measured] = []
+        self.described: dict[str, dict[str, Any]] = {}
+        self.absent: dict[str, str] = {}
+        self.quality: dict[str, dict[str, float]] = {}
+
+    @property
+    def peers(self) -> list[str]:
+        """The peers that took part."""
+        return [name for name in self.described if not name.startswith(OURS)]
+
+    @property
+    def device(self) -> str:
+        """What our engine says that it runs on."""
+        return str(self.described.get(OURS, {}).get("device"))
+
+    def compare(self, folder: Path, cases: Sequence[Case]) -> None:
+        """Have all engines do these cases with one checkpoint, and judge what they wrote."""
+        options, model = self._options, str(folder)
+        entries = {OURS: our_entry(model, options.device, options.threads, {})}
+        if options.device == "cpu":
+            entries[_INT8] = our_entry(model, options.device, options.threads, {"weight_kind": "int8"})
+        for name in options.peers:
+            entry = peer_entry(name, model, options.device, options.threads)
+            if entry is None:
+                self.absent[name] = "not installed: run `make bench-peers`"
+            else:
+                entries[name] = entry
+        measured = self._run(entries, cases, words_of(folder))
+        if "transformers" in entries:
+            self._judge(model, [one for one in measured if one.case.name == _JUDGED_CASE and one.runs])
+
+    def run_alone(self, group: ShapeCases) -> None:
+        """Have our engine do these cases over random weights."""
+        options = self._options
+        entry = our_entry(f"shape:{group.shape}", options.device, options.threads, dict(group.config))
+        self._run({OURS: entry}, group.cases, range(256))
+
+    def _run(self, entries: dict[str, Entry], cases: Sequence[Case], words: Sequence[int]) -> list[Measured]:
+        options = self._options
+        wanted = [case for case in cases if not options.names or case.name in options.names]
+        if not wanted:
+            return []
+        with Progress(len(entries) * (1 + len(wanted) * (options.rounds + 1))) as progress:
+            turn = _Turn(words, progress)
+            engines = self._start(entries, progress)
+            try:
+                measured = [Measured(case, name) for case in wanted for name in engines]
+                for one in measured:
+                    turn.warm_up(engines[one.engine], one)
+                for round_number in range(options.rounds):
+                    for one in measured if round_number % 2 == 0 else reversed(measured):
+                        turn.take(engines[one.engine], one, round_number)
+            finally:
+                for engine in engines.values():
+                    engine.stop()
+        self.measured += measured
+        return measured
+
+    def _start(self, entries: dict[str, Entry], progress: Progress) -> dict[str, EngineProcess]:
+        engines = {}
+        for name, entry in entries.items():
+            progress.say(f"loading {name}")
+            engine = EngineProcess(entry.python, entry.module, entry.options, entry.variables)
+            try:
+                engine.wait_until_ready()
+            except EngineFailed as error:
+                engine.stop()
+                if name == OURS:
+                    raise
+                self.absent[name] = f"does not start: {error}"
+            else:
+                engines[name] = engine
+                self.described[name] = engine.described
+            progress.advance()
+        return engines
+
+    def _judge(self, model: str, measured: Sequence[Measured]) -> None:
+        entry = judge_entry(model, self._options.threads)
+        judge = EngineProcess(entry.python, entry.module, entry.options, entry.variables)
+        try:
+            judge.wait_until_ready()
+            for one in measured:
+                reply = judge.ask({"prompts": one.runs[0]["prompts"], "outputs": one.runs[0]["outputs"]})
+                self.quality[one.engine] = {name: value for name, value in reply.items() if name != "seconds"}
+        finally:
+            judge.stop()
+
+
+@dataclass(slots=True)
+class _Turn:
+    """Asks one engine one case."""
+
+    words: Sequence[int]
+    progress: Progress
+
+    def warm_up(self, engine: EngineProcess, one: Measured) -> None:
+        """Ask once without counting it."""
+        self.progress.say(f"warming up {one.case.name} on {one.engine}")
+        try:
+            engine.ask(one.case.ask(draw_prompts(one.case, self.words, -1)))
+        except EngineFailed as error:
+            one.error = str(error)
+        self.progress.advance()
+
+    def take(self, engine: EngineProcess, one: Measured, round_number: int) -> None:
+        """Ask until enough time is spent, with new prompts each time."""
+        self.progress.say(f"round {round_number + 1}: {one.case.name} on {one.engine}")
+        spent_s = 0.0
+        for repeat in range(_MAX_RUNS_A_ROUND):
+            if one.error is not None or spent_s > _ENOUGH_S:
+                break
+            prompts = draw_prompts(one.case, self.words, _RUNS_APART * round_number + repeat)
+            try:
+                run = self._run(engine, one, one.case.ask(prompts))
+            except EngineFailed as error:
+                one.error = str(error)
+            else:
+                one.runs.append({**run, "prompts": prompts})
+                spent_s += run["seconds"]
+        self.progress.advance()
+
+    def _run(self, engine: EngineProcess, one: Measured, ask: dict[str, Any]) -> dict[str, Any]:
+        """Ask once; our engine says before and after what the machine reaches, of which the better counts."""
+        if not one.engine.startswith(OURS):
+            return engine.ask(ask)
+        before = engine.ask(_LIMITS)
+        run = engine.ask(ask)
+        after = engine.ask(_LIMITS)
+        return {**run, "limits": {name: max(before[name], after[name]) for name in ("bytes_per_s", "flops_per_s")}}

@@ -1,0 +1,136 @@
+"""From timed runs to what is published: medians, ratios to the best peer, roofline, agreement. Pure.
+
+A run is a worker's reply: `seconds`, `outputs`, and for our engine `steps` by kind with what they cost at least, and the
+machine's `limits` beside it: neighbours take now more of the memory, now less, and a step is held against what there was.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from benchmarks.engine.cases import Case
+
+Run = dict[str, Any]
+
+_REFERENCE = "transformers"
+
+
+@dataclass(slots=True)
+class Measured:
+    """One engine in one case: its runs, or why there are none."""
+
+    case: Case
+    engine: str
+    runs: list[Run] = field(default_factory=list)
+    error: str | None = None
+
+    @property
+    def values(self) -> list[float]:
+        """The case's figure of each run."""
+        return [self.case.value(run["seconds"]) for run in self.runs]
+
+
+def case_rows(measured: Sequence[Measured], peers: Sequence[str]) -> list[dict[str, Any]]:
+    """Give one row for each engine and case; `ratio_to_best_peer` is above 1 where the engine is faster."""
+    medians = {(one.case.name, one.engine): median(one.values) for one in measured if one.runs}
+    rows = []
+    for one in measured:
+        value = medians.get((one.case.name, one.engine))
+        theirs = [medians[key] for peer in peers if (key := (one.case.name, peer)) in medians]
+        rows.append(
+            {
+                "name": one.case.name,
+                "engine": one.engine,
+                "value": _rounded(value),
+                "unit": one.case.unit,
+                "ratio_to_best_peer": _rounded(_ratio(one.case, value, theirs)),
+                "runs": [_rounded(run) for run in one.values],
+                **({"graphs": one.runs[-1]["graphs"]} if one.runs and "graphs" in one.runs[-1] else {}),
+                **({"error": one.error} if one.error else {}),
+            }
+        )
+    return rows
+
+
+def best_limits(measured: Sequence[Measured]) -> dict[str, float]:
+    """Give the most that the machine reached beside any run."""
+    found = [run["limits"] for one in measured for run in one.runs if "limits" in run]
+    return {name: max(limits[name] for limits in found) for name in (found[0] if found else ())}
+
+
+def roofline_rows(measured: Sequence[Measured]) -> list[dict[str, Any]]:
+    """Hold each kind of step of our engine against the limits beside its run: the run with the median share of the nearer limit."""
+    rows = []
+    for one in measured:
+        kinds = sorted({kind for run in one.runs for kind in run.get("steps", {})})
+        for kind in kinds:
+            runs = [run for run in one.runs if kind in run["steps"]]
+            run = sorted(runs, key=lambda run: max(_shares(run, kind)))[(len(runs) - 1) // 2]
+            step, (memory, compute) = run["steps"][kind], _shares(run, kind)
+            rows.append(
+                {
+                    "case": one.case.name,
+                    "engine": one.engine,
+                    "step": kind,
+                    "step_ms": _rounded(1_000 * step["seconds"] / step["steps"]),
+                    "step_mbytes": _rounded(step["num_bytes"] / step["steps"] / 1e6),
+                    "step_gflops": _rounded(step["flops"] / step["steps"] / 1e9),
+                    "limit_gbytes_per_s": _rounded(run["limits"]["bytes_per_s"] / 1e9),
+                    "limit_tflops_per_s": _rounded(run["limits"]["flops_per_s"] / 1e12),
+                    "memory_share": _rounded(memory),
+                    "compute_share": _rounded(compute),
+                    "bound_by": "memory" if memory >= compute else "compute",
+                    "share_of_limit": _rounded(max(memory, compute)),
+                }
+            )
+    return rows
+
+
+def _shares(run: Run, kind: str) -> tuple[float, float]:
+    """Give the shares of the memory's and of the arithmetic's limit that steps of this kind reach."""
+    step, limits = run["steps"][kind], run["limits"]
+    return (
+        step["num_bytes"] / step["seconds"] / limits["bytes_per_s"],
+        step["flops"] / step["seconds"] / limits["flops_per_s"],
+    )
+
+
+def agreements(measured: Sequence[Measured]) -> list[dict[str, Any]]:
+    """Compare each engine's first outputs with transformers': the share of places that hold the same token or item.
+
+    Greedy texts part at the first tie that is broken otherwise and stay apart, so that a low share alone is no fault: see the
+    gaps beside it. Items are compared as sets.
+    """
+    theirs = {one.case.name: one.runs[0] for one in measured if one.engine == _REFERENCE and one.runs}
+    return [
+        {
+            "case": one.case.name,
+            "engine": one.engine,
+            "against": _REFERENCE,
+            "share": _agreement(one.runs[0], theirs[one.case.name]),
+        }
+        for one in measured
+        if one.runs and one.engine != _REFERENCE and one.case.name in theirs
+    ]
+
+
+def _agreement(mine: Run, theirs: Run) -> float:
+    same = total = 0
+    for left, right in zip(mine["outputs"], theirs["outputs"], strict=True):
+        if left and isinstance(left[0], list):
+            same += len({tuple(code) for code in left} & {tuple(code) for code in right})
+        else:
+            same += sum(a == b for a, b in zip(left, right, strict=True))
+        total += len(left)
+    return round(same / total, 4) if total else 0.0
+
+
+def _ratio(case: Case, value: float | None, theirs: Sequence[float]) -> float | None:
+    if value is None or not theirs:
+        return None
+    return min(theirs) / value if case.unit == "ms" else value / max(theirs)
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.4g}")

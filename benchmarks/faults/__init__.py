@@ -1,0 +1,1 @@
+"""Load through both doors while one part breaks and comes back."""

@@ -1,0 +1,190 @@
+"""The fault matrix: what callers see while one thing after another breaks, on a stack of its own behind a faulty wire.
+
+    python -m benchmarks.faults --json OUT [--fault NAME ...] [--rate 50] [--state FOLDER] [--logs FOLDER]
+
+Each row: some seconds of health, some of the fault, then time to recover, with recommendations through both doors leaving at a
+fixed rate all along (three of four of high priority, one of normal) and an event every quarter of a second. The spike row adds
+twelve times the rate, of low priority. Latency counts from the intended departure; recovery from the dependency's return,
+or from the kill.
+"""
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from benchmarks.faults.event_probe import EventProbe
+from benchmarks.faults.rows import DEADLINE_MS, PHASES, Phases, door_of, plan_row, row_of
+from benchmarks.faults.scene import Scene, scene_from
+from benchmarks.faults.tcp_proxy import Wire
+from benchmarks.load.arguments import above_zero
+from benchmarks.load.crowd import Crowd
+from benchmarks.load.live_view import LiveView
+from benchmarks.load.open_loop import Outcome, run_schedule
+from benchmarks.load.report_file import about_run, write_report
+from services.errors import TailraceError
+from services.settings.settings import load_settings
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that breaks. `end` None: it comes back by itself, and recovery counts from `begin`."""
+
+    begin: Callable[[Scene], Awaitable[None]]
+    end: Callable[[Scene], Awaitable[None]] | None = None
+    is_wired: bool = False
+    is_spike: bool = False
+
+
+def _wire(part: str, wire: Wire) -> Fault:
+    return Fault(
+        lambda scene: scene.wires[part].become(wire), lambda scene: scene.wires[part].become(Wire.PASS), is_wired=True
+    )
+
+
+def _kill(name: str) -> Fault:
+    return Fault(lambda scene: asyncio.to_thread(getattr(scene.victims, f"kill_{name}")))
+
+
+async def _nothing(_: Scene) -> None:
+    """Health, and the spike, which is load."""
+
+
+FAULTS = {
+    "none": Fault(_nothing, _nothing),
+    **{
+        f"{part}-{wire}": _wire(part, wire)
+        for part in ("store", "broker")
+        for wire in (Wire.STOP, Wire.HANG, Wire.SLOW, Wire.RESET)
+    },
+    **{f"{name}-killed": _kill(name) for name in ("store", "gateway", "llm", "worker", "edge", "raylet")},
+    "low-priority-spike": Fault(_nothing, _nothing, is_spike=True),
+}
+
+
+async def run_row(name: str, scene: Scene, rate_rps: float, view: LiveView, phases: Phases = PHASES) -> dict[str, Any]:
+    """Run one row on a stack that is well, and give its numbers."""
+    fault = FAULTS[name]
+    planned = plan_row(rate_rps, phases, is_spike=fault.is_spike)
+    crowd = Crowd(scene.audience, len(planned))
+    probe = EventProbe(scene.rest, scene.audience.item_ids[0])
+    restarts = scene.victims.num_restarts()
+
+    async def send(number: int) -> Outcome:
+        caller = scene.doors[planned[number].priority][door_of(number)]
+        return await caller.recommend({**crowd.ask(number), "deadline_ms": DEADLINE_MS})
+
+    async def harm() -> float:
+        """Break and mend at the right moments; give when it was mended, in seconds from the row's beginning."""
+        view.phase = "health"
+        await asyncio.sleep(phases.before_s)
+        view.phase = "[red]fault[/]"
+        await fault.begin(scene)
+        back_s = time.perf_counter() - began_s
+        await asyncio.sleep(began_s + phases.mended_at_s - time.perf_counter())
+        if fault.end is not None:
+            await fault.end(scene)
+            back_s = time.perf_counter() - began_s
+        view.phase = "recovery"
+        return back_s
+
+    began_s = time.perf_counter()
+    probe.start(began_s)
+    harming = asyncio.create_task(harm())
+    load = await run_schedule(send, [one.at_s for one in planned], view.ended)
+    back_s = await harming
+    await scene.until_well()
+    await probe.finish()
+    now = scene.victims.num_restarts()
+    restarted = {part: now[part] - count for part, count in restarts.items() if now.get(part, 0) > count}
+    return {"fault": name, **row_of(planned, load, probe, back_s, phases, scene.weights), "restarts": restarted}
+
+
+async def measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Run the rows one after another: those of a faulty wire on a stack behind proxies, the others on one without."""
+    wanted = options.fault or list(FAULTS)
+    rows: list[dict[str, Any]] = []
+    for is_wired in (False, True):
+        names = [name for name in FAULTS if name in wanted and FAULTS[name].is_wired is is_wired]
+        if names:
+            console.print(f"starting a stack of its own{', behind proxies' if is_wired else ''} ...")
+            rows += await _run_rows(names, options, console, is_wired=is_wired)
+    console.print(table_of(rows))
+    return {
+        **about_run("faults"),
+        "rate_rps": options.rate,
+        "deadline_ms": DEADLINE_MS,
+        "phases": asdict(PHASES),
+        "rows": rows,
+    }
+
+
+async def _run_rows(
+    names: Sequence[str], options: argparse.Namespace, console: Console, *, is_wired: bool
+) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    logs = options.logs and options.logs / ("wired" if is_wired else "direct")
+    async with scene_from(options.state.absolute(), logs, is_wired=is_wired) as scene:
+        for name in names:
+            await scene.until_well()
+            view = LiveView(name, DEADLINE_MS)
+            with Live(view, console=console, refresh_per_second=4, transient=True):
+                rows.append(await run_row(name, scene, options.rate, view))
+            console.print(_line(rows[-1]))
+    return rows
+
+
+def table_of(rows: Sequence[dict[str, Any]]) -> Table:
+    """Draw the matrix."""
+    table = Table(box=None)
+    for column in ("fault", "available", "in time", "p99 ms", "goodput", "recovery s", "events lost", "tiers"):
+        table.add_column(column, justify="left" if column in {"fault", "tiers"} else "right")
+    for row in rows:
+        tiers = " ".join(f"{tier} {share:.0%}" for tier, share in row["tiers"].items())
+        table.add_row(
+            row["fault"],
+            f"{100 * row['availability']:.2f} %",
+            f"{100 * row['deadline_met']:.2f} %",
+            f"{row['p99_ms']:.1f}",
+            f"{row['goodput']:.3f}",
+            "-" if row["recovery_s"] is None else f"{row['recovery_s']:.1f}",
+            str(row["events"]["lost"]),
+            tiers,
+        )
+    return table
+
+
+def _line(row: dict[str, Any]) -> str:
+    return (
+        f"{row['fault']:20} available {100 * row['availability']:.2f} %  in time {100 * row['deadline_met']:.2f} %"
+        f"  p99 {row['p99_ms']:.1f} ms  recovery {row['recovery_s']} s"
+    )
+
+
+def main() -> None:
+    """Measure, print the matrix, write the JSON."""
+    settings = load_settings()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, required=True, metavar="OUT")
+    parser.add_argument("--fault", nargs="+", choices=list(FAULTS), help="only these")
+    parser.add_argument("--rate", type=above_zero, default=50.0, help="requests a second")
+    parser.add_argument("--state", type=Path, default=settings.state_dir, help="whose bundle and store are copied")
+    parser.add_argument("--logs", type=Path, help="where the stack's logs are kept")
+    options = parser.parse_args()
+    try:
+        report = asyncio.run(measure(options, Console(stderr=True)))
+    except TailraceError as error:
+        sys.exit(f"error: {error}")
+    write_report(options.json, report)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""Events beside a load: one every quarter of a second, each of a new user, followed until an answer has seen it.
+
+Tells which were acknowledged, which refused, when events were taken again after a fault, and which acknowledged ones never
+became visible.
+"""
+
+import asyncio
+import json
+import time
+import uuid
+from dataclasses import dataclass
+
+from benchmarks.load.callers import RestCaller
+
+_EVERY_S = 0.25
+_POLL_S = 0.05
+_NEAR_S = 1.0
+_LAST_CHANCE_S = 20.0
+
+
+@dataclass(slots=True)
+class Event:
+    """One event; seconds from the probe's beginning, None for what did not happen."""
+
+    user_id: str
+    event_time_ms: int
+    sent_s: float
+    acknowledged_s: float | None = None
+    visible_s: float | None = None
+
+    @property
+    def was_seen_soon(self) -> bool:
+        """Whether it was acknowledged and then visible within a second."""
+        if self.acknowledged_s is None or self.visible_s is None:
+            return False
+        return self.visible_s - self.acknowledged_s <= _NEAR_S
+
+
+class EventProbe:
+    """Sends and follows events between `start` and `finish`."""
+
+    def __init__(self, rest: RestCaller, item_id: str) -> None:
+        self._rest = rest
+        self._item_id = item_id
+        self._began_s = time.perf_counter()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._sends: set[asyncio.Task[None]] = set()
+        self.events: list[Event] = []
+
+    def start(self, began_s: float) -> None:
+        """Begin; times count from `began_s` (perf_counter)."""
+        self._began_s = began_s
+        self._tasks = [asyncio.create_task(self._send_all()), asyncio.create_task(self._watch_all())]
+
+    async def finish(self) -> None:
+        """Send no more, and give every acknowledged event its last chance to be seen."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, *self._sends, return_exceptions=True)
+        give_up_s = time.perf_counter() + _LAST_CHANCE_S
+        while (unseen := self.unseen()) and time.perf_counter() < give_up_s:
+            for event in unseen:
+                await self._look(event)
+            await asyncio.sleep(_POLL_S)
+
+    def unseen(self) -> list[Event]:
+        """Give what was acknowledged and has not been seen."""
+        return [one for one in self.events if one.acknowledged_s is not None and one.visible_s is None]
+
+    def recovered_s(self, back_at_s: float) -> float | None:
+        """Give the seconds from the dependency's return until a new event was taken and soon seen; None when none was."""
+        for event in self.events:
+            if event.sent_s >= back_at_s and event.was_seen_soon:
+                return (event.visible_s or 0.0) - back_at_s
+        return None
+
+    async def _send_all(self) -> None:
+        number = 0
+        while True:
+            number += 1
+            await asyncio.sleep(max(0.0, self._began_s + number * _EVERY_S - time.perf_counter()))
+            task = asyncio.create_task(self._send())
+            self._sends.add(task)
+            task.add_done_callback(self._sends.discard)
+
+    async def _send(self) -> None:
+        event = Event(f"probe-{uuid.uuid4().hex}", time.time_ns() // 1_000_000, self._now_s())
+        self.events.append(event)
+        fields = {"user_id": event.user_id, "item_id": self._item_id, "event_id": event.user_id}
+        body = json.dumps({**fields, "event_time_ms": event.event_time_ms}).encode()
+        status, _ = await self._rest.call(b"POST", b"/v1/events", body)
+        if status == 200:
+            event.acknowledged_s = self._now_s()
+
+    async def _watch_all(self) -> None:
+        """Look at the newest acknowledged event that is not seen, so that an old one which is stuck hides no recovery."""
+        while True:
+            unseen = self.unseen()
+            if unseen:
+                await self._look(unseen[-1])
+            await asyncio.sleep(_POLL_S)
+
+    async def _look(self, event: Event) -> None:
+        body = json.dumps({"user_id": event.user_id, "k": 1}).encode()
+        status, answer = await self._rest.call(b"POST", b"/v1/recommendations", body)
+        if status == 200 and json.loads(answer)["newest_event_time_ms"] == event.event_time_ms:
+            event.visible_s = self._now_s()
+
+    def _now_s(self) -> float:
+        return time.perf_counter() - self._began_s

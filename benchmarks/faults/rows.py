@@ -1,0 +1,110 @@
+"""A row of the fault matrix: its phases, the requests that are sent, and what is told of how they went. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.faults.event_probe import EventProbe
+from benchmarks.load.open_loop import Load, Shot
+from benchmarks.load.profiles import SPIKE_FACTOR
+from benchmarks.load.scoring import answers_recovered_s, degraded_share, summarise
+from services.contracts.access import Priority
+
+DEADLINE_MS = 200
+_DOORS = ("REST", "gRPC")
+_HIGH_OF = 4
+"""One of so many requests is of normal priority, the others of high; another one each time, for the crowd repeats itself too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Phases:
+    """How long a row is well, broken, and left to recover."""
+
+    before_s: float = 8.0
+    during_s: float = 14.0
+    after_s: float = 18.0
+
+    @property
+    def mended_at_s(self) -> float:
+        """When what was broken is mended."""
+        return self.before_s + self.during_s
+
+    @property
+    def total_s(self) -> float:
+        """How long requests leave."""
+        return self.mended_at_s + self.after_s
+
+
+PHASES = Phases()
+"""Those of the published matrix."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One request of a row."""
+
+    at_s: float
+    priority: Priority
+
+
+def plan_row(rate_rps: float, phases: Phases, *, is_spike: bool) -> list[Planned]:
+    """Give a row's requests in order of departure."""
+    base = [
+        Planned(
+            number / rate_rps, Priority.NORMAL if number % _HIGH_OF == number // _HIGH_OF % _HIGH_OF else Priority.HIGH
+        )
+        for number in range(round(rate_rps * phases.total_s))
+    ]
+    wave_rps = SPIKE_FACTOR * rate_rps
+    num_wave = round(wave_rps * phases.during_s) if is_spike else 0
+    wave = [Planned(phases.before_s + number / wave_rps, Priority.LOW) for number in range(num_wave)]
+    return sorted(base + wave, key=lambda one: one.at_s)
+
+
+def door_of(number: int) -> int:
+    """Give which of the doors a request goes through: four in a row over REST (0), then four over gRPC (1)."""
+    return number // 4 % len(_DOORS)
+
+
+def row_of(
+    planned: Sequence[Planned],
+    load: Load,
+    probe: EventProbe,
+    back_s: float,
+    phases: Phases,
+    weights: dict[str, float],
+) -> dict[str, Any]:
+    """Put a row together; `back_s` is when the dependency was back."""
+    shots = sorted(load.shots, key=lambda shot: shot.number)
+    base = [shot for shot in shots if planned[shot.number].priority is not Priority.LOW]
+    usual = degraded_share([shot for shot in base if shot.at_s < phases.before_s])
+    answers_s, events_s = answers_recovered_s(base, back_s, usual), probe.recovered_s(back_s)
+    recovery_s = None if answers_s is None or events_s is None else round(max(answers_s, events_s), 2)
+    during = [shot for shot in base if phases.before_s <= shot.at_s < phases.mended_at_s]
+    acknowledged = [event for event in probe.events if event.acknowledged_s is not None]
+    return {
+        **summarise(shots, DEADLINE_MS, weights),
+        "recovery_s": recovery_s,
+        "answers_recovered_s": answers_s,
+        "events_recovered_s": events_s and round(events_s, 2),
+        "during": summarise(during, DEADLINE_MS, weights),
+        "by_priority": _by_priority(planned, shots, weights),
+        "by_door": _by_door(planned, shots, weights),
+        "events": {"sent": len(probe.events), "acknowledged": len(acknowledged), "lost": len(probe.unseen())},
+        "generator_cpu_share": round(load.cpu_share, 3),
+    }
+
+
+def _by_priority(planned: Sequence[Planned], shots: Sequence[Shot], weights: dict[str, float]) -> dict[str, Any]:
+    groups = {
+        priority.name.lower(): [shot for shot in shots if planned[shot.number].priority is priority]
+        for priority in Priority
+    }
+    return {name: summarise(group, DEADLINE_MS, weights) for name, group in groups.items() if group}
+
+
+def _by_door(planned: Sequence[Planned], shots: Sequence[Shot], weights: dict[str, float]) -> dict[str, Any]:
+    """Tell the requests of high priority apart by their door."""
+    high = [shot for shot in shots if planned[shot.number].priority is Priority.HIGH]
+    groups = {name: [shot for shot in high if door_of(shot.number) == door] for door, name in enumerate(_DOORS)}
+    return {f"high over {name}": summarise(group, DEADLINE_MS, weights) for name, group in groups.items() if group}

@@ -1,0 +1,178 @@
+"""Everything that a fault needs: a stack of its own, behind two proxies if wanted, callers of each priority, its processes.
+
+    callers (REST and gRPC, a key per priority) ──▶ doors ── gateway ──▶ proxy ──▶ store
+    event probe ──────────────────────────────────▶           worker ──▶ proxy ──▶ broker
+
+Without a faulty wire there are no proxies: a Python process between the gateways and the store would be the first thing to
+run out of breath under load. The stack lives in a scratch folder with a copy of the given state's bundle, features and store, on free ports, and ends with
+this. It never touches the given state or a stack that runs from it.
+"""
+
+import asyncio
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.faults.tcp_proxy import Slowness, TcpProxy
+from benchmarks.faults.victims import Victims
+from benchmarks.load.audience import Audience, find_audience
+from benchmarks.load.callers import Caller, RestCaller, RpcCaller
+from benchmarks.load.scoring import tier_weights
+from infra.local.commands.down import stop_stack
+from infra.local.supervisor.ports import free_window
+from infra.local.supervisor.stackfile import StackFile
+from models.registry import BundleStore
+from services.contracts.access import Priority, Scope
+from services.errors import EnvironmentFault
+from services.gateway.access.keys import KeysFile, StoredHash, StoredKey, hash_of, make_key, write_keys
+from services.settings.settings import Settings, inherited_environment
+
+HOST = "127.0.0.1"
+_COPIED = ("bundles", "features", "valkey")
+_START_S = 180.0
+_STOP_S = 60.0
+_USERS_TO_TRY = 120
+_SLOW_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A running stack with its proxies ("store" and "broker", or none), callers and processes.
+
+    `doors` holds the callers of one priority, one per door.
+    """
+
+    settings: Settings
+    wires: dict[str, TcpProxy]
+    victims: Victims
+    doors: dict[Priority, tuple[Caller, ...]]
+    rest: RestCaller
+    audience: Audience
+    weights: dict[str, float]
+
+    async def until_well(self, timeout_s: float = 120.0) -> None:
+        """Wait until the supervisor holds every part for healthy. Raises EnvironmentFault."""
+        give_up_s = time.monotonic() + timeout_s
+        while not (self.victims.is_well() and await self._answers_by_llm()):
+            if time.monotonic() > give_up_s:
+                raise EnvironmentFault(f"the stack is not well again; its logs are in {self.settings.state_dir}/logs")
+            await asyncio.sleep(0.5)
+
+    async def _answers_by_llm(self) -> bool:
+        asks = self.audience.asks("llm")
+        body = json.dumps({**(asks(0) if asks else {"user_id": "nobody"}), "deadline_ms": 2_000}).encode()
+        status, answer = await self.rest.call(b"POST", b"/v1/recommendations", body)
+        return status == 200 and json.loads(answer)["tier"] in {"llm", "popular"}
+
+
+@asynccontextmanager
+async def scene_from(state_dir: Path, logs_to: Path | None, *, is_wired: bool) -> AsyncIterator[Scene]:
+    """Start a stack with a copy of this state, and stop it at the end; its logs are kept in `logs_to`.
+
+    `is_wired`: store and broker are behind proxies. Raises EnvironmentFault.
+    """
+    if BundleStore(state_dir / "bundles").live_version() is None:
+        raise EnvironmentFault(f"no bundle in {state_dir}; `tailrace pipeline` makes one")
+    scratch = Path(tempfile.mkdtemp(prefix="tailrace-chaos-"))
+    try:
+        async with AsyncExitStack() as closing:
+            yield await _set(closing, state_dir, scratch, is_wired=is_wired)
+    finally:
+        if logs_to is not None and (scratch / "logs").is_dir():
+            shutil.copytree(scratch / "logs", logs_to, dirs_exist_ok=True)
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+async def _set(closing: AsyncExitStack, state_dir: Path, scratch: Path, *, is_wired: bool) -> Scene:
+    for name in _COPIED:
+        if (state_dir / name).is_dir():
+            shutil.copytree(state_dir / name, scratch / name)
+    first = free_window(8, seed=str(scratch))
+    keys = {priority: make_key() for priority in Priority}
+    settings = _settings(scratch, first)
+    _write_keys(settings, keys)
+    outer, inner = {"store": first + 3, "broker": first + 4}, {"store": first + 5, "broker": first + 6}
+    wires = {name: TcpProxy(HOST, outer[name], inner[name], Slowness(_SLOW_S)) for name in outer} if is_wired else {}
+    for wire in wires.values():
+        await closing.enter_async_context(wire)
+    ports = inner if is_wired else outer
+    child = _spawn(settings, redis_port=ports["store"], kafka_port=ports["broker"])
+    closing.push_async_callback(asyncio.to_thread, _stop, settings, child)
+    await _until_ready(settings, child)
+    doors: dict[Priority, tuple[Caller, ...]] = {}
+    for priority, key in keys.items():
+        rest = await closing.enter_async_context(RestCaller(HOST, settings.http_port, key))
+        rpc = await closing.enter_async_context(RpcCaller(settings.grpc_address, key))
+        doors[priority] = (rest, rpc)
+    probe = await closing.enter_async_context(RestCaller(HOST, settings.http_port, keys[Priority.HIGH]))
+    audience = await find_audience(probe, map(str, range(1, _USERS_TO_TRY)))
+    weights = tier_weights(BundleStore(settings.bundle_root).live().report())
+    return Scene(settings, wires, Victims(scratch), doors, probe, audience, weights)
+
+
+def _settings(scratch: Path, first: int) -> Settings:
+    """Give settings that share nothing with any other stack but the code."""
+    return Settings(
+        state_dir=scratch,
+        http_port=first,
+        grpc_port=first + 1,
+        metrics_port=first + 2,
+        redis_port=first + 3,
+        kafka_bootstrap=f"{HOST}:{first + 4}",
+        api_keys_file=scratch / "keys.json",
+    )
+
+
+def _write_keys(settings: Settings, keys: dict[Priority, str]) -> None:
+    stored = tuple(
+        StoredKey(
+            id=priority.name.lower(),
+            hashes=(StoredHash(sha256=hash_of(key)),),
+            scopes=frozenset({Scope.RECOMMEND, Scope.EVENTS}),
+            priority=priority,
+        )
+        for priority, key in keys.items()
+    )
+    assert settings.api_keys_file is not None
+    write_keys(settings.api_keys_file, KeysFile(keys=stored))
+
+
+async def _until_ready(settings: Settings, child: "subprocess.Popen[bytes]") -> None:
+    give_up_s = time.monotonic() + _START_S
+    while child.poll() is None and time.monotonic() < give_up_s:
+        record = StackFile(settings.state_dir).read()
+        if record is not None and record.stage == "ready":
+            return
+        await asyncio.sleep(0.1)
+    words = _log_path(settings).read_text(errors="replace")
+    raise EnvironmentFault(f"the stack did not start:\n{words[-2_000:]}")
+
+
+def _stop(settings: Settings, child: "subprocess.Popen[bytes]") -> None:
+    stop_stack(settings)
+    child.wait(_STOP_S)
+
+
+def _log_path(settings: Settings) -> Path:
+    return settings.state_dir / "logs" / "up.log"
+
+
+def _spawn(settings: Settings, redis_port: int, kafka_port: int) -> "subprocess.Popen[bytes]":
+    log_path = _log_path(settings)
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    with log_path.open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.faults.stack", str(redis_port), str(kafka_port)],
+            env={**inherited_environment(), **settings.as_environment()},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )

@@ -1,0 +1,42 @@
+"""A stack of its own whose store and broker listen behind a proxy's ports: `python -m benchmarks.faults.stack REDIS KAFKA`.
+
+The two arguments are the ports at which the servers themselves listen; everyone else comes to the ports of the settings, where
+the caller's proxies are. The broker tells its clients the proxy's address too, since Kafka clients go where they are told.
+"""
+
+import sys
+from dataclasses import replace
+from functools import partial
+
+from infra.local.commands.up import run_stack
+from infra.local.servers.binaries import tansu_command
+from infra.local.supervisor.parts import Part, broker_address, broker_part, stack_parts, valkey_part
+from services.settings.settings import Settings, load_settings
+
+
+def main() -> None:
+    """Run it until told to stop."""
+    redis_port, kafka_port = (int(word) for word in sys.argv[1:])
+    settings = load_settings()
+    run_stack(
+        settings, _say, partial(_say, "ready"), partial(parts_behind, redis_port=redis_port, kafka_port=kafka_port)
+    )
+
+
+def parts_behind(settings: Settings, redis_port: int, kafka_port: int) -> tuple[Part, ...]:
+    """Give the parts of this stack, its store and its broker moved to other ports."""
+    host, _ = broker_address(settings.kafka_bootstrap)
+    inner = settings.model_copy(update={"redis_port": redis_port, "kafka_bootstrap": f"{host}:{kafka_port}"})
+    broker = replace(
+        broker_part(inner), command=tuple(tansu_command(kafka_port, host, advertised=settings.kafka_bootstrap))
+    )
+    moved = {"valkey": valkey_part(inner), "broker": broker}
+    return tuple(moved.get(part.name, part) for part in stack_parts(settings))
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()

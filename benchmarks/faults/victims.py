@@ -1,0 +1,87 @@
+"""The processes of one running stack that a fault may kill, found through the stack's record. Never anybody else's."""
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from infra.local.supervisor.keeper import children_of
+from infra.local.supervisor.stackfile import StackFile
+from services.errors import EnvironmentFault
+
+_REPLICA = "ray::ServeReplica:tailrace:"
+
+
+class Victims:
+    """The processes of the stack in one state folder."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._file = StackFile(state_dir)
+
+    def kill_gateway(self) -> None:
+        """Kill one gateway replica."""
+        self._kill(self._replicas("Gateway")[:1])
+
+    def kill_llm(self) -> None:
+        """Kill every LLM replica."""
+        self._kill(self._replicas("llm"))
+
+    def kill_worker(self) -> None:
+        """Kill the stream worker."""
+        self._kill([self._part("worker")])
+
+    def kill_edge(self) -> None:
+        """Kill the HAProxy."""
+        self._kill(self._below("serve", lambda process: process.name() == "haproxy"))
+
+    def kill_raylet(self) -> None:
+        """Kill Ray's node server, and with it every replica."""
+        self._kill(self._below("serve", lambda process: process.name() == "raylet"))
+
+    def kill_store(self) -> None:
+        """Kill the store's server."""
+        self._kill([self._part("valkey")])
+
+    def is_well(self) -> bool:
+        """Whether the supervisor holds every part for healthy."""
+        record = self._file.read()
+        return record is not None and all(part.phase == "healthy" for part in record.parts.values())
+
+    def num_restarts(self) -> dict[str, int]:
+        """How often each part was started again."""
+        record = self._file.read()
+        return {name: part.num_restarts for name, part in record.parts.items()} if record else {}
+
+    def _part(self, name: str) -> psutil.Process:
+        record = self._file.read()
+        keeper_pid = record.parts[name].keeper_pid if record else None
+        pids = children_of(keeper_pid) if keeper_pid else []
+        if not pids:
+            raise EnvironmentFault(f"{name} does not run, so it cannot be killed")
+        return psutil.Process(pids[0])
+
+    def _replicas(self, deployment: str) -> list[psutil.Process]:
+        return self._below("serve", lambda process: _title(process).startswith(_REPLICA + deployment))
+
+    def _below(self, part: str, is_wanted: Callable[[psutil.Process], bool]) -> list[psutil.Process]:
+        found = [process for process in self._part(part).children(recursive=True) if _is(process, is_wanted)]
+        if not found:
+            raise EnvironmentFault(f"nothing of the kind runs below {part}")
+        return found
+
+    def _kill(self, processes: list[psutil.Process]) -> None:
+        for process in processes:
+            os.kill(process.pid, signal.SIGKILL)
+
+
+def _is(process: psutil.Process, is_wanted: Callable[[psutil.Process], bool]) -> bool:
+    try:
+        return is_wanted(process)
+    except psutil.Error:
+        return False
+
+
+def _title(process: psutil.Process) -> str:
+    return " ".join(process.cmdline())

@@ -1,0 +1,1 @@
+"""What the KV cache's data types cost in quality."""

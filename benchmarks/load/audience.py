@@ -1,0 +1,65 @@
+"""Who to ask so that a given tier answers: found by asking the running stack itself, with no look into its stores.
+
+precomputed   users whose list is fresh
+llm           known users who want seen items too, which no list covers (`exclude_seen: false`)
+student       anonymous visitors who have seen one item: too little for the LLM
+popular       users nobody knows
+mixed         the four in turn
+"""
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from benchmarks.load.callers import Ask, RestCaller
+
+TIERS = ("precomputed", "llm", "student", "popular")
+K = 10
+_PATIENT_MS = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class Audience:
+    """Users and items of the running stack, by what they are good for."""
+
+    listed_user_ids: tuple[str, ...]
+    known_user_ids: tuple[str, ...]
+    item_ids: tuple[str, ...]
+
+    def asks(self, tier: str) -> Callable[[int], Ask] | None:
+        """Give the n-th request that this tier should answer; None when the stack has nobody for it."""
+        match tier:
+            case "precomputed" if self.listed_user_ids:
+                return lambda n: {"user_id": _pick(self.listed_user_ids, n), "k": K}
+            case "llm" if self.known_user_ids:
+                return lambda n: {"user_id": _pick(self.known_user_ids, n), "k": K, "exclude_seen": False}
+            case "student" if self.item_ids:
+                return lambda n: {"recent_item_ids": [_pick(self.item_ids, n)], "k": K}
+            case "popular":
+                return lambda n: {"user_id": f"nobody-{n}", "k": K}
+            case "mixed":
+                present = [asks for tier in TIERS if (asks := self.asks(tier)) is not None]
+                return lambda n: present[n % len(present)](n // len(present))
+            case _:
+                return None
+
+
+async def find_audience(rest: RestCaller, user_ids: Iterable[str]) -> Audience:
+    """Ask for each of these users once, without haste, and sort them by who answered."""
+    listed, known, items = [], [], dict[str, None]()
+    for user_id in user_ids:
+        ask = {"user_id": user_id, "k": K, "deadline_ms": _PATIENT_MS}
+        status, body = await rest.call(b"POST", b"/v1/recommendations", json.dumps(ask).encode())
+        if status != 200:
+            continue
+        answer = json.loads(body)
+        items.update(dict.fromkeys(item["item_id"] for item in answer["items"]))
+        if answer["reason"] != "unknown_user":
+            known.append(user_id)
+        if answer["tier"] == "precomputed":
+            listed.append(user_id)
+    return Audience(tuple(listed), tuple(known), tuple(items))
+
+
+def _pick(values: tuple[str, ...], number: int) -> str:
+    return values[number % len(values)]

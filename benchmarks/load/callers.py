@@ -1,0 +1,138 @@
+"""The lightest callers of both doors: HTTP/1.1 by hand over kept connections, and grpc.aio over one channel.
+
+A general HTTP client would use more of the two cores than the server under test does.
+"""
+
+import asyncio
+import json
+from typing import Any, Protocol, Self
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from benchmarks.load.open_loop import Outcome
+from services.contracts import recommend_pb2, recommend_pb2_grpc
+
+Ask = dict[str, Any]
+"""A recommendation request in the words that both doors share."""
+
+
+class Caller(Protocol):
+    """One door."""
+
+    async def recommend(self, ask: Ask) -> Outcome:
+        """Ask for a recommendation. Never raises for an answer that is an error."""
+        ...
+
+    async def nothing(self) -> Outcome:
+        """Call what does nothing: the price of the way there and back."""
+        ...
+
+
+class RestCaller:
+    """HTTP/1.1 with keep-alive; as many connections as requests at once. `key` is an API key, if the doors ask for one."""
+
+    def __init__(self, host: str, port: int, key: str = "") -> None:
+        self._address = (host, port)
+        self._authorization = f"authorization: Bearer {key}\r\n".encode() if key else b""
+        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT of the door."""
+        return "{}:{}".format(*self._address)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_exit: object) -> None:
+        for _, writer in self._idle:
+            writer.close()
+            await writer.wait_closed()
+
+    async def recommend(self, ask: Ask) -> Outcome:
+        """Ask over POST /v1/recommendations."""
+        status, body = await self.call(b"POST", b"/v1/recommendations", json.dumps(ask).encode())
+        if status != 200:
+            return Outcome(is_ok=False, tier="none", reason=f"http_{status}")
+        answer = json.loads(body)
+        return Outcome(is_ok=True, tier=answer["tier"], reason=answer["reason"])
+
+    async def nothing(self) -> Outcome:
+        """GET /healthz."""
+        status, _ = await self.call(b"GET", b"/healthz", b"")
+        return Outcome(is_ok=status == 200, tier="none", reason=f"http_{status}")
+
+    async def call(self, method: bytes, path: bytes, body: bytes) -> tuple[int, bytes]:
+        """Send one request and read its answer (status, body); status 0 when no connection carries it.
+
+        A kept connection that the server has closed meanwhile is left for another one, as any HTTP client does.
+        """
+        head = b"%s %s HTTP/1.1\r\nhost: %s\r\n%scontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+        request = head % (method, path, self.address.encode(), self._authorization, len(body)) + body
+        while True:
+            is_kept = bool(self._idle)
+            try:
+                connection = self._idle.pop() if is_kept else await asyncio.open_connection(*self._address)
+                answer = await _exchange(*connection, request)
+            except (OSError, asyncio.IncompleteReadError):
+                if not is_kept:
+                    return 0, b""
+            else:
+                self._idle.append(connection)
+                return answer
+
+
+async def _exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> tuple[int, bytes]:
+    """Send and read; whatever ends this early ends the connection too, since an answer may still be under way on it."""
+    try:
+        writer.write(request)
+        return await _read_answer(reader)
+    except BaseException:
+        writer.close()
+        raise
+
+
+async def _read_answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
+    head = (await reader.readuntil(b"\r\n\r\n")).lower()
+    status = int(head[9:12])
+    if b"transfer-encoding: chunked" not in head:
+        length = int(head.split(b"content-length:", 1)[1].split(b"\r\n", 1)[0])
+        return status, await reader.readexactly(length)
+    body = bytearray()
+    while size := int((await reader.readuntil(b"\r\n")).split(b";")[0], 16):
+        body += (await reader.readexactly(size + 2))[:-2]
+    await reader.readexactly(2)
+    return status, bytes(body)
+
+
+class RpcCaller:
+    """grpc.aio over one channel. `key` is an API key, if the doors ask for one."""
+
+    def __init__(self, address: str, key: str = "") -> None:
+        self._metadata = (("authorization", f"Bearer {key}"),) if key else ()
+        self._channel = grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
+        self._recommender = recommend_pb2_grpc.RecommenderStub(self._channel)  # type: ignore[no-untyped-call]
+        self._health = health_pb2_grpc.HealthStub(self._channel)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._channel.close(None)
+
+    async def recommend(self, ask: Ask) -> Outcome:
+        """Ask over Recommend."""
+        try:
+            answer = await self._recommender.Recommend(recommend_pb2.RecommendRequest(**ask), metadata=self._metadata)
+        except grpc.aio.AioRpcError as error:
+            return Outcome(is_ok=False, tier="none", reason=error.code().name.lower())
+        return Outcome(is_ok=True, tier=answer.tier, reason=answer.reason)
+
+    async def nothing(self) -> Outcome:
+        """Check the health."""
+        try:
+            await self._health.Check(health_pb2.HealthCheckRequest())
+        except grpc.aio.AioRpcError as error:
+            return Outcome(is_ok=False, tier="none", reason=error.code().name.lower())
+        return Outcome(is_ok=True, tier="none", reason="ok")

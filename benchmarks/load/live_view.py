@@ -1,0 +1,66 @@
+"""A running load as one table that is drawn again and again: the last seconds and the whole. Knows no fault and no door."""
+
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from benchmarks.load.open_loop import Shot, percentile
+
+_WINDOW_S = 2.0
+_BAR = 24
+_COLOURS = {"precomputed": "cyan", "llm": "green", "student": "yellow", "popular": "magenta", "none": "red"}
+
+
+class LiveView:
+    """Told of every shot; rich asks it for a table four times a second."""
+
+    def __init__(self, title: str, deadline_ms: float) -> None:
+        self.title = title
+        self.phase = ""
+        self._deadline_ms = deadline_ms
+        self._recent: deque[tuple[float, Shot]] = deque()
+        self._num = self._num_in_time = 0
+
+    def ended(self, shot: Shot) -> None:
+        """A request came back or was given up."""
+        self._recent.append((time.monotonic(), shot))
+        self._num += 1
+        self._num_in_time += self._is_in_time(shot)
+
+    def __rich__(self) -> Table:
+        """Draw."""
+        now_s = time.monotonic()
+        while self._recent and self._recent[0][0] < now_s - _WINDOW_S:
+            self._recent.popleft()
+        recent = [shot for _, shot in self._recent]
+        table = Table(box=None, title=f"{self.title}  {self.phase}", title_justify="left")
+        for column in ("rate/s", "p50 ms", "p99 ms", "in time", "of all", "tiers, last 2 s"):
+            table.add_column(column, justify="left" if "tiers" in column else "right", no_wrap=True)
+        table.add_row(f"{len(recent) / _WINDOW_S:.0f}", *self._latencies(recent), self._share(), tier_bar(recent))
+        return table
+
+    def _latencies(self, recent: Sequence[Shot]) -> tuple[str, str, str]:
+        if not recent:
+            return "-", "-", "-"
+        latencies_ms = [1_000 * shot.latency_s for shot in recent]
+        in_time = sum(map(self._is_in_time, recent)) / len(recent)
+        return f"{percentile(latencies_ms, 0.5):.1f}", f"{percentile(latencies_ms, 0.99):.1f}", f"{100 * in_time:.1f} %"
+
+    def _share(self) -> str:
+        return f"{100 * self._num_in_time / self._num:.2f} %" if self._num else "-"
+
+    def _is_in_time(self, shot: Shot) -> bool:
+        return shot.outcome.is_ok and 1_000 * shot.latency_s <= self._deadline_ms
+
+
+def tier_bar(shots: Sequence[Shot]) -> str:
+    """Draw the mix of tiers as a coloured bar with names, in rich's markup."""
+    tiers = Counter(shot.outcome.tier for shot in shots)
+    parts = []
+    for tier, colour in _COLOURS.items():
+        if count := tiers[tier]:
+            bar = "█" * max(1, round(_BAR * count / len(shots)))
+            parts.append(f"[{colour}]{bar} {'failed' if tier == 'none' else tier} {count / len(shots):.0%}[/]")
+    return " ".join(parts)

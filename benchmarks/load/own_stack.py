@@ -1,0 +1,33 @@
+"""The stack that a benchmark asks: the one that runs, or one of these settings for as long as the benchmark lasts (`--up`)."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from benchmarks.load.callers import RestCaller
+from services.settings.settings import Settings
+
+
+@contextmanager
+def stack_for(settings: Settings, *, is_started: bool) -> Iterator[None]:
+    """Start the stack of these settings and stop it at the end, if `is_started`; else leave alone what runs."""
+    if not is_started:
+        yield
+        return
+    from infra.local.commands.background import start_in_background
+    from infra.local.commands.down import stop_stack
+
+    start_in_background(settings, sys.stderr)
+    try:
+        yield
+    finally:
+        stop_stack(settings)
+
+
+async def require_ready(rest: RestCaller) -> None:
+    """See that a stack answers this caller. Exits, saying what to do, when none is ready or when it asks for another key."""
+    if (await rest.call(b"GET", b"/readyz", b""))[0] != 200:
+        sys.exit(f"error: no stack is ready at {rest.address}; run `tailrace up` first")
+    status, _ = await rest.call(b"POST", b"/v1/recommendations", b'{"k": 1}')
+    if status in {401, 403}:
+        sys.exit(f"error: {rest.address} answers {status}: its doors ask for an API key")

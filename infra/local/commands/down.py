@@ -1,0 +1,49 @@
+"""`tailrace down`: ask the supervisor to stop, wait for it, and make sure that nothing is left."""
+
+import os
+import signal
+import time
+from contextlib import suppress
+
+from infra.local.servers.ray_home import remove_ray_home
+from infra.local.supervisor.leftovers import end_leftovers
+from infra.local.supervisor.stackfile import StackFile
+from services.errors import EnvironmentFault
+from services.settings.settings import Settings
+
+TIMEOUT_S = 30.0
+POLL_S = 0.05
+
+
+def stop_stack(settings: Settings) -> bool:
+    """Stop this state folder's stack. False when there was none. Raises EnvironmentFault when it does not stop."""
+    stack_file = StackFile(settings.state_dir)
+    record = stack_file.read()
+    was_running = stack_file.is_claimed()
+    if was_running and record is None:
+        raise EnvironmentFault(
+            f"a stack runs from {settings.state_dir}, but its record is broken; end its `tailrace up`"
+        )
+    if was_running and record is not None:
+        _ask_to_stop(record.supervisor_pid)
+        give_up_s = time.monotonic() + TIMEOUT_S
+        while stack_file.is_claimed():
+            if time.monotonic() > give_up_s:
+                raise EnvironmentFault(
+                    f"the supervisor (pid {record.supervisor_pid}) does not stop; kill -9 it and repeat"
+                )
+            time.sleep(POLL_S)
+    num_hit = end_leftovers(settings.state_dir)
+    remove_ray_home(settings.state_dir)
+    stack_file.forget()
+    return was_running or num_hit > 0
+
+
+def _ask_to_stop(supervisor_pid: int) -> None:
+    try:
+        with suppress(ProcessLookupError):
+            os.kill(supervisor_pid, signal.SIGTERM)
+    except PermissionError as error:
+        raise EnvironmentFault(
+            f"the supervisor (pid {supervisor_pid}) is another user's; stop it as that user"
+        ) from error

@@ -1,0 +1,68 @@
+"""What `tailrace up` prints when all is well: what is where, and two calls that work when pasted."""
+
+from pathlib import Path
+
+from infra.local.servers.ray_home import ray_logs
+from infra.local.servers.text import describe_text
+from services.settings.settings import Settings
+
+EXAMPLE_USER_ID = "196"
+"""The first user in MovieLens-100k's file; on other data a stranger, who is shown what is popular."""
+
+
+def what_is_where(settings: Settings, bundle_version: str) -> str:
+    """Give the addresses and the folders of a running stack."""
+    http = rest_address(settings)
+    return "\n".join(
+        [
+            f"bundle   {bundle_version}",
+            f"REST     {http}    (OpenAPI page: {http}/docs)",
+            f"gRPC     {settings.grpc_address}    (tailrace.v1.Recommender, with reflection)",
+            *_text_lines(settings),
+            f"metrics  http://{settings.http_host}:{settings.metrics_port}/metrics",
+            f"Redis    {settings.redis_host}:{settings.redis_port}",
+            f"Kafka    {settings.kafka_bootstrap}    (topic {settings.interactions_topic})",
+            f"state    {settings.state_dir}    (logs below logs/)",
+            f"replicas {ray_logs(settings.state_dir)}    (their logs while they run, then logs/ray)",
+        ]
+    )
+
+
+def _text_lines(settings: Settings) -> list[str]:
+    """Say where text is asked for, where there is any."""
+    if not (settings.text_path or settings.text_url):
+        return []
+    return [f"text     {rest_address(settings)}/v1    (OpenAI's API; {describe_text(settings)[0]})"]
+
+
+def rest_address(settings: Settings) -> str:
+    """Give the REST door's address as callers use it."""
+    return f"http{'s' if settings.tls_dir else ''}://{settings.http_host}:{settings.http_port}"
+
+
+def rest_call(settings: Settings, user_id: str) -> str:
+    """Give a shell line that asks for recommendations; with keys, the caller's is taken from $TAILRACE_KEY."""
+    key = """ -H "authorization: Bearer $TAILRACE_KEY\"""" if settings.api_keys_file else ""
+    trust = f" --cacert {_authority(settings.tls_dir)}" if settings.tls_dir else ""
+    url = f"{rest_address(settings)}/v1/recommendations"
+    return f"""curl -s{trust} {url}{key} -H 'content-type: application/json' -d '{{"user_id": "{user_id}", "k": 5}}'"""
+
+
+def grpc_call(settings: Settings, user_id: str, python: str) -> str:
+    """Give a shell line that asks over gRPC from Python; `python` is the interpreter of the stack's environment."""
+    address, channel = f"'{settings.grpc_address}'", "insecure_channel({})"
+    if settings.tls_dir:
+        channel = (
+            f"secure_channel({{}}, grpc.ssl_channel_credentials(open('{_authority(settings.tls_dir)}', 'rb').read()))"
+        )
+    key = ", metadata=[('authorization', 'Bearer $TAILRACE_KEY')]" if settings.api_keys_file else ""
+    return (
+        f'{python} -c "import grpc; from services.contracts import recommend_pb2 as pb, recommend_pb2_grpc as api; '
+        f"print(api.RecommenderStub(grpc.{channel.format(address)})"
+        f".Recommend(pb.RecommendRequest(user_id='{user_id}', k=5){key}))\""
+    )
+
+
+def _authority(tls_dir: Path) -> Path:
+    """Name what callers should trust: the authority beside the certificate, as cert-manager lays it out, or the certificate."""
+    return authority if (authority := tls_dir / "ca.crt").exists() else tls_dir / "tls.crt"

@@ -1,0 +1,136 @@
+"""`tailrace up`, top to bottom: check the machine, start what keeps data, train if nothing is published, start the rest, watch.
+
+Everything that can be refused is refused before anything is started.
+"""
+
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from types import FrameType
+
+from infra.local.edge.access import check_access, prepare_valkey
+from infra.local.servers.ray_home import make_ray_home, ray_environment, remove_ray_home
+from infra.local.supervisor.leftovers import end_leftovers
+from infra.local.supervisor.parts import Part, stack_parts
+from infra.local.supervisor.ports import check_free
+from infra.local.supervisor.probes import answers_http
+from infra.local.supervisor.stackfile import MARK, StackFile
+from infra.local.supervisor.supervisor import StopRequested, Supervisor
+from models.registry import BundleStore
+from services.errors import EnvironmentFault
+from services.settings.settings import Settings, inherited_environment
+
+KEEPS_DATA = ("valkey", "broker", "metrics")
+READY_WITHIN_S = 120.0
+MAX_LOG_BYTES = 20_000_000
+
+
+def run_stack(
+    settings: Settings,
+    report: Callable[[str], None],
+    when_ready: Callable[[], None],
+    parts_of: Callable[[Settings], tuple[Part, ...]] = stack_parts,
+) -> None:
+    """Run the whole stack until SIGINT, SIGTERM or SIGHUP. Raises EnvironmentFault when it cannot start.
+
+    `settings.state_dir` must be absolute. `when_ready` is called once, when every part is well and a bundle answers.
+    """
+    stack_file = StackFile(settings.state_dir)
+    stack_file.claim()
+    if num_hit := end_leftovers(settings.state_dir):
+        report(f"ended {num_hit} processes that an earlier crash left behind")
+    check_access(settings)
+    parts = parts_of(settings)
+    for part in parts:
+        for port in part.ports:
+            check_free(port)
+    home = make_ray_home(settings.state_dir)
+    reserved = {port.number for part in parts for port in part.ports}
+    for_ray = ray_environment(home, reserved)
+    parts = tuple(with_environment(part, for_ray) if part.name == "serve" else part for part in parts)
+    supervisor = local_supervisor(settings, stack_file, report)
+    try:
+        _start(supervisor, parts, settings)
+        supervisor.enter("ready")
+        when_ready()
+        supervisor.watch()
+    except StopRequested:
+        report("stopping")
+    finally:
+        supervisor.stop()
+        remove_ray_home(settings.state_dir)
+
+
+def local_supervisor(settings: Settings, stack_file: StackFile, report: Callable[[str], None]) -> Supervisor:
+    """Make a supervisor for this state folder that stops at SIGINT, SIGTERM and SIGHUP, unless under `nohup` at the last.
+
+    Empties the metrics folder.
+    """
+    log_dir = settings.state_dir / "logs"
+    log_dir.mkdir(parents=True, exist_ok=True)
+    prepare_valkey(settings)
+    shutil.rmtree(settings.metrics_dir, ignore_errors=True)
+    settings.metrics_dir.mkdir(parents=True)
+    for log in log_dir.glob("*.log"):
+        if log.stat().st_size > MAX_LOG_BYTES:
+            log.replace(log.with_suffix(".log.old"))
+    return Supervisor(
+        environment=part_environment(settings),
+        log_dir=log_dir,
+        stack_file=stack_file,
+        supervisor_pid=os.getpid(),
+        report=report,
+        stop_requested=_watch_signals(),
+    )
+
+
+def part_environment(settings: Settings) -> dict[str, str]:
+    """Give what every part of this stack inherits."""
+    return {
+        **inherited_environment(),
+        **settings.as_environment(),
+        MARK: str(settings.state_dir),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def with_environment(part: Part, environment: dict[str, str]) -> Part:
+    """Give the part with more variables."""
+    return replace(part, environment={**part.environment, **environment})
+
+
+def pipeline_part() -> Part:
+    """The offline pipeline with its defaults, on our terminal."""
+    return Part(name="pipeline", command=(sys.executable, "-m", "services.cli.main", "pipeline"))
+
+
+def _start(supervisor: Supervisor, parts: tuple[Part, ...], settings: Settings) -> None:
+    supervisor.enter("starting")
+    supervisor.bring_up(tuple(part for part in parts if part.name in KEEPS_DATA))
+    if BundleStore(settings.bundle_root).live_version() is None:
+        supervisor.enter("pipeline")
+        supervisor.run_once(pipeline_part())
+        supervisor.enter("starting")
+    supervisor.bring_up(tuple(part for part in parts if part.name not in KEEPS_DATA))
+    give_up_s = time.monotonic() + READY_WITHIN_S
+    while not answers_http(settings.door_host, settings.door_http_port, "/readyz"):
+        if time.monotonic() > give_up_s:
+            raise EnvironmentFault(f"no bundle answers; see {settings.state_dir / 'logs' / 'serve.log'}")
+        supervisor.tick()
+
+
+def _watch_signals() -> Callable[[], bool]:
+    heard: list[int] = []
+
+    def hear(number: int, _frame: FrameType | None) -> None:
+        heard.append(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, hear)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, hear)
+    return lambda: bool(heard)

@@ -1,0 +1,1 @@
+"""HAProxy at the edge: its configuration, its process, its admin socket."""

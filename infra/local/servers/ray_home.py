@@ -1,0 +1,96 @@
+"""Where one stack's Ray lives and how its environment looks, so that stacks on one machine never meet. Starts nothing.
+
+Unix sockets allow 107 characters, and Ray's and HAProxy's paths need 80 of them, so the folder is `/tmp/tr-<hash>`, not
+below the state folder. It is ours alone (mode 700) and goes when the stack goes; its logs are kept.
+"""
+
+import hashlib
+import os
+import secrets
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+
+from infra.local.edge.config import ADMIN_SOCKET
+from infra.local.supervisor.ports import free_window
+from services.errors import EnvironmentFault
+
+_ROOT = Path("/tmp")  # noqa: S108 - short on purpose, owner and mode are checked
+_NUM_REPLICA_PORTS = 30
+_WIDTH = 2 * _NUM_REPLICA_PORTS + 4
+
+
+def ray_home(state_dir: Path) -> Path:
+    """Name the folder of this stack's Ray."""
+    return _ROOT / f"tr-{hashlib.blake2b(f'{os.getuid()}:{state_dir}'.encode(), digest_size=4).hexdigest()}"
+
+
+def make_ray_home(state_dir: Path) -> Path:
+    """Make the folder, empty. Raises EnvironmentFault when somebody else has it."""
+    home = ray_home(state_dir)
+    remove_ray_home(state_dir)
+    try:
+        home.mkdir(mode=0o700)
+    except FileExistsError as error:
+        raise EnvironmentFault(f"{home} belongs to somebody else; set TAILRACE_STATE_DIR to another folder") from error
+    return home
+
+
+def remove_ray_home(state_dir: Path) -> None:
+    """Remove the folder if it is ours; its logs replace those of the run before in `<state>/logs/ray`."""
+    home = ray_home(state_dir)
+    if not home.is_dir() or home.is_symlink() or home.lstat().st_uid != os.getuid():
+        return
+    logs, kept = ray_logs(state_dir), state_dir / "logs" / "ray"
+    if logs.is_dir():
+        shutil.rmtree(kept, ignore_errors=True)
+        shutil.copytree(logs, kept, ignore_dangling_symlinks=True)
+    shutil.rmtree(home, ignore_errors=True)
+
+
+def proxy_folder(home: Path) -> Path:
+    """Name the folder of Ray's HAProxy: its configuration, and its admin socket under the edge's name for one."""
+    return home / "h"
+
+
+def ray_logs(state_dir: Path) -> Path:
+    """Name the folder where Ray and the replicas write while they run."""
+    return ray_home(state_dir) / "session_latest" / "logs"
+
+
+def ray_environment(home: Path, reserved: Collection[int] = ()) -> dict[str, str]:
+    """Give the variables that Ray, Ray Serve and HAProxy read at their start.
+
+    Calls need a token made for this start, because Ray listens on all interfaces and would run anybody's code. Ports
+    that the doors do not need are taken from a window that is free now, without those `reserved` for other parts.
+    """
+    first = free_window(_WIDTH, seed=str(home), reserved=reserved)
+    http_first, grpc_first = first + 4, first + 4 + _NUM_REPLICA_PORTS
+    proxy = proxy_folder(home)
+    return {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ROTATION_MAX_BYTES": str(20 * 2**20),
+        "RAY_ROTATION_BACKUP_COUNT": "1",
+        "RAY_worker_niceness": "0",  # Ray's default of 15 gives replicas a thirtieth of what their neighbours get
+        "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+        "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
+        "RAY_SERVE_HAPROXY_NBTHREAD": "2",
+        "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",  # a replica died under a request: ask another
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(proxy / "haproxy.cfg"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(proxy / ADMIN_SOCKET),
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(proxy / "m.sock"),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(proxy),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(proxy / "state"),
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(first),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(first + 1),
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(first + 2),
+        "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(first + 3),
+        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(http_first),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(http_first + _NUM_REPLICA_PORTS),
+        "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT": str(grpc_first),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT": str(grpc_first + _NUM_REPLICA_PORTS),
+        "OMP_NUM_THREADS": "1",
+    }

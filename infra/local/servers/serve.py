@@ -1,0 +1,95 @@
+"""Runs Ray and the Serve application in one process tree until killed: `python -m infra.local.servers.serve`.
+
+Expects `ray_home.ray_environment` in its environment already, because Ray Serve reads it at import. Ends with an error
+when one of Ray's own servers dies, since a headless cluster never recovers; the supervisor then starts all of it anew.
+"""
+
+import os
+import signal
+import sys
+import threading
+from contextlib import suppress
+from types import FrameType
+from typing import NoReturn
+
+import psutil
+
+from infra.local.servers.ray_home import ray_home
+from infra.local.supervisor.parts import metrics_environment
+from services.observability.metrics import configure_logging
+from services.settings.settings import Settings, load_settings
+
+OBJECT_STORE_BYTES = 100 * 2**20
+_CORE_SERVERS = ("gcs_server", "raylet")
+
+
+def main() -> None:
+    """Bring the application up and watch over Ray."""
+    signal.signal(signal.SIGTERM, _leave)
+    settings = load_settings()
+    configure_logging(settings.log_level)
+    _start_ray(settings)
+    _run_application(settings)
+    _watch()
+
+
+def _start_ray(settings: Settings) -> None:
+    import ray
+
+    ray.init(
+        address="local",
+        num_cpus=min(os.cpu_count() or 1, _num_processes(settings)),
+        include_dashboard=False,
+        object_store_memory=OBJECT_STORE_BYTES,
+        log_to_driver=False,
+        runtime_env={
+            "env_vars": metrics_environment(settings)
+        },  # our actors only: Ray's own metrics stay out of the folder
+        _temp_dir=str(ray_home(settings.state_dir)),
+    )
+
+
+def _num_processes(settings: Settings) -> int:
+    """How many workers of Ray this application is: the controller, the proxy, and a replica each.
+
+    Ray starts one ahead for each CPU that it is told of, and nothing here asks for a CPU: on a host of 64 cores that would be
+    64 idle processes, in a container with room for six.
+    """
+    return 2 + settings.gateway_replicas + settings.llm_replicas + (settings.text_replicas if settings.text_path else 0)
+
+
+def _run_application(settings: Settings) -> None:
+    from ray import serve
+
+    from services.app import GRPC_SERVICERS, build_app
+
+    serve.start(
+        http_options={"host": settings.door_host, "port": settings.door_http_port},
+        grpc_options={"port": settings.door_grpc_port, "grpc_servicer_functions": list(GRPC_SERVICERS)},
+    )
+    serve.run(build_app(settings), name="tailrace", route_prefix="/")
+
+
+def _watch() -> NoReturn:
+    """Live as long as Ray's servers do, and not a moment longer: HAProxy goes with us, and while it lives it answers with errors."""
+    for child in psutil.Process().children():
+        if child.name() in _CORE_SERVERS:
+            threading.Thread(target=_end_with, args=(child.pid,), daemon=True).start()
+    while True:
+        signal.pause()
+
+
+def _end_with(server_pid: int) -> NoReturn:
+    """End at once when this child ends, without reaping it: it is Ray's."""
+    with suppress(ChildProcessError):
+        os.waitid(os.P_PID, server_pid, os.WEXITED | os.WNOWAIT)
+    sys.stderr.write("one of Ray's servers died\n")
+    os._exit(1)
+
+
+def _leave(_number: int, _frame: FrameType | None) -> NoReturn:
+    os._exit(0)  # the keeper sweeps; an orderly shutdown of Ray takes longer than anyone waits
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""A feature store for work outside the stack: the one that runs, or one started for as long as the work takes."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import redis
+
+from infra.local.commands.up import part_environment
+from infra.local.edge.access import prepare_valkey
+from infra.local.supervisor.parts import valkey_part
+from infra.local.supervisor.ports import check_free, is_free
+from infra.local.supervisor.probes import TIMEOUT_S, answers_redis
+from infra.local.supervisor.stackfile import StackFile
+from infra.local.supervisor.supervisor import Supervisor
+from services.errors import EnvironmentFault
+from services.settings.settings import Settings
+
+_ANY_PORT = 0
+
+
+@contextmanager
+def feature_store(settings: Settings, report: Callable[[str], None]) -> Iterator[None]:
+    """Have a store answer on the configured port meanwhile. Raises EnvironmentFault when something else has the port.
+
+    What is written stays in the state folder, for the stack to start from. A store that speaks TLS, or is on another
+    machine, is used as it is: it is not ours to start, so EnvironmentFault is raised when it does not answer.
+    """
+    if _answers(settings):
+        yield
+        return
+    if settings.redis_tls_ca_file is not None or not is_free(settings.redis_host, _ANY_PORT):
+        raise EnvironmentFault(
+            f"no store answers at {settings.redis_host}:{settings.redis_port}, and it is not this machine's to start; "
+            "start it, or correct TAILRACE_REDIS_HOST and what goes with it"
+        )
+    with _started(settings, report):
+        yield
+
+
+@contextmanager
+def _started(settings: Settings, report: Callable[[str], None]) -> Iterator[None]:
+    """Run the embedded store meanwhile."""
+    part = valkey_part(settings)
+    stack_file = StackFile(settings.state_dir)
+    stack_file.claim()
+    try:
+        for port in part.ports:
+            check_free(port)
+        (settings.state_dir / "logs").mkdir(parents=True, exist_ok=True)
+        prepare_valkey(settings)
+        supervisor = Supervisor(
+            environment=part_environment(settings),
+            log_dir=settings.state_dir / "logs",
+            stack_file=stack_file,
+            supervisor_pid=os.getpid(),
+            report=report,
+            stop_requested=lambda: False,
+        )
+        try:
+            supervisor.bring_up((part,))
+            yield
+        finally:
+            supervisor.stop()
+    finally:
+        stack_file.release()
+
+
+def _answers(settings: Settings) -> bool:
+    """Whether the store is there, be it one that lets us in or not."""
+    if settings.redis_tls_ca_file is None:
+        return answers_redis(settings.redis_host, settings.redis_port)
+    options = settings.redis_address.client_options()
+    try:
+        with redis.Redis(**options, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S) as store:
+            return bool(store.ping())
+    except redis.AuthenticationError:
+        return True
+    except redis.RedisError:
+        return False

@@ -1,0 +1,1 @@
+"""The standby gateway, which answers without Ray."""

@@ -1,0 +1,1 @@
+"""The supervisor: what runs, in which order, and what is restarted."""

@@ -1,0 +1,63 @@
+"""Finds and ends processes that a stack left behind, by the mark in their environment and by the sessions of those.
+
+The keepers make this unnecessary in all but one case: a supervisor and a keeper killed at the same moment. Ray's processes
+rename themselves and write over their environment by that, but they stay in the session of their part, which the keeper
+began.
+"""
+
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from infra.local.supervisor.stackfile import MARK
+
+GONE = 0
+"""The session of a process that ended meanwhile."""
+
+
+def find_leftovers(state_dir: Path, sessions: frozenset[int] = frozenset()) -> list[psutil.Process]:
+    """Give processes that carry this stack's mark, or are in a session of one that does, or in one of `sessions`.
+
+    Processes of other users are not ours to see.
+    """
+    ours = [process for process in psutil.process_iter() if _is_ours(process)]
+    marked = sessions | {_session(process) for process in ours if _is_marked(process, state_dir)}
+    return [process for process in ours if _session(process) in marked - {GONE, os.getsid(0)}]
+
+
+def end_leftovers(state_dir: Path, timeout_s: float = 10.0) -> int:
+    """SIGKILL what is left until nothing is. Gives how many processes were hit."""
+    sessions: frozenset[int] = frozenset()
+    num_hit = 0
+    give_up = time.monotonic() + timeout_s
+    while (left := find_leftovers(state_dir, sessions)) and time.monotonic() < give_up:
+        sessions |= {_session(process) for process in left}
+        for process in left:
+            with suppress(psutil.Error):
+                process.kill()
+                num_hit += 1
+        psutil.wait_procs(left, timeout=1.0)
+    return num_hit
+
+
+def _is_ours(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        is_same_user = process.uids().effective == os.geteuid()
+        return bool(is_same_user and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE)
+    return False
+
+
+def _is_marked(process: psutil.Process, state_dir: Path) -> bool:
+    with suppress(psutil.Error, OSError):
+        return bool(process.environ().get(MARK) == str(state_dir))
+    return False
+
+
+def _session(process: psutil.Process) -> int:
+    try:
+        return os.getsid(process.pid)
+    except ProcessLookupError:
+        return GONE

@@ -1,0 +1,198 @@
+"""The parts of the embedded stack, in the order in which they start: what each runs, listens on, needs, and how it is asked.
+
+    valkey ┐
+    broker ┼─▶ worker, standby, serve ─▶ edge (with TLS)        metrics stands alone
+    stop: edge, standby, serve, worker, broker, valkey, metrics
+
+Derived from settings alone; starts nothing.
+"""
+
+import sys
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import combinations
+from pathlib import Path
+
+from infra.local.edge.access import valkey_access_file
+from infra.local.edge.admin import edge_answers
+from infra.local.edge.config import edge_folder
+from infra.local.servers.binaries import tansu_command, valkey_command
+from infra.local.standby.shared_port import can_share
+from infra.local.supervisor.lifecycle import Patience
+from infra.local.supervisor.ports import Port
+from infra.local.supervisor.probes import Probe, accepts, answers_http, answers_kafka, answers_redis, beats
+from services.errors import ConfigError
+from services.settings.settings import Settings
+
+_BESIDE_A_STANDBY = {
+    "SERVE_SOCKET_REUSE_PORT_ENABLED": "1",  # HAProxy listens with SO_REUSEPORT, or it would find its ports taken
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",  # of 5: cores that answer meanwhile are slow at starting Ray
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One supervised part.
+
+    `probes` all answer when the part is well; a part without any is well while it lives. `grace_s` lies between SIGTERM
+    and SIGKILL. `needs` names parts that must be well before the first start. `heartbeat` is the file that the part touches
+    while it is well; one that a dead process left is removed before the next starts, or it would pass for the next one's.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    ports: tuple[Port, ...] = ()
+    probes: tuple[Probe, ...] = ()
+    needs: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+    patience: Patience = field(default_factory=Patience)
+    grace_s: float = 5.0
+    heartbeat: Path | None = None
+
+    def is_well(self) -> bool:
+        """Ask the part now."""
+        return all(probe() for probe in self.probes)
+
+
+def valkey_part(settings: Settings) -> Part:
+    """The feature store's server; its data outlives the stack."""
+    host, port = settings.redis_host, settings.redis_port
+    access = valkey_access_file(settings) if settings.redis_password_file else None
+    return Part(
+        name="valkey",
+        command=tuple(valkey_command(port, settings.state_dir / "valkey", host, access)),
+        ports=(Port(host, port, "TAILRACE_REDIS_PORT", "TAILRACE_REDIS_HOST"),),
+        probes=(partial(answers_redis, host, port),),
+    )
+
+
+def broker_part(settings: Settings) -> Part:
+    """The event log, in memory."""
+    if settings.kafka_address.security_protocol != "PLAINTEXT":
+        raise ConfigError("TAILRACE_KAFKA_*: the embedded broker takes no password and no TLS; unset them here")
+    host, port = broker_address(settings.kafka_bootstrap)
+    return Part(
+        name="broker",
+        command=tuple(tansu_command(port, host)),
+        ports=(Port(host, port, "TAILRACE_KAFKA_BOOTSTRAP", "TAILRACE_KAFKA_BOOTSTRAP"),),
+        probes=(partial(answers_kafka, host, port),),
+        grace_s=1.0,
+    )
+
+
+def worker_part(settings: Settings) -> Part:
+    """Kafka to features."""
+    return Part(
+        name="worker",
+        command=_python("services.stream"),
+        probes=(partial(beats, settings.worker_heartbeat),),
+        heartbeat=settings.worker_heartbeat,
+        needs=("valkey", "broker"),
+        environment={"OMP_NUM_THREADS": "1", **metrics_environment(settings)},
+        patience=Patience(start_s=180.0),
+    )
+
+
+def standby_part(settings: Settings) -> Part:
+    """What answers at serve's ports while serve cannot."""
+    return Part(
+        name="standby",
+        command=_python("infra.local.standby.standby"),
+        probes=(partial(beats, settings.standby_heartbeat),),
+        heartbeat=settings.standby_heartbeat,
+        needs=("valkey", "broker"),
+        patience=Patience(start_s=180.0, hang_s=180.0),
+        environment={"OMP_NUM_THREADS": "1", **metrics_environment(settings)},
+    )
+
+
+def serve_part(settings: Settings) -> Part:
+    """Ray Serve with the doors; killed outright, because an acknowledged event is already in the broker."""
+    host, http_port, grpc_port = settings.door_host, settings.door_http_port, settings.door_grpc_port
+    prefix = "TAILRACE_" if settings.tls_dir is None else "TAILRACE_INNER_"
+    return Part(
+        name="serve",
+        command=_python("infra.local.servers.serve"),
+        ports=(
+            Port(host, http_port, f"{prefix}HTTP_PORT"),
+            Port(host, grpc_port, f"{prefix}GRPC_PORT"),
+        ),
+        probes=(
+            partial(answers_http, host, http_port, "/-/healthz"),  # of Ray Serve, unknown to the standby
+            partial(answers_http, host, http_port, "/healthz"),
+            partial(accepts, host, grpc_port),
+        ),
+        needs=("valkey", "broker"),
+        environment=_BESIDE_A_STANDBY,
+        patience=Patience(start_s=180.0, hang_s=45.0),
+        grace_s=0.0,
+    )
+
+
+def metrics_part(settings: Settings) -> Part:
+    """The endpoint that Prometheus scrapes."""
+    host, port = settings.http_host, settings.metrics_port
+    return Part(
+        name="metrics",
+        command=_python("infra.local.servers.metrics"),
+        ports=(Port(host, port, "TAILRACE_METRICS_PORT"),),
+        probes=(partial(answers_http, host, port, "/healthz"),),
+        grace_s=1.0,
+    )
+
+
+def edge_part(settings: Settings) -> Part:
+    """TLS in front of both doors."""
+    host, folder = settings.http_host, edge_folder(settings.state_dir)
+    return Part(
+        name="edge",
+        command=_python("infra.local.edge"),
+        ports=(
+            Port(host, settings.http_port, "TAILRACE_HTTP_PORT"),
+            Port(host, settings.grpc_port, "TAILRACE_GRPC_PORT"),
+        ),
+        probes=(partial(edge_answers, folder),),
+        needs=("serve",),
+        grace_s=8.0,
+    )
+
+
+def stack_parts(settings: Settings) -> tuple[Part, ...]:
+    """All parts, in starting order. Raises EnvironmentFault when a server's binary is missing, ConfigError for a port given twice."""
+    parts = (
+        valkey_part(settings),
+        broker_part(settings),
+        metrics_part(settings),
+        worker_part(settings),
+        *((standby_part(settings),) if settings.standby and can_share() else ()),
+        serve_part(settings),
+        *(() if settings.tls_dir is None else (edge_part(settings),)),
+    )
+    _check_apart([port for part in parts for port in part.ports])
+    return parts
+
+
+def _check_apart(ports: list[Port]) -> None:
+    """Refuse one port for two, of which the second would never come up. Raises ConfigError."""
+    for one, other in combinations(ports, 2):
+        if one.meets(other):
+            raise ConfigError(
+                f"{other.setting}: {other.number} is {one.setting}'s already; give them ports of their own"
+            )
+
+
+def metrics_environment(settings: Settings) -> dict[str, str]:
+    """Give what makes a process share its metrics; prometheus-client reads it at import."""
+    return {"PROMETHEUS_MULTIPROC_DIR": str(settings.metrics_dir)}
+
+
+def broker_address(bootstrap: str) -> tuple[str, int]:
+    """Split `host:port`. Raises ConfigError when it is anything else, such as a list of brokers."""
+    host, _, port = bootstrap.rpartition(":")
+    if not host or "," in host or not port.isdigit() or not 1 <= int(port) <= 65_535:
+        raise ConfigError(f"TAILRACE_KAFKA_BOOTSTRAP: the embedded broker needs one host:port, got {bootstrap!r}")
+    return host, int(port)
+
+
+def _python(module: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", module)

@@ -1,0 +1,233 @@
+"""Starts the parts, watches them, starts again what dies, and stops them in order. When to do what is `lifecycle`'s.
+
+One thread, one loop. It must be the process that lives longest: the kernel ends the keepers with it.
+"""
+
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from infra.local.supervisor.keeper import adopt_orphans, keeper_command, sweep
+from infra.local.supervisor.lifecycle import Command, PartState, Phase, Seen, advance, backoff_s
+from infra.local.supervisor.parts import Part
+from infra.local.supervisor.stackfile import PartRecord, StackFile, StackRecord
+from services.errors import EnvironmentFault
+
+TICK_S = 0.05
+PROBE_EVERY_S = {Phase.STARTING: 0.1, Phase.HEALTHY: 2.0, Phase.UNHEALTHY: 0.5}
+MAX_FIRST_FAILURES = 3
+STOP_ORDER = ("edge", "standby", "serve", "pipeline", "worker", "broker", "valkey", "metrics")
+
+
+class StopRequested(BaseException):
+    """Somebody asked the supervisor to stop. Not an error, and no `except Exception` may swallow it."""
+
+
+@dataclass(slots=True)
+class _Running:
+    """One part and what is known of it; owned by the supervisor."""
+
+    part: Part
+    state: PartState = field(default_factory=PartState)
+    keeper: subprocess.Popen[bytes] | None = None
+    probed_s: float = float("-inf")
+    was_well: bool = False
+
+    @property
+    def is_alive(self) -> bool:
+        return self.keeper is not None and self.keeper.poll() is None
+
+
+class Supervisor:
+    """The owner of all processes of one stack.
+
+    `environment` is what every part inherits. `report` is told, in one line each, what a person should know.
+    `stop_requested` is asked at every tick; when it says yes, whatever waits raises StopRequested.
+    """
+
+    def __init__(
+        self,
+        *,
+        environment: Mapping[str, str],
+        log_dir: Path,
+        stack_file: StackFile,
+        supervisor_pid: int,
+        report: Callable[[str], None],
+        stop_requested: Callable[[], bool],
+    ) -> None:
+        self._environment = environment
+        self._log_dir = log_dir
+        self._stack_file = stack_file
+        self._pid = supervisor_pid
+        self._report = report
+        self._stop_requested = stop_requested
+        self._running: dict[str, _Running] = {}
+        self._stage = "starting"
+        adopt_orphans()
+
+    def enter(self, stage: str) -> None:
+        """Say in the record how far the stack is."""
+        self._stage = stage
+        self._record()
+
+    def bring_up(self, parts: tuple[Part, ...]) -> None:
+        """Start these and wait until all are well. Raises EnvironmentFault with the log's end when one never is."""
+        for part in parts:
+            self._running[part.name] = _Running(part)
+        waiting = [self._running[part.name] for part in parts]
+        while any(running.state.phase is not Phase.HEALTHY for running in waiting):
+            self.tick()
+            for running in waiting:
+                if running.state.num_failures >= MAX_FIRST_FAILURES:
+                    raise EnvironmentFault(self._why_down(running.part.name))
+
+    def run_once(self, part: Part) -> None:
+        """Run a part that ends by itself, on our own terminal. Raises EnvironmentFault when it fails."""
+        running = _Running(part)
+        running.keeper = self._spawn(part, own_log=False)
+        self._running[part.name] = running
+        try:
+            while running.is_alive:
+                self.tick(except_for=part.name)
+        except StopRequested:
+            self._stop_one(running)
+            raise
+        finally:
+            del self._running[part.name]
+        if code := running.keeper.wait():
+            raise EnvironmentFault(f"{part.name} ended with code {code}; the lines above say why")
+
+    def watch(self) -> None:
+        """Keep everything running until StopRequested."""
+        while True:
+            self.tick()
+
+    def tick(self, except_for: str = "") -> None:
+        """Look at every part once, do what is due, and pause shortly. Raises StopRequested."""
+        if self._stop_requested():
+            raise StopRequested
+        before = self._phases()
+        for running in list(self._running.values()):
+            if running.part.name != except_for:
+                self._advance(running)
+        if self._phases() != before:
+            self._record()
+        time.sleep(TICK_S)
+
+    def stop(self) -> None:
+        """End all parts in order, each within its grace, and whatever they left behind."""
+        self.enter("stopping")
+        for name in sorted(self._running, key=STOP_ORDER.index):
+            self._stop_one(self._running[name])
+        self._running.clear()
+        sweep()
+        self._stack_file.forget()
+
+    def _advance(self, running: _Running) -> None:
+        now_s = time.monotonic()
+        was = running.state
+        running.state, command = advance(was, self._observe(running, now_s), now_s, running.part.patience)
+        if command is Command.KILL and running.keeper is not None:
+            self._say(f"{running.part.name}: no answer for {now_s - was.since_s:.0f} s, killing it")
+            running.keeper.terminate()
+        if command is Command.SPAWN:
+            running.keeper = self._try_to_spawn(running.part)
+        self._tell(running, was)
+
+    def _observe(self, running: _Running, now_s: float) -> Seen:
+        alive = running.is_alive
+        due_s = running.probed_s + PROBE_EVERY_S.get(running.state.phase, float("inf"))
+        if alive and now_s >= due_s:
+            running.was_well = running.part.is_well()
+            running.probed_s = now_s
+        needs_met = all(self._running[name].state.phase is Phase.HEALTHY for name in running.part.needs)
+        return Seen(alive=alive, healthy=alive and running.was_well, needs_met=needs_met)
+
+    def _tell(self, running: _Running, was: PartState) -> None:
+        name, state = running.part.name, running.state
+        if state.phase is was.phase:
+            return
+        if state.phase is Phase.BACKING_OFF:
+            self._sweep()
+            code = running.keeper.poll() if running.keeper else None
+            running.was_well, running.probed_s = False, float("-inf")
+            self._say(
+                f"{name}: died{'' if code is None else f' (code {code})'}, "
+                f"starting it again in {backoff_s(state.num_failures):g} s"
+            )
+        elif state.phase is Phase.HEALTHY and was.phase is Phase.STARTING:
+            again = f" again (restart {state.num_restarts})" if state.num_restarts else ""
+            self._say(f"{name}: well{again} after {state.since_s - was.since_s:.1f} s")
+        elif state.phase is Phase.UNHEALTHY:
+            self._say(f"{name}: does not answer")
+        elif state.phase is Phase.HEALTHY and was.phase is Phase.UNHEALTHY:
+            self._say(f"{name}: answers again")
+
+    def _say(self, line: str) -> None:
+        """Tell a person; a full disk under what they read stops nothing."""
+        with suppress(OSError):
+            self._report(line)
+
+    def _try_to_spawn(self, part: Part) -> subprocess.Popen[bytes] | None:
+        """Start it, or say why not: the machine may be short of processes, memory or disk, and the other parts still serve."""
+        try:
+            return self._spawn(part, own_log=True)
+        except OSError as error:
+            self._say(f"{part.name}: cannot be started ({error})")
+            return None
+
+    def _spawn(self, part: Part, *, own_log: bool) -> subprocess.Popen[bytes]:
+        command = keeper_command(self._pid, part.grace_s, part.command)
+        environment = {**self._environment, **part.environment}
+        if part.heartbeat is not None:
+            part.heartbeat.unlink(missing_ok=True)
+        if not own_log:
+            return subprocess.Popen(command, env=environment, start_new_session=True)
+        with (self._log_dir / f"{part.name}.log").open("ab") as log:
+            return subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def _stop_one(self, running: _Running) -> None:
+        if running.keeper is None or running.keeper.poll() is not None:
+            return
+        running.keeper.terminate()
+        try:
+            running.keeper.wait(timeout=running.part.grace_s + 5.0)
+        except subprocess.TimeoutExpired:
+            running.keeper.kill()
+            running.keeper.wait()
+
+    def _sweep(self) -> None:
+        """End what a killed keeper left to us."""
+        sweep(spared=frozenset(running.keeper.pid for running in self._running.values() if running.keeper))
+
+    def _why_down(self, name: str) -> str:
+        log = self._log_dir / f"{name}.log"
+        lines = log.read_text(errors="replace").strip().splitlines()[-5:] if log.exists() else []
+        return f"{name} does not start; the end of {log}:\n" + "\n".join(lines)
+
+    def _phases(self) -> list[tuple[str, Phase, int]]:
+        return [(name, run.state.phase, run.state.num_restarts) for name, run in self._running.items()]
+
+    def _record(self) -> None:
+        parts = {
+            name: PartRecord(
+                phase=run.state.phase,
+                keeper_pid=run.keeper.pid if run.keeper and run.is_alive else None,
+                num_restarts=run.state.num_restarts,
+            )
+            for name, run in self._running.items()
+        }
+        try:
+            self._stack_file.write(StackRecord(supervisor_pid=self._pid, stage=self._stage, parts=parts))
+        except OSError as error:
+            self._say(f"what runs cannot be written down, so `tailrace status` is late ({error})")

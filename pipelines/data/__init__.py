@@ -1,0 +1,1 @@
+"""Events and items from raw files to training examples."""

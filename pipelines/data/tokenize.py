@@ -1,0 +1,78 @@
+"""Stage 3: items get codes, and the split's rows get their histories, read from the feature store as of each row's time.
+
+    catalogue.parquet   every item, also those without events (models.catalogue)
+    examples.parquet    user_id, split, history (item indices, oldest first), target (item index, null in training rows)
+
+Codes have depth 1 here: one token an item. Everything after this stage reads the depth from the catalogue. This file does
+not know how a history comes about: whoever runs it hands in `read_histories`.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import polars as pl
+
+from models.catalogue import Catalogue
+from pipelines.data.split import Split, as_of_rows
+
+ReadHistories = Callable[[pd.DataFrame], pd.DataFrame]
+"""Point-in-time join: (user_id, event_timestamp) -> the same rows with `history_item_ids`, oldest first."""
+
+
+def tokenize(ingested: Path, read_histories: ReadHistories, max_items: int, out: Path) -> None:
+    """Write catalogue and examples. `max_items` is how many items of a history the feature store keeps."""
+    events, items = pl.read_parquet(ingested / "events.parquet"), pl.read_parquet(ingested / "items.parquet")
+    rows = as_of_rows(events, max_items)
+    examples = spell(with_histories(rows, read_histories), items)
+    catalogue = build_catalogue(items, examples)
+    catalogue.save(out / "catalogue.parquet")
+    examples.write_parquet(out / "examples.parquet")
+
+
+def with_histories(rows: pl.DataFrame, read_histories: ReadHistories) -> pl.DataFrame:
+    """Join each row with the history known at its time; a row that the store has nothing for gets an empty one."""
+    asked = rows.select("user_id", "event_timestamp").unique(maintain_order=True)
+    found = read_histories(pd.DataFrame(asked.to_dict(as_series=False)))
+    times = pd.DatetimeIndex(found["event_timestamp"]).tz_convert("UTC").as_unit("us").asi8
+    answer = pl.DataFrame(
+        {
+            "user_id": pl.Series(found["user_id"].astype(str).tolist(), dtype=pl.String),
+            "event_timestamp": pl.from_epoch(pl.Series(times), "us").dt.replace_time_zone("UTC"),
+            "history_item_ids": [_listed(value) for value in found["history_item_ids"]],
+        },
+        schema_overrides={"history_item_ids": pl.List(pl.String)},
+    )
+    joined = rows.join(answer, on=["user_id", "event_timestamp"], how="left", maintain_order="left")
+    return joined.with_columns(pl.col("history_item_ids").fill_null([]))
+
+
+def spell(rows: pl.DataFrame, items: pl.DataFrame) -> pl.DataFrame:
+    """Replace item ids by indices in the catalogue's order."""
+    ordered = items["item_id"].sort()
+    index = pl.int_range(len(ordered), dtype=pl.Int32, eager=True)
+    return rows.select(
+        "user_id",
+        "split",
+        history=pl.col("history_item_ids").list.eval(pl.element().replace_strict(ordered, index)),
+        target=pl.col("target_item_id").replace_strict(ordered, index, default=None),
+    )
+
+
+def build_catalogue(items: pl.DataFrame, examples: pl.DataFrame) -> Catalogue:
+    """Give every item one token, in item-id order, and its count of training events."""
+    ordered = items.sort("item_id")
+    trained = examples.filter(pl.col("split") == Split.TRAIN)["history"].explode().drop_nulls()
+    return Catalogue(
+        item_ids=tuple(ordered["item_id"]),
+        titles=tuple(ordered["title"]),
+        categories=tuple(tuple(names) for names in ordered["categories"].to_list()),
+        codes=np.arange(ordered.height, dtype=np.int32).reshape(-1, 1),
+        level_sizes=(ordered.height,),
+        popularity=np.bincount(trained.to_numpy(), minlength=ordered.height).astype(np.float64),
+    )
+
+
+def _listed(value: object) -> list[str]:
+    return [str(item) for item in value] if isinstance(value, list | tuple | np.ndarray) else []

@@ -1,0 +1,1 @@
+"""Metrics, the evaluation of a model, and the gate before publication."""

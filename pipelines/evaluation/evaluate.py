@@ -1,0 +1,102 @@
+"""Stage 6: decoder and student beside everything that they must beat, under the one protocol.
+
+Leave one out by time; the label of the test split is ranked among ALL items, with the items of the history removed
+(masked) and without; baselines learn from the same training sequences as the models.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from models.baselines import Bigram, ItemKnn, Popularity
+from models.catalogue import Catalogue, load_catalogue
+from models.decoder.config import read_config
+from models.decoder.decoder import DecoderConfig
+from models.decoder.weights import load_decoder
+from models.student import StudentConfig, read_student
+from pipelines.data.examples import read_cases, read_sequences
+from pipelines.data.split import Split
+from pipelines.evaluation.gate import student_share
+from pipelines.evaluation.metrics import Scorer, rank_labels, summarise
+from pipelines.evaluation.student_scorer import StudentScorer
+from pipelines.runner.progress import Progress
+from pipelines.training.dense import DecoderScorer
+
+REPORT = "report.json"
+PROTOCOL = "leave one out by time, all items ranked, test split, mean rank on ties; ndcg@10_interval: 95 % bootstrap"
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """Where the stages before left what is judged, and the prompt's shape."""
+
+    tokenized: Path
+    decoder_dir: Path
+    students_dir: Path
+    max_items: int
+    stride: int
+
+
+def evaluate(trained: Trained, dataset: str, out: Path, progress: Progress) -> None:
+    """Rank every test label with every model and write report.json."""
+    catalogue, cases = (
+        load_catalogue(trained.tokenized / "catalogue.parquet"),
+        read_cases(trained.tokenized, Split.TEST),
+    )
+    scorers = list(_scorers(trained, catalogue))
+    metrics: dict[str, dict[str, Any]] = {}
+    for done, (name, scorer) in enumerate(scorers, start=1):
+        metrics[name] = summarise(rank_labels(scorer, cases))
+        progress(done, len(scorers), name)
+    decoder = read_config(trained.decoder_dir)
+    student = read_student(trained.students_dir / "student.safetensors").config
+    report = {
+        "dataset": dataset,
+        "protocol": PROTOCOL,
+        "num_test_users": len(cases),
+        "num_items": len(catalogue.item_ids),
+        "metrics": metrics,
+        "student_share": student_share(metrics),
+        "multiply_adds": {
+            "decoder": decoder_work(decoder, trained.max_items),
+            "student": student_work(student, trained.max_items),
+        },
+    }
+    (out / REPORT).write_text(json.dumps(report, indent=1))
+
+
+def read_report(folder: Path) -> dict[str, Any]:
+    """Read the report of an evaluation or of a bundle."""
+    report: dict[str, Any] = json.loads((folder / REPORT).read_text())
+    return report
+
+
+def decoder_work(config: DecoderConfig, num_tokens: int) -> int:
+    """Multiply-adds of one prompt of this many tokens, embeddings and output head apart."""
+    attention_width = config.num_attention_heads * config.head_dim
+    key_value_width = config.num_key_value_heads * config.head_dim
+    projections = config.hidden_size * (2 * attention_width + 2 * key_value_width + 3 * config.intermediate_size)
+    attention = attention_width * (num_tokens + 1)  # scores and sums, over half of the square
+    return config.num_hidden_layers * num_tokens * (projections + attention)
+
+
+def student_work(config: StudentConfig, num_places: int) -> int:
+    """Multiply-adds of one history as served (pipelines/student_graph), embeddings and output head apart."""
+    per_hop = 4 * config.hidden_size**2 + 2 * config.hidden_size * config.feed_forward
+    attention = 2 * num_places * config.num_heads * config.hidden_size
+    return config.num_hops * (per_hop + attention)
+
+
+def _scorers(trained: Trained, catalogue: Catalogue) -> Iterator[tuple[str, Scorer]]:
+    sequences, num_items = read_sequences(trained.tokenized), len(catalogue.item_ids)
+    yield "popularity", Popularity(sequences, num_items)
+    yield "bigram", Bigram(sequences, num_items)
+    yield "item_knn", ItemKnn(sequences, num_items)
+    for name in ("twin", "student"):
+        yield name, StudentScorer(read_student(trained.students_dir / f"{name}.safetensors"))
+    decoder = load_decoder(trained.decoder_dir, torch.float32, "cpu")
+    yield "decoder", DecoderScorer(decoder, catalogue, trained.max_items, trained.stride)

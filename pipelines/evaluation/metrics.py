@@ -1,0 +1,81 @@
+"""HR, NDCG and their bootstrap interval from the ranks of labels among ALL items. Pure; numpy only.
+
+Masked means that the items of the history are removed before ranking, so a label that repeats an item of the history can
+only be missed. A label that ties with others gets their mean rank.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipelines.data.examples import Cases
+
+Scorer = Callable[[Sequence[np.ndarray]], np.ndarray]
+"""Histories of item indices, oldest first -> scores (num_histories, num_items)."""
+
+CUTOFFS = (5, 10)
+_CASES_PER_BATCH = 32
+_RESAMPLES = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """The label's rank for each case, from 1, halves on ties."""
+
+    masked: np.ndarray
+    unmasked: np.ndarray
+
+
+def rank_labels(scorer: Scorer, cases: Cases) -> Ranks:
+    """Score every case and rank its label; histories of about one length go together."""
+    ranks = Ranks(np.empty(len(cases)), np.empty(len(cases)))
+    by_length = np.argsort([len(history) for history in cases.histories], kind="stable")
+    for rows in np.split(by_length, range(_CASES_PER_BATCH, len(cases), _CASES_PER_BATCH)):
+        scores = scorer([cases.histories[row] for row in rows]).astype(np.float64)
+        for row, score in zip(rows, scores, strict=True):
+            ranks.unmasked[row] = mean_rank(score, int(cases.targets[row]))
+            score[cases.histories[row]] = -np.inf
+            ranks.masked[row] = mean_rank(score, int(cases.targets[row]))
+    return ranks
+
+
+def mean_rank(scores: np.ndarray, target: int) -> float:
+    """Give the rank from 1 of `target`: the mean of the places that it and its ties take. What is not a number comes last."""
+    known = np.where(np.isnan(scores), -np.inf, scores)
+    above = int((known > known[target]).sum())
+    tied = int((known == known[target]).sum())
+    return above + (tied + 1) / 2
+
+
+def hit_rate(ranks: np.ndarray, cutoff: int) -> float:
+    """The share of labels within the first `cutoff` places."""
+    return float((ranks <= cutoff).mean())
+
+
+def ndcg(ranks: np.ndarray, cutoff: int) -> float:
+    """The mean of 1 / log2(1 + rank) over labels within the first `cutoff` places, 0 for the others."""
+    return float(gains(ranks, cutoff).mean())
+
+
+def gains(ranks: np.ndarray, cutoff: int) -> np.ndarray:
+    """What each case adds to NDCG."""
+    return np.where(ranks <= cutoff, 1 / np.log2(1 + ranks), 0.0)
+
+
+def interval(values: np.ndarray, seed: int) -> tuple[float, float]:
+    """The 95 % bootstrap interval of the mean, resampling cases."""
+    draws = np.random.default_rng(seed).integers(0, len(values), (_RESAMPLES, len(values)))
+    low, high = np.percentile(values[draws].mean(axis=1), (2.5, 97.5))
+    return float(low), float(high)
+
+
+def summarise(ranks: Ranks) -> dict[str, float | list[float]]:
+    """Name all metrics: `hr@5`, `ndcg@5`, ... masked; `..._unmasked`; and the interval of the masked NDCG@10."""
+    named: dict[str, float | list[float]] = {}
+    for suffix, values in (("", ranks.masked), ("_unmasked", ranks.unmasked)):
+        for cutoff in CUTOFFS:
+            named[f"hr@{cutoff}{suffix}"] = hit_rate(values, cutoff)
+            named[f"ndcg@{cutoff}{suffix}"] = ndcg(values, cutoff)
+    named["ndcg@10_interval"] = list(interval(gains(ranks.masked, 10), seed=0))
+    return named

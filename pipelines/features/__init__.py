@@ -1,0 +1,1 @@
+"""Offline features, point in time."""

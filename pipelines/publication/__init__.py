@@ -1,0 +1,1 @@
+"""Export, precompute and publish a bundle."""

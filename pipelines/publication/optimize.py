@@ -1,0 +1,77 @@
+"""Stage 7: everything takes the form in which it is served, and the student is proven to answer as the one that was judged.
+
+    bundle/          what models/registry.py lists: decoder/, student.onnx (pipelines/student_graph), catalogue.parquet, report.json
+    version.txt      the bundle's name: when it was made (UTC) and a hash of what is in it
+
+The decoder is served from the very checkpoint that was judged. The report is the evaluation, and how far the exported
+student's scores are from the judged ones and how long one ranking takes here.
+"""
+
+import json
+import shutil
+import time
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from models.registry import hashes
+from models.student import read_student
+from pipelines.data.examples import Cases, read_cases
+from pipelines.data.split import Split
+from pipelines.evaluation.evaluate import REPORT, Trained, read_report
+from pipelines.evaluation.student_scorer import StudentScorer
+from pipelines.publication.student_graph import student_graph
+from pipelines.runner.stage import content_key
+from services.errors import StageFailed
+from services.student.ranker import StudentRanker
+
+_MAX_RELATIVE_ERROR = 1e-4
+_NUM_COMPARED = 200
+_NUM_TIMED = 500
+
+
+def optimize(trained: Trained, evaluated: Path, made_at: datetime, out: Path) -> None:
+    """Assemble the bundle. Raises StageFailed when the exported student answers otherwise than the judged one."""
+    bundle = out / "bundle"
+    shutil.copytree(trained.decoder_dir, bundle / "decoder")
+    shutil.copyfile(trained.tokenized / "catalogue.parquet", bundle / "catalogue.parquet")
+    student, cases = (
+        read_student(trained.students_dir / "student.safetensors"),
+        read_cases(trained.tokenized, Split.TEST),
+    )
+    onnx.save(student_graph(student), bundle / "student.onnx")
+    ranker = StudentRanker(bundle / "student.onnx")
+    error = relative_error(StudentScorer(student), ranker, cases)
+    if not error <= _MAX_RELATIVE_ERROR:  # which no NaN is
+        raise StageFailed("optimize", f"the exported student's scores differ by {error:.1e} of their range")
+    timed = time_ranking(ranker, cases, student.config.num_items)
+    report = read_report(evaluated) | {"student_serving": {"relative_error": error, **timed}}
+    (bundle / REPORT).write_text(json.dumps(report, indent=1))
+    (out / "version.txt").write_text(version_of(bundle, made_at))
+
+
+def version_of(bundle: Path, made_at: datetime) -> str:
+    """Name a bundle: sortable by time, and two of one second stay apart by content."""
+    return f"{made_at:%Y%m%dT%H%M%SZ}-{content_key(hashes(bundle))[:8]}"
+
+
+def relative_error(judged: StudentScorer, served: StudentRanker, cases: Cases) -> float:
+    """Give the largest difference between the two over some cases, as a share of the scores' range."""
+    histories = cases.histories[:_NUM_COMPARED]
+    wanted = judged(histories)
+    found = np.stack([served.score(history.tolist()) for history in histories])
+    return float(np.abs(wanted - found).max() / (wanted.max() - wanted.min()))
+
+
+def time_ranking(ranker: StudentRanker, cases: Cases, num_items: int) -> dict[str, float]:
+    """Measure one ranking after another on one thread, in milliseconds."""
+    everything = np.ones(num_items, dtype=bool)
+    spent_ms = []
+    for turn in range(_NUM_TIMED):
+        history = cases.histories[turn % len(cases)].tolist()
+        began = time.perf_counter()
+        ranker.rank(history, everything, 10)
+        spent_ms.append((time.perf_counter() - began) * 1_000)
+    return {"rank_p50_ms": float(np.percentile(spent_ms, 50)), "rank_p99_ms": float(np.percentile(spent_ms, 99))}

@@ -1,0 +1,102 @@
+"""How every stage of the offline pipeline runs: skipped when done, written in scratch, renamed into place.
+
+A stage's output lies in `<root>/<stage>/<key>/`, where the key is a hash of the stage's parameters, of its inputs' keys and
+of the source files that make it up, found by what they import. Equal key, equal output: a finished folder is used again, an unfinished one is never
+seen, because the rename is the last step. Of each stage the outputs that were used last are kept, older ones are removed: a
+nightly run would fill its disk otherwise. Runs in one folder take turns (`pipelines.runner.run_lock`). This file does not know what any
+stage does.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from models.durable import put_unless_there
+from models.file_hash import file_sha256
+
+_NUM_KEPT = 5
+"""Outputs of one stage beside those of this run: enough to come back to what was tried a moment ago."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageOutput:
+    """One finished stage: its folder, its content key, and whether this run made it (in how many seconds) or found it."""
+
+    stage: str
+    key: str
+    path: Path
+    skipped: bool
+    seconds: float
+
+
+class Stages:
+    """The folder of stage outputs."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._given: set[Path] = set()
+
+    def run(self, stage: str, key: str, work: Callable[[Path], None]) -> StageOutput:
+        """Give the output with this key; when it does not exist, let `work` fill a scratch folder and rename that."""
+        target = self._root / stage / key
+        self._given.add(target)
+        if target.exists():
+            os.utime(target)  # it counts as new as its last use
+            return StageOutput(stage, key, target, skipped=True, seconds=0.0)
+        scratch = self._root / stage / f".{key}.{os.getpid()}"
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir(parents=True)
+        began = time.perf_counter()
+        try:
+            work(scratch)
+            put_unless_there(scratch, target)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        self._prune(stage)
+        return StageOutput(stage, key, target, skipped=False, seconds=time.perf_counter() - began)
+
+    def _prune(self, stage: str) -> None:
+        """Remove what nobody used for longest, and what killed runs left half done."""
+        folders = [path for path in (self._root / stage).iterdir() if path.is_dir() and path not in self._given]
+        finished = sorted((path for path in folders if path.name[0] != "."), key=lambda path: path.stat().st_mtime)
+        for path in {*folders} - {*finished[-_NUM_KEPT:]}:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def content_key(parameters: Mapping[str, Any], inputs: Sequence[str] = (), code: Sequence[ModuleType] = ()) -> str:
+    """Hash parameters (JSON values), the keys of inputs in their order, and the sources of these modules to 16 hex digits.
+
+    What a module uses of `pipelines` and `models` counts as its source, too.
+    """
+    digest = hashlib.sha256(json.dumps(parameters, sort_keys=True, default=str).encode())
+    for part in inputs:
+        digest.update(part.encode() + b"\0")
+    for module in sources(code):
+        digest.update(file_sha256(Path(str(module.__file__))).encode())
+    return digest.hexdigest()[:16]
+
+
+def sources(code: Sequence[ModuleType]) -> list[ModuleType]:
+    """Give these modules and those of `pipelines` and `models` whose names they hold, and theirs, by name."""
+    found: dict[str, ModuleType] = {}
+    waiting = list(code)
+    while waiting:
+        module = waiting.pop()
+        if module.__name__ not in found:
+            found[module.__name__] = module
+            waiting += _used(module)
+    return [found[name] for name in sorted(found)]
+
+
+def _used(module: ModuleType) -> list[ModuleType]:
+    held = vars(module).values()
+    names = {one.__name__ if isinstance(one, ModuleType) else str(getattr(one, "__module__", "")) for one in held}
+    return [sys.modules[name] for name in names if name.startswith(("pipelines.", "models.")) and name in sys.modules]

@@ -1,0 +1,1 @@
+"""Train the decoder and distil the student."""

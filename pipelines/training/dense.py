@@ -1,0 +1,66 @@
+"""Dense causal attention over a padded batch: what training and offline scoring hand to the decoder. No cache, no pages.
+
+Padding lies at each row's end, so causality alone keeps it out of everything real.
+
+Shape suffixes: B rows, L places of a row, T = B * L tokens, H heads, G key/value heads, K head size, D hidden, V items.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from models.catalogue import BOS_TOKEN, Catalogue
+from models.decoder.decoder import Attend, Decoder
+from models.prompt import prompt_tokens
+from services.errors import StageFailed
+
+
+def causal_attention(num_rows: int) -> Attend:
+    """Give the attention in which each token sees itself and what is before it in its own row."""
+
+    def attend(layer: int, q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor) -> Tensor:
+        q_BHLK, k_BGLK, v_BGLK = (x.view(num_rows, -1, *x.shape[1:]).transpose(1, 2) for x in (q_THK, k_TGK, v_TGK))
+        out_BHLK = functional.scaled_dot_product_attention(
+            q_BHLK, k_BGLK, v_BGLK, is_causal=True, enable_gqa=q_BHLK.shape[1] != k_BGLK.shape[1]
+        )
+        return out_BHLK.transpose(1, 2).flatten(0, 1)
+
+    return attend
+
+
+def hidden_states(decoder: Decoder, tokens_BL: Tensor) -> Tensor:
+    """Run the decoder over padded rows, each from position 0. (B, L) -> (B * L, D)."""
+    num_rows, length = tokens_BL.shape
+    positions_T = torch.arange(length).repeat(num_rows)
+    hidden_TD: Tensor = decoder(tokens_BL.reshape(-1), positions_T, causal_attention(num_rows))
+    return hidden_TD
+
+
+class DecoderScorer:
+    """Scores histories over the whole catalogue with the very prompt that serving uses. For codes of depth 1."""
+
+    def __init__(self, decoder: Decoder, catalogue: Catalogue, max_items: int, stride: int) -> None:
+        if catalogue.depth != 1:
+            raise StageFailed("evaluate", "codes deeper than 1 need beam search, which dense scoring does not do")
+        self._decoder, self._catalogue = decoder, catalogue
+        self._max_items, self._stride = max_items, stride
+
+    @torch.inference_mode()
+    def __call__(self, histories: Sequence[np.ndarray]) -> np.ndarray:
+        """Score histories of item indices -> (B, V) float32 logits by item index."""
+        self._decoder.eval()
+        prompts = [
+            prompt_tokens(self._catalogue, history.tolist(), self._max_items, self._stride) for history in histories
+        ]
+        lengths_B = torch.tensor([len(prompt) for prompt in prompts])
+        tokens_BL = torch.full((len(prompts), int(lengths_B.max())), BOS_TOKEN)
+        for row, prompt in enumerate(prompts):
+            tokens_BL[row, : len(prompt)] = torch.tensor(prompt)
+        hidden_BLD = hidden_states(self._decoder, tokens_BL).view(*tokens_BL.shape, -1)
+        last_BD = hidden_BLD[torch.arange(len(prompts)), lengths_B - 1]
+        first = self._catalogue.token_offsets[0] + torch.from_numpy(self._catalogue.codes[:, 0]).long()
+        scores_BV: np.ndarray = (last_BD @ self._decoder.head_weight_VD[first].T).float().numpy()
+        return scores_BV

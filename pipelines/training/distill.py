@@ -1,0 +1,173 @@
+"""Stage 5: the student learns what the decoder would answer at every place, and its twin learns from the labels alone.
+
+    student.safetensors, twin.safetensors   weights of models.student
+    distillation.json                       shapes, curves and the options
+
+The target at each place is a mixture of the decoder's distribution over the whole catalogue and the label. The student
+also starts from the decoder's item embeddings when the sizes agree. The twin has the same size, the same number of epochs
+and neither of the two: what the student has over it is what distillation gives.
+
+Shape suffixes: B windows, L places, T = B * L tokens, D hidden.
+"""
+
+import json
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from models.catalogue import BOS_TOKEN, Catalogue, load_catalogue
+from models.decoder.decoder import Decoder
+from models.decoder.weights import load_decoder
+from models.student import Student, StudentConfig, save_student
+from pipelines.data.examples import Cases, read_cases, read_sequences
+from pipelines.data.split import Split
+from pipelines.evaluation.metrics import ndcg, rank_labels
+from pipelines.evaluation.student_scorer import StudentScorer
+from pipelines.runner.progress import Progress, silent
+from pipelines.training.batches import IGNORED, Batch, batch_windows, cut_windows
+from pipelines.training.dense import hidden_states
+from pipelines.training.descent import DescentOptions
+from pipelines.training.dropout import dropout_after
+from pipelines.training.fitting import FitOptions, fit
+from pipelines.training.loss import Teacher, catalogue_loss
+from pipelines.training.seen import next_unseen
+from services.errors import StageFailed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistillOptions:
+    """The student's shape and recipe. `teacher_weight` is the decoder's share of the target in [0, 1]."""
+
+    hidden_size: int = 64
+    feed_forward: int = 128
+    num_heads: int = 4
+    num_hops: int = 2
+    max_items: int = 200
+    teacher_weight: float = 0.8
+    dropout: float = 0.1
+    twin_dropout: float = 0.3
+    max_batch_tokens: int = 2_048
+    seed: int = 0
+    fit: FitOptions = field(
+        default_factory=lambda: FitOptions(
+            epochs=15,
+            validate_every=5,
+            descent=DescentOptions(learning_rate=4e-3, weight_decay=0.1, warm_up=0.1, average=0.99),
+        )
+    )
+
+
+def distill(tokenized: Path, decoder_dir: Path, options: DistillOptions, out: Path, progress: Progress) -> None:
+    """Train both and write them; the twin in a process of its own beside. Raises StageFailed for codes that one token does not spell."""
+    catalogue = load_catalogue(tokenized / "catalogue.parquet")
+    if catalogue.depth != 1:
+        raise StageFailed("distill", "the decoder's distribution is read off directly for codes of depth 1 only")
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as beside:
+        twin = beside.submit(fit_and_save, tokenized, None, options, out / "twin.safetensors", torch.get_num_threads())
+        student_curve = fit_and_save(
+            tokenized, decoder_dir, options, out / "student.safetensors", torch.get_num_threads(), progress
+        )
+        curves = {"student_curve": student_curve, "twin_curve": twin.result()}
+    (out / "distillation.json").write_text(json.dumps({"options": asdict(options), **curves}, indent=1))
+
+
+def fit_and_save(
+    tokenized: Path,
+    decoder_dir: Path | None,
+    options: DistillOptions,
+    path: Path,
+    num_threads: int,
+    progress: Progress = silent,
+) -> list[dict[str, Any]]:
+    """Train one student on the stage's inputs, with a teacher or without, write it, and give its curve."""
+    torch.set_num_threads(num_threads)
+    catalogue = load_catalogue(tokenized / "catalogue.parquet")
+    sequences, valid = read_sequences(tokenized), read_cases(tokenized, Split.VALID)
+    teacher = None if decoder_dir is None else load_decoder(decoder_dir, torch.float32, "cpu")
+    student, curve = fit_student(catalogue, teacher, sequences, valid, options, progress)
+    save_student(student, path)
+    return curve
+
+
+def fit_student(
+    catalogue: Catalogue,
+    teacher: Decoder | None,
+    sequences: list[np.ndarray],
+    valid: Cases,
+    options: DistillOptions,
+    progress: Progress,
+) -> tuple[Student, list[dict[str, Any]]]:
+    """Train one student, with a teacher or (None) from the labels alone. Gives it with its curve."""
+    student, rows_as_tokens = new_student(catalogue, teacher, options), items_as_codes(catalogue)
+    rng = np.random.default_rng(options.seed)
+    scorer = StudentScorer(student)
+    modules = [module for name, module in student.named_modules() if name.endswith(("embedding", "output", "down"))]
+    with dropout_after(modules, options.dropout if teacher else options.twin_dropout):
+        curve = fit(
+            student,
+            batches=lambda: list(
+                batch_windows(
+                    cut_windows(sequences, options.max_items, rng), rows_as_tokens, options.max_batch_tokens, rng
+                )
+            ),
+            loss=lambda batch: imitation_loss(student, teacher, catalogue, batch, options.teacher_weight),
+            validate=lambda: ndcg(rank_labels(scorer, valid).masked, 10),
+            options=options.fit,
+            progress=progress,
+        )
+    return student, curve
+
+
+def new_student(catalogue: Catalogue, teacher: Decoder | None, options: DistillOptions) -> Student:
+    """Give a student with fresh weights, its embeddings taken from the teacher where there is one of that size."""
+    torch.manual_seed(options.seed)
+    config = StudentConfig(
+        num_items=len(catalogue.item_ids),
+        hidden_size=options.hidden_size,
+        feed_forward=options.feed_forward,
+        num_heads=options.num_heads,
+        num_hops=options.num_hops,
+        max_items=options.max_items,
+    )
+    student = Student(config)
+    for name, parameter in student.named_parameters():
+        if name.endswith(".weight") and parameter.dim() > 1:
+            nn.init.normal_(parameter, std=0.02)
+    if teacher is not None and teacher.config.hidden_size == options.hidden_size:
+        with torch.no_grad():
+            student.embedding.weight.copy_(teacher.model.embed_tokens.weight[_token_of_row(catalogue)])
+    return student
+
+
+def imitation_loss(
+    student: Student, teacher: Decoder | None, catalogue: Catalogue, batch: Batch, teacher_weight: float
+) -> Tensor:
+    """Give the mean cross-entropy of the student over all places, against labels and (if there is one) the teacher."""
+    rows_BL, labels_BL = torch.from_numpy(batch.tokens), torch.from_numpy(batch.labels)
+    items_BL = torch.where(labels_BL == IGNORED, IGNORED, labels_BL - 1)
+    chosen_BL, seen = next_unseen(items_BL, len(catalogue.item_ids))
+    taught = None
+    if teacher is not None:
+        token_of_row = _token_of_row(catalogue)
+        with torch.no_grad():
+            hidden_TE = hidden_states(teacher, token_of_row[rows_BL]).view(*rows_BL.shape, -1)[chosen_BL]
+            taught = Teacher(hidden_TE, teacher.head_weight_VD[token_of_row[1:]], teacher_weight)
+    return catalogue_loss(student(rows_BL)[chosen_BL], student.head_weight_VD, items_BL[chosen_BL], seen, taught)
+
+
+def items_as_codes(catalogue: Catalogue) -> Catalogue:
+    """Give the catalogue under which a window's tokens are the student's input rows: item i is row i + 1."""
+    num_items = len(catalogue.item_ids)
+    return replace(catalogue, codes=np.arange(num_items, dtype=np.int32).reshape(-1, 1), level_sizes=(num_items,))
+
+
+def _token_of_row(catalogue: Catalogue) -> Tensor:
+    """Map the student's input rows to the decoder's tokens (depth 1)."""
+    tokens = catalogue.tokens(range(len(catalogue.item_ids)))
+    return torch.tensor([BOS_TOKEN, *tokens])

@@ -1,0 +1,120 @@
+"""Stage 4: the decoder learns to spell the next item at every place of every history.
+
+    decoder/         Hugging Face layout, the averaged weights of the epoch with the best validation NDCG@10 (masked)
+    training.json    the curve, the parameters and the options
+
+One process, plain torch. What is fixed here is the recipe; its numbers come from `TrainOptions`.
+
+Shape suffixes: B windows, L places, T = B * L tokens, D hidden.
+"""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from models.catalogue import Catalogue, load_catalogue
+from models.decoder.decoder import Decoder, DecoderConfig
+from models.decoder.weights import save_decoder
+from models.prompt import STRIDE_ITEMS
+from pipelines.data.examples import read_cases, read_sequences
+from pipelines.data.split import Split
+from pipelines.evaluation.metrics import ndcg, rank_labels
+from pipelines.runner.progress import Progress
+from pipelines.training.batches import IGNORED, Batch, batch_windows, cut_windows
+from pipelines.training.dense import DecoderScorer, hidden_states
+from pipelines.training.descent import DescentOptions
+from pipelines.training.dropout import dropout_after
+from pipelines.training.fitting import FitOptions, fit
+from pipelines.training.loss import catalogue_loss
+from pipelines.training.seen import next_unseen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainOptions:
+    """The shape and the recipe of the decoder. `max_items` and `stride` are the prompt's (models.prompt)."""
+
+    hidden_size: int = 64
+    num_layers: int = 2
+    num_heads: int = 2
+    feed_forward: int = 160
+    max_items: int = 200
+    stride: int = STRIDE_ITEMS
+    max_batch_tokens: int = 1_024
+    dropout: float = 0.3
+    mask_seen: bool = True
+    """Learn the next item among those not seen yet: what serving asks by default. Only codes of depth 1 can be masked."""
+    seed: int = 0
+    fit: FitOptions = field(
+        default_factory=lambda: FitOptions(
+            epochs=25,
+            validate_every=5,
+            descent=DescentOptions(learning_rate=4e-3, weight_decay=0.1, warm_up=0.1, average=0.99),
+        )
+    )
+
+
+def train(tokenized: Path, options: TrainOptions, out: Path, progress: Progress) -> None:
+    """Train, keep the best epoch by validation, and write the checkpoint with its curve."""
+    catalogue = load_catalogue(tokenized / "catalogue.parquet")
+    sequences, valid = read_sequences(tokenized), read_cases(tokenized, Split.VALID)
+    decoder = new_decoder(catalogue, options)
+    rng, mask_seen = np.random.default_rng(options.seed), options.mask_seen and catalogue.depth == 1
+    scorer = DecoderScorer(decoder, catalogue, options.max_items, options.stride)
+    adding = [
+        module for name, module in decoder.named_modules() if name.endswith(("embed_tokens", "o_proj", "down_proj"))
+    ]
+    with dropout_after(adding, options.dropout):
+        curve = fit(
+            decoder,
+            batches=lambda: list(
+                batch_windows(cut_windows(sequences, options.max_items, rng), catalogue, options.max_batch_tokens, rng)
+            ),
+            loss=lambda batch: next_token_loss(decoder, catalogue, batch, mask_seen=mask_seen),
+            validate=lambda: ndcg(rank_labels(scorer, valid).masked, 10),
+            options=options.fit,
+            progress=progress,
+        )
+    save_decoder(decoder, out / "decoder")
+    num_parameters = sum(parameter.numel() for parameter in decoder.parameters())
+    about = {"options": asdict(options), "num_parameters": num_parameters, "curve": curve}
+    (out / "training.json").write_text(json.dumps(about, indent=1))
+
+
+def next_token_loss(decoder: Decoder, catalogue: Catalogue, batch: Batch, *, mask_seen: bool) -> Tensor:
+    """Give the mean cross-entropy over all places, each against the codes of its own level only."""
+    hidden_BLD = hidden_states(decoder, torch.from_numpy(batch.tokens)).view(*batch.tokens.shape, -1)
+    labels_BL = torch.from_numpy(batch.labels)
+    losses = []
+    for level, (first, size) in enumerate(zip(catalogue.token_offsets, catalogue.level_sizes, strict=True)):
+        codes_BL = torch.where(labels_BL == IGNORED, IGNORED, labels_BL - first)
+        codes_BL[:, torch.arange(codes_BL.shape[1]) % catalogue.depth != level] = IGNORED
+        chosen_BL, seen = next_unseen(codes_BL, size) if mask_seen else (codes_BL >= 0, None)
+        head_VD = decoder.head_weight_VD[first : first + size]
+        losses.append(catalogue_loss(hidden_BLD[chosen_BL], head_VD, codes_BL[chosen_BL], seen))
+    return torch.stack(losses).mean()
+
+
+def new_decoder(catalogue: Catalogue, options: TrainOptions) -> Decoder:
+    """Give a decoder with fresh weights: normal, narrower where layers add onto the residual stream."""
+    torch.manual_seed(options.seed)
+    decoder = Decoder(
+        DecoderConfig(
+            vocab_size=catalogue.vocab_size,
+            hidden_size=options.hidden_size,
+            intermediate_size=options.feed_forward,
+            num_hidden_layers=options.num_layers,
+            num_attention_heads=options.num_heads,
+            num_key_value_heads=options.num_heads,
+            head_dim=options.hidden_size // options.num_heads,
+            max_position_embeddings=(options.max_items + 1) * catalogue.depth,
+        )
+    )
+    for name, parameter in decoder.named_parameters():
+        if parameter.dim() > 1:
+            adds = name.endswith(("o_proj.weight", "down_proj.weight"))
+            nn.init.normal_(parameter, std=0.02 / (2 * options.num_layers) ** 0.5 if adds else 0.02)
+    return decoder

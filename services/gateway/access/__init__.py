@@ -1,0 +1,1 @@
+"""Who may call: API keys, rates, the audit log."""

@@ -1,0 +1,87 @@
+"""Who may come in: from a call's headers and the scope that it needs to the caller, or a refusal. The same at both doors.
+
+    headers ─▶ key ─▶ holder ─▶ scope ─▶ rate and quota ─▶ Caller
+
+Knows neither HTTP nor gRPC: header names are lower case in both. Where keys are kept and how rates are counted is handed in.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from services.contracts.access import ANYONE, Caller, Scope
+from services.errors import NotAllowed, Unauthenticated
+from services.gateway.access.keyring import Holder
+from services.gateway.access.rates import Rates
+
+AUTHORIZATION = "authorization"
+API_KEY = "x-api-key"
+
+_BEARER = "bearer "
+
+
+class Access(Protocol):
+    """What a door asks before it does anything else."""
+
+    def authorize(self, headers: Mapping[str, str], scope: Scope) -> Caller:
+        """Give the caller, and count the call. Raises Unauthenticated, NotAllowed or QuotaExceeded. Does not block."""
+        ...
+
+
+class OpenAccess:
+    """Without keys everybody may do everything."""
+
+    def __init__(self, caller: Caller = ANYONE) -> None:
+        self._caller = caller
+
+    def authorize(self, _headers: Mapping[str, str], _scope: Scope) -> Caller:
+        """Give the one caller that there is."""
+        return self._caller
+
+
+class Keys(Protocol):
+    """The valid keys."""
+
+    def find(self, key: str, now_unix_s: float) -> Holder | None:
+        """Give whose key this is; None for one that is unknown or has expired."""
+        ...
+
+
+class KeyedAccess:
+    """With keys: a valid one, its scope, its rate, in this order. A call that lacks the scope uses up no quota."""
+
+    def __init__(
+        self,
+        keys: Keys,
+        rates: Rates,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._keys = keys
+        self._rates = rates
+        self._clock = clock
+        self._wall_clock = wall_clock
+
+    def authorize(self, headers: Mapping[str, str], scope: Scope) -> Caller:
+        """See Access."""
+        now_unix_s = self._wall_clock()
+        holder = self._keys.find(key_from(headers), now_unix_s)
+        if holder is None:
+            raise Unauthenticated
+        caller = holder.caller
+        if scope not in caller.scopes:
+            raise NotAllowed(scope, caller.key_id)
+        self._rates.spend(caller.key_id, holder.allowance, now_unix_s, self._clock())
+        return caller
+
+
+def key_from(headers: Mapping[str, str]) -> str:
+    """Give the key that was sent as `authorization: Bearer KEY` or, without that header, as `x-api-key: KEY`.
+
+    Empty when there is none: that is no key either, and is refused like any other wrong one.
+    """
+    authorization = headers.get(AUTHORIZATION)
+    if authorization is None:
+        return headers.get(API_KEY, "")
+    is_bearer = authorization[: len(_BEARER)].lower() == _BEARER
+    return authorization[len(_BEARER) :].strip() if is_bearer else ""

@@ -1,0 +1,1 @@
+"""What all doors share: request headers, spans, the error table."""

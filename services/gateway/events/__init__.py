@@ -1,0 +1,1 @@
+"""Recording events and impressions to Kafka."""

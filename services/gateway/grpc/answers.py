@@ -1,0 +1,117 @@
+"""What the gRPC door gives back: a message, or a status with details and trailers.
+
+Runs under Ray Serve's context and under grpc.aio's alike. An error is a status on an empty message, never an exception: Ray Serve would log a stack trace and drop the trailers. The
+details travel as `google.rpc.Status` in `grpc-status-details-bin`. Knows gRPC; knows no request and no rule.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+import grpc
+import structlog
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2
+
+from services.contracts.access import Scope
+from services.gateway.access.authorize import Access
+from services.gateway.call.error_table import ErrorAnswer, ErrorKind, describe
+from services.gateway.call.headers import Call, new_request_id, request_id_from
+from services.observability.tracing import note, note_failure
+
+log = structlog.get_logger()
+
+DOOR = "grpc"
+STATUS = {
+    ErrorKind.INVALID_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
+    ErrorKind.TOO_LARGE: grpc.StatusCode.INVALID_ARGUMENT,
+    ErrorKind.UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
+    ErrorKind.NOT_ALLOWED: grpc.StatusCode.PERMISSION_DENIED,
+    ErrorKind.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    ErrorKind.QUOTA: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    ErrorKind.OVERLOADED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    ErrorKind.AWAY: grpc.StatusCode.UNAVAILABLE,
+    ErrorKind.LATE: grpc.StatusCode.DEADLINE_EXCEEDED,
+    ErrorKind.INTERNAL: grpc.StatusCode.INTERNAL,
+}
+
+M = TypeVar("M", bound=Message)
+
+
+class CallContext(Protocol):
+    """What Ray Serve's and grpc.aio's contexts have in common."""
+
+    def invocation_metadata(self) -> Sequence[tuple[str, Any]]:
+        """What the caller sent beside the message."""
+        ...
+
+    def set_code(self, code: grpc.StatusCode) -> None:
+        """Set the status."""
+        ...
+
+    def set_details(self, details: str) -> None:
+        """Set the status's text."""
+        ...
+
+    def set_trailing_metadata(self, trailing_metadata: list[tuple[str, str | bytes]]) -> None:
+        """Set what is sent after the message."""
+        ...
+
+
+async def guarded(
+    context: CallContext,
+    work: Callable[[Call, dict[str, str]], Awaitable[M]],
+    empty: M,
+    refused: Callable[[str, str, str, str], None],
+    *,
+    access: Access,
+    scope: Scope,
+) -> M:
+    """Let in who may, do the work, and turn whatever is raised into a status. No stack trace ever leaves the door.
+
+    Args:
+        context: The call.
+        work: Is given the call, its `caller` included, and the metadata.
+        empty: The message that goes with an error.
+        refused: Is told of an error: door, code, message, request id.
+        access: Decides who may.
+        scope: What the caller's key must allow.
+    """
+    call = Call(new_request_id())
+    trailers: list[tuple[str, str | bytes]] = []
+    try:
+        headers = {key: value for key, value in context.invocation_metadata() if isinstance(value, str)}
+        call.request_id = request_id_from(headers)
+        call.caller = access.authorize(headers, scope)
+        response = await work(call, headers)
+    except Exception as error:
+        answer = describe(error)
+        if answer.kind is ErrorKind.INTERNAL:
+            log.exception("unexpected_error", request_id=call.request_id, door=DOOR)
+        note({"rpc.response.status_code": STATUS[answer.kind].name})
+        note_failure(answer.kind.value, is_ours=answer.is_ours)
+        refused(DOOR, answer.kind.value, answer.sentence, call.request_id)
+        context.set_code(STATUS[answer.kind])
+        context.set_details(answer.sentence)
+        trailers = _trailers(answer)
+        response = empty
+    context.set_trailing_metadata([*trailers, *call.echo.items()])
+    return response
+
+
+def _trailers(answer: ErrorAnswer) -> list[tuple[str, str | bytes]]:
+    """Give the error's details for machines: the field and its fix, and when to come back."""
+    status = status_pb2.Status(code=STATUS[answer.kind].value[0], message=answer.sentence)
+    if answer.field is not None:
+        violation = error_details_pb2.BadRequest.FieldViolation(
+            field=answer.field, description=f"{answer.message}; {answer.fix}", reason=answer.kind.value.upper()
+        )
+        status.details.add().Pack(error_details_pb2.BadRequest(field_violations=[violation]))
+    trailers: list[tuple[str, str | bytes]] = []
+    if answer.retry_after_s is not None:
+        delay = Duration()
+        delay.FromMilliseconds(int(answer.retry_after_s * 1_000))
+        status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
+        trailers.append(("retry-after", f"{answer.retry_after_s:g}"))
+    trailers.append(("grpc-status-details-bin", status.SerializeToString()))
+    return trailers

@@ -1,0 +1,90 @@
+"""The gRPC door: bytes in, the data plane, a message out. Holds no rule.
+
+The servicer's methods take raw bytes, so that a malformed message is refused in our own words. The plane is asked for at each
+request, since it is made after the door is registered.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2
+
+from services.contracts import recommend_pb2 as pb
+from services.contracts.access import Scope
+from services.gateway.access.authorize import Access, OpenAccess
+from services.gateway.call.headers import Call, deadline_ms_from
+from services.gateway.call.spans import traced_rpc
+from services.gateway.grpc.answers import DOOR, CallContext, guarded
+from services.gateway.grpc.schema import format_recommendation, parse_events, parse_recommend
+from services.gateway.request.data_plane import DataPlane
+from services.observability.tracing import Tracing
+
+SERVICE = "tailrace.v1.Recommender"
+
+
+class RpcDoor:
+    """The servicer of `tailrace.v1.Recommender` and of `grpc.health.v1.Health`'s Check."""
+
+    def __init__(
+        self,
+        plane: Callable[[], DataPlane],
+        max_body_bytes: int,
+        access: Access | None = None,
+        tracing: Tracing | None = None,
+    ) -> None:
+        """Make the door; `access` decides who may come in: everybody, when absent. `tracing` absent: nothing is traced."""
+        self._tracing = tracing or Tracing()
+        self._access = access or OpenAccess()
+        self._plane = plane
+        self._max_body_bytes = max_body_bytes
+
+    async def Recommend(self, request: bytes, context: CallContext) -> pb.RecommendResponse:
+        """Answer what to show a user, before the deadline."""
+        plane = self._plane()
+        arrived_s = plane.clock()
+
+        async def work(call: Call, headers: dict[str, str]) -> pb.RecommendResponse:
+            asked = parse_recommend(request, self._max_body_bytes, call.request_id, deadline_ms_from(headers))
+            call.request_id = asked.request_id
+            return format_recommendation(await plane.recommend(asked, arrived_s, DOOR, call.admitted))
+
+        refused = plane.recommend_refused
+        answering = guarded(context, work, pb.RecommendResponse(), refused, access=self._access, scope=Scope.RECOMMEND)
+        return await traced_rpc(self._tracing, context, f"{SERVICE}/Recommend", answering)
+
+    async def RecordEvents(self, request: bytes, context: CallContext) -> pb.RecordEventsResponse:
+        """Record what users did; answers OK only when the broker has every event."""
+        plane = self._plane()
+
+        async def work(call: Call, _: dict[str, str]) -> pb.RecordEventsResponse:
+            event_ids = await plane.record(parse_events(request, self._max_body_bytes), DOOR, call.request_id)
+            return pb.RecordEventsResponse(accepted=len(event_ids), event_ids=event_ids)
+
+        refused = plane.report.events_refused
+        answering = guarded(context, work, pb.RecordEventsResponse(), refused, access=self._access, scope=Scope.EVENTS)
+        return await traced_rpc(self._tracing, context, f"{SERVICE}/RecordEvents", answering)
+
+    async def Check(self, request: Any, context: CallContext) -> Any:
+        """Say whether recommendations can be answered; the whole server and our one service are the same."""
+        if request.service not in {"", SERVICE}:
+            context.set_code(grpc.StatusCode.NOT_FOUND)
+            context.set_details(f"no service {request.service}")
+            return health_pb2.HealthCheckResponse()
+        is_ready = self._plane().is_ready()
+        status = health_pb2.HealthCheckResponse
+        return status(status=status.SERVING if is_ready else status.NOT_SERVING)
+
+
+def add_recommender_to_server(servicer: Any, server: Any) -> None:
+    """Register the service, its methods taking raw bytes; made to be named in Ray Serve's `grpc_servicer_functions`."""
+    handlers = {
+        "Recommend": grpc.unary_unary_rpc_method_handler(
+            servicer.Recommend, None, pb.RecommendResponse.SerializeToString
+        ),
+        "RecordEvents": grpc.unary_unary_rpc_method_handler(
+            servicer.RecordEvents, None, pb.RecordEventsResponse.SerializeToString
+        ),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    server.add_registered_method_handlers(SERVICE, handlers)

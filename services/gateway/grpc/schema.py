@@ -1,0 +1,96 @@
+"""The gRPC door's messages, to and from the contracts' types. Strict: what the schema does not know is refused by place.
+
+Takes bytes, not messages, so that malformed ones are refused here in our own words. Knows no gRPC, only protobuf.
+"""
+
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from services.contracts import recommend_pb2 as pb
+from services.contracts.recommend import Filters, Recommendation, RecommendRequest
+from services.errors import InvalidRequest, RequestTooLarge
+from services.gateway.events.record import Draft
+
+M = TypeVar("M", bound=Message)
+
+
+def parse_recommend(body: bytes, max_bytes: int, request_id: str, deadline_ms: int | None) -> RecommendRequest:
+    """Read a request; the message's own request id and deadline win. Raises InvalidRequest or RequestTooLarge."""
+    asked = _parse(pb.RecommendRequest, body, max_bytes)
+    return RecommendRequest(
+        request_id=asked.request_id or request_id,
+        user_id=asked.user_id or None,
+        k=asked.k if asked.HasField("k") else 10,
+        recent_item_ids=tuple(asked.recent_item_ids),
+        exclude_item_ids=tuple(asked.exclude_item_ids),
+        exclude_seen=asked.exclude_seen if asked.HasField("exclude_seen") else True,
+        filters=Filters(
+            categories=tuple(asked.filters.categories) or None,
+            allowed_item_ids=tuple(asked.filters.allowed_item_ids) or None,
+        ),
+        deadline_ms=asked.deadline_ms if asked.HasField("deadline_ms") else deadline_ms,
+        explain=asked.explain,
+    )
+
+
+def parse_events(body: bytes, max_bytes: int) -> list[Draft]:
+    """Read events; their fields are checked later. Raises InvalidRequest or RequestTooLarge."""
+    return [_draft(event) for event in _parse(pb.RecordEventsRequest, body, max_bytes).events]
+
+
+def format_recommendation(answer: Recommendation) -> pb.RecommendResponse:
+    """Write an answer as a message."""
+    explained = answer.explained
+    return pb.RecommendResponse(
+        request_id=answer.request_id,
+        items=[
+            pb.ScoredItem(item_id=item.item_id, score=item.score, title=item.title, source=item.source)
+            for item in answer.items
+        ],
+        tier=answer.tier,
+        reason=answer.reason,
+        bundle_version=answer.bundle_version,
+        newest_event_time_ms=answer.newest_event_time_ms,
+        feature_age_ms=answer.feature_age_ms,
+        deadline_ms=answer.deadline_ms,
+        stages_ms=answer.stages_ms,
+        explanation=None if explained is None else explained.sentence,
+        explanation_reason=None if explained is None else explained.outcome,
+    )
+
+
+def _draft(event: pb.Interaction) -> Draft:
+    """Give the fields that were set; proto3 cannot tell an empty string from an absent one."""
+    fields: dict[str, Any] = {field.name: value for field, value in event.ListFields()}
+    return fields
+
+
+def _parse(kind: type[M], body: bytes, max_bytes: int) -> M:
+    if len(body) > max_bytes:
+        raise RequestTooLarge(max_bytes)
+    message = kind()
+    try:
+        message.ParseFromString(body)
+    except DecodeError as error:
+        raise InvalidRequest("body", f"not a {kind.DESCRIPTOR.name} message", "send the schema's message") from error
+    for place in _unknown_fields(message, ""):
+        raise InvalidRequest(place, "unknown", "use the schema that reflection or recommend.proto gives")
+    return message
+
+
+def _unknown_fields(message: Message, path: str) -> Iterator[str]:
+    """Name the places of fields that the schema lacks, by their numbers: `filters.#7`."""
+    unknown = UnknownFieldSet(message)
+    for place in range(len(unknown)):
+        yield f"{path}#{unknown[place].field_number}"
+    for field, value in message.ListFields():
+        if field.message_type is None:
+            continue
+        if isinstance(value, Message):
+            yield from _unknown_fields(value, f"{path}{field.name}.")
+            continue
+        for place, part in enumerate(value):
+            yield from _unknown_fields(part, f"{path}{field.name}[{place}].")

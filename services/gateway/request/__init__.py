@@ -1,0 +1,1 @@
+"""A request on its way to a tier: context, candidates, stages, admission."""

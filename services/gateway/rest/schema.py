@@ -1,0 +1,244 @@
+"""The REST door's JSON: what it takes, strictly typed and closed, and what it gives. Values are judged in the contracts.
+
+Unknown fields and wrong types are refused here, by name; nothing is converted ("5" is no number).
+"""
+
+from typing import Any
+
+import pydantic_core
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from services.contracts.recommend import Filters, Recommendation, RecommendRequest
+from services.errors import InvalidRequest
+from services.gateway.call.field_path import field_path
+from services.gateway.events.record import Draft
+
+_NUM_TOLD = 100
+"""pydantic spells out every fault to name the first: of a body full of unknown fields that held the event loop up for 0.3 s."""
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class FiltersBody(_Body):
+    """Which items may be shown."""
+
+    categories: list[str] | None = Field(
+        None, fail_fast=True, description="Items of any of these", examples=[["Comedy"]]
+    )
+    allowed_item_ids: list[str] | None = Field(None, fail_fast=True, description="Only these items")
+
+
+class RecommendBody(_Body):
+    """Whom to recommend to, how many items, by when."""
+
+    user_id: str | None = Field(None, description="Absent for an anonymous visitor", examples=["196"])
+    k: int = Field(10, description="How many items", examples=[10])
+    recent_item_ids: list[str] = Field([], fail_fast=True, description="Oldest first; what the store cannot know yet")
+    exclude_item_ids: list[str] = Field([], fail_fast=True, description="Never show these")
+    exclude_seen: bool = Field(True, description="Leave out what the user has seen")
+    filters: FiltersBody | None = None
+    deadline_ms: int | None = Field(None, description="From arrival; or header X-Deadline-Ms", examples=[200])
+    request_id: str | None = Field(None, description="Or header X-Request-Id; one is made when absent")
+    explain: bool = Field(False, description="Add a sentence that says why, if it can be had before the deadline")
+
+
+class EventBody(_Body):
+    """One thing that a user did with an item."""
+
+    user_id: str = Field(examples=["196"])
+    item_id: str = Field(examples=["242"])
+    event_type: str = Field("click", examples=["click"])
+    event_time_ms: int | None = Field(None, description="Unix milliseconds; absent: now")
+    value: float = 1.0
+    event_id: str | None = Field(None, description="Send one to make a repeat harmless")
+    request_id: str | None = Field(None, description="The answer that the user acted on")
+
+
+class EventsBody(_Body):
+    """Many events. One event alone, or a list of them, is taken too."""
+
+    events: list[EventBody]
+
+
+class ItemBody(_Body):
+    """One recommended item; `source` is the tier that chose it."""
+
+    item_id: str
+    score: float = Field(description="Comparable within one answer only")
+    title: str
+    source: str = Field(description="The tier that chose the item", examples=["llm"])
+
+
+class RecommendationBody(_Body):
+    """The answer, and who made it, why, from what, and in which time."""
+
+    request_id: str = Field(description="Send it with the events that follow from this answer")
+    items: list[ItemBody] = Field(description="Best first; fewer than k when the filters leave fewer")
+    tier: str = Field(description="Who answered", examples=["llm"])
+    reason: str = Field(description="Why that tier answered", examples=["llm_in_time"])
+    bundle_version: str = Field(description="The models that answered")
+    newest_event_time_ms: int | None = Field(
+        description="Unix milliseconds of the newest event of this user that the answer has seen; null: none"
+    )
+    feature_age_ms: int | None = Field(description="That event's age when the answer went out")
+    deadline_ms: int = Field(description="The deadline that held")
+    stages_ms: dict[str, float] = Field(description="Milliseconds by stage")
+    explanation: str | None = Field(
+        None, description="The sentence that `explain` asked for; absent when there is none"
+    )
+    explanation_reason: str | None = Field(
+        None, description="written, or why not: late, busy, failed, no_text; absent when not asked for"
+    )
+
+
+class StageTimeBody(_Body):
+    """One stage; stages may overlap."""
+
+    name: str = Field(examples=["features"])
+    offset_ms: float = Field(description="From the request's arrival to its beginning")
+    duration_ms: float
+
+
+class LlmPartBody(_Body):
+    """How asking the LLM ended; counts and times only when it answered in time."""
+
+    outcome: str = Field(examples=["in_time"])
+    num_prompt_tokens: int | None
+    num_cached_tokens: int | None
+    num_steps: int | None
+    queue_ms: float | None
+    compute_ms: float | None
+    decode_ms: float | None
+
+
+class ExplanationBody(_Body):
+    """Why a request was answered as it was; what a refusal cannot have is null."""
+
+    request_id: str
+    door: str = Field(examples=["rest"])
+    outcome: str = Field(description='"ok", or the error\'s code')
+    at_unix_ms: int
+    message: str | None = Field(description="What a refused caller was told")
+    trace_id: str | None
+    user_id: str | None
+    caller: str | None
+    priority: str | None
+    tier: str | None
+    reason: str | None
+    planned_tier: str | None = Field(description="The first decision, before anything was ranked")
+    planned_reason: str | None
+    bundle_version: str | None
+    k: int | None
+    num_items: int | None
+    deadline_ms: int | None
+    elapsed_ms: float | None
+    feature_age_ms: int | None
+    list_state: str | None = Field(description="What became of the user's stored list")
+    facts: dict[str, bool | int | float] = Field(description="What the policy decided by")
+    llm: LlmPartBody | None
+    stages: list[StageTimeBody]
+    sentences: list[str] = Field(description="All of it in words")
+
+
+class RecordedBody(_Body):
+    """How many events the broker has, and their ids in the order sent."""
+
+    accepted: int
+    event_ids: list[str]
+
+
+class ErrorDetail(_Body):
+    """What is wrong; `field` and `fix` when the caller can mend it."""
+
+    code: str = Field(examples=["invalid_request"])
+    message: str
+    field: str | None
+    fix: str | None
+    request_id: str
+
+
+class ErrorBody(_Body):
+    """Every error has this shape."""
+
+    error: ErrorDetail
+
+
+def parse_recommend(body: bytes, request_id: str, deadline_ms: int | None) -> RecommendRequest:
+    """Read a request; the body's own request id and deadline win. Raises InvalidRequest naming the field."""
+    try:
+        asked = RecommendBody.model_validate_json(body)
+    except ValidationError as error:
+        raise _refusal(error) from error
+    filters = asked.filters or FiltersBody()
+    return RecommendRequest(
+        request_id=request_id if asked.request_id is None else asked.request_id,
+        user_id=asked.user_id,
+        k=asked.k,
+        recent_item_ids=tuple(asked.recent_item_ids),
+        exclude_item_ids=tuple(asked.exclude_item_ids),
+        exclude_seen=asked.exclude_seen,
+        filters=Filters(
+            categories=None if filters.categories is None else tuple(filters.categories),
+            allowed_item_ids=None if filters.allowed_item_ids is None else tuple(filters.allowed_item_ids),
+        ),
+        deadline_ms=deadline_ms if asked.deadline_ms is None else asked.deadline_ms,
+        explain=asked.explain,
+    )
+
+
+def parse_events(body: bytes) -> list[Draft]:
+    """Read `{"events": [...]}`, a list, or one event; their fields are checked later. Raises InvalidRequest."""
+    try:
+        sent = pydantic_core.from_json(body)
+    except ValueError as error:
+        raise InvalidRequest("body", "not JSON", "send one JSON object") from error
+    if isinstance(sent, dict) and "events" in sent:
+        for name in sent.keys() - {"events"}:
+            raise InvalidRequest(name, "unknown", "send events alone")
+        sent = sent["events"]
+    drafts = [sent] if isinstance(sent, dict) else sent
+    if not isinstance(drafts, list):
+        raise InvalidRequest("events", "not a list", 'send {"events": [...]}')
+    for place, draft in enumerate(drafts):
+        if not isinstance(draft, dict):
+            raise InvalidRequest(f"events[{place}]", "not an object", "send one JSON object per event")
+    return drafts
+
+
+def format_recommendation(answer: Recommendation) -> dict[str, Any]:
+    """Give an answer as plain values, ready for JSON. By hand, since `asdict` copies deeply and costs ten times as much."""
+    plain = {
+        "request_id": answer.request_id,
+        "items": [
+            {"item_id": item.item_id, "score": item.score, "title": item.title, "source": item.source}
+            for item in answer.items
+        ],
+        "tier": answer.tier,
+        "reason": answer.reason,
+        "bundle_version": answer.bundle_version,
+        "newest_event_time_ms": answer.newest_event_time_ms,
+        "feature_age_ms": answer.feature_age_ms,
+        "deadline_ms": answer.deadline_ms,
+        "stages_ms": dict(answer.stages_ms),
+    }
+    if answer.explained is not None:
+        plain["explanation_reason"] = answer.explained.outcome
+        if answer.explained.sentence is not None:
+            plain["explanation"] = answer.explained.sentence
+    return plain
+
+
+def _refusal(error: ValidationError) -> InvalidRequest:
+    if error.error_count() > _NUM_TOLD:  # unknown fields: nothing else is there so often
+        fields = ", ".join(sorted(RecommendBody.model_fields))
+        return InvalidRequest("body", f"{error.error_count()} unknown or wrong fields", f"the fields are {fields}")
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    field, kind, message = field_path(first["loc"]), first["type"], first["msg"]
+    if kind == "json_invalid" or not first["loc"]:
+        return InvalidRequest("body", "not a JSON object", "send one JSON object")
+    if kind == "extra_forbidden":
+        model = FiltersBody if len(first["loc"]) > 1 else RecommendBody
+        return InvalidRequest(field, "unknown", f"the fields are {', '.join(sorted(model.model_fields))}")
+    return InvalidRequest(field, "wrong type or value", message.replace("Input should be", "send"))

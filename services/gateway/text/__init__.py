@@ -1,0 +1,1 @@
+"""The text tier behind the OpenAI door and the rationale."""

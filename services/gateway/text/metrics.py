@@ -1,0 +1,74 @@
+"""What is told of every text: requests by outcome, the first token, the gaps between tokens, tokens in all.
+
+Times are those that a caller sees at the door, queueing and transport within the cluster included. Reads what passes; decides
+nothing.
+"""
+
+import time
+from collections.abc import Callable
+
+import structlog
+
+from services.contracts.text import TextDone, TextEvent, TextPiece
+from services.gateway.call.error_table import ErrorKind
+from services.observability.metrics import TextMetrics
+
+log = structlog.get_logger()
+
+COMPLETIONS, CHAT, EXPLAIN = "completions", "chat", "explain"
+"""The ways to ask: the door's two, and recommendations that are to carry a sentence."""
+OK, CANCELLED = "ok", "cancelled"
+
+
+class TextReport:
+    """Counts and logs texts. One per process."""
+
+    def __init__(self, metrics: TextMetrics, clock: Callable[[], float] = time.monotonic) -> None:
+        self.metrics = metrics
+        self.clock = clock
+        for route in (COMPLETIONS, CHAT):
+            for code in (OK, CANCELLED, *ErrorKind):
+                metrics.requests.labels(route, code)
+
+    def ended(self, route: str, code: str, request_id: str, message: str = "") -> None:
+        """A request of this route ended so: `ok`, `cancelled`, or an error's code."""
+        self.metrics.requests.labels(route, code).inc()
+        log.info("text_ended", route=route, code=code, request_id=request_id, message=message)
+
+    def watch(self, route: str, *, in_pieces: bool) -> "Watched":
+        """Begin to watch one text, from now. One that comes whole says nothing of first tokens and gaps."""
+        return Watched(self.metrics, route, self.clock, in_pieces=in_pieces)
+
+
+class Watched:
+    """One text as its pieces pass by."""
+
+    def __init__(self, metrics: TextMetrics, route: str, clock: Callable[[], float], *, in_pieces: bool) -> None:
+        self._in_pieces = in_pieces
+        self._metrics = metrics
+        self._route = route
+        self._clock = clock
+        self._began_s = clock()
+        self._last_s: dict[int, float] = {}
+
+    def saw(self, event: TextEvent) -> None:
+        """This event passes now."""
+        match event:
+            case TextPiece(num_tokens=num_tokens) if num_tokens > 0:
+                self._metrics.tokens.labels("completion").inc(num_tokens)
+                if self._in_pieces:
+                    self._timed(event)
+            case TextDone():
+                tokens = self._metrics.tokens
+                tokens.labels("prompt").inc(event.num_prompt_tokens)
+                tokens.labels("cached").inc(event.num_cached_tokens)
+            case _:
+                pass
+
+    def _timed(self, piece: TextPiece) -> None:
+        now_s, metrics = self._clock(), self._metrics
+        if not self._last_s:
+            metrics.first_token_seconds.labels(self._route).observe(now_s - self._began_s)
+        if (last_s := self._last_s.get(piece.index)) is not None:
+            metrics.token_gap_seconds.labels(self._route).observe((now_s - last_s) / piece.num_tokens)
+        self._last_s[piece.index] = now_s

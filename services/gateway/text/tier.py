@@ -1,0 +1,134 @@
+"""Whoever writes text, behind its bounds: places, breaker, deadline. The same around our own deployment and another server.
+
+    strained? ─▶ place free? ─▶ breaker closed? ─▶ write, each event before the deadline ─▶ the breaker learns how it went
+
+Text gives way to recommendations: a strained gateway, which answers recommendations from memory, takes no text at all. Knows
+no HTTP, and no writer by name.
+"""
+
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+
+import structlog
+
+from services.contracts.access import nearest_class, places_for
+from services.contracts.text import TextEvent, TextModel, TextRequest, TextWriter
+from services.errors import DependencyAway, InvalidRequest, Overloaded, TailraceError
+from services.gateway.request.load_monitor import LoadWatch
+from services.gateway.text.deadline import in_time
+from services.gateway.text.metrics import TextReport
+from services.router.admission import Verdict
+from services.router.breaker import Breaker, BreakerState
+
+log = structlog.get_logger()
+
+NUM_PLACES = 64
+_RETRY_AFTER_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextLimits:
+    """What one caller may ask for, the deadline that holds where none is named, and how long a stream may say nothing.
+
+    Proxies commonly end what is silent for 30 to 75 seconds.
+    """
+
+    max_tokens: int = 1_024
+    max_choices: int = 16
+    deadline_ms: int = 60_000
+    silence_s: float = 15.0
+
+
+class TextTier:
+    """The writer behind its bounds. One per process.
+
+    Args:
+        writer: Who writes.
+        breaker: Leaves a broken writer alone.
+        load: Says when text must give way.
+        report: Is told what passes.
+        limits: Kept here for the doors, which refuse by them.
+        num_places: Choices that may be written at once; the last places are kept for higher priorities.
+        clock: Monotonic seconds.
+        wall_clock: Unix seconds, in which deadlines cross processes.
+    """
+
+    def __init__(
+        self,
+        *,
+        writer: TextWriter,
+        breaker: Breaker,
+        load: LoadWatch,
+        report: TextReport,
+        limits: TextLimits,
+        num_places: int = NUM_PLACES,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.limits = limits
+        self._writer = writer
+        self._breaker = breaker
+        self._load = load
+        self._report = report
+        self._num_places = num_places
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._num_in_flight = 0
+
+    async def models(self) -> tuple[TextModel, ...]:
+        """Give what can be asked for. Raises DependencyAway."""
+        return await self._writer.models()
+
+    def check_fits(self, num_choices: int, priority: int) -> None:
+        """Refuse a call that would be refused again at every try: more choices than its priority ever has places."""
+        most = places_for(priority, self._num_places)
+        if num_choices > most:
+            raise InvalidRequest("prompt", f"{num_choices} choices of all prompts", f"send at most {most} at once")
+
+    async def write(self, request: TextRequest, route: str) -> AsyncGenerator[TextEvent, None]:
+        """Write within the bounds; see TextWriter. `route` says who asks, for the metrics.
+
+        After the deadline, choices that have not ended end with DEADLINE; when nothing was written yet, DeadlineExceeded.
+        """
+        self._check(request)
+        number = self._breaker.started(self._clock())
+        self._count(request.n)
+        watched = self._report.watch(route, in_pieces=request.in_pieces)
+        verdict: Callable[[], None] = partial(self._breaker.abandoned, number)
+        try:
+            async with aclosing(in_time(self._writer, request, self._wall_clock)) as events:
+                async for event in events:
+                    watched.saw(event)
+                    yield event
+            verdict = self._breaker.succeeded
+        except TailraceError as error:
+            if isinstance(error, DependencyAway):
+                verdict = self._failed
+            raise
+        except Exception:
+            verdict = self._failed
+            raise
+        finally:
+            verdict()
+            self._count(-request.n)
+
+    def _check(self, request: TextRequest) -> None:
+        priority = nearest_class(request.priority)
+        if self._num_in_flight + request.n > places_for(priority, self._num_places):
+            raise Overloaded("text", _RETRY_AFTER_S)
+        if self._load.judge(priority) is not Verdict.ADMIT:
+            raise Overloaded("text", _RETRY_AFTER_S)
+        if not self._breaker.allows(self._clock()):
+            raise DependencyAway("text", _RETRY_AFTER_S)
+
+    def _count(self, num_choices: int) -> None:
+        self._num_in_flight += num_choices
+        metrics = self._report.metrics
+        metrics.in_flight.inc(num_choices)
+        metrics.breaker_open.set(self._breaker.state(self._clock()) is BreakerState.OPEN)
+
+    def _failed(self) -> None:
+        self._breaker.failed(self._clock())

@@ -1,0 +1,1 @@
+"""The tiers that can answer, and the bundle that they answer from."""

@@ -1,0 +1,152 @@
+"""Drills: switching the LLM or the feature store off on purpose, to see the tiers below take over.
+
+A drill is a wrapper around a port that raises DependencyAway, so everything behind the port behaves as in a real outage.
+All gateway replicas of a node share one small file, which each follows; a drill ends by itself after a few minutes.
+Knows neither doors nor who may switch.
+"""
+
+import asyncio
+import fcntl
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+import structlog
+
+from services.contracts.features import UserFeatures
+from services.contracts.rank import RankRequest, RankResult
+from services.errors import DependencyAway
+from services.gateway.console.people import People
+from services.gateway.request.repeating import Repeating
+from services.gateway.tiers.llm import Llm
+from services.gateway.tiers.popular import PopularityWindows
+
+log = structlog.get_logger()
+
+HOLD_S = 300.0
+"""A drill that nobody ends is over after this time."""
+
+_POLL_S = 0.25
+_RETRY_AFTER_S = 0.5
+
+
+class Part(StrEnum):
+    """What can be switched off."""
+
+    LLM = "llm"
+    FEATURES = "features"
+
+
+class Drills:
+    """Which parts are off, and until when. One per process; start it in the serving loop."""
+
+    def __init__(self, path: Path, wall_clock: Callable[[], float] = time.time) -> None:
+        self._path = path
+        self._wall_clock = wall_clock
+        self._until: Mapping[Part, float] = {}
+        self._following = Repeating(self.refresh, _POLL_S)
+
+    def is_off(self, part: Part) -> bool:
+        """Whether this part is switched off now. Costs one look at an empty dict while no drill runs."""
+        return bool(self._until) and self._until.get(part, 0.0) > self._wall_clock()
+
+    def remaining_s(self) -> dict[Part, float]:
+        """Give the parts that are off, and how many seconds each has left."""
+        now_s = self._wall_clock()
+        return {part: until_s - now_s for part, until_s in self._until.items() if until_s > now_s}
+
+    async def switch(self, wanted: Mapping[Part, bool]) -> None:
+        """Switch the named parts off (True) or on again (False), here at once and elsewhere within a quarter of a second."""
+        self._until = await asyncio.to_thread(self._switch_alone, wanted)
+
+    async def start(self) -> None:
+        """Follow the file from now on."""
+        await self.refresh()
+        self._following.start()
+
+    async def stop(self) -> None:
+        """Stop following; the drills go on where others follow."""
+        await self._following.stop()
+
+    async def refresh(self) -> None:
+        """Read the file now."""
+        self._until = await asyncio.to_thread(read_drills, self._path)
+
+    def _switch_alone(self, wanted: Mapping[Part, bool]) -> dict[Part, float]:
+        """Hold off others, here and in other processes, while the file is read, changed and replaced."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            return self._rewrite(wanted)
+
+    def _rewrite(self, wanted: Mapping[Part, bool]) -> dict[Part, float]:
+        now_s = self._wall_clock()
+        until = {part: until_s for part, until_s in read_drills(self._path).items() if until_s > now_s}
+        for part, is_off in wanted.items():
+            until.pop(part, None)
+            if is_off:
+                until[part] = now_s + HOLD_S
+        scratch = self._path.with_suffix(f".{os.getpid()}")
+        scratch.write_text(json.dumps(until))
+        scratch.replace(self._path)
+        return until
+
+
+def read_drills(path: Path) -> dict[Part, float]:
+    """Read which parts are off until when (Unix seconds). No file, or one that says nothing sensible, means none."""
+    try:
+        return {Part(name): float(until_s) for name, until_s in json.loads(path.read_text()).items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        log.warning("drills_unreadable", path=str(path), error=repr(error))
+        return {}
+
+
+class Store(People, PopularityWindows, Protocol):
+    """The feature store, as all of the gateway needs it."""
+
+
+class DrilledLlm:
+    """The LLM, unless a drill has it away."""
+
+    def __init__(self, llm: Llm, drills: Drills) -> None:
+        self._llm = llm
+        self._drills = drills
+
+    async def rank(self, request: RankRequest, timeout_s: float) -> RankResult:
+        """Ask the LLM. Raises DependencyAway during a drill."""
+        if self._drills.is_off(Part.LLM):
+            raise DependencyAway("llm", _RETRY_AFTER_S)
+        return await self._llm.rank(request, timeout_s)
+
+
+class DrilledStore:
+    """The feature store, unless a drill has it away."""
+
+    def __init__(self, store: Store, drills: Drills) -> None:
+        self._store = store
+        self._drills = drills
+
+    async def read(self, user_id: str, timeout_s: float) -> UserFeatures:
+        """Read a user. Raises DependencyAway during a drill."""
+        self._check()
+        return await self._store.read(user_id, timeout_s)
+
+    async def read_popular(self, timeout_s: float) -> Sequence[tuple[str, float]]:
+        """Read the popularity windows. Raises DependencyAway during a drill."""
+        self._check()
+        return await self._store.read_popular(timeout_s)
+
+    async def sample_user_ids(self, limit: int, timeout_s: float) -> list[str]:
+        """Give some user ids. Raises DependencyAway during a drill."""
+        self._check()
+        return await self._store.sample_user_ids(limit, timeout_s)
+
+    def _check(self) -> None:
+        if self._drills.is_off(Part.FEATURES):
+            raise DependencyAway("features", _RETRY_AFTER_S)

@@ -1,0 +1,120 @@
+"""The bundle that answers now: loaded off the event loop, swapped in whole, replaced when the pointer moves.
+
+A bundle that does not load leaves the old one in place and is reported once. Does not know how a student is read from a
+bundle: that function is handed in.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import structlog
+from prometheus_client import Gauge
+
+from models.bundle_follower import PointerNews
+from models.catalogue import Catalogue
+from models.registry import Bundle, BundleStore
+from services.errors import DependencyAway
+from services.gateway.request.repeating import Repeating
+
+log = structlog.get_logger()
+
+
+class Student(Protocol):
+    """The small model in this process."""
+
+    def rank(self, history: Sequence[int], allowed: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Give at most k allowed item indices, best first, and their scores.
+
+        `history` holds item indices, oldest first, at least one; `allowed` is (num_items,) bool. Blocks for about a
+        millisecond.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """One loaded bundle: everything that a request needs of it."""
+
+    version: str
+    catalogue: Catalogue
+    student: Student
+    manifest: dict[str, Any]
+
+
+class LiveBundle:
+    """Owns the loaded bundle and the task that follows the pointer."""
+
+    def __init__(
+        self,
+        store: BundleStore,
+        load_student: Callable[[Bundle, Catalogue], Student],
+        poll_s: float,
+        info: Gauge,
+        quality: Gauge,
+    ) -> None:
+        self._store = store
+        self._load_student = load_student
+        self._poll_s = poll_s
+        self._info = info
+        self._quality = quality
+        self._live: Live | None = None
+        self._news = PointerNews()
+        self._following = Repeating(self.refresh, poll_s)
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether there is a bundle to answer with."""
+        return self._live is not None
+
+    def current(self) -> Live:
+        """Give the live bundle. Raises DependencyAway before the first one is loaded."""
+        if self._live is None:
+            raise DependencyAway("bundle", retry_after_s=max(1.0, self._poll_s))
+        return self._live
+
+    async def start(self) -> None:
+        """Load what the pointer names, if anything, then follow it in the background."""
+        await self.refresh()
+        self._following.start()
+
+    async def stop(self) -> None:
+        """Stop following; what is loaded stays."""
+        await self._following.stop()
+
+    async def refresh(self) -> None:
+        """Load the version that the pointer names, when it is another than the loaded or the last refused one."""
+        try:
+            version = await asyncio.to_thread(self._store.live_version)
+            if self._news.is_to_load(version, self._live.version if self._live else None):
+                self._swap(await asyncio.to_thread(self._load, version))
+        except Exception as error:  # noqa: BLE001 - whatever a bundle breaks at, the old one goes on serving
+            log.warning("bundle_refused", error=repr(error), kept=self._live.version if self._live else None)
+
+    def _load(self, version: str) -> Live:
+        bundle = self._store.open(version)
+        catalogue = bundle.catalogue()
+        student = self._load_student(bundle, catalogue)
+        live = Live(version, catalogue, student, bundle.manifest)
+        _warm(live)
+        return live
+
+    def _swap(self, live: Live) -> None:
+        for model, figures in live.manifest.get("metrics", {}).items():
+            for metric, value in figures.items():
+                self._quality.labels(live.version, model, metric).set(value)
+        if self._live is not None:
+            self._info.labels(self._live.version).set(0)
+        self._live = live
+        self._info.labels(live.version).set(1)
+        log.info("bundle_live", version=live.version, num_items=len(live.catalogue.item_ids))
+
+
+def _warm(live: Live) -> None:
+    """Pay for lazy tables and the student's first run before the first request does."""
+    num_items = len(live.catalogue.item_ids)
+    live.catalogue.index_of  # noqa: B018 - fills the cached property
+    live.catalogue.by_popularity  # noqa: B018 - fills the cached property
+    live.student.rank([0], np.ones(num_items, dtype=bool), min(10, num_items))

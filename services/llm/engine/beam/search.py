@@ -1,0 +1,123 @@
+"""From hidden states to the next beams, or to the items, of all ranking requests of a step.
+
+Requests at the same level are chosen together, padded to the widest. Only the level's own code range is scored; scores
+are log-probabilities over that whole range, so that masks do not change them. Nothing here waits for the device.
+
+Shape suffixes: R requests, B beams of a request or of the step, W beams of one request, N chosen, S codes of the level,
+C candidates, X bytes of bits, D hidden, Y layers, L places of a tail, G key/value heads, K head size.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from models.decoder.decoder import DecoderConfig
+from services.llm.engine.beam.beams import BeamBatch, Beams
+from services.llm.engine.beam.top_k import Chosen, choose_first, choose_next
+from services.llm.engine.beam.trie import Level, Trie
+from services.llm.engine.schedule.sequence import Sequence
+from services.llm.engine.schedule.work import RankWork
+
+Logits = Callable[[Tensor, int, int], Tensor]
+"""(hidden (..., D), first, last) -> fp32 scores (..., last - first) of the tokens first to last - 1."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ranking:
+    """The items chosen for one request, still on the device: best first, score -inf where there was none."""
+
+    sequence: Sequence
+    item_W: Tensor
+    score_W: Tensor
+
+
+class Ranker:
+    """Chooses for one decoder's head and one catalogue. Keeps no state: beams live on their sequences."""
+
+    def __init__(self, config: DecoderConfig, logits: Logits, trie: Trie) -> None:
+        self._config = config
+        self._logits = logits
+        self._trie = trie
+
+    def begin(self, sequences: list[Sequence], hidden_RD: Tensor) -> list[Ranking]:
+        """Choose the first level from the prompts' last hidden states. Gives the rankings that are complete (depth 1)."""
+        level = self._trie.levels[0]
+        chosen = choose_first(level, self._logp(level, hidden_RD), *_bits_and_width(sequences, 0))
+        if self._trie.depth == 1:
+            return _rankings(sequences, chosen, 0)
+        for place, sequence in enumerate(sequences):
+            width = _work(sequence).width_by_level[0]
+            tail = self._empty_tail(width, hidden_RD)
+            sequence.beams = _beams(0, level, chosen, place, width, tail, tail)
+        return []
+
+    def extend(self, batch: BeamBatch, hidden_BD: Tensor) -> list[Ranking]:
+        """Choose the next level of every request in the batch. Gives the rankings that are complete."""
+        levels_done = [sequence.num_levels_done for sequence in batch.sequences]
+        order = sorted(range(len(levels_done)), key=levels_done.__getitem__)
+        rankings: list[Ranking] = []
+        for level_index, members in groupby(order, key=levels_done.__getitem__):
+            rankings += self._extend_level(level_index, batch, list(members), hidden_BD)
+        return rankings
+
+    def _extend_level(self, level_index: int, batch: BeamBatch, members: list[int], hidden_BD: Tensor) -> list[Ranking]:
+        level = self._trie.levels[level_index]
+        sequences = [batch.sequences[member] for member in members]
+        rows_RB, padding_RB = batch.rows_of(members)
+        score_RB = batch.score_B[rows_RB].masked_fill_(padding_RB, -torch.inf)
+        logp_RBS = self._logp(level, hidden_BD[rows_RB])
+        bits_RX, width = _bits_and_width(sequences, level_index)
+        chosen = choose_next(level, batch.node_B[rows_RB], score_RB, logp_RBS, bits_RX, width)
+        if level_index == self._trie.depth - 1:
+            return _rankings(sequences, chosen, level_index)
+        for place, sequence in enumerate(sequences):
+            width = _work(sequence).width_by_level[level_index]
+            parent_rows = rows_RB[place, chosen.parent_RN[place, :width]]
+            keys, values = batch.keys_YBLGK[:, parent_rows], batch.values_YBLGK[:, parent_rows]
+            sequence.beams = _beams(level_index, level, chosen, place, width, keys, values)
+        return []
+
+    def _logp(self, level: Level, hidden: Tensor) -> Tensor:
+        return self._logits(hidden, level.token_offset, level.token_offset + level.size).log_softmax(-1)
+
+    def _empty_tail(self, width: int, like: Tensor) -> Tensor:
+        """Give a tail of zeros that takes no memory: it is copied before it is written to, and in part, if at all."""
+        config = self._config
+        places, groups = self._trie.depth - 1, config.num_key_value_heads
+        return like.new_zeros(()).expand(config.num_hidden_layers, width, places, groups, config.head_dim)
+
+
+def _work(sequence: Sequence) -> RankWork:
+    assert isinstance(sequence.work, RankWork), "only rankings have levels"
+    return sequence.work
+
+
+def _bits_and_width(sequences: list[Sequence], level_index: int) -> tuple[Tensor, int]:
+    works = [_work(sequence) for sequence in sequences]
+    bits_RX = torch.stack([work.survivors.bits_by_level[level_index] for work in works])
+    return bits_RX, max(work.width_by_level[level_index] for work in works)
+
+
+def _rankings(sequences: list[Sequence], chosen: Chosen, level_index: int) -> list[Ranking]:
+    widths = [_work(sequence).width_by_level[level_index] for sequence in sequences]
+    return [
+        Ranking(sequence, chosen.child_RN[place, :width], chosen.score_RN[place, :width])
+        for place, (sequence, width) in enumerate(zip(sequences, widths, strict=True))
+    ]
+
+
+def _beams(
+    level_index: int, level: Level, chosen: Chosen, place: int, width: int, keys_YWLGK: Tensor, values_YWLGK: Tensor
+) -> Beams:
+    node_W = chosen.child_RN[place, :width]
+    return Beams(
+        num_spelled=level_index,
+        token_W=level.code_of_child[node_W] + level.token_offset,
+        node_W=node_W,
+        score_W=chosen.score_RN[place, :width],
+        keys_YWLGK=keys_YWLGK,
+        values_YWLGK=values_YWLGK,
+    )

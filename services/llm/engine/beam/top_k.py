@@ -1,0 +1,105 @@
+"""Which candidates a level keeps: the best by score, ties by the smaller number. Fixed shapes, no host sync, any device.
+
+Who is alive is told in bits: see `survivors.py`.
+
+Shape suffixes: R requests, B beams, S codes of the level, C candidates, X bytes of bits, N chosen.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from services.llm.engine.beam.trie import Level
+
+_LOW_BITS = 0xFFFF_FFFF
+_NOBODY = -1
+_PADDED_SHARE = 2
+"""Beams' children are packed where padding each beam's would take more than this many times the places."""
+
+
+class Chosen(NamedTuple):
+    """What a level chose, best first: `parent_RN` is a beam's place in its request, `child_RN` a node or an item, -inf marks none."""
+
+    parent_RN: Tensor
+    child_RN: Tensor
+    score_RN: Tensor
+
+
+def top_by_score(score_RC: Tensor, number_RC: Tensor, count: int) -> Tensor:
+    """Give the places (R, count) of the highest fp32 scores, ties by the smaller number (0 to 2^32-1, distinct where it matters).
+
+    Both are packed into one integer that orders the same, so that one top-k is exact.
+    """
+    bits = score_RC.add(0.0).view(torch.int32)  # adding zero turns -0.0 into 0.0
+    ordered = (bits ^ ((bits >> 31) & 0x7FFF_FFFF)).long()
+    keys = (ordered << 32) | (_LOW_BITS - number_RC.long())
+    return keys.topk(count, dim=-1).indices
+
+
+def choose_first(level: Level, logp_RS: Tensor, bits_RX: Tensor, count: int) -> Chosen:
+    """Choose among all children of the root. They are numbered 0 to C-1, so no lookup is needed."""
+    alive_RC = _unpacked(bits_RX, level.num_children)
+    score_RC = logp_RS[:, level.codes].masked_fill_(~alive_RC, -torch.inf)
+    places = top_by_score(score_RC, level.children, min(count, score_RC.shape[-1]))
+    return Chosen(torch.zeros_like(places), places, score_RC.gather(-1, places))
+
+
+def choose_next(
+    level: Level, node_RB: Tensor, score_RB: Tensor, logp_RBS: Tensor, bits_RX: Tensor, count: int
+) -> Chosen:
+    """Choose among all children of all beams, whose nodes differ. A beam with score -inf is padding."""
+    parent_RC, child_RC, score_RC = _children(level, node_RB, score_RB, logp_RBS)
+    score_RC.masked_fill_(~_are_alive(bits_RX, child_RC), -torch.inf)
+    places = top_by_score(score_RC, child_RC, min(count, score_RC.shape[-1]))
+    return Chosen(parent_RC.gather(-1, places), child_RC.gather(-1, places).long(), score_RC.gather(-1, places))
+
+
+def _children(level: Level, node_RB: Tensor, score_RB: Tensor, logp_RBS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Give the candidates (R, C): beam, child and score; no child where a place is not needed. The number of places is static."""
+    num_beams = node_RB.shape[1]
+    if level.table_PS is not None:
+        child_RBC, score_RBC = level.table_PS[node_RB], logp_RBS + score_RB.unsqueeze(-1)
+    elif num_beams * level.max_children <= _PADDED_SHARE * level.most_children(num_beams):
+        child_RBC, score_RBC = _padded_children(level, node_RB, score_RB, logp_RBS)
+    else:
+        return _packed_children(level, node_RB, score_RB, logp_RBS)
+    parent_C = torch.arange(num_beams, device=node_RB.device).repeat_interleave(child_RBC.shape[-1])
+    return parent_C.expand(len(node_RB), -1), child_RBC.flatten(1), score_RBC.flatten(1)
+
+
+def _padded_children(level: Level, node_RB: Tensor, score_RB: Tensor, logp_RBS: Tensor) -> tuple[Tensor, Tensor]:
+    """Give each beam as many places as the widest parent has children."""
+    start_RB1 = level.starts[node_RB].unsqueeze(-1)
+    num_RB1 = level.starts[node_RB + 1].unsqueeze(-1) - start_RB1
+    reach = torch.arange(level.max_children, device=node_RB.device, dtype=torch.int32)
+    place_RBC = (start_RB1 + reach).clamp_max_(level.num_children - 1)
+    child_RBC = level.children[place_RBC].masked_fill_(reach >= num_RB1, _NOBODY)
+    return child_RBC, logp_RBS.gather(-1, level.codes[place_RBC].long()).add_(score_RB.unsqueeze(-1))
+
+
+def _packed_children(
+    level: Level, node_RB: Tensor, score_RB: Tensor, logp_RBS: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Put the beams' children one after another in as many places as any such beams can need: for crowded codes."""
+    num_beams, size = logp_RBS.shape[1:]
+    start_RB = level.starts[node_RB]
+    num_RB = (level.starts[node_RB + 1] - start_RB).masked_fill_(score_RB == -torch.inf, 0)
+    end_RB = num_RB.cumsum(-1)
+    slot_C = torch.arange(level.most_children(num_beams), device=node_RB.device)
+    slot_RC = slot_C.repeat(len(node_RB), 1)
+    parent_RC = torch.searchsorted(end_RB, slot_RC, right=True).clamp_max_(num_beams - 1)
+    place_RC = ((start_RB - end_RB + num_RB).gather(-1, parent_RC) + slot_RC).clamp_(0, level.num_children - 1)
+    child_RC = level.children[place_RC].masked_fill_(slot_RC >= end_RB[:, -1:], _NOBODY)
+    logp_RC = logp_RBS.flatten(1).gather(-1, parent_RC * size + level.codes[place_RC])
+    return parent_RC, child_RC, logp_RC.add_(score_RB.gather(-1, parent_RC))
+
+
+def _are_alive(bits_RX: Tensor, child_RC: Tensor) -> Tensor:
+    byte_RC = bits_RX.gather(-1, (child_RC >> 3).clamp_min_(0).long())
+    return ((byte_RC >> (child_RC & 7)) & 1).bool() & (child_RC >= 0)
+
+
+def _unpacked(bits_RX: Tensor, num_children: int) -> Tensor:
+    place_8 = torch.arange(8, device=bits_RX.device, dtype=torch.uint8)
+    return ((bits_RX.unsqueeze(-1) >> place_8) & 1).flatten(1)[:, :num_children].bool()

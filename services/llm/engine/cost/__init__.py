@@ -1,0 +1,1 @@
+"""The step-time model and the machine limits it starts from."""

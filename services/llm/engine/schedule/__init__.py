@@ -1,0 +1,1 @@
+"""Continuous batching: sequences, the queue, the scheduler, the step plan."""

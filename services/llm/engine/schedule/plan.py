@@ -1,0 +1,74 @@
+"""What one step does, as decided by the scheduler and carried out by the runner."""
+
+from dataclasses import dataclass, field
+
+from services.llm.engine.schedule.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens start to start+num_tokens of one sequence to compute: a prefill chunk, or one token of text decode."""
+
+    sequence: Sequence
+    start: int
+    num_tokens: int
+
+    @property
+    def end(self) -> int:
+        """The first position after the chunk."""
+        return self.start + self.num_tokens
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the chunk reaches the sequence's end, so that its last hidden state says what comes next."""
+        return self.end == len(self.sequence.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step: chunks and beam steps, and the sequences that ended without running (their deadline passed)."""
+
+    chunks: list[Chunk] = field(default_factory=list)
+    beam_steps: list[Sequence] = field(default_factory=list)
+    late: list[Sequence] = field(default_factory=list)
+
+    def without_ended(self) -> "StepPlan":
+        """Give the plan without what ended since it was made."""
+        return StepPlan(
+            [chunk for chunk in self.chunks if not chunk.sequence.has_ended],
+            [sequence for sequence in self.beam_steps if not sequence.has_ended],
+        )
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        """The requests that the step works on, each once."""
+        return [*(chunk.sequence for chunk in self.chunks), *self.beam_steps]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to run."""
+        return not (self.chunks or self.beam_steps)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens to compute, beam rows apart."""
+        return sum(chunk.num_tokens for chunk in self.chunks)
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that the step works on."""
+        return len(self.chunks) + len(self.beam_steps)
+
+    @property
+    def num_beam_rows(self) -> int:
+        """Beams to compute, before the step has run."""
+        return sum(sequence.num_beam_rows for sequence in self.beam_steps)
+
+
+@dataclass(frozen=True, slots=True)
+class StepSize:
+    """How much one step did: tokens computed, beam rows apart, the requests that it worked on, and the beam rows."""
+
+    num_tokens: int
+    num_requests: int
+    num_beam_rows: int

@@ -1,0 +1,1 @@
+"""Sampling of text tokens."""

@@ -1,0 +1,111 @@
+"""One bundle in memory, ready to rank: its decoder in an engine, its catalogue, and how a history becomes a prompt.
+
+It translates between item ids (outside) and item indices, tokens and masks (inside), and warms the engine up before the
+first real request. It knows neither Ray nor where bundles come from.
+"""
+
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from models.catalogue import Catalogue
+from models.decoder.weights import load_decoder
+from models.prompt import prompt_tokens
+from models.registry import Bundle
+from services.contracts.rank import RankRequest, RankResult
+from services.contracts.recommend import Filters
+from services.errors import BundleCorrupt, Overloaded
+from services.llm.engine.beam.trie import ItemCodes
+from services.llm.engine.config import EngineConfig
+from services.llm.engine.engine import Engine
+from services.llm.serving.engine_thread import Ask
+from services.llm.serving.stream import Ended
+
+_WARM_UP_K = 10
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedBundle:
+    """A version's catalogue, its engine (owned by whoever runs it) and its prompt window in items."""
+
+    version: str
+    catalogue: Catalogue
+    engine: Engine
+    max_items: int
+    stride: int
+
+    def ask_for(self, request: RankRequest, deadline_s: float) -> Ask:
+        """Turn a request into what the engine is asked. `deadline_s` is on the engine's clock. Items unknown here are left out."""
+        history = self.catalogue.indices(request.history_item_ids)
+        prompt = prompt_tokens(self.catalogue, history, self.max_items, self.stride)
+        is_filtered = request.filters != Filters()
+        allowed = self.catalogue.allowed(request.filters, ()) if is_filtered else None
+        excluded = self.catalogue.indices(request.excluded_item_ids)
+
+        def ask(engine: Engine, request_id: str, now_s: float) -> None:
+            engine.add_rank(
+                request_id,
+                prompt,
+                k=request.k,
+                allowed=allowed,
+                excluded=excluded,
+                priority=request.priority,
+                now_s=now_s,
+                deadline_s=deadline_s,
+            )
+
+        return ask
+
+    def result_of(self, ended: Ended) -> RankResult:
+        """Turn a finished ranking into item ids."""
+        outcome = ended.outcome
+        return RankResult(
+            item_ids=tuple(self.catalogue.item_ids[index] for index in outcome.item_indices.tolist()),
+            scores=tuple(outcome.scores.tolist()),
+            bundle_version=self.version,
+            num_prompt_tokens=outcome.num_prompt_tokens,
+            num_cached_tokens=outcome.num_cached_tokens,
+            queue_ms=(ended.started_s - outcome.arrival_s) * 1e3,
+            compute_ms=(ended.finished_s - ended.started_s) * 1e3,
+            load=ended.load,
+            decode_ms=(ended.finished_s - ended.decoding_s) * 1e3,
+            num_steps=outcome.num_steps,
+        )
+
+
+def load_bundle(bundle: Bundle, config: EngineConfig, dtype: torch.dtype, device: str) -> LoadedBundle:
+    """Load a bundle and warm its engine up. Raises CheckpointError or BundleCorrupt."""
+    catalogue = bundle.catalogue()
+    decoder = load_decoder(bundle.decoder_dir, dtype, device)
+    window = bundle.manifest.get("prompt", {})
+    max_items, stride = int(window.get("max_items", 200)), int(window.get("stride", 50))
+    _check_fit(bundle, catalogue, max_items, decoder.config.vocab_size, decoder.config.max_position_embeddings)
+    items = ItemCodes(codes=catalogue.codes, level_sizes=catalogue.level_sizes, token_offsets=catalogue.token_offsets)
+    engine = Engine(decoder, config, items=items, bundle_version=bundle.version)
+    loaded = LoadedBundle(bundle.version, catalogue, engine, max_items, stride)
+    _warm_up(loaded)
+    return loaded
+
+
+def _check_fit(bundle: Bundle, catalogue: Catalogue, max_items: int, vocab_size: int, max_positions: int) -> None:
+    if vocab_size < catalogue.vocab_size:
+        raise BundleCorrupt(f"{bundle.path}: the decoder has {vocab_size} tokens, the catalogue {catalogue.vocab_size}")
+    longest = 1 + (max_items + 1) * catalogue.depth - 1
+    if longest > max_positions:
+        raise BundleCorrupt(f"{bundle.path}: prompts of {longest} tokens, the decoder has {max_positions} positions")
+
+
+def _warm_up(loaded: LoadedBundle) -> None:
+    """Record the steps that can be recorded, then run every kind: long and short prompts, cold and cached, alone and together."""
+    loaded.engine.warm_up()
+    num_items = len(loaded.catalogue.item_ids)
+    longest = (np.arange(loaded.max_items) % num_items).tolist()
+    for batch in ([longest], [longest], [longest[:3]], [longest, longest[:3], longest[1:]]):
+        for place, history in enumerate(batch):
+            prompt = prompt_tokens(loaded.catalogue, history, loaded.max_items, loaded.stride)
+            with suppress(Overloaded):  # the queue may be shorter
+                loaded.engine.add_rank(f"warm-up {place}", prompt, k=_WARM_UP_K)
+        while loaded.engine.has_work:
+            loaded.engine.step(0.0)

@@ -1,0 +1,1 @@
+"""What both deployments share: engine thread, inbox, streams, metrics, routing."""

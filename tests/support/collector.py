@@ -1,0 +1,57 @@
+"""An OTLP collector for tests: a real gRPC server for OpenTelemetry's TraceService, which keeps what it is sent."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as pb
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as api
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from tests.support.servers import HOST, free_port, wait_for
+
+
+class Collector(api.TraceServiceServicer):
+    """Listens on a port of its own from the start; `go_on` cleared makes it answer nobody."""
+
+    def __init__(self) -> None:
+        self.go_on = threading.Event()
+        self.go_on.set()
+        self._received: list[tuple[str, Span]] = []
+        self._server = grpc.server(ThreadPoolExecutor(4))
+        api.add_TraceServiceServicer_to_server(self, self._server)
+        self._port = free_port()
+        assert self._server.add_insecure_port(f"{HOST}:{self._port}")
+        self._server.start()
+
+    @property
+    def endpoint(self) -> str:
+        """What goes into TAILRACE_OTLP_ENDPOINT."""
+        return f"http://{HOST}:{self._port}"
+
+    def Export(self, request: Any, context: grpc.ServicerContext) -> Any:
+        """Take spans in."""
+        self.go_on.wait()
+        for batch in request.resource_spans:
+            about = {one.key: one.value.string_value for one in batch.resource.attributes}
+            for scope in batch.scope_spans:
+                self._received += [(about["service.name"], span) for span in scope.spans]
+        return pb.ExportTraceServiceResponse()
+
+    def spans(self, trace_id: int) -> dict[str, tuple[str, Span]]:
+        """Give, by name, the service and the span of everything that came of this trace."""
+        wanted = trace_id.to_bytes(16, "big")
+        return {span.name: (service, span) for service, span in list(self._received) if span.trace_id == wanted}
+
+    def wait_for(self, trace_id: int, *names: str, timeout_s: float = 20.0) -> dict[str, tuple[str, Span]]:
+        """Wait until spans of these names have come of this trace, and give all of it."""
+        missing: Callable[[], set[str]] = lambda: set(names) - set(self.spans(trace_id))  # noqa: E731
+        wait_for(lambda: not missing(), timeout_s, f"spans of {trace_id:x}")
+        return self.spans(trace_id)
+
+    def stop(self) -> None:
+        """Let everybody go and end."""
+        self.go_on.set()
+        self._server.stop(None).wait()

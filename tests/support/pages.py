@@ -1,0 +1,127 @@
+"""The project's Markdown pages as tests read them: fenced blocks, and links with their anchors. Knows nothing of what a block says.
+
+A ```sh block holds commands that a reader can paste; a ```text block that follows it directly is what they print, where
+`...` stands for any text. A word after `sh` says why a block cannot be run by a test: see MARKS.
+"""
+
+import re
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+MARKS = {
+    "": "runs",
+    "cluster": "needs a Kubernetes cluster",
+    "docker": "needs Docker",
+    "data": "needs the reader's own data",
+    "guest": "needs a program that the project does not install",
+    "text": "needs a stack that serves text; tests/e2e/test_text.py runs it",
+}
+_FENCE = re.compile(r"^(?P<indent> *)(?P<ticks>`{3,})(?P<info>[^`]*)$")
+_LINK = re.compile(r"!?\[[^\]]*\]\((?P<target>[^)\s]+)(?:\s+\"[^\"]*\")?\)")
+_HEADING = re.compile(r"^#{1,6}\s+(?P<words>.*?)\s*#*$")
+_ID = re.compile(r"<a\s+(?:id|name)=\"(?P<id>[^\"]+)\"")
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """One fenced block: its first line's number, its language, what follows that on the fence, and its text."""
+
+    line: int
+    language: str
+    mark: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Commands of a page, and the lines that they must print in this order; empty when the page does not say."""
+
+    line: int
+    mark: str
+    text: str
+    expected: tuple[str, ...]
+
+
+def all_pages(root: Path = ROOT) -> list[Path]:
+    """List README, CONTRIBUTING, DECISIONS and everything below docs/."""
+    papers = [root / name for name in ("README.md", "CONTRIBUTING.md", "DECISIONS.md")]
+    return papers + sorted((root / "docs").rglob("*.md"))
+
+
+def fences(page: str) -> list[Fence]:
+    """Cut the fenced blocks out of a page's text. Raises ValueError for a fence that is never closed."""
+    found, opened, lines = [], None, []
+    for number, line in enumerate(page.splitlines(), 1):
+        fence = _FENCE.match(line)
+        if opened is None and fence:
+            opened, lines = (number, fence), []
+        elif opened is not None and fence and fence["ticks"] == opened[1]["ticks"] and not fence["info"].strip():
+            language, _, mark = opened[1]["info"].strip().partition(" ")
+            found.append(Fence(opened[0], language, mark.strip(), "\n".join(lines) + "\n"))
+            opened = None
+        elif opened is not None:
+            lines.append(line.removeprefix(opened[1]["indent"]))
+    if opened is not None:
+        raise ValueError(f"line {opened[0]}: the fence is never closed")
+    return found
+
+
+def blocks(page: str) -> list[Block]:
+    """Give the page's ```sh blocks, each with what the ```text block right behind it promises."""
+    lines, found, all_fences = page.splitlines(), [], fences(page)
+    for fence, following in zip_longest(all_fences, all_fences[1:]):
+        if fence.language != "sh":
+            continue
+        expected: tuple[str, ...] = ()
+        if following is not None and following.language == "text":
+            end = fence.line + fence.text.count("\n") + 1
+            if not "".join(lines[end : following.line - 1]).strip():
+                expected = tuple(line.strip() for line in following.text.splitlines() if line.strip())
+        found.append(Block(fence.line, fence.mark, fence.text, expected))
+    return found
+
+
+def missing_lines(expected: tuple[str, ...], output: str) -> list[str]:
+    """Give the expected lines that the output does not have, each looked for behind the one before; `...` is any text."""
+    place, missing = 0, []
+    for line in expected:
+        pattern = r"[^\n]*?".join(r"\s+".join(map(re.escape, part.split())) for part in line.split("..."))
+        if set(line) == {"."}:
+            continue
+        if (found := re.compile(pattern).search(output, place)) is None:
+            missing.append(line)
+        else:
+            place = found.end()
+    return missing
+
+
+def links(page: str) -> list[str]:
+    """Give the targets of a page's links, those in code left out."""
+    prose = re.sub(r"`[^`\n]*`", "", _prose(page))
+    return [link["target"] for link in _LINK.finditer(prose)]
+
+
+def anchors(page: str) -> set[str]:
+    """Give what a link may point at within a page: headings as GitHub names them, and ids."""
+    names: set[str] = set()
+    for line in _prose(page).splitlines():
+        names.update(found["id"] for found in _ID.finditer(line))
+        if heading := _HEADING.match(line):
+            words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading["words"]).lower()
+            slug = re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
+            names.add(slug if slug not in names else _numbered(slug, names))
+    return names
+
+
+def _numbered(slug: str, names: set[str]) -> str:
+    return next(name for name in (f"{slug}-{number}" for number in range(1, 1_000)) if name not in names)
+
+
+def _prose(page: str) -> str:
+    lines = page.splitlines()
+    for fence in fences(page):
+        height = fence.text.count("\n") + 1
+        lines[fence.line - 1 : fence.line + height] = [""] * (height + 1)
+    return "\n".join(lines)

@@ -1,0 +1,41 @@
+"""Both doors without TLS, on a plane of fakes: `python -m tests.support.plain_doors HTTP_PORT GRPC_PORT`, until killed.
+
+`/headers` gives back what came in, so that tests see what a proxy in front makes of a request.
+"""
+
+import asyncio
+import sys
+import tempfile
+from pathlib import Path
+
+import grpc
+import uvicorn
+from fastapi import Request
+from starlette.responses import JSONResponse
+
+from services.gateway.grpc.door import RpcDoor, add_recommender_to_server
+from services.gateway.rest.door import create_rest_app
+from tests.unit.gateway.world import MAX_BODY_BYTES, VERSION, catalogue_of, make_world, publish
+
+
+async def serve(http_port: int, grpc_port: int) -> None:
+    """Serve both doors."""
+    root = Path(tempfile.mkdtemp()) / "bundles"
+    publish(root, VERSION, catalogue_of())
+    world = make_world(root)
+    await world.plane.start()
+    server = grpc.aio.server()
+    add_recommender_to_server(RpcDoor(lambda: world.plane, MAX_BODY_BYTES), server)
+    server.add_insecure_port(f"127.0.0.1:{grpc_port}")
+    await server.start()
+    app = create_rest_app(lambda: world.plane, lambda: b"", MAX_BODY_BYTES)
+    app.add_route("/headers", _headers)
+    await uvicorn.Server(uvicorn.Config(app, "127.0.0.1", http_port, log_level="warning")).serve()
+
+
+async def _headers(http: Request) -> JSONResponse:
+    return JSONResponse(dict(http.headers))
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(int(sys.argv[1]), int(sys.argv[2])))

@@ -1,0 +1,127 @@
+"""What a PromQL expression names, and what this project exports: so that no query asks for what nobody says."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import promql_parser
+import yaml
+from prometheus_client import CollectorRegistry
+from prometheus_client.utils import floatToGoString
+
+from services.observability.metrics import (
+    EngineMetrics,
+    GatewayMetrics,
+    ProcessMetrics,
+    StandbyMetrics,
+    StreamMetrics,
+    TextMetrics,
+)
+from tests.support.pages import ROOT
+
+RULES = ROOT / "infra/prometheus/rules"
+DASHBOARDS = ROOT / "infra/grafana/dashboards"
+PROMETHEUS_OWN = {
+    "up": {"job", "instance"},
+    "scrape_samples_scraped": {"job", "instance"},
+    "ALERTS": {"alertname", "alertstate", "severity", "slo", "window"},
+}
+_SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
+
+
+def exported() -> dict[str, set[str]]:
+    """Give every series name that our processes may export, with its labels."""
+    registry = CollectorRegistry()
+    holders = (
+        GatewayMetrics(registry),
+        TextMetrics(registry),
+        StreamMetrics(registry),
+        StandbyMetrics(registry),
+        EngineMetrics(registry),
+        ProcessMetrics(registry, "gateway"),
+    )
+    found: dict[str, set[str]] = {}
+    for metric in (metric for holder in holders for metric in vars(holder).values()):
+        for suffix in _SUFFIXES[metric._type]:
+            extra = {"le"} if suffix == "_bucket" else set()
+            found[metric._name + suffix] = set(metric._labelnames) | extra
+    return found
+
+
+def bucket_borders() -> dict[str, set[str]]:
+    """Give the `le` values of every histogram by its bucket series' name, as prometheus-client writes them."""
+    registry = CollectorRegistry()
+    found: dict[str, set[str]] = {}
+    for holder in (GatewayMetrics(registry), StreamMetrics(registry), EngineMetrics(registry)):
+        for metric in vars(holder).values():
+            if metric._type == "histogram":
+                found[f"{metric._name}_bucket"] = {floatToGoString(border) for border in metric._upper_bounds}
+    return found
+
+
+def recorded() -> dict[str, set[str]]:
+    """Give the series that our rules record, with their labels."""
+    return {rule["record"]: set(rule.get("labels", {})) for rule in all_rules() if "record" in rule}
+
+
+def all_rules() -> list[dict[str, Any]]:
+    """Give every rule of every rule file."""
+    files = [yaml.safe_load(path.read_text()) for path in sorted(RULES.glob("*.yaml"))]
+    return [rule for content in files for group in content["groups"] for rule in group["rules"]]
+
+
+def all_targets() -> list[tuple[str, str, str]]:
+    """Give the board, the panel's title and the expression of every query of every dashboard."""
+    found = []
+    for path in sorted(DASHBOARDS.glob("*.json")):
+        for panel in json.loads(path.read_text())["panels"]:
+            found += [(path.stem, panel["title"], target["expr"]) for target in panel.get("targets", [])]
+    return found
+
+
+def filled_in(expr: str, interval: str = "1m") -> str:
+    """Put in what Grafana would for its own variables."""
+    return expr.replace("$__rate_interval", interval)
+
+
+def selectors(expr: str) -> list[tuple[str, dict[str, str]]]:
+    """Give every series name of an expression with the labels and values that it is asked for."""
+    return [
+        (node.name, {matcher.name: matcher.value for matcher in node.matchers.matchers})
+        for node in _nodes(promql_parser.parse(filled_in(expr)))
+        if isinstance(node, promql_parser.VectorSelector)
+    ]
+
+
+def grouped_by(expr: str) -> list[tuple[set[str], list[str]]]:
+    """Give the labels of every `by (...)` of an expression, with the names of the series below it."""
+    return [
+        (set(node.modifier.labels), [name for name, _ in selectors(node.expr.prettify())])
+        for node in _nodes(promql_parser.parse(filled_in(expr)))
+        if isinstance(node, promql_parser.AggregateExpr) and node.modifier is not None
+    ]
+
+
+def complaints(expr: str, known: dict[str, set[str]]) -> list[str]:
+    """Say which names and labels of an expression nobody exports."""
+    said = []
+    for name, asked in selectors(expr):
+        if name not in known:
+            said.append(f"nobody exports {name}")
+        else:
+            said += [f"{name} has no label {label}" for label in asked.keys() - known[name]]
+    for labels, names in grouped_by(expr):
+        there = set().union(*(known.get(name, set()) for name in names))
+        said += [f"nothing below `by ({label})` has it" for label in labels - there]
+    return said
+
+
+def _nodes(expr: Any) -> Iterator[Any]:
+    seen: list[Any] = []
+
+    def visit(node: Any) -> bool:
+        seen.append(node)
+        return True
+
+    promql_parser.walk(expr, visit)
+    return iter(seen)

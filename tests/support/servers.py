@@ -1,0 +1,87 @@
+"""Real servers for tests, on free ports: a Valkey and a broker that can be stopped, frozen and started again."""
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from infra.local.servers.binaries import tansu_command, valkey_command
+
+HOST = "127.0.0.1"
+
+
+def free_port() -> int:
+    """Give a port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for(condition: Callable[[], Any], timeout_s: float = 15.0, what: str = "condition") -> Any:
+    """Poll until the condition holds and give its value; fail after the timeout."""
+    give_up = time.monotonic() + timeout_s
+    while time.monotonic() < give_up:
+        if value := condition():
+            return value
+        time.sleep(0.02)
+    raise AssertionError(f"{what}: not within {timeout_s} s")
+
+
+class Server:
+    """One server process on a port of its own, the same port after each start."""
+
+    def __init__(self, command: Callable[[int], list[str]], log: Path, port: int | None = None) -> None:
+        self.port = port or free_port()
+        self._command = command(self.port)
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> str:
+        """Host and port."""
+        return f"{HOST}:{self.port}"
+
+    def start(self) -> None:
+        """Start it and wait until it accepts connections."""
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
+        wait_for(self._accepts, what=self._command[0])
+
+    def kill(self) -> None:
+        """Kill it with SIGKILL, if it runs."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def freeze(self) -> None:
+        """Let it accept connections and answer nothing."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
+        assert self._process is not None
+        os.kill(self._process.pid, number)
+
+    def _accepts(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex((HOST, self.port)) == 0
+
+
+def valkey_server(folder: Path) -> Server:
+    """Make a Valkey that keeps its data in `folder`; not started."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return Server(lambda port: valkey_command(port, folder), folder / "valkey.log")
+
+
+def broker_server(folder: Path) -> Server:
+    """Make a broker that keeps nothing; not started."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return Server(tansu_command, folder / "broker.log")

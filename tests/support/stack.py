@@ -1,0 +1,279 @@
+"""A whole stack for tests: started by the operator's own command, on ports of its own, with handles to ask and to harm it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+import httpx
+import psutil
+from prometheus_client.parser import text_string_to_metric_families
+
+from infra.local.supervisor.keeper import children_of
+from infra.local.supervisor.ports import free_window
+from infra.local.supervisor.stackfile import StackFile
+from services.contracts import recommend_pb2 as pb
+from services.contracts import recommend_pb2_grpc as api
+from services.settings.settings import Settings, inherited_environment
+from tests.support.servers import HOST, wait_for
+
+Answer = TypeVar("Answer")
+START_TIMEOUT_S = 1_500.0
+PORTS = ("http_port", "grpc_port", "metrics_port", "redis_port", "inner_http_port", "inner_grpc_port")
+PORTS_WIDTH = 64
+"""As wide as Ray's own windows, so that no two overlap; what asks the system for any port is given none of these."""
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Stack:
+    """One stack in one state folder. Its bundle and its features outlive a stop."""
+
+    def __init__(self, state_dir: Path, **settings: Any) -> None:
+        first = free_window(PORTS_WIDTH, seed=str(state_dir))
+        ports = {name: first + place for place, name in enumerate(PORTS)}
+        kafka = f"{HOST}:{first + len(PORTS)}"
+        self.settings = Settings(state_dir=state_dir, kafka_bootstrap=kafka, **ports, **settings)
+        self.log_path = state_dir / "up.log"
+        self._file = StackFile(state_dir)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: grpc.Channel | None = None
+        self.rest = httpx.Client(base_url=f"http://{HOST}:{self.settings.http_port}", timeout=20.0)
+
+    def start(self) -> None:
+        """Run `tailrace up` and wait until it says that all is well."""
+        self.settings.state_dir.mkdir(parents=True, exist_ok=True)
+        with self.log_path.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "services.cli.main", "up"],
+                env={**inherited_environment(), **self.settings.as_environment()},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=ROOT,
+                start_new_session=True,
+            )
+        wait_for(lambda: self._is_ready() or self._has_ended(), START_TIMEOUT_S, "the stack's start")
+        if not self._is_ready():
+            raise AssertionError(f"`tailrace up` ended:\n{self.words}")
+        self._channel = grpc.insecure_channel(self.settings.grpc_address)
+
+    def command(self, *arguments: str, timeout_s: float = 120.0) -> "subprocess.CompletedProcess[str]":
+        """Run `tailrace ...` against this stack."""
+        return subprocess.run(
+            [sys.executable, "-m", "services.cli.main", *arguments],
+            env={**inherited_environment(), **self.settings.as_environment()},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=timeout_s,
+        )
+
+    def stop(self) -> None:
+        """Stop it in good order, whatever state it is in, and close our ends."""
+        self.command("down")
+        if self._process is not None:
+            self._process.wait(timeout=60)
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    def close(self) -> None:
+        """Stop, and close the client."""
+        self.stop()
+        self.rest.close()
+
+    @property
+    def words(self) -> str:
+        """What `tailrace up` has said."""
+        return self.log_path.read_text(errors="replace")
+
+    @property
+    def supervisor_pid(self) -> int:
+        """The process that `tailrace up` is."""
+        assert self._process is not None
+        return self._process.pid
+
+    def reap(self) -> int:
+        """Wait for the supervisor's end and give its exit code."""
+        assert self._process is not None
+        return self._process.wait(timeout=60)
+
+    @property
+    def rpc(self) -> Any:
+        """The gRPC client."""
+        return api.RecommenderStub(self.channel)
+
+    @property
+    def channel(self) -> grpc.Channel:
+        """The gRPC connection."""
+        assert self._channel is not None
+        return self._channel
+
+    # asking
+
+    def recommend(self, user_id: str | None = None, **fields: Any) -> dict[str, Any]:
+        """Ask over REST; fails unless the answer is 200."""
+        response = self.rest.post("/v1/recommendations", json={"user_id": user_id, **fields})
+        assert response.status_code == 200, response.text
+        answer: dict[str, Any] = response.json()
+        return answer
+
+    def known(self, user_id: str, **fields: Any) -> dict[str, Any]:
+        """Ask over REST for a user whose features are read in time."""
+        return with_features(lambda: self.recommend(user_id, **fields))
+
+    def listed_user(self) -> str:
+        """Find a user who is answered from the stored list."""
+        return next(str(number) for number in range(1, 944) if self.known(str(number))["tier"] == "precomputed")
+
+    def click(self, user_id: str, item_id: str, **fields: Any) -> httpx.Response:
+        """Record one event over REST."""
+        return self.rest.post("/v1/events", json={"user_id": user_id, "item_id": item_id, **fields})
+
+    def sees_click(self, user_id: str, item_id: str, timeout_s: float = 20.0) -> dict[str, Any]:
+        """Record a click that must be accepted, and give the first answer that has seen it."""
+        event_time_ms = int(time.time() * 1_000)
+        accepted = self.click(user_id, item_id, event_time_ms=event_time_ms)
+        assert accepted.status_code == 200, accepted.text
+        return self.sees(user_id, event_time_ms, timeout_s)
+
+    def sees(self, user_id: str, event_time_ms: int, timeout_s: float = 20.0) -> dict[str, Any]:
+        """Give the first answer that has seen an event of this time."""
+
+        def fresh() -> dict[str, Any] | None:
+            answer = self.recommend(user_id)
+            return answer if (answer["newest_event_time_ms"] or 0) >= event_time_ms else None
+
+        answer: dict[str, Any] = wait_for(fresh, timeout_s, f"an answer for {user_id} that has seen the event")
+        return answer
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Sum a metric over all its series with these labels; 0 when there is none."""
+        text = httpx.get(f"http://{HOST}:{self.settings.metrics_port}/metrics", timeout=20.0).text
+        return sum(
+            sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        )
+
+    # harming
+
+    def pid(self, part: str) -> int:
+        """The process of a part, not its keeper; waits while the part is down."""
+        return int(wait_for(lambda: self._pids(part), what=f"{part}'s process")[0])
+
+    def num_restarts(self, part: str) -> int:
+        """How often the supervisor has started a part again."""
+        record = self._file.read()
+        return record.parts[part].num_restarts if record and part in record.parts else 0
+
+    def kill(self, part: str) -> None:
+        """SIGKILL a part and wait until the supervisor has noticed."""
+        before = self.num_restarts(part)
+        os.kill(self.pid(part), signal.SIGKILL)
+        wait_for(lambda: self.num_restarts(part) > before, what=f"a restart of {part}")
+
+    def kill_processes(self, pids: list[int]) -> None:
+        """SIGKILL processes of the stack, such as replicas."""
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+
+    @contextmanager
+    def frozen(self, part: str) -> Iterator[None]:
+        """Let a part accept connections and answer nothing, for a while."""
+        pid = self.pid(part)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+    def replica_pids(self, is_wanted: Callable[[str], bool]) -> list[int]:
+        """The Ray Serve replicas whose deployment's name is wanted."""
+        mark = "ray::ServeReplica:tailrace:"
+        found = []
+        for process in psutil.Process(self.pid("serve")).children(recursive=True):
+            title = " ".join(_command_line(process))
+            if title.startswith(mark) and is_wanted(title.removeprefix(mark)):
+                found.append(process.pid)
+        return found
+
+    def processes(self) -> list[psutil.Process]:
+        """Every process of the stack, the supervisor included."""
+        supervisor = psutil.Process(self.supervisor_pid)
+        return [supervisor, *supervisor.children(recursive=True)]
+
+    def is_well(self) -> bool:
+        """Whether `tailrace status` says so."""
+        return self.command("status").returncode == 0
+
+    def _pids(self, part: str) -> list[int]:
+        record = self._file.read()
+        keeper_pid = record.parts[part].keeper_pid if record and part in record.parts else None
+        return children_of(keeper_pid) if keeper_pid else []
+
+    def _is_ready(self) -> bool:
+        record = self._file.read()
+        return record is not None and record.stage == "ready" and record.supervisor_pid == self.supervisor_pid
+
+    def _has_ended(self) -> bool:
+        return self._process is not None and self._process.poll() is not None
+
+
+def survivors(processes: list[psutil.Process]) -> list[str]:
+    """Describe which of these processes still live."""
+    found = []
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(f"{process.pid} {process.name()}")
+    return found
+
+
+def with_features(ask: Callable[[], Answer]) -> Answer:
+    """Ask again, twice at most, where the features came too late: a read has 30 ms whatever the deadline, and full cores miss that."""
+    for _ in range(2):
+        answer = ask()
+        reason = answer.get("reason") if isinstance(answer, dict) else answer.reason
+        if reason != "features_away":
+            return answer
+    return ask()
+
+
+def new_user_id() -> str:
+    """A user that nobody knows."""
+    return f"visitor-{uuid.uuid4().hex[:12]}"
+
+
+def rpc_items(answer: pb.RecommendResponse) -> list[str]:
+    """The item ids of a gRPC answer."""
+    return [item.item_id for item in answer.items]
+
+
+def rest_items(answer: dict[str, Any]) -> list[str]:
+    """The item ids of a REST answer."""
+    return [item["item_id"] for item in answer["items"]]
+
+
+def error_of(response: httpx.Response) -> dict[str, Any]:
+    """The envelope of a REST error."""
+    error: dict[str, Any] = json.loads(response.text)["error"]
+    return error
+
+
+def _command_line(process: psutil.Process) -> list[str]:
+    try:
+        words: list[str] = process.cmdline()
+    except psutil.Error:
+        return []
+    return words

@@ -1,0 +1,56 @@
+"""A made-up data set: users walk along a ring of items, so what comes next can be learned from few events."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import polars as pl
+
+from pipelines.data.schema import check_events, check_items, order_events
+from pipelines.data.tokenize import ReadHistories
+
+STEP_S = 60
+BEGIN_S = 1_700_000_000
+
+
+def raw_items(num_items: int) -> pl.DataFrame:
+    """Items i00, i01, ... in two categories."""
+    names = [f"i{index:02d}" for index in range(num_items)]
+    kinds = [["even", "odd"][index % 2] for index in range(num_items)]
+    return pl.DataFrame({"item_id": names, "title": [f"Item {name}" for name in names], "categories": kinds})
+
+
+def raw_events(num_users: int, num_items: int, events_per_user: int, seed: int = 0) -> pl.DataFrame:
+    """Each user starts somewhere and mostly steps to the next item of the ring, now and then over one."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for user in range(num_users):
+        place = int(rng.integers(num_items))
+        for turn in range(events_per_user):
+            rows.append((f"u{user:03d}", f"i{place:02d}", BEGIN_S + user + turn * STEP_S))
+            place = (place + (2 if rng.random() < 0.1 else 1)) % num_items
+    return pl.DataFrame(rows, schema=["user_id", "item_id", "event_time"], orient="row")
+
+
+def write_ingested(folder: Path, num_users: int = 40, num_items: int = 30, events_per_user: int = 12) -> Path:
+    """Write what the ingest stage would have written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    items = check_items(raw_items(num_items)).good
+    events = check_events(raw_events(num_users, num_items, events_per_user), items["item_id"]).good
+    order_events(events).write_parquet(folder / "events.parquet")
+    items.write_parquet(folder / "items.parquet")
+    return folder
+
+
+def histories_from(ingested: Path) -> ReadHistories:
+    """Give a point-in-time join in plain loops: the oracle for the feature store's."""
+    events = pl.read_parquet(ingested / "events.parquet")
+
+    def read(rows: pd.DataFrame) -> pd.DataFrame:
+        found = [
+            events.filter((pl.col("user_id") == user) & (pl.col("event_time") <= when.to_pydatetime()))
+            for user, when in zip(rows["user_id"], rows["event_timestamp"], strict=True)
+        ]
+        return rows.assign(history_item_ids=[frame["item_id"].to_list() for frame in found])
+
+    return read

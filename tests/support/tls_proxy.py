@@ -1,0 +1,37 @@
+"""TLS in front of a server that speaks none: a real HAProxy in TCP mode, with a certificate made for the test."""
+
+from pathlib import Path
+
+import trustme
+
+from infra.local.servers.binaries import haproxy_command
+from tests.support.servers import HOST, Server
+
+_CONFIG = """\
+global
+    log stdout format raw local0 notice
+defaults
+    mode tcp
+    timeout connect 2s
+    timeout client 60s
+    timeout server 60s
+frontend tls
+    bind {host}:{port} ssl crt {pem}
+    default_backend plain
+backend plain
+    server plain {host}:{to_port}
+"""
+
+
+def tls_proxy(folder: Path, ca: trustme.CA, to_port: int, port: int | None = None) -> Server:
+    """Make a proxy that speaks TLS with a certificate of this authority and passes on to `to_port`; not started."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pem = folder / "server.pem"
+    ca.issue_cert(HOST, "localhost").private_key_and_cert_chain_pem.write_to_path(pem)
+
+    def command(port: int) -> list[str]:
+        config = folder / "haproxy.cfg"
+        config.write_text(_CONFIG.format(host=HOST, port=port, pem=pem, to_port=to_port))
+        return haproxy_command(config)
+
+    return Server(command, folder / "proxy.log", port)

@@ -1,0 +1,25 @@
+"""What a Kafka topic holds, for tests."""
+
+from typing import Any
+
+from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
+
+from tests.support.servers import Server
+
+
+def read_topic(broker: Server, topic: str) -> list[tuple[str, Any]]:
+    """Give (topic id, record) of everything in a topic."""
+    admin = KafkaAdminClient(bootstrap_servers=broker.address)
+    (found,) = admin.describe_topics([topic])
+    admin.close()
+    consumer = KafkaConsumer(bootstrap_servers=broker.address, fetch_max_wait_ms=10)
+    places = [TopicPartition(topic, part["partition_index"]) for part in found["partitions"]]
+    consumer.assign(places)
+    consumer.seek_to_beginning()
+    ends = consumer.end_offsets(places)  # of the embedded broker: the last batch's first record
+    records: list[tuple[str, Any]] = []
+    while any(consumer.position(one) < max(ends[one], consumer.highwater(one) or 0) for one in places):
+        for batch in consumer.poll(200).values():
+            records += [(str(found["topic_id"]), record) for record in batch]
+    consumer.close()
+    return records
