@@ -66,7 +66,7 @@ class Count:
     """Rankings with fewer items than beams although more may be shown."""
 
     def as_dict(self) -> dict[str, int]:
-        """Give all counts by name."""
+        """Return all counts by name."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 

@@ -12,7 +12,7 @@ _LEFT_OUT = {"tailrace", "pip"}
 
 
 def locked_lines(installed: dict[str, str]) -> list[str]:
-    """Give one pin per distribution, by name."""
+    """Return one pin per distribution, by name."""
     kept = {name.lower().replace("_", "-"): version for name, version in installed.items()}
     return [f"{name}=={kept[name].partition('+')[0]}" for name in sorted(kept.keys() - _LEFT_OUT)]
 

@@ -66,7 +66,7 @@ class Catalogue:
         return {name: np.array(indices) for name, indices in members.items()}
 
     def indices(self, item_ids: Iterable[str]) -> list[int]:
-        """Give the indices of the known ones among these ids, in their order; unknown ids are left out."""
+        """Return the indices of the known ones among these ids, in their order; unknown ids are left out."""
         known = self.index_of
         return [known[item_id] for item_id in item_ids if item_id in known]
 

@@ -14,7 +14,7 @@ STRIDE_ITEMS = 50
 
 
 def window_start(num_items: int, max_items: int, stride: int) -> int:
-    """Give the index of the first item kept: a multiple of `stride`, and the smallest that keeps at most `max_items`."""
+    """Return the index of the first item kept: a multiple of `stride`, and the smallest that keeps at most `max_items`."""
     overflow = max(0, num_items - max_items)
     return -(-overflow // stride) * stride
 

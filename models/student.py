@@ -91,7 +91,7 @@ class Student(nn.Module):
         return self.embedding.weight[1:]
 
     def forward(self, rows_BL: Tensor) -> Tensor:
-        """Give each place's final state. Input rows (B, L), oldest first, place 0 being START -> (B, L, D)."""
+        """Return each place's final state. Input rows (B, L), oldest first, place 0 being START -> (B, L, D)."""
         embedded_BLD = self.embedding(rows_BL)
         before_BLD = functional.pad(embedded_BLD, (0, 0, 1, 0))[:, :-1]
         memory_BLD = self.norm_memory(embedded_BLD + self.carry_D * before_BLD)

@@ -20,7 +20,7 @@ class Wheel:
 
 
 def fetch_wheel(wheel: Wheel, folder: Path) -> Path:
-    """Give the path of the checked file, downloading it when the folder lacks it. Raises EnvironmentFault."""
+    """Return the path of the checked file, downloading it when the folder lacks it. Raises EnvironmentFault."""
     path = folder / wheel.file
     if path.exists() and file_sha256(path) == wheel.sha256:
         return path

@@ -34,9 +34,9 @@ from services.gateway.access.authorize import Access, KeyedAccess, OpenAccess
 from services.gateway.access.keyring import KeyRing
 from services.gateway.access.rates import Rates
 from services.gateway.autoscale import LATE_SHARE
-from services.gateway.console.desk import Desk
 from services.gateway.console.door import add_console
-from services.gateway.console.strip import kept_for
+from services.gateway.console.service import ConsoleService
+from services.gateway.console.slo import kept_for
 from services.gateway.console.watch import Watch
 from services.gateway.events.impressions import Impressions
 from services.gateway.events.producer import TopicProducer
@@ -103,7 +103,7 @@ class Gateway:
         self._llm: Llm = LlmHandle(llm)
         self._writer = text_writer(settings, text)
         self._plane: DataPlane | None = None
-        self._desk: Desk | None = None
+        self._desk: ConsoleService | None = None
         self._keys = open_keys(settings)
         self._access = access_by(self._keys, settings.max_k)
         self._tracing = open_tracing(settings.otlp_endpoint, settings.trace_share, "tailrace-gateway")
@@ -274,11 +274,11 @@ def _drilled(settings: Settings, drills: Drills, features: FeatureReader, llm: L
     return (DrilledStore(features, drills), DrilledLlm(llm, drills)) if settings.console else (features, llm)
 
 
-def build_desk(settings: Settings, plane: DataPlane, store: Store, drills: Drills) -> Desk:
+def build_desk(settings: Settings, plane: DataPlane, store: Store, drills: Drills) -> ConsoleService:
     """Put together what the console asks; starts nothing."""
     objectives, bundles = load_objectives(), BundleStore(settings.bundle_root)
     table = _address(settings).table_path(USER_HISTORY_TABLE)
-    return Desk(
+    return ConsoleService(
         live=plane.live,
         people=store,
         event_times=lambda user_id: read_event_times(table, user_id),
@@ -291,7 +291,7 @@ def build_desk(settings: Settings, plane: DataPlane, store: Store, drills: Drill
 
 
 def text_writer(settings: Settings, text: Any | None) -> TextWriter | None:
-    """Give whoever writes text, if any: another server, or our own deployment behind this Ray handle."""
+    """Return whoever writes text, if any: another server, or our own deployment behind this Ray handle."""
     if settings.text_url:
         key_file = settings.text_url_key_file
         key = (lambda: "") if key_file is None else (lambda: read_secret(key_file))

@@ -90,7 +90,7 @@ async def _measure(settings: Settings, options: argparse.Namespace) -> dict[str,
 async def _cost(
     state_dir: Path, send: Send, options: argparse.Namespace, idle_ms_per_s: dict[str, float]
 ) -> dict[str, float]:
-    """Give the CPU milliseconds that one call costs each group of processes, less what they use when idle."""
+    """Return the CPU milliseconds that one call costs each group of processes, less what they use when idle."""
     num_calls = max(1, round(options.rate * options.seconds))
 
     async def calls() -> None:
@@ -105,13 +105,13 @@ async def _cost(
 
 
 async def _idle_ms_per_s(state_dir: Path, seconds: float) -> dict[str, float]:
-    """Give the CPU milliseconds a second that each group of processes uses when nobody asks."""
+    """Return the CPU milliseconds a second that each group of processes uses when nobody asks."""
     used_ms, lasted_s = await _used_ms(state_dir, asyncio.sleep(seconds))
     return {name: ms / lasted_s for name, ms in used_ms.items()}
 
 
 async def _used_ms(state_dir: Path, meanwhile: Coroutine[Any, Any, None]) -> tuple[dict[str, float], float]:
-    """Give the CPU milliseconds of each group of processes while this goes on, and how many seconds it took."""
+    """Return the CPU milliseconds of each group of processes while this goes on, and how many seconds it took."""
     groups = find_groups(state_dir)
     before_s, began_s = cpu_seconds(groups), time.monotonic()
     await meanwhile

@@ -42,7 +42,7 @@ def cpu_seconds(groups: Groups) -> dict[str, float]:
 
 
 def memory_mb(groups: Groups) -> dict[str, float]:
-    """Give what one process of each group holds for itself (for Ray and the metrics server: all of them together)."""
+    """Return what one process of each group holds for itself (for Ray and the metrics server: all of them together)."""
     found = {}
     for name, processes in groups.items():
         sizes = [process.memory_full_info().uss / 2**20 for process in processes if process.is_running()]
@@ -51,7 +51,7 @@ def memory_mb(groups: Groups) -> dict[str, float]:
 
 
 def store_bytes(address: RedisAddress) -> dict[str, Any]:
-    """Give the mean size of the store's rows by kind, from a sample of keys."""
+    """Return the mean size of the store's rows by kind, from a sample of keys."""
     client: Any = redis.Redis(**address.client_options())
     sizes: dict[str, list[int]] = {}
     for key in client.scan_iter(count=500):
@@ -65,7 +65,7 @@ def store_bytes(address: RedisAddress) -> dict[str, Any]:
 
 
 def log_bytes_per_event(num_events: int = 10_000) -> float:
-    """Give what an event takes in one merged file of the offline log, with random ids and users."""
+    """Return what an event takes in one merged file of the offline log, with random ids and users."""
     draw = random.Random(0)
     events = [
         LoggedInteraction(

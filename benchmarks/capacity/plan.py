@@ -133,18 +133,18 @@ def plan(demand: Demand, measured: Mapping[str, Any]) -> Plan:
 
 
 def kv_block_bytes(bundle: Mapping[str, Any], block_tokens: int = 16) -> int:
-    """Give the bytes of one KV block: keys and values of all layers, as float32."""
+    """Return the bytes of one KV block: keys and values of all layers, as float32."""
     per_token = 2 * bundle["layers"] * bundle["kv_heads"] * bundle["head_dim"] * FLOAT_BYTES
     return int(per_token * block_tokens)
 
 
 def kv_blocks(users: int, prompt_tokens: int = PROMPT_ITEMS + 1, block_tokens: int = 16) -> int:
-    """Give the blocks that keep so many users' whole prompts."""
+    """Return the blocks that keep so many users' whole prompts."""
     return users * math.ceil(prompt_tokens / block_tokens)
 
 
 def store_mb(demand: Demand, measured: Mapping[str, Any]) -> float:
-    """Give what the online store holds: a row per user and per item at the measured sizes."""
+    """Return what the online store holds: a row per user and per item at the measured sizes."""
     kinds = measured["store"]["by_kind"]
     rows = {"user_id": demand.users, "item_id": demand.items}
     return float(sum(rows[kind] * kinds[kind]["mean_bytes"] for kind in rows if kind in kinds) / 2**20)
@@ -163,7 +163,7 @@ def _busy_cores(demand: Demand, measured: Mapping[str, Any]) -> dict[str, float]
 
 
 def _grown_mb(items: int, measured_items: int, weight_bytes: int) -> float:
-    """Give the weights of the items beyond the measured catalogue, at the measured bytes per item."""
+    """Return the weights of the items beyond the measured catalogue, at the measured bytes per item."""
     return max(0, items - measured_items) * weight_bytes / measured_items / 2**20
 
 

@@ -111,12 +111,12 @@ def _peers(text: str) -> tuple[str, ...]:
 
 
 def _alone(options: argparse.Namespace) -> tuple[ShapeCases, ...]:
-    """Give the cases of our engine alone."""
+    """Return the cases of our engine alone."""
     return shape_cases(tiny=options.tiny) if options.device == "cuda" or options.tiny else ()
 
 
 def _folder(model: str) -> Path:
-    """Give the checkpoint as a folder in Hugging Face layout, converted where it must be."""
+    """Return the checkpoint as a folder in Hugging Face layout, converted where it must be."""
     if Path(model).is_dir():
         return Path(model)
     from services.llm.text.checkpoint import checkpoint_folder

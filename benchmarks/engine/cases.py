@@ -50,7 +50,7 @@ class Case:
         return [num_new for _, num_new in self.lengths] or [self.num_new] * self.batch
 
     def value(self, seconds: float) -> float:
-        """Give the figure of a run that took this long."""
+        """Return the figure of a run that took this long."""
         return 1_000 * seconds if self.unit == "ms" else self.amount / seconds
 
     def ask(self, prompts: list[list[int]]) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class CodeTable:
 
 
 def text_cases() -> tuple[Case, ...]:
-    """Give the cases that all engines are compared in."""
+    """Return the cases that all engines are compared in."""
     return (
         *(
             Case(name=f"decode-{batch}", unit="output tokens/s", batch=batch, prompt_len=128, num_new=64)
@@ -94,7 +94,7 @@ def text_cases() -> tuple[Case, ...]:
 
 
 def shape_cases(*, tiny: bool = False) -> tuple[ShapeCases, ...]:
-    """Give what is measured on a GPU alone; `tiny` is the same over a shape and sizes that run anywhere in seconds."""
+    """Return what is measured on a GPU alone; `tiny` is the same over a shape and sizes that run anywhere in seconds."""
     wide = {"max_step_tokens": 8_192, "max_chunk_tokens": 8_192, "max_beam_rows": 2_048, "num_blocks": 4_096}
     many = {
         "max_step_tokens": 8_192,
@@ -128,7 +128,7 @@ def shape_cases(*, tiny: bool = False) -> tuple[ShapeCases, ...]:
 
 
 def _nano_vllm(share: int) -> Case:
-    """Give nano-vllm's published workload: 256 sequences of 100 to 1,024 tokens in and out by Python's random, seed 0.
+    """Return nano-vllm's published workload: 256 sequences of 100 to 1,024 tokens in and out by Python's random, seed 0.
 
     `share` 16 is a sixteenth of its sequences and of their lengths.
     """

@@ -27,7 +27,7 @@ class CodeTrie:
         self._starts = np.searchsorted(pairs, np.arange(size * size + 1))
 
     def allowed(self, tokens_BL: np.ndarray) -> np.ndarray:
-        """Give what may follow (B, S) bool after the tokens of beams that all have spelled as many. Foreign tokens are read as the nearest code."""
+        """Return what may follow (B, S) bool after the tokens of beams that all have spelled as many. Foreign tokens are read as the nearest code."""
         num_beams, level = tokens_BL.shape
         spelled_BL = (tokens_BL - np.array(self.token_offsets[:level], dtype=np.int64)).clip(0, self.level_size - 1)
         if level == 0:

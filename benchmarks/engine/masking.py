@@ -11,7 +11,7 @@ from benchmarks.engine.codes import CodeTrie
 
 
 def mask_scores(trie: CodeTrie, tokens_BL: np.ndarray, scores_BV: Tensor) -> Tensor:
-    """Give log-probabilities over the level's codes, as our engine scores them; -inf for all that leads to no item."""
+    """Return log-probabilities over the level's codes, as our engine scores them; -inf for all that leads to no item."""
     first = trie.token_offsets[tokens_BL.shape[1]]
     codes = slice(first, first + trie.level_size)
     allowed_BS = torch.from_numpy(trie.allowed(tokens_BL)).to(scores_BV.device)

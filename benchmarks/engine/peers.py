@@ -25,13 +25,13 @@ class Entry:
 
 
 def our_entry(model: str, device: str, threads: int, config: dict[str, Any]) -> Entry:
-    """Give ours, with these knobs of the engine's config."""
+    """Return ours, with these knobs of the engine's config."""
     options = {"model": model, "device": device, "threads": threads, "dtype": _DTYPE, "config": config}
     return Entry(Path(sys.executable), "benchmarks.engine.tailrace", options, _threads(threads))
 
 
 def peer_entry(name: str, model: str, device: str, threads: int) -> Entry | None:
-    """Give a peer, or None where it is not installed."""
+    """Return a peer, or None where it is not installed."""
     options = {"model": model, "device": device, "threads": threads, "dtype": _DTYPE}
     if name == "transformers":
         if find_spec("transformers") is None:
@@ -44,7 +44,7 @@ def peer_entry(name: str, model: str, device: str, threads: int) -> Entry | None
 
 
 def judge_entry(model: str, threads: int) -> Entry:
-    """Give the fp32 reference."""
+    """Return the fp32 reference."""
     return Entry(
         Path(sys.executable), "benchmarks.engine.judge", {"model": model, "threads": threads}, _threads(threads)
     )

@@ -32,7 +32,7 @@ class Measured:
 
 
 def case_rows(measured: Sequence[Measured], peers: Sequence[str]) -> list[dict[str, Any]]:
-    """Give one row for each engine and case; `ratio_to_best_peer` is above 1 where the engine is faster."""
+    """Return one row for each engine and case; `ratio_to_best_peer` is above 1 where the engine is faster."""
     medians = {(one.case.name, one.engine): median(one.values) for one in measured if one.runs}
     rows = []
     for one in measured:
@@ -54,7 +54,7 @@ def case_rows(measured: Sequence[Measured], peers: Sequence[str]) -> list[dict[s
 
 
 def best_limits(measured: Sequence[Measured]) -> dict[str, float]:
-    """Give the most that the machine reached beside any run."""
+    """Return the most that the machine reached beside any run."""
     found = [run["limits"] for one in measured for run in one.runs if "limits" in run]
     return {name: max(limits[name] for limits in found) for name in (found[0] if found else ())}
 
@@ -88,7 +88,7 @@ def roofline_rows(measured: Sequence[Measured]) -> list[dict[str, Any]]:
 
 
 def _shares(run: Run, kind: str) -> tuple[float, float]:
-    """Give the shares of the memory's and of the arithmetic's limit that steps of this kind reach."""
+    """Return the shares of the memory's and of the arithmetic's limit that steps of this kind reach."""
     step, limits = run["steps"][kind], run["limits"]
     return (
         step["num_bytes"] / step["seconds"] / limits["bytes_per_s"],

@@ -26,7 +26,7 @@ class Clock(Protocol):
         ...
 
     def intervals(self) -> list[float]:
-        """Give the seconds from each stamp to the next."""
+        """Return the seconds from each stamp to the next."""
         ...
 
 
@@ -41,7 +41,7 @@ class HostClock:
         self._stamps.append(time.perf_counter())
 
     def intervals(self) -> list[float]:
-        """Give the seconds from each stamp to the next."""
+        """Return the seconds from each stamp to the next."""
         return [after - before for before, after in pairwise(self._stamps)]
 
 

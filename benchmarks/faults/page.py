@@ -10,12 +10,12 @@ _HEAD = "| fault | answered | in time | p99 ms | goodput | recovered after | ans
 
 
 def matrix(rows: Sequence[dict[str, Any]]) -> str:
-    """Give the table; goodput 1.000 means every answer in time by the LLM."""
+    """Return the table; goodput 1.000 means every answer in time by the LLM."""
     return "\n".join([_HEAD, "|---|---|---|---|---|---|---|", *map(_line, rows)])
 
 
 def priorities(row: dict[str, Any]) -> str:
-    """Give one row's classes of callers, the most important of them by door, too."""
+    """Return one row's classes of callers, the most important of them by door, too."""
     lines = [
         f"| {name} | {one['num_requests']} | {_percent(one['availability'])} | {_percent(one['deadline_met'])}"
         f" | {one['p99_ms']:.1f} | {_mix(one)} |"

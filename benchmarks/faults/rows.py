@@ -48,7 +48,7 @@ class Planned:
 
 
 def plan_row(rate_rps: float, phases: Phases, *, is_spike: bool) -> list[Planned]:
-    """Give a row's requests in order of departure."""
+    """Return a row's requests in order of departure."""
     base = [
         Planned(
             number / rate_rps, Priority.NORMAL if number % _HIGH_OF == number // _HIGH_OF % _HIGH_OF else Priority.HIGH
@@ -62,7 +62,7 @@ def plan_row(rate_rps: float, phases: Phases, *, is_spike: bool) -> list[Planned
 
 
 def door_of(number: int) -> int:
-    """Give which of the doors a request goes through: four in a row over REST (0), then four over gRPC (1)."""
+    """Return which of the doors a request goes through: four in a row over REST (0), then four over gRPC (1)."""
     return number // 4 % len(_DOORS)
 
 

@@ -118,7 +118,7 @@ async def _set(closing: AsyncExitStack, state_dir: Path, scratch: Path, *, is_wi
 
 
 def _settings(scratch: Path, first: int) -> Settings:
-    """Give settings that share nothing with any other stack but the code."""
+    """Return settings that share nothing with any other stack but the code."""
     return Settings(
         state_dir=scratch,
         http_port=first,

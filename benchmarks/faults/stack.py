@@ -24,7 +24,7 @@ def main() -> None:
 
 
 def parts_behind(settings: Settings, redis_port: int, kafka_port: int) -> tuple[Part, ...]:
-    """Give the parts of this stack, its store and its broker moved to other ports."""
+    """Return the parts of this stack, its store and its broker moved to other ports."""
     host, _ = broker_address(settings.kafka_bootstrap)
     inner = settings.model_copy(update={"redis_port": redis_port, "kafka_bootstrap": f"{host}:{kafka_port}"})
     broker = replace(

@@ -101,7 +101,7 @@ def _tops(decoder: Decoder, items: ItemCodes, kind: KvKind, prompts: list[list[i
 
 
 def _quality(tops: list[np.ndarray], cases: Cases) -> dict[str, float]:
-    """Give the masked metrics; a label outside the ten best counts nothing, as in the full protocol."""
+    """Return the masked metrics; a label outside the ten best counts nothing, as in the full protocol."""
     places = [np.flatnonzero(top == target) for top, target in zip(tops, cases.targets, strict=True)]
     gains = [1 / np.log2(2 + place[0]) if len(place) else 0.0 for place in places]
     return {

@@ -39,7 +39,7 @@ def read_windows(tokenizer: Path, folder: Path) -> list[list[int]]:
 
 @torch.inference_mode()
 def perplexity(decoder: Decoder, kind: KvKind, windows: list[list[int]]) -> float:
-    """Give exp of the mean negative log-likelihood of each window's tokens after its first."""
+    """Return exp of the mean negative log-likelihood of each window's tokens after its first."""
     weights = join_weights(decoder)
     cache = KvCache(decoder.config, _WINDOW_TOKENS // _BLOCK_TOKENS, _BLOCK_TOKENS, torch.float32, _CPU, kind)
     attention = TorchAttention(_WINDOW_TOKENS, _WINDOW_TOKENS, _BLOCK_TOKENS, _CPU, decoder.config.window)
@@ -55,7 +55,7 @@ def perplexity(decoder: Decoder, kind: KvKind, windows: list[list[int]]) -> floa
 
 
 def overlap_in_beams(decoder: Decoder, kind: KvKind, windows: list[list[int]]) -> list[np.ndarray]:
-    """Give the ten best items after pieces of each window, by beams over random codes of the vocabulary's first tokens."""
+    """Return the ten best items after pieces of each window, by beams over random codes of the vocabulary's first tokens."""
     rng = np.random.default_rng(0)
     items = ItemCodes(
         codes=rng.integers(0, _LEVEL_SIZE, (_NUM_ITEMS, _NUM_LEVELS), dtype=np.int32),

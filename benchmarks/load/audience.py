@@ -27,7 +27,7 @@ class Audience:
     item_ids: tuple[str, ...]
 
     def asks(self, tier: str) -> Callable[[int], Ask] | None:
-        """Give the n-th request that this tier should answer; None when the stack has nobody for it."""
+        """Return the n-th request that this tier should answer; None when the stack has nobody for it."""
         match tier:
             case "precomputed" if self.listed_user_ids:
                 return lambda n: {"user_id": _pick(self.listed_user_ids, n), "k": K}

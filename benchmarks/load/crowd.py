@@ -12,7 +12,7 @@ from benchmarks.load.profiles import long_tail
 
 
 class Crowd:
-    """Gives the n-th request."""
+    """Return the n-th request."""
 
     def __init__(self, audience: Audience, num_requests: int, *, is_long_tail: bool = False) -> None:
         self._audience = audience
@@ -20,7 +20,7 @@ class Crowd:
         self._ranks = long_tail(len(audience.known_user_ids), num_requests) if is_long_tail else None
 
     def ask(self, number: int) -> Ask:
-        """Give request `number`, from 0 to the number of requests."""
+        """Return request `number`, from 0 to the number of requests."""
         if self._ranks is None:
             assert self._mixed is not None, "there is always somebody nobody knows"
             return self._mixed(number)

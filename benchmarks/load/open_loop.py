@@ -112,7 +112,7 @@ async def _run_schedule(
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Give the smallest value that at least this share of the values do not exceed (nearest rank)."""
+    """Return the smallest value that at least this share of the values do not exceed (nearest rank)."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 

@@ -35,7 +35,7 @@ class Departure:
 
 
 def departures(profile: Profile, rate_rps: float, duration_s: float) -> list[Departure]:
-    """Give all departures in order. The mean rate is `rate_rps`, the spike's own requests not counted."""
+    """Return all departures in order. The mean rate is `rate_rps`, the spike's own requests not counted."""
     if profile is Profile.DIURNAL:
         return [Departure(at_s) for at_s in _diurnal(rate_rps, duration_s)]
     base = [Departure(at_s) for at_s in _evenly(rate_rps, 0.0, duration_s)]

@@ -10,7 +10,7 @@ from typing import Any
 
 
 def command_of(name: str) -> str:
-    """Give the command by which the benchmark of this name was begun."""
+    """Return the command by which the benchmark of this name was begun."""
     return f"python -m benchmarks.{name} {' '.join(sys.argv[1:])}"
 
 

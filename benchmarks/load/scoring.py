@@ -29,7 +29,7 @@ _TOLERANCE = 0.1
 
 
 def tier_weights(report: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict[str, float]:
-    """Give each tier's worth from a bundle's evaluation report: its NDCG@10 over the LLM's. Stored lists are the LLM's."""
+    """Return each tier's worth from a bundle's evaluation report: its NDCG@10 over the LLM's. Stored lists are the LLM's."""
     ndcg = {model: measured["ndcg@10"] for model, measured in report["metrics"].items()}
     llm = ndcg["decoder"]
     return {"llm": 1.0, "precomputed": 1.0, "student": ndcg["student"] / llm, "popular": ndcg["popularity"] / llm}
@@ -59,7 +59,7 @@ def summarise(shots: Sequence[Shot], deadline_ms: float, weights: Mapping[str, f
 
 
 def degraded_share(shots: Sequence[Shot]) -> float:
-    """Give the share of requests that failed or were answered worse than in health; 0 for none."""
+    """Return the share of requests that failed or were answered worse than in health; 0 for none."""
     return sum(is_degraded(shot) for shot in shots) / len(shots) if shots else 0.0
 
 
@@ -69,7 +69,7 @@ def is_degraded(shot: Shot) -> bool:
 
 
 def answers_recovered_s(shots: Sequence[Shot], back_at_s: float, usual_share: float) -> float | None:
-    """Give the seconds from the dependency's return until answers are as before the fault; None when they never are.
+    """Return the seconds from the dependency's return until answers are as before the fault; None when they never are.
 
     As before: for two seconds no half-second has a degraded share of more than a tenth above the usual.
     """

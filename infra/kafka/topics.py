@@ -30,7 +30,7 @@ class Topic:
     keep_ms: int
 
     def options(self) -> dict[str, Any]:
-        """Give what the admin client wants to know."""
+        """Return what the admin client wants to know."""
         return {
             "num_partitions": self.num_partitions,
             "replication_factor": -1,
@@ -39,7 +39,7 @@ class Topic:
 
 
 def wanted_topics(settings: Settings) -> tuple[Topic, ...]:
-    """Give every topic that the platform writes. Events are in the offline log within seconds, so a week is ample."""
+    """Return every topic that the platform writes. Events are in the offline log within seconds, so a week is ample."""
     return (
         Topic(name=settings.interactions_topic, num_partitions=settings.topic_partitions, keep_ms=7 * _DAY_MS),
         Topic(name=settings.dead_letter_topic, num_partitions=settings.topic_partitions, keep_ms=30 * _DAY_MS),

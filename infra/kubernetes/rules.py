@@ -16,7 +16,7 @@ _HEAD = "# Made by `python -m infra.kubernetes.rules` from infra/prometheus/rule
 
 
 def prometheus_rule(rules: Path) -> dict[str, Any]:
-    """Give the PrometheusRule with the groups of all rule files in the folder, in the files' order by name."""
+    """Return the PrometheusRule with the groups of all rule files in the folder, in the files' order by name."""
     groups = [group for path in sorted(rules.glob("*.y*ml")) for group in yaml.safe_load(path.read_text())["groups"]]
     return {
         "apiVersion": "monitoring.coreos.com/v1",
@@ -27,7 +27,7 @@ def prometheus_rule(rules: Path) -> dict[str, Any]:
 
 
 def render(rules: Path) -> str:
-    """Give the manifest's text."""
+    """Return the manifest's text."""
     text: str = yaml.safe_dump(prometheus_rule(rules), sort_keys=False, width=150, allow_unicode=True)
     return _HEAD + text
 

@@ -40,7 +40,7 @@ class Scenario:
 
 
 def files(objectives: Objectives, rule_file: str) -> dict[str, dict[str, Any]]:
-    """Give test files by their step of time, such as `15s`; `rule_file` is relative to them."""
+    """Return test files by their step of time, such as `15s`; `rule_file` is relative to them."""
     tests: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for step_s, test in _tests(objectives):
         tests[f"{step_s}s"].append(test)

@@ -16,7 +16,7 @@ _MADE = "# Made by `make slo` from infra/prometheus/objectives.yaml and infra/sl
 
 
 def generated(objectives: Objectives, root: Path) -> dict[str, str]:
-    """Give the text of each generated file by its path below `root`, whose hand-written parts are read."""
+    """Return the text of each generated file by its path below `root`, whose hand-written parts are read."""
     slo, operational = rules.groups(objectives), operations.group(objectives.runbooks)
     return {
         f"{RULES}/objectives.yaml": _yaml({"groups": slo}),

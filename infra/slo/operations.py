@@ -135,7 +135,7 @@ ALERTS = (
 
 
 def group(runbooks: str) -> dict[str, Any]:
-    """Give the alerts as one rule group."""
+    """Return the alerts as one rule group."""
     return {"name": "tailrace-operations", "rules": [_rule(alert, runbooks) for alert in ALERTS]}
 
 

@@ -24,7 +24,7 @@ def burn_metric(window: str) -> str:
 
 
 def groups(objectives: Objectives) -> list[dict[str, Any]]:
-    """Give the rule groups."""
+    """Return the rule groups."""
     each, windows = objectives.objectives, [objectives.onset.window, *_windows(objectives.ladder)]
     return [
         {

@@ -63,7 +63,7 @@ def read_config(folder: Path) -> DecoderConfig:
 
 
 def describe_config(config: DecoderConfig) -> Raw:
-    """Give the content of a `config.json` that transformers reads, too."""
+    """Return the content of a `config.json` that transformers reads, too."""
     plain = "llama" if config.window is None else "mistral"
     family = "qwen3" if config.qk_norm else "qwen2" if config.qkv_bias and not config.output_bias else plain
     return {

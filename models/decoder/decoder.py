@@ -48,7 +48,7 @@ class DecoderConfig:
     """Which layers see a part of their past alone. Whoever hands in `Attend` must honour it."""
 
     def window_of(self, layer: int) -> Window | None:
-        """Give the window of one layer, None if it sees everything before it."""
+        """Return the window of one layer, None if it sees everything before it."""
         return self.window if self.window is not None and layer in self.window.layers else None
 
     @property
@@ -159,7 +159,7 @@ class Decoder(nn.Module):
         return self.lm_head.weight
 
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
-        """Give the hidden state after the final norm. (T,) tokens at (T,) positions -> (T, D)."""
+        """Return the hidden state after the final norm. (T,) tokens at (T,) positions -> (T, D)."""
         x_TD = self.model.embed_tokens(token_ids_T)
         cos_TK, sin_TK = rotary_angles(positions_T, self.config.head_dim, self.config.rope, x_TD.dtype)
         for layer in self.model.layers:

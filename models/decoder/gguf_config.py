@@ -29,7 +29,7 @@ _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positi
 
 
 def architecture_of(metadata: Metadata) -> str:
-    """Give the family. Raises CheckpointError for one that is not served."""
+    """Return the family. Raises CheckpointError for one that is not served."""
     family = str(need(metadata, "general.architecture"))
     if family not in _ARCHITECTURES:
         raise CheckpointError(f"architecture {family!r} is not supported, only {' or '.join(_ARCHITECTURES)}")
@@ -37,7 +37,7 @@ def architecture_of(metadata: Metadata) -> str:
 
 
 def model_config(metadata: Metadata, *, is_tied: bool, rope_factors: np.ndarray | None) -> Raw:
-    """Give the content of `config.json`.
+    """Return the content of `config.json`.
 
     `rope_factors` (K/2,) is the tensor that stands for Llama 3's way to scale positions, None where there is none.
     """
@@ -61,14 +61,14 @@ def model_config(metadata: Metadata, *, is_tied: bool, rope_factors: np.ndarray 
 
 
 def generation_config(metadata: Metadata) -> Raw:
-    """Give the content of `generation_config.json`: the tokens that begin and end a text."""
+    """Return the content of `generation_config.json`: the tokens that begin and end a text."""
     found: Raw = {"eos_token_id": eos_ids(metadata)}
     bos = metadata.get("tokenizer.ggml.bos_token_id")
     return found if bos is None else {**found, "bos_token_id": int(bos)}
 
 
 def tokenizer_config(metadata: Metadata) -> Raw:
-    """Give the content of `tokenizer_config.json`: special tokens by role, and the chat template."""
+    """Return the content of `tokenizer_config.json`: special tokens by role, and the chat template."""
     tokens = need(metadata, "tokenizer.ggml.tokens")
     raw: Raw = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     for role, name in _ROLES.items():
@@ -80,13 +80,13 @@ def tokenizer_config(metadata: Metadata) -> Raw:
 
 
 def eos_ids(metadata: Metadata) -> list[int]:
-    """Give every token that ends a text or a turn."""
+    """Return every token that ends a text or a turn."""
     given = (metadata.get(f"tokenizer.ggml.{name}_token_id") for name in _ENDS)
     return sorted({int(token_id) for token_id in given if token_id is not None})
 
 
 def need(metadata: Metadata, key: str) -> Any:
-    """Give a value. Raises CheckpointError naming the key where it is missing."""
+    """Return a value. Raises CheckpointError naming the key where it is missing."""
     if key not in metadata:
         raise CheckpointError(f"key {key} is missing")
     return metadata[key]

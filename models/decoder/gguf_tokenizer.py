@@ -82,7 +82,7 @@ def _sentence_piece(metadata: Metadata) -> Tokenizer:
 
 
 def _merges_of(metadata: Metadata, vocabulary: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Give every way to make one piece of two, the most probable piece first: what SentencePiece does by scores."""
+    """Return every way to make one piece of two, the most probable piece first: what SentencePiece does by scores."""
     scores: Sequence[float] = need(metadata, "tokenizer.ggml.scores")
     kinds: Sequence[int] = need(metadata, "tokenizer.ggml.token_type")
     found: list[tuple[float, int, int, str, str]] = []

@@ -47,7 +47,7 @@ class Rope:
 
 
 def rotary_angles(positions_T: Tensor, head_dim: int, rope: Rope, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Give cosine and sine (T, K) of each position's angles."""
+    """Return cosine and sine (T, K) of each position's angles."""
     angles_TK = (positions_T.float().unsqueeze(-1) / periods(head_dim, rope, positions_T.device)).repeat(1, 2)
     strength = 1.0 if rope.scaling is None else rope.scaling.attention_factor
     return (angles_TK.cos() * strength).to(dtype), (angles_TK.sin() * strength).to(dtype)
@@ -62,7 +62,7 @@ def rotate(x_THK: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
 @cache
 @torch.inference_mode(mode=False)
 def periods(head_dim: int, rope: Rope, device: torch.device) -> Tensor:
-    """Give the positions per radian of each pair (P,) fp32, scaled. Kept for good: recorded steps read it where it lies."""
+    """Return the positions per radian of each pair (P,) fp32, scaled. Kept for good: recorded steps read it where it lies."""
     period_P = rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
     if rope.scaling is not None:
         kept_P = _KEPT[rope.scaling.kind](period_P, rope.theta, rope.scaling)
@@ -71,7 +71,7 @@ def periods(head_dim: int, rope: Rope, device: torch.device) -> Tensor:
 
 
 def yarn_attention_factor(factor: float) -> float:
-    """Give what YaRN multiplies cosine and sine by when the checkpoint does not say."""
+    """Return what YaRN multiplies cosine and sine by when the checkpoint does not say."""
     return 0.1 * math.log(factor) + 1.0 if factor > 1.0 else 1.0
 
 

@@ -55,7 +55,7 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def _shards(folder: Path) -> list[Path]:
-    """Give the files to read: the one that has everything goes before an index, as in transformers."""
+    """Return the files to read: the one that has everything goes before an index, as in transformers."""
     whole, index = folder / _WEIGHTS, folder / _INDEX
     if whole.exists() or not index.exists():
         return [whole]

@@ -16,5 +16,5 @@ class Window:
     num_sinks: int = 0
 
     def start(self, position: int) -> int:
-        """Give the first position that a row at `position` sees besides the sinks."""
+        """Return the first position that a row at `position` sees besides the sinks."""
         return max(0, position + 1 - self.size)

@@ -46,7 +46,7 @@ def live_log_files(offline_log_dir: Path) -> tuple[Path, ...]:
 
 
 def key(source: Source) -> str:
-    """Give the content key of this source: the files' hashes, and the live events however they are cut into files."""
+    """Return the content key of this source: the files' hashes, and the live events however they are cut into files."""
     own = [file_sha256(path) for path in (source.events, source.items) if path is not None and path.is_file()]
     live = hashlib.sha256(_live_events(source.live_log).write_csv().encode()).hexdigest() if source.live_log else ""
     return content_key({"own": own, "live": live}, [movielens.WHEEL_SHA256], [sys.modules[__name__]])

@@ -18,7 +18,7 @@ _FOLDER = "recbole/dataset_example/ml-100k"
 
 
 def fetch_wheel(cache_dir: Path) -> Path:
-    """Give the path of the checked wheel, downloading it with pip when the cache lacks it. Raises EnvironmentFault."""
+    """Return the path of the checked wheel, downloading it with pip when the cache lacks it. Raises EnvironmentFault."""
     return wheel.fetch_wheel(wheel.Wheel("recbole==1.2.1", WHEEL, WHEEL_SHA256), cache_dir)
 
 

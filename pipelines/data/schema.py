@@ -36,7 +36,7 @@ class Checked:
 
 
 def check_items(raw: pl.DataFrame, table: str = "items") -> Checked:
-    """Give items as (item_id, title, categories list, text); a repeated item keeps its first good row.
+    """Return items as (item_id, title, categories list, text); a repeated item keeps its first good row.
 
     Raises DataError, which names `table`.
     """
@@ -57,7 +57,7 @@ def check_items(raw: pl.DataFrame, table: str = "items") -> Checked:
 
 
 def check_events(raw: pl.DataFrame, known_items: pl.Series, table: str = "events") -> Checked:
-    """Give events as (user_id, item_id, event_time, event_type, value) in file order. Raises DataError, which names `table`."""
+    """Return events as (user_id, item_id, event_time, event_type, value) in file order. Raises DataError, which names `table`."""
     _require(raw, _EVENT_EXAMPLES, table)
     typed = raw.select(
         user_id=_text(raw, "user_id"),

@@ -61,7 +61,7 @@ def spell(rows: pl.DataFrame, items: pl.DataFrame) -> pl.DataFrame:
 
 
 def build_catalogue(items: pl.DataFrame, examples: pl.DataFrame) -> Catalogue:
-    """Give every item one token, in item-id order, and its count of training events."""
+    """Return every item one token, in item-id order, and its count of training events."""
     ordered = items.sort("item_id")
     trained = examples.filter(pl.col("split") == Split.TRAIN)["history"].explode().drop_nulls()
     return Catalogue(

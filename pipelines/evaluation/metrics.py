@@ -41,7 +41,7 @@ def rank_labels(scorer: Scorer, cases: Cases) -> Ranks:
 
 
 def mean_rank(scores: np.ndarray, target: int) -> float:
-    """Give the rank from 1 of `target`: the mean of the places that it and its ties take. What is not a number comes last."""
+    """Return the rank from 1 of `target`: the mean of the places that it and its ties take. What is not a number comes last."""
     known = np.where(np.isnan(scores), -np.inf, scores)
     above = int((known > known[target]).sum())
     tied = int((known == known[target]).sum())

@@ -51,7 +51,7 @@ HISTORY_SCHEMA = pa.schema(
 
 
 def key(ingested_key: str, max_items: int) -> str:
-    """Give the content key of the tables."""
+    """Return the content key of the tables."""
     return content_key({"max_items": max_items}, [ingested_key], [sys.modules[__name__], aggregate])
 
 

@@ -24,7 +24,7 @@ _DECIDING = ["user_history:num_events", "user_history:newest_event_time_ms"]
 
 
 def histories_as_of(address: RepoAddress, rows: "pd.DataFrame") -> "pd.DataFrame":
-    """Give each row (user_id, event_timestamp in UTC) with `history_item_ids`, oldest first, and what describes them.
+    """Return each row (user_id, event_timestamp in UTC) with `history_item_ids`, oldest first, and what describes them.
 
     A history holds exactly the events at or before the timestamp: ask as of the microsecond before an event that must not
     be seen. Rows keep their order; a user without events by then has an empty list, `num_events` 0 and no

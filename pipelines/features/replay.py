@@ -10,7 +10,7 @@ BATCH_TOPIC = "batch"
 
 
 def replay(events: Iterable[tuple[str, str, int]], limits: Limits) -> Iterator[UserHistory]:
-    """Give the user's row after each of these events (user id, item id, Unix µs), in their order."""
+    """Return the user's row after each of these events (user id, item id, Unix µs), in their order."""
     rows: dict[str, UserHistory] = {}
     for number, (user_id, item_id, time_us) in enumerate(events):
         event = LoggedEvent(user_id, item_id, f"{BATCH_TOPIC}-{number}", time_us, LogPosition(BATCH_TOPIC, 0, number))

@@ -58,7 +58,7 @@ def version_of(bundle: Path, made_at: datetime) -> str:
 
 
 def relative_error(judged: StudentScorer, served: StudentRanker, cases: Cases) -> float:
-    """Give the largest difference between the two over some cases, as a share of the scores' range."""
+    """Return the largest difference between the two over some cases, as a share of the scores' range."""
     histories = cases.histories[:_NUM_COMPARED]
     wanted = judged(histories)
     found = np.stack([served.score(history.tolist()) for history in histories])

@@ -56,7 +56,7 @@ class Ranking:
 
 
 def key(bundle_version: str, histories: Sequence[UserHistory], options: PrecomputeOptions) -> str:
-    """Give the content key of these users' lists."""
+    """Return the content key of these users' lists."""
     return content_key(asdict(options), [bundle_version, *(f"{row.user_id}@{row.row_time_us}" for row in histories)])
 
 

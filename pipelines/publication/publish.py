@@ -15,7 +15,7 @@ def publish(store: BundleStore, folder: Path, version: str, about: dict[str, Any
 
 
 def describe(report: dict[str, Any], training: dict[str, Any], prompt: dict[str, int], depth: int) -> dict[str, Any]:
-    """Give what the manifest says beside the version and the hashes."""
+    """Return what the manifest says beside the version and the hashes."""
     return {
         "dataset": report["dataset"],
         "feature_service": SERVICE,

@@ -45,7 +45,7 @@ class Stages:
         self._given: set[Path] = set()
 
     def run(self, stage: str, key: str, work: Callable[[Path], None]) -> StageOutput:
-        """Give the output with this key; when it does not exist, let `work` fill a scratch folder and rename that."""
+        """Return the output with this key; when it does not exist, let `work` fill a scratch folder and rename that."""
         target = self._root / stage / key
         self._given.add(target)
         if target.exists():
@@ -85,7 +85,7 @@ def content_key(parameters: Mapping[str, Any], inputs: Sequence[str] = (), code:
 
 
 def sources(code: Sequence[ModuleType]) -> list[ModuleType]:
-    """Give these modules and those of `pipelines` and `models` whose names they hold, and theirs, by name."""
+    """Return these modules and those of `pipelines` and `models` whose names they hold, and theirs, by name."""
     found: dict[str, ModuleType] = {}
     waiting = list(code)
     while waiting:

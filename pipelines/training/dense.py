@@ -19,7 +19,7 @@ from services.errors import StageFailed
 
 
 def causal_attention(num_rows: int) -> Attend:
-    """Give the attention in which each token sees itself and what is before it in its own row."""
+    """Return the attention in which each token sees itself and what is before it in its own row."""
 
     def attend(layer: int, q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor) -> Tensor:
         q_BHLK, k_BGLK, v_BGLK = (x.view(num_rows, -1, *x.shape[1:]).transpose(1, 2) for x in (q_THK, k_TGK, v_TGK))

@@ -69,7 +69,7 @@ class Descent:
 
 
 def rate_at(progress: float, warm_up: float) -> float:
-    """Give the share of the learning rate at this progress in [0, 1]: linear up, then half a cosine down to 0."""
+    """Return the share of the learning rate at this progress in [0, 1]: linear up, then half a cosine down to 0."""
     if progress < warm_up:
         return (progress + 1e-3) / warm_up if warm_up else 1.0
     return 0.5 * (1 + math.cos(math.pi * (progress - warm_up) / (1 - warm_up)))

@@ -125,7 +125,7 @@ def fit_student(
 
 
 def new_student(catalogue: Catalogue, teacher: Decoder | None, options: DistillOptions) -> Student:
-    """Give a student with fresh weights, its embeddings taken from the teacher where there is one of that size."""
+    """Return a student with fresh weights, its embeddings taken from the teacher where there is one of that size."""
     torch.manual_seed(options.seed)
     config = StudentConfig(
         num_items=len(catalogue.item_ids),
@@ -148,7 +148,7 @@ def new_student(catalogue: Catalogue, teacher: Decoder | None, options: DistillO
 def imitation_loss(
     student: Student, teacher: Decoder | None, catalogue: Catalogue, batch: Batch, teacher_weight: float
 ) -> Tensor:
-    """Give the mean cross-entropy of the student over all places, against labels and (if there is one) the teacher."""
+    """Return the mean cross-entropy of the student over all places, against labels and (if there is one) the teacher."""
     rows_BL, labels_BL = torch.from_numpy(batch.tokens), torch.from_numpy(batch.labels)
     items_BL = torch.where(labels_BL == IGNORED, IGNORED, labels_BL - 1)
     chosen_BL, seen = next_unseen(items_BL, len(catalogue.item_ids))
@@ -162,7 +162,7 @@ def imitation_loss(
 
 
 def items_as_codes(catalogue: Catalogue) -> Catalogue:
-    """Give the catalogue under which a window's tokens are the student's input rows: item i is row i + 1."""
+    """Return the catalogue under which a window's tokens are the student's input rows: item i is row i + 1."""
     num_items = len(catalogue.item_ids)
     return replace(catalogue, codes=np.arange(num_items, dtype=np.int32).reshape(-1, 1), level_sizes=(num_items,))
 

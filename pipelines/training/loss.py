@@ -34,7 +34,7 @@ class Teacher:
 def catalogue_loss(
     hidden_TD: Tensor, head_VD: Tensor, labels_T: Tensor, seen: Seen | None = None, teacher: Teacher | None = None
 ) -> Tensor:
-    """Give the mean cross-entropy (a scalar) of softmax(hidden @ head.T) against the labels, mixed with the teacher's."""
+    """Return the mean cross-entropy (a scalar) of softmax(hidden @ head.T) against the labels, mixed with the teacher's."""
     loss: Tensor = _FusedLoss.apply(hidden_TD, head_VD, labels_T, seen, teacher)  # type: ignore[no-untyped-call]
     return loss
 
@@ -73,12 +73,12 @@ def _scores(hidden_CD: Tensor, head_VD: Tensor, penalty_CV: Tensor | None) -> Te
 
 
 def _taught(teacher: Teacher, rows: slice, penalty_CV: Tensor | None) -> Tensor:
-    """Give the teacher's part of the target."""
+    """Return the teacher's part of the target."""
     return _scores(teacher.hidden_TE[rows], teacher.head_VE, penalty_CV).softmax(dim=1).mul_(teacher.weight)
 
 
 def _loss_and_error(scores_CV: Tensor, labels_C: Tensor, taught_CV: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Give the chunk's summed loss and softmax minus target, which is the gradient of the scores."""
+    """Return the chunk's summed loss and softmax minus target, which is the gradient of the scores."""
     at_label_C1 = labels_C.unsqueeze(1)
     error_CV, at_label_score_C1 = scores_CV.softmax(dim=1), scores_CV.gather(1, at_label_C1)
     log_norm_C1 = at_label_score_C1 - error_CV.gather(1, at_label_C1).clamp_min(_TINY).log()

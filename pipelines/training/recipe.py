@@ -9,13 +9,13 @@ from services.errors import ConfigError
 
 
 def decoder_recipe(epochs: int | None, seed: int) -> TrainOptions:
-    """Give the decoder's recipe with this many epochs (None: its own number). Raises ConfigError naming the option."""
+    """Return the decoder's recipe with this many epochs (None: its own number). Raises ConfigError naming the option."""
     usual = TrainOptions()
     return replace(usual, seed=_seed(seed), fit=_fit(usual.fit, "--epochs", epochs))
 
 
 def student_recipe(epochs: int | None, seed: int) -> DistillOptions:
-    """Give the recipe of student and twin with this many epochs (None: its own number). Raises ConfigError naming the option."""
+    """Return the recipe of student and twin with this many epochs (None: its own number). Raises ConfigError naming the option."""
     usual = DistillOptions()
     return replace(usual, seed=_seed(seed), fit=_fit(usual.fit, "--student-epochs", epochs))
 

@@ -40,7 +40,7 @@ def next_unseen(labels_BL: Tensor, num_items: int) -> tuple[Tensor, Seen]:
 
 
 def first_places(labels_BL: Tensor, num_items: int) -> Tensor:
-    """Give the place (B, V) at which each item first is the label, L for those that never are. Negative labels are none."""
+    """Return the place (B, V) at which each item first is the label, L for those that never are. Negative labels are none."""
     length = labels_BL.shape[1]
     places_BL = torch.arange(length, dtype=torch.float32).expand_as(labels_BL)
     places_BL = places_BL.masked_fill(labels_BL < 0, length)

@@ -85,7 +85,7 @@ def train(tokenized: Path, options: TrainOptions, out: Path, progress: Progress)
 
 
 def next_token_loss(decoder: Decoder, catalogue: Catalogue, batch: Batch, *, mask_seen: bool) -> Tensor:
-    """Give the mean cross-entropy over all places, each against the codes of its own level only."""
+    """Return the mean cross-entropy over all places, each against the codes of its own level only."""
     hidden_BLD = hidden_states(decoder, torch.from_numpy(batch.tokens)).view(*batch.tokens.shape, -1)
     labels_BL = torch.from_numpy(batch.labels)
     losses = []
@@ -99,7 +99,7 @@ def next_token_loss(decoder: Decoder, catalogue: Catalogue, batch: Batch, *, mas
 
 
 def new_decoder(catalogue: Catalogue, options: TrainOptions) -> Decoder:
-    """Give a decoder with fresh weights: normal, narrower where layers add onto the residual stream."""
+    """Return a decoder with fresh weights: normal, narrower where layers add onto the residual stream."""
     torch.manual_seed(options.seed)
     decoder = Decoder(
         DecoderConfig(

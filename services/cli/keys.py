@@ -116,7 +116,7 @@ def rotate(
         typer.Option(min=0.001, max=_MAX_DAYS, help="When the new key ends; by default as the old one was to."),
     ] = None,
 ) -> None:
-    """Give an id a new key, printed once; the old one holds for a while, so that callers can change over."""
+    """Return an id a new key, printed once; the old one holds for a while, so that callers can change over."""
     from services.gateway.access.keys import hash_of, make_key, read_keys, write_keys
 
     state_dir, path = _places()
@@ -140,7 +140,7 @@ def revoke(key_id: KeyId) -> None:
 
 
 def _places() -> tuple[Path, Path]:
-    """Give the state folder and the keys file. Raises ConfigError when none is set."""
+    """Return the state folder and the keys file. Raises ConfigError when none is set."""
     from services.settings.settings import load_settings
 
     settings = load_settings()

@@ -309,7 +309,7 @@ def rollback() -> None:
 
 
 def bundle_row(report: dict[str, Any]) -> list[str]:
-    """Give a bundle's cells from its evaluation report; a dash for what was not measured."""
+    """Return a bundle's cells from its evaluation report; a dash for what was not measured."""
     measured = [report.get("metrics", {}).get(model, {}) for model in ("decoder", "student", "item_knn")]
     return [str(report.get("dataset", "-")), *(f"{one['ndcg@10']:.4f}" if one else "-" for one in measured)]
 

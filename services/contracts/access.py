@@ -30,12 +30,12 @@ _KEPT_FREE = {Priority.HIGH: 0.0, Priority.NORMAL: 0.25, Priority.LOW: 0.5}
 
 
 def nearest_class(priority: int) -> Priority:
-    """Give the class of any priority: outside the classes, the nearest."""
+    """Return the class of any priority: outside the classes, the nearest."""
     return Priority(min(max(priority, Priority.HIGH), Priority.LOW))
 
 
 def places_for(priority: int, num_places: int) -> int:
-    """Give how many of so many places this priority may fill, at least one: the others are kept for those before it."""
+    """Return how many of so many places this priority may fill, at least one: the others are kept for those before it."""
     return max(1, num_places - int(num_places * _KEPT_FREE[nearest_class(priority)]))
 
 

@@ -63,7 +63,7 @@ class Interaction:
             )
 
     def encode(self) -> bytes:
-        """Give the record's value: compact JSON without absent fields."""
+        """Return the record's value: compact JSON without absent fields."""
         present = {key: value for key, value in asdict(self).items() if value is not None}
         return json.dumps(present, separators=(",", ":"), ensure_ascii=False).encode()
 
@@ -131,7 +131,7 @@ class Impression:
     features_as_of_us: int | None = None
 
     def encode(self) -> bytes:
-        """Give the record's value as compact JSON."""
+        """Return the record's value as compact JSON."""
         return json.dumps(asdict(self), separators=(",", ":"), ensure_ascii=False).encode()
 
     @property

@@ -77,14 +77,14 @@ class Explanation:
     stages: tuple[StageTime, ...] = ()
 
     def as_plain(self) -> dict[str, Any]:
-        """Give plain values, ready for JSON."""
+        """Return plain values, ready for JSON."""
         return asdict(self)
 
 
 def encode_explanation(
     own: Sequence[Any], facts: Sequence[Any], llm: Sequence[Any] | None, stages: Sequence[Any]
 ) -> bytes:
-    """Give the stored form: one JSON array of values without names, since one is written per request and few are read.
+    """Return the stored form: one JSON array of values without names, since one is written per request and few are read.
 
     Args:
         own: In the order of OWN_FIELDS.

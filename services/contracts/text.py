@@ -142,7 +142,7 @@ class TextWriter(Protocol):
     """Whatever writes text: our own deployment, or another OpenAI-compatible server."""
 
     async def models(self) -> tuple[TextModel, ...]:
-        """Give what can be asked for. Raises DependencyAway."""
+        """Return what can be asked for. Raises DependencyAway."""
         ...
 
     def write(self, request: TextRequest) -> AsyncIterator[TextEvent]:

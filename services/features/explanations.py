@@ -38,7 +38,7 @@ class RedisExplanations:
                 await pipe.execute()
 
     async def get(self, request_id: str, timeout_s: float) -> bytes | None:
-        """Give what is kept under this id, if anything; the newest. Raises DependencyAway."""
+        """Return what is kept under this id, if anything; the newest. Raises DependencyAway."""
         with redis_as_dependency():
             async with asyncio.timeout(timeout_s), self._client.pipeline(transaction=False) as pipe:
                 for age in range(-1, self._num_buckets + 1):  # -1: another replica's clock may be ahead

@@ -16,7 +16,7 @@ from services.settings.settings import environment_kept
 
 
 def import_feast() -> ModuleType:
-    """Give the feast package. While it is imported for the first time, torch looks as if it were not installed."""
+    """Return the feast package. While it is imported for the first time, torch looks as if it were not installed."""
     if "feast" in sys.modules:
         return sys.modules["feast"]
     hide_torch = "torch" not in sys.modules

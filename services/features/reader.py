@@ -44,7 +44,7 @@ class FeatureReader:
         self._gate = AwayGate(num_failures=3, pause_s=0.1)
 
     async def read(self, user_id: str, timeout_s: float) -> UserFeatures:
-        """Give what is known of a user; an unknown user has no features.
+        """Return what is known of a user; an unknown user has no features.
 
         Raises DependencyAway when the store does not answer within `timeout_s`; the read is given up, nothing stays behind.
         """
@@ -53,7 +53,7 @@ class FeatureReader:
         return _user_features({**row, "made_at_s": _time_of(response, "recommended_item_ids")})
 
     async def read_popular(self, timeout_s: float) -> list[tuple[str, float]]:
-        """Give items by recent popularity, best first, over all partitions; empty before the first events.
+        """Return items by recent popularity, best first, over all partitions; empty before the first events.
 
         Windows that have slid past their own length since the worker last wrote them are left out. Raises DependencyAway.
         """
@@ -62,7 +62,7 @@ class FeatureReader:
         return merge_popularity([row for row in rows if row is not None], now_ms=time.time_ns() // 1_000_000)
 
     async def sample_user_ids(self, limit: int, timeout_s: float) -> list[str]:
-        """Give some user ids that the store holds; for people who look, not for requests. Raises DependencyAway."""
+        """Return some user ids that the store holds; for people who look, not for requests. Raises DependencyAway."""
         with redis_as_dependency(_RETRY_AFTER_S):
             async with asyncio.timeout(timeout_s):
                 return await sample_user_ids(self._store, limit)
@@ -103,7 +103,7 @@ class FeatureReader:
 
 
 def _time_of(response: Any, feature: str) -> int | None:
-    """Give the time (Unix seconds) of the row that this feature of a lone entity comes from."""
+    """Return the time (Unix seconds) of the row that this feature of a lone entity comes from."""
     names = list(response.proto.metadata.feature_names.val)
     return int(response.proto.results[names.index(feature)].event_timestamps[0].seconds) or None
 

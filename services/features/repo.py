@@ -38,7 +38,7 @@ class RepoAddress:
     socket_timeout_s: float = 5.0
 
     def table_path(self, view: str) -> Path:
-        """Give the file of a view's offline table."""
+        """Return the file of a view's offline table."""
         return self.repo_dir / "data" / f"{view}.parquet"
 
     @property
@@ -52,13 +52,13 @@ class RepoAddress:
         return self.repo_dir / "features.py"
 
     def render(self) -> str:
-        """Give the text of this stack's feature_store.yaml, which holds no password."""
+        """Return the text of this stack's feature_store.yaml, which holds no password."""
         template = Template((_SOURCE / "feature_store.yaml").read_text())
         redis = json.dumps(self._with_timeouts(self.redis.feast_public()))
         return template.substitute(FEATURES_DIR=self.repo_dir.absolute(), REDIS=redis)
 
     def config(self) -> dict[str, Any]:
-        """Give the same as values, with the password. Raises ConfigError for a bad password file."""
+        """Return the same as values, with the password. Raises ConfigError for a bad password file."""
         config: dict[str, Any] = yaml.safe_load(self.render())
         config["online_store"]["connection_string"] = self._with_timeouts(self.redis.feast_string())
         return config

@@ -14,7 +14,7 @@ _MAX_SCANS = 20
 
 
 async def sample_user_ids(store: "FeatureStore", limit: int) -> list[str]:
-    """Give at most `limit` user ids, looking at ten thousand keys at most. Raises Redis' errors."""
+    """Return at most `limit` user ids, looking at ten thousand keys at most. Raises Redis' errors."""
     from feast.infra.key_encoding_utils import serialize_entity_key_prefix
 
     online: Any = store.provider.online_store

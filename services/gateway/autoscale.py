@@ -17,7 +17,7 @@ _MOST = 2.0
 
 
 def replicas_wanted(running: int, ongoing: float, target_ongoing: float, late_share: float) -> float:
-    """Give the wanted number of replicas, before rounding, bounds and delays.
+    """Return the wanted number of replicas, before rounding, bounds and delays.
 
     Args:
         running: Replicas that run now, at least 1.

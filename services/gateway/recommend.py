@@ -31,7 +31,14 @@ from services.gateway.records.explanations import Explanations
 from services.gateway.records.report import Report
 from services.gateway.records.spans import note_answer, note_shed
 from services.gateway.request.candidates import Ranking, as_items, best_allowed, choose
-from services.gateway.request.context import UNREAD, Features, Known, Question, question_of, read_known
+from services.gateway.request.context import (
+    UNREAD,
+    FeatureLookup,
+    Features,
+    RequestContext,
+    build_context,
+    look_up_features,
+)
 from services.gateway.request.load_monitor import LoadWatch
 from services.gateway.request.stages import Stages
 from services.gateway.text.rationale import OneSentence
@@ -117,7 +124,7 @@ class Recommend:
         with self._load.working(), stages.measure("features"):
             known = UNREAD if verdict is Verdict.SHED else await self._read(request, deadline)
         with stages.measure("route"):
-            question = question_of(request, caller, deadline, live, known)
+            question = build_context(request, caller, deadline, live, known)
             budget_s = deadline.budget_s(self._clock())
             facts = question.facts(self._llm.view(caller.priority), self._min_history_for_llm, budget_s)
             planned = policy.plan(facts)
@@ -204,12 +211,12 @@ class Recommend:
         self._explanations.offer(told)
         return answer
 
-    async def _read(self, request: RecommendRequest, deadline: Deadline) -> Known:
+    async def _read(self, request: RecommendRequest, deadline: Deadline) -> FeatureLookup:
         """Read what is known of the user, within this stage's share of the deadline."""
         box_s = min(self._feature_timeout_s, _FEATURES_SHARE * deadline.budget_s(self._clock()))
-        return await read_known(self._features, request.user_id, box_s)
+        return await look_up_features(self._features, request.user_id, box_s)
 
-    async def _rank(self, question: Question, planned: Route, stages: Stages) -> "_Ranked":
+    async def _rank(self, question: RequestContext, planned: Route, stages: Stages) -> "_Ranked":
         """Have the planned tier rank, with the student beside the LLM."""
         if planned.tier is Tier.PRECOMPUTED and question.listed is not None:
             return _Ranked(planned, [question.listed])
@@ -234,8 +241,8 @@ class Recommend:
             self._report.both_ranked(llm_ranked[0].indices, student[0].indices, question.num_wanted)
         return _Ranked(route, llm_ranked + student, llm)
 
-    def _ask_student(self, question: Question, stages: Stages) -> list[Ranking]:
-        """Give the student's ranking, or none: a fact for the policy, whatever its runtime broke at."""
+    def _ask_student(self, question: RequestContext, stages: Stages) -> list[Ranking]:
+        """Return the student's ranking, or none: a fact for the policy, whatever its runtime broke at."""
         with stages.measure("student"):
             try:
                 indices, scores = question.live.student.rank(
@@ -246,7 +253,7 @@ class Recommend:
                 return []
         return [Ranking(Tier.STUDENT, indices.tolist(), scores.tolist())]
 
-    async def _explain(self, question: Question, items: tuple[ScoredItem, ...], stages: Stages) -> Explained:
+    async def _explain(self, question: RequestContext, items: tuple[ScoredItem, ...], stages: Stages) -> Explained:
         """Have a sentence written with what is left of the deadline; the items wait for it, and never longer than that."""
         titles = question.live.catalogue.titles
         with stages.measure("explain", SpanKind.CLIENT):
@@ -254,15 +261,15 @@ class Recommend:
             seen, shown = [titles[index] for index in question.history], [item.title for item in items]
             return await self._sentence(seen, shown, box_s)
 
-    def _from_the_top(self, question: Question, best: list[Ranking]) -> Iterator[Ranking]:
-        """Give the rankings in the order in which they fill the answer; popularity is ranked only when it comes to that."""
+    def _from_the_top(self, question: RequestContext, best: list[Ranking]) -> Iterator[Ranking]:
+        """Return the rankings in the order in which they fill the answer; popularity is ranked only when it comes to that."""
         yield from best
         popular = self._popular.ranking(question.live.version, question.live.catalogue)
         num_enough = 2 * question.num_wanted
         yield Ranking(Tier.POPULAR, *best_allowed(popular.order, popular.scores, question.masks.showable, num_enough))
 
 
-def impression_of(question: Question, answer: Recommendation, now_ms: int) -> Impression:
+def impression_of(question: RequestContext, answer: Recommendation, now_ms: int) -> Impression:
     """Describe what is about to be shown, and the history that it was made from."""
     history = question.known.features
     return Impression(
@@ -280,7 +287,7 @@ def impression_of(question: Question, answer: Recommendation, now_ms: int) -> Im
     )
 
 
-def _llm_ranking(question: Question, result: RankResult | None) -> list[Ranking]:
+def _llm_ranking(question: RequestContext, result: RankResult | None) -> list[Ranking]:
     if result is None:
         return []
     return [Ranking.of(Tier.LLM, result.item_ids, result.scores, question.live.catalogue)]

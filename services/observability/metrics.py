@@ -329,7 +329,7 @@ class EngineMetrics:
 
 
 def node_registry(folder: Path) -> CollectorRegistry:
-    """Give a registry over the metrics of all processes that share `folder`; gauges of dead processes are dropped.
+    """Return a registry over the metrics of all processes that share `folder`; gauges of dead processes are dropped.
 
     Reads the folder at each collection. Only for an endpoint that is scraped.
     """
@@ -342,7 +342,7 @@ def node_registry(folder: Path) -> CollectorRegistry:
 
 
 def render_metrics(folder: Path) -> bytes:
-    """Give the metrics of all processes that share `folder`, in Prometheus' text format."""
+    """Return the metrics of all processes that share `folder`, in Prometheus' text format."""
     return generate_latest(node_registry(folder))
 
 

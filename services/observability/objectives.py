@@ -187,7 +187,7 @@ def tally(objective: Objective, sum_of: Callable[[Selector], float]) -> Tally:
 
 
 def seconds_of(duration: str) -> int:
-    """Give the seconds of a duration such as 5m."""
+    """Return the seconds of a duration such as 5m."""
     return int(duration[:-1]) * _SECONDS[duration[-1]]
 
 

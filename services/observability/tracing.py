@@ -131,7 +131,7 @@ def span(
 
 
 def here() -> Place | None:
-    """Give the open span, for others to be put under it later; None where nothing is traced."""
+    """Return the open span, for others to be put under it later; None where nothing is traced."""
     return _current.get()
 
 
@@ -150,7 +150,7 @@ def note_failure(kind: str, *, is_ours: bool) -> None:
 
 
 def trace_headers() -> TraceHeaders:
-    """Give the W3C context of the open span, for a message; empty where nothing is traced."""
+    """Return the W3C context of the open span, for a message; empty where nothing is traced."""
     place = _current.get()
     if place is None:
         return ()
@@ -160,7 +160,7 @@ def trace_headers() -> TraceHeaders:
 
 
 def trace_id() -> str | None:
-    """Give the id of the trace (32 hex digits) that the open span is part of; None where nothing is traced."""
+    """Return the id of the trace (32 hex digits) that the open span is part of; None where nothing is traced."""
     place = _current.get()
     return None if place is None else format_trace_id(place.span.get_span_context().trace_id)
 

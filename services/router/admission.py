@@ -108,7 +108,7 @@ class Admission:
 
 
 def strain_after(strain: float, pressure: float) -> float:
-    """Give the strain after a window in which the least delay was `pressure` times what it may be."""
+    """Return the strain after a window in which the least delay was `pressure` times what it may be."""
     if strain < 1 and pressure > _FAR * _LATE[0]:
         return 1.0
     if strain < MAX_STRAIN and pressure > _LATE[int(strain)]:

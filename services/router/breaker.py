@@ -34,7 +34,7 @@ class Breaker:
         self._trial: int | None = None
 
     def state(self, now_s: float) -> BreakerState:
-        """Give the state at this time."""
+        """Return the state at this time."""
         if self._opened_at_s is None:
             return BreakerState.CLOSED
         waited = now_s - self._opened_at_s >= self._open_s

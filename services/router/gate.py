@@ -49,7 +49,7 @@ class LlmGate:
         self._reported_at_s = float("-inf")
 
     def view(self, now_s: float, priority: Priority) -> LlmView:
-        """Give what is known at this time to a caller of this priority: the last places are kept for those before it."""
+        """Return what is known at this time to a caller of this priority: the last places are kept for those before it."""
         load = self._load(now_s)
         return LlmView(
             breaker_allows=self._breaker.allows(now_s),

@@ -57,13 +57,13 @@ class LatencyPredictor:
         self._observed_at_s = float("-inf")
 
     def predict_s(self, load: float) -> float:
-        """Give a cautious number of seconds for a request that starts with `load` others in the tier."""
+        """Return a cautious number of seconds for a request that starts with `load` others in the tier."""
         if self._moments is None:
             return self._first_s
         return self._moments.line(load) + _ERROR_MARGIN * self._error_s
 
     def trial_s(self, load: float, now_s: float) -> float:
-        """Give the prediction after the decay for lack of news: what one single trial may be judged by."""
+        """Return the prediction after the decay for lack of news: what one single trial may be judged by."""
         if self._moments is None:
             return self._first_s
         half_lives = max(0.0, now_s - self._observed_at_s) / self._patience_s

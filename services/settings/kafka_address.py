@@ -24,7 +24,7 @@ class KafkaAddress:
         return f"SASL_{kind}" if self.username else kind
 
     def client_options(self) -> dict[str, Any]:
-        """Give the arguments by which kafka-python connects. Holds the password. Raises ConfigError for a bad file."""
+        """Return the arguments by which kafka-python connects. Holds the password. Raises ConfigError for a bad file."""
         options: dict[str, Any] = {
             "bootstrap_servers": self.bootstrap,
             "security_protocol": self.security_protocol,

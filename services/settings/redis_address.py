@@ -19,7 +19,7 @@ class RedisAddress:
     tls_ca_file: Path | None = None
 
     def client_options(self) -> dict[str, Any]:
-        """Give the arguments by which redis-py connects. Holds the password. Raises ConfigError for a bad file."""
+        """Return the arguments by which redis-py connects. Holds the password. Raises ConfigError for a bad file."""
         options: dict[str, Any] = {"host": self.host, "port": self.port}
         if self.username:
             options["username"] = self.username

@@ -6,7 +6,7 @@ from services.errors import ConfigError
 
 
 def read_secret(path: Path) -> str:
-    """Give the file's text without the line's end. Raises ConfigError when it is not there or empty."""
+    """Return the file's text without the line's end. Raises ConfigError when it is not there or empty."""
     try:
         secret = path.read_text().rstrip("\r\n")
     except OSError as error:

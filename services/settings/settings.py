@@ -241,13 +241,13 @@ class Settings(BaseSettings):
         )
 
     def as_environment(self) -> dict[str, str]:
-        """Give the variables that make a child process read exactly these settings."""
+        """Return the variables that make a child process read exactly these settings."""
         given = {name: value for name, value in self.model_dump().items() if value is not None}
         return {f"{_PREFIX}{name.upper()}": str(value) for name, value in given.items()}
 
 
 def inherited_environment() -> dict[str, str]:
-    """Give a copy of this process's environment, for a child to start from."""
+    """Return a copy of this process's environment, for a child to start from."""
     return dict(os.environ)
 
 
@@ -307,7 +307,7 @@ def _check_text(settings: Settings) -> None:
 
 
 def with_text(settings: Settings, *, path: str = "", url: str = "") -> Settings:
-    """Give the settings with this writer of text instead of theirs. Raises ConfigError."""
+    """Return the settings with this writer of text instead of theirs. Raises ConfigError."""
     changed = settings.model_copy(update={"text_path": path, "text_url": url})
     _check_text(changed)
     return changed

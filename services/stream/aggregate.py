@@ -45,7 +45,7 @@ class Limits:
 
 
 def history_limits(max_items: int) -> Limits:
-    """Give the limits of served histories: at most `max_items`, cut where prompts are cut; a short row keeps half."""
+    """Return the limits of served histories: at most `max_items`, cut where prompts are cut; a short row keeps half."""
     return Limits(max_items, stride=min(STRIDE_ITEMS, max(1, max_items // 2)))
 
 

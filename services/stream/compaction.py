@@ -17,7 +17,7 @@ MAX_FILES = 64
 
 
 def choose_merge(spans: Sequence[Span]) -> tuple[Span, ...]:
-    """Give the oldest neighbours that are worth merging, smallest tier first; empty when none are. `spans` are in order."""
+    """Return the oldest neighbours that are worth merging, smallest tier first; empty when none are. `spans` are in order."""
     for tier in range(TIERS):
         for run in _runs_below(spans, 4 ** (tier + 1)):
             if merged := _worth(_head(run), 4 ** (tier + 1)):
@@ -39,7 +39,7 @@ def _runs_below(spans: Sequence[Span], size: int) -> Iterator[list[Span]]:
 
 
 def _head(run: list[Span]) -> tuple[Span, ...]:
-    """Give the first of a run that make no more than a full file."""
+    """Return the first of a run that make no more than a full file."""
     head = run[:MAX_FILES]
     while head and Span(head[0].first, head[-1].last).size > FULL_SIZE:
         head.pop()

@@ -33,7 +33,7 @@ def span_of(path: Path) -> Span | None:
 
 
 def current(spans: Iterable[Span]) -> list[Span]:
-    """Give in order the spans that lie in no other: together they hold everything, each event once."""
+    """Return in order the spans that lie in no other: together they hold everything, each event once."""
     kept: list[Span] = []
     for span in sorted(set(spans), key=lambda one: (one.first, -one.last)):
         if not kept or span.last > kept[-1].last:

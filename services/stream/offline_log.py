@@ -53,7 +53,7 @@ class OfflineLog:
         self._last: dict[tuple[str, int], int | None] = {}
 
     def last_offset(self, topic_id: str, partition: int) -> int | None:
-        """Give the offset of the last event that is on disk; None when there is none."""
+        """Return the offset of the last event that is on disk; None when there is none."""
         key = (topic_id, partition)
         if key not in self._last:
             self._last[key] = max((span.last for span in _spans(self._folder(topic_id, partition))), default=None)
@@ -87,7 +87,7 @@ class OfflineLog:
         return 0
 
     def read(self, partition: int, not_before_ms: int = 0) -> Iterator[LoggedInteraction]:
-        """Give a partition's events, each once: topics in the order in which they were begun, offsets rising.
+        """Return a partition's events, each once: topics in the order in which they were begun, offsets rising.
 
         Files that were last written before `not_before_ms` (Unix ms) are left out.
         """

@@ -13,7 +13,7 @@ from services.observability.trace_export import open_tracing
 from services.settings.settings import Settings
 from services.stream.aggregate import history_limits
 from services.stream.offline_log import OfflineLog
-from services.stream.session import LogAddress, LogSession
+from services.stream.partition_consumer import LogAddress, PartitionConsumer
 from services.stream.worker import Interruptions, Pace, StreamWorker
 
 GROUP = "tailrace-stream"
@@ -43,7 +43,7 @@ def run_worker(
     )
     tracing = open_tracing(settings.otlp_endpoint, settings.trace_share, "tailrace-stream")
     worker = StreamWorker(
-        open_session=lambda: LogSession(address, log.last_offset),
+        open_session=lambda: PartitionConsumer(address, log.last_offset),
         writer=FeatureWriter(features),
         log=log,
         limits=history_limits(settings.history_max_items),

@@ -25,9 +25,9 @@ from services.observability.tracing import Attributes, Tracing, span
 from services.stream.aggregate import Limits, Outcome, apply
 from services.stream.decode import DeadLetter, LoggedInteraction, Record, decode
 from services.stream.offline_log import OfflineLog
+from services.stream.partition_consumer import PartitionConsumer
 from services.stream.pending import Pending
 from services.stream.popularity import Popularity
-from services.stream.session import LogSession
 from services.stream.timer import Timer
 
 _POLL_MS = 100
@@ -74,7 +74,7 @@ class StreamWorker:
 
     def __init__(
         self,
-        open_session: Callable[[], LogSession],
+        open_session: Callable[[], PartitionConsumer],
         writer: FeatureWriter,
         log: OfflineLog,
         limits: Limits,
@@ -108,7 +108,7 @@ class StreamWorker:
                 self._beat()
                 stop.wait(self._pace.retry_after_s)
 
-    def _work(self, session: LogSession, stop: threading.Event) -> None:
+    def _work(self, session: PartitionConsumer, stop: threading.Event) -> None:
         _log.info("stream.session_opened", topic_id=session.topic_id, partitions=session.partitions)
         pending = Pending()
         for partition in session.partitions:
@@ -152,14 +152,14 @@ class StreamWorker:
         }
         return self._tracing.joint_entry("process interactions", [one.trace for one in records if one.trace], about)
 
-    def _dead_letter(self, session: LogSession, dead: Sequence[DeadLetter]) -> None:
+    def _dead_letter(self, session: PartitionConsumer, dead: Sequence[DeadLetter]) -> None:
         session.dead_letter(dead)
         self._metrics.dead_lettered.inc(len(dead))
         for letter in dead:
             _log.warning("stream.dead_letter", reason=letter.reason, position=str(letter.record.position))
 
     def _apply_when_possible(
-        self, session: LogSession, events: Sequence[LoggedInteraction], stop: threading.Event
+        self, session: PartitionConsumer, events: Sequence[LoggedInteraction], stop: threading.Event
     ) -> bool:
         """Apply a batch, again and again while the store is away; False when told to stop before that was possible."""
         while events:
@@ -193,7 +193,7 @@ class StreamWorker:
         for user_id, outcome in outcomes.items():
             self._report(outcome, by_user[user_id])
 
-    def _checkpoint(self, session: LogSession, pending: Pending) -> None:
+    def _checkpoint(self, session: PartitionConsumer, pending: Pending) -> None:
         self._save(pending)
         self._at.before_commit()
         session.commit(pending.next_offsets)
@@ -246,7 +246,7 @@ class StreamWorker:
                     waited_ms = max(0, now_ms - event.interaction.accepted_time_ms)  # the door's clock may be ahead
                     self._metrics.visible_seconds.observe(waited_ms / 1_000)
 
-    def _report_lag(self, session: LogSession, in_hand: Sequence[LoggedInteraction]) -> None:
+    def _report_lag(self, session: PartitionConsumer, in_hand: Sequence[LoggedInteraction]) -> None:
         """Tell how many events are not applied yet: those that were not polled, and those that wait for the store."""
         waiting = Counter(event.position.partition for event in in_hand)
         for partition, num_events in session.lag().items():

@@ -34,7 +34,7 @@ class StudentRanker:
             raise BundleCorrupt(f"{path}: not a student ({error})") from error
 
     def rank(self, history: Sequence[int], allowed: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Give at most `k` allowed item indices, best first (ties by index), and their scores (logits).
+        """Return at most `k` allowed item indices, best first (ties by index), and their scores (logits).
 
         `history` holds item indices, oldest first; only the newest `max_items` are looked at, and an empty one ranks what
         most histories begin with. `allowed` is (num_items,) bool; where it leaves fewer than `k`, fewer come back.
@@ -49,7 +49,7 @@ class StudentRanker:
         return best, scores_V[best]
 
     def score(self, history: Sequence[int]) -> np.ndarray:
-        """Give the logits (num_items,) float32 of all items, by item index."""
+        """Return the logits (num_items,) float32 of all items, by item index."""
         newest = np.asarray(history[-self._max_items :], dtype=np.int64)
         rows = np.concatenate(([START_ROW], newest + 1))
         scores_V: np.ndarray = self._session.run(None, {"rows": rows})[0]

@@ -74,7 +74,7 @@ async def ask_until_served(handle, version: str, timeout_s: float = 120.0) -> Ra
 
 
 def replica_pids() -> list[int]:
-    """Give the processes of this test's LLM replicas, by the title that Ray gives them."""
+    """Return the processes of this test's LLM replicas, by the title that Ray gives them."""
     titles = {process.pid: " ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])}
     return [pid for pid, title in titles.items() if f"ServeReplica:{APP}:" in title]
 
@@ -126,7 +126,7 @@ async def test_users_stick_to_a_replica(started, settings) -> None:
     users = [f"user-{index}" for index in range(12)]
 
     def history_of(user: int) -> tuple[str, ...]:
-        """Give each user a history of their own."""
+        """Return each user a history of their own."""
         return tuple(f"i{(user * 7 + place * (user + 2)) % 30}" for place in range(16))
 
     async def ask(user: int) -> RankResult:

@@ -17,7 +17,7 @@ from infra.local.servers.binaries import tansu_command
 from services.errors import ConfigError, DependencyAway
 from services.gateway.events.producer import TopicProducer
 from services.settings.kafka_address import KafkaAddress
-from services.stream.session import LogAddress, LogSession
+from services.stream.partition_consumer import LogAddress, PartitionConsumer
 from tests.support.sasl_broker import SaslBroker
 from tests.support.servers import HOST, Server, free_port, wait_for
 from tests.support.tls_proxy import tls_proxy
@@ -92,7 +92,7 @@ async def send_and_read(address: KafkaAddress) -> list[bytes | None]:
     """Send as the gateway does, read as the worker does."""
     producer = TopicProducer(address, TOPIC, 5.0, 10)
     producer.start()
-    session = await asyncio.to_thread(LogSession, log_address(address), lambda _topic, _partition: None)
+    session = await asyncio.to_thread(PartitionConsumer, log_address(address), lambda _topic, _partition: None)
     await producer.record([(b"u", b"event")])
     records = await asyncio.to_thread(wait_for, lambda: session.poll(100), 20, "the record")
     await asyncio.to_thread(session.close)
@@ -116,7 +116,7 @@ def test_a_broker_that_cannot_prove_itself_is_away(over_tls: KafkaAddress, tmp_p
 
     for stranger in (replace(over_tls, tls_ca_file=tmp_path / "other.pem"), replace(over_tls, tls_ca_file=None)):
         with pytest.raises(DependencyAway):
-            LogSession(log_address(stranger), lambda _topic, _partition: None)
+            PartitionConsumer(log_address(stranger), lambda _topic, _partition: None)
 
 
 async def test_gateway_and_worker_sign_in(signed_in: tuple[KafkaAddress, SaslBroker]) -> None:
@@ -134,7 +134,9 @@ def test_a_wrong_password_is_a_broker_that_is_away(signed_in: tuple[KafkaAddress
     (tmp_path / "wrong").write_text("wrong-password")
 
     with pytest.raises(DependencyAway) as refused:
-        LogSession(log_address(replace(address, password_file=tmp_path / "wrong")), lambda _topic, _partition: None)
+        PartitionConsumer(
+            log_address(replace(address, password_file=tmp_path / "wrong")), lambda _topic, _partition: None
+        )
 
     assert server.num_signed_in == 0
     assert "wrong-password" not in str(refused.value) + repr(refused.value.__cause__)

@@ -12,7 +12,7 @@ from services.errors import DependencyAway
 from services.features.rows import LogPosition
 from services.settings.kafka_address import KafkaAddress
 from services.stream.decode import DeadLetter, Record
-from services.stream.session import LogAddress, LogSession
+from services.stream.partition_consumer import LogAddress, PartitionConsumer
 from tests.support.servers import Server
 
 pytestmark = [
@@ -34,12 +34,12 @@ class GrownTopic:
 
 
 @pytest.fixture
-def session(broker: Server) -> Iterator[LogSession]:
+def session(broker: Server) -> Iterator[PartitionConsumer]:
     """A session on a topic of one partition that nothing was logged of."""
     address = LogAddress(
         KafkaAddress(bootstrap=broker.address), "interactions", DEAD, "group", num_partitions=1, max_poll_records=3
     )
-    session = LogSession(address, lambda _topic, _partition: None)
+    session = PartitionConsumer(address, lambda _topic, _partition: None)
     yield session
     session.close()
     gc.collect()
@@ -64,7 +64,9 @@ def dead_letters(broker: Server, num: int) -> list[tuple[bytes | None, bytes | N
     return found
 
 
-def test_a_record_too_large_for_the_dead_letter_topic_leaves_its_place(session: LogSession, broker: Server) -> None:
+def test_a_record_too_large_for_the_dead_letter_topic_leaves_its_place(
+    session: PartitionConsumer, broker: Server
+) -> None:
     """What was compressed on its way in may be too large to be copied: its headers are, and those behind it come too."""
     session.dead_letter([letter(0, b"u", b"x" * 2_000_000), letter(1, b"u", b"small")])
 
@@ -75,7 +77,7 @@ def test_a_record_too_large_for_the_dead_letter_topic_leaves_its_place(session: 
     assert found[0][2]["reason"] == b"because"
 
 
-def test_a_record_of_nothing_is_a_dead_letter_too(session: LogSession, broker: Server) -> None:
+def test_a_record_of_nothing_is_a_dead_letter_too(session: PartitionConsumer, broker: Server) -> None:
     """A record with neither key nor value, which other clients can send, does not end the worker."""
     session.dead_letter([letter(0, None, None)])
 
@@ -85,7 +87,7 @@ def test_a_record_of_nothing_is_a_dead_letter_too(session: LogSession, broker: S
     assert headers["offset"] == b"0"
 
 
-def test_lag_counts_every_record_of_a_batch(session: LogSession, broker: Server) -> None:
+def test_lag_counts_every_record_of_a_batch(session: PartitionConsumer, broker: Server) -> None:
     """What was fetched and not given yet is behind, also where the broker names the last batch's first record as the end."""
     producer = KafkaProducer(bootstrap_servers=broker.address, linger_ms=50)
     for receipt in [producer.send("interactions", key=b"u", value=b"x") for _ in range(10)]:
@@ -100,7 +102,7 @@ def test_lag_counts_every_record_of_a_batch(session: LogSession, broker: Server)
     assert session.lag() == {0: 10 - given}
 
 
-def test_added_partitions_end_the_session(session: LogSession, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_added_partitions_end_the_session(session: PartitionConsumer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A topic that was given more partitions is opened anew, for the new ones hold events too."""
     session.check_topic()
     monkeypatch.setattr(session, "_admin", GrownTopic(session.topic_id))

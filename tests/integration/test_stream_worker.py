@@ -138,7 +138,7 @@ def many_clicks(num_events: int, num_users: int, seed: int = 0) -> list[Interact
 
 
 def clean_replay(broker: Server, max_items: int = 30) -> dict[str, UserHistory]:
-    """Give the rows that the log means: every record once, one at a time, in the order of each partition."""
+    """Return the rows that the log means: every record once, one at a time, in the order of each partition."""
     rows: dict[str, UserHistory] = {}
     for event in broker_events(broker):
         outcome = apply(rows.get(event.user_id), [event], history_limits(max_items))
@@ -341,7 +341,7 @@ def test_history_served_equals_the_offline_history_as_of_then(rig: Rig) -> None:
 
 
 def replayed_rows(log: OfflineLog) -> dict[str, list[UserHistory]]:
-    """Give each user's rows after every event of the offline log."""
+    """Return each user's rows after every event of the offline log."""
     rows: dict[str, list[UserHistory]] = defaultdict(list)
     for partition in range(4):
         for logged in log.read(partition):

@@ -67,7 +67,7 @@ def text_of(events: list[TextEvent]) -> str:
 
 
 def replica_pids() -> list[int]:
-    """Give the processes of this test's replicas, by the title that Ray gives them."""
+    """Return the processes of this test's replicas, by the title that Ray gives them."""
     titles = {process.pid: " ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])}
     return [pid for pid, title in titles.items() if f"ServeReplica:{APP}:" in title]
 

@@ -4,7 +4,7 @@ from models.decoder.decoder import DecoderConfig
 
 
 def attention_shape(heads: int, kv_heads: int, head_dim: int, layers: int = 2) -> DecoderConfig:
-    """Give the shape of a decoder that is never built."""
+    """Return the shape of a decoder that is never built."""
     return DecoderConfig(
         vocab_size=2,
         hidden_size=4,

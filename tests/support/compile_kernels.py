@@ -61,7 +61,7 @@ def compile_layers(kind: str, dtype: torch.dtype) -> None:
     turns = (torch.zeros(3, HEAD_DIM, dtype=dtype),) * 2
     for norms in (None, HeadNorms(weight_D[:HEAD_DIM], weight_D[:HEAD_DIM])):
         qkv_TX = torch.zeros(3, (HEADS + 2 * GROUPS) * HEAD_DIM, dtype=dtype)
-        kernels.turn_and_store(qkv_TX, turns, norms, 1e-6, cache, 0, torch.zeros(1, dtype=torch.int64))
+        kernels.rope_and_store(qkv_TX, turns, norms, 1e-6, cache, 0, torch.zeros(1, dtype=torch.int64))
 
 
 def compile_attention(kind: str, dtype: torch.dtype, window: Window | None = None) -> None:

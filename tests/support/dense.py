@@ -28,13 +28,13 @@ def seen_by_rows(num_tokens: int, window: Window | None) -> Tensor:
 
 
 def hidden_of(decoder: Decoder, tokens_T: Tensor) -> Tensor:
-    """Give a decoder's hidden states (T, D) over one sequence."""
+    """Return a decoder's hidden states (T, D) over one sequence."""
     attend = partial(dense_attend, window=decoder.config.window)
     with torch.inference_mode():
         return decoder(tokens_T, torch.arange(len(tokens_T)), attend)
 
 
 def logits_of(decoder: Decoder, tokens_T: Tensor) -> Tensor:
-    """Give a decoder's logits (T, V) over one sequence."""
+    """Return a decoder's logits (T, V) over one sequence."""
     with torch.inference_mode():
         return hidden_of(decoder, tokens_T) @ decoder.head_weight_VD.T

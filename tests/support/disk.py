@@ -7,7 +7,7 @@ import pytest
 
 
 def noted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Give the list in which everything is noted from here on: what goes to disk by its name, a renaming as `old -> new`."""
+    """Return the list in which everything is noted from here on: what goes to disk by its name, a renaming as `old -> new`."""
     told: list[str] = []
     fsync, replace = os.fsync, Path.replace
 

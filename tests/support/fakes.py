@@ -19,14 +19,14 @@ class FakeFeatures:
         self.delay_s = 0.0
 
     async def read(self, user_id: str, timeout_s: float) -> UserFeatures:
-        """Give the user's features."""
+        """Return the user's features."""
         await asyncio.sleep(self.delay_s)
         if self.error is not None:
             raise self.error
         return self.users.get(user_id, UserFeatures())
 
     async def read_popular(self, timeout_s: float) -> Sequence[tuple[str, float]]:
-        """Give the popularity windows."""
+        """Return the popularity windows."""
         if self.error is not None:
             raise self.error
         return self.popular
@@ -117,7 +117,7 @@ class FakeShelf:
         self.records.update(records)
 
     async def get(self, request_id: str, timeout_s: float) -> bytes | None:
-        """Give one record."""
+        """Return one record."""
         if self.error is not None:
             raise self.error
         return self.records.get(request_id)

@@ -32,35 +32,35 @@ Thing = dict[str, Any]
 
 @functools.cache
 def rendered_text(folder: Path) -> str:
-    """Give what kubectl makes of a kustomization."""
+    """Return what kubectl makes of a kustomization."""
     done = subprocess.run([kubectl_path(), "kustomize", folder], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def render(overlay: str) -> list[Thing]:
-    """Give an overlay's objects, fresh at each call."""
+    """Return an overlay's objects, fresh at each call."""
     return parse(rendered_text(KUBERNETES / "overlays" / overlay))
 
 
 def parse(text: str) -> list[Thing]:
-    """Give the objects of a rendering."""
+    """Return the objects of a rendering."""
     return list(yaml.load_all(text, yaml.CSafeLoader))
 
 
 def find(things: list[Thing], kind: str, name: str | None = None) -> list[Thing]:
-    """Give the objects of a kind, and of a name."""
+    """Return the objects of a kind, and of a name."""
     return [thing for thing in things if thing["kind"] == kind and name in (None, thing["metadata"]["name"])]
 
 
 def the(things: list[Thing], kind: str, name: str | None = None) -> Thing:
-    """Give the only object of a kind, and of a name."""
+    """Return the only object of a kind, and of a name."""
     (thing,) = find(things, kind, name)
     return thing
 
 
 def complaints(thing: Thing, version: str) -> list[str]:
-    """Give what is wrong with one object; unknown fields are wrong."""
+    """Return what is wrong with one object; unknown fields are wrong."""
     if thing["kind"] in CUSTOM:
         found = _custom_validator(thing["kind"], version).iter_errors(thing)
         return [f"{'.'.join(map(str, error.absolute_path))}: {error.message}" for error in found]
@@ -98,12 +98,12 @@ class Pod:
 
 
 def pods(things: list[Thing]) -> list[Pod]:
-    """Give every kind of pod: of Ray, of StatefulSets and Deployments, of CronJobs."""
+    """Return every kind of pod: of Ray, of StatefulSets and Deployments, of CronJobs."""
     return [Pod(name, template["metadata"]["labels"], template["spec"]) for name, template in _templates(things)]
 
 
 def pod_of(things: list[Thing], name: str) -> Pod:
-    """Give the kind of pod of that name."""
+    """Return the kind of pod of that name."""
     (found,) = [one for one in pods(things) if one.name == name]
     return found
 
@@ -123,7 +123,7 @@ def _templates(things: list[Thing]) -> Iterator[tuple[str, Thing]]:
 
 
 def environment(things: list[Thing], container: Thing) -> dict[str, str]:
-    """Give a container's variables as its process sees them; a field of the pod becomes `0`."""
+    """Return a container's variables as its process sees them; a field of the pod becomes `0`."""
     given: dict[str, str] = {}
     for source in container.get("envFrom", ()):
         given |= the(things, "ConfigMap", source["configMapRef"]["name"])["data"]

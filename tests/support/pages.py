@@ -69,7 +69,7 @@ def fences(page: str) -> list[Fence]:
 
 
 def blocks(page: str) -> list[Block]:
-    """Give the page's ```sh blocks, each with what the ```text block right behind it promises."""
+    """Return the page's ```sh blocks, each with what the ```text block right behind it promises."""
     lines, found, all_fences = page.splitlines(), [], fences(page)
     for fence, following in zip_longest(all_fences, all_fences[1:]):
         if fence.language != "sh":
@@ -84,7 +84,7 @@ def blocks(page: str) -> list[Block]:
 
 
 def missing_lines(expected: tuple[str, ...], output: str) -> list[str]:
-    """Give the expected lines that the output does not have, each looked for behind the one before; `...` is any text."""
+    """Return the expected lines that the output does not have, each looked for behind the one before; `...` is any text."""
     place, missing = 0, []
     for line in expected:
         pattern = r"[^\n]*?".join(r"\s+".join(map(re.escape, part.split())) for part in line.split("..."))
@@ -98,13 +98,13 @@ def missing_lines(expected: tuple[str, ...], output: str) -> list[str]:
 
 
 def links(page: str) -> list[str]:
-    """Give the targets of a page's links, those in code left out."""
+    """Return the targets of a page's links, those in code left out."""
     prose = re.sub(r"`[^`\n]*`", "", _prose(page))
     return [link["target"] for link in _LINK.finditer(prose)]
 
 
 def anchors(page: str) -> set[str]:
-    """Give what a link may point at within a page: headings as GitHub names them, and ids."""
+    """Return what a link may point at within a page: headings as GitHub names them, and ids."""
     names: set[str] = set()
     for line in _prose(page).splitlines():
         names.update(found["id"] for found in _ID.finditer(line))

@@ -38,7 +38,7 @@ class Parrot:
         self.template_variables: frozenset[str] = frozenset()
 
     async def models(self) -> tuple[TextModel, ...]:
-        """Give the one model."""
+        """Return the one model."""
         if self.error is not None:
             raise self.error
         known = self.template_variables

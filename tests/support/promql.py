@@ -30,7 +30,7 @@ _SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"),
 
 
 def exported() -> dict[str, set[str]]:
-    """Give every series name that our processes may export, with its labels."""
+    """Return every series name that our processes may export, with its labels."""
     registry = CollectorRegistry()
     holders = (
         GatewayMetrics(registry),
@@ -49,7 +49,7 @@ def exported() -> dict[str, set[str]]:
 
 
 def bucket_borders() -> dict[str, set[str]]:
-    """Give the `le` values of every histogram by its bucket series' name, as prometheus-client writes them."""
+    """Return the `le` values of every histogram by its bucket series' name, as prometheus-client writes them."""
     registry = CollectorRegistry()
     found: dict[str, set[str]] = {}
     for holder in (GatewayMetrics(registry), StreamMetrics(registry), EngineMetrics(registry)):
@@ -60,18 +60,18 @@ def bucket_borders() -> dict[str, set[str]]:
 
 
 def recorded() -> dict[str, set[str]]:
-    """Give the series that our rules record, with their labels."""
+    """Return the series that our rules record, with their labels."""
     return {rule["record"]: set(rule.get("labels", {})) for rule in all_rules() if "record" in rule}
 
 
 def all_rules() -> list[dict[str, Any]]:
-    """Give every rule of every rule file."""
+    """Return every rule of every rule file."""
     files = [yaml.safe_load(path.read_text()) for path in sorted(RULES.glob("*.yaml"))]
     return [rule for content in files for group in content["groups"] for rule in group["rules"]]
 
 
 def all_targets() -> list[tuple[str, str, str]]:
-    """Give the board, the panel's title and the expression of every query of every dashboard."""
+    """Return the board, the panel's title and the expression of every query of every dashboard."""
     found = []
     for path in sorted(DASHBOARDS.glob("*.json")):
         for panel in json.loads(path.read_text())["panels"]:
@@ -85,7 +85,7 @@ def filled_in(expr: str, interval: str = "1m") -> str:
 
 
 def selectors(expr: str) -> list[tuple[str, dict[str, str]]]:
-    """Give every series name of an expression with the labels and values that it is asked for."""
+    """Return every series name of an expression with the labels and values that it is asked for."""
     return [
         (node.name, {matcher.name: matcher.value for matcher in node.matchers.matchers})
         for node in _nodes(promql_parser.parse(filled_in(expr)))
@@ -94,7 +94,7 @@ def selectors(expr: str) -> list[tuple[str, dict[str, str]]]:
 
 
 def grouped_by(expr: str) -> list[tuple[set[str], list[str]]]:
-    """Give the labels of every `by (...)` of an expression, with the names of the series below it."""
+    """Return the labels of every `by (...)` of an expression, with the names of the series below it."""
     return [
         (set(node.modifier.labels), [name for name, _ in selectors(node.expr.prettify())])
         for node in _nodes(promql_parser.parse(filled_in(expr)))

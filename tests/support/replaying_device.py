@@ -108,7 +108,7 @@ class _NoWaiting(TorchDispatchMode):
 
 
 def _addresses(tree: Any) -> set[int]:
-    """Give where the memory of all tensors begins that is not empty."""
+    """Return where the memory of all tensors begins that is not empty."""
     found = {x.untyped_storage().data_ptr() for x in tree_leaves(tree) if isinstance(x, Tensor)}
     return found - {0}
 

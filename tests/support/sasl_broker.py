@@ -103,7 +103,7 @@ class SaslBroker:
         return f"r={fields['r']}{os.urandom(8).hex()},s={salt},i={_ITERATIONS}"
 
     def _verify(self, bare: str, server_first: str, final: str) -> str | None:
-        """Give the server's own proof when the caller's is right."""
+        """Return the server's own proof when the caller's is right."""
         without_proof, _, proof = final.rpartition(",p=")
         salt = base64.b64decode(server_first.split(",s=")[1].split(",i=", maxsplit=1)[0])
         salted = hashlib.pbkdf2_hmac(self._hash, self._password.encode(), salt, _ITERATIONS)

@@ -42,7 +42,7 @@ def logical_lines(text: str) -> list[str]:
 
 
 def commands(text: str) -> list[Command]:
-    """Give the commands of a block in order; comments, assignments in front and redirections are left out."""
+    """Return the commands of a block in order; comments, assignments in front and redirections are left out."""
     found = []
     for line in logical_lines(text):
         first = line if not _HEREDOC.search(line) else line.splitlines()[0]

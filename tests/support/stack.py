@@ -147,7 +147,7 @@ class Stack:
         return self.sees(user_id, event_time_ms, timeout_s)
 
     def sees(self, user_id: str, event_time_ms: int, timeout_s: float = 20.0) -> dict[str, Any]:
-        """Give the first answer that has seen an event of this time."""
+        """Return the first answer that has seen an event of this time."""
 
         def fresh() -> dict[str, Any] | None:
             answer = self.recommend(user_id)

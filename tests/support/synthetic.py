@@ -43,7 +43,7 @@ def write_ingested(folder: Path, num_users: int = 40, num_items: int = 30, event
 
 
 def histories_from(ingested: Path) -> ReadHistories:
-    """Give a point-in-time join in plain loops: the oracle for the feature store's."""
+    """Return a point-in-time join in plain loops: the oracle for the feature store's."""
     events = pl.read_parquet(ingested / "events.parquet")
 
     def read(rows: pd.DataFrame) -> pd.DataFrame:

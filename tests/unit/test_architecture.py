@@ -63,7 +63,7 @@ def python(script: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 def environment_reads(path: Path) -> Iterator[int]:
-    """Give the lines on which a file touches the process's environment."""
+    """Return the lines on which a file touches the process's environment."""
     for node in ast.walk(ast.parse(path.read_text())):
         is_attribute = isinstance(node, ast.Attribute) and ast.unparse(node) in {
             "os.environ",

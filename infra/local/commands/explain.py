@@ -32,7 +32,7 @@ class Door:
 
 
 def ask(door: Door, request_id: str) -> dict[str, Any]:
-    """Give the door's explanation. Raises NotFound, EnvironmentFault when the door does not answer or refuses, or ConfigError."""
+    """Return the door's explanation. Raises NotFound, EnvironmentFault when the door does not answer or refuses, or ConfigError."""
     headers = {"authorization": f"Bearer {door.key}"} if door.key else {}
     path = f"/v1/explanations/{quote(request_id, safe='')}"
     try:

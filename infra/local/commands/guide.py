@@ -11,7 +11,7 @@ EXAMPLE_USER_ID = "196"
 
 
 def what_is_where(settings: Settings, bundle_version: str) -> str:
-    """Give the addresses and the folders of a running stack."""
+    """Return the addresses and the folders of a running stack."""
     http = rest_address(settings)
     return "\n".join(
         [
@@ -36,12 +36,12 @@ def _text_lines(settings: Settings) -> list[str]:
 
 
 def rest_address(settings: Settings) -> str:
-    """Give the REST door's address as callers use it."""
+    """Return the REST door's address as callers use it."""
     return f"http{'s' if settings.tls_dir else ''}://{settings.http_host}:{settings.http_port}"
 
 
 def rest_call(settings: Settings, user_id: str) -> str:
-    """Give a shell line that asks for recommendations; with keys, the caller's is taken from $TAILRACE_KEY."""
+    """Return a shell line that asks for recommendations; with keys, the caller's is taken from $TAILRACE_KEY."""
     key = """ -H "authorization: Bearer $TAILRACE_KEY\"""" if settings.api_keys_file else ""
     trust = f" --cacert {_authority(settings.tls_dir)}" if settings.tls_dir else ""
     url = f"{rest_address(settings)}/v1/recommendations"
@@ -49,7 +49,7 @@ def rest_call(settings: Settings, user_id: str) -> str:
 
 
 def grpc_call(settings: Settings, user_id: str, python: str) -> str:
-    """Give a shell line that asks over gRPC from Python; `python` is the interpreter of the stack's environment."""
+    """Return a shell line that asks over gRPC from Python; `python` is the interpreter of the stack's environment."""
     address, channel = f"'{settings.grpc_address}'", "insecure_channel({})"
     if settings.tls_dir:
         channel = (

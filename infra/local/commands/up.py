@@ -89,7 +89,7 @@ def local_supervisor(settings: Settings, stack_file: StackFile, report: Callable
 
 
 def part_environment(settings: Settings) -> dict[str, str]:
-    """Give what every part of this stack inherits."""
+    """Return what every part of this stack inherits."""
     return {
         **inherited_environment(),
         **settings.as_environment(),
@@ -99,7 +99,7 @@ def part_environment(settings: Settings) -> dict[str, str]:
 
 
 def with_environment(part: Part, environment: dict[str, str]) -> Part:
-    """Give the part with more variables."""
+    """Return the part with more variables."""
     return replace(part, environment={**part.environment, **environment})
 
 

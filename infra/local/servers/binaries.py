@@ -13,7 +13,7 @@ from services.errors import EnvironmentFault
 
 
 def valkey_command(port: int, data_dir: Path, host: str = "127.0.0.1", access: Path | None = None) -> list[str]:
-    """Give the arguments of a Valkey server that keeps its data as an append-only file below `data_dir`.
+    """Return the arguments of a Valkey server that keeps its data as an append-only file below `data_dir`.
 
     The folder must exist. `access` is a configuration file that says who may sign in, since arguments can be read by all. Raises EnvironmentFault when the server is not installed for this platform.
     """
@@ -31,7 +31,7 @@ def valkey_command(port: int, data_dir: Path, host: str = "127.0.0.1", access: P
 
 
 def tansu_command(port: int, host: str = "127.0.0.1", advertised: str = "") -> list[str]:
-    """Give the arguments of a broker that keeps its topics in memory. It needs no further environment.
+    """Return the arguments of a broker that keeps its topics in memory. It needs no further environment.
 
     `advertised` is the `host:port` that it tells clients to come to, when that is another than its own. Raises
     EnvironmentFault when the broker is not installed for this platform.
@@ -48,7 +48,7 @@ def tansu_command(port: int, host: str = "127.0.0.1", advertised: str = "") -> l
 
 
 def haproxy_command(config: Path) -> list[str]:
-    """Give the arguments of HAProxy with this configuration, in the foreground.
+    """Return the arguments of HAProxy with this configuration, in the foreground.
 
     Raises EnvironmentFault when it is not installed for this platform.
     """

@@ -59,7 +59,7 @@ def ray_logs(state_dir: Path) -> Path:
 
 
 def ray_environment(home: Path, reserved: Collection[int] = ()) -> dict[str, str]:
-    """Give the variables that Ray, Ray Serve and HAProxy read at their start.
+    """Return the variables that Ray, Ray Serve and HAProxy read at their start.
 
     Calls need a token made for this start, because Ray listens on all interfaces and would run anybody's code. Ports
     that the doors do not need are taken from a window that is free now, without those `reserved` for other parts.

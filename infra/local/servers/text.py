@@ -9,7 +9,7 @@ from services.settings.settings import Settings
 
 
 def ready_text(settings: Settings, out: Console) -> Settings:
-    """Give the settings with the folder in place of whatever names it, converting first where needed.
+    """Return the settings with the folder in place of whatever names it, converting first where needed.
 
     Raises CheckpointError or EnvironmentFault. Does nothing where no text is served from here.
     """

@@ -30,7 +30,7 @@ class Duty:
 
 
 def advance(duty: Duty, main: Main) -> Duty:
-    """Give the next state."""
+    """Return the next state."""
     if main is not Main.WELL:
         return Duty(is_on=True, num_well=0)
     num_well = min(duty.num_well + 1, RETURN_LOOKS)

@@ -37,7 +37,7 @@ def end(folder: Path) -> None:
 
 
 def _ask(folder: Path, command: str) -> str | None:
-    """Give the answer of whoever listens in one of the folders, one per Ray that was started here. None: nobody does."""
+    """Return the answer of whoever listens in one of the folders, one per Ray that was started here. None: nobody does."""
     for admin in folder.glob(f"*/{ADMIN_SOCKET}"):
         with suppress(ConnectionRefusedError, FileNotFoundError):  # of a HAProxy that was killed
             return ask(admin.parent, command)

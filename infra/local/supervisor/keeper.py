@@ -21,7 +21,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def keeper_command(parent_pid: int, grace_s: float, command: tuple[str, ...]) -> list[str]:
-    """Give the arguments that run `command` under a keeper, which gives it `grace_s` between SIGTERM and SIGKILL."""
+    """Return the arguments that run `command` under a keeper, which gives it `grace_s` between SIGTERM and SIGKILL."""
     return [sys.executable, "-S", "-E", str(Path(__file__).absolute()), str(parent_pid), str(grace_s), *command]
 
 
@@ -31,7 +31,7 @@ def adopt_orphans() -> None:
 
 
 def children_of(pid: int) -> list[int]:
-    """Give the direct children of a process, or none when it is gone."""
+    """Return the direct children of a process, or none when it is gone."""
     try:
         threads = list(Path(f"/proc/{pid}/task").iterdir())
         return [int(child) for thread in threads for child in (thread / "children").read_text().split()]

@@ -19,7 +19,7 @@ GONE = 0
 
 
 def find_leftovers(state_dir: Path, sessions: frozenset[int] = frozenset()) -> list[psutil.Process]:
-    """Give processes that carry this stack's mark, or are in a session of one that does, or in one of `sessions`.
+    """Return processes that carry this stack's mark, or are in a session of one that does, or in one of `sessions`.
 
     Processes of other users are not ours to see.
     """

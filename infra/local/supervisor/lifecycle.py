@@ -64,7 +64,7 @@ def backoff_s(num_failures: int) -> float:
 
 
 def advance(state: PartState, seen: Seen, now_s: float, patience: Patience) -> tuple[PartState, Command | None]:
-    """Give the next state, and what to do to get there."""
+    """Return the next state, and what to do to get there."""
     if state.phase is Phase.WAITING:
         return (_enter(state, Phase.STARTING, now_s), Command.SPAWN) if seen.needs_met else (state, None)
     if state.phase is Phase.BACKING_OFF:

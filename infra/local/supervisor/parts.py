@@ -182,7 +182,7 @@ def _check_apart(ports: list[Port]) -> None:
 
 
 def metrics_environment(settings: Settings) -> dict[str, str]:
-    """Give what makes a process share its metrics; prometheus-client reads it at import."""
+    """Return what makes a process share its metrics; prometheus-client reads it at import."""
     return {"PROMETHEUS_MULTIPROC_DIR": str(settings.metrics_dir)}
 
 

@@ -58,13 +58,13 @@ class StackFile:
         self.write(StackRecord(supervisor_pid=os.getpid(), stage="starting"))
 
     def taken(self) -> EnvironmentFault:
-        """Give the error for a second stack in this folder."""
+        """Return the error for a second stack in this folder."""
         return EnvironmentFault(
             f"a stack runs already from {self._run_dir.parent}; `tailrace down` stops it, TAILRACE_STATE_DIR names another"
         )
 
     def release(self) -> None:
-        """Give the folder up, if it is ours."""
+        """Return the folder up, if it is ours."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -87,7 +87,7 @@ class StackFile:
         scratch.replace(self._path)
 
     def read(self) -> StackRecord | None:
-        """Give the record, or None when nothing was ever started here or a crash of the machine left half of one."""
+        """Return the record, or None when nothing was ever started here or a crash of the machine left half of one."""
         try:
             fields: dict[str, Any] = json.loads(self._path.read_text())
         except (FileNotFoundError, json.JSONDecodeError):

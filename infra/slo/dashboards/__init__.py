@@ -8,7 +8,7 @@ from services.observability.objectives import Objectives
 
 
 def all_boards(promised: Objectives) -> tuple[Board, ...]:
-    """Give every dashboard."""
+    """Return every dashboard."""
     return (
         overview.BOARD,
         objectives.board(promised),
@@ -21,5 +21,5 @@ def all_boards(promised: Objectives) -> tuple[Board, ...]:
 
 
 def all_dashboards(promised: Objectives) -> dict[str, dict[str, Any]]:
-    """Give every dashboard's JSON by its name."""
+    """Return every dashboard's JSON by its name."""
     return {board.name: render(board) for board in all_boards(promised)}

@@ -66,7 +66,7 @@ class Board:
 
 
 def render(board: Board) -> dict[str, Any]:
-    """Give the dashboard's JSON."""
+    """Return the dashboard's JSON."""
     made = (
         dashboard.Dashboard(f"Tailrace: {board.title}")
         .uid(f"tailrace-{board.name}")

@@ -6,7 +6,7 @@ from services.observability.objectives import Objective, Objectives
 
 
 def board(promised: Objectives) -> Board:
-    """Give the dashboard of these objectives."""
+    """Return the dashboard of these objectives."""
     return Board(
         name="objectives",
         title="objectives",

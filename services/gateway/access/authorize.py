@@ -24,7 +24,7 @@ class Access(Protocol):
     """What a door asks before it does anything else."""
 
     def authorize(self, headers: Mapping[str, str], scope: Scope) -> Caller:
-        """Give the caller, and count the call. Raises Unauthenticated, NotAllowed or QuotaExceeded. Does not block."""
+        """Return the caller, and count the call. Raises Unauthenticated, NotAllowed or QuotaExceeded. Does not block."""
         ...
 
 
@@ -35,7 +35,7 @@ class OpenAccess:
         self._caller = caller
 
     def authorize(self, _headers: Mapping[str, str], _scope: Scope) -> Caller:
-        """Give the one caller that there is."""
+        """Return the one caller that there is."""
         return self._caller
 
 
@@ -43,7 +43,7 @@ class Keys(Protocol):
     """The valid keys."""
 
     def find(self, key: str, now_unix_s: float) -> Holder | None:
-        """Give whose key this is; None for one that is unknown or has expired."""
+        """Return whose key this is; None for one that is unknown or has expired."""
         ...
 
 
@@ -76,7 +76,7 @@ class KeyedAccess:
 
 
 def key_from(headers: Mapping[str, str]) -> str:
-    """Give the key that was sent as `authorization: Bearer KEY` or, without that header, as `x-api-key: KEY`.
+    """Return the key that was sent as `authorization: Bearer KEY` or, without that header, as `x-api-key: KEY`.
 
     Empty when there is none: that is no key either, and is refused like any other wrong one.
     """

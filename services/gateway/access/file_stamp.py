@@ -7,7 +7,7 @@ Stamp = tuple[int, int, int]
 
 
 def stamp_of(path: Path) -> Stamp | None:
-    """Give a file's stamp, links followed; None while there is none."""
+    """Return a file's stamp, links followed; None while there is none."""
     try:
         seen = path.stat()
     except OSError:

@@ -57,7 +57,7 @@ class KeyRing:
         self._following = Repeating(lambda: asyncio.to_thread(self.refresh), POLL_S)
 
     def find(self, key: str, now_unix_s: float) -> Holder | None:
-        """Give whose key this is; None for one that is unknown or has expired."""
+        """Return whose key this is; None for one that is unknown or has expired."""
         digest = digest_of(key)
         entry = self._entries.get(digest[:_INDEX_BYTES], _NO_ENTRY)
         is_it = hmac.compare_digest(entry.digest, digest)
@@ -90,7 +90,7 @@ class KeyRing:
 
 
 def holder_of(key: StoredKey, max_k: int, num_processes: int) -> Holder:
-    """Give what a door needs of a stored key."""
+    """Return what a door needs of a stored key."""
     caller = Caller(key_id=key.id, scopes=key.scopes, priority=key.priority, max_k=min(max_k, key.max_k or max_k))
     burst = key.burst or max(1.0, key.rate_per_s or 1.0)
     allowance = Allowance(rate_per_s=key.rate_per_s, burst=burst, daily_quota=key.daily_quota)

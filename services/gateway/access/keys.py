@@ -43,7 +43,7 @@ class StoredHash(_Stored):
     expires_at: AwareDatetime | None = None
 
     def expires_unix_s(self) -> float:
-        """Give the end in Unix seconds; infinity when there is none."""
+        """Return the end in Unix seconds; infinity when there is none."""
         return float("inf") if self.expires_at is None else self.expires_at.timestamp()
 
 
@@ -96,7 +96,7 @@ class KeysFile(_Stored):
         return self
 
     def find(self, key_id: str) -> StoredKey | None:
-        """Give the key of this id, if there is one."""
+        """Return the key of this id, if there is one."""
         return next((key for key in self.keys if key.id == key_id), None)
 
     def with_new(self, key: StoredKey) -> "KeysFile":
@@ -143,12 +143,12 @@ def make_key() -> str:
 
 
 def digest_of(key: str) -> bytes:
-    """Give a key's hash."""
+    """Return a key's hash."""
     return hashlib.sha256(key.encode(errors="surrogateescape")).digest()
 
 
 def hash_of(key: str) -> str:
-    """Give a key's hash as it stands in the file."""
+    """Return a key's hash as it stands in the file."""
     return digest_of(key).hex()
 
 

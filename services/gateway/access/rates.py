@@ -22,7 +22,7 @@ class Allowance:
     daily_quota: int | None = None
 
     def shared_by(self, num_processes: int) -> "Allowance":
-        """Give each process's part; a burst stays at least one call, and a quota is rounded up."""
+        """Return each process's part; a burst stays at least one call, and a quota is rounded up."""
         rate, quota = self.rate_per_s, self.daily_quota
         return Allowance(
             rate_per_s=None if rate is None else rate / num_processes,
@@ -65,7 +65,7 @@ class Rates:
 
 
 def _refilled(used: _Used, allowance: Allowance, now_s: float) -> float:
-    """Give the tokens in the bucket now; a full one when there is no rate."""
+    """Return the tokens in the bucket now; a full one when there is no rate."""
     if allowance.rate_per_s is None:
         return allowance.burst
     return min(allowance.burst, used.tokens + max(0.0, now_s - used.at_s) * allowance.rate_per_s)

@@ -66,7 +66,7 @@ class ErrorAnswer:
 
 
 def describe(error: Exception) -> ErrorAnswer:
-    """Give the caller's view of an error."""
+    """Return the caller's view of an error."""
     match error:
         case InvalidRequest():
             return ErrorAnswer(

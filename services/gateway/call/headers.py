@@ -37,7 +37,7 @@ class Call:
 
 
 def request_id_from(headers: Mapping[str, str]) -> str:
-    """Give the caller's request id, or a new one. Raises InvalidRequest. Header names are lower case."""
+    """Return the caller's request id, or a new one. Raises InvalidRequest. Header names are lower case."""
     request_id = headers.get(REQUEST_ID)
     if request_id is None:
         return new_request_id()
@@ -46,7 +46,7 @@ def request_id_from(headers: Mapping[str, str]) -> str:
 
 
 def deadline_ms_from(headers: Mapping[str, str]) -> int | None:
-    """Give the caller's deadline in milliseconds from arrival, if one is named. Raises InvalidRequest."""
+    """Return the caller's deadline in milliseconds from arrival, if one is named. Raises InvalidRequest."""
     text = headers.get(DEADLINE_MS)
     if text is None:
         return None

@@ -37,7 +37,7 @@ class Counts:
     span_s: float = 0.0
 
     def since(self, earlier: "Counts") -> "Counts":
-        """Give what was counted after `earlier`. A counter that fell was started anew and counts from zero."""
+        """Return what was counted after `earlier`. A counter that fell was started anew and counts from zero."""
         grown = {series: _growth(earlier.values.get(series, 0.0), value) for series, value in self.values.items()}
         return Counts(self.at_s, grown, self.at_s - earlier.at_s)
 
@@ -54,7 +54,7 @@ class Counts:
         return dict(sums)
 
     def buckets(self, name: str, **labels: str) -> Buckets:
-        """Give a histogram, summed over all its series with these labels."""
+        """Return a histogram, summed over all its series with these labels."""
         sums = self.by_label(f"{name}_bucket", "le", **labels)
         return sorted((float(bound), value) for bound, value in sums.items())
 
@@ -71,7 +71,7 @@ def counts_of(families: Iterable[Any], kept: Kept, at_s: float) -> Counts:
 
 
 def quantile_s(buckets: Buckets, share: float) -> float | None:
-    """Give the value (seconds) below which this share of a histogram lies; None when it is empty.
+    """Return the value (seconds) below which this share of a histogram lies; None when it is empty.
 
     What lies beyond the last finite bound counts as that bound.
     """

@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 from services.contracts.access import Scope
 from services.errors import InvalidRequest
 from services.gateway.call.headers import Call
-from services.gateway.console.desk import Desk
+from services.gateway.console.service import ConsoleService
 from services.gateway.console.static import HEADERS, INDEX, load_page
 from services.gateway.rest.answers import guarded, json_response, no_route
 from services.gateway.rest.body import read_body
@@ -30,7 +30,7 @@ _MAX_BODY_BYTES = 1_024
 _STATES = {"off": True, "on": False}
 
 
-def add_console(app: FastAPI, desk: Desk) -> None:
+def add_console(app: FastAPI, desk: ConsoleService) -> None:
     """Add the page and its API to the REST door's app."""
     door = _ConsoleDoor(desk)
     for method, path, endpoint in (
@@ -48,7 +48,7 @@ def add_console(app: FastAPI, desk: Desk) -> None:
 class _ConsoleDoor:
     """The endpoints."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: ConsoleService) -> None:
         self._desk = desk
         self._page = load_page()
 

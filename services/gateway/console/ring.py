@@ -31,12 +31,12 @@ class Ring:
             self._coarse.popleft()
 
     def window(self, length_s: float) -> Counts | None:
-        """Give what was counted in the last `length_s` seconds, or in fewer when there are fewer. None before two samples."""
+        """Return what was counted in the last `length_s` seconds, or in fewer when there are fewer. None before two samples."""
         inside = self._last(length_s)
         return inside[-1].since(inside[0]) if len(inside) > 1 else None
 
     def steps(self, length_s: float) -> Iterator[Counts]:
-        """Give what was counted between each two neighbours of the last `length_s` seconds, oldest first."""
+        """Return what was counted between each two neighbours of the last `length_s` seconds, oldest first."""
         inside = self._last(length_s)
         for before, after in pairwise(inside):
             yield after.since(before)

@@ -42,7 +42,7 @@ class StaticFile:
     etag: str
 
     def answer(self, if_none_match: str | None) -> Response:
-        """Give the file, or 304 when the caller has this very version."""
+        """Return the file, or 304 when the caller has this very version."""
         headers = {**HEADERS, "etag": self.etag}
         known = {tag.strip().removeprefix("W/") for tag in (if_none_match or "").split(",")}
         if self.etag in known:

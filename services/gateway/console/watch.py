@@ -39,7 +39,7 @@ class Watch:
         self._sampling = Repeating(self._sample_if_due, _TICK_S, at_once=True)
 
     def look(self) -> Ring:
-        """Give the samples, and remember that somebody looks."""
+        """Return the samples, and remember that somebody looks."""
         self._looked_s = self._clock()
         return self.ring
 

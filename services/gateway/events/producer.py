@@ -212,7 +212,7 @@ class _Acks:
 def _listens(bootstrap: str) -> bool:
     """Whether any of the brokers (`host:port,host:port`) takes a connection.
 
-    Asked before a client is made, since a client that finds no broker leaves five open descriptors to the collector.
+    Called before a client is made, since a client that finds no broker leaves five open descriptors to the collector.
     """
     for address in bootstrap.split(","):
         host, _, port = address.strip().rpartition(":")

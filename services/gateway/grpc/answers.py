@@ -100,7 +100,7 @@ async def guarded(
 
 
 def _trailers(answer: ErrorAnswer) -> list[tuple[str, str | bytes]]:
-    """Give the error's details for machines: the field and its fix, and when to come back."""
+    """Return the error's details for machines: the field and its fix, and when to come back."""
     status = status_pb2.Status(code=STATUS[answer.kind].value[0], message=answer.sentence)
     if answer.field is not None:
         violation = error_details_pb2.BadRequest.FieldViolation(

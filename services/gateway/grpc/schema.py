@@ -63,7 +63,7 @@ def format_recommendation(answer: Recommendation) -> pb.RecommendResponse:
 
 
 def _draft(event: pb.Interaction) -> Draft:
-    """Give the fields that were set; proto3 cannot tell an empty string from an absent one."""
+    """Return the fields that were set; proto3 cannot tell an empty string from an absent one."""
     fields: dict[str, Any] = {field.name: value for field, value in event.ListFields()}
     return fields
 

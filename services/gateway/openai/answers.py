@@ -37,19 +37,19 @@ class Shape(Protocol):
     """How one route tells its answers."""
 
     def opening(self, num_choices: int) -> Iterator[Plain]:
-        """Give the chunks before any text."""
+        """Return the chunks before any text."""
         ...
 
     def chunk(self, piece: TextPiece) -> Plain:
-        """Give the chunk for one piece."""
+        """Return the chunk for one piece."""
         ...
 
     def whole(self, choices: list[Choice], usage: Plain) -> Plain:
-        """Give the whole answer."""
+        """Return the whole answer."""
         ...
 
     def usage_chunk(self, usage: Plain) -> Plain:
-        """Give the last chunk, which has no choice."""
+        """Return the last chunk, which has no choice."""
         ...
 
 
@@ -63,7 +63,7 @@ class Head:
     num_logprobs: int | None
 
     def plain(self, prefix: str, kind: str) -> Plain:
-        """Give the fields before `choices`."""
+        """Return the fields before `choices`."""
         made = {"id": f"{prefix}-{self.request_id}", "object": kind, "created": self.created_unix_s}
         return {**made, "model": self.model, "system_fingerprint": None}
 
@@ -77,7 +77,7 @@ class CompletionShape:
         self._echoes = echoes
 
     def opening(self, num_choices: int) -> Iterator[Plain]:
-        """Give the prompts again, where that was asked."""
+        """Return the prompts again, where that was asked."""
         for index in range(num_choices):
             if echo := self._echoes.get(index):
                 yield self.chunk(TextPiece(index=index, text=echo, num_tokens=0))

@@ -14,14 +14,14 @@ from services.contracts.access import Scope
 from services.errors import InvalidRequest, NotFound
 from services.gateway.call.headers import DEADLINE_MS, Call, deadline_ms_from
 from services.gateway.call.spans import traced_http
-from services.gateway.openai.asked import Asking
+from services.gateway.openai.call import Asking
 from services.gateway.openai.errors import envelope
 from services.gateway.openai.listing import list_models
 from services.gateway.openai.openapi import doc_of
 from services.gateway.openai.ranked import RankedChoices
+from services.gateway.openai.responder import CompletionResponder
 from services.gateway.openai.routes import ROUTES, Route, head_of, writer_of
 from services.gateway.openai.schema import MAX_TEXT_DEADLINE_MS
-from services.gateway.openai.telling import Telling
 from services.gateway.request.data_plane import DataPlane
 from services.gateway.rest.answers import guarded, json_response
 from services.gateway.rest.body import read_body
@@ -106,7 +106,7 @@ class _OpenAiDoor:
                 arrived_s=arrived_s,
                 deadline_ms=deadline_ms,
             )
-            telling = Telling(
+            telling = CompletionResponder(
                 route=route.name,
                 request_id=call.request_id,
                 asked=asked,

@@ -24,7 +24,7 @@ CONTEXT_TOO_LONG = "context_length_exceeded"
 
 
 def plain_error(answer: ErrorAnswer) -> Plain:
-    """Give the envelope. The message says the fix, since the envelope has no place for it."""
+    """Return the envelope. The message says the fix, since the envelope has no place for it."""
     kind, code = _WORDS[answer.kind]
     return error_body(answer.sentence, kind, CONTEXT_TOO_LONG if answer.is_context_too_long else code, answer.field)
 
@@ -35,6 +35,6 @@ def error_body(message: str, kind: str, code: str, field: str | None = None) -> 
 
 
 def envelope(answer: ErrorAnswer, _request_id: str) -> Response:
-    """Give the answer to a request that failed before its first byte went out."""
+    """Return the answer to a request that failed before its first byte went out."""
     status = 400 if answer.kind is ErrorKind.INVALID_REQUEST else STATUS[answer.kind]
     return json_response(plain_error(answer), status, headers_of(answer))

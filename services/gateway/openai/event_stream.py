@@ -12,7 +12,7 @@ from typing import Any
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from services.gateway.openai.presence import Source, end, gone
+from services.gateway.openai.disconnect import Source, end, gone
 
 DONE = "data: [DONE]\n\n"
 _COMMENT: Message = {"type": "http.response.body", "body": b": keep-alive\n\n", "more_body": True}

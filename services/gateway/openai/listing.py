@@ -3,12 +3,12 @@
 from datetime import datetime
 
 from services.gateway.openai.answers import Plain
-from services.gateway.openai.asked import RECOMMENDER
+from services.gateway.openai.call import RECOMMENDER
 from services.gateway.request.data_plane import DataPlane
 
 
 async def list_models(plane: DataPlane) -> list[Plain]:
-    """Give what can be asked for now. Raises DependencyAway when the text writer does not answer."""
+    """Return what can be asked for now. Raises DependencyAway when the text writer does not answer."""
     texts = () if plane.text is None else await plane.text.models()
     listed = [
         _model(one.name, one.created_unix_s, max_model_len=one.max_context_tokens)
@@ -26,7 +26,7 @@ def _model(name: str, created_unix_s: int, **more: object) -> Plain:
 
 
 def _created_unix_s(version: str) -> int:
-    """Give when the bundle was made, as its version tells (20261121T054446Z-...); 0 when it does not."""
+    """Return when the bundle was made, as its version tells (20261121T054446Z-...); 0 when it does not."""
     try:
         return int(datetime.strptime(version.partition("-")[0], "%Y%m%dT%H%M%S%z").timestamp())
     except ValueError:

@@ -9,7 +9,7 @@ Logprobs = Sequence[TokenLogprob]
 
 
 def completion_logprobs(tokens: Logprobs, num_top: int) -> dict[str, Any]:
-    """Give the completions form. The chosen token is always among the most probable ones, as one more where it is not."""
+    """Return the completions form. The chosen token is always among the most probable ones, as one more where it is not."""
     return {
         "tokens": [token.token for token in tokens],
         "token_logprobs": [token.logprob for token in tokens],
@@ -19,13 +19,13 @@ def completion_logprobs(tokens: Logprobs, num_top: int) -> dict[str, Any]:
 
 
 def chat_logprobs(tokens: Logprobs) -> dict[str, Any]:
-    """Give the chat form."""
+    """Return the chat form."""
     content = [{**_token(token), "top_logprobs": [_token(top) for top in token.top]} for token in tokens]
     return {"content": content, "refusal": None}
 
 
 def _by_token(token: TokenLogprob) -> dict[str, float]:
-    """Give the logprobs at a token's place. Of tokens that look alike, being parts of characters, the chosen or the best counts."""
+    """Return the logprobs at a token's place. Of tokens that look alike, being parts of characters, the chosen or the best counts."""
     by_token: dict[str, float] = {}
     for top in token.top:
         by_token.setdefault(top.token, top.logprob)

@@ -44,7 +44,7 @@ _HEADERS = [
 
 
 def doc_of(path: str) -> dict[str, Any]:
-    """Give the arguments by which FastAPI documents the route at this path."""
+    """Return the arguments by which FastAPI documents the route at this path."""
     match path:
         case "/v1/completions":
             example = {"model": "tailrace-recommender", "prompt": "50 181 258", "n": 3}

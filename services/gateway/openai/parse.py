@@ -9,7 +9,7 @@ from typing import Any
 
 from services.contracts.text import ChatMessage, TextRequest
 from services.errors import InvalidRequest
-from services.gateway.openai.asked import RECOMMENDER, Asked, Asking
+from services.gateway.openai.call import RECOMMENDER, Asking, CompletionCall
 from services.gateway.openai.prompts import messages_of, prompts_of, variables_of
 from services.gateway.openai.refusals import parse_body
 from services.gateway.openai.sampling import is_schema_strict, json_schema_of, max_tokens_of, n_of, sampling_of
@@ -17,7 +17,7 @@ from services.gateway.openai.schema import ChatBody, CompletionBody
 from services.observability.tracing import trace_headers
 
 
-def parse_completion(body: bytes, asking: Asking) -> Asked:
+def parse_completion(body: bytes, asking: Asking) -> CompletionCall:
     """Read a body of /v1/completions. Raises InvalidRequest naming the field."""
     asked = parse_body(CompletionBody, body)
     prompts = prompts_of(asked)
@@ -27,7 +27,7 @@ def parse_completion(body: bytes, asking: Asking) -> Asked:
     return _told_as(asked, tuple(requests), echoes=tuple(str(prompt) for prompt in prompts) if asked.echo else ())
 
 
-def parse_chat(body: bytes, asking: Asking) -> Asked:
+def parse_chat(body: bytes, asking: Asking) -> CompletionCall:
     """Read a body of /v1/chat/completions. Raises InvalidRequest naming the field."""
     asked = parse_body(ChatBody, body)
     if asked.model == RECOMMENDER:
@@ -41,8 +41,8 @@ def parse_chat(body: bytes, asking: Asking) -> Asked:
 
 def _told_as(
     asked: CompletionBody | ChatBody, requests: tuple[TextRequest, ...], echoes: tuple[str, ...] = ()
-) -> Asked:
-    return Asked(
+) -> CompletionCall:
+    return CompletionCall(
         requests=requests,
         stream=asked.stream,
         include_usage=asked.stream_options.include_usage,

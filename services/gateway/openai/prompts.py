@@ -10,7 +10,7 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 
 
 def prompts_of(asked: CompletionBody) -> list[str | tuple[int, ...]]:
-    """Give each prompt. A list of numbers is one prompt of token ids. Raises InvalidRequest for none."""
+    """Return each prompt. A list of numbers is one prompt of token ids. Raises InvalidRequest for none."""
     sent = asked.prompt
     if isinstance(sent, str):
         return [sent]
@@ -23,7 +23,7 @@ def prompts_of(asked: CompletionBody) -> list[str | tuple[int, ...]]:
 
 
 def messages_of(asked: ChatBody) -> tuple[ChatMessage, ...]:
-    """Give each turn as text. Raises InvalidRequest naming the turn."""
+    """Return each turn as text. Raises InvalidRequest naming the turn."""
     return tuple(
         ChatMessage(role=_role(turn.role, place), content=_content(turn.content, place))
         for place, turn in enumerate(asked.messages)
@@ -31,7 +31,7 @@ def messages_of(asked: ChatBody) -> tuple[ChatMessage, ...]:
 
 
 def variables_of(asked: ChatBody) -> dict[str, Any]:
-    """Give what the chat template is told beside the turns. Raises InvalidRequest for what is not the caller's to tell."""
+    """Return what the chat template is told beside the turns. Raises InvalidRequest for what is not the caller's to tell."""
     if ours := next((name for name in asked.chat_template_kwargs if name in TEMPLATE_NAMES), None):
         raise InvalidRequest(f"chat_template_kwargs.{ours}", "set by the door itself", "leave it out")
     return asked.chat_template_kwargs
@@ -44,7 +44,7 @@ def _role(role: str, place: int) -> str:
 
 
 def _content(content: str | list[TextPartBody], place: int) -> str:
-    """Give a message's text; parts are put together as they are."""
+    """Return a message's text; parts are put together as they are."""
     if isinstance(content, str):
         return content
     for number, part in enumerate(content):

@@ -67,7 +67,7 @@ class RemoteWriter:
         await self._http.aclose()
 
     async def models(self) -> tuple[TextModel, ...]:
-        """Give what the server lists, as far as it is offered here. Raises DependencyAway."""
+        """Return what the server lists, as far as it is offered here. Raises DependencyAway."""
         with _away():
             answer = await self._http.get("/models", headers=self._headers())
             if answer.status_code != httpx.codes.OK:

@@ -26,7 +26,7 @@ _SAMPLING = (
 
 
 def body_of(request: TextRequest) -> Plain:
-    """Give the body."""
+    """Return the body."""
     body: Plain = {"model": request.model, "stream": True, "stream_options": {"include_usage": True}}
     sampling = request.sampling
     body |= {name: getattr(sampling, name) for name in _SAMPLING if _is_said(request, name)}
@@ -47,7 +47,7 @@ def _is_said(request: TextRequest, name: str) -> bool:
 
 
 def _asked(request: TextRequest) -> Plain:
-    """Give what differs between the two routes: the prompt, and how logprobs are asked for."""
+    """Return what differs between the two routes: the prompt, and how logprobs are asked for."""
     num_top = request.sampling.num_logprobs
     if request.messages:
         turns = [{"role": turn.role, "content": turn.content} for turn in request.messages]

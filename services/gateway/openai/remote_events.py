@@ -18,7 +18,7 @@ _END_S = 0.5
 
 
 async def data_of(answer: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Give the data of each event up to the end, and read on to the answer's end. Raises DependencyAway when the end never came."""
+    """Return the data of each event up to the end, and read on to the answer's end. Raises DependencyAway when the end never came."""
     async for line in _lines_of(answer):
         if line.startswith(_DATA):
             data = line[len(_DATA) :].strip()

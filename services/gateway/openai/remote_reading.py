@@ -32,7 +32,7 @@ class Reading:
         self._num_characters: Counter[int] = Counter()
 
     def events_of(self, data: bytes) -> Iterator[TextEvent]:
-        """Give the pieces of one chunk, and before all of them that the text began: an error may be the first chunk.
+        """Return the pieces of one chunk, and before all of them that the text began: an error may be the first chunk.
 
         Raises what an error event says, and for nonsense what reading nonsense raises.
         """
@@ -53,7 +53,7 @@ class Reading:
                 yield piece
 
     def done(self) -> TextDone:
-        """Give the end. Raises DependencyAway when the server ended before every choice did."""
+        """Return the end. Raises DependencyAway when the server ended before every choice did."""
         if self._open:
             raise away("it ended before every choice did")
         return self._told or self._counted

@@ -37,7 +37,7 @@ def away(why: str, retry_after_s: float = _AWAY_S) -> DependencyAway:
 
 
 def refusal_of(status: int, headers: Mapping[str, str], body: bytes) -> TailraceError:
-    """Give the error that a status other than 200 means to our caller. Our own key's refusal is our operator's matter."""
+    """Return the error that a status other than 200 means to our caller. Our own key's refusal is our operator's matter."""
     try:
         told = pydantic_core.from_json(body)
     except ValueError:
@@ -47,7 +47,7 @@ def refusal_of(status: int, headers: Mapping[str, str], body: bytes) -> Tailrace
 
 
 def refusal_in(event: Any) -> TailraceError:
-    """Give the error that an error event means; its code is a status where the server is vLLM."""
+    """Return the error that an error event means; its code is a status where the server is vLLM."""
     told = event if isinstance(event, dict) else {}
     code, kind = told.get("code"), str(told.get("type"))
     return _error_of(code if isinstance(code, int) else _STATUS_OF_TYPE.get(kind, _UNKNOWN), event, _AWAY_S)

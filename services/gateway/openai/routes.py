@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from services.errors import NotFound
 from services.gateway.openai.answers import ChatShape, CompletionShape, Head, Shape
-from services.gateway.openai.asked import RECOMMENDER, Asked, Asking
+from services.gateway.openai.call import RECOMMENDER, Asking, CompletionCall
+from services.gateway.openai.generate import Write
 from services.gateway.openai.parse import parse_chat, parse_completion
 from services.gateway.openai.ranked import RankedChoices
-from services.gateway.openai.writing import Write
 from services.gateway.request.data_plane import DataPlane
 from services.gateway.text.metrics import CHAT, COMPLETIONS
 
-Parse = Callable[[bytes, Asking], Asked]
+Parse = Callable[[bytes, Asking], CompletionCall]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Route:
     name: str
     path: str
     parse: Parse
-    shape: Callable[[Head, Asked], Shape]
+    shape: Callable[[Head, CompletionCall], Shape]
 
 
 ROUTES = {
@@ -32,8 +32,8 @@ ROUTES = {
 }
 
 
-def head_of(asked: Asked, request_id: str) -> Head:
-    """Give what every chunk of the answer says."""
+def head_of(asked: CompletionCall, request_id: str) -> Head:
+    """Return what every chunk of the answer says."""
     return Head(
         request_id=request_id,
         created_unix_s=int(time.time()),
@@ -42,7 +42,7 @@ def head_of(asked: Asked, request_id: str) -> Head:
     )
 
 
-def writer_of(plane: DataPlane, ranked: RankedChoices, asked: Asked, route: str) -> Write:
+def writer_of(plane: DataPlane, ranked: RankedChoices, asked: CompletionCall, route: str) -> Write:
     """Choose who writes. Raises NotFound, InvalidRequest for too many choices, or NotAllowed for the recommender."""
     if asked.model == RECOMMENDER:
         ranked.check()
@@ -56,9 +56,9 @@ def writer_of(plane: DataPlane, ranked: RankedChoices, asked: Asked, route: str)
     return lambda request: tier.write(request, route)
 
 
-def _echoes(asked: Asked) -> dict[int, str]:
+def _echoes(asked: CompletionCall) -> dict[int, str]:
     return {index: echo for index in range(asked.num_choices) if (echo := _echo(asked, index))}
 
 
-def _echo(asked: Asked, index: int) -> str:
+def _echo(asked: CompletionCall, index: int) -> str:
     return asked.echoes[index // asked.n] if asked.echoes else ""

@@ -4,7 +4,7 @@ import json
 
 from services.contracts.text import SamplingOptions
 from services.errors import InvalidRequest
-from services.gateway.openai.asked import RECOMMENDER
+from services.gateway.openai.call import RECOMMENDER
 from services.gateway.openai.schema import ChatBody, CompletionBody, ResponseFormatBody
 from services.gateway.text.tier import TextLimits
 
@@ -13,7 +13,7 @@ ANY_OBJECT = '{"type": "object"}'
 
 
 def max_tokens_of(asked: CompletionBody | ChatBody, limits: TextLimits) -> int | None:
-    """Give the most tokens of a choice, None where nothing is said. Raises InvalidRequest naming the field that says it."""
+    """Return the most tokens of a choice, None where nothing is said. Raises InvalidRequest naming the field that says it."""
     field, max_tokens = "max_tokens", asked.max_tokens
     if isinstance(asked, ChatBody) and asked.max_completion_tokens is not None:
         field, max_tokens = "max_completion_tokens", asked.max_completion_tokens
@@ -23,14 +23,14 @@ def max_tokens_of(asked: CompletionBody | ChatBody, limits: TextLimits) -> int |
 
 
 def n_of(asked: CompletionBody | ChatBody, limits: TextLimits) -> int:
-    """Give the choices per prompt. Raises InvalidRequest for too many."""
+    """Return the choices per prompt. Raises InvalidRequest for too many."""
     if asked.n > limits.max_choices and asked.model != RECOMMENDER:
         raise InvalidRequest("n", f"{asked.n} is out of range", f"send 1 to {limits.max_choices}")
     return asked.n
 
 
 def sampling_of(asked: CompletionBody | ChatBody, num_logprobs: int | None) -> SamplingOptions:
-    """Give how tokens are chosen. Raises InvalidRequest for a bias of no token."""
+    """Return how tokens are chosen. Raises InvalidRequest for a bias of no token."""
     return SamplingOptions(
         temperature=asked.temperature,
         top_p=asked.top_p,
@@ -46,7 +46,7 @@ def sampling_of(asked: CompletionBody | ChatBody, num_logprobs: int | None) -> S
 
 
 def json_schema_of(wanted: ResponseFormatBody) -> str | None:
-    """Give the schema that the text must satisfy, as JSON. Raises InvalidRequest where it is missing or no JSON."""
+    """Return the schema that the text must satisfy, as JSON. Raises InvalidRequest where it is missing or no JSON."""
     if wanted.type == "text":
         return None
     if wanted.type == "json_object":

@@ -62,7 +62,7 @@ def why(explanation: Explanation) -> str:
 
 
 def longest_stage(explanation: Explanation) -> StageTime | None:
-    """Give the stage that took the most; `rank` counts only where it holds no other stage."""
+    """Return the stage that took the most; `rank` counts only where it holds no other stage."""
     names = {stage.name for stage in explanation.stages}
     leaves = [stage for stage in explanation.stages if stage.name != "rank" or not names & {"llm", "student"}]
     return max(leaves, key=lambda stage: stage.duration_ms, default=None)

@@ -9,7 +9,7 @@ from operator import attrgetter
 from services.contracts.access import Caller
 from services.contracts.explanation import OWN_FIELDS, ListState, encode_explanation
 from services.contracts.recommend import Recommendation, RecommendRequest
-from services.gateway.request.context import Question
+from services.gateway.request.context import RequestContext
 from services.gateway.request.stages import Stages
 from services.gateway.tiers.llm import LlmAnswer
 from services.router.policy import Facts, LlmOutcome, Route
@@ -22,7 +22,7 @@ _facts_of = attrgetter(*FACT_NAMES)
 class Answered:
     """An answered request. `answered_s` is on the clock of its deadline, `now_ms` Unix time."""
 
-    question: Question
+    question: RequestContext
     facts: Facts
     planned: Route
     llm: LlmAnswer | None
@@ -109,7 +109,7 @@ class Refused:
 def _own_fields(
     case: Answered | Shed, request: RecommendRequest, caller: Caller, planned: Route, stored: ListState
 ) -> tuple[object, ...]:
-    """Give an answered request's values, in the order of OWN_FIELDS."""
+    """Return an answered request's values, in the order of OWN_FIELDS."""
     answer = case.answer
     return (
         answer.request_id,
@@ -135,7 +135,7 @@ def _own_fields(
     )
 
 
-def list_state(question: Question) -> ListState:
+def list_state(question: RequestContext) -> ListState:
     """Say what became of the user's stored list."""
     known, stored = question.known, question.known.features.precomputed
     if known.is_away or known.is_shed:

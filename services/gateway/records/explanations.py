@@ -33,7 +33,7 @@ class ExplanationStore(Protocol):
         ...
 
     async def get(self, request_id: str, timeout_s: float) -> bytes | None:
-        """Give what is kept under this id; None when there is nothing or not any more. Raises DependencyAway."""
+        """Return what is kept under this id; None when there is nothing or not any more. Raises DependencyAway."""
         ...
 
     async def close(self) -> None:
@@ -61,7 +61,7 @@ class Explanations:
             self._dropped.inc()
 
     async def find(self, request_id: str) -> Explanation:
-        """Give a recent request's explanation.
+        """Return a recent request's explanation.
 
         Raises NotFound when it is unknown, too old, or was written by a gateway that tells it otherwise; DependencyAway.
         """

@@ -43,7 +43,7 @@ class Report:
         self._num_answered = self._num_late = 0
 
     def take_late_share(self) -> float:
-        """Give the share (0 to 1) of answers since the last call that were late; 0 when there was none."""
+        """Return the share (0 to 1) of answers since the last call that were late; 0 when there was none."""
         share = self._num_late / self._num_answered if self._num_answered else 0.0
         self._num_answered = self._num_late = 0
         return share
@@ -85,7 +85,7 @@ class Report:
         return is_late
 
     def _series_of(self, door: str, answer: Recommendation) -> "_Series":
-        """Give the series of such an answer; looking three up by their labels costs more than counting."""
+        """Return the series of such an answer; looking three up by their labels costs more than counting."""
         kind = (door, answer.tier, answer.reason, answer.bundle_version)
         if kind not in self._series:
             tier, metrics = answer.tier.value, self._metrics

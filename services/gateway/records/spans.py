@@ -26,7 +26,7 @@ def note_shed(shed: Shed) -> None:
 
 
 def attributes_of(answered: Answered) -> Attributes:
-    """Give the attributes of an answered request."""
+    """Return the attributes of an answered request."""
     planned, llm = answered.planned, answered.llm
     return {
         **_common(answered.answer, answered.question.caller.key_id, planned.tier, planned.reason),

@@ -29,12 +29,12 @@ class Features(Protocol):
     """The feature store."""
 
     async def read(self, user_id: str, timeout_s: float) -> UserFeatures:
-        """Give what is known of a user; an unknown user has none. Raises DependencyAway or DeadlineExceeded."""
+        """Return what is known of a user; an unknown user has none. Raises DependencyAway or DeadlineExceeded."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class FeatureLookup:
     """What the feature store said of the user; nothing, when it is away, was not asked, or the visitor is anonymous."""
 
     features: UserFeatures
@@ -42,12 +42,12 @@ class Known:
     is_shed: bool = False
 
 
-UNREAD = Known(UserFeatures(), is_shed=True)
+UNREAD = FeatureLookup(UserFeatures(), is_shed=True)
 """What is known of a user whose request is shed: nobody was asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class RequestContext:
     """A request, ready to be routed and ranked. `history` holds catalogue indices, `history_item_ids` all ids, oldest first.
 
     `listed` is the stored list when it is fresh and answers this very request. `num_wanted` is k, or fewer when fewer items
@@ -58,7 +58,7 @@ class Question:
     caller: Caller
     deadline: Deadline
     live: Live
-    known: Known
+    known: FeatureLookup
     history_item_ids: tuple[str, ...]
     history: list[int]
     masks: Masks
@@ -105,23 +105,25 @@ class Question:
         )
 
 
-async def read_known(features: Features, user_id: str | None, timeout_s: float) -> Known:
+async def look_up_features(features: Features, user_id: str | None, timeout_s: float) -> FeatureLookup:
     """Read a user's features within `timeout_s`. Never raises."""
     if user_id is None:
-        return Known(UserFeatures())
+        return FeatureLookup(UserFeatures())
     read = await time_box(features.read(user_id, timeout_s), timeout_s)
     if read.value is None:
         log.warning("features_away", error=repr(read.error))
-        return Known(UserFeatures(), is_away=True)
-    return Known(read.value)
+        return FeatureLookup(UserFeatures(), is_away=True)
+    return FeatureLookup(read.value)
 
 
-def question_of(request: RecommendRequest, caller: Caller, deadline: Deadline, live: Live, known: Known) -> Question:
+def build_context(
+    request: RecommendRequest, caller: Caller, deadline: Deadline, live: Live, known: FeatureLookup
+) -> RequestContext:
     """Compose the history, the masks and the stored list. Pure."""
     history_item_ids = merge_history(known.features.history_item_ids, request.recent_item_ids)
     masks = masks_for(request, history_item_ids, live.catalogue)
     has_recent_items = len(history_item_ids) > len(known.features.history_item_ids)
-    return Question(
+    return RequestContext(
         request=request,
         caller=caller,
         deadline=deadline,

@@ -31,7 +31,7 @@ class Stages:
             self._spent[stage] = (started_s, self._clock() - started_s)
 
     def as_ms(self) -> dict[str, float]:
-        """Give the milliseconds of each stage measured so far, to the microsecond."""
+        """Return the milliseconds of each stage measured so far, to the microsecond."""
         return {stage: round(seconds * 1_000, 3) for stage, (_, seconds) in self._spent.items()}
 
     def raw(self) -> list[tuple[str, float, float]]:

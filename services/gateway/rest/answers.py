@@ -105,7 +105,7 @@ def _error_body(code: str, message: str, field: str | None, fix: str | None, req
 
 
 def headers_of(answer: ErrorAnswer) -> dict[str, str]:
-    """Give the headers that belong to an error: when to come back, or how to prove who one is."""
+    """Return the headers that belong to an error: when to come back, or how to prove who one is."""
     headers: dict[str, str] = {}
     if answer.retry_after_s is not None:
         headers["retry-after"] = str(max(1, math.ceil(answer.retry_after_s)))
@@ -132,7 +132,7 @@ async def no_route(
 
 
 def _id_of(http: Request) -> str:
-    """Give the caller's request id, or a new one in the place of none and of a bad one."""
+    """Return the caller's request id, or a new one in the place of none and of a bad one."""
     with contextlib.suppress(InvalidRequest):
         return request_id_from(http.headers)
     return new_request_id()

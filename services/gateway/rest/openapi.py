@@ -50,7 +50,7 @@ _REQUEST_ID_HEADER = {
 
 
 def doc_of(path: str) -> dict[str, Any]:
-    """Give the arguments by which FastAPI documents the route at this path."""
+    """Return the arguments by which FastAPI documents the route at this path."""
     match path:
         case "/v1/recommendations":
             example = {"user_id": "196", "k": 5, "deadline_ms": 200}

@@ -208,7 +208,7 @@ def parse_events(body: bytes) -> list[Draft]:
 
 
 def format_recommendation(answer: Recommendation) -> dict[str, Any]:
-    """Give an answer as plain values, ready for JSON. By hand, since `asdict` copies deeply and costs ten times as much."""
+    """Return an answer as plain values, ready for JSON. By hand, since `asdict` copies deeply and costs ten times as much."""
     plain = {
         "request_id": answer.request_id,
         "items": [

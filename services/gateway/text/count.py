@@ -8,7 +8,7 @@ NOTHING = TextDone(num_prompt_tokens=0, num_cached_tokens=0, num_completion_toke
 
 
 def counted(so_far: TextDone, event: TextEvent) -> TextDone:
-    """Give the count after this event; a writer's own TextDone has the last word."""
+    """Return the count after this event; a writer's own TextDone has the last word."""
     match event:
         case TextBegan():
             return replace(so_far, num_prompt_tokens=event.num_prompt_tokens, num_cached_tokens=event.num_cached_tokens)
@@ -19,7 +19,7 @@ def counted(so_far: TextDone, event: TextEvent) -> TextDone:
 
 
 def added(one: TextDone, other: TextDone) -> TextDone:
-    """Give the count of two texts together."""
+    """Return the count of two texts together."""
     return TextDone(
         num_prompt_tokens=one.num_prompt_tokens + other.num_prompt_tokens,
         num_cached_tokens=one.num_cached_tokens + other.num_cached_tokens,

@@ -42,7 +42,7 @@ async def in_time(
 async def _next(
     events: AsyncIterator[TextEvent], request: TextRequest, wall_clock: Callable[[], float]
 ) -> TextEvent | None:
-    """Give the next event; None when the deadline is over."""
+    """Return the next event; None when the deadline is over."""
     if request.deadline_unix_s is None:
         return await _next_or_broken(events)
     left_s = request.deadline_unix_s - wall_clock() + GRACE_S

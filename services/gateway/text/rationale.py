@@ -98,7 +98,7 @@ def prompt_of(seen: Sequence[str], shown: Sequence[str]) -> str:
 
 
 def whole_sentence(text: str) -> str | None:
-    """Give the first sentence once something comes after it, since until then `3.` may become `3.5`."""
+    """Return the first sentence once something comes after it, since until then `3.` may become `3.5`."""
     found = _SENTENCE.match(text.lstrip())
     if found is None or found.end() == len(text.lstrip()):
         return None
@@ -106,7 +106,7 @@ def whole_sentence(text: str) -> str | None:
 
 
 def ended(text: str) -> str:
-    """Give a text that is over: as it is when it ends like a sentence, or else cut behind its last whole word."""
+    """Return a text that is over: as it is when it ends like a sentence, or else cut behind its last whole word."""
     tidy = _tidy(text)
     return tidy if tidy.endswith((".", "!", "?")) or " " not in tidy else f"{tidy.rpartition(' ')[0]} …"
 

@@ -79,7 +79,7 @@ class TextTier:
         self._num_in_flight = 0
 
     async def models(self) -> tuple[TextModel, ...]:
-        """Give what can be asked for. Raises DependencyAway."""
+        """Return what can be asked for. Raises DependencyAway."""
         return await self._writer.models()
 
     def check_fits(self, num_choices: int, priority: int) -> None:

@@ -20,7 +20,7 @@ import structlog
 from services.contracts.features import UserFeatures
 from services.contracts.rank import RankRequest, RankResult
 from services.errors import DependencyAway
-from services.gateway.console.people import People
+from services.gateway.console.users import UserDirectory
 from services.gateway.request.repeating import Repeating
 from services.gateway.tiers.llm import Llm
 from services.gateway.tiers.popular import PopularityWindows
@@ -55,7 +55,7 @@ class Drills:
         return bool(self._until) and self._until.get(part, 0.0) > self._wall_clock()
 
     def remaining_s(self) -> dict[Part, float]:
-        """Give the parts that are off, and how many seconds each has left."""
+        """Return the parts that are off, and how many seconds each has left."""
         now_s = self._wall_clock()
         return {part: until_s - now_s for part, until_s in self._until.items() if until_s > now_s}
 
@@ -107,7 +107,7 @@ def read_drills(path: Path) -> dict[Part, float]:
         return {}
 
 
-class Store(People, PopularityWindows, Protocol):
+class Store(UserDirectory, PopularityWindows, Protocol):
     """The feature store, as all of the gateway needs it."""
 
 
@@ -143,7 +143,7 @@ class DrilledStore:
         return await self._store.read_popular(timeout_s)
 
     async def sample_user_ids(self, limit: int, timeout_s: float) -> list[str]:
-        """Give some user ids. Raises DependencyAway during a drill."""
+        """Return some user ids. Raises DependencyAway during a drill."""
         self._check()
         return await self._store.sample_user_ids(limit, timeout_s)
 

@@ -21,7 +21,7 @@ class FromMemory:
         self._head: tuple[ScoredItem, ...] = ()
 
     def items(self, request: RecommendRequest, live: Live) -> tuple[ScoredItem, ...] | None:
-        """Give the k most popular items that may be shown; None when filters, or few items, need a closer look."""
+        """Return the k most popular items that may be shown; None when filters, or few items, need a closer look."""
         unwanted = {*request.exclude_item_ids, *(request.recent_item_ids if request.exclude_seen else ())}
         num_needed = request.k + len(unwanted)
         if request.filters != _NO_FILTERS or num_needed > len(live.catalogue.item_ids):

@@ -26,7 +26,7 @@ class Student(Protocol):
     """The small model in this process."""
 
     def rank(self, history: Sequence[int], allowed: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Give at most k allowed item indices, best first, and their scores.
+        """Return at most k allowed item indices, best first, and their scores.
 
         `history` holds item indices, oldest first, at least one; `allowed` is (num_items,) bool. Blocks for about a
         millisecond.
@@ -70,7 +70,7 @@ class LiveBundle:
         return self._live is not None
 
     def current(self) -> Live:
-        """Give the live bundle. Raises DependencyAway before the first one is loaded."""
+        """Return the live bundle. Raises DependencyAway before the first one is loaded."""
         if self._live is None:
             raise DependencyAway("bundle", retry_after_s=max(1.0, self._poll_s))
         return self._live

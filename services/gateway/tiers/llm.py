@@ -50,7 +50,7 @@ class LlmTier:
         self._clock = clock
 
     def view(self, priority: Priority) -> LlmView:
-        """Give what is known of the LLM now, to a caller of this priority."""
+        """Return what is known of the LLM now, to a caller of this priority."""
         return self._gate.view(self._clock(), priority)
 
     def ask(self, question: RankRequest, timeout_s: float) -> "asyncio.Task[LlmAnswer]":

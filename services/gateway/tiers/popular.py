@@ -52,7 +52,7 @@ class Popular:
         self._one_at_a_time = asyncio.Lock()
 
     def ranking(self, version: str, catalogue: Catalogue) -> PopularRanking:
-        """Give the ranking for this bundle: the refreshed one, or one made on the spot after a swap."""
+        """Return the ranking for this bundle: the refreshed one, or one made on the spot after a swap."""
         if self._ranking is None or self._ranking.version != version:
             self._ranking = rank_by_popularity(version, catalogue, self._recent)
         return self._ranking

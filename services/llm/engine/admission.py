@@ -21,7 +21,7 @@ from services.llm.engine.text.parameters import Sampling
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class EngineRequest:
     """What every request comes with. Times are on the caller's clock in seconds."""
 
     request_id: str
@@ -31,7 +31,7 @@ class Arrival:
     deadline_s: float | None
 
 
-class Intake:
+class RequestBuilder:
     """Makes the sequences of one engine, numbered in order of arrival. `trie` None: it has no catalogue.
 
     No prompt with its text is longer than `max_tokens`, for which there are positions and memory.
@@ -48,7 +48,7 @@ class Intake:
 
     def rank(
         self,
-        arrival: Arrival,
+        arrival: EngineRequest,
         k: int,
         allowed: np.ndarray | None,
         excluded: Tokens[int] | np.ndarray,
@@ -75,7 +75,7 @@ class Intake:
 
     def text(
         self,
-        arrival: Arrival,
+        arrival: EngineRequest,
         max_new_tokens: int,
         sampling: Sampling,
         stop_token_ids: Iterable[int],
@@ -94,7 +94,7 @@ class Intake:
         sequence.work = TextWork(sampling=sampling, stop_token_ids=frozenset(stop_token_ids), mask=mask)
         return sequence
 
-    def _sequence(self, arrival: Arrival, *, longest_prompt: int) -> Sequence:
+    def _sequence(self, arrival: EngineRequest, *, longest_prompt: int) -> Sequence:
         tokens = list(arrival.prompt_token_ids)
         if not 1 <= len(tokens) <= longest_prompt:
             raise InvalidRequest("prompt", f"{len(tokens)} tokens long", f"send 1 to {longest_prompt}")

@@ -18,7 +18,7 @@ import numpy as np
 from models.decoder.decoder import Decoder
 from services.contracts.rank import EngineLoad
 from services.errors import CheckpointError
-from services.llm.engine.admission import Arrival, Intake
+from services.llm.engine.admission import EngineRequest, RequestBuilder
 from services.llm.engine.beam.trie import ItemCodes, Trie
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.cost.cost_model import CostModel
@@ -69,7 +69,7 @@ class Engine:
         need = BlockNeed(config, decoder.config.window_of_all)
         self.max_tokens = need.longest(decoder.config.max_position_embeddings)
         """The longest prompt with its text that memory and positions allow."""
-        self._intake = Intake(config, decoder.config, trie, self.max_tokens)
+        self._intake = RequestBuilder(config, decoder.config, trie, self.max_tokens)
         self._scheduler = Scheduler(config, bundle_version, decoder.config.window_of_all)
         self._runner = Runner(decoder, config, trie, graph_device)
         sizes = number_sizes(decoder.config, decoder.head_weight_VD.element_size(), config.kv_kind, config.weight_kind)
@@ -124,7 +124,7 @@ class Engine:
         what a step runs. Lower `priority` goes first. The outcome comes from a later `step`, also when nothing is
         allowed. Raises InvalidRequest for what could never run and Overloaded when the queue is full.
         """
-        arrival = Arrival(request_id, prompt_token_ids, priority, now_s, deadline_s)
+        arrival = EngineRequest(request_id, prompt_token_ids, priority, now_s, deadline_s)
         sequence, num_survivors = self._intake.rank(arrival, k, allowed, excluded, beam_width)
         self._scheduler.add(sequence)
         if not num_survivors:
@@ -151,7 +151,7 @@ class Engine:
 
         Raises InvalidRequest for what could never run and Overloaded when the queue is full.
         """
-        arrival = Arrival(request_id, prompt_token_ids, priority, now_s, deadline_s)
+        arrival = EngineRequest(request_id, prompt_token_ids, priority, now_s, deadline_s)
         sequence = self._intake.text(arrival, max_new_tokens, sampling, stop_token_ids, mask)
         sequence.leader = self._scheduler.find(after) if after is not None else None
         self._scheduler.add(sequence)

@@ -51,7 +51,7 @@ class BundleWatch:
         self._thread.start()
 
     def current(self) -> Serving:
-        """Give what serves now. Raises BundleNotFound while nothing is loaded."""
+        """Return what serves now. Raises BundleNotFound while nothing is loaded."""
         if self._serving is None:
             raise BundleNotFound("no bundle is loaded yet")
         return self._serving

@@ -30,7 +30,7 @@ class Inbox:
         return True
 
     def take(self, *, waits: bool) -> tuple[Command, ...]:
-        """Give all there is; where the owner has nothing else to do it `waits` until it is woken."""
+        """Return all there is; where the owner has nothing else to do it `waits` until it is woken."""
         if waits:
             self._woken.wait()
         self._woken.clear()

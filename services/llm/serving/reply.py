@@ -46,7 +46,7 @@ class Refusal:
     details: tuple[str, ...] = ()
 
     def as_error(self, part: str = LLM) -> TailraceError:
-        """Give the error that this refusal of a part stands for."""
+        """Return the error that this refusal of a part stands for."""
         match self.kind:
             case RefusalKind.OVERLOADED:
                 return Overloaded(part, float(self.details[0]))
@@ -70,7 +70,7 @@ Reply = RankResult | Refusal
 
 
 def refusal_of(error: TailraceError) -> Refusal:
-    """Give the refusal that carries this error. What is not expected here counts as broken."""
+    """Return the refusal that carries this error. What is not expected here counts as broken."""
     match error:
         case Overloaded():
             return Refusal(RefusalKind.OVERLOADED, (str(error.retry_after_s),))

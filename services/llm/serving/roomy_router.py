@@ -23,7 +23,7 @@ class RoomyRouter(StickyRouter):
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Give the replicas in the order in which they are to be tried."""
+        """Return the replicas in the order in which they are to be tried."""
         ranks = await super().choose_replicas(candidate_replicas, pending_request)
         loads = {replica.replica_id: self._load(replica) for replica in candidate_replicas}
         first = with_room([loads.get(rank[0].replica_id, 0) for rank in ranks], list(loads.values()))
@@ -34,7 +34,7 @@ class RoomyRouter(StickyRouter):
 
 
 def with_room(ranked_loads: Sequence[int], all_loads: Sequence[int]) -> int:
-    """Give the place of the first ranked replica that one more request leaves within the bound; of the idlest, if there is none."""
+    """Return the place of the first ranked replica that one more request leaves within the bound; of the idlest, if there is none."""
     if not ranked_loads:
         return 0
     bound = math.ceil(_BOUND * (sum(all_loads) + 1) / len(all_loads))

@@ -39,7 +39,7 @@ class ChatTemplate:
         """What callers may set."""
 
     def render(self, messages: Sequence[ChatMessage], variables: Mapping[str, Any] | None = None) -> str:
-        """Give the prompt after which the assistant speaks. `variables` are JSON values that the caller sets.
+        """Return the prompt after which the assistant speaks. `variables` are JSON values that the caller sets.
 
         Raises InvalidRequest with the template's own words, or for a variable that it does not read.
         """
@@ -85,7 +85,7 @@ def read_tokenizer_config(folder: Path) -> dict[str, Any]:
 
 
 def special_tokens_of(config: Mapping[str, Any]) -> dict[str, str]:
-    """Give the special tokens that a tokenizer's config names, by their roles."""
+    """Return the special tokens that a tokenizer's config names, by their roles."""
     named = {role: config.get(role) for role in SPECIAL_TOKENS}
     return {role: token["content"] if isinstance(token, dict) else str(token) for role, token in named.items() if token}
 
@@ -113,7 +113,7 @@ class _Generation(Extension):
     tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """Give the nodes between the tags."""
+        """Return the nodes between the tags."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 

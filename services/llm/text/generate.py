@@ -18,7 +18,7 @@ Events = tuple[TextEvent, ...]
 
 
 async def write(plan: TextPlan, thread: EngineThread, *, in_pieces: bool) -> AsyncGenerator[Events, None]:
-    """Give the events of a request, in batches that are never empty.
+    """Return the events of a request, in batches that are never empty.
 
     Raises what the engine refuses with, DeadlineExceeded where not one token came in time, InvalidRequest where a schema
     turned out too complex, DependencyAway when the engine breaks.

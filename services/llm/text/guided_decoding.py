@@ -30,7 +30,7 @@ class JsonGuide:
         )
 
     def masks(self, schema: str, count: int) -> list["JsonMask"]:
-        """Give a mask for each of `count` choices. Raises InvalidRequest saying what is wrong with the schema."""
+        """Return a mask for each of `count` choices. Raises InvalidRequest saying what is wrong with the schema."""
         matcher = self._matcher(schema)
         return [JsonMask(matcher.deep_copy(), self._vocab_size) for _ in range(count)]
 
@@ -56,7 +56,7 @@ class JsonMask:
         self.failure: str | None = None
 
     def allowed(self) -> np.ndarray:
-        """Give the bits of the tokens that keep to the schema; of all tokens when that has become too complex to say."""
+        """Return the bits of the tokens that keep to the schema; of all tokens when that has become too complex to say."""
         if self.failure is None:
             fill_next_token_bitmask(self._matcher, self._bits)
             self._note_failure()

@@ -35,7 +35,7 @@ class TextHandle:
         self._models_timeout_s = models_timeout_s
 
     async def models(self) -> tuple[TextModel, ...]:
-        """Give what can be asked for. Raises DependencyAway."""
+        """Return what can be asked for. Raises DependencyAway."""
         try:
             async with asyncio.timeout(self._models_timeout_s):
                 found: tuple[TextModel, ...] = await self._models.remote()
@@ -66,7 +66,7 @@ class TextHandle:
                 return
 
     def _until_s(self, request: TextRequest) -> float:
-        """Give when to stop waiting, on the event loop's clock."""
+        """Return when to stop waiting, on the event loop's clock."""
         left_s = self._default_deadline_s
         if request.deadline_unix_s is not None:
             left_s = request.deadline_unix_s - time.time()
@@ -74,7 +74,7 @@ class TextHandle:
 
 
 async def _events(response: Any, until_s: float) -> AsyncGenerator[TextEvent, None]:
-    """Give what a replica sends; leaving early cancels it. Raises RayActorError when the replica died or is out of reach."""
+    """Return what a replica sends; leaving early cancels it. Raises RayActorError when the replica died or is out of reach."""
     is_over = False
     try:
         while not is_over:

@@ -97,7 +97,7 @@ class LoadedText:
         return TextPlan(ask=ask, choices=tuple(choices), masks=tuple(masks), num_prompt_tokens=len(prompt))
 
     def prompt_of(self, request: TextRequest) -> Sequence[int]:
-        """Give the tokens of the prompt: as they came, of the text, or of the messages through the template."""
+        """Return the tokens of the prompt: as they came, of the text, or of the messages through the template."""
         if request.messages:
             if self.template is None:
                 raise InvalidRequest("messages", "this model has no chat template", "send a prompt to completions")
@@ -166,7 +166,7 @@ def load_text(
 
 
 def read_eos_ids(folder: Path, tokenizer: TextTokenizer) -> frozenset[int]:
-    """Give every token that ends a text by the checkpoint's own word. Raises CheckpointError where it names none, or a file is broken."""
+    """Return every token that ends a text by the checkpoint's own word. Raises CheckpointError where it names none, or a file is broken."""
     found: set[int] = set()
     for name in ("generation_config.json", "config.json"):
         given = read_optional(folder / name).get("eos_token_id")
@@ -205,7 +205,7 @@ def _sampling_of(asked: SamplingOptions, seed: int) -> Sampling:
 
 
 def _seeds(seed: int | None, count: int) -> list[int]:
-    """Give each choice its own: the first has the request's, so that n=1 gives the first of n."""
+    """Return each choice its own: the first has the request's, so that n=1 gives the first of n."""
     first = secrets.randbits(63) if seed is None else seed % (_MAX_SEED + 1)
     return [(first + place) % (_MAX_SEED + 1) for place in range(count)]
 

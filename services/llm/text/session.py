@@ -14,7 +14,7 @@ _MAX_TOKENS = 64
 
 
 def session_of(request: TextRequest) -> str:
-    """Give the name under which the request is routed."""
+    """Return the name under which the request is routed."""
     begun = hashlib.blake2b(digest_size=16)
     for part in _beginning(request):
         begun.update(part.encode("utf-8", "surrogatepass") + b"\0")

@@ -30,7 +30,7 @@ class StopStrings:
         return text[:shown]
 
     def flush(self) -> str:
-        """Give what was kept back: the text ended before a stop string was complete."""
+        """Return what was kept back: the text ended before a stop string was complete."""
         held, self._held = self._held, ""
         return held
 

@@ -37,12 +37,12 @@ class TextTokenizer:
         return str(self._tokenizer.to_str())
 
     def id_of(self, piece: str) -> int | None:
-        """Give the id of a token by its name, None where there is none."""
+        """Return the id of a token by its name, None where there is none."""
         token_id: int | None = self._tokenizer.token_to_id(piece)
         return token_id
 
     def encode(self, text: str, *, with_special_tokens: bool) -> list[int]:
-        """Give the tokens of a text, with the ones that the checkpoint puts around a text where asked for.
+        """Return the tokens of a text, with the ones that the checkpoint puts around a text where asked for.
 
         Other threads run meanwhile: only the library's batches let go of the interpreter.
         """
@@ -50,14 +50,14 @@ class TextTokenizer:
         return ids
 
     def bytes_of(self, token_id: int) -> bytes:
-        """Give what a token stands for, a special token's name included. Empty for an id without a token."""
+        """Return what a token stands for, a special token's name included. Empty for an id without a token."""
         piece = self._pieces.get(token_id)
         if piece is None:
             return b""
         return piece.encode() if token_id in self._added_ids else self._bytes_of(piece)
 
     def shown_bytes(self, token_id: int) -> bytes:
-        """Give what a token adds to a text: nothing for a special one."""
+        """Return what a token adds to a text: nothing for a special one."""
         return b"" if token_id in self.special_ids else self.bytes_of(token_id)
 
 
@@ -76,7 +76,7 @@ def load_tokenizer(folder: Path) -> TextTokenizer:
 
 
 def _bytes_of(raw: dict[str, Any]) -> Any:
-    """Give the function from a token's written form to its bytes, by the kind of decoder."""
+    """Return the function from a token's written form to its bytes, by the kind of decoder."""
     decoder = raw.get("decoder") or {}
     kinds = {decoder.get("type"), *(part["type"] for part in decoder.get("decoders", ()))}
     if "ByteLevel" in kinds:
@@ -89,7 +89,7 @@ def _bytes_of(raw: dict[str, Any]) -> Any:
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """Give the byte of each character in byte-level BPE (Radford et al. 2019): printable ones are themselves."""
+    """Return the byte of each character in byte-level BPE (Radford et al. 2019): printable ones are themselves."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}

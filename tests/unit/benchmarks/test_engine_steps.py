@@ -22,7 +22,7 @@ class DoublingClock:
         self.num_stamps += 1
 
     def intervals(self) -> list[float]:
-        """Give powers of two."""
+        """Return powers of two."""
         return [2.0**place for place in range(self.num_stamps - 1)]
 
 

@@ -14,7 +14,7 @@ class Door(RestCaller):
         self._statuses = iter(statuses)
 
     async def call(self, method: bytes, path: bytes, body: bytes) -> tuple[int, bytes]:
-        """Give the next status."""
+        """Return the next status."""
         return next(self._statuses), b""
 
 

@@ -47,7 +47,7 @@ def demand(**changes: Any) -> Demand:
 
 
 def cores(part: str, **changes: Any) -> float:
-    """Give a part's busy cores."""
+    """Return a part's busy cores."""
     return next(line.cores for line in plan(demand(**changes), MEASURED).lines if line.part == part)
 
 

@@ -15,7 +15,7 @@ async def echo_port() -> AsyncIterator[int]:
     """A server that sends back what it gets."""
 
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Give back."""
+        """Return back."""
         while piece := await reader.read(65_536):
             writer.write(piece)
         writer.close()

@@ -15,11 +15,11 @@ from structlog.testing import capture_logs
 
 from services.contracts.access import Caller, Scope
 from services.errors import NotAllowed, Unauthenticated
-from services.gateway.console.desk import Desk
 from services.gateway.console.door import add_console
-from services.gateway.console.people import MAX_SHOWN, Person, choose_people, spread
+from services.gateway.console.service import ConsoleService
+from services.gateway.console.slo import kept_for
 from services.gateway.console.static import PAGE_DIR, load_page
-from services.gateway.console.strip import kept_for
+from services.gateway.console.users import MAX_SHOWN, Person, choose_people, spread
 from services.gateway.console.watch import Watch
 from services.gateway.rest.door import create_rest_app
 from services.gateway.tiers.drills import DrilledStore, Drills, Part, read_drills
@@ -73,7 +73,7 @@ async def console(world: World, tmp_path: Path) -> AsyncIterator[Console]:
     objectives, drills = load_objectives(), Drills(tmp_path / "drills.json")
     watch = Watch(world.registry.collect, kept_for(objectives))
     store = FakeStore(world.features.users)
-    desk = Desk(
+    desk = ConsoleService(
         live=world.live,
         people=DrilledStore(store, drills),
         event_times=lambda _: TIMES,
@@ -342,7 +342,7 @@ async def test_nobody_is_offered_twice(world: World) -> None:
         """A store whose scan repeats keys."""
 
         async def sample_user_ids(self, limit: int, timeout_s: float) -> list[str]:
-            """Give some users again."""
+            """Return some users again."""
             return ["long", "short", "long", "listed", "short"]
 
     found = await choose_people(Twice(world.features.users), 12)

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter
 from services.contracts.recommend import Reason, Tier
 from services.gateway.console.counts import REQUESTS, Buckets, Counts, Kept, counts_of, quantile_s
 from services.gateway.console.ring import Ring
-from services.gateway.console.strip import kept_for, moments, promises
+from services.gateway.console.slo import kept_for, moments, promises
 from services.observability.metrics import REQUEST_BUCKETS_S, GatewayMetrics, StreamMetrics
 from services.observability.objectives import Selector, load_objectives
 

@@ -24,7 +24,7 @@ class FakeStore(FakeFeatures):
     """The feature store with its user ids."""
 
     async def sample_user_ids(self, limit: int, timeout_s: float) -> list[str]:
-        """Give the first users."""
+        """Return the first users."""
         return list(self.users)[:limit]
 
 

@@ -33,7 +33,7 @@ class SlowCase(Refused):
         return True
 
 
-class Desk:
+class ConsoleService:
     """Explanations on a fake shelf, not started."""
 
     def __init__(self) -> None:
@@ -47,9 +47,9 @@ class Desk:
 
 
 @pytest.fixture
-def desk() -> Desk:
+def desk() -> ConsoleService:
     """Nothing offered yet."""
-    return Desk()
+    return ConsoleService()
 
 
 async def explained(world: World, rest: RestClient, request_id: str) -> dict[str, Any]:
@@ -189,7 +189,7 @@ async def test_the_stores_absence_is_said_to_who_asks(world: World, rest: RestCl
     assert (found.status_code, found.json()["error"]["code"]) == (503, "dependency_away")
 
 
-async def test_an_absent_store_costs_explanations_and_no_request(desk: Desk) -> None:
+async def test_an_absent_store_costs_explanations_and_no_request(desk: ConsoleService) -> None:
     """What waits is dropped and counted, and it goes on when the store is back."""
     desk.shelf.error = DependencyAway("features", 1.0)
     for number in range(40):
@@ -203,7 +203,7 @@ async def test_an_absent_store_costs_explanations_and_no_request(desk: Desk) -> 
     assert list(desk.shelf.records) == ["r500"]
 
 
-async def test_the_buffer_is_bounded(desk: Desk) -> None:
+async def test_the_buffer_is_bounded(desk: ConsoleService) -> None:
     """Half of the places are for all, half for slow requests; what comes over that between two writes is dropped."""
     for number in range(100):
         desk.explanations.offer(refusal(number))
@@ -217,7 +217,7 @@ async def test_the_buffer_is_bounded(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("code", ["unauthenticated", "not_allowed"])
-async def test_who_was_not_let_in_leaves_nothing(desk: Desk, code: str) -> None:
+async def test_who_was_not_let_in_leaves_nothing(desk: ConsoleService, code: str) -> None:
     """A stranger could otherwise overwrite what others are told."""
     desk.explanations.offer(refusal(1, code))
     await desk.explanations.flush()
@@ -236,7 +236,7 @@ async def test_without_a_store_nothing_is_kept() -> None:
     await explanations.stop()
 
 
-async def test_it_writes_by_itself_and_at_the_end(desk: Desk) -> None:
+async def test_it_writes_by_itself_and_at_the_end(desk: ConsoleService) -> None:
     """Within a few turns of its timer; what waits when it stops is written too."""
     await desk.explanations.start()
     desk.explanations.offer(refusal(1))
@@ -248,7 +248,7 @@ async def test_it_writes_by_itself_and_at_the_end(desk: Desk) -> None:
     assert (await desk.explanations.find("r2")).outcome == "overloaded"
 
 
-async def test_a_case_that_cannot_be_told_stops_nothing(desk: Desk) -> None:
+async def test_a_case_that_cannot_be_told_stops_nothing(desk: ConsoleService) -> None:
     """A bug in telling costs that batch, and the task lives on."""
 
     class Broken(Refused):

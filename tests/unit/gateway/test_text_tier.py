@@ -184,7 +184,7 @@ class Breaksoff:
     """A writer whose text just stops."""
 
     async def models(self) -> tuple[TextModel, ...]:
-        """Give none."""
+        """Return none."""
         return ()
 
     async def write(self, _: TextRequest) -> AsyncGenerator[TextEvent, None]:

@@ -20,7 +20,7 @@ class Loader:
         self.tried: list[str] = []
 
     def load(self, bundle: Bundle) -> Any:
-        """Give the bundle, or break."""
+        """Return the bundle, or break."""
         self.tried.append(bundle.version)
         if bundle.version in self.broken:
             raise MemoryError(bundle.version)

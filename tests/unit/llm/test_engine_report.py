@@ -48,7 +48,7 @@ def test_texts_and_rankings_are_counted(engine) -> None:
     run(engine, registry)
 
     def value(name: str, **labels: str) -> float | None:
-        """Give a sample of this model."""
+        """Return a sample of this model."""
         return registry.get_sample_value(name, {"model_name": "tiny", **labels})
 
     assert value("vllm:generation_tokens_total") == 5

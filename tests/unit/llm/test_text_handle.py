@@ -39,7 +39,7 @@ class Response:
 
 
 class Handle:
-    """Gives one response after another and notes by which session it was asked."""
+    """Return one response after another and notes by which session it was asked."""
 
     def __init__(self, *tries: Batches) -> None:
         self.left = [Response(batches) for batches in tries]

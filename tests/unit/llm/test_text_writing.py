@@ -68,7 +68,7 @@ class Watched:
             asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self._loop).result(10)
 
     def statuses(self) -> list[Status]:
-        """Give how requests ended."""
+        """Return how requests ended."""
         return [end.outcome.status for step in self.steps for end in step.ended]
 
     async def events(self, **fields) -> AsyncIterator[TextEvent]:
@@ -102,7 +102,7 @@ def text_of(events: list[TextEvent], index: int = 0) -> str:
 
 
 def reasons_of(events: list[TextEvent]) -> dict[int, FinishReason | None]:
-    """Give why each choice ended."""
+    """Return why each choice ended."""
     return {event.index: event.finish_reason for event in events if isinstance(event, TextPiece)}
 
 

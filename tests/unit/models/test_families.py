@@ -81,7 +81,7 @@ def build(family: str, rope: str, *, tied: bool = True) -> Any:
 
 
 def largest_gap(theirs: Any, decoder: Decoder) -> float:
-    """Give the largest difference between two models' logits over one random sequence."""
+    """Return the largest difference between two models' logits over one random sequence."""
     tokens_T = torch.randint(0, 61, (NUM_TOKENS,))
     with torch.inference_mode():
         expected_TV = theirs(tokens_T[None]).logits[0]

@@ -9,7 +9,7 @@ PIECES = {"▁": -9.0, "t": -8.0, "h": -8.0, "e": -8.0, "th": -2.0, "he": -1.0, 
 
 
 def sentence_piece(**changed) -> dict:
-    """Give the metadata of a SentencePiece vocabulary with byte fallback."""
+    """Return the metadata of a SentencePiece vocabulary with byte fallback."""
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *PIECES]
     return {
         "tokenizer.ggml.model": "llama",
@@ -24,7 +24,7 @@ def sentence_piece(**changed) -> dict:
 
 
 def byte_level(way: str) -> dict:
-    """Give the metadata of a byte-level vocabulary of digits without merges but one."""
+    """Return the metadata of a byte-level vocabulary of digits without merges but one."""
     tokens = [*"0123456789Ġa", "12", "<|end|>"]
     return {
         "tokenizer.ggml.model": "gpt2",

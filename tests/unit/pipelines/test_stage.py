@@ -13,7 +13,7 @@ from pipelines.training import train
 
 
 def write(text: str, calls: list[Path]) -> Callable[[Path], None]:
-    """Give work that leaves a file and notes that it ran."""
+    """Return work that leaves a file and notes that it ran."""
 
     def work(out: Path) -> None:
         calls.append(out)

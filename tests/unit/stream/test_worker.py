@@ -32,7 +32,7 @@ class FakeSession:
         self._num_polls = 0
 
     def poll(self, _wait_ms: int) -> list[Any]:
-        """Give nothing, once."""
+        """Return nothing, once."""
         self._num_polls += 1
         if self._num_polls > 1:
             raise DependencyAway("broker", 0.0)
@@ -56,7 +56,7 @@ class QuietSession(FakeSession):
         self._stop = stop
 
     def poll(self, _wait_ms: int) -> list[Any]:
-        """Give nothing."""
+        """Return nothing."""
         self._num_polls += 1
         if self._num_polls == NUM_POLLS:
             self._stop.set()
@@ -93,7 +93,7 @@ class CountedLog(OfflineLog):
 
 
 def logged_clicks(root: Path, num_events: int) -> CountedLog:
-    """Give a log that holds clicks on one item, of now."""
+    """Return a log that holds clicks on one item, of now."""
     log = CountedLog(root)
     event = Interaction(event_id="e", user_id="u", item_id="i", event_time_ms=1)
     log.append([LoggedInteraction(event, LogPosition("t", 0, offset)) for offset in range(num_events)])

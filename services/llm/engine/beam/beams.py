@@ -50,7 +50,7 @@ class BeamBatch:
         )
 
     def rows_of(self, members: list[int]) -> tuple[Tensor, Tensor]:
-        """Give the rows (R, B) of these requests' beams, a short one padded with its last row, and where padding is (R, B) bool."""
+        """Return the rows (R, B) of these requests' beams, a short one padded with its last row, and where padding is (R, B) bool."""
         widths = self._widths[members][:, None]
         beam = np.arange(widths.max())
         rows = self._first_rows[members][:, None] + np.minimum(beam, widths - 1)

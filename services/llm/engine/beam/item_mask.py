@@ -20,7 +20,7 @@ _MAX_BASES = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Survivors:
+class ItemMask:
     """For each level, which nodes after it (after the last: items) are alive, as bits (X,) uint8, and how many."""
 
     bits_by_level: tuple[Tensor, ...]
@@ -33,7 +33,7 @@ class _Base:
 
     counts_by_level: tuple[np.ndarray, ...]
     host_bits_by_level: tuple[np.ndarray, ...]
-    survivors: Survivors
+    survivors: ItemMask
 
 
 class SurvivorMasks:
@@ -44,7 +44,7 @@ class SurvivorMasks:
         self._bases: OrderedDict[bytes, _Base] = OrderedDict()
         self._everything = self._build(np.ones(trie.num_items, dtype=bool))
 
-    def of(self, allowed: np.ndarray | None, excluded: np.ndarray) -> Survivors:
+    def of(self, allowed: np.ndarray | None, excluded: np.ndarray) -> ItemMask:
         """Mask what is `allowed` (num_items,) bool, None for everything, without the items `excluded` (N,) int, in any order."""
         base = self._everything if allowed is None else self._base(allowed)
         return self._without(base, excluded) if len(excluded) else base.survivors
@@ -67,9 +67,9 @@ class SurvivorMasks:
         masks = [count > 0 for count in counts] + [allowed]
         host_bits = tuple(np.packbits(mask, bitorder="little") for mask in masks)
         bits = tuple(to_device(packed, trie.device) for packed in host_bits)
-        return _Base(counts, host_bits, Survivors(bits, tuple(int(mask.sum()) for mask in masks)))
+        return _Base(counts, host_bits, ItemMask(bits, tuple(int(mask.sum()) for mask in masks)))
 
-    def _without(self, base: _Base, excluded: np.ndarray) -> Survivors:
+    def _without(self, base: _Base, excluded: np.ndarray) -> ItemMask:
         items = np.unique(excluded)
         items = items[(base.host_bits_by_level[-1][items >> 3] >> (items & 7)) & 1 > 0]
         dead_by_level = [
@@ -84,11 +84,11 @@ class SurvivorMasks:
             )
         ]
         nums = [num - len(dead) for num, dead in zip(base.survivors.num_by_level, dead_by_level, strict=True)]
-        return Survivors(tuple(bits), tuple(nums))
+        return ItemMask(tuple(bits), tuple(nums))
 
 
 def _emptied(counts_C: np.ndarray, nodes_N: np.ndarray) -> np.ndarray:
-    """Give the nodes, in order, whose every allowed item is among those at `nodes_N`."""
+    """Return the nodes, in order, whose every allowed item is among those at `nodes_N`."""
     nodes, lost = np.unique(nodes_N, return_counts=True)
     emptied: np.ndarray = nodes[counts_C[nodes] == lost]
     return emptied

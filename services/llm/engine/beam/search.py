@@ -84,7 +84,7 @@ class Ranker:
         return self._logits(hidden, level.token_offset, level.token_offset + level.size).log_softmax(-1)
 
     def _empty_tail(self, width: int, like: Tensor) -> Tensor:
-        """Give a tail of zeros that takes no memory: it is copied before it is written to, and in part, if at all."""
+        """Return a tail of zeros that takes no memory: it is copied before it is written to, and in part, if at all."""
         config = self._config
         places, groups = self._trie.depth - 1, config.num_key_value_heads
         return like.new_zeros(()).expand(config.num_hidden_layers, width, places, groups, config.head_dim)

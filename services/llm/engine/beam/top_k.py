@@ -27,7 +27,7 @@ class Chosen(NamedTuple):
 
 
 def top_by_score(score_RC: Tensor, number_RC: Tensor, count: int) -> Tensor:
-    """Give the places (R, count) of the highest fp32 scores, ties by the smaller number (0 to 2^32-1, distinct where it matters).
+    """Return the places (R, count) of the highest fp32 scores, ties by the smaller number (0 to 2^32-1, distinct where it matters).
 
     Both are packed into one integer that orders the same, so that one top-k is exact.
     """
@@ -56,7 +56,7 @@ def choose_next(
 
 
 def _children(level: Level, node_RB: Tensor, score_RB: Tensor, logp_RBS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Give the candidates (R, C): beam, child and score; no child where a place is not needed. The number of places is static."""
+    """Return the candidates (R, C): beam, child and score; no child where a place is not needed. The number of places is static."""
     num_beams = node_RB.shape[1]
     if level.table_PS is not None:
         child_RBC, score_RBC = level.table_PS[node_RB], logp_RBS + score_RB.unsqueeze(-1)
@@ -69,7 +69,7 @@ def _children(level: Level, node_RB: Tensor, score_RB: Tensor, logp_RBS: Tensor)
 
 
 def _padded_children(level: Level, node_RB: Tensor, score_RB: Tensor, logp_RBS: Tensor) -> tuple[Tensor, Tensor]:
-    """Give each beam as many places as the widest parent has children."""
+    """Return each beam as many places as the widest parent has children."""
     start_RB1 = level.starts[node_RB].unsqueeze(-1)
     num_RB1 = level.starts[node_RB + 1].unsqueeze(-1) - start_RB1
     reach = torch.arange(level.max_children, device=node_RB.device, dtype=torch.int32)

@@ -52,7 +52,7 @@ class Level:
     size: int
 
     def most_children(self, width: int) -> int:
-        """Give a bound on how many children `width` different parents have together."""
+        """Return a bound on how many children `width` different parents have together."""
         return int(self.most_by_width[width - 1]) if width <= len(self.most_by_width) else self.num_children
 
     @property
@@ -145,7 +145,7 @@ def _build_level(
 
 
 def _first_places(children: np.ndarray) -> np.ndarray:
-    """Give the first item of each child. They are numbered by it, so each new one is the largest so far."""
+    """Return the first item of each child. They are numbered by it, so each new one is the largest so far."""
     return np.flatnonzero(np.diff(np.maximum.accumulate(children), prepend=-1))
 
 

@@ -39,7 +39,7 @@ class NumberSizes:
 
 
 def number_sizes(shape: Shape, number_bytes: int, kv_kind: KvKind, weight_kind: WeightKind = "model") -> NumberSizes:
-    """Give the sizes of a decoder in a dtype of `number_bytes`. A KV cache of one byte has an fp32 scale per head.
+    """Return the sizes of a decoder in a dtype of `number_bytes`. A KV cache of one byte has an fp32 scale per head.
 
     int8 is of the layers' matrices alone; their scales, one a row, are not counted.
     """

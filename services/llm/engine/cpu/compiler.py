@@ -38,7 +38,7 @@ class BuildFailedError(Exception):
 
 
 def built_library(cache: Path, prebuilt: Path = PREBUILT) -> Path:
-    """Give the library's path: one from `prebuilt` that fits, else below `cache`, built first if it is not there.
+    """Return the library's path: one from `prebuilt` that fits, else below `cache`, built first if it is not there.
 
     Raises BuildFailedError.
     """
@@ -65,7 +65,7 @@ def build_ahead(target: Target, prebuilt: Path) -> Path:
 
 
 def processor_flags() -> frozenset[str]:
-    """Give what Linux calls the abilities of the processor at hand."""
+    """Return what Linux calls the abilities of the processor at hand."""
     return frozenset(_processor().split())
 
 

@@ -39,10 +39,10 @@ TARGETS = (
 
 
 def targets_of(machine: str) -> tuple[Target, ...]:
-    """Give what is built for a machine (`uname -m`), best first; empty for a machine that is not known."""
+    """Return what is built for a machine (`uname -m`), best first; empty for a machine that is not known."""
     return tuple(target for target in TARGETS if target.machine == machine)
 
 
 def suitable(machine: str, flags: Set[str]) -> tuple[Target, ...]:
-    """Give what runs on a processor with these flags, best first."""
+    """Return what runs on a processor with these flags, best first."""
     return tuple(target for target in targets_of(machine) if target.flags <= flags)

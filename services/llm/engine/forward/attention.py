@@ -36,7 +36,7 @@ class PagedAttention(Protocol, Generic[Prepared]):
         ...
 
     def attend(self, q_THK: Tensor, cache: KvCache, layer: int, prepared: Prepared, tails: Tails | None) -> Tensor:
-        """Give the output (T, H, K). The last rows are beams where there are tails, which they see besides their pages."""
+        """Return the output (T, H, K). The last rows are beams where there are tails, which they see besides their pages."""
         ...
 
 

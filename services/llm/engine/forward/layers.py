@@ -42,7 +42,7 @@ class Forward(Protocol):
         ...
 
     def hidden(self, step: StepInputs) -> Tensor:
-        """Give the hidden states (T, D) after the final norm; keys and values are stored on the way."""
+        """Return the hidden states (T, D) after the final norm; keys and values are stored on the way."""
         ...
 
     def logits(self, hidden_RD: Tensor, first: int, last: int) -> Tensor:
@@ -90,7 +90,7 @@ class LayerLoop:
     ) -> Tensor:
         kernels = self._kernels
         qkv_TX = kernels.linear(normed_TD, layer.qkv_XD, layer.qkv_bias_X)
-        heads = kernels.turn_and_store(
+        heads = kernels.rope_and_store(
             qkv_TX, turns, layer.head_norms, self._weights.config.rms_norm_eps, self._cache, index, step.slots_P
         )
         if step.tails is not None:

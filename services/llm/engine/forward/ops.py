@@ -35,7 +35,7 @@ class Kernels(Protocol):
         """Add rows to the residual. Gives the sum normalised, and the sum."""
         ...
 
-    def turn_and_store(
+    def rope_and_store(
         self,
         qkv_TX: Tensor,
         turns: tuple[Tensor, Tensor],
@@ -52,7 +52,7 @@ class Kernels(Protocol):
         ...
 
     def silu_mul(self, gate_up_TJ: Tensor) -> Tensor:
-        """Give silu(gate) * up (T, F)."""
+        """Return silu(gate) * up (T, F)."""
         ...
 
     def linear(self, x_TI: Tensor, weight_NI: Tensor, bias_N: Tensor | None) -> Tensor:
@@ -72,7 +72,7 @@ class TorchKernels:
         total_TD = residual_TD + x_TD
         return self.rms_norm(total_TD, weight_D, eps), total_TD
 
-    def turn_and_store(
+    def rope_and_store(
         self,
         qkv_TX: Tensor,
         turns: tuple[Tensor, Tensor],
@@ -94,7 +94,7 @@ class TorchKernels:
         return heads
 
     def silu_mul(self, gate_up_TJ: Tensor) -> Tensor:
-        """Give silu(gate) * up."""
+        """Return silu(gate) * up."""
         gate_TF, up_TF = gate_up_TJ.chunk(2, dim=-1)
         return functional.silu(gate_TF) * up_TF
 

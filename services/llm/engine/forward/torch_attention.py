@@ -104,7 +104,7 @@ class _OnlineSoftmax:
         self._state = peak, total, out
 
     def result(self) -> tuple[Tensor, Tensor]:
-        """Give the weighted mean (E, G, X, K) and the log-sum-exp (E, G, X, 1)."""
+        """Return the weighted mean (E, G, X, K) and the log-sum-exp (E, G, X, 1)."""
         assert self._state is not None, "attention over nothing"
         peak, total, out = self._state
         return out.div_(total), total.log().add_(peak)

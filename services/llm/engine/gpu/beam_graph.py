@@ -55,7 +55,7 @@ class BeamGraph:
     def _go_on(
         self, sequences: list[Sequence], parent_row_RN: Tensor, child_RN: Tensor, score_RN: Tensor, token_RN: Tensor
     ) -> None:
-        """Give each request its new beams, with the tails of those that they come from."""
+        """Return each request its new beams, with the tails of those that they come from."""
         parent_B = parent_row_RN[: len(sequences)].flatten()
         keys_YBLGK, values_YBLGK = self._inputs.tails_of(parent_B)
         for place, sequence in enumerate(sequences):

@@ -33,11 +33,11 @@ class BeamInputs:
         ]
 
     def all(self) -> list[Tensor]:
-        """Give every tensor that steps read."""
+        """Return every tensor that steps read."""
         return [self.token_B, self.node_B, self.score_B, self.keys_YBLGK, self.values_YBLGK, *self.bits_by_level]
 
     def tails(self, shape: BeamShape) -> Tails:
-        """Give the tails of a shape's rows, as views: places before the level's own are filled."""
+        """Return the tails of a shape's rows, as views: places before the level's own are filled."""
         num_rows, num_spelled = shape.num_rows, shape.level - 1
         place_L = torch.arange(self.keys_YBLGK.shape[2], device=self.token_B.device)
         return Tails(

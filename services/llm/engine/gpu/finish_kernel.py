@@ -19,7 +19,7 @@ _PARTS_AT_ONCE = 16
 def finish(
     part_STHK: Tensor, lse_STH: Tensor, q_THK: Tensor, tails: Tails | None, layer: int, num_groups: int
 ) -> Tensor:
-    """Give the output (T, H, K). The last rows are beams where there are tails."""
+    """Return the output (T, H, K). The last rows are beams where there are tails."""
     num_rows, num_heads, head_dim = q_THK.shape
     out_THK = torch.empty_like(q_THK)
     _finish[(num_rows * num_heads,)](

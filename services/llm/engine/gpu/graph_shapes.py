@@ -62,7 +62,7 @@ class GraphShapes:
         self._depth = depth
 
     def all(self) -> list[Shape]:
-        """Give every shape, the largest first, so that the smaller ones fit into the memory of the first."""
+        """Return every shape, the largest first, so that the smaller ones fit into the memory of the first."""
         texts: list[Shape] = [TextShape(size) for size in self._text_sizes]
         beams = [
             BeamShape(level, requests, beams)

@@ -2,7 +2,7 @@
 
 One program handles a few heads of one row, in fp32. Keys and values are rounded to the rows' dtype, then stored as the cache
 keeps them: as they are, or as one byte a number with a scale for each token and head. Rows beyond those with a slot are
-beams, which are only given back. Held to `TorchKernels.turn_and_store`, also in Triton's interpreter on a CPU.
+beams, which are only given back. Held to `TorchKernels.rope_and_store`, also in Triton's interpreter on a CPU.
 
 Shape suffixes: T rows, M heads of a program, P pairs of a head (K / 2), H query heads, G key/value heads, K head size,
 X = (H + 2 G) * K.
@@ -19,7 +19,7 @@ _INT8_PEAK, _FP8_PEAK = 127.0, 448.0
 _HEADS_AT_ONCE = 8
 
 
-def turn_and_store(
+def rope_and_store(
     qkv_TX: Tensor,
     turns: tuple[Tensor, Tensor],
     norms: HeadNorms | None,
@@ -27,7 +27,7 @@ def turn_and_store(
     slots: Slots,
     slots_P: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Give queries (T, H, K), keys and values (T, G, K); the first rows' keys and values are in their slots as well."""
+    """Return queries (T, H, K), keys and values (T, G, K); the first rows' keys and values are in their slots as well."""
     cos_TK, sin_TK = turns
     num_rows, head_dim = cos_TK.shape
     num_groups = slots.keys.shape[1]
@@ -64,7 +64,7 @@ def turn_and_store(
 
 
 def _peak(slots: Slots) -> float:
-    """Give the largest magnitude of a code; 0 where numbers are kept as they are."""
+    """Return the largest magnitude of a code; 0 where numbers are kept as they are."""
     if slots.key_scales is None:
         return 0.0
     return _FP8_PEAK if slots.keys.is_floating_point() else _INT8_PEAK
@@ -149,7 +149,7 @@ def _turn_and_store(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _norm_of(query_norm_ptr, key_norm_ptr, is_query_M, dim_P, is_pair_P):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
-    """Give the weights (M, P) that heads are normed by."""
+    """Return the weights (M, P) that heads are normed by."""
     query_P = tl.load(query_norm_ptr + dim_P, mask=is_pair_P, other=0.0).to(tl.float32)
     key_P = tl.load(key_norm_ptr + dim_P, mask=is_pair_P, other=0.0).to(tl.float32)
     return tl.where(is_query_M[:, None], query_P[None, :], key_P[None, :])
@@ -157,7 +157,7 @@ def _norm_of(query_norm_ptr, key_norm_ptr, is_query_M, dim_P, is_pair_P):  # typ
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _coded(low_MP, high_MP, PEAK: tl.constexpr):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
-    """Give what heads' codes are to be multiplied by (M,), and the codes of magnitude up to PEAK."""
+    """Return what heads' codes are to be multiplied by (M,), and the codes of magnitude up to PEAK."""
     scale_M = tl.div_rn(tl.maximum(tl.max(tl.abs(low_MP), 1), tl.max(tl.abs(high_MP), 1)), PEAK)
     divisor_M1 = tl.where(scale_M == 0.0, 1.0, scale_M)[:, None]
     low_MP, high_MP = tl.div_rn(low_MP, divisor_M1), tl.div_rn(high_MP, divisor_M1)

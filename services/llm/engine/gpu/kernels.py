@@ -20,7 +20,7 @@ class TritonKernels:
         """Add, then normalise."""
         return norm_kernels.add_rms_norm(x_TD, residual_TD, weight_D, eps)
 
-    def turn_and_store(
+    def rope_and_store(
         self,
         qkv_TX: Tensor,
         turns: tuple[Tensor, Tensor],
@@ -31,10 +31,10 @@ class TritonKernels:
         slots_P: Tensor,
     ) -> Heads:
         """Norm, turn and store the heads in one go."""
-        return Heads(*head_kernels.turn_and_store(qkv_TX, turns, norms, eps, cache.slots(layer), slots_P))
+        return Heads(*head_kernels.rope_and_store(qkv_TX, turns, norms, eps, cache.slots(layer), slots_P))
 
     def silu_mul(self, gate_up_TJ: Tensor) -> Tensor:
-        """Give silu(gate) * up."""
+        """Return silu(gate) * up."""
         return norm_kernels.silu_mul(gate_up_TJ)
 
     def linear(self, x_TI: Tensor, weight_NI: Tensor, bias_N: Tensor | None) -> Tensor:

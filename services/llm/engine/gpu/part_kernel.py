@@ -46,7 +46,7 @@ def attend_parts(
     window: Window | None,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """Give what each row sees in each part (S, T, H, K), in this dtype, and its scores' log-sum-exp (S, T, H) fp32: -inf for nothing, whose output is not written."""
+    """Return what each row sees in each part (S, T, H, K), in this dtype, and its scores' log-sum-exp (S, T, H) fp32: -inf for nothing, whose output is not written."""
     num_rows, num_heads, head_dim = q_THK.shape
     num_groups = slots.keys.shape[1]
     part_STHK = q_THK.new_empty((tiles.num_parts, *q_THK.shape), dtype=dtype)

@@ -34,12 +34,12 @@ class StepTable:
         self.numbers = torch.zeros(num_columns + max_requests * blocks_each, dtype=torch.int64, device=device)
 
     def columns(self, num_requests: int) -> dict[str, Tensor]:
-        """Give the views (R,) that a shape of so many requests reads: token, position, slot, limit and first_block."""
+        """Return the views (R,) that a shape of so many requests reads: token, position, slot, limit and first_block."""
         stride = _stride(num_requests)
         return {name: self.numbers[place * stride :][:num_requests] for place, name in enumerate(_COLUMNS)}
 
     def rows(self, num_requests: int, rows_each: int) -> RegularRows:
-        """Give the pages that a shape's rows see, as views."""
+        """Return the pages that a shape's rows see, as views."""
         columns = self.columns(num_requests)
         return RegularRows(
             limit_R=columns["limit"],
@@ -69,7 +69,7 @@ class StepTable:
         self.numbers[: len(host)].copy_(host, non_blocking=True)
 
     def _facts(self, sequence: Sequence) -> tuple[int, int, int, int]:
-        """Give token, position, slot and limit: of the token generated last, or of beams, whose tokens are elsewhere."""
+        """Return token, position, slot and limit: of the token generated last, or of beams, whose tokens are elsewhere."""
         position = len(sequence.tokens) - 1
         if sequence.num_levels:
             return 0, position + sequence.num_levels_done, 0, sequence.num_computed

@@ -23,13 +23,13 @@ class BlockNeed:
             self._num_seen_blocks = self._blocks_of(window.size - 1 + longest_chunk) + 1
 
     def first_seen(self, num_computed: int) -> int:
-        """Give the first block, the sinks' apart, that the tokens from `num_computed` on see."""
+        """Return the first block, the sinks' apart, that the tokens from `num_computed` on see."""
         if self._window is None:
             return 0
         return max(self._num_sink_blocks, self._window.start(num_computed) // self._block_tokens)
 
     def behind(self, num_computed: int) -> slice:
-        """Give the places of the blocks that no token from `num_computed` on sees."""
+        """Return the places of the blocks that no token from `num_computed` on sees."""
         return slice(self._num_sink_blocks, self.first_seen(num_computed))
 
     def table_len(self, num_computed: int, num_tokens: int) -> int:

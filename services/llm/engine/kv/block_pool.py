@@ -46,7 +46,7 @@ class BlockPool:
         return Counter({block: count for block, count in enumerate(self._num_references) if count > 0})
 
     def match(self, hashes: Iterable[bytes]) -> list[int]:
-        """Give the blocks of the longest cached prefix of this hash chain. Takes no hold: `acquire` them before anything else."""
+        """Return the blocks of the longest cached prefix of this hash chain. Takes no hold: `acquire` them before anything else."""
         found: list[int] = []
         for digest in hashes:
             block = self._block_of.get(digest)

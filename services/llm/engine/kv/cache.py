@@ -30,7 +30,7 @@ class Store(Protocol):
     """One tensor of slots for keys or for values, for all layers."""
 
     def raw(self, layer: int) -> tuple[Tensor, Tensor | None]:
-        """Give one layer's slots as they lie, and their scales if any."""
+        """Return one layer's slots as they lie, and their scales if any."""
         ...
 
     @property
@@ -81,7 +81,7 @@ class KvCache:
         return self._keys.read(layer, blocks_EN), self._values.read(layer, blocks_EN)
 
     def slots(self, layer: int) -> Slots:
-        """Give one layer's memory, for a kernel that gathers by itself."""
+        """Return one layer's memory, for a kernel that gathers by itself."""
         return self._slots[layer]
 
 

@@ -33,7 +33,7 @@ class StepPlan:
     late: list[Sequence] = field(default_factory=list)
 
     def without_ended(self) -> "StepPlan":
-        """Give the plan without what ended since it was made."""
+        """Return the plan without what ended since it was made."""
         return StepPlan(
             [chunk for chunk in self.chunks if not chunk.sequence.has_ended],
             [sequence for sequence in self.beam_steps if not sequence.has_ended],

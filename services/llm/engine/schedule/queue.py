@@ -39,7 +39,7 @@ class LiveSequences:
         self.waiting[sequence.request_id] = sequence
 
     def find(self, request_id: str) -> Sequence | None:
-        """Give the live sequence of this request, if any."""
+        """Return the live sequence of this request, if any."""
         return self.running.get(request_id) or self.waiting.get(request_id)
 
     def by_urgency(self, group: Iterable[Sequence], now_s: float) -> list[Sequence]:
@@ -48,7 +48,7 @@ class LiveSequences:
         return sorted(group, key=lambda sequence: sequence.urgency(now_s, ageing_s))
 
     def late(self, now_s: float) -> list[Sequence]:
-        """Give those whose deadline has passed."""
+        """Return those whose deadline has passed."""
         live = (*self.waiting.values(), *self.running.values())
         return [s for s in live if s.deadline_s is not None and s.deadline_s <= now_s]
 
@@ -68,7 +68,7 @@ class LiveSequences:
         return True
 
     def make_room(self, sequence: Sequence, now_s: float) -> bool:
-        """Give a running sequence the blocks of its next tokens, putting the least urgent back if need be; False if that is itself."""
+        """Return a running sequence the blocks of its next tokens, putting the least urgent back if need be; False if that is itself."""
         num_missing = self._tables.num_missing(sequence)
         while self._tables.pool.num_free < num_missing:
             victim = self.by_urgency(self.running.values(), now_s)[-1]

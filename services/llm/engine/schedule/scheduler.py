@@ -51,7 +51,7 @@ class Scheduler:
         self._live.add(sequence)
 
     def find(self, request_id: str) -> Sequence | None:
-        """Give the live sequence of this request, if any."""
+        """Return the live sequence of this request, if any."""
         return self._live.find(request_id)
 
     def schedule(self, now_s: float) -> StepPlan:

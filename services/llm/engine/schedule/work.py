@@ -5,7 +5,7 @@ from typing import Protocol
 
 import numpy as np
 
-from services.llm.engine.beam.item_mask import Survivors
+from services.llm.engine.beam.item_mask import ItemMask
 from services.llm.engine.text.parameters import Sampling
 
 
@@ -16,7 +16,7 @@ class RankWork:
     `width_by_level[l]` is how many nodes level l keeps at most; at the last level, how many items are returned.
     """
 
-    survivors: Survivors
+    survivors: ItemMask
     width_by_level: tuple[int, ...]
 
 

@@ -34,7 +34,7 @@ class Draw:
 
     @classmethod
     def of(cls, sequence: Sequence) -> "Draw":
-        """Give what a text's next token is drawn for."""
+        """Return what a text's next token is drawn for."""
         assert isinstance(sequence.work, TextWork), "only text is sampled"
         mask = sequence.work.mask
         allowed = mask.allowed() if mask is not None else None

@@ -129,7 +129,7 @@ def _uniform(draw: Draw) -> float:
 
 
 def _told(logits_RV: Tensor, token_R: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Give the logprob of each row's token, and the most probable tokens, ties by id, with theirs."""
+    """Return the logprob of each row's token, and the most probable tokens, ties by id, with theirs."""
     logprob_RV = logits_RV.float().log_softmax(-1)
     id_V = torch.arange(logprob_RV.shape[-1], device=logprob_RV.device)
     id_RN = top_by_score(logprob_RV, id_V, min(most, len(id_V)))

@@ -32,7 +32,7 @@ from services.errors import (
     TailraceError,
     Unauthenticated,
 )
-from services.gateway.openai.asked import Asking
+from services.gateway.openai.call import Asking
 from services.gateway.openai.parse import parse_completion
 from services.gateway.openai.remote import RemoteWriter
 from services.gateway.openai.remote_body import body_of

@@ -36,7 +36,7 @@ class InTurn:
         self._num_taken = 0
 
     def allowed(self) -> np.ndarray:
-        """Give the bits of one half of the tokens."""
+        """Return the bits of one half of the tokens."""
         return np.full(3, 0x55555555 if self._num_taken % 2 else 0xAAAAAAAA, dtype=np.uint32).view(np.int32)
 
     def take(self, token_id: int) -> None:

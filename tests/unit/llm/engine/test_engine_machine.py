@@ -44,7 +44,7 @@ def ask(engine: Engine, name: str, prompt: tuple[int, ...], asked: tuple) -> Non
 
 @cache
 def alone(depth: int, window: str, prompt: tuple[int, ...], asked: tuple) -> Outcome:
-    """Give the answer of an engine that has nothing else to do and nothing cached."""
+    """Return the answer of an engine that has nothing else to do and nothing cached."""
     engine = build_engine(depth, window)
     ask(engine, "alone", prompt, asked)
     while True:

@@ -18,7 +18,7 @@ class Everything:
     """A mask that lets every token come."""
 
     def allowed(self) -> np.ndarray:
-        """Give all bits."""
+        """Return all bits."""
         return np.full(2, -1, dtype=np.int32)
 
     def take(self, token_id: int) -> None:

@@ -50,7 +50,7 @@ def changed(logits: list[float], draw: Draw) -> list[float]:
 
 
 def survivors(logits: list[float], asked: Sampling) -> dict[int, float]:
-    """Give the tokens that min-p, top-k and top-p leave, with their shares."""
+    """Return the tokens that min-p, top-k and top-p leave, with their shares."""
     peak = max(logits)
     weight = [math.exp((logit - peak) / asked.temperature) for logit in logits]
     best_first = sorted(range(VOCAB), key=lambda token: (-weight[token], token))

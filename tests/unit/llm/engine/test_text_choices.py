@@ -18,7 +18,7 @@ class Alternating:
         self.taken: list[int] = []
 
     def allowed(self) -> np.ndarray:
-        """Give the bits of one half of the tokens."""
+        """Return the bits of one half of the tokens."""
         pattern = 0x55555555 if len(self.taken) % 2 == 0 else 0xAAAAAAAA
         return np.array([pattern] * 2, dtype=np.uint32).view(np.int32)
 

@@ -94,9 +94,9 @@ def test_heads_are_normed_turned_and_stored_as_torch_does(
     )
     slots = torch.randperm(NUM_BLOCKS * BLOCK, generator=torch.Generator().manual_seed(seed))[:num_stored].to(DEVICE)
 
-    found = KERNELS.turn_and_store(qkv, turns, norms, EPS, caches[0], 1, slots)
+    found = KERNELS.rope_and_store(qkv, turns, norms, EPS, caches[0], 1, slots)
 
-    wanted = REFERENCE.turn_and_store(qkv, turns, norms, EPS, caches[1], 1, slots)
+    wanted = REFERENCE.rope_and_store(qkv, turns, norms, EPS, caches[1], 1, slots)
     for one, other in zip(found, wanted, strict=True):
         assert_close(one, other)
     assert_same_memory(*caches)
@@ -131,9 +131,9 @@ def test_a_device_stores_the_very_same_bytes(kind: str) -> None:
     still = rotary_angles(torch.zeros(9, device=DEVICE), 64, Rope(), torch.bfloat16)
     slots = torch.arange(9, device=DEVICE)
 
-    KERNELS.turn_and_store(qkv, still, None, EPS, caches[0], 1, slots)
+    KERNELS.rope_and_store(qkv, still, None, EPS, caches[0], 1, slots)
 
-    REFERENCE.turn_and_store(qkv.to(CPU), (still[0].to(CPU), still[1].to(CPU)), None, EPS, caches[1], 1, slots.to(CPU))
+    REFERENCE.rope_and_store(qkv.to(CPU), (still[0].to(CPU), still[1].to(CPU)), None, EPS, caches[1], 1, slots.to(CPU))
     found, wanted = (cache.slots(1) for cache in caches)
     assert torch.equal(found.keys.view(torch.uint8).to(CPU), wanted.keys.view(torch.uint8))
     assert torch.equal(found.values.view(torch.uint8).to(CPU), wanted.values.view(torch.uint8))

@@ -47,7 +47,7 @@ class LogAddress:
     max_poll_records: int = 1_000
 
 
-class LogSession:
+class PartitionConsumer:
     """Reads, commits and dead-letters. Used from one thread; close it when any call raises DependencyAway."""
 
     def __init__(self, address: LogAddress, logged_offset: Callable[[str, int], int | None]) -> None:
@@ -67,7 +67,7 @@ class LogSession:
         return tuple(place.partition for place in self._places)
 
     def poll(self, wait_ms: int) -> list[Record]:
-        """Give the next records, each partition's in order; empty when none came in `wait_ms`. Raises DependencyAway."""
+        """Return the next records, each partition's in order; empty when none came in `wait_ms`. Raises DependencyAway."""
         with _broker_as_dependency():
             fetched = self._consumer.poll(wait_ms)
             if fetched:
@@ -167,7 +167,7 @@ class LogSession:
         return max(0, known - int(self._consumer.position(place)))
 
     def _committed(self, place: TopicPartition) -> int:
-        """Give what was committed for this life of the topic (a broker may not keep the id: then 0, and rows skip)."""
+        """Return what was committed for this life of the topic (a broker may not keep the id: then 0, and rows skip)."""
         found = self._consumer.committed(place, metadata=True, timeout_ms=_REQUEST_MS)
         return int(found.offset) if found is not None and found.metadata == self.topic_id else 0
 

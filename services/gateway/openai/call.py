@@ -21,7 +21,7 @@ class Asking:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class CompletionCall:
     """What is to be written, and how it is to be told. Choice c of prompt p has the index p * n + c."""
 
     requests: tuple[TextRequest, ...]

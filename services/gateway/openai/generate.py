@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from services.contracts.text import TextBegan, TextDone, TextEvent, TextPiece, TextRequest
 from services.gateway.openai.answers import Choice
-from services.gateway.openai.asked import Asked
+from services.gateway.openai.call import CompletionCall
 from services.gateway.text.count import NOTHING, added, counted
 
 Write = Callable[[TextRequest], AsyncGenerator[TextEvent, None]]
@@ -18,7 +18,7 @@ Write = Callable[[TextRequest], AsyncGenerator[TextEvent, None]]
 _MAX_WAITING = 64
 
 
-async def written(asked: Asked, write: Write) -> AsyncGenerator[TextEvent, None]:
+async def written(asked: CompletionCall, write: Write) -> AsyncGenerator[TextEvent, None]:
     """Write every prompt. A TextBegan comes for each and counts all that began so far; one TextDone comes last."""
     began, done = NOTHING, NOTHING
     async with aclosing(_merged(asked, write)) as events:
@@ -36,7 +36,7 @@ async def written(asked: Asked, write: Write) -> AsyncGenerator[TextEvent, None]
     yield done
 
 
-async def whole(asked: Asked, write: Write) -> tuple[list[Choice], TextDone]:
+async def whole(asked: CompletionCall, write: Write) -> tuple[list[Choice], TextDone]:
     """Write every prompt to its end."""
     choices = [Choice() for _ in range(asked.num_choices)]
     done: TextDone | None = None
@@ -50,8 +50,8 @@ async def whole(asked: Asked, write: Write) -> tuple[list[Choice], TextDone]:
     return choices, done
 
 
-async def _merged(asked: Asked, write: Write) -> AsyncGenerator[tuple[int, TextEvent], None]:
-    """Give the events of all prompts with the prompt's number. One prompt needs no task of its own."""
+async def _merged(asked: CompletionCall, write: Write) -> AsyncGenerator[tuple[int, TextEvent], None]:
+    """Return the events of all prompts with the prompt's number. One prompt needs no task of its own."""
     if len(asked.requests) == 1:
         async with aclosing(write(asked.requests[0])) as events:
             async for event in events:

@@ -17,11 +17,11 @@ _TIMEOUT_S = 0.5
 _SAMPLED_PER_PERSON = 4
 
 
-class People(Features, Protocol):
+class UserDirectory(Features, Protocol):
     """The feature store, as far as the console needs it."""
 
     async def sample_user_ids(self, limit: int, timeout_s: float) -> list[str]:
-        """Give some user ids that the store holds; the same one twice, maybe. Raises DependencyAway."""
+        """Return some user ids that the store holds; the same one twice, maybe. Raises DependencyAway."""
         ...
 
 
@@ -35,7 +35,7 @@ class Person:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deed:
+class HistoryItem:
     """One item of a history. `event_time_ms` is Unix time, None where it is not known."""
 
     item_id: str
@@ -52,15 +52,15 @@ class History:
     num_events: int
     newest_event_time_ms: int | None
     has_stored_list: bool
-    items: tuple[Deed, ...]
+    items: tuple[HistoryItem, ...]
 
 
 EventTimes = Callable[[str], Mapping[int, int]]
-"""Gives the Unix ms of a user's nth event, by n (from 1), as far as they are known here. May block."""
+"""Return the Unix ms of a user's nth event, by n (from 1), as far as they are known here. May block."""
 
 
-async def choose_people(people: People, limit: int) -> list[Person]:
-    """Give some known users. Raises DependencyAway."""
+async def choose_people(people: UserDirectory, limit: int) -> list[Person]:
+    """Return some known users. Raises DependencyAway."""
     user_ids = await people.sample_user_ids(_SAMPLED_PER_PERSON * limit, _TIMEOUT_S)
     # a scan of Redis gives a key again when the table grows meanwhile
     found = [_person(user_id, await people.read(user_id, _TIMEOUT_S)) for user_id in dict.fromkeys(user_ids)]
@@ -75,8 +75,8 @@ def spread(found: Sequence[Person], limit: int) -> list[Person]:
     return sorted((*listed, *others), key=ordered.index)
 
 
-async def read_history(people: People, user_id: str, catalogue: Catalogue, event_times: EventTimes) -> History:
-    """Give a user's history with titles. Raises DependencyAway."""
+async def read_history(people: UserDirectory, user_id: str, catalogue: Catalogue, event_times: EventTimes) -> History:
+    """Return a user's history with titles. Raises DependencyAway."""
     features = await people.read(user_id, _TIMEOUT_S)
     times = await asyncio.to_thread(event_times, user_id) if features.history_item_ids else {}
     return History(
@@ -100,7 +100,7 @@ def _person(user_id: str, features: UserFeatures) -> Person:
     return Person(user_id=user_id, num_events=features.num_events, has_stored_list=features.precomputed is not None)
 
 
-def _deeds(features: UserFeatures, catalogue: Catalogue, times: Mapping[int, int]) -> tuple[Deed, ...]:
+def _deeds(features: UserFeatures, catalogue: Catalogue, times: Mapping[int, int]) -> tuple[HistoryItem, ...]:
     """Name the newest items. The last item of a history is the user's `num_events`-th event."""
     newest_first: Sequence[str] = features.history_item_ids[::-1][:MAX_SHOWN]
     return tuple(
@@ -109,11 +109,11 @@ def _deeds(features: UserFeatures, catalogue: Catalogue, times: Mapping[int, int
     )
 
 
-def _deed(item_id: str, catalogue: Catalogue, event_time_ms: int | None) -> Deed:
+def _deed(item_id: str, catalogue: Catalogue, event_time_ms: int | None) -> HistoryItem:
     index = catalogue.index_of.get(item_id)
     if index is None:
-        return Deed(item_id=item_id, title=item_id, categories=(), event_time_ms=event_time_ms)
-    return Deed(
+        return HistoryItem(item_id=item_id, title=item_id, categories=(), event_time_ms=event_time_ms)
+    return HistoryItem(
         item_id=item_id,
         title=catalogue.titles[index],
         categories=catalogue.categories[index],

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.contracts.recommend import check_id
-from services.gateway.console.people import EventTimes, History, People, Person, choose_people, read_history
 from services.gateway.console.quality import Quality, quality_of
-from services.gateway.console.strip import Moment, Promise, moments, promises
+from services.gateway.console.slo import Moment, SloStatus, moments, promises
+from services.gateway.console.users import EventTimes, History, Person, UserDirectory, choose_people, read_history
 from services.gateway.console.watch import Watch
 from services.gateway.tiers.drills import Drills, Part
 from services.gateway.tiers.live_bundle import LiveBundle
@@ -29,7 +29,7 @@ class Now:
     """The live view. `window_s` is the time that the promises are counted over; drills map a part to the seconds left."""
 
     window_s: float
-    promises: list[Promise]
+    promises: list[SloStatus]
     moments: list[Moment]
     drills: dict[Part, float]
     default_deadline_ms: int
@@ -47,14 +47,14 @@ class About:
     quality: Quality
 
 
-class Desk:
+class ConsoleService:
     """Answers the console. One per process."""
 
     def __init__(
         self,
         *,
         live: LiveBundle,
-        people: People,
+        people: UserDirectory,
         event_times: EventTimes,
         watch: Watch,
         drills: Drills,
@@ -86,7 +86,7 @@ class Desk:
         await self._drills.stop()
 
     def now(self) -> Now:
-        """Give the live view; while it is asked for, metrics are sampled each second."""
+        """Return the live view; while it is asked for, metrics are sampled each second."""
         ring = self._watch.look()
         counted = ring.window(STRIP_S)
         return Now(
@@ -98,14 +98,14 @@ class Desk:
         )
 
     async def people(self) -> list[Person]:
-        """Give some users that the store holds, read anew every few seconds. Raises DependencyAway."""
+        """Return some users that the store holds, read anew every few seconds. Raises DependencyAway."""
         now_s = self._clock()
         if self._known is None or now_s - self._known[0] > _PEOPLE_KEPT_S:
             self._known = (now_s, await choose_people(self._people, NUM_PEOPLE))
         return self._known[1]
 
     async def history(self, user_id: str) -> History:
-        """Give a user's history with titles. Raises InvalidRequest or DependencyAway."""
+        """Return a user's history with titles. Raises InvalidRequest or DependencyAway."""
         check_id("user_id", user_id)
         return await read_history(self._people, user_id, self._live.current().catalogue, self._event_times)
 

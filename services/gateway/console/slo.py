@@ -18,7 +18,7 @@ _LATE = Selector(metric=MISSED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Promise:
+class SloStatus:
     """One objective and how it was kept. `good_share` is None when there was nothing to count.
 
     `budget_left` is 1 when nothing went wrong, 0 when all that may go wrong did, negative beyond.
@@ -55,20 +55,20 @@ def kept_for(objectives: Objectives) -> Kept:
     )
 
 
-def promises(objectives: Objectives, counted: Counts) -> list[Promise]:
+def promises(objectives: Objectives, counted: Counts) -> list[SloStatus]:
     """Say how each objective was kept over what was counted."""
     return [_promise(objective, counted) for objective in objectives.objectives]
 
 
 def moments(steps: Iterable[Counts], now_s: float) -> list[Moment]:
-    """Give the charts' steps."""
+    """Return the charts' steps."""
     return [_moment(step, now_s) for step in steps]
 
 
-def _promise(objective: Objective, counted: Counts) -> Promise:
+def _promise(objective: Objective, counted: Counts) -> SloStatus:
     counts = tally(objective, counted.total)
     share = counts.good_share
-    return Promise(
+    return SloStatus(
         name=objective.name,
         title=objective.title,
         target=objective.target,

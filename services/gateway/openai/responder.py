@@ -14,12 +14,12 @@ from starlette.requests import ClientDisconnect
 from services.contracts.text import TextDone, TextEvent, TextPiece
 from services.gateway.call.error_table import ErrorKind, describe
 from services.gateway.openai.answers import Plain, Shape, usage_of
-from services.gateway.openai.asked import Asked
+from services.gateway.openai.call import CompletionCall
+from services.gateway.openai.disconnect import Source, unless_gone
 from services.gateway.openai.errors import plain_error
 from services.gateway.openai.event_stream import DONE, EventStream, sse
-from services.gateway.openai.presence import Source, unless_gone
+from services.gateway.openai.generate import Write, whole, written
 from services.gateway.openai.ranked import DOOR
-from services.gateway.openai.writing import Write, whole, written
 from services.gateway.rest.answers import json_response
 from services.gateway.text.count import NOTHING, counted
 from services.gateway.text.metrics import CANCELLED, OK, TextReport
@@ -28,7 +28,7 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Telling:
+class CompletionResponder:
     """What one caller asked for, who writes it, and how it is told.
 
     `route` is what metrics call it; `silence_s` is how long a stream may say nothing, its head included.
@@ -36,7 +36,7 @@ class Telling:
 
     route: str
     request_id: str
-    asked: Asked
+    asked: CompletionCall
     shape: Shape
     write: Write
     report: TextReport
@@ -51,13 +51,13 @@ class Telling:
             raise
 
     async def _at_once(self, http: Request) -> Response:
-        """Give the whole answer."""
+        """Return the whole answer."""
         choices, done = await unless_gone(http, whole(self.asked, self.write))
         self.report.ended(self.route, OK, self.request_id)
         return json_response(self.shape.whole(choices, usage_of(done)))
 
     async def _stream(self, http: Request) -> Response:
-        """Give the chunks. What fails before the first event, and before silence lasted too long, has a status of its own."""
+        """Return the chunks. What fails before the first event, and before silence lasted too long, has a status of its own."""
         events = Source(written(self.asked, self.write))
         await events.wait(http, self.silence_s)
         return EventStream(self._chunks(events), events, self.silence_s)
@@ -87,7 +87,7 @@ class Telling:
             self.report.ended(self.route, code, self.request_id)
 
 
-def _with_usage(plain: Plain, asked: Asked, so_far: TextDone) -> Plain:
+def _with_usage(plain: Plain, asked: CompletionCall, so_far: TextDone) -> Plain:
     """Add what a chunk is to say of the usage: with include_usage the field is there, and null until the last."""
     if asked.continuous_usage:
         return {**plain, "usage": usage_of(so_far)}
