@@ -51,7 +51,7 @@ from services.gateway.request.data_plane import DataPlane
 from services.gateway.request.load_monitor import LoadWatch
 from services.gateway.rest.door import create_rest_app
 from services.gateway.text.metrics import TextReport
-from services.gateway.text.rationale import OneSentence
+from services.gateway.text.rationale import RationaleWriter
 from services.gateway.text.tier import NUM_PLACES, TextLimits, TextTier
 from services.gateway.tiers.drills import DrilledLlm, DrilledStore, Drills, Store
 from services.gateway.tiers.live_bundle import LiveBundle
@@ -337,7 +337,7 @@ def build_plane(
         report=report,
         explanations=explanations,
         load=load,
-        sentence=OneSentence(tier, text_report.metrics.sentences),
+        rationale=RationaleWriter(tier, text_report.metrics.rationales),
         limits=_limits(settings),
         feature_timeout_s=settings.feature_timeout_ms / 1_000,
         min_history_for_llm=settings.min_history_for_llm,

@@ -45,8 +45,8 @@ class Reason(StrEnum):
     NOTHING_ALLOWED = "nothing_allowed"
 
 
-class ExplainOutcome(StrEnum):
-    """What became of the sentence that a caller asked for."""
+class RationaleOutcome(StrEnum):
+    """How writing the rationale ended."""
 
     WRITTEN = "written"
     LATE = "late"
@@ -56,10 +56,10 @@ class ExplainOutcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Explained:
-    """A sentence that says why these items, or why there is none."""
+class Rationale:
+    """One sentence on why these items were recommended; `sentence` is None unless the outcome is WRITTEN."""
 
-    outcome: ExplainOutcome
+    outcome: RationaleOutcome
     sentence: str | None = None
 
 
@@ -77,7 +77,7 @@ class RecommendRequest:
 
     `user_id` is None for an anonymous visitor, whose `recent_item_ids` (oldest first) then are the history; for a known
     user they are appended to the stored history. `deadline_ms` counts from the request's arrival; None means the default.
-    `explain` asks for a sentence with what is left of it.
+    `rationale` asks for one sentence on why these items, written in what is left of the deadline.
     """
 
     request_id: str
@@ -88,7 +88,7 @@ class RecommendRequest:
     exclude_seen: bool = True
     filters: Filters = field(default_factory=Filters)
     deadline_ms: int | None = None
-    explain: bool = False
+    rationale: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what no tier could answer. Raises InvalidRequest naming the field."""
@@ -134,7 +134,7 @@ class Recommendation:
 
     `newest_event_time_ms` is the event time (Unix ms) of the newest event of this user that the answer has seen, None
     when there is none; `feature_age_ms` is its age when the answer went out. `stages_ms` maps stage name to milliseconds.
-    `explained` is there when it was asked for.
+    `rationale` is None unless the request asked for one.
     """
 
     request_id: str
@@ -146,7 +146,7 @@ class Recommendation:
     feature_age_ms: int | None
     deadline_ms: int
     stages_ms: Mapping[str, float]
-    explained: Explained | None = None
+    rationale: Rationale | None = None
 
 
 def check_id(field_name: str, value: str) -> None:

@@ -16,8 +16,8 @@ from services.contracts.access import Caller
 from services.contracts.events import Impression
 from services.contracts.rank import RankResult
 from services.contracts.recommend import (
-    Explained,
-    ExplainOutcome,
+    Rationale,
+    RationaleOutcome,
     Reason,
     Recommendation,
     RecommendRequest,
@@ -41,7 +41,7 @@ from services.gateway.request.context import (
 )
 from services.gateway.request.load_monitor import LoadWatch
 from services.gateway.request.stages import Stages
-from services.gateway.text.rationale import OneSentence
+from services.gateway.text.rationale import RationaleWriter
 from services.gateway.tiers.from_memory import FromMemory
 from services.gateway.tiers.live_bundle import LiveBundle
 from services.gateway.tiers.llm import LlmAnswer, LlmTier
@@ -81,7 +81,7 @@ class Recommend:
         report: Report,
         explanations: Explanations,
         load: LoadWatch,
-        sentence: OneSentence,
+        rationale: RationaleWriter,
         limits: DeadlineLimits,
         feature_timeout_s: float,
         min_history_for_llm: int,
@@ -97,7 +97,7 @@ class Recommend:
         self._report = report
         self._explanations = explanations
         self._load = load
-        self._sentence = sentence
+        self._rationale = rationale
         self._limits = limits
         self._feature_timeout_s = feature_timeout_s
         self._min_history_for_llm = min_history_for_llm
@@ -133,7 +133,7 @@ class Recommend:
         with stages.measure("answer"):
             rankings = self._from_the_top(question, ranked.rankings)
             items = as_items(choose(rankings, question.masks.showable, request.k), live.catalogue)
-        explained = await self._explain(question, items, stages) if request.explain else None
+        rationale = await self._write_rationale(question, items, stages) if request.rationale else None
 
         now_ms = int(self._wall_clock() * 1_000)
         if known.features.precomputed is not None:
@@ -149,7 +149,7 @@ class Recommend:
             feature_age_ms=None if newest_ms is None else max(0, now_ms - newest_ms),
             deadline_ms=deadline.total_ms,
             stages_ms=stages.as_ms(),
-            explained=explained,
+            rationale=rationale,
         )
         asyncio.get_running_loop().call_soon(self._impressions.offer, impression_of(question, answer, now_ms))
         answered_s = self._clock()
@@ -195,7 +195,7 @@ class Recommend:
             feature_age_ms=None,
             deadline_ms=deadline.total_ms,
             stages_ms={"answer": round(elapsed_s * 1_000, 3)},
-            explained=Explained(ExplainOutcome.BUSY) if request.explain else None,
+            rationale=Rationale(RationaleOutcome.BUSY) if request.rationale else None,
         )
         self._report.counted(door, answer, deadline, answered_s)
         told = Shed(
@@ -253,13 +253,15 @@ class Recommend:
                 return []
         return [Ranking(Tier.STUDENT, indices.tolist(), scores.tolist())]
 
-    async def _explain(self, question: RequestContext, items: tuple[ScoredItem, ...], stages: Stages) -> Explained:
-        """Have a sentence written with what is left of the deadline; the items wait for it, and never longer than that."""
+    async def _write_rationale(
+        self, question: RequestContext, items: tuple[ScoredItem, ...], stages: Stages
+    ) -> Rationale:
+        """Have the rationale written in what is left of the deadline, which is the longest that the items wait for it."""
         titles = question.live.catalogue.titles
-        with stages.measure("explain", SpanKind.CLIENT):
+        with stages.measure("rationale", SpanKind.CLIENT):
             box_s = question.deadline.budget_s(self._clock())
             seen, shown = [titles[index] for index in question.history], [item.title for item in items]
-            return await self._sentence(seen, shown, box_s)
+            return await self._rationale(seen, shown, box_s)
 
     def _from_the_top(self, question: RequestContext, best: list[Ranking]) -> Iterator[Ranking]:
         """Return the rankings in the order in which they fill the answer; popularity is ranked only when it comes to that."""

@@ -189,9 +189,9 @@ class TextMetrics:
             multiprocess_mode="livemax",
             registry=registry,
         )
-        self.sentences = Counter(
-            "tailrace_explained_total",
-            "Recommendations that were to carry a sentence, by what became of it",
+        self.rationales = Counter(
+            "tailrace_rationales_total",
+            "Recommendations that asked for a rationale, by outcome",
             ["outcome"],
             registry=registry,
         )

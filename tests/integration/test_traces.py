@@ -32,7 +32,7 @@ from services.gateway.request.data_plane import DataPlane
 from services.gateway.request.load_monitor import LoadWatch
 from services.gateway.rest.door import create_rest_app
 from services.gateway.text.metrics import TextReport
-from services.gateway.text.rationale import OneSentence
+from services.gateway.text.rationale import RationaleWriter
 from services.gateway.tiers.live_bundle import LiveBundle
 from services.gateway.tiers.llm import LlmTier
 from services.gateway.tiers.popular import Popular
@@ -180,7 +180,7 @@ def build(settings: Settings, features: FeatureReader, llm: NearLlm) -> DataPlan
         report=report,
         explanations=explanations,
         load=load,
-        sentence=OneSentence(None, text_report.metrics.sentences),
+        rationale=RationaleWriter(None, text_report.metrics.rationales),
         limits=DeadlineLimits(default_ms=1_000, min_ms=5, max_ms=5_000, reserve_ms=8.0),
         feature_timeout_s=2.0,
         min_history_for_llm=1,

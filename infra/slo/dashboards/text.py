@@ -70,7 +70,7 @@ BOARD = Board(
             (
                 Panel(
                     title="Sentences asked for",
-                    queries=(rate("tailrace_explained_total", "outcome"),),
+                    queries=(rate("tailrace_rationales_total", "outcome"),),
                     unit="reqps",
                     kind="areas",
                     says="What became of the sentence that `explain` asked for.",

@@ -32,7 +32,7 @@ def parse_recommend(body: bytes, max_bytes: int, request_id: str, deadline_ms: i
             allowed_item_ids=tuple(asked.filters.allowed_item_ids) or None,
         ),
         deadline_ms=asked.deadline_ms if asked.HasField("deadline_ms") else deadline_ms,
-        explain=asked.explain,
+        rationale=asked.explain,
     )
 
 
@@ -43,7 +43,7 @@ def parse_events(body: bytes, max_bytes: int) -> list[Draft]:
 
 def format_recommendation(answer: Recommendation) -> pb.RecommendResponse:
     """Write an answer as a message."""
-    explained = answer.explained
+    rationale = answer.rationale
     return pb.RecommendResponse(
         request_id=answer.request_id,
         items=[
@@ -57,8 +57,8 @@ def format_recommendation(answer: Recommendation) -> pb.RecommendResponse:
         feature_age_ms=answer.feature_age_ms,
         deadline_ms=answer.deadline_ms,
         stages_ms=answer.stages_ms,
-        explanation=None if explained is None else explained.sentence,
-        explanation_reason=None if explained is None else explained.outcome,
+        explanation=None if rationale is None else rationale.sentence,
+        explanation_reason=None if rationale is None else rationale.outcome,
     )
 
 

@@ -184,7 +184,7 @@ def parse_recommend(body: bytes, request_id: str, deadline_ms: int | None) -> Re
             allowed_item_ids=None if filters.allowed_item_ids is None else tuple(filters.allowed_item_ids),
         ),
         deadline_ms=deadline_ms if asked.deadline_ms is None else asked.deadline_ms,
-        explain=asked.explain,
+        rationale=asked.explain,
     )
 
 
@@ -223,10 +223,10 @@ def format_recommendation(answer: Recommendation) -> dict[str, Any]:
         "deadline_ms": answer.deadline_ms,
         "stages_ms": dict(answer.stages_ms),
     }
-    if answer.explained is not None:
-        plain["explanation_reason"] = answer.explained.outcome
-        if answer.explained.sentence is not None:
-            plain["explanation"] = answer.explained.sentence
+    if answer.rationale is not None:
+        plain["explanation_reason"] = answer.rationale.outcome
+        if answer.rationale.sentence is not None:
+            plain["explanation"] = answer.rationale.sentence
     return plain
 
 

@@ -15,8 +15,8 @@ from services.observability.metrics import TextMetrics
 
 log = structlog.get_logger()
 
-COMPLETIONS, CHAT, EXPLAIN = "completions", "chat", "explain"
-"""The ways to ask: the door's two, and recommendations that are to carry a sentence."""
+COMPLETIONS, CHAT, RATIONALE = "completions", "chat", "rationale"
+"""The routes by which text is requested: two of the OpenAI door, and the rationale of a recommendation."""
 OK, CANCELLED = "ok", "cancelled"
 
 

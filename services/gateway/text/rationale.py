@@ -16,7 +16,7 @@ import structlog
 from prometheus_client import Counter
 
 from services.contracts.access import Priority
-from services.contracts.recommend import Explained, ExplainOutcome
+from services.contracts.recommend import Rationale, RationaleOutcome
 from services.contracts.text import (
     ChatMessage,
     FinishReason,
@@ -27,7 +27,7 @@ from services.contracts.text import (
 )
 from services.errors import DeadlineExceeded, NotFound, Overloaded
 from services.gateway.request.time_box import time_box
-from services.gateway.text.metrics import EXPLAIN
+from services.gateway.text.metrics import RATIONALE
 from services.gateway.text.tier import TextTier
 from services.observability.tracing import trace_headers
 
@@ -43,7 +43,7 @@ _SENTENCE = re.compile(r".*?[.!?](?=\s|$)", re.DOTALL)
 _TASK = "Answer with one short sentence."
 
 
-class OneSentence:
+class RationaleWriter:
     """Asks for sentences. Without a tier, none is written."""
 
     def __init__(self, tier: TextTier | None, outcomes: Counter, wall_clock: Callable[[], float] = time.time) -> None:
@@ -52,43 +52,43 @@ class OneSentence:
         self._wall_clock = wall_clock
         self._model: TextModel | None = None
 
-    async def __call__(self, seen: Sequence[str], shown: Sequence[str], box_s: float) -> Explained:
+    async def __call__(self, seen: Sequence[str], shown: Sequence[str], box_s: float) -> Rationale:
         """Say why who has seen these titles (oldest first) is shown those (best first), within `box_s` seconds. Never raises."""
-        explained = await self._within(seen, shown, box_s)
-        self._outcomes.labels(explained.outcome.value).inc()
-        return explained
+        rationale = await self._within(seen, shown, box_s)
+        self._outcomes.labels(rationale.outcome.value).inc()
+        return rationale
 
-    async def _within(self, seen: Sequence[str], shown: Sequence[str], box_s: float) -> Explained:
+    async def _within(self, seen: Sequence[str], shown: Sequence[str], box_s: float) -> Rationale:
         if self._tier is None or not shown:
-            return Explained(ExplainOutcome.NO_TEXT)
+            return Rationale(RationaleOutcome.NO_TEXT)
         if box_s < MIN_BOX_S:
-            return Explained(ExplainOutcome.LATE)
+            return Rationale(RationaleOutcome.LATE)
         done = await time_box(self._ask(self._tier, prompt_of(seen, shown), box_s), box_s)
-        return done.value or Explained(_outcome_of(done.error))
+        return done.value or Rationale(_outcome_of(done.error))
 
-    async def _ask(self, tier: TextTier, prompt: str, box_s: float) -> Explained:
+    async def _ask(self, tier: TextTier, prompt: str, box_s: float) -> Rationale:
         deadline_unix_s = self._wall_clock() + box_s
         if self._model is None:
             models = await tier.models()
             if not models:
-                return Explained(ExplainOutcome.NO_TEXT)
+                return Rationale(RationaleOutcome.NO_TEXT)
             self._model = models[0]
         asked = _request(self._model, prompt, deadline_unix_s)
         text = ""
         try:
-            async with aclosing(tier.write(asked, EXPLAIN)) as events:
+            async with aclosing(tier.write(asked, RATIONALE)) as events:
                 async for event in events:
                     if isinstance(event, TextPiece):
                         text += event.text
                         if event.finish_reason is FinishReason.DEADLINE:
-                            return Explained(ExplainOutcome.LATE)
+                            return Rationale(RationaleOutcome.LATE)
                         if (sentence := whole_sentence(text)) is not None:
-                            return Explained(ExplainOutcome.WRITTEN, sentence)
+                            return Rationale(RationaleOutcome.WRITTEN, sentence)
         except NotFound:
             self._model = None  # another one is served by now
             raise
         sentence = ended(text)
-        return Explained(ExplainOutcome.WRITTEN, sentence) if sentence else Explained(ExplainOutcome.FAILED)
+        return Rationale(RationaleOutcome.WRITTEN, sentence) if sentence else Rationale(RationaleOutcome.FAILED)
 
 
 def prompt_of(seen: Sequence[str], shown: Sequence[str]) -> str:
@@ -133,12 +133,12 @@ def _request(model: TextModel, prompt: str, deadline_unix_s: float) -> TextReque
     )
 
 
-def _outcome_of(error: BaseException | None) -> ExplainOutcome:
+def _outcome_of(error: BaseException | None) -> RationaleOutcome:
     match error:
         case None | DeadlineExceeded():
-            return ExplainOutcome.LATE
+            return RationaleOutcome.LATE
         case Overloaded():
-            return ExplainOutcome.BUSY
+            return RationaleOutcome.BUSY
         case _:
-            log.warning("explain_failed", error=repr(error))
-            return ExplainOutcome.FAILED
+            log.warning("rationale_failed", error=repr(error))
+            return RationaleOutcome.FAILED

@@ -19,7 +19,7 @@ from services.gateway.records.report import Report
 from services.gateway.request.data_plane import DataPlane
 from services.gateway.request.load_monitor import LoadWatch
 from services.gateway.text.metrics import TextReport
-from services.gateway.text.rationale import OneSentence
+from services.gateway.text.rationale import RationaleWriter
 from services.gateway.text.tier import TextLimits, TextTier
 from services.gateway.tiers.live_bundle import LiveBundle
 from services.gateway.tiers.llm import LlmTier
@@ -149,7 +149,7 @@ def make_world(root: Path, writer: TextWriter | None = None, reserve_ms: float =
         report=report,
         explanations=explanations,
         load=load,
-        sentence=OneSentence(tier, text_report.metrics.sentences, wall_clock=lambda: NOW_S),
+        rationale=RationaleWriter(tier, text_report.metrics.rationales, wall_clock=lambda: NOW_S),
         limits=DeadlineLimits(default_ms=1_000, min_ms=5, max_ms=5_000, reserve_ms=reserve_ms),
         feature_timeout_s=0.05,
         min_history_for_llm=3,

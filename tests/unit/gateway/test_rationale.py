@@ -7,7 +7,7 @@ import pytest
 
 from services.contracts.access import Priority
 from services.errors import DependencyAway, Overloaded
-from services.gateway.text.rationale import MAX_TOKENS, OneSentence, ended, prompt_of, whole_sentence
+from services.gateway.text.rationale import MAX_TOKENS, RationaleWriter, ended, prompt_of, whole_sentence
 from tests.support.parrot import Parrot
 from tests.support.until import until
 from tests.unit.gateway.clients import RestClient, RpcClient
@@ -48,8 +48,8 @@ async def test_a_sentence_comes_with_the_items(door: Door, world: World, parrot:
     assert reply.body["explanation"].startswith("Someone liked: Item 0; Item 1; Item 2; Item 3.")
     assert "Item 4; Item 5; Item 6" in asked.messages[-1].content
     assert (asked.priority, asked.max_tokens, asked.sampling.temperature) == (Priority.LOW, MAX_TOKENS, 0.0)
-    assert "explain" in reply.body["stages_ms"]
-    assert world.metric("tailrace_explained_total", outcome="written") == 1
+    assert "rationale" in reply.body["stages_ms"]
+    assert world.metric("tailrace_rationales_total", outcome="written") == 1
 
 
 @pytest.mark.parametrize(("known", "sent"), [((), {}), (("enable_thinking", "effort"), {"enable_thinking": False})])
@@ -117,14 +117,14 @@ async def test_a_broken_writer_fails_no_recommendation(
 
 async def test_without_a_writer_there_is_no_sentence(world: World) -> None:
     """A stack without text says so."""
-    told = await OneSentence(None, world.plane.text_report.metrics.sentences)([], ["A"], 1.0)
+    told = await RationaleWriter(None, world.plane.text_report.metrics.sentences)([], ["A"], 1.0)
 
     assert (told.outcome, told.sentence) == ("no_text", None)
 
 
 async def test_with_nothing_left_nobody_is_asked(world: World, parrot: Parrot) -> None:
     """A box that no writer could fill is not opened."""
-    told = await OneSentence(world.plane.text, world.plane.text_report.metrics.sentences)([], ["A"], 0.01)
+    told = await RationaleWriter(world.plane.text, world.plane.text_report.metrics.sentences)([], ["A"], 0.01)
 
     assert (told.outcome, parrot.asked) == ("late", [])
 
