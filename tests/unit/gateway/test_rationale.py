@@ -117,14 +117,14 @@ async def test_a_broken_writer_fails_no_recommendation(
 
 async def test_without_a_writer_there_is_no_sentence(world: World) -> None:
     """A stack without text says so."""
-    told = await RationaleWriter(None, world.plane.text_report.metrics.sentences)([], ["A"], 1.0)
+    told = await RationaleWriter(None, world.plane.text_report.metrics.rationales)([], ["A"], 1.0)
 
     assert (told.outcome, told.sentence) == ("no_text", None)
 
 
 async def test_with_nothing_left_nobody_is_asked(world: World, parrot: Parrot) -> None:
     """A box that no writer could fill is not opened."""
-    told = await RationaleWriter(world.plane.text, world.plane.text_report.metrics.sentences)([], ["A"], 0.01)
+    told = await RationaleWriter(world.plane.text, world.plane.text_report.metrics.rationales)([], ["A"], 0.01)
 
     assert (told.outcome, parrot.asked) == ("late", [])
 
