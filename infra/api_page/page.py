@@ -7,6 +7,7 @@ from infra.api_page.tables import table
 from services.contracts.events import MAX_EVENT_AGE_MS, MAX_EVENT_LEAD_MS
 from services.contracts.recommend import MAX_DEADLINE_MS, MAX_ID_CHARS, MAX_IDS_PER_FIELD, MAX_K
 from services.gateway.grpc.answers import STATUS as RPC_STATUS
+from services.gateway.records.reasons import REASONS, TIERS
 from services.gateway.request.data_plane import DataPlane
 from services.gateway.rest.answers import STATUS as REST_STATUS
 from services.gateway.rest.door import create_rest_app
@@ -103,8 +104,8 @@ def render(root: Path) -> str:
     usual = Settings.model_construct()  # the defaults, whatever the environment says
     app = create_rest_app(_no_plane, lambda: b"", usual.max_body_bytes)
     return _PAGE.format(
-        tiers=table(("tier", "what answers"), [(f"`{tier}`", words.TIERS[tier]) for tier in words.TIERS]),
-        reasons=table(("reason", "meaning"), [(f"`{reason}`", text) for reason, text in words.REASONS.items()]),
+        tiers=table(("tier", "what answers"), [(f"`{tier}`", text.meaning) for tier, text in TIERS.items()]),
+        reasons=table(("reason", "meaning"), [(f"`{reason}`", text.meaning) for reason, text in REASONS.items()]),
         limits=table(("what", "limit"), _limits(usual)),
         errors=table(("code", "REST", "gRPC", "meaning"), _errors()),
         rest=rest.routes(app.openapi()),

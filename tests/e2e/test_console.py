@@ -157,7 +157,7 @@ def test_switching_parts_off_shifts_the_tiers(page: Page, stack: Stack) -> None:
 
     page.get_by_role("switch", name="Language model").click()
     expect(page.locator("#tier")).to_have_text("Student")
-    expect(page.locator("#reason")).to_contain_text("away")
+    expect(page.locator("#reason")).to_contain_text("unavailable")
     expect(page.locator("#switch-llm")).to_have_attribute("aria-checked", "false")
     page.get_by_role("switch", name="Language model").click()
     until_tier(page, "Language model")

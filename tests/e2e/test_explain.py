@@ -54,7 +54,7 @@ def explain(stack: Stack, request_id: str, *options: str) -> str:
         ),
         (
             {"recent_item_ids": ITEMS, "deadline_ms": 5},
-            ["by student (llm_", "The stage that took the most is", "of a deadline of 5 ms"],
+            ["by student (llm_", "The longest stage was", "of a deadline of 5 ms"],
             {"route", "student"},
         ),
         ({"user_id": "nobody-knows-me"}, ["by popular (unknown_user)", "Nothing is known of this user"], {"answer"}),

@@ -17,7 +17,7 @@ from services.gateway.call.headers import Call, deadline_ms_from
 from services.gateway.call.spans import traced_http
 from services.gateway.openai.absent import absent_routes
 from services.gateway.openai.door import add_openai
-from services.gateway.records.describe import sentences
+from services.gateway.records.describe import describe
 from services.gateway.request.data_plane import DataPlane
 from services.gateway.rest.answers import DOOR, guarded, json_response
 from services.gateway.rest.body import read_body
@@ -130,7 +130,7 @@ class _RestDoor:
 
         async def work(_: Call) -> Response:
             found = await self._plane().explanations.find(http.path_params["request_id"])
-            return json_response({**found.as_plain(), "sentences": sentences(found)})
+            return json_response({**found.as_plain(), "sentences": describe(found)})
 
         return await guarded(http, work, scope=Scope.ADMIN)
 

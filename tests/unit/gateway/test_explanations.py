@@ -131,8 +131,8 @@ async def test_a_late_llm_says_what_was_predicted(world: World, rest: RestClient
     told = await explained(world, rest, "late")
 
     assert (told["tier"], told["reason"], told["planned_tier"]) == ("student", "llm_late", "llm")
-    assert any("had not come when the time was up" in sentence for sentence in told["sentences"])
-    assert any("The stage that took the most is llm" in sentence for sentence in told["sentences"])
+    assert any("had not answered when the time was up" in sentence for sentence in told["sentences"])
+    assert any("The longest stage was llm" in sentence for sentence in told["sentences"])
 
 
 async def test_a_refused_request_explains_itself_too(

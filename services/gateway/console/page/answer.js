@@ -2,7 +2,7 @@
 
 import { announce, byId, make, prefersStill, setText } from "./dom.js"
 import { takenMs } from "./session.js"
-import { TIER_NAMES, ago, milliseconds, plural, reasonInWords, score } from "./words.js"
+import { tierTitle, ago, milliseconds, plural, reasonText, score } from "./words.js"
 
 const MOVE_MS = 210
 const rows = new Map()
@@ -29,9 +29,9 @@ export function clickPlace(session, place) {
 function show(answer, session) {
   const tier = byId("tier")
   tier.dataset.tier = answer.tier
-  setText(tier, TIER_NAMES[answer.tier])
+  setText(tier, tierTitle(answer.tier))
   byId("verdict").dataset.tier = answer.tier
-  setText(byId("reason"), reasonInWords(answer.reason))
+  setText(byId("reason"), reasonText(answer.reason))
   setText(byId("facts"), facts(answer))
   showItems(answer, session)
 }
@@ -91,7 +91,7 @@ function fill(row, item, place, before, share, hasChanged) {
   setText(part("place"), String(place + 1))
   setText(part("score"), score(item.score))
   part("source").dataset.tier = item.source
-  setText(part("source"), TIER_NAMES[item.source])
+  setText(part("source"), tierTitle(item.source))
   part("bar").dataset.tier = item.source
   part("bar").firstChild.style.width = `${6 + 94 * share}%`
   row.classList.remove("pending")

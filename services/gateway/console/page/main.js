@@ -11,7 +11,7 @@ import { Session } from "./session.js"
 import { flip, load, startSteer, takeLive, turnLoad } from "./steer.js"
 import { nextTheme, startTheme } from "./theme.js"
 import { startTimeline } from "./timeline.js"
-import { TIERS, TIER_NAMES, TIER_STORIES } from "./words.js"
+import { TIERS, tierTitle, tierMeaning } from "./words.js"
 
 const LIVE_EVERY_MS = 1_000
 const BUNDLE_EVERY = 15
@@ -70,7 +70,7 @@ function startKey() {
 }
 
 function tellTiers() {
-  byId("tiers").replaceChildren(...TIERS.map((tier) => make("div", {}, make("dt", {}, make("span", { class: "badge", data: { tier } }, TIER_NAMES[tier])), make("dd", {}, TIER_STORIES[tier]))))
+  byId("tiers").replaceChildren(...TIERS.map((tier) => make("div", {}, make("dt", {}, make("span", { class: "badge", data: { tier } }, tierTitle(tier))), make("dd", {}, tierMeaning(tier)))))
 }
 
 startTheme()

@@ -1,7 +1,7 @@
 // The strip of promises: each objective, how it was kept, and how much of what may go wrong is left.
 
 import { byId, make, setText } from "./dom.js"
-import { TIER_NAMES, percent } from "./words.js"
+import { tierTitle, percent } from "./words.js"
 
 const SHORT = { availability: "Answered", deadline: "In time", freshness: "Fresh", agreement: "Student agrees", precomputed_age: "Lists young" }
 const LATENCY = "latency_"
@@ -34,7 +34,7 @@ function latencyTile(promises) {
       "li",
       { data: { health: health(promise) }, title: promise.title },
       make("span", { class: "swatch", data: { tier }, "aria-hidden": "true" }),
-      make("span", {}, `${TIER_NAMES[tier] ?? tier} `, make("small", {}, limitOf(promise.title))),
+      make("span", {}, `${tierTitle(tier)} `, make("small", {}, limitOf(promise.title))),
       make("b", {}, percent(promise.good_share)),
     )
   })

@@ -6,7 +6,7 @@ import { announce, byId, make, prefersStill, setText } from "./dom.js"
 import { Load, RATES } from "./load.js"
 import { takenMs } from "./session.js"
 import { themeChanged } from "./theme.js"
-import { TIERS, TIER_NAMES, milliseconds, percent } from "./words.js"
+import { TIERS, tierTitle, milliseconds, percent } from "./words.js"
 
 const DEADLINES = [10, 20, 50, 100, 200, 500, 1_000]
 const SETTLING_MS = 2_000
@@ -123,7 +123,7 @@ function showLoad() {
 function showLegend() {
   const last = moments.slice(-3)
   const mean = (tier) => last.reduce((sum, moment) => sum + moment.rates[tier], 0) / Math.max(1, last.length)
-  const entries = TIERS.map((tier) => make("span", {}, make("i", { class: "swatch", data: { tier } }), `${TIER_NAMES[tier]} `, make("b", {}, mean(tier).toFixed(mean(tier) < 10 ? 1 : 0))))
+  const entries = TIERS.map((tier) => make("span", {}, make("i", { class: "swatch", data: { tier } }), `${tierTitle(tier)} `, make("b", {}, mean(tier).toFixed(mean(tier) < 10 ? 1 : 0))))
   byId("mix-text").replaceChildren(...entries)
   const p99 = moments.findLast((moment) => moment.p99 !== null)?.p99
   setText(byId("speed-text"), `The line is the 99th percentile of all callers: ${milliseconds(p99)} of ${deadlineMs} ms.`)

@@ -1,40 +1,11 @@
-// What the service's words mean, in plain ones. Knows no element and no request.
+// Texts and number formats of the page. Knows no element and no request; the tiers and reasons come from the service's own table.
 
-export const TIERS = ["precomputed", "llm", "student", "popular"]
+import { REASONS, TIER_TEXTS } from "./reasons.js"
 
-export const TIER_NAMES = {
-  precomputed: "Stored list",
-  llm: "Language model",
-  student: "Student",
-  popular: "Popular",
-}
-
-export const TIER_STORIES = {
-  precomputed: "A list made offline, waiting in the feature store. Used while nothing newer is known of the user.",
-  llm: "The decoder spells the next items from the history. Asked when its predicted finish fits the deadline.",
-  student: "A small model distilled from it, in the gateway itself, ready in well under a millisecond. Always computed, so a late language model costs nothing.",
-  popular: "What everyone likes lately, held in memory. Needs no network and cannot fail.",
-}
-
-const REASONS = {
-  precomputed_fresh: "Nothing has happened since this list was stored, so it is still right.",
-  llm_in_time: "The language model fitted into the deadline.",
-  unknown_user: "Nobody knows this visitor yet, so everybody’s favourites answer.",
-  short_history: "The history is too short for the language model to be worth its time.",
-  llm_overloaded: "The language model has its hands full; nobody waits for it.",
-  llm_too_slow: "The language model would not have made the deadline, so it was not asked.",
-  llm_late: "The language model ran out of time; the student’s answer lay ready.",
-  llm_away: "The language model is away; the student answers in its place.",
-  llm_failed: "The language model stumbled; the student answers in its place.",
-  bundle_mismatch: "The language model serves another bundle just now.",
-  features_away: "The feature store is away, so the history is unknown; favourites answer.",
-  student_failed: "The student could not rank; favourites answer.",
-  shed: "Too much is asked at once; calls that matter less get the cheapest good answer.",
-  everything_seen: "The visitor has seen everything, so seen items are shown again.",
-  nothing_allowed: "The filters leave nothing to show.",
-}
-
-export const reasonInWords = (reason) => REASONS[reason] ?? reason.replaceAll("_", " ")
+export const TIERS = Object.keys(TIER_TEXTS)
+export const tierTitle = (tier) => TIER_TEXTS[tier]?.title ?? tier
+export const tierMeaning = (tier) => TIER_TEXTS[tier].meaning
+export const reasonText = (reason) => REASONS[reason] ?? reason.replaceAll("_", " ")
 
 export const plural = (count, one, many = `${one}s`) => `${count.toLocaleString("en")} ${count === 1 ? one : many}`
 

@@ -1,4 +1,4 @@
-"""Explanations in words: every reason has a sentence, every number in it is the fact's."""
+"""An explanation is described with the numbers that decided; every tier and reason has its text."""
 
 from dataclasses import fields
 from typing import Any
@@ -7,7 +7,8 @@ import pytest
 
 from services.contracts.explanation import Explanation, LlmPart, StageTime
 from services.contracts.recommend import Reason, Tier
-from services.gateway.records.describe import longest_stage, sentences, why
+from services.gateway.records.describe import describe, longest_stage, reason_sentence
+from services.gateway.records.reasons import REASONS, TIERS
 from services.router.policy import Facts, LlmOutcome, after_llm, after_student, plan
 
 FACTS: dict[str, Any] = {
@@ -29,10 +30,10 @@ FACTS: dict[str, Any] = {
 CHANGES: list[tuple[dict[str, Any], str]] = [
     ({}, "predicted to need 12.3 ms of the 50.0 ms"),
     ({"num_in_flight": 0}, "predicted to need 1.0 ms of the 50.0 ms"),
-    ({"list_covers": True}, "has seen every event"),
+    ({"list_covers": True}, "covers every event"),
     ({"num_history": 2}, "2 known items are too few for the LLM, which is asked from 3 on"),
     ({"num_history": 0}, "0 known items"),
-    ({"num_history": 0, "user_known": False}, "Nothing is known"),
+    ({"num_history": 0, "user_known": False}, "No event of this user is known"),
     ({"num_in_flight": 8}, "All 8 places"),
     ({"predicted_s": 0.2}, "predicted to need 200.0 ms and only 50.0 ms were left"),
     ({"breaker_allows": False}, "breaker was open"),
@@ -44,7 +45,7 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
 
 
 def explanation(**changes: Any) -> Explanation:
-    """An answered request of 12 ms."""
+    """Build the explanation of a request that was answered in 12 ms."""
     given: dict[str, Any] = {
         "request_id": "r",
         "door": "rest",
@@ -69,11 +70,11 @@ def explanation(**changes: Any) -> Explanation:
 
 
 @pytest.mark.parametrize(("changes", "words"), CHANGES)
-def test_each_decision_says_the_fact_that_decided(changes: dict[str, Any], words: str) -> None:
-    """The policy's own decision over these facts is put into words that hold them."""
+def test_a_planned_reason_is_described_with_its_facts(changes: dict[str, Any], words: str) -> None:
+    """The sentence of the policy's decision holds the numbers it was made by."""
     facts = {**FACTS, **changes}
     route = plan(Facts(**facts))
-    told = explanation(
+    found = explanation(
         facts=facts,
         tier=route.tier.value,
         reason=route.reason.value,
@@ -81,26 +82,26 @@ def test_each_decision_says_the_fact_that_decided(changes: dict[str, Any], words
         planned_reason=route.reason.value,
     )
 
-    assert words in why(told)
+    assert words in reason_sentence(found)
 
 
 @pytest.mark.parametrize("outcome", [one for one in LlmOutcome if one is not LlmOutcome.ABANDONED])
 @pytest.mark.parametrize("student_ranked", [True, False])
-def test_each_end_has_words(outcome: LlmOutcome, student_ranked: bool) -> None:
-    """However asking the LLM ended and whether or not the student could rank."""
+def test_each_outcome_of_ranking_has_a_sentence(outcome: LlmOutcome, student_ranked: bool) -> None:
+    """For each outcome of the LLM, with and without an answer of the student."""
     route = after_student(after_llm(outcome), student_ranked=student_ranked)
 
-    assert why(explanation(tier=route.tier.value, reason=route.reason.value))
+    assert reason_sentence(explanation(tier=route.tier.value, reason=route.reason.value))
 
 
-def test_the_facts_here_are_the_policys() -> None:
-    """No fact is forgotten in these tests."""
+def test_the_facts_here_are_all_facts_of_the_policy() -> None:
+    """A new fact must be added here."""
     assert set(FACTS) == {one.name for one in fields(Facts)}
 
 
-def test_a_whole_story_reads_well() -> None:
+def test_a_whole_explanation() -> None:
     """The tier and the reason first, then the LLM's numbers, the deadline, the longest stage and the age."""
-    told = sentences(
+    sentences = describe(
         explanation(
             llm=LlmPart(
                 outcome="in_time",
@@ -119,39 +120,39 @@ def test_a_whole_story_reads_well() -> None:
         )
     )
 
-    assert told == [
+    assert sentences == [
         "Answered by llm (llm_in_time) with 3 of 3 items, from bundle v1.",
         "The LLM was predicted to need 12.3 ms of the 50.0 ms that were left, and it answered in time.",
         "No list is stored for the user.",
         (
             "The LLM waited 0.4 ms in its queue and computed 6.0 ms in 1 step (prefill 6.0, decode 0.0);"
-            " the way there and back took 2.6 ms."
+            " transport took 2.6 ms."
         ),
         "192 of 201 prompt tokens came from the prefix cache.",
         "It took 12.0 ms of a deadline of 200 ms: in time, 188.0 ms to spare.",
-        "The stage that took the most is llm: 9.0 ms, 75% of the whole.",
-        "The newest event that it has seen was 5.0 s old.",
+        "The longest stage was llm: 9.0 ms, 75% of the whole.",
+        "The newest event that it took into account was 5.0 s old.",
         "Request r of caller shop, priority high, through rest at 2027-01-15T08:00:00.000+00:00.",
     ]
 
 
-def test_a_late_answer_says_by_how_much() -> None:
-    """The deadline was missed."""
-    assert any("late by 20.0 ms" in sentence for sentence in sentences(explanation(elapsed_ms=220.0)))
+def test_a_late_answer_states_by_how_much() -> None:
+    """A late answer is described by how late it was."""
+    assert any("late by 20.0 ms" in sentence for sentence in describe(explanation(elapsed_ms=220.0)))
 
 
-def test_a_refusal_is_told_without_what_it_cannot_have() -> None:
-    """Two sentences: the refusal, and when it was."""
+def test_a_refusal_is_described_in_two_sentences() -> None:
+    """The error, and when it was; a refusal has nothing else."""
     refused = Explanation(request_id="r", door="grpc", outcome="overloaded", message="busy", at_unix_ms=0)
 
-    assert sentences(refused) == [
+    assert describe(refused) == [
         "Refused with overloaded: busy.",
         "Request r through grpc at 1970-01-01T00:00:00.000+00:00.",
     ]
 
 
-def test_a_stage_that_holds_others_is_not_the_longest() -> None:
-    """`rank` holds the LLM and the student; alone it counts."""
+def test_a_stage_that_contains_others_is_not_the_longest() -> None:
+    """`rank` contains the LLM and the student; it counts only without them."""
     rank = StageTime(name="rank", offset_ms=0.0, duration_ms=5.0)
     student = StageTime(name="student", offset_ms=0.0, duration_ms=4.0)
 
@@ -159,9 +160,6 @@ def test_a_stage_that_holds_others_is_not_the_longest() -> None:
     assert longest_stage(explanation(stages=(rank,))) == rank
 
 
-def test_no_tier_and_no_reason_is_without_words() -> None:
-    """All reasons that a policy can give are in the table of either moment."""
-    from services.gateway.records.describe import _DECIDED, _ENDED
-
-    assert set(Reason) == set(_DECIDED) | set(_ENDED) | {Reason.EVERYTHING_SEEN}
-    assert len(Tier) == 4
+def test_every_tier_and_reason_is_in_the_table() -> None:
+    """The API page, the console and the explanations read one table; it lacks none."""
+    assert (set(TIERS), set(REASONS)) == (set(Tier), set(Reason))

@@ -1,0 +1,108 @@
+"""Each tier and each reason in words: the one table that the API page, the console and `tailrace explain` read. Pure.
+
+`meaning` is one sentence without numbers. `planned` and `ended` are the detailed sentences of an explanation, as templates
+over the policy's facts: the policy planned so before ranking, or ranking ended so. Where one is None, `meaning` serves.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from services.contracts.recommend import Reason, Tier
+
+
+@dataclass(frozen=True, slots=True)
+class TierText:
+    """One tier in words."""
+
+    title: str
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReasonText:
+    """One reason in words."""
+
+    meaning: str
+    planned: str | None = None
+    ended: str | None = None
+
+
+TIERS: Mapping[Tier, TierText] = {
+    Tier.PRECOMPUTED: TierText(
+        "Stored list",
+        "A list that the offline pipeline stored for this user. Used if the live bundle made it and no event of the user is newer.",
+    ),
+    Tier.LLM: TierText(
+        "Language model",
+        "The decoder generates the next items from the history. Asked if its predicted finish meets the deadline.",
+    ),
+    Tier.STUDENT: TierText(
+        "Student",
+        "A small model distilled from the decoder, run in the gateway's process in under a millisecond. Always computed, so a late language model costs nothing.",
+    ),
+    Tier.POPULAR: TierText(
+        "Popular",
+        "The items that are popular now, held in memory. Needs no network and cannot fail.",
+    ),
+}
+
+_PREDICTION = "The LLM was predicted to need {predicted_ms:.1f} ms"
+
+REASONS: Mapping[Reason, ReasonText] = {
+    Reason.PRECOMPUTED_FRESH: ReasonText(
+        "The stored list is up to date: no event of the user is newer.",
+        planned="The stored list was made by the live bundle and covers every event of the user.",
+    ),
+    Reason.LLM_IN_TIME: ReasonText(
+        "The language model was predicted to meet the deadline, and it did.",
+        planned=_PREDICTION + " of the {budget_ms:.1f} ms that were left, and it answered in time.",
+        ended=_PREDICTION + " of the {budget_ms:.1f} ms that were left, and it answered in time.",
+    ),
+    Reason.UNKNOWN_USER: ReasonText("No event of this user is known; the popular items answered."),
+    Reason.SHORT_HISTORY: ReasonText(
+        "The history is too short for the language model.",
+        planned="{num_history} known items are too few for the LLM, which is asked from {min_history_for_llm} on.",
+    ),
+    Reason.LLM_OVERLOADED: ReasonText(
+        "The language model is at capacity; the student answered.",
+        planned="All {max_in_flight} places that this caller's class may fill at the LLM were taken ({num_in_flight} in flight).",
+        ended="The LLM was asked and refused: its queue was full.",
+    ),
+    Reason.LLM_TOO_SLOW: ReasonText(
+        "The language model was predicted to miss the deadline, so it was not asked; the student answered.",
+        planned=_PREDICTION + " and only {budget_ms:.1f} ms were left, so it was not asked.",
+    ),
+    Reason.LLM_LATE: ReasonText(
+        "The language model was asked and missed the deadline; the student answered.",
+        ended="The LLM was asked, predicted to need {predicted_ms:.1f} ms of {budget_ms:.1f} ms, and had not answered when the time was up.",
+    ),
+    Reason.LLM_AWAY: ReasonText(
+        "The language model is unavailable; the student answered.",
+        planned="The breaker was open after repeated failures of the LLM, so it was not asked.",
+        ended="The LLM was asked and could not be reached.",
+    ),
+    Reason.LLM_FAILED: ReasonText(
+        "The language model failed; the student answered.",
+        ended="The LLM was asked and failed.",
+    ),
+    Reason.BUNDLE_MISMATCH: ReasonText(
+        "The language model serves another bundle than the gateway, as it may for a moment during a promotion; the student answered.",
+        ended="The LLM was asked and serves another bundle than this gateway.",
+    ),
+    Reason.FEATURES_AWAY: ReasonText(
+        "The feature store did not answer in its share of the deadline, so the user's history is not known.",
+        planned="The feature store did not answer in its share of the deadline, so the user's seen items were not known.",
+    ),
+    Reason.STUDENT_FAILED: ReasonText(
+        "The student failed; the popular items answered.",
+        ended="The student was to answer ({planned_reason}) and failed.",
+    ),
+    Reason.SHED: ReasonText(
+        "The gateway is overloaded, and requests of this priority class are answered from memory.",
+        planned="The gateway was overloaded and shed this caller's class: it was answered from memory, nothing was read.",
+    ),
+    Reason.EVERYTHING_SEEN: ReasonText(
+        "The user has seen every item that may be shown, so seen items are shown again."
+    ),
+    Reason.NOTHING_ALLOWED: ReasonText("The filters and exclusions leave no item."),
+}
