@@ -62,7 +62,7 @@ Every answer names its `tier`; each item names the tier that chose it (`source`)
 
 `deadline_ms` in the body, or `X-Deadline-Ms` as header (gRPC: metadata `x-deadline-ms`), counts from the request's arrival; without it {default_deadline_ms} ms hold. It is
 brought into {min_deadline_ms} to {max_deadline_ms} ms (`TAILRACE_MIN_DEADLINE_MS`, `TAILRACE_MAX_DEADLINE_MS`), and the answer says which deadline held. What cannot be had in time is left out; the answer still comes.
-That goes for the sentence that `explain` asks for, too: it is written last ([Text](text.md#a-sentence-with-a-recommendation)).
+That includes the rationale: it is written last ([Text](text.md#a-rationale-with-a-recommendation)).
 
 ## Limits
 

@@ -146,13 +146,13 @@ def test_a_key_without_the_scope_writes_nothing(texts: Texts) -> None:
 
 def test_a_recommendation_can_carry_a_sentence(texts: Texts) -> None:
     """With time enough it is written; without, the items come all the same."""
-    ample = texts.recommend(recent_item_ids=SEEN, k=3, deadline_ms=4_000, explain=True)
-    tight = texts.recommend(recent_item_ids=SEEN, k=3, deadline_ms=5, explain=True)
+    ample = texts.recommend(recent_item_ids=SEEN, k=3, deadline_ms=4_000, rationale=True)
+    tight = texts.recommend(recent_item_ids=SEEN, k=3, deadline_ms=5, rationale=True)
 
-    assert (ample["explanation_reason"], len(ample["items"])) == ("written", 3)
-    assert ample["explanation"]
-    assert (tight["explanation_reason"], len(tight["items"])) == ("late", 3)
-    assert "explanation" not in tight
+    assert (ample["rationale_reason"], len(ample["items"])) == ("written", 3)
+    assert ample["rationale"]
+    assert (tight["rationale_reason"], len(tight["items"])) == ("late", 3)
+    assert "rationale" not in tight
 
 
 def test_the_page_keeps_its_word(texts: Texts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

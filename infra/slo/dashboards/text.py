@@ -73,7 +73,7 @@ BOARD = Board(
                     queries=(rate("tailrace_rationales_total", "outcome"),),
                     unit="reqps",
                     kind="areas",
-                    says="What became of the sentence that `explain` asked for.",
+                    says="How writing the rationales ended, by outcome.",
                 ),
             ),
         ),

@@ -32,7 +32,7 @@ def parse_recommend(body: bytes, max_bytes: int, request_id: str, deadline_ms: i
             allowed_item_ids=tuple(asked.filters.allowed_item_ids) or None,
         ),
         deadline_ms=asked.deadline_ms if asked.HasField("deadline_ms") else deadline_ms,
-        rationale=asked.explain,
+        rationale=asked.rationale,
     )
 
 
@@ -57,8 +57,8 @@ def format_recommendation(answer: Recommendation) -> pb.RecommendResponse:
         feature_age_ms=answer.feature_age_ms,
         deadline_ms=answer.deadline_ms,
         stages_ms=answer.stages_ms,
-        explanation=None if rationale is None else rationale.sentence,
-        explanation_reason=None if rationale is None else rationale.outcome,
+        rationale=None if rationale is None else rationale.sentence,
+        rationale_reason=None if rationale is None else rationale.outcome,
     )
 
 

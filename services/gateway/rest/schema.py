@@ -41,7 +41,9 @@ class RecommendBody(_Body):
     filters: FiltersBody | None = None
     deadline_ms: int | None = Field(None, description="From arrival; or header X-Deadline-Ms", examples=[200])
     request_id: str | None = Field(None, description="Or header X-Request-Id; one is made when absent")
-    explain: bool = Field(False, description="Add a sentence that says why, if it can be had before the deadline")
+    rationale: bool = Field(
+        False, description="Add one sentence on why these items, if it can be written before the deadline"
+    )
 
 
 class EventBody(_Body):
@@ -85,11 +87,11 @@ class RecommendationBody(_Body):
     feature_age_ms: int | None = Field(description="That event's age when the answer went out")
     deadline_ms: int = Field(description="The deadline that held")
     stages_ms: dict[str, float] = Field(description="Milliseconds by stage")
-    explanation: str | None = Field(
-        None, description="The sentence that `explain` asked for; absent when there is none"
+    rationale: str | None = Field(
+        None, description="One sentence on why these items; absent when none was requested or written"
     )
-    explanation_reason: str | None = Field(
-        None, description="written, or why not: late, busy, failed, no_text; absent when not asked for"
+    rationale_reason: str | None = Field(
+        None, description="written, or why not: late, busy, failed, no_text; absent when none was requested"
     )
 
 
@@ -184,7 +186,7 @@ def parse_recommend(body: bytes, request_id: str, deadline_ms: int | None) -> Re
             allowed_item_ids=None if filters.allowed_item_ids is None else tuple(filters.allowed_item_ids),
         ),
         deadline_ms=deadline_ms if asked.deadline_ms is None else asked.deadline_ms,
-        rationale=asked.explain,
+        rationale=asked.rationale,
     )
 
 
@@ -224,9 +226,9 @@ def format_recommendation(answer: Recommendation) -> dict[str, Any]:
         "stages_ms": dict(answer.stages_ms),
     }
     if answer.rationale is not None:
-        plain["explanation_reason"] = answer.rationale.outcome
+        plain["rationale_reason"] = answer.rationale.outcome
         if answer.rationale.sentence is not None:
-            plain["explanation"] = answer.rationale.sentence
+            plain["rationale"] = answer.rationale.sentence
     return plain
 
 

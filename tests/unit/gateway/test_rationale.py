@@ -1,4 +1,4 @@
-"""`explain: true`: a sentence from the text writer with what is left of the deadline, at both doors, and never at its cost."""
+"""`rationale: true`: a sentence from the text writer with what is left of the deadline, at both doors, and never at its cost."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,7 +15,7 @@ from tests.unit.gateway.world import NOW_S, VERSION, World, catalogue_of, make_w
 
 DEADLINE_MS, SHORT_MS = 5_000, 400
 RESERVE_S = 0.008
-ASK = {"user_id": "long", "k": 3, "explain": True, "deadline_ms": DEADLINE_MS}
+ASK = {"user_id": "long", "k": 3, "rationale": True, "deadline_ms": DEADLINE_MS}
 IN_A_HURRY = ASK | {"deadline_ms": SHORT_MS}
 
 
@@ -44,8 +44,8 @@ async def test_a_sentence_comes_with_the_items(door: Door, world: World, parrot:
     reply = await door.recommend(ASK)
 
     (asked,) = parrot.asked
-    assert (reply.body["explanation_reason"], len(reply.body["items"])) == ("written", 3)
-    assert reply.body["explanation"].startswith("Someone liked: Item 0; Item 1; Item 2; Item 3.")
+    assert (reply.body["rationale_reason"], len(reply.body["items"])) == ("written", 3)
+    assert reply.body["rationale"].startswith("Someone liked: Item 0; Item 1; Item 2; Item 3.")
     assert "Item 4; Item 5; Item 6" in asked.messages[-1].content
     assert (asked.priority, asked.max_tokens, asked.sampling.temperature) == (Priority.LOW, MAX_TOKENS, 0.0)
     assert "rationale" in reply.body["stages_ms"]
@@ -69,8 +69,8 @@ async def test_who_does_not_ask_gets_none(door: Door, parrot: Parrot) -> None:
     reply = await door.recommend({"user_id": "long"})
 
     assert parrot.asked == []
-    assert "explanation_reason" not in reply.body
-    assert "explanation" not in reply.body
+    assert "rationale_reason" not in reply.body
+    assert "rationale" not in reply.body
 
 
 async def test_a_late_writer_costs_the_sentence_not_the_answer(door: Door, parrot: Parrot) -> None:
@@ -81,8 +81,8 @@ async def test_a_late_writer_costs_the_sentence_not_the_answer(door: Door, parro
 
     (asked,) = parrot.asked
     assert (reply.code, len(reply.body["items"])) == ("ok", 3)
-    assert reply.body["explanation_reason"] == "late"
-    assert "explanation" not in reply.body
+    assert reply.body["rationale_reason"] == "late"
+    assert "rationale" not in reply.body
     assert asked.deadline_unix_s is not None
     assert asked.deadline_unix_s - NOW_S <= SHORT_MS / 1_000 - RESERVE_S
     await until(lambda: parrot.num_open == 0)
@@ -92,7 +92,7 @@ async def test_half_a_sentence_is_none(door: Door, parrot: Parrot) -> None:
     """What was written before the deadline, but not to its end, is not shown."""
     parrot.hangs_after = 3
 
-    assert (await door.recommend(IN_A_HURRY)).body["explanation_reason"] == "late"
+    assert (await door.recommend(IN_A_HURRY)).body["rationale_reason"] == "late"
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ async def test_a_broken_writer_fails_no_recommendation(
     reply = await door.recommend(ASK)
 
     assert (reply.code, len(reply.body["items"])) == ("ok", 3)
-    assert reply.body["explanation_reason"] == reason
+    assert reply.body["rationale_reason"] == reason
 
 
 async def test_without_a_writer_there_is_no_sentence(world: World) -> None:
