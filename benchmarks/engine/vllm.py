@@ -12,8 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from benchmarks.engine.cases import NUM_LEVELS, code_table
-from benchmarks.engine.codes import CodeTrie
-from benchmarks.engine.masking import mask_scores
+from benchmarks.engine.catalogue import CodeTrie, mask_scores
 from benchmarks.engine.worker import Ask, Reply, serve
 
 _MAX_WIDTH = 128

@@ -25,11 +25,10 @@ from benchmarks.faults.event_probe import EventProbe
 from benchmarks.faults.rows import DEADLINE_MS, PHASES, Phases, door_of, plan_row, row_of
 from benchmarks.faults.scene import Scene, scene_from
 from benchmarks.faults.tcp_proxy import Wire
-from benchmarks.load.arguments import above_zero
-from benchmarks.load.crowd import Crowd
+from benchmarks.load.audience import Crowd
+from benchmarks.load.command import about_run, above_zero, write_report
 from benchmarks.load.live_view import LiveView
 from benchmarks.load.open_loop import Outcome, run_schedule
-from benchmarks.load.report_file import about_run, write_report
 from services.errors import TailraceError
 from services.settings.settings import load_settings
 

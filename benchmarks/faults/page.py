@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.load.arguments import results_file
+from benchmarks.load.command import results_file
 
 _HEAD = "| fault | answered | in time | p99 ms | goodput | recovered after | answered by, while it lasts |"
 

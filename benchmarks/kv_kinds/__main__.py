@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmarks.kv_kinds.text import overlap_in_beams, perplexity, read_windows
-from benchmarks.load.report_file import command_of, write_report
+from benchmarks.load.command import command_of, write_report
 from models.decoder.decoder import Decoder
 from models.decoder.weights import load_decoder
 from models.prompt import prompt_tokens

@@ -15,13 +15,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.engine.comparison import words_of
 from benchmarks.engine.process import EngineProcess
-from benchmarks.engine.words import words_of
-from benchmarks.load.arguments import at_least_one
+from benchmarks.load.command import about_run, at_least_one, write_report
 from benchmarks.load.own_stack import stack_for
-from benchmarks.load.report_file import about_run, write_report
-from benchmarks.text.caller import TextCaller
-from benchmarks.text.figures import Wave, row
+from benchmarks.text.streams import TextCaller, Wave, row
 from services.settings.settings import Settings, load_settings, with_text
 
 NUM_IN, NUM_OUT = 128, 64

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.load.arguments import above_zero, at_least_one, host_and_port
+from benchmarks.load.command import above_zero, at_least_one, host_and_port
 
 ROOT = Path(__file__).parents[3]
 COMMANDS = [path for path in sorted((ROOT / "benchmarks").glob("*.py")) if "add_argument(" in path.read_text()]

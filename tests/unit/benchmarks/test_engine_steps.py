@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from benchmarks.engine.shapes import random_decoder
-from benchmarks.engine.steps import drain
+from benchmarks.engine.tailrace import drain
 from services.llm.engine.beam.trie import ItemCodes
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine

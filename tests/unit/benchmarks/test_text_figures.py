@@ -1,6 +1,6 @@
 """What the text benchmark makes of arrivals. `pytest tests/unit/benchmarks/test_text_figures.py`."""
 
-from benchmarks.text.figures import Wave, figures, row
+from benchmarks.text.streams import Wave, figures, row
 
 SLOW = Wave([[0.5, 0.75, 1.0], [0.5, 1.0, 1.5]], num_tokens=6)
 FAST = Wave([[0.25, 0.375, 0.5], [0.25, 0.5, 0.75]], num_tokens=6)

@@ -4,8 +4,14 @@ Standard library alone: the engine's benchmark runs where nothing else is.
 """
 
 import argparse
+import json
 import math
+import os
+import platform
+import sys
+import time
 from pathlib import Path
+from typing import Any
 
 
 def above_zero(text: str) -> float:
@@ -47,3 +53,24 @@ def _number(text: str) -> float:
         return float(text)
     except ValueError:
         return math.nan
+
+
+def command_of(name: str) -> str:
+    """Return the command by which the benchmark of this name was begun."""
+    return f"python -m benchmarks.{name} {' '.join(sys.argv[1:])}"
+
+
+def about_run(name: str) -> dict[str, Any]:
+    """Say which benchmark this is, by which command, when, and on what."""
+    return {
+        "benchmark": name,
+        "command": command_of(name),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "machine": {"cpus": os.cpu_count(), "arch": platform.machine(), "python": platform.python_version()},
+    }
+
+
+def write_report(path: Path, report: object) -> None:
+    """Write the file, in a folder that is made if absent."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=1) + "\n")

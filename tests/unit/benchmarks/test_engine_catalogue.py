@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from benchmarks.engine.cases import CodeTable, code_table
-from benchmarks.engine.codes import CodeTrie
-from benchmarks.engine.masking import mask_scores
+from benchmarks.engine.catalogue import CodeTrie, mask_scores
 
 TABLE = code_table(30)
 """Ten codes a level."""

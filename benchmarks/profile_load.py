@@ -1,4 +1,4 @@
-"""One shape of load on the stack that runs, with a live view: `python -m benchmarks.load.profile_load --profile spike`.
+"""One shape of load on the stack that runs, with a live view: `python -m benchmarks.profile_load --profile spike`.
 
 Open loop, counted from the intended departure. The spike's own requests carry the low key, where there is one, and are
 reported apart. Bounded in requests and time.
@@ -17,15 +17,13 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from benchmarks.load.arguments import above_zero, at_least_one
-from benchmarks.load.audience import find_audience
+from benchmarks.load.audience import Crowd, find_audience
 from benchmarks.load.callers import Caller, RestCaller, RpcCaller
-from benchmarks.load.crowd import Crowd
+from benchmarks.load.command import above_zero, at_least_one, command_of, write_report
 from benchmarks.load.live_view import LiveView
 from benchmarks.load.open_loop import Load, Outcome, run_schedule
 from benchmarks.load.own_stack import require_ready
 from benchmarks.load.profiles import Departure, Profile, departures
-from benchmarks.load.report_file import command_of, write_report
 from benchmarks.load.scoring import summarise, tier_weights
 from models.registry import BundleStore
 from services.errors import ConfigError

@@ -4,17 +4,17 @@ Engines load one after another and stay idle while another is asked. A case that
 error and not asked again.
 """
 
+import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from benchmarks.engine.cases import Case, ShapeCases, draw_prompts
-from benchmarks.engine.peers import Entry, judge_entry, our_entry, peer_entry
-from benchmarks.engine.process import EngineFailed, EngineProcess
-from benchmarks.engine.progress import Progress
+from benchmarks.engine.process import ROOT, EngineFailed, EngineProcess, Entry, judge_entry, our_entry, peer_entry
 from benchmarks.engine.report import Measured
-from benchmarks.engine.words import words_of
 
 OURS = "tailrace"
 _INT8 = f"{OURS}-int8"
@@ -23,6 +23,53 @@ _MAX_RUNS_A_ROUND = 3
 _RUNS_APART = 10
 _JUDGED_CASE = "decode-8"
 _LIMITS = {"do": "limits", "effort": 2}
+
+
+class Progress:
+    """Counts `total` parts of work. Draws on standard error."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._done = 0
+        self._bar: Any = None
+
+    def __enter__(self) -> Self:
+        """Begin to draw."""
+        try:
+            from rich import progress
+            from rich.console import Console
+        except ImportError:
+            return self
+        columns = (
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
+            progress.TimeElapsedColumn(),
+            progress.TextColumn("{task.description}"),
+        )
+        self._bar = progress.Progress(*columns, console=Console(stderr=True))
+        self._bar.start()
+        self._bar.add_task("", total=self._total)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave the last drawing."""
+        if self._bar is not None:
+            self._bar.stop()
+
+    def say(self, what: str) -> None:
+        """Tell what is being done."""
+        if self._bar is not None:
+            self._bar.update(0, description=what)
+        else:
+            print(f"{self._done}/{self._total} {what}", file=sys.stderr)
+
+    def advance(self) -> None:
+        """Count one part as done."""
+        self._done += 1
+        if self._bar is not None:
+            self._bar.advance(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,3 +217,16 @@ class _Turn:
         run = engine.ask(ask)
         after = engine.ask(_LIMITS)
         return {**run, "limits": {name: max(before[name], after[name]) for name in ("bytes_per_s", "flops_per_s")}}
+
+
+def words_of(model: Path) -> Sequence[int]:
+    """Return the tokens of README and docs, or the range of the vocabulary where the checkpoint has no tokenizer."""
+    path = model / "tokenizer.json"
+    if not path.exists():
+        return range(int(json.loads((model / "config.json").read_text())["vocab_size"]))
+    from tokenizers import Tokenizer
+
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    text = "\n".join(page.read_text() for page in pages)
+    tokens: list[int] = Tokenizer.from_file(str(path)).encode(text, add_special_tokens=False).ids
+    return tokens

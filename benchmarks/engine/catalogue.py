@@ -6,6 +6,8 @@ Shape suffixes: B beams, L codes spelled, S codes of a level.
 """
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from benchmarks.engine.cases import CodeTable
 
@@ -44,3 +46,13 @@ class CodeTrie:
         """Turn complete spellings into codes."""
         codes: list[list[int]] = (np.array(tokens) - np.array(self.token_offsets)).tolist()
         return codes
+
+
+def mask_scores(trie: CodeTrie, tokens_BL: np.ndarray, scores_BV: Tensor) -> Tensor:
+    """Return log-probabilities over the level's codes, as our engine scores them; -inf for all that leads to no item."""
+    first = trie.token_offsets[tokens_BL.shape[1]]
+    codes = slice(first, first + trie.level_size)
+    allowed_BS = torch.from_numpy(trie.allowed(tokens_BL)).to(scores_BV.device)
+    masked_BV = torch.full_like(scores_BV, -torch.inf)
+    masked_BV[:, codes] = scores_BV[:, codes].log_softmax(-1).masked_fill(~allowed_BS, -torch.inf)
+    return masked_BV
