@@ -1,10 +1,10 @@
-"""How many of a million beams name an item that may not be shown, while catalogues are loaded anew under them: must be 0.
+"""Count the beams, of a million, that name an item that may not be shown while catalogues are replaced: must be 0.
 
     python -m benchmarks.engine_validity --json OUT [--beams N]
 
-Each round draws a catalogue (of depth 1 to 4, some crowded) and a decoder, as a new bundle does, and asks for as many items as
-there are beams, after random histories, filters and items seen. The last round's engine still has requests in flight when
-the next one starts, and both are stepped in turn, as in a reload.
+Each round draws a catalogue (of depth 1 to 4, some skewed) and a decoder, like a new bundle, and requests as many items as
+there are beams, with random histories, filters and seen items. The previous round's engine still has requests in flight when
+the next one starts, and both are stepped alternately, as in a reload.
 """
 
 import argparse
@@ -32,10 +32,10 @@ _REQUESTS_PER_ROUND = 24
 
 
 def main() -> None:
-    """Count until enough beams were judged."""
+    """Count until enough beams were checked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, required=True, metavar="OUT")
-    parser.add_argument("--beams", type=at_least_one, default=1_000_000, help="how many to judge, at least")
+    parser.add_argument("--beams", type=at_least_one, default=1_000_000, help="minimum number of beams to check")
     options = parser.parse_args()
     torch.set_num_threads(1)
     began = time.perf_counter()
@@ -54,7 +54,7 @@ def main() -> None:
 
 @dataclass(slots=True)
 class Count:
-    """What was judged. Each beam of the last level is one item given."""
+    """Counts of what was checked. Each beam of the last level is one item."""
 
     beams: int = 0
     rankings: int = 0
@@ -71,14 +71,14 @@ class Count:
 
 @dataclass(slots=True)
 class Served:
-    """One version's engine and what was asked of it: the mask and the width of each request."""
+    """One version's engine and its requests: mask and width of each."""
 
     engine: Engine
     items: ItemCodes
     asked: dict[str, tuple[np.ndarray, int]] = field(default_factory=dict)
 
     def ask(self, name: str, rng: np.random.Generator) -> None:
-        """Ask after a random history, with or without a filter, for as many items as there are beams."""
+        """Request as many items as beams after a random history, with or without a filter."""
         num_items = len(self.items.codes)
         history = rng.integers(0, num_items, rng.integers(1, 30))
         allowed = rng.random(num_items) < rng.choice([0.002, 0.1, 0.9]) if rng.random() < 0.7 else None
@@ -90,7 +90,7 @@ class Served:
         self.asked[name] = shown, width
 
     def judge(self, outcome: Outcome, count: Count) -> int:
-        """Hold an answer against its mask; give its number of beams."""
+        """Check an outcome against its mask; return its number of beams."""
         shown, width = self.asked.pop(outcome.request_id)
         items = outcome.item_indices
         count.beams += len(items)
@@ -102,7 +102,7 @@ class Served:
 
 
 def judged(num_beams: int, count: Count, seed: int = 0) -> Iterator[int]:
-    """Load catalogue after catalogue and judge every answer, giving the beams of each, until there were so many."""
+    """Load catalogue after catalogue and check every outcome, yielding the beams of each, until `num_beams` are reached."""
     rng = np.random.default_rng(seed)
     leaving: Served | None = None
     while count.beams < num_beams:

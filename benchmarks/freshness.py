@@ -1,11 +1,11 @@
-"""From an event to the answer that has seen it, one event at a time, while other requests and events go on.
+"""Time from an event to the first answer that includes it, one event at a time, under background load.
 
     python -m benchmarks.freshness --json OUT [--events 500] [--rate 20] [--url HOST:PORT] [--up]
 
-For each event a new user is made up: POST the event, then ask for a recommendation again and again until the answer's
-`newest_event_time_ms` is the event's. The time counts from the acknowledgement, and beside it from before the POST. The load
-beside it is open-loop: recommendations for known users at `--rate`, and a click for every second one of them. Asks the stack
-that runs; `--up` starts one and stops it after.
+Each event belongs to a new user: POST the event, then request recommendations until the answer's `newest_event_time_ms` is
+the event's. Time counts from the acknowledgement, and separately from before the POST. The background load is open-loop:
+recommendations for known users at `--rate`, and a click for every second one. Uses the running stack; `--up` starts one and
+stops it afterwards.
 """
 
 import argparse
@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.load.audience import Audience, find_audience
-from benchmarks.load.callers import RestCaller
+from benchmarks.load.clients import RestClient
 from benchmarks.load.command import about_run, above_zero, at_least_one, host_and_port, write_report
-from benchmarks.load.open_loop import Outcome, percentile, run_load
+from benchmarks.load.open_loop import RequestOutcome, percentile, run_load
 from benchmarks.load.own_stack import require_ready, stack_for
 from services.settings.settings import Settings, load_settings
 
@@ -33,7 +33,7 @@ USERS_TO_TRY = 50
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """One event: seconds from before its POST, and from its acknowledgement, to the first answer that has seen it."""
+    """One event: seconds from before its POST, and from its acknowledgement, to the first answer that includes it."""
 
     since_sent_s: float
     since_acknowledged_s: float
@@ -51,16 +51,16 @@ def main() -> None:
 def _options(settings: Settings) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, required=True, metavar="OUT")
-    parser.add_argument("--events", type=at_least_one, default=500, help="how many, one after another")
-    parser.add_argument("--rate", type=above_zero, default=20.0, help="recommendations a second beside it")
+    parser.add_argument("--events", type=at_least_one, default=500, help="number of events, one after another")
+    parser.add_argument("--rate", type=above_zero, default=20.0, help="background recommendations a second")
     default_url = f"{settings.http_host}:{settings.http_port}"
     parser.add_argument("--url", type=host_and_port, default=default_url, metavar="HOST:PORT")
-    parser.add_argument("--up", action="store_true", help="start a stack for this, and stop it after")
+    parser.add_argument("--up", action="store_true", help="start a stack for the run and stop it afterwards")
     return parser.parse_args()
 
 
 async def _measure(options: argparse.Namespace) -> dict[str, Any]:
-    async with RestCaller(*options.url) as rest:
+    async with RestClient(*options.url) as rest:
         await require_ready(rest)
         audience = await find_audience(rest, [*map(str, range(1, USERS_TO_TRY)), "nobody"])
         background = asyncio.create_task(_background(rest, audience, options.rate))
@@ -73,8 +73,8 @@ async def _measure(options: argparse.Namespace) -> dict[str, Any]:
     return report
 
 
-async def _sight(rest: RestCaller, item_id: str) -> Sighting:
-    """Send one event of a new user and ask until it is seen. Exits when it is refused or never seen."""
+async def _sight(rest: RestClient, item_id: str) -> Sighting:
+    """Send one event of a new user and poll until an answer includes it. Exits if it is refused or never visible."""
     user_id, event_time_ms = f"fresh-{uuid.uuid4().hex}", time.time_ns() // 1_000_000
     event = {"user_id": user_id, "item_id": item_id, "event_time_ms": event_time_ms, "event_id": user_id}
     ask = json.dumps({"user_id": user_id, "k": 1}).encode()
@@ -89,14 +89,14 @@ async def _sight(rest: RestCaller, item_id: str) -> Sighting:
         if status == 200 and json.loads(body)["newest_event_time_ms"] == event_time_ms:
             return Sighting(seen_s - sent_s, seen_s - acknowledged_s)
         await asyncio.sleep(PAUSE_S)
-    sys.exit(f"error: the event of {user_id} was not seen within {GIVE_UP_S:g} s")
+    sys.exit(f"error: the event of {user_id} was not visible within {GIVE_UP_S:g} s")
 
 
-async def _background(rest: RestCaller, audience: Audience, rate_rps: float) -> None:
-    """Ask for known users at a fixed rate, and let every second one click, until cancelled."""
+async def _background(rest: RestClient, audience: Audience, rate_rps: float) -> None:
+    """Request for known users at a fixed rate, with a click for every second one, until cancelled."""
     users = audience.known_user_ids or ("nobody",)
 
-    async def send(number: int) -> Outcome:
+    async def send(number: int) -> RequestOutcome:
         user_id = users[number % len(users)]
         if number % 2:
             now_ms = time.time_ns() // 1_000_000

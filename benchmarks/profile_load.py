@@ -1,7 +1,7 @@
-"""One shape of load on the stack that runs, with a live view: `python -m benchmarks.profile_load --profile spike`.
+"""Send one load profile to the running stack, with a live view: `python -m benchmarks.profile_load --profile spike`.
 
-Open loop, counted from the intended departure. The spike's own requests carry the low key, where there is one, and are
-reported apart. Bounded in requests and time.
+Open loop, counted from the intended departure. The requests of a spike use the low-priority key, if given, and are
+reported separately. Bounded in requests and time.
 """
 
 import argparse
@@ -17,11 +17,11 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from benchmarks.load.audience import Crowd, find_audience
-from benchmarks.load.callers import Caller, RestCaller, RpcCaller
+from benchmarks.load.audience import RequestMix, find_audience
+from benchmarks.load.clients import DoorClient, GrpcClient, RestClient
 from benchmarks.load.command import above_zero, at_least_one, command_of, write_report
 from benchmarks.load.live_view import LiveView
-from benchmarks.load.open_loop import Load, Outcome, run_schedule
+from benchmarks.load.open_loop import Load, RequestOutcome, run_schedule
 from benchmarks.load.own_stack import require_ready
 from benchmarks.load.profiles import Departure, Profile, departures
 from benchmarks.load.scoring import summarise, tier_weights
@@ -34,7 +34,7 @@ _USERS_TO_TRY = 100
 
 
 def main() -> None:
-    """Send the load, show it, print the table, write the JSON."""
+    """Send the load, show it live, print the table, write the JSON."""
     settings = load_settings()
     options = _options()
     console = Console(stderr=True)
@@ -46,11 +46,13 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--profile", type=Profile, choices=list(Profile), default=Profile.STEADY, help="the shape")
+    parser.add_argument(
+        "--profile", type=Profile, choices=list(Profile), default=Profile.STEADY, help="the load profile"
+    )
     parser.add_argument("--rate", type=above_zero, default=50.0, help="requests a second on average")
     parser.add_argument("--duration", type=above_zero, default=30.0, help="seconds")
     parser.add_argument("--door", choices=["rest", "grpc", "both"], default="both", help="through which door")
-    parser.add_argument("--deadline-ms", type=at_least_one, default=200, help="what every request asks for")
+    parser.add_argument("--deadline-ms", type=at_least_one, default=200, help="deadline of every request")
     parser.add_argument("--key-file", type=Path, help="a file with the API key to use")
     parser.add_argument("--low-key-file", type=Path, help="a file with the API key of the spike's callers")
     parser.add_argument("--json", type=Path, metavar="OUT")
@@ -61,16 +63,16 @@ async def _measure(settings: Settings, options: argparse.Namespace, console: Con
     planned = departures(options.profile, options.rate, options.duration)
     key, low_key = _key(options.key_file), _key(options.low_key_file or options.key_file)
     async with AsyncExitStack() as closing:
-        rest = await closing.enter_async_context(RestCaller(settings.http_host, settings.http_port, key))
+        rest = await closing.enter_async_context(RestClient(settings.http_host, settings.http_port, key))
         await require_ready(rest)
         audience = await find_audience(rest, map(str, range(1, _USERS_TO_TRY)))
-        crowd = Crowd(audience, len(planned), is_long_tail=options.profile is Profile.LONG_TAIL)
+        crowd = RequestMix(audience, len(planned), is_long_tail=options.profile is Profile.LONG_TAIL)
         doors = {
             is_spike: await _doors(closing, settings, options.door, one)
             for is_spike, one in ((False, key), (True, low_key))
         }
 
-        async def send(number: int) -> Outcome:
+        async def send(number: int) -> RequestOutcome:
             callers = doors[planned[number].is_spike]
             ask = {**crowd.ask(number), "deadline_ms": options.deadline_ms}
             return await callers[number // 4 % len(callers)].recommend(ask)
@@ -81,12 +83,12 @@ async def _measure(settings: Settings, options: argparse.Namespace, console: Con
     return _report(settings, options, planned, load)
 
 
-async def _doors(closing: AsyncExitStack, settings: Settings, door: str, key: str) -> list[Caller]:
-    callers: list[Caller] = []
+async def _doors(closing: AsyncExitStack, settings: Settings, door: str, key: str) -> list[DoorClient]:
+    callers: list[DoorClient] = []
     if door != "grpc":
-        callers.append(await closing.enter_async_context(RestCaller(settings.http_host, settings.http_port, key)))
+        callers.append(await closing.enter_async_context(RestClient(settings.http_host, settings.http_port, key)))
     if door != "rest":
-        callers.append(await closing.enter_async_context(RpcCaller(settings.grpc_address, key)))
+        callers.append(await closing.enter_async_context(GrpcClient(settings.grpc_address, key)))
     return callers
 
 

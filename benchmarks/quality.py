@@ -1,11 +1,11 @@
-"""How good the models are: the protocol of pipelines/evaluation/evaluate.py over several seeds, beside all baselines.
+"""Model quality: the protocol of pipelines/evaluation/evaluate.py over several seeds, with all baselines.
 
     python -m benchmarks.quality --json OUT [--seeds 3] [--state FOLDER] [--sequences FOLDER] [--epochs N]
 
 Default data: ml-100k. `--sequences` takes a folder with `sequences.txt` (`user item item ...`, in time order) and
 `items.jsonl` instead. Histories come from the feature store, as in the pipeline; each seed trains decoder, student and twin
-anew. Stages that the state folder has already are taken from there. `--epochs` cuts training short, to see that it runs:
-its numbers mean nothing.
+again. Stage outputs that the state folder already holds are reused. `--epochs` shortens training to check that it runs; its
+numbers mean nothing.
 """
 
 import argparse
@@ -34,7 +34,7 @@ FIRST_EVENT_S = 1_400_000_000
 
 
 def main() -> None:
-    """Train and judge each seed, then write means and spreads."""
+    """Train and evaluate each seed, then write means and standard deviations."""
     from pipelines.run import run_pipeline  # not at the top: the process that joins features imports this file again
 
     options = _options()
@@ -58,10 +58,15 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, required=True, metavar="OUT")
-    parser.add_argument("--seeds", type=at_least_one, default=3, help="how many, from 0")
-    parser.add_argument("--state", type=Path, metavar="FOLDER", help="keeps the stages (default: this stack's state)")
+    parser.add_argument("--seeds", type=at_least_one, default=3, help="number of seeds, from 0")
+    parser.add_argument(
+        "--state",
+        type=Path,
+        metavar="FOLDER",
+        help="folder of stage outputs (default: the state folder of the settings)",
+    )
     parser.add_argument("--sequences", type=Path, metavar="FOLDER", help="data other than ml-100k")
-    parser.add_argument("--epochs", type=at_least_one, help="of decoder and student, instead of their usual numbers")
+    parser.add_argument("--epochs", type=at_least_one, help="epochs of decoder and student, instead of the recipe's")
     return parser.parse_args()
 
 

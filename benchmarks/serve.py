@@ -1,9 +1,9 @@
-"""Open-loop load over REST and gRPC, tier by tier, with a call that does nothing beside it in the same run.
+"""Open-loop load over REST and gRPC, tier by tier, with a no-op call measured in the same run.
 
     python -m benchmarks.serve --json OUT [--rate 50] [--seconds 10] [--deadline-ms 50 200] [--url ...] [--grpc ...]
 
-Asks the stack that runs (by default the one of this environment's settings); `--up` starts one and stops it after. Counts
-latency from the intended departure. Bounded in requests and time.
+Uses the running stack (by default the one of this environment's settings); `--up` starts one and stops it afterwards.
+Latency counts from the intended departure. Bounded in requests and time.
 """
 
 import argparse
@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.load.audience import TIERS, Audience, find_audience
-from benchmarks.load.callers import Caller, RestCaller, RpcCaller
+from benchmarks.load.clients import DoorClient, GrpcClient, RestClient
 from benchmarks.load.command import about_run, above_zero, at_least_one, host_and_port, write_report
-from benchmarks.load.open_loop import Outcome, run_load, summary
+from benchmarks.load.open_loop import RequestOutcome, run_load, summary
 from benchmarks.load.own_stack import require_ready, stack_for
 from services.settings.settings import Settings, load_settings
 
@@ -41,17 +41,20 @@ def _options(settings: Settings) -> argparse.Namespace:
     parser.add_argument("--deadline-ms", type=at_least_one, nargs="+", default=[50, 200], help="one case for each")
     parser.add_argument("--tiers", nargs="+", default=[*TIERS, "mixed"], choices=[*TIERS, "mixed"])
     parser.add_argument(
-        "--users", type=at_least_one, default=200, help="how many user ids, from 1, to look for an audience among"
+        "--users",
+        type=at_least_one,
+        default=200,
+        help="number of user ids, from 1, to try when looking for users of each tier",
     )
     default_url = f"{settings.http_host}:{settings.http_port}"
     parser.add_argument("--url", type=host_and_port, default=default_url, metavar="HOST:PORT")
     parser.add_argument("--grpc", default=settings.grpc_address, metavar="HOST:PORT")
-    parser.add_argument("--up", action="store_true", help="start a stack for this, and stop it after")
+    parser.add_argument("--up", action="store_true", help="start a stack for the run and stop it afterwards")
     return parser.parse_args()
 
 
 async def _measure(options: argparse.Namespace) -> dict[str, Any]:
-    async with RestCaller(*options.url) as rest, RpcCaller(options.grpc) as rpc:
+    async with RestClient(*options.url) as rest, GrpcClient(options.grpc) as rpc:
         await require_ready(rest)
         audience = await find_audience(rest, (str(number) for number in range(1, options.users + 1)))
         cases = []
@@ -69,19 +72,19 @@ async def _measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 async def _measure_door(
-    door: str, caller: Caller, audience: Audience, options: argparse.Namespace
+    door: str, caller: DoorClient, audience: Audience, options: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    """Measure the call that does nothing, then each tier at each deadline, and set the medians in relation."""
+    """Measure the no-op call, then each tier at each deadline, and relate the medians."""
     noop = await _case(lambda _: caller.nothing(), door, NOOP, options.deadline_ms[0], options)
     cases = [noop]
     for tier in options.tiers:
         asks = audience.asks(tier)
         if asks is None:
-            print(f"{door:5} {tier:12} nobody to ask for it", file=sys.stderr)
+            print(f"{door:5} {tier:12} no user for this tier", file=sys.stderr)
             continue
         for deadline_ms in options.deadline_ms:
 
-            def send(number: int, asks: Any = asks, deadline_ms: int = deadline_ms) -> Awaitable[Outcome]:
+            def send(number: int, asks: Any = asks, deadline_ms: int = deadline_ms) -> Awaitable[RequestOutcome]:
                 return caller.recommend({**asks(number), "deadline_ms": deadline_ms})
 
             case = await _case(send, door, tier, deadline_ms, options)
@@ -90,7 +93,11 @@ async def _measure_door(
 
 
 async def _case(
-    send: Callable[[int], Awaitable[Outcome]], door: str, tier: str, deadline_ms: int, options: argparse.Namespace
+    send: Callable[[int], Awaitable[RequestOutcome]],
+    door: str,
+    tier: str,
+    deadline_ms: int,
+    options: argparse.Namespace,
 ) -> dict[str, Any]:
     for number in range(WARM_UP_REQUESTS):
         await send(number)

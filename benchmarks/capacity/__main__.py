@@ -1,9 +1,9 @@
-"""What a request costs: CPU time by tier and process, memory by process, bytes per user, on the stack that runs.
+"""The cost of a request: CPU time by tier and process, memory by process, bytes per user, on the running stack.
 
     python -m benchmarks.capacity --json OUT [--rate 25] [--seconds 15]
 
-CPU time is counted by the kernel for each process, so other work on the same cores changes it little, unlike latencies. What
-the stack uses when nobody asks is measured first and taken off. `tailrace plan` computes from this file.
+The kernel counts CPU time per process, so other work on the same cores changes it little, unlike latencies. The idle
+consumption is measured first and subtracted. `tailrace plan` computes from this file.
 """
 
 import argparse
@@ -22,9 +22,9 @@ import torch
 
 from benchmarks.capacity.footprint import cpu_seconds, find_groups, log_bytes_per_event, memory_mb, store_bytes
 from benchmarks.load.audience import TIERS, find_audience
-from benchmarks.load.callers import Ask, RestCaller
+from benchmarks.load.clients import RequestFields, RestClient
 from benchmarks.load.command import about_run, above_zero, write_report
-from benchmarks.load.open_loop import Outcome, run_load
+from benchmarks.load.open_loop import RequestOutcome, run_load
 from benchmarks.load.own_stack import require_ready
 from models.decoder.config import read_config
 from models.registry import BundleStore
@@ -37,7 +37,7 @@ _PATIENT_MS = 5_000
 _NUM_CHECKED = 20
 _MIN_SHARE = 0.95
 
-Send = Callable[[int], Awaitable[Outcome]]
+Send = Callable[[int], Awaitable[RequestOutcome]]
 
 
 def main() -> None:
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 async def _measure(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
-    async with RestCaller(settings.http_host, settings.http_port) as rest:
+    async with RestClient(settings.http_host, settings.http_port) as rest:
         await require_ready(rest)
         audience = await find_audience(rest, (str(number) for number in range(1, 201)))
         state_dir = settings.state_dir.absolute()
@@ -62,7 +62,7 @@ async def _measure(settings: Settings, options: argparse.Namespace) -> dict[str,
         for tier in TIERS:
             asks = audience.asks(tier)
             if asks is None:
-                sys.exit(f"error: nobody is answered by {tier}; the stack must have been trained on ml-100k")
+                sys.exit(f"error: no request is answered by {tier}; the stack must have been trained on ml-100k")
             send = _sender(rest, asks)
             per_request = await _cost(state_dir, send, options, idle_ms_per_s)
             requests[tier] = per_request
@@ -104,13 +104,13 @@ async def _cost(
 
 
 async def _idle_ms_per_s(state_dir: Path, seconds: float) -> dict[str, float]:
-    """Return the CPU milliseconds a second that each group of processes uses when nobody asks."""
+    """Return the CPU milliseconds a second that each group of processes uses when idle."""
     used_ms, lasted_s = await _used_ms(state_dir, asyncio.sleep(seconds))
     return {name: ms / lasted_s for name, ms in used_ms.items()}
 
 
 async def _used_ms(state_dir: Path, meanwhile: Coroutine[Any, Any, None]) -> tuple[dict[str, float], float]:
-    """Return the CPU milliseconds of each group of processes while this goes on, and how many seconds it took."""
+    """Return the CPU milliseconds of each group of processes while `meanwhile` runs, and its duration in seconds."""
     groups = find_groups(state_dir)
     before_s, began_s = cpu_seconds(groups), time.monotonic()
     await meanwhile
@@ -118,27 +118,27 @@ async def _used_ms(state_dir: Path, meanwhile: Coroutine[Any, Any, None]) -> tup
     return {name: 1_000 * (seconds - before_s[name]) for name, seconds in cpu_seconds(groups).items()}, lasted_s
 
 
-def _sender(rest: RestCaller, asks: Callable[[int], Ask]) -> Send:
-    """Make what sends the n-th of these requests, with time enough for any tier."""
+def _sender(rest: RestClient, asks: Callable[[int], RequestFields]) -> Send:
+    """Return a sender of the n-th of these requests, with a deadline long enough for any tier."""
     return lambda number: rest.recommend({**asks(number), "deadline_ms": _PATIENT_MS})
 
 
 async def _require(tier: str, send: Send) -> None:
-    """See that these requests are still answered by the tier that they were counted for."""
+    """Check that the tier which these requests are attributed to still answers them."""
     outcomes = [await send(number) for number in range(_NUM_CHECKED)]
     share = sum(outcome.tier == tier for outcome in outcomes) / _NUM_CHECKED
     if share < _MIN_SHARE:
         sys.exit(f"error: only {share:.0%} of the answers came from {tier}; try again on a quieter machine")
 
 
-async def _click(rest: RestCaller, number: int) -> Any:
+async def _click(rest: RestClient, number: int) -> Any:
     event = {"user_id": f"load-{number % 50}", "item_id": str(1 + number % 200)}
     status, _ = await rest.call(b"POST", b"/v1/events", json.dumps(event).encode())
-    return Outcome(is_ok=status == 200, tier="none", reason=f"http_{status}")
+    return RequestOutcome(is_ok=status == 200, tier="none", reason=f"http_{status}")
 
 
 def _head_ms() -> float:
-    """Time the step that grows with the catalogue, in both models: one vector against every item, then the best 100."""
+    """Time the step that grows with the catalogue in both models: one vector against every item, then the top 100."""
     torch.set_num_threads(1)
     hidden_1D, head_VD = torch.randn(1, 64), torch.randn(HEAD_ITEMS, 64)
     took_s = []
@@ -150,7 +150,7 @@ def _head_ms() -> float:
 
 
 def _student_ms(settings: Settings) -> float:
-    """Time one ranking by the live student: the longest history that it sees, all items allowed, the best ten; the median of 200."""
+    """Return the median time of 200 rankings by the live student: its longest history, all items allowed, the best ten."""
     bundle = BundleStore(settings.bundle_root).live()
     catalogue = bundle.catalogue()
     student, num_items = load_student(bundle, catalogue), len(catalogue.item_ids)

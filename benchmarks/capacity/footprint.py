@@ -1,4 +1,4 @@
-"""What the processes of a running stack use: CPU seconds and memory by role, and the store's bytes by kind of row."""
+"""CPU seconds and memory of a running stack's processes by role, and the store's bytes by kind of row."""
 
 import random
 import tempfile
@@ -42,7 +42,7 @@ def cpu_seconds(groups: Groups) -> dict[str, float]:
 
 
 def memory_mb(groups: Groups) -> dict[str, float]:
-    """Return what one process of each group holds for itself (for Ray and the metrics server: all of them together)."""
+    """Return the unique memory of one process of each group (for Ray and the metrics server: of all together)."""
     found = {}
     for name, processes in groups.items():
         sizes = [process.memory_full_info().uss / 2**20 for process in processes if process.is_running()]
@@ -65,7 +65,7 @@ def store_bytes(address: RedisAddress) -> dict[str, Any]:
 
 
 def log_bytes_per_event(num_events: int = 10_000) -> float:
-    """Return what an event takes in one merged file of the offline log, with random ids and users."""
+    """Return the bytes of an event in one merged file of the offline log, with random ids and users."""
     draw = random.Random(0)
     events = [
         LoggedInteraction(

@@ -1,7 +1,7 @@
-"""How many cores and how much memory a load needs: arithmetic on what benchmarks/capacity/__main__.py measured. Pure.
+"""Cores and memory that a load needs, computed from the results of `python -m benchmarks.capacity`. Pure.
 
-Every constant comes from the results file that is handed in; what is reckoned and not measured says so (`notes`). The
-formulas stand in docs/capacity.md.
+Every constant comes from the results file; what is estimated and not measured is listed in `notes`. The formulas are in
+docs/capacity.md.
 """
 
 import json

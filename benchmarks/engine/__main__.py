@@ -1,11 +1,11 @@
-"""Our engine beside others: the same weights, prompts and lengths, in one run.
+"""The engine compared with others: the same weights, prompts and lengths, in one run.
 
     python -m benchmarks.engine --json OUT [--model NAME] [--peers transformers,vllm] [--device cpu|cuda] [--case NAME ...]
 
-Each engine is loaded once in a process of its own; they take turns case by case over several rounds, and medians are told, so
-that a noisy machine disturbs all alike. `make bench-peers` installs the peers; one that is not there is said to be so. On a
-GPU our engine runs cases of its own besides, over random weights in the shapes of larger models (`--tiny` runs their
-smallest likeness anywhere). Runs with torch, numpy and safetensors alone where there are no peers.
+Each engine is loaded once in its own process; they alternate case by case over several rounds and medians are reported, so
+that a noisy machine affects all alike. `make bench-peers` installs the peers; a missing one is listed as absent. On a GPU our
+engine also runs cases over random weights in the shapes of larger models (`--tiny` runs the smallest version of these
+anywhere). Without peers it needs only torch, numpy and safetensors.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engine.cases import ShapeCases, shape_cases, text_cases
-from benchmarks.engine.comparison import Field, Options
+from benchmarks.engine.comparison import Comparison, Options
 from benchmarks.engine.report import agreements, best_limits, case_rows, roofline_rows
 from benchmarks.engine.table import tables
 from benchmarks.load.command import at_least_one, command_of, write_report
@@ -37,8 +37,8 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Run everything that the options name. Gives what is known after each model, which outlives a later one that fails."""
-    field = Field(
+    """Run everything that the options name. Yield the report after each model, so that a later failure loses nothing."""
+    comparison = Comparison(
         Options(
             device=options.device,
             threads=options.threads,
@@ -48,31 +48,31 @@ def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         )
     )
     if options.model:
-        field.compare(_folder(options.model), text_cases())
-        yield _report(options, field)
+        comparison.compare(_folder(options.model), text_cases())
+        yield _report(options, comparison)
     for group in _alone(options):
-        field.run_alone(group)
-        yield _report(options, field)
+        comparison.run_alone(group)
+        yield _report(options, comparison)
 
 
-def _report(options: argparse.Namespace, field: Field) -> dict[str, Any]:
+def _report(options: argparse.Namespace, comparison: Comparison) -> dict[str, Any]:
     return {
         "benchmark": "engine",
         "command": command_of("engine"),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "device": field.device if options.device == "cuda" else _processor(),
+        "device": comparison.device if options.device == "cuda" else _processor(),
         "machine": {"cpus": os.cpu_count(), "arch": platform.machine(), "load_average": os.getloadavg()},
         "threads": options.threads,
         "rounds": options.rounds,
         "dtype": "bfloat16",
         "model": options.model and Path(options.model).name,
-        "engines": field.described,
-        "absent_peers": field.absent,
-        "cases": case_rows(field.measured, field.peers),
-        "limits": best_limits(field.measured),
-        "roofline": roofline_rows(field.measured),
-        "agreement": agreements(field.measured),
-        "quality": field.quality,
+        "engines": comparison.described,
+        "absent_peers": comparison.absent,
+        "cases": case_rows(comparison.measured, comparison.peers),
+        "limits": best_limits(comparison.measured),
+        "roofline": roofline_rows(comparison.measured),
+        "agreement": agreements(comparison.measured),
+        "quality": comparison.quality,
     }
 
 
@@ -87,30 +87,30 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--case", nargs="+", default=[], metavar="NAME", help="only these cases")
+    parser.add_argument("--rounds", type=at_least_one, default=3, help="rounds; in each, every engine runs every case")
     parser.add_argument(
-        "--rounds", type=at_least_one, default=3, help="in each, every engine has its turn at every case"
+        "--threads", type=at_least_one, default=len(os.sched_getaffinity(0)), help="threads of each engine"
     )
-    parser.add_argument("--threads", type=at_least_one, default=len(os.sched_getaffinity(0)), help="of each engine")
-    parser.add_argument("--tiny", action="store_true", help="the GPU's cases at their smallest, on any device")
+    parser.add_argument("--tiny", action="store_true", help="the GPU cases at their smallest, on any device")
     options = parser.parse_args()
     if options.model is None and options.device == "cpu" and not options.tiny:
         options.model = _MODEL
     alone = [case for group in _alone(options) for case in group.cases]
     known = [case.name for case in (*(text_cases() if options.model else ()), *alone)]
     if unknown := [name for name in options.case if name not in known]:
-        parser.error(f"argument --case: {unknown[0]!r} is not run here; choose from {', '.join(known)}")
+        parser.error(f"argument --case: {unknown[0]!r} is not a case of this run; choose from {', '.join(known)}")
     return options
 
 
 def _peers(text: str) -> tuple[str, ...]:
     names = tuple(name for name in text.split(",") if name)
     if unknown := set(names) - set(_PEERS):
-        raise argparse.ArgumentTypeError(f"nobody is called {min(unknown)!r}; choose from {', '.join(_PEERS)}")
+        raise argparse.ArgumentTypeError(f"{min(unknown)!r} is not a known peer; choose from {', '.join(_PEERS)}")
     return names
 
 
 def _alone(options: argparse.Namespace) -> tuple[ShapeCases, ...]:
-    """Return the cases of our engine alone."""
+    """Return the cases that only our engine runs."""
     return shape_cases(tiny=options.tiny) if options.device == "cuda" or options.tiny else ()
 
 

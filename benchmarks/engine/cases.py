@@ -1,4 +1,4 @@
-"""What every engine of the comparison is asked: the cases, their prompts and the catalogue. Knows no engine.
+"""The benchmark's cases, their prompts and the catalogue.
 
 Prompts are new in each run, so that no prefix cache helps, and the same for all engines.
 """
@@ -34,7 +34,7 @@ class Case:
 
     @property
     def amount(self) -> int:
-        """What one run brings, in the unit's noun."""
+        """Amount of work of one run, in the unit's noun."""
         if self.unit == "prompt tokens/s":
             return self.batch * self.prompt_len
         return sum(self.new_tokens) if self.unit == "output tokens/s" else self.batch
@@ -50,11 +50,11 @@ class Case:
         return [num_new for _, num_new in self.lengths] or [self.num_new] * self.batch
 
     def value(self, seconds: float) -> float:
-        """Return the figure of a run that took this long."""
+        """Return the case's figure for a run of this duration."""
         return 1_000 * seconds if self.unit == "ms" else self.amount / seconds
 
     def ask(self, prompts: list[list[int]]) -> dict[str, Any]:
-        """Put the case to an engine, in the words of its process."""
+        """Return the request to an engine process."""
         if self.width:
             return {"do": "rank", "prompts": prompts, "width": self.width, "num_best": min(NUM_BEST, self.width)}
         return {"do": "write", "prompts": prompts, "num_new": self.new_tokens, "temperature": self.temperature}
@@ -62,7 +62,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeCases:
-    """Cases for our engine alone, over random weights in the shape of a known model, with the engine's knobs for them."""
+    """Cases for our engine alone, over random weights in the shape of a known model, with the engine configuration for them."""
 
     shape: str
     config: dict[str, int]
@@ -79,7 +79,7 @@ class CodeTable:
 
 
 def text_cases() -> tuple[Case, ...]:
-    """Return the cases that all engines are compared in."""
+    """Return the cases that all engines run."""
     return (
         *(
             Case(name=f"decode-{batch}", unit="output tokens/s", batch=batch, prompt_len=128, num_new=64)
@@ -94,7 +94,7 @@ def text_cases() -> tuple[Case, ...]:
 
 
 def shape_cases(*, tiny: bool = False) -> tuple[ShapeCases, ...]:
-    """Return what is measured on a GPU alone; `tiny` is the same over a shape and sizes that run anywhere in seconds."""
+    """Return the cases for a GPU; `tiny` is the same over a shape and sizes that run anywhere in seconds."""
     wide = {"max_step_tokens": 8_192, "max_chunk_tokens": 8_192, "max_beam_rows": 2_048, "num_blocks": 4_096}
     many = {
         "max_step_tokens": 8_192,
@@ -150,7 +150,7 @@ def _nano_vllm(share: int) -> Case:
 
 
 def draw_prompts(case: Case, words: Sequence[int], run: int) -> list[list[int]]:
-    """Cut this run's prompts out of a long text's tokens, or draw them from the vocabulary if that is all that is given."""
+    """Cut this run's prompts out of a long text's tokens, or draw them from the vocabulary if `words` is a range."""
     draw = random.Random(f"{case.name}/{run}")
     if isinstance(words, range):
         return [draw.choices(words, k=length) for length in case.prompt_lens]

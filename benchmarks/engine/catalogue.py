@@ -1,8 +1,6 @@
-"""The catalogue as peers are held to it: after these codes, which may follow? Knows numpy alone.
+"""Catalogue constraint for the peers: a logits processor masks the whole vocabulary to the codes that lead to an item.
 
-Our engine has a trie of its own; this one serves logits processors, which other engines call with whole vocabularies.
-
-Shape suffixes: B beams, L codes spelled, S codes of a level.
+Shape suffixes: B beams, L codes generated so far, S codes of a level, V vocabulary.
 """
 
 import numpy as np
@@ -13,7 +11,7 @@ from benchmarks.engine.cases import CodeTable
 
 
 class CodeTrie:
-    """Which codes lead on to an item, for codes of depth 3."""
+    """The codes that lead to an item, for codes of depth 3."""
 
     def __init__(self, table: CodeTable) -> None:
         size = table.level_size
@@ -29,7 +27,7 @@ class CodeTrie:
         self._starts = np.searchsorted(pairs, np.arange(size * size + 1))
 
     def allowed(self, tokens_BL: np.ndarray) -> np.ndarray:
-        """Return what may follow (B, S) bool after the tokens of beams that all have spelled as many. Foreign tokens are read as the nearest code."""
+        """Return the allowed next codes (B, S) bool after beams of the same length. Tokens outside the code range count as the nearest code."""
         num_beams, level = tokens_BL.shape
         spelled_BL = (tokens_BL - np.array(self.token_offsets[:level], dtype=np.int64)).clip(0, self.level_size - 1)
         if level == 0:
@@ -43,13 +41,13 @@ class CodeTrie:
         return allowed_BS
 
     def codes_of(self, tokens: list[list[int]]) -> list[list[int]]:
-        """Turn complete spellings into codes."""
+        """Convert the tokens of complete beams to codes."""
         codes: list[list[int]] = (np.array(tokens) - np.array(self.token_offsets)).tolist()
         return codes
 
 
 def mask_scores(trie: CodeTrie, tokens_BL: np.ndarray, scores_BV: Tensor) -> Tensor:
-    """Return log-probabilities over the level's codes, as our engine scores them; -inf for all that leads to no item."""
+    """Return log-probabilities over the level's codes, as our engine scores them; -inf for codes that lead to no item."""
     first = trie.token_offsets[tokens_BL.shape[1]]
     codes = slice(first, first + trie.level_size)
     allowed_BS = torch.from_numpy(trie.allowed(tokens_BL)).to(scores_BV.device)

@@ -1,7 +1,7 @@
-"""The contestants of one run: started, warmed up, asked in turn, stopped. Collects what was measured; publishes nothing.
+"""The engines of one run: started, warmed up, run case by case in alternation, stopped.
 
-Engines load one after another and stay idle while another is asked. A case that an engine cannot do is noted with its
-error and not asked again.
+Engines load one after another and stay idle while another runs. A case at which an engine fails is recorded with its
+error and not run again.
 """
 
 import json
@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from benchmarks.engine.cases import Case, ShapeCases, draw_prompts
-from benchmarks.engine.process import ROOT, EngineFailed, EngineProcess, Entry, judge_entry, our_entry, peer_entry
+from benchmarks.engine.process import ROOT, EngineFailed, EngineProcess, Entry, our_entry, peer_entry, reference_entry
 from benchmarks.engine.report import Measured
 
 OURS = "tailrace"
@@ -21,12 +21,12 @@ _INT8 = f"{OURS}-int8"
 _ENOUGH_S = 0.6
 _MAX_RUNS_A_ROUND = 3
 _RUNS_APART = 10
-_JUDGED_CASE = "decode-8"
+_REFERENCE_CASE = "decode-8"
 _LIMITS = {"do": "limits", "effort": 2}
 
 
 class Progress:
-    """Counts `total` parts of work. Draws on standard error."""
+    """A progress bar over `total` steps on standard error: rich where installed, plain lines on a bare GPU machine."""
 
     def __init__(self, total: int) -> None:
         self._total = total
@@ -34,7 +34,7 @@ class Progress:
         self._bar: Any = None
 
     def __enter__(self) -> Self:
-        """Begin to draw."""
+        """Start the bar."""
         try:
             from rich import progress
             from rich.console import Console
@@ -54,19 +54,19 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leave the last drawing."""
+        """Stop the bar."""
         if self._bar is not None:
             self._bar.stop()
 
     def say(self, what: str) -> None:
-        """Tell what is being done."""
+        """Show the current step."""
         if self._bar is not None:
             self._bar.update(0, description=what)
         else:
             print(f"{self._done}/{self._total} {what}", file=sys.stderr)
 
     def advance(self) -> None:
-        """Count one part as done."""
+        """Count one step as done."""
         self._done += 1
         if self._bar is not None:
             self._bar.advance(0)
@@ -74,7 +74,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What the caller wants. `names` empty means all cases."""
+    """Options of a comparison. Empty `names` means all cases."""
 
     device: str
     threads: int
@@ -83,8 +83,8 @@ class Options:
     names: frozenset[str]
 
 
-class Field:
-    """Everything measured in one run of the benchmark."""
+class Comparison:
+    """The engines' measurements in one run of the benchmark."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -95,16 +95,16 @@ class Field:
 
     @property
     def peers(self) -> list[str]:
-        """The peers that took part."""
+        """The peers that were measured."""
         return [name for name in self.described if not name.startswith(OURS)]
 
     @property
     def device(self) -> str:
-        """What our engine says that it runs on."""
+        """The device that our engine reports."""
         return str(self.described.get(OURS, {}).get("device"))
 
     def compare(self, folder: Path, cases: Sequence[Case]) -> None:
-        """Have all engines do these cases with one checkpoint, and judge what they wrote."""
+        """Run these cases on all engines with one checkpoint, and compare their outputs with the reference."""
         options, model = self._options, str(folder)
         entries = {OURS: our_entry(model, options.device, options.threads, {})}
         if options.device == "cpu":
@@ -117,10 +117,12 @@ class Field:
                 entries[name] = entry
         measured = self._run(entries, cases, words_of(folder))
         if "transformers" in entries:
-            self._judge(model, [one for one in measured if one.case.name == _JUDGED_CASE and one.runs])
+            self._compare_with_reference(
+                model, [one for one in measured if one.case.name == _REFERENCE_CASE and one.runs]
+            )
 
     def run_alone(self, group: ShapeCases) -> None:
-        """Have our engine do these cases over random weights."""
+        """Run these cases on our engine over random weights."""
         options = self._options
         entry = our_entry(f"shape:{group.shape}", options.device, options.threads, dict(group.config))
         self._run({OURS: entry}, group.cases, range(256))
@@ -131,15 +133,15 @@ class Field:
         if not wanted:
             return []
         with Progress(len(entries) * (1 + len(wanted) * (options.rounds + 1))) as progress:
-            turn = _Turn(words, progress)
+            runner = _CaseRunner(words, progress)
             engines = self._start(entries, progress)
             try:
                 measured = [Measured(case, name) for case in wanted for name in engines]
                 for one in measured:
-                    turn.warm_up(engines[one.engine], one)
+                    runner.warm_up(engines[one.engine], one)
                 for round_number in range(options.rounds):
                     for one in measured if round_number % 2 == 0 else reversed(measured):
-                        turn.take(engines[one.engine], one, round_number)
+                        runner.run_round(engines[one.engine], one, round_number)
             finally:
                 for engine in engines.values():
                     engine.stop()
@@ -164,27 +166,27 @@ class Field:
             progress.advance()
         return engines
 
-    def _judge(self, model: str, measured: Sequence[Measured]) -> None:
-        entry = judge_entry(model, self._options.threads)
-        judge = EngineProcess(entry.python, entry.module, entry.options, entry.variables)
+    def _compare_with_reference(self, model: str, measured: Sequence[Measured]) -> None:
+        entry = reference_entry(model, self._options.threads)
+        reference = EngineProcess(entry.python, entry.module, entry.options, entry.variables)
         try:
-            judge.wait_until_ready()
+            reference.wait_until_ready()
             for one in measured:
-                reply = judge.ask({"prompts": one.runs[0]["prompts"], "outputs": one.runs[0]["outputs"]})
+                reply = reference.ask({"prompts": one.runs[0]["prompts"], "outputs": one.runs[0]["outputs"]})
                 self.quality[one.engine] = {name: value for name, value in reply.items() if name != "seconds"}
         finally:
-            judge.stop()
+            reference.stop()
 
 
 @dataclass(slots=True)
-class _Turn:
-    """Asks one engine one case."""
+class _CaseRunner:
+    """Runs one case on one engine."""
 
     words: Sequence[int]
     progress: Progress
 
     def warm_up(self, engine: EngineProcess, one: Measured) -> None:
-        """Ask once without counting it."""
+        """Run once without recording it."""
         self.progress.say(f"warming up {one.case.name} on {one.engine}")
         try:
             engine.ask(one.case.ask(draw_prompts(one.case, self.words, -1)))
@@ -192,8 +194,8 @@ class _Turn:
             one.error = str(error)
         self.progress.advance()
 
-    def take(self, engine: EngineProcess, one: Measured, round_number: int) -> None:
-        """Ask until enough time is spent, with new prompts each time."""
+    def run_round(self, engine: EngineProcess, one: Measured, round_number: int) -> None:
+        """Run until enough time is spent, with new prompts each time."""
         self.progress.say(f"round {round_number + 1}: {one.case.name} on {one.engine}")
         spent_s = 0.0
         for repeat in range(_MAX_RUNS_A_ROUND):
@@ -210,7 +212,7 @@ class _Turn:
         self.progress.advance()
 
     def _run(self, engine: EngineProcess, one: Measured, ask: dict[str, Any]) -> dict[str, Any]:
-        """Ask once; our engine says before and after what the machine reaches, of which the better counts."""
+        """Run once. For our engine, measure the machine's limits before and after; the higher one counts."""
         if not one.engine.startswith(OURS):
             return engine.ask(ask)
         before = engine.ask(_LIMITS)

@@ -1,4 +1,4 @@
-"""One engine's process as the comparison sees it: started, asked, ended. Knows nothing of what is asked."""
+"""An engine's process: how it is started (interpreter, module, environment), called and ended."""
 
 import json
 import os
@@ -15,11 +15,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 _LOAD_S = 900.0
 _ANSWER_S = 900.0
-_TOLD_LINES = 30
+_LOG_LINES = 30
 
 
 class EngineFailed(Exception):
-    """The process ended, hung, or could not do what was asked."""
+    """The process ended, hung, or failed at a request."""
 
 
 class EngineProcess:
@@ -42,13 +42,13 @@ class EngineProcess:
         self.described = self._read(_LOAD_S)
 
     def ask(self, ask: Mapping[str, Any]) -> dict[str, Any]:
-        """Ask and wait. Raises EngineFailed, the end of the process's log printed."""
+        """Send a request and wait for the reply. Raises EngineFailed after printing the end of the process log."""
         assert self._process.stdin is not None, "opened with a pipe"
         try:
             self._process.stdin.write(json.dumps(ask).encode() + b"\n")
             self._process.stdin.flush()
         except OSError as error:
-            raise EngineFailed(self._last_words()) from error
+            raise EngineFailed(self._failure()) from error
         reply = self._read(_ANSWER_S)
         if "error" in reply:
             print(self._log_end(), file=sys.stderr)
@@ -67,17 +67,17 @@ class EngineProcess:
             raise EngineFailed(f"no answer in {timeout_s:.0f} s")
         line = self._process.stdout.readline()
         if not line:
-            raise EngineFailed(self._last_words())
+            raise EngineFailed(self._failure())
         reply: dict[str, Any] = json.loads(line)
         return reply
 
-    def _last_words(self) -> str:
+    def _failure(self) -> str:
         self._process.wait()
         return self._log_end() or f"ended with {self._process.returncode}"
 
     def _log_end(self) -> str:
         self._log.seek(0)
-        return "".join(self._log.readlines()[-_TOLD_LINES:])
+        return "".join(self._log.readlines()[-_LOG_LINES:])
 
 
 VLLM_HOME = ROOT / ".bench/vllm"
@@ -87,7 +87,7 @@ _DTYPE = "bfloat16"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One engine's process to be."""
+    """How to start one engine's process."""
 
     python: Path
     module: str
@@ -96,13 +96,13 @@ class Entry:
 
 
 def our_entry(model: str, device: str, threads: int, config: dict[str, Any]) -> Entry:
-    """Return ours, with these knobs of the engine's config."""
+    """Return the entry of our engine with this configuration."""
     options = {"model": model, "device": device, "threads": threads, "dtype": _DTYPE, "config": config}
     return Entry(Path(sys.executable), "benchmarks.engine.tailrace", options, _threads(threads))
 
 
 def peer_entry(name: str, model: str, device: str, threads: int) -> Entry | None:
-    """Return a peer, or None where it is not installed."""
+    """Return the entry of a peer, or None if it is not installed."""
     options = {"model": model, "device": device, "threads": threads, "dtype": _DTYPE}
     if name == "transformers":
         if find_spec("transformers") is None:
@@ -114,8 +114,8 @@ def peer_entry(name: str, model: str, device: str, threads: int) -> Entry | None
     return Entry(python, "benchmarks.engine.vllm", options, _threads(threads) | _vllm_variables(device, threads))
 
 
-def judge_entry(model: str, threads: int) -> Entry:
-    """Return the fp32 reference."""
+def reference_entry(model: str, threads: int) -> Entry:
+    """Return the entry of the fp32 reference."""
     return Entry(
         Path(sys.executable), "benchmarks.engine.reference", {"model": model, "threads": threads}, _threads(threads)
     )
@@ -126,7 +126,7 @@ def _threads(threads: int) -> dict[str, str]:
 
 
 def _vllm_variables(device: str, threads: int) -> dict[str, str]:
-    """Keep its engine in the process and its compiled code here; on a CPU say so, and give it the same cores."""
+    """Run the engine in one process, keep its compiled code in .bench, and on a CPU bind it to the same cores."""
     own = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1",

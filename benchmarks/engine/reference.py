@@ -1,7 +1,7 @@
-"""The reference that outputs are held to: transformers in fp32. Says how far from it each engine's greedy choices are.
+"""The reference for outputs: transformers in fp32. Measures how far each engine's greedy tokens are from it.
 
-A token that is not the reference's own best is a tie broken otherwise, or a fault: the gap between the best logit and the
-chosen one tells them apart. The same sequences through our decoder in fp32 give the largest difference of logits.
+A token that is not the reference's best is a tie broken differently, or a fault: the gap between the best logit and the
+chosen one distinguishes them. The same sequences through our decoder in fp32 give the largest difference of logits.
 """
 
 from pathlib import Path
@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from benchmarks.engine.worker import Ask, Reply, serve
+from benchmarks.engine.worker import Reply, Request, serve
 from models.decoder.weights import load_decoder
 from pipelines.training.dense import hidden_states
 
 
-class Judge:
+class Reference:
     """transformers and our decoder over the same weights, both in fp32, no cache."""
 
     def __init__(self, options: dict[str, Any]) -> None:
@@ -25,12 +25,12 @@ class Judge:
         self._ours = load_decoder(Path(options["model"]), torch.float32, "cpu")
 
     def describe(self) -> Reply:
-        """It has nothing to add."""
+        """Return nothing: the reference adds no description."""
         return {}
 
     @torch.inference_mode()
-    def answer(self, ask: Ask) -> Reply:
-        """Judge one engine's outputs for these prompts."""
+    def answer(self, ask: Request) -> Reply:
+        """Compare one engine's outputs for these prompts with the reference."""
         prompts_BT, new_BN = torch.tensor(ask["prompts"]), torch.tensor(ask["outputs"])
         rows_BT = torch.cat((prompts_BT, new_BN), dim=1)[:, :-1]
         first = prompts_BT.shape[1] - 1
@@ -52,4 +52,4 @@ def _gap(logits_BNV: Tensor, chosen_BN: Tensor) -> Tensor:
 
 
 if __name__ == "__main__":
-    serve(Judge)
+    serve(Reference)

@@ -1,7 +1,7 @@
-"""From timed runs to what is published: medians, ratios to the best peer, roofline, agreement. Pure.
+"""Published figures from timed runs: medians, ratios to the best peer, roofline, agreement. Pure.
 
-A run is a worker's reply: `seconds`, `outputs`, and for our engine `steps` by kind with what they cost at least, and the
-machine's `limits` beside it: neighbours take now more of the memory, now less, and a step is held against what there was.
+A run is a worker's reply: `seconds`, `outputs`, and for our engine `steps` by kind with their minimum cost, and the machine's
+`limits` measured next to it, since memory bandwidth on shared hardware varies.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _REFERENCE = "transformers"
 
 @dataclass(slots=True)
 class Measured:
-    """One engine in one case: its runs, or why there are none."""
+    """One engine in one case: its runs, or its error."""
 
     case: Case
     engine: str
@@ -27,7 +27,7 @@ class Measured:
 
     @property
     def values(self) -> list[float]:
-        """The case's figure of each run."""
+        """The figure of each run."""
         return [self.case.value(run["seconds"]) for run in self.runs]
 
 
@@ -54,13 +54,13 @@ def case_rows(measured: Sequence[Measured], peers: Sequence[str]) -> list[dict[s
 
 
 def best_limits(measured: Sequence[Measured]) -> dict[str, float]:
-    """Return the most that the machine reached beside any run."""
+    """Return the highest limits measured next to any run."""
     found = [run["limits"] for one in measured for run in one.runs if "limits" in run]
     return {name: max(limits[name] for limits in found) for name in (found[0] if found else ())}
 
 
 def roofline_rows(measured: Sequence[Measured]) -> list[dict[str, Any]]:
-    """Hold each kind of step of our engine against the limits beside its run: the run with the median share of the nearer limit."""
+    """Compare each kind of step of our engine with the limits of its run: the run with the median share of the nearer limit."""
     rows = []
     for one in measured:
         kinds = sorted({kind for run in one.runs for kind in run.get("steps", {})})
@@ -88,7 +88,7 @@ def roofline_rows(measured: Sequence[Measured]) -> list[dict[str, Any]]:
 
 
 def _shares(run: Run, kind: str) -> tuple[float, float]:
-    """Return the shares of the memory's and of the arithmetic's limit that steps of this kind reach."""
+    """Return the shares of the memory and compute limits that steps of this kind reach."""
     step, limits = run["steps"][kind], run["limits"]
     return (
         step["num_bytes"] / step["seconds"] / limits["bytes_per_s"],
@@ -97,10 +97,10 @@ def _shares(run: Run, kind: str) -> tuple[float, float]:
 
 
 def agreements(measured: Sequence[Measured]) -> list[dict[str, Any]]:
-    """Compare each engine's first outputs with transformers': the share of places that hold the same token or item.
+    """Compare each engine's first outputs with transformers': the share of positions with the same token or item.
 
-    Greedy texts part at the first tie that is broken otherwise and stay apart, so that a low share alone is no fault: see the
-    gaps beside it. Items are compared as sets.
+    Greedy texts diverge at the first tie that is broken differently, so a low share alone is no fault: see the gaps. Items are
+    compared as sets.
     """
     theirs = {one.case.name: one.runs[0] for one in measured if one.engine == _REFERENCE and one.runs}
     return [

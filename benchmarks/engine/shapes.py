@@ -1,4 +1,4 @@
-"""Decoders with random weights in the shapes of well-known models, for what depends on size alone. Needs torch and nothing else."""
+"""Decoders with random weights in the shapes of well-known models, for measurements that depend on size only. Needs only torch."""
 
 from dataclasses import replace
 
@@ -47,7 +47,7 @@ SHAPES = {
         qk_norm=True,
     ),
 }
-"""Qwen3 and Llama 3 as their published config.json give them; `tiny` proves on any machine that the cases run."""
+"""Qwen3 and Llama 3 as in their published config.json; `tiny` runs on any machine."""
 
 
 def random_decoder(shape: str, dtype: torch.dtype, device: torch.device) -> Decoder:

@@ -1,4 +1,4 @@
-"""The engine's benchmark as Markdown tables: `python -m benchmarks.engine.table ENGINE.json`. Printed, to be put into a page."""
+"""The engine's benchmark as Markdown tables: `python -m benchmarks.engine.table ENGINE.json`. Printed, for a page."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -10,7 +10,7 @@ Report = dict[str, Any]
 
 
 def tables(report: Report) -> str:
-    """Return the comparison, the roofline and what the outputs are worth, with device and date."""
+    """Return the comparison, the roofline and the outputs' quality, with device and date."""
     engines = list(dict.fromkeys(row["engine"] for row in report["cases"]))
     parts = [_heading(report), comparison(report["cases"], engines), *_notes(report)]
     if report["limits"]:
@@ -21,7 +21,7 @@ def tables(report: Report) -> str:
 
 
 def comparison(cases: Sequence[dict[str, Any]], engines: Sequence[str]) -> str:
-    """Return one line for each case, a column for each engine, and how ours stand to the best peer; int8 is another model than theirs."""
+    """Return one line for each case, a column for each engine, and the ratios of ours to the best peer."""
     ours = [engine for engine in engines if engine.startswith("tailrace")]
     lines = []
     for name, unit in dict.fromkeys((row["name"], row["unit"]) for row in cases):
@@ -33,7 +33,7 @@ def comparison(cases: Sequence[dict[str, Any]], engines: Sequence[str]) -> str:
 
 
 def roofline(report: Report) -> str:
-    """Return one line for each kind of step: time, what it moves and computes at least, and the shares of the limits."""
+    """Return one line for each kind of step: time, minimum bytes and operations, and the shares of the limits."""
     limits = report["limits"]
     head = ["step", "ms", "MB", "GFLOP", "limit GB/s", "limit TFLOP/s", "of memory limit", "of compute limit"]
     lines = [
@@ -49,15 +49,15 @@ def roofline(report: Report) -> str:
         ]
         for row in report["roofline"]
     ]
-    said = (
-        f"Limits are measured before and after each run, and the better counts. The most that was seen:"
+    limits_note = (
+        f"Limits are measured before and after each run; the higher counts. The highest seen:"
         f" {limits['bytes_per_s'] / 1e9:.1f} GB/s read, {limits['flops_per_s'] / 1e12:.2f} TFLOP/s in {report['dtype']}."
     )
-    return f"{said}\n\n{_table(head, lines)}"
+    return f"{limits_note}\n\n{_table(head, lines)}"
 
 
 def quality(found: dict[str, dict[str, float]]) -> str:
-    """Return one line for each engine: how its greedy tokens stand with transformers in fp32."""
+    """Return one line for each engine: its greedy tokens compared with transformers in fp32."""
     head = [
         "engine",
         "tokens that are the fp32 reference's best",

@@ -1,8 +1,11 @@
-"""Our engine as a contestant: through its public door, one step after another, each step's time beside what it cost at least.
+"""Our engine in the comparison: through its public interface, step by step, with each step's time and minimum cost.
 
     python -m benchmarks.engine.tailrace '{"model": FOLDER or "shape:qwen3-1.7b", "device": "cuda", "threads": 2}'
 
-Runs with torch, numpy and safetensors alone.
+Needs only torch, numpy and safetensors.
+
+An asynchronous engine reports a step's cost one call after it started the step, and rankings start several steps ahead of
+the device: a step lasts from the end of the previous one to its own end, which on CUDA the device reports.
 """
 
 import gc
@@ -20,7 +23,7 @@ import torch
 
 from benchmarks.engine.cases import CodeTable, code_table
 from benchmarks.engine.shapes import random_decoder
-from benchmarks.engine.worker import Ask, Reply, serve
+from benchmarks.engine.worker import Reply, Request, serve
 from models.decoder.decoder import Decoder
 from models.decoder.weights import load_decoder
 from services.llm.engine.beam.trie import ItemCodes
@@ -34,7 +37,7 @@ from services.llm.engine.text.parameters import Sampling
 _SHAPE = "shape:"
 
 
-class TailraceContestant:
+class TailraceEngine:
     """One engine over one decoder, with a catalogue beside its text."""
 
     def __init__(self, options: dict[str, Any]) -> None:
@@ -58,8 +61,8 @@ class TailraceContestant:
             "constraint": "held to the catalogue by its trie",
         }
 
-    def answer(self, ask: Ask) -> Reply:
-        """Write, rank, or measure the machine's limits."""
+    def answer(self, ask: Request) -> Reply:
+        """Generate, rank, or measure the machine's limits."""
         if ask["do"] == "limits":
             return asdict(measure_limits(self._device, self._dtype, effort=ask["effort"]))
         for number, prompt in enumerate(ask["prompts"]):
@@ -72,7 +75,7 @@ class TailraceContestant:
             outputs = [list(outcome.token_ids) for outcome in outcomes]
         return {"outputs": outputs, "steps": steps, "graphs": asdict(self._engine.graph_counts)}
 
-    def _add(self, request_id: str, prompt: list[int], ask: Ask, number: int) -> None:
+    def _add(self, request_id: str, prompt: list[int], ask: Request, number: int) -> None:
         if ask["do"] == "rank":
             allowed = np.ones(len(self._codes.codes), dtype=bool)
             self._engine.add_rank(request_id, prompt, k=ask["num_best"], allowed=allowed, beam_width=ask["width"])
@@ -93,10 +96,10 @@ def _items(table: CodeTable) -> ItemCodes:
 
 
 class Clock(Protocol):
-    """Stamps one after another, and the seconds between them once all are there."""
+    """Time stamps, and the seconds between them."""
 
     def stamp(self) -> None:
-        """Set one behind all that was started."""
+        """Record a time stamp after all work started so far."""
         ...
 
     def intervals(self) -> list[float]:
@@ -105,7 +108,7 @@ class Clock(Protocol):
 
 
 class HostClock:
-    """For a device that has done what was started when the call returns."""
+    """For a device that has finished when the call returns."""
 
     def __init__(self) -> None:
         self._stamps: list[float] = []
@@ -120,25 +123,25 @@ class HostClock:
 
 
 class CudaClock:
-    """For the current CUDA stream, which is behind the host."""
+    """For the current CUDA stream, which runs behind the host."""
 
     def __init__(self) -> None:
         self._stamps: list[torch.cuda.Event] = []
 
     def stamp(self) -> None:
-        """Have the device read its clock when it comes there."""
+        """Record a CUDA event."""
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         self._stamps.append(event)
 
     def intervals(self) -> list[float]:
-        """Wait for the device, and give the seconds from each stamp to the next."""
+        """Wait for the device, and return the seconds from each stamp to the next."""
         torch.cuda.synchronize()
         return [before.elapsed_time(after) / 1_000 for before, after in pairwise(self._stamps)]
 
 
 def drain(engine: Engine, clock: Clock) -> tuple[list[Outcome], dict[str, dict[str, float]]]:
-    """Step until all is done. Gives the outcomes as they came, and what the steps of each kind took and cost."""
+    """Step until the engine has no work. Return the outcomes in order, and time and cost of the steps by kind."""
     outcomes: list[Outcome] = []
     ran: list[tuple[int, StepCost]] = []
     num_calls = 0
@@ -176,4 +179,4 @@ def _by_kind(ran: Iterable[tuple[StepCost, float]]) -> dict[str, dict[str, float
 
 
 if __name__ == "__main__":
-    serve(TailraceContestant)
+    serve(TailraceEngine)

@@ -1,4 +1,4 @@
-"""transformers as a contestant: `generate` as it comes, its beams held to the catalogue by a logits processor."""
+"""transformers in the comparison: plain `generate`, its beams constrained to the catalogue by a logits processor."""
 
 from typing import Any
 
@@ -9,10 +9,10 @@ from transformers import AutoModelForCausalLM, GenerationConfig, LogitsProcessor
 
 from benchmarks.engine.cases import NUM_LEVELS, code_table
 from benchmarks.engine.catalogue import CodeTrie, mask_scores
-from benchmarks.engine.worker import Ask, Reply, serve
+from benchmarks.engine.worker import Reply, Request, serve
 
 
-class TransformersContestant:
+class TransformersEngine:
     """One model in eager mode with its default attention."""
 
     def __init__(self, options: dict[str, Any]) -> None:
@@ -23,13 +23,13 @@ class TransformersContestant:
         self._trie = CodeTrie(code_table(self._model.config.vocab_size))
 
     def describe(self) -> Reply:
-        """Return versions, and that beams are held to the catalogue."""
+        """Return versions and how beams are constrained."""
         versions = {"transformers": transformers.__version__, "torch": torch.__version__}
         return {"versions": versions, "constraint": "held to the catalogue by a logits processor"}
 
     @torch.inference_mode()
-    def answer(self, ask: Ask) -> Reply:
-        """Write or rank."""
+    def answer(self, ask: Request) -> Reply:
+        """Generate or rank."""
         prompts_BT = torch.tensor(ask["prompts"], device=self._model.device)
         num_prompt = prompts_BT.shape[1]
         settings = self._settings(ask, num_prompt)
@@ -40,7 +40,7 @@ class TransformersContestant:
         codes, best = self._trie.codes_of(new), ask["num_best"]
         return {"outputs": [codes[first : first + best] for first in range(0, len(codes), best)]}
 
-    def _settings(self, ask: Ask, num_prompt: int) -> dict[str, Any]:
+    def _settings(self, ask: Request, num_prompt: int) -> dict[str, Any]:
         if ask["do"] == "write":
             return {"generation_config": _greedy(max_new_tokens=ask["num_new"][0])}
         beams = {"num_beams": ask["width"], "num_return_sequences": ask["num_best"], "length_penalty": 0.0}
@@ -49,22 +49,22 @@ class TransformersContestant:
 
 
 def _greedy(**settings: Any) -> Any:
-    """Make settings in which nothing is drawn and no token ends a text."""
+    """Return a greedy generation config without an end token."""
     config: Any = GenerationConfig
     return config(do_sample=False, pad_token_id=0, **settings)
 
 
 class _CatalogueProcessor(LogitsProcessor):
-    """Holds the beams of prompts of one length to the catalogue."""
+    """Constrains the beams of prompts of one length to the catalogue."""
 
     def __init__(self, trie: CodeTrie, num_prompt: int) -> None:
         self._trie = trie
         self._num_prompt = num_prompt
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Mask the scores (beams, vocabulary) of the beams that have spelled `input_ids`."""
+        """Mask the scores (beams, vocabulary) of the beams `input_ids`."""
         return mask_scores(self._trie, input_ids[:, self._num_prompt :].cpu().numpy(), scores)
 
 
 if __name__ == "__main__":
-    serve(TransformersContestant)
+    serve(TransformersEngine)

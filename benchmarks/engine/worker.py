@@ -1,6 +1,6 @@
-"""The loop of one engine's own process: a line of JSON in, the same work timed, a line of JSON out. Standard library alone.
+"""The loop of an engine process: one line of JSON in, timed work, one line of JSON out. Standard library only.
 
-Runs in a peer's environment too. What libraries print goes to standard error, so that the answers stay clean.
+Also runs in a peer's environment. Library output goes to standard error, so that replies stay clean.
 """
 
 import json
@@ -11,37 +11,37 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Protocol, TextIO
 
-Ask = dict[str, Any]
+Request = dict[str, Any]
 Reply = dict[str, Any]
 
 
-class Contestant(Protocol):
+class BenchmarkEngine(Protocol):
     """One engine, loaded."""
 
     def describe(self) -> Reply:
-        """Return versions, and what it cannot do."""
+        """Return versions and limitations."""
         ...
 
-    def answer(self, ask: Ask) -> Reply:
-        """Do what is asked; the outputs are under `outputs`."""
+    def answer(self, ask: Request) -> Reply:
+        """Handle one request; the outputs are under `outputs`."""
         ...
 
 
-def serve(build: Callable[[Any], Contestant]) -> None:
-    """Load the engine from the options in the first argument and answer until standard input ends. An error is an answer, too."""
+def serve(build: Callable[[Any], BenchmarkEngine]) -> None:
+    """Load the engine from the options in the first argument and reply until standard input ends. An error is a reply, too."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    contestant = build(json.loads(sys.argv[1]))
-    _say(answers, contestant.describe())
+    engine = build(json.loads(sys.argv[1]))
+    _say(answers, engine.describe())
     for line in sys.stdin:
-        _say(answers, _timed(contestant, json.loads(line)))
+        _say(answers, _timed(engine, json.loads(line)))
 
 
-def _timed(contestant: Contestant, ask: Ask) -> Reply:
+def _timed(engine: BenchmarkEngine, ask: Request) -> Reply:
     began = time.perf_counter()
     try:
-        reply = contestant.answer(ask)
-    except Exception as error:  # noqa: BLE001 - what one engine cannot do must not end the comparison
+        reply = engine.answer(ask)
+    except Exception as error:  # noqa: BLE001 - one engine's failure must not end the comparison
         traceback.print_exc()
         return {"error": f"{type(error).__name__}: {error}"}
     return {"seconds": time.perf_counter() - began, **reply}

@@ -1,11 +1,11 @@
-"""What a ranking costs against the catalogue's size, against its width and against the length of the history.
+"""The cost of a ranking by catalogue size, beam width and history length.
 
     python -m benchmarks.engine_curves --json OUT [--rounds N]
 
-One request at a time on one thread, fp32, random weights of a small stated shape. All cases of a curve are asked in turn,
-round after round, and each figure is a median over the rounds: time passed, and processor time, which other load on the
-machine hardly touches. States: `cold` (a history never seen), `warm` (the same again),
-`new_event` (the same with one item more, which is what a user's next request is).
+One request at a time on one thread, fp32, random weights of a small stated shape. The cases of a curve
+alternate round after round, and each figure is a median over the rounds: wall time, and CPU time, which other load on the
+machine hardly affects. States: `cold` (a history never seen), `warm` (the same again), `new_event` (the same with one more
+item, like a user's next request).
 """
 
 import argparse
@@ -24,8 +24,8 @@ from rich.progress import track
 from benchmarks.engine_curves.engines import (
     BLOCK_TOKENS,
     LEVEL_SIZE,
-    Caller,
-    Taken,
+    Elapsed,
+    RankingRunner,
     build_engine,
     describe,
     random_decoder,
@@ -41,14 +41,14 @@ WIDTHS = (1, 4, 16, 32, 64, 128, 256, 512, 1_024)
 HISTORIES = (25, 50, 100, 200, 400, 800)
 _USUAL_HISTORY, _USUAL_WIDTH, _USUAL_SIZE = 50, 32, 100_000
 
-Case = tuple[dict[str, Any], Callable[[], Taken]]
+Case = tuple[dict[str, Any], Callable[[], Elapsed]]
 
 
 def main() -> None:
-    """Draw all curves and write them."""
+    """Measure all curves and write them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, required=True, metavar="OUT")
-    parser.add_argument("--rounds", type=at_least_one, default=15, help="medians are over so many")
+    parser.add_argument("--rounds", type=at_least_one, default=15, help="rounds of each median")
     options = parser.parse_args()
     torch.set_num_threads(1)
     decoder = random_decoder(1 + 3 * LEVEL_SIZE)
@@ -71,18 +71,18 @@ def main() -> None:
     write_report(options.json, shown)
 
 
-def _caller(decoder: Any, size: int, depth: int) -> Caller:
+def _caller(decoder: Any, size: int, depth: int) -> RankingRunner:
     items = random_items(size, depth)
-    return Caller(build_engine(decoder, items), items, np.random.default_rng(size))
+    return RankingRunner(build_engine(decoder, items), items, np.random.default_rng(size))
 
 
-def _shallow() -> dict[int, Caller]:
+def _shallow() -> dict[int, RankingRunner]:
     """Build engines whose items are tokens: here the head itself grows with the catalogue."""
     return {size: _caller(random_decoder(1 + size), size, 1) for size in SIZES}
 
 
 def _measure(title: str, cases: list[Case], rounds: int) -> list[dict[str, Any]]:
-    taken: list[list[Taken]] = [[] for _ in cases]
+    taken: list[list[Elapsed]] = [[] for _ in cases]
     for _, ask in cases:
         ask()
     for _ in track(range(rounds), title.ljust(20), console=Console(stderr=True)):
@@ -98,8 +98,8 @@ def _middle(values: list[float]) -> float:
     return round(median(values), 3)
 
 
-def _states(caller: Caller, num_items: int, width: int) -> dict[str, Callable[[], Taken]]:
-    """Ask after a known history as it was, with one item more, and after a new one."""
+def _states(caller: RankingRunner, num_items: int, width: int) -> dict[str, Callable[[], Elapsed]]:
+    """Return the rankings of a new history, a known one, and a known one with one more item."""
     known = caller.history(num_items)
     k = min(10, width)
     return {
@@ -109,20 +109,20 @@ def _states(caller: Caller, num_items: int, width: int) -> dict[str, Callable[[]
     }
 
 
-def _by_size(callers: dict[int, Caller]) -> Iterator[Case]:
+def _by_size(callers: dict[int, RankingRunner]) -> Iterator[Case]:
     for state in ("cold", "new_event"):
         for size, caller in callers.items():
             ask = _states(caller, _USUAL_HISTORY, _USUAL_WIDTH)[state]
             yield {"num_items": size, "history_items": _USUAL_HISTORY, "beam_width": _USUAL_WIDTH, "state": state}, ask
 
 
-def _by_width(caller: Caller) -> Iterator[Case]:
+def _by_width(caller: RankingRunner) -> Iterator[Case]:
     for width in WIDTHS:
         ask = _states(caller, _USUAL_HISTORY, width)["new_event"]
         yield {"num_items": SIZES[-1], "history_items": _USUAL_HISTORY, "beam_width": width, "state": "new_event"}, ask
 
 
-def _by_history(caller: Caller) -> Iterator[Case]:
+def _by_history(caller: RankingRunner) -> Iterator[Case]:
     for num_items in HISTORIES:
         for state, ask in _states(caller, num_items, _USUAL_WIDTH).items():
             about = {"history_items": num_items, "prompt_tokens": 1 + 3 * num_items, "beam_width": _USUAL_WIDTH}
@@ -130,9 +130,9 @@ def _by_history(caller: Caller) -> Iterator[Case]:
 
 
 def _crowded(decoder: Any) -> Iterator[Case]:
-    """Ask over a million items of which many share their first codes and some all of them."""
+    """Rank over a million items of which many share their first codes and some all of them."""
     items = random_items(SIZES[-1], 3, skew=2.0)
-    caller = Caller(build_engine(decoder, items), items, np.random.default_rng(0))
+    caller = RankingRunner(build_engine(decoder, items), items, np.random.default_rng(0))
     for width in (_USUAL_WIDTH, WIDTHS[-1]):
         yield (
             {"num_items": SIZES[-1], "skew": 2.0, "beam_width": width},
@@ -141,7 +141,7 @@ def _crowded(decoder: Any) -> Iterator[Case]:
 
 
 def _windowed() -> Iterator[Case]:
-    """Draw the history's curve for a decoder whose every layer sees 256 positions and 4 sinks."""
+    """Measure the curve over history length for a decoder whose every layer sees 256 positions and 4 sinks."""
     window = Window(256, frozenset(range(4)), num_sinks=4)
     caller = _caller(random_decoder(1 + 3 * LEVEL_SIZE, window), _USUAL_SIZE, 3)
     return (
@@ -150,7 +150,7 @@ def _windowed() -> Iterator[Case]:
 
 
 def flatness(rows: list[dict[str, Any]], figure: str) -> dict[str, float]:
-    """Return the dearest size's cost over the cheapest's, by state."""
+    """Return the ratio of the highest to the lowest cost over sizes, by state."""
     by_state: dict[str, list[float]] = {}
     for row in rows:
         by_state.setdefault(row["state"], []).append(row[figure])
@@ -162,7 +162,7 @@ _NUM_RUNS = 9
 
 
 def catalogue_costs(num_items: int) -> list[dict[str, Any]]:
-    """Measure catalogues of this many items at each depth, evenly spread and, at depth 3, crowded."""
+    """Measure catalogues of this many items at each depth, evenly spread and, at depth 3, skewed."""
     shapes = [(1, 1.0), (2, 1.0), (3, 1.0), (3, 2.0), (4, 1.0)]
     return [_costs(num_items, depth, skew) for depth, skew in shapes]
 

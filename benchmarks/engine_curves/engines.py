@@ -1,4 +1,4 @@
-"""Engines of a stated small shape with random weights, over random catalogues of any size, and one ranking timed on them."""
+"""Engines of a small shape with random weights over random catalogues of any size, and timed rankings on them."""
 
 import time
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ _SHAPE: dict[str, Any] = {
 
 
 def random_items(num_items: int, depth: int, seed: int = 0, skew: float = 1.0) -> ItemCodes:
-    """Draw a catalogue. At depth 1 each item has its own code; below, codes of 256 a level, crowded at small ones by `skew` > 1."""
+    """Draw a catalogue. At depth 1 each item has its own code; at greater depth 256 codes a level, concentrated on small ones by `skew` > 1."""
     rng = np.random.default_rng(seed)
     sizes = (num_items,) if depth == 1 else (LEVEL_SIZE,) * depth
     drawn = (LEVEL_SIZE * rng.random((num_items, depth)) ** skew).astype(np.int32)
@@ -46,7 +46,7 @@ def random_decoder(vocab_size: int, window: Window | None = None) -> Decoder:
 
 
 def describe(decoder: Decoder) -> dict[str, Any]:
-    """Say the decoder's shape in numbers."""
+    """Return the decoder's shape."""
     return _SHAPE | {"parameters": sum(parameter.numel() for parameter in decoder.parameters())}
 
 
@@ -57,16 +57,16 @@ def build_engine(decoder: Decoder, items: ItemCodes) -> Engine:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """What one ranking took: milliseconds that passed, and milliseconds of processor time, which other load hardly touches."""
+class Elapsed:
+    """The time of one ranking: wall milliseconds and CPU milliseconds, which other load hardly affects."""
 
     ms: float
     cpu_ms: float
 
 
 @dataclass(slots=True)
-class Caller:
-    """Asks one engine, over one catalogue, for the best items after histories of random items."""
+class RankingRunner:
+    """Ranks on one engine over one catalogue, after histories of random items."""
 
     engine: Engine
     items: ItemCodes
@@ -77,14 +77,14 @@ class Caller:
         """Draw item indices."""
         return self.rng.integers(0, len(self.items.codes), num_items)
 
-    def rank(self, history: np.ndarray, *, k: int = 10, width: int = 32) -> Taken:
-        """Rank what is not in the history, alone, and tell the time from the question to the answer."""
+    def rank(self, history: np.ndarray, *, k: int = 10, width: int = 32) -> Elapsed:
+        """Rank items outside the history, one request alone, and return the time from request to result."""
         prompt = [0, *(self.items.codes[history] + np.array(self.items.token_offsets)).ravel().tolist()]
         self.num_asked += 1
         began, began_cpu = time.perf_counter(), time.process_time()
         self.engine.add_rank(str(self.num_asked), prompt, k=k, beam_width=width, excluded=history)
         [outcome] = [ended for _ in range(1 + self.items.codes.shape[1]) for ended in self._step()]
-        taken = Taken(1e3 * (time.perf_counter() - began), 1e3 * (time.process_time() - began_cpu))
+        taken = Elapsed(1e3 * (time.perf_counter() - began), 1e3 * (time.process_time() - began_cpu))
         assert len(outcome.item_indices) == k, "a ranking came up short"
         return taken
 

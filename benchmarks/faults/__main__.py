@@ -1,11 +1,10 @@
-"""The fault matrix: what callers see while one thing after another breaks, on a stack of its own behind a faulty wire.
+"""The fault matrix: what callers see while one part after another fails, on a separate stack behind faulty connections.
 
     python -m benchmarks.faults --json OUT [--fault NAME ...] [--rate 50] [--state FOLDER] [--logs FOLDER]
 
-Each row: some seconds of health, some of the fault, then time to recover, with recommendations through both doors leaving at a
-fixed rate all along (three of four of high priority, one of normal) and an event every quarter of a second. The spike row adds
-twelve times the rate, of low priority. Latency counts from the intended departure; recovery from the dependency's return,
-or from the kill.
+Each row: healthy seconds, the fault, then time to recover, with recommendations through both doors at a fixed rate throughout
+(three of four at high priority, one at normal) and an event every quarter of a second. The spike row adds twelve times the
+rate at low priority. Latency counts from the intended departure, recovery from the dependency's return or from the kill.
 """
 
 import argparse
@@ -25,17 +24,17 @@ from benchmarks.faults.event_probe import EventProbe
 from benchmarks.faults.rows import DEADLINE_MS, PHASES, Phases, door_of, plan_row, row_of
 from benchmarks.faults.scene import Scene, scene_from
 from benchmarks.faults.tcp_proxy import Wire
-from benchmarks.load.audience import Crowd
+from benchmarks.load.audience import RequestMix
 from benchmarks.load.command import about_run, above_zero, write_report
 from benchmarks.load.live_view import LiveView
-from benchmarks.load.open_loop import Outcome, run_schedule
+from benchmarks.load.open_loop import RequestOutcome, run_schedule
 from services.errors import TailraceError
 from services.settings.settings import load_settings
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that breaks. `end` None: it comes back by itself, and recovery counts from `begin`."""
+    """One fault. `end` None: the part comes back by itself, and recovery counts from `begin`."""
 
     begin: Callable[[Scene], Awaitable[None]]
     end: Callable[[Scene], Awaitable[None]] | None = None
@@ -54,7 +53,7 @@ def _kill(name: str) -> Fault:
 
 
 async def _nothing(_: Scene) -> None:
-    """Health, and the spike, which is load."""
+    """No fault: health, and the spike, which is load."""
 
 
 FAULTS = {
@@ -70,19 +69,19 @@ FAULTS = {
 
 
 async def run_row(name: str, scene: Scene, rate_rps: float, view: LiveView, phases: Phases = PHASES) -> dict[str, Any]:
-    """Run one row on a stack that is well, and give its numbers."""
+    """Run one row on a healthy stack, and return its numbers."""
     fault = FAULTS[name]
     planned = plan_row(rate_rps, phases, is_spike=fault.is_spike)
-    crowd = Crowd(scene.audience, len(planned))
+    crowd = RequestMix(scene.audience, len(planned))
     probe = EventProbe(scene.rest, scene.audience.item_ids[0])
     restarts = scene.victims.num_restarts()
 
-    async def send(number: int) -> Outcome:
+    async def send(number: int) -> RequestOutcome:
         caller = scene.doors[planned[number].priority][door_of(number)]
         return await caller.recommend({**crowd.ask(number), "deadline_ms": DEADLINE_MS})
 
     async def harm() -> float:
-        """Break and mend at the right moments; give when it was mended, in seconds from the row's beginning."""
+        """Begin and end the fault on time; return when it ended, in seconds from the row's start."""
         view.phase = "health"
         await asyncio.sleep(phases.before_s)
         view.phase = "[red]fault[/]"
@@ -100,7 +99,7 @@ async def run_row(name: str, scene: Scene, rate_rps: float, view: LiveView, phas
     harming = asyncio.create_task(harm())
     load = await run_schedule(send, [one.at_s for one in planned], view.ended)
     back_s = await harming
-    await scene.until_well()
+    await scene.until_healthy()
     await probe.finish()
     now = scene.victims.num_restarts()
     restarted = {part: now[part] - count for part, count in restarts.items() if now.get(part, 0) > count}
@@ -108,13 +107,13 @@ async def run_row(name: str, scene: Scene, rate_rps: float, view: LiveView, phas
 
 
 async def measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """Run the rows one after another: those of a faulty wire on a stack behind proxies, the others on one without."""
+    """Run the rows one after another: connection faults on a stack behind proxies, the others on one without."""
     wanted = options.fault or list(FAULTS)
     rows: list[dict[str, Any]] = []
     for is_wired in (False, True):
         names = [name for name in FAULTS if name in wanted and FAULTS[name].is_wired is is_wired]
         if names:
-            console.print(f"starting a stack of its own{', behind proxies' if is_wired else ''} ...")
+            console.print(f"starting a separate stack{', behind proxies' if is_wired else ''} ...")
             rows += await _run_rows(names, options, console, is_wired=is_wired)
     console.print(table_of(rows))
     return {
@@ -133,7 +132,7 @@ async def _run_rows(
     logs = options.logs and options.logs / ("wired" if is_wired else "direct")
     async with scene_from(options.state.absolute(), logs, is_wired=is_wired) as scene:
         for name in names:
-            await scene.until_well()
+            await scene.until_healthy()
             view = LiveView(name, DEADLINE_MS)
             with Live(view, console=console, refresh_per_second=4, transient=True):
                 rows.append(await run_row(name, scene, options.rate, view))
@@ -142,7 +141,7 @@ async def _run_rows(
 
 
 def table_of(rows: Sequence[dict[str, Any]]) -> Table:
-    """Draw the matrix."""
+    """Return the matrix as a table."""
     table = Table(box=None)
     for column in ("fault", "available", "in time", "p99 ms", "goodput", "recovery s", "events lost", "tiers"):
         table.add_column(column, justify="left" if column in {"fault", "tiers"} else "right")
@@ -175,8 +174,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path, required=True, metavar="OUT")
     parser.add_argument("--fault", nargs="+", choices=list(FAULTS), help="only these")
     parser.add_argument("--rate", type=above_zero, default=50.0, help="requests a second")
-    parser.add_argument("--state", type=Path, default=settings.state_dir, help="whose bundle and store are copied")
-    parser.add_argument("--logs", type=Path, help="where the stack's logs are kept")
+    parser.add_argument(
+        "--state", type=Path, default=settings.state_dir, help="state folder whose bundle and store are copied"
+    )
+    parser.add_argument("--logs", type=Path, help="folder for the stack's logs")
     options = parser.parse_args()
     try:
         report = asyncio.run(measure(options, Console(stderr=True)))

@@ -1,6 +1,6 @@
-"""Events beside a load: one every quarter of a second, each of a new user, followed until an answer has seen it.
+"""Probe events during a load: one every quarter of a second, each of a new user, followed until an answer includes it.
 
-Tells which were acknowledged, which refused, when events were taken again after a fault, and which acknowledged ones never
+Records which were acknowledged and refused, when events were accepted again after a fault, and which acknowledged ones never
 became visible.
 """
 
@@ -10,7 +10,7 @@ import time
 import uuid
 from dataclasses import dataclass
 
-from benchmarks.load.callers import RestCaller
+from benchmarks.load.clients import RestClient
 
 _EVERY_S = 0.25
 _POLL_S = 0.05
@@ -20,7 +20,7 @@ _LAST_CHANCE_S = 20.0
 
 @dataclass(slots=True)
 class Event:
-    """One event; seconds from the probe's beginning, None for what did not happen."""
+    """One event; seconds from the probe's start, None for what did not happen."""
 
     user_id: str
     event_time_ms: int
@@ -39,7 +39,7 @@ class Event:
 class EventProbe:
     """Sends and follows events between `start` and `finish`."""
 
-    def __init__(self, rest: RestCaller, item_id: str) -> None:
+    def __init__(self, rest: RestClient, item_id: str) -> None:
         self._rest = rest
         self._item_id = item_id
         self._began_s = time.perf_counter()
@@ -48,12 +48,12 @@ class EventProbe:
         self.events: list[Event] = []
 
     def start(self, began_s: float) -> None:
-        """Begin; times count from `began_s` (perf_counter)."""
+        """Start; times count from `began_s` (perf_counter)."""
         self._began_s = began_s
         self._tasks = [asyncio.create_task(self._send_all()), asyncio.create_task(self._watch_all())]
 
     async def finish(self) -> None:
-        """Send no more, and give every acknowledged event its last chance to be seen."""
+        """Stop sending, and wait a bounded time for acknowledged events to become visible."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, *self._sends, return_exceptions=True)
@@ -64,11 +64,11 @@ class EventProbe:
             await asyncio.sleep(_POLL_S)
 
     def unseen(self) -> list[Event]:
-        """Return what was acknowledged and has not been seen."""
+        """Return events that were acknowledged and are not visible yet."""
         return [one for one in self.events if one.acknowledged_s is not None and one.visible_s is None]
 
     def recovered_s(self, back_at_s: float) -> float | None:
-        """Return the seconds from the dependency's return until a new event was taken and soon seen; None when none was."""
+        """Return the seconds from the dependency's return until a new event was accepted and soon visible; None if none was."""
         for event in self.events:
             if event.sent_s >= back_at_s and event.was_seen_soon:
                 return (event.visible_s or 0.0) - back_at_s
@@ -93,7 +93,7 @@ class EventProbe:
             event.acknowledged_s = self._now_s()
 
     async def _watch_all(self) -> None:
-        """Look at the newest acknowledged event that is not seen, so that an old one which is stuck hides no recovery."""
+        """Check the newest acknowledged event that is not visible, so that a stuck older one hides no recovery."""
         while True:
             unseen = self.unseen()
             if unseen:

@@ -1,4 +1,4 @@
-"""The fault matrix as a Markdown table: `python -m benchmarks.faults.page FAULTS.json`. Printed, to be put into a page."""
+"""The fault matrix as a Markdown table: `python -m benchmarks.faults.page FAULTS.json`. Printed, for a page."""
 
 import json
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ def matrix(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def priorities(row: dict[str, Any]) -> str:
-    """Return one row's classes of callers, the most important of them by door, too."""
+    """Return one row by priority, and the high priority also by door."""
     lines = [
         f"| {name} | {one['num_requests']} | {_percent(one['availability'])} | {_percent(one['deadline_met'])}"
         f" | {one['p99_ms']:.1f} | {_mix(one)} |"

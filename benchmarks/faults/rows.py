@@ -1,4 +1,4 @@
-"""A row of the fault matrix: its phases, the requests that are sent, and what is told of how they went. Pure."""
+"""A row of the fault matrix: its phases, its requests, and its results. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

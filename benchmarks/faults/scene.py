@@ -23,7 +23,7 @@ from pathlib import Path
 from benchmarks.faults.tcp_proxy import Slowness, TcpProxy
 from benchmarks.faults.victims import Victims
 from benchmarks.load.audience import Audience, find_audience
-from benchmarks.load.callers import Caller, RestCaller, RpcCaller
+from benchmarks.load.clients import DoorClient, GrpcClient, RestClient
 from benchmarks.load.scoring import tier_weights
 from infra.local.commands.down import stop_stack
 from infra.local.supervisor.ports import free_window
@@ -52,12 +52,12 @@ class Scene:
     settings: Settings
     wires: dict[str, TcpProxy]
     victims: Victims
-    doors: dict[Priority, tuple[Caller, ...]]
-    rest: RestCaller
+    doors: dict[Priority, tuple[DoorClient, ...]]
+    rest: RestClient
     audience: Audience
     weights: dict[str, float]
 
-    async def until_well(self, timeout_s: float = 120.0) -> None:
+    async def until_healthy(self, timeout_s: float = 120.0) -> None:
         """Wait until the supervisor holds every part for healthy. Raises EnvironmentFault."""
         give_up_s = time.monotonic() + timeout_s
         while not (self.victims.is_well() and await self._answers_by_llm()):
@@ -106,12 +106,12 @@ async def _set(closing: AsyncExitStack, state_dir: Path, scratch: Path, *, is_wi
     child = _spawn(settings, redis_port=ports["store"], kafka_port=ports["broker"])
     closing.push_async_callback(asyncio.to_thread, _stop, settings, child)
     await _until_ready(settings, child)
-    doors: dict[Priority, tuple[Caller, ...]] = {}
+    doors: dict[Priority, tuple[DoorClient, ...]] = {}
     for priority, key in keys.items():
-        rest = await closing.enter_async_context(RestCaller(HOST, settings.http_port, key))
-        rpc = await closing.enter_async_context(RpcCaller(settings.grpc_address, key))
+        rest = await closing.enter_async_context(RestClient(HOST, settings.http_port, key))
+        rpc = await closing.enter_async_context(GrpcClient(settings.grpc_address, key))
         doors[priority] = (rest, rpc)
-    probe = await closing.enter_async_context(RestCaller(HOST, settings.http_port, keys[Priority.HIGH]))
+    probe = await closing.enter_async_context(RestClient(HOST, settings.http_port, keys[Priority.HIGH]))
     audience = await find_audience(probe, map(str, range(1, _USERS_TO_TRY)))
     weights = tier_weights(BundleStore(settings.bundle_root).live().report())
     return Scene(settings, wires, Victims(scratch), doors, probe, audience, weights)

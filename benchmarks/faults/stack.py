@@ -1,7 +1,7 @@
-"""A stack of its own whose store and broker listen behind a proxy's ports: `python -m benchmarks.faults.stack REDIS KAFKA`.
+"""A separate stack whose store and broker listen behind a proxy's ports: `python -m benchmarks.faults.stack REDIS KAFKA`.
 
-The two arguments are the ports at which the servers themselves listen; everyone else comes to the ports of the settings, where
-the caller's proxies are. The broker tells its clients the proxy's address too, since Kafka clients go where they are told.
+The two arguments are the ports on which the servers listen; clients connect to the ports of the settings, where the caller's
+proxies listen. The broker advertises the proxy's address, since Kafka clients follow advertised addresses.
 """
 
 import sys

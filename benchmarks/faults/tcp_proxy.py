@@ -1,12 +1,12 @@
-"""A TCP proxy that misbehaves on command: it stands between the stack and a dependency, and does to the wire what faults do.
+"""A TCP proxy with injected faults between the stack and a dependency.
 
-    PASS    bytes go through
-    STOP    nobody listens: new connections are refused, those that exist are reset
-    HANG    connections are accepted and kept, and no byte moves; what was sent flows on afterwards
-    SLOW    every piece waits before it goes on, in both directions
-    RESET   connections are accepted and reset at once
+    PASS    forward
+    STOP    close the listener: new connections are refused, existing ones are reset
+    HANG    accept and hold connections without forwarding; what was sent is forwarded afterwards
+    SLOW    delay every piece, in both directions
+    RESET   accept connections and reset them at once
 
-One listener on loopback, inside the caller's event loop, which also commands it. Knows no protocol.
+One listener on loopback, inside the caller's event loop, which also controls it.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
 class Wire(StrEnum):
-    """What the proxy does now."""
+    """The proxy's mode."""
 
     PASS = "pass"  # noqa: S105 - no secret
     STOP = "stop"
@@ -56,7 +56,7 @@ class TcpProxy:
 
     @property
     def wire(self) -> Wire:
-        """What it does now."""
+        """The current mode."""
         return self._wire
 
     async def __aenter__(self) -> Self:
@@ -68,7 +68,7 @@ class TcpProxy:
         await asyncio.gather(*self._connections, return_exceptions=True)
 
     async def become(self, wire: Wire) -> None:
-        """Do this from now on, also to the connections that exist."""
+        """Switch to this mode, for existing connections too."""
         self._wire = wire
         (self._moves.clear if wire is Wire.HANG else self._moves.set)()
         if wire in {Wire.STOP, Wire.RESET}:

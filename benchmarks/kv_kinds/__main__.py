@@ -1,4 +1,4 @@
-"""What keeping keys and values in one byte costs in quality, and what it brings in capacity.
+"""The KV cache's data types: their cost in quality and their gain in capacity.
 
     python -m benchmarks.kv_kinds --bundle PATH --json OUT [--cases FOLDER] [--checkpoint PATH --text FOLDER]
 
@@ -6,7 +6,7 @@
 `--cases` names one. Rankings: each user's ten best, masked, against those of `model`; NDCG and HR on the labels. With
 `--checkpoint` (a Hugging Face folder) also: the perplexity of the Markdown files below `--text` (default: docs), and how many
 of the ten best a beam of 32 finds again, over a random catalogue of three codes of its vocabulary, after that text.
-All in fp32 on plain torch, so that nothing differs but the kind.
+All in fp32 on plain torch, so that only the KV data type differs.
 """
 
 import argparse
@@ -39,7 +39,7 @@ _CPU = torch.device("cpu")
 
 
 def main() -> None:
-    """Measure all kinds and write them."""
+    """Measure all data types and write them."""
     options = _options()
     torch.set_num_threads(1)
     shown: dict[str, Any] = {
@@ -56,9 +56,9 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, required=True, metavar="OUT")
     parser.add_argument("--bundle", type=Path, required=True, metavar="PATH", help="a published bundle")
-    parser.add_argument("--cases", type=Path, metavar="FOLDER", help="with examples.parquet in it")
+    parser.add_argument("--cases", type=Path, metavar="FOLDER", help="folder with examples.parquet")
     parser.add_argument("--checkpoint", type=Path, metavar="PATH", help="a Hugging Face folder with its tokenizer.json")
-    parser.add_argument("--text", type=Path, metavar="FOLDER", default=Path("docs"), help="of Markdown files")
+    parser.add_argument("--text", type=Path, metavar="FOLDER", default=Path("docs"), help="folder of Markdown files")
     return parser.parse_args()
 
 
@@ -66,7 +66,7 @@ def _newest_cases(bundle: Path) -> Path:
     stages = bundle.absolute().parent.parent / "pipeline" / "tokenize"
     found = list(stages.glob("*/"))
     if not found:
-        sys.exit(f"error: --bundle: nothing in {stages}, so there are no test cases; name them with --cases")
+        sys.exit(f"error: --bundle: {stages} is empty, so there are no test cases; pass --cases")
     return max(found, key=lambda path: path.stat().st_mtime)
 
 
@@ -101,7 +101,7 @@ def _tops(decoder: Decoder, items: ItemCodes, kind: KvKind, prompts: list[list[i
 
 
 def _quality(tops: list[np.ndarray], cases: Cases) -> dict[str, float]:
-    """Return the masked metrics; a label outside the ten best counts nothing, as in the full protocol."""
+    """Return the masked metrics; a label outside the top ten counts 0, as in the full protocol."""
     places = [np.flatnonzero(top == target) for top, target in zip(tops, cases.targets, strict=True)]
     gains = [1 / np.log2(2 + place[0]) if len(place) else 0.0 for place in places]
     return {
@@ -115,7 +115,7 @@ def _overlap(top: np.ndarray, wanted: np.ndarray) -> float:
 
 
 def _capacity(decoder: Decoder, kind: KvKind) -> dict[str, float]:
-    """Tell one token's bytes in all layers, beside those of the model's dtype when that is fp32 and when it is bf16."""
+    """Return one token's bytes in all layers, and the ratio to fp32 and bf16 caches."""
     sizes = {
         dtype: KvCache(decoder.config, 1, 16, dtype, _CPU, kind).bytes_per_token
         for dtype in (torch.float32, torch.bfloat16)

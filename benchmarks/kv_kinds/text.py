@@ -1,4 +1,4 @@
-"""A language model's perplexity, and its beams, through the engine's paged cache of one kind of keys and values."""
+"""Perplexity and beams of a language model through the engine's paged KV cache of one data type."""
 
 from pathlib import Path
 
@@ -55,7 +55,7 @@ def perplexity(decoder: Decoder, kind: KvKind, windows: list[list[int]]) -> floa
 
 
 def overlap_in_beams(decoder: Decoder, kind: KvKind, windows: list[list[int]]) -> list[np.ndarray]:
-    """Return the ten best items after pieces of each window, by beams over random codes of the vocabulary's first tokens."""
+    """Return the top ten items after pieces of each window, by beam search over random codes of the vocabulary's first tokens."""
     rng = np.random.default_rng(0)
     items = ItemCodes(
         codes=rng.integers(0, _LEVEL_SIZE, (_NUM_ITEMS, _NUM_LEVELS), dtype=np.int32),

@@ -1,9 +1,9 @@
-"""Who to ask so that a given tier answers: found by asking the running stack itself, with no look into its stores.
+"""Requests that a given tier answers, found by calling the running stack, without reading its stores.
 
 precomputed   users whose list is fresh
 llm           known users who want seen items too, which no list covers (`exclude_seen: false`)
 student       anonymous visitors who have seen one item: too little for the LLM
-popular       users nobody knows
+popular       unknown users
 mixed         the four in turn
 """
 
@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from benchmarks.load.callers import Ask, RestCaller
+from benchmarks.load.clients import RequestFields, RestClient
 from benchmarks.load.profiles import long_tail
 
 TIERS = ("precomputed", "llm", "student", "popular")
@@ -21,14 +21,14 @@ _PATIENT_MS = 5_000
 
 @dataclass(frozen=True, slots=True)
 class Audience:
-    """Users and items of the running stack, by what they are good for."""
+    """Users and items of the running stack, grouped by the tier that answers them."""
 
     listed_user_ids: tuple[str, ...]
     known_user_ids: tuple[str, ...]
     item_ids: tuple[str, ...]
 
-    def asks(self, tier: str) -> Callable[[int], Ask] | None:
-        """Return the n-th request that this tier should answer; None when the stack has nobody for it."""
+    def asks(self, tier: str) -> Callable[[int], RequestFields] | None:
+        """Return a function from n to the n-th request that this tier should answer; None if the stack has no such user."""
         match tier:
             case "precomputed" if self.listed_user_ids:
                 return lambda n: {"user_id": _pick(self.listed_user_ids, n), "k": K}
@@ -45,8 +45,8 @@ class Audience:
                 return None
 
 
-async def find_audience(rest: RestCaller, user_ids: Iterable[str]) -> Audience:
-    """Ask for each of these users once, without haste, and sort them by who answered."""
+async def find_audience(rest: RestClient, user_ids: Iterable[str]) -> Audience:
+    """Request once for each of these users, with a long deadline, and group them by the tier that answered."""
     listed, known, items = [], [], dict[str, None]()
     for user_id in user_ids:
         ask = {"user_id": user_id, "k": K, "deadline_ms": _PATIENT_MS}
@@ -66,18 +66,18 @@ def _pick(values: tuple[str, ...], number: int) -> str:
     return values[number % len(values)]
 
 
-class Crowd:
-    """Return the n-th request."""
+class RequestMix:
+    """A mix of requests in which every tier has work: `mixed` in turn, or a `long-tail` of few known and many new users."""
 
     def __init__(self, audience: Audience, num_requests: int, *, is_long_tail: bool = False) -> None:
         self._audience = audience
         self._mixed = audience.asks("mixed")
         self._ranks = long_tail(len(audience.known_user_ids), num_requests) if is_long_tail else None
 
-    def ask(self, number: int) -> Ask:
+    def ask(self, number: int) -> RequestFields:
         """Return request `number`, from 0 to the number of requests."""
         if self._ranks is None:
-            assert self._mixed is not None, "there is always somebody nobody knows"
+            assert self._mixed is not None, "`popular` needs no known user"
             return self._mixed(number)
         rank, known = self._ranks[number], self._audience.known_user_ids
         if rank < len(known):

@@ -1,6 +1,6 @@
-"""What the benchmarks' commands take as numbers and addresses. argparse names the option in front of what these raise.
+"""Argument types of the benchmarks' commands, and their results files.
 
-Standard library alone: the engine's benchmark runs where nothing else is.
+Standard library only: the engine benchmark also runs where nothing else is installed.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def host_and_port(text: str) -> tuple[str, int]:
 
 
 def results_file(description: str) -> Path:
-    """Read the command line of a program that prints one results file as a page."""
+    """Parse the command line of a program that prints one results file as Markdown."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("file", type=Path, help="a results file, such as the one in benchmarks/results")
     path: Path = parser.parse_args().file
@@ -56,12 +56,12 @@ def _number(text: str) -> float:
 
 
 def command_of(name: str) -> str:
-    """Return the command by which the benchmark of this name was begun."""
+    """Return the command line that started the benchmark of this name."""
     return f"python -m benchmarks.{name} {' '.join(sys.argv[1:])}"
 
 
 def about_run(name: str) -> dict[str, Any]:
-    """Say which benchmark this is, by which command, when, and on what."""
+    """Return the header of a results file: benchmark, command, time, machine."""
     return {
         "benchmark": name,
         "command": command_of(name),
@@ -71,6 +71,6 @@ def about_run(name: str) -> dict[str, Any]:
 
 
 def write_report(path: Path, report: object) -> None:
-    """Write the file, in a folder that is made if absent."""
+    """Write a results file; create its folder if needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report, indent=1) + "\n")

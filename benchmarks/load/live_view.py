@@ -1,4 +1,4 @@
-"""A running load as one table that is drawn again and again: the last seconds and the whole. Knows no fault and no door."""
+"""A live table of a running load: the last two seconds, and the whole run."""
 
 import time
 from collections import Counter, deque
@@ -14,7 +14,7 @@ _COLOURS = {"precomputed": "cyan", "llm": "green", "student": "yellow", "popular
 
 
 class LiveView:
-    """Told of every shot; rich asks it for a table four times a second."""
+    """Collects finished requests; rich renders it as a table four times a second."""
 
     def __init__(self, title: str, deadline_ms: float) -> None:
         self.title = title
@@ -24,13 +24,13 @@ class LiveView:
         self._num = self._num_in_time = 0
 
     def ended(self, shot: Shot) -> None:
-        """A request came back or was given up."""
+        """Record a request that finished or was given up."""
         self._recent.append((time.monotonic(), shot))
         self._num += 1
         self._num_in_time += self._is_in_time(shot)
 
     def __rich__(self) -> Table:
-        """Draw."""
+        """Render the table."""
         now_s = time.monotonic()
         while self._recent and self._recent[0][0] < now_s - _WINDOW_S:
             self._recent.popleft()
@@ -56,7 +56,7 @@ class LiveView:
 
 
 def tier_bar(shots: Sequence[Shot]) -> str:
-    """Draw the mix of tiers as a coloured bar with names, in rich's markup."""
+    """Return the mix of tiers as a coloured bar with names, in rich markup."""
     tiers = Counter(shot.outcome.tier for shot in shots)
     parts = []
     for tier, colour in _COLOURS.items():

@@ -1,7 +1,7 @@
-"""Open-loop load: requests leave at a fixed rate whether or not earlier ones came back.
+"""Open-loop load: requests depart at a fixed rate whether or not earlier ones have returned.
 
-Latency counts from the intended departure, so that a stalled server (or a generator that falls behind) shows up in it, and
-is not omitted. Knows nothing of what a request is.
+Latency counts from the intended departure, so that a stalled server (or a late generator) is included in it, not omitted
+(coordinated omission).
 """
 
 import asyncio
@@ -19,7 +19,7 @@ GRACE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RequestOutcome:
     """One request's end: whether it was answered, by which tier and reason (or with which error)."""
 
     is_ok: bool
@@ -36,7 +36,7 @@ class Shot:
 
     latency_s: float
     departed_late_s: float
-    outcome: Outcome
+    outcome: RequestOutcome
     at_s: float = 0.0
     number: int = 0
 
@@ -50,24 +50,24 @@ class Load:
     cpu_share: float
 
 
-async def run_load(send: Callable[[int], Awaitable[Outcome]], rate_rps: float, num_requests: int) -> Load:
+async def run_load(send: Callable[[int], Awaitable[RequestOutcome]], rate_rps: float, num_requests: int) -> Load:
     """Send `num_requests` at `rate_rps`, evenly spaced; `send` gets the request's number and never raises."""
     return await run_schedule(send, [number / rate_rps for number in range(num_requests)])
 
 
 async def run_schedule(
-    send: Callable[[int], Awaitable[Outcome]],
+    send: Callable[[int], Awaitable[RequestOutcome]],
     departures_s: Sequence[float],
     ended: Callable[[Shot], None] = lambda _: None,
 ) -> Load:
-    """Send one request at each of these seconds from now; `ended` is told of each as it ends."""
+    """Send one request at each of these seconds from now; `ended` is called with each as it ends."""
     with _without_pauses():
         return await _run_schedule(send, departures_s, ended)
 
 
 @contextmanager
 def _without_pauses() -> Iterator[None]:
-    """Keep the garbage collector still: its pauses in the generator would be counted against the server."""
+    """Disable the garbage collector: its pauses in the generator would be counted against the server."""
     gc.collect()
     gc.disable()
     try:
@@ -77,7 +77,7 @@ def _without_pauses() -> Iterator[None]:
 
 
 async def _run_schedule(
-    send: Callable[[int], Awaitable[Outcome]], departures_s: Sequence[float], ended: Callable[[Shot], None]
+    send: Callable[[int], Awaitable[RequestOutcome]], departures_s: Sequence[float], ended: Callable[[Shot], None]
 ) -> Load:
     started_s, cpu_before_s = time.perf_counter(), _cpu_s()
     shots: list[Shot] = []
@@ -86,13 +86,13 @@ async def _run_schedule(
     async def shoot(number: int, intended_s: float) -> None:
         departed_s = time.perf_counter()
         if len(running) > MAX_IN_FLIGHT:
-            outcome = Outcome(is_ok=False, tier="none", reason="not_sent")
+            outcome = RequestOutcome(is_ok=False, tier="none", reason="not_sent")
         else:
             try:
                 async with asyncio.timeout(GRACE_S):
                     outcome = await send(number)
             except TimeoutError:
-                outcome = Outcome(is_ok=False, tier="none", reason="no_answer")
+                outcome = RequestOutcome(is_ok=False, tier="none", reason="no_answer")
         latency_s, at_s = time.perf_counter() - intended_s, intended_s - started_s
         shot = Shot(latency_s, departed_s - intended_s, outcome, at_s, number)
         shots.append(shot)
@@ -118,7 +118,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def summary(load: Load, rate_rps: float, deadline_ms: int) -> dict[str, object]:
-    """Turn a run into the numbers that are reported. An error never meets its deadline."""
+    """Return the reported numbers of a run. An error never meets its deadline."""
     latencies_ms = [1_000 * shot.latency_s for shot in load.shots]
     num_met = sum(shot.outcome.is_ok and 1_000 * shot.latency_s <= deadline_ms for shot in load.shots)
     tiers = Counter(shot.outcome.tier for shot in load.shots)

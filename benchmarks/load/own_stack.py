@@ -4,13 +4,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from benchmarks.load.callers import RestCaller
+from benchmarks.load.clients import RestClient
 from services.settings.settings import Settings
 
 
 @contextmanager
 def stack_for(settings: Settings, *, is_started: bool) -> Iterator[None]:
-    """Start the stack of these settings and stop it at the end, if `is_started`; else leave alone what runs."""
+    """Start a stack with these settings and stop it at the end if `is_started`; otherwise use the running one."""
     if not is_started:
         yield
         return
@@ -24,10 +24,10 @@ def stack_for(settings: Settings, *, is_started: bool) -> Iterator[None]:
         stop_stack(settings)
 
 
-async def require_ready(rest: RestCaller) -> None:
-    """See that a stack answers this caller. Exits, saying what to do, when none is ready or when it asks for another key."""
+async def require_ready(rest: RestClient) -> None:
+    """Check that a stack answers this caller. Exits with the fix if none is ready or if it requires another key."""
     if (await rest.call(b"GET", b"/readyz", b""))[0] != 200:
         sys.exit(f"error: no stack is ready at {rest.address}; run `tailrace up` first")
     status, _ = await rest.call(b"POST", b"/v1/recommendations", b'{"k": 1}')
     if status in {401, 403}:
-        sys.exit(f"error: {rest.address} answers {status}: its doors ask for an API key")
+        sys.exit(f"error: {rest.address} answers {status}: it requires an API key")

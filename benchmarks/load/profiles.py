@@ -1,9 +1,9 @@
-"""When requests leave: the shapes of load, as lists of departures. Pure; knows neither doors nor users.
+"""Load profiles: when requests depart. Pure.
 
-steady      the rate, evenly
-spike       the rate, and in the middle third twelve times as much on top, of low priority
-diurnal     one day in the given time: from a quarter of the rate at night to 1.75 times at noon
-long-tail   the rate, evenly, by callers of whom a few come again and again and most come once
+steady      evenly spaced at the rate
+spike       steady, plus twelve times the rate at low priority in the middle third
+diurnal     one day compressed into the duration: from a quarter of the rate at night to 1.75 times at noon
+long-tail   steady, by users of whom a few return often and most appear once
 """
 
 import math
@@ -18,7 +18,7 @@ _ZIPF = 1.1
 
 
 class Profile(StrEnum):
-    """The shapes."""
+    """The load profiles."""
 
     STEADY = "steady"
     SPIKE = "spike"
@@ -28,14 +28,14 @@ class Profile(StrEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Departure:
-    """One request: seconds from the beginning, and whether it belongs to the spike."""
+    """One request: seconds from the start, and whether it belongs to the spike."""
 
     at_s: float
     is_spike: bool = False
 
 
 def departures(profile: Profile, rate_rps: float, duration_s: float) -> list[Departure]:
-    """Return all departures in order. The mean rate is `rate_rps`, the spike's own requests not counted."""
+    """Return all departures in order. The mean rate is `rate_rps`, not counting the spike's own requests."""
     if profile is Profile.DIURNAL:
         return [Departure(at_s) for at_s in _diurnal(rate_rps, duration_s)]
     base = [Departure(at_s) for at_s in _evenly(rate_rps, 0.0, duration_s)]
@@ -46,9 +46,9 @@ def departures(profile: Profile, rate_rps: float, duration_s: float) -> list[Dep
 
 
 def long_tail(num_heads: int, num_requests: int, seed: int = 0) -> list[int]:
-    """Draw who comes, by rank: rank r with a weight of 1/r**1.1. Ranks from `num_heads` on stand for ever new visitors."""
+    """Draw users by rank, rank r with weight 1/r**1.1. Ranks from `num_heads` on are new users."""
     weights = [1 / (rank + 1) ** _ZIPF for rank in range(num_heads)]
-    tail = sum(weights)  # as many requests by new visitors as by known ones
+    tail = sum(weights)  # as many requests by new users as by known ones
     draw = random.Random(seed)
     ranks = draw.choices(range(num_heads + 1), [*weights, tail], k=num_requests)
     newcomers = iter(range(num_heads, num_heads + num_requests))
@@ -61,10 +61,10 @@ def _evenly(rate_rps: float, from_s: float, to_s: float) -> Iterator[float]:
 
 def _diurnal(rate_rps: float, duration_s: float) -> Iterator[float]:
     """Place request n where the integral of the rate reaches n."""
-    turn = 2 * math.pi / duration_s
+    omega = 2 * math.pi / duration_s
 
     def sent_by(at_s: float) -> float:
-        return rate_rps * (at_s - _DIURNAL_SWING * math.sin(turn * at_s) / turn)
+        return rate_rps * (at_s - _DIURNAL_SWING * math.sin(omega * at_s) / omega)
 
     for number in range(round(rate_rps * duration_s)):
         low_s, high_s = 0.0, duration_s

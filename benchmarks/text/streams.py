@@ -1,7 +1,7 @@
-"""From the arrivals of tokens to what is published of a text server: first token, gap, tokens a second, ratios. Pure.
+"""Streamed completions: a minimal client (HTTP/1.1 and server-sent events by hand) and the figures of arrival times.
 
-Both ends are measured the same way: a wave is so many texts asked for at once, a stream the seconds from the asking to each
-arrival of text.
+A wave is a number of concurrent texts, a stream the seconds from the request to each arrival of text. A general client
+would use more CPU than the server under test.
 """
 
 import asyncio
@@ -17,19 +17,19 @@ from benchmarks.load.open_loop import percentile
 
 @dataclass(frozen=True, slots=True)
 class Wave:
-    """Texts that were asked for at once: the arrivals of each, and the tokens of all together."""
+    """Concurrent texts: the arrivals of each, and the tokens of all together."""
 
     streams: Sequence[Sequence[float]]
     num_tokens: int
 
     @property
     def seconds(self) -> float:
-        """How long it took until the last one ended."""
+        """Seconds until the last text ended."""
         return max(stream[-1] for stream in self.streams)
 
 
 def figures(waves: Sequence[Wave], tokens_per_stream: int) -> dict[str, float]:
-    """Return the figures of waves of the same size. The gap is the mean of a stream, the median over streams."""
+    """Return the figures of waves of the same size. The gap between tokens is a mean within a stream and a median over streams."""
     streams = [stream for wave in waves for stream in wave.streams]
     firsts = [1_000 * stream[0] for stream in streams]
     gaps = [1_000 * (stream[-1] - stream[0]) / max(1, tokens_per_stream - 1) for stream in streams]
@@ -42,7 +42,7 @@ def figures(waves: Sequence[Wave], tokens_per_stream: int) -> dict[str, float]:
 
 
 def row(num_streams: int, engine: Sequence[Wave], door: Sequence[Wave], tokens_per_stream: int) -> dict[str, Any]:
-    """Return one case: the bare engine, the door, and how much of the engine's speed comes through it."""
+    """Return one case: the bare engine, the API, and the share of the engine's speed that the API keeps."""
     bare, through = figures(engine, tokens_per_stream), figures(door, tokens_per_stream)
     return {
         "streams": num_streams,
@@ -61,8 +61,8 @@ def row(num_streams: int, engine: Sequence[Wave], door: Sequence[Wave], tokens_p
 _EVENT, _TEXT, _DONE = b"data: ", b'"choices":[{', b"[DONE]"
 
 
-class TextCaller:
-    """Asks one door for texts of one model. `key` is an API key, if the door asks for one."""
+class TextClient:
+    """Requests texts of one model. `key` is an API key, if the stack requires one."""
 
     def __init__(self, host: str, port: int, model: str, key: str = "none") -> None:
         self._address = (host, port)
@@ -70,12 +70,12 @@ class TextCaller:
         self._key = key
 
     async def wave(self, prompts: Sequence[Sequence[int]], num_new: int) -> Wave:
-        """Ask for all of these at once. Raises RuntimeError for an answer that is an error, or too short."""
+        """Request all of these at once. Raises RuntimeError for an error or a short text."""
         streams = await asyncio.gather(*(self._stream(prompt, num_new) for prompt in prompts))
         return Wave(streams, num_new * len(streams))
 
     async def _stream(self, prompt: Sequence[int], num_new: int) -> list[float]:
-        """Return the seconds from the asking to each chunk with text."""
+        """Return the seconds from the request to each chunk with text."""
         body = json.dumps(self._body(prompt, num_new)).encode()
         began = time.perf_counter()
         reader, writer = await asyncio.open_connection(*self._address)
@@ -83,7 +83,9 @@ class TextCaller:
             writer.write(self._head(len(body)) + body)
             status = int((await reader.readuntil(b"\r\n\r\n"))[9:12])
             if status != 200:
-                raise RuntimeError(f"the door says {status}: {(await reader.read(2_000)).decode(errors='replace')}")
+                raise RuntimeError(
+                    f"the server answered {status}: {(await reader.read(2_000)).decode(errors='replace')}"
+                )
             return await _arrivals(reader, began, num_new)
         finally:
             writer.close()
@@ -118,5 +120,5 @@ async def _arrivals(reader: asyncio.StreamReader, began: float, num_new: int) ->
         else:
             usage = json.loads(line[len(_EVENT) :]).get("usage") or {}
     if usage.get("completion_tokens") != num_new:
-        raise RuntimeError(f"{num_new} tokens were asked for, and {usage} came")
+        raise RuntimeError(f"{num_new} tokens were requested, and {usage} came")
     return arrivals

@@ -18,7 +18,7 @@ RATE_RPS = 8.0
 async def scene(stack: Stack) -> AsyncIterator[Scene]:
     """A stack behind proxies, with a copy of the tests' state."""
     async with scene_from(stack.settings.state_dir, None, is_wired=True) as made:
-        await made.until_well()
+        await made.until_healthy()
         yield made
 
 

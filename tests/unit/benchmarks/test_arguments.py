@@ -48,8 +48,11 @@ def test_what_is_wrong_is_quoted(read: Callable[[str], object], wrong: tuple[str
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--peers", "vlm"], "argument --peers: nobody is called 'vlm'; choose from transformers, vllm"),
-        (["--case", "decode-2"], "argument --case: 'decode-2' is not run here; choose from decode-1, decode-8"),
+        (["--peers", "vlm"], "argument --peers: 'vlm' is not a known peer; choose from transformers, vllm"),
+        (
+            ["--case", "decode-2"],
+            "argument --case: 'decode-2' is not a case of this run; choose from decode-1, decode-8",
+        ),
         (["--rounds", "0"], "argument --rounds: '0' is not a whole number from 1 on"),
     ],
 )

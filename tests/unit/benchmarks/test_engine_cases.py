@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.engine.cases import Case, code_table, draw_prompts, shape_cases, text_cases
-from benchmarks.engine.tailrace import TailraceContestant
+from benchmarks.engine.tailrace import TailraceEngine
 
 BARE = {"ray", "rich", "typer", "transformers", "prometheus_client", "pydantic", "pyarrow", "fastapi", "psutil"}
 
@@ -60,9 +60,9 @@ def test_the_cases_of_a_gpu_run_at_their_smallest() -> None:
     for group in shape_cases(tiny=True):
         options = {"model": f"shape:{group.shape}", "device": "cpu", "threads": torch.get_num_threads()}
         knobs = {**group.config, "num_blocks": 1_024, "cpu_kernels": "torch"}
-        contestant = TailraceContestant({**options, "dtype": "float32", "config": knobs})
+        engine = TailraceEngine({**options, "dtype": "float32", "config": knobs})
         for case in group.cases:
-            reply = contestant.answer(case.ask(draw_prompts(case, range(256), 0)))
+            reply = engine.answer(case.ask(draw_prompts(case, range(256), 0)))
 
             assert len(reply["outputs"]) == case.batch
             assert sum(len(output) for output in reply["outputs"]) == (

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks.engine_curves.__main__ import flatness
-from benchmarks.engine_curves.engines import Caller, build_engine, random_decoder, random_items
+from benchmarks.engine_curves.engines import RankingRunner, build_engine, random_decoder, random_items
 
 
 def test_flatness_is_the_dearest_over_the_cheapest_by_state() -> None:
@@ -27,7 +27,7 @@ def test_catalogues_of_any_depth_lie_in_their_code_space(depth) -> None:
 def test_a_ranking_is_timed_from_question_to_answer() -> None:
     """A caller gives milliseconds, and finds its history cached the second time."""
     items = random_items(300, 3)
-    caller = Caller(build_engine(random_decoder(769), items), items, np.random.default_rng(0))
+    caller = RankingRunner(build_engine(random_decoder(769), items), items, np.random.default_rng(0))
     history = caller.history(40)
 
     taken = [caller.rank(history) for _ in range(2)]

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.faults.event_probe import Event, EventProbe
 from benchmarks.faults.rows import Phases, Planned, plan_row, row_of
-from benchmarks.load.open_loop import Load, Outcome, Shot
+from benchmarks.load.open_loop import Load, RequestOutcome, Shot
 from services.contracts.access import Priority
 
 PHASES = Phases(before_s=2, during_s=3, after_s=5)
@@ -34,7 +34,7 @@ def test_a_row_of_the_matrix() -> None:
     """Down from second 2 to 5: the student answers until 6, one event is refused, one is taken and seen again at 5.5."""
     planned = [Planned(number / 10, Priority.HIGH) for number in range(100)]
     shots = [
-        Shot(0.01, 0.0, Outcome(is_ok=True, tier=tier, reason=reason), one.at_s, number)
+        Shot(0.01, 0.0, RequestOutcome(is_ok=True, tier=tier, reason=reason), one.at_s, number)
         for number, one in enumerate(planned)
         for tier, reason in [("student", "llm_away") if 2 <= one.at_s < 6 else ("llm", "llm_in_time")]
     ]
@@ -54,7 +54,7 @@ def test_an_acknowledged_event_that_nobody_sees_is_lost() -> None:
     probe = EventProbe.__new__(EventProbe)
     probe.events = [Event("a", 1, 6.0, 6.1)]
     planned = [Planned(number / 10, Priority.HIGH) for number in range(100)]
-    shots = [Shot(0.01, 0, Outcome(True, "llm", "llm_in_time"), one.at_s, i) for i, one in enumerate(planned)]
+    shots = [Shot(0.01, 0, RequestOutcome(True, "llm", "llm_in_time"), one.at_s, i) for i, one in enumerate(planned)]
 
     row = row_of(planned, Load(shots, 10.0, 0.1), probe, 5.0, PHASES, WEIGHTS)
 

@@ -6,16 +6,16 @@ import time
 import pytest
 
 from benchmarks.load.audience import Audience
-from benchmarks.load.open_loop import Load, Outcome, Shot, percentile, run_load, summary
+from benchmarks.load.open_loop import Load, RequestOutcome, Shot, percentile, run_load, summary
 
-OK = Outcome(is_ok=True, tier="student", reason="short_history")
+OK = RequestOutcome(is_ok=True, tier="student", reason="short_history")
 
 
 async def test_requests_leave_at_their_rate_whatever_comes_back() -> None:
     """Open loop: a server that answers nothing for a while meets all requests at once."""
     gate, at_once = asyncio.Event(), 0
 
-    async def send(number: int) -> Outcome:
+    async def send(number: int) -> RequestOutcome:
         """Count who waits; let all go when the last has come."""
         nonlocal at_once
         at_once += 1
@@ -34,7 +34,7 @@ async def test_requests_leave_at_their_rate_whatever_comes_back() -> None:
 async def test_a_generator_that_falls_behind_counts_it_as_latency() -> None:
     """A blocked event loop is no reason to forget the wait (no coordinated omission)."""
 
-    async def send(number: int) -> Outcome:
+    async def send(number: int) -> RequestOutcome:
         """Block the loop once."""
         if number == 0:
             time.sleep(0.1)  # noqa: ASYNC251 - the very thing under test
@@ -53,7 +53,7 @@ def test_percentiles_are_by_nearest_rank(share: float, value: int) -> None:
 
 def test_an_error_never_meets_its_deadline() -> None:
     """However fast."""
-    error = Outcome(is_ok=False, tier="none", reason="http_503")
+    error = RequestOutcome(is_ok=False, tier="none", reason="http_503")
     shots = [Shot(0.01, 0, OK), Shot(0.06, 0, OK), Shot(0.001, 0, error), Shot(0.02, 0, OK)]
 
     told = summary(Load(shots, wall_s=2.0, cpu_share=0.5), rate_rps=2, deadline_ms=50)

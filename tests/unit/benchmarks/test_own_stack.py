@@ -2,11 +2,11 @@
 
 import pytest
 
-from benchmarks.load.callers import RestCaller
+from benchmarks.load.clients import RestClient
 from benchmarks.load.own_stack import require_ready
 
 
-class Door(RestCaller):
+class Door(RestClient):
     """Answers with these statuses, one after another, and keeps nobody waiting."""
 
     def __init__(self, *statuses: int) -> None:
@@ -28,8 +28,8 @@ async def test_a_stack_that_answers_is_ready() -> None:
     [
         ((0,), "no stack is ready at localhost:8000; run `tailrace up` first"),
         ((503,), "no stack is ready at localhost:8000; run `tailrace up` first"),
-        ((200, 401), "localhost:8000 answers 401: its doors ask for an API key"),
-        ((200, 403), "localhost:8000 answers 403: its doors ask for an API key"),
+        ((200, 401), "localhost:8000 answers 401: it requires an API key"),
+        ((200, 403), "localhost:8000 answers 403: it requires an API key"),
     ],
 )
 async def test_a_stack_that_would_answer_nothing_ends_the_benchmark(statuses: tuple[int, ...], words: str) -> None:

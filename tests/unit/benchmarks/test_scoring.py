@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.load.open_loop import Outcome, Shot
+from benchmarks.load.open_loop import RequestOutcome, Shot
 from benchmarks.load.scoring import answers_recovered_s, degraded_share, summarise, tier_weights
 
 REPORT = {
@@ -14,7 +14,7 @@ REASONS = {"llm": "llm_in_time", "precomputed": "precomputed_fresh", "student": 
 
 def shot(tier: str, ms: float = 10.0, at_s: float = 0.0, reason: str = "") -> Shot:
     """A shot answered by this tier, or failed ("none")."""
-    outcome = Outcome(is_ok=tier != "none", tier=tier, reason=reason or REASONS.get(tier, "http_500"))
+    outcome = RequestOutcome(is_ok=tier != "none", tier=tier, reason=reason or REASONS.get(tier, "http_500"))
     return Shot(ms / 1_000, 0.0, outcome, at_s)
 
 

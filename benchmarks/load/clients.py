@@ -1,6 +1,6 @@
-"""The lightest callers of both doors: HTTP/1.1 by hand over kept connections, and grpc.aio over one channel.
+"""Minimal clients of both doors: HTTP/1.1 by hand over kept-alive connections, and grpc.aio over one channel.
 
-A general HTTP client would use more of the two cores than the server under test does.
+A general HTTP client would use more CPU than the server under test.
 """
 
 import asyncio
@@ -10,27 +10,27 @@ from typing import Any, Protocol, Self
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from benchmarks.load.open_loop import Outcome
+from benchmarks.load.open_loop import RequestOutcome
 from services.contracts import recommend_pb2, recommend_pb2_grpc
 
-Ask = dict[str, Any]
-"""A recommendation request in the words that both doors share."""
+RequestFields = dict[str, Any]
+"""A recommendation request in the fields that both doors share."""
 
 
-class Caller(Protocol):
+class DoorClient(Protocol):
     """One door."""
 
-    async def recommend(self, ask: Ask) -> Outcome:
-        """Ask for a recommendation. Never raises for an answer that is an error."""
+    async def recommend(self, ask: RequestFields) -> RequestOutcome:
+        """Request a recommendation. An error response is an outcome, not an exception."""
         ...
 
-    async def nothing(self) -> Outcome:
-        """Call what does nothing: the price of the way there and back."""
+    async def nothing(self) -> RequestOutcome:
+        """Make a no-op call: the cost of the round trip."""
         ...
 
 
-class RestCaller:
-    """HTTP/1.1 with keep-alive; as many connections as requests at once. `key` is an API key, if the doors ask for one."""
+class RestClient:
+    """HTTP/1.1 with keep-alive; one connection per concurrent request. `key` is an API key, if the stack requires one."""
 
     def __init__(self, host: str, port: int, key: str = "") -> None:
         self._address = (host, port)
@@ -50,23 +50,23 @@ class RestCaller:
             writer.close()
             await writer.wait_closed()
 
-    async def recommend(self, ask: Ask) -> Outcome:
-        """Ask over POST /v1/recommendations."""
+    async def recommend(self, ask: RequestFields) -> RequestOutcome:
+        """Call POST /v1/recommendations."""
         status, body = await self.call(b"POST", b"/v1/recommendations", json.dumps(ask).encode())
         if status != 200:
-            return Outcome(is_ok=False, tier="none", reason=f"http_{status}")
+            return RequestOutcome(is_ok=False, tier="none", reason=f"http_{status}")
         answer = json.loads(body)
-        return Outcome(is_ok=True, tier=answer["tier"], reason=answer["reason"])
+        return RequestOutcome(is_ok=True, tier=answer["tier"], reason=answer["reason"])
 
-    async def nothing(self) -> Outcome:
-        """GET /healthz."""
+    async def nothing(self) -> RequestOutcome:
+        """Call GET /healthz."""
         status, _ = await self.call(b"GET", b"/healthz", b"")
-        return Outcome(is_ok=status == 200, tier="none", reason=f"http_{status}")
+        return RequestOutcome(is_ok=status == 200, tier="none", reason=f"http_{status}")
 
     async def call(self, method: bytes, path: bytes, body: bytes) -> tuple[int, bytes]:
-        """Send one request and read its answer (status, body); status 0 when no connection carries it.
+        """Send one request and return (status, body); status 0 if no connection could carry it.
 
-        A kept connection that the server has closed meanwhile is left for another one, as any HTTP client does.
+        A kept-alive connection that the server closed in the meantime is replaced, as any HTTP client does.
         """
         head = b"%s %s HTTP/1.1\r\nhost: %s\r\n%scontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
         request = head % (method, path, self.address.encode(), self._authorization, len(body)) + body
@@ -84,7 +84,7 @@ class RestCaller:
 
 
 async def _exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> tuple[int, bytes]:
-    """Send and read; whatever ends this early ends the connection too, since an answer may still be under way on it."""
+    """Send and read. If interrupted, close the connection, since a response may still be in flight on it."""
     try:
         writer.write(request)
         return await _read_answer(reader)
@@ -106,8 +106,8 @@ async def _read_answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
     return status, bytes(body)
 
 
-class RpcCaller:
-    """grpc.aio over one channel. `key` is an API key, if the doors ask for one."""
+class GrpcClient:
+    """grpc.aio over one channel. `key` is an API key, if the stack requires one."""
 
     def __init__(self, address: str, key: str = "") -> None:
         self._metadata = (("authorization", f"Bearer {key}"),) if key else ()
@@ -121,18 +121,18 @@ class RpcCaller:
     async def __aexit__(self, *_: object) -> None:
         await self._channel.close(None)
 
-    async def recommend(self, ask: Ask) -> Outcome:
-        """Ask over Recommend."""
+    async def recommend(self, ask: RequestFields) -> RequestOutcome:
+        """Call Recommend."""
         try:
             answer = await self._recommender.Recommend(recommend_pb2.RecommendRequest(**ask), metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
-            return Outcome(is_ok=False, tier="none", reason=error.code().name.lower())
-        return Outcome(is_ok=True, tier=answer.tier, reason=answer.reason)
+            return RequestOutcome(is_ok=False, tier="none", reason=error.code().name.lower())
+        return RequestOutcome(is_ok=True, tier=answer.tier, reason=answer.reason)
 
-    async def nothing(self) -> Outcome:
-        """Check the health."""
+    async def nothing(self) -> RequestOutcome:
+        """Call the gRPC health check."""
         try:
             await self._health.Check(health_pb2.HealthCheckRequest())
         except grpc.aio.AioRpcError as error:
-            return Outcome(is_ok=False, tier="none", reason=error.code().name.lower())
-        return Outcome(is_ok=True, tier="none", reason="ok")
+            return RequestOutcome(is_ok=False, tier="none", reason=error.code().name.lower())
+        return RequestOutcome(is_ok=True, tier="none", reason="ok")
