@@ -1,4 +1,4 @@
-"""Every command that the pages show runs against the tests' stack: `pytest tests/e2e/test_docs.py`.
+"""Run the unmarked command blocks of each page against the tests' stack: `pytest tests/e2e/test_docs.py`.
 
 A page is one shell session: its blocks run in order, in a scratch folder that looks like the repository, with the exports
 and the folder that the block before left behind. Where a page says localhost:8000, the tests' own port is meant.
@@ -23,7 +23,7 @@ BLOCK_TIMEOUT_S = 600
 NOT_IN_SCRATCH = {".git", ".tailrace", ".pytest_cache", ".hypothesis", ".mypy_cache", ".ruff_cache"}
 EXIT_CODE = re.compile(r"\(exit code (\d+)\)")
 FURTHER_PORTS = (8010, 9010, 9110, 6390, 9192, 8443, 9443)
-"""What pages use beside the defaults; each run takes free ports for them."""
+"""Ports that pages use beside the defaults; each run takes free ports for them."""
 SESSION = """
 set -eo pipefail
 [ ! -f "$DOCS_SESSION" ] || . "$DOCS_SESSION"
@@ -40,8 +40,8 @@ PAGES = [page for page in all_pages() if runs(page)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_a_page_keeps_its_word(stack: Stack, page: Path, tmp_path: Path) -> None:
-    """Each block ends well (or as the page says) and prints what the page says it prints."""
+def test_a_page_runs_as_written(stack: Stack, page: Path, tmp_path: Path) -> None:
+    """Each block exits with 0 (or the page's code) and prints the page's expected lines."""
     session = PageSession(stack, tmp_path)
 
     failures = []
@@ -72,7 +72,7 @@ class PageSession:
         }
 
     def run(self, block: Block) -> list[str]:
-        """Run a block and say what was not as the page has it."""
+        """Run a block; return how it differed from the page."""
         script = runnable(block.text).script
         if not script.strip():
             return []
@@ -85,7 +85,7 @@ class PageSession:
         if code == wanted_code and not missing_lines(tuple(expected), output):
             return []
         missing = "".join(f"\n  missing: {line}" for line in missing_lines(tuple(expected), output))
-        return [f"line {block.line}: exit code {code}, not {wanted_code}{missing}\n{script}--- gave\n{output}"]
+        return [f"line {block.line}: exit code {code}, not {wanted_code}{missing}\n{script}--- output\n{output}"]
 
     def _shell(self, script: str) -> tuple[int, str]:
         process = subprocess.Popen(
@@ -102,7 +102,7 @@ class PageSession:
             output, _ = process.communicate(timeout=BLOCK_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
-            return -1, f"not done within {BLOCK_TIMEOUT_S} s\n{process.communicate()[0]}"
+            return -1, f"not finished within {BLOCK_TIMEOUT_S} s\n{process.communicate()[0]}"
         return process.returncode, output
 
     def _with_ports(self, text: str) -> str:
@@ -112,7 +112,7 @@ class PageSession:
 
 def ports_for(settings: Settings) -> dict[int, int]:
     """Map the ports that pages name, the defaults and further ones, to ports of this run."""
-    usual = Settings.model_construct()  # the defaults, whatever the environment says
+    usual = Settings.model_construct()  # the defaults, whatever the environment has
     ports = {
         getattr(usual, name): getattr(settings, name)
         for name in ("http_port", "grpc_port", "metrics_port", "redis_port")

@@ -1,4 +1,4 @@
-"""What tests know of the commands that pages show: which programs there are, and which lines a test must leave out and why."""
+"""Check the commands of a page: which programs exist, and which lines a test must leave out and why."""
 
 import importlib.util
 import re
@@ -29,15 +29,14 @@ logs patch port-forward rollout run scale set top uncordon version wait
 EXEMPT = {
     r"make up|tailrace up( .*)?": "would start what the fixture has started",
     r"make down|tailrace down": "would stop what the other tests still need",
-    r"make (test|test-unit|test-compose|lint|format)( .*)?": "is what runs this test, or runs beside it",
-    r"make lock": "resolves every dependency anew, from the network",
-    r"make bench|tailrace bench": "loads the stack for minutes; its numbers are on file",
-    r"python -m benchmarks\.\w+ .*": "loads the stack for minutes; its numbers are on file",
+    r"make (test|test-unit|test-grids|test-compose|lint|format)( .*)?": "is what runs this test, or runs beside it",
+    r"make lock": "resolves every dependency from the network",
+    r"make bench|tailrace bench": "loads the stack for minutes; its results are on file",
     r"tailrace pipeline|tailrace pipeline --no-live-log": "trains for minutes; the fixture has run it",
     r"tailrace (promote .*|rollback)": "would change the bundle under the other tests; tests/unit/test_cli.py runs it",
     r"source \.venv/bin/activate": "the tests have their programs on the path already",
     r"python -m infra\.(slo|api_page)": "would write into the repository; `--check` is run",
-    r"git clone .*|cd tailrace": "the tests stand in a clone already",
+    r"git clone .*|cd tailrace": "the tests run in a clone already",
     r"(pip|apt-get|sudo) .*": "installs on the machine",
 }
 """Commands (in full, as patterns) that are only checked where others run, with the reason."""
@@ -52,7 +51,7 @@ GUESTS = {"aiperf", "guidellm"}
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What runs of a block of commands: the lines, and those left out with their reasons."""
+    """The lines of a block that run, and those left out with their reasons."""
 
     script: str
     left_out: tuple[tuple[str, str], ...]
@@ -71,13 +70,13 @@ def runnable(text: str) -> Shared:
 
 
 def reason_to_skip(command: Command) -> str | None:
-    """Say why a test leaves this command out; None when it runs."""
+    """Return why a test leaves this command out; None when it runs."""
     words = " ".join(command.words)
     return next((reason for pattern, reason in EXEMPT.items() if re.fullmatch(pattern, words)), None)
 
 
 def complaints(command: Command) -> list[str]:
-    """Say what is wrong with a command that cannot be run: a program, a subcommand, an option or a file that is not there."""
+    """Return what is wrong with a command: a program, subcommand, option or file that does not exist."""
     program, *arguments = command.words
     match program:
         case "tailrace":

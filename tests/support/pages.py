@@ -1,4 +1,4 @@
-"""The project's Markdown pages as tests read them: fenced blocks, and links with their anchors. Knows nothing of what a block says.
+"""Read the project's Markdown pages: fenced blocks, links and anchors. It does not interpret what a block contains.
 
 A ```sh block holds commands that a reader can paste; a ```text block that follows it directly is what they print, where
 `...` stands for any text. A word after `sh` says why a block cannot be run by a test: see MARKS.
@@ -15,6 +15,7 @@ MARKS = {
     "cluster": "needs a Kubernetes cluster",
     "docker": "needs Docker",
     "data": "needs the reader's own data",
+    "bench": "measures for minutes, on idle cores",
     "guest": "needs a program that the project does not install",
     "text": "needs a stack that serves text; tests/e2e/test_text.py runs it",
 }
@@ -69,7 +70,7 @@ def fences(page: str) -> list[Fence]:
 
 
 def blocks(page: str) -> list[Block]:
-    """Return the page's ```sh blocks, each with what the ```text block right behind it promises."""
+    """Return the page's ```sh blocks, each with the expected lines of the ```text block directly behind it."""
     lines, found, all_fences = page.splitlines(), [], fences(page)
     for fence, following in zip_longest(all_fences, all_fences[1:]):
         if fence.language != "sh":
