@@ -1,8 +1,8 @@
-"""Reads features at request time: one Feast read per request, time-boxed, with the freshness checks that Feast leaves out.
+"""Reads features at request time: one Feast read per request, with the freshness checks that Feast leaves out.
 
-Constructed and used in one process on one event loop (the Redis client is bound to the loop of its first read). Does not
-know what an answer without features looks like: when the store is away or slow it says so, in time. The registry is read
-once at construction, never on the request path.
+The reader alone enforces the caller's timeout: a read ends within it, with features or with DependencyAway, also when redis-py
+ignores its cancellation. Constructed and used in one process on one event loop (the Redis client is bound to the loop of its
+first read). The registry is read once at construction, never on the request path.
 """
 
 import asyncio
@@ -14,13 +14,13 @@ from opentelemetry.trace import SpanKind
 
 from services.contracts.features import PrecomputedList, UserFeatures
 from services.errors import DependencyAway
-from services.features.away_gate import AwayGate
 from services.features.popular import merge_popularity
 from services.features.redis_away import redis_as_dependency
 from services.features.repo import RepoAddress, open_store
 from services.features.rows import WINDOW_MS, PopularRow, PopularWindow
 from services.features.sampling import sample_user_ids
 from services.observability.tracing import span
+from services.router.breaker import Breaker
 
 SERVICE = "recommend_v1"
 _POPULAR_FEATURES = [
@@ -28,8 +28,9 @@ _POPULAR_FEATURES = [
     *(f"popularity:{column}_{window}" for window in WINDOW_MS for column in ("item_ids", "counts")),
 ]
 _RETRY_AFTER_S = 0.5
-_SILENCE_S = 0.01
-"""Waiting for less says nothing of the store; callers with short deadlines must not close it to the others."""
+_MIN_WAIT_S = 0.01
+"""A shorter wait without a reply is no failure: callers with short deadlines must not open the breaker for the others."""
+_MAX_FAILURES, _OPEN_S = 3, 0.1
 _REDIS_SPAN = {"db.system.name": "redis", "db.operation.name": "HMGET"}
 
 
@@ -41,7 +42,7 @@ class FeatureReader:
         self._store = open_store(address)
         self._service = self._store.get_feature_service(SERVICE, allow_cache=True)
         self._partitions = [{"partition_id": str(number)} for number in range(num_partitions)]
-        self._gate = AwayGate(num_failures=3, pause_s=0.1)
+        self._breaker = Breaker(_MAX_FAILURES, _OPEN_S)
 
     async def read(self, user_id: str, timeout_s: float) -> UserFeatures:
         """Return what is known of a user; an unknown user has no features.
@@ -74,32 +75,49 @@ class FeatureReader:
             await client.aclose()
 
     async def _read(self, features: Any, entities: Sequence[dict[str, str]], timeout_s: float) -> Any:
-        if not self._gate.may_try(time.monotonic()):
+        """Read in one exchange, within `timeout_s`. Raises DependencyAway."""
+        began_s = time.monotonic()
+        if not self._breaker.allows(began_s):
             raise DependencyAway("features", _RETRY_AFTER_S)
-        asked_s = time.monotonic()
+        number = self._breaker.started(began_s)
+        with span("HMGET", SpanKind.CLIENT, _REDIS_SPAN):
+            reading = asyncio.ensure_future(self._store.get_online_features_async(features, list(entities)))
+            try:
+                await asyncio.wait({reading}, timeout=timeout_s)
+            except asyncio.CancelledError:  # the caller is gone, which says nothing about the store
+                self._breaker.abandoned(number)
+                raise
+            finally:
+                if not reading.done():  # redis-py may go on to connect after its cancellation: it is not waited for
+                    reading.cancel()
+                    reading.add_done_callback(_ignore_result)
+            return self._result(reading, number, began_s, timeout_s)
+
+    def _result(self, reading: "asyncio.Future[Any]", number: int, began_s: float, timeout_s: float) -> Any:
+        """Return what was read, and record the outcome at the breaker. Raises DependencyAway."""
+        now_s = time.monotonic()
+        waited_s = now_s - began_s
+        if not reading.done() or reading.cancelled():
+            loop_was_blocked = waited_s > timeout_s + _MIN_WAIT_S
+            if loop_was_blocked or min(timeout_s, waited_s) < _MIN_WAIT_S:
+                self._breaker.abandoned(number)
+            else:
+                self._breaker.failed(now_s)
+            raise DependencyAway("features", _RETRY_AFTER_S) from TimeoutError(f"no reply within {timeout_s:g} s")
         try:
-            with redis_as_dependency(_RETRY_AFTER_S), span("HMGET", SpanKind.CLIENT, _REDIS_SPAN):
-                async with asyncio.timeout(timeout_s):
-                    response = await self._store.get_online_features_async(features, list(entities))
-        except asyncio.CancelledError:  # a caller with a timer of its own cancels first
-            self._went_wrong(asked_s, timeout_s, is_silence=True)
+            with redis_as_dependency(_RETRY_AFTER_S):
+                response = reading.result()
+        except BaseException:
+            self._breaker.failed(now_s)
             raise
-        except DependencyAway as error:
-            self._went_wrong(asked_s, timeout_s, is_silence=isinstance(error.__cause__, TimeoutError))
-            raise
-        self._gate.succeeded()
+        self._breaker.succeeded()
         return response
 
-    def _went_wrong(self, asked_s: float, timeout_s: float, *, is_silence: bool) -> None:
-        """Tell the gate, unless the read had next to no time, or ends so late that it says nothing of now.
 
-        It is late when our own loop stood still, and when redis-py goes on to connect after it was given up.
-        """
-        now_s = time.monotonic()
-        waited_s = now_s - asked_s
-        is_short = is_silence and min(timeout_s, waited_s) < _SILENCE_S
-        if not is_short and waited_s <= timeout_s + _SILENCE_S:
-            self._gate.failed(now_s)
+def _ignore_result(reading: "asyncio.Future[Any]") -> None:
+    """Retrieve the error of a read that was given up, so that asyncio does not report it."""
+    if not reading.cancelled():
+        reading.exception()
 
 
 def _time_of(response: Any, feature: str) -> int | None:

@@ -1,16 +1,17 @@
-"""A circuit breaker: after failures in a row the LLM is left alone for a while, then tried with one request.
+"""A circuit breaker: after failures in a row a dependency gets no requests for a while, then one request as a trial.
 
     closed --failures in a row--> open --open_s passed--> half open --one success--> closed
                                    ^------- failure -------'
 
-Pure: time is an argument. Late and refused requests are not failures; the predictor and the in-flight bound mind those.
+Pure: time is an argument. The LLM, the text writer, the feature store and the Kafka producers have one each. Which outcomes count
+as failures is up to the owner: of the LLM, late and refused requests do not, since the predictor and the in-flight bound handle them.
 """
 
 from enum import StrEnum
 
 
 class BreakerState(StrEnum):
-    """Where the breaker stands."""
+    """The three states."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -18,7 +19,7 @@ class BreakerState(StrEnum):
 
 
 class Breaker:
-    """Counts failures in a row; says whether one more request may go.
+    """Counts failures in a row, and decides whether one more request may go.
 
     Args:
         max_failures: How many failures in a row open it.
@@ -46,26 +47,26 @@ class Breaker:
         return state is BreakerState.CLOSED or (state is BreakerState.HALF_OPEN and self._trial is None)
 
     def started(self, now_s: float) -> int:
-        """A request goes; in the half-open state it is the trial. Gives its number, for `abandoned`."""
+        """Count a request that starts; in the half-open state it is the trial. Return its number, for `abandoned`."""
         self._num_started += 1
         if self.state(now_s) is BreakerState.HALF_OPEN:
             self._trial = self._num_started
         return self._num_started
 
     def succeeded(self) -> None:
-        """A request came back well, whichever it was: the LLM answers."""
+        """Close: a request succeeded, whichever it was."""
         self._num_failures = 0
         self._opened_at_s = None
         self._trial = None
 
     def failed(self, now_s: float) -> None:
-        """A request failed: counts towards opening, and keeps open what was not closed yet for the whole time again."""
+        """Count a failed request towards opening; a breaker that is not closed opens again for the whole time."""
         self._num_failures += 1
         if self._num_failures >= self._max_failures or self._opened_at_s is not None:
             self._opened_at_s = now_s
         self._trial = None
 
     def abandoned(self, number: int) -> None:
-        """Request `number` ended without saying anything about the LLM's health: if it was the trial, another may be."""
+        """Request `number` ended without evidence of health or failure: if it was the trial, another may start."""
         if number == self._trial:
             self._trial = None

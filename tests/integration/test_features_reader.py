@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,9 @@ from services.features.reader import FeatureReader
 from services.features.repo import RepoAddress
 from services.features.rows import LogPosition, PopularRow, PopularWindow, PrecomputedRow, UserHistory
 from services.features.writer import FeatureWriter
-from services.gateway.request.time_box import time_box
 from services.settings.redis_address import RedisAddress
 from tests.support.servers import HOST, Server
+from tests.support.until import until
 
 pytestmark = pytest.mark.integration
 TIMEOUT_S = 10.0
@@ -140,28 +141,49 @@ async def test_frozen_store_piles_nothing_up_and_answers_are_not_mixed(
     valkey.freeze()
 
     results = await asyncio.gather(*(reader.read(user, 0.05) for user in users * 5), return_exceptions=True)
-    tasks_left = len(asyncio.all_tasks()) - 1
+    await until(lambda: len(asyncio.all_tasks()) == 1)
     valkey.thaw()
     await _read_when_back(reader, "u0")
     found = await asyncio.gather(*(reader.read(user, TIMEOUT_S) for user in users))
 
     assert all(isinstance(result, DependencyAway) for result in results)
-    assert tasks_left == 0
     assert [features.history_item_ids for features in found] == [(user,) for user in users]
 
 
 async def test_a_silent_store_is_soon_not_waited_for(reader: FeatureReader, valkey: Server) -> None:
-    """After some reads that nobody answered the next ones fail unasked, also where the caller's own timer is first."""
+    """After some reads without a reply the breaker opens, and the next ones fail without one."""
     await reader.read("u", TIMEOUT_S)
     valkey.freeze()
     give_up_s = time.monotonic() + 15
 
-    read = await time_box(reader.read("u", 0.05), 0.05)
-    while not (isinstance(read.error, DependencyAway) and read.error.__cause__ is None):
-        assert read.value is None
+    error: BaseException | None = TimeoutError()
+    while error is not None:
         assert time.monotonic() < give_up_s
-        read = await time_box(reader.read("u", 0.05), 0.05)
+        with pytest.raises(DependencyAway) as away:
+            await reader.read("u", 0.05)
+        error = away.value.__cause__
     valkey.thaw()
+
+
+async def test_a_read_ends_within_its_timeout(reader: FeatureReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when the client ignores its cancellation."""
+    let_go = asyncio.Event()
+
+    async def stubborn(*_: object) -> None:
+        """Read, whoever cancels it."""
+        while not let_go.is_set():
+            with suppress(asyncio.CancelledError):
+                await let_go.wait()
+
+    monkeypatch.setattr(reader._store, "get_online_features_async", stubborn)
+    started_s = time.monotonic()
+    with pytest.raises(DependencyAway):
+        await reader.read("u", 0.05)
+    took_s = time.monotonic() - started_s
+    let_go.set()
+    await until(lambda: len(asyncio.all_tasks()) == 1)
+
+    assert took_s < 5
 
 
 async def test_callers_without_time_do_not_close_the_store_to_others(reader: FeatureReader, valkey: Server) -> None:

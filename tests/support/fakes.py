@@ -7,6 +7,7 @@ import numpy as np
 
 from services.contracts.features import UserFeatures
 from services.contracts.rank import EngineLoad, RankRequest, RankResult
+from services.errors import DeadlineExceeded, DependencyAway
 
 
 class FakeFeatures:
@@ -15,12 +16,14 @@ class FakeFeatures:
     def __init__(self, users: dict[str, UserFeatures] | None = None) -> None:
         self.users = users or {}
         self.popular: list[tuple[str, float]] = []
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self.delay_s = 0.0
 
     async def read(self, user_id: str, timeout_s: float) -> UserFeatures:
-        """Return the user's features."""
-        await asyncio.sleep(self.delay_s)
+        """Return the user's features, within the timeout."""
+        await asyncio.sleep(min(self.delay_s, timeout_s))
+        if self.delay_s > timeout_s:
+            raise DependencyAway("features", 0.5)
         if self.error is not None:
             raise self.error
         return self.users.get(user_id, UserFeatures())
@@ -38,14 +41,16 @@ class FakeLlm:
     def __init__(self, order: Sequence[str], version: str) -> None:
         self.order = order
         self.version = version
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self.delay_s = 0.0
         self.asked: list[RankRequest] = []
 
     async def rank(self, request: RankRequest, timeout_s: float) -> RankResult:
-        """Rank."""
+        """Rank, within the timeout."""
         self.asked.append(request)
-        await asyncio.sleep(self.delay_s)
+        await asyncio.sleep(min(self.delay_s, timeout_s))
+        if self.delay_s > timeout_s:
+            raise DeadlineExceeded("llm")
         if self.error is not None:
             raise self.error
         allowed = request.filters.allowed_item_ids or self.order
@@ -66,7 +71,7 @@ class FakeStudent:
     """Ranks the items that come last in the catalogue first; `error` is raised."""
 
     def __init__(self) -> None:
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
 
     def rank(self, history: Sequence[int], allowed: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Rank."""
@@ -81,7 +86,7 @@ class FakeLog:
 
     def __init__(self) -> None:
         self.records: list[tuple[bytes, bytes]] = []
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self.is_full = False
 
     def start(self) -> None:
@@ -108,7 +113,7 @@ class FakeShelf:
 
     def __init__(self) -> None:
         self.records: dict[str, bytes] = {}
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
 
     async def put(self, records: Sequence[tuple[str, bytes]], timeout_s: float) -> None:
         """Keep records."""

@@ -28,6 +28,7 @@ from opentelemetry.trace import SpanKind
 
 from services.errors import DependencyAway, Overloaded
 from services.observability.tracing import note, span, trace_headers
+from services.router.breaker import Breaker
 from services.settings.kafka_address import KafkaAddress
 
 log = structlog.get_logger()
@@ -76,7 +77,7 @@ class TopicProducer:
         self._free = threading.BoundedSemaphore(max_in_flight)
         self._thread = threading.Thread(target=self._run, name=f"produce-{topic}", daemon=True)
         self._broken = threading.Event()
-        self._connect_at_s = 0.0
+        self._connecting = Breaker(1, _RECONNECT_S)
 
     def start(self) -> None:
         """Start the thread; it connects at once, so that the first record need not wait for that."""
@@ -138,18 +139,21 @@ class TopicProducer:
         return self._jobs.get()
 
     def _connect(self) -> Any:
-        """Make a client; None while no broker answers, and without asking again for half a second after that."""
-        if time.monotonic() < self._connect_at_s:
+        """Make a client; None while no broker answers, and for half a second after that without another attempt."""
+        if not self._connecting.allows(time.monotonic()):
             return None
         self._broken.clear()
         try:
-            return self._make_client() if _listens(self._kafka.bootstrap) else self._put_off("nobody listens")
-        except Exception as error:  # noqa: BLE001 - whatever the client breaks at, the thread must live on
-            return self._put_off(repr(error))
-
-    def _put_off(self, why: str) -> None:
-        log.warning("broker_away", topic=self._topic, error=why)
-        self._connect_at_s = time.monotonic() + _RECONNECT_S
+            client = self._make_client() if _listens(self._kafka.bootstrap) else None
+            error = "no broker listens"
+        except Exception as raised:  # noqa: BLE001 - whatever the client fails at, the thread must go on
+            client, error = None, repr(raised)
+        if client is None:
+            log.warning("broker_away", topic=self._topic, error=error)
+            self._connecting.failed(time.monotonic())
+        else:
+            self._connecting.succeeded()
+        return client
 
     def _make_client(self) -> KafkaProducer:
         ack_ms = int(self._ack_timeout_s * 1_000)

@@ -15,7 +15,6 @@ from services.contracts.features import UserFeatures
 from services.contracts.rank import RankRequest
 from services.contracts.recommend import RecommendRequest, Tier
 from services.gateway.request.candidates import Masks, Ranking, masks_for, merge_history
-from services.gateway.request.time_box import time_box
 from services.gateway.tiers.live_bundle import Live
 from services.observability.tracing import trace_headers
 from services.router.deadline import Deadline
@@ -29,7 +28,10 @@ class Features(Protocol):
     """The feature store."""
 
     async def read(self, user_id: str, timeout_s: float) -> UserFeatures:
-        """Return what is known of a user; an unknown user has none. Raises DependencyAway or DeadlineExceeded."""
+        """Return a user's features, within `timeout_s` and never later; an unknown user has none.
+
+        Raises DependencyAway or DeadlineExceeded.
+        """
         ...
 
 
@@ -106,14 +108,14 @@ class RequestContext:
 
 
 async def look_up_features(features: Features, user_id: str | None, timeout_s: float) -> FeatureLookup:
-    """Read a user's features within `timeout_s`. Never raises."""
+    """Read a user's features; the store enforces `timeout_s`. Never raises."""
     if user_id is None:
         return FeatureLookup(UserFeatures())
-    read = await time_box(features.read(user_id, timeout_s), timeout_s)
-    if read.value is None:
-        log.warning("features_away", error=repr(read.error))
+    try:
+        return FeatureLookup(await features.read(user_id, timeout_s))
+    except Exception as error:  # noqa: BLE001 - whatever the store fails at, the request is answered without features
+        log.warning("features_away", error=repr(error))
         return FeatureLookup(UserFeatures(), is_away=True)
-    return FeatureLookup(read.value)
 
 
 def build_context(

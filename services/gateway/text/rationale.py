@@ -6,6 +6,7 @@ It is the last and the least thing that an answer waits for: low priority, few t
 here is an outcome, not an error. Knows no recommendation, only titles.
 """
 
+import asyncio
 import re
 import time
 import uuid
@@ -26,7 +27,6 @@ from services.contracts.text import (
     TextRequest,
 )
 from services.errors import DeadlineExceeded, NotFound, Overloaded
-from services.gateway.request.time_box import time_box
 from services.gateway.text.metrics import RATIONALE
 from services.gateway.text.tier import TextTier
 from services.observability.tracing import trace_headers
@@ -63,8 +63,11 @@ class RationaleWriter:
             return Rationale(RationaleOutcome.NO_TEXT)
         if box_s < MIN_BOX_S:
             return Rationale(RationaleOutcome.LATE)
-        done = await time_box(self._ask(self._tier, prompt_of(seen, shown), box_s), box_s)
-        return done.value or Rationale(_outcome_of(done.error))
+        try:
+            async with asyncio.timeout(box_s):
+                return await self._ask(self._tier, prompt_of(seen, shown), box_s)
+        except Exception as error:  # noqa: BLE001 - whatever the writer fails at, the items go out
+            return Rationale(_outcome_of(error))
 
     async def _ask(self, tier: TextTier, prompt: str, box_s: float) -> Rationale:
         deadline_unix_s = self._wall_clock() + box_s
@@ -133,9 +136,9 @@ def _request(model: TextModel, prompt: str, deadline_unix_s: float) -> TextReque
     )
 
 
-def _outcome_of(error: BaseException | None) -> RationaleOutcome:
+def _outcome_of(error: Exception) -> RationaleOutcome:
     match error:
-        case None | DeadlineExceeded():
+        case TimeoutError() | DeadlineExceeded():
             return RationaleOutcome.LATE
         case Overloaded():
             return RationaleOutcome.BUSY

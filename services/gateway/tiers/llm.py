@@ -1,4 +1,4 @@
-"""Asking the LLM: one question, one time box, one outcome. Every way it can end is a value for the policy.
+"""Asking the LLM: one request, one outcome. Every way it can end is a value for the policy.
 
 Owns the gate, and tells it how each question ended. Knows nothing of Ray: the port is below.
 """
@@ -15,7 +15,6 @@ from prometheus_client import Gauge
 from services.contracts.access import Priority
 from services.contracts.rank import RankRequest, RankResult
 from services.errors import BundleError, DeadlineExceeded, DependencyAway, InvalidRequest, Overloaded
-from services.gateway.request.time_box import Settled, time_box
 from services.router.gate import LlmGate, LlmView, Sent
 from services.router.policy import LlmOutcome
 
@@ -26,7 +25,10 @@ class Llm(Protocol):
     """The LLM replicas."""
 
     async def rank(self, request: RankRequest, timeout_s: float) -> RankResult:
-        """Spell the next items. Raises Overloaded, DependencyAway, DeadlineExceeded, BundleError or InvalidRequest."""
+        """Rank, within `timeout_s` and never later.
+
+        Raises Overloaded, DependencyAway, DeadlineExceeded, BundleError or InvalidRequest.
+        """
         ...
 
 
@@ -65,7 +67,17 @@ class LlmTier:
         return asking
 
     async def _wait(self, question: RankRequest, timeout_s: float) -> LlmAnswer:
-        return _answer(question, await time_box(self._llm.rank(question, timeout_s), timeout_s))
+        try:
+            result = await self._llm.rank(question, timeout_s)
+        except asyncio.CancelledError:
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise
+            return LlmAnswer(LlmOutcome.FAILED)  # it was cancelled at the other end, not by our caller
+        except Exception as error:  # noqa: BLE001 - whatever the LLM fails at is an outcome
+            return LlmAnswer(_outcome_of(error))
+        if result.bundle_version != question.bundle_version:
+            return LlmAnswer(LlmOutcome.MISMATCH)
+        return LlmAnswer(LlmOutcome.IN_TIME, result) if result.item_ids else LlmAnswer(LlmOutcome.FAILED)
 
     def _ended(self, asking: "asyncio.Task[LlmAnswer]", sent: Sent, started_s: float) -> None:
         """Tell the gate. A callback, since a task that is cancelled before its first step runs no line of its own."""
@@ -78,19 +90,9 @@ class LlmTier:
         self._breaker_open.set(self._gate.is_open(now_s))
 
 
-def _answer(question: RankRequest, settled: Settled[RankResult]) -> LlmAnswer:
-    if settled.value is None:
-        return LlmAnswer(_outcome_of(settled.error))
-    if settled.value.bundle_version != question.bundle_version:
-        return LlmAnswer(LlmOutcome.MISMATCH)
-    if not settled.value.item_ids:
-        return LlmAnswer(LlmOutcome.FAILED)
-    return LlmAnswer(LlmOutcome.IN_TIME, settled.value)
-
-
-def _outcome_of(error: BaseException | None) -> LlmOutcome:
+def _outcome_of(error: Exception) -> LlmOutcome:
     match error:
-        case None | DeadlineExceeded():
+        case DeadlineExceeded():
             return LlmOutcome.LATE
         case Overloaded():
             return LlmOutcome.OVERLOADED

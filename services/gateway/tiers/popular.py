@@ -15,7 +15,6 @@ import structlog
 
 from models.catalogue import Catalogue
 from services.gateway.request.repeating import Repeating
-from services.gateway.request.time_box import time_box
 from services.gateway.tiers.live_bundle import LiveBundle
 
 log = structlog.get_logger()
@@ -74,11 +73,11 @@ class Popular:
             await self._read_and_rank()
 
     async def _read_and_rank(self) -> None:
-        read = await time_box(self._windows.read_popular(_READ_TIMEOUT_S), _READ_TIMEOUT_S)
-        if read.value is None:
-            log.warning("popularity_not_refreshed", error=repr(read.error))
+        try:
+            self._recent = await self._windows.read_popular(_READ_TIMEOUT_S)
+        except Exception as error:  # noqa: BLE001 - whatever the store fails at, the last windows stay
+            log.warning("popularity_not_refreshed", error=repr(error))
             return
-        self._recent = read.value
         if self._live.is_loaded:
             live = self._live.current()
             self._ranking = await asyncio.to_thread(rank_by_popularity, live.version, live.catalogue, self._recent)

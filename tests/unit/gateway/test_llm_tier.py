@@ -1,5 +1,6 @@
 """Asking the LLM: what one question's end teaches the gate for the next."""
 
+import asyncio
 from dataclasses import replace
 
 from prometheus_client import CollectorRegistry, Gauge
@@ -37,3 +38,15 @@ async def test_what_an_engine_says_of_its_load_counts_for_the_next_question() ->
 
     assert answer.outcome is LlmOutcome.IN_TIME
     assert gate.started(NOW_S).load == 7
+
+
+async def test_a_request_that_is_cancelled_at_the_other_end_is_a_failure() -> None:
+    """Only the caller's own cancellation ends the request without an answer."""
+    gate = LlmGate(Breaker(2, 60.0), LatencyPredictor(0.0), max_in_flight=8)
+    llm = FakeLlm(["i01"], "v1")
+    llm.error = asyncio.CancelledError()
+    tier = LlmTier(llm, gate, Gauge("breaker", "", registry=CollectorRegistry()), clock=lambda: NOW_S)
+
+    answer = await tier.ask(QUESTION, 10.0)
+
+    assert answer.outcome is LlmOutcome.FAILED
