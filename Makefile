@@ -1,4 +1,4 @@
-# The door to everything. `make help` lists the targets; each creates .venv first when it is needed, without root.
+# `make help` lists the targets. Each creates .venv first if needed, without root.
 SHELL := /bin/bash
 PYTHON ?= python3.11
 VENV := .venv
@@ -6,10 +6,10 @@ BIN := $(VENV)/bin
 PEERS := .bench
 INSTALLED := $(VENV)/.installed
 PROTO := services/contracts/recommend.proto
-TESTS ?= tests
+UNIT := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 8 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help up down status test test-unit test-compose lint format proto slo docs bench bench-peers lock
+.PHONY: help up down status test test-unit test-grids test-compose lint format proto slo docs bench bench-peers lock
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -17,17 +17,21 @@ help: ## show this list
 up: $(INSTALLED) ## start the whole stack here; trains on MovieLens-100k the first time
 	@exec $(BIN)/tailrace up
 
-down: $(INSTALLED) ## stop it, and whatever it left behind
+down: $(INSTALLED) ## stop it, and remove leftover processes
 	@exec $(BIN)/tailrace down
 
-status: $(INSTALLED) ## show every part, its port, its health
+status: $(INSTALLED) ## show each part, its port and its health
 	@exec $(BIN)/tailrace status
 
-test: $(INSTALLED) ## run every test, against a real stack of their own
-	$(BIN)/pytest $(TESTS)
+test: $(INSTALLED) ## run all that a change must pass, the whole stack included
+	$(UNIT) tests/unit
+	$(BIN)/pytest tests/integration tests/gpu tests/e2e tests/quality
 
-test-unit: $(INSTALLED) ## run the tests that need no server
-	$(BIN)/pytest tests/unit
+test-unit: $(INSTALLED) ## run the pure tests: no server, no compiler, no Ray
+	$(UNIT) -m "not native and not grid" tests/unit
+
+test-grids: $(INSTALLED) ## run the complete grids, of which `make test` runs a sample
+	$(UNIT) -m grid tests/unit
 
 test-compose: $(INSTALLED) ## run the end-to-end tests against docker compose
 	$(BIN)/pytest tests/e2e tests/compose --stack compose $(COMPOSE_OPTIONS)
@@ -39,14 +43,14 @@ lint: $(INSTALLED) ## check style, types, import directions and test docstrings
 	$(BIN)/lint-imports
 	$(BIN)/interrogate tests
 
-format: $(INSTALLED) ## rewrite the code in the house format
+format: $(INSTALLED) ## format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-proto: $(INSTALLED) ## generate the gRPC code again
+proto: $(INSTALLED) ## regenerate the gRPC code
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. $(PROTO)
 
-docs: $(INSTALLED) ## make docs/api.md from the doors' own descriptions
+docs: $(INSTALLED) ## generate docs/api.md
 	$(BIN)/python -m infra.api_page
 
 slo: $(INSTALLED) ## make rules, alerts, their tests, dashboards and the docs' table from infra/prometheus/objectives.yaml
@@ -56,7 +60,7 @@ slo: $(INSTALLED) ## make rules, alerts, their tests, dashboards and the docs' t
 bench: $(INSTALLED) ## measure the running stack: load per tier and door, and freshness
 	@exec $(BIN)/tailrace bench
 
-bench-peers: $(INSTALLED) $(PEERS)/vllm/.installed ## install the engines that benchmarks/engine/__main__.py compares ours with
+bench-peers: $(INSTALLED) $(PEERS)/vllm/.installed ## install the engines that the engine benchmark compares with
 
 $(PEERS)/vllm/.installed: benchmarks/peers/vllm.lock
 	@$(call need-python)
