@@ -1,16 +1,17 @@
-"""Everything that Tailrace refuses or fails at, as one small tree.
+"""Every error that Tailrace raises on purpose, as one small tree. Each carries its kind, and what a caller needs to know of it.
 
     TailraceError
-    ├── NotFound              what was asked for by name is not there, or not any more
+    ├── NotFound              no such name, or not any more
     ├── InvalidRequest        the caller's input is wrong: names the field and the fix
-    │   └── ContextTooLong    prompt and text together do not fit the model's context
-    ├── RequestTooLarge       the caller sent more bytes than a door accepts
-    ├── Unauthenticated       no API key, or none that is valid now: never says which
+    │   └── ContextTooLong    prompt and completion together exceed the model's context
+    ├── RequestTooLarge       the body exceeds the limit
+    ├── Unauthenticated       no API key, or no valid one: the message never says which
     ├── NotAllowed            a valid key without the scope that this call needs
-    ├── QuotaExceeded         the key's rate or quota is used up: carries when to come back
-    ├── Overloaded            we could, but not now: carries when to come back
-    ├── DependencyAway        a store or broker does not answer: carries when to come back
-    ├── DeadlineExceeded      a stage ran out of the request's time
+    ├── RetryLater            says when a retry may succeed
+    │   ├── QuotaExceeded     the key's rate or quota is used up
+    │   ├── Overloaded        no capacity at the moment
+    │   └── DependencyAway    a store or broker does not answer
+    ├── DeadlineExceeded      a stage exceeded the request's deadline
     ├── BundleError
     │   ├── BundleNotFound    no such version, or nothing published yet
     │   ├── BundleCorrupt     a file is missing or its hash differs from the manifest
@@ -18,26 +19,71 @@
     ├── CheckpointError       weights are missing, superfluous or of the wrong shape
     ├── ConfigError           a setting is unknown or its value is bad: names the key
     ├── DataError             an input table breaks its schema: names the column, shows an example
-    ├── StageFailed           an offline stage cannot go on: names the stage
+    ├── StageFailed           an offline stage cannot continue: names the stage
     └── EnvironmentFault      this machine lacks something: a free port, a binary, memory
 
-No transport words here: each door maps this tree to its own codes, once.
+Knows no transport: each door has one table from kind to its own status.
 """
 
+from enum import StrEnum
+from typing import ClassVar
+
 _MAX_FIELD_CHARS = 120
+_BUNDLE_RETRY_AFTER_S = 1.0
+
+
+class ErrorKind(StrEnum):
+    """The error codes that callers see, the same at every door."""
+
+    INVALID_REQUEST = "invalid_request"
+    TOO_LARGE = "request_too_large"
+    UNAUTHENTICATED = "unauthenticated"
+    NOT_ALLOWED = "not_allowed"
+    NOT_FOUND = "not_found"
+    QUOTA = "quota_exceeded"
+    OVERLOADED = "overloaded"
+    AWAY = "dependency_away"
+    LATE = "deadline_exceeded"
+    INTERNAL = "internal"
 
 
 class TailraceError(Exception):
-    """Base of all errors that this project raises on purpose."""
+    """Base of all errors that this project raises on purpose.
+
+    The attributes are what a caller may see; `str(error)` is for logs and operators. An error without a kind of its own is
+    internal, and its `problem` reveals nothing.
+    """
+
+    kind: ClassVar[ErrorKind] = ErrorKind.INTERNAL
+    problem: str = "something broke on our side; it is logged"
+    field: str | None = None
+    """The field of the request that is wrong."""
+    fix: str | None = None
+    """What to send instead."""
+    retry_after_s: float | None = None
+    """When a retry may succeed."""
+
+    @property
+    def summary(self) -> str:
+        """Field, problem and fix in one line."""
+        problem = f"{self.field}: {self.problem}" if self.field else self.problem
+        return f"{problem}; {self.fix}" if self.fix else problem
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the fault is on the server's side."""
+        return self.kind in {ErrorKind.AWAY, ErrorKind.LATE, ErrorKind.INTERNAL}
 
 
 class NotFound(TailraceError):
-    """What was asked for by name is not there, or not any more; `fix` says where to look."""
+    """No such name, or not any more; `fix` says where to look."""
 
-    def __init__(self, what: str, fix: str) -> None:
-        super().__init__(f"{what}; {fix}")
-        self.what = what
-        self.fix = fix
+    kind = ErrorKind.NOT_FOUND
+
+    def __init__(self, problem: str, fix: str) -> None:
+        super().__init__(f"{problem}; {fix}")
+        self.problem = problem
+        self.fix: str = fix
 
 
 class InvalidRequest(TailraceError):
@@ -46,79 +92,104 @@ class InvalidRequest(TailraceError):
     The name of an unknown field is the caller's own and may be as long as a body; it is cut, since errors are logged and kept.
     """
 
+    kind = ErrorKind.INVALID_REQUEST
+
     def __init__(self, field: str, problem: str, fix: str) -> None:
-        self.field = field if len(field) <= _MAX_FIELD_CHARS else f"{field[:_MAX_FIELD_CHARS]}…"
+        self.field: str = field if len(field) <= _MAX_FIELD_CHARS else f"{field[:_MAX_FIELD_CHARS]}…"
         super().__init__(f"{self.field}: {problem}; {fix}")
         self.problem = problem
-        self.fix = fix
+        self.fix: str = fix
 
 
 class ContextTooLong(InvalidRequest):
-    """Prompt and text together do not fit the model's context: clients that know it send less of what was said before."""
+    """Prompt and completion together exceed the model's context. OpenAI's clients look for it and shorten the conversation."""
 
 
 class RequestTooLarge(TailraceError):
-    """The request's body is over the door's limit."""
+    """The request's body exceeds the door's limit."""
+
+    kind = ErrorKind.TOO_LARGE
+    field = "body"
+    fix = "send less per request"
 
     def __init__(self, max_bytes: int) -> None:
-        super().__init__(f"body: larger than {max_bytes} bytes; send less per request")
-        self.field = "body"
-        self.max_bytes = max_bytes
+        self.problem = f"larger than {max_bytes} bytes"
+        super().__init__(self.summary)
 
 
 class Unauthenticated(TailraceError):
-    """No API key, or none that is valid now. The same words for a missing, wrong or expired key: they help no attacker."""
+    """No API key, or no valid one. Missing, wrong and expired keys get the same message: it helps no attacker."""
+
+    kind = ErrorKind.UNAUTHENTICATED
+    problem = "this call needs a valid API key; send it as `authorization: Bearer KEY`"
 
     def __init__(self) -> None:
-        super().__init__("this call needs a valid API key; send it as `authorization: Bearer KEY`")
+        super().__init__(self.problem)
 
 
 class NotAllowed(TailraceError):
-    """A valid key without the scope that this call needs. `key_id` is for the audit, not for the caller."""
+    """A valid key without the scope that this call needs. `key_id` is for the audit log, not for the caller."""
+
+    kind = ErrorKind.NOT_ALLOWED
 
     def __init__(self, scope: str, key_id: str) -> None:
-        super().__init__(f"this key lacks the scope {scope}; ask whoever issued it")
-        self.scope = scope
+        self.problem = f"this key lacks the scope {scope}; ask whoever issued it"
+        super().__init__(self.problem)
         self.key_id = key_id
 
 
-class QuotaExceeded(TailraceError):
-    """The key's rate or quota is used up; the caller may try again after `retry_after_s`."""
+class RetryLater(TailraceError):
+    """An error that passes by itself; `retry_after_s` says when a retry may succeed."""
 
-    def __init__(self, what: str, retry_after_s: float) -> None:
-        super().__init__(f"this key's {what} is used up; try again in {retry_after_s:g} s")
-        self.what = what
-        self.retry_after_s = retry_after_s
-
-
-class Overloaded(TailraceError):
-    """The queue is full; the caller may try again after `retry_after_s`."""
-
-    def __init__(self, what: str, retry_after_s: float) -> None:
-        super().__init__(f"{what} is overloaded; try again in {retry_after_s:g} s")
-        self.what = what
-        self.retry_after_s = retry_after_s
+    def __init__(self, problem: str, retry_after_s: float) -> None:
+        super().__init__(f"{problem}; try again in {retry_after_s:g} s")
+        self.problem = problem
+        self.retry_after_s: float = retry_after_s
 
 
-class DependencyAway(TailraceError):
-    """A dependency does not answer; nothing was done on the caller's behalf."""
+class QuotaExceeded(RetryLater):
+    """The key's rate or quota, named by `quota`, is used up."""
+
+    kind = ErrorKind.QUOTA
+
+    def __init__(self, quota: str, retry_after_s: float) -> None:
+        super().__init__(f"this key's {quota} is used up", retry_after_s)
+
+
+class Overloaded(RetryLater):
+    """A service has no capacity at the moment."""
+
+    kind = ErrorKind.OVERLOADED
+
+    def __init__(self, service: str, retry_after_s: float) -> None:
+        super().__init__(f"{service} is overloaded", retry_after_s)
+
+
+class DependencyAway(RetryLater):
+    """A dependency does not answer; nothing was done for the caller."""
+
+    kind = ErrorKind.AWAY
 
     def __init__(self, dependency: str, retry_after_s: float) -> None:
-        super().__init__(f"{dependency} is away; try again in {retry_after_s:g} s")
-        self.dependency = dependency
-        self.retry_after_s = retry_after_s
+        super().__init__(f"{dependency} is away", retry_after_s)
 
 
 class DeadlineExceeded(TailraceError):
-    """A stage ran out of the request's time."""
+    """A stage exceeded the request's deadline."""
+
+    kind = ErrorKind.LATE
 
     def __init__(self, stage: str) -> None:
-        super().__init__(f"{stage}: the deadline passed")
-        self.stage = stage
+        self.problem = f"{stage}: the deadline passed"
+        super().__init__(self.problem)
 
 
 class BundleError(TailraceError):
     """Something is wrong with a bundle."""
+
+    kind = ErrorKind.AWAY
+    problem = "bundle is away"
+    retry_after_s = _BUNDLE_RETRY_AFTER_S
 
 
 class BundleNotFound(BundleError):
@@ -155,7 +226,7 @@ class DataError(TailraceError):
 
 
 class StageFailed(TailraceError):
-    """An offline stage cannot go on."""
+    """An offline stage cannot continue."""
 
     def __init__(self, stage: str, why: str) -> None:
         super().__init__(f"stage {stage}: {why}")
@@ -164,3 +235,8 @@ class StageFailed(TailraceError):
 
 class EnvironmentFault(TailraceError):
     """This machine lacks something that is needed: a free port, a binary, memory."""
+
+
+def as_tailrace_error(error: Exception) -> TailraceError:
+    """Return the error itself, or an internal one in the place of an error that nobody foresaw: its text may hold secrets."""
+    return error if isinstance(error, TailraceError) else TailraceError()

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from services.gateway.call.error_table import ErrorKind
+from services.errors import ErrorKind
 
 ERRORS: Mapping[ErrorKind, str] = {
     ErrorKind.INVALID_REQUEST: "a field is wrong: `field` names it, `fix` says what to send",

@@ -5,7 +5,7 @@ import inspect
 import pytest
 
 from services import errors
-from services.gateway.call.error_table import ErrorKind, describe
+from services.errors import ErrorKind, as_tailrace_error
 from services.gateway.grpc import answers as rpc_answers
 from services.gateway.rest import answers as rest_answers
 
@@ -37,15 +37,18 @@ def test_every_kind_has_a_status_at_both_doors() -> None:
         (ZeroDivisionError("secret"), ErrorKind.INTERNAL, None, None),
     ],
 )
-def test_each_error_is_described_for_the_caller(
+def test_each_error_carries_what_the_caller_needs(
     error: Exception, kind: ErrorKind, field: str | None, retry_after_s: float | None
 ) -> None:
     """The field when the caller can mend it, the time when time can."""
-    answer = describe(error)
+    answer = as_tailrace_error(error)
 
     assert (answer.kind, answer.field, answer.retry_after_s) == (kind, field, retry_after_s)
 
 
-def test_what_is_ours_says_nothing_of_its_inside() -> None:
-    """No message of an unforeseen error leaves."""
-    assert "secret" not in describe(ZeroDivisionError("secret")).sentence
+@pytest.mark.parametrize(
+    "error", [ZeroDivisionError("secret"), errors.ConfigError("secret"), errors.BundleCorrupt("secret")]
+)
+def test_an_internal_error_reveals_nothing(error: Exception) -> None:
+    """Its own text reaches the log alone."""
+    assert "secret" not in as_tailrace_error(error).summary

@@ -14,8 +14,8 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
 from services.contracts.access import Scope
+from services.errors import ErrorKind, TailraceError, as_tailrace_error
 from services.gateway.access.authorize import Access
-from services.gateway.call.error_table import ErrorAnswer, ErrorKind, describe
 from services.gateway.call.headers import Call, new_request_id, request_id_from
 from services.observability.tracing import note, note_failure
 
@@ -85,26 +85,26 @@ async def guarded(
         call.caller = access.authorize(headers, scope)
         response = await work(call, headers)
     except Exception as error:
-        answer = describe(error)
+        answer = as_tailrace_error(error)
         if answer.kind is ErrorKind.INTERNAL:
             log.exception("unexpected_error", request_id=call.request_id, door=DOOR)
         note({"rpc.response.status_code": STATUS[answer.kind].name})
         note_failure(answer.kind.value, is_ours=answer.is_ours)
-        refused(DOOR, answer.kind.value, answer.sentence, call.request_id)
+        refused(DOOR, answer.kind.value, answer.summary, call.request_id)
         context.set_code(STATUS[answer.kind])
-        context.set_details(answer.sentence)
+        context.set_details(answer.summary)
         trailers = _trailers(answer)
         response = empty
     context.set_trailing_metadata([*trailers, *call.echo.items()])
     return response
 
 
-def _trailers(answer: ErrorAnswer) -> list[tuple[str, str | bytes]]:
+def _trailers(answer: TailraceError) -> list[tuple[str, str | bytes]]:
     """Return the error's details for machines: the field and its fix, and when to come back."""
-    status = status_pb2.Status(code=STATUS[answer.kind].value[0], message=answer.sentence)
+    status = status_pb2.Status(code=STATUS[answer.kind].value[0], message=answer.summary)
     if answer.field is not None:
         violation = error_details_pb2.BadRequest.FieldViolation(
-            field=answer.field, description=f"{answer.message}; {answer.fix}", reason=answer.kind.value.upper()
+            field=answer.field, description=f"{answer.problem}; {answer.fix}", reason=answer.kind.value.upper()
         )
         status.details.add().Pack(error_details_pb2.BadRequest(field_violations=[violation]))
     trailers: list[tuple[str, str | bytes]] = []

@@ -2,7 +2,7 @@
 
 from fastapi import Response
 
-from services.gateway.call.error_table import ErrorAnswer, ErrorKind
+from services.errors import ContextTooLong, ErrorKind, TailraceError
 from services.gateway.openai.answers import Plain
 from services.gateway.rest.answers import STATUS, headers_of, json_response
 
@@ -23,10 +23,12 @@ CONTEXT_TOO_LONG = "context_length_exceeded"
 """The code by which clients know that they are to send less of what was said before."""
 
 
-def plain_error(answer: ErrorAnswer) -> Plain:
+def plain_error(answer: TailraceError) -> Plain:
     """Return the envelope. The message says the fix, since the envelope has no place for it."""
     kind, code = _WORDS[answer.kind]
-    return error_body(answer.sentence, kind, CONTEXT_TOO_LONG if answer.is_context_too_long else code, answer.field)
+    return error_body(
+        answer.summary, kind, CONTEXT_TOO_LONG if isinstance(answer, ContextTooLong) else code, answer.field
+    )
 
 
 def error_body(message: str, kind: str, code: str, field: str | None = None) -> Plain:
@@ -34,7 +36,7 @@ def error_body(message: str, kind: str, code: str, field: str | None = None) -> 
     return {"error": {"message": message, "type": kind, "param": field, "code": code}}
 
 
-def envelope(answer: ErrorAnswer, _request_id: str) -> Response:
+def envelope(answer: TailraceError, _request_id: str) -> Response:
     """Return the answer to a request that failed before its first byte went out."""
     status = 400 if answer.kind is ErrorKind.INVALID_REQUEST else STATUS[answer.kind]
     return json_response(plain_error(answer), status, headers_of(answer))

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from services.contracts.access import Caller, Scope
 from services.contracts.recommend import Recommendation, RecommendRequest
 from services.contracts.text import FinishReason, TextBegan, TextDone, TextEvent, TextPiece, TextRequest, TokenLogprob
-from services.errors import InvalidRequest, NotAllowed
-from services.gateway.call.error_table import describe
+from services.errors import InvalidRequest, NotAllowed, as_tailrace_error
 from services.gateway.call.headers import DEADLINE_MS
 from services.gateway.request.data_plane import DataPlane
 
@@ -42,8 +41,8 @@ class RankedChoices:
             history = _history(request)
             answer = await self._recommend(history, request.n)
         except Exception as error:
-            told = describe(error)
-            self.plane.recommend_refused(DOOR, told.kind.value, told.sentence, self.request_id)
+            failure = as_tailrace_error(error)
+            self.plane.recommend_refused(DOOR, failure.kind.value, failure.summary, self.request_id)
             raise
         yield TextBegan(num_prompt_tokens=len(history))
         for index, item in enumerate(answer.items):

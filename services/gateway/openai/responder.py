@@ -12,7 +12,7 @@ from fastapi import Request, Response
 from starlette.requests import ClientDisconnect
 
 from services.contracts.text import TextDone, TextEvent, TextPiece
-from services.gateway.call.error_table import ErrorKind, describe
+from services.errors import ErrorKind, as_tailrace_error
 from services.gateway.openai.answers import Plain, Shape, usage_of
 from services.gateway.openai.call import CompletionCall
 from services.gateway.openai.disconnect import Source, unless_gone
@@ -78,7 +78,7 @@ class CompletionResponder:
                 code = OK
                 yield DONE
         except Exception as error:  # the status is long gone: say it in the stream, and end it
-            answer = describe(error)
+            answer = as_tailrace_error(error)
             code = answer.kind.value
             if answer.kind is ErrorKind.INTERNAL:
                 log.exception("unexpected_error", request_id=self.request_id, door=DOOR)

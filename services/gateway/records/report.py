@@ -11,7 +11,7 @@ from prometheus_client import Counter, Histogram
 
 from services.contracts.features import PrecomputedList
 from services.contracts.recommend import Recommendation, Tier
-from services.gateway.call.error_table import ErrorKind
+from services.errors import ErrorKind
 from services.gateway.events.attribution import Attribution
 from services.observability.metrics import GatewayMetrics
 from services.router.deadline import Deadline

@@ -14,9 +14,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from services.contracts.access import Scope
-from services.errors import InvalidRequest, NotAllowed
+from services.errors import ErrorKind, InvalidRequest, NotAllowed, TailraceError, as_tailrace_error
 from services.gateway.access.audit import NOBODY, audit
-from services.gateway.call.error_table import ErrorAnswer, ErrorKind, describe
 from services.gateway.call.headers import Call, new_request_id, request_id_from
 from services.observability.tracing import note_failure
 
@@ -45,7 +44,7 @@ async def guarded(
     *,
     scope: Scope,
     audited: bool | None = None,
-    enveloped: Callable[[ErrorAnswer, str], Response] | None = None,
+    enveloped: Callable[[TailraceError, str], Response] | None = None,
 ) -> Response:
     """Let in who may, do the work, and turn whatever is raised into the envelope. No stack trace ever leaves the door.
 
@@ -67,14 +66,14 @@ async def guarded(
     except ClientDisconnect:
         return Response(status_code=_CLIENT_GONE)
     except Exception as error:
-        answer = describe(error)
+        answer = as_tailrace_error(error)
         outcome = answer.kind.value
         note_failure(outcome, is_ours=answer.is_ours)
         who = error.key_id if isinstance(error, NotAllowed) else who
         if answer.kind is ErrorKind.INTERNAL:
             log.exception("unexpected_error", request_id=call.request_id, door=DOOR)
         if refused is not None:
-            refused(DOOR, answer.kind.value, answer.sentence, call.request_id)
+            refused(DOOR, answer.kind.value, answer.summary, call.request_id)
         response = (enveloped or _envelope)(answer, call.request_id)
     finally:  # a caller who leaves takes the work away, but not what it has done by then
         if scope is Scope.ADMIN if audited is None else audited:
@@ -95,8 +94,8 @@ def json_response(body: object, status: int = 200, headers: Mapping[str, str] | 
     return Response(text, status, headers, media_type="application/json")
 
 
-def _envelope(answer: ErrorAnswer, request_id: str) -> Response:
-    body = _error_body(answer.kind, answer.message, answer.field, answer.fix, request_id)
+def _envelope(answer: TailraceError, request_id: str) -> Response:
+    body = _error_body(answer.kind, answer.problem, answer.field, answer.fix, request_id)
     return json_response(body, STATUS[answer.kind], headers_of(answer))
 
 
@@ -104,7 +103,7 @@ def _error_body(code: str, message: str, field: str | None, fix: str | None, req
     return {"error": {"code": code, "message": message, "field": field, "fix": fix, "request_id": request_id}}
 
 
-def headers_of(answer: ErrorAnswer) -> dict[str, str]:
+def headers_of(answer: TailraceError) -> dict[str, str]:
     """Return the headers that belong to an error: when to come back, or how to prove who one is."""
     headers: dict[str, str] = {}
     if answer.retry_after_s is not None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import structlog
 
 from services.contracts.text import TextDone, TextEvent, TextPiece
-from services.gateway.call.error_table import ErrorKind
+from services.errors import ErrorKind
 from services.observability.metrics import TextMetrics
 
 log = structlog.get_logger()

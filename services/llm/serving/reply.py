@@ -84,6 +84,6 @@ def refusal_of(error: TailraceError) -> Refusal:
             kind = RefusalKind.TOO_LONG if isinstance(error, ContextTooLong) else RefusalKind.INVALID
             return Refusal(kind, (error.field, error.problem, error.fix))
         case NotFound():
-            return Refusal(RefusalKind.UNKNOWN, (error.what, error.fix))
+            return Refusal(RefusalKind.UNKNOWN, (error.problem, error.fix))
         case _:
             return Refusal(RefusalKind.BROKEN)

@@ -4,7 +4,7 @@ from infra.api_page import words
 from infra.api_page.page import render
 from infra.api_page.rest import type_of
 from infra.api_page.tables import table
-from services.gateway.call.error_table import ErrorKind
+from services.errors import ErrorKind
 from tests.support.pages import ROOT
 
 

@@ -75,7 +75,7 @@ def test_a_day_ends_at_midnight_and_says_so() -> None:
     with pytest.raises(QuotaExceeded) as refused:
         rates.spend("k", allowance, noon, 0.0)
 
-    assert (refused.value.what, refused.value.retry_after_s) == ("daily quota", 43_200)
+    assert (refused.value.problem, refused.value.retry_after_s) == ("this key's daily quota is used up", 43_200)
     assert accepts(rates, allowance, 0.0, now_unix_s=noon + 43_200)
 
 

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 from services.contracts.access import ANYONE
 from services.contracts.features import PrecomputedList
 from services.contracts.recommend import Reason, Recommendation, RecommendRequest, Tier
-from services.gateway.call.error_table import ErrorKind
+from services.errors import ErrorKind
 from services.gateway.events.attribution import Attribution, Maker
 from services.gateway.grpc import answers as rpc_answers
 from services.gateway.records.report import Report

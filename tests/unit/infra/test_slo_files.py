@@ -107,7 +107,7 @@ def test_bounds_are_bucket_borders() -> None:
 
 def test_codes_of_failure_are_codes_that_doors_give() -> None:
     """What availability counts as bad are error kinds, all on our side."""
-    from services.gateway.call.error_table import ErrorKind
+    from services.errors import ErrorKind
 
     availability = next(one.sli for one in load_objectives().objectives if one.name == "availability")
 
