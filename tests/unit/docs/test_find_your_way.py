@@ -1,0 +1,78 @@
+"""Every step of docs/find-your-way.md names a file that exists and a symbol defined in it: `pytest tests/unit/docs/test_find_your_way.py`."""
+
+import ast
+import re
+from functools import cache
+
+from tests.support.pages import ROOT
+
+QUESTIONS = "abcdefghijklmn"
+RECIPES = set("fgim")
+MOST_STEPS = 4
+STEP = re.compile(r"`(?P<path>[\w./-]+\.\w+)`: (?P<symbols>`[^`]+`(?:, `[^`]+`(?!:))*)")
+BARE = re.compile(r"`([\w.-]+/[\w./-]+)`")
+
+
+def sections() -> dict[str, str]:
+    """Map each question's letter to its text."""
+    _, *parts = re.split(r"^## \((\w)\) ", (ROOT / "docs/find-your-way.md").read_text(), flags=re.MULTILINE)
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+def steps(text: str) -> list[tuple[str, str]]:
+    """Return the steps of a section in order, each a file and the symbols in it."""
+    return [(step["path"], step["symbols"]) for step in STEP.finditer(text)]
+
+
+@cache
+def names_in(path: str) -> set[str]:
+    """Return what a Python file defines: names at its top, and `Class.member` of its classes."""
+    found: set[str] = set()
+    for node in ast.parse((ROOT / path).read_text()).body:
+        names = _defined(node)
+        found |= names
+        if isinstance(node, ast.ClassDef):
+            found |= {f"{node.name}.{name}" for member in node.body for name in _defined(member)}
+    return found
+
+
+def _defined(node: ast.stmt) -> set[str]:
+    match node:
+        case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+            return {name}
+        case ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name)]):
+            return {name}
+    return set()
+
+
+def is_in(path: str, symbol: str) -> bool:
+    """Whether a Python file defines a symbol, or another file contains it as a word."""
+    if not (ROOT / path).is_file():
+        return False
+    if path.endswith(".py"):
+        return symbol in names_in(path)
+    return re.search(rf"(?<!\w){re.escape(symbol)}(?!\w)", (ROOT / path).read_text()) is not None
+
+
+def test_every_question_is_answered_in_few_steps() -> None:
+    """All fourteen, in order; each in at most four steps, recipes excepted."""
+    found = sections()
+
+    assert "".join(found) == QUESTIONS
+    assert [letter for letter, text in found.items() if not steps(text)] == []
+    long = [letter for letter, text in found.items() if len(steps(text)) > MOST_STEPS]
+    assert set(long) <= RECIPES
+
+
+def test_every_step_leads_to_code() -> None:
+    """Files and folders exist, and a file defines each symbol that is named with it."""
+    lost = [
+        f"({letter}) {path}: {symbol}"
+        for letter, text in sections().items()
+        for path, symbols in steps(text)
+        for symbol in re.findall(r"`([^`]+)`", symbols)
+        if not is_in(path, symbol)
+    ]
+    lost += [path for text in sections().values() for path in BARE.findall(text) if not (ROOT / path).exists()]
+
+    assert lost == []
