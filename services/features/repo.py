@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from models.durable import put_in_place
+from models.files import rename_durably
 from services.errors import EnvironmentFault
 from services.features.light_feast import import_feast
 from services.settings.redis_address import RedisAddress
@@ -92,8 +92,8 @@ def apply_repo(address: RepoAddress) -> None:
         if address.registry_path.exists():
             shutil.copyfile(address.registry_path, registry)
         _apply(address, definitions, registry)
-        put_in_place(registry, address.registry_path)
-        put_in_place(definitions, address.definitions_path)
+        rename_durably(registry, address.registry_path)
+        rename_durably(definitions, address.definitions_path)
     finally:
         for scratch in (definitions, registry):
             scratch.unlink(missing_ok=True)

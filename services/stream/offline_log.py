@@ -17,7 +17,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from models.durable import put_in_place
+from models.files import rename_durably
 from services.contracts.events import Interaction
 from services.features.rows import LogPosition
 from services.stream.compaction import choose_merge
@@ -174,6 +174,6 @@ def _write_whole(path: Path, table: pa.Table, written_s: float | None = None) ->
         pq.write_table(table, scratch, compression="zstd")
         if written_s is not None:
             os.utime(scratch, (written_s, written_s))
-        put_in_place(scratch, path)
+        rename_durably(scratch, path)
     finally:
         scratch.unlink(missing_ok=True)  # each restart on a full disk would leave one more

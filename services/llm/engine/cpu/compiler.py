@@ -1,9 +1,8 @@
-"""Finds or builds the library that the C++ sources of this folder make: ahead for kinds of processors, or once for the one at hand.
+"""Finds or builds the library from the C++ sources of this folder, for this processor or ahead of time for a target.
 
-A library is kept under a name made of what it was made from. One that was built ahead, from these very sources and for this
-processor, needs no compiler; building needs GCC (`g++`, or a `c++` that is one). The library is linked against the OpenMP
-runtime that torch has loaded, so that both share one pool of threads; without one it runs on a single thread. Knows nothing
-of what is in the sources.
+A library's file name is a hash of its sources, flags, compiler and processor. A prebuilt library of the same sources for a target
+that this processor supports is used without a compiler; otherwise GCC builds one (`g++`, or a `c++` that is GCC). The library is
+linked against the OpenMP runtime that torch has loaded, so that both share one thread pool; without OpenMP it runs single-threaded.
 """
 
 import hashlib
@@ -13,19 +12,18 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
 from pathlib import Path
-
-from services.llm.engine.cpu.targets import Target, suitable
 
 _SOURCES = Path(__file__).parent
 PREBUILT = _SOURCES / "prebuilt"
-"""Where libraries built ahead lie, if there are any."""
+"""The folder of prebuilt libraries; it may be absent."""
 
 _MAIN = _SOURCES / "forward.cpp"
 _FLAGS = (
     *("-O3", "-std=c++17", "-fPIC"),
-    *("-fno-math-errno", "-fno-tree-pre"),  # without the latter GCC 12 keeps int8's sums in memory instead of registers
+    *("-fno-math-errno", "-fno-tree-pre"),  # with tree-pre GCC 12 keeps the int8 sums in memory instead of registers
     *("-Wno-psabi", "-Wno-ignored-attributes"),
 )
 _NATIVE = ("-march=native",)
@@ -33,12 +31,53 @@ _TIMEOUT_S = 300.0
 _COMPILERS = ("g++", "c++")
 
 
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A class of processors to build for; a processor belongs to it if Linux reports all of `flags` (/proc/cpuinfo)."""
+
+    name: str
+    machine: str
+    options: tuple[str, ...]
+    flags: frozenset[str] = frozenset()
+
+
+# Levels of the x86-64 psABI. Linux reports LZCNT as `abm`; SSE3 and below are implied by AVX.
+_V3 = frozenset({"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"})
+_V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+_BYTES = _V4 | {"avx512_vnni"}
+_BF16 = _BYTES | {"avx512_bf16"}
+_TILES = _BF16 | {"amx_tile", "amx_int8", "amx_bf16"}
+
+_BYTES_OPTIONS = ("-march=x86-64-v4", "-mavx512vnni")
+_BF16_OPTIONS = (*_BYTES_OPTIONS, "-mavx512bf16")
+
+TARGETS = (
+    Target("x86-64-v4-amx", "x86_64", (*_BF16_OPTIONS, "-mamx-tile", "-mamx-int8", "-mamx-bf16"), _TILES),
+    Target("x86-64-v4-bf16", "x86_64", _BF16_OPTIONS, _BF16),
+    Target("x86-64-v4-vnni", "x86_64", _BYTES_OPTIONS, _BYTES),
+    Target("x86-64-v4", "x86_64", ("-march=x86-64-v4",), _V4),
+    Target("x86-64-v3", "x86_64", ("-march=x86-64-v3",), _V3),
+    Target("armv8-a", "aarch64", ("-march=armv8-a",)),
+)
+"""For each machine, the most capable first."""
+
+
 class BuildFailedError(Exception):
-    """The library could not be built here; the text says why, on one line."""
+    """The library could not be built; the text is the reason, on one line."""
+
+
+def targets_of(machine: str) -> tuple[Target, ...]:
+    """Return the targets of a machine (`uname -m`), the most capable first; empty for an unknown machine."""
+    return tuple(target for target in TARGETS if target.machine == machine)
+
+
+def suitable(machine: str, flags: Set[str]) -> tuple[Target, ...]:
+    """Return the targets that a processor with these flags supports, the most capable first."""
+    return tuple(target for target in targets_of(machine) if target.flags <= flags)
 
 
 def built_library(cache: Path, prebuilt: Path = PREBUILT) -> Path:
-    """Return the library's path: one from `prebuilt` that fits, else below `cache`, built first if it is not there.
+    """Return the path of a library for this processor: from `prebuilt`, else from `cache`, built if it is absent.
 
     Raises BuildFailedError.
     """
@@ -55,7 +94,7 @@ def built_library(cache: Path, prebuilt: Path = PREBUILT) -> Path:
 
 
 def build_ahead(target: Target, prebuilt: Path) -> Path:
-    """Build the library for a kind of processor, which need not be the one at hand, and give its path.
+    """Build the library for a target, which this processor need not support. Returns its path.
 
     Raises BuildFailedError.
     """
@@ -65,12 +104,12 @@ def build_ahead(target: Target, prebuilt: Path) -> Path:
 
 
 def processor_flags() -> frozenset[str]:
-    """Return what Linux calls the abilities of the processor at hand."""
+    """Return the feature flags that Linux reports for this processor."""
     return frozenset(_processor().split())
 
 
 def _prebuilt_name(target: Target) -> str:
-    """Name a library built ahead: it runs beside one build of OpenMP, wherever that lies, and by any compiler."""
+    """Name a prebuilt library: independent of the compiler and of the path of OpenMP, but not of OpenMP's file name."""
     openmp = _loaded_openmp()
     return f"{_name('' if openmp is None else openmp.name, *target.options)}-{target.name}.so"
 
@@ -83,7 +122,7 @@ def _name(*made_with: str) -> str:
 
 
 def _build(compiler: str, options: Sequence[str], library: Path) -> None:
-    """Build beside the target and move it there once it is on disk, so that nobody ever sees half a library."""
+    """Build in a scratch folder and rename into place once it is on disk, so that no process loads half a library."""
     openmp = _loaded_openmp()
     try:
         library.parent.mkdir(parents=True, exist_ok=True)
@@ -96,7 +135,7 @@ def _build(compiler: str, options: Sequence[str], library: Path) -> None:
                 os.fsync(written.fileno())
             made.replace(library)
     except OSError as error:
-        raise BuildFailedError(f"{library.parent} cannot be written to ({error})") from error
+        raise BuildFailedError(f"{library.parent} is not writable ({error})") from error
 
 
 def _find_compiler() -> str:
@@ -119,7 +158,7 @@ def _run(*command: str) -> str:
 
 
 def _loaded_openmp() -> Path | None:
-    """Find the GNU OpenMP runtime among the files that this process has mapped (Linux)."""
+    """Return the GNU OpenMP runtime among the files that this process has mapped (Linux)."""
     maps = Path("/proc/self/maps")
     found = re.findall(r"\s(/\S*libgomp\S*)$", maps.read_text(), re.MULTILINE) if maps.exists() else []
     return Path(found[0]) if found else None

@@ -1,31 +1,80 @@
-"""The forward pass of a CPU with a compiler: a step through all layers is one call into the compiled library.
+"""The forward pass on a CPU: a step through all layers is one call into the compiled library, or plain torch without one.
 
-For fp32 and bf16, keys and values in the model's dtype. What it computes is what `LayerLoop` does over `TorchKernels`, to
-rounding. It knows no requests.
+The library handles fp32 and bf16 with keys and values in the model's dtype, and computes what `LayerLoop` computes over
+`TorchOps`, up to rounding. If it cannot be built or does not support the configuration, one warning is logged and the engine
+runs on plain torch, several times slower. It knows no requests.
 
-Shape suffixes: T rows of the step, R rows, D hidden, K head size, P = K / 2 pairs.
+Shape suffixes: T rows of the step, R rows, D hidden, E tiles, N blocks of all tiles.
 """
 
-import ctypes
+import logging
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from models.decoder.rope import periods
-from services.llm.engine.config import WeightKind
+from models.decoder.window import Window
+from services.llm.engine.config import EngineConfig, WeightKind
+from services.llm.engine.cpu.compiler import BuildFailedError, built_library
 from services.llm.engine.cpu.huge_pages import use_huge_pages
-from services.llm.engine.cpu.library import Layer, Library, Matrix, Model, Step
-from services.llm.engine.cpu.pages import CpuPages, lay_out
-from services.llm.engine.cpu.quantised import quantise
-from services.llm.engine.forward.layers import StepInputs
-from services.llm.engine.forward.weights import LayerWeights, Weights
+from services.llm.engine.cpu.library import Library, StepStruct
+from services.llm.engine.cpu.packing import PackedModel
+from services.llm.engine.forward.layers import Forward, LayerLoop, StepInputs
+from services.llm.engine.forward.ops import TorchOps
+from services.llm.engine.forward.tiles import Tile, cut_tiles
+from services.llm.engine.forward.torch_attention import TorchAttention
+from services.llm.engine.forward.weights import Weights
 from services.llm.engine.kv.cache import KvCache
 from services.llm.engine.schedule.plan import StepPlan
 
+_log = logging.getLogger(__name__)
+_DTYPES = (torch.float32, torch.bfloat16)
+_TILE_QUERIES = 64
+"""Rows of a tile: enough to reuse each page that is read, few enough to skip most of what the causal mask hides."""
+_NO_WINDOW = -(2**30)
+"""Window start of a tile without a window: before every position."""
+
+
+def cpu_forward(weights: Weights, cache: KvCache, config: EngineConfig) -> Forward:
+    """Return the fastest forward pass that this machine supports. Never an error."""
+    reason = _why_not_compiled(weights, config)
+    if reason is None:
+        try:
+            return CpuForward(_load_library(config.kernel_cache), weights, cache, config.weight_kind)
+        except (BuildFailedError, OSError) as error:
+            reason = str(error)
+    if config.cpu_kernels == "compiled":
+        _log.warning("the engine runs on plain torch, several times slower: %s", reason)
+    attention = TorchAttention(
+        config.tile_queries, config.tile_tokens, config.block_tokens, weights.head_VD.device, weights.config.window
+    )
+    return LayerLoop(weights, cache, TorchOps(), attention)
+
+
+def _why_not_compiled(weights: Weights, config: EngineConfig) -> str | None:
+    if config.cpu_kernels == "torch":
+        return "so configured"
+    if weights.head_VD.dtype not in _DTYPES:
+        return f"weights in {weights.head_VD.dtype}"
+    return None if config.kv_kind == "model" else f"keys and values in {config.kv_kind}"
+
+
+def _load_library(cache: Path) -> Library:
+    """Load the library. A file in the cache that no longer loads is built again, otherwise every start would run on torch."""
+    path = built_library(cache)
+    try:
+        return Library(path)
+    except OSError:
+        if path.parent != cache:
+            raise
+        path.unlink(missing_ok=True)
+        return Library(built_library(cache))
+
 
 class CpuForward:
-    """One decoder and its KV cache. Owns int8 copies of the layers' matrices where `weight_kind` asks for them."""
+    """The compiled forward pass of one decoder over its KV cache."""
 
     def __init__(self, library: Library, weights: Weights, cache: KvCache, weight_kind: WeightKind) -> None:
         config = weights.config
@@ -33,32 +82,31 @@ class CpuForward:
         self._config = config
         self._cache = cache
         self._head_VD = weights.head_VD
-        self._kept: list[Tensor] = []
-        self._model = self._describe(weights, is_int8=weight_kind == "int8")
-        use_huge_pages((*self._kept, self._head_VD))
+        self._model = PackedModel(weights, weight_kind)
+        use_huge_pages((*self._model.tensors, self._head_VD))
         self._is_windowed = np.array(
             [config.window_of(layer) is not None for layer in range(config.num_hidden_layers)], dtype=np.uint8
         )
 
-    def prepare(self, plan: StepPlan) -> CpuPages:
-        """Lay out which rows of a step see which pages."""
-        return lay_out(plan, self._cache.block_tokens, self._config.window)
+    def prepare(self, plan: StepPlan) -> "TileTable":
+        """Return which rows of a step see which pages."""
+        return tile_table(plan, self._cache.block_tokens, self._config.window)
 
     def hidden(self, step: StepInputs) -> Tensor:
         """Embed, run all layers, norm."""
-        pages: CpuPages = step.pages
+        tiles: TileTable = step.pages
         hidden_TD = torch.empty(len(step.tokens_T), self._config.hidden_size, dtype=self._head_VD.dtype)
         keys, values = self._cache.slots(0).keys, self._cache.slots(0).values
-        asked = Step(
+        struct = StepStruct(
             rows=len(step.tokens_T),
-            paged_rows=len(step.slots_P),
-            num_tiles=len(pages.tiles_E),
+            paged_rows=len(step.slot_mapping_P),
+            num_tiles=len(tiles.full_E),
             tokens=step.tokens_T.data_ptr(),
             positions=step.positions_T.data_ptr(),
-            slots=step.slots_P.data_ptr(),
-            blocks=pages.blocks_N.ctypes.data,
-            tiles=pages.tiles_E.ctypes.data,
-            windowed_tiles=None if pages.windowed_E is None else pages.windowed_E.ctypes.data,
+            slot_mapping=step.slot_mapping_P.data_ptr(),
+            block_table=tiles.block_table_N.ctypes.data,
+            tiles=tiles.full_E.ctypes.data,
+            windowed_tiles=None if tiles.windowed_E is None else tiles.windowed_E.ctypes.data,
             is_windowed=self._is_windowed.ctypes.data,
             keys=keys.data_ptr(),
             values=values.data_ptr(),
@@ -67,61 +115,51 @@ class CpuForward:
             hidden=hidden_TD.data_ptr(),
         )
         if step.tails is not None:
-            asked.tail_keys = step.tails.keys_YBLGK.data_ptr()
-            asked.tail_values = step.tails.values_YBLGK.data_ptr()
-            asked.tail_places = step.tails.place_B.data_ptr()
-            asked.tail_seen = step.tails.seen_BL.data_ptr()
-            asked.num_tail_places = step.tails.keys_YBLGK.shape[2]
-        self._library.forward(self._model, asked)
+            struct.tail_keys = step.tails.keys_YBLGK.data_ptr()
+            struct.tail_values = step.tails.values_YBLGK.data_ptr()
+            struct.tail_places = step.tails.place_B.data_ptr()
+            struct.tail_seen = step.tails.seen_BL.data_ptr()
+            struct.num_tail_places = step.tails.keys_YBLGK.shape[2]
+        self._library.forward(self._model.struct, struct)
         return hidden_TD
 
     def logits(self, hidden_RD: Tensor, first: int, last: int) -> Tensor:
-        """Multiply by these rows of the head, which always is in the model's dtype."""
+        """Multiply by these rows of the output matrix, which is always in the model's dtype."""
         rows_RD = hidden_RD.reshape(-1, hidden_RD.shape[-1]).contiguous()
         return self._library.score(rows_RD, self._head_VD[first:last]).view(*hidden_RD.shape[:-1], last - first)
 
-    def _describe(self, weights: Weights, *, is_int8: bool) -> Model:
-        config = weights.config
-        layers = (Layer * len(weights.layers))(*(self._layer(layer, is_int8) for layer in weights.layers))
-        return Model(
-            is_bf16=weights.head_VD.dtype is torch.bfloat16,
-            is_int8=is_int8,
-            hidden=config.hidden_size,
-            heads=config.num_attention_heads,
-            groups=config.num_key_value_heads,
-            head_dim=config.head_dim,
-            ffn=config.intermediate_size,
-            num_layers=config.num_hidden_layers,
-            eps=config.rms_norm_eps,
-            strength=1.0 if config.rope.scaling is None else config.rope.scaling.attention_factor,
-            layers=ctypes.cast(layers, ctypes.POINTER(Layer)),
-            embedding=self._address(weights.embedding_VD),
-            norm=self._address(weights.norm_D),
-            periods=self._address(periods(config.head_dim, config.rope, weights.head_VD.device)),
-        )
 
-    def _layer(self, layer: LayerWeights, is_int8: bool) -> Layer:
-        norms = layer.head_norms
-        return Layer(
-            attention_norm=self._address(layer.attention_norm_D),
-            query_norm=None if norms is None else self._address(norms.query_K),
-            key_norm=None if norms is None else self._address(norms.key_K),
-            ffn_norm=self._address(layer.ffn_norm_D),
-            qkv=self._matrix(layer.qkv_XD, layer.qkv_bias_X, is_int8),
-            output=self._matrix(layer.output_DA, layer.output_bias_D, is_int8),
-            gate_up=self._matrix(layer.gate_up_JD, layer.gate_up_bias_J, is_int8),
-            down=self._matrix(layer.down_DF, layer.down_bias_D, is_int8),
-        )
+@dataclass(frozen=True, slots=True, eq=False)
+class TileTable:
+    """Tiles (E, 10) int64 as `context.h` declares them, for full and for windowed layers, over one flat block table."""
 
-    def _matrix(self, weight: Tensor, bias: Tensor | None, is_int8: bool) -> Matrix:
-        biased = None if bias is None else self._address(bias)
-        if not is_int8:
-            return Matrix(self._address(weight), biased)
-        coded = quantise(weight)
-        return Matrix(self._address(coded.code_NJ), biased, self._address(coded.scale_N), self._address(coded.sum_N))
+    full_E: np.ndarray
+    windowed_E: np.ndarray | None
+    block_table_N: np.ndarray
 
-    def _address(self, tensor: Tensor) -> int:
-        """Keep a tensor alive for as long as the library reads it, and tell where it lies."""
-        whole = tensor.contiguous()
-        self._kept.append(whole)
-        return whole.data_ptr()
+
+def tile_table(plan: StepPlan, block_tokens: int, window: Window | None) -> TileTable:
+    """Cut a step into tiles, those with the most work first, so that threads finish at about the same time."""
+    full = cut_tiles(plan, _TILE_QUERIES, block_tokens)
+    windowed = [] if window is None else cut_tiles(plan, _TILE_QUERIES, block_tokens, window)
+    full.sort(key=lambda tile: tile.num_rows * tile.context_len, reverse=True)
+    tiles = (*full, *windowed)
+    block_table_N = np.array([block for tile in tiles for block in tile.block_ids], dtype=np.int64)
+    starts = np.cumsum([0, *(len(tile.block_ids) for tile in tiles)])[:-1].tolist()
+    rows = np.array([_tile_row(tile, start) for tile, start in zip(tiles, starts, strict=True)], dtype=np.int64)
+    return TileTable(rows[: len(full)], rows[len(full) :] if windowed else None, block_table_N)
+
+
+def _tile_row(tile: Tile, first_block: int) -> tuple[int, ...]:
+    return (
+        tile.first_row,
+        tile.num_rows,
+        tile.first_limit,
+        tile.limit_step,
+        first_block,
+        len(tile.block_ids),
+        _NO_WINDOW if tile.window_start is None else tile.window_start,
+        tile.num_sinks,
+        tile.num_sink_blocks,
+        tile.num_skipped,
+    )

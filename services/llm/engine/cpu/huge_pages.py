@@ -1,10 +1,8 @@
-"""Asks the kernel to keep weights in pages of 2 MB.
+"""Requests 2 MB pages for the weights (Linux).
 
-A step reads all of them: with 4 kB each page costs a walk through the page tables, two in a virtual machine, and the processor's
-own prefetching ends with it.
-
-By `MADV_HUGEPAGE` and `MADV_COLLAPSE` (Linux 6.1), which moves what is there at once; an older kernel does so when it finds the time.
-Where there are no such pages nothing happens. Never an error.
+A step reads all weights. With 4 kB pages each page costs a page table walk, nested in a virtual machine, and the hardware prefetcher
+stops at its end. `MADV_HUGEPAGE` and `MADV_COLLAPSE` (Linux 6.1) convert existing pages at once; older kernels do it in the
+background. Without huge pages nothing happens; never an error.
 """
 
 import ctypes
@@ -18,24 +16,24 @@ _MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
 
 
 def use_huge_pages(tensors: Iterable[Tensor]) -> None:
-    """Move contiguous tensors into such pages, those that lie side by side together; addresses and contents stay."""
+    """Convert the memory of contiguous tensors to huge pages. Addresses and contents do not change."""
     if sys.platform != "linux":
         return
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    for first, last in _whole_pages(sorted(_stretch(tensor) for tensor in tensors)):
+    for first, last in _whole_pages(sorted(_extent(tensor) for tensor in tensors)):
         for advice in (_MADV_HUGEPAGE, _MADV_COLLAPSE):
             madvise(first, last - first, advice)
 
 
-def _stretch(tensor: Tensor) -> tuple[int, int]:
+def _extent(tensor: Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), tensor.data_ptr() + tensor.numel() * tensor.element_size()
 
 
-def _whole_pages(stretches: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Join stretches less than a page apart, and give what of them is whole pages."""
+def _whole_pages(extents: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Join extents less than a page apart and return the whole pages inside them."""
     joined: list[tuple[int, int]] = []
-    for first, last in stretches:
+    for first, last in extents:
         if joined and first - joined[-1][1] < _PAGE_BYTES:
             joined[-1] = (joined[-1][0], max(last, joined[-1][1]))
         else:

@@ -1,6 +1,6 @@
-"""The compiled library as Python calls it: its structs, field by field as in `model.h`, and its two functions.
+"""The Python interface of the compiled library: its structs, field by field as in `model.h`, and its functions.
 
-Structs hold addresses only: whoever fills them keeps the tensors alive. It knows no requests.
+Structs hold addresses only; the caller keeps the tensors alive. It knows no requests.
 """
 
 import ctypes
@@ -15,40 +15,40 @@ _log = logging.getLogger(__name__)
 _Address, _Number, _Real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 
-class Matrix(ctypes.Structure):
+class MatrixStruct(ctypes.Structure):
     """A matrix (out, in): in the model's dtype, or int8 rows padded to 64 with each row's scale and sum."""
 
     _fields_ = (("weight", _Address), ("bias", _Address), ("scales", _Address), ("sums", _Address))
 
 
-class Layer(ctypes.Structure):
+class LayerStruct(ctypes.Structure):
     """One layer's weights."""
 
     _fields_ = (
         *((name, _Address) for name in ("attention_norm", "query_norm", "key_norm", "ffn_norm")),
-        *((name, Matrix) for name in ("qkv", "output", "gate_up", "down")),
+        *((name, MatrixStruct) for name in ("qkv", "output", "gate_up", "down")),
     )
 
 
-class Model(ctypes.Structure):
+class ModelStruct(ctypes.Structure):
     """The decoder's shape and weights."""
 
     _fields_ = (
         *((name, _Number) for name in ("is_bf16", "is_int8", "hidden", "heads", "groups", "head_dim", "ffn")),
         ("num_layers", _Number),
         ("eps", _Real),
-        ("strength", _Real),
-        ("layers", ctypes.POINTER(Layer)),
+        ("rope_scale", _Real),
+        ("layers", ctypes.POINTER(LayerStruct)),
         *((name, _Address) for name in ("embedding", "norm", "periods")),
     )
 
 
-class Step(ctypes.Structure):
-    """One step's rows, where their keys and values go, and which pages each tile sees."""
+class StepStruct(ctypes.Structure):
+    """The rows of one step, the slots of their keys and values, and the pages that each tile sees."""
 
     _fields_ = (
         *((name, _Number) for name in ("rows", "paged_rows", "num_tiles")),
-        *((name, _Address) for name in ("tokens", "positions", "slots", "blocks")),
+        *((name, _Address) for name in ("tokens", "positions", "slot_mapping", "block_table")),
         *((name, _Address) for name in ("tiles", "windowed_tiles", "is_windowed", "keys", "values")),
         ("layer_slots", _Number),
         ("block_tokens", _Number),
@@ -59,7 +59,7 @@ class Step(ctypes.Structure):
 
 
 class Amx(enum.IntEnum):
-    """Whether the library multiplies by AMX's tile registers, and why not where the processor has them."""
+    """Whether the library multiplies with AMX tiles; if not, why."""
 
     ABSENT = 0
     ON = 1
@@ -68,33 +68,33 @@ class Amx(enum.IntEnum):
 
 
 _WHY_NO_AMX = {
-    Amx.REFUSED: "the kernel refuses its registers",
-    Amx.WRONG: "it gives other results than the vector instructions",
+    Amx.REFUSED: "the operating system does not permit its registers",
+    Amx.WRONG: "its results differ from those of the vector instructions",
 }
 
 
 class Library:
-    """The two functions, run on as many threads as torch is set to. `amx` tells by what prompts are multiplied."""
+    """The library's functions, run on as many threads as torch is set to. `amx`: whether prompts are multiplied with AMX."""
 
     def __init__(self, path: Path) -> None:
-        """Load the library. Raises OSError."""
+        """Load the library and run its AMX self-test. Raises OSError."""
         loaded = ctypes.CDLL(str(path))
         self._forward, self._score = loaded.tailrace_forward, loaded.tailrace_score
         self.amx = Amx(loaded.tailrace_start())
         if self.amx in _WHY_NO_AMX:
             _log.warning("the engine runs without AMX, several times slower at prompts: %s", _WHY_NO_AMX[self.amx])
-        self._forward.argtypes = (ctypes.POINTER(Model), ctypes.POINTER(Step), ctypes.c_int32)
+        self._forward.argtypes = (ctypes.POINTER(ModelStruct), ctypes.POINTER(StepStruct), ctypes.c_int32)
         self._score.argtypes = (ctypes.c_int32, *[_Address] * 3, *[_Number] * 3, ctypes.c_int32)
         self._forward.restype = self._score.restype = None
 
-    def forward(self, model: Model, step: Step) -> None:
-        """Run a step; `step.hidden` is filled, and the cache and the tails are written to."""
+    def forward(self, model: ModelStruct, step: StepStruct) -> None:
+        """Run a step: writes `step.hidden`, the cache and the tails."""
         self._forward(model, step, torch.get_num_threads())
 
     def score(self, x_RI: Tensor, weight_NI: Tensor) -> Tensor:
         """Multiply rows by a matrix (out, in), both contiguous and fp32 or both bf16, to fp32 (R, N)."""
         assert x_RI.is_contiguous() and weight_NI.is_contiguous(), "addresses carry no strides"  # noqa: PT018
-        assert x_RI.dtype == weight_NI.dtype and x_RI.shape[1] == weight_NI.shape[1], "of one kind"  # noqa: PT018
+        assert x_RI.dtype == weight_NI.dtype and x_RI.shape[1] == weight_NI.shape[1], "dtypes and sizes must match"  # noqa: PT018
         out_RN = torch.empty(len(x_RI), len(weight_NI), dtype=torch.float32)
         self._score(
             x_RI.dtype is torch.bfloat16,

@@ -21,7 +21,7 @@ struct TailraceLayer {
 
 struct TailraceModel {
     int64_t is_bf16, is_int8, hidden, heads, groups, head_dim, ffn, num_layers;
-    float eps, strength;  // of RMS norms; what cosine and sine are multiplied by
+    float eps, rope_scale;  // of RMS norms; factor of cosine and sine
     const TailraceLayer* layers;
     const void *embedding, *norm;
     const float* periods;  // (K / 2,) positions per radian
@@ -29,7 +29,7 @@ struct TailraceModel {
 
 struct TailraceStep {
     int64_t rows, paged_rows, num_tiles;
-    const int64_t *tokens, *positions, *slots, *blocks;
+    const int64_t *tokens, *positions, *slot_mapping, *block_table;
     const Tile* tiles;
     const Tile* windowed_tiles;
     const uint8_t* is_windowed;  // by layer

@@ -78,8 +78,8 @@ class Pass {
             for (int64_t k = 0; k < model_.hidden; k++) residual_[row * model_.hidden + k] = to_float(embedded[k]);
             for (int64_t pair = 0; pair < half; pair++) {
                 const float angle = float(step_.positions[row]) / model_.periods[pair];
-                turns_[row * 2 * half + pair] = std::cos(angle) * model_.strength;
-                turns_[row * 2 * half + half + pair] = std::sin(angle) * model_.strength;
+                turns_[row * 2 * half + pair] = std::cos(angle) * model_.rope_scale;
+                turns_[row * 2 * half + half + pair] = std::sin(angle) * model_.rope_scale;
             }
         }
     }
@@ -169,7 +169,7 @@ class Pass {
 
     // Where a row's keys and values go, counted in tokens from the start of the cache or of the tails.
     int64_t slot_of(int64_t row, int64_t layer) const {
-        if (row < step_.paged_rows) return layer * step_.layer_slots + step_.slots[row];
+        if (row < step_.paged_rows) return layer * step_.layer_slots + step_.slot_mapping[row];
         const int64_t beam = row - step_.paged_rows, beams = step_.rows - step_.paged_rows;
         return (layer * beams + beam) * step_.num_tail_places + step_.tail_places[beam];
     }
@@ -177,7 +177,7 @@ class Pass {
     Attention<T> attention_of(int64_t layer, int threads, Workspace<T>& space) {
         const int64_t token = model_.groups * model_.head_dim, at = layer * step_.layer_slots * token;
         const int64_t beams = step_.rows - step_.paged_rows, tail_at = layer * beams * step_.num_tail_places * token;
-        const Pages<T> pages = {static_cast<const T*>(step_.keys) + at, static_cast<const T*>(step_.values) + at, step_.blocks,
+        const Pages<T> pages = {static_cast<const T*>(step_.keys) + at, static_cast<const T*>(step_.values) + at, step_.block_table,
                                 step_.block_tokens, model_.groups, model_.head_dim};
         const TailPlaces<T> tails = {static_cast<const T*>(step_.tail_keys) + tail_at,
                                      static_cast<const T*>(step_.tail_values) + tail_at, step_.tail_seen, step_.paged_rows,

@@ -1,19 +1,18 @@
-"""Builds the library ahead: `python -m services.llm.engine.cpu.prebuild FOLDER [TARGET ...]`, by default all targets of this machine's make.
+"""Builds the library ahead of time: `python -m services.llm.engine.cpu.prebuild FOLDER [TARGET ...]`; default: all targets of this machine.
 
-For images and packages: whoever finds the folder as `prebuilt` beside the sources needs no compiler. Needs one itself, and torch.
+For images and packages: with the folder in place as `prebuilt` beside the sources, the engine needs no compiler. Needs GCC and torch.
 """
 
 import platform
 import sys
 from pathlib import Path
 
-from services.llm.engine.cpu.compiler import BuildFailedError, build_ahead
-from services.llm.engine.cpu.targets import targets_of
+from services.llm.engine.cpu.compiler import BuildFailedError, build_ahead, targets_of
 
 
 def main() -> None:
-    """Build one after another and name each; ends with 1 at the first that fails."""
-    import torch  # noqa: F401 - it loads the OpenMP runtime that the library is linked against
+    """Build the targets one after another and print their paths; exits with 1 at the first failure."""
+    import torch  # noqa: F401 - loads the OpenMP runtime that the library is linked against
 
     folder, *names = sys.argv[1:]
     for target in targets_of(platform.machine()):

@@ -1,29 +1,74 @@
-"""Carries a step out on one device: what is recorded there by replaying it, the rest as it comes.
+"""Runs a step on one device: graphs replay the parts that were captured, the rest is launched eagerly.
 
-It decides nothing and keeps no requests; the KV cache is its own. A step is submitted without waiting for the device, and
-collected later.
+The rows of a step are the chunks' tokens, then the beams, in plan order. The runner decides nothing and keeps no requests; it
+owns the KV cache. A step is submitted without waiting for the device, and its result is collected later.
+
+Shape suffixes: T rows of the step, P rows that go to the paged cache, D hidden, R requests, V vocabulary.
 """
 
+from dataclasses import dataclass
+
+import numpy as np
 import torch
+from torch import Tensor
 
 from models.decoder.decoder import Decoder
+from services.llm.engine.beam.beams import BeamBatch
 from services.llm.engine.beam.search import Ranker, Ranking
 from services.llm.engine.beam.trie import Trie
 from services.llm.engine.config import EngineConfig
-from services.llm.engine.cpu.choice import cpu_forward
-from services.llm.engine.forward.eager_steps import EagerSteps
-from services.llm.engine.forward.layers import Forward, LayerLoop
-from services.llm.engine.forward.running_step import RunningStep, Tokens
+from services.llm.engine.cpu.forward import cpu_forward
+from services.llm.engine.forward.layers import Forward, LayerLoop, StepInputs
+from services.llm.engine.forward.transfer import HostCopy, to_device
 from services.llm.engine.forward.weights import Weights, join_weights
 from services.llm.engine.gpu.graph_device import CudaGraphDevice, GraphDevice
 from services.llm.engine.gpu.graph_shapes import TextShape
-from services.llm.engine.gpu.graphs import GraphCounts, Progress, StepGraphs
+from services.llm.engine.gpu.graphs import CaptureProgress, GraphCounts, StepGraphs
 from services.llm.engine.kv.cache import KvCache
-from services.llm.engine.schedule.plan import StepPlan
+from services.llm.engine.schedule.plan import Chunk, StepPlan
+from services.llm.engine.schedule.sequence import Sequence
+from services.llm.engine.text.draw import Draw
+from services.llm.engine.text.parameters import Chosen
+from services.llm.engine.text.sampling import Drawn, sample
+
+SampledTokens = list[tuple[list[Sequence], Drawn]]
+"""Text sequences, and the token that was sampled for each of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """The result of a step: the rankings that it completed, and one new token for each text whose chunk was its last."""
+
+    rankings: list[tuple[Sequence, np.ndarray, np.ndarray]]
+    tokens: list[tuple[Sequence, Chosen]]
+
+
+class RunningStep:
+    """A submitted step, whose results are being copied to the host."""
+
+    def __init__(self, rankings: list[Ranking], sampled: SampledTokens) -> None:
+        self._sampled = sampled
+        self._rankings = rankings
+        columns = [[ranking.item_W for ranking in rankings], [ranking.score_W for ranking in rankings]]
+        self._ranked = HostCopy([torch.cat(column) for column in columns] if rankings else [])
+
+    def collect(self) -> StepResult:
+        """Wait for the device and return the result."""
+        tokens = [pair for sequences, drawn in self._sampled for pair in zip(sequences, drawn.chosen(), strict=True)]
+        return StepResult(self._collect_rankings() if self._rankings else [], tokens)
+
+    def _collect_rankings(self) -> list[tuple[Sequence, np.ndarray, np.ndarray]]:
+        items, scores = self._ranked.arrays()
+        ends = np.cumsum([len(ranking.item_W) for ranking in self._rankings])[:-1]
+        found = []
+        for ranking, item, score in zip(self._rankings, np.split(items, ends), np.split(scores, ends), strict=True):
+            is_item = score > -np.inf
+            found.append((ranking.sequence, item[is_item], score[is_item]))
+        return found
 
 
 class Runner:
-    """The forward pass over its KV cache and, where there is a catalogue, the choice among items, on one device."""
+    """The forward pass over its KV cache and, with a catalogue, the beam search over items, on one device."""
 
     def __init__(
         self, decoder: Decoder, config: EngineConfig, trie: Trie | None, graph_device: GraphDevice | None = None
@@ -40,35 +85,103 @@ class Runner:
 
     @property
     def graph_counts(self) -> GraphCounts:
-        """What should have stayed 0 since the warm-up."""
+        """Events that must not happen after the warm-up."""
         return self._graphs.counts if self._graphs is not None else GraphCounts()
 
-    def warm_up(self, progress: Progress) -> None:
-        """Record every decode and beam shape, where the device can."""
+    def warm_up(self, progress: CaptureProgress) -> None:
+        """Capture every decode and beam shape, if the device has graphs."""
         if self._graphs is not None:
             self._graphs.warm_up(progress)
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> RunningStep:
-        """Start one step that is not empty. Does not wait for it."""
+        """Start one step that is not empty, without waiting for it."""
         if self._graphs is None:
             return RunningStep(*self._eager.run(plan))
         return RunningStep(*self._replay(plan, self._graphs))
 
-    def _replay(self, plan: StepPlan, graphs: StepGraphs) -> tuple[list[Ranking], Tokens]:
-        """Start what is recorded first: while the device runs it, the host launches the rest, kernel by kernel."""
+    def _replay(self, plan: StepPlan, graphs: StepGraphs) -> tuple[list[Ranking], SampledTokens]:
+        """Start the graphs first: while the device runs them, the host launches the rest kernel by kernel."""
         rest, groups = graphs.cut(plan)
         rankings: list[Ranking] = []
-        drawn: Tokens = []
+        sampled: SampledTokens = []
         for group in groups:
             if isinstance(group.shape, TextShape):
-                drawn.append((group.sequences, graphs.run_text(group)))
+                sampled.append((group.sequences, graphs.run_text(group)))
             else:
                 rankings += graphs.run_beams(group)
         if rest.is_empty:
-            return rankings, drawn
-        ranked, texts = self._eager.run(rest)
-        return rankings + ranked, drawn + texts
+            return rankings, sampled
+        eager_rankings, eager_sampled = self._eager.run(rest)
+        return rankings + eager_rankings, sampled + eager_sampled
+
+
+class EagerSteps:
+    """Runs steps of any shape, kernel by kernel. `ranker` None: text only."""
+
+    def __init__(
+        self, forward: Forward, ranker: Ranker | None, vocab_size: int, block_tokens: int, device: torch.device
+    ) -> None:
+        self._forward = forward
+        self._ranker = ranker
+        self._vocab_size = vocab_size
+        self._block_tokens = block_tokens
+        self._device = device
+
+    def run(self, plan: StepPlan) -> tuple[list[Ranking], SampledTokens]:
+        """Start a step that is not empty. Returns the rankings that it completes and the sampled tokens. Does not wait."""
+        beams = BeamBatch(plan.beam_steps) if plan.beam_steps else None
+        tokens_T, positions_T = self._lay_out(plan, beams)
+        slot_mapping_P = self._slot_mapping(plan)
+        tails = beams.tails if beams is not None else None
+        step = StepInputs(tokens_T, positions_T, slot_mapping_P, self._forward.prepare(plan), tails)
+        return self._select(plan, beams, self._forward.hidden(step))
+
+    def _lay_out(self, plan: StepPlan, beams: BeamBatch | None) -> tuple[Tensor, Tensor]:
+        tokens = [token for chunk in plan.chunks for token in chunk.sequence.tokens[chunk.start : chunk.end]]
+        ranges = [np.arange(chunk.start, chunk.end) for chunk in plan.chunks]
+        ranges += [
+            np.full(sequence.num_beam_rows, len(sequence.tokens) + sequence.num_levels_done - 1)
+            for sequence in plan.beam_steps
+        ]
+        tokens_T = self._on_device(np.array(tokens, dtype=np.int64))
+        if beams is not None:
+            tokens_T = torch.cat((tokens_T, beams.token_B))
+        return tokens_T, self._on_device(np.concatenate(ranges))
+
+    def _slot_mapping(self, plan: StepPlan) -> Tensor:
+        slots = [_slots_of(chunk, self._block_tokens) for chunk in plan.chunks]
+        return self._on_device(np.concatenate(slots) if slots else np.zeros(0, dtype=np.int64))
+
+    def _select(
+        self, plan: StepPlan, beams: BeamBatch | None, hidden_TD: Tensor
+    ) -> tuple[list[Ranking], SampledTokens]:
+        ends = np.cumsum([chunk.num_tokens for chunk in plan.chunks]) - 1
+        ending = [(chunk.sequence, end) for chunk, end in zip(plan.chunks, ends, strict=True) if chunk.is_last]
+        ranked = [pair for pair in ending if pair[0].num_levels]
+        texts = [pair for pair in ending if not pair[0].num_levels]
+        rankings: list[Ranking] = []
+        if self._ranker is not None and ranked:
+            rankings += self._ranker.begin(*self._last_hidden(ranked, hidden_TD))
+        if self._ranker is not None and beams is not None:
+            rankings += self._ranker.extend(beams, hidden_TD[plan.num_tokens :])
+        return rankings, self._sample(*self._last_hidden(texts, hidden_TD)) if texts else []
+
+    def _last_hidden(self, ending: list[tuple[Sequence, int]], hidden_TD: Tensor) -> tuple[list[Sequence], Tensor]:
+        rows = self._on_device(np.array([row for _, row in ending], dtype=np.int64))
+        return [sequence for sequence, _ in ending], hidden_TD[rows]
+
+    def _sample(self, sequences: list[Sequence], hidden_RD: Tensor) -> SampledTokens:
+        logits_RV = self._forward.logits(hidden_RD, 0, self._vocab_size)
+        return [(sequences, sample(logits_RV, [Draw.of(sequence) for sequence in sequences]))]
+
+    def _on_device(self, array: np.ndarray) -> Tensor:
+        return to_device(array, self._device)
+
+
+def _slots_of(chunk: Chunk, block_tokens: int) -> np.ndarray:
+    positions = np.arange(chunk.start, chunk.end)
+    return np.array(chunk.sequence.block_ids)[positions // block_tokens] * block_tokens + positions % block_tokens
 
 
 def _forward_for(weights: Weights, config: EngineConfig) -> Forward:
@@ -79,10 +192,10 @@ def _forward_for(weights: Weights, config: EngineConfig) -> Forward:
         weights.head_VD.dtype,
         weights.head_VD.device,
         config.kv_kind,
-    )  # the last block is nobody's: rows that only pad are written there, and stand where a window has passed
+    )  # one more block: padding rows write there, and it replaces blocks behind a window in block tables
     if weights.head_VD.device.type != "cuda":
         return cpu_forward(weights, cache, config)
-    from services.llm.engine.gpu.forward import triton_forward  # Triton is not installed everywhere
+    from services.llm.engine.gpu.forward import triton_forward  # Triton is not installed on every machine
 
     return triton_forward(weights, cache)
 

@@ -1,23 +1,31 @@
-"""How the query rows of a step are cut into tiles for attention.
+"""Tiles: how the query rows of a step are cut for attention, and how tiles of similar size are padded into groups.
 
-A tile is up to `tile_queries` rows of one request over that request's blocks: a piece of a prefill chunk (causal, each
-row sees one position more), one token of text decode, or a request's beams (all see the same prompt). In a layer with a
-sliding window a tile holds only the blocks that some of its rows see: those of the sinks, then those from the window on.
-Pure numbers on the host; no torch.
+A tile is up to `tile_queries` rows of one request over that request's blocks: a piece of a prefill chunk (causal: each row sees
+one position more than the row before), one token of text decode, or the beams of a request (all see the same prompt). In a
+layer with a sliding window a tile lists only the blocks that at least one of its rows sees: the blocks of the attention sinks,
+then those from the window on. Attention in plain torch runs over groups of padded tiles.
+
+Shape suffixes: E tiles of a group, Q rows of a tile, N blocks, R requests, T rows of the step.
 """
 
+from collections import defaultdict
 from dataclasses import dataclass, replace
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from models.decoder.window import Window
+from services.llm.engine.forward.attention import UniformBatch
 from services.llm.engine.schedule.plan import StepPlan
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Rows `first_row` on, at position `first_position` on. Row i sees the first `first_limit + i * limit_step` positions of the context.
+    """Rows from `first_row` on, at positions from `first_position` on; row i sees the first `first_limit + i * limit_step` positions.
 
-    Under a window it does not see those from `num_sinks` up to `window_start + i * limit_step`. `num_skipped` whole blocks
-    that no row sees are left out behind the sinks' `num_sink_blocks`.
+    With a window, row i does not see the positions from `num_sinks` up to `window_start + i * limit_step`, and `num_skipped`
+    whole blocks that no row sees are left out of `block_ids` after the first `num_sink_blocks`.
     """
 
     first_row: int
@@ -33,12 +41,12 @@ class Tile:
 
     @property
     def context_len(self) -> int:
-        """Positions that the last row sees."""
+        """Number of positions that the last row sees."""
         return self.first_limit + (self.num_rows - 1) * self.limit_step
 
 
 def cut_tiles(plan: StepPlan, tile_queries: int, block_tokens: int, window: Window | None = None) -> list[Tile]:
-    """Cut a step, whose rows are the chunks' tokens and then the beams, in plan order; for the layers with this window, if any."""
+    """Cut a step into tiles for the layers with this window (None: full attention). Rows are the chunks' tokens, then the beams."""
     tiles = _cut(plan, tile_queries, block_tokens)
     return tiles if window is None else [_leave_out_unseen(tile, window, block_tokens) for tile in tiles]
 
@@ -74,4 +82,91 @@ def _leave_out_unseen(tile: Tile, window: Window, block_tokens: int) -> Tile:
         num_sinks=window.num_sinks,
         num_sink_blocks=num_sink_blocks,
         num_skipped=num_skipped,
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TileGroup:
+    """Tiles padded to one shape: a short tile repeats its last row, a short context its last block; padding is masked or discarded.
+
+    All rows see the positions below `min_limit`; no row sees `context_len` or beyond.
+    """
+
+    rows_EQ: Tensor
+    limits_EQ: Tensor
+    block_table_EN: Tensor
+    min_limit: int
+    context_len: int
+    window: "GroupWindow | None" = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupWindow:
+    """The window of a group: positions from `num_sinks` up to `starts_EQ` are masked.
+
+    Entry n of a tile's block table is block n + `shift_EN` of its context.
+    """
+
+    starts_EQ: Tensor
+    shift_EN: Tensor
+    num_sinks: int
+
+
+def group_tiles(tiles: list[Tile], device: torch.device) -> list[TileGroup]:
+    """Group tiles whose numbers of rows and of blocks round up to the same powers of two, so that padding costs at most 4x."""
+    by_size: dict[tuple[int, int], list[Tile]] = defaultdict(list)
+    for tile in tiles:
+        by_size[(tile.num_rows - 1).bit_length(), (len(tile.block_ids) - 1).bit_length()].append(tile)
+    return [_pad(group, device) for group in by_size.values()]
+
+
+def uniform_group(batch: UniformBatch, block_tokens: int, window: Window | None = None) -> TileGroup:
+    """Return a step of one fixed shape as one group: a tile per request, each context padded to the longest by repeating its last block."""
+    num_requests, device = len(batch.limit_R), batch.limit_R.device
+    row_T = torch.arange(num_requests * batch.rows_per_request, device=device)
+    place_N = torch.arange(-(-batch.max_context // block_tokens), device=device)
+    place_EN = torch.minimum(place_N, ((batch.limit_R - 1) // block_tokens).unsqueeze(-1))
+    hidden = None
+    if window is not None:
+        starts_E1 = (batch.position_R + 1 - window.size).unsqueeze(-1)
+        hidden = GroupWindow(starts_E1.expand(-1, batch.rows_per_request), torch.zeros_like(place_EN), window.num_sinks)
+    return TileGroup(
+        rows_EQ=row_T.view(num_requests, batch.rows_per_request),
+        limits_EQ=batch.limit_R.unsqueeze(-1).expand(-1, batch.rows_per_request),
+        block_table_EN=batch.block_table_N[batch.first_block_R.unsqueeze(-1) + place_EN],
+        min_limit=0,
+        context_len=batch.max_context,
+        window=hidden,
+    )
+
+
+def _pad(tiles: list[Tile], device: torch.device) -> TileGroup:
+    num_rows = np.array([[tile.num_rows] for tile in tiles])
+    step_EQ = np.minimum(np.arange(num_rows.max()), num_rows - 1)
+    first_row = np.array([[tile.first_row] for tile in tiles])
+    first_limit = np.array([[tile.first_limit] for tile in tiles])
+    limit_step = np.array([[tile.limit_step] for tile in tiles])
+    width = max(len(tile.block_ids) for tile in tiles)
+    block_table_EN = np.array([tile.block_ids + tile.block_ids[-1:] * (width - len(tile.block_ids)) for tile in tiles])
+    return TileGroup(
+        rows_EQ=torch.from_numpy(first_row + step_EQ).to(device),
+        limits_EQ=torch.from_numpy(first_limit + step_EQ * limit_step).to(device),
+        block_table_EN=torch.from_numpy(block_table_EN).to(device),
+        min_limit=int(first_limit.min()),
+        context_len=max(tile.context_len for tile in tiles),
+        window=_pad_window(tiles, step_EQ * limit_step, width, device),
+    )
+
+
+def _pad_window(tiles: list[Tile], steps_EQ: np.ndarray, width: int, device: torch.device) -> GroupWindow | None:
+    first_starts = [[tile.window_start] for tile in tiles if tile.window_start is not None]
+    if not first_starts:
+        return None
+    starts_EQ = np.array(first_starts) + steps_EQ
+    num_skipped = np.array([[tile.num_skipped] for tile in tiles])
+    is_behind_sinks = np.arange(width) >= np.array([[tile.num_sink_blocks] for tile in tiles])
+    return GroupWindow(
+        starts_EQ=torch.from_numpy(starts_EQ).to(device),
+        shift_EN=torch.from_numpy(num_skipped * is_behind_sinks).to(device),
+        num_sinks=tiles[0].num_sinks,
     )

@@ -1,26 +1,82 @@
-"""Attention over paged contexts in plain torch, tile by tile with an online softmax.
+"""Attention over paged contexts in plain torch: the reference to which faster kernels are compared.
 
-No score matrix larger than one tile of queries by one tile of context exists at any time. Query heads share key/value heads
-in runs of M = H / G.
+Tiles of query rows are processed with an online softmax over tiles of the context, so no score matrix larger than one tile of
+queries by one tile of context exists at any time. The H query heads share the G key/value heads in groups of M = H / G.
 
-Shape suffixes: T rows of the step, E tiles of a group, Q rows of a tile, C context positions of a tile, N blocks,
-H query heads, G key/value heads, M = H / G, X = Q * M, K head size.
+Shape suffixes: T rows of the step, E tiles of a group, Q rows of a tile, C context positions of a tile, N blocks, B beams,
+L positions of a tail, H query heads, G key/value heads, M = H / G, X = Q * M, K head size.
 """
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from services.llm.engine.forward.tile_groups import TileGroup
+from models.decoder.window import Window
+from services.llm.engine.beam.tails import Tails
+from services.llm.engine.forward.attention import UniformBatch
+from services.llm.engine.forward.tiles import TileGroup, cut_tiles, group_tiles, uniform_group
 from services.llm.engine.kv.cache import KvCache
+from services.llm.engine.schedule.plan import StepPlan
 
 _LOWEST_PEAK = -1e30
-"""In place of -inf, the peak of no keys at all, whose differences are no numbers."""
+"""Replaces -inf as the maximum over no keys, because -inf minus -inf is NaN."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TileLayout:
+    """A step's tiles, for layers with full attention and for layers with a sliding window."""
+
+    full: list[TileGroup]
+    windowed: list[TileGroup]
+
+
+class TorchAttention:
+    """Implements `PagedAttention` on any device."""
+
+    def __init__(
+        self,
+        tile_queries: int,
+        tile_tokens: int,
+        block_tokens: int,
+        device: torch.device,
+        window: Window | None = None,
+    ) -> None:
+        self._tile_queries = tile_queries
+        self._tile_tokens = tile_tokens
+        self._block_tokens = block_tokens
+        self._device = device
+        self._window = window
+
+    def prepare(self, plan: StepPlan) -> TileLayout:
+        """Cut a step into tiles and group those of similar size."""
+        return TileLayout(self._groups(plan, None), [] if self._window is None else self._groups(plan, self._window))
+
+    def prepare_uniform(self, batch: UniformBatch) -> TileLayout:
+        """Return one group, padded to the longest context."""
+        full = uniform_group(batch, self._block_tokens)
+        windowed = [] if self._window is None else [uniform_group(batch, self._block_tokens, self._window)]
+        return TileLayout([full], windowed)
+
+    def attend(self, q_THK: Tensor, cache: KvCache, layer: int, prepared: TileLayout, tails: Tails | None) -> Tensor:
+        """Attend each row over its own context, and beams over their tails as well."""
+        is_windowed = self._window is not None and layer in self._window.layers
+        groups = prepared.windowed if is_windowed else prepared.full
+        out_THK, lse_TH = paged_attention(q_THK, cache, layer, groups, self._tile_tokens)
+        if tails is not None:
+            first = len(q_THK) - len(tails.place_B)
+            tail = tail_attention(q_THK[first:], tails.keys_YBLGK[layer], tails.values_YBLGK[layer], tails.seen_BL)
+            out_THK[first:] = merge_states(out_THK[first:], lse_TH[first:], *tail)
+        return out_THK
+
+    def _groups(self, plan: StepPlan, window: Window | None) -> list[TileGroup]:
+        return group_tiles(cut_tiles(plan, self._tile_queries, self._block_tokens, window), self._device)
 
 
 def paged_attention(
     q_THK: Tensor, cache: KvCache, layer: int, groups: list[TileGroup], tile_tokens: int
 ) -> tuple[Tensor, Tensor]:
-    """Attend each row over its own context. Gives the output (T, H, K) and the log-sum-exp of its scores (T, H) fp32."""
+    """Attend each row over its own context. Returns the output (T, H, K) and the log-sum-exp of the scores (T, H) fp32."""
     out_THK = torch.empty_like(q_THK)
     lse_TH = torch.empty(q_THK.shape[:2], dtype=torch.float32, device=q_THK.device)
     for group in groups:
@@ -31,6 +87,23 @@ def paged_attention(
     return out_THK, lse_TH
 
 
+def tail_attention(q_BHK: Tensor, k_BLGK: Tensor, v_BLGK: Tensor, seen_BL: Tensor) -> tuple[Tensor, Tensor]:
+    """Attend each beam over its own tail. Returns the output (B, H, K) and its log-sum-exp (B, H), both fp32."""
+    num_groups = k_BLGK.shape[2]
+    q_BGMK = q_BHK.float().view(len(q_BHK), num_groups, -1, q_BHK.shape[-1]) * q_BHK.shape[-1] ** -0.5
+    score_BGML = q_BGMK @ k_BLGK.float().permute(0, 2, 3, 1)
+    score_BGML.masked_fill_(~seen_BL[:, None, None, :], -torch.inf)
+    lse_BGM = score_BGML.logsumexp(-1)
+    out_BGMK = (score_BGML - lse_BGM.unsqueeze(-1)).exp_() @ v_BLGK.float().transpose(1, 2)
+    return out_BGMK.flatten(1, 2), lse_BGM.flatten(1)
+
+
+def merge_states(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> Tensor:
+    """Combine attention over two disjoint sets of keys into attention over their union, weighted by log-sum-exp."""
+    share_a = (lse_a - lse_b).sigmoid_().unsqueeze(-1)
+    return torch.lerp(out_b, out_a.float(), share_a).to(out_a.dtype)
+
+
 def _attend_group(
     q_EQHK: Tensor, cache: KvCache, layer: int, group: TileGroup, tile_tokens: int
 ) -> tuple[Tensor, Tensor]:
@@ -39,11 +112,11 @@ def _attend_group(
     q_EGXK = _split(scaled, 2, cache.num_groups).permute(0, 2, 1, 3, 4).flatten(2, 3)
     tile_blocks = tile_tokens // cache.block_tokens
     softmax = _OnlineSoftmax()
-    for first_block in range(0, group.blocks_EN.shape[1], tile_blocks):
-        k_ECGK, v_ECGK = cache.read(layer, group.blocks_EN[:, first_block : first_block + tile_blocks])
+    for first_block in range(0, group.block_table_EN.shape[1], tile_blocks):
+        k_ECGK, v_ECGK = cache.read(layer, group.block_table_EN[:, first_block : first_block + tile_blocks])
         score_EGXC = q_EGXK @ k_ECGK.float().permute(0, 2, 3, 1)
         unseen_EC = _hide_unseen(score_EGXC, group, first_block, cache.block_tokens)
-        if unseen_EC is not None:  # what others left there may be no number, which no weight of zero takes back
+        if unseen_EC is not None:  # stale contents may be NaN, and NaN times a weight of 0 is NaN
             v_ECGK = v_ECGK.masked_fill(unseen_EC[:, :, None, None], 0.0)
         softmax.add(score_EGXC, v_ECGK.float().transpose(1, 2))
     out_EGXK, lse_EGX1 = softmax.result()
@@ -57,7 +130,7 @@ def _attend_group(
 def _hide_unseen(score_EGXC: Tensor, group: TileGroup, first_block: int, block_tokens: int) -> Tensor | None:
     """Set the scores of positions at or beyond each row's limit, and of those before its window, to -inf.
 
-    Gives which positions no row sees (E, C), None where all see all.
+    Returns which positions no row sees (E, C), or None where every row sees all.
     """
     num_positions = score_EGXC.shape[-1]
     first_position = first_block * block_tokens
@@ -82,16 +155,16 @@ def _split(x: Tensor, dim: int, num_parts: int) -> Tensor:
 
 
 class _OnlineSoftmax:
-    """Softmax-weighted sum of values over tiles of keys that arrive one after another (Milakov and Gimelshein 2018).
+    """Softmax-weighted sum of values over tiles of keys, one tile at a time (Milakov and Gimelshein 2018).
 
-    Each row must see a key in some tile; any other may show it none.
+    Each row must see a key in at least one tile.
     """
 
     def __init__(self) -> None:
         self._state: tuple[Tensor, Tensor, Tensor] | None = None
 
     def add(self, score_EGXC: Tensor, v_EGCK: Tensor) -> None:
-        """Take one tile in. Destroys the scores."""
+        """Add one tile. Overwrites the scores."""
         peak = score_EGXC.amax(-1, keepdim=True).clamp_min_(_LOWEST_PEAK)
         if self._state is not None:
             peak = torch.maximum(peak, self._state[0])
@@ -105,6 +178,6 @@ class _OnlineSoftmax:
 
     def result(self) -> tuple[Tensor, Tensor]:
         """Return the weighted mean (E, G, X, K) and the log-sum-exp (E, G, X, 1)."""
-        assert self._state is not None, "attention over nothing"
+        assert self._state is not None, "attention over no keys"
         peak, total, out = self._state
         return out.div_(total), total.log().add_(peak)

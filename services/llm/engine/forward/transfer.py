@@ -1,6 +1,6 @@
-"""Copies between host and device that nobody waits for: through pinned memory, and an event that tells when they are done.
+"""Asynchronous copies between host and device, through pinned memory.
 
-On a CPU, tensors are where they are and there is nothing to wait for.
+On a CPU, tensors are used where they are and nothing is copied.
 """
 
 from collections.abc import Sequence
@@ -11,15 +11,15 @@ from torch import Tensor
 
 
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """Bring an array to a device. The host goes on at once; what is launched later sees it."""
+    """Copy an array to a device without blocking the host; kernels launched later see the copy."""
     tensor = torch.from_numpy(array)
     if device.type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
-class Arriving:
-    """Tensors on their way to the host, in the order in which the device computes them."""
+class HostCopy:
+    """Copies of device tensors to the host, started in stream order."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = list(tensors)
@@ -30,7 +30,7 @@ class Arriving:
             self._done.record()
 
     def arrays(self) -> list[np.ndarray]:
-        """Wait until they are there."""
+        """Wait for the copies and return them."""
         if self._done is not None:
             self._done.synchronize()
         return [tensor.cpu().numpy() for tensor in self._tensors]

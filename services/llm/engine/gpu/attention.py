@@ -1,10 +1,10 @@
 """Attention over paged contexts on a CUDA device, in Triton: prefill chunks, text decode and beams alike.
 
-Lays a step out as tiles that fit a program, decides over how many programs each context is split, and runs the two kernels:
-over parts of contexts (`part_kernel.py`), then over their results and the beams' tails (`finish_kernel.py`). Held to
-`TorchAttention`, also in Triton's interpreter on a CPU.
+Cuts a step into tiles that fit one program each, chooses the number of splits of each context (split-KV, as in FlashDecoding), and
+launches two kernels: attention over one split (`split_kv_kernel.py`), then the merge of the splits with the beams' tails
+(`merge_kernel.py`). Compared to `TorchAttention` in the tests.
 
-Shape suffixes: T rows of the step, E tiles, R requests, Q tiles of a request, S parts of a context, H query heads, K head size.
+Shape suffixes: T rows of the step, E tiles, R requests, Q tiles of a request, S splits of a context, H query heads, K head size.
 """
 
 import numpy as np
@@ -13,21 +13,21 @@ from torch import Tensor
 
 from models.decoder.window import Window
 from services.llm.engine.beam.tails import Tails
-from services.llm.engine.forward.regular import RegularRows
+from services.llm.engine.forward.attention import UniformBatch
 from services.llm.engine.forward.tiles import Tile, cut_tiles
 from services.llm.engine.forward.transfer import to_device
-from services.llm.engine.gpu.finish_kernel import finish
-from services.llm.engine.gpu.part_kernel import MIN_PART_TOKENS, MIN_PROGRAM_ROWS, TileTable, attend_parts
+from services.llm.engine.gpu.merge_kernel import merge_states
+from services.llm.engine.gpu.split_kv_kernel import MIN_PROGRAM_ROWS, MIN_SPLIT_TOKENS, TileTable, attend_splits
 from services.llm.engine.kv.cache import KvCache
 from services.llm.engine.schedule.plan import StepPlan
 
 _MAX_PROGRAM_ROWS = 128
 _MULTIPROCESSORS = 132
-"""Of a Hopper. A program of more than 64 rows takes more than half of one's registers; of smaller ones two and more fit."""
+"""Of a Hopper GPU. A program of more than 64 rows uses more than half of the registers of one; of smaller programs two or more fit."""
 
 
 class TritonAttention:
-    """Attention of each row over its own context, on a CUDA device (or, interpreted, on a CPU)."""
+    """Implements `PagedAttention` on a CUDA device (or on a CPU in Triton's interpreter)."""
 
     def __init__(
         self, num_heads: int, num_groups: int, block_tokens: int, device: torch.device, window: Window | None = None
@@ -40,21 +40,21 @@ class TritonAttention:
 
     @property
     def max_tile_rows(self) -> int:
-        """Rows of a tile so that a program handles at most 128, each row having one for each head of a group."""
+        """Rows of the largest tile: a program handles at most 128 pairs of a row and a query head of the group."""
         return max(1, _MAX_PROGRAM_ROWS // self._heads_per_group)
 
     def prepare(self, plan: StepPlan) -> TileTable:
-        """Cut a step into tiles that fit a program and lay them out."""
+        """Cut a step into tiles that fit a program and copy their table to the device."""
         return self.lay_out(cut_tiles(plan, self.max_tile_rows, self._block_tokens))
 
     def lay_out(self, tiles: list[Tile]) -> TileTable:
-        """Put tiles on the device, those of the longest contexts first, and decide over how many programs each one's context is split.
+        """Return the tiles as a table on the device, those with the longest contexts first, with the number of splits.
 
-        Programs start in this order: so no long one starts when the others are done.
+        Programs start in the table's order, so no long one starts when the others have finished.
         """
         tiles = sorted(tiles, key=lambda tile: -tile.context_len)
         ends = np.cumsum([len(tile.block_ids) for tile in tiles])
-        facts = [
+        table = [
             (
                 tile.first_row,
                 tile.num_rows,
@@ -68,46 +68,46 @@ class TritonAttention:
         blocks = np.concatenate([tile.block_ids for tile in tiles]).astype(np.int64)
         height = self._height(max(tile.num_rows for tile in tiles))
         return TileTable(
-            facts_E6=to_device(np.array(facts, dtype=np.int64), self._device),
-            blocks_N=to_device(blocks, self._device),
+            tile_E6=to_device(np.array(table, dtype=np.int64), self._device),
+            block_table_N=to_device(blocks, self._device),
             rows_per_tile=height,
-            num_parts=self._num_parts(len(tiles), height, tiles[0].context_len),
+            num_splits=self._num_splits(len(tiles), height, tiles[0].context_len),
         )
 
-    def prepare_regular(self, rows: RegularRows) -> TileTable:
-        """Lay out a step of one fixed shape: each request's rows cut into tiles alike."""
-        num_requests, per_tile = len(rows.limit_R), min(self.max_tile_rows, rows.rows_each)
-        first_Q = torch.arange(0, rows.rows_each, per_tile, device=rows.limit_R.device)
+    def prepare_uniform(self, batch: UniformBatch) -> TileTable:
+        """Return the table of a step of one fixed shape, computed on the device alone."""
+        num_requests, per_tile = len(batch.limit_R), min(self.max_tile_rows, batch.rows_per_request)
+        first_Q = torch.arange(0, batch.rows_per_request, per_tile, device=batch.limit_R.device)
         tiles_each = len(first_Q)
         request_E = torch.arange(num_requests * tiles_each, device=first_Q.device) // tiles_each
         first_E = first_Q.repeat(num_requests)
-        facts = (
-            request_E * rows.rows_each + first_E,
-            (rows.rows_each - first_E).clamp_max(per_tile),
-            rows.limit_R[request_E],
+        columns = (
+            request_E * batch.rows_per_request + first_E,
+            (batch.rows_per_request - first_E).clamp_max(per_tile),
+            batch.limit_R[request_E],
             torch.zeros_like(first_E),
-            rows.position_R[request_E],
-            rows.first_block_R[request_E],
+            batch.position_R[request_E],
+            batch.first_block_R[request_E],
         )
-        num_parts = self._num_parts(num_requests * tiles_each, per_tile, rows.max_context)
-        return TileTable(torch.stack(facts, dim=1), rows.blocks_N, per_tile, num_parts)
+        num_splits = self._num_splits(num_requests * tiles_each, per_tile, batch.max_context)
+        return TileTable(torch.stack(columns, dim=1), batch.block_table_N, per_tile, num_splits)
 
     def _height(self, num_rows: int) -> int:
-        """Round rows of a tile up to one of two, so that steps that run as they come do not wait for a compiler."""
+        """Round the rows of a tile up to one of two sizes, so that eager steps do not trigger compilations."""
         lowest = max(1, MIN_PROGRAM_ROWS // self._heads_per_group)
         return lowest if num_rows <= lowest else self.max_tile_rows
 
-    def _num_parts(self, num_tiles: int, rows_per_tile: int, longest: int) -> int:
-        """Split contexts of up to `longest` tokens when there are too few tiles to fill the device, into no more than run at once."""
+    def _num_splits(self, num_tiles: int, rows_per_tile: int, longest: int) -> int:
+        """Return into how many parts contexts of up to `longest` tokens are split to fill the device, 1 if the tiles alone fill it."""
         is_tall = rows_per_tile * self._heads_per_group > _MAX_PROGRAM_ROWS // 2
         at_once = _MULTIPROCESSORS if is_tall else 2 * _MULTIPROCESSORS
-        return max(1, min(at_once // (num_tiles * self._num_groups), longest // MIN_PART_TOKENS))
+        return max(1, min(at_once // (num_tiles * self._num_groups), longest // MIN_SPLIT_TOKENS))
 
     def attend(self, q_THK: Tensor, cache: KvCache, layer: int, prepared: TileTable, tails: Tails | None) -> Tensor:
-        """Attend each row over its own context, and beams over their tails besides."""
+        """Attend each row over its own context, and beams over their tails as well."""
         q_THK, slots = q_THK.contiguous(), cache.slots(layer)
         window = self._window if self._window is not None and layer in self._window.layers else None
-        is_whole = prepared.num_parts == 1 and tails is None
+        is_whole = prepared.num_splits == 1 and tails is None
         dtype = q_THK.dtype if is_whole else torch.float32
-        part_STHK, lse_STH = attend_parts(q_THK, slots, prepared, self._block_tokens, window, dtype)
-        return part_STHK[0] if is_whole else finish(part_STHK, lse_STH, q_THK, tails, layer, self._num_groups)
+        split_STHK, lse_STH = attend_splits(q_THK, slots, prepared, self._block_tokens, window, dtype)
+        return split_STHK[0] if is_whole else merge_states(split_STHK, lse_STH, q_THK, tails, layer, self._num_groups)

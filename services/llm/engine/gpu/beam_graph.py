@@ -1,17 +1,19 @@
-"""One level of beam search as a recorded step: the beams in, the choice of the next beams or of the items out.
+"""One level of beam search as a captured step: the beams are inputs, the selected next beams or items are outputs.
 
-Shape suffixes: R requests, W beams of one request, B = R * W, N chosen of a request, X bytes of bits, D hidden.
+Shape suffixes: R requests, W beams of one request, B = R * W, N selected beams (of a request, or of all in `BeamInputs`), X bytes
+of mask bits, D hidden, Y layers, L positions of a tail, G key/value heads, K head size.
 """
 
 import torch
 from torch import Tensor
 
+from models.decoder.decoder import DecoderConfig
 from services.llm.engine.beam.beams import Beams
 from services.llm.engine.beam.search import Ranking
+from services.llm.engine.beam.tails import Tails
 from services.llm.engine.beam.top_k import choose_next
 from services.llm.engine.beam.trie import Trie
 from services.llm.engine.forward.layers import LayerLoop, StepInputs
-from services.llm.engine.gpu.beam_inputs import BeamInputs
 from services.llm.engine.gpu.graph_device import GraphDevice
 from services.llm.engine.gpu.graph_shapes import BeamShape
 from services.llm.engine.gpu.step_table import StepTable
@@ -19,8 +21,71 @@ from services.llm.engine.schedule.sequence import Sequence
 from services.llm.engine.schedule.work import RankWork
 
 
+class BeamInputs:
+    """The input tensors of captured beam steps: tokens, nodes, scores, tails and masks.
+
+    They stay in place, hold the widest step and are shared by all shapes, of which one runs at a time.
+    """
+
+    def __init__(self, config: DecoderConfig, trie: Trie, max_rows: int, max_requests: int, dtype: torch.dtype) -> None:
+        device, places = trie.device, trie.depth - 1
+        self.token_B = torch.zeros(max_rows, dtype=torch.int64, device=device)
+        self.node_B = torch.zeros(max_rows, dtype=torch.int64, device=device)
+        self.score_B = torch.zeros(max_rows, dtype=torch.float32, device=device)
+        tail_shape = (config.num_hidden_layers, max_rows, places, config.num_key_value_heads, config.head_dim)
+        self.keys_YBLGK = torch.zeros(tail_shape, dtype=dtype, device=device)
+        self.values_YBLGK = torch.zeros(tail_shape, dtype=dtype, device=device)
+        self.bits_by_level = [
+            torch.zeros(max_requests, -(-level.num_children // 8), dtype=torch.uint8, device=device)
+            for level in trie.levels
+        ]
+
+    def all(self) -> list[Tensor]:
+        """Return every tensor that the steps read."""
+        return [self.token_B, self.node_B, self.score_B, self.keys_YBLGK, self.values_YBLGK, *self.bits_by_level]
+
+    def tails(self, shape: BeamShape) -> Tails:
+        """Return the tails of a shape's rows as views; the positions before the shape's level are filled."""
+        num_rows, num_spelled = shape.num_rows, shape.level - 1
+        place_L = torch.arange(self.keys_YBLGK.shape[2], device=self.token_B.device)
+        return Tails(
+            self.keys_YBLGK[:, :num_rows],
+            self.values_YBLGK[:, :num_rows],
+            torch.full_like(self.token_B[:num_rows], num_spelled),
+            (place_L <= num_spelled).expand(num_rows, -1).contiguous(),
+        )
+
+    def tails_of(self, row_N: Tensor) -> tuple[Tensor, Tensor]:
+        """Gather the tails (Y, N, L, G, K) of these rows. Layers and rows are indexed as one axis, so a GPU copies 16 bytes at a time."""
+        num_layers, num_rows = self.keys_YBLGK.shape[:2]
+        first_Y1 = torch.arange(0, num_layers * num_rows, num_rows, device=row_N.device).unsqueeze(-1)
+        cell_YN = first_Y1 + row_N
+        return self.keys_YBLGK.flatten(0, 1)[cell_YN], self.values_YBLGK.flatten(0, 1)[cell_YN]
+
+    def fill(self, sequences: list[Sequence], shape: BeamShape) -> None:
+        """Copy these requests' beams in. Unused rows of a request get token 0 and score -inf; unused requests get an empty mask."""
+        self.token_B[: shape.num_rows].zero_()
+        self.node_B[: shape.num_rows].zero_()
+        self.score_B[: shape.num_rows].fill_(-torch.inf)
+        bits_RX = self.bits_by_level[shape.level]
+        bits_RX[len(sequences) : shape.num_requests].zero_()
+        for index, sequence in enumerate(sequences):
+            beams, work = sequence.beams, sequence.work
+            assert isinstance(beams, Beams), "beam steps begin with the first level's choice"
+            assert isinstance(work, RankWork), "only rankings have beams"
+            rows = slice(index * shape.num_beams, index * shape.num_beams + len(beams.token_W))
+            self.token_B[rows] = beams.token_W
+            self.node_B[rows] = beams.node_W
+            self.score_B[rows] = beams.score_W
+            if beams.num_spelled:
+                spelled = slice(0, beams.num_spelled)
+                self.keys_YBLGK[:, rows, spelled] = beams.keys_YWLGK[:, :, spelled]
+                self.values_YBLGK[:, rows, spelled] = beams.values_YWLGK[:, :, spelled]
+            bits_RX[index] = work.survivors.bits_by_level[shape.level]
+
+
 class BeamGraph:
-    """One recorded shape."""
+    """One captured shape."""
 
     def __init__(
         self,
@@ -39,48 +104,48 @@ class BeamGraph:
         self._inputs = inputs
         table.fill([], shape.num_requests)
         inputs.fill([], shape)
-        self._recording = device.record(self._body, [table.numbers, *inputs.all()])
+        self._graph = device.capture(self._body, [table.numbers, *inputs.all()])
 
     def run(self, sequences: list[Sequence]) -> list[Ranking]:
-        """Choose the next level of these requests. Gives the rankings that are complete. Waits for nothing."""
+        """Select the next level of these requests. Returns the rankings that are complete. Does not wait."""
         self._table.fill(sequences, self._shape.num_requests)
         self._inputs.fill(sequences, self._shape)
-        self._recording.replay()
-        parent_row_RN, child_RN, score_RN, *more = (output.clone() for output in self._recording.outputs)
+        self._graph.replay()
+        parent_row_RN, child_RN, score_RN, *more = (output.clone() for output in self._graph.outputs)
         if self._is_last:
             return _rankings(sequences, child_RN, score_RN)
-        self._go_on(sequences, parent_row_RN, child_RN, score_RN, more[0])
+        self._set_beams(sequences, parent_row_RN, child_RN, score_RN, more[0])
         return []
 
-    def _go_on(
+    def _set_beams(
         self, sequences: list[Sequence], parent_row_RN: Tensor, child_RN: Tensor, score_RN: Tensor, token_RN: Tensor
     ) -> None:
-        """Return each request its new beams, with the tails of those that they come from."""
+        """Set each request's new beams, with the tails of their parents."""
         parent_B = parent_row_RN[: len(sequences)].flatten()
         keys_YBLGK, values_YBLGK = self._inputs.tails_of(parent_B)
-        for place, sequence in enumerate(sequences):
+        for index, sequence in enumerate(sequences):
             width = _width_after(sequence)
-            rows = slice(place * child_RN.shape[1], place * child_RN.shape[1] + width)
+            rows = slice(index * child_RN.shape[1], index * child_RN.shape[1] + width)
             sequence.beams = Beams(
                 num_spelled=self._shape.level,
-                token_W=token_RN[place, :width],
-                node_W=child_RN[place, :width],
-                score_W=score_RN[place, :width],
+                token_W=token_RN[index, :width],
+                node_W=child_RN[index, :width],
+                score_W=score_RN[index, :width],
                 keys_YWLGK=keys_YBLGK[:, rows],
                 values_YWLGK=values_YBLGK[:, rows],
             )
 
     def _body(self) -> tuple[Tensor, ...]:
         shape, level = self._shape, self._level
-        rows = self._table.rows(shape.num_requests, shape.num_beams)
-        position_RW = rows.position_R.unsqueeze(-1).expand(-1, shape.num_beams)
+        batch = self._table.batch(shape.num_requests, shape.num_beams)
+        position_RW = batch.position_R.unsqueeze(-1).expand(-1, shape.num_beams)
         token_B = self._inputs.token_B[: shape.num_rows]
         hidden_BD = self._forward.hidden(
             StepInputs(
                 token_B,
                 position_RW.flatten(),
                 token_B[:0],
-                self._forward.prepare_regular(rows),
+                self._forward.prepare_uniform(batch),
                 self._inputs.tails(shape),
             )
         )
@@ -108,8 +173,8 @@ class BeamGraph:
 def _rankings(sequences: list[Sequence], item_RN: Tensor, score_RN: Tensor) -> list[Ranking]:
     widths = [_width_after(sequence) for sequence in sequences]
     return [
-        Ranking(sequence, item_RN[place, :width], score_RN[place, :width])
-        for place, (sequence, width) in enumerate(zip(sequences, widths, strict=True))
+        Ranking(sequence, item_RN[index, :width], score_RN[index, :width])
+        for index, (sequence, width) in enumerate(zip(sequences, widths, strict=True))
     ]
 
 

@@ -1,7 +1,7 @@
-"""Which shapes of steps are recorded, and how a plan is cut into them. Pure: no tensors.
+"""The shapes of steps that are captured, and how a plan is cut into them. Pure: no tensors.
 
-Text decode of B requests; and the beams of R requests that choose the same level, W beams each. B, R and W are rounded up
-to the sizes that are recorded. What else a plan holds (prefill) runs as it comes.
+Captured are text decode of B requests, and the beams of R requests at the same level with W beams each; B, R and W are rounded up to
+the captured sizes. The rest of a plan (prefill) runs eagerly.
 """
 
 from collections import defaultdict
@@ -24,7 +24,7 @@ class TextShape:
 
 @dataclass(frozen=True, slots=True, order=True)
 class BeamShape:
-    """The choice of level `level` (1 on) for up to `num_requests` requests, up to `num_beams` beams each, before and after."""
+    """The selection of level `level` (from 1) for up to `num_requests` requests with up to `num_beams` beams each, before and after."""
 
     level: int
     num_requests: int
@@ -36,19 +36,19 @@ class BeamShape:
         return self.num_requests * self.num_beams
 
 
-Shape = TextShape | BeamShape
+GraphShape = TextShape | BeamShape
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """Requests that run as one recorded shape."""
+class GraphGroup:
+    """Requests that run as one captured shape."""
 
-    shape: Shape
+    shape: GraphShape
     sequences: list[Sequence]
 
 
 class GraphShapes:
-    """The shapes of one configuration and one depth of codes (0 without a catalogue)."""
+    """The shapes for one configuration and one depth of codes (0 without a catalogue)."""
 
     def __init__(self, config: EngineConfig, depth: int) -> None:
         self._text_sizes = sizes_up_to(min(config.max_running, config.max_step_tokens))
@@ -61,9 +61,9 @@ class GraphShapes:
         }
         self._depth = depth
 
-    def all(self) -> list[Shape]:
-        """Return every shape, the largest first, so that the smaller ones fit into the memory of the first."""
-        texts: list[Shape] = [TextShape(size) for size in self._text_sizes]
+    def all(self) -> list[GraphShape]:
+        """Return every shape, the largest first, so that the smaller ones reuse its memory."""
+        texts: list[GraphShape] = [TextShape(size) for size in self._text_sizes]
         beams = [
             BeamShape(level, requests, beams)
             for level in range(1, self._depth)
@@ -72,8 +72,8 @@ class GraphShapes:
         ]
         return [*sorted(beams, key=lambda shape: -shape.num_rows), *reversed(texts)]
 
-    def cut(self, plan: StepPlan) -> tuple[StepPlan, list[Group]]:
-        """Split a plan into groups of a recorded shape and what is left."""
+    def cut(self, plan: StepPlan) -> tuple[StepPlan, list[GraphGroup]]:
+        """Split a plan into the rest, which runs eagerly, and groups of captured shapes."""
         rest = StepPlan([chunk for chunk in plan.chunks if not is_text_decode(chunk)], late=plan.late)
         texts = [chunk.sequence for chunk in plan.chunks if is_text_decode(chunk)]
         by_kind: dict[tuple[int, int], list[Sequence]] = defaultdict(list)
@@ -82,28 +82,31 @@ class GraphShapes:
             if widest > self._beam_sizes[-1]:
                 rest.beam_steps.append(sequence)
             else:
-                by_kind[sequence.num_levels_done, _rounded(widest, self._beam_sizes)].append(sequence)
+                by_kind[sequence.num_levels_done, _round_up(widest, self._beam_sizes)].append(sequence)
         groups = self._text_groups(texts)
         for (level, beams), members in by_kind.items():
             groups += self._beam_groups(level, beams, members)
         return rest, groups
 
-    def _text_groups(self, sequences: list[Sequence]) -> list[Group]:
+    def _text_groups(self, sequences: list[Sequence]) -> list[GraphGroup]:
         sizes = self._text_sizes
-        return [Group(TextShape(_rounded(len(run), sizes)), run) for run in _runs(sequences, sizes[-1])]
+        return [GraphGroup(TextShape(_round_up(len(batch), sizes)), batch) for batch in _batches(sequences, sizes[-1])]
 
-    def _beam_groups(self, level: int, beams: int, sequences: list[Sequence]) -> list[Group]:
+    def _beam_groups(self, level: int, beams: int, sequences: list[Sequence]) -> list[GraphGroup]:
         sizes = self._request_sizes[beams]
-        return [Group(BeamShape(level, _rounded(len(run), sizes), beams), run) for run in _runs(sequences, sizes[-1])]
+        return [
+            GraphGroup(BeamShape(level, _round_up(len(batch), sizes), beams), batch)
+            for batch in _batches(sequences, sizes[-1])
+        ]
 
 
 def is_text_decode(chunk: Chunk) -> bool:
-    """Whether a chunk is the one token that a text generated last."""
+    """Whether a chunk is the one last generated token of a text."""
     return chunk.num_tokens == 1 and chunk.is_last and chunk.sequence.num_new_tokens > 0
 
 
 def sizes_up_to(largest: int) -> list[int]:
-    """Give 1, 2, 4 and so on, and the largest."""
+    """Return the powers of two below `largest`, and `largest`."""
     return [*(1 << power for power in range((largest - 1).bit_length())), largest]
 
 
@@ -112,9 +115,9 @@ def _widest(sequence: Sequence) -> int:
     return max(sequence.num_beam_rows, sequence.work.width_by_level[sequence.num_levels_done])
 
 
-def _rounded(count: int, sizes: list[int]) -> int:
+def _round_up(count: int, sizes: list[int]) -> int:
     return next(size for size in sizes if size >= count)
 
 
-def _runs(sequences: list[Sequence], longest: int) -> list[list[Sequence]]:
+def _batches(sequences: list[Sequence], longest: int) -> list[list[Sequence]]:
     return [sequences[start : start + longest] for start in range(0, len(sequences), longest)]

@@ -1,8 +1,8 @@
-"""The recorded steps of one engine: all of them made at warm-up, then frozen.
+"""The captured steps of one engine: all are captured at warm-up, then the set is frozen.
 
-A plan is cut into groups that run as recorded shapes, and what is left, which runs as it comes. Without a warm-up a shape is
-recorded when it first comes, and counted as late; after one, a decode or beam step that fits no shape runs as it comes and
-is counted. Both counts stay 0 in an engine that was warmed up.
+A plan is cut into groups that run as captured shapes, and a rest that runs eagerly. Without a warm-up a shape is captured at its first
+use, and counted as late; after a warm-up a decode or beam step that fits no shape runs eagerly and is counted. Both counts stay 0 in
+an engine that was warmed up.
 """
 
 from collections.abc import Callable
@@ -15,30 +15,29 @@ from services.llm.engine.beam.trie import Trie
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.forward.layers import LayerLoop
 from services.llm.engine.forward.weights import Weights
-from services.llm.engine.gpu.beam_graph import BeamGraph
-from services.llm.engine.gpu.beam_inputs import BeamInputs
+from services.llm.engine.gpu.beam_graph import BeamGraph, BeamInputs
 from services.llm.engine.gpu.graph_device import GraphDevice
-from services.llm.engine.gpu.graph_shapes import BeamShape, GraphShapes, Group, Shape, TextShape
+from services.llm.engine.gpu.graph_shapes import BeamShape, GraphGroup, GraphShape, GraphShapes, TextShape
 from services.llm.engine.gpu.step_table import StepTable
 from services.llm.engine.gpu.text_graph import TextGraph
 from services.llm.engine.kv.block_need import BlockNeed
 from services.llm.engine.schedule.plan import StepPlan
 from services.llm.engine.text.sampling import Drawn
 
-Progress = Callable[[int, int], None]
-"""(shapes recorded, shapes in all)."""
+CaptureProgress = Callable[[int, int], None]
+"""(number of captured shapes, total number of shapes)."""
 
 
 @dataclass(slots=True)
 class GraphCounts:
-    """What should not happen once an engine is warm: shapes recorded in service, and decode or beam steps run without a recording."""
+    """Events that must not happen after the warm-up: shapes captured in service, and decode or beam steps run eagerly."""
 
     late_captures: int = 0
     eager_fallbacks: int = 0
 
 
 class StepGraphs:
-    """Runs what it has a shape for."""
+    """Captures and runs the steps that have a shape."""
 
     def __init__(
         self,
@@ -54,7 +53,7 @@ class StepGraphs:
         self._forward = forward
         self._trie = trie
         self._device = device
-        self._recorded: dict[Shape, TextGraph | BeamGraph] = {}
+        self._captured: dict[GraphShape, TextGraph | BeamGraph] = {}
         self._is_frozen = False
         longest = BlockNeed(config, weights.config.window_of_all).longest(weights.config.max_position_embeddings)
         self._table = StepTable(
@@ -66,53 +65,53 @@ class StepGraphs:
             self._inputs = BeamInputs(weights.config, trie, max_rows, config.max_running, weights.head_VD.dtype)
 
     @torch.inference_mode()
-    def warm_up(self, progress: Progress) -> None:
-        """Record every shape, then freeze."""
+    def warm_up(self, progress: CaptureProgress) -> None:
+        """Capture every shape, then freeze the set."""
         shapes = self._shapes.all()
         for done, shape in enumerate(shapes, start=1):
-            self._record(shape)
+            self._capture(shape)
             progress(done, len(shapes))
         self._is_frozen = True
 
-    def cut(self, plan: StepPlan) -> tuple[StepPlan, list[Group]]:
-        """Split a plan into groups for `run_text` and `run_beams`, and what runs as it comes."""
+    def cut(self, plan: StepPlan) -> tuple[StepPlan, list[GraphGroup]]:
+        """Split a plan into the rest, which runs eagerly, and groups for `run_text` and `run_beams`."""
         rest, groups = self._shapes.cut(plan)
         self.counts.eager_fallbacks += len(rest.beam_steps)
         ready = []
         for group in groups:
-            if group.shape in self._recorded:
+            if group.shape in self._captured:
                 ready.append(group)
             elif self._is_frozen:
                 self.counts.eager_fallbacks += 1
                 _put_back(group, plan, rest)
             else:
                 self.counts.late_captures += 1
-                self._record(group.shape)
+                self._capture(group.shape)
                 ready.append(group)
         return rest, ready
 
-    def run_text(self, group: Group) -> Drawn:
-        """Choose the next token of each request of a group. Waits for nothing."""
-        graph = self._recorded[group.shape]
-        assert isinstance(graph, TextGraph), "not a group of text"
+    def run_text(self, group: GraphGroup) -> Drawn:
+        """Sample the next token of each request of a group. Does not wait."""
+        graph = self._captured[group.shape]
+        assert isinstance(graph, TextGraph), "not a text group"
         return graph.run(group.sequences)
 
-    def run_beams(self, group: Group) -> list[Ranking]:
-        """Choose the next level of each request of a group. Gives the rankings that are complete. Waits for nothing."""
-        graph = self._recorded[group.shape]
-        assert isinstance(graph, BeamGraph), "not a group of beams"
+    def run_beams(self, group: GraphGroup) -> list[Ranking]:
+        """Select the next level of each request of a group. Returns the rankings that are complete. Does not wait."""
+        graph = self._captured[group.shape]
+        assert isinstance(graph, BeamGraph), "not a beam group"
         return graph.run(group.sequences)
 
-    def _record(self, shape: Shape) -> None:
+    def _capture(self, shape: GraphShape) -> None:
         if isinstance(shape, TextShape):
-            self._recorded[shape] = TextGraph(shape, self._forward, self._vocab_size, self._table, self._device)
+            self._captured[shape] = TextGraph(shape, self._forward, self._vocab_size, self._table, self._device)
         else:
             assert self._trie is not None, "beams need a catalogue"
             assert self._inputs is not None, "beams need a catalogue"
-            self._recorded[shape] = BeamGraph(shape, self._forward, self._trie, self._table, self._inputs, self._device)
+            self._captured[shape] = BeamGraph(shape, self._forward, self._trie, self._table, self._inputs, self._device)
 
 
-def _put_back(group: Group, plan: StepPlan, rest: StepPlan) -> None:
+def _put_back(group: GraphGroup, plan: StepPlan, rest: StepPlan) -> None:
     if isinstance(group.shape, BeamShape):
         rest.beam_steps.extend(group.sequences)
     else:

@@ -1,7 +1,7 @@
-"""The elementwise kernels of a layer in Triton: RMSNorm, alone and after adding to the residual, and the gated feed-forward's product.
+"""RMSNorm (alone and fused with the residual addition) and SiLU times gate in Triton.
 
-One program handles one row (of the norms) or one piece of a row (of the product), in fp32 whatever the tensors are in.
-They know no attention and no cache. Held to plain torch, also in Triton's interpreter on a CPU.
+One program handles one row (norms) or one piece of a row (product), in fp32 for any dtype of the tensors. Compared to plain torch
+in the tests.
 
 Shape suffixes: T rows, D hidden, F feed-forward.
 """
@@ -31,13 +31,13 @@ def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
             eps,
             ADDS=False,
             PIECE=piece,
-            num_warps=_warps(piece),
+            num_warps=_num_warps(piece),
         )
     return out_TD
 
 
 def add_rms_norm(x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Add, then normalise. Gives the normalised rows and the sum, which is rounded to the tensors' dtype first."""
+    """Add, then normalise. Returns the normalised rows and the sum; the sum is rounded to the tensors' dtype before it is normalised."""
     normed_TD, sum_TD = torch.empty_like(residual_TD), torch.empty_like(residual_TD)
     num_rows, size = residual_TD.shape
     if num_rows:
@@ -53,7 +53,7 @@ def add_rms_norm(x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float
             eps,
             ADDS=True,
             PIECE=piece,
-            num_warps=_warps(piece),
+            num_warps=_num_warps(piece),
         )
     return normed_TD, sum_TD
 
@@ -69,7 +69,7 @@ def silu_mul(gate_up_T2F: Tensor) -> Tensor:
     return out_TF
 
 
-def _warps(piece: int) -> int:
+def _num_warps(piece: int) -> int:
     return min(8, max(1, piece // 512))
 
 
@@ -86,7 +86,7 @@ def _rms_norm(  # type: ignore[no-untyped-def]
     ADDS: tl.constexpr,
     PIECE: tl.constexpr,
 ) -> None:
-    """Normalise one row, after adding the residual's where asked to."""
+    """Normalise one row, with ADDS after adding the residual's row."""
     row = tl.program_id(0).to(tl.int64)
     dim_D = tl.arange(0, PIECE)
     is_dim_D = dim_D < size

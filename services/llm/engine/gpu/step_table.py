@@ -1,7 +1,7 @@
-"""The integers of a recorded step: columns of one number for each request, then all block ids, in one tensor that stays in place.
+"""The integer inputs of a captured step in one tensor that stays in place: columns of one number per request, then all block ids.
 
-One copy brings them to the device, which the host does not wait for. Requests beyond those that are there only pad: they
-see one token of the scratch block and write to it.
+One asynchronous copy brings them to the device. Unused requests of a shape are padding: they see one token of the scratch block and
+write to it.
 
 Shape suffixes: R requests of the shape, N block ids.
 """
@@ -12,15 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.llm.engine.forward.regular import RegularRows
+from services.llm.engine.forward.attention import UniformBatch
 from services.llm.engine.schedule.sequence import Sequence
 
 _ALIGNED = 2
-"""Columns begin at multiples of 16 bytes, so that kernels are compiled for one kind of address alone."""
+"""Columns begin at multiples of 16 bytes, so that each kernel is compiled for one pointer alignment only."""
 
 
 class StepTable:
-    """Room for so many requests' numbers and block ids, shared by all shapes, of which one runs at a time."""
+    """The table for up to `max_requests` requests, shared by all shapes, of which one runs at a time."""
 
     def __init__(
         self, max_requests: int, max_context: int, block_tokens: int, scratch_block: int, device: torch.device
@@ -34,42 +34,42 @@ class StepTable:
         self.numbers = torch.zeros(num_columns + max_requests * blocks_each, dtype=torch.int64, device=device)
 
     def columns(self, num_requests: int) -> dict[str, Tensor]:
-        """Return the views (R,) that a shape of so many requests reads: token, position, slot, limit and first_block."""
+        """Return the columns (R,) that a shape of this many requests reads, as views."""
         stride = _stride(num_requests)
         return {name: self.numbers[place * stride :][:num_requests] for place, name in enumerate(_COLUMNS)}
 
-    def rows(self, num_requests: int, rows_each: int) -> RegularRows:
-        """Return the pages that a shape's rows see, as views."""
+    def batch(self, num_requests: int, rows_per_request: int) -> UniformBatch:
+        """Return a shape's rows and their pages, as views."""
         columns = self.columns(num_requests)
-        return RegularRows(
+        return UniformBatch(
             limit_R=columns["limit"],
             position_R=columns["position"],
             first_block_R=columns["first_block"],
-            blocks_N=self.numbers[len(_COLUMNS) * _stride(num_requests) :],
-            rows_each=rows_each,
+            block_table_N=self.numbers[len(_COLUMNS) * _stride(num_requests) :],
+            rows_per_request=rows_per_request,
             max_context=self._max_context,
         )
 
     def fill(self, sequences: list[Sequence], num_requests: int) -> None:
-        """Write what these requests need for their next token or level, and copy it to the device."""
-        facts = [self._facts(sequence) for sequence in sequences]
+        """Write the inputs of these requests' next token or level, and copy them to the device."""
+        rows = [self._row(sequence) for sequence in sequences]
         blocks = [
             sequence.block_ids[: -(-limit // self._block_tokens)]
-            for sequence, (_, _, _, limit) in zip(sequences, facts, strict=True)
+            for sequence, (_, _, _, limit) in zip(sequences, rows, strict=True)
         ]
         num_padding = num_requests - len(sequences)
-        facts += [(0, 0, self._scratch * self._block_tokens, 1)] * num_padding
+        rows += [(0, 0, self._scratch * self._block_tokens, 1)] * num_padding
         *starts, end = np.cumsum([0, *(len(ids) for ids in blocks)]).tolist()
         starts += [end] * num_padding
         stride, num_blocks = _stride(num_requests), end + 1
         host = torch.zeros(len(_COLUMNS) * stride + num_blocks, dtype=torch.int64, pin_memory=self._is_pinned)
         table, ids = np.split(host.numpy(), [len(_COLUMNS) * stride])
-        table.reshape(len(_COLUMNS), stride)[:, :num_requests] = np.column_stack((facts, starts)).T
+        table.reshape(len(_COLUMNS), stride)[:, :num_requests] = np.column_stack((rows, starts)).T
         ids[:] = np.fromiter(chain(*blocks, [self._scratch]), np.int64, num_blocks)
         self.numbers[: len(host)].copy_(host, non_blocking=True)
 
-    def _facts(self, sequence: Sequence) -> tuple[int, int, int, int]:
-        """Return token, position, slot and limit: of the token generated last, or of beams, whose tokens are elsewhere."""
+    def _row(self, sequence: Sequence) -> tuple[int, int, int, int]:
+        """Return token, position, slot and limit of the last generated token; for beams token and slot are not used."""
         position = len(sequence.tokens) - 1
         if sequence.num_levels:
             return 0, position + sequence.num_levels_done, 0, sequence.num_computed
@@ -78,7 +78,7 @@ class StepTable:
         return sequence.tokens[-1], position, slot, position + 1
 
 
-_COLUMNS = ("token", "position", "slot", "limit", "first_block")
+_COLUMNS = ("token", "position", "slot_mapping", "limit", "first_block")
 
 
 def _stride(num_requests: int) -> int:

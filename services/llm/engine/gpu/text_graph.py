@@ -1,4 +1,4 @@
-"""Text decode as a recorded step: one token of each request in, the most probable next tokens out.
+"""Text decode as a captured step: the last token of each request is the input, logits and the most probable next tokens are outputs.
 
 Shape suffixes: B requests, V vocabulary.
 """
@@ -16,7 +16,7 @@ from services.llm.engine.text.sampling import Drawn, sample
 
 
 class TextGraph:
-    """One recorded shape."""
+    """One captured shape."""
 
     def __init__(
         self, shape: TextShape, forward: LayerLoop, vocab_size: int, table: StepTable, device: GraphDevice
@@ -26,23 +26,23 @@ class TextGraph:
         self._vocab_size = vocab_size
         self._table = table
         table.fill([], shape.num_requests)
-        self._recording = device.record(self._body, [table.numbers])
+        self._graph = device.capture(self._body, [table.numbers])
 
     def run(self, sequences: list[Sequence]) -> Drawn:
-        """Choose each request's next token. Waits for nothing; how it is drawn, masks too, is worked out when the device is at work."""
+        """Sample each request's next token. Does not wait; sampling parameters and masks are prepared while the device runs the graph."""
         self._table.fill(sequences, self._num_requests)
-        self._recording.replay()
+        self._graph.replay()
         draws = [Draw.of(sequence) for sequence in sequences]
-        logits_BV, token_B = self._recording.outputs
+        logits_BV, token_B = self._graph.outputs
         if any(not draw.is_most_probable for draw in draws):
             return sample(logits_BV[: len(draws)], draws)
         return Drawn(token_B[: len(draws)].clone(), logits_BV, [None] * len(draws))
 
     def _body(self) -> tuple[Tensor, ...]:
         columns = self._table.columns(self._num_requests)
-        pages = self._forward.prepare_regular(self._table.rows(self._num_requests, 1))
+        pages = self._forward.prepare_uniform(self._table.batch(self._num_requests, 1))
         hidden_BD = self._forward.hidden(
-            StepInputs(columns["token"], columns["position"], columns["slot"], pages, tails=None)
+            StepInputs(columns["token"], columns["position"], columns["slot_mapping"], pages, tails=None)
         )
         logits_BV = self._forward.logits(hidden_BD, 0, self._vocab_size)
         return logits_BV, torch.argmax(logits_BV, dim=-1)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from services.llm.engine.beam.top_k import top_by_score
-from services.llm.engine.forward.transfer import Arriving, to_device
+from services.llm.engine.forward.transfer import HostCopy, to_device
 from services.llm.engine.text.draw import Draw
 from services.llm.engine.text.parameters import Chosen
 
@@ -31,7 +31,7 @@ class Drawn:
         self._num_logprobs = num_logprobs
         self._tells = any(count is not None for count in num_logprobs)
         told = _told(logits_RV, token_R, max(count or 0 for count in num_logprobs)) if self._tells else ()
-        self._arriving = Arriving([token_R, *told])
+        self._arriving = HostCopy([token_R, *told])
 
     def chosen(self) -> list[Chosen]:
         """Wait for the tokens. One for each row."""

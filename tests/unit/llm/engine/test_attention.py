@@ -6,10 +6,8 @@ import torch
 from torch.nn import functional
 
 from models.decoder.window import Window
-from services.llm.engine.forward.tail_attention import merge_attention, tail_attention
-from services.llm.engine.forward.tile_groups import group_tiles
-from services.llm.engine.forward.tiles import Tile, cut_tiles
-from services.llm.engine.forward.torch_attention import paged_attention
+from services.llm.engine.forward.tiles import Tile, cut_tiles, group_tiles
+from services.llm.engine.forward.torch_attention import merge_states, paged_attention, tail_attention
 from services.llm.engine.kv.cache import KvCache
 from services.llm.engine.schedule.plan import Chunk, StepPlan
 from services.llm.engine.schedule.sequence import Sequence
@@ -117,7 +115,7 @@ def test_beams_see_the_shared_context_and_their_own_tail(kv_heads) -> None:
     seen = torch.arange(3) <= torch.tensor([0, 1, 2, 1, 0])[:, None]
 
     paged, paged_lse = paged_attention(q, cache, 1, group_tiles([Tile(0, 5, 23, 0, blocks)], CPU), 8)
-    out = merge_attention(paged, paged_lse, *tail_attention(q, tail_keys, tail_values, seen))
+    out = merge_states(paged, paged_lse, *tail_attention(q, tail_keys, tail_values, seen))
 
     for beam in range(5):
         own = seen[beam]

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from services.llm.engine.forward.transfer import Arriving, to_device
+from services.llm.engine.forward.transfer import HostCopy, to_device
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -12,7 +12,7 @@ def test_what_goes_to_the_device_arrives_as_it_was() -> None:
     """All dtypes that steps use, empty arrays too, there and back."""
     arrays = [np.arange(5), np.zeros(0, dtype=np.int64), np.array([True, False]), np.ones((2, 3), dtype=np.float32)]
 
-    back = Arriving([to_device(array, DEVICE) for array in arrays]).arrays()
+    back = HostCopy([to_device(array, DEVICE) for array in arrays]).arrays()
 
     assert [array.dtype for array in back] == [array.dtype for array in arrays]
     assert all(np.array_equal(array, one) for array, one in zip(arrays, back, strict=True))
@@ -20,4 +20,4 @@ def test_what_goes_to_the_device_arrives_as_it_was() -> None:
 
 def test_nothing_on_its_way_is_nothing_to_wait_for() -> None:
     """A step that completes no ranking copies none."""
-    assert Arriving([]).arrays() == []
+    assert HostCopy([]).arrays() == []

@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from services.llm.engine.cpu import compiler, library
+from services.llm.engine.cpu.compiler import Target
 from services.llm.engine.cpu.forward import CpuForward
 from services.llm.engine.cpu.library import Amx, Library
-from services.llm.engine.cpu.targets import Target
 from services.llm.engine.forward.weights import join_weights
 from tests.support.steps import decoders, plans, run_step
 

@@ -10,9 +10,9 @@ from models.decoder.decoder import Decoder, DecoderConfig
 from services.llm.engine.cpu.compiler import BuildFailedError, built_library
 from services.llm.engine.cpu.forward import CpuForward
 from services.llm.engine.cpu.library import Library
-from services.llm.engine.forward.attention import TorchAttention
 from services.llm.engine.forward.layers import LayerLoop
-from services.llm.engine.forward.ops import TorchKernels
+from services.llm.engine.forward.ops import TorchOps
+from services.llm.engine.forward.torch_attention import TorchAttention
 from services.llm.engine.forward.weights import join_weights
 from services.llm.engine.schedule.plan import Chunk, StepPlan
 from services.llm.engine.schedule.sequence import Sequence
@@ -55,7 +55,7 @@ def both(library: Library, decoder: Decoder, plan: StepPlan, dtype: torch.dtype,
     weights = join_weights(decoder.to(dtype))
     attention = TorchAttention(8, 16, BLOCK, CPU, weights.config.window)
     compiled = run_step(lambda cache: CpuForward(library, weights, cache, weight_kind), weights, plan)
-    plain = run_step(lambda cache: LayerLoop(weights, cache, TorchKernels(), attention), weights, plan)
+    plain = run_step(lambda cache: LayerLoop(weights, cache, TorchOps(), attention), weights, plan)
     return zip(compiled, plain, strict=True)
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from services.llm.engine.cpu import compiler
+from services.llm.engine.cpu.compiler import Target, suitable
 from services.llm.engine.cpu.library import Library
-from services.llm.engine.cpu.targets import Target, suitable
 
 ROOT = Path(__file__).resolve().parents[5]
 

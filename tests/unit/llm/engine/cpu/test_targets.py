@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.llm.engine.cpu.targets import TARGETS, suitable, targets_of
+from services.llm.engine.cpu.compiler import TARGETS, suitable, targets_of
 
 HASWELL = "fpu sse sse2 ssse3 fma movbe xsave avx f16c abm bmi1 avx2 bmi2"
 SKYLAKE = f"{HASWELL} avx512f avx512dq avx512cd avx512bw avx512vl"

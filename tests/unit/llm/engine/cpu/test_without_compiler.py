@@ -57,7 +57,7 @@ def test_a_folder_that_cannot_be_written_to_is_told(ranked, tmp_path, caplog) ->
     with caplog.at_level(logging.WARNING):
         ranked(kernel_cache=tmp_path / "file" / "cache")
 
-    assert "file/cache cannot be written to" in caplog.text
+    assert "file/cache is not writable" in caplog.text
 
 
 def test_other_kinds_of_cache_run_on_torch(ranked, caplog) -> None:

@@ -207,7 +207,7 @@ def test_warming_up_tells_how_far_it_is() -> None:
 def test_the_stand_in_refuses_a_recorded_step_whose_input_was_replaced() -> None:
     """A graph reads where its inputs lay when it was recorded: written anew there is seen, another tensor is not."""
     inputs = {"numbers": torch.ones(2)}
-    recording = ReplayingDevice().record(lambda: (inputs["numbers"] + 1,), list(inputs.values()))
+    recording = ReplayingDevice().capture(lambda: (inputs["numbers"] + 1,), list(inputs.values()))
     inputs["numbers"].fill_(4.0)
     recording.replay()
     assert recording.outputs[0].tolist() == [5.0, 5.0]
@@ -220,7 +220,7 @@ def test_the_stand_in_refuses_a_recorded_step_whose_input_was_replaced() -> None
 def test_the_stand_in_refuses_a_recorded_step_that_takes_another_way() -> None:
     """A graph does what was done when it was recorded, whatever the host has come to think of it."""
     numbers, ways = torch.ones(2), [torch.neg, torch.abs]
-    recording = ReplayingDevice().record(lambda: (ways[-1](numbers),), [numbers])
+    recording = ReplayingDevice().capture(lambda: (ways[-1](numbers),), [numbers])
     recording.replay()
     ways.pop()
 

@@ -24,7 +24,7 @@ def test_texts_and_beams_are_told_where_they_are_and_padding_is_kept_to_the_scra
     table.fill([sequence_of([7, 8, 9, 5, 6], [3, 10]), sequence_of([1, 2, 3], [4, 5], levels_done=2)], 3)
 
     columns = {name: column.tolist() for name, column in table.columns(3).items()}
-    blocks = table.rows(3, 1).blocks_N.tolist()
+    blocks = table.batch(3, 1).block_table_N.tolist()
     assert columns["token"] == [6, 0, 0]
     assert columns["position"] == [4, 4, 0]
     assert columns["slot"] == [10 * BLOCK, 0, SCRATCH * BLOCK]

@@ -6,11 +6,9 @@ import torch
 
 from models.decoder.window import Window
 from services.llm.engine.beam.tails import Tails
-from services.llm.engine.forward.attention import TorchAttention
-from services.llm.engine.forward.regular import RegularRows
-from services.llm.engine.forward.tile_groups import group_tiles
-from services.llm.engine.forward.tiles import Tile
-from services.llm.engine.forward.torch_attention import paged_attention
+from services.llm.engine.forward.attention import UniformBatch
+from services.llm.engine.forward.tiles import Tile, group_tiles
+from services.llm.engine.forward.torch_attention import TorchAttention, paged_attention
 from services.llm.engine.gpu.attention import TritonAttention
 from services.llm.engine.kv.cache import KvCache
 from services.llm.engine.schedule.plan import Chunk, StepPlan
@@ -126,21 +124,21 @@ def test_steps_with_tails_and_windows_equal_the_reference(name, window) -> None:
 
 
 @pytest.mark.parametrize("window", WINDOWS, ids=["full", "narrow", "sinks", "many sinks"])
-@pytest.mark.parametrize("rows_each", [1, 5, 70])
-def test_steps_of_one_shape_equal_the_reference(window, rows_each) -> None:
+@pytest.mark.parametrize("rows_per_request", [1, 5, 70])
+def test_steps_of_one_shape_equal_the_reference(window, rows_per_request) -> None:
     """Text decode, and beams in one tile or several, laid out on the device, agree to 1e-5."""
     heads, kv_heads, head_dim = 4, 2, 16
     blocks = torch.from_numpy(np.random.default_rng(5).permutation(NUM_BLOCKS)).to(DEVICE)
     limit_R, first_R = (torch.tensor(numbers, device=DEVICE) for numbers in ([37, 1, 201], [40, 3, 120]))
-    rows = RegularRows(limit_R, limit_R, first_R, blocks, rows_each, max_context=240)
-    q_THK = torch.randn(3 * rows_each, heads, head_dim, device=DEVICE)
+    rows = UniformBatch(limit_R, limit_R, first_R, blocks, rows_per_request, max_context=240)
+    q_THK = torch.randn(3 * rows_per_request, heads, head_dim, device=DEVICE)
     cache = cache_of("model", kv_heads, head_dim)
     kernel = TritonAttention(heads, kv_heads, BLOCK, DEVICE, window)
     reference = TorchAttention(16, 32, BLOCK, DEVICE, window)
 
-    out_THK = kernel.attend(q_THK, cache, 1, kernel.prepare_regular(rows), None)
+    out_THK = kernel.attend(q_THK, cache, 1, kernel.prepare_uniform(rows), None)
 
-    wanted_THK = reference.attend(q_THK, cache, 1, reference.prepare_regular(rows), None)
+    wanted_THK = reference.attend(q_THK, cache, 1, reference.prepare_uniform(rows), None)
     torch.testing.assert_close(out_THK, wanted_THK, atol=1e-5, rtol=1e-5)
 
 
@@ -162,6 +160,6 @@ def test_the_longest_contexts_are_started_first() -> None:
     """Whatever the order of the tiles, so that the last programs to run are short ones; their rows stay theirs."""
     kernel = TritonAttention(4, 2, BLOCK, DEVICE)
 
-    facts = kernel.lay_out(tiles_of([(9, 1, 1), (1, 77, 1), (5, 40, 0)])).facts_E6[:, :3]
+    facts = kernel.lay_out(tiles_of([(9, 1, 1), (1, 77, 1), (5, 40, 0)])).tile_E6[:, :3]
 
     assert facts.tolist() == [[9, 1, 77], [10, 5, 40], [0, 9, 1]]

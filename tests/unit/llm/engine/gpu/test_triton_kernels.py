@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from models.decoder.rope import Rope, rotary_angles
-from services.llm.engine.forward.ops import TorchKernels
+from services.llm.engine.forward.ops import TorchOps
 from services.llm.engine.forward.weights import HeadNorms
-from services.llm.engine.gpu.kernels import TritonKernels
+from services.llm.engine.gpu.forward import TritonOps
 from services.llm.engine.kv.cache import KvCache
 from tests.support.attention_shapes import attention_shape
 
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 DEVICE = torch.device("cuda") if IS_CUDA else CPU
 NUM_BLOCKS, BLOCK = 6, 4
 EPS = 1e-5
-REFERENCE, KERNELS = TorchKernels(), TritonKernels()
+REFERENCE, KERNELS = TorchOps(), TritonOps()
 
 dtypes = st.sampled_from([torch.float32, torch.bfloat16])
 rows = st.integers(0, 5)
@@ -86,7 +86,7 @@ def test_heads_are_normed_turned_and_stored_as_torch_does(
     caches = [cache_of(kind, num_groups, head_dim, dtype) for _ in range(2)]
     total = num_stored + num_beams
     qkv = numbers(seed, total, (num_heads + 2 * num_groups) * head_dim, dtype=dtype)
-    turns = rotary_angles(torch.arange(total, device=DEVICE) * 7 + 3, head_dim, Rope(), dtype)
+    cos_sin = rotary_angles(torch.arange(total, device=DEVICE) * 7 + 3, head_dim, Rope(), dtype)
     norms = (
         HeadNorms(numbers(seed + 1, head_dim, dtype=dtype), numbers(seed + 2, head_dim, dtype=dtype))
         if has_norms
@@ -94,9 +94,9 @@ def test_heads_are_normed_turned_and_stored_as_torch_does(
     )
     slots = torch.randperm(NUM_BLOCKS * BLOCK, generator=torch.Generator().manual_seed(seed))[:num_stored].to(DEVICE)
 
-    found = KERNELS.rope_and_store(qkv, turns, norms, EPS, caches[0], 1, slots)
+    found = KERNELS.rope_and_store(qkv, cos_sin, norms, EPS, caches[0], 1, slots)
 
-    wanted = REFERENCE.rope_and_store(qkv, turns, norms, EPS, caches[1], 1, slots)
+    wanted = REFERENCE.rope_and_store(qkv, cos_sin, norms, EPS, caches[1], 1, slots)
     for one, other in zip(found, wanted, strict=True):
         assert_close(one, other)
     assert_same_memory(*caches)

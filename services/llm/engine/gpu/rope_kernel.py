@@ -1,8 +1,8 @@
-"""Between the joined projection and attention, in one Triton kernel: head norms, rotary positions, and the write into the paged cache.
+"""Head norms, rope and the write into the paged cache in one Triton kernel, between the QKV projection and attention.
 
-One program handles a few heads of one row, in fp32. Keys and values are rounded to the rows' dtype, then stored as the cache
-keeps them: as they are, or as one byte a number with a scale for each token and head. Rows beyond those with a slot are
-beams, which are only given back. Held to `TorchKernels.rope_and_store`, also in Triton's interpreter on a CPU.
+One program handles a few heads of one row, in fp32. Keys and values are rounded to the rows' dtype, then stored in the cache's
+format: in the model's dtype, or one byte per number with a scale for each token and head. Rows without a slot are beams, whose
+keys and values are only returned. Compared to `TorchOps.rope_and_store` in the tests.
 
 Shape suffixes: T rows, M heads of a program, P pairs of a head (K / 2), H query heads, G key/value heads, K head size,
 X = (H + 2 G) * K.
@@ -21,27 +21,27 @@ _HEADS_AT_ONCE = 8
 
 def rope_and_store(
     qkv_TX: Tensor,
-    turns: tuple[Tensor, Tensor],
+    cos_sin: tuple[Tensor, Tensor],
     norms: HeadNorms | None,
     eps: float,
     slots: Slots,
-    slots_P: Tensor,
+    slot_mapping_P: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries (T, H, K), keys and values (T, G, K); the first rows' keys and values are in their slots as well."""
-    cos_TK, sin_TK = turns
+    """Return queries (T, H, K), keys and values (T, G, K); the first P rows' keys and values are also written to their slots."""
+    cos_TK, sin_TK = cos_sin
     num_rows, head_dim = cos_TK.shape
     num_groups = slots.keys.shape[1]
     num_heads = qkv_TX.shape[1] // head_dim - 2 * num_groups
     q_THK = qkv_TX.new_empty(num_rows, num_heads, head_dim)
     k_TGK, v_TGK = (qkv_TX.new_empty(num_rows, num_groups, head_dim) for _ in range(2))
     query_norm_K, key_norm_K = (qkv_TX, qkv_TX) if norms is None else (norms.query_K, norms.key_K)
-    _turn_and_store[(num_rows * triton.cdiv(num_heads + 2 * num_groups, _HEADS_AT_ONCE),)](
+    _rope_and_store[(num_rows * triton.cdiv(num_heads + 2 * num_groups, _HEADS_AT_ONCE),)](
         qkv_TX,
         cos_TK,
         sin_TK,
         query_norm_K,
         key_norm_K,
-        slots_P,
+        slot_mapping_P,
         q_THK,
         k_TGK,
         v_TGK,
@@ -49,7 +49,7 @@ def rope_and_store(
         slots.values,
         slots.keys if slots.key_scales is None else slots.key_scales,
         slots.values if slots.value_scales is None else slots.value_scales,
-        len(slots_P),
+        len(slot_mapping_P),
         eps,
         NUM_HEADS=num_heads,
         NUM_GROUPS=num_groups,
@@ -64,20 +64,20 @@ def rope_and_store(
 
 
 def _peak(slots: Slots) -> float:
-    """Return the largest magnitude of a code; 0 where numbers are kept as they are."""
+    """Return the largest magnitude of a code, 0 for a cache in the model's dtype."""
     if slots.key_scales is None:
         return 0.0
     return _FP8_PEAK if slots.keys.is_floating_point() else _INT8_PEAK
 
 
 @triton.jit(do_not_specialize=["num_stored"])  # type: ignore[untyped-decorator]
-def _turn_and_store(  # type: ignore[no-untyped-def]
+def _rope_and_store(  # type: ignore[no-untyped-def]
     qkv_ptr,  # noqa: ANN001 - Triton's own types
     cos_ptr,  # noqa: ANN001
     sin_ptr,  # noqa: ANN001
     query_norm_ptr,  # noqa: ANN001
     key_norm_ptr,  # noqa: ANN001
-    slots_ptr,  # noqa: ANN001
+    slot_mapping_ptr,  # noqa: ANN001
     q_ptr,  # noqa: ANN001
     k_ptr,  # noqa: ANN001
     v_ptr,  # noqa: ANN001
@@ -95,7 +95,7 @@ def _turn_and_store(  # type: ignore[no-untyped-def]
     HAS_NORMS: tl.constexpr,
     PEAK: tl.constexpr,
 ) -> None:
-    """Handle a few heads of one row: the query heads come first, then the key heads, then the value heads."""
+    """Handle a few heads of one row. Query heads come first, then key heads, then value heads."""
     NUM_ALL: tl.constexpr = NUM_HEADS + 2 * NUM_GROUPS
     num_programs_a_row = tl.cdiv(NUM_ALL, HEADS)
     row = (tl.program_id(0) // num_programs_a_row).to(tl.int64)
@@ -118,10 +118,10 @@ def _turn_and_store(  # type: ignore[no-untyped-def]
         normed_low_MP *= shrink_M1 * _norm_of(query_norm_ptr, key_norm_ptr, is_query_M, pair_P, is_pair_P)
         high_pair_P = NUM_PAIRS + pair_P
         normed_high_MP *= shrink_M1 * _norm_of(query_norm_ptr, key_norm_ptr, is_query_M, high_pair_P, is_pair_P)
-    turned_low_MP = normed_low_MP * cos_P[None, :] - normed_high_MP * sin_P[None, :]
-    turned_high_MP = normed_high_MP * cos_P[None, :] + normed_low_MP * sin_P[None, :]
-    low_MP = tl.where(is_value_M[:, None], low_MP, turned_low_MP).to(q_ptr.dtype.element_ty)
-    high_MP = tl.where(is_value_M[:, None], high_MP, turned_high_MP).to(q_ptr.dtype.element_ty)
+    rotated_low_MP = normed_low_MP * cos_P[None, :] - normed_high_MP * sin_P[None, :]
+    rotated_high_MP = normed_high_MP * cos_P[None, :] + normed_low_MP * sin_P[None, :]
+    low_MP = tl.where(is_value_M[:, None], low_MP, rotated_low_MP).to(q_ptr.dtype.element_ty)
+    high_MP = tl.where(is_value_M[:, None], high_MP, rotated_high_MP).to(q_ptr.dtype.element_ty)
 
     is_query_MP = is_head_MP & is_query_M[:, None]
     is_value_MP = is_head_MP & is_value_M[:, None]
@@ -132,11 +132,11 @@ def _turn_and_store(  # type: ignore[no-untyped-def]
     _store(k_ptr + (place - first_key) * 2 * NUM_PAIRS + cell_MP, low_MP, high_MP, is_key_MP, NUM_PAIRS)
     _store(v_ptr + (place - first_value) * 2 * NUM_PAIRS + cell_MP, low_MP, high_MP, is_value_MP, NUM_PAIRS)
     if row < num_stored:
-        slot = tl.load(slots_ptr + row).to(tl.int64) * NUM_GROUPS
+        slot = tl.load(slot_mapping_ptr + row).to(tl.int64) * NUM_GROUPS
         cache_k_MP = cache_k_ptr + (slot - first_key) * 2 * NUM_PAIRS + cell_MP
         cache_v_MP = cache_v_ptr + (slot - first_value) * 2 * NUM_PAIRS + cell_MP
         if PEAK > 0.0:
-            scale_M, low_code_MP, high_code_MP = _coded(low_MP.to(tl.float32), high_MP.to(tl.float32), PEAK)
+            scale_M, low_code_MP, high_code_MP = _quantise(low_MP.to(tl.float32), high_MP.to(tl.float32), PEAK)
             is_key_M = (head_M >= first_key) & ~is_value_M
             tl.store(k_scale_ptr + slot - first_key + head_M, scale_M, mask=is_key_M)
             tl.store(v_scale_ptr + slot - first_value + head_M, scale_M, mask=is_value_M & (head_M < NUM_ALL))
@@ -149,19 +149,19 @@ def _turn_and_store(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _norm_of(query_norm_ptr, key_norm_ptr, is_query_M, dim_P, is_pair_P):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
-    """Return the weights (M, P) that heads are normed by."""
+    """Return the norm weights (M, P) of query and key heads."""
     query_P = tl.load(query_norm_ptr + dim_P, mask=is_pair_P, other=0.0).to(tl.float32)
     key_P = tl.load(key_norm_ptr + dim_P, mask=is_pair_P, other=0.0).to(tl.float32)
     return tl.where(is_query_M[:, None], query_P[None, :], key_P[None, :])
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _coded(low_MP, high_MP, PEAK: tl.constexpr):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
-    """Return what heads' codes are to be multiplied by (M,), and the codes of magnitude up to PEAK."""
+def _quantise(low_MP, high_MP, PEAK: tl.constexpr):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
+    """Return the scale of each head (M,), and its codes of magnitude up to PEAK."""
     scale_M = tl.div_rn(tl.maximum(tl.max(tl.abs(low_MP), 1), tl.max(tl.abs(high_MP), 1)), PEAK)
     divisor_M1 = tl.where(scale_M == 0.0, 1.0, scale_M)[:, None]
     low_MP, high_MP = tl.div_rn(low_MP, divisor_M1), tl.div_rn(high_MP, divisor_M1)
-    if PEAK == 127.0:  # round to even, as adding and taking away 1.5 * 2^23 does
+    if PEAK == 127.0:  # round to nearest even by adding and subtracting 1.5 * 2^23
         low_MP = (low_MP + 12582912.0) - 12582912.0
         high_MP = (high_MP + 12582912.0) - 12582912.0
     return scale_M, low_MP, high_MP
@@ -169,6 +169,6 @@ def _coded(low_MP, high_MP, PEAK: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _store(ptr_MP, low_MP, high_MP, mask_MP, NUM_PAIRS: tl.constexpr) -> None:  # type: ignore[no-untyped-def] # noqa: ANN001
-    """Store the two halves of heads in the dtype of what is pointed at."""
+    """Store the two halves of heads in the dtype of the destination."""
     tl.store(ptr_MP, low_MP.to(ptr_MP.dtype.element_ty), mask=mask_MP)
     tl.store(ptr_MP + NUM_PAIRS, high_MP.to(ptr_MP.dtype.element_ty), mask=mask_MP)

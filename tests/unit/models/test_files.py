@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from models.durable import put_in_place, put_unless_there
+from models.files import rename_durably, rename_if_absent
 from tests.support.disk import noted
 
 
@@ -20,7 +20,7 @@ def test_a_folder_goes_with_all_that_is_in_it(tmp_path: Path, calls: list[str]) 
     inner.mkdir(parents=True)
     (inner / "weights").write_text("1")
 
-    put_in_place(tmp_path / "scratch", tmp_path / "v1")
+    rename_durably(tmp_path / "scratch", tmp_path / "v1")
 
     assert (tmp_path / "v1" / "decoder" / "weights").read_text() == "1"
     assert calls == ["decoder", "weights", "scratch", "scratch -> v1", tmp_path.name]
@@ -31,7 +31,7 @@ def test_a_file_takes_the_place_of_another(tmp_path: Path, calls: list[str]) -> 
     (tmp_path / "LIVE").write_text("v1")
     (tmp_path / ".LIVE").write_text("v2")
 
-    put_in_place(tmp_path / ".LIVE", tmp_path / "LIVE")
+    rename_durably(tmp_path / ".LIVE", tmp_path / "LIVE")
 
     assert [path.name for path in tmp_path.iterdir()] == ["LIVE"]
     assert (tmp_path / "LIVE").read_text() == "v2"
@@ -45,8 +45,8 @@ def test_a_folder_that_is_there_is_kept(tmp_path: Path) -> None:
         (tmp_path / name / "made").write_text(name)
 
     with pytest.raises(OSError, match="not empty"):
-        put_in_place(tmp_path / "scratch", tmp_path / "v1")
-    put_unless_there(tmp_path / "scratch", tmp_path / "v1")
+        rename_durably(tmp_path / "scratch", tmp_path / "v1")
+    rename_if_absent(tmp_path / "scratch", tmp_path / "v1")
 
     assert (tmp_path / "v1" / "made").read_text() == "v1"
 
@@ -54,4 +54,4 @@ def test_a_folder_that_is_there_is_kept(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_put_is_no_success(tmp_path: Path) -> None:
     """Only what somebody else has finished takes the place of one's own work."""
     with pytest.raises(OSError, match="No such file"):
-        put_unless_there(tmp_path / "absent", tmp_path / "v1")
+        rename_if_absent(tmp_path / "absent", tmp_path / "v1")

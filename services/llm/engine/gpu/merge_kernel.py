@@ -1,9 +1,9 @@
-"""What a row saw in the parts of its context and in its beam's tail, put together in one Triton kernel.
+"""Merges the attention states of the splits of a context, and a beam's tail, in one Triton kernel.
 
-A program handles one query head of one row, in fp32. Parts are weighed by their log-sum-exps, several at once; a tail's few
-keys are scored and weighed the same way. Knows no pages.
+A program handles one query head of one row, in fp32. Splits are weighted by their log-sum-exps, several at a time; the few keys of
+a tail are scored and weighted in the same way. It knows no pages.
 
-Shape suffixes: T rows of the step, S parts, B beams, L places of a tail, H query heads, G key/value heads, K head size.
+Shape suffixes: T rows of the step, S splits, B beams, L positions of a tail, H query heads, G key/value heads, K head size.
 """
 
 import torch
@@ -13,17 +13,17 @@ from torch import Tensor
 
 from services.llm.engine.beam.tails import Tails
 
-_PARTS_AT_ONCE = 16
+_SPLITS_AT_ONCE = 16
 
 
-def finish(
-    part_STHK: Tensor, lse_STH: Tensor, q_THK: Tensor, tails: Tails | None, layer: int, num_groups: int
+def merge_states(
+    split_STHK: Tensor, lse_STH: Tensor, q_THK: Tensor, tails: Tails | None, layer: int, num_groups: int
 ) -> Tensor:
-    """Return the output (T, H, K). The last rows are beams where there are tails."""
+    """Return the output (T, H, K). With `tails`, the last rows are beams."""
     num_rows, num_heads, head_dim = q_THK.shape
     out_THK = torch.empty_like(q_THK)
-    _finish[(num_rows * num_heads,)](
-        part_STHK,
+    _merge_states[(num_rows * num_heads,)](
+        split_STHK,
         lse_STH,
         q_THK,
         q_THK if tails is None else tails.keys_YBLGK[layer],
@@ -32,7 +32,7 @@ def finish(
         out_THK,
         num_rows,
         num_rows if tails is None else num_rows - len(tails.place_B),
-        len(part_STHK),
+        len(split_STHK),
         head_dim**-0.5,
         NUM_HEADS=num_heads,
         NUM_GROUPS=num_groups,
@@ -40,15 +40,15 @@ def finish(
         HEAD_PAD=triton.next_power_of_2(head_dim),
         NUM_PLACES=0 if tails is None else tails.seen_BL.shape[1],
         PLACES_PAD=1 if tails is None else triton.next_power_of_2(tails.seen_BL.shape[1]),
-        PARTS=_PARTS_AT_ONCE,
+        SPLITS=_SPLITS_AT_ONCE,
         num_warps=1,
     )
     return out_THK
 
 
-@triton.jit(do_not_specialize=["num_step_rows", "first_beam_row", "num_parts"])  # type: ignore[untyped-decorator]
-def _finish(  # type: ignore[no-untyped-def]
-    part_ptr,  # noqa: ANN001 - Triton's own types
+@triton.jit(do_not_specialize=["num_step_rows", "first_beam_row", "num_splits"])  # type: ignore[untyped-decorator]
+def _merge_states(  # type: ignore[no-untyped-def]
+    split_ptr,  # noqa: ANN001 - Triton's own types
     lse_ptr,  # noqa: ANN001
     q_ptr,  # noqa: ANN001
     tail_k_ptr,  # noqa: ANN001
@@ -57,7 +57,7 @@ def _finish(  # type: ignore[no-untyped-def]
     out_ptr,  # noqa: ANN001
     num_step_rows,  # noqa: ANN001
     first_beam_row,  # noqa: ANN001
-    num_parts,  # noqa: ANN001
+    num_splits,  # noqa: ANN001
     softmax_scale,  # noqa: ANN001
     NUM_HEADS: tl.constexpr,
     NUM_GROUPS: tl.constexpr,
@@ -65,26 +65,26 @@ def _finish(  # type: ignore[no-untyped-def]
     HEAD_PAD: tl.constexpr,
     NUM_PLACES: tl.constexpr,
     PLACES_PAD: tl.constexpr,
-    PARTS: tl.constexpr,
+    SPLITS: tl.constexpr,
 ) -> None:
-    """Handle one head of one row: the parts of its context, then the places of its tail, if it has one."""
+    """Merge one head of one row: the splits of its context, then the positions of its tail, if it has one."""
     place = tl.program_id(0).to(tl.int64)
     row, head = place // NUM_HEADS, place % NUM_HEADS
     dim_K = tl.arange(0, HEAD_PAD)
     is_dim_K = dim_K < HEAD_DIM
-    part_size = num_step_rows.to(tl.int64) * NUM_HEADS
+    split_size = num_step_rows.to(tl.int64) * NUM_HEADS
 
     peak, total = tl.full((), float("-inf"), tl.float32), tl.full((), 0.0, tl.float32)
     out_K = tl.zeros((HEAD_PAD,), tl.float32)
-    for first in range(0, num_parts, PARTS):
-        part_S = first + tl.arange(0, PARTS)
-        cell_S = part_S * part_size + place
-        lse_S = tl.load(lse_ptr + cell_S, mask=part_S < num_parts, other=float("-inf"))
-        is_part_SK = (lse_S > float("-inf"))[:, None] & is_dim_K[None, :]
-        part_SK = tl.load(part_ptr + cell_S[:, None] * HEAD_DIM + dim_K[None, :], mask=is_part_SK, other=0.0)
-        peak, total, out_K = _weigh_in(peak, total, out_K, lse_S, part_SK)
+    for first in range(0, num_splits, SPLITS):
+        split_S = first + tl.arange(0, SPLITS)
+        cell_S = split_S * split_size + place
+        lse_S = tl.load(lse_ptr + cell_S, mask=split_S < num_splits, other=float("-inf"))
+        is_split_SK = (lse_S > float("-inf"))[:, None] & is_dim_K[None, :]
+        split_SK = tl.load(split_ptr + cell_S[:, None] * HEAD_DIM + dim_K[None, :], mask=is_split_SK, other=0.0)
+        peak, total, out_K = _accumulate(peak, total, out_K, lse_S, split_SK)
 
-    if NUM_PLACES > 0:  # noqa: SIM102 - the outer one is for the compiler
+    if NUM_PLACES > 0:  # noqa: SIM102 - the outer condition is resolved by the compiler
         if row >= first_beam_row:
             place_L = tl.arange(0, PLACES_PAD)
             cell_L = (row - first_beam_row) * NUM_PLACES + place_L
@@ -95,15 +95,15 @@ def _finish(  # type: ignore[no-untyped-def]
             k_LK = tl.load(tail_k_ptr + tail_LK, mask=is_tail_LK, other=0.0).to(tl.float32)
             v_LK = tl.load(tail_v_ptr + tail_LK, mask=is_tail_LK, other=0.0).to(tl.float32)
             score_L = tl.where(is_seen_L, tl.sum(q_K[None, :] * k_LK, 1) * softmax_scale, float("-inf"))
-            peak, total, out_K = _weigh_in(peak, total, out_K, score_L, v_LK)
+            peak, total, out_K = _accumulate(peak, total, out_K, score_L, v_LK)
 
     out_K = out_K / tl.where(total == 0.0, 1.0, total)
     tl.store(out_ptr + place * HEAD_DIM + dim_K, out_K.to(out_ptr.dtype.element_ty), mask=is_dim_K)
 
 
 @triton.jit
-def _weigh_in(peak, total, out_K, log_S, value_SK):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
-    """Take values whose weights' logarithms are these into a softmax's peak, its total and the weighted sum; -inf weighs nothing."""
+def _accumulate(peak, total, out_K, log_S, value_SK):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
+    """Add values with these log-weights to an online softmax: its maximum, its total and the weighted sum."""
     new_peak = tl.maximum(peak, tl.max(log_S, 0))
     anchor = tl.where(new_peak == float("-inf"), 0.0, new_peak)
     shrink, weight_S = tl.exp(peak - anchor), tl.exp(log_S - anchor)

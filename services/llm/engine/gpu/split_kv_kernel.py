@@ -1,12 +1,12 @@
-"""Attention of query rows over parts of their paged contexts, in one Triton kernel.
+"""Attention of query rows over splits of their paged contexts, in one Triton kernel.
 
-A program takes one tile of query rows of one request (with all query heads that share a key/value head) over one part of
-that request's context, piece by piece with an online softmax (Milakov and Gimelshein 2018; Dao et al. 2022). The beams of
-a request are rows of one tile, so its pages are read once for all of them. Under a sliding window only the pieces that some
-row of the tile sees are read: those of the sinks, then those from the window on. It knows no tails.
+A program handles one tile of query rows of one request (with all query heads that share a key/value head) over one split of
+that request's context, in pieces with an online softmax (Milakov and Gimelshein 2018; Dao et al. 2022). The beams of a request
+are rows of one tile, so its pages are read once for all of them. With a sliding window only the pieces that at least one row of
+the tile sees are read: those of the attention sinks, then those from the window on. It knows no tails.
 
 Shape suffixes: T rows of the step, E tiles, N block ids of all tiles, R rows of a program (tile rows times heads of a group),
-C positions of a piece, S parts of a context, H query heads, M heads of a group, K head size.
+C positions of a piece, S splits of a context, H query heads, M heads of a group, K head size.
 """
 
 from dataclasses import dataclass
@@ -20,25 +20,25 @@ from models.decoder.window import Window
 from services.llm.engine.kv.cache import Slots
 
 MIN_PROGRAM_ROWS = 16
-"""The fewest rows that a product of matrices takes."""
-MIN_PART_TOKENS = 128
-"""A part of a context is not shorter."""
+"""The fewest rows that `tl.dot` accepts."""
+MIN_SPLIT_TOKENS = 128
+"""The shortest split of a context."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TileTable:
     """Tiles as the kernel reads them, int64 on the device.
 
-    `facts_E6` are each tile's first row, rows, first limit, limit step, first position, and where its block ids begin in `blocks_N`.
+    A row of `tile_E6` is: first row, number of rows, first limit, limit step, first position, start of its block ids in `block_table_N`.
     """
 
-    facts_E6: Tensor
-    blocks_N: Tensor
+    tile_E6: Tensor
+    block_table_N: Tensor
     rows_per_tile: int
-    num_parts: int
+    num_splits: int
 
 
-def attend_parts(
+def attend_splits(
     q_THK: Tensor,
     slots: Slots,
     tiles: TileTable,
@@ -46,22 +46,27 @@ def attend_parts(
     window: Window | None,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """Return what each row sees in each part (S, T, H, K), in this dtype, and its scores' log-sum-exp (S, T, H) fp32: -inf for nothing, whose output is not written."""
+    """Attend each row over each split of its context.
+
+    Returns:
+        The output (S, T, H, K) in this dtype, and the log-sum-exp of the scores (S, T, H) fp32, which is -inf for an empty split,
+        whose output is not written.
+    """
     num_rows, num_heads, head_dim = q_THK.shape
     num_groups = slots.keys.shape[1]
-    part_STHK = q_THK.new_empty((tiles.num_parts, *q_THK.shape), dtype=dtype)
-    lse_STH = q_THK.new_empty(part_STHK.shape[:-1], dtype=torch.float32)
+    split_STHK = q_THK.new_empty((tiles.num_splits, *q_THK.shape), dtype=dtype)
+    lse_STH = q_THK.new_empty(split_STHK.shape[:-1], dtype=torch.float32)
     rows = triton.next_power_of_2(max(MIN_PROGRAM_ROWS, tiles.rows_per_tile * (num_heads // num_groups)))
     is_wide = q_THK.dtype == torch.float32
-    _attend_part[(num_groups, len(tiles.facts_E6), tiles.num_parts)](
+    _attend_split[(num_groups, len(tiles.tile_E6), tiles.num_splits)](
         q_THK,
         slots.keys,
         slots.values,
         slots.keys if slots.key_scales is None else slots.key_scales,
         slots.values if slots.value_scales is None else slots.value_scales,
-        tiles.facts_E6,
-        tiles.blocks_N,
-        part_STHK,
+        tiles.tile_E6,
+        tiles.block_table_N,
+        split_STHK,
         lse_STH,
         num_rows,
         head_dim**-0.5,
@@ -74,23 +79,23 @@ def attend_parts(
         NUM_SINKS=0 if window is None else window.num_sinks,
         ROWS=rows,
         PIECE=32 if is_wide else 64,
-        MIN_PART=MIN_PART_TOKENS,
+        MIN_SPLIT=MIN_SPLIT_TOKENS,
         IS_SCALED=slots.key_scales is not None,
         num_warps=8 if rows > 64 else 4,
         num_stages=1 if is_wide else 3,
     )
-    return part_STHK, lse_STH
+    return split_STHK, lse_STH
 
 
 @triton.jit(do_not_specialize=["num_step_rows"])  # type: ignore[untyped-decorator]
-def _attend_part(  # type: ignore[no-untyped-def]
+def _attend_split(  # type: ignore[no-untyped-def]
     q_ptr,  # noqa: ANN001 - Triton's own types
     k_ptr,  # noqa: ANN001
     v_ptr,  # noqa: ANN001
     k_scale_ptr,  # noqa: ANN001
     v_scale_ptr,  # noqa: ANN001
-    facts_ptr,  # noqa: ANN001
-    blocks_ptr,  # noqa: ANN001
+    tile_ptr,  # noqa: ANN001
+    block_table_ptr,  # noqa: ANN001
     out_ptr,  # noqa: ANN001
     lse_ptr,  # noqa: ANN001
     num_step_rows,  # noqa: ANN001
@@ -104,44 +109,44 @@ def _attend_part(  # type: ignore[no-untyped-def]
     NUM_SINKS: tl.constexpr,
     ROWS: tl.constexpr,
     PIECE: tl.constexpr,
-    MIN_PART: tl.constexpr,
+    MIN_SPLIT: tl.constexpr,
     IS_SCALED: tl.constexpr,
 ) -> None:
-    """Attend one tile's rows over one part of their context. Row r of the program is head r % M of the tile's row r // M."""
-    group, tile, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    num_parts = tl.num_programs(2)
-    first_row = tl.load(facts_ptr + tile * 6)
-    num_rows = tl.load(facts_ptr + tile * 6 + 1).to(tl.int32)
-    first_limit = tl.load(facts_ptr + tile * 6 + 2).to(tl.int32)
-    limit_step = tl.load(facts_ptr + tile * 6 + 3).to(tl.int32)
-    first_position = tl.load(facts_ptr + tile * 6 + 4).to(tl.int32)
-    first_block = tl.load(facts_ptr + tile * 6 + 5)
+    """Attend one tile's rows over one split of their context. Row r of the program is head r % M of the tile's row r // M."""
+    group, tile, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    num_splits = tl.num_programs(2)
+    first_row = tl.load(tile_ptr + tile * 6)
+    num_rows = tl.load(tile_ptr + tile * 6 + 1).to(tl.int32)
+    first_limit = tl.load(tile_ptr + tile * 6 + 2).to(tl.int32)
+    limit_step = tl.load(tile_ptr + tile * 6 + 3).to(tl.int32)
+    first_position = tl.load(tile_ptr + tile * 6 + 4).to(tl.int32)
+    first_block = tl.load(tile_ptr + tile * 6 + 5)
 
     row_R = tl.arange(0, ROWS) // HEADS_PER_GROUP
     head_R = group * HEADS_PER_GROUP + tl.arange(0, ROWS) % HEADS_PER_GROUP
     is_row_R = row_R < num_rows
     limit_R = first_limit + row_R * limit_step
     place_R = (first_row + row_R) * (NUM_GROUPS * HEADS_PER_GROUP) + head_R
-    part_place_R = part * num_step_rows * (NUM_GROUPS * HEADS_PER_GROUP) + place_R
+    split_place_R = split * num_step_rows * (NUM_GROUPS * HEADS_PER_GROUP) + place_R
 
     context_len = first_limit + (num_rows - 1) * limit_step
     window_first, sinks_padded = 0, 0
-    if WINDOW > 0:  # count positions as if those between the sinks and the window were not there
+    if WINDOW > 0:  # skip the positions between the sinks and the window
         window_first = tl.maximum(first_position + 1 - WINDOW, 0) // PIECE * PIECE
         sinks_padded = tl.minimum((NUM_SINKS + PIECE - 1) // PIECE * PIECE, window_first)
     num_read = sinks_padded + tl.maximum(context_len - window_first, 0)
-    part_len = tl.maximum(tl.cdiv(tl.cdiv(num_read, num_parts), PIECE) * PIECE, MIN_PART)
-    start = part * part_len
-    end = tl.minimum(start + part_len, num_read)
+    split_len = tl.maximum(tl.cdiv(tl.cdiv(num_read, num_splits), PIECE) * PIECE, MIN_SPLIT)
+    start = split * split_len
+    end = tl.minimum(start + split_len, num_read)
     if start >= end:
-        tl.store(lse_ptr + part_place_R, tl.full((ROWS,), float("-inf"), tl.float32), mask=is_row_R)
+        tl.store(lse_ptr + split_place_R, tl.full((ROWS,), float("-inf"), tl.float32), mask=is_row_R)
         return
 
     dim_K = tl.arange(0, HEAD_PAD)
     is_dim_K = dim_K < HEAD_DIM
     is_q_RK = is_row_R[:, None] & is_dim_K[None, :]
     q_RK = tl.load(q_ptr + place_R[:, None] * HEAD_DIM + dim_K[None, :], mask=is_q_RK, other=0.0)
-    base_2_scale = softmax_scale * 1.4426950408889634  # of scores: products by this are powers of two, not of e
+    base_2_scale = softmax_scale * 1.4426950408889634  # exp2 instead of exp
     peak_R = tl.full((ROWS,), float("-inf"), tl.float32)
     total_R = tl.zeros((ROWS,), tl.float32)
     out_RK = tl.zeros((ROWS, HEAD_PAD), tl.float32)
@@ -150,7 +155,9 @@ def _attend_part(  # type: ignore[no-untyped-def]
         if WINDOW > 0:
             position_C += tl.where(first < sinks_padded, 0, window_first - sinks_padded)
         is_seen_C = position_C < context_len
-        block_C = tl.load(blocks_ptr + first_block + position_C // BLOCK_TOKENS, mask=is_seen_C, other=0).to(tl.int64)
+        block_C = tl.load(block_table_ptr + first_block + position_C // BLOCK_TOKENS, mask=is_seen_C, other=0).to(
+            tl.int64
+        )
         slot_C = (block_C * BLOCK_TOKENS + position_C % BLOCK_TOKENS) * NUM_GROUPS + group
         is_kv_CK = is_seen_C[:, None] & is_dim_K[None, :]
         k_CK = tl.load(k_ptr + slot_C[:, None] * HEAD_DIM + dim_K[None, :], mask=is_kv_CK, other=0.0)
@@ -161,15 +168,15 @@ def _attend_part(  # type: ignore[no-untyped-def]
             k_CK = (k_CK.to(tl.float32) * k_scale_C[:, None]).to(q_RK.dtype)
             v_CK = (v_CK.to(tl.float32) * v_scale_C[:, None]).to(q_RK.dtype)
         product_RC = tl.dot(q_RK, tl.trans(k_CK), input_precision="ieee")
-        is_shown_RC = is_row_R[:, None] & (position_C[None, :] < limit_R[:, None])
+        is_seen_RC = is_row_R[:, None] & (position_C[None, :] < limit_R[:, None])
         if WINDOW > 0:
             window_R = first_position + 1 - WINDOW + row_R * limit_step
-            is_shown_RC &= (position_C[None, :] >= window_R[:, None]) | (position_C[None, :] < NUM_SINKS)
-        product_RC = tl.where(is_shown_RC, product_RC, float("-inf"))
+            is_seen_RC &= (position_C[None, :] >= window_R[:, None]) | (position_C[None, :] < NUM_SINKS)
+        product_RC = tl.where(is_seen_RC, product_RC, float("-inf"))
         new_peak_R = tl.maximum(peak_R, tl.max(product_RC, 1))
-        anchor_R = tl.where(new_peak_R == float("-inf"), 0.0, new_peak_R) * base_2_scale
-        weight_RC = tl.exp2(product_RC * base_2_scale - anchor_R[:, None])  # one multiply-add and one exponential
-        shrink_R = tl.exp2(peak_R * base_2_scale - anchor_R)
+        finite_peak_R = tl.where(new_peak_R == float("-inf"), 0.0, new_peak_R) * base_2_scale
+        weight_RC = tl.exp2(product_RC * base_2_scale - finite_peak_R[:, None])  # one FMA and one exponential
+        shrink_R = tl.exp2(peak_R * base_2_scale - finite_peak_R)
         total_R = total_R * shrink_R + tl.sum(weight_RC, 1)
         out_RK = out_RK * shrink_R[:, None] + tl.dot(weight_RC.to(v_CK.dtype), v_CK, input_precision="ieee")
         peak_R = new_peak_R
@@ -177,5 +184,5 @@ def _attend_part(  # type: ignore[no-untyped-def]
     total_or_one_R = tl.where(total_R == 0.0, 1.0, total_R)
     out_RK = (out_RK / total_or_one_R[:, None]).to(out_ptr.dtype.element_ty)
     lse_R = tl.where(total_R == 0.0, float("-inf"), peak_R * softmax_scale + tl.log(total_or_one_R))
-    tl.store(out_ptr + part_place_R[:, None] * HEAD_DIM + dim_K[None, :], out_RK, mask=is_q_RK)
-    tl.store(lse_ptr + part_place_R, lse_R, mask=is_row_R)
+    tl.store(out_ptr + split_place_R[:, None] * HEAD_DIM + dim_K[None, :], out_RK, mask=is_q_RK)
+    tl.store(lse_ptr + split_place_R, lse_R, mask=is_row_R)

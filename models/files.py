@@ -1,0 +1,44 @@
+"""Durable renames and file hashes.
+
+A rename is atomic for readers, but without fsync the name may reach the disk before the content. After a power loss, a name written
+here refers to its whole content or does not exist.
+"""
+
+import hashlib
+import os
+from pathlib import Path
+
+
+def rename_durably(scratch: Path, target: Path) -> None:
+    """Flush a finished file or folder to disk, rename it to `target` and flush the rename.
+
+    A file replaces an existing target; a folder must not find one. Raises OSError; `scratch` then is unchanged.
+    """
+    for path in sorted(scratch.rglob("*")) if scratch.is_dir() else ():
+        _fsync(path)
+    _fsync(scratch)
+    scratch.replace(target)
+    _fsync(target.parent)
+
+
+def rename_if_absent(scratch: Path, folder: Path) -> None:
+    """Rename a finished folder durably; if another process has finished the same folder meanwhile, keep that one. Raises OSError."""
+    try:
+        rename_durably(scratch, folder)
+    except OSError:
+        if not folder.exists():
+            raise
+
+
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file's bytes, as 64 hex digits."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
