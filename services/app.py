@@ -35,9 +35,9 @@ from services.gateway.access.keyring import KeyRing
 from services.gateway.access.rates import Rates
 from services.gateway.autoscale import LATE_SHARE
 from services.gateway.console.door import add_console
+from services.gateway.console.samples import MetricSampler
 from services.gateway.console.service import ConsoleService
-from services.gateway.console.slo import kept_for
-from services.gateway.console.watch import Watch
+from services.gateway.console.slo import series_for
 from services.gateway.events.impressions import Impressions
 from services.gateway.events.producer import TopicProducer
 from services.gateway.events.record import RecordEvents
@@ -103,7 +103,7 @@ class Gateway:
         self._llm: Llm = LlmHandle(llm)
         self._writer = text_writer(settings, text)
         self._plane: DataPlane | None = None
-        self._desk: ConsoleService | None = None
+        self._console: ConsoleService | None = None
         self._keys = open_keys(settings)
         self._access = access_by(self._keys, settings.max_k)
         self._tracing = open_tracing(settings.otlp_endpoint, settings.trace_share, "tailrace-gateway")
@@ -130,9 +130,9 @@ class Gateway:
             tracing=self._tracing,
         )
         if self._settings.console:
-            self._desk = build_desk(self._settings, self._plane, store, drills)
-            await self._desk.start()
-            add_console(app, self._desk)
+            self._console = build_console(self._settings, self._plane, store, drills)
+            await self._console.start()
+            add_console(app, self._console)
         return app
 
     async def Recommend(self, request: bytes, grpc_context: Any) -> Any:
@@ -153,8 +153,8 @@ class Gateway:
 
     async def __del__(self) -> None:
         """Ray Serve awaits this when the replica is stopped in good order."""
-        if self._desk is not None:
-            await self._desk.stop()
+        if self._console is not None:
+            await self._console.stop()
         if self._plane is not None:
             await self._plane.stop()
         if self._keys is not None:
@@ -274,15 +274,15 @@ def _drilled(settings: Settings, drills: Drills, features: FeatureReader, llm: L
     return (DrilledStore(features, drills), DrilledLlm(llm, drills)) if settings.console else (features, llm)
 
 
-def build_desk(settings: Settings, plane: DataPlane, store: Store, drills: Drills) -> ConsoleService:
-    """Put together what the console asks; starts nothing."""
+def build_console(settings: Settings, plane: DataPlane, store: Store, drills: Drills) -> ConsoleService:
+    """Build the console's service; starts nothing."""
     objectives, bundles = load_objectives(), BundleStore(settings.bundle_root)
     table = _address(settings).table_path(USER_HISTORY_TABLE)
     return ConsoleService(
         live=plane.live,
-        people=store,
+        users=store,
         event_times=lambda user_id: read_event_times(table, user_id),
-        watch=Watch(lambda: node_registry(settings.metrics_dir).collect(), kept_for(objectives)),
+        sampler=MetricSampler(lambda: node_registry(settings.metrics_dir).collect(), series_for(objectives)),
         drills=drills,
         objectives=objectives,
         read_report=lambda version: bundles.open(version).report(),

@@ -14,15 +14,15 @@ from tests.support.servers import wait_for
 from tests.support.stack import Stack, new_user_id, rest_items
 
 WAIT_MS = 60_000
-DESK = {"width": 1400, "height": 1000}
+WIDE = {"width": 1400, "height": 1000}
 NUM_MODELS = 6
 NUM_CLICKS = 4
 BUSY_NODE = """async () => {
   const shown = await (await fetch("/console/live")).json()
-  const { showPromises } = await import("/console/page/promises.js")
-  showPromises(shown.promises.map((one) => ({ ...one, good_share: 0.99949, budget_left: -1, num_total: 123456789 })), 3600)
+  const { showSlos } = await import("/console/page/slo.js")
+  showSlos(shown.slos.map((slo) => ({ ...slo, good_share: 0.99949, budget_left: -1, num_total: 123456789 })), 3600)
 }"""
-"""Shows the strip of promises as on a node that has answered very many."""
+"""Shows the SLO tiles as on a node with very many answers."""
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture
 def page(browser: Browser, stack: Stack) -> Iterator[Page]:
     """The console, open, with its first list shown; no drill is left behind."""
-    with quiet_page(browser, viewport=DESK, base_url=address(stack)) as opened:
+    with quiet_page(browser, viewport=WIDE, base_url=address(stack)) as opened:
         opened.goto("/")
         expect(items(opened)).to_have_count(10)
         yield opened
@@ -44,27 +44,27 @@ def page(browser: Browser, stack: Stack) -> Iterator[Page]:
 
 
 def address(stack: Stack) -> str:
-    """Where the REST door is."""
+    """Return the address of the REST door."""
     return str(stack.rest.base_url)
 
 
 def items(page: Page) -> Any:
-    """The recommended items."""
+    """Return the rows of the recommended items."""
     return page.locator("#items > li")
 
 
 def titles(page: Page) -> list[str]:
-    """The titles in the list."""
+    """Return the titles in the list."""
     return [text.strip() for text in page.locator("#items .title").all_inner_texts()]
 
 
 def item_ids(page: Page) -> list[str]:
-    """The ids in the list. Titles are no names: films that were released twice share one."""
+    """Return the item ids in the list. Titles are not unique: films that were released twice share one."""
     return [str(item.get_attribute("data-item")) for item in items(page).all()]
 
 
 def choose(page: Page, user_id: str) -> None:
-    """Name a user and wait for the list."""
+    """Enter a user id and wait for the answer."""
     page.get_by_label("or a user id").fill(user_id)
     page.get_by_role("button", name="Go", exact=True).click()
     expect(page.locator("#history-title")).to_have_text(f"History of {user_id}")
@@ -73,10 +73,10 @@ def choose(page: Page, user_id: str) -> None:
 
 
 def until_tier(page: Page, name: str) -> None:
-    """Ask again until this tier answers."""
+    """Request again until this tier answers."""
 
     def shown() -> bool:
-        page.get_by_role("button", name="Ask again").click()
+        page.get_by_role("button", name="Request again").click()
         page.wait_for_timeout(100)
         return page.locator("#tier").inner_text() == name
 
@@ -84,7 +84,7 @@ def until_tier(page: Page, name: str) -> None:
 
 
 def known_user(stack: Stack) -> str:
-    """Make a user with a history long enough for the language model and without a stored list."""
+    """Create a user with a history long enough for the language model and without a stored list."""
     user_id = new_user_id()
     for item_id in rest_items(stack.recommend(user_id))[:NUM_CLICKS]:
         stack.sees_click(user_id, item_id)
@@ -92,23 +92,23 @@ def known_user(stack: Stack) -> str:
 
 
 def history(stack: Stack, user_id: str) -> list[dict[str, Any]]:
-    """What the service says that this user did, newest first."""
+    """Return the user's history from the console's API, newest first."""
     answer = stack.rest.get("/console/history", params={"user_id": user_id})
     return list(answer.raise_for_status().json()["items"])
 
 
-def test_a_first_look(page: Page, stack: Stack) -> None:
-    """Whoever opens the page sees a visitor, their history with titles, a list, who made it and why, and all the numbers."""
-    chip = page.locator("#people .chip").first
+def test_the_page_shows_user_answer_and_numbers(page: Page, stack: Stack) -> None:
+    """The first view has a user, a history with titles, an answer with tier and reason, and all the numbers."""
+    chip = page.locator("#users .chip").first
     chip.click()
     expect(chip).to_have_attribute("aria-pressed", "true")
     user_id = str(chip.get_attribute("data-user"))
     expect(page.locator("#history-title")).to_have_text(f"History of {user_id}")
     expect(page.locator("#history > li").first).to_be_visible()
 
-    told = history(stack, user_id)
-    assert page.locator("#history .title").all_inner_texts() == [" ".join(deed["title"].split()) for deed in told]
-    assert any(deed["title"] != deed["item_id"] for deed in told), "titles, not ids"
+    listed = history(stack, user_id)
+    assert page.locator("#history .title").all_inner_texts() == [" ".join(item["title"].split()) for item in listed]
+    assert any(item["title"] != item["item_id"] for item in listed), "titles, not ids"
     assert re.search(r"\d{4}|ago|just now", page.locator("#history > li small").first.inner_text())
     assert page.locator("#tier").inner_text() in {"Stored list", "Language model", "Student", "Popular"}
     assert len(page.locator("#reason").inner_text()) > 20
@@ -117,17 +117,17 @@ def test_a_first_look(page: Page, stack: Stack) -> None:
     assert all(page.locator("#items .score").all_inner_texts())
     assert all(page.locator("#items .source").all_inner_texts())
     expect(page.locator("#bundle tbody tr")).to_have_count(NUM_MODELS)
-    expect(page.locator("#promises .tile").nth(4)).to_be_visible()
+    expect(page.locator("#slos .tile").nth(4)).to_be_visible()
     expect(page.locator("#pulse")).to_have_attribute("data-state", "on")
 
 
 def test_a_click_is_an_event_and_the_list_changes(page: Page, stack: Stack) -> None:
-    """A click on an item is seen by the next list, which says after how long; the item goes, and the history grows."""
+    """The next answer has seen the click, after a shown time; the clicked item goes, and the history grows."""
     choose(page, known_user(stack))
     clicked, title = item_ids(page)[1], titles(page)[1]
 
     items(page).nth(1).get_by_role("button").click()
-    expect(page.locator("#seen")).to_contain_text(re.compile(r"seen after \d+ ms"))
+    expect(page.locator("#click-note")).to_contain_text(re.compile(r"seen after \d+ ms"))
     expect(page.locator("#history > li").first).to_contain_text(title)
 
     assert clicked not in item_ids(page)
@@ -136,11 +136,11 @@ def test_a_click_is_an_event_and_the_list_changes(page: Page, stack: Stack) -> N
     expect(page.locator("#live")).to_contain_text("was seen after")
 
 
-def test_an_invented_visitor_becomes_known(page: Page) -> None:
-    """From favourites to the student to the language model, by four clicks."""
-    page.get_by_role("button", name="Invent a visitor").click()
+def test_a_new_user_becomes_known(page: Page) -> None:
+    """Four clicks lead from the popular items over the student to the language model."""
+    page.get_by_role("button", name="New user").click()
     expect(page.locator("#tier")).to_have_text("Popular")
-    expect(page.locator("#history-note")).to_contain_text("Nothing yet")
+    expect(page.locator("#history-note")).to_contain_text("No events yet")
 
     for count in range(1, 5):
         items(page).first.get_by_role("button").click()
@@ -151,7 +151,7 @@ def test_an_invented_visitor_becomes_known(page: Page) -> None:
 
 
 def test_switching_parts_off_shifts_the_tiers(page: Page, stack: Stack) -> None:
-    """Without the language model the student answers, without the store favourites do; afterwards all is as before."""
+    """Without the language model the student answers, without the feature store popularity does; afterwards all is as before."""
     choose(page, known_user(stack))
     until_tier(page, "Language model")
 
@@ -164,20 +164,20 @@ def test_switching_parts_off_shifts_the_tiers(page: Page, stack: Stack) -> None:
 
     page.get_by_role("switch", name="Feature store").click()
     until_tier(page, "Popular")
-    expect(page.locator("#history-note")).to_contain_text("The feature store is away")
+    expect(page.locator("#history-note")).to_contain_text("The feature store is unavailable")
     page.get_by_role("switch", name="Feature store").click()
     until_tier(page, "Language model")
     expect(page.locator("#history > li")).to_have_count(NUM_CLICKS)
 
 
-def test_an_older_view_turns_no_switch_back(page: Page) -> None:
-    """A gateway that has not heard of a switch yet still tells the old state; the page keeps to what it did itself."""
+def test_an_outdated_live_view_changes_no_switch(page: Page) -> None:
+    """A gateway that has not read a drill yet returns the old state; the page keeps its own for a moment."""
 
-    def forgetful(route: Route) -> None:
-        told = route.fetch()
-        route.fulfill(response=told, json=told.json() | {"drills": {}})
+    def outdated(route: Route) -> None:
+        live = route.fetch()
+        route.fulfill(response=live, json=live.json() | {"drills": {}})
 
-    page.route("**/console/live", forgetful)
+    page.route("**/console/live", outdated)
     switch = page.get_by_role("switch", name="Feature store")
     switch.click()
     expect(switch).to_have_attribute("aria-checked", "false")
@@ -192,12 +192,12 @@ def test_an_older_view_turns_no_switch_back(page: Page) -> None:
     assert sent.value.post_data_json == {"features": "on"}
 
 
-def test_a_drill_is_told_to_everyone_who_looks(page: Page, browser: Browser, stack: Stack) -> None:
-    """A second window shows the switch as it is, and the replicas agree."""
+def test_a_drill_shows_in_every_window(page: Page, browser: Browser, stack: Stack) -> None:
+    """A second window shows the same switch, and all replicas agree."""
     page.get_by_role("switch", name="Language model").click()
     expect(page.locator("#switch-llm")).to_have_attribute("aria-checked", "false")
 
-    with quiet_page(browser, viewport=DESK, base_url=address(stack)) as other:
+    with quiet_page(browser, viewport=WIDE, base_url=address(stack)) as other:
         other.goto("/")
         expect(other.locator("#switch-llm")).to_have_attribute("aria-checked", "false")
         expect(other.locator("#switch-llm small")).to_contain_text("back in")
@@ -206,7 +206,7 @@ def test_a_drill_is_told_to_everyone_who_looks(page: Page, browser: Browser, sta
 
 
 def test_load_fills_the_charts(page: Page) -> None:
-    """The dial sends requests at its rate; they are counted, drawn, and in time."""
+    """The slider sends requests at its rate; they are counted and drawn."""
     page.get_by_role("slider", name="Load").focus()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
@@ -215,7 +215,7 @@ def test_load_fills_the_charts(page: Page) -> None:
     page.get_by_role("slider", name="Load").press("Home")
 
     assert page.locator("#load-out").inner_text() == "off"
-    for chart in ("mix", "speed"):
+    for chart in ("mix", "latency"):
         inks = page.evaluate(
             "(id) => { const c = document.getElementById(id); const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;"
             " return new Set(Array.from({ length: d.length / 4 }, (_, i) => d[4 * i + 3] && (d[4 * i] << 16 | d[4 * i + 1] << 8 | d[4 * i + 2]))).size }",
@@ -225,7 +225,7 @@ def test_load_fills_the_charts(page: Page) -> None:
 
 
 def test_the_deadline_can_be_chosen(page: Page) -> None:
-    """The next answer is held to it."""
+    """The next answer has the chosen deadline."""
     page.get_by_role("slider", name="Deadline").focus()
     page.keyboard.press("ArrowRight")
 
@@ -234,7 +234,7 @@ def test_the_deadline_can_be_chosen(page: Page) -> None:
 
 
 def test_the_keyboard_reaches_everything(page: Page, stack: Stack) -> None:
-    """Skip link first, focus that can be seen, shortcuts that are listed and stay silent while somebody types."""
+    """The skip link comes first, focus is visible, shortcuts are listed and do nothing while somebody types."""
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "skip"
     page.keyboard.press("Enter")
@@ -242,7 +242,7 @@ def test_the_keyboard_reaches_everything(page: Page, stack: Stack) -> None:
 
     choose(page, known_user(stack))
     first = titles(page)[0]
-    page.get_by_role("button", name="Ask again").focus()
+    page.get_by_role("button", name="Request again").focus()
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.closest('#items') !== null")
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
@@ -265,12 +265,12 @@ def test_the_keyboard_reaches_everything(page: Page, stack: Stack) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_everyone_can_read_it(browser: Browser, stack: Stack, scheme: Any) -> None:
-    """Names for all that can be used, landmarks, headings in order, and contrast of 4.5 to 1 in both schemes."""
-    with quiet_page(browser, viewport=DESK, base_url=address(stack), color_scheme=scheme) as page:
+def test_the_page_is_accessible(browser: Browser, stack: Stack, scheme: Any) -> None:
+    """Every control has a name; landmarks, heading order and a contrast of 4.5 to 1 hold in both schemes."""
+    with quiet_page(browser, viewport=WIDE, base_url=address(stack), color_scheme=scheme) as page:
         page.goto("/")
         expect(items(page)).to_have_count(10)
-        expect(page.locator("#promises .tile").nth(4)).to_be_visible()
+        expect(page.locator("#slos .tile").nth(4)).to_be_visible()
         expect(page.locator("#bundle tbody tr")).to_have_count(NUM_MODELS)
         made = ask(page, STRUCTURE)
 
@@ -285,7 +285,7 @@ def test_everyone_can_read_it(browser: Browser, stack: Stack, scheme: Any) -> No
 
 
 def test_the_theme_can_be_chosen_and_is_kept(page: Page) -> None:
-    """The button goes round: as the system, light, dark; a reload keeps it."""
+    """The button cycles through system, light and dark; a reload keeps the choice."""
     button = page.locator("#theme-button")
     button.click()
     button.click()
@@ -298,12 +298,12 @@ def test_the_theme_can_be_chosen_and_is_kept(page: Page) -> None:
 
 
 @pytest.mark.parametrize("width", [320, 390, 768, 1024, 1920])
-def test_nothing_sticks_out_at_any_width(browser: Browser, stack: Stack, width: int) -> None:
-    """From a small phone to a wide screen nothing has to be scrolled sideways."""
+def test_nothing_overflows_at_any_width(browser: Browser, stack: Stack, width: int) -> None:
+    """From a small phone to a wide screen nothing scrolls sideways."""
     with quiet_page(browser, viewport={"width": width, "height": 800}, base_url=address(stack)) as page:
         page.goto("/")
         expect(items(page)).to_have_count(10)
-        expect(page.locator("#promises .tile").nth(4)).to_be_visible()
+        expect(page.locator("#slos .tile").nth(4)).to_be_visible()
         expect(page.locator("#bundle tbody tr")).to_have_count(NUM_MODELS)
 
         assert page.evaluate("document.documentElement.scrollWidth") <= width
@@ -311,7 +311,7 @@ def test_nothing_sticks_out_at_any_width(browser: Browser, stack: Stack, width: 
         assert page.evaluate(f"async () => {{ await ({BUSY_NODE})(); return ({TOO_WIDE})() }}") == []
 
 
-def test_what_people_type_stays_text(page: Page) -> None:
+def test_a_typed_user_id_stays_text(page: Page) -> None:
     """A user id that looks like HTML is shown as it is and makes no element."""
     nasty = '<img src=x onerror="window.broken=1"><b>bold</b>'
 
@@ -322,20 +322,20 @@ def test_what_people_type_stays_text(page: Page) -> None:
     assert page.evaluate("window.broken") is None
 
 
-def test_those_who_want_stillness_get_it(browser: Browser, stack: Stack) -> None:
-    """With reduced motion the list changes without gliding."""
-    with quiet_page(browser, viewport=DESK, base_url=address(stack), reduced_motion="reduce") as page:
+def test_reduced_motion_is_respected(browser: Browser, stack: Stack) -> None:
+    """With reduced motion the list changes without animation."""
+    with quiet_page(browser, viewport=WIDE, base_url=address(stack), reduced_motion="reduce") as page:
         page.goto("/")
         choose(page, known_user(stack))
         page.evaluate("window.moves = 0; Element.prototype.animate = () => { window.moves += 1 }; 0")
         items(page).first.get_by_role("button").click()
-        expect(page.locator("#seen")).to_contain_text("seen after")
+        expect(page.locator("#click-note")).to_contain_text("seen after")
 
         assert page.evaluate("window.moves") == 0
 
 
-def test_a_key_is_asked_for_when_one_is_needed(browser: Browser, stack: Stack) -> None:
-    """On 401 a dialog asks; the key then goes with every call, is kept in this tab only, and the list comes."""
+def test_a_key_is_requested_when_one_is_needed(browser: Browser, stack: Stack) -> None:
+    """On 401 a dialog opens; the key is then sent with every call and kept in this tab only."""
 
     def keyed(route: Route) -> None:
         if route.request.headers.get("authorization") == "Bearer let-me-in":
@@ -344,13 +344,13 @@ def test_a_key_is_asked_for_when_one_is_needed(browser: Browser, stack: Stack) -
             error = {"code": "unauthenticated", "message": "no", "field": None, "fix": None, "request_id": "r"}
             route.fulfill(status=401, json={"error": error})
 
-    context = browser.new_context(viewport=DESK, base_url=address(stack))
+    context = browser.new_context(viewport=WIDE, base_url=address(stack))
     page = context.new_page()
     page.route(re.compile(r"/(v1|console/(?!page))"), keyed)
     page.goto("/")
-    expect(page.get_by_role("dialog", name="This service asks for a key")).to_be_visible()
+    expect(page.get_by_role("dialog", name="This service needs an API key")).to_be_visible()
     page.get_by_label("API key", exact=True).fill("let-me-in")
-    page.get_by_role("button", name="Use it").click()
+    page.get_by_role("button", name="Use key").click()
     expect(items(page)).to_have_count(10)
     expect(page.locator("#pulse")).to_have_attribute("data-state", "on")
     kept = page.evaluate(

@@ -39,7 +39,7 @@ FAINT = """() => {
   const found = []
   for (let node = walker.nextNode(); node; node = walker.nextNode()) {
     const element = node.parentElement
-    if (!node.textContent.trim() || !element.checkVisibility() || element.closest(".unseen, script, dialog:not([open])")) continue
+    if (!node.textContent.trim() || !element.checkVisibility() || element.closest(".visually-hidden, script, dialog:not([open])")) continue
     const back = ground(element)
     const ink = over(rgb(getComputedStyle(element).color), back)
     const [high, low] = [light(ink), light(back)].sort((a, b) => b - a)
@@ -52,7 +52,7 @@ FAINT = """() => {
 
 TOO_WIDE = """() => [...document.querySelectorAll("body *")].filter((element) => {
   const box = element.getBoundingClientRect()
-  return box.width > 0 && box.right > innerWidth + 1 && !element.closest(".scroll, .unseen, .skip")
+  return box.width > 0 && box.right > innerWidth + 1 && !element.closest(".scroll, .visually-hidden, .skip")
 }).map((element) => element.outerHTML.slice(0, 100))"""
 """Elements that stick out of the window."""
 

@@ -1,1 +1,1 @@
-"""The console: the page at / and the small API behind it. What it shows is what the doors answer and the metrics say."""
+"""The console: the page at / and the JSON API behind it. It shows what the doors answer and what the metrics count."""

@@ -1,13 +1,13 @@
-"""The console's door: the page's files, and the small JSON API that the page reads. Errors leave in the REST door's envelope.
+"""The console's routes: the page's files and the small JSON API that the page reads. Errors have the REST door's envelope.
 
     GET  /                      the page            GET  /console/page/NAME    its files
-    GET  /console/live          promises, the charts' steps, drills             scope recommend
-    GET  /console/bundle        the live bundle and its quality table           scope recommend
+    GET  /console/live          SLOs, steps of the charts, drills               scope recommend
+    GET  /console/bundle        the live bundle and its evaluation              scope recommend
     GET  /console/users         some users that the store holds                 scope admin
-    GET  /console/history       one user's history with titles                  scope admin
+    GET  /console/history       a user's history with titles                    scope admin
     POST /console/drills        {"llm": "off", "features": "on"}                scope admin, audited
 
-Knows HTTP and no rule.
+The routes are no part of the public API, so OpenAPI leaves them out.
 """
 
 from collections.abc import Awaitable, Callable
@@ -30,9 +30,9 @@ _MAX_BODY_BYTES = 1_024
 _STATES = {"off": True, "on": False}
 
 
-def add_console(app: FastAPI, desk: ConsoleService) -> None:
+def add_console(app: FastAPI, service: ConsoleService) -> None:
     """Add the page and its API to the REST door's app."""
-    door = _ConsoleDoor(desk)
+    door = _ConsoleDoor(service)
     for method, path, endpoint in (
         ("GET", "/", door.index),
         ("GET", "/console/page/{name}", door.file),
@@ -48,49 +48,49 @@ def add_console(app: FastAPI, desk: ConsoleService) -> None:
 class _ConsoleDoor:
     """The endpoints."""
 
-    def __init__(self, desk: ConsoleService) -> None:
-        self._desk = desk
+    def __init__(self, service: ConsoleService) -> None:
+        self._service = service
         self._page = load_page()
 
     async def index(self, http: Request) -> Response:
-        """The page."""
+        """Return the page."""
         return self._page[INDEX].answer(http.headers.get("if-none-match"))
 
     async def file(self, http: Request, name: str) -> Response:
-        """One of the page's files."""
+        """Return one of the page's files."""
         if name not in self._page:
             return await no_route(http, HTTPException(404))
         return self._page[name].answer(http.headers.get("if-none-match"))
 
     async def live(self, http: Request) -> Response:
-        """What happens now."""
+        """Return the live view."""
 
         async def work(_: Call) -> Response:
-            return json_response(asdict(self._desk.now()))
+            return json_response(asdict(self._service.now()))
 
         return await _guarded(http, work, Scope.RECOMMEND)
 
     async def bundle(self, http: Request) -> Response:
-        """The live bundle."""
+        """Return the live bundle."""
 
         async def work(_: Call) -> Response:
-            return json_response(asdict(await self._desk.about()))
+            return json_response(asdict(await self._service.bundle()))
 
         return await _guarded(http, work, Scope.RECOMMEND)
 
     async def users(self, http: Request) -> Response:
-        """Some users."""
+        """Return some users."""
 
         async def work(_: Call) -> Response:
-            return json_response({"users": [asdict(person) for person in await self._desk.people()]})
+            return json_response({"users": [asdict(user) for user in await self._service.users()]})
 
         return await _guarded(http, work, Scope.ADMIN)
 
     async def history(self, http: Request) -> Response:
-        """One user's history."""
+        """Return a user's history."""
 
         async def work(_: Call) -> Response:
-            return json_response(asdict(await self._desk.history(http.query_params.get("user_id", ""))))
+            return json_response(asdict(await self._service.history(http.query_params.get("user_id", ""))))
 
         return await _guarded(http, work, Scope.ADMIN)
 
@@ -100,15 +100,15 @@ class _ConsoleDoor:
         async def work(_: Call) -> Response:
             refuse_other_sites(http.headers.get("sec-fetch-site"))
             wanted = parse_drills(await read_body(http, _MAX_BODY_BYTES))
-            return json_response({"drills": await self._desk.switch(wanted)})
+            return json_response({"drills": await self._service.switch(wanted)})
 
         return await _guarded(http, work, Scope.ADMIN, audited=True)
 
 
 def refuse_other_sites(fetch_site: str | None) -> None:
-    """Refuse what a page of another site sends from a visitor's browser: without keys it could throw the switches unseen.
+    """Refuse a call that another site's page makes from a visitor's browser (CSRF). Raises InvalidRequest.
 
-    Browsers say so in `Sec-Fetch-Site` (W3C Fetch Metadata); other programs say nothing. Raises InvalidRequest.
+    Browsers send `Sec-Fetch-Site` (W3C Fetch Metadata); other programs do not.
     """
     if fetch_site not in (None, "same-origin", "none"):
         raise InvalidRequest(
@@ -117,7 +117,7 @@ def refuse_other_sites(fetch_site: str | None) -> None:
 
 
 def parse_drills(body: bytes) -> dict[Part, bool]:
-    """Read which parts are to be off (True) or on (False). Raises InvalidRequest naming the field."""
+    """Return which parts are to be off (True) or on (False). Raises InvalidRequest naming the field."""
     try:
         sent = pydantic_core.from_json(body)
     except ValueError as error:

@@ -1,6 +1,6 @@
-"""Everything that the console can be asked, behind one object: live numbers, people, the bundle, the drills.
+"""What the console's API returns: live numbers, users and histories, the live bundle, and the drills.
 
-Knows no transport. Built by the composition root from ports; started and stopped with the doors.
+Knows no transport. The composition root builds it from ports and starts it with the doors.
 """
 
 import asyncio
@@ -10,53 +10,75 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.contracts.recommend import check_id
-from services.gateway.console.quality import Quality, quality_of
-from services.gateway.console.slo import Moment, SloStatus, moments, promises
-from services.gateway.console.users import EventTimes, History, Person, UserDirectory, choose_people, read_history
-from services.gateway.console.watch import Watch
+from services.gateway.console.samples import MetricSampler
+from services.gateway.console.slo import ChartStep, SloStatus, chart_steps, slo_statuses
+from services.gateway.console.users import EventTimes, History, ListedUser, UserDirectory, choose_users, read_history
 from services.gateway.tiers.drills import Drills, Part
 from services.gateway.tiers.live_bundle import LiveBundle
 from services.observability.objectives import Objectives
 
 CHART_S = 120.0
-STRIP_S = 3_600.0
-NUM_PEOPLE = 12
-_PEOPLE_KEPT_S = 5.0
+SLO_WINDOW_S = 3_600.0
+NUM_USERS = 12
+_USERS_KEPT_S = 5.0
+_QUALITY_MODELS = ("decoder", "student", "twin", "item_knn", "bigram", "popularity")
+"""The models of an evaluation report, in the order in which they are shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Now:
-    """The live view. `window_s` is the time that the promises are counted over; drills map a part to the seconds left."""
+class ConsoleLive:
+    """The live view. `slos` cover the last `window_s` seconds; `drills` maps a part to the seconds its drill has left."""
 
     window_s: float
-    promises: list[SloStatus]
-    moments: list[Moment]
+    slos: list[SloStatus]
+    steps: list[ChartStep]
     drills: dict[Part, float]
     default_deadline_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class About:
-    """The live bundle and what its evaluation found."""
+class ModelQuality:
+    """One evaluated model: hit rate and NDCG at ten, seen items removed; the interval is NDCG's 95 % bootstrap."""
+
+    model: str
+    hr_at_10: float
+    ndcg_at_10: float
+    ndcg_interval: tuple[float, float] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundleQuality:
+    """A bundle's evaluation report: every model under one protocol."""
+
+    dataset: str
+    protocol: str
+    num_test_users: int
+    student_share: float | None
+    rows: tuple[ModelQuality, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsoleBundle:
+    """The live bundle and its evaluation."""
 
     version: str
     num_items: int
     code_depth: int
     num_parameters: int | None
     multiply_adds: Mapping[str, int]
-    quality: Quality
+    quality: BundleQuality
 
 
 class ConsoleService:
-    """Answers the console. One per process."""
+    """The console's data and its switches. One per process."""
 
     def __init__(
         self,
         *,
         live: LiveBundle,
-        people: UserDirectory,
+        users: UserDirectory,
         event_times: EventTimes,
-        watch: Watch,
+        sampler: MetricSampler,
         drills: Drills,
         objectives: Objectives,
         read_report: Callable[[str], Mapping[str, Any]],
@@ -64,67 +86,89 @@ class ConsoleService:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._live = live
-        self._people = people
+        self._users = users
         self._event_times = event_times
-        self._watch = watch
+        self._sampler = sampler
         self._drills = drills
         self._objectives = objectives
         self._read_report = read_report
         self._default_deadline_ms = default_deadline_ms
         self._clock = clock
-        self._known: tuple[float, list[Person]] | None = None
-        self._about: About | None = None
+        self._listed: tuple[float, list[ListedUser]] | None = None
+        self._bundle: ConsoleBundle | None = None
 
     async def start(self) -> None:
-        """Begin to sample metrics and to follow the drills."""
+        """Start sampling metrics and following the drills."""
         await self._drills.start()
-        await self._watch.start()
+        await self._sampler.start()
 
     async def stop(self) -> None:
-        """End what runs in the background."""
-        await self._watch.stop()
+        """Stop the background tasks."""
+        await self._sampler.stop()
         await self._drills.stop()
 
-    def now(self) -> Now:
-        """Return the live view; while it is asked for, metrics are sampled each second."""
-        ring = self._watch.look()
-        counted = ring.window(STRIP_S)
-        return Now(
+    def now(self) -> ConsoleLive:
+        """Return the live view; while it is read, metrics are sampled each second."""
+        ring = self._sampler.watch()
+        counted = ring.window(SLO_WINDOW_S)
+        return ConsoleLive(
             window_s=0.0 if counted is None else round(counted.span_s, 1),
-            promises=[] if counted is None else promises(self._objectives, counted),
-            moments=moments(ring.steps(CHART_S), self._clock()),
+            slos=[] if counted is None else slo_statuses(self._objectives, counted),
+            steps=chart_steps(ring.steps(CHART_S), self._clock()),
             drills=self._drills.remaining_s(),
             default_deadline_ms=self._default_deadline_ms,
         )
 
-    async def people(self) -> list[Person]:
-        """Return some users that the store holds, read anew every few seconds. Raises DependencyAway."""
+    async def users(self) -> list[ListedUser]:
+        """Return some users that the store holds, read again every few seconds. Raises DependencyAway."""
         now_s = self._clock()
-        if self._known is None or now_s - self._known[0] > _PEOPLE_KEPT_S:
-            self._known = (now_s, await choose_people(self._people, NUM_PEOPLE))
-        return self._known[1]
+        if self._listed is None or now_s - self._listed[0] > _USERS_KEPT_S:
+            self._listed = (now_s, await choose_users(self._users, NUM_USERS))
+        return self._listed[1]
 
     async def history(self, user_id: str) -> History:
         """Return a user's history with titles. Raises InvalidRequest or DependencyAway."""
         check_id("user_id", user_id)
-        return await read_history(self._people, user_id, self._live.current().catalogue, self._event_times)
+        return await read_history(self._users, user_id, self._live.current().catalogue, self._event_times)
 
-    async def about(self) -> About:
-        """Tell of the live bundle. Raises DependencyAway before the first one, BundleError when its report is gone."""
+    async def bundle(self) -> ConsoleBundle:
+        """Return the live bundle. Raises DependencyAway before the first one, BundleError if its report is gone."""
         live = self._live.current()
-        if self._about is None or self._about.version != live.version:
+        if self._bundle is None or self._bundle.version != live.version:
             report = await asyncio.to_thread(self._read_report, live.version)
-            self._about = About(
+            self._bundle = ConsoleBundle(
                 version=live.version,
                 num_items=len(live.catalogue.item_ids),
                 code_depth=live.catalogue.depth,
                 num_parameters=live.manifest.get("num_parameters"),
                 multiply_adds=live.manifest.get("multiply_adds", {}),
-                quality=quality_of(report),
+                quality=_bundle_quality(report),
             )
-        return self._about
+        return self._bundle
 
     async def switch(self, wanted: Mapping[Part, bool]) -> dict[Part, float]:
-        """Switch parts off (True) or on; gives the seconds that each part which is off has left."""
+        """Switch parts off (True) or on; return the seconds that each part which is off has left."""
         await self._drills.switch(wanted)
         return self._drills.remaining_s()
+
+
+def _bundle_quality(report: Mapping[str, Any]) -> BundleQuality:
+    """Return an evaluation report's table; what the report lacks is left out."""
+    metrics = report.get("metrics", {})
+    return BundleQuality(
+        dataset=str(report.get("dataset", "")),
+        protocol=str(report.get("protocol", "")),
+        num_test_users=int(report.get("num_test_users", 0)),
+        student_share=report.get("student_share"),
+        rows=tuple(_model_quality(model, metrics[model]) for model in _QUALITY_MODELS if model in metrics),
+    )
+
+
+def _model_quality(model: str, metrics: Mapping[str, Any]) -> ModelQuality:
+    interval = metrics.get("ndcg@10_interval")
+    return ModelQuality(
+        model=model,
+        hr_at_10=float(metrics["hr@10"]),
+        ndcg_at_10=float(metrics["ndcg@10"]),
+        ndcg_interval=None if interval is None else (float(interval[0]), float(interval[1])),
+    )

@@ -1,27 +1,30 @@
-"""The SLO strip and the two live charts, from counted metrics. Pure; the objectives are handed in.
+"""The SLO tiles and the steps of the live charts, computed from counted metrics. Pure; the objectives are an argument.
 
-A budget is spent over many days and this page sees an hour at most, so what is left of it is said of that hour.
+An error budget covers many days and the console sees an hour at most, so the budget shown is that of this hour.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from services.contracts.recommend import Tier
-from services.gateway.console.counts import MISSED, REQUEST_SECONDS, REQUESTS, Counts, Kept, quantile_s
+from services.gateway.console.samples import Counts, SeriesSelection, quantile_s
 from services.observability.objectives import Objective, Objectives, Selector, tally
 
-_ALWAYS = frozenset({REQUESTS, MISSED, f"{REQUEST_SECONDS}_bucket"})
-_LABELS = frozenset({"tier", "code", "le"})
+REQUESTS = "tailrace_requests_total"
+_REQUEST_SECONDS = "tailrace_request_seconds"
+_DEADLINE_MISSED = "tailrace_deadline_missed_total"
+_CHART_METRICS = frozenset({REQUESTS, _DEADLINE_MISSED, f"{_REQUEST_SECONDS}_bucket"})
+_CHART_LABELS = frozenset({"tier", "code", "le"})
 _OK = Selector(metric=REQUESTS, match={"code": ("ok",)})
 _ALL = Selector(metric=REQUESTS)
-_LATE = Selector(metric=MISSED)
+_LATE = Selector(metric=_DEADLINE_MISSED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SloStatus:
-    """One objective and how it was kept. `good_share` is None when there was nothing to count.
+    """One objective and how it was kept. `good_share` is None if nothing was counted.
 
-    `budget_left` is 1 when nothing went wrong, 0 when all that may go wrong did, negative beyond.
+    `budget_left` is 1 with no bad event, 0 when the budget is used up, negative beyond.
     """
 
     name: str
@@ -34,8 +37,8 @@ class SloStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
-    """What happened in one step of the charts: `age_s` before now, for `span_s` seconds. Rates are answers per second."""
+class ChartStep:
+    """One step of the charts, which ended `age_s` ago and lasted `span_s`. `rates` are answers per second by tier."""
 
     age_s: float
     span_s: float
@@ -46,26 +49,26 @@ class Moment:
     num_refused: int
 
 
-def kept_for(objectives: Objectives) -> Kept:
-    """Say which series the strip and the charts read."""
+def series_for(objectives: Objectives) -> SeriesSelection:
+    """Return the series that the tiles and the charts read."""
     selectors = [term.selector for one in objectives.objectives for term in (*one.sli.total_terms, *one.sli.bad_terms)]
-    return Kept(
-        metrics=_ALWAYS | {selector.metric for selector in selectors},
-        labels=_LABELS | {label for selector in selectors for label in selector.match},
+    return SeriesSelection(
+        metrics=_CHART_METRICS | {selector.metric for selector in selectors},
+        labels=_CHART_LABELS | {label for selector in selectors for label in selector.match},
     )
 
 
-def promises(objectives: Objectives, counted: Counts) -> list[SloStatus]:
-    """Say how each objective was kept over what was counted."""
-    return [_promise(objective, counted) for objective in objectives.objectives]
+def slo_statuses(objectives: Objectives, counted: Counts) -> list[SloStatus]:
+    """Return how each objective was kept over what was counted."""
+    return [_slo_status(objective, counted) for objective in objectives.objectives]
 
 
-def moments(steps: Iterable[Counts], now_s: float) -> list[Moment]:
-    """Return the charts' steps."""
-    return [_moment(step, now_s) for step in steps]
+def chart_steps(steps: Iterable[Counts], now_s: float) -> list[ChartStep]:
+    """Return the steps of the charts."""
+    return [_chart_step(step, now_s) for step in steps]
 
 
-def _promise(objective: Objective, counted: Counts) -> SloStatus:
+def _slo_status(objective: Objective, counted: Counts) -> SloStatus:
     counts = tally(objective, counted.total)
     share = counts.good_share
     return SloStatus(
@@ -79,19 +82,18 @@ def _promise(objective: Objective, counted: Counts) -> SloStatus:
     )
 
 
-def _moment(step: Counts, now_s: float) -> Moment:
+def _chart_step(step: Counts, now_s: float) -> ChartStep:
     span_s = max(step.span_s, 1e-3)
     by_tier = step.by_label(REQUESTS, "tier", code="ok")
-    answered = step.buckets(REQUEST_SECONDS)
-    num_ok = step.total(_OK)
-    return Moment(
+    latencies = step.buckets(_REQUEST_SECONDS)
+    return ChartStep(
         age_s=round(now_s - step.at_s, 2),
         span_s=round(span_s, 2),
         rates={tier.value: round(by_tier.get(tier.value, 0.0) / span_s, 2) for tier in Tier},
-        p50_ms=_ms(quantile_s(answered, 0.5)),
-        p99_ms=_ms(quantile_s(answered, 0.99)),
+        p50_ms=_ms(quantile_s(latencies, 0.5)),
+        p99_ms=_ms(quantile_s(latencies, 0.99)),
         num_late=round(step.total(_LATE)),
-        num_refused=round(step.total(_ALL) - num_ok),
+        num_refused=round(step.total(_ALL) - step.total(_OK)),
     )
 
 

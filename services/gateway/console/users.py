@@ -1,6 +1,6 @@
-"""Who can be looked at, and what they did: user ids that the feature store really holds, and a history with its titles.
+"""The users and histories that the console shows: user ids that the feature store holds, and histories with titles.
 
-Knows no store: its ports are handed in. Times of single events are known only where the offline tables lie on this machine.
+Knows no store: its ports are arguments. The times of single events are known only where the offline tables are on this machine.
 """
 
 import asyncio
@@ -14,19 +14,19 @@ from services.gateway.request.context import Features
 
 MAX_SHOWN = 60
 _TIMEOUT_S = 0.5
-_SAMPLED_PER_PERSON = 4
+_SAMPLED_PER_USER = 4
 
 
 class UserDirectory(Features, Protocol):
     """The feature store, as far as the console needs it."""
 
     async def sample_user_ids(self, limit: int, timeout_s: float) -> list[str]:
-        """Return some user ids that the store holds; the same one twice, maybe. Raises DependencyAway."""
+        """Return some user ids that the store holds, possibly with repeats. Raises DependencyAway."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Person:
+class ListedUser:
     """One user to choose from."""
 
     user_id: str
@@ -36,7 +36,7 @@ class Person:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryItem:
-    """One item of a history. `event_time_ms` is Unix time, None where it is not known."""
+    """One item of a history. `event_time_ms` is Unix time, None if it is not known."""
 
     item_id: str
     title: str
@@ -46,7 +46,7 @@ class HistoryItem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """What the store knows of one user, newest first and at most MAX_SHOWN items of it."""
+    """A user's history, newest first, at most MAX_SHOWN items of it. `num_events` counts all events."""
 
     user_id: str
     num_events: int
@@ -56,60 +56,64 @@ class History:
 
 
 EventTimes = Callable[[str], Mapping[int, int]]
-"""Return the Unix ms of a user's nth event, by n (from 1), as far as they are known here. May block."""
+"""Returns the Unix ms of a user's nth event, by n (from 1), as far as they are known here. May block."""
 
 
-async def choose_people(people: UserDirectory, limit: int) -> list[Person]:
+async def choose_users(directory: UserDirectory, limit: int) -> list[ListedUser]:
     """Return some known users. Raises DependencyAway."""
-    user_ids = await people.sample_user_ids(_SAMPLED_PER_PERSON * limit, _TIMEOUT_S)
-    # a scan of Redis gives a key again when the table grows meanwhile
-    found = [_person(user_id, await people.read(user_id, _TIMEOUT_S)) for user_id in dict.fromkeys(user_ids)]
+    user_ids = await directory.sample_user_ids(_SAMPLED_PER_USER * limit, _TIMEOUT_S)
+    # a Redis scan may return a key again while the table grows
+    found = [_listed(user_id, await directory.read(user_id, _TIMEOUT_S)) for user_id in dict.fromkeys(user_ids)]
     return spread(found, limit)
 
 
-def spread(found: Sequence[Person], limit: int) -> list[Person]:
-    """Choose at most `limit` from the longest history to the shortest, a third of them with a stored list where there are such."""
-    ordered = sorted(found, key=lambda person: (-person.num_events, person.user_id))
-    listed = _evenly([person for person in ordered if person.has_stored_list], limit // 3)
-    others = _evenly([person for person in ordered if person not in listed], limit - len(listed))
-    return sorted((*listed, *others), key=ordered.index)
+def spread(found: Sequence[ListedUser], limit: int) -> list[ListedUser]:
+    """Return at most `limit` users, from the longest history to the shortest, a third of them with a stored list if possible."""
+    ordered = sorted(found, key=lambda user: (-user.num_events, user.user_id))
+    with_list = _evenly([user for user in ordered if user.has_stored_list], limit // 3)
+    others = _evenly([user for user in ordered if user not in with_list], limit - len(with_list))
+    return sorted((*with_list, *others), key=ordered.index)
 
 
-async def read_history(people: UserDirectory, user_id: str, catalogue: Catalogue, event_times: EventTimes) -> History:
+async def read_history(
+    directory: UserDirectory, user_id: str, catalogue: Catalogue, event_times: EventTimes
+) -> History:
     """Return a user's history with titles. Raises DependencyAway."""
-    features = await people.read(user_id, _TIMEOUT_S)
+    features = await directory.read(user_id, _TIMEOUT_S)
     times = await asyncio.to_thread(event_times, user_id) if features.history_item_ids else {}
     return History(
         user_id=user_id,
         num_events=features.num_events,
         newest_event_time_ms=features.newest_event_time_ms,
         has_stored_list=features.precomputed is not None,
-        items=_deeds(features, catalogue, times),
+        items=_history_items(features, catalogue, times),
     )
 
 
-def _evenly(ordered: Sequence[Person], limit: int) -> list[Person]:
-    """Take every nth, the first and the last among them."""
+def _evenly(ordered: Sequence[ListedUser], limit: int) -> list[ListedUser]:
+    """Return every nth user, the first and the last among them."""
     if len(ordered) <= limit:
         return list(ordered)
     step = (len(ordered) - 1) / max(1, limit - 1)
     return [ordered[round(place * step)] for place in range(limit)]
 
 
-def _person(user_id: str, features: UserFeatures) -> Person:
-    return Person(user_id=user_id, num_events=features.num_events, has_stored_list=features.precomputed is not None)
+def _listed(user_id: str, features: UserFeatures) -> ListedUser:
+    return ListedUser(user_id=user_id, num_events=features.num_events, has_stored_list=features.precomputed is not None)
 
 
-def _deeds(features: UserFeatures, catalogue: Catalogue, times: Mapping[int, int]) -> tuple[HistoryItem, ...]:
-    """Name the newest items. The last item of a history is the user's `num_events`-th event."""
+def _history_items(features: UserFeatures, catalogue: Catalogue, times: Mapping[int, int]) -> tuple[HistoryItem, ...]:
+    """Return the newest items. The last item of a history is the user's `num_events`-th event."""
     newest_first: Sequence[str] = features.history_item_ids[::-1][:MAX_SHOWN]
     return tuple(
-        _deed(item_id, catalogue, features.newest_event_time_ms if back == 0 else times.get(features.num_events - back))
+        _history_item(
+            item_id, catalogue, features.newest_event_time_ms if back == 0 else times.get(features.num_events - back)
+        )
         for back, item_id in enumerate(newest_first)
     )
 
 
-def _deed(item_id: str, catalogue: Catalogue, event_time_ms: int | None) -> HistoryItem:
+def _history_item(item_id: str, catalogue: Catalogue, event_time_ms: int | None) -> HistoryItem:
     index = catalogue.index_of.get(item_id)
     if index is None:
         return HistoryItem(item_id=item_id, title=item_id, categories=(), event_time_ms=event_time_ms)

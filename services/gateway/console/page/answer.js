@@ -1,24 +1,27 @@
-// The list: who made it and why, each item with its score and source, and what moved since the last one.
+// The answer: its tier and reason, the items with score and source, what moved since the last answer, and the time in each stage.
 
-import { announce, byId, make, prefersStill, setText } from "./dom.js"
-import { takenMs } from "./session.js"
-import { tierTitle, ago, milliseconds, plural, reasonText, score } from "./words.js"
+import { announce, byId, make, prefersReducedMotion, setText } from "./dom.js"
+import { elapsedMs } from "./session.js"
+import { ago, milliseconds, plural, reasonText, score, tierTitle } from "./text.js"
 
 const MOVE_MS = 210
+const STAGES = ["features", "route", "rank", "answer"]
+const INNER_STAGES = { rank: ["llm", "student"] }
+const STAGE_TITLES = { features: "Read features", route: "Route", rank: "Rank", llm: "Language model", student: "Student", answer: "Build answer" }
 const rows = new Map()
-let placeBefore = new Map()
+let lastPlaces = new Map()
 let isFirst = true
 
 export function startAnswer(session) {
-  byId("ask").addEventListener("click", () => session.ask())
+  byId("request").addEventListener("click", () => session.request())
   session.addEventListener("user", () => {
     isFirst = true
-    byId("seen").hidden = true
+    byId("click-note").hidden = true
   })
   session.addEventListener("answer", ({ detail }) => show(detail.answer, session))
-  session.addEventListener("seen", ({ detail }) => sawIt(detail))
-  session.addEventListener("unseen", ({ detail }) => say(`The click on ${detail.item.title} is safe in the log. It shows as soon as the features can be read.`, "wait"))
-  session.addEventListener("trouble", ({ detail }) => say(trouble(detail), "bad"))
+  session.addEventListener("click-seen", ({ detail }) => showSeen(detail))
+  session.addEventListener("click-unseen", ({ detail }) => showNote(`The click on ${detail.item.title} is recorded. It counts as soon as the features can be read.`, "wait"))
+  session.addEventListener("failure", ({ detail }) => showNote(failure(detail), "bad"))
 }
 
 export function clickPlace(session, place) {
@@ -34,11 +37,12 @@ function show(answer, session) {
   setText(byId("reason"), reasonText(answer.reason))
   setText(byId("facts"), facts(answer))
   showItems(answer, session)
+  byId("timeline").replaceChildren(...timeline(answer))
 }
 
 function facts(answer) {
-  const newest = answer.newest_event_time_ms === null ? "has seen no event of this visitor" : `has seen everything up to ${ago(answer.newest_event_time_ms)}`
-  return `${milliseconds(takenMs(answer))} of ${answer.deadline_ms} ms · ${newest}`
+  const newest = answer.newest_event_time_ms === null ? "no event of this user seen" : `newest event seen: ${ago(answer.newest_event_time_ms)}`
+  return `${milliseconds(elapsedMs(answer))} of ${answer.deadline_ms} ms · ${newest}`
 }
 
 function showItems(answer, session) {
@@ -56,13 +60,13 @@ function showItems(answer, session) {
   let changes = 0
   answer.items.forEach((item, place) => {
     const row = rows.get(item.item_id) ?? newRow(item, session)
-    const before = isFresh ? place : placeBefore.get(item.item_id)
+    const before = isFresh ? place : lastPlaces.get(item.item_id)
     if (before !== place) changes += 1
     fill(row, item, place, before, high > low ? (item.score - low) / (high - low) : 1, before !== place)
     rows.set(item.item_id, row)
     if (list.children[place] !== row) list.insertBefore(row, list.children[place] ?? null)
   })
-  placeBefore = places
+  lastPlaces = places
   if (!isFresh && changes) animate(tops)
   if (focused && !rows.has(focused)) list.querySelector("button")?.focus({ preventScroll: true })
   else if (focused) rows.get(focused).querySelector("button").focus({ preventScroll: true })
@@ -111,9 +115,9 @@ function markMove(row, mark, before, place) {
   }, 4_000)
 }
 
-// Rows glide from where they were to where they are.
+// Moves rows smoothly from their old places to the new ones.
 function animate(tops) {
-  if (prefersStill()) return
+  if (prefersReducedMotion()) return
   for (const [id, row] of rows) {
     const top = tops.get(id)
     const shift = top === undefined ? 14 : top - row.getBoundingClientRect().top
@@ -128,22 +132,65 @@ function choose(item, session) {
   session.click(item)
 }
 
-function sawIt({ item, afterMs }) {
-  say(`${item.title}: seen after ${Math.round(afterMs)} ms`, "good")
-  announce(`Your click on ${item.title} was seen after ${Math.round(afterMs)} milliseconds. ${byId("tier").textContent} answers with ${plural(rows.size, "item")}.`)
+function showSeen({ item, afterMs }) {
+  showNote(`${item.title}: seen after ${Math.round(afterMs)} ms`, "good")
+  announce(`The click on ${item.title} was seen after ${Math.round(afterMs)} milliseconds. ${byId("tier").textContent} answers with ${plural(rows.size, "item")}.`)
 }
 
-function say(text, kind) {
-  const note = byId("seen")
+function showNote(text, kind) {
+  const note = byId("click-note")
   note.hidden = false
   note.dataset.kind = kind
   setText(note, text)
-  if (!prefersStill()) note.animate([{ opacity: 0.2 }, { opacity: 1 }], { duration: 180 })
+  if (!prefersReducedMotion()) note.animate([{ opacity: 0.2 }, { opacity: 1 }], { duration: 180 })
   if (kind !== "good") announce(text)
 }
 
-function trouble({ error, doing, item }) {
+function failure({ error, action, item }) {
   if (item) rows.get(item.item_id)?.classList.remove("pending")
-  const what = doing === "click" ? "The click was not taken" : "There was no answer"
+  const what = action === "click" ? "The click was not recorded" : "The request failed"
   return `${what}: ${error.status === 401 ? "a key is needed" : error.message}.`
+}
+
+// The deadline as one bar, and below it the stages, enlarged.
+function timeline(answer) {
+  const elapsed = elapsedMs(answer)
+  return [budget(elapsed, answer.deadline_ms), lanes(spans(answer.stages_ms), elapsed)]
+}
+
+function budget(elapsed, deadline) {
+  const used = make("span", { class: "used" })
+  used.style.width = `${Math.min(100, Math.max(0.8, (100 * elapsed) / deadline))}%`
+  const isLate = elapsed > deadline
+  return make(
+    "div",
+    { class: `budget${isLate ? " late" : ""}` },
+    make("span", { class: "whole", "aria-hidden": "true" }, used),
+    make("span", { class: "words" }, make("b", {}, `${milliseconds(elapsed)} used`), ` · ${isLate ? "late" : `${milliseconds(deadline - elapsed)} left`} of ${deadline} ms`),
+  )
+}
+
+// Stages run one after the other; the language model and the student run in parallel inside ranking.
+function spans(stages) {
+  const found = []
+  let at = 0
+  for (const name of STAGES) {
+    if (!(name in stages)) continue
+    const inner = (INNER_STAGES[name] ?? []).filter((other) => other in stages)
+    found.push(...(inner.length ? inner : [name]).map((part) => ({ name: part, from: at, ms: stages[part] })))
+    at += stages[name]
+  }
+  return found
+}
+
+function lanes(parts, elapsed) {
+  return make("ol", { class: "lanes" }, ...parts.map((part) => lane(part, elapsed)))
+}
+
+function lane({ name, from, ms }, elapsed) {
+  const bar = make("span", { class: "stage", data: { stage: name } })
+  const share = (value) => (100 * value) / Math.max(elapsed, 0.001)
+  bar.style.marginLeft = `${Math.min(99, share(from))}%`
+  bar.style.width = `${Math.max(0.8, Math.min(share(ms), 100 - share(from)))}%`
+  return make("li", {}, make("span", { class: "name" }, STAGE_TITLES[name] ?? name), make("span", { class: "track", "aria-hidden": "true" }, bar), make("span", { class: "ms" }, milliseconds(ms)))
 }

@@ -5,11 +5,11 @@ import { byId, make, setText } from "./dom.js"
 
 const MODELS = {
   decoder: ["Decoder", "the language model"],
-  student: ["Student", "distilled from it"],
-  twin: ["Twin", "as the student, without distillation"],
-  item_knn: ["Item-kNN", "items seen together"],
-  bigram: ["Bigram", "what follows what"],
-  popularity: ["Popularity", "the same list for all"],
+  student: ["Student", "distilled from the decoder"],
+  twin: ["Twin", "the student's size, not distilled"],
+  item_knn: ["Item-kNN", "items with common users"],
+  bigram: ["Bigram", "first-order Markov chain"],
+  popularity: ["Popularity", "one list for all users"],
 }
 
 let shown = null
@@ -21,7 +21,7 @@ export async function loadBundle() {
     shown = bundle.version
     return bundle
   } catch (error) {
-    setText(byId("bundle-note"), error.status === 401 ? "" : "No bundle can be told of just now.")
+    setText(byId("bundle-note"), error.status === 401 ? "" : "The bundle could not be read.")
     return null
   }
 }
@@ -36,26 +36,26 @@ function show(bundle) {
 function note({ num_items, num_parameters, multiply_adds, quality }) {
   const parts = [`${num_items.toLocaleString("en")} items`]
   if (num_parameters) parts.push(`a decoder of ${num_parameters.toLocaleString("en")} parameters`)
-  if (multiply_adds.decoder && multiply_adds.student) parts.push(`a student that works ${Math.round(multiply_adds.decoder / multiply_adds.student)} times less`)
-  if (quality.num_test_users) parts.push(`judged on ${quality.num_test_users.toLocaleString("en")} users (${quality.dataset || "no name"}): the next item, ranked among all, seen ones left out`)
+  if (multiply_adds.decoder && multiply_adds.student) parts.push(`a student with ${Math.round(multiply_adds.decoder / multiply_adds.student)} times fewer operations`)
+  if (quality.num_test_users) parts.push(`evaluated on ${quality.num_test_users.toLocaleString("en")} users (${quality.dataset || "unnamed data"}): the next item, ranked among all, seen items removed`)
   return `${parts.join(", ")}.`
 }
 
 function table(rows) {
-  const most = (name) => Math.max(...rows.map((row) => row[name]))
-  const tops = { hr_at_10: most("hr_at_10"), ndcg_at_10: Math.max(most("ndcg_at_10"), ...rows.map((row) => row.ndcg_interval?.[1] ?? 0)) }
-  const head = make("tr", {}, ...["Model", "In the first ten", "NDCG@10, with its 95 % interval"].map((text) => make("th", { scope: "col" }, text)))
-  return make("table", {}, make("thead", {}, head), make("tbody", {}, ...rows.map((row) => line(row, tops))))
+  const maximum = (name) => Math.max(...rows.map((row) => row[name]))
+  const maxima = { hr_at_10: maximum("hr_at_10"), ndcg_at_10: Math.max(maximum("ndcg_at_10"), ...rows.map((row) => row.ndcg_interval?.[1] ?? 0)) }
+  const head = make("tr", {}, ...["Model", "HR@10", "NDCG@10 with its 95 % interval"].map((text) => make("th", { scope: "col" }, text)))
+  return make("table", {}, make("thead", {}, head), make("tbody", {}, ...rows.map((row) => line(row, maxima))))
 }
 
-function line(row, tops) {
-  const [name, story] = MODELS[row.model] ?? [row.model, ""]
+function line(row, maxima) {
+  const [name, description] = MODELS[row.model] ?? [row.model, ""]
   return make(
     "tr",
     { data: { model: row.model } },
-    make("th", { scope: "row" }, name, make("small", {}, story)),
-    make("td", {}, bar(row.hr_at_10 / tops.hr_at_10, null), make("span", { class: "number" }, `${(100 * row.hr_at_10).toFixed(1)} %`)),
-    make("td", {}, bar(row.ndcg_at_10 / tops.ndcg_at_10, row.ndcg_interval?.map((end) => end / tops.ndcg_at_10)), make("span", { class: "number" }, row.ndcg_at_10.toFixed(4))),
+    make("th", { scope: "row" }, name, make("small", {}, description)),
+    make("td", {}, bar(row.hr_at_10 / maxima.hr_at_10, null), make("span", { class: "number" }, `${(100 * row.hr_at_10).toFixed(1)} %`)),
+    make("td", {}, bar(row.ndcg_at_10 / maxima.ndcg_at_10, row.ndcg_interval?.map((end) => end / maxima.ndcg_at_10)), make("span", { class: "number" }, row.ndcg_at_10.toFixed(4))),
   )
 }
 

@@ -1,13 +1,13 @@
-// Two charts on canvases, drawn by hand: who answers over time, and how long answers took against the deadline.
+// Two charts on canvases: answers per second by tier, and latencies against the deadline.
 
-import { TIERS } from "./words.js"
+import { TIERS } from "./text.js"
 
 export const SPAN_S = 90
 const LEFT = 34
 const BOTTOM = 18
 const TOP = 8
-const LONGEST_STEP_S = 5
-const [FASTEST_MS, SLOWEST_MS] = [0.2, 2_000]
+const MAX_STEP_S = 5
+const [MIN_MS, MAX_MS] = [0.2, 2_000]
 
 export class Chart {
   constructor(canvas) {
@@ -37,7 +37,7 @@ export class Chart {
     return LEFT + (this.width - LEFT - 4) * (1 - ageS / SPAN_S)
   }
 
-  // Lines across at these heights, with their names at the left, and the time below.
+  // Horizontal lines with labels at the left, and the time axis below.
   frame(marks) {
     const { pen } = this
     pen.textAlign = "right"
@@ -57,30 +57,30 @@ export class Chart {
   }
 }
 
-// `moments`: {ageS, rates by tier}, oldest first.
-export function drawMix(chart, moments) {
+// `steps`: {ageS, rates by tier}, oldest first.
+export function drawMix(chart, steps) {
   chart.begin()
   const { pen, height } = chart
-  const peak = niceAbove(Math.max(2, ...moments.map((moment) => TIERS.reduce((sum, tier) => sum + moment.rates[tier], 0))))
+  const peak = niceAbove(Math.max(2, ...steps.map((step) => TIERS.reduce((sum, tier) => sum + step.rates[tier], 0))))
   const y = (rate) => height - BOTTOM - ((height - BOTTOM - TOP) * rate) / peak
   chart.frame([[y(0), "0"], [y(peak / 2), short(peak / 2)], [y(peak), short(peak)]])
-  const floor = moments.map(() => 0)
+  const floor = steps.map(() => 0)
   pen.save()
   clip(chart)
   for (const tier of [...TIERS].reverse()) {
-    const roof = moments.map((moment, place) => floor[place] + moment.rates[tier])
-    band(chart, moments, floor, roof, y, chart.colour[tier])
+    const roof = steps.map((step, place) => floor[place] + step.rates[tier])
+    band(chart, steps, floor, roof, y, chart.colour[tier])
     roof.forEach((value, place) => (floor[place] = value))
   }
   pen.restore()
 }
 
-// `dots`: {atS, tier, ms}; `moments`: {ageS, p99}; both in seconds of performance.now().
-export function drawSpeed(chart, dots, moments, deadlineMs, nowS) {
+// `dots`: {atS, tier, ms}; `steps`: {ageS, p99}; times are seconds of performance.now().
+export function drawLatency(chart, dots, steps, deadlineMs, nowS) {
   chart.begin()
   const { pen, height } = chart
-  const [low, high] = [Math.log(FASTEST_MS), Math.log(SLOWEST_MS)]
-  const y = (ms) => height - BOTTOM - ((height - BOTTOM - TOP) * (Math.log(Math.min(SLOWEST_MS, Math.max(FASTEST_MS, ms))) - low)) / (high - low)
+  const [low, high] = [Math.log(MIN_MS), Math.log(MAX_MS)]
+  const y = (ms) => height - BOTTOM - ((height - BOTTOM - TOP) * (Math.log(Math.min(MAX_MS, Math.max(MIN_MS, ms))) - low)) / (high - low)
   chart.frame([[y(1), "1 ms"], [y(10), "10"], [y(100), "100"], [y(1_000), "1 s"]])
   pen.fillStyle = chart.colour.danger
   pen.globalAlpha = 0.07
@@ -95,7 +95,7 @@ export function drawSpeed(chart, dots, moments, deadlineMs, nowS) {
   pen.globalAlpha = 1
   pen.strokeStyle = chart.colour.ink
   pen.lineWidth = 1.5
-  trace(chart, moments, y)
+  trace(chart, steps, y)
   pen.strokeStyle = chart.colour.danger
   pen.setLineDash([6, 4])
   line(pen, LEFT, y(deadlineMs), chart.width - 4, y(deadlineMs))
@@ -106,27 +106,27 @@ export function drawSpeed(chart, dots, moments, deadlineMs, nowS) {
   pen.fillText(`deadline ${deadlineMs} ms`, LEFT + 6, y(deadlineMs) - 2)
 }
 
-function band(chart, moments, floor, roof, y, colour) {
+function band(chart, steps, floor, roof, y, colour) {
   const { pen } = chart
-  if (!moments.length || roof.every((value, place) => value === floor[place])) return
+  if (!steps.length || roof.every((value, place) => value === floor[place])) return
   pen.fillStyle = colour
   pen.beginPath()
-  moments.forEach((moment, place) => pen.lineTo(chart.x(moment.ageS), y(roof[place])))
-  for (let place = moments.length - 1; place >= 0; place -= 1) pen.lineTo(chart.x(moments[place].ageS), y(floor[place]))
+  steps.forEach((step, place) => pen.lineTo(chart.x(step.ageS), y(roof[place])))
+  for (let place = steps.length - 1; place >= 0; place -= 1) pen.lineTo(chart.x(steps[place].ageS), y(floor[place]))
   pen.closePath()
   pen.fill()
 }
 
-function trace(chart, moments, y) {
+function trace(chart, steps, y) {
   const { pen } = chart
   let isDown = false
   pen.save()
   clip(chart)
   pen.beginPath()
-  for (const moment of moments) {
-    if (moment.p99 === null || moment.spanS > LONGEST_STEP_S) isDown = false
+  for (const step of steps) {
+    if (step.p99 === null || step.spanS > MAX_STEP_S) isDown = false
     else {
-      const place = [chart.x(moment.ageS), y(moment.p99)]
+      const place = [chart.x(step.ageS), y(step.p99)]
       if (isDown) pen.lineTo(...place)
       else pen.moveTo(...place)
       isDown = true
@@ -151,24 +151,24 @@ function line(pen, fromX, fromY, toX, toY) {
 
 function niceAbove(value) {
   const scale = 10 ** Math.floor(Math.log10(value))
-  return [1, 1.5, 2, 3, 4, 6, 8, 10].map((step) => step * scale).find((step) => step >= value)
+  return [1, 1.5, 2, 3, 4, 6, 8, 10].map((factor) => factor * scale).find((bound) => bound >= value)
 }
 
 const short = (rate) => (Number.isInteger(rate) ? String(rate) : rate.toFixed(1))
 
-let known = null
+let cached = null
 
-export const forgetColours = () => (known = null)
+export const resetColours = () => (cached = null)
 
 function colours() {
-  if (known === null) {
-    const probe = document.body.appendChild(document.createElement("i")) // a canvas knows neither variables nor light-dark()
-    const seen = (name) => {
+  if (cached === null) {
+    const probe = document.body.appendChild(document.createElement("i")) // a canvas resolves neither variables nor light-dark()
+    const computed = (name) => {
       probe.style.color = `var(--${name})`
       return getComputedStyle(probe).color
     }
-    known = Object.fromEntries([...TIERS, "ink", "soft", "line", "danger"].map((name) => [name, seen(name)]))
+    cached = Object.fromEntries([...TIERS, "ink", "soft", "line", "danger"].map((name) => [name, computed(name)]))
     probe.remove()
   }
-  return known
+  return cached
 }

@@ -1,4 +1,4 @@
-// Making elements. Text is always text: nothing here ever parses HTML.
+// DOM helpers. Text is set as text: nothing here parses HTML.
 
 export const byId = (id) => document.getElementById(id)
 
@@ -18,11 +18,11 @@ export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text
 }
 
-// Says a sentence to screen readers, after a pause in which a newer one may replace it.
-let waiting = 0
+// Announces a sentence to screen readers, after a pause in which a newer one may replace it.
+let pending = 0
 export function announce(sentence) {
-  clearTimeout(waiting)
-  waiting = setTimeout(() => setText(byId("live"), sentence), 120)
+  clearTimeout(pending)
+  pending = setTimeout(() => setText(byId("live"), sentence), 120)
 }
 
-export const prefersStill = () => matchMedia("(prefers-reduced-motion: reduce)").matches
+export const prefersReducedMotion = () => matchMedia("(prefers-reduced-motion: reduce)").matches

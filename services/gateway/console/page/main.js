@@ -1,95 +1,115 @@
-// The console: puts the parts together, and reads the live view once a second while somebody looks.
+// The console's entry: starts the parts, binds the keyboard, and reads the live view once a second while the page is visible.
 
-import { dropKey, get, hasKey, keepKey, keyNeeded } from "./api.js"
+import { dropKey, get, hasKey, keyNeeded, storeKey } from "./api.js"
 import { clickPlace, startAnswer } from "./answer.js"
 import { loadBundle } from "./bundle.js"
+import { changeLoad, flip, load, showLive, startControls } from "./controls.js"
 import { byId, make, setText } from "./dom.js"
-import { openHelp, startKeys } from "./keys.js"
-import { loadPeople, startPeople } from "./people.js"
-import { showPromises } from "./promises.js"
 import { Session } from "./session.js"
-import { flip, load, startSteer, takeLive, turnLoad } from "./steer.js"
+import { showSlos } from "./slo.js"
+import { TIERS, tierMeaning, tierTitle } from "./text.js"
 import { nextTheme, startTheme } from "./theme.js"
-import { startTimeline } from "./timeline.js"
-import { TIERS, tierTitle, tierMeaning } from "./words.js"
+import { loadUsers, startUsers } from "./users.js"
 
 const LIVE_EVERY_MS = 1_000
 const BUNDLE_EVERY = 15
 const session = new Session()
 
-function pulse(state, text) {
-  byId("pulse").dataset.state = state
-  setText(byId("pulse-text"), text)
+const SHORTCUTS = [
+  { keys: [..."1234567890"], shown: ["1", "…", "0"], title: "Click the first to tenth item", run: (key) => clickPlace(session, (Number(key) + 9) % 10) },
+  { keys: ["n"], shown: ["n"], title: "New user", run: () => session.chooseNew() },
+  { keys: ["r"], shown: ["r"], title: "Request again", run: () => session.request() },
+  { keys: ["l"], shown: ["l"], title: "Language model off or on", run: () => flip("llm") },
+  { keys: ["f"], shown: ["f"], title: "Feature store off or on", run: () => flip("features") },
+  { keys: ["+", "="], shown: ["+"], title: "More load", run: () => changeLoad(1, session) },
+  { keys: ["-", "−"], shown: ["−"], title: "Less load", run: () => changeLoad(-1, session) },
+  { keys: ["t"], shown: ["t"], title: "Theme: light, dark or system", run: nextTheme },
+  { keys: ["?"], shown: ["?"], title: "Show this list", run: openHelp },
+]
+
+function startShortcuts() {
+  const byKey = new Map(SHORTCUTS.flatMap(({ keys, run }) => keys.map((key) => [key, run])))
+  const entries = SHORTCUTS.map(({ shown, title }) => [make("dt", {}, ...shown.map((key) => make("kbd", {}, key))), make("dd", {}, title)])
+  byId("shortcuts").replaceChildren(...entries.flat())
+  byId("help-button").addEventListener("click", openHelp)
+  document.addEventListener("keydown", (event) => {
+    const isTyping = event.target.closest?.("input:not([type=range]), textarea, select, dialog")
+    const run = byKey.get(event.key)
+    if (!run || isTyping || event.ctrlKey || event.metaKey || event.altKey) return
+    event.preventDefault()
+    run(event.key)
+  })
 }
 
-async function lookOnce(turn) {
-  try {
-    const live = await get("/console/live", { priority: "high" })
-    takeLive(live)
-    showPromises(live.promises, live.window_s)
-    pulse("on", Object.keys(live.drills).length ? "live, with a part switched off" : "live")
-  } catch (error) {
-    pulse("off", error.status === 401 ? "needs a key" : error.status === 403 ? "this key may not look" : "out of touch")
-  }
-  if (turn % BUNDLE_EVERY === BUNDLE_EVERY - 1) loadBundle()
+function openHelp() {
+  if (!byId("help").open) byId("help").showModal()
 }
 
-async function keepLooking() {
-  for (let turn = 0; ; turn += 1) {
-    if (!document.hidden) await lookOnce(turn)
-    await new Promise((resume) => setTimeout(resume, LIVE_EVERY_MS))
-  }
-}
-
-async function begin() {
-  loadBundle()
-  const users = await loadPeople(session)
-  load.learn([], users.map((user) => user.user_id))
-  const known = session.recalled() ?? users[Math.floor(users.length / 2)]?.user_id
-  await (known ? session.choose(known) : session.invent())
-}
-
-function startKey() {
+function startKeyDialog() {
   const [dialog, form, input] = [byId("key-dialog"), byId("key-form"), byId("key")]
-  let isPutOff = false
+  let isDeclined = false
   const open = () => dialog.open || dialog.showModal()
   keyNeeded.addEventListener("needed", () => {
     byId("key-button").hidden = false
     if (hasKey()) dropKey()
-    if (!isPutOff) open()
+    if (!isDeclined) open()
   })
   byId("key-button").addEventListener("click", open)
   byId("key-cancel").addEventListener("click", () => dialog.close())
-  dialog.addEventListener("close", () => (isPutOff = !hasKey()))
+  dialog.addEventListener("close", () => (isDeclined = !hasKey()))
   form.addEventListener("submit", () => {
-    keepKey(input.value.trim())
+    storeKey(input.value.trim())
     input.value = ""
-    isPutOff = false
+    isDeclined = false
     begin()
   })
 }
 
-function tellTiers() {
-  byId("tiers").replaceChildren(...TIERS.map((tier) => make("div", {}, make("dt", {}, make("span", { class: "badge", data: { tier } }, tierTitle(tier))), make("dd", {}, tierMeaning(tier)))))
+function showTiers() {
+  const badge = (tier) => make("span", { class: "badge", data: { tier } }, tierTitle(tier))
+  byId("tiers").replaceChildren(...TIERS.map((tier) => make("div", {}, make("dt", {}, badge(tier)), make("dd", {}, tierMeaning(tier)))))
+}
+
+function showPulse(state, text) {
+  byId("pulse").dataset.state = state
+  setText(byId("pulse-text"), text)
+}
+
+async function begin() {
+  loadBundle()
+  const users = await loadUsers(session)
+  load.addMaterial([], users.map((user) => user.user_id))
+  const userId = session.lastUserId() ?? users[Math.floor(users.length / 2)]?.user_id
+  await (userId ? session.choose(userId) : session.chooseNew())
+}
+
+async function readLive() {
+  try {
+    const live = await get("/console/live", { priority: "high" })
+    showLive(live)
+    showSlos(live.slos, live.window_s)
+    showPulse("on", Object.keys(live.drills).length ? "live, drill running" : "live")
+  } catch (error) {
+    showPulse("off", error.status === 401 ? "API key needed" : error.status === 403 ? "key lacks the scope recommend" : "not connected")
+  }
+}
+
+async function followLive() {
+  for (let round = 1; ; round += 1) {
+    if (!document.hidden) {
+      await readLive()
+      if (round % BUNDLE_EVERY === 0) loadBundle()
+    }
+    await new Promise((resume) => setTimeout(resume, LIVE_EVERY_MS))
+  }
 }
 
 startTheme()
-startPeople(session)
+startUsers(session)
 startAnswer(session)
-startTimeline(session)
-startSteer(session)
-startKey()
-tellTiers()
-startKeys([
-  { keys: [..."1234567890"], shown: ["1", "…", "0"], does: "Click the first to tenth item", run: (key) => clickPlace(session, (Number(key) + 9) % 10) },
-  { keys: ["n"], shown: ["n"], does: "Invent a visitor", run: () => session.invent() },
-  { keys: ["r"], shown: ["r"], does: "Ask again", run: () => session.ask() },
-  { keys: ["l"], shown: ["l"], does: "Language model off or on", run: () => flip("llm", session) },
-  { keys: ["f"], shown: ["f"], does: "Feature store off or on", run: () => flip("features", session) },
-  { keys: ["+", "="], shown: ["+"], does: "More load", run: () => turnLoad(1, session) },
-  { keys: ["-", "−"], shown: ["−"], does: "Less load", run: () => turnLoad(-1, session) },
-  { keys: ["t"], shown: ["t"], does: "Light, dark, or as the system", run: nextTheme },
-  { keys: ["?"], shown: ["?"], does: "This list", run: openHelp },
-])
+startControls(session)
+startKeyDialog()
+startShortcuts()
+showTiers()
 begin()
-keepLooking()
+followLive()

@@ -1,123 +1,117 @@
-// One visitor's session: asks for lists, sends clicks, and measures how long a click takes to be seen.
+// The chosen user's session: requests recommendations, sends clicks, and measures how long a click takes to be seen.
 //
-// Tells others by events: "user", "asking", "answer", "seen", "trouble".
+// Dispatches "user", "answer", "history", "click-seen", "click-unseen" and "failure".
 
-import { get, record, recommend } from "./api.js"
+import { get, recommend, recordEvent } from "./api.js"
 
 const SEEN_WITHIN_MS = 5_000
 const POLL_EVERY_MS = 12
-const RECALL_KEY = "tailrace-user"
+const USER_KEY = "tailrace-user"
 
 export class Session extends EventTarget {
   userId = null
   deadlineMs = 200
   answer = null
   isStoreOff = false
-  #turn = 0
-  #newestMs = 0 // of the visitor's events that an answer has seen; an answer without features has seen none
+  #generation = 0 // of the chosen user; answers for an earlier one are dropped
+  #newestMs = 0 // event time of the newest event that an answer has seen; an answer without features has seen none
   #clicks = Promise.resolve()
 
   async choose(userId) {
     this.userId = userId
     this.answer = null
     this.#newestMs = 0
-    this.#turn += 1
-    sessionStorage.setItem(RECALL_KEY, userId)
-    this.#tell("user", { userId })
-    await Promise.all([this.ask(), this.readHistory()])
+    this.#generation += 1
+    sessionStorage.setItem(USER_KEY, userId)
+    this.#emit("user", { userId })
+    await Promise.all([this.request(), this.readHistory()])
   }
 
-  invent() {
+  chooseNew() {
     const id = Array.from(crypto.getRandomValues(new Uint8Array(3)), (byte) => byte.toString(16).padStart(2, "0")).join("")
     return this.choose(`visitor-${id}`)
   }
 
-  recalled() {
-    return sessionStorage.getItem(RECALL_KEY)
+  lastUserId() {
+    return sessionStorage.getItem(USER_KEY)
   }
 
-  async ask() {
+  async request() {
     if (this.userId === null) return null
-    const turn = this.#turn
-    this.#tell("asking")
+    const generation = this.#generation
     try {
-      const answer = await recommend(this.#question(), { priority: "high" })
-      if (turn === this.#turn) this.#take(answer)
+      const answer = await recommend({ user_id: this.userId, k: 10, deadline_ms: this.deadlineMs }, { priority: "high" })
+      if (generation === this.#generation) this.#accept(answer)
       return answer
     } catch (error) {
-      this.#tell("trouble", { error, doing: "ask" })
+      this.#emit("failure", { error, action: "request" })
       return null
     }
   }
 
-  // Asks now, and again while a change may still be on its way to every replica.
-  askSoon(afterMs = [0, 350, 1_000, 2_500, 4_500]) {
-    for (const wait of afterMs) setTimeout(() => this.ask(), wait)
+  // Requests now, and again while a drill may still be on its way to every replica.
+  requestRepeatedly(afterMs = [0, 350, 1_000, 2_500, 4_500]) {
+    for (const wait of afterMs) setTimeout(() => this.request(), wait)
   }
 
-  // One click after the other: what is seen is told by the newest event's time.
+  // One click after the other: a click is seen when an answer's newest event time rises.
   click(item) {
     this.#clicks = this.#clicks.then(() => this.#click(item))
     return this.#clicks
   }
 
   async readHistory() {
-    const turn = this.#turn
+    const generation = this.#generation
     if (this.isStoreOff) {
-      this.#tell("history", { error: { status: 503 } })
+      this.#emit("history", { error: { status: 503 } })
       return
     }
     try {
       const history = await get(`/console/history?user_id=${encodeURIComponent(this.userId)}`)
-      if (turn === this.#turn) this.#tell("history", { history })
+      if (generation === this.#generation) this.#emit("history", { history })
     } catch (error) {
-      if (turn === this.#turn) this.#tell("history", { error })
+      if (generation === this.#generation) this.#emit("history", { error })
     }
   }
 
   async #click(item) {
-    const turn = this.#turn
+    const generation = this.#generation
     const newestBefore = this.#newestMs
     const began = performance.now()
     try {
-      await record({ user_id: this.userId, item_id: item.item_id, event_type: "click", request_id: this.answer?.request_id ?? null })
+      await recordEvent({ user_id: this.userId, item_id: item.item_id, event_type: "click", request_id: this.answer?.request_id ?? null })
     } catch (error) {
-      this.#tell("trouble", { error, doing: "click", item })
+      this.#emit("failure", { error, action: "click", item })
       return
     }
-    while (turn === this.#turn && performance.now() - began < SEEN_WITHIN_MS) {
-      const answer = await this.ask()
-      if (turn !== this.#turn) return
+    while (generation === this.#generation && performance.now() - began < SEEN_WITHIN_MS) {
+      const answer = await this.request()
+      if (generation !== this.#generation) return
       if (this.isStoreOff) break
       if (answer && (answer.newest_event_time_ms ?? 0) > newestBefore) {
-        this.#tell("seen", { item, afterMs: performance.now() - began })
+        this.#emit("click-seen", { item, afterMs: performance.now() - began })
         this.readHistory()
         return
       }
       await new Promise((resume) => setTimeout(resume, answer ? POLL_EVERY_MS : 10 * POLL_EVERY_MS))
     }
-    this.#tell("unseen", { item })
+    this.#emit("click-unseen", { item })
   }
 
-  #question() {
-    return { user_id: this.userId, k: 10, deadline_ms: this.deadlineMs }
-  }
-
-  #take(answer) {
-    const before = this.answer
+  #accept(answer) {
     this.answer = answer
     this.#newestMs = Math.max(this.#newestMs, answer.newest_event_time_ms ?? 0)
-    this.#tell("answer", { answer, before })
+    this.#emit("answer", { answer })
   }
 
-  #tell(type, detail = {}) {
+  #emit(type, detail = {}) {
     this.dispatchEvent(new CustomEvent(type, { detail }))
   }
 }
 
 // The time from arrival to answer, as the service measured it.
-export function takenMs(answer) {
+export function elapsedMs(answer) {
   const stages = answer.stages_ms
-  const known = ["features", "route", "rank", "answer"].filter((stage) => stage in stages)
-  return known.length ? known.reduce((sum, stage) => sum + stages[stage], 0) : Object.values(stages).reduce((a, b) => a + b, 0)
+  const outer = ["features", "route", "rank", "answer"].filter((stage) => stage in stages)
+  return outer.length ? outer.reduce((sum, stage) => sum + stages[stage], 0) : Object.values(stages).reduce((a, b) => a + b, 0)
 }

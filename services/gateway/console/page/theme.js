@@ -1,4 +1,4 @@
-// Light, dark, or as the system says. Kept between visits.
+// The colour theme: light, dark, or the system's. Kept in local storage.
 
 import { byId } from "./dom.js"
 
@@ -13,20 +13,20 @@ function show(theme) {
   else document.documentElement.dataset.theme = theme
   const button = byId("theme-button")
   button.textContent = NAMES[theme]
-  button.setAttribute("aria-label", `Theme: ${theme === "auto" ? "as the system" : theme}`)
+  button.setAttribute("aria-label", `Theme: ${theme === "auto" ? "system" : theme}`)
   themeChanged.dispatchEvent(new Event("changed"))
 }
 
-const kept = () => (localStorage.getItem(KEY) in NEXT ? localStorage.getItem(KEY) : "auto")
+const stored = () => (localStorage.getItem(KEY) in NEXT ? localStorage.getItem(KEY) : "auto")
 
 export function nextTheme() {
-  const theme = NEXT[kept()]
+  const theme = NEXT[stored()]
   localStorage.setItem(KEY, theme)
   show(theme)
 }
 
 export function startTheme() {
-  show(kept())
+  show(stored())
   byId("theme-button").addEventListener("click", nextTheme)
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => themeChanged.dispatchEvent(new Event("changed")))
 }

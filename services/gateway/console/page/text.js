@@ -15,7 +15,7 @@ export function milliseconds(ms) {
   return ms < 10_000 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(0)} s`
 }
 
-// A share such as 0.9987 with as many digits as tell it from 100 %.
+// A share such as 0.9987, with enough digits to differ from 100 %.
 export function percent(share) {
   if (share === null || share === undefined) return "–"
   if (share === 1) return "100\u00a0%"

@@ -1,4 +1,4 @@
-"""The console's arithmetic beside slow, obvious oracles: windows, quantiles, promises. `pytest tests/unit/gateway/test_console_numbers.py`."""
+"""The console's numbers against slow oracles: windows of samples, quantiles, SLOs, chart steps."""
 
 import math
 from collections.abc import Iterable
@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter
 
 from services.contracts.recommend import Reason, Tier
-from services.gateway.console.counts import REQUESTS, Buckets, Counts, Kept, counts_of, quantile_s
-from services.gateway.console.ring import Ring
-from services.gateway.console.slo import kept_for, moments, promises
+from services.gateway.console.samples import Buckets, Counts, SampleRing, SeriesSelection, counts_of, quantile_s
+from services.gateway.console.slo import REQUESTS, chart_steps, series_for, slo_statuses
 from services.observability.metrics import REQUEST_BUCKETS_S, GatewayMetrics, StreamMetrics
 from services.observability.objectives import Selector, load_objectives
 
@@ -21,12 +20,12 @@ FINE_S, KEEP_S, THIN_S = 10.0, 100.0, 5.0
 
 
 def at(seconds: float, value: float) -> Counts:
-    """Make a sample of one counter."""
+    """Build a sample of one counter."""
     return Counts(seconds, {SERIES: value})
 
 
 def thinned(samples: list[Counts]) -> list[Counts]:
-    """Replay by the rule's words: all recent ones, of the older ones each that is far enough from the one kept before."""
+    """Apply the thinning rule naively: all recent samples, and older ones that are far enough from the one kept before."""
     kept: list[Counts] = []
     for place in range(len(samples)):
         newest = samples[place]
@@ -42,10 +41,10 @@ def thinned(samples: list[Counts]) -> list[Counts]:
 
 @given(st.lists(st.integers(1, 8), min_size=2, max_size=60), st.integers(1, 130))
 def test_windows_and_steps_equal_a_plain_list(gaps: list[int], length_s: int) -> None:
-    """Whatever the rhythm of the samples, the ring gives what a list of all of them, thinned by the rule, would give."""
+    """For any sampling times the ring returns what a list of all samples, thinned by the rule, would."""
     times = [float(sum(gaps[: place + 1])) for place in range(len(gaps))]
     samples = [at(time_s, 3.0 * place) for place, time_s in enumerate(times)]
-    ring = Ring(FINE_S, KEEP_S, THIN_S)
+    ring = SampleRing(FINE_S, KEEP_S, THIN_S)
     for sample in samples:
         ring.add(sample)
     inside = [one for one in thinned(samples) if times[-1] - one.at_s <= length_s]
@@ -62,21 +61,21 @@ def test_windows_and_steps_equal_a_plain_list(gaps: list[int], length_s: int) ->
     assert [step.values[SERIES] for step in steps] == expected
 
 
-def test_a_counter_that_begins_anew_counts_from_zero() -> None:
-    """A stack that was started again must not show negative traffic."""
+def test_a_counter_that_was_reset_counts_from_zero() -> None:
+    """A restarted process must not show negative traffic."""
     assert at(2.0, 3.0).since(at(1.0, 50.0)).values[SERIES] == 3.0
 
 
 def buckets_of(values: Iterable[float]) -> Buckets:
-    """Count values into the request histogram's buckets, cumulatively."""
+    """Return the request histogram of these values."""
     bounds = (*REQUEST_BUCKETS_S, math.inf)
     found = list(values)
     return [(bound, float(sum(value <= bound for value in found))) for bound in bounds]
 
 
 @given(st.lists(st.floats(0.0001, 4.9), min_size=1, max_size=50), st.floats(0.01, 1.0))
-def test_a_quantile_lies_in_the_bucket_of_the_true_one(values: list[float], share: float) -> None:
-    """The value that is read from buckets shares its bucket with the one that a sorted list gives."""
+def test_a_quantile_lies_in_the_bucket_of_the_exact_one(values: list[float], share: float) -> None:
+    """The quantile of the histogram is in the same bucket as the quantile of the sorted values."""
     true_value = sorted(values)[math.ceil(share * len(values)) - 1]
     upper = next(bound for bound in REQUEST_BUCKETS_S if true_value <= bound)
     lower = max((bound for bound in REQUEST_BUCKETS_S if bound < upper), default=0.0)
@@ -92,19 +91,19 @@ def test_a_quantile_lies_in_the_bucket_of_the_true_one(values: list[float], shar
     [([], None), ([(0.1, 0.0), (math.inf, 0.0)], None), ([(0.1, 0.0), (math.inf, 7.0)], 0.1), ([(0.1, 4.0)], 0.05)],
 )
 def test_quantiles_at_the_edges(buckets: Buckets, expected: float | None) -> None:
-    """Nothing gives nothing; what lies beyond the last bound counts as that bound; within a bucket it is linear."""
+    """Empty: None. Beyond the last finite bound: that bound. Within a bucket: linear."""
     assert quantile_s(buckets, 0.5) == expected
 
 
-def test_a_scrape_is_summed_over_what_nobody_asked_for() -> None:
-    """Doors and reasons are added up, tiers and codes stay apart, other metrics are left out."""
+def test_a_scrape_is_summed_over_unselected_labels() -> None:
+    """Doors and reasons are summed, tiers and codes stay apart, other metrics are left out."""
     registry = CollectorRegistry()
     requests = Counter("tailrace_requests_total", "x", ["door", "tier", "reason", "code"], registry=registry)
     Counter("something_else_total", "x", registry=registry).inc()
     for door, tier in (("rest", "llm"), ("grpc", "llm"), ("rest", "student")):
         requests.labels(door, tier, "some_reason", "ok").inc()
 
-    found = counts_of(registry.collect(), Kept(frozenset({REQUESTS}), frozenset({"tier", "code"})), 5.0)
+    found = counts_of(registry.collect(), SeriesSelection(frozenset({REQUESTS}), frozenset({"tier", "code"})), 5.0)
 
     assert found.values == {
         (REQUESTS, frozenset({("tier", "llm"), ("code", "ok")})): 2.0,
@@ -113,11 +112,11 @@ def test_a_scrape_is_summed_over_what_nobody_asked_for() -> None:
     assert found.total(Selector(metric=REQUESTS, match={"tier": ("llm", "student")})) == 3.0
 
 
-def test_promises_say_what_was_counted() -> None:
-    """From the real metrics and the real objectives: shares, how many, and what is left of each budget."""
+def test_slos_are_counted_from_the_real_metrics() -> None:
+    """Shares, totals and remaining budgets follow from the real metrics and objectives."""
     registry, objectives = CollectorRegistry(), load_objectives()
-    gateway, stream, kept = GatewayMetrics(registry), StreamMetrics(registry), kept_for(objectives)
-    before = counts_of(registry.collect(), kept, 0.0)
+    gateway, stream, series = GatewayMetrics(registry), StreamMetrics(registry), series_for(objectives)
+    before = counts_of(registry.collect(), series, 0.0)
     for seconds in (0.004, 0.15, 0.9, 0.01):
         gateway.requests.labels("rest", Tier.LLM, Reason.LLM_IN_TIME, "ok").inc()
         gateway.request_seconds.labels("rest", Tier.LLM).observe(seconds)
@@ -125,8 +124,8 @@ def test_promises_say_what_was_counted() -> None:
     gateway.deadline_missed.labels("rest").inc()
     stream.visible_seconds.observe(0.05)
 
-    counted = counts_of(registry.collect(), kept, 60.0).since(before)
-    found = {one.name: one for one in promises(objectives, counted)}
+    counted = counts_of(registry.collect(), series, 60.0).since(before)
+    found = {one.name: one for one in slo_statuses(objectives, counted)}
 
     assert (found["availability"].num_bad, found["availability"].num_total) == (1, 5)
     assert found["availability"].good_share == pytest.approx(0.8)
@@ -138,30 +137,30 @@ def test_promises_say_what_was_counted() -> None:
     assert found["latency_popular"].budget_left is None
 
 
-def test_moments_are_rates_per_second_by_tier() -> None:
-    """A step of two seconds with four answers is two a second; every tier is named; refusals and late ones are counted."""
-    registry, kept = CollectorRegistry(), kept_for(load_objectives())
+def test_chart_steps_are_rates_per_second_by_tier() -> None:
+    """Four answers in a step of two seconds are two per second; every tier is present; refusals are counted."""
+    registry, series = CollectorRegistry(), series_for(load_objectives())
     gateway = GatewayMetrics(registry)
-    before = counts_of(registry.collect(), kept, 10.0)
+    before = counts_of(registry.collect(), series, 10.0)
     for _ in range(4):
         gateway.requests.labels("rest", Tier.STUDENT, Reason.LLM_AWAY, "ok").inc()
         gateway.request_seconds.labels("rest", Tier.STUDENT).observe(0.004)
     gateway.requests.labels("rest", "none", "none", "overloaded").inc()
-    step = counts_of(registry.collect(), kept, 12.0).since(before)
+    step = counts_of(registry.collect(), series, 12.0).since(before)
 
-    (moment,) = moments([step], now_s=13.0)
+    (shown,) = chart_steps([step], now_s=13.0)
 
-    assert moment.rates == {"precomputed": 0.0, "llm": 0.0, "student": 2.0, "popular": 0.0}
-    assert (moment.age_s, moment.span_s, moment.num_refused, moment.num_late) == (1.0, 2.0, 1, 0)
-    assert moment.p50_ms == pytest.approx(3.75)
+    assert shown.rates == {"precomputed": 0.0, "llm": 0.0, "student": 2.0, "popular": 0.0}
+    assert (shown.age_s, shown.span_s, shown.num_refused, shown.num_late) == (1.0, 2.0, 1, 0)
+    assert shown.p50_ms == pytest.approx(3.75)
 
 
-def test_every_objective_can_be_counted_from_what_is_kept() -> None:
-    """What the objectives select is never summed away: each label that they match on is kept."""
+def test_samples_keep_every_series_of_the_objectives() -> None:
+    """Each metric and label that an objective selects by is kept."""
     objectives = load_objectives()
-    kept = kept_for(objectives)
+    series = series_for(objectives)
 
     for objective in objectives.objectives:
         for term in (*objective.sli.total_terms, *objective.sli.bad_terms):
-            assert term.selector.metric in kept.metrics
-            assert set(term.selector.match) <= kept.labels
+            assert term.selector.metric in series.metrics
+            assert set(term.selector.match) <= series.labels
