@@ -18,7 +18,9 @@ def test_the_page_is_fresh() -> None:
 
 def test_the_answer_in_readme_has_the_fields_of_the_schema() -> None:
     """No field is missing, none is unknown, and each has its type."""
-    (answer,) = (json.loads(fence.text) for fence in fences((ROOT / "README.md").read_text()) if fence.language == "json")
+    (answer,) = (
+        json.loads(fence.text) for fence in fences((ROOT / "README.md").read_text()) if fence.language == "json"
+    )
 
     RecommendationBody.model_validate(answer)
 
