@@ -67,7 +67,7 @@ from services.observability.metrics import (
     render_metrics,
 )
 from services.observability.objectives import load_objectives
-from services.observability.trace_export import open_tracing
+from services.observability.tracing import open_tracing
 from services.router.admission import Admission, AdmissionLimits
 from services.router.breaker import Breaker
 from services.router.deadline import DeadlineLimits

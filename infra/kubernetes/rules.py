@@ -1,6 +1,6 @@
-"""Wraps Prometheus' rule files as one PrometheusRule: `python -m infra.kubernetes.rules` after a change of them.
+"""Wraps Prometheus' rule files as one PrometheusRule: `python -m infra.kubernetes.rules`.
 
-Kustomize cannot put a file into a custom resource's list, so the result is a file of its own; a test holds the two together.
+Kustomize cannot put a file into a custom resource's list, so the result is a separate file; a test compares the two.
 """
 
 from pathlib import Path

@@ -1,1 +1,1 @@
-"""Makes what watches the service from what it promises: rules, alerts, their tests, dashboards, the table in the docs."""
+"""Generates rules, alerts, their tests, dashboards and the table in the docs from the objectives."""

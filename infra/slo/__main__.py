@@ -1,4 +1,4 @@
-"""`python -m infra.slo`: make everything that follows from the objectives; with --check only say what would change."""
+"""`python -m infra.slo`: generate everything that derives from the objectives; with --check only list what would change."""
 
 import sys
 from pathlib import Path
@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def main() -> int:
-    """Write what differs and name it. Gives 1 when --check finds a difference."""
+    """Write and list the files that differ. Return 1 if --check finds a difference."""
     stale = {
         path: text
         for path, text in generated(load_objectives(), ROOT).items()

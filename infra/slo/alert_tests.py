@@ -1,7 +1,7 @@
-"""The objectives' alerts as promtool unit tests: each fires when its budget burns at its rate, and none does below.
+"""promtool unit tests of the objectives' alerts: each fires when its budget burns at its rate, and none fires below.
 
-There is a stretch of good traffic, then a burn, of as many objectives at once as do not share series. One file per step of
-time, since promtool evaluates a whole file at one interval. Counters are made so that each burn rate comes out exactly.
+A test has good traffic, then a burn, for as many objectives at once as share no series. One file per time step, since
+promtool evaluates a whole file at one interval. Counters are chosen so that each burn rate is exact.
 """
 
 from collections import defaultdict
@@ -13,7 +13,7 @@ from infra.slo.rules import DATA_MISSING, groups
 from services.observability.objectives import Bounded, Objective, Objectives, Ratio, Selector, seconds_of
 
 PER_STEP = 10_000
-"""How much is counted in each step: enough that each burn's bad ones are a whole number."""
+"""Events per step: enough that the bad events of each burn are a whole number."""
 
 _BELOW = 0.9
 _EVERY_ALERT = f'ALERTS{{slo!="", alertname!="{DATA_MISSING}"}}'
@@ -25,7 +25,7 @@ _STEPS_PER_SHORT_WINDOW = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """Good traffic for `before_s`, then `burn` times too many bad ones for `burning_s`, counted every `step_s`."""
+    """Good traffic for `before_s`, then `burn` times too many bad events for `burning_s`, counted every `step_s`."""
 
     objectives: tuple[Objective, ...]
     burn: float
@@ -35,7 +35,7 @@ class Scenario:
 
     @property
     def end_s(self) -> int:
-        """When it is looked at for the last time."""
+        """The last evaluation time."""
         return self.before_s + self.burning_s
 
 
@@ -71,7 +71,7 @@ def _tests(objectives: Objectives) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _batches(objectives: tuple[Objective, ...]) -> list[tuple[Objective, ...]]:
-    """Put objectives together that count different things."""
+    """Group objectives that share no series."""
     batches: list[list[Objective]] = []
     for one in objectives:
         batch = next((batch for batch in batches if not any(_overlap(one, other) for other in batch)), None)
@@ -83,7 +83,7 @@ def _batches(objectives: tuple[Objective, ...]) -> list[tuple[Objective, ...]]:
 
 
 def _overlap(one: Objective, other: Objective) -> bool:
-    """Whether two objectives may count one series: the same metric, and no label that tells them apart."""
+    """Whether two objectives may count one series: the same metric, and no label that separates them."""
     mine, theirs = ((*each.sli.total_terms, *each.sli.bad_terms) for each in (one, other))
     return any(
         a.selector.metric == b.selector.metric and not _apart(a.selector, b.selector) for a in mine for b in theirs
@@ -96,7 +96,7 @@ def _apart(one: Selector, other: Selector) -> bool:
 
 
 def _fires(scenario: Scenario, objectives: Objectives, window: str) -> dict[str, Any]:
-    """At the end the alert of this window fires, with everything that it says; before the burn there was none."""
+    """At the end the alert of this window fires with its exact labels and annotations; before the burn none does."""
     alerts = [_alert_of(one, objectives, window) for one in scenario.objectives]
     test = _test(scenario, f"fires over {window}")
     test["promql_expr_test"] = [
@@ -119,7 +119,7 @@ def _is_firing(alert: dict[str, Any], at_s: int) -> dict[str, Any]:
 
 
 def _exactly(scenario: Scenario, name: str, alerts: list[dict[str, Any]]) -> dict[str, Any]:
-    """These alerts and no others of this name, word by word."""
+    """These alerts and no others of this name, with exact text."""
     burn = f"{scenario.burn:g}"
     expected = [
         {
@@ -152,10 +152,10 @@ def _test(scenario: Scenario, outcome: str) -> dict[str, Any]:
 
 
 def _nothing_there(objectives: Objectives) -> dict[str, Any]:
-    """Without any series each objective's data are missing, and it is said."""
+    """Without any series each objective's missing-data alert fires."""
     alerts = [_alert_of(one, objectives, None) for one in objectives.objectives]
     return {
-        "name": "nothing is there, and it is said",
+        "name": "missing data raise an alert",
         "interval": f"{_ONSET_STEP_S}s",
         "input_series": [],
         "alert_rule_test": [
@@ -180,7 +180,7 @@ def _alert_of(objective: Objective, objectives: Objectives, window: str | None) 
 
 
 def _series(scenario: Scenario, objective: Objective) -> list[tuple[str, str]]:
-    """Counters with the burn's share of bad ones from its begin on, and none before."""
+    """Counters with the burn's share of bad events from its start, and none before."""
     num_bad = round(PER_STEP * scenario.burn * objective.budget, 6)
     good, bad, total = (
         _counter(scenario, before, after)
@@ -206,5 +206,5 @@ def _name(chosen: Selector) -> str:
 def _counter(scenario: Scenario, before: float, after: float) -> str:
     """Write a counter that grows by `before` a step, then by `after`."""
     num_before, num_after = scenario.before_s // scenario.step_s, scenario.burning_s // scenario.step_s
-    turned = num_before * before
-    return f"0+{before:g}x{num_before} {turned + after:g}+{after:g}x{num_after - 1}"
+    at_change = num_before * before
+    return f"0+{before:g}x{num_before} {at_change + after:g}+{after:g}x{num_after - 1}"

@@ -1,6 +1,6 @@
-"""What an operator is told of beside the objectives: parts that are away, queues that fill, answers that degrade.
+"""Operational alerts beside the objectives: unavailable parts, filling queues, degraded answers.
 
-Each alert names a cause; the objectives' alerts name what callers feel. So nothing here wakes anyone that only might hurt.
+These alerts name causes; the objectives' alerts name symptoms that callers notice, and only those and outages page.
 """
 
 from dataclasses import dataclass
@@ -45,14 +45,14 @@ ALERTS = (
         expr=f"absent({_LAG}) or count(count by (partition) (max_over_time({_LAG}[1d])) unless count by (partition) ({_LAG})) > 0",
         lasts="2m",
         severity="page",
-        summary="A stream worker is away: the events of its partitions wait in Kafka",
+        summary="A stream worker is unavailable: the events of its partitions wait in Kafka",
     ),
     Alert(
         name="TailraceFeaturesAway",
         expr='sum(rate(tailrace_requests_total{reason="features_away"}[5m])) / sum(rate(tailrace_requests_total[5m])) > 0.05',
         lasts="2m",
         severity="page",
-        summary="{{ $value | humanizePercentage }} of the answers are made without the user's history",
+        summary="{{ $value | humanizePercentage }} of the answers are computed without the user's history",
     ),
     Alert(
         name="TailraceStreamLag",
@@ -66,28 +66,28 @@ ALERTS = (
         expr="sum(increase(tailrace_stream_dead_lettered_total[15m])) > 0",
         lasts="0s",
         severity="ticket",
-        summary="Somebody writes records that nobody can read",
+        summary="Records that cannot be parsed are being produced",
     ),
     Alert(
         name="TailraceBreakerOpen",
         expr="max(avg_over_time(tailrace_breaker_open[5m])) > 0.5",
         lasts="1m",
         severity="ticket",
-        summary="The LLM fails so often that it is hardly asked; the student answers",
+        summary="The LLM's circuit breaker is open most of the time; the student answers",
     ),
     Alert(
         name="TailraceLlmReplicasAway",
         expr="(sum(tailrace_llm_replicas) or vector(0)) < max(tailrace_llm_replicas_wanted)",
         lasts="2m",
         severity="ticket",
-        summary="Only {{ $value | humanize }} LLM replicas serve",
+        summary="Only {{ $value | humanize }} LLM replicas are serving",
     ),
     Alert(
         name="TailraceStandbyActive",
         expr="max(tailrace_standby_active) == 1",
         lasts="2m",
         severity="ticket",
-        summary="Ray Serve's doors are away for longer than a restart takes; the standby answers without the LLM",
+        summary="Ray Serve is unavailable for longer than a restart takes; the standby answers without the LLM",
     ),
     Alert(
         name="TailraceKvCacheFull",
@@ -101,14 +101,14 @@ ALERTS = (
         expr="max(tailrace_admission_strain) > 0",
         lasts="5m",
         severity="ticket",
-        summary="There is more traffic than this size serves in full; low priority is answered from memory",
+        summary="Traffic exceeds capacity; low-priority requests are answered from memory",
     ),
     Alert(
         name="TailracePrecomputedStale",
         expr='sum(rate(tailrace_precomputed_lists_total{bundle="other"}[30m])) / sum(rate(tailrace_precomputed_lists_total[30m])) > 0.5',
         lasts="30m",
         severity="ticket",
-        summary="{{ $value | humanizePercentage }} of the stored lists were made by another bundle and are not shown",
+        summary="{{ $value | humanizePercentage }} of the precomputed lists belong to another bundle and are not used",
     ),
     Alert(
         name="TailraceBundleSplit",
@@ -122,14 +122,14 @@ ALERTS = (
         expr="sum by (part) (changes(tailrace_process_start_time_seconds[15m])) > 3",
         lasts="0s",
         severity="ticket",
-        summary="The {{ $labels.part }} starts again and again",
+        summary="The {{ $labels.part }} restarts repeatedly",
     ),
     Alert(
         name="TailraceImpressionsLost",
         expr='sum(rate(tailrace_impressions_total{outcome!="sent"}[15m])) / sum(rate(tailrace_impressions_total[15m])) > 0.01',
         lasts="5m",
         severity="ticket",
-        summary="{{ $value | humanizePercentage }} of what was shown is not on record for training",
+        summary="{{ $value | humanizePercentage }} of the impressions are not recorded for training",
     ),
 )
 

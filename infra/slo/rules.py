@@ -1,14 +1,14 @@
-"""The objectives as Prometheus rules: how fast each budget burns over each window, and the alerts on it.
+"""The objectives as Prometheus rules: the burn rate of each budget over each window, and the alerts on it.
 
-Alerts stand in one group with the windows that they look at, because a group's rules run in order: they see what was
-recorded in the same round, so that the onset is told within a minute, a scrape and a round.
+Alerts are in one group with the windows that they use, because a group's rules run in order: they see the values recorded in
+the same evaluation, so that a fast burn alerts within a minute, a scrape and an evaluation.
 """
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
-from infra.slo.promql import any_absent, burn_rate, over
-from services.observability.objectives import Objective, Objectives, Onset, Rung, seconds_of
+from services.observability.objectives import Objective, Objectives, Onset, Rung, Selector, Term, seconds_of
 
 Rule = dict[str, Any]
 
@@ -60,7 +60,7 @@ def _sums(objective: Objective) -> list[Rule]:
 
 
 def _budget_left(objective: Objective, days: int) -> Rule:
-    """The share of the budget that is left, from recorded sums: raw counters over a month would be millions of samples."""
+    """Return the rule for the remaining share of the budget, from recorded sums: raw counters over a month would be millions of samples."""
     bad, total = (f'sum_over_time({metric}{{slo="{objective.name}"}}[{days}d])' for metric in (BAD, TOTAL))
     spent = f"{bad} / (clamp_min({total}, 1e-9) * {objective.budget:g})"
     return {"record": BUDGET_LEFT, "expr": f"1 - {spent}", "labels": {"slo": objective.name}}
@@ -102,8 +102,57 @@ def _data_missing(objective: Objective, runbooks: str) -> Rule:
         "for": DATA_MISSING_FOR,
         "labels": {"severity": "ticket", "slo": objective.name},
         "annotations": {
-            "summary": f"Nobody knows whether {objective.name} holds: its metrics are not there",
-            "description": "What the objective is computed from does not exist in Prometheus.",
+            "summary": f"{objective.name} cannot be evaluated: its metrics are missing",
+            "description": "The series of this objective do not exist in Prometheus.",
             "runbook_url": f"{runbooks}/{DATA_MISSING}.md",
         },
     }
+
+
+_NO_TRAFFIC = "1e-9"
+_PLAIN = re.compile(r"[\w.]+")
+
+
+def selector(chosen: Selector, span: str | None = None) -> str:
+    """Write a selector, with a range when one is given. Raises ValueError for alternatives that are not plain words."""
+    matchers = ", ".join(_matcher(label, values) for label, values in chosen.match.items())
+    return chosen.metric + (f"{{{matchers}}}" if matchers else "") + (f"[{span}]" if span else "")
+
+
+def over(terms: tuple[Term, ...], function: str, span: str) -> str:
+    """Write the signed sum of terms, each through rate or increase over a window."""
+    signed = [(term.sign, f"sum({function}({selector(term.selector, span)}))") for term in terms]
+    return signed[0][1] + "".join(f" {'+' if sign > 0 else '-'} {text}" for sign, text in signed[1:])
+
+
+def burn_rate(objective: Objective, span: str) -> str:
+    """Write the burn rate of the budget over a window, rounded to two decimals; 0 without traffic.
+
+    Rounded, so that a burn of exactly 14.4 is not slightly less.
+    """
+    bad = over(objective.sli.bad_terms, "rate", span)
+    total = over(objective.sli.total_terms, "rate", span)
+    return f"round(({bad}) / clamp_min({total}, {_NO_TRAFFIC}) / {objective.budget:g}, 0.01)"
+
+
+def any_absent(objective: Objective) -> str:
+    """Write a query that returns a sample if a metric of the objective does not exist.
+
+    Only bucket bounds are matched by label: other series of a metric appear with their first event.
+    """
+    terms = (*objective.sli.total_terms, *objective.sli.bad_terms)
+    selectors = dict.fromkeys(selector(_bucket_only(term.selector)) for term in terms)
+    return " or ".join(f"sum(absent({text}))" for text in selectors)
+
+
+def _bucket_only(chosen: Selector) -> Selector:
+    return Selector(metric=chosen.metric, match={label: v for label, v in chosen.match.items() if label == "le"})
+
+
+def _matcher(label: str, values: tuple[str, ...]) -> str:
+    if len(values) == 1:
+        return f'{label}="{values[0]}"'
+    for value in values:
+        if not _PLAIN.fullmatch(value):
+            raise ValueError(f"{label}: {value!r} would be a pattern")
+    return f'{label}=~"{"|".join(values)}"'

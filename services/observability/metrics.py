@@ -1,9 +1,9 @@
-"""Logs, and every metric on one screen.
+"""Every metric on one screen, and the logging configuration.
 
-All processes of one node share a folder (prometheus-client's multi-process mode): each writes its own file there and one
-endpoint sums them, so that every replica is counted once, however many there are. The variable that names the folder
-(`PROMETHEUS_MULTIPROC_DIR`) is set by whoever starts the processes, before Python starts. Without it (unit tests) the
-metrics live in the process. Engine metrics carry vLLM's names, so that its dashboards work unchanged.
+All processes of a node share a folder (prometheus-client's multi-process mode): each writes its own file there and one
+endpoint sums them, so that every replica is counted once. The variable that names the folder (`PROMETHEUS_MULTIPROC_DIR`)
+must be set before Python starts. Without it (unit tests) the metrics live in the process. Engine metrics carry vLLM's names,
+so that its dashboards work unchanged.
 """
 
 import logging
@@ -30,19 +30,19 @@ BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class ProcessMetrics:
-    """What each process says of itself; `part` is gateway, standby, llm or worker."""
+    """Metrics of every process; `part` is gateway, standby, llm or worker."""
 
     def __init__(self, registry: CollectorRegistry, part: str) -> None:
         self.build_info = Gauge(
             "tailrace_build_info",
-            "1 for each version of this software that runs",
+            "1 for each running version of this software",
             ["part", "version", "python"],
             multiprocess_mode="livemax",
             registry=registry,
         )
         self.started = Gauge(
             "tailrace_process_start_time_seconds",
-            "When the newest process of each part began (Unix time); a change is a start",
+            "Start time of the newest process of each part (Unix time)",
             ["part"],
             multiprocess_mode="livemax",
             registry=registry,
@@ -52,18 +52,18 @@ class ProcessMetrics:
 
 
 class GatewayMetrics:
-    """What the doors and the data plane report."""
+    """Metrics of the doors and the data plane."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.requests = Counter(
             "tailrace_requests_total",
-            "Recommend answers by who made them and why",
+            "Recommendation requests by tier, reason and error code",
             ["door", "tier", "reason", "code"],
             registry=registry,
         )
         self.request_seconds = Histogram(
             "tailrace_request_seconds",
-            "Recommend, arrival to answer",
+            "Latency of recommendation requests, arrival to answer",
             ["door", "tier"],
             buckets=REQUEST_BUCKETS_S,
             registry=registry,
@@ -76,7 +76,7 @@ class GatewayMetrics:
         )
         self.feature_age_seconds = Histogram(
             "tailrace_feature_age_seconds",
-            "Age of the newest event that an answer has seen",
+            "Age of the newest event included in an answer",
             buckets=AGE_BUCKETS_S,
             registry=registry,
         )
@@ -88,25 +88,25 @@ class GatewayMetrics:
         )
         self.attributed_events = Counter(
             "tailrace_attributed_events_total",
-            "Events that named the request of an answer made here, by who made it",
+            "Events attributed to an answer of this gateway by their request_id, by tier",
             ["tier", "bundle_version"],
             registry=registry,
         )
         self.agreement = Histogram(
             "tailrace_student_agreement_ratio",
-            "Share of the LLM's top k that is in the student's too, where both ranked",
+            "Share of the LLM's top k that is also in the student's, for requests that both ranked",
             buckets=SHARE_BUCKETS,
             registry=registry,
         )
         self.list_age_seconds = Histogram(
             "tailrace_precomputed_age_seconds",
-            "Age of the stored lists that requests found, shown or not",
+            "Age of the precomputed lists that requests found, used or not",
             buckets=LIST_AGE_BUCKETS_S,
             registry=registry,
         )
         self.lists = Counter(
             "tailrace_precomputed_lists_total",
-            "Stored lists that requests found, by whether the live bundle made them",
+            "Precomputed lists that requests found, made by the live or another bundle",
             ["bundle"],
             registry=registry,
         )
@@ -118,13 +118,13 @@ class GatewayMetrics:
         )
         self.breaker_open = Gauge(
             "tailrace_breaker_open",
-            "1 while the LLM is not asked",
+            "1 while the LLM's circuit breaker is open",
             multiprocess_mode="livemax",
             registry=registry,
         )
         self.strain = Gauge(
             "tailrace_admission_strain",
-            "0: all are served in full; up to 1 low priority is shed, up to 2 normal too, beyond it low is refused",
+            "Load shedding: 0 none; up to 1 low priority is shed; up to 2 normal too; above 2 low is refused",
             multiprocess_mode="livemax",
             registry=registry,
         )
@@ -137,36 +137,36 @@ class GatewayMetrics:
         )
         self.bundle_quality = Gauge(
             "tailrace_bundle_quality",
-            "The offline evaluation's figures of a bundle that was loaded here",
+            "Offline evaluation figures of a loaded bundle",
             ["version", "model", "metric"],
             multiprocess_mode="livemax",
             registry=registry,
         )
         self.llm_replicas_wanted = Gauge(
             "tailrace_llm_replicas_wanted",
-            "LLM replicas that there should be at least",
+            "Minimum number of LLM replicas",
             multiprocess_mode="livemax",
             registry=registry,
         )
 
 
 class TextMetrics:
-    """What the doors see of texts; what the engine sees of them has vLLM's names."""
+    """Metrics of the text tier; the engine's own have vLLM's names."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.requests = Counter(
-            "tailrace_text_requests_total", "Texts asked for, by how it ended", ["route", "code"], registry=registry
+            "tailrace_text_requests_total", "Text requests by outcome", ["route", "code"], registry=registry
         )
         self.first_token_seconds = Histogram(
             "tailrace_text_first_token_seconds",
-            "Arrival at the text tier to the first token",
+            "Time from arrival at the text tier to the first token",
             ["route"],
             buckets=TEXT_BUCKETS_S,
             registry=registry,
         )
         self.token_gap_seconds = Histogram(
             "tailrace_text_token_gap_seconds",
-            "Between one token of a choice and its next",
+            "Time between two tokens of a choice",
             ["route"],
             buckets=STAGE_BUCKETS_S,
             registry=registry,
@@ -179,13 +179,13 @@ class TextMetrics:
         )
         self.in_flight = Gauge(
             "tailrace_text_in_flight",
-            "Choices that are being written",
+            "Choices being generated",
             multiprocess_mode="livesum",
             registry=registry,
         )
         self.breaker_open = Gauge(
             "tailrace_text_breaker_open",
-            "1 while the text writer is not asked",
+            "1 while the text server's circuit breaker is open",
             multiprocess_mode="livemax",
             registry=registry,
         )
@@ -198,22 +198,20 @@ class TextMetrics:
 
 
 class StandbyMetrics:
-    """What the standby says of itself; its answers are among all others."""
+    """Metrics of the standby's role; its answers are counted like all others."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.active = Gauge(
             "tailrace_standby_active",
-            "1 while the standby answers because Ray Serve's doors cannot",
+            "1 while the standby answers because Ray Serve cannot",
             multiprocess_mode="livemax",
             registry=registry,
         )
-        self.takeovers = Counter(
-            "tailrace_standby_takeovers_total", "Times the standby took the doors over", registry=registry
-        )
+        self.takeovers = Counter("tailrace_standby_takeovers_total", "Takeovers by the standby", registry=registry)
 
 
 class StreamMetrics:
-    """What the stream worker reports."""
+    """Metrics of the stream worker."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.lag = Gauge(
@@ -225,21 +223,21 @@ class StreamMetrics:
         )
         self.applied = Counter("tailrace_stream_applied_total", "Events applied to features", registry=registry)
         self.skipped = Counter(
-            "tailrace_stream_skipped_total", "Events that changed nothing, by reason", ["reason"], registry=registry
+            "tailrace_stream_skipped_total", "Events skipped, by reason", ["reason"], registry=registry
         )
         self.dead_lettered = Counter(
             "tailrace_stream_dead_lettered_total", "Records moved to the dead-letter topic", registry=registry
         )
         self.visible_seconds = Histogram(
             "tailrace_event_to_visible_seconds",
-            "Event accepted by a door until its features are readable",
+            "Time from an event's acceptance until its features are readable",
             buckets=FRESHNESS_BUCKETS_S,
             registry=registry,
         )
 
 
 class EngineMetrics:
-    """What an engine reports, under vLLM's names; `model_name` tells the one that ranks from the one that writes text."""
+    """Metrics of an engine, under vLLM's names; `model_name` separates ranking from text."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def gauge(name: str, text: str) -> Gauge:
@@ -268,9 +266,9 @@ class EngineMetrics:
         )
         self.prefix_queries = counter("vllm:prefix_cache_queries_total", "Prompt tokens looked up")
         self.prefix_hits = counter("vllm:prefix_cache_hits_total", "Prompt tokens found cached")
-        self.preemptions = counter("vllm:num_preemptions_total", "Times a request lost its blocks and began again")
+        self.preemptions = counter("vllm:num_preemptions_total", "Preemptions: a request lost its blocks and restarted")
         self.prompt_tokens = counter("vllm:prompt_tokens_total", "Prompt tokens prefilled")
-        self.generation_tokens = counter("vllm:generation_tokens_total", "Tokens of text written")
+        self.generation_tokens = counter("vllm:generation_tokens_total", "Text tokens generated")
         self.finished = Counter(
             "vllm:request_success_total",
             "Finished requests by reason",
@@ -279,53 +277,51 @@ class EngineMetrics:
         )
         self.step_tokens = Histogram(
             "vllm:iteration_tokens_total",
-            "Tokens computed in one step, beam rows apart",
+            "Tokens computed in one step, without beam rows",
             ["model_name"],
             buckets=STEP_TOKENS_BUCKETS,
             registry=registry,
         )
         self.batch_size = Histogram(
             "tailrace_engine_batch_size",
-            "Requests worked on in one step",
+            "Requests in one step",
             ["model_name"],
             buckets=BATCH_BUCKETS,
             registry=registry,
         )
-        self.beam_rows = counter("tailrace_engine_beam_rows_total", "Beams computed, one for each beam and step")
+        self.beam_rows = counter("tailrace_engine_beam_rows_total", "Beam rows computed")
         self.late_captures = counter("tailrace_engine_late_captures_total", "Graphs captured after warm-up")
         self.eager_fallbacks = counter("tailrace_engine_eager_fallbacks_total", "Steps run without their graph")
-        self.step_seconds = steps("tailrace_engine_step_seconds_total", "Time in steps, by what their rows were")
-        self.step_bytes = steps("tailrace_engine_step_bytes_total", "Bytes that steps had to move at least")
-        self.step_flops = steps("tailrace_engine_step_flops_total", "FLOPs that steps had to compute at least")
+        self.step_seconds = steps("tailrace_engine_step_seconds_total", "Time in steps, by kind of rows")
+        self.step_bytes = steps("tailrace_engine_step_bytes_total", "Minimum bytes moved by steps")
+        self.step_flops = steps("tailrace_engine_step_flops_total", "Minimum FLOPs computed by steps")
         self.memory_limit = limit(
-            "tailrace_engine_memory_limit_bytes_per_second", "Bytes read a second, measured at start"
+            "tailrace_engine_memory_limit_bytes_per_second", "Memory bandwidth in bytes per second, measured at start"
         )
         self.compute_limit = limit(
-            "tailrace_engine_compute_limit_flops_per_second", "FLOPs a second, measured at start"
+            "tailrace_engine_compute_limit_flops_per_second", "FLOPs per second, measured at start"
         )
         self.cache_config = Gauge(
             "vllm:cache_config_info",
-            "1 for the size of the KV cache in use",
+            "1 for the configuration of the KV cache",
             ["model_name", "block_size", "num_gpu_blocks"],
             multiprocess_mode="livemax",
             registry=registry,
         )
         self.replicas = Gauge(
             "tailrace_llm_replicas",
-            "LLM replicas that serve, by bundle",
+            "Serving LLM replicas by bundle",
             ["version"],
             multiprocess_mode="livesum",
             registry=registry,
         )
-        self.queue_seconds = seconds("request_queue_time", "Waiting before the first step")
-        self.prefill_seconds = seconds("request_prefill_time", "First step until the prompt was done")
-        self.decode_seconds = seconds("request_decode_time", "Prompt done until the last step")
-        self.inference_seconds = seconds("request_inference_time", "First step to last")
-        self.e2e_seconds = seconds("e2e_request_latency", "Arrival to finish")
-        self.first_token_seconds = seconds("time_to_first_token", "Arrival to the first token of text")
-        self.inter_token_seconds = seconds(
-            "inter_token_latency", "Between one token of a text and its next", STAGE_BUCKETS_S
-        )
+        self.queue_seconds = seconds("request_queue_time", "Time in the queue before the first step")
+        self.prefill_seconds = seconds("request_prefill_time", "Time from the first step to the end of prefill")
+        self.decode_seconds = seconds("request_decode_time", "Time from the end of prefill to the last step")
+        self.inference_seconds = seconds("request_inference_time", "Time from the first step to the last")
+        self.e2e_seconds = seconds("e2e_request_latency", "Time from arrival to finish")
+        self.first_token_seconds = seconds("time_to_first_token", "Time to the first text token")
+        self.inter_token_seconds = seconds("inter_token_latency", "Time between two text tokens", STAGE_BUCKETS_S)
 
 
 def node_registry(folder: Path) -> CollectorRegistry:
@@ -347,7 +343,7 @@ def render_metrics(folder: Path) -> bytes:
 
 
 def configure_logging(level: str) -> None:
-    """Write log events as JSON lines to stderr from here on."""
+    """Configure structlog to write JSON lines to stderr."""
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,

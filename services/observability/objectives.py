@@ -1,8 +1,7 @@
-"""What the service promises, as frozen types, and the loader of the file that says it.
+"""The service level objectives as frozen types, and the loader of their file.
 
-An objective compares two sums over the service's own counters: what went wrong, and all there was. Both are plain terms
-(a selector and a sign), so that a PromQL writer and a page that has only the metrics at hand read the same thing. Knows
-neither PromQL nor Prometheus' server.
+An objective compares two sums over the service's own counters: bad events and all events. Both are plain terms (a selector
+and a sign), so that the PromQL writer and the console, which only has the metrics, compute the same figure.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,13 +30,13 @@ Severity = Literal["page", "ticket"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=_STRICT)
 class Selector:
-    """Some series of one metric: those whose labels have one of the values in `match`; labels not named may be anything."""
+    """Series of one metric whose labels have one of the values in `match`; other labels are free."""
 
     metric: Metric
     match: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def selects(self, metric: str, labels: Mapping[str, str]) -> bool:
-        """Whether a series is one of these."""
+        """Whether a series matches."""
         return metric == self.metric and all(labels.get(name) in values for name, values in self.match.items())
 
 
@@ -51,25 +50,25 @@ class Term:
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=_STRICT)
 class Ratio:
-    """Bad ones out of all, both counted."""
+    """Bad events out of all events, both counters."""
 
     total: Selector
     bad: Selector
 
     @property
     def total_terms(self) -> tuple[Term, ...]:
-        """All there was."""
+        """All events."""
         return (Term(1, self.total),)
 
     @property
     def bad_terms(self) -> tuple[Term, ...]:
-        """What went wrong."""
+        """Bad events."""
         return (Term(1, self.bad),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=_STRICT)
 class Bounded:
-    """Observations of a histogram that are good when at most, or above, one of its bucket borders."""
+    """Observations of a histogram that are good if at most, or above, one of its bucket bounds."""
 
     histogram: Metric
     match: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -77,9 +76,9 @@ class Bounded:
     above: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a bound that is missing or double."""
+        """Raises ValueError unless exactly one bound is given."""
         if (self.at_most is None) == (self.above is None):
-            raise ValueError("say either at_most or above")
+            raise ValueError("give either at_most or above")
 
     @property
     def total_terms(self) -> tuple[Term, ...]:
@@ -88,14 +87,14 @@ class Bounded:
 
     @property
     def bad_terms(self) -> tuple[Term, ...]:
-        """Those on the wrong side of the border."""
+        """Observations on the wrong side of the bound."""
         border = self.above if self.at_most is None else self.at_most
         below = Selector(metric=f"{self.histogram}_bucket", match={**self.match, "le": (floatToGoString(border),)})  # type: ignore[no-untyped-call]
         return (Term(1, below),) if self.at_most is None else (*self.total_terms, Term(-1, below))
 
 
 def _kind_of(sli: Any) -> str:
-    """Tell the two kinds apart, so that a mistake in one is not reported as a mistake in the other."""
+    """Return the kind of an SLI, so that an error in one kind is not reported as an error in the other."""
     return "bounded" if isinstance(sli, Bounded) or (isinstance(sli, dict) and "histogram" in sli) else "ratio"
 
 
@@ -104,7 +103,7 @@ Sli = Annotated[Annotated[Ratio, Tag("ratio")] | Annotated[Bounded, Tag("bounded
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=_STRICT)
 class Objective:
-    """One promise: of all that `sli` counts, the share `target` is good. `alert` names the alert and its runbook page."""
+    """One objective: the share `target` of what `sli` counts is good. `alert` names the alert and its runbook page."""
 
     name: Name
     title: str
@@ -114,7 +113,7 @@ class Objective:
 
     @property
     def budget(self) -> float:
-        """The share that may go wrong."""
+        """The error budget: the share that may be bad."""
         return round(1 - self.target, 9)
 
 
@@ -130,7 +129,7 @@ class Rung:
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=_STRICT)
 class Onset:
-    """Alert at once when the budget burns `burn` times too fast over one short window with at least `min_bad` bad ones."""
+    """Alert at once when the budget burns `burn` times too fast over one short window with at least `min_bad` bad events."""
 
     burn: Annotated[float, Field(gt=0)]
     window: Duration
@@ -140,7 +139,7 @@ class Onset:
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=_STRICT)
 class Objectives:
-    """The whole file. `window_days` is the time over which a budget is spent; `runbooks` is what alerts' links begin with."""
+    """The whole file. `window_days` is the budget's window; `runbooks` is the prefix of the alerts' links."""
 
     window_days: Annotated[int, Field(ge=1)]
     runbooks: str
@@ -149,11 +148,11 @@ class Objectives:
     objectives: Annotated[tuple[Objective, ...], Field(min_length=1)]
 
     def __post_init__(self) -> None:
-        """Refuse two objectives of one name, budgets too wide for the alerts, and windows that are the wrong way round."""
+        """Raises ValueError for duplicate names, budgets too wide for the alerts, and short windows not below long ones."""
         steepest = max(self.onset.burn, *(rung.burn for rung in self.ladder))
         for objective in self.objectives:
             if objective.budget * steepest >= 1:
-                raise ValueError(f"{objective.name} can never burn {steepest:g} times too fast: promise more than that")
+                raise ValueError(f"{objective.name} can never burn {steepest:g} times too fast: raise its target")
         names = [objective.name for objective in self.objectives]
         for name in names:
             if names.count(name) > 1:
@@ -167,19 +166,19 @@ class Objectives:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Bad ones out of all, as counted so far."""
+    """Bad events out of all events, as counted so far."""
 
     bad: float
     total: float
 
     @property
     def good_share(self) -> float | None:
-        """The share (0 to 1) that was good; None when there was nothing."""
+        """The good share (0 to 1); None without events."""
         return 1 - self.bad / self.total if self.total > 0 else None
 
 
 def tally(objective: Objective, sum_of: Callable[[Selector], float]) -> Tally:
-    """Count an objective; `sum_of` gives the sum over a selector's series."""
+    """Count an objective; `sum_of` returns the sum over a selector's series."""
     return Tally(
         bad=sum(term.sign * sum_of(term.selector) for term in objective.sli.bad_terms),
         total=sum(term.sign * sum_of(term.selector) for term in objective.sli.total_terms),
@@ -192,7 +191,7 @@ def seconds_of(duration: str) -> int:
 
 
 def load_objectives(path: Path = OBJECTIVES_PATH) -> Objectives:
-    """Read the objectives. Raises ConfigError naming the file, the place in it, and what is wrong there."""
+    """Read the objectives. Raises ConfigError naming the file, the field and the fault."""
     try:
         fields = yaml.safe_load(path.read_text())
         objectives: Objectives = TypeAdapter(Objectives).validate_python(fields)

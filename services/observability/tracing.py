@@ -1,13 +1,12 @@
-"""Traces of single requests, by OpenTelemetry: where they begin, how a span is made inside one, how their context travels.
+"""Request traces by OpenTelemetry: entry spans, child spans, context propagation and export.
 
-    Tracing.entry    at a door, in a replica, in the worker: goes on with the caller's trace or begins one, if it is sampled
-      span           anywhere inside: a child of what is current, or nothing at all
-      trace_headers  the W3C context of what is current, for a message to another process
+    Tracing.entry    at a door, in a replica, in the worker: continue the caller's trace or start one, if it is sampled
+      span           anywhere inside: a child of the current span, or a no-op
+      trace_headers  the W3C context of the current span, for a message to another process
 
-Off (no provider), and for requests that are not sampled, a span is one look at a context variable. Finished spans wait in
-a bounded queue for a thread of their own: a collector that is slow or away costs spans, never time. Log lines inside an
-entry carry its trace id. Names and attributes: docs/traces.md. How spans leave the process: services.observability.trace_export. Knows
-no request, engine or broker.
+When tracing is off, and for requests that are not sampled, a span costs one read of a context variable. Finished spans wait
+in a bounded queue for an export thread: a slow or unavailable collector loses spans and never delays a request. Log lines
+inside an entry carry its trace id. Names and attributes: docs/traces.md.
 """
 
 import threading
@@ -49,7 +48,7 @@ _W3C = TraceContextTextMapPropagator()
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A span that is open, under which others may hang."""
+    """An open span that can be a parent."""
 
     tracer: Tracer
     span: Span
@@ -59,17 +58,17 @@ _current: ContextVar[Place | None] = ContextVar("place_in_trace", default=None)
 
 
 class Tracing:
-    """Where the traces of one process begin and leave it. Without a provider it does nothing."""
+    """The tracer of one process. Without a provider it does nothing."""
 
     def __init__(self, provider: "TracerProvider | None" = None, end: Callable[[], None] = lambda: None) -> None:
-        """Take what samples and exports; `end` is what makes an export that is under way give up."""
+        """Take the provider, which samples and exports (None turns tracing off), and `end`, which aborts an export."""
         self._provider = provider
         self._tracer = None if provider is None else provider.get_tracer("tailrace")
         self._end = end
 
     @property
     def is_off(self) -> bool:
-        """Whether nothing is ever traced in this process."""
+        """Whether tracing is off in this process."""
         return self._tracer is None
 
     def entry(
@@ -79,7 +78,7 @@ class Tracing:
         kind: SpanKind = SpanKind.SERVER,
         attributes: Attributes | None = None,
     ) -> AbstractContextManager[Span]:
-        """Open this process's part of a trace: that of the headers (lower-case names), or a new one. Not sampled: nothing."""
+        """Open this process's entry span: in the trace of the headers (lower-case names), or in a new one. No-op if not sampled."""
         if self._tracer is None:
             return _NOTHING
         opened = self._tracer.start_span(name, _W3C.extract(headers), kind, attributes)
@@ -88,13 +87,13 @@ class Tracing:
     def continuation(
         self, name: str, sender: TraceHeaders, attributes: Attributes | None = None
     ) -> AbstractContextManager[Span]:
-        """Open this process's part of the sender's trace; without a sender's context nothing begins."""
+        """Open this process's entry span in the sender's trace; a no-op without a sender's context."""
         return self.entry(name, dict(sender), SpanKind.SERVER, attributes) if sender else _NOTHING
 
     def joint_entry(
         self, name: str, senders: Sequence[TraceHeaders], attributes: Attributes | None = None
     ) -> AbstractContextManager[Span]:
-        """Open the work on several messages: part of the first sampled sender's trace, with links to all. None: nothing."""
+        """Open a span for work on several messages: in the first sampled sender's trace, with links to all; a no-op if none is sampled."""
         if self._tracer is None:
             return _NOTHING
         contexts = [get_current_span(_W3C.extract(dict(sender))).get_span_context() for sender in senders if sender]
@@ -106,7 +105,7 @@ class Tracing:
         return _entered(Place(self._tracer, opened))
 
     def stop(self) -> None:
-        """Send what waits, for at most a second, and end. A collector that does not answer is left alone."""
+        """Flush waiting spans for at most a second, and end. An export to an unresponsive collector is aborted."""
         if self._provider is None:
             return
         ending = threading.Thread(target=self._provider.shutdown, name="end-tracing", daemon=True)
@@ -123,7 +122,7 @@ def span(
     *,
     under: Place | None = None,
 ) -> AbstractContextManager[Span]:
-    """Open a span below `under`, or below what is current; where nothing is traced, give one that takes notes and forgets."""
+    """Open a span below `under`, or below the current span; a no-op span where nothing is traced."""
     above = under or _current.get()
     if above is None:
         return _NOTHING
@@ -131,7 +130,7 @@ def span(
 
 
 def here() -> Place | None:
-    """Return the open span, for others to be put under it later; None where nothing is traced."""
+    """Return the current span, to be a parent later; None where nothing is traced."""
     return _current.get()
 
 
@@ -142,7 +141,7 @@ def note(attributes: Attributes) -> None:
 
 
 def note_failure(kind: str, *, is_ours: bool) -> None:
-    """Say on the open span, if there is one, how the work failed; only what is our fault makes the span an error."""
+    """Set `error.type` on the open span, if there is one; only a failure on our side sets the error status."""
     if (place := _current.get()) is not None:
         place.span.set_attribute("error.type", kind)
         if is_ours:
@@ -166,7 +165,7 @@ def trace_id() -> str | None:
 
 
 def past_span(name: str, start_s: float, end_s: float, attributes: Attributes | None = None) -> None:
-    """Tell of work below the open span that is over; times are monotonic seconds of this process. Nothing where not traced."""
+    """Add a finished span below the open one; times are monotonic seconds of this process. A no-op where nothing is traced."""
     if (place := _current.get()) is not None:
         to_unix_s = time.time() - time.monotonic()
         start_ns, end_ns = (int((moment_s + to_unix_s) * 1e9) for moment_s in (start_s, end_s))
@@ -176,8 +175,8 @@ def past_span(name: str, start_s: float, end_s: float, attributes: Attributes | 
 
 @contextmanager
 def _entered(place: Place) -> Iterator[Span]:
-    known_as = format_trace_id(place.span.get_span_context().trace_id)
-    with structlog.contextvars.bound_contextvars(trace_id=known_as), _opened(place) as opened:
+    bound_id = format_trace_id(place.span.get_span_context().trace_id)
+    with structlog.contextvars.bound_contextvars(trace_id=bound_id), _opened(place) as opened:
         yield opened
 
 
@@ -192,3 +191,44 @@ def _opened(place: Place) -> Iterator[Span]:
     finally:
         _current.reset(before)
         place.span.end()
+
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SpanExporter
+
+_QUEUE_SPANS = 4_096
+_BATCH_SPANS = 512
+_EXPORT_EVERY_MS = 500
+_EXPORT_TIMEOUT_S = 2.0
+
+
+def open_tracing(endpoint: str, share: float, service: str, version: str = "") -> Tracing:
+    """Return tracing to an OTLP collector (gRPC; `http://` plain, `https://` TLS). An empty endpoint turns tracing off."""
+    if not endpoint:
+        return Tracing()
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+
+    exporter = OTLPSpanExporter(endpoint=endpoint, timeout=_EXPORT_TIMEOUT_S)
+    return Tracing(provider_to(exporter, share, service, version), exporter.shutdown)
+
+
+def provider_to(exporter: "SpanExporter", share: float, service: str, version: str = "") -> "TracerProvider":
+    """Return a provider that samples `share` of the traces that start here and follows the caller's decision otherwise."""
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
+
+    about = {"service.namespace": "tailrace", "service.name": service, "service.version": version}
+    resource = Resource.create({name: text for name, text in about.items() if text})
+    provider = TracerProvider(sampler=ParentBasedTraceIdRatio(share), resource=resource, shutdown_on_exit=False)
+    provider.add_span_processor(
+        BatchSpanProcessor(
+            exporter,
+            max_queue_size=_QUEUE_SPANS,
+            schedule_delay_millis=_EXPORT_EVERY_MS,
+            max_export_batch_size=_BATCH_SPANS,
+        )
+    )
+    return provider

@@ -9,7 +9,7 @@ import structlog
 from services.features.repo import RepoAddress, ensure_applied
 from services.features.writer import FeatureWriter
 from services.observability.metrics import StreamMetrics
-from services.observability.trace_export import open_tracing
+from services.observability.tracing import open_tracing
 from services.settings.settings import Settings
 from services.stream.aggregate import history_limits
 from services.stream.offline_log import OfflineLog

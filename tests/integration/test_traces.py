@@ -39,7 +39,7 @@ from services.gateway.tiers.popular import Popular
 from services.llm.ranking.deployment import LlmDeployment
 from services.llm.serving.reply import Refusal
 from services.observability.metrics import GatewayMetrics, StreamMetrics, TextMetrics
-from services.observability.trace_export import open_tracing
+from services.observability.tracing import open_tracing
 from services.router.admission import Admission, AdmissionLimits
 from services.router.breaker import Breaker
 from services.router.deadline import DeadlineLimits

@@ -1,4 +1,4 @@
-"""Panels and boards as values, and how they become Grafana's JSON. Knows no metric."""
+"""Panels and boards as values, and their rendering to Grafana's JSON."""
 
 import json
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ from grafana_foundation_sdk.models.dashboard import (
 
 _SOURCE_NAME = "datasource"
 SOURCE = DataSourceRef(type_val="prometheus", uid=f"${{{_SOURCE_NAME}}}")
-"""Whichever Prometheus is chosen on the board, the default one first: a cluster's Grafana has its own, under its own uid."""
+"""The Prometheus chosen on the dashboard: a cluster's Grafana has its own data source under its own uid."""
 RANGE = "$__rate_interval"
-"""What Grafana fills in: at least four scrapes."""
+"""Grafana's interval variable: at least four scrapes."""
 
 Kind = Literal["lines", "areas", "stat", "bars"]
 _WIDTHS = {1: 24, 2: 12, 3: 8, 4: 6}
@@ -36,13 +36,13 @@ class Query:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """One panel. `unit` is Grafana's name of it; from `bad_from` on (or below `bad_below`) a value is shown in red."""
+    """One panel. `unit` is Grafana's unit name; values from `bad_from` (or below `bad_below`) are red. `help` is its description."""
 
     title: str
     queries: tuple[Query, ...]
     unit: str = "short"
     kind: Kind = "lines"
-    says: str = ""
+    help: str = ""
     bad_from: float | None = None
     bad_below: float | None = None
 
@@ -57,11 +57,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Board:
-    """One dashboard; `name` is its file's and, behind `tailrace-`, its uid."""
+    """One dashboard; `name` is its file name and, after `tailrace-`, its uid. `help` is its description."""
 
     name: str
     title: str
-    says: str
+    help: str
     rows: tuple[Row, ...]
 
 
@@ -70,7 +70,7 @@ def render(board: Board) -> dict[str, Any]:
     made = (
         dashboard.Dashboard(f"Tailrace: {board.title}")
         .uid(f"tailrace-{board.name}")
-        .description(board.says)
+        .description(board.help)
         .tags(["tailrace"])
         .timezone("browser")
         .time("now-1h", "now")
@@ -90,7 +90,7 @@ def render(board: Board) -> dict[str, Any]:
 
 
 def _panel(panel: Panel, number: int, width: int) -> Any:
-    made = _kind(panel).id(number).title(panel.title).description(panel.says).unit(panel.unit)
+    made = _kind(panel).id(number).title(panel.title).description(panel.help).unit(panel.unit)
     made = made.datasource(SOURCE).span(width).height(_HEIGHT).thresholds(_thresholds(panel))
     for place, query in enumerate(panel.queries):
         target = prometheus.Dataquery().expr(query.expr).legend_format(query.legend).ref_id(chr(ord("A") + place))

@@ -1,11 +1,11 @@
-"""The dashboard of the LLM engine: memory, prefix cache, batches, queues. Names are vLLM's where vLLM has them."""
+"""The dashboard of the LLM engine: memory, prefix cache, batches, queues. Metrics carry vLLM's names where it has them."""
 
 from infra.slo.dashboards.board import RANGE, Board, Panel, Query, Row
 from infra.slo.dashboards.queries import mean, quantile, rate
 
 
 def _share_of_limit(what: str, limit: str) -> Query:
-    """What a second of steps moves or computes, out of the most that the machine could."""
+    """Bytes or FLOPs per second of step time, as a share of the machine's limit."""
     by = "model_name, kind"
     done, spent = (f"sum by ({by}) (rate(tailrace_engine_step_{name}_total[{RANGE}]))" for name in (what, "seconds"))
     return Query(
@@ -16,7 +16,7 @@ def _share_of_limit(what: str, limit: str) -> Query:
 BOARD = Board(
     name="engine",
     title="engine",
-    says="The decoder's replicas: KV blocks, prefix hits, batches, queues.",
+    help="The decoder's replicas: KV blocks, prefix hits, batches, queues.",
     rows=(
         Row(
             "Replicas",
@@ -32,10 +32,10 @@ BOARD = Board(
                     title="Breaker",
                     queries=(Query("max(tailrace_breaker_open)", "open"),),
                     bad_from=1,
-                    says="1 while a gateway does not ask the LLM, because it failed several times in a row.",
+                    help="1 while a gateway's circuit breaker for the LLM is open after repeated failures.",
                 ),
                 Panel(
-                    title="How requests end",
+                    title="Finished requests by reason",
                     queries=(rate("vllm:request_success_total", "finished_reason"),),
                     unit="reqps",
                     kind="areas",
@@ -88,22 +88,22 @@ BOARD = Board(
             ),
         ),
         Row(
-            "Against the machine's limits, by what a step's rows were",
+            "Share of the machine's limits, by kind of step",
             (
                 Panel(
-                    title="Memory: share of the rate that reading reaches",
+                    title="Memory bandwidth: share of the limit",
                     queries=(_share_of_limit("bytes", "tailrace_engine_memory_limit_bytes_per_second"),),
                     unit="percentunit",
-                    says="What steps had to move at least, by their time and the rate measured at the replica's start.",
+                    help="Minimum bytes moved by steps, divided by their time and by the bandwidth measured at the replica's start.",
                 ),
                 Panel(
-                    title="Compute: share of the rate that a large product reaches",
+                    title="Compute: share of the limit",
                     queries=(_share_of_limit("flops", "tailrace_engine_compute_limit_flops_per_second"),),
                     unit="percentunit",
-                    says="What steps had to compute at least, by their time and the rate measured at the replica's start.",
+                    help="Minimum FLOPs of steps, divided by their time and by the rate measured at the replica's start.",
                 ),
                 Panel(
-                    title="Time in steps, each second",
+                    title="Step time per second",
                     queries=(rate("tailrace_engine_step_seconds_total", "model_name, kind"),),
                     kind="areas",
                 ),
@@ -120,13 +120,13 @@ BOARD = Board(
                     ),
                 ),
                 Panel(
-                    title="Time in queue, at work and in all, p99",
+                    title="Queue, inference and total time, p99",
                     queries=tuple(
                         Query(quantile(0.99, f"vllm:{name}_seconds", "model_name").expr, f"{{{{model_name}}}} {legend}")
                         for name, legend in (
                             ("request_queue_time", "queue"),
-                            ("request_inference_time", "work"),
-                            ("e2e_request_latency", "all"),
+                            ("request_inference_time", "inference"),
+                            ("e2e_request_latency", "total"),
                         )
                     ),
                     unit="s",
@@ -139,10 +139,10 @@ BOARD = Board(
             ),
         ),
         Row(
-            "Words, beams and graphs",
+            "Tokens, beams and graphs",
             (
                 Panel(
-                    title="Tokens of text and beams, each second",
+                    title="Text tokens and beam rows per second",
                     queries=(
                         rate("vllm:generation_tokens_total", "model_name"),
                         Query(rate("tailrace_engine_beam_rows_total").expr, "beams"),

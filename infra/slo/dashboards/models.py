@@ -1,4 +1,4 @@
-"""The dashboard of bundles: which serves, how good it was offline, and how it does now, version beside version.
+"""The dashboard of bundles: versions serving, offline quality, and quality while serving, by version.
 
 While an upgrade rolls both versions answer, so every panel by version is the canary's comparison.
 """
@@ -17,7 +17,7 @@ def _clicks_per_answer(by: str, legend: str) -> Query:
 BOARD = Board(
     name="models",
     title="models",
-    says="Bundles: what serves, offline quality, and quality while serving, by version and tier.",
+    help="Bundles: versions serving, offline quality, and quality while serving, by version and tier.",
     rows=(
         Row(
             "Bundle",
@@ -37,7 +37,7 @@ BOARD = Board(
                         ),
                     ),
                     kind="bars",
-                    says="From the evaluation that the bundle carries; of all versions that serve now.",
+                    help="From the evaluation in the bundle, for all versions that serve now.",
                 ),
                 Panel(
                     title="Software",
@@ -64,7 +64,7 @@ BOARD = Board(
                     title="Clicks per answer by bundle",
                     queries=(_clicks_per_answer("bundle_version", "{{bundle_version}}"),),
                     unit="percentunit",
-                    says="Only clicks that name their request and reach the gateway that answered it are known.",
+                    help="Only clicks that carry their request_id and reach the gateway that answered it are counted.",
                 ),
                 Panel(
                     title="Answers by tier and bundle",
@@ -82,7 +82,7 @@ BOARD = Board(
                     unit="percentunit",
                 ),
                 Panel(
-                    title="Student and LLM agree on this share of the first k",
+                    title="Agreement of student and LLM on the top k",
                     queries=(
                         mean("tailrace_student_agreement_ratio"),
                         quantile(0.1, "tailrace_student_agreement_ratio"),
@@ -90,7 +90,7 @@ BOARD = Board(
                     unit="percentunit",
                 ),
                 Panel(
-                    title="Student fell out",
+                    title="Student failures",
                     queries=(share("tailrace_requests_total", 'reason="student_failed"'),),
                     unit="percentunit",
                     bad_from=0.001,
@@ -109,11 +109,11 @@ BOARD = Board(
                     unit="s",
                 ),
                 Panel(
-                    title="Lists found, by who made them",
+                    title="Lists found, by bundle",
                     queries=(rate("tailrace_precomputed_lists_total", "bundle"),),
                     unit="reqps",
                     kind="areas",
-                    says="live: made by the bundle that serves; other: not shown, since lists never cross versions.",
+                    help="live: made by the serving bundle; other: not used, since lists never cross versions.",
                 ),
             ),
         ),

@@ -1,4 +1,4 @@
-"""The dashboard of the objectives: one row each, with the share that was good, the burn over the alerts' windows, and the budget."""
+"""The dashboard of the objectives: one row each, with the good share, the burn rate over the alerts' windows, and the budget."""
 
 from infra.slo.dashboards.board import Board, Panel, Query, Row
 from infra.slo.rules import BAD, BUDGET_LEFT, TOTAL, burn_metric
@@ -10,7 +10,7 @@ def board(promised: Objectives) -> Board:
     return Board(
         name="objectives",
         title="objectives",
-        says="What is promised in infra/prometheus/objectives.yaml, and how well it is kept.",
+        help="The objectives of infra/prometheus/objectives.yaml and how well they are met.",
         rows=tuple(_row(one, promised) for one in promised.objectives),
     )
 
@@ -22,7 +22,7 @@ def _row(one: Objective, promised: Objectives) -> Row:
         f"{one.title}: {one.target * 100:g} %",
         (
             Panel(
-                title="Good, of all, over 5 minutes",
+                title="Good share over 5 minutes",
                 queries=(Query(f"1 - {BAD}{chosen} / ({TOTAL}{chosen} > 0)", "good"),),
                 unit="percentunit",
                 bad_below=one.target,
@@ -31,7 +31,7 @@ def _row(one: Objective, promised: Objectives) -> Row:
                 title="Burn rate",
                 queries=tuple(Query(burn_metric(window) + chosen, window) for window in windows),
                 bad_from=min(rung.burn for rung in promised.ladder),
-                says="1 spends the whole budget in the window of the objective, 14.4 in two days for a month's.",
+                help="1 spends the whole budget in the window of the objective; 14.4 spends a month's budget in two days.",
             ),
             Panel(
                 title=f"Budget left of {promised.window_days} days",

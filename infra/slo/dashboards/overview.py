@@ -1,4 +1,4 @@
-"""The first dashboard to look at: do callers get what is promised, from whom, and what is wrong."""
+"""The overview dashboard: objectives met, answers by tier, and firing alerts."""
 
 from infra.slo.dashboards.board import RANGE, Board, Panel, Query, Row
 from infra.slo.dashboards.queries import quantile, rate
@@ -7,7 +7,7 @@ from infra.slo.rules import BUDGET_LEFT
 BOARD = Board(
     name="overview",
     title="overview",
-    says="Objectives, who answers, how fast, how fresh.",
+    help="Objectives, answers by tier, latency, freshness.",
     rows=(
         Row(
             "Promises",
@@ -18,10 +18,10 @@ BOARD = Board(
                     unit="percentunit",
                     kind="bars",
                     bad_below=0.0,
-                    says="1: nothing went wrong in the window; 0: all that may go wrong has; below: the objective is missed.",
+                    help="1: no bad events in the window; 0: the budget is spent; below 0: the objective is missed.",
                 ),
                 Panel(
-                    title="Alerts that fire",
+                    title="Firing alerts",
                     queries=(
                         Query(
                             'sum by (alertname, slo, severity) (ALERTS{alertname=~"Tailrace.+", alertstate="firing"})',
@@ -30,7 +30,7 @@ BOARD = Board(
                     ),
                     kind="stat",
                     bad_from=1,
-                    says="Each has its page in docs/runbooks.",
+                    help="Each alert has a page in docs/runbooks.",
                 ),
             ),
         ),
@@ -44,7 +44,7 @@ BOARD = Board(
                     kind="areas",
                 ),
                 Panel(
-                    title="Why that tier",
+                    title="Answers by reason",
                     queries=(rate("tailrace_requests_total", "reason", 'code="ok"'),),
                     unit="reqps",
                     kind="areas",
@@ -85,15 +85,15 @@ BOARD = Board(
                     unit="s",
                 ),
                 Panel(
-                    title="Age of the newest event that an answer has seen",
+                    title="Age of the newest event included in an answer",
                     queries=(quantile(0.5, "tailrace_feature_age_seconds"),),
                     unit="s",
                 ),
                 Panel(
-                    title="Strain: how much traffic gives way",
+                    title="Load shedding",
                     queries=(Query("max(tailrace_admission_strain)", "strain"),),
                     bad_from=0.001,
-                    says="0: all are served in full; up to 1: low priority is answered from memory; up to 2: normal too.",
+                    help="0: none; up to 1: low priority is answered from memory; up to 2: normal too.",
                 ),
             ),
         ),

@@ -1,4 +1,4 @@
-"""The three shapes that nearly every panel's query has."""
+"""The query shapes that most panels use."""
 
 from infra.slo.dashboards.board import RANGE, Query
 
@@ -10,7 +10,7 @@ def rate(metric: str, by: str = "", match: str = "") -> Query:
 
 
 def share(metric: str, part: str, whole: str = "", by: str = "") -> Query:
-    """Those of a counter that match `part`, out of those that match `whole`."""
+    """The share of a counter that matches `part`, out of what matches `whole`."""
     grouped = f" by ({by})" if by else ""
     some, all_ = (f"sum{grouped} (rate({metric}{_braced(match)}[{RANGE}]))" for match in (part, whole))
     return Query(f"{some} / {all_}", _legend(by))

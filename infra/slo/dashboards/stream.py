@@ -1,4 +1,4 @@
-"""The dashboard of the event flow: what comes in at the doors, how far the worker is behind, what nobody can read."""
+"""The dashboard of the event flow: events accepted, the worker's lag, dead letters."""
 
 from infra.slo.dashboards.board import Board, Panel, Query, Row
 from infra.slo.dashboards.queries import quantile, rate
@@ -6,7 +6,7 @@ from infra.slo.dashboards.queries import quantile, rate
 BOARD = Board(
     name="stream",
     title="stream",
-    says="Events from the doors to the features, and impressions on their way out.",
+    help="Events from the doors to the features, and impressions sent.",
     rows=(
         Row(
             "In",
@@ -33,7 +33,7 @@ BOARD = Board(
                     title="Skipped, by reason",
                     queries=(rate("tailrace_stream_skipped_total", "reason"),),
                     unit="ops",
-                    says="Delivered again and already applied, or older than what the history holds.",
+                    help="Redelivered and already applied, or older than the history.",
                 ),
                 Panel(
                     title="Dead letters",
@@ -52,7 +52,7 @@ BOARD = Board(
                     kind="areas",
                 ),
                 Panel(
-                    title="Worker's starts",
+                    title="Worker starts",
                     queries=(
                         Query('sum(changes(tailrace_process_start_time_seconds{part="worker"}[15m]))', "in 15 minutes"),
                     ),

@@ -1,4 +1,4 @@
-"""The dashboard of text as its callers see it: what is asked for and how it ends, first tokens, gaps, places. Empty without text."""
+"""The dashboard of text generation: requests by outcome, time to first token, gaps between tokens. Empty without text."""
 
 from infra.slo.dashboards.board import Board, Panel, Query, Row
 from infra.slo.dashboards.queries import quantile, rate, share
@@ -6,22 +6,22 @@ from infra.slo.dashboards.queries import quantile, rate, share
 BOARD = Board(
     name="text",
     title="text",
-    says="The OpenAI door: requests, refusals, first tokens, tokens. The engine's side is on the dashboard engine.",
+    help="The OpenAI door: requests, refusals, time to first token, tokens. The engine's metrics are on the dashboard engine.",
     rows=(
         Row(
             "Requests",
             (
                 Panel(
-                    title="Texts by how they ended",
+                    title="Text requests by outcome",
                     queries=(rate("tailrace_text_requests_total", "route, code"),),
                     unit="reqps",
                     kind="areas",
                 ),
                 Panel(
-                    title="Refused for want of places",
+                    title="Refused for lack of capacity",
                     queries=(share("tailrace_text_requests_total", 'code="overloaded"', by="route"),),
                     unit="percentunit",
-                    says="Text gives way first: to high priority, and to recommendations where a gateway is strained.",
+                    help="Text is shed first: before high-priority requests, and before recommendations under load.",
                 ),
                 Panel(
                     title="Failed on our side",
@@ -35,18 +35,18 @@ BOARD = Board(
                     unit="percentunit",
                 ),
                 Panel(
-                    title="Breaker of the text writer",
+                    title="Circuit breaker of the text server",
                     queries=(Query("max(tailrace_text_breaker_open)", "open"),),
                     bad_from=1,
-                    says="1 while a gateway does not ask the text writer, because it failed several times in a row.",
+                    help="1 while a gateway's circuit breaker for the text server is open after repeated failures.",
                 ),
             ),
         ),
         Row(
-            "Speed at the door",
+            "Latency",
             (
                 Panel(
-                    title="First token",
+                    title="Time to first token",
                     queries=(
                         quantile(0.5, "tailrace_text_first_token_seconds", "route"),
                         quantile(0.99, "tailrace_text_first_token_seconds", "route"),
@@ -54,26 +54,26 @@ BOARD = Board(
                     unit="s",
                 ),
                 Panel(
-                    title="Between tokens",
+                    title="Time between tokens",
                     queries=(
                         quantile(0.5, "tailrace_text_token_gap_seconds", "route"),
                         quantile(0.99, "tailrace_text_token_gap_seconds", "route"),
                     ),
                     unit="s",
                 ),
-                Panel(title="Tokens of texts", queries=(rate("tailrace_text_tokens_total", "kind"),)),
-                Panel(title="Choices being written", queries=(Query("sum(tailrace_text_in_flight)", "choices"),)),
+                Panel(title="Text tokens", queries=(rate("tailrace_text_tokens_total", "kind"),)),
+                Panel(title="Choices being generated", queries=(Query("sum(tailrace_text_in_flight)", "choices"),)),
             ),
         ),
         Row(
-            "Sentences with recommendations",
+            "Rationales",
             (
                 Panel(
-                    title="Sentences asked for",
+                    title="Rationales by outcome",
                     queries=(rate("tailrace_rationales_total", "outcome"),),
                     unit="reqps",
                     kind="areas",
-                    says="How writing the rationales ended, by outcome.",
+                    help="One sentence per recommendation that requested a rationale.",
                 ),
             ),
         ),

@@ -25,8 +25,7 @@ from services.llm.serving.metrics import EngineReport
 from services.llm.serving.reply import Reply, refusal_of
 from services.llm.serving.spans import tell
 from services.observability.metrics import EngineMetrics, ProcessMetrics, configure_logging
-from services.observability.trace_export import open_tracing
-from services.observability.tracing import note, note_failure
+from services.observability.tracing import note, note_failure, open_tracing
 from services.settings.settings import Settings
 
 _STICKY_ROUTER = "services.llm.serving.sticky_router.StickyRouter"

@@ -29,8 +29,7 @@ from services.llm.text.checkpoint import checkpoint_folder
 from services.llm.text.generate import Events, write
 from services.llm.text.model import LoadedText, RequestLimits, load_text
 from services.observability.metrics import EngineMetrics, ProcessMetrics, configure_logging
-from services.observability.trace_export import open_tracing
-from services.observability.tracing import note, note_failure
+from services.observability.tracing import note, note_failure, open_tracing
 from services.settings.settings import Settings
 
 _MESSAGE_S = 0.001

@@ -1,4 +1,4 @@
-"""Every alert has a page that helps: `pytest tests/unit/infra/test_runbooks.py`. tests/e2e/test_docs.py runs the commands."""
+"""Every alert has a runbook page in the standard form. tests/e2e/test_docs.py runs the commands on it."""
 
 import re
 

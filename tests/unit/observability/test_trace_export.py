@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from services.observability.trace_export import _QUEUE_SPANS, open_tracing
-from services.observability.tracing import Tracing, span
+from services.observability.tracing import _QUEUE_SPANS, Tracing, open_tracing, span
 from tests.support.collector import Collector
 from tests.support.servers import HOST, free_port
 from tests.support.spans import traceparent
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 NUM_CALLS = 2 * _QUEUE_SPANS
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # grpc's threads at the end
@@ -82,7 +81,7 @@ def test_a_process_ends_while_its_collector_hangs(collector: Collector) -> None:
     """No thread of the exporter keeps it alive, and nothing waits at exit."""
     collector.go_on.clear()
     script = (
-        "from services.observability.trace_export import open_tracing\n"
+        "from services.observability.tracing import open_tracing\n"
         "tracing = open_tracing(__import__('sys').argv[1], 1.0, 'x')\n"
         "with tracing.entry('call', {}): pass\n"
         "tracing.stop()\n"
@@ -106,7 +105,7 @@ def test_switched_off_the_sdk_is_not_even_imported() -> None:
     """Only the interface is: the SDK, its exporter and grpc cost a process nothing."""
     script = (
         "import sys\n"
-        "from services.observability.trace_export import open_tracing\n"
+        "from services.observability.tracing import open_tracing\n"
         "open_tracing('', 1.0, 'x')\n"
         "sys.exit(' '.join(name for name in sys.modules if name.startswith(('opentelemetry.sdk', 'opentelemetry.exporter', 'grpc'))) or 0)"
     )

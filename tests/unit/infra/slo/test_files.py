@@ -1,4 +1,4 @@
-"""What is made from the objectives is fresh, and asks for nothing that nobody says. `pytest tests/unit/infra/test_slo_files.py`."""
+"""Generated rules, dashboards and pages are fresh and query only series that exist."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,9 +7,8 @@ import pytest
 import yaml
 
 from infra.slo import __main__ as slo
-from infra.slo.files import generated
-from infra.slo.page import with_table
-from infra.slo.promql import selector
+from infra.slo.files import generated, with_table
+from infra.slo.rules import selector
 from services.observability.objectives import Ratio, Selector, load_objectives
 from tests.support.pages import ROOT
 from tests.support.promql import (

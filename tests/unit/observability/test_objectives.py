@@ -1,4 +1,4 @@
-"""The file of objectives is strict, and what it counts can be counted anywhere. `pytest tests/unit/test_objectives.py`."""
+"""The objectives file is validated strictly, and each objective can be counted from the metrics."""
 
 from pathlib import Path
 
