@@ -63,7 +63,7 @@ FAULTS = {
         for part in ("store", "broker")
         for wire in (Wire.STOP, Wire.HANG, Wire.SLOW, Wire.RESET)
     },
-    **{f"{name}-killed": _kill(name) for name in ("store", "gateway", "llm", "worker", "edge", "raylet")},
+    **{f"{name}-killed": _kill(name) for name in ("store", "gateway", "llm", "worker", "edge", "ingress", "raylet")},
     "low-priority-spike": Fault(_nothing, _nothing, is_spike=True),
 }
 

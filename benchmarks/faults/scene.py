@@ -40,6 +40,7 @@ _START_S = 180.0
 _STOP_S = 60.0
 _USERS_TO_TRY = 120
 _SLOW_S = 0.05
+_NUM_PORTS = 11
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ async def _set(closing: AsyncExitStack, state_dir: Path, scratch: Path, *, is_wi
     for name in _COPIED:
         if (state_dir / name).is_dir():
             shutil.copytree(state_dir / name, scratch / name)
-    first = free_window(8, seed=str(scratch))
+    first = free_window(_NUM_PORTS, seed=str(scratch))
     keys = {priority: make_key() for priority in Priority}
     settings = _settings(scratch, first)
     _write_keys(settings, keys)
@@ -126,6 +127,10 @@ def _settings(scratch: Path, first: int) -> Settings:
         metrics_port=first + 2,
         redis_port=first + 3,
         kafka_bootstrap=f"{HOST}:{first + 4}",
+        inner_http_port=first + 7,
+        inner_grpc_port=first + 8,
+        standby_http_port=first + 9,
+        standby_grpc_port=first + 10,
         api_keys_file=scratch / "keys.json",
     )
 

@@ -33,8 +33,12 @@ class Victims:
         self._kill([self._part("worker")])
 
     def kill_edge(self) -> None:
-        """Kill the HAProxy."""
-        self._kill(self._below("serve", lambda process: process.name() == "haproxy"))
+        """Kill the edge's HAProxy."""
+        self._kill(self._below("edge", _is_haproxy))
+
+    def kill_ingress(self) -> None:
+        """Kill Ray's HAProxy: after a reload there is an older one beside the one that listens."""
+        self._kill(self._below("serve", _is_haproxy))
 
     def kill_raylet(self) -> None:
         """Kill Ray's node server, and with it every replica."""
@@ -81,6 +85,10 @@ def _is(process: psutil.Process, is_wanted: Callable[[psutil.Process], bool]) ->
         return is_wanted(process)
     except psutil.Error:
         return False
+
+
+def _is_haproxy(process: psutil.Process) -> bool:
+    return process.name() == "haproxy"
 
 
 def _title(process: psutil.Process) -> str:

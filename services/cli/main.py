@@ -208,11 +208,12 @@ def explain(
 ) -> None:
     """Say why a recent request was answered as it was, and where its time went."""
     from infra.local.commands.explain import Door, ask, show
+    from infra.local.commands.guide import plaintext_rest_address
     from services.settings.secret_file import read_secret
 
     settings = _settings()
     door = Door(
-        url=url or f"http://{settings.door_host}:{settings.door_http_port}",
+        url=url or plaintext_rest_address(settings),
         key=read_secret(key_file) if key_file is not None else key or None,
         ca_file=ca_file,
     )

@@ -50,9 +50,13 @@ class Settings(BaseSettings):
     """A folder with tls.crt and tls.key (as a Kubernetes TLS secret has them): both doors then speak TLS only."""
     tls_client_ca_file: Path | None = None
     """With it, callers must present a certificate of this authority (mutual TLS)."""
+    inner_host: str = "127.0.0.1"
+    """Where Ray's ingress and the standby listen, behind the edge: loopback, or 0.0.0.0 in containers of their own."""
     inner_http_port: int = Field(18_000, ge=1, le=65_535)
-    """Behind TLS the REST door listens here, on loopback, and the edge has its port."""
+    """The port of Ray's ingress for REST; callers use the edge's, http_port."""
     inner_grpc_port: int = Field(19_000, ge=1, le=65_535)
+    standby_http_port: int = Field(18_001, ge=1, le=65_535)
+    standby_grpc_port: int = Field(19_001, ge=1, le=65_535)
     max_k: int = Field(2_000, ge=1)
     """Requests for more items are refused before anything is read for them."""
 
@@ -142,7 +146,7 @@ class Settings(BaseSettings):
 
     # when serving is away
     standby: bool = True
-    """Whether the embedded stack keeps a spare gateway beside Ray, which answers at once when Ray cannot."""
+    """Whether a gateway outside Ray answers, as the edge's backup server, while Ray's ingress is unavailable."""
 
     # the stream worker
     worker_index: int = Field(0, ge=0)
@@ -194,29 +198,9 @@ class Settings(BaseSettings):
         return self.state_dir / "run" / f"worker-{self.worker_index}.beat"
 
     @property
-    def standby_heartbeat(self) -> Path:
-        """The file that the standby touches at every look."""
-        return self.state_dir / "run" / "standby.beat"
-
-    @property
     def grpc_address(self) -> str:
         """Where the gRPC door is."""
         return f"{self.http_host}:{self.grpc_port}"
-
-    @property
-    def door_host(self) -> str:
-        """Where the doors themselves listen: where callers come to, or on loopback behind the TLS edge."""
-        return self.http_host if self.tls_dir is None else "127.0.0.1"
-
-    @property
-    def door_http_port(self) -> int:
-        """The REST door's own port, without TLS."""
-        return self.http_port if self.tls_dir is None else self.inner_http_port
-
-    @property
-    def door_grpc_port(self) -> int:
-        """The gRPC door's own port, without TLS."""
-        return self.grpc_port if self.tls_dir is None else self.inner_grpc_port
 
     @property
     def redis_address(self) -> RedisAddress:
@@ -270,11 +254,12 @@ def environment_kept(**defaults: str | None) -> Iterator[None]:
 def _check_security(settings: Settings) -> None:
     """Refuse doors that stand open by accident, and half of what belongs together. Raises ConfigError."""
     is_guarded = settings.api_keys_file is not None or settings.allow_anonymous
-    if not (is_guarded or _is_loopback(settings.http_host)):
-        raise ConfigError(
-            f"{_PREFIX}HTTP_HOST: {settings.http_host} can be reached by others, and there are no API keys; set "
-            f"{_PREFIX}API_KEYS_FILE (`tailrace keys new` makes one), or say {_PREFIX}ALLOW_ANONYMOUS=true"
-        )
+    for name, host in (("HTTP_HOST", settings.http_host), ("INNER_HOST", settings.inner_host)):
+        if not (is_guarded or _is_loopback(host)):
+            raise ConfigError(
+                f"{_PREFIX}{name}: {host} can be reached by others, and there are no API keys; set "
+                f"{_PREFIX}API_KEYS_FILE (`tailrace keys new` makes one), or say {_PREFIX}ALLOW_ANONYMOUS=true"
+            )
     for needed_by, given, needed in (
         ("tls_client_ca_file", settings.tls_client_ca_file, "tls_dir"),
         ("redis_username", settings.redis_username, "redis_password_file"),

@@ -149,16 +149,6 @@ def test_a_poison_event(stack: Stack) -> None:
     assert all(letter.headers for letter in letters)
 
 
-def test_the_edge_killed(stack: Stack) -> None:
-    """Ray Serve starts its HAProxy again by itself; the stack is not restarted for it."""
-    restarts = stack.num_restarts("serve")
-    os.kill(edge_pids(stack)[0], signal.SIGKILL)
-
-    wait_for(lambda: _answers(stack), 60.0, "an answer through the new edge")
-
-    assert stack.num_restarts("serve") == restarts
-
-
 def test_ray_killed(stack: Stack) -> None:
     """When Ray's own server dies the whole serving part is started again, once, and answers."""
     restarts = stack.num_restarts("serve")
@@ -171,26 +161,9 @@ def test_ray_killed(stack: Stack) -> None:
     assert len(stack.recommend("14")["items"]) == 10
 
 
-def edge_pids(stack: Stack) -> list[int]:
-    """The HAProxy processes of the stack."""
-    import psutil
-
-    tree = psutil.Process(stack.pid("serve")).children(recursive=True)
-    return [process.pid for process in tree if process.name() == "haproxy"]
-
-
 def raylet_pid(stack: Stack) -> int:
     """The raylet of the stack."""
     import psutil
 
     tree = psutil.Process(stack.pid("serve")).children(recursive=True)
     return next(process.pid for process in tree if process.name() == "raylet")
-
-
-def _answers(stack: Stack) -> bool:
-    import httpx
-
-    try:
-        return stack.rest.post("/v1/recommendations", json={"user_id": "14"}).status_code == 200
-    except httpx.TransportError:
-        return False

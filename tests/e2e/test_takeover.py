@@ -1,4 +1,4 @@
-"""The standby takes the doors over and hands them back, on the whole stack: `pytest tests/e2e/test_takeover.py`."""
+"""The standby answers while Ray cannot, on the whole stack: `pytest tests/e2e/test_takeover.py`."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -10,13 +10,11 @@ import httpx
 import psutil
 import pytest
 
-from infra.local.standby.shared_port import can_share
 from services.contracts import recommend_pb2 as pb
 from services.contracts import recommend_pb2_grpc as api
 from tests.support.servers import wait_for
 from tests.support.stack import Stack, new_user_id
 
-pytestmark = pytest.mark.skipif(not can_share(), reason="this kernel does not lead connections")
 ACTIVE, TAKEOVERS = "tailrace_standby_active", "tailrace_standby_takeovers_total"
 DEADLINE_MS = 1_000
 PAUSE_MS = 100
@@ -46,7 +44,7 @@ class Caller:
 
 @pytest.fixture(autouse=True)
 def _well(stack: Stack) -> Iterator[None]:
-    """Each test starts from a stack that is well, with the standby off duty, and leaves one behind."""
+    """Each test starts from a stack that is well, with the standby idle, and leaves one behind."""
     wait_for(lambda: stack.is_well() and stack.metric(ACTIVE) == 0, 120.0, "a well stack before the test")
     yield
     wait_for(lambda: stack.is_well() and stack.metric(ACTIVE) == 0, 180.0, "a well stack after the test")
@@ -93,9 +91,9 @@ def user_of_the_decoder(stack: Stack) -> str:
     return user_id
 
 
-def kill_below_serve(stack: Stack, name: str) -> None:
-    """Kill Ray's processes of this name: after a reload there is an older HAProxy beside the one that listens."""
-    tree = psutil.Process(stack.pid("serve")).children(recursive=True)
+def kill_below(stack: Stack, part: str, name: str) -> None:
+    """Kill a part's processes of this name: after a reload there is an older HAProxy beside the one that listens."""
+    tree = psutil.Process(stack.pid(part)).children(recursive=True)
     named = [process for process in tree if process.name() == name]
     assert named, f"there is no {name}"
     for process in named:
@@ -103,18 +101,18 @@ def kill_below_serve(stack: Stack, name: str) -> None:
 
 
 @pytest.mark.parametrize("victim", ["haproxy", "raylet"])
-def test_every_request_is_answered_while_ray_is_away(stack: Stack, victim: str) -> None:
+def test_every_request_is_answered_while_ray_is_unavailable(stack: Stack, victim: str) -> None:
     """But for those under way inside the victim: by the student, then by the decoder again, with nobody refused."""
     user_id = user_of_the_decoder(stack)
     takeovers = stack.metric(TAKEOVERS)
     with callers(stack, user_id) as asking:
         hear(asking, "llm")
         before = [caller.failed for caller in asking]
-        kill_below_serve(stack, victim)
+        kill_below(stack, "serve", victim)
         hear(asking, "student")
-        wait_for(lambda: stack.metric(ACTIVE) == 1, 30.0, "the standby's own notice")
+        wait_for(lambda: stack.metric(ACTIVE) == 1, 30.0, "the edge's own notice")
         hear(asking, "llm")
-        wait_for(lambda: stack.metric(ACTIVE) == 0, 60.0, "the standby off duty")
+        wait_for(lambda: stack.metric(ACTIVE) == 0, 60.0, "the standby idle")
 
     assert before == [[], []]
     assert [caller.failed for caller in asking if len(caller.failed) > 2] == []
@@ -123,7 +121,7 @@ def test_every_request_is_answered_while_ray_is_away(stack: Stack, victim: str) 
 
 
 def test_without_a_gateway_the_standby_answers(stack: Stack) -> None:
-    """Ray Serve makes new ones meanwhile; who was held by HAProxy is let go."""
+    """Ray Serve makes new ones meanwhile."""
     user_id = user_of_the_decoder(stack)
     with callers(stack, user_id) as asking:
         hear(asking, "llm")
@@ -135,9 +133,9 @@ def test_without_a_gateway_the_standby_answers(stack: Stack) -> None:
 
 
 def test_the_standby_answers_like_a_gateway(stack: Stack) -> None:
-    """Readiness, events and refusals, and it says in its metrics that it is there."""
-    kill_below_serve(stack, "haproxy")
-    wait_for(lambda: stack.metric(ACTIVE) == 1, 30.0, "the standby on duty")
+    """Readiness, events and refusals, and its metrics name it."""
+    kill_below(stack, "serve", "raylet")
+    wait_for(lambda: stack.metric(ACTIVE) == 1, 30.0, "the takeover")
     user_id = new_user_id()
 
     assert stack.rest.get("/readyz").status_code == 200
@@ -148,14 +146,31 @@ def test_the_standby_answers_like_a_gateway(stack: Stack) -> None:
     assert stack.metric("tailrace_build_info", part="standby") == 1
 
 
+def test_the_edge_killed(stack: Stack) -> None:
+    """Its HAProxy: connections wait for the next one, and the part is not restarted. All of it: the supervisor starts it again."""
+    restarts = stack.num_restarts("edge")
+    with callers(stack, user_of_the_decoder(stack)) as asking:
+        hear(asking, "llm")
+        kill_below(stack, "edge", "haproxy")
+        hear(asking, "llm")
+        lost = [len(caller.failed) for caller in asking]
+        refused = [word for caller in asking for word in caller.failed if "refused" in word.lower()]
+        assert stack.num_restarts("edge") == restarts
+        stack.kill("edge")
+        hear(asking, "llm")
+
+    assert max(lost) <= 2
+    assert refused == []
+
+
 def test_the_standby_killed(stack: Stack) -> None:
     """Callers do not notice, and the next one is there when it is needed."""
     with callers(stack, user_of_the_decoder(stack)) as asking:
         hear(asking, "llm")
         stack.kill("standby")
-        wait_for(lambda: stack.is_well() and stack.metric(ACTIVE) == 0, 120.0, "a well standby, off duty")
+        wait_for(lambda: stack.is_well() and stack.metric(ACTIVE) == 0, 120.0, "a healthy standby, idle")
         hear(asking, "llm")
-        kill_below_serve(stack, "haproxy")
+        kill_below(stack, "serve", "haproxy")
         hear(asking, "student")
         hear(asking, "llm")
 

@@ -133,6 +133,7 @@ def running_edge(
         grpc_port=free_port(),
         inner_http_port=doors[0],
         inner_grpc_port=doors[1],
+        standby=False,
         tls_dir=folder / "tls",
         tls_client_ca_file=client_ca_file,
     )

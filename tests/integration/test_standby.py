@@ -1,269 +1,216 @@
-"""The standby beside a real HAProxy that is killed and comes back: `pytest tests/integration/test_standby.py`."""
+"""The edge in front of two named servers that are killed, frozen and started again: `pytest tests/integration/test_standby.py`."""
 
 import asyncio
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import grpc
 import httpx
+import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from prometheus_client import CollectorRegistry
-from starlette.responses import PlainTextResponse
-from starlette.types import ASGIApp
 
-from infra.local.edge.config import ADMIN_SOCKET
-from infra.local.servers.binaries import haproxy_command
-from infra.local.standby.doors import HandsBack, rest_server, rpc_server, unix_socket
-from infra.local.standby.handover import Main
-from infra.local.standby.main_door import look
-from infra.local.standby.relay import Relay
-from infra.local.standby.shared_port import SharedPort, can_share
-from infra.local.standby.watch import StandbyWatch
-from services.observability.metrics import StandbyMetrics
+from infra.local.edge.admin import ray_is_up
+from infra.local.edge.config import edge_folder
+from services.observability.metrics import node_registry
+from services.settings.settings import Settings, inherited_environment
+from tests.support.named_doors import RAY
 from tests.support.servers import HOST, free_port
 from tests.support.until import until
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.skipif(not can_share(), reason="this kernel does not lead connections"),
-]
-MAIN, STANDBY = "main", "standby"
-ACTIVE = "tailrace_standby_active"
-CONFIG = """\
-global
-    stats socket unix@{folder}/{admin} mode 600 level admin
-defaults
-    mode http
-    timeout connect 1s
-    timeout client 30s
-    timeout server 30s
-frontend rest
-    bind {host}:{rest}
-    default_backend rest
-frontend rpc
-    bind {host}:{rpc} proto h2
-    default_backend rpc
-backend rest
-    server replica unix@{folder}/main-rest.sock check inter 100ms
-backend rpc
-    server replica unix@{folder}/main-rpc.sock proto h2 check inter 100ms
-"""
-
-
-class NamedDoor:
-    """A gRPC door that says only who it is: the main ones serve, the standby's do not."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    async def Check(self, request: Any, context: Any) -> Any:
-        """Tell."""
-        states = health_pb2.HealthCheckResponse
-        return states(status=states.SERVING if self._name == MAIN else states.NOT_SERVING)
-
-    Recommend = RecordEvents = Check
+pytestmark = pytest.mark.integration
+STANDBY = "standby"
+ACTIVE, TAKEOVERS = "tailrace_standby_active", "tailrace_standby_takeovers_total"
 
 
 @dataclass
 class Scene:
-    """Both doors with a HAProxy in front, and the standby beside it, once it is there."""
+    """An edge, and behind it the servers that stand for Ray's ingress and for the standby."""
 
-    folder: Path
-    rest: int
-    rpc: int
-    registry: CollectorRegistry
-    main: AsyncExitStack
-    haproxy: "subprocess.Popen[bytes] | None" = None
+    settings: Settings
+    children: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
 
-    async def start(self) -> None:
-        """Start HAProxy and wait until it is well."""
-        command = haproxy_command(self.folder / "haproxy.cfg")
-        self.haproxy = subprocess.Popen(command, stderr=subprocess.DEVNULL)  # noqa: ASYNC220 - it only forks
-        await until(lambda: look(self.folder) is Main.WELL)
+    def start(self, name: str) -> None:
+        """Start a server, or the edge."""
+        ports = {
+            RAY: (self.settings.inner_http_port, self.settings.inner_grpc_port),
+            STANDBY: (self.settings.standby_http_port, self.settings.standby_grpc_port),
+        }
+        words = ["infra.local.edge"] if name == "edge" else ["tests.support.named_doors", name, *map(str, ports[name])]
+        metrics = {"PROMETHEUS_MULTIPROC_DIR": str(self.settings.metrics_dir)}
+        with (self.settings.state_dir / f"{name}.log").open("ab") as log:
+            self.children[name] = subprocess.Popen(
+                [sys.executable, "-m", *words],
+                env={**inherited_environment(), **self.settings.as_environment(), **metrics},
+                stdout=log,
+                stderr=log,
+            )
 
-    def kill(self) -> None:
-        """SIGKILL it, if it lives."""
-        if self.haproxy is not None:
-            self.haproxy.kill()
-            self.haproxy.wait()
+    def kill(self, name: str) -> None:
+        """SIGKILL it."""
+        self.children[name].kill()
+        self.children[name].wait()
 
-    async def stand_by(self, closing: AsyncExitStack) -> None:
-        """Start the standby."""
-        relays = (
-            await closing.enter_async_context(Relay(SharedPort(HOST, self.rest), self.folder / f"{STANDBY}-rest.sock")),
-            await closing.enter_async_context(Relay(SharedPort(HOST, self.rpc), self.folder / f"{STANDBY}-rpc.sock")),
-        )
-        watch = StandbyWatch(relays, self.folder, self.folder / "beat", StandbyMetrics(self.registry))
-        app = HandsBack(PlainTextResponse(STANDBY), lambda: watch.is_on_duty)
-        await closing.enter_async_context(doors(self.folder, STANDBY, app))
-        watching = asyncio.create_task(watch.run())
-        closing.callback(watching.cancel)
+    def kill_haproxy(self) -> None:
+        """SIGKILL the edge's HAProxy."""
+        for process in psutil.Process(self.children["edge"].pid).children():
+            process.kill()
 
-    def metric(self, name: str) -> float | None:
-        """What the standby tells."""
-        return self.registry.get_sample_value(name)
+    def metric(self, name: str) -> float:
+        """The edge's own metric; 0 before it is published."""
+        families = node_registry(self.settings.metrics_dir).collect()
+        return sum(sample.value for family in families for sample in family.samples if sample.name == name)
 
-
-@asynccontextmanager
-async def scene_in(folder: Path) -> AsyncIterator[Scene]:
-    """The main doors; HAProxy and the standby are started by the test."""
-    (folder / "node").mkdir()
-    rest, rpc = free_port(), free_port()
-    config = CONFIG.format(folder=folder, admin=f"node/{ADMIN_SOCKET}", host=HOST, rest=rest, rpc=rpc)
-    (folder / "haproxy.cfg").write_text(config)
-    async with AsyncExitStack() as main:
-        await main.enter_async_context(doors(folder, MAIN, PlainTextResponse(MAIN)))
-        made = Scene(folder, rest, rpc, CollectorRegistry(), main)
-        try:
-            yield made
-        finally:
-            made.kill()
+    def close(self) -> None:
+        """End what runs."""
+        for child in self.children.values():
+            child.send_signal(signal.SIGCONT)
+            child.terminate()
+            child.wait()
 
 
 @pytest.fixture
-async def scene(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scene]:
-    """The scene in a folder of short name, since Unix sockets are in it."""
-    async with scene_in(tmp_path_factory.mktemp("s")) as made:
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    """Ports of its own; nothing runs yet."""
+    names = ["http_port", "grpc_port", "inner_http_port", "inner_grpc_port", "standby_http_port", "standby_grpc_port"]
+    settings = Settings(state_dir=tmp_path, **{name: free_port() for name in names})
+    settings.metrics_dir.mkdir(parents=True)
+    made = Scene(settings)
+    try:
         yield made
+    finally:
+        made.close()
 
 
-@asynccontextmanager
-async def doors(folder: Path, name: str, app: ASGIApp) -> AsyncIterator[None]:
-    """Run both servers of one side behind their Unix sockets."""
-    door: Any = NamedDoor(name)
-    rest, rpc = rest_server(app), rpc_server(door, folder / f"{name}-rpc.sock")
-    await rpc.start()
-    with unix_socket(folder / f"{name}-rest.sock") as listening:
-        serving = asyncio.create_task(rest.serve(sockets=[listening]))
-        try:
-            yield
-        finally:
-            rest.should_exit = True
-            await serving
-            await rpc.stop(None)
+@pytest.fixture
+async def running(scene: Scene) -> Scene:
+    """Edge, ingress and standby, all answering."""
+    for name in (RAY, STANDBY, "edge"):
+        scene.start(name)
+    await until(lambda: ray_is_up(edge_folder(scene.settings.state_dir)), 30.0)
+    return scene
 
 
 @dataclass
 class Callers:
-    """Who keep asking, and what they heard: over a new connection each time, over kept ones, and over gRPC."""
+    """What callers without a pause were answered: over a new connection each time, over a kept one, and over gRPC."""
 
-    heard: dict[str, list[str]]
-    asking: list["asyncio.Task[None]"]
+    answers: dict[str, list[str]]
+    tasks: list["asyncio.Task[None]"] = field(default_factory=list)
 
-    async def hear(self, name: str) -> None:
-        """Wait until every caller hears this one, and nobody else any more."""
-        await until(lambda: all(words[-5:] == [name] * 5 for words in self.heard.values()))
+    async def all_get(self, name: str) -> None:
+        """Wait until this server answers every caller."""
+        await until(lambda: all(words[-5:] == [name] * 5 for words in self.answers.values()), 20.0)
+
+    def failures(self) -> dict[str, list[str]]:
+        """The requests of each caller that got no answer."""
+        return {way: [word for word in words if word.startswith("failed")] for way, words in self.answers.items()}
 
 
 @asynccontextmanager
 async def callers(scene: Scene) -> AsyncIterator[Callers]:
-    """Ask without a pause until the end."""
+    """Send requests without a pause until the end."""
+    url = f"http://{HOST}:{scene.settings.http_port}/"
     async with AsyncExitStack() as closing:
-        url = f"http://{HOST}:{scene.rest}/"
-        kept = await closing.enter_async_context(httpx.AsyncClient(timeout=5))
-        once = httpx.AsyncClient(timeout=5, limits=httpx.Limits(max_keepalive_connections=0))
+        kept = await closing.enter_async_context(httpx.AsyncClient(timeout=4))
+        once = httpx.AsyncClient(timeout=4, limits=httpx.Limits(max_keepalive_connections=0))
         await closing.enter_async_context(once)
-        options = [("grpc.use_local_subchannel_pool", 1)]
-        channel = await closing.enter_async_context(grpc.aio.insecure_channel(f"{HOST}:{scene.rpc}", options=options))
-        health = health_pb2_grpc.HealthStub(channel)
+        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.initial_reconnect_backoff_ms", 100)]
+        channel = grpc.aio.insecure_channel(scene.settings.grpc_address, options=options)
+        health = health_pb2_grpc.HealthStub(await closing.enter_async_context(channel))
 
         async def over_rpc() -> str:
-            """Ask over gRPC."""
-            answer = await health.Check(health_pb2.HealthCheckRequest(), timeout=5)
-            return MAIN if answer.status == health_pb2.HealthCheckResponse.SERVING else STANDBY
+            """Call over gRPC."""
+            answer = await health.Check(health_pb2.HealthCheckRequest(), timeout=4, wait_for_ready=True)
+            return RAY if answer.status == health_pb2.HealthCheckResponse.SERVING else STANDBY
 
-        async def over(client: httpx.AsyncClient) -> str:
-            """Ask over REST, on a connection of this client's."""
-            return (await client.get(url)).text
+        async def over_rest(client: httpx.AsyncClient) -> str:
+            """Call over REST, on a connection of this client's."""
+            return (await client.get(url)).raise_for_status().text
 
         ways: dict[str, Callable[[], Awaitable[str]]] = {
-            "once": lambda: over(once),
-            "kept": lambda: over(kept),
+            "once": lambda: over_rest(once),
+            "kept": lambda: over_rest(kept),
             "rpc": over_rpc,
         }
-        made = Callers({name: [] for name in ways}, [])
-        made.asking = [asyncio.create_task(_keep_asking(ways[name], made.heard[name])) for name in ways]
+        made = Callers({name: [] for name in ways})
+        made.tasks = [asyncio.create_task(_call_on(ways[name], made.answers[name])) for name in ways]
         try:
             yield made
         finally:
-            for one in made.asking:
-                one.cancel()
-            await asyncio.gather(*made.asking, return_exceptions=True)
+            for task in made.tasks:
+                task.cancel()
+            await asyncio.gather(*made.tasks, return_exceptions=True)
 
 
-async def _keep_asking(ask: Callable[[], Awaitable[str]], heard: list[str]) -> None:
+async def _call_on(call: Callable[[], Awaitable[str]], answers: list[str]) -> None:
     while True:
         try:
-            heard.append(await ask())
-        except (httpx.TransportError, grpc.aio.AioRpcError) as error:
-            heard.append(f"failed: {error!r}")
+            answers.append(await call())
+        except (httpx.HTTPError, grpc.aio.AioRpcError) as error:
+            answers.append(f"failed: {error!r}")
         await asyncio.sleep(0.005)
 
 
-def failures(asked: Callers) -> dict[str, int]:
-    """How many requests of each caller got no answer."""
-    return {name: sum(word.startswith("failed") for word in words) for name, words in asked.heard.items()}
+async def test_the_ingress_killed_and_back(running: Scene) -> None:
+    """Every request is answered, over both doors; the ingress answers again once it passes its checks."""
+    async with callers(running) as calling:
+        await calling.all_get(RAY)
+        await until(lambda: running.metric(ACTIVE) == 0)
+
+        running.kill(RAY)
+        await calling.all_get(STANDBY)
+        await until(lambda: running.metric(ACTIVE) == 1)
+        running.start(RAY)
+        await calling.all_get(RAY)
+        await until(lambda: running.metric(ACTIVE) == 0)
+
+    assert calling.failures() == {"once": [], "kept": [], "rpc": []}
+    assert running.metric(TAKEOVERS) == 1
 
 
-@pytest.mark.parametrize("haproxy_is_first", [False, True])
-async def test_killed_and_back_over_both_doors(scene: Scene, haproxy_is_first: bool) -> None:
-    """Twice: only what was under way in HAProxy when it died fails, at most one request a caller; nobody is refused."""
-    async with AsyncExitStack() as closing:
-        if haproxy_is_first:
-            await scene.start()
-        await scene.stand_by(closing)
-        asked = await closing.enter_async_context(callers(scene))
-        if not haproxy_is_first:
-            await asked.hear(STANDBY)
-            await scene.start()
-        await asked.hear(MAIN)
-        for num_kills in (1, 2):
-            await until(lambda: scene.metric(ACTIVE) == 0)
-            scene.kill()
-            await asked.hear(STANDBY)
+async def test_an_ingress_that_hangs(running: Scene) -> None:
+    """After two checks without an answer the standby answers; only the requests that the ingress holds fail."""
+    async with callers(running) as calling:
+        await calling.all_get(RAY)
+        running.children[RAY].send_signal(signal.SIGSTOP)
+        await calling.all_get(STANDBY)
 
-            await until(lambda: scene.metric(ACTIVE) == 1)
+        running.children[RAY].send_signal(signal.SIGCONT)
+        await calling.all_get(RAY)
 
-            assert max(failures(asked).values()) <= num_kills
-            assert scene.metric("tailrace_standby_takeovers_total") == num_kills
-            await scene.start()
-            await asked.hear(MAIN)
-
-        assert not [word for words in asked.heard.values() for word in words if "ConnectError" in word]
+    assert max(len(words) for words in calling.failures().values()) <= 1
 
 
-async def test_a_haproxy_without_a_gateway_is_ended(scene: Scene) -> None:
-    """It would keep its callers waiting; without it they come to the standby."""
-    async with AsyncExitStack() as closing:
-        await scene.start()
-        await scene.stand_by(closing)
-        asked = await closing.enter_async_context(callers(scene))
-        await asked.hear(MAIN)
+async def test_haproxy_killed(running: Scene) -> None:
+    """Only what was under way in it fails: connections wait at the edge's sockets until the next HAProxy accepts them."""
+    async with callers(running) as calling:
+        await calling.all_get(RAY)
+        await asyncio.sleep(3.0)  # one that ends sooner after its start ends the edge
+        running.kill_haproxy()
+        await calling.all_get(RAY)
 
-        await scene.main.aclose()
-        await asked.hear(STANDBY)
-
-        assert scene.haproxy is not None
-        assert scene.haproxy.wait(timeout=10) == -signal.SIGKILL
+    failures = calling.failures()
+    assert max(len(words) for words in failures.values()) <= 1
+    assert not [word for words in failures.values() for word in words if "ConnectError" in word]
 
 
-async def test_a_standby_that_ends_leaves_haproxy_alone(scene: Scene) -> None:
-    """And nobody notices."""
-    async with AsyncExitStack() as closing:
-        await scene.start()
-        asked = await closing.enter_async_context(callers(scene))
-        async with AsyncExitStack() as standing_by:
-            await scene.stand_by(standing_by)
-            await until(lambda: scene.metric(ACTIVE) == 0)
-            await asked.hear(MAIN)  # a caller whom it still held from its time on duty would notice
-            for words in asked.heard.values():
-                words.clear()
-        await asked.hear(MAIN)
+async def test_without_any_server_the_edge_answers(scene: Scene) -> None:
+    """REST gets our error envelope with when to try again, gRPC the status UNAVAILABLE."""
+    scene.start("edge")
+    url = f"http://{HOST}:{scene.settings.http_port}/v1/recommendations"
+    async with httpx.AsyncClient() as client:
+        await until(lambda: ray_is_up(edge_folder(scene.settings.state_dir)) is False, 30.0)
+        answer = await client.post(url, json={})
+    async with grpc.aio.insecure_channel(scene.settings.grpc_address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=4)
 
-        assert sum(failures(asked).values()) == 0
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert answer.json()["error"]["code"] == "dependency_away"
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE

@@ -27,7 +27,10 @@ from tests.support.servers import HOST, wait_for
 
 Answer = TypeVar("Answer")
 START_TIMEOUT_S = 1_500.0
-PORTS = ("http_port", "grpc_port", "metrics_port", "redis_port", "inner_http_port", "inner_grpc_port")
+PORTS = (
+    *("http_port", "grpc_port", "metrics_port", "redis_port"),
+    *("inner_http_port", "inner_grpc_port", "standby_http_port", "standby_grpc_port"),
+)
 PORTS_WIDTH = 64
 """As wide as Ray's own windows, so that no two overlap; what asks the system for any port is given none of these."""
 ROOT = Path(__file__).resolve().parents[2]

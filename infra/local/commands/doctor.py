@@ -11,7 +11,6 @@ import psutil
 
 from infra.local.edge.access import check_access
 from infra.local.servers.text import describe_text
-from infra.local.standby.shared_port import can_share
 from infra.local.supervisor.parts import stack_parts
 from infra.local.supervisor.ports import check_free
 from infra.local.supervisor.stackfile import StackFile
@@ -42,7 +41,6 @@ def examine(settings: Settings) -> list[Finding]:
         *_resources(settings),
         *_servers(settings),
         _access(settings),
-        _standby(settings),
         *_text(settings),
     ]
 
@@ -90,13 +88,6 @@ def _access(settings: Settings) -> Finding:
         return Finding("access", str(error), is_well=False)
     named = (settings.api_keys_file, settings.tls_dir, settings.redis_password_file)
     return Finding("access", "files are there" if any(named) else "open, on loopback alone", is_well=True)
-
-
-def _standby(settings: Settings) -> Finding:
-    """Tell whether there will be one; none is no fault."""
-    if not settings.standby:
-        return Finding("standby", "switched off", is_well=True)
-    return Finding("standby", "possible" if can_share() else "left out: this kernel leads no connections", is_well=True)
 
 
 def _text(settings: Settings) -> list[Finding]:

@@ -40,6 +40,13 @@ def rest_address(settings: Settings) -> str:
     return f"http{'s' if settings.tls_dir else ''}://{settings.http_host}:{settings.http_port}"
 
 
+def plaintext_rest_address(settings: Settings) -> str:
+    """Return a REST address that speaks plaintext: the edge's, or that of Ray's ingress where the edge speaks TLS."""
+    if settings.tls_dir is None:
+        return rest_address(settings)
+    return f"http://{settings.inner_host}:{settings.inner_http_port}"
+
+
 def rest_call(settings: Settings, user_id: str) -> str:
     """Return a shell line that asks for recommendations; with keys, the caller's is taken from $TAILRACE_KEY."""
     key = """ -H "authorization: Bearer $TAILRACE_KEY\"""" if settings.api_keys_file else ""

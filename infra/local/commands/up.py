@@ -13,6 +13,8 @@ from dataclasses import replace
 from types import FrameType
 
 from infra.local.edge.access import check_access, prepare_valkey
+from infra.local.edge.admin import ray_is_up
+from infra.local.edge.config import edge_folder
 from infra.local.servers.ray_home import make_ray_home, ray_environment, remove_ray_home
 from infra.local.supervisor.leftovers import end_leftovers
 from infra.local.supervisor.parts import Part, stack_parts
@@ -117,7 +119,8 @@ def _start(supervisor: Supervisor, parts: tuple[Part, ...], settings: Settings) 
         supervisor.enter("starting")
     supervisor.bring_up(tuple(part for part in parts if part.name not in KEEPS_DATA))
     give_up_s = time.monotonic() + READY_WITHIN_S
-    while not answers_http(settings.door_host, settings.door_http_port, "/readyz"):
+    edge = edge_folder(settings.state_dir)
+    while not (answers_http(settings.inner_host, settings.inner_http_port, "/readyz") and ray_is_up(edge)):
         if time.monotonic() > give_up_s:
             raise EnvironmentFault(f"no bundle answers; see {settings.state_dir / 'logs' / 'serve.log'}")
         supervisor.tick()

@@ -1,83 +1,124 @@
-"""The TLS edge: HAProxy in front of both doors, until killed. `python -m infra.local.edge [--to-host HOST]`.
+"""Run the edge: `python -m infra.local.edge [--ray-host HOST] [--standby-host HOST]`.
 
-Ray Serve's own ingress speaks no TLS. Follows tls.crt, tls.key and the client CA, and swaps them in when they change. Works
-beside the doors (the embedded stack, a sidecar) or apart from them, as a container of its own with `--to-host`. HAProxy
-comes in a wheel.
+Owns the listening sockets of both doors and hands them to HAProxy, so that connections wait in the kernel while a HAProxy that
+died is replaced. Swaps in new certificates when their files change, and publishes the standby's metrics from HAProxy's own
+state. Runs beside the servers (the embedded stack) or in a container of its own. HAProxy comes in a wheel.
 """
 
 import argparse
+import os
+import select
 import signal
+import socket
 import subprocess
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
 import structlog
+from prometheus_client import REGISTRY
 
-from infra.local.edge.admin import swap_certificates
-from infra.local.edge.config import EdgePlan, Way, check_files, edge_folder
+from infra.local.edge.admin import ray_is_up, swap_certificates
+from infra.local.edge.config import EdgePlan, Upstream, check_files, edge_folder
 from infra.local.servers.binaries import haproxy_command
 from services.errors import ConfigError
 from services.gateway.access.file_stamp import Stamp, stamp_of
-from services.observability.metrics import configure_logging
+from services.observability.metrics import StandbyMetrics, configure_logging
 from services.settings.settings import Settings, load_settings
 
 log = structlog.get_logger()
 
-POLL_S = 1.0
+POLL_S = 0.5
 STOP_S = 6.0
+MIN_LIFE_S = 2.0
+"""A HAProxy that ends sooner is not started again: it refuses its configuration or cannot run here."""
+BACKLOG = 1_024
+"""Connections that may wait for HAProxy's restart; the kernel may allow fewer (net.core.somaxconn)."""
 
 
-def edge_plan(settings: Settings, to_host: str, to_http_port: int, to_grpc_port: int) -> EdgePlan:
-    """Plan the edge. Raises ConfigError when there is no certificate to show."""
-    if settings.tls_dir is None:
-        raise ConfigError("TAILRACE_TLS_DIR: not set; the edge needs a folder with tls.crt and tls.key")
-    check_files(settings.tls_dir, settings.tls_client_ca_file)
-    return EdgePlan(
-        rest=Way(settings.http_host, settings.http_port, to_host, to_http_port),
-        grpc=Way(settings.http_host, settings.grpc_port, to_host, to_grpc_port),
-        tls_dir=settings.tls_dir,
-        client_ca_file=settings.tls_client_ca_file,
-    )
+class TakeoverWatch:
+    """Publishes whether the standby answers, from the health that HAProxy's checks find."""
+
+    def __init__(self, metrics: StandbyMetrics) -> None:
+        self._metrics = metrics
+        self._is_active = True
+        """Before the first check nothing is known of Ray; its start is no takeover."""
+        metrics.active.set(True)
+
+    def observe(self, is_ray_up: bool | None) -> None:
+        """Record one look; None leaves everything as it is."""
+        is_active = self._is_active if is_ray_up is None else not is_ray_up
+        if is_active is self._is_active:
+            return
+        self._is_active = is_active
+        self._metrics.active.set(is_active)
+        if is_active:
+            self._metrics.takeovers.inc()
+            log.warning("standby_took_over")
+        else:
+            log.info("standby_handed_back")
 
 
-def run_edge(plan: EdgePlan, folder: Path) -> int:
-    """Run HAProxy and follow the certificates until it ends or SIGTERM comes. Gives HAProxy's exit code."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    (folder / "haproxy.cfg").write_text(plan.render())
-    stamps = _stamps(plan)
-    child = subprocess.Popen(haproxy_command(folder / "haproxy.cfg"), cwd=folder)
-    signal.signal(signal.SIGTERM, _leave)
-    try:
-        while child.poll() is None:
-            time.sleep(POLL_S)
-            if (seen := _stamps(plan)) != stamps:
-                stamps = seen
-                _swap(plan, folder)
-    finally:
-        _stop(child)
-    return child.returncode
+class Edge:
+    """HAProxy, started again when it dies, until SIGTERM."""
 
+    def __init__(self, plan: EdgePlan, folder: Path, watch: TakeoverWatch | None) -> None:
+        self._plan = plan
+        self._folder = folder
+        self._watch = watch
+        self._stamps = self._current_stamps()
 
-def _swap(plan: EdgePlan, folder: Path) -> None:
-    """Swap, or say why not; a half-written pair is tried again when its other half has changed."""
-    try:
-        swap_certificates(folder, plan)
-    except (ConfigError, OSError, UnicodeDecodeError) as error:
-        log.error("certificates_refused", error=str(error))  # noqa: TRY400 - no bug of ours
-    else:
-        log.info("certificates_swapped", certificate=str(plan.certificate))
+    def run(self) -> int:
+        """Run until SIGTERM or until HAProxy cannot live. Returns its exit code."""
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        (self._folder / "haproxy.cfg").write_text(self._plan.render())
+        while True:
+            started_s = time.monotonic()
+            code = self._run_haproxy()
+            if time.monotonic() - started_s < MIN_LIFE_S:
+                return code
+            log.error("haproxy_died", code=code)
 
+    def _run_haproxy(self) -> int:
+        child = subprocess.Popen(
+            haproxy_command(self._folder / "haproxy.cfg"),
+            cwd=self._folder,
+            pass_fds=(self._plan.http_fd, self._plan.grpc_fd),
+        )
+        ended = os.pidfd_open(child.pid)
+        try:
+            while not select.select([ended], [], [], POLL_S)[0]:
+                self._look()
+        finally:
+            os.close(ended)
+            _stop(child)
+        return child.returncode
 
-def _stamps(plan: EdgePlan) -> tuple[Stamp | None, ...]:
-    """Tell one state of the files from another."""
-    paths = (plan.certificate, plan.key, plan.client_ca_file)
-    return tuple(None if path is None else stamp_of(path) for path in paths)
+    def _look(self) -> None:
+        if self._watch is not None:
+            self._watch.observe(ray_is_up(self._folder))
+        if (stamps := self._current_stamps()) != self._stamps:
+            self._stamps = stamps
+            self._swap()
+
+    def _swap(self) -> None:
+        """Swap the certificates, or log why not; a half-written pair is tried again when its other half has changed."""
+        try:
+            swap_certificates(self._folder, self._plan)
+        except (ConfigError, OSError, UnicodeDecodeError) as error:
+            log.error("certificates_refused", error=str(error))  # noqa: TRY400 - no bug of ours
+        else:
+            log.info("certificates_swapped", certificate=str(self._plan.certificate))
+
+    def _current_stamps(self) -> tuple[Stamp | None, ...]:
+        paths = (self._plan.certificate, self._plan.key, self._plan.client_ca_file)
+        return tuple(None if path is None else stamp_of(path) for path in paths)
 
 
 def _stop(child: "subprocess.Popen[bytes]") -> None:
-    """Let HAProxy finish what it answers, for a few seconds."""
+    """Let HAProxy finish the answers under way, for a few seconds."""
     if child.poll() is None:
         child.send_signal(signal.SIGUSR1)
         try:
@@ -91,17 +132,51 @@ def _leave(_number: int, _frame: FrameType | None) -> NoReturn:
     raise SystemExit(0)
 
 
+def _listen(host: str, port: int) -> socket.socket:
+    """Raise ConfigError when the address cannot be had."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}; free the port or set another") from error
+    listening.set_inheritable(True)
+    return listening
+
+
+def run_edge(settings: Settings, ray_host: str, standby_host: str) -> int:
+    """Open both doors and run HAProxy behind them. Raises ConfigError."""
+    if settings.tls_dir is not None:
+        check_files(settings.tls_dir, settings.tls_client_ca_file)
+    with ExitStack() as closing:
+        http, grpc = (
+            closing.enter_context(_listen(settings.http_host, port))
+            for port in (settings.http_port, settings.grpc_port)
+        )
+        standby = Upstream(standby_host, settings.standby_http_port, settings.standby_grpc_port)
+        plan = EdgePlan(
+            http_fd=http.fileno(),
+            grpc_fd=grpc.fileno(),
+            ray=Upstream(ray_host, settings.inner_http_port, settings.inner_grpc_port),
+            standby=standby if settings.standby else None,
+            tls_dir=settings.tls_dir,
+            client_ca_file=settings.tls_client_ca_file,
+        )
+        watch = TakeoverWatch(StandbyMetrics(REGISTRY)) if settings.standby else None
+        return Edge(plan, edge_folder(settings.state_dir), watch).run()
+
+
 def main() -> None:
     """Read settings and run."""
+    signal.signal(signal.SIGTERM, _leave)
     settings = load_settings()
-    parser = argparse.ArgumentParser(prog="python -m infra.local.edge", description=__doc__.partition("\n")[0])
-    parser.add_argument("--to-host", default="127.0.0.1", metavar="HOST", help="where the doors are")
-    parser.add_argument("--to-http-port", type=int, default=settings.inner_http_port, metavar="PORT")
-    parser.add_argument("--to-grpc-port", type=int, default=settings.inner_grpc_port, metavar="PORT")
-    to = parser.parse_args()
+    parser = argparse.ArgumentParser(
+        prog="python -m infra.local.edge", description="Run HAProxy in front of both doors."
+    )
+    parser.add_argument("--ray-host", default="127.0.0.1", metavar="HOST", help="where Ray's ingress listens")
+    parser.add_argument("--standby-host", default="127.0.0.1", metavar="HOST", help="where the standby listens")
+    hosts = parser.parse_args()
     configure_logging(settings.log_level)
-    plan = edge_plan(settings, to.to_host, to.to_http_port, to.to_grpc_port)
-    raise SystemExit(run_edge(plan, edge_folder(settings.state_dir)))
+    raise SystemExit(run_edge(settings, hosts.ray_host, hosts.standby_host))
 
 
 if __name__ == "__main__":

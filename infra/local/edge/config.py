@@ -1,10 +1,13 @@
-"""What the TLS edge is told: HAProxy's configuration from a plan. Starts nothing.
+"""Configuration of the edge: HAProxy in front of both doors, with Ray's ingress behind it and the standby as its backup.
 
-    callers ── TLS 1.2+, h2 ──▶ edge ── plain, loopback ──▶ doors of Ray Serve
+    callers ── plain or TLS, h2 ──▶ edge ─┬─▶ Ray's ingress ──▶ gateways, LLM
+                                          └─▶ standby            while no ingress passes its health check
 
-Certificates are named by their paths and read by HAProxy; a private key is copied nowhere.
+Renders HAProxy's configuration from a plan; starts nothing. Certificates are named by path and read by HAProxy, so a private
+key is copied nowhere.
 """
 
+import ipaddress
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +16,12 @@ from services.errors import ConfigError
 
 CERTIFICATE, KEY = "tls.crt", "tls.key"
 ADMIN_SOCKET = "admin.sock"
-"""Relative to the edge's folder, since a socket's path must be short."""
+"""Relative to the edge's folder, because the path of a Unix socket has room for 107 characters only."""
+RAY_SERVER, STANDBY_SERVER = "ray", "standby"
+MAX_ADDRESSES = 8
+"""Addresses used of a name that resolves to several, such as that of a headless Service."""
 
-_AWAY = {
+_UNAVAILABLE = {
     "error": {
         "code": "dependency_away",
         "message": "the gateway is away",
@@ -27,7 +33,7 @@ _AWAY = {
 
 
 def check_files(tls_dir: Path, client_ca_file: Path | None) -> None:
-    """Refuse certificates that are not there. Raises ConfigError."""
+    """Raise ConfigError when a certificate file is missing."""
     for path, key in (
         (tls_dir / CERTIFICATE, "TLS_DIR"),
         (tls_dir / KEY, "TLS_DIR"),
@@ -38,62 +44,92 @@ def check_files(tls_dir: Path, client_ca_file: Path | None) -> None:
 
 
 def edge_folder(state_dir: Path) -> Path:
-    """Name the folder with the edge's configuration and its admin socket."""
+    """Return the folder of the edge's configuration and its admin socket."""
     return state_dir / "run" / "edge"
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """From where callers come to where the door is."""
+class Upstream:
+    """A server behind the edge: its host (an address, or a name that is resolved again and again) and both its ports."""
 
     host: str
-    port: int
-    to_host: str
-    to_port: int
+    http_port: int
+    grpc_port: int
+
+    @property
+    def is_name(self) -> bool:
+        """Whether the host must be resolved."""
+        try:
+            ipaddress.ip_address(self.host)
+        except ValueError:
+            return self.host != "localhost"
+        return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EdgePlan:
-    """Both doors' ways, the folder with tls.crt and tls.key, and whose certificates callers must show, if any."""
+    """What the edge listens on and forwards to.
 
-    rest: Way
-    grpc: Way
-    tls_dir: Path
+    `http_fd` and `grpc_fd` are listening sockets that HAProxy inherits. Without `tls_dir` both doors speak plaintext; with
+    `client_ca_file` callers must present a certificate of that authority.
+    """
+
+    http_fd: int
+    grpc_fd: int
+    ray: Upstream
+    standby: Upstream | None = None
+    tls_dir: Path | None = None
     client_ca_file: Path | None = None
 
     @property
-    def certificate(self) -> Path:
-        """The certificate's chain; its key is tls.key beside it."""
-        return self.tls_dir / CERTIFICATE
+    def certificate(self) -> Path | None:
+        """The certificate chain; its key is tls.key beside it."""
+        return None if self.tls_dir is None else self.tls_dir / CERTIFICATE
 
     @property
-    def key(self) -> Path:
+    def key(self) -> Path | None:
         """The private key."""
-        return self.tls_dir / KEY
+        return None if self.tls_dir is None else self.tls_dir / KEY
 
     def render(self) -> str:
-        """Give HAProxy's configuration."""
+        """Return HAProxy's configuration."""
         return _TEMPLATE.format(
             socket=ADMIN_SOCKET,
-            rest=_bind(self.rest, self, "h2,http/1.1"),
-            grpc=_bind(self.grpc, self, "h2"),
-            to_rest=_address(self.rest.to_host, self.rest.to_port),
-            to_grpc=_address(self.grpc.to_host, self.grpc.to_port),
-            away=json.dumps(_AWAY, separators=(",", ":")),
+            bind_http=f"fd@{self.http_fd}{self._tls('h2,http/1.1')}",
+            bind_grpc=f"fd@{self.grpc_fd}{self._tls('h2') or ' proto h2'}",
+            http_servers=self._servers("http_port", ""),
+            grpc_servers=self._servers("grpc_port", " proto h2"),
+            unavailable=json.dumps(_UNAVAILABLE, separators=(",", ":")),
         )
 
+    def _tls(self, protocols: str) -> str:
+        if self.certificate is None:
+            return ""
+        verify = "" if self.client_ca_file is None else f" ca-file {_quoted(self.client_ca_file)} verify required"
+        return f" ssl crt {_quoted(self.certificate)} alpn {protocols}{verify}"
 
-def _bind(way: Way, plan: EdgePlan, protocols: str) -> str:
-    ask = "" if plan.client_ca_file is None else f" ca-file {_quoted(plan.client_ca_file)} verify required"
-    return f"{_address(way.host, way.port)} ssl crt {_quoted(plan.certificate)} alpn {protocols}{ask}"
-
-
-def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    def _servers(self, port_field: str, protocol: str) -> str:
+        """Both doors are checked at the REST port, each by itself: HAProxy cannot send a gRPC message as a health check."""
+        lines = []
+        for name, upstream, options in (
+            (RAY_SERVER, self.ray, " observe layer4 error-limit 1 on-error mark-down"),
+            (STANDBY_SERVER, self.standby, " backup"),
+        ):
+            if upstream is None:
+                continue
+            host = f"[{upstream.host}]" if ":" in upstream.host else upstream.host
+            check = f"{protocol} check port {upstream.http_port} check-proto h1{options}"
+            address = f"{host}:{getattr(upstream, port_field)}"
+            if upstream.is_name:
+                resolve = " resolvers system init-addr libc,none"
+                lines.append(f"    server-template {name} {MAX_ADDRESSES} {address}{check}{resolve}")
+            else:
+                lines.append(f"    server {name} {address}{check}")
+        return "\n".join(lines)
 
 
 def _quoted(path: Path) -> str:
-    """Write a path as one word of HAProxy's language, where single quotes end every special meaning."""
+    """Return a path as one word of HAProxy's language, where single quotes end every special meaning."""
     escaped = str(path.absolute()).replace("'", "'\\''")
     return f"'{escaped}'"
 
@@ -108,34 +144,55 @@ global
     ssl-load-extra-del-ext
     hard-stop-after 5s
 
+resolvers system
+    parse-resolv-conf
+    accepted_payload_size 8192
+    hold valid 1s
+    hold nx 5s
+    hold obsolete 5s
+
 defaults
     mode http
     log global
     option dontlognull
     option dontlog-normal
-    timeout connect 2s
-    timeout client 75s
-    timeout server 75s
+    option http-no-delay
+    option abortonclose
+    # how long a request may take is the gateways' decision; these are as long as those of Ray's ingress
+    timeout client 3600s
+    timeout server 3600s
     timeout http-request 10s
     timeout http-keep-alive 75s
-    http-error status 503 content-type application/json hdr retry-after 1 string '{away}'
+    # a refused connection waits this long before it is tried at the next server
+    timeout connect 200ms
+    timeout check 500ms
+    retries 3
+    option redispatch 1
+    retry-on conn-failure empty-response
+    option httpchk GET /healthz
+    http-check expect status 200
+    default-server inter 300ms fastinter 100ms downinter 200ms fall 2 rise 3
+    http-error status 503 content-type application/json hdr retry-after 1 string '{unavailable}'
 
 frontend rest
-    bind {rest}
-    # what callers say of themselves is not believed, and nobody switches Ray Serve's time limit off
+    bind {bind_http}
+    # the caller's own address counts, not what its headers claim, and no caller switches Ray Serve's time limit off
     http-request set-header x-forwarded-for %[src]
     http-request del-header x-request-timeout-seconds
     default_backend rest
 
 frontend grpc
-    bind {grpc}
+    bind {bind_grpc}
     http-request set-header x-forwarded-for %[src]
     http-request del-header x-request-timeout-seconds
     default_backend grpc
 
 backend rest
-    server door {to_rest}
+    # events that may have been recorded are not sent a second time
+    http-request disable-l7-retry if {{ path /v1/events }}
+{http_servers}
 
 backend grpc
-    server door {to_grpc} proto h2
+    http-request disable-l7-retry if {{ path /tailrace.v1.Recommender/RecordEvents }}
+{grpc_servers}
 """

@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
-from infra.local.edge.config import ADMIN_SOCKET
 from infra.local.supervisor.ports import free_window
 from services.errors import EnvironmentFault
 
@@ -48,11 +47,6 @@ def remove_ray_home(state_dir: Path) -> None:
     shutil.rmtree(home, ignore_errors=True)
 
 
-def proxy_folder(home: Path) -> Path:
-    """Name the folder of Ray's HAProxy: its configuration, and its admin socket under the edge's name for one."""
-    return home / "h"
-
-
 def ray_logs(state_dir: Path) -> Path:
     """Name the folder where Ray and the replicas write while they run."""
     return ray_home(state_dir) / "session_latest" / "logs"
@@ -66,7 +60,7 @@ def ray_environment(home: Path, reserved: Collection[int] = ()) -> dict[str, str
     """
     first = free_window(_WIDTH, seed=str(home), reserved=reserved)
     http_first, grpc_first = first + 4, first + 4 + _NUM_REPLICA_PORTS
-    proxy = proxy_folder(home)
+    proxy = home / "h"
     return {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
@@ -77,10 +71,11 @@ def ray_environment(home: Path, reserved: Collection[int] = ()) -> dict[str, str
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",  # of 5: a start beside a standby that answers takes longer
         "RAY_SERVE_HAPROXY_NBTHREAD": "2",
         "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",  # a replica died under a request: ask another
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(proxy / "haproxy.cfg"),
-        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(proxy / ADMIN_SOCKET),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(proxy / "admin.sock"),
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(proxy / "m.sock"),
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(proxy),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(proxy / "state"),

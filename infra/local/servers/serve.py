@@ -64,8 +64,8 @@ def _run_application(settings: Settings) -> None:
     from services.app import GRPC_SERVICERS, build_app
 
     serve.start(
-        http_options={"host": settings.door_host, "port": settings.door_http_port},
-        grpc_options={"port": settings.door_grpc_port, "grpc_servicer_functions": list(GRPC_SERVICERS)},
+        http_options={"host": settings.inner_host, "port": settings.inner_http_port},
+        grpc_options={"port": settings.inner_grpc_port, "grpc_servicer_functions": list(GRPC_SERVICERS)},
     )
     serve.run(build_app(settings), name="tailrace", route_prefix="/")
 

@@ -1,7 +1,7 @@
 """The parts of the embedded stack, in the order in which they start: what each runs, listens on, needs, and how it is asked.
 
     valkey ┐
-    broker ┼─▶ worker, standby, serve ─▶ edge (with TLS)        metrics stands alone
+    broker ┼─▶ worker, standby, serve ◀── edge        metrics stands alone
     stop: edge, standby, serve, worker, broker, valkey, metrics
 
 Derived from settings alone; starts nothing.
@@ -17,17 +17,11 @@ from infra.local.edge.access import valkey_access_file
 from infra.local.edge.admin import edge_answers
 from infra.local.edge.config import edge_folder
 from infra.local.servers.binaries import tansu_command, valkey_command
-from infra.local.standby.shared_port import can_share
 from infra.local.supervisor.lifecycle import Patience
 from infra.local.supervisor.ports import Port
 from infra.local.supervisor.probes import Probe, accepts, answers_http, answers_kafka, answers_redis, beats
 from services.errors import ConfigError
 from services.settings.settings import Settings
-
-_BESIDE_A_STANDBY = {
-    "SERVE_SOCKET_REUSE_PORT_ENABLED": "1",  # HAProxy listens with SO_REUSEPORT, or it would find its ports taken
-    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",  # of 5: cores that answer meanwhile are slow at starting Ray
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,12 +88,13 @@ def worker_part(settings: Settings) -> Part:
 
 
 def standby_part(settings: Settings) -> Part:
-    """What answers at serve's ports while serve cannot."""
+    """The gateway outside Ray, which answers while Ray's ingress is unavailable."""
+    host, http_port, grpc_port = settings.inner_host, settings.standby_http_port, settings.standby_grpc_port
     return Part(
         name="standby",
-        command=_python("infra.local.standby.standby"),
-        probes=(partial(beats, settings.standby_heartbeat),),
-        heartbeat=settings.standby_heartbeat,
+        command=_python("infra.local.standby"),
+        ports=_inner_ports(host, http_port, grpc_port, "TAILRACE_STANDBY"),
+        probes=(partial(answers_http, host, http_port, "/healthz"), partial(accepts, host, grpc_port)),
         needs=("valkey", "broker"),
         patience=Patience(start_s=180.0, hang_s=180.0),
         environment={"OMP_NUM_THREADS": "1", **metrics_environment(settings)},
@@ -107,25 +102,27 @@ def standby_part(settings: Settings) -> Part:
 
 
 def serve_part(settings: Settings) -> Part:
-    """Ray Serve with the doors; killed outright, because an acknowledged event is already in the broker."""
-    host, http_port, grpc_port = settings.door_host, settings.door_http_port, settings.door_grpc_port
-    prefix = "TAILRACE_" if settings.tls_dir is None else "TAILRACE_INNER_"
+    """Ray Serve with the gateways; killed outright, because an acknowledged event is already in the broker."""
+    host, http_port, grpc_port = settings.inner_host, settings.inner_http_port, settings.inner_grpc_port
     return Part(
         name="serve",
         command=_python("infra.local.servers.serve"),
-        ports=(
-            Port(host, http_port, f"{prefix}HTTP_PORT"),
-            Port(host, grpc_port, f"{prefix}GRPC_PORT"),
-        ),
+        ports=_inner_ports(host, http_port, grpc_port, "TAILRACE_INNER"),
         probes=(
-            partial(answers_http, host, http_port, "/-/healthz"),  # of Ray Serve, unknown to the standby
+            partial(answers_http, host, http_port, "/-/healthz"),
             partial(answers_http, host, http_port, "/healthz"),
             partial(accepts, host, grpc_port),
         ),
         needs=("valkey", "broker"),
-        environment=_BESIDE_A_STANDBY,
         patience=Patience(start_s=180.0, hang_s=45.0),
         grace_s=0.0,
+    )
+
+
+def _inner_ports(host: str, http_port: int, grpc_port: int, prefix: str) -> tuple[Port, Port]:
+    return (
+        Port(host, http_port, f"{prefix}_HTTP_PORT", "TAILRACE_INNER_HOST"),
+        Port(host, grpc_port, f"{prefix}_GRPC_PORT", "TAILRACE_INNER_HOST"),
     )
 
 
@@ -142,7 +139,7 @@ def metrics_part(settings: Settings) -> Part:
 
 
 def edge_part(settings: Settings) -> Part:
-    """TLS in front of both doors."""
+    """HAProxy at both doors' public ports."""
     host, folder = settings.http_host, edge_folder(settings.state_dir)
     return Part(
         name="edge",
@@ -152,7 +149,7 @@ def edge_part(settings: Settings) -> Part:
             Port(host, settings.grpc_port, "TAILRACE_GRPC_PORT"),
         ),
         probes=(partial(edge_answers, folder),),
-        needs=("serve",),
+        environment=metrics_environment(settings),
         grace_s=8.0,
     )
 
@@ -164,9 +161,9 @@ def stack_parts(settings: Settings) -> tuple[Part, ...]:
         broker_part(settings),
         metrics_part(settings),
         worker_part(settings),
-        *((standby_part(settings),) if settings.standby and can_share() else ()),
+        *((standby_part(settings),) if settings.standby else ()),
         serve_part(settings),
-        *(() if settings.tls_dir is None else (edge_part(settings),)),
+        edge_part(settings),
     )
     _check_apart([port for part in parts for port in part.ports])
     return parts

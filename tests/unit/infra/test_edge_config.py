@@ -1,40 +1,86 @@
-"""What the TLS edge is told: `pytest tests/unit/infra/test_edge_config.py`. What it does is in tests/integration/test_edge.py."""
+"""The edge's configuration and the health it reports; the running edge is in tests/integration/test_edge.py and test_standby.py."""
 
+import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 import trustme
 
-from infra.local.edge.config import EdgePlan, Way, check_files
+from infra.local.edge.admin import judge
+from infra.local.edge.config import EdgePlan, Upstream, check_files
 from infra.local.servers.binaries import haproxy_command
 from services.errors import ConfigError
+from tests.support.servers import HOST
+
+HEADER = "# pxname,svname,status,check_status\n"
 
 
-def plan(tls_dir: Path, host: str = "127.0.0.1", client_ca_file: Path | None = None) -> EdgePlan:
-    """An edge in front of doors on loopback."""
-    ways = Way(host, 8000, "127.0.0.1", 18_000), Way(host, 9000, "127.0.0.1", 19_000)
-    return EdgePlan(rest=ways[0], grpc=ways[1], tls_dir=tls_dir, client_ca_file=client_ca_file)
-
-
-@pytest.mark.parametrize("name", ["tls", "a blank", "it's", 'a "quote"', "a$dollar", "back\\slash", "a#hash"])
-@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::1"])
-def test_haproxy_understands_every_path_and_host(tmp_path: Path, name: str, host: str) -> None:
-    """HAProxy's own check reads the certificates by those names."""
-    folder, ca = tmp_path / name, trustme.CA()
-    folder.mkdir()
-    leaf = ca.issue_cert("localhost")
-    leaf.cert_chain_pems[0].write_to_path(folder / "tls.crt")
-    leaf.private_key_pem.write_to_path(folder / "tls.key")
-    ca.cert_pem.write_to_path(folder / "ca.crt")
-    config = tmp_path / "haproxy.cfg"
-    config.write_text(plan(folder, host, folder / "ca.crt").render())
-
-    checked = subprocess.run(
-        [*haproxy_command(config), "-c"], capture_output=True, text=True, check=False, cwd=tmp_path
+def plan(
+    tls_dir: Path | None, host: str = HOST, client_ca_file: Path | None = None, http_fd: int = 3, grpc_fd: int = 4
+) -> EdgePlan:
+    """An edge in front of an ingress and a standby on this host."""
+    ray, standby = Upstream(host, 18_000, 19_000), Upstream(host, 18_001, 19_001)
+    return EdgePlan(
+        http_fd=http_fd, grpc_fd=grpc_fd, ray=ray, standby=standby, tls_dir=tls_dir, client_ca_file=client_ca_file
     )
 
+
+@pytest.mark.parametrize(
+    ("name", "host"),
+    [
+        (None, HOST),
+        ("tls", "::1"),
+        ("a blank", "localhost"),
+        ("it's", "serve"),
+        ('a "quote"', HOST),
+        ("a$dollar", HOST),
+        ("back\\slash", HOST),
+        ("a#hash", HOST),
+    ],
+)
+def test_haproxy_accepts_every_path_and_host(tmp_path: Path, name: str | None, host: str) -> None:
+    """HAProxy's own check reads the certificates by those names."""
+    folder = None if name is None else tmp_path / name
+    if folder is not None:
+        ca = trustme.CA()
+        folder.mkdir()
+        leaf = ca.issue_cert("localhost")
+        leaf.cert_chain_pems[0].write_to_path(folder / "tls.crt")
+        leaf.private_key_pem.write_to_path(folder / "tls.key")
+        ca.cert_pem.write_to_path(folder / "ca.crt")
+    config = tmp_path / "haproxy.cfg"
+    with socket.create_server((HOST, 0)) as http, socket.create_server((HOST, 0)) as rpc:
+        descriptors = http.fileno(), rpc.fileno()
+        config.write_text(plan(folder, host, folder and folder / "ca.crt", *descriptors).render())
+
+        checked = subprocess.run(
+            [*haproxy_command(config), "-c"],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=tmp_path,
+            pass_fds=descriptors,
+        )
+
     assert checked.returncode == 0, checked.stderr
+
+
+@pytest.mark.parametrize(
+    ("rows", "is_up"),
+    [
+        ("rest,ray,UP,L7OK\ngrpc,ray,UP,L7OK\n", True),
+        ("rest,ray,UP,L7OK\ngrpc,ray,DOWN,L4CON\n", False),
+        ("rest,ray,UP 1/2,L7OK\ngrpc,ray,UP,L7OK\n", True),
+        ("rest,ray1,DOWN,L4CON\nrest,ray2,UP,L7OK\n", True),
+        ("rest,ray1,MAINT (resolution),\n", False),
+        ("rest,ray,UP,INI\ngrpc,ray,DOWN,L4CON\n", None),
+        ("rest,standby,UP,L7OK\nrest,BACKEND,UP,\n", None),
+    ],
+)
+def test_ray_is_up_when_each_door_has_a_server_that_passes_its_checks(rows: str, is_up: bool | None) -> None:
+    """Before the first check has ended, or without any row of Ray's, nothing is known."""
+    assert judge(HEADER + rows) is is_up
 
 
 def test_client_certificates_are_asked_for_where_an_authority_is_named(tmp_path: Path) -> None:

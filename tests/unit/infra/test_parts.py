@@ -8,7 +8,6 @@ from infra.local.commands.doctor import examine
 from infra.local.commands.guide import grpc_call, rest_call
 from infra.local.edge.access import check_access
 from infra.local.servers.serve import _num_processes
-from infra.local.standby.shared_port import can_share
 from infra.local.supervisor.parts import broker_address, stack_parts
 from infra.local.supervisor.supervisor import STOP_ORDER
 from services.errors import ConfigError
@@ -87,25 +86,16 @@ def test_the_printed_calls_bring_a_key_and_trust_where_that_is_needed(settings: 
     assert "('authorization', 'Bearer $TAILRACE_KEY')" in rpc
 
 
-def test_with_tls_the_edge_has_the_doors_ports(settings: Settings, tmp_path: Path) -> None:
-    """Callers come to the edge, the doors stand behind it on loopback, and it closes before they do."""
-    secured = settings.model_copy(update={"tls_dir": tmp_path, "http_host": "0.0.0.0"})
-    parts = {part.name: part for part in stack_parts(secured)}
+def test_the_edge_alone_has_the_public_ports(settings: Settings) -> None:
+    """Ray's ingress and the standby listen behind it on loopback, and neither waits for the other; the standby is optional."""
+    public = settings.model_copy(update={"http_host": "0.0.0.0"})
+    parts = {part.name: part for part in stack_parts(public)}
+    addresses = {name: [(port.host, port.number) for port in parts[name].ports] for name in parts}
 
-    edge, serve = parts["edge"], parts["serve"]
-    assert [(port.host, port.number) for port in edge.ports] == [("0.0.0.0", 8000), ("0.0.0.0", 9000)]
-    assert [(port.host, port.number) for port in serve.ports] == [("127.0.0.1", 18_000), ("127.0.0.1", 19_000)]
-    assert STOP_ORDER.index("edge") < STOP_ORDER.index("serve")
-    assert "edge" not in {part.name for part in stack_parts(settings)}
-
-
-@pytest.mark.skipif(not can_share(), reason="this kernel does not lead connections")
-def test_the_standby_claims_no_port_and_can_be_left_out(settings: Settings) -> None:
-    """The ports are serve's, checked once; and the standby does not wait for serve, whose place it takes."""
-    parts = {part.name: part for part in stack_parts(settings)}
-
-    assert parts["standby"].ports == ()
-    assert "serve" not in parts["standby"].needs
+    assert addresses["edge"] == [("0.0.0.0", 8000), ("0.0.0.0", 9000)]
+    assert addresses["serve"] == [("127.0.0.1", 18_000), ("127.0.0.1", 19_000)]
+    assert addresses["standby"] == [("127.0.0.1", 18_001), ("127.0.0.1", 19_001)]
+    assert not {"serve", "standby", "edge"} & {need for part in parts.values() for need in part.needs}
     assert "standby" not in {part.name for part in stack_parts(settings.model_copy(update={"standby": False}))}
 
 

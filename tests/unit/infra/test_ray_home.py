@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from infra.local.edge.config import ADMIN_SOCKET
 from infra.local.servers.ray_home import make_ray_home, ray_environment, ray_home, remove_ray_home
 
 MAX_SOCKET_PATH = 107
 LONGEST_RAY_SOCKET = "session_2026-11-21_03-59-54_484199_4194304/sockets/plasma_store"
-LONGEST_PROXY_SOCKET = f"{'f' * 56}/{ADMIN_SOCKET}.4194304.tmp"
+LONGEST_PROXY_SOCKET = f"{'f' * 56}/admin.sock.4194304.tmp"
 
 
 @pytest.fixture

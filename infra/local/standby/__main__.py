@@ -1,0 +1,80 @@
+"""Run the standby: `python -m infra.local.standby`, a gateway outside Ray that answers while Ray's ingress is unavailable.
+
+The edge sends it requests as its backup server. It has no LLM: stored lists, the student and popularity answer, under the
+same keys, limits and metrics as in any gateway.
+"""
+
+import asyncio
+import gc
+import signal
+from types import FrameType
+from typing import Any, NoReturn
+
+import grpc
+import uvicorn
+from grpc_health.v1 import health_pb2
+from starlette.types import ASGIApp
+
+from services.gateway.grpc.door import RpcDoor, add_recommender_to_server
+from services.observability.metrics import configure_logging
+from services.settings.settings import Settings, load_settings
+
+_RPC_OPTIONS = (
+    ("grpc.max_receive_message_length", 2**31 - 1),  # as Ray Serve's: the door itself refuses what is too large
+)
+
+
+def rest_server(app: ASGIApp, host: str, port: int) -> uvicorn.Server:
+    """Return the REST server; it ends by itself at SIGTERM."""
+    return uvicorn.Server(
+        uvicorn.Config(
+            app, host, port, lifespan="off", log_level="warning", access_log=False, timeout_graceful_shutdown=1
+        )
+    )
+
+
+def rpc_server(door: RpcDoor, host: str, port: int) -> grpc.aio.Server:
+    """Return the gRPC server, not started."""
+    server = grpc.aio.server(options=_RPC_OPTIONS)
+    add_recommender_to_server(door, server)
+    server.add_generic_rpc_handlers((_health(door),))
+    server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+    return server
+
+
+def _health(door: RpcDoor) -> Any:
+    """Return the handlers of `grpc.health.v1.Health/Check`, which the door answers."""
+    serialize, parse = health_pb2.HealthCheckResponse.SerializeToString, health_pb2.HealthCheckRequest.FromString
+    check = grpc.unary_unary_rpc_method_handler(door.Check, parse, serialize)
+    return grpc.method_handlers_generic_handler("grpc.health.v1.Health", {"Check": check})
+
+
+async def run(settings: Settings) -> None:
+    """Serve both doors until SIGTERM. The servers start last, when everything behind them is warm."""
+    from services.app import open_standby
+
+    async with open_standby(settings) as (rest_app, rpc_door):
+        gc.collect()
+        gc.freeze()
+        rpc = rpc_server(rpc_door, settings.inner_host, settings.standby_grpc_port)
+        await rpc.start()
+        try:
+            await rest_server(rest_app, settings.inner_host, settings.standby_http_port).serve()
+        finally:
+            await rpc.stop(None)
+
+
+def _leave(_number: int, _frame: FrameType | None) -> NoReturn:
+    raise SystemExit(0)
+
+
+def main() -> None:
+    """Read settings and serve."""
+    signal.signal(signal.SIGTERM, _leave)
+    settings = load_settings()
+    configure_logging(settings.log_level)
+    asyncio.run(run(settings))
+
+
+if __name__ == "__main__":
+    main()
