@@ -1,14 +1,14 @@
-"""The entry point of every container of the image: `python -m infra.docker ROLE`, one role a container.
+"""The entry point of every container of the image: `python -m infra.docker ROLE`, one role per container.
 
-    keys      make the secrets that are missing, then end
-    show-key  print the operator's API key
-    prepare   make the topics, the feature registry and the text checkpoint that are missing, then end
-    pipeline  train and publish, unless a bundle is live already, then end
-    worker    Kafka to features, beside its metrics
-    serve     Ray and the doors, beside their metrics
-    tailrace  the command of that name, with what follows
-
-Reads settings and hands values on; what each role does is elsewhere.
+keys      make missing secrets, then end
+show-key  print the operator's API key
+prepare   make missing topics, the feature registry and the text checkpoint, then end
+pipeline  train and publish, unless a bundle is live already, then end
+worker    Kafka to features, with its metrics endpoint
+serve     Ray Serve with the gateways, with its metrics endpoint
+standby   the gateway outside Ray, with its metrics endpoint
+edge      HAProxy in front of both doors, with its metrics endpoint; takes the options of infra.local.edge
+tailrace  the command of that name, with its arguments
 """
 
 import os
@@ -24,7 +24,7 @@ SECRETS = Path("/secrets")
 
 
 def main() -> None:
-    """Run the role named on the command line; its exit code is ours, 1 for an error that we raise on purpose."""
+    """Run the role named on the command line and exit with its code, or with 1 for a TailraceError."""
     words = sys.argv[1:] or ["serve"]
     try:
         sys.exit(_run(words[0], words[1:]))
@@ -45,9 +45,15 @@ def _run(role: str, words: list[str]) -> int:
         return _pipeline(settings)
     if role == "worker":
         return run_beside_metrics(_python("services.stream"), {"OMP_NUM_THREADS": "1"}, settings)
+    if role == "standby":
+        return run_beside_metrics(_python("infra.local.standby"), {"OMP_NUM_THREADS": "1"}, settings)
+    if role == "edge":
+        return run_beside_metrics((*_python("infra.local.edge"), *words), {}, settings)
     if role == "serve":
         return _serve(settings)
-    raise ConfigError(f"role {role!r}: none of keys, show-key, prepare, pipeline, worker, serve, tailrace")
+    raise ConfigError(
+        f"role {role!r}: none of keys, show-key, prepare, pipeline, worker, serve, standby, edge, tailrace"
+    )
 
 
 def _keys(role: str) -> int:
@@ -89,8 +95,6 @@ def _pipeline(settings: Settings) -> int:
 def _serve(settings: Settings) -> int:
     from infra.local.servers.ray_home import make_ray_home, ray_environment
 
-    if settings.tls_dir is not None:
-        raise ConfigError("TAILRACE_TLS_DIR: this container's doors speak plainly; put a proxy with TLS before them")
     home = make_ray_home(settings.state_dir)
     return run_beside_metrics(_python("infra.local.servers.serve"), ray_environment(home), settings)
 

@@ -8,7 +8,7 @@ from tests.support.compose_stack import ComposeStack
 from tests.support.stack import new_user_id, rest_items
 
 CLICKED = tuple(str(number) for number in range(1, 21))
-DURABLE = ("redis", "worker", "serve")
+DURABLE = ("redis", "worker", "serve", "standby", "edge")
 
 
 def record(stack: ComposeStack, user_id: str) -> int:
@@ -64,27 +64,29 @@ def test_a_restart_of_the_broker_loses_no_event(composed: ComposeStack) -> None:
 
 def test_a_second_up_changes_nothing(composed: ComposeStack) -> None:
     """One-shot jobs run again and find their work done: the same key, the same bundle, no container made anew."""
-    containers = [composed.container(service) for service in ("redis", "kafka", "worker", "serve")]
+    containers = [composed.container(service) for service in ("redis", "kafka", "worker", "serve", "standby", "edge")]
     version = composed.recommend("1")["bundle_version"]
 
     composed.compose("up", "--detach", timeout_s=300.0)
 
-    assert [composed.container(service) for service in ("redis", "kafka", "worker", "serve")] == containers
+    assert [
+        composed.container(service) for service in ("redis", "kafka", "worker", "serve", "standby", "edge")
+    ] == containers
     assert composed.recommend("1")["bundle_version"] == version
 
 
 def test_store_and_broker_are_not_reachable_from_outside(composed: ComposeStack) -> None:
     """Only the doors, Prometheus and Grafana are published, all on loopback."""
-    doors = [composed.compose("port", "serve", port).strip() for port in ("8000", "9000")]
+    doors = [composed.compose("port", "edge", port).strip() for port in ("8000", "9000")]
 
     assert all(address.startswith("127.0.0.1:") for address in doors)
-    for part in ("valkey", "broker", "worker"):
+    for part in ("valkey", "broker", "worker", "serve", "standby"):
         assert not [ports for ports in composed.published(part).values() if ports]
 
 
 def test_nothing_runs_as_root(composed: ComposeStack) -> None:
     """Every process of every container has another owner than root, and no container may gain a privilege."""
-    for part in ("valkey", "broker", "worker", "serve"):
+    for part in ("valkey", "broker", "worker", "serve", "standby", "edge"):
         users = composed.user_ids(part)
         assert users
         assert "0" not in users, part

@@ -16,10 +16,17 @@ from services.settings.settings import Settings, inherited_environment
 from tests.support.servers import HOST, free_port, wait_for
 from tests.support.stack import ROOT, START_TIMEOUT_S, Stack
 
-SERVICES = {"valkey": "redis", "broker": "kafka", "worker": "worker", "serve": "serve"}
+SERVICES = {
+    "valkey": "redis",
+    "broker": "kafka",
+    "worker": "worker",
+    "serve": "serve",
+    "standby": "standby",
+    "edge": "edge",
+}
 """The parts of the embedded stack, and which service stands for each."""
 ASK_THE_DOORS = {"explain"}
-METERED = ("serve", "worker")
+METERED = ("serve", "standby", "edge", "worker")
 LABEL = "com.docker.compose.project"
 _READ_METRICS = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:9100/metrics').read().decode())"
 _LIST_REPLICAS = "import psutil, json; print(json.dumps({p.pid: ' '.join(p.cmdline()) for p in psutil.process_iter()}))"
@@ -52,9 +59,9 @@ class ComposeStack(Stack):
         self._channel = grpc.intercept_channel(grpc.insecure_channel(self.settings.grpc_address), _WithKey(self._key))
 
     def command(self, *arguments: str, timeout_s: float = 120.0) -> "subprocess.CompletedProcess[str]":
-        """Run `tailrace ...` in the serving container, with the operator's key where it asks the doors."""
-        key = ("--key", self._key) if arguments[0] in ASK_THE_DOORS else ()
-        command = ["docker", "exec", self.container("serve"), "tailrace", *arguments, *key]
+        """Run `tailrace ...` in the serving container, or in the edge's with the operator's key where it calls the doors."""
+        service, key = ("edge", ("--key", self._key)) if arguments[0] in ASK_THE_DOORS else ("serve", ())
+        command = ["docker", "exec", self.container(service), "tailrace", *arguments, *key]
         return subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout_s)
 
     def stop(self) -> None:

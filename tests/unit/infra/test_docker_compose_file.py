@@ -16,7 +16,7 @@ TEXT = (ROOT / "docker-compose.yml").read_text()
 FILE: dict[str, Any] = yaml.safe_load(TEXT)
 SERVICES: dict[str, dict[str, Any]] = FILE["services"]
 ONE_SHOT = {"keys", "prepare", "pipeline"}
-OURS = ONE_SHOT | {"worker", "serve", "serve-gpu"}
+OURS = ONE_SHOT | {"worker", "serve", "serve-gpu", "standby", "edge"}
 WRITABLE_ROOT = {"kafka"}
 """The image writes its configuration at each start."""
 
@@ -51,7 +51,7 @@ def test_every_variable_of_ours_is_a_setting(name: str) -> None:
     assert given <= known
 
 
-@pytest.mark.parametrize("name", sorted(OURS - {"keys"}))
+@pytest.mark.parametrize("name", sorted(OURS - {"keys", "edge"}))
 def test_the_given_values_are_valid_settings(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of our roles reads its variables, as it does at its start, without complaint."""
     for key, value in SERVICES[name]["environment"].items():
@@ -120,21 +120,39 @@ def test_the_doors_and_the_watchers_are_published_on_loopback_only(name: str) ->
     published = [default_of(port) for port in SERVICES[name].get("ports", [])]
 
     assert all(port.startswith("127.0.0.1:") for port in published)
-    assert bool(published) == (name in {"serve", "serve-gpu", "prometheus", "grafana"})
+    assert bool(published) == (name in {"edge", "prometheus", "grafana"})
 
 
 def test_ports_are_those_of_the_settings() -> None:
     """What is published, checked and scraped are the ports on which the code listens by default."""
-    fields = Settings.model_fields
-    http, grpc, metrics = (fields[name].default for name in ("http_port", "grpc_port", "metrics_port"))
+    settings = Settings()
     scraped = (ROOT / "infra" / "prometheus" / "prometheus.yml").read_text()
+    doors = {
+        "edge": (settings.http_port, settings.grpc_port),
+        "serve": (settings.inner_http_port, settings.inner_grpc_port),
+        "standby": (settings.standby_http_port, settings.standby_grpc_port),
+    }
 
-    assert [port.rpartition(":")[2] for port in SERVICES["serve"]["ports"]] == [str(http), str(grpc)]
-    assert SERVICES["serve"]["healthcheck"]["test"][4:] == [
-        f"http:{http}/healthz", f"tcp:{grpc}", f"http:{metrics}/healthz"
-    ]  # fmt: skip
-    for target in (f"serve:{metrics}", f"worker:{metrics}"):
-        assert target in scraped
+    assert [port.rpartition(":")[2] for port in SERVICES["edge"]["ports"]] == [str(port) for port in doors["edge"]]
+    for name, (http, grpc) in doors.items():
+        rest = f"tcp:{http}" if name == "edge" else f"http:{http}/healthz"
+        assert SERVICES[name]["healthcheck"]["test"][4:] == [
+            rest,
+            f"tcp:{grpc}",
+            f"http:{settings.metrics_port}/healthz",
+        ]
+    for name in (*doors, "worker"):
+        assert f"{name}:{settings.metrics_port}" in scraped
+
+
+def test_the_edge_calls_services_that_are_there() -> None:
+    """On a network that leads nowhere else."""
+    words = SERVICES["edge"]["command"]
+
+    assert words == ["edge", "--ray-host", "serve", "--standby-host", "standby"]
+    assert FILE["networks"]["doors"] == {"internal": True}
+    assert all("doors" in SERVICES[name]["networks"] for name in ("edge", "serve", "standby"))
+    assert "data" not in SERVICES["edge"]["networks"]
 
 
 def test_store_and_broker_have_no_way_in_or_out() -> None:
@@ -148,9 +166,9 @@ def test_store_and_broker_have_no_way_in_or_out() -> None:
 def test_each_secret_is_where_it_is_needed_and_nowhere_else() -> None:
     """A volume per secret; only the job that makes them can write, and no server sees the operator's key itself."""
     readers = {
-        "redis-secret": {"redis", "prepare", "pipeline", "worker", "serve", "serve-gpu"},
-        "kafka-secret": {"kafka", "prepare", "pipeline", "worker", "serve", "serve-gpu"},
-        "doors-secret": {"serve", "serve-gpu"},
+        "redis-secret": {"redis", "prepare", "pipeline", "worker", "standby", "serve", "serve-gpu"},
+        "kafka-secret": {"kafka", "prepare", "pipeline", "worker", "standby", "serve", "serve-gpu"},
+        "doors-secret": {"standby", "serve", "serve-gpu"},
         "operator-secret": set(),
         "grafana-secret": {"grafana"},
     }
@@ -167,7 +185,7 @@ def test_every_secret_that_is_named_is_made(tmp_path: Path) -> None:
     made = {f"/secrets/{path.relative_to(tmp_path)}" for path in make_missing(tmp_path)}
 
     for name, service in SERVICES.items():
-        text = yaml.safe_dump({key: value for key, value in service.items() if key != "volumes"})
+        text = yaml.safe_dump({key: value for key, value in service.items() if key != "volumes" and name != "edge"})
         for path in set(re.findall(r"/secrets/[\w./]+", text)):
             assert path in made, path
             assert path.rpartition("/")[0] in {place for place, _ in mounted(name).values()}, (name, path)
@@ -177,7 +195,9 @@ def test_only_the_worker_and_the_jobs_write_the_state() -> None:
     """The doors, which strangers talk to, read it."""
     modes = {name: mounted(name)["state"][1] for name in SERVICES if "state" in mounted(name)}
 
-    assert modes == {"prepare": "rw", "pipeline": "rw", "worker": "rw", "serve": "ro", "serve-gpu": "ro"}
+    assert modes == {"prepare": "rw", "pipeline": "rw", "worker": "rw"} | dict.fromkeys(
+        ("standby", "serve", "serve-gpu"), "ro"
+    )
 
 
 def test_grafana_fetches_nothing_and_tells_nobody() -> None:

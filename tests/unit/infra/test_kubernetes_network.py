@@ -19,6 +19,8 @@ NAMESPACES = {
 """The labels of each namespace that a peer may be in; the last is an address outside all of them."""
 STRANGERS = {"app": "anything"}
 DOORS = {8000, 9000}
+INGRESS = {18000, 19000}
+STANDBY = {18001, 19001}
 METRICS = {8080, 9100}
 INNER = {6379, 8265, 10001, 10002, 19999, 30000, 40000, 52365, 9101, 8404}
 """GCS, dashboard, client, workers' first and last, replicas' own doors, agent, HAProxy's metrics and statistics."""
@@ -66,7 +68,7 @@ def test_only_what_is_meant_for_others_is_open(overlay: str, namespace: str) -> 
     open_to = {
         component: {
             port
-            for port in DOORS | METRICS | INNER
+            for port in DOORS | INGRESS | STANDBY | METRICS | INNER
             if allowed(things, "ingress", pod.labels, namespace, STRANGERS, port)
         }
         for pod in pods(things)
@@ -76,11 +78,11 @@ def test_only_what_is_meant_for_others_is_open(overlay: str, namespace: str) -> 
 
     for component, ports in open_to.items():
         is_ray = component in {"ray-head", "gateway", "llm"}
-        is_ours = is_ray or component in {"stream", "pipeline"}
+        is_ours = is_ray or component in {"edge", "standby", "stream", "pipeline"}
         expected: set[int] = set()
-        expected |= DOORS if doors and component in {"gateway", "llm"} else set()
+        expected |= DOORS if doors and component == "edge" else set()
         expected |= METRICS if metrics and is_ours else set()
-        expected |= {8265, 8000} if ray and is_ray else set()
+        expected |= {8265, 18000} if ray and is_ray else set()
         assert ports == expected, (component, namespace)
 
 
@@ -98,6 +100,23 @@ def test_ray_reaches_ray(overlay: str) -> None:
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
+def test_only_the_edge_reaches_ingress_and_standby(overlay: str) -> None:
+    """Both ways at their ports and no other; the edge reaches no store and no broker, a stream worker no door."""
+    things = render(overlay)
+    edge, stream = (pod_of(things, name).labels for name in ("tailrace-edge", "tailrace-stream"))
+    for name, ports in (("gateways", INGRESS), ("llm", INGRESS), ("standby", STANDBY)):
+        labels = pod_of(things, f"tailrace-{name}").labels
+        for way, own, peer in (("ingress", labels, edge), ("egress", edge, labels)):
+            open_ports = {
+                port for port in INGRESS | STANDBY | INNER if allowed(things, way, own, "tailrace", peer, port)
+            }
+            assert open_ports == ports, (name, way)
+        assert not any(allowed(things, "ingress", labels, "tailrace", stream, port) for port in ports)
+    assert not any(allowed(things, "egress", edge, "stranger", STRANGERS, port) for port in (6379, 9092, 443))
+    assert allowed(things, "egress", edge, "kube-system", {"k8s-app": "kube-dns"}, 53)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
 def test_every_dependency_can_be_reached(overlay: str) -> None:
     """Names, Redis, Kafka, traces and Ray's Redis, at the ports that the settings and the RayService name."""
     things = render(overlay)
@@ -106,7 +125,7 @@ def test_every_dependency_can_be_reached(overlay: str) -> None:
     gcs = the(things, "RayService")["spec"]["rayClusterConfig"]["gcsFaultToleranceOptions"]["redisAddress"]
     wanted = {int(variables["TAILRACE_REDIS_PORT"]), broker_address(variables["TAILRACE_KAFKA_BOOTSTRAP"])[1]}
     traces = variables.get("TAILRACE_OTLP_ENDPOINT", "http://nowhere:4317")
-    for name in ("tailrace-gateways", "tailrace-stream", "tailrace-train"):
+    for name in ("tailrace-gateways", "tailrace-standby", "tailrace-stream", "tailrace-train"):
         own = pod_of(things, name).labels
         for port in wanted | {int(traces.rpartition(":")[2])}:
             assert allowed(things, "egress", own, "stranger", STRANGERS, port), (name, port)

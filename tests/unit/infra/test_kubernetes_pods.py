@@ -130,10 +130,10 @@ def test_no_read_only_mount_lies_above_a_volume_of_its_image(overlay: str) -> No
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_both_doors_are_at_the_pods_that_have_them(overlay: str) -> None:
-    """The Service for gRPC takes gateways and LLM replicas, never the head, which is ready without a door."""
+def test_the_edge_calls_the_pods_that_have_an_ingress(overlay: str) -> None:
+    """Gateways and LLM replicas, never the head, which is ready without an ingress."""
     things = render(overlay)
-    selector = {"matchLabels": the(things, "Service", "tailrace-grpc")["spec"]["selector"]}
+    selector = {"matchLabels": the(things, "Service", "tailrace-ray")["spec"]["selector"]}
 
     taken = {pod.name for pod in pods(things) if matches(selector, pod.labels)}
 
@@ -260,8 +260,8 @@ def test_a_drained_node_takes_one_of_a_kind(overlay: str) -> None:
         pod.name: one["spec"] for one in budgets for pod in pods(things) if matches(one["spec"]["selector"], pod.labels)
     }
 
-    assert taken.keys() == {"tailrace-gateways", "tailrace-stream"}
-    assert taken["tailrace-stream"]["maxUnavailable"] == 1
+    assert taken.keys() == {"tailrace-edge", "tailrace-gateways", "tailrace-stream"}
+    assert {taken[name]["maxUnavailable"] for name in ("tailrace-edge", "tailrace-stream")} == {1}
     assert "maxUnavailable" not in taken["tailrace-gateways"]
     assert taken["tailrace-gateways"]["minAvailable"] == least["tailrace-gateways"] - 1
 

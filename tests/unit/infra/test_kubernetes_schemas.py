@@ -44,7 +44,7 @@ def test_every_object_is_valid(overlay: str, version: str) -> None:
         ("RayService", "spec.rayClusterConfig.gcsFaultToleranceOptions.redisAdress", "x"),
         ("RayService", "spec.rayClusterConfig.authOptions.mode", "none"),
         ("RayService", "spec.upgradeStrategy.type", "Canary"),
-        ("RayService", "spec.serveService.spec.ports.0.port", "http"),
+        ("RayService", "spec.rayClusterDeletionDelaySeconds", "soon"),
         ("RayService", "apiVersion", "ray.io/v1alpha1"),
         ("PodMonitor", "spec.podMetricsEndpoints.0.intervall", "10s"),
         ("PodMonitor", "spec.podMetricsEndpoints.0.interval", "ten seconds"),

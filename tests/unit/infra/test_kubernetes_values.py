@@ -5,10 +5,8 @@ import importlib.util
 import inspect
 import os
 import re
-import socket
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,7 @@ from tests.support.manifests import KUBERNETES, OVERLAYS, ROOT, Pod, environment
 
 PREFIX = "TAILRACE_"
 RAYS = {"tailrace-head", "tailrace-gateways", "tailrace-llm"}
-OURS = RAYS | {"tailrace-stream", "tailrace-train", "tailrace-precompute"}
+OURS = RAYS | {"tailrace-edge", "tailrace-standby", "tailrace-stream", "tailrace-train", "tailrace-precompute"}
 SHOW = "from services.settings.settings import load_settings; print(load_settings().model_dump_json())"
 SET_FOR_THIS_MACHINE = re.compile(r"RAY_AUTH|_LOC$|_PATH$|_SERVER_STATE_|_PORT$")
 
@@ -91,6 +89,7 @@ STORES = {
 }
 USES: dict[str, set[str]] = {
     "ray-worker": STORES | {f"{PREFIX}API_KEYS_FILE"},
+    "standby": STORES | {f"{PREFIX}API_KEYS_FILE"},
     "worker": STORES,
     "pipeline": STORES,
     "topics": {one for one in STORES if "KAFKA" in one},
@@ -127,24 +126,33 @@ def test_ray_can_check_its_redis_certificate(overlay: str) -> None:
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_ports_are_the_settings_ports(overlay: str) -> None:
-    """The Services, the containers and Ray Serve's config carry the numbers that the settings give."""
+    """Containers, Services and Ray Serve's config carry the numbers of the settings, and the edge calls Services that exist."""
     things = render(overlay)
-    service = the(things, "RayService")["spec"]
-    serve = yaml.safe_load(service["serveConfigV2"])
-    gateways = pod_of(things, "tailrace-gateways")
-    settings = settings_of(environment(things, gateways.containers()[0]))
-    by_name = {port["name"]: port["containerPort"] for one in gateways.containers() for port in one["ports"]}
-    doors = {port["name"]: port["port"] for port in service["serveService"]["spec"]["ports"]}
-    (grpc,) = the(things, "Service", "tailrace-grpc")["spec"]["ports"]
+    serve = yaml.safe_load(the(things, "RayService")["spec"]["serveConfigV2"])
+    edge = pod_of(things, "tailrace-edge").container("edge")
+    settings = settings_of(environment(things, edge))
+    expected = {
+        "tailrace-edge": {"http": settings.http_port, "grpc": settings.grpc_port},
+        "tailrace-gateways": {"serve": settings.inner_http_port, "grpc": settings.inner_grpc_port},
+        "tailrace-standby": {"http": settings.standby_http_port, "grpc": settings.standby_grpc_port},
+    }
+    services = {
+        "tailrace-doors": "tailrace-edge",
+        "tailrace-ray": "tailrace-gateways",
+        "tailrace-standby": "tailrace-standby",
+    }
 
-    assert (by_name["serve"], by_name["grpc"]) == (settings.http_port, settings.grpc_port)
-    assert doors == {"serve": settings.http_port}, "KubeRay drops every port but `serve`"
-    assert (grpc["port"], grpc["targetPort"]) == (settings.grpc_port, settings.grpc_port)
-    assert by_name["node-metrics"] == settings.metrics_port
-    assert serve["http_options"]["host"] == settings.door_host
-    assert serve["http_options"]["port"] == settings.door_http_port
-    assert serve["grpc_options"]["port"] == settings.door_grpc_port
-    assert "edge" in {one["name"] for one in gateways.containers()} or settings.tls_dir is None
+    for name, ports in expected.items():
+        containers = pod_of(things, name).containers()
+        given = {port["name"]: port["containerPort"] for one in containers for port in one["ports"]}
+        assert ports.items() <= given.items()
+        assert given["node-metrics"] == settings.metrics_port
+    for name, pod in services.items():
+        ports = the(things, "Service", name)["spec"]["ports"]
+        assert {port["targetPort"]: port["port"] for port in ports} == expected[pod]
+    assert edge["args"][1::2] == [f"{name}.tailrace.svc.cluster.local" for name in ("tailrace-ray", "tailrace-standby")]
+    assert serve["http_options"] == {"host": settings.inner_host, "port": settings.inner_http_port}
+    assert serve["grpc_options"]["port"] == settings.inner_grpc_port
 
 
 def settings_of(variables: dict[str, str]) -> Settings:
@@ -154,7 +162,7 @@ def settings_of(variables: dict[str, str]) -> Settings:
 
 
 def test_ray_is_set_up_as_in_the_embedded_stack(tmp_path: Path) -> None:
-    """What infra.local.servers.ray_home tells Ray that is not about one machine, Kubernetes tells it too, and Ray Serve knows each name."""
+    """Ray's variables of the embedded stack that are not about one machine are set here too, and Ray Serve reads each name."""
     things = render("prod")
     told = environment(things, pod_of(things, "tailrace-head").containers()[0])
     here = {key: value for key, value in ray_environment(tmp_path).items() if not SET_FOR_THIS_MACHINE.search(key)}
@@ -178,9 +186,7 @@ def test_commands_exist(overlay: str) -> None:
                 run_cli(*words, "--help")
                 assert all("--" + word[2:].split("=")[0] in run_cli(words[0], "--help") for word in words[1:])
 
-    assert modules == {"services.stream", "infra.kafka.topics", "infra.local.servers.metrics"} | (
-        {"infra.local.edge"} if overlay != "dev" else set()
-    )
+    assert modules == {"services.stream", "infra.kafka.topics", "infra.local.servers.metrics", "infra.docker"}
     assert all(importlib.util.find_spec(name) for name in modules)
 
 
@@ -239,9 +245,7 @@ def test_probes_ask_what_answers(overlay: str) -> None:
         if key.endswith("Probe") and "httpGet" in probe
     }
     rays_own = {("dashboard", "/api/gcs_healthz"), ("agent", "/api/local_raylet_healthz")}
-    assert asked - rays_own == {("node-metrics", "/healthz")} | (
-        {("serve", "/-/healthz")} if overlay == "dev" else set()
-    )
+    assert asked - rays_own == {("node-metrics", "/healthz"), ("serve", "/-/healthz"), ("http", "/healthz")}
     heartbeat = Settings(state_dir=Path("/var/lib/tailrace"), worker_index=3).worker_heartbeat
     stream = pod_of(render(overlay), "tailrace-stream")
     for probe in ("startupProbe", "livenessProbe"):
@@ -265,32 +269,6 @@ def test_the_heartbeat_probe_tells_a_stalled_worker(age_s: int, code: int, tmp_p
     )
 
     assert done.returncode == code
-
-
-@pytest.mark.parametrize(("status", "code"), [("200 OK", 0), ("503 Service Unavailable", 1), (None, 1)])
-def test_the_door_probe_tells_whether_the_door_answers(status: str | None, code: int) -> None:
-    """The probe of a door on loopback succeeds for 200 alone; here against a socket that gives one answer."""
-    shell, flag, line = pod_of(render("prod"), "tailrace-gateways").containers()[0]["readinessProbe"]["exec"]["command"]
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        if status is None:
-            server.close()
-        else:
-            threading.Thread(target=answer_once, args=(server, status), daemon=True).start()
-        done = subprocess.run(
-            [shell, flag, line.replace("18000", str(port))], capture_output=True, timeout=20, check=False
-        )
-
-    assert done.returncode == code
-
-
-def answer_once(server: socket.socket, status: str) -> None:
-    """Take one call and answer it."""
-    connection, _ = server.accept()
-    with connection:
-        asked = connection.makefile("rb")
-        assert [asked.readline(), asked.readline()] == [b"GET /-/healthz HTTP/1.0\r\n", b"\r\n"]
-        connection.sendall(f"HTTP/1.0 {status}\r\ncontent-length: 7\r\n\r\nsuccess".encode())
 
 
 def exported_names() -> set[str]:
