@@ -81,7 +81,7 @@ lock: ## resolve pyproject.toml anew in an empty environment and write requireme
 $(INSTALLED): requirements.lock pyproject.toml
 	@$(call need-python)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python infra/install.py requirements.lock
+	$(BIN)/pip install --disable-pip-version-check --requirement requirements.lock
 	$(BIN)/pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 
