@@ -50,23 +50,21 @@ def test_blocks_carry_their_mark_and_what_they_print() -> None:
     ]
 
 
-def test_a_fence_left_open_is_refused() -> None:
-    """Else the rest of the page would be taken for commands."""
+def test_a_fence_or_a_quote_left_open_is_refused() -> None:
+    """Else the rest of the page would be taken for commands, and the shell would wait for ever."""
     with pytest.raises(ValueError, match="line 2"):
         fences("words\n```sh\necho\n")
-
-    assert fences("words\n") == []
+    with pytest.raises(ValueError, match="wait for more"):
+        logical_lines("echo 'one\n")
 
 
 @pytest.mark.parametrize(
     ("expected", "missing"),
     [
-        (("one 1", "two"), []),
+        (("one 1", "..."), []),
         (("two", "one"), ["one"]),
         (("one ... two",), ["one ... two"]),
-        (("o...1", "..."), []),
         (("t.o",), ["t.o"]),
-        (("ze...", "ro"), []),
     ],
 )
 def test_expected_lines_are_found_in_order(expected: tuple[str, ...], missing: list[str]) -> None:
@@ -91,24 +89,14 @@ def test_anchors_are_named_as_github_names_them() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("# a comment\nmake up    # why\n", [("make", "up")]),
-        ("A=1 B='2 3' tailrace status\n", [("tailrace", "status")]),
+        ("# a comment\nA=1 B='2 3' tailrace status    # why\n", [("tailrace", "status")]),
         ("a x | b y && c; d &\n", [("a", "x"), ("b", "y"), ("c",), ("d",)]),
         ("curl -s \\\n  localhost\n", [("curl", "-s", "localhost")]),
         ("a > out 2>&1 < in\n", [("a",)]),
         ("cat > f <<'EOF'\nnot a 'command\nEOF\nb\n", [("cat",), ("b",)]),
-        ("python -c '\nprint(1)\n'\n", [("python", "-c", "\nprint(1)\n")]),
         ("for x in 1 2; do a $x; done\n", [("a", "$x")]),
     ],
 )
 def test_commands_of_shell_text(text: str, words: list[tuple[str, ...]]) -> None:
     """Programs and their arguments, without comments, assignments, redirections and keywords."""
     assert [command.words for command in commands(text)] == words
-
-
-def test_a_quote_left_open_is_refused() -> None:
-    """The shell would wait for ever."""
-    with pytest.raises(ValueError, match="wait for more"):
-        logical_lines("echo 'one\n")
-
-    assert logical_lines("echo 'one\ntwo'\n") == ["echo 'one\ntwo'\n"]
