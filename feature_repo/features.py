@@ -1,13 +1,13 @@
-"""Everything that Feast is told: entities, views and the service. Knows no host and imports nothing of ours.
+"""The feature repository: entities, feature views and the feature service. Imports nothing of ours, since Feast loads it by its path.
 
-The offline tables lie in `data/` beside this file: the pipeline copies it into the state folder and applies it there.
+The offline tables lie in `data/` beside this file: each stack has a copy in its state folder and applies that.
 """
 # ruff: noqa: INP001 - Feast loads this file by its path; the folder is no package
 
 from datetime import timedelta
 from pathlib import Path
 
-from feast import Entity, FeatureService, FeatureView, Field, FileSource, PushSource, ValueType
+from feast import Entity, FeatureService, FeatureView, Field, FileSource, ValueType
 from feast.types import Array, Float64, Int64, String
 
 _DATA = Path(__file__).resolve().parent / "data"
@@ -15,55 +15,28 @@ _FOR_EVER = timedelta(0)
 
 
 def _table(name: str) -> FileSource:
-    """Name one offline table; its rows are valid from their event_timestamp on."""
+    """Return the source of one offline table; its rows are valid from their event_timestamp on."""
     return FileSource(name=f"{name}_table", path=str(_DATA / f"{name}.parquet"), timestamp_field="event_timestamp")
 
 
 user = Entity(name="user", join_keys=["user_id"], value_type=ValueType.STRING)
-item = Entity(name="item", join_keys=["item_id"], value_type=ValueType.STRING)
 log_partition = Entity(name="log_partition", join_keys=["partition_id"], value_type=ValueType.STRING)
 
 user_history = FeatureView(
     name="user_history",
     entities=[user],
     ttl=_FOR_EVER,
-    source=PushSource(name="user_history_push", batch_source=_table("user_history")),
+    source=_table("user_history"),
     schema=[
         Field(name="user_id", dtype=String),
         Field(name="item_ids", dtype=Array(String), description="oldest to newest, in the order of arrival"),
         Field(name="newest_event_time_ms", dtype=Int64),
         Field(name="num_events", dtype=Int64, description="over the user's whole life"),
         Field(name="row_time_us", dtype=Int64, description="equals event_timestamp; rises with each change of the row"),
-        Field(name="recent_event_ids", dtype=Array(String), description="to know a client's retry"),
+        Field(name="recent_event_ids", dtype=Array(String), description="to recognise a client's retry"),
         Field(name="topic_id", dtype=String, description="with partition and offset: the last event applied"),
         Field(name="partition", dtype=Int64),
         Field(name="offset", dtype=Int64),
-    ],
-)
-
-user_profile = FeatureView(
-    name="user_profile",
-    entities=[user],
-    ttl=_FOR_EVER,
-    source=_table("user_profile"),
-    schema=[
-        Field(name="user_id", dtype=String),
-        Field(name="mean_value", dtype=Float64),
-        Field(name="top_categories", dtype=Array(String)),
-        Field(name="first_event_time_ms", dtype=Int64),
-    ],
-)
-
-item_stats = FeatureView(
-    name="item_stats",
-    entities=[item],
-    ttl=_FOR_EVER,
-    source=_table("item_stats"),
-    schema=[
-        Field(name="item_id", dtype=String),
-        Field(name="num_events", dtype=Int64),
-        Field(name="num_users", dtype=Int64),
-        Field(name="mean_value", dtype=Float64),
     ],
 )
 
@@ -71,7 +44,7 @@ user_recommendations = FeatureView(
     name="user_recommendations",
     entities=[user],
     ttl=_FOR_EVER,
-    source=PushSource(name="user_recommendations_push", batch_source=_table("user_recommendations")),
+    source=_table("user_recommendations"),
     schema=[
         Field(name="user_id", dtype=String),
         Field(name="recommended_item_ids", dtype=Array(String), description="best first"),
@@ -85,7 +58,7 @@ popularity = FeatureView(
     name="popularity",
     entities=[log_partition],
     ttl=_FOR_EVER,
-    source=PushSource(name="popularity_push", batch_source=_table("popularity")),
+    source=_table("popularity"),
     schema=[
         Field(name="partition_id", dtype=String),
         Field(name="as_of_ms", dtype=Int64),

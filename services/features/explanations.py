@@ -5,11 +5,10 @@ A bucket is one hash by request id: writing many records is one command, which c
 Constructed and used on one event loop; a connection is made at the first use. Does not know what an explanation says.
 """
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
 
-from services.features.redis_away import redis_as_dependency
+from services.features.redis_calls import redis_as_dependency, within
 from services.settings.redis_address import RedisAddress
 
 _PREFIX = "tailrace:explain:"
@@ -32,18 +31,18 @@ class RedisExplanations:
         """Keep records (request id, bytes) in one exchange. Raises DependencyAway; then they may have been kept."""
         bucket = self._key(0)
         with redis_as_dependency():
-            async with asyncio.timeout(timeout_s), self._client.pipeline(transaction=False) as pipe:
-                pipe.hset(bucket, items=[part for record in records for part in record])
-                pipe.expire(bucket, (self._num_buckets + 1) * self._bucket_s)
-                await pipe.execute()
+            pipe = self._client.pipeline(transaction=False)
+            pipe.hset(bucket, items=[part for record in records for part in record])
+            pipe.expire(bucket, (self._num_buckets + 1) * self._bucket_s)
+            await within(timeout_s, pipe.execute())
 
     async def get(self, request_id: str, timeout_s: float) -> bytes | None:
         """Return what is kept under this id, if anything; the newest. Raises DependencyAway."""
         with redis_as_dependency():
-            async with asyncio.timeout(timeout_s), self._client.pipeline(transaction=False) as pipe:
-                for age in range(-1, self._num_buckets + 1):  # -1: another replica's clock may be ahead
-                    pipe.hget(self._key(age), request_id)
-                found: list[bytes | None] = await pipe.execute()
+            pipe = self._client.pipeline(transaction=False)
+            for age in range(-1, self._num_buckets + 1):  # -1: another replica's clock may be ahead
+                pipe.hget(self._key(age), request_id)
+            found: list[bytes | None] = await within(timeout_s, pipe.execute())
         return next((record for record in found if record is not None), None)
 
     def _key(self, age: int) -> str:

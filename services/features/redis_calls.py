@@ -1,0 +1,45 @@
+"""Calls to Redis: bounded in time, with every failure as this project's error. Does not know what is read or written."""
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from services.errors import DependencyAway
+
+T = TypeVar("T")
+
+
+@contextmanager
+def redis_as_dependency(retry_after_s: float = 1.0) -> Iterator[None]:
+    """Raise DependencyAway for what redis-py raises, its timeouts and those of `within` included."""
+    from redis.exceptions import RedisError
+
+    try:
+        yield
+    except (RedisError, OSError) as error:  # a timeout is an OSError
+        raise DependencyAway("features", retry_after_s) from error
+
+
+async def within(timeout_s: float, call: Coroutine[Any, Any, T]) -> T:
+    """Return the result of `call`, or raise TimeoutError after `timeout_s` seconds.
+
+    A call that timed out, or whose caller was cancelled, is cancelled and not awaited: redis-py may go on to connect, with retries of its
+    own, for seconds after it was cancelled.
+    """
+    task = asyncio.ensure_future(call)
+    try:
+        await asyncio.wait({task}, timeout=max(0.0, timeout_s))
+    finally:
+        if not task.done():
+            task.cancel()
+            task.add_done_callback(_retrieve_error)
+    if not task.done():
+        raise TimeoutError
+    return task.result()
+
+
+def _retrieve_error(task: "asyncio.Task[Any]") -> None:
+    """Retrieve a late call's error, which asyncio would report otherwise."""
+    if not task.cancelled():
+        task.exception()
