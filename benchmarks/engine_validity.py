@@ -25,7 +25,7 @@ from models.decoder.decoder import Decoder, DecoderConfig
 from services.llm.engine.beam.trie import ItemCodes
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
-from services.llm.engine.outcome import Outcome
+from services.llm.engine.outcome import EngineOutcome
 
 _WIDTHS = (1, 8, 32, 128, 256, 512, 1_024)
 _REQUESTS_PER_ROUND = 24
@@ -89,7 +89,7 @@ class Served:
         self.engine.add_rank(name, prompt, k=width, beam_width=width, allowed=allowed, excluded=history)
         self.asked[name] = shown, width
 
-    def judge(self, outcome: Outcome, count: Count) -> int:
+    def judge(self, outcome: EngineOutcome, count: Count) -> int:
         """Check an outcome against its mask; return its number of beams."""
         shown, width = self.asked.pop(outcome.request_id)
         items = outcome.item_indices

@@ -95,9 +95,9 @@ def text_cases() -> tuple[Case, ...]:
 
 def shape_cases(*, tiny: bool = False) -> tuple[ShapeCases, ...]:
     """Return the cases for a GPU; `tiny` is the same over a shape and sizes that run anywhere in seconds."""
-    wide = {"max_step_tokens": 8_192, "max_chunk_tokens": 8_192, "max_beam_rows": 2_048, "num_blocks": 4_096}
+    wide = {"max_num_batched_tokens": 8_192, "max_chunk_tokens": 8_192, "max_beam_rows": 2_048, "num_blocks": 4_096}
     many = {
-        "max_step_tokens": 8_192,
+        "max_num_batched_tokens": 8_192,
         "max_chunk_tokens": 1_024,
         "max_running": 256,
         "max_waiting": 1_024,

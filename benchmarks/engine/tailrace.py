@@ -28,11 +28,11 @@ from models.decoder.decoder import Decoder
 from models.decoder.weights import load_decoder
 from services.llm.engine.beam.trie import ItemCodes
 from services.llm.engine.config import EngineConfig
+from services.llm.engine.cost.cost_model import StepCost, StepKind
 from services.llm.engine.cost.machine_limits import measure_limits
-from services.llm.engine.cost.step_cost import StepCost, StepKind
 from services.llm.engine.engine import Engine
-from services.llm.engine.outcome import Outcome
-from services.llm.engine.text.parameters import Sampling
+from services.llm.engine.outcome import EngineOutcome
+from services.llm.engine.text.parameters import SamplingParams
 
 _SHAPE = "shape:"
 
@@ -80,7 +80,7 @@ class TailraceEngine:
             allowed = np.ones(len(self._codes.codes), dtype=bool)
             self._engine.add_rank(request_id, prompt, k=ask["num_best"], allowed=allowed, beam_width=ask["width"])
         else:
-            sampling = Sampling(temperature=ask.get("temperature", 0.0), seed=number)
+            sampling = SamplingParams(temperature=ask.get("temperature", 0.0), seed=number)
             self._engine.add_text(request_id, prompt, max_new_tokens=ask["num_new"][number], sampling=sampling)
 
 
@@ -140,9 +140,9 @@ class CudaClock:
         return [before.elapsed_time(after) / 1_000 for before, after in pairwise(self._stamps)]
 
 
-def drain(engine: Engine, clock: Clock) -> tuple[list[Outcome], dict[str, dict[str, float]]]:
+def drain(engine: Engine, clock: Clock) -> tuple[list[EngineOutcome], dict[str, dict[str, float]]]:
     """Step until the engine has no work. Return the outcomes in order, and time and cost of the steps by kind."""
-    outcomes: list[Outcome] = []
+    outcomes: list[EngineOutcome] = []
     ran: list[tuple[int, StepCost]] = []
     num_calls = 0
     clock.stamp()

@@ -33,7 +33,7 @@ from benchmarks.engine_curves.engines import (
 )
 from benchmarks.load.command import at_least_one, command_of, write_report
 from models.decoder.window import Window
-from services.llm.engine.beam.item_mask import SurvivorMasks
+from services.llm.engine.beam.item_mask import ItemMasks
 from services.llm.engine.beam.trie import Trie
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
@@ -171,7 +171,7 @@ def _costs(num_items: int, depth: int, skew: float) -> dict[str, Any]:
     items = random_items(num_items, depth, skew=skew)
     began = time.perf_counter()
     trie = Trie(items, torch.device("cpu"))
-    masks = SurvivorMasks(trie)
+    masks = ItemMasks(trie)
     build_s = time.perf_counter() - began
     rng = np.random.default_rng(0)
     seen, nothing = rng.integers(0, num_items, _NUM_SEEN), np.zeros(0, dtype=np.int64)

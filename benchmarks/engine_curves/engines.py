@@ -12,7 +12,7 @@ from models.decoder.window import Window
 from services.llm.engine.beam.trie import ItemCodes
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
-from services.llm.engine.outcome import Outcome
+from services.llm.engine.outcome import EngineOutcome
 
 LEVEL_SIZE = 256
 BLOCK_TOKENS = 16
@@ -52,7 +52,9 @@ def describe(decoder: Decoder) -> dict[str, Any]:
 
 def build_engine(decoder: Decoder, items: ItemCodes) -> Engine:
     """Build an engine with room for some hundred histories."""
-    config = EngineConfig(block_tokens=BLOCK_TOKENS, num_blocks=4_096, max_step_tokens=4_096, max_chunk_tokens=4_096)
+    config = EngineConfig(
+        block_tokens=BLOCK_TOKENS, num_blocks=4_096, max_num_batched_tokens=4_096, max_chunk_tokens=4_096
+    )
     return Engine(decoder, config, items=items, bundle_version="curves")
 
 
@@ -88,5 +90,5 @@ class RankingRunner:
         assert len(outcome.item_indices) == k, "a ranking came up short"
         return taken
 
-    def _step(self) -> list[Outcome]:
+    def _step(self) -> list[EngineOutcome]:
         return self.engine.step(0.0) if self.engine.has_work else []

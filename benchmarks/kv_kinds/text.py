@@ -77,5 +77,5 @@ def overlap_in_beams(decoder: Decoder, kind: KvKind, windows: list[list[int]]) -
 def _in_order(window: list[int]) -> Sequence:
     """A sequence whose blocks are 0, 1, 2, ..., so that a token's slot is its position."""
     sequence = Sequence(request_id="w", order=0, tokens=window, priority=0, arrival_s=0.0, deadline_s=None)
-    sequence.block_ids = list(range(-(-len(window) // _BLOCK_TOKENS)))
+    sequence.block_table = list(range(-(-len(window) // _BLOCK_TOKENS)))
     return sequence

@@ -40,7 +40,7 @@ class BareEngine:
         while self._engine.has_work:
             self._engine.step(0.0)
             now = time.perf_counter() - began
-            for grown in self._engine.grown:
+            for grown in self._engine.new_tokens:
                 streams[int(grown.request_id)].append(now)
         return {"streams": streams}
 

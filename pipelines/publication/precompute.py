@@ -23,7 +23,7 @@ from services.features.rows import PrecomputedRow, UserHistory
 from services.llm.engine.beam.trie import ItemCodes
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
-from services.llm.engine.outcome import Outcome
+from services.llm.engine.outcome import EngineOutcome
 
 _TABLE = "precomputed.parquet"
 _RECENT_DAYS = 30
@@ -119,6 +119,6 @@ def _engine(ranking: Ranking, num_requests: int) -> Engine:
     return Engine(decoder, config, items=items, bundle_version=ranking.bundle_version)
 
 
-def _run(engine: Engine) -> Iterator[Outcome]:
+def _run(engine: Engine) -> Iterator[EngineOutcome]:
     while engine.has_work:
         yield from engine.step(0.0)

@@ -34,8 +34,8 @@ from models.decoder.window import Window
 from services.llm.engine.beam.trie import ItemCodes
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
-from services.llm.engine.outcome import Outcome, Status
-from services.llm.engine.text.parameters import Sampling
+from services.llm.engine.outcome import EngineOutcome, Status
+from services.llm.engine.text.parameters import SamplingParams
 
 pytestmark = [
     pytest.mark.gpu,
@@ -83,12 +83,12 @@ def warm_engine(device: str, shape: DecoderConfig, config: EngineConfig, dtype: 
 
 
 SAMPLINGS = (
-    Sampling(),
-    Sampling(num_logprobs=3),
-    Sampling(presence_penalty=1.5),
-    Sampling(temperature=0.7, seed=9),
-    Sampling(temperature=0.5, top_k=5, top_p=0.9, min_p=0.01),
-    Sampling(repetition_penalty=1.2, frequency_penalty=0.5, logit_bias={3: 2.0}),
+    SamplingParams(),
+    SamplingParams(num_logprobs=3),
+    SamplingParams(presence_penalty=1.5),
+    SamplingParams(temperature=0.7, seed=9),
+    SamplingParams(temperature=0.5, top_k=5, top_p=0.9, min_p=0.01),
+    SamplingParams(repetition_penalty=1.2, frequency_penalty=0.5, logit_bias={3: 2.0}),
 )
 
 
@@ -98,13 +98,13 @@ def add_texts(engine: Engine) -> None:
         engine.add_text(f"s{index}", [1 + index, 2, 3], max_new_tokens=12, sampling=sampling)
 
 
-def outcomes_of(engine: Engine) -> dict[str, Outcome]:
+def outcomes_of(engine: Engine) -> dict[str, EngineOutcome]:
     """Rank and write for a crowd of requests of all lengths and widths."""
     for index in range(12):
         prompt = np.random.default_rng(index).integers(1, 151, 10 + 100 * index).tolist()
         engine.add_rank(f"r{index}", prompt, k=20, excluded=np.arange(index), beam_width=(64, 20, 130)[index % 3])
         engine.add_text(f"t{index}", prompt, max_new_tokens=8)
-    found: dict[str, Outcome] = {}
+    found: dict[str, EngineOutcome] = {}
     while engine.has_work:
         found |= {outcome.request_id: outcome for outcome in engine.step(0.0)}
     engine.check_integrity()
@@ -112,7 +112,7 @@ def outcomes_of(engine: Engine) -> dict[str, Outcome]:
     return found
 
 
-def assert_alike(there: dict[str, Outcome], here: dict[str, Outcome], noise: float = 1e-3) -> None:
+def assert_alike(there: dict[str, EngineOutcome], here: dict[str, EngineOutcome], noise: float = 1e-3) -> None:
     """Agree in scores to fp32's noise, in all but an item that ties nearly, and in how greedy texts begin."""
     for name, wanted in here.items():
         if name.startswith("r"):
@@ -196,7 +196,7 @@ def test_texts_with_every_setting_run_beside_greedy_ones() -> None:
 
     for index in range(len(SAMPLINGS)):
         assert found[f"s{index}"].token_ids[:3] == wanted[f"s{index}"].token_ids[:3]
-    assert found["s1"].chosen[0].logprob == pytest.approx(wanted["s1"].chosen[0].logprob, abs=1e-3)
+    assert found["s1"].tokens[0].logprob == pytest.approx(wanted["s1"].tokens[0].logprob, abs=1e-3)
 
 
 def test_half_precision_stays_near() -> None:

@@ -43,7 +43,7 @@ def engine() -> Engine:
     codes = np.random.default_rng(1).integers(0, CODES, (100_000, 3))
     items = ItemCodes(codes=codes, level_sizes=(CODES,) * 3, token_offsets=(1, 1 + CODES, 1 + 2 * CODES))
     config = EngineConfig(
-        num_blocks=6_000, max_step_tokens=8_192, max_chunk_tokens=8_192, max_beam_rows=2_048, max_running=8
+        num_blocks=6_000, max_num_batched_tokens=8_192, max_chunk_tokens=8_192, max_beam_rows=2_048, max_running=8
     )
     engine = Engine(decoder, config, items=items, bundle_version="v1")
     began = time.perf_counter()

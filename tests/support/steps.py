@@ -63,10 +63,10 @@ def plans(draw) -> StepPlan:
             request_id=str(order), order=order, tokens=tokens, priority=0, arrival_s=0.0, deadline_s=None
         )
         need = -(-len(tokens) // BLOCK)
-        sequence.block_ids = blocks[used : used + need]
+        sequence.block_table = blocks[used : used + need]
         used += need
         if beams and used:
-            sequence.num_levels, sequence.num_levels_done, sequence.num_computed = 3, 1, len(tokens)
+            sequence.num_levels, sequence.num_levels_done, sequence.num_computed_tokens = 3, 1, len(tokens)
             sequence.rows_by_level = (beams, beams)
             plan.beam_steps.append(sequence)
         else:
@@ -78,7 +78,7 @@ def inputs_of(plan: StepPlan, config: DecoderConfig, dtype: torch.dtype, pages: 
     """Lay a step out as the runner does, with tails full of what earlier steps left."""
     positions = [np.arange(chunk.start, chunk.end) for chunk in plan.chunks]
     slots = [
-        np.array(chunk.sequence.block_ids)[where // BLOCK] * BLOCK + where % BLOCK
+        np.array(chunk.sequence.block_table)[where // BLOCK] * BLOCK + where % BLOCK
         for chunk, where in zip(plan.chunks, positions, strict=True)
     ]
     tokens = [token for chunk in plan.chunks for token in chunk.sequence.tokens[chunk.start : chunk.end]]
@@ -119,7 +119,7 @@ def prompt_of(rows: int) -> StepPlan:
     """Build the step of one prompt."""
     tokens = [n % VOCABULARY for n in range(rows)]
     sequence = Sequence(request_id="a", order=0, tokens=tokens, priority=0, arrival_s=0.0, deadline_s=None)
-    sequence.block_ids = list(range(-(-rows // BLOCK)))
+    sequence.block_table = list(range(-(-rows // BLOCK)))
     return StepPlan(chunks=[Chunk(sequence, 0, rows)])
 
 

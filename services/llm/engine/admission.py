@@ -1,6 +1,7 @@
-"""Turns what is asked into sequences, checked against the model and the catalogue.
+"""Builds sequences from requests, after checking them against the model and the catalogue.
 
-It refuses what could never be computed, naming the field. It does not know the queue: the scheduler refuses for that.
+Requests that could never run are refused with an error that names the field. It does not know the queue: the scheduler
+refuses when that is full.
 """
 
 from collections.abc import Collection, Iterable
@@ -12,17 +13,16 @@ import numpy as np
 
 from models.decoder.decoder import DecoderConfig
 from services.errors import InvalidRequest
-from services.llm.engine.beam.item_mask import SurvivorMasks
+from services.llm.engine.beam.item_mask import ItemMasks, RankWork
 from services.llm.engine.beam.trie import Trie
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.schedule.sequence import Sequence
-from services.llm.engine.schedule.work import RankWork, TextWork, TokenMask
-from services.llm.engine.text.parameters import Sampling
+from services.llm.engine.text.parameters import SamplingParams, TextWork, TokenMask
 
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """What every request comes with. Times are on the caller's clock in seconds."""
+    """The fields that all requests have. Times are in seconds on the caller's clock."""
 
     request_id: str
     prompt_token_ids: Tokens[int]
@@ -32,9 +32,9 @@ class EngineRequest:
 
 
 class RequestBuilder:
-    """Makes the sequences of one engine, numbered in order of arrival. `trie` None: it has no catalogue.
+    """Builds the sequences of one engine, numbered in order of request. `trie` None: the engine has no catalogue.
 
-    No prompt with its text is longer than `max_tokens`, for which there are positions and memory.
+    A prompt and its text together have at most `max_tokens` tokens, for which there are positions and KV memory.
     """
 
     def __init__(self, config: EngineConfig, decoder: DecoderConfig, trie: Trie | None, max_tokens: int) -> None:
@@ -43,20 +43,20 @@ class RequestBuilder:
         self._max_positions = decoder.max_position_embeddings
         self._max_tokens = max_tokens
         self._trie = trie
-        self._masks = SurvivorMasks(trie) if trie is not None else None
+        self._masks = ItemMasks(trie) if trie is not None else None
         self._orders = count()
 
     def rank(
         self,
-        arrival: EngineRequest,
+        request: EngineRequest,
         k: int,
         allowed: np.ndarray | None,
         excluded: Tokens[int] | np.ndarray,
         beam_width: int | None,
     ) -> tuple[Sequence, int]:
-        """Make a ranking as `Engine.add_rank` describes it, and count the items among which it chooses. Raises InvalidRequest naming the field."""
+        """Return the sequence of an `Engine.add_rank` request and its number of allowed items. Raises InvalidRequest naming the field."""
         if self._trie is None or self._masks is None:
-            raise InvalidRequest("k", "this engine has no catalogue", "ask it for text")
+            raise InvalidRequest("k", "this engine has no catalogue", "send a text request")
         if k < 1:
             raise InvalidRequest("k", f"{k} is out of range", "send at least 1")
         if beam_width is not None and beam_width < 1:
@@ -64,28 +64,28 @@ class RequestBuilder:
         excluded_items = np.asarray(excluded, dtype=np.int64)
         _check_masks(allowed, excluded_items, self._trie.num_items)
         longest = min(self._max_tokens, self._max_positions - (self._trie.depth - 1))
-        sequence = self._sequence(arrival, longest_prompt=longest)
-        survivors = self._masks.of(allowed, excluded_items)
-        *inner, num_items = survivors.num_by_level
+        sequence = self._sequence(request, longest_prompt=longest)
+        item_mask = self._masks.of(allowed, excluded_items)
+        *inner, num_items = item_mask.num_by_level
         beams = beam_width or min(max(k, self._config.default_beam_width), self._config.max_beam_rows)
         sequence.num_levels = self._trie.depth
-        sequence.rows_by_level = tuple(min(beams, num_alive) for num_alive in inner)
-        sequence.work = RankWork(survivors=survivors, width_by_level=(*sequence.rows_by_level, min(k, num_items)))
+        sequence.rows_by_level = tuple(min(beams, num_nodes) for num_nodes in inner)
+        sequence.work = RankWork(item_mask=item_mask, width_by_level=(*sequence.rows_by_level, min(k, num_items)))
         return sequence, num_items
 
     def text(
         self,
-        arrival: EngineRequest,
+        request: EngineRequest,
         max_new_tokens: int,
-        sampling: Sampling,
+        sampling: SamplingParams,
         stop_token_ids: Iterable[int],
         mask: TokenMask | None,
     ) -> Sequence:
-        """Make a text as `Engine.add_text` describes it. Raises InvalidRequest naming the field."""
+        """Return the sequence of an `Engine.add_text` request. Raises InvalidRequest naming the field."""
         if max_new_tokens < 1:
             raise InvalidRequest("max_new_tokens", f"{max_new_tokens} is out of range", "send at least 1")
         self._check_tokens("logit_bias", sampling.logit_bias)
-        sequence = self._sequence(arrival, longest_prompt=self._max_tokens - 1)
+        sequence = self._sequence(request, longest_prompt=self._max_tokens - 1)
         room = self._max_tokens - len(sequence.tokens)
         if max_new_tokens > room:
             after = f"{max_new_tokens} after a prompt of {len(sequence.tokens)}"
@@ -94,18 +94,18 @@ class RequestBuilder:
         sequence.work = TextWork(sampling=sampling, stop_token_ids=frozenset(stop_token_ids), mask=mask)
         return sequence
 
-    def _sequence(self, arrival: EngineRequest, *, longest_prompt: int) -> Sequence:
-        tokens = list(arrival.prompt_token_ids)
+    def _sequence(self, request: EngineRequest, *, longest_prompt: int) -> Sequence:
+        tokens = list(request.prompt_token_ids)
         if not 1 <= len(tokens) <= longest_prompt:
             raise InvalidRequest("prompt", f"{len(tokens)} tokens long", f"send 1 to {longest_prompt}")
         self._check_tokens("prompt", tokens)
         return Sequence(
-            request_id=arrival.request_id,
+            request_id=request.request_id,
             order=next(self._orders),
             tokens=tokens,
-            priority=arrival.priority,
-            arrival_s=arrival.arrival_s,
-            deadline_s=arrival.deadline_s,
+            priority=request.priority,
+            arrival_s=request.arrival_s,
+            deadline_s=request.deadline_s,
         )
 
     def _check_tokens(self, field: str, tokens: Collection[int]) -> None:

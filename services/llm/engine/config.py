@@ -27,7 +27,7 @@ class EngineConfig:
     """What runs on a CPU. Compiled kernels are built at the first start; without a compiler torch runs, with a warning."""
     kernel_cache: Path = field(default_factory=lambda: Path.home() / ".cache" / "tailrace")
     """Where compiled kernels are kept."""
-    max_step_tokens: int = 1_024
+    max_num_batched_tokens: int = 1_024
     max_chunk_tokens: int = 512
     """What one request may prefill in one step, so that a long prompt leaves room for others."""
     max_beam_rows: int = 1_024

@@ -1,12 +1,12 @@
-"""The engine: requests go in, `step` is called until their outcomes come out. One thread, no clock, no I/O.
+"""The engine: requests are added, and `step` is called until it has returned their outcomes. One thread, no clock, no I/O.
 
-It ties the scheduler (who runs) to the runner (what is computed) and knows nothing of users, items' names, bundles on
-disk or Ray. One engine serves one version of the weights: its prefix cache is never shared across versions.
+It connects the scheduler (what runs) to the runner (how it is computed). It does not know users, item ids, bundles on disk
+or Ray. One engine serves one version of the weights: its prefix cache is never shared between versions.
 
-An asynchronous engine is one step ahead: `step` plans the next one while the device is busy, collects what that brought, starts
-the planned one, and gives the outcomes collected. So the caller tells them while the device runs. A text that will go on unless
-its next token is a stop is planned for; if it was one, it is taken out of the plan before that starts. No token is ever
-computed behind a stop, and none is told that a synchronous engine would not have told.
+An asynchronous engine runs one step ahead: `step` plans the next step while the device is busy, collects the results of the
+running step, starts the planned one and returns the collected outcomes, so that the caller handles them while the device
+runs. A text is planned before its latest token is known; if that token is a stop token, the text is removed from the plan
+before the step starts. So no token is computed after a stop token, and the results equal those of a synchronous engine.
 """
 
 from collections.abc import Iterable
@@ -21,26 +21,23 @@ from services.errors import CheckpointError
 from services.llm.engine.admission import EngineRequest, RequestBuilder
 from services.llm.engine.beam.trie import ItemCodes, Trie
 from services.llm.engine.config import EngineConfig
-from services.llm.engine.cost.cost_model import CostModel
-from services.llm.engine.cost.model_size import number_sizes
-from services.llm.engine.cost.step_cost import StepCost
+from services.llm.engine.cost.cost_model import CostModel, StepCost, number_sizes
 from services.llm.engine.forward.runner import Runner, RunningStep
 from services.llm.engine.gpu.graph_device import GraphDevice
 from services.llm.engine.gpu.graphs import CaptureProgress, GraphCounts
-from services.llm.engine.kv.block_need import BlockNeed
-from services.llm.engine.outcome import Grown, Outcome, Status
+from services.llm.engine.kv.block_table import BlockNeed
+from services.llm.engine.outcome import EngineOutcome, NewToken, Status
 from services.llm.engine.schedule.plan import StepPlan, StepSize
 from services.llm.engine.schedule.scheduler import Scheduler
 from services.llm.engine.schedule.sequence import Sequence
-from services.llm.engine.schedule.work import TextWork, TokenMask
-from services.llm.engine.text.parameters import GREEDY, Chosen, Sampling
+from services.llm.engine.text.parameters import GREEDY, SampledToken, SamplingParams, TextWork, TokenMask
 
-_NOTHING = StepSize(num_tokens=0, num_requests=0, num_beam_rows=0)
+_NOTHING = StepSize(num_batched_tokens=0, num_requests=0, num_beam_rows=0)
 
 
 @dataclass(frozen=True, slots=True)
 class _Started:
-    """A step on the device, its size and its cost."""
+    """A step that runs on the device, with its size and cost."""
 
     running: RunningStep
     size: StepSize
@@ -48,7 +45,7 @@ class _Started:
 
 
 class Engine:
-    """Ranks items of one catalogue and writes text with one decoder. `items` None makes an engine for text alone."""
+    """Ranks items of one catalogue and generates text with one decoder. `items` None: an engine for text alone."""
 
     def __init__(
         self,
@@ -59,7 +56,7 @@ class Engine:
         bundle_version: str,
         graph_device: GraphDevice | None = None,
     ) -> None:
-        """`graph_device` None: CUDA's own where the decoder is on one, none elsewhere."""
+        """`graph_device` None: CUDA graphs where the decoder is on a CUDA device, no graphs elsewhere."""
         window = decoder.config.window
         if items is not None and window is not None and window.size < len(items.level_sizes):
             raise CheckpointError(f"a sliding window of {window.size} does not hold a code of {len(items.level_sizes)}")
@@ -67,38 +64,38 @@ class Engine:
         trie = Trie(items, device) if items is not None else None
         need = BlockNeed(config, decoder.config.window_of_all)
         self.max_tokens = need.longest(decoder.config.max_position_embeddings)
-        """The longest prompt with its text that memory and positions allow."""
-        self._intake = RequestBuilder(config, decoder.config, trie, self.max_tokens)
+        """The most tokens of a prompt and its text together that KV memory and positions allow."""
+        self._builder = RequestBuilder(config, decoder.config, trie, self.max_tokens)
         self._scheduler = Scheduler(config, bundle_version, decoder.config.window_of_all)
         self._runner = Runner(decoder, config, trie, graph_device)
         sizes = number_sizes(decoder.config, decoder.head_weight_VD.element_size(), config.kv_kind, config.weight_kind)
         self._costs = CostModel(decoder.config, sizes, items.level_sizes if items is not None else ())
         self._is_asynchronous = device.type == "cuda" if config.is_asynchronous is None else config.is_asynchronous
         self._started: _Started | None = None
-        self._ended: list[Outcome] = []
+        self._ended: list[EngineOutcome] = []
         self.last_step = _NOTHING
         self.last_cost: StepCost | None = None
-        """What the last collected step moved and computed at least; None if there was none."""
-        self.grown: list[Grown] = []
-        """The tokens that the last collected step brought, for whoever wants them before the end."""
+        """The roofline cost of the last collected step; None if there was none."""
+        self.new_tokens: list[NewToken] = []
+        """The text tokens of the last collected step, for streaming."""
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` has anything to do or to tell."""
+        """Whether `step` has anything to run or to return."""
         return bool(self._ended or self._started or self._scheduler.num_running or self._scheduler.num_waiting)
 
     @property
     def is_ahead(self) -> bool:
-        """Whether a step is running that no call of `step` has told of."""
+        """Whether a step is running whose results no call of `step` has returned."""
         return self._started is not None
 
     @property
     def graph_counts(self) -> GraphCounts:
-        """Shapes recorded in service, and decode or beam steps run without a recording: both stay 0 after `warm_up`."""
+        """Graphs captured after warm-up, and decode or beam steps that ran without a graph: both stay 0 after `warm_up`."""
         return self._runner.graph_counts
 
     def warm_up(self, progress: CaptureProgress = lambda done, total: None) -> None:
-        """Record every shape of decode and beam steps, where there are graphs. Takes minutes for a large model."""
+        """Capture the graphs of all shapes of decode and beam steps, if graphs are used. Takes minutes for a large model."""
         self._runner.warm_up(progress)
 
     def add_rank(
@@ -114,19 +111,29 @@ class Engine:
         now_s: float = 0.0,
         deadline_s: float | None = None,
     ) -> None:
-        """Ask for the k best items after this prompt, among `allowed` (num_items,) bool, None for all, without those `excluded`.
+        """Add a request for the k best items after a prompt. A later `step` returns its outcome, also when no item is allowed.
 
-        What repeats between requests (filters) belongs in `allowed`, what does not (items seen) in `excluded`: the work for a
-        mask is done once and costs in proportion to the catalogue, an item left out costs for itself alone.
+        Args:
+            request_id: Unique among the requests in flight.
+            prompt_token_ids: At least one token.
+            k: Number of items.
+            allowed: (num_items,) bool, None for all. For filters, which repeat between requests: a mask costs in proportion
+                to the catalogue and is cached.
+            excluded: Item indices, in any order. For seen items, which do not repeat: the cost is that of the excluded items.
+            beam_width: Used for codes of depth 2 and more. None means k, at least the configured default and at most
+                the beam rows of a step.
+            priority: Lower goes first.
+            now_s: The caller's clock.
+            deadline_s: On the same clock; None for none.
 
-        `beam_width` matters for codes of depth 2 and more; None means k, at least the configured default and at most
-        what a step runs. Lower `priority` goes first. The outcome comes from a later `step`, also when nothing is
-        allowed. Raises InvalidRequest for what could never run and Overloaded when the queue is full.
+        Raises:
+            InvalidRequest: The request could never run; names the field.
+            Overloaded: The queue is full.
         """
-        arrival = EngineRequest(request_id, prompt_token_ids, priority, now_s, deadline_s)
-        sequence, num_survivors = self._intake.rank(arrival, k, allowed, excluded, beam_width)
+        request = EngineRequest(request_id, prompt_token_ids, priority, now_s, deadline_s)
+        sequence, num_allowed = self._builder.rank(request, k, allowed, excluded, beam_width)
         self._scheduler.add(sequence)
-        if not num_survivors:
+        if not num_allowed:
             self._end(sequence, Status.DONE)
 
     def add_text(
@@ -135,7 +142,7 @@ class Engine:
         prompt_token_ids: Tokens[int],
         *,
         max_new_tokens: int,
-        sampling: Sampling = GREEDY,
+        sampling: SamplingParams = GREEDY,
         stop_token_ids: Iterable[int] = (),
         mask: TokenMask | None = None,
         after: str | None = None,
@@ -143,22 +150,34 @@ class Engine:
         now_s: float = 0.0,
         deadline_s: float | None = None,
     ) -> None:
-        """Ask for up to `max_new_tokens` tokens after this prompt; a stop token is the last one given.
+        """Add a request for up to `max_new_tokens` tokens after a prompt; a stop token is the last one returned.
 
-        `after` names a request in flight with the same prompt: this one waits until that one's prompt is computed, and
-        takes it from the cache.
+        Args:
+            request_id: Unique among the requests in flight.
+            prompt_token_ids: At least one token.
+            max_new_tokens: At least 1; prompt and new tokens together at most `max_tokens`.
+            sampling: How tokens are sampled.
+            stop_token_ids: Tokens that end the text.
+            mask: A grammar that the text must follow; None for none.
+            after: The id of a request in flight with the same prompt: this one waits until that prompt is computed and takes
+                it from the prefix cache.
+            priority: Lower goes first.
+            now_s: The caller's clock.
+            deadline_s: On the same clock; None for none.
 
-        Raises InvalidRequest for what could never run and Overloaded when the queue is full.
+        Raises:
+            InvalidRequest: The request could never run; names the field.
+            Overloaded: The queue is full.
         """
-        arrival = EngineRequest(request_id, prompt_token_ids, priority, now_s, deadline_s)
-        sequence = self._intake.text(arrival, max_new_tokens, sampling, stop_token_ids, mask)
+        request = EngineRequest(request_id, prompt_token_ids, priority, now_s, deadline_s)
+        sequence = self._builder.text(request, max_new_tokens, sampling, stop_token_ids, mask)
         sequence.leader = self._scheduler.find(after) if after is not None else None
         self._scheduler.add(sequence)
 
     def cancel(self, request_id: str, status: Status = Status.CANCELLED) -> bool:
-        """End a request now, its blocks free at once; its outcome comes from the next step. False if it is not in flight.
+        """End a request now and free its blocks; the next step returns its outcome. Returns False if it is not in flight.
 
-        `status` is DONE where the caller has all that it wanted: a text that reached a stop string.
+        `status` is DONE where the caller needs no more of it: a text that reached a stop string.
         """
         sequence = self._scheduler.find(request_id)
         if sequence is None:
@@ -166,12 +185,12 @@ class Engine:
         self._end(sequence, status)
         return True
 
-    def step(self, now_s: float) -> list[Outcome]:
-        """Run one step and give the outcomes of all requests that ended since the last one.
+    def step(self, now_s: float) -> list[EngineOutcome]:
+        """Run one step and return the outcomes of all requests that ended since the last call.
 
-        An asynchronous engine gives those of the step before and has the new one running when it returns.
+        An asynchronous engine returns the outcomes of the previous step, with the new step running.
         """
-        self.last_step, self.last_cost, self.grown = _NOTHING, None, []
+        self.last_step, self.last_cost, self.new_tokens = _NOTHING, None, []
         plan = self._scheduler.schedule(now_s)
         for sequence in plan.late:
             self._end(sequence, Status.LATE)
@@ -183,7 +202,7 @@ class Engine:
         return ended
 
     def load(self) -> EngineLoad:
-        """Tell how busy the engine is."""
+        """Return the engine's load."""
         scheduler = self._scheduler
         return EngineLoad(
             num_running=scheduler.num_running,
@@ -192,19 +211,19 @@ class Engine:
         )
 
     def check_integrity(self) -> None:
-        """Prove that no block is lost or shared by mistake. For tests."""
+        """Assert that no block is lost or shared by mistake. For tests."""
         self._scheduler.check_integrity()
 
     def _start(self, plan: StepPlan) -> None:
         if plan.is_empty:
             return
         running = self._runner.submit(plan)
-        size = StepSize(plan.num_tokens, plan.num_requests, plan.num_beam_rows)
+        size = StepSize(plan.num_batched_tokens, plan.num_requests, plan.num_beam_rows)
         self._started = _Started(running, size, self._costs.of(plan))
         self._scheduler.advance(plan)
 
     def _collect(self) -> None:
-        """Wait for the step that runs, if one does. What was cancelled or late meanwhile gets nothing of it."""
+        """Wait for the running step, if any. Results of requests that ended meanwhile are dropped."""
         if self._started is None:
             return
         started, self._started = self._started, None
@@ -213,22 +232,22 @@ class Engine:
         for sequence, items, scores in result.rankings:
             if not sequence.has_ended:
                 self._end(sequence, Status.DONE, items, scores)
-        for sequence, chosen in result.tokens:
+        for sequence, sampled in result.tokens:
             if not sequence.has_ended:
-                self._grow(sequence, chosen)
+                self._append(sequence, sampled)
 
-    def _grow(self, sequence: Sequence, chosen: Chosen) -> None:
-        assert isinstance(sequence.work, TextWork), "only text grows"
-        sequence.take(chosen)
-        self.grown.append(Grown(sequence.request_id, chosen, sequence.num_cached, sequence.arrival_s))
+    def _append(self, sequence: Sequence, sampled: SampledToken) -> None:
+        assert isinstance(sequence.work, TextWork), "only text gets tokens"
+        sequence.append_token(sampled)
+        self.new_tokens.append(NewToken(sequence.request_id, sampled, sequence.num_cached_tokens, sequence.arrival_s))
         if sequence.work.mask is not None:
-            sequence.work.mask.take(chosen.token_id)
-        if chosen.token_id in sequence.work.stop_token_ids:
+            sequence.work.mask.take(sampled.token_id)
+        if sampled.token_id in sequence.work.stop_token_ids:
             self._end(sequence, Status.DONE)
-        elif sequence.is_spent:
+        elif sequence.is_fully_scheduled:
             self._end(sequence, Status.LENGTH)
 
     def _end(self, sequence: Sequence, status: Status, *ranking: np.ndarray) -> None:
-        """Free what a sequence holds and note its outcome; `ranking`: the items and scores of a ranking that is done."""
+        """Free the blocks of a sequence and add its outcome. `ranking`: items and scores of a ranking that is done."""
         self._scheduler.finish(sequence)
-        self._ended.append(Outcome.of(sequence, status, *ranking))
+        self._ended.append(EngineOutcome.of(sequence, status, *ranking))

@@ -1,4 +1,4 @@
-"""How a request ended. Every request that was added gets exactly one outcome."""
+"""The end of a request. Every request that was added gets exactly one outcome."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -6,7 +6,7 @@ from enum import StrEnum
 import numpy as np
 
 from services.llm.engine.schedule.sequence import Sequence
-from services.llm.engine.text.parameters import Chosen
+from services.llm.engine.text.parameters import SampledToken
 
 _NO_ITEMS = np.zeros(0, dtype=np.int64)
 _NO_SCORES = np.zeros(0, dtype=np.float32)
@@ -22,28 +22,28 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Grown:
-    """A text request went on by a token; `num_cached_tokens` of its prompt were found cached when it began."""
+class NewToken:
+    """A text request got a token; `num_cached_tokens` of its prompt came from the prefix cache."""
 
     request_id: str
-    chosen: Chosen
+    sampled: SampledToken
     num_cached_tokens: int
     arrival_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Outcome:
-    """The end of one request. `item_indices` (n,) int64 and `scores` (n,) float32, best first, are empty unless it was a finished ranking.
+class EngineOutcome:
+    """The end of one request. `item_indices` (n,) int64 and `scores` (n,) float32, best first, are empty unless a ranking is done.
 
-    Scores are natural log-probabilities. `chosen` are the generated tokens of a text. Times are on the clock that `add_*` and
-    `step` were given; `started_s` is None for what never ran, `decoding_s` (when the prompt was done) for what ended with its prompt.
+    Scores are natural log-probabilities. `tokens` are the generated tokens of a text. Times are on the clock of the
+    caller's `now_s`; `started_s` is None for a request that never ran, `decoding_s` (when the prompt was computed) for one that ended with its prompt.
     """
 
     request_id: str
     status: Status
     item_indices: np.ndarray
     scores: np.ndarray
-    chosen: tuple[Chosen, ...]
+    tokens: tuple[SampledToken, ...]
     num_prompt_tokens: int
     num_cached_tokens: int
     arrival_s: float
@@ -55,21 +55,21 @@ class Outcome:
     @property
     def token_ids(self) -> tuple[int, ...]:
         """The generated tokens, a stop token included."""
-        return tuple(chosen.token_id for chosen in self.chosen)
+        return tuple(token.token_id for token in self.tokens)
 
     @classmethod
     def of(
         cls, sequence: Sequence, status: Status, items: np.ndarray = _NO_ITEMS, scores: np.ndarray = _NO_SCORES
-    ) -> "Outcome":
-        """Sum up a sequence that ends now."""
+    ) -> "EngineOutcome":
+        """Return the outcome of a sequence that ends now."""
         return cls(
             request_id=sequence.request_id,
             status=status,
             item_indices=items,
             scores=scores,
-            chosen=tuple(sequence.chosen),
+            tokens=tuple(sequence.generated),
             num_prompt_tokens=sequence.num_prompt_tokens,
-            num_cached_tokens=sequence.num_cached,
+            num_cached_tokens=sequence.num_cached_tokens,
             arrival_s=sequence.arrival_s,
             started_s=sequence.started_s,
             decoding_s=sequence.decoding_s,

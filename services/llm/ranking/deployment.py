@@ -21,9 +21,8 @@ from services.llm.engine.outcome import Status
 from services.llm.ranking.bundle_watch import BundleWatch
 from services.llm.ranking.model import LoadedBundle, load_bundle
 from services.llm.serving.engine_thread import EngineThread
-from services.llm.serving.metrics import EngineReport
+from services.llm.serving.metrics import EngineStepMetrics, record_spans
 from services.llm.serving.reply import Reply, refusal_of
-from services.llm.serving.spans import tell
 from services.observability.metrics import EngineMetrics, ProcessMetrics, configure_logging
 from services.observability.tracing import note, note_failure, open_tracing
 from services.settings.settings import Settings
@@ -68,8 +67,8 @@ class LlmDeployment:
             if request.bundle_version != serving.bundle.version:
                 raise BundleMismatch(request.bundle_version, serving.bundle.version)
             deadline_s = time.monotonic() + request.deadline_unix_s - time.time()
-            ended = await serving.thread.ask(serving.bundle.ask_for(request, deadline_s))
-            tell(ended)
+            ended = await serving.thread.run_request(serving.bundle.engine_call(request, deadline_s))
+            record_spans(ended)
             if ended.outcome.status is not Status.DONE:
                 raise DeadlineExceeded("llm")
             return serving.bundle.result_of(ended)
@@ -91,8 +90,8 @@ class LlmDeployment:
             self._metrics.replicas.labels(self._version).set(0)
         self._version = bundle.version
         self._metrics.replicas.labels(bundle.version).set(1)
-        report = EngineReport(self._metrics, bundle.engine, _MODEL_NAME, self._limits)
-        return EngineThread(bundle.engine, self._settings.llm_threads, report.step)
+        report = EngineStepMetrics(self._metrics, bundle.engine, _MODEL_NAME, self._limits)
+        return EngineThread(bundle.engine, self._settings.llm_threads, report.record)
 
 
 def engine_config(settings: Settings) -> EngineConfig:
@@ -101,7 +100,7 @@ def engine_config(settings: Settings) -> EngineConfig:
         block_tokens=settings.kv_block_tokens,
         num_blocks=settings.kv_num_blocks,
         kv_kind=settings.kv_kind,
-        max_step_tokens=settings.max_step_tokens,
+        max_num_batched_tokens=settings.max_step_tokens,
         max_beam_rows=settings.max_beam_rows,
         max_running=settings.max_running,
         max_waiting=settings.max_waiting,

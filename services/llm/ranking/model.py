@@ -20,8 +20,8 @@ from services.errors import BundleCorrupt, Overloaded
 from services.llm.engine.beam.trie import ItemCodes
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
-from services.llm.serving.engine_thread import Ask
-from services.llm.serving.stream import Ended
+from services.llm.serving.engine_thread import AddRequest
+from services.llm.serving.streams import Ended
 
 _WARM_UP_K = 10
 
@@ -36,15 +36,15 @@ class LoadedBundle:
     max_items: int
     stride: int
 
-    def ask_for(self, request: RankRequest, deadline_s: float) -> Ask:
-        """Turn a request into what the engine is asked. `deadline_s` is on the engine's clock. Items unknown here are left out."""
+    def engine_call(self, request: RankRequest, deadline_s: float) -> AddRequest:
+        """Return the function that adds this request to the engine. `deadline_s` is on the engine's clock. Items not in the catalogue are ignored."""
         history = self.catalogue.indices(request.history_item_ids)
         prompt = prompt_tokens(self.catalogue, history, self.max_items, self.stride)
         is_filtered = request.filters != Filters()
         allowed = self.catalogue.allowed(request.filters, ()) if is_filtered else None
         excluded = self.catalogue.indices(request.excluded_item_ids)
 
-        def ask(engine: Engine, request_id: str, now_s: float) -> None:
+        def add(engine: Engine, request_id: str, now_s: float) -> None:
             engine.add_rank(
                 request_id,
                 prompt,
@@ -56,7 +56,7 @@ class LoadedBundle:
                 deadline_s=deadline_s,
             )
 
-        return ask
+        return add
 
     def result_of(self, ended: Ended) -> RankResult:
         """Turn a finished ranking into item ids."""

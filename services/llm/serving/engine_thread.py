@@ -1,11 +1,12 @@
-"""The one thread that owns an engine: asyncio callers put requests in, it steps, and their streams get the news.
+"""The thread that owns an engine: asyncio callers add requests, the thread steps the engine and delivers results to their streams.
 
-The engine is touched by this thread alone. A caller that goes away, by an error or by being cancelled, cancels its requests
-in the engine before the next step. If the engine fails, every caller is told and the thread ends: `failure` says why.
+Only this thread touches the engine. When a caller leaves, by an error or by cancellation, its requests are cancelled in the
+engine before the next step. If the engine fails, every stream ends with an error and the thread ends; `failure` holds the cause.
 """
 
 import threading
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,36 +17,36 @@ import torch
 from services.contracts.rank import EngineLoad
 from services.errors import DependencyAway, TailraceError
 from services.llm.engine.engine import Engine
-from services.llm.engine.outcome import Grown, Status
-from services.llm.serving.inbox import Inbox
-from services.llm.serving.open_streams import OpenStreams
-from services.llm.serving.stream import Ended, EngineStream
+from services.llm.engine.outcome import NewToken, Status
+from services.llm.serving.streams import Ended, EngineStream, OpenStreams
 
 _RETRY_AFTER_S = 1.0
 
-Ask = Callable[[Engine, str, float], None]
-"""Adds a request to the engine: (engine, request id, monotonic seconds at which it was asked)."""
+AddRequest = Callable[[Engine, str, float], None]
+"""Adds a request to the engine: (engine, request id, monotonic seconds of the request's arrival)."""
 
-AskAll = Callable[[Engine, Sequence[str], float], None]
-"""Adds a request to the engine under each of the given ids, or raises: then none of them counts."""
+AddRequests = Callable[[Engine, Sequence[str], float], None]
+"""Adds a request to the engine under each of the given ids, or raises: then none of them is added."""
+
+Command = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """What a step brought, the load after it, and the monotonic seconds at which it began and ended.
+    """The results of a step, the load after it, and the monotonic seconds at which it began and ended.
 
-    A step that was started by the call before began when that one returned.
+    A step that the previous call started began when that call returned.
     """
 
     load: EngineLoad
-    grown: Sequence[Grown]
+    new_tokens: Sequence[NewToken]
     ended: Sequence[Ended]
     began_s: float
     finished_s: float
 
 
 class EngineThread:
-    """Runs one engine until stopped. `on_step` is told of each step, in this thread."""
+    """Runs one engine until stopped. `on_step` is called after each step, in this thread."""
 
     def __init__(self, engine: Engine, num_threads: int, on_step: Callable[[Stepped], None]) -> None:
         self._engine = engine
@@ -64,37 +65,37 @@ class EngineThread:
         """Whether the thread still runs."""
         return self._thread.is_alive()
 
-    async def ask(self, ask: Ask) -> Ended:
-        """Have a request added and wait for its end. Raises what the engine refuses with, DependencyAway if it broke."""
-        async with self.open(1, lambda engine, request_ids, now_s: ask(engine, request_ids[0], now_s)) as stream:
+    async def run_request(self, add: AddRequest) -> Ended:
+        """Add a request and wait for its end. Raises the engine's refusal, DependencyAway if the engine failed."""
+        async with self.open_stream(1, lambda engine, request_ids, now_s: add(engine, request_ids[0], now_s)) as stream:
             while True:
-                for news in await stream.take():
-                    if isinstance(news, Ended):
-                        return news
+                for item in await stream.take():
+                    if isinstance(item, Ended):
+                        return item
 
     @asynccontextmanager
-    async def open(self, num_requests: int, ask: AskAll) -> AsyncIterator[EngineStream]:
-        """Have requests added and give the stream of their news; what has not ended on leaving is cancelled.
+    async def open_stream(self, num_requests: int, add: AddRequests) -> AsyncIterator[EngineStream]:
+        """Add requests and yield the stream of their results; requests that have not ended on exit are cancelled.
 
-        Raises DependencyAway when the engine broke or was stopped; what it refuses with comes from the stream.
+        Raises DependencyAway when the engine failed or was stopped; the stream raises the engine's refusals.
         """
-        number, asked_s = next(self._ids), time.monotonic()
-        stream = EngineStream(tuple(f"{number}.{place}" for place in range(num_requests)))
-        self._streams.enter(stream)
+        number, arrival_s = next(self._ids), time.monotonic()
+        stream = EngineStream(tuple(f"{number}.{index}" for index in range(num_requests)))
+        self._streams.add(stream)
         try:
-            if not self._inbox.put(lambda: self._add(stream, ask, asked_s)):
+            if not self._inbox.put(lambda: self._add(stream, add, arrival_s)):
                 raise DependencyAway("the engine", _RETRY_AFTER_S) from self.failure
             yield stream
         finally:
-            if left := self._streams.leave(stream):
-                self._inbox.put(lambda: self._cancel(left))
+            if unfinished := self._streams.remove(stream):
+                self._inbox.put(lambda: self._cancel(unfinished))
 
     def finish(self, request_id: str) -> None:
-        """End a request whose caller has all that it wanted; it counts as done. Does not wait."""
+        """End a request whose caller needs no more of it; its status is DONE. Does not wait."""
         self._inbox.put(lambda: self._engine.cancel(request_id, Status.DONE))
 
     def stop(self) -> None:
-        """Let what is in flight finish, then end the thread. Does not wait."""
+        """End the thread after all requests in flight have finished. Does not wait."""
         self._inbox.stop()
 
     def join(self, timeout_s: float) -> None:
@@ -105,17 +106,14 @@ class EngineThread:
         torch.set_num_threads(self._num_threads)
         try:
             while not self._inbox.close_if_done(has_work=self._engine.has_work):
-                self._turn()
-        except BaseException as error:  # noqa: BLE001 - whatever broke the engine, its callers must hear of it
+                for command in self._inbox.take(waits=not self._engine.has_work):
+                    command()
+                if self._engine.has_work:
+                    self._step()
+        except BaseException as error:  # noqa: BLE001 - whatever failed, every caller must get an answer
             self.failure = error
             self._inbox.close()
             self._streams.fail_all(DependencyAway("the engine", _RETRY_AFTER_S))
-
-    def _turn(self) -> None:
-        for command in self._inbox.take(waits=not self._engine.has_work):
-            command()
-        if self._engine.has_work:
-            self._step()
 
     def _step(self) -> None:
         called_s = time.monotonic()
@@ -124,13 +122,13 @@ class EngineThread:
         load, now_s = self._engine.load(), time.monotonic()
         self._returned_s = now_s
         ended = [Ended(outcome, now_s, load) for outcome in outcomes]
-        stepped = Stepped(load, self._engine.grown, ended, began_s, now_s)
-        self._streams.tell(stepped.grown, ended)
+        stepped = Stepped(load, self._engine.new_tokens, ended, began_s, now_s)
+        self._streams.deliver(stepped.new_tokens, ended)
         self._on_step(stepped)
 
-    def _add(self, stream: EngineStream, ask: AskAll, asked_s: float) -> None:
+    def _add(self, stream: EngineStream, add: AddRequests, arrival_s: float) -> None:
         try:
-            ask(self._engine, stream.request_ids, asked_s)
+            add(self._engine, stream.request_ids, arrival_s)
         except TailraceError as error:
             self._cancel(stream.request_ids)
             self._streams.fail(stream, error)
@@ -138,3 +136,51 @@ class EngineThread:
     def _cancel(self, request_ids: Sequence[str]) -> None:
         for request_id in request_ids:
             self._engine.cancel(request_id)
+
+
+class Inbox:
+    """Commands from any thread, in order, for the thread that owns the engine. A command is either taken, or refused once it is closed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards the next three
+        self._commands: deque[Command] = deque()
+        self._stopping = False
+        self._closed = False
+        self._wake_up = threading.Event()
+
+    def put(self, command: Command) -> bool:
+        """Add a command and wake the owner. Returns False, and drops the command, if the inbox is closed."""
+        with self._lock:
+            if self._closed:
+                return False
+            self._commands.append(command)
+        self._wake_up.set()
+        return True
+
+    def take(self, *, waits: bool) -> tuple[Command, ...]:
+        """Return all commands; with `waits`, first sleep until there is one or `stop` is called."""
+        if waits:
+            self._wake_up.wait()
+        self._wake_up.clear()
+        with self._lock:
+            commands = tuple(self._commands)
+            self._commands.clear()
+        return commands
+
+    def stop(self) -> None:
+        """Request that the owner closes the inbox when all work is done."""
+        with self._lock:
+            self._stopping = True
+        self._wake_up.set()
+
+    def close_if_done(self, *, has_work: bool) -> bool:
+        """Close the inbox if `stop` was called and neither commands nor other work are left. Returns whether it is closed."""
+        with self._lock:
+            self._closed = self._stopping and not self._commands and not has_work
+            return self._closed
+
+    def close(self) -> None:
+        """Refuse all further commands and drop those not taken."""
+        with self._lock:
+            self._closed = True
+            self._commands.clear()

@@ -1,19 +1,25 @@
-"""Turns what each step brought into the engine's metrics. Runs in the engine's thread, so it observes and computes nothing else."""
+"""Records the engine's metrics after each step, and the spans of a request after its end: queue, prefill and decode.
+
+`EngineStepMetrics` runs in the engine's thread, so it only counts and observes. The engine itself does no tracing: spans are
+made afterwards from the times in the outcome.
+"""
 
 from collections.abc import Sequence
 
-from services.llm.engine.cost.step_cost import Limits, StepKind
+from services.llm.engine.cost.cost_model import StepKind
+from services.llm.engine.cost.machine_limits import MachineLimits
 from services.llm.engine.engine import Engine
-from services.llm.engine.outcome import Grown
+from services.llm.engine.outcome import NewToken
 from services.llm.serving.engine_thread import Stepped
-from services.llm.serving.stream import Ended
+from services.llm.serving.streams import Ended
 from services.observability.metrics import EngineMetrics
+from services.observability.tracing import note, past_span
 
 
-class EngineReport:
-    """The metrics of one engine, which callers know by the name of its model."""
+class EngineStepMetrics:
+    """Records the metrics of one engine under the name of its model."""
 
-    def __init__(self, metrics: EngineMetrics, engine: Engine, model_name: str, limits: Limits) -> None:
+    def __init__(self, metrics: EngineMetrics, engine: Engine, model_name: str, limits: MachineLimits) -> None:
         self._metrics = metrics
         self._engine = engine
         self._name = model_name
@@ -28,25 +34,25 @@ class EngineReport:
         metrics.memory_limit.labels(model_name).set(limits.bytes_per_s)
         metrics.compute_limit.labels(model_name).set(limits.flops_per_s)
 
-    def step(self, stepped: Stepped) -> None:
-        """Count a step, its tokens and what ended in it."""
+    def record(self, stepped: Stepped) -> None:
+        """Record a step, its tokens and the requests that ended in it."""
         metrics, name, size = self._metrics, self._name, self._engine.last_step
         if size.num_requests:
-            metrics.step_tokens.labels(name).observe(size.num_tokens)
+            metrics.step_tokens.labels(name).observe(size.num_batched_tokens)
             metrics.batch_size.labels(name).observe(size.num_requests)
             metrics.beam_rows.labels(name).inc(size.num_beam_rows)
-            self._cost(stepped.finished_s - stepped.began_s)
-        self._graphs()
+            self._record_cost(stepped.finished_s - stepped.began_s)
+        self._record_graphs()
         metrics.running.labels(name).set(stepped.load.num_running)
         metrics.waiting.labels(name).set(stepped.load.num_waiting)
         metrics.kv_cache_usage.labels(name).set(stepped.load.kv_cache_usage)
-        if stepped.grown:
-            metrics.generation_tokens.labels(name).inc(len(stepped.grown))
-            self._gaps(stepped.grown, stepped.finished_s)
+        if stepped.new_tokens:
+            metrics.generation_tokens.labels(name).inc(len(stepped.new_tokens))
+            self._record_token_times(stepped.new_tokens, stepped.finished_s)
         for end in stepped.ended:
-            self._end(end)
+            self._record_end(end)
 
-    def _cost(self, seconds: float) -> None:
+    def _record_cost(self, seconds: float) -> None:
         cost = self._engine.last_cost
         if cost is not None:
             labels = (self._name, cost.kind.value)
@@ -54,23 +60,23 @@ class EngineReport:
             self._metrics.step_bytes.labels(*labels).inc(cost.num_bytes)
             self._metrics.step_flops.labels(*labels).inc(cost.flops)
 
-    def _graphs(self) -> None:
+    def _record_graphs(self) -> None:
         counts = self._engine.graph_counts
         self._metrics.late_captures.labels(self._name).inc(counts.late_captures - self._num_late)
         self._metrics.eager_fallbacks.labels(self._name).inc(counts.eager_fallbacks - self._num_eager)
         self._num_late, self._num_eager = counts.late_captures, counts.eager_fallbacks
 
-    def _gaps(self, grown: Sequence[Grown], now_s: float) -> None:
+    def _record_token_times(self, new_tokens: Sequence[NewToken], now_s: float) -> None:
         gap_seconds = self._metrics.inter_token_seconds.labels(self._name)
-        for one in grown:
-            before_s = self._last_token_s.get(one.request_id)
+        for token in new_tokens:
+            before_s = self._last_token_s.get(token.request_id)
             if before_s is None:
-                self._metrics.first_token_seconds.labels(self._name).observe(now_s - one.arrival_s)
+                self._metrics.first_token_seconds.labels(self._name).observe(now_s - token.arrival_s)
             else:
                 gap_seconds.observe(now_s - before_s)
-            self._last_token_s[one.request_id] = now_s
+            self._last_token_s[token.request_id] = now_s
 
-    def _end(self, end: Ended) -> None:
+    def _record_end(self, end: Ended) -> None:
         metrics, name, outcome = self._metrics, self._name, end.outcome
         self._last_token_s.pop(outcome.request_id, None)
         metrics.finished.labels(name, outcome.status.value).inc()
@@ -85,3 +91,22 @@ class EngineReport:
         metrics.inference_seconds.labels(name).observe(end.finished_s - end.started_s)
         metrics.prefill_seconds.labels(name).observe(end.decoding_s - end.started_s)
         metrics.decode_seconds.labels(name).observe(end.finished_s - end.decoding_s)
+
+
+def record_spans(ended: Ended) -> None:
+    """Add the spans of an ended request below the open span, and its counts to that span. No effect where nothing is traced."""
+    outcome = ended.outcome
+    note(
+        {
+            "gen_ai.usage.input_tokens": outcome.num_prompt_tokens,
+            "gen_ai.usage.cache_read.input_tokens": outcome.num_cached_tokens,
+            "tailrace.engine.steps": outcome.num_steps,
+            "tailrace.engine.finish_reason": outcome.status.value,
+        }
+    )
+    past_span("queue", outcome.arrival_s, ended.started_s)
+    if outcome.started_s is not None:
+        num_computed = outcome.num_prompt_tokens - outcome.num_cached_tokens
+        past_span("prefill", ended.started_s, ended.decoding_s, {"tailrace.engine.computed_tokens": num_computed})
+    if outcome.decoding_s is not None:
+        past_span("decode", ended.decoding_s, ended.finished_s)

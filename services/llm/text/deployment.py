@@ -23,10 +23,10 @@ from services.llm.engine.config import EngineConfig
 from services.llm.engine.cost.machine_limits import measure_limits
 from services.llm.ranking.deployment import engine_config, replica_options
 from services.llm.serving.engine_thread import EngineThread
-from services.llm.serving.metrics import EngineReport
+from services.llm.serving.metrics import EngineStepMetrics
 from services.llm.serving.reply import Refusal, refusal_of
 from services.llm.text.checkpoint import checkpoint_folder
-from services.llm.text.generate import Events, write
+from services.llm.text.generate import Events, generate
 from services.llm.text.model import LoadedText, RequestLimits, load_text
 from services.observability.metrics import EngineMetrics, ProcessMetrics, configure_logging
 from services.observability.tracing import note, note_failure, open_tracing
@@ -53,8 +53,8 @@ class TextDeployment:
         name = self._text.model.name
         metrics.cache_config.labels(name, str(config.block_tokens), str(config.num_blocks)).set(1)
         limits = measure_limits(torch.device(settings.llm_device), getattr(torch, settings.text_dtype))
-        report = EngineReport(metrics, self._text.engine, name, limits)
-        self._thread = EngineThread(self._text.engine, settings.text_threads, report.step)
+        report = EngineStepMetrics(metrics, self._text.engine, name, limits)
+        self._thread = EngineThread(self._text.engine, settings.text_threads, report.record)
         gc.collect()
         gc.freeze()  # what lives now lives on; collections of it would only be pauses
 
@@ -89,7 +89,7 @@ class TextDeployment:
             given_s = request.deadline_unix_s - time.time()
         plan = await asyncio.to_thread(self._text.plan, request, time.monotonic() + given_s)
         next_s = 0.0
-        async with aclosing(write(plan, self._thread, in_pieces=request.in_pieces)) as batches:
+        async with aclosing(generate(plan, self._thread, in_pieces=request.in_pieces)) as batches:
             async for events in batches:
                 yield events
                 next_s = max(next_s, time.monotonic()) + _MESSAGE_S * self._num_open

@@ -1,37 +1,128 @@
-"""Writes one request: the engine's tokens into events for its caller, as batches of what came together.
+"""Generates one request's text: the engine's tokens become pieces of text and events for the caller.
 
-A choice that reaches a stop string ends in the engine at once. Leaving early, for whatever reason, cancels what is left.
+Text is complete UTF-8: bytes that may begin a character are held back until the rest arrives, and so is text that may begin
+a stop string. A choice that reaches a stop string ends in the engine at once. Closing the generator cancels what is left.
 """
 
-from collections.abc import AsyncGenerator, Sequence
+import codecs
+from collections.abc import AsyncGenerator, Collection, Sequence
+from dataclasses import dataclass, replace
 
-from services.contracts.text import FinishReason, TextBegan, TextDone, TextEvent
+from services.contracts.text import FinishReason, TextBegan, TextDone, TextEvent, TextPiece, TokenLogprob
 from services.errors import DeadlineExceeded, InvalidRequest
-from services.llm.engine.outcome import Grown, Status
-from services.llm.serving.engine_thread import EngineThread
-from services.llm.serving.stream import Ended
-from services.llm.text.model import TextPlan
+from services.llm.engine.outcome import NewToken, Status
+from services.llm.engine.text.parameters import SampledToken
+from services.llm.serving.engine_thread import AddRequests, EngineThread
+from services.llm.serving.streams import Ended
+from services.llm.text.guided_decoding import JsonMask
+from services.llm.text.stop_strings import StopStrings
+from services.llm.text.tokenizer import TextTokenizer
 
 _REASONS = {Status.DONE: FinishReason.STOP, Status.LENGTH: FinishReason.LENGTH, Status.LATE: FinishReason.DEADLINE}
 
 Events = tuple[TextEvent, ...]
 
 
-async def write(plan: TextPlan, thread: EngineThread, *, in_pieces: bool) -> AsyncGenerator[Events, None]:
-    """Return the events of a request, in batches that are never empty.
+class TextChoice:
+    """Choice `index` of a request. Stop tokens end it and are not shown; `finish_reason` is None until it ends."""
 
-    Raises what the engine refuses with, DeadlineExceeded where not one token came in time, InvalidRequest where a schema
-    turned out too complex, DependencyAway when the engine breaks.
+    def __init__(
+        self, index: int, tokenizer: TextTokenizer, *, stop: Collection[str], stop_token_ids: Collection[int]
+    ) -> None:
+        self.index = index
+        self.num_tokens = 0
+        self.finish_reason: FinishReason | None = None
+        self._tokenizer = tokenizer
+        self._stop_token_ids = stop_token_ids
+        self._stops = StopStrings(tuple(stop))
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._num_decoded = 0
+        self._text = ""
+        self._logprobs: list[TokenLogprob] = []
+        self._num_tokens_sent = 0
+        self._has_sent_end = False
+
+    def append(self, sampled: SampledToken) -> bool:
+        """Append a token and return whether it completed a stop string. Tokens after the end are ignored."""
+        if self.finish_reason is not None:
+            return False
+        self.num_tokens += 1
+        if sampled.token_id in self._stop_token_ids:
+            return False
+        if sampled.logprob is not None:
+            self._logprobs.append(self._logprob_of(sampled))
+        text = self._decoder.decode(self._tokenizer.shown_bytes(sampled.token_id))
+        self._num_decoded += len(text)
+        self._show(text)
+        return self._stops.has_stopped
+
+    def end(self, reason: FinishReason) -> None:
+        """End the choice, unless a stop string has ended it already, and release the text that was held back."""
+        if self.finish_reason is None:
+            self._show(self._decoder.decode(b"", final=True))
+        if self.finish_reason is None:
+            self._text += self._stops.flush()
+            self.finish_reason = reason
+
+    def take_piece(self) -> TextPiece | None:
+        """Return what is new since the last call; None where a caller would see no difference."""
+        is_last = self.finish_reason is not None and not self._has_sent_end
+        if not (self._text or self._logprobs or is_last):
+            return None
+        piece = TextPiece(
+            index=self.index,
+            text=self._text,
+            num_tokens=self.num_tokens - self._num_tokens_sent,
+            logprobs=tuple(self._logprobs),
+            finish_reason=self.finish_reason,
+        )
+        self._text, self._logprobs = "", []
+        self._num_tokens_sent, self._has_sent_end = self.num_tokens, is_last
+        return piece
+
+    def _show(self, text: str) -> None:
+        self._text += self._stops.feed(text)
+        if self._stops.has_stopped:
+            self.finish_reason = FinishReason.STOP
+
+    def _logprob_of(self, sampled: SampledToken) -> TokenLogprob:
+        top = tuple(self._token(token_id, logprob) for token_id, logprob in sampled.top)
+        own = self._token(sampled.token_id, sampled.logprob or 0.0)
+        return replace(own, top=top, text_offset=self._num_decoded)
+
+    def _token(self, token_id: int, logprob: float) -> TokenLogprob:
+        token_bytes = self._tokenizer.bytes_of(token_id)
+        return TokenLogprob(token=token_bytes.decode(errors="replace"), token_bytes=token_bytes, logprob=logprob)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextPlan:
+    """A request ready to run: how to add it to the engine, its choices, and a mask for each where it has a JSON schema."""
+
+    add: AddRequests
+    choices: tuple[TextChoice, ...]
+    masks: tuple[JsonMask, ...]
+    num_prompt_tokens: int
+
+
+async def generate(plan: TextPlan, thread: EngineThread, *, in_pieces: bool) -> AsyncGenerator[Events, None]:
+    """Yield the events of a request, in batches that are never empty.
+
+    Raises:
+        TailraceError: The engine refused the request.
+        DeadlineExceeded: Not one token was generated in time.
+        InvalidRequest: The JSON schema turned out too complex.
+        DependencyAway: The engine failed.
     """
-    async with thread.open(len(plan.choices), plan.ask) as stream:
-        writing = _Writing(plan, thread, stream.request_ids, in_pieces=in_pieces)
-        while not writing.is_done:
-            events = writing.take_in(await stream.take())
+    async with thread.open_stream(len(plan.choices), plan.add) as stream:
+        generation = _Generation(plan, thread, stream.request_ids, in_pieces=in_pieces)
+        while not generation.is_done:
+            events = generation.events_of(await stream.take())
             if events:
                 yield events
 
 
-class _Writing:
+class _Generation:
     """The state of one request's choices."""
 
     def __init__(self, plan: TextPlan, thread: EngineThread, request_ids: Sequence[str], *, in_pieces: bool) -> None:
@@ -40,39 +131,39 @@ class _Writing:
         self._in_pieces = in_pieces
         self._choices = dict(zip(request_ids, plan.choices, strict=True))
         self._masks = dict(zip(request_ids, plan.masks, strict=False))
-        self._num_cached: int | None = None
+        self._num_cached_tokens: int | None = None
 
     @property
     def is_done(self) -> bool:
         """Whether every choice has ended."""
         return all(choice.finish_reason is not None for choice in self._plan.choices)
 
-    def take_in(self, news: Sequence[Grown | Ended]) -> Events:
-        """Take what the engine brought and give what the caller is to hear of it."""
+    def events_of(self, items: Sequence[NewToken | Ended]) -> Events:
+        """Apply the engine's results and return the events for the caller."""
         events: list[TextEvent] = []
-        for one in news:
-            if isinstance(one, Grown):
-                events += self._began(one)
-                self._grow(one)
+        for item in items:
+            if isinstance(item, NewToken):
+                events += self._began(item)
+                self._append(item)
             else:
-                self._end(one)
+                self._end(item)
         events += self._pieces()
         if self.is_done:
             events.append(self._done())
         return tuple(events)
 
-    def _began(self, grown: Grown) -> list[TextEvent]:
-        if self._num_cached is not None:
+    def _began(self, token: NewToken) -> list[TextEvent]:
+        if self._num_cached_tokens is not None:
             return []
-        self._num_cached = grown.num_cached_tokens
-        return [TextBegan(num_prompt_tokens=self._plan.num_prompt_tokens, num_cached_tokens=self._num_cached)]
+        self._num_cached_tokens = token.num_cached_tokens
+        return [TextBegan(num_prompt_tokens=self._plan.num_prompt_tokens, num_cached_tokens=token.num_cached_tokens)]
 
-    def _grow(self, grown: Grown) -> None:
-        if self._choices[grown.request_id].grow(grown.chosen):
-            self._thread.finish(grown.request_id)
+    def _append(self, token: NewToken) -> None:
+        if self._choices[token.request_id].append(token.sampled):
+            self._thread.finish(token.request_id)
 
     def _end(self, ended: Ended) -> None:
-        if self._num_cached is None:
+        if self._num_cached_tokens is None:
             raise DeadlineExceeded("text")
         request_id = ended.outcome.request_id
         mask = self._masks.get(request_id)
@@ -87,6 +178,6 @@ class _Writing:
     def _done(self) -> TextDone:
         return TextDone(
             num_prompt_tokens=self._plan.num_prompt_tokens,
-            num_cached_tokens=self._num_cached or 0,
+            num_cached_tokens=self._num_cached_tokens or 0,
             num_completion_tokens=sum(choice.num_tokens for choice in self._plan.choices),
         )

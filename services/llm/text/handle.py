@@ -5,8 +5,9 @@ failures become this project's errors.
 """
 
 import asyncio
+import hashlib
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from typing import Any
 
@@ -17,7 +18,6 @@ from ray.serve.handle import DeploymentHandle
 from services.contracts.text import TextBegan, TextDone, TextEvent, TextModel, TextRequest
 from services.errors import DeadlineExceeded, DependencyAway, Overloaded
 from services.llm.serving.reply import TEXT, Refusal
-from services.llm.text.session import session_of
 
 _RETRY_AFTER_S = 1.0
 _GRACE_S = 2.0
@@ -100,3 +100,27 @@ async def _events(response: Any, until_s: float) -> AsyncGenerator[TextEvent, No
     finally:
         if not is_over:
             response.cancel()
+
+
+_MAX_CHARACTERS = 256
+_MAX_TOKENS = 64
+
+
+def session_of(request: TextRequest) -> str:
+    """Return the name under which the request is routed."""
+    begun = hashlib.blake2b(digest_size=16)
+    for part in _beginning(request):
+        begun.update(part.encode("utf-8", "surrogatepass") + b"\0")
+    return begun.hexdigest()
+
+
+def _beginning(request: TextRequest) -> Iterator[str]:
+    for turn in request.messages:
+        yield turn.role
+        yield turn.content
+        if turn.role == "user":
+            return
+    if isinstance(request.prompt, str):
+        yield request.prompt[:_MAX_CHARACTERS]
+    elif request.prompt is not None:
+        yield from map(str, request.prompt[:_MAX_TOKENS])

@@ -17,8 +17,7 @@ from services.contracts.text import SamplingOptions, TextModel, TextRequest
 from services.errors import CheckpointError, ContextTooLong, InvalidRequest, NotFound, Overloaded
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
-from services.llm.engine.text.parameters import Sampling
-from services.llm.serving.engine_thread import AskAll
+from services.llm.engine.text.parameters import SamplingParams
 from services.llm.text.chat_template import (
     ChatTemplate,
     load_chat_template,
@@ -26,7 +25,7 @@ from services.llm.text.chat_template import (
     read_tokenizer_config,
     special_tokens_of,
 )
-from services.llm.text.choice import TextChoice
+from services.llm.text.generate import TextChoice, TextPlan
 from services.llm.text.guided_decoding import JsonGuide, JsonMask
 from services.llm.text.tokenizer import TextTokenizer, load_tokenizer
 
@@ -40,16 +39,6 @@ class RequestLimits:
 
     max_tokens: int
     max_choices: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextPlan:
-    """A request as work: what to ask the engine, the choices to be written, and the masks that they keep to, if any."""
-
-    ask: AskAll
-    choices: tuple[TextChoice, ...]
-    masks: tuple[JsonMask, ...]
-    num_prompt_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +65,7 @@ class LoadedText:
         stop_ids = frozenset(request.stop_token_ids) | (self.eos_ids if ends_by_eos else frozenset())
         sampling = [_sampling_of(request.sampling, seed) for seed in _seeds(request.sampling.seed, request.n)]
 
-        def ask(engine: Engine, request_ids: Sequence[str], now_s: float) -> None:
+        def add(engine: Engine, request_ids: Sequence[str], now_s: float) -> None:
             for place, request_id in enumerate(request_ids):
                 engine.add_text(
                     request_id,
@@ -94,7 +83,7 @@ class LoadedText:
         choices = [
             TextChoice(index, self.tokenizer, stop=request.stop, stop_token_ids=stop_ids) for index in range(request.n)
         ]
-        return TextPlan(ask=ask, choices=tuple(choices), masks=tuple(masks), num_prompt_tokens=len(prompt))
+        return TextPlan(add=add, choices=tuple(choices), masks=tuple(masks), num_prompt_tokens=len(prompt))
 
     def prompt_of(self, request: TextRequest) -> Sequence[int]:
         """Return the tokens of the prompt: as they came, of the text, or of the messages through the template."""
@@ -189,8 +178,8 @@ def _too_long(field: str, problem: str, longest: int, most: int) -> ContextTooLo
     )
 
 
-def _sampling_of(asked: SamplingOptions, seed: int) -> Sampling:
-    return Sampling(
+def _sampling_of(asked: SamplingOptions, seed: int) -> SamplingParams:
+    return SamplingParams(
         temperature=asked.temperature,
         top_k=asked.top_k,
         top_p=asked.top_p,

@@ -6,7 +6,7 @@ from benchmarks.engine_curves.engines import random_items
 from benchmarks.engine_validity import Count, Served, judged
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
-from services.llm.engine.outcome import Outcome, Status
+from services.llm.engine.outcome import EngineOutcome, Status
 from tests.unit.llm.engine.conftest import build_decoder
 
 
@@ -34,14 +34,14 @@ def test_a_wrong_answer_is_counted() -> None:
     assert (count.invalid, count.repeated, count.short) == (1, 1, 1)
 
 
-def outcome_of(name: str, found: list[int]) -> Outcome:
+def outcome_of(name: str, found: list[int]) -> EngineOutcome:
     """Build a finished ranking of these items."""
-    return Outcome(
+    return EngineOutcome(
         request_id=name,
         status=Status.DONE,
         item_indices=np.array(found),
         scores=np.zeros(len(found), dtype=np.float32),
-        chosen=(),
+        tokens=(),
         num_prompt_tokens=1,
         num_cached_tokens=0,
         arrival_s=0.0,

@@ -8,12 +8,12 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from services.llm.engine.config import EngineConfig
-from services.llm.engine.cost.step_cost import Limits
+from services.llm.engine.cost.machine_limits import MachineLimits
 from services.llm.engine.engine import Engine
 from services.llm.ranking.model import load_bundle
 from services.llm.serving.engine_thread import Stepped
-from services.llm.serving.metrics import EngineReport
-from services.llm.serving.stream import Ended
+from services.llm.serving.metrics import EngineStepMetrics
+from services.llm.serving.streams import Ended
 from services.observability.metrics import EngineMetrics
 from tests.support.bundles import publish_bundle
 
@@ -29,14 +29,16 @@ def engine(tmp_path: Path) -> Engine:
 
 def run(engine: Engine, registry: CollectorRegistry) -> None:
     """Step to the end, each step taking a quarter of a second."""
-    report = EngineReport(EngineMetrics(registry), engine, "tiny", Limits(bytes_per_s=1e9, flops_per_s=1e12))
+    report = EngineStepMetrics(
+        EngineMetrics(registry), engine, "tiny", MachineLimits(bytes_per_s=1e9, flops_per_s=1e12)
+    )
     now_s = 0.0
     while engine.has_work:
         outcomes = engine.step(now_s)
         began_s, now_s = now_s, now_s + STEP_S
         load = engine.load()
         ended = [Ended(outcome, now_s, load) for outcome in outcomes]
-        report.step(Stepped(load=load, grown=engine.grown, ended=ended, began_s=began_s, finished_s=now_s))
+        report.record(Stepped(load=load, new_tokens=engine.new_tokens, ended=ended, began_s=began_s, finished_s=now_s))
 
 
 def test_texts_and_rankings_are_counted(engine) -> None:

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from services.contracts.rank import EngineLoad
-from services.llm.engine.outcome import Outcome, Status
-from services.llm.serving.spans import tell
-from services.llm.serving.stream import Ended
+from services.llm.engine.outcome import EngineOutcome, Status
+from services.llm.serving.metrics import record_spans
+from services.llm.serving.streams import Ended
 from tests.support.spans import Recorder
 
 LOAD = EngineLoad(num_running=0, num_waiting=0, kv_cache_usage=0.0)
@@ -23,7 +23,7 @@ def ended(**changes: Any) -> Ended:
         "status": Status.DONE,
         "item_indices": np.zeros(0, dtype=np.int64),
         "scores": np.zeros(0, dtype=np.float32),
-        "chosen": (),
+        "tokens": (),
         "num_prompt_tokens": 100,
         "num_cached_tokens": 64,
         "arrival_s": NOW_S - 6.0,
@@ -31,7 +31,7 @@ def ended(**changes: Any) -> Ended:
         "decoding_s": NOW_S - 3.0,
         "num_steps": 3,
     }
-    return Ended(Outcome(**{**given, **changes}), NOW_S, LOAD)
+    return Ended(EngineOutcome(**{**given, **changes}), NOW_S, LOAD)
 
 
 def seconds(recorder: Recorder) -> dict[str, float]:
@@ -52,7 +52,7 @@ def test_each_part_is_a_span_of_its_length(changes: dict[str, Any], lengths: dic
     recorder = Recorder()
 
     with recorder.tracing.entry("llm.rank", {}):
-        tell(ended(**changes))
+        record_spans(ended(**changes))
 
     found = seconds(recorder)
     del found["llm.rank"]
@@ -65,7 +65,7 @@ def test_the_counts_are_on_the_replicas_span() -> None:
     recorder = Recorder()
 
     with recorder.tracing.entry("llm.rank", {}):
-        tell(ended())
+        record_spans(ended())
 
     said = recorder.one("llm.rank").attributes or {}
     assert said["gen_ai.usage.input_tokens"] == 100
@@ -78,6 +78,6 @@ def test_untraced_it_does_nothing() -> None:
     """Most requests."""
     recorder = Recorder()
 
-    tell(ended())
+    record_spans(ended())
 
     assert not recorder.spans

@@ -5,14 +5,14 @@ import asyncio
 import pytest
 
 from services.errors import DependencyAway
-from services.llm.engine.outcome import Grown
-from services.llm.engine.text.parameters import Chosen
-from services.llm.serving.stream import EngineStream
+from services.llm.engine.outcome import NewToken
+from services.llm.engine.text.parameters import SampledToken
+from services.llm.serving.streams import EngineStream
 
 
-def grown(token_id: int) -> Grown:
+def grown(token_id: int) -> NewToken:
     """Build the news of one token."""
-    return Grown("0.0", Chosen(token_id), 0, 0.0)
+    return NewToken("0.0", SampledToken(token_id), 0, 0.0)
 
 
 async def test_news_come_in_order_and_at_once() -> None:
@@ -23,8 +23,8 @@ async def test_news_come_in_order_and_at_once() -> None:
     first = await stream.take()
     stream.put(grown(3))
 
-    assert [one.chosen.token_id for one in first] == [1, 2]
-    assert [one.chosen.token_id for one in await stream.take()] == [3]
+    assert [one.sampled.token_id for one in first] == [1, 2]
+    assert [one.sampled.token_id for one in await stream.take()] == [3]
 
 
 async def test_an_error_right_behind_news_is_told_after_them() -> None:
@@ -33,7 +33,7 @@ async def test_an_error_right_behind_news_is_told_after_them() -> None:
     stream.put(grown(1))
     stream.put(DependencyAway("the engine", 1.0))
 
-    assert [one.chosen.token_id for one in await stream.take()] == [1]
+    assert [one.sampled.token_id for one in await stream.take()] == [1]
     for _ in range(2):
         with pytest.raises(DependencyAway):
             await asyncio.wait_for(stream.take(), 5.0)

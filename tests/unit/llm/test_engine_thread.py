@@ -50,7 +50,7 @@ def ask_for_long(engine: Engine, request_id: str, now_s: float) -> None:
 
 async def test_every_caller_gets_its_own_answer(thread) -> None:
     """Callers at once are all answered, each after it arrived."""
-    ended = await asyncio.gather(*(thread.ask(ask) for _ in range(4)))
+    ended = await asyncio.gather(*(thread.run_request(ask) for _ in range(4)))
 
     assert all(len(end.outcome.item_indices) == 3 for end in ended)
     assert all(end.finished_s >= end.outcome.started_s >= end.outcome.arrival_s for end in ended)
@@ -63,15 +63,15 @@ async def test_an_engine_that_is_a_step_ahead_tells_when_each_step_began(tmp_pat
     steps: list[Stepped] = []
     thread = EngineThread(engine, 1, steps.append)
 
-    ended = await asyncio.gather(*(thread.ask(ask) for _ in range(4)), thread.ask(ask_for_long))
+    ended = await asyncio.gather(*(thread.run_request(ask) for _ in range(4)), thread.run_request(ask_for_long))
     thread.stop()
     await asyncio.to_thread(thread.join, 5.0)
 
     assert [len(end.outcome.item_indices) for end in ended] == [3, 3, 3, 3, 0]
     assert len(ended[-1].outcome.token_ids) == 60
-    brought = [(before, step) for before, step in pairwise(steps) if step.ended or step.grown]
+    brought = [(before, step) for before, step in pairwise(steps) if step.ended or step.new_tokens]
     assert not steps[0].ended
-    assert not steps[0].grown
+    assert not steps[0].new_tokens
     assert len(brought) >= 60
     assert all(step.began_s == before.finished_s for before, step in brought)
     assert not thread.is_alive
@@ -85,8 +85,8 @@ async def test_refusals_reach_the_caller(thread) -> None:
         engine.add_rank(request_id, [0], k=0, allowed=EVERYTHING, now_s=now_s)
 
     with pytest.raises(InvalidRequest):
-        await thread.ask(ask_for_nothing)
-    ends = await asyncio.gather(*(thread.ask(ask) for _ in range(300)), return_exceptions=True)
+        await thread.run_request(ask_for_nothing)
+    ends = await asyncio.gather(*(thread.run_request(ask) for _ in range(300)), return_exceptions=True)
 
     assert {type(end) for end in ends if isinstance(end, Exception)} <= {Overloaded}
 
@@ -102,7 +102,7 @@ async def test_a_cancelled_caller_cancels_its_request(engine) -> None:
         cancelled.wait(5.0)
 
     thread = EngineThread(engine, 1, hold_the_first_step)
-    caller = asyncio.create_task(thread.ask(ask_for_long))
+    caller = asyncio.create_task(thread.run_request(ask_for_long))
     await until(has_stepped.is_set)
 
     caller.cancel()
@@ -118,7 +118,7 @@ async def test_a_cancelled_caller_cancels_its_request(engine) -> None:
 async def test_stopping_lets_what_is_in_flight_finish(engine) -> None:
     """A stopped thread answers what it has, then ends and takes nothing more."""
     thread = EngineThread(engine, 1, lambda stepped: None)
-    caller = asyncio.create_task(thread.ask(ask_for_long))
+    caller = asyncio.create_task(thread.run_request(ask_for_long))
     await asyncio.sleep(0)  # it asks in its first turn
 
     thread.stop()
@@ -127,7 +127,7 @@ async def test_stopping_lets_what_is_in_flight_finish(engine) -> None:
     thread.join(5.0)
     assert not thread.is_alive
     with pytest.raises(DependencyAway):
-        await thread.ask(ask)
+        await thread.run_request(ask)
 
 
 async def test_a_broken_engine_tells_everyone_and_ends(engine) -> None:
@@ -140,14 +140,14 @@ async def test_a_broken_engine_tells_everyone_and_ends(engine) -> None:
         raise RuntimeError("no such kernel")
 
     ends = await asyncio.gather(
-        *(thread.ask(how) for how in (ask_for_long, ask_and_break, ask_for_long)), return_exceptions=True
+        *(thread.run_request(how) for how in (ask_for_long, ask_and_break, ask_for_long)), return_exceptions=True
     )
 
     assert [type(end) for end in ends] == [DependencyAway] * 3
     thread.join(5.0)
     assert str(thread.failure) == "no such kernel"
     with pytest.raises(DependencyAway):
-        await thread.ask(ask)
+        await thread.run_request(ask)
 
 
 async def test_a_request_has_waited_since_it_was_asked(engine) -> None:
@@ -160,9 +160,9 @@ async def test_a_request_has_waited_since_it_was_asked(engine) -> None:
         go_on.wait(5.0)
 
     thread = EngineThread(engine, 1, hold)
-    first = asyncio.create_task(thread.ask(ask))
+    first = asyncio.create_task(thread.run_request(ask))
     await asyncio.to_thread(going.wait, 5.0)
-    second = asyncio.create_task(thread.ask(ask))
+    second = asyncio.create_task(thread.run_request(ask))
     await asyncio.sleep(0)
     asked_s = time.monotonic()
     go_on.set()

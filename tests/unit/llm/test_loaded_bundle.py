@@ -13,7 +13,7 @@ from services.contracts.recommend import Filters
 from services.errors import BundleCorrupt
 from services.llm.engine.config import EngineConfig
 from services.llm.ranking.model import LoadedBundle, load_bundle
-from services.llm.serving.stream import Ended
+from services.llm.serving.streams import Ended
 from tests.support.bundles import build_decoder, publish_bundle
 
 LOAD = EngineLoad(num_running=0, num_waiting=0, kv_cache_usage=0.0)
@@ -39,7 +39,7 @@ def build_request(**fields) -> RankRequest:
 
 def rank(loaded: LoadedBundle, request: RankRequest):
     """Rank with the engine alone."""
-    loaded.ask_for(request, 10.0)(loaded.engine, "x", 1.0)
+    loaded.engine_call(request, 10.0)(loaded.engine, "x", 1.0)
     outcomes = []
     while not outcomes:
         outcomes = loaded.engine.step(2.0)

@@ -5,14 +5,13 @@ from prometheus_client import CollectorRegistry
 
 from benchmarks.engine.shapes import random_decoder
 from services.llm.engine.config import EngineConfig
-from services.llm.engine.cost.machine_limits import measure_limits
-from services.llm.engine.cost.step_cost import Limits
+from services.llm.engine.cost.machine_limits import MachineLimits, measure_limits
 from services.llm.engine.engine import Engine
 from services.llm.serving.engine_thread import Stepped
-from services.llm.serving.metrics import EngineReport
+from services.llm.serving.metrics import EngineStepMetrics
 from services.observability.metrics import EngineMetrics
 
-LIMITS = Limits(bytes_per_s=1e9, flops_per_s=1e10)
+LIMITS = MachineLimits(bytes_per_s=1e9, flops_per_s=1e10)
 
 
 def test_a_step_is_counted_under_its_kind() -> None:
@@ -20,14 +19,14 @@ def test_a_step_is_counted_under_its_kind() -> None:
     registry = CollectorRegistry()
     decoder = random_decoder("tiny", torch.float32, torch.device("cpu"))
     engine = Engine(decoder, EngineConfig(num_blocks=16), items=None, bundle_version="v1")
-    report = EngineReport(EngineMetrics(registry), engine, "m", LIMITS)
+    report = EngineStepMetrics(EngineMetrics(registry), engine, "m", LIMITS)
     engine.add_text("r", [1, 2, 3], max_new_tokens=3)
 
     expected: dict[str, list[float]] = {}
     while engine.has_work:
         ended = engine.step(0.0)
         assert all(outcome.request_id == "r" for outcome in ended)
-        report.step(Stepped(engine.load(), (), (), began_s=1.0, finished_s=1.25))
+        report.record(Stepped(engine.load(), (), (), began_s=1.0, finished_s=1.25))
         cost = engine.last_cost
         assert cost is not None
         sums = expected.setdefault(cost.kind.value, [0.0, 0.0, 0.0])

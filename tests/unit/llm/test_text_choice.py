@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.contracts.text import FinishReason
-from services.llm.engine.text.parameters import Chosen
-from services.llm.text.choice import TextChoice
+from services.llm.engine.text.parameters import SampledToken
+from services.llm.text.generate import TextChoice
 from services.llm.text.tokenizer import TextTokenizer
 from tests.support.checkpoints import EOS_ID, build_tokenizer
 
@@ -23,7 +23,7 @@ def test_pieces_add_up_to_decoding_at_once(token_ids, tokens_per_piece) -> None:
     """The pieces' texts together are the decoded whole, their tokens are all tokens, and each piece is whole characters."""
     choice, pieces = choice_of(), []
     for place, token_id in enumerate(token_ids):
-        choice.grow(Chosen(token_id))
+        choice.append(SampledToken(token_id))
         if place % tokens_per_piece == 0:
             pieces.append(choice.take_piece())
     choice.end(FinishReason.LENGTH)
@@ -39,12 +39,12 @@ def test_half_a_character_waits() -> None:
     first, *others = LIBRARY.encode("🎈").ids
     choice = choice_of()
 
-    choice.grow(Chosen(first))
+    choice.append(SampledToken(first))
     assert choice.take_piece() is None
     for token_id in others:
-        choice.grow(Chosen(token_id))
+        choice.append(SampledToken(token_id))
     assert choice.take_piece().text == "🎈"
-    choice.grow(Chosen(first))
+    choice.append(SampledToken(first))
     choice.end(FinishReason.LENGTH)
     assert choice.take_piece().text == "�"
 
@@ -53,7 +53,7 @@ def test_a_stop_string_ends_the_choice() -> None:
     """The token that completes it is told of, its text is cut, and nothing after it counts."""
     choice = choice_of(" on t")
 
-    ended = [choice.grow(Chosen(token_id)) for token_id in LIBRARY.encode("the river runs on to the sea").ids]
+    ended = [choice.append(SampledToken(token_id)) for token_id in LIBRARY.encode("the river runs on to the sea").ids]
     choice.end(FinishReason.LENGTH)
     piece = choice.take_piece()
 
@@ -69,7 +69,7 @@ def test_each_token_has_its_place_in_the_text() -> None:
     the, *others = LIBRARY.encode("the🎈 sea").ids
 
     for token_id in (the, LIBRARY.token_to_id("<|user|>"), *others):
-        choice.grow(Chosen(token_id, -0.5))
+        choice.append(SampledToken(token_id, -0.5))
     choice.end(FinishReason.LENGTH)
     piece = choice.take_piece()
 
@@ -90,8 +90,8 @@ def test_the_end_token_counts_and_is_not_shown() -> None:
     choice = choice_of()
     token_id = LIBRARY.encode("the").ids[0]
 
-    choice.grow(Chosen(token_id, -0.5, ((token_id, -0.5), (EOS_ID, -1.5))))
-    choice.grow(Chosen(EOS_ID, -0.1, ()))
+    choice.append(SampledToken(token_id, -0.5, ((token_id, -0.5), (EOS_ID, -1.5))))
+    choice.append(SampledToken(EOS_ID, -0.1, ()))
     choice.end(FinishReason.STOP)
     piece = choice.take_piece()
 

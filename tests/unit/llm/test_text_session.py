@@ -1,7 +1,7 @@
 """Which requests are sent to the same replica. `pytest tests/unit/llm/test_text_session.py`."""
 
 from services.contracts.text import ChatMessage, TextRequest
-from services.llm.text.session import session_of
+from services.llm.text.handle import session_of
 
 
 def chat(*turns: tuple[str, str], **fields) -> TextRequest:

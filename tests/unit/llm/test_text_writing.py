@@ -26,7 +26,7 @@ from services.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, No
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.outcome import Status
 from services.llm.serving.engine_thread import EngineThread, Stepped
-from services.llm.text.generate import write
+from services.llm.text.generate import generate
 from services.llm.text.model import LoadedText, RequestLimits, load_text
 from tests.support.checkpoints import EOS_ID, write_checkpoint
 from tests.support.until import until
@@ -76,7 +76,7 @@ class Watched:
         deadline_s = fields.pop("deadline_s", None)
         request = TextRequest(**{"request_id": "r", "model": "tiny", "sampling": GREEDY, "max_tokens": 20, **fields})
         plan = self.loaded.plan(request, deadline_s)
-        async with aclosing(write(plan, self.thread, in_pieces=request.in_pieces)) as batches:
+        async with aclosing(generate(plan, self.thread, in_pieces=request.in_pieces)) as batches:
             async for batch in batches:
                 for event in batch:
                     yield event
@@ -156,7 +156,7 @@ async def test_choices_share_the_prompt_and_differ_by_seed(engine) -> None:
     assert len({text_of(together, index) for index in range(4)}) == 4
     assert text_of(again, 0) == text_of(alone)
     assert sorted(outcome.num_cached_tokens for outcome in outcomes) == [0, 36, 36, 36]
-    assert together[-1].num_completion_tokens == sum(len(outcome.chosen) for outcome in outcomes)
+    assert together[-1].num_completion_tokens == sum(len(outcome.tokens) for outcome in outcomes)
 
 
 async def test_a_stop_string_ends_a_choice_at_once(engine) -> None:
@@ -216,7 +216,7 @@ async def test_a_listener_that_leaves_cancels_within_a_step(engine) -> None:
     await until(lambda: len(engine.statuses()) == 2)
 
     assert engine.statuses() == [Status.CANCELLED] * 2
-    assert len([step for step in engine.steps[num_steps:] if step.grown]) <= 2
+    assert len([step for step in engine.steps[num_steps:] if step.new_tokens]) <= 2
     assert engine.steps[-1].load.kv_cache_usage == 0
 
 

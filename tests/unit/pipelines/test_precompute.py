@@ -83,7 +83,7 @@ def test_lists_are_what_the_llm_tier_answers(built: Built, ranking: Ranking, tmp
             deadline_unix_s=1e12,
             excluded_item_ids=one.item_ids,
         )
-        loaded.ask_for(request, 1e12)(loaded.engine, row.user_id, 0.0)
+        loaded.engine_call(request, 1e12)(loaded.engine, row.user_id, 0.0)
         (outcome,) = loaded.engine.step(0.0)
         assert tuple(loaded.catalogue.item_ids[index] for index in outcome.item_indices) == row.item_ids
         np.testing.assert_allclose(outcome.scores, row.scores, rtol=1e-4)

@@ -1,10 +1,10 @@
-"""Which nodes of a trie lead to an item that a request may show, and how many: catalogue AND filters AND NOT seen.
+"""Masks of one request over the trie: the nodes that lead to an allowed item, where allowed = catalogue AND filters AND NOT excluded.
 
-Filters repeat from request to request, what a user has seen does not. So a filter's mask over all items is worked out
-once (its *base*: for each node how many allowed items lie below it), and a request pays for the items it leaves out alone: a
-node dies with the last of its items. Masks lie on the device as bits, child c in bit c % 8 of byte c // 8.
+Filters repeat between requests, excluded items do not. So a filter's mask is computed once (its *base*: for each node the
+number of allowed items below it), and a request costs in proportion to its excluded items alone: a node is cleared when its
+last allowed item is excluded. Masks are bits on the device: child c is bit c % 8 of byte c // 8.
 
-Shape suffixes: C nodes or items after a level, X = C / 8 bytes, N items left out.
+Shape suffixes: C nodes or items after a level, X = C / 8 bytes, N excluded items.
 """
 
 from collections import OrderedDict
@@ -21,23 +21,31 @@ _MAX_BASES = 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ItemMask:
-    """For each level, which nodes after it (after the last: items) are alive, as bits (X,) uint8, and how many."""
+    """For each level, the allowed nodes after it (after the last level: items) as bits (X,) uint8, and their number."""
 
     bits_by_level: tuple[Tensor, ...]
     num_by_level: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RankWork:
+    """What a ranking request chooses among. `width_by_level[l]` is how many nodes level l keeps at most; at the last level, items."""
+
+    item_mask: ItemMask
+    width_by_level: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Base:
-    """One filter's mask: allowed items below each node (C,) int32, the last level apart, and the bits on host and device."""
+    """One filter's mask: for all levels but the last the allowed items below each node (C,) int32; the bits on host and device."""
 
     counts_by_level: tuple[np.ndarray, ...]
     host_bits_by_level: tuple[np.ndarray, ...]
-    survivors: ItemMask
+    mask: ItemMask
 
 
-class SurvivorMasks:
-    """The masks of one catalogue's requests, with the bases of the filters used last."""
+class ItemMasks:
+    """Builds the item masks of one catalogue and caches the bases of the most recently used filters."""
 
     def __init__(self, trie: Trie) -> None:
         self._trie = trie
@@ -45,9 +53,9 @@ class SurvivorMasks:
         self._everything = self._build(np.ones(trie.num_items, dtype=bool))
 
     def of(self, allowed: np.ndarray | None, excluded: np.ndarray) -> ItemMask:
-        """Mask what is `allowed` (num_items,) bool, None for everything, without the items `excluded` (N,) int, in any order."""
+        """Return the mask of the `allowed` items (num_items,) bool, None for all, without those `excluded` (N,) int, in any order."""
         base = self._everything if allowed is None else self._base(allowed)
-        return self._without(base, excluded) if len(excluded) else base.survivors
+        return self._without(base, excluded) if len(excluded) else base.mask
 
     def _base(self, allowed: np.ndarray) -> _Base:
         key = np.packbits(allowed).tobytes()
@@ -72,34 +80,34 @@ class SurvivorMasks:
     def _without(self, base: _Base, excluded: np.ndarray) -> ItemMask:
         items = np.unique(excluded)
         items = items[(base.host_bits_by_level[-1][items >> 3] >> (items & 7)) & 1 > 0]
-        dead_by_level = [
-            _emptied(count, nodes[items])
+        cleared_by_level = [
+            _cleared_nodes(count, nodes[items])
             for count, nodes in zip(base.counts_by_level, self._trie.nodes_of_items[1:], strict=True)
         ]
-        dead_by_level.append(items)
+        cleared_by_level.append(items)
         bits = [
-            _cleared(on_device, on_host, dead)
-            for on_device, on_host, dead in zip(
-                base.survivors.bits_by_level, base.host_bits_by_level, dead_by_level, strict=True
+            _without_bits(on_device, on_host, cleared)
+            for on_device, on_host, cleared in zip(
+                base.mask.bits_by_level, base.host_bits_by_level, cleared_by_level, strict=True
             )
         ]
-        nums = [num - len(dead) for num, dead in zip(base.survivors.num_by_level, dead_by_level, strict=True)]
+        nums = [num - len(cleared) for num, cleared in zip(base.mask.num_by_level, cleared_by_level, strict=True)]
         return ItemMask(tuple(bits), tuple(nums))
 
 
-def _emptied(counts_C: np.ndarray, nodes_N: np.ndarray) -> np.ndarray:
-    """Return the nodes, in order, whose every allowed item is among those at `nodes_N`."""
-    nodes, lost = np.unique(nodes_N, return_counts=True)
-    emptied: np.ndarray = nodes[counts_C[nodes] == lost]
-    return emptied
+def _cleared_nodes(counts_C: np.ndarray, nodes_N: np.ndarray) -> np.ndarray:
+    """Return the nodes, in order, that lose all their allowed items when the items at `nodes_N` are excluded."""
+    nodes, num_excluded = np.unique(nodes_N, return_counts=True)
+    cleared: np.ndarray = nodes[counts_C[nodes] == num_excluded]
+    return cleared
 
 
-def _cleared(bits_X: Tensor, host_bits_X: np.ndarray, dead: np.ndarray) -> Tensor:
-    """Copy the bits with those of `dead`, distinct and in order, set to zero."""
-    if not len(dead):
+def _without_bits(bits_X: Tensor, host_bits_X: np.ndarray, cleared: np.ndarray) -> Tensor:
+    """Return a copy of the bits with those at `cleared`, distinct and sorted, set to zero."""
+    if not len(cleared):
         return bits_X
-    place, first = np.unique(dead >> 3, return_index=True)
-    cleared = np.bitwise_or.reduceat((1 << (dead & 7)).astype(np.uint8), first)
-    left = host_bits_X[place] & ~cleared
+    byte_index, first = np.unique(cleared >> 3, return_index=True)
+    cleared_bits = np.bitwise_or.reduceat((1 << (cleared & 7)).astype(np.uint8), first)
+    left = host_bits_X[byte_index] & ~cleared_bits
     device = bits_X.device
-    return bits_X.index_copy(0, to_device(place.astype(np.int64), device), to_device(left, device))
+    return bits_X.index_copy(0, to_device(byte_index.astype(np.int64), device), to_device(left, device))

@@ -11,22 +11,75 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import groupby
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from models.decoder.decoder import DecoderConfig
-from services.llm.engine.beam.beams import BeamBatch, Beams
-from services.llm.engine.beam.top_k import Chosen, choose_first, choose_next
+from services.llm.engine.beam.item_mask import RankWork
+from services.llm.engine.beam.tails import Tails
+from services.llm.engine.beam.top_k import TopK, choose_first, choose_next
 from services.llm.engine.beam.trie import Level, Trie
+from services.llm.engine.forward.transfer import to_device
 from services.llm.engine.schedule.sequence import Sequence
-from services.llm.engine.schedule.work import RankWork
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Beams:
+    """One request's beams, best first. Their tails hold the keys and values of the `num_spelled` tokens before `token_W`."""
+
+    num_spelled: int
+    token_W: Tensor
+    node_W: Tensor
+    score_W: Tensor
+    keys_YWLGK: Tensor
+    values_YWLGK: Tensor
+
+
+class BeamBatch:
+    """All beams of one step side by side, requests in the order given. Owns copies of their tails for the step."""
+
+    def __init__(self, sequences: list[Sequence]) -> None:
+        parts = [_beams_of(sequence) for sequence in sequences]
+        self.sequences = sequences
+        self.token_B = torch.cat([part.token_W for part in parts])
+        self.node_B = torch.cat([part.node_W for part in parts])
+        self.score_B = torch.cat([part.score_W for part in parts])
+        self.keys_YBLGK = torch.cat([part.keys_YWLGK for part in parts], dim=1)
+        self.values_YBLGK = torch.cat([part.values_YWLGK for part in parts], dim=1)
+        self._widths = np.array([len(part.token_W) for part in parts])
+        self._first_rows = np.cumsum(self._widths) - self._widths
+        spelled = np.array([part.num_spelled for part in parts]).repeat(self._widths)
+        places = np.arange(self.keys_YBLGK.shape[2])
+        self.tails = Tails(
+            self.keys_YBLGK,
+            self.values_YBLGK,
+            self._on_device(spelled),
+            self._on_device(places <= spelled[:, None]),
+        )
+
+    def rows_of(self, members: list[int]) -> tuple[Tensor, Tensor]:
+        """Return the rows (R, B) of these requests' beams, a short one padded with its last row, and where padding is (R, B) bool."""
+        widths = self._widths[members][:, None]
+        beam = np.arange(widths.max())
+        rows = self._first_rows[members][:, None] + np.minimum(beam, widths - 1)
+        return self._on_device(rows), self._on_device(beam >= widths)
+
+    def _on_device(self, array: np.ndarray) -> Tensor:
+        return to_device(array, self.token_B.device)
+
+
+def _beams_of(sequence: Sequence) -> Beams:
+    assert isinstance(sequence.beams, Beams), "beam steps begin with the first level's choice"
+    return sequence.beams
+
 
 Logits = Callable[[Tensor, int, int], Tensor]
 """(hidden (..., D), first, last) -> fp32 scores (..., last - first) of the tokens first to last - 1."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Ranking:
+class RankedItems:
     """The items chosen for one request, still on the device: best first, score -inf where there was none."""
 
     sequence: Sequence
@@ -34,7 +87,7 @@ class Ranking:
     score_W: Tensor
 
 
-class Ranker:
+class BeamSearch:
     """Chooses for one decoder's head and one catalogue. Keeps no state: beams live on their sequences."""
 
     def __init__(self, config: DecoderConfig, logits: Logits, trie: Trie) -> None:
@@ -42,7 +95,7 @@ class Ranker:
         self._logits = logits
         self._trie = trie
 
-    def begin(self, sequences: list[Sequence], hidden_RD: Tensor) -> list[Ranking]:
+    def begin(self, sequences: list[Sequence], hidden_RD: Tensor) -> list[RankedItems]:
         """Choose the first level from the prompts' last hidden states. Gives the rankings that are complete (depth 1)."""
         level = self._trie.levels[0]
         chosen = choose_first(level, self._logp(level, hidden_RD), *_bits_and_width(sequences, 0))
@@ -54,16 +107,18 @@ class Ranker:
             sequence.beams = _beams(0, level, chosen, place, width, tail, tail)
         return []
 
-    def extend(self, batch: BeamBatch, hidden_BD: Tensor) -> list[Ranking]:
+    def extend(self, batch: BeamBatch, hidden_BD: Tensor) -> list[RankedItems]:
         """Choose the next level of every request in the batch. Gives the rankings that are complete."""
         levels_done = [sequence.num_levels_done for sequence in batch.sequences]
         order = sorted(range(len(levels_done)), key=levels_done.__getitem__)
-        rankings: list[Ranking] = []
+        rankings: list[RankedItems] = []
         for level_index, members in groupby(order, key=levels_done.__getitem__):
             rankings += self._extend_level(level_index, batch, list(members), hidden_BD)
         return rankings
 
-    def _extend_level(self, level_index: int, batch: BeamBatch, members: list[int], hidden_BD: Tensor) -> list[Ranking]:
+    def _extend_level(
+        self, level_index: int, batch: BeamBatch, members: list[int], hidden_BD: Tensor
+    ) -> list[RankedItems]:
         level = self._trie.levels[level_index]
         sequences = [batch.sequences[member] for member in members]
         rows_RB, padding_RB = batch.rows_of(members)
@@ -97,20 +152,20 @@ def _work(sequence: Sequence) -> RankWork:
 
 def _bits_and_width(sequences: list[Sequence], level_index: int) -> tuple[Tensor, int]:
     works = [_work(sequence) for sequence in sequences]
-    bits_RX = torch.stack([work.survivors.bits_by_level[level_index] for work in works])
+    bits_RX = torch.stack([work.item_mask.bits_by_level[level_index] for work in works])
     return bits_RX, max(work.width_by_level[level_index] for work in works)
 
 
-def _rankings(sequences: list[Sequence], chosen: Chosen, level_index: int) -> list[Ranking]:
+def _rankings(sequences: list[Sequence], chosen: TopK, level_index: int) -> list[RankedItems]:
     widths = [_work(sequence).width_by_level[level_index] for sequence in sequences]
     return [
-        Ranking(sequence, chosen.child_RN[place, :width], chosen.score_RN[place, :width])
+        RankedItems(sequence, chosen.child_RN[place, :width], chosen.score_RN[place, :width])
         for place, (sequence, width) in enumerate(zip(sequences, widths, strict=True))
     ]
 
 
 def _beams(
-    level_index: int, level: Level, chosen: Chosen, place: int, width: int, keys_YWLGK: Tensor, values_YWLGK: Tensor
+    level_index: int, level: Level, chosen: TopK, place: int, width: int, keys_YWLGK: Tensor, values_YWLGK: Tensor
 ) -> Beams:
     node_W = chosen.child_RN[place, :width]
     return Beams(

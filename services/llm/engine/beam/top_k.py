@@ -18,7 +18,7 @@ _PADDED_SHARE = 2
 """Beams' children are packed where padding each beam's would take more than this many times the places."""
 
 
-class Chosen(NamedTuple):
+class TopK(NamedTuple):
     """What a level chose, best first: `parent_RN` is a beam's place in its request, `child_RN` a node or an item, -inf marks none."""
 
     parent_RN: Tensor
@@ -37,22 +37,20 @@ def top_by_score(score_RC: Tensor, number_RC: Tensor, count: int) -> Tensor:
     return keys.topk(count, dim=-1).indices
 
 
-def choose_first(level: Level, logp_RS: Tensor, bits_RX: Tensor, count: int) -> Chosen:
+def choose_first(level: Level, logp_RS: Tensor, bits_RX: Tensor, count: int) -> TopK:
     """Choose among all children of the root. They are numbered 0 to C-1, so no lookup is needed."""
     alive_RC = _unpacked(bits_RX, level.num_children)
     score_RC = logp_RS[:, level.codes].masked_fill_(~alive_RC, -torch.inf)
     places = top_by_score(score_RC, level.children, min(count, score_RC.shape[-1]))
-    return Chosen(torch.zeros_like(places), places, score_RC.gather(-1, places))
+    return TopK(torch.zeros_like(places), places, score_RC.gather(-1, places))
 
 
-def choose_next(
-    level: Level, node_RB: Tensor, score_RB: Tensor, logp_RBS: Tensor, bits_RX: Tensor, count: int
-) -> Chosen:
+def choose_next(level: Level, node_RB: Tensor, score_RB: Tensor, logp_RBS: Tensor, bits_RX: Tensor, count: int) -> TopK:
     """Choose among all children of all beams, whose nodes differ. A beam with score -inf is padding."""
     parent_RC, child_RC, score_RC = _children(level, node_RB, score_RB, logp_RBS)
     score_RC.masked_fill_(~_are_alive(bits_RX, child_RC), -torch.inf)
     places = top_by_score(score_RC, child_RC, min(count, score_RC.shape[-1]))
-    return Chosen(parent_RC.gather(-1, places), child_RC.gather(-1, places).long(), score_RC.gather(-1, places))
+    return TopK(parent_RC.gather(-1, places), child_RC.gather(-1, places).long(), score_RC.gather(-1, places))
 
 
 def _children(level: Level, node_RB: Tensor, score_RB: Tensor, logp_RBS: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,22 +1,90 @@
-"""Counts from a step's plan what the step must move and compute at least.
+"""The roofline cost of a step: the least bytes it must move and FLOPs it must compute, counted from its plan.
 
-Counted are matrices (once a step, however many rows), embedding rows, keys and values read and written (a request's context
-once, however many beams look at it) and the head's rows for the tokens in question. Left out are norms, biases and
-activations, which are under a hundredth or stay in caches. Pure: no torch, no clock.
+The roofline model (Williams, Waterman and Patterson 2009): a step takes at least its bytes over the memory bandwidth and its
+FLOPs over the compute rate. Counted are matrices (once per step, however many rows), embedding rows, keys and values read
+and written (a request's context once, however many beams attend to it) and the head's rows that are scored. Not counted are
+norms, biases and activations: under a hundredth, or in caches. Pure: no torch, no clock.
 """
 
 from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
 
-from services.llm.engine.cost.model_size import NumberSizes, Shape
-from services.llm.engine.cost.step_cost import StepCost, StepKind
+from models.decoder.window import Window
+from services.llm.engine.config import KvKind, WeightKind
 from services.llm.engine.schedule.plan import Chunk, StepPlan
 from services.llm.engine.schedule.sequence import Sequence
 
 
-class CostModel:
-    """Counts the steps of one decoder. `level_sizes` are the catalogue's code ranges, empty for text alone."""
+class DecoderShape(Protocol):
+    """The fields of a decoder's config that the cost depends on."""
 
-    def __init__(self, shape: Shape, sizes: NumberSizes, level_sizes: tuple[int, ...] = ()) -> None:
+    @property
+    def vocab_size(self) -> int: ...  # noqa: D102
+    @property
+    def hidden_size(self) -> int: ...  # noqa: D102
+    @property
+    def intermediate_size(self) -> int: ...  # noqa: D102
+    @property
+    def num_hidden_layers(self) -> int: ...  # noqa: D102
+    @property
+    def num_attention_heads(self) -> int: ...  # noqa: D102
+    @property
+    def num_key_value_heads(self) -> int: ...  # noqa: D102
+    @property
+    def head_dim(self) -> int: ...  # noqa: D102
+    @property
+    def window(self) -> Window | None: ...  # noqa: D102
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumberSizes:
+    """Bytes per number in the layers' matrices, the head and embedding, and a beam's tail; and per token's keys and values in one layer."""
+
+    matrix: float
+    head: float
+    tail: float
+    kv_token_layer: float
+
+
+def number_sizes(
+    shape: DecoderShape, number_bytes: int, kv_kind: KvKind, weight_kind: WeightKind = "model"
+) -> NumberSizes:
+    """Return the sizes of a decoder whose dtype has `number_bytes`. A one-byte KV cache has an fp32 scale per head.
+
+    int8 weights are the layers' matrices alone; their scales, one per row, are not counted.
+    """
+    head_bytes = shape.head_dim * number_bytes if kv_kind == "model" else shape.head_dim + 4
+    return NumberSizes(
+        matrix=1 if weight_kind == "int8" else number_bytes,
+        head=number_bytes,
+        tail=number_bytes,
+        kv_token_layer=2 * shape.num_key_value_heads * head_bytes,
+    )
+
+
+class StepKind(StrEnum):
+    """The kind of rows in a step."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    BEAM = "beam"
+    MIXED = "mixed"
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """The least bytes and FLOPs of a step; a multiplication and its addition are two FLOPs."""
+
+    kind: StepKind
+    num_bytes: float
+    flops: float
+
+
+class CostModel:
+    """Counts the cost of one decoder's steps. `level_sizes` are the catalogue's code ranges, empty for text alone."""
+
+    def __init__(self, shape: DecoderShape, sizes: NumberSizes, level_sizes: tuple[int, ...] = ()) -> None:
         query, key = (shape.head_dim * heads for heads in (shape.num_attention_heads, shape.num_key_value_heads))
         layer = shape.hidden_size * (2 * query + 2 * key + 3 * shape.intermediate_size)
         self._matrix_numbers = shape.num_hidden_layers * layer
@@ -32,7 +100,7 @@ class CostModel:
         self._reach = shape.window.num_sinks + shape.window.size if shape.window is not None else 0
 
     def of(self, plan: StepPlan) -> StepCost:
-        """Count a plan that is about to run. A few operations for each request in it."""
+        """Return the cost of a plan that is about to run, in a few operations per request."""
         tally = _Tally()
         for chunk in plan.chunks:
             self._count_chunk(tally, chunk)
@@ -73,7 +141,7 @@ class CostModel:
             tally.scores += self._vocab_size
 
     def _count_beams(self, tally: "_Tally", sequence: Sequence) -> None:
-        rows, context, spelled = sequence.num_beam_rows, sequence.num_computed, sequence.num_levels_done
+        rows, context, spelled = sequence.num_beam_rows, sequence.num_computed_tokens, sequence.num_levels_done
         tally.rows += rows
         tally.kv_token_layers += self._seen_by_any(context, 1)
         tally.tail_tokens += rows * spelled
@@ -83,13 +151,13 @@ class CostModel:
         tally.scores += rows * self._level_sizes[spelled]
 
     def _seen_by_any(self, end: int, num_rows: int) -> int:
-        """Count cached positions that the last `num_rows` of `end` look at, summed over the layers."""
+        """Count the cached positions that the last `num_rows` of `end` attend to, summed over the layers."""
         return self._full_layers * end + self._windowed_layers * min(end, self._reach + num_rows - 1)
 
 
 @dataclass(slots=True)
 class _Tally:
-    """Sums over a step's requests. A pair is one row looking at one position; `_layers` sums over the layers."""
+    """Sums over a step's requests. A pair is one row attending to one position; `_layers` sums over the layers."""
 
     rows: int = 0
     kv_token_layers: int = 0
@@ -101,7 +169,7 @@ class _Tally:
 
 
 def _sum_to(start: int, end: int, reach: int | None = None) -> int:
-    """Sum what rows start to end - 1 see: row i sees i + 1 positions, at most `reach`."""
+    """Sum the positions that rows start to end - 1 attend to: row i to i + 1 of them, at most `reach`."""
     if reach is None or end <= reach:
         return (end * (end + 1) - start * (start + 1)) // 2
     if start >= reach:

@@ -1,60 +1,68 @@
-"""What this machine reaches at best, measured here and now: memory read once through, and one large product of matrices.
+"""Measures the machine's limits: memory bandwidth by one large read, compute rate by one large matrix product.
 
-On the threads that torch has been given and in the model's own dtype, so that an engine's steps can be held against it.
+Uses torch's current number of threads and the model's dtype, so that an engine's steps can be compared with the result.
 """
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from services.llm.engine.cost.step_cost import Limits
+
+@dataclass(frozen=True, slots=True)
+class MachineLimits:
+    """The measured maximum of a machine: bytes read per second, and FLOPs per second in the model's dtype."""
+
+    bytes_per_s: float
+    flops_per_s: float
+
 
 _TRIES = 5
 _QUICK_BYTES = {"cpu": 128 * 2**20, "cuda": 2**30}
 _QUICK_SIDE = {"cpu": 1_024, "cuda": 4_096}
 
 
-def measure_limits(device: torch.device, dtype: torch.dtype, *, effort: int = 1) -> Limits:
-    """Take the best of a few tries, in about half a second on two cores; `effort` 2 to 4 reads and multiplies more, for a benchmark.
+def measure_limits(device: torch.device, dtype: torch.dtype, *, effort: int = 1) -> MachineLimits:
+    """Return the best of a few tries. Takes about half a second on two cores; `effort` 2 to 4 measures longer, for a benchmark.
 
-    Another process on the same cores makes both limits look smaller than they are.
+    Load from other processes on the same cores makes both limits look smaller than they are.
     """
     num_bytes, side = effort * _QUICK_BYTES[device.type], effort * _QUICK_SIDE[device.type]
     source = torch.ones(num_bytes // 4, device=device)
     read_s = min(_best_seconds(read, device) for read in _reads(source))
     left, right = (_matrix(side, seed, device, dtype) for seed in range(2))
     product_s = _best_seconds(lambda: left @ right, device)
-    return Limits(bytes_per_s=num_bytes / read_s, flops_per_s=2 * side**3 / product_s)
+    return MachineLimits(bytes_per_s=num_bytes / read_s, flops_per_s=2 * side**3 / product_s)
 
 
 def _reads(source: Tensor) -> list[Callable[[], Tensor]]:
-    """Ways to read a vector of fp32 once: which is the fastest depends on the build of torch."""
+    """Return several ways to read a vector of fp32 once: which one is fastest depends on the build of torch."""
     rows = source.view(-1, 4_096)
     ones = torch.ones(4_096, device=source.device)
     return [source.sum, lambda: rows.mv(ones), source.max]
 
 
 def _matrix(side: int, seed: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Make up numbers of all kinds: of equal ones a GPU flips few bits, and multiplies faster than it ever does a model's."""
+    """Return a matrix of random numbers: on equal numbers a GPU flips few bits and runs faster than on any real model."""
     drawn = torch.randn(2, side, device=device, generator=torch.Generator(device).manual_seed(seed))
     return (drawn[0].unsqueeze(-1) + drawn[1]).to(dtype)
 
 
 def _best_seconds(work: Callable[[], object], device: torch.device) -> float:
-    took = _cuda_seconds if device.type == "cuda" else _host_seconds
-    return min(took(work) for _ in range(_TRIES))
+    measure = _cuda_seconds if device.type == "cuda" else _host_seconds
+    return min(measure(work) for _ in range(_TRIES))
 
 
 def _host_seconds(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
+    start_s = time.perf_counter()
     work()
-    return time.perf_counter() - began
+    return time.perf_counter() - start_s
 
 
 def _cuda_seconds(work: Callable[[], object]) -> float:
-    """Take the device's own time of a second run, which is launched while it is at the first: the host's would count launch and wait."""
+    """Return the device time of a second run, launched during the first one: host time would include launch and wait."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     work()
     start.record()

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from models.decoder.decoder import Decoder
-from services.llm.engine.beam.beams import BeamBatch
-from services.llm.engine.beam.search import Ranker, Ranking
+from services.llm.engine.beam.search import BeamBatch, BeamSearch, RankedItems
 from services.llm.engine.beam.trie import Trie
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.cpu.forward import cpu_forward
@@ -27,11 +26,10 @@ from services.llm.engine.gpu.graphs import CaptureProgress, GraphCounts, StepGra
 from services.llm.engine.kv.cache import KvCache
 from services.llm.engine.schedule.plan import Chunk, StepPlan
 from services.llm.engine.schedule.sequence import Sequence
-from services.llm.engine.text.draw import Draw
-from services.llm.engine.text.parameters import Chosen
-from services.llm.engine.text.sampling import Drawn, sample
+from services.llm.engine.text.parameters import SampledToken
+from services.llm.engine.text.sampling import SampledBatch, SamplingInput, sample
 
-SampledTokens = list[tuple[list[Sequence], Drawn]]
+SampledTokens = list[tuple[list[Sequence], SampledBatch]]
 """Text sequences, and the token that was sampled for each of them."""
 
 
@@ -40,13 +38,13 @@ class StepResult:
     """The result of a step: the rankings that it completed, and one new token for each text whose chunk was its last."""
 
     rankings: list[tuple[Sequence, np.ndarray, np.ndarray]]
-    tokens: list[tuple[Sequence, Chosen]]
+    tokens: list[tuple[Sequence, SampledToken]]
 
 
 class RunningStep:
     """A submitted step, whose results are being copied to the host."""
 
-    def __init__(self, rankings: list[Ranking], sampled: SampledTokens) -> None:
+    def __init__(self, rankings: list[RankedItems], sampled: SampledTokens) -> None:
         self._sampled = sampled
         self._rankings = rankings
         columns = [[ranking.item_W for ranking in rankings], [ranking.score_W for ranking in rankings]]
@@ -54,7 +52,7 @@ class RunningStep:
 
     def collect(self) -> StepResult:
         """Wait for the device and return the result."""
-        tokens = [pair for sequences, drawn in self._sampled for pair in zip(sequences, drawn.chosen(), strict=True)]
+        tokens = [pair for sequences, drawn in self._sampled for pair in zip(sequences, drawn.tokens(), strict=True)]
         return StepResult(self._collect_rankings() if self._rankings else [], tokens)
 
     def _collect_rankings(self) -> list[tuple[Sequence, np.ndarray, np.ndarray]]:
@@ -76,7 +74,7 @@ class Runner:
         weights = join_weights(decoder)
         device = weights.head_VD.device
         forward = _forward_for(weights, config)
-        ranker = Ranker(decoder.config, forward.logits, trie) if trie is not None else None
+        ranker = BeamSearch(decoder.config, forward.logits, trie) if trie is not None else None
         self._eager = EagerSteps(forward, ranker, decoder.config.vocab_size, config.block_tokens, device)
         self._graphs = None
         graph_device = graph_device or _graph_device_for(device, config)
@@ -100,10 +98,10 @@ class Runner:
             return RunningStep(*self._eager.run(plan))
         return RunningStep(*self._replay(plan, self._graphs))
 
-    def _replay(self, plan: StepPlan, graphs: StepGraphs) -> tuple[list[Ranking], SampledTokens]:
+    def _replay(self, plan: StepPlan, graphs: StepGraphs) -> tuple[list[RankedItems], SampledTokens]:
         """Start the graphs first: while the device runs them, the host launches the rest kernel by kernel."""
         rest, groups = graphs.cut(plan)
-        rankings: list[Ranking] = []
+        rankings: list[RankedItems] = []
         sampled: SampledTokens = []
         for group in groups:
             if isinstance(group.shape, TextShape):
@@ -120,7 +118,7 @@ class EagerSteps:
     """Runs steps of any shape, kernel by kernel. `ranker` None: text only."""
 
     def __init__(
-        self, forward: Forward, ranker: Ranker | None, vocab_size: int, block_tokens: int, device: torch.device
+        self, forward: Forward, ranker: BeamSearch | None, vocab_size: int, block_tokens: int, device: torch.device
     ) -> None:
         self._forward = forward
         self._ranker = ranker
@@ -128,7 +126,7 @@ class EagerSteps:
         self._block_tokens = block_tokens
         self._device = device
 
-    def run(self, plan: StepPlan) -> tuple[list[Ranking], SampledTokens]:
+    def run(self, plan: StepPlan) -> tuple[list[RankedItems], SampledTokens]:
         """Start a step that is not empty. Returns the rankings that it completes and the sampled tokens. Does not wait."""
         beams = BeamBatch(plan.beam_steps) if plan.beam_steps else None
         tokens_T, positions_T = self._lay_out(plan, beams)
@@ -155,16 +153,16 @@ class EagerSteps:
 
     def _select(
         self, plan: StepPlan, beams: BeamBatch | None, hidden_TD: Tensor
-    ) -> tuple[list[Ranking], SampledTokens]:
+    ) -> tuple[list[RankedItems], SampledTokens]:
         ends = np.cumsum([chunk.num_tokens for chunk in plan.chunks]) - 1
         ending = [(chunk.sequence, end) for chunk, end in zip(plan.chunks, ends, strict=True) if chunk.is_last]
         ranked = [pair for pair in ending if pair[0].num_levels]
         texts = [pair for pair in ending if not pair[0].num_levels]
-        rankings: list[Ranking] = []
+        rankings: list[RankedItems] = []
         if self._ranker is not None and ranked:
             rankings += self._ranker.begin(*self._last_hidden(ranked, hidden_TD))
         if self._ranker is not None and beams is not None:
-            rankings += self._ranker.extend(beams, hidden_TD[plan.num_tokens :])
+            rankings += self._ranker.extend(beams, hidden_TD[plan.num_batched_tokens :])
         return rankings, self._sample(*self._last_hidden(texts, hidden_TD)) if texts else []
 
     def _last_hidden(self, ending: list[tuple[Sequence, int]], hidden_TD: Tensor) -> tuple[list[Sequence], Tensor]:
@@ -173,7 +171,7 @@ class EagerSteps:
 
     def _sample(self, sequences: list[Sequence], hidden_RD: Tensor) -> SampledTokens:
         logits_RV = self._forward.logits(hidden_RD, 0, self._vocab_size)
-        return [(sequences, sample(logits_RV, [Draw.of(sequence) for sequence in sequences]))]
+        return [(sequences, sample(logits_RV, [SamplingInput.of(sequence) for sequence in sequences]))]
 
     def _on_device(self, array: np.ndarray) -> Tensor:
         return to_device(array, self._device)
@@ -181,7 +179,7 @@ class EagerSteps:
 
 def _slots_of(chunk: Chunk, block_tokens: int) -> np.ndarray:
     positions = np.arange(chunk.start, chunk.end)
-    return np.array(chunk.sequence.block_ids)[positions // block_tokens] * block_tokens + positions % block_tokens
+    return np.array(chunk.sequence.block_table)[positions // block_tokens] * block_tokens + positions % block_tokens
 
 
 def _forward_for(weights: Weights, config: EngineConfig) -> Forward:

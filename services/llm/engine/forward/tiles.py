@@ -58,15 +58,15 @@ def _cut(plan: StepPlan, tile_queries: int, block_tokens: int) -> list[Tile]:
         for start in range(0, chunk.num_tokens, tile_queries):
             count = min(tile_queries, chunk.num_tokens - start)
             limit = chunk.start + start + 1
-            blocks = chunk.sequence.block_ids[: -(-(limit + count - 1) // block_tokens)]
+            blocks = chunk.sequence.block_table[: -(-(limit + count - 1) // block_tokens)]
             tiles.append(Tile(row + start, count, limit, 1, blocks, limit - 1))
         row += chunk.num_tokens
     for sequence in plan.beam_steps:
         rows = sequence.num_beam_rows
-        position = sequence.num_computed + sequence.num_levels_done - 1
+        position = sequence.num_computed_tokens + sequence.num_levels_done - 1
         for start in range(0, rows, tile_queries):
             count = min(tile_queries, rows - start)
-            tiles.append(Tile(row + start, count, sequence.num_computed, 0, sequence.block_ids, position))
+            tiles.append(Tile(row + start, count, sequence.num_computed_tokens, 0, sequence.block_table, position))
         row += rows
     return tiles
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from models.decoder.decoder import DecoderConfig
-from services.llm.engine.beam.beams import Beams
-from services.llm.engine.beam.search import Ranking
+from services.llm.engine.beam.item_mask import RankWork
+from services.llm.engine.beam.search import Beams, RankedItems
 from services.llm.engine.beam.tails import Tails
 from services.llm.engine.beam.top_k import choose_next
 from services.llm.engine.beam.trie import Trie
@@ -18,7 +18,6 @@ from services.llm.engine.gpu.graph_device import GraphDevice
 from services.llm.engine.gpu.graph_shapes import BeamShape
 from services.llm.engine.gpu.step_table import StepTable
 from services.llm.engine.schedule.sequence import Sequence
-from services.llm.engine.schedule.work import RankWork
 
 
 class BeamInputs:
@@ -81,7 +80,7 @@ class BeamInputs:
                 spelled = slice(0, beams.num_spelled)
                 self.keys_YBLGK[:, rows, spelled] = beams.keys_YWLGK[:, :, spelled]
                 self.values_YBLGK[:, rows, spelled] = beams.values_YWLGK[:, :, spelled]
-            bits_RX[index] = work.survivors.bits_by_level[shape.level]
+            bits_RX[index] = work.item_mask.bits_by_level[shape.level]
 
 
 class BeamGraph:
@@ -106,7 +105,7 @@ class BeamGraph:
         inputs.fill([], shape)
         self._graph = device.capture(self._body, [table.numbers, *inputs.all()])
 
-    def run(self, sequences: list[Sequence]) -> list[Ranking]:
+    def run(self, sequences: list[Sequence]) -> list[RankedItems]:
         """Select the next level of these requests. Returns the rankings that are complete. Does not wait."""
         self._table.fill(sequences, self._shape.num_requests)
         self._inputs.fill(sequences, self._shape)
@@ -170,10 +169,10 @@ class BeamGraph:
         return parent_row_RN, chosen.child_RN, chosen.score_RN, token_RN
 
 
-def _rankings(sequences: list[Sequence], item_RN: Tensor, score_RN: Tensor) -> list[Ranking]:
+def _rankings(sequences: list[Sequence], item_RN: Tensor, score_RN: Tensor) -> list[RankedItems]:
     widths = [_width_after(sequence) for sequence in sequences]
     return [
-        Ranking(sequence, item_RN[index, :width], score_RN[index, :width])
+        RankedItems(sequence, item_RN[index, :width], score_RN[index, :width])
         for index, (sequence, width) in enumerate(zip(sequences, widths, strict=True))
     ]
 

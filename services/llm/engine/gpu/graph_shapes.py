@@ -7,10 +7,10 @@ the captured sizes. The rest of a plan (prefill) runs eagerly.
 from collections import defaultdict
 from dataclasses import dataclass
 
+from services.llm.engine.beam.item_mask import RankWork
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.schedule.plan import Chunk, StepPlan
 from services.llm.engine.schedule.sequence import Sequence
-from services.llm.engine.schedule.work import RankWork
 
 _MIN_BEAMS = 8
 
@@ -51,7 +51,7 @@ class GraphShapes:
     """The shapes for one configuration and one depth of codes (0 without a catalogue)."""
 
     def __init__(self, config: EngineConfig, depth: int) -> None:
-        self._text_sizes = sizes_up_to(min(config.max_running, config.max_step_tokens))
+        self._text_sizes = sizes_up_to(min(config.max_running, config.max_num_batched_tokens))
         self._beam_sizes = [size for size in sizes_up_to(config.max_beam_rows) if size >= _MIN_BEAMS] or [
             config.max_beam_rows
         ]

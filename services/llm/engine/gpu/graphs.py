@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from services.llm.engine.beam.search import Ranking
+from services.llm.engine.beam.search import RankedItems
 from services.llm.engine.beam.trie import Trie
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.forward.layers import LayerLoop
@@ -20,9 +20,9 @@ from services.llm.engine.gpu.graph_device import GraphDevice
 from services.llm.engine.gpu.graph_shapes import BeamShape, GraphGroup, GraphShape, GraphShapes, TextShape
 from services.llm.engine.gpu.step_table import StepTable
 from services.llm.engine.gpu.text_graph import TextGraph
-from services.llm.engine.kv.block_need import BlockNeed
+from services.llm.engine.kv.block_table import BlockNeed
 from services.llm.engine.schedule.plan import StepPlan
-from services.llm.engine.text.sampling import Drawn
+from services.llm.engine.text.sampling import SampledBatch
 
 CaptureProgress = Callable[[int, int], None]
 """(number of captured shapes, total number of shapes)."""
@@ -90,13 +90,13 @@ class StepGraphs:
                 ready.append(group)
         return rest, ready
 
-    def run_text(self, group: GraphGroup) -> Drawn:
+    def run_text(self, group: GraphGroup) -> SampledBatch:
         """Sample the next token of each request of a group. Does not wait."""
         graph = self._captured[group.shape]
         assert isinstance(graph, TextGraph), "not a text group"
         return graph.run(group.sequences)
 
-    def run_beams(self, group: GraphGroup) -> list[Ranking]:
+    def run_beams(self, group: GraphGroup) -> list[RankedItems]:
         """Select the next level of each request of a group. Returns the rankings that are complete. Does not wait."""
         graph = self._captured[group.shape]
         assert isinstance(graph, BeamGraph), "not a beam group"

@@ -54,7 +54,7 @@ class StepTable:
         """Write the inputs of these requests' next token or level, and copy them to the device."""
         rows = [self._row(sequence) for sequence in sequences]
         blocks = [
-            sequence.block_ids[: -(-limit // self._block_tokens)]
+            sequence.block_table[: -(-limit // self._block_tokens)]
             for sequence, (_, _, _, limit) in zip(sequences, rows, strict=True)
         ]
         num_padding = num_requests - len(sequences)
@@ -72,8 +72,8 @@ class StepTable:
         """Return token, position, slot and limit of the last generated token; for beams token and slot are not used."""
         position = len(sequence.tokens) - 1
         if sequence.num_levels:
-            return 0, position + sequence.num_levels_done, 0, sequence.num_computed
-        block = sequence.block_ids[position // self._block_tokens]
+            return 0, position + sequence.num_levels_done, 0, sequence.num_computed_tokens
+        block = sequence.block_table[position // self._block_tokens]
         slot = block * self._block_tokens + position % self._block_tokens
         return sequence.tokens[-1], position, slot, position + 1
 

@@ -11,8 +11,7 @@ from services.llm.engine.gpu.graph_device import GraphDevice
 from services.llm.engine.gpu.graph_shapes import TextShape
 from services.llm.engine.gpu.step_table import StepTable
 from services.llm.engine.schedule.sequence import Sequence
-from services.llm.engine.text.draw import Draw
-from services.llm.engine.text.sampling import Drawn, sample
+from services.llm.engine.text.sampling import SampledBatch, SamplingInput, sample
 
 
 class TextGraph:
@@ -28,15 +27,15 @@ class TextGraph:
         table.fill([], shape.num_requests)
         self._graph = device.capture(self._body, [table.numbers])
 
-    def run(self, sequences: list[Sequence]) -> Drawn:
+    def run(self, sequences: list[Sequence]) -> SampledBatch:
         """Sample each request's next token. Does not wait; sampling parameters and masks are prepared while the device runs the graph."""
         self._table.fill(sequences, self._num_requests)
         self._graph.replay()
-        draws = [Draw.of(sequence) for sequence in sequences]
+        draws = [SamplingInput.of(sequence) for sequence in sequences]
         logits_BV, token_B = self._graph.outputs
-        if any(not draw.is_most_probable for draw in draws):
+        if any(not draw.is_plain_greedy for draw in draws):
             return sample(logits_BV[: len(draws)], draws)
-        return Drawn(token_B[: len(draws)].clone(), logits_BV, [None] * len(draws))
+        return SampledBatch(token_B[: len(draws)].clone(), logits_BV, [None] * len(draws))
 
     def _body(self) -> tuple[Tensor, ...]:
         columns = self._table.columns(self._num_requests)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 
-class PrefixNamer:
+class PrefixHasher:
     """Names the full blocks of token sequences for one version of the weights."""
 
     def __init__(self, bundle_version: str, block_tokens: int) -> None:

@@ -1,4 +1,4 @@
-"""What one step does, as decided by the scheduler and carried out by the runner."""
+"""The plan of one step: decided by the scheduler, run by the runner."""
 
 from dataclasses import dataclass, field
 
@@ -20,7 +20,7 @@ class Chunk:
 
     @property
     def is_last(self) -> bool:
-        """Whether the chunk reaches the sequence's end, so that its last hidden state says what comes next."""
+        """Whether the chunk reaches the sequence's end, so that its last hidden state selects the next token or level."""
         return self.end == len(self.sequence.tokens)
 
 
@@ -33,7 +33,7 @@ class StepPlan:
     late: list[Sequence] = field(default_factory=list)
 
     def without_ended(self) -> "StepPlan":
-        """Return the plan without what ended since it was made."""
+        """Return the plan without sequences that ended after it was made."""
         return StepPlan(
             [chunk for chunk in self.chunks if not chunk.sequence.has_ended],
             [sequence for sequence in self.beam_steps if not sequence.has_ended],
@@ -50,8 +50,8 @@ class StepPlan:
         return not (self.chunks or self.beam_steps)
 
     @property
-    def num_tokens(self) -> int:
-        """Tokens to compute, beam rows apart."""
+    def num_batched_tokens(self) -> int:
+        """Tokens to compute, without beam rows."""
         return sum(chunk.num_tokens for chunk in self.chunks)
 
     @property
@@ -61,14 +61,14 @@ class StepPlan:
 
     @property
     def num_beam_rows(self) -> int:
-        """Beams to compute, before the step has run."""
+        """Beam rows to compute. Valid before the step has run."""
         return sum(sequence.num_beam_rows for sequence in self.beam_steps)
 
 
 @dataclass(frozen=True, slots=True)
 class StepSize:
-    """How much one step did: tokens computed, beam rows apart, the requests that it worked on, and the beam rows."""
+    """The size of one step: tokens computed (without beam rows), requests, and beam rows."""
 
-    num_tokens: int
+    num_batched_tokens: int
     num_requests: int
     num_beam_rows: int

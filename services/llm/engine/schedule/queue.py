@@ -11,8 +11,7 @@ from collections.abc import Iterable
 from services.contracts.access import places_for
 from services.errors import InvalidRequest, Overloaded
 from services.llm.engine.config import EngineConfig
-from services.llm.engine.kv.block_need import BlockNeed
-from services.llm.engine.kv.block_table import BlockTables
+from services.llm.engine.kv.block_table import BlockNeed, BlockTables
 from services.llm.engine.schedule.sequence import Sequence
 
 _RETRY_AFTER_S = 0.1
@@ -64,7 +63,7 @@ class LiveSequences:
         self._tables.place(sequence)
         self.running[sequence.request_id] = self.waiting.pop(sequence.request_id)
         if sequence.started_s is None:
-            sequence.started_s, sequence.num_cached = now_s, sequence.num_computed
+            sequence.started_s, sequence.num_cached_tokens = now_s, sequence.num_computed_tokens
         return True
 
     def make_room(self, sequence: Sequence, now_s: float) -> bool:
@@ -88,7 +87,7 @@ class LiveSequences:
         """Prove that blocks are held exactly by the running sequences, each as often as it is referenced."""
         self._tables.check_integrity(self.running.values())
         assert not self.waiting.keys() & self.running.keys(), "a request waits and runs"
-        assert all(not sequence.block_ids for sequence in self.waiting.values()), "a waiting request holds blocks"
+        assert all(not sequence.block_table for sequence in self.waiting.values()), "a waiting request holds blocks"
         assert len(self.running) <= self._config.max_running, "more running than allowed"
 
     def _check_can_run(self, sequence: Sequence) -> None:

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 from models.decoder.window import Window
 from services.llm.engine.config import EngineConfig
-from services.llm.engine.kv.block_need import BlockNeed
 from services.llm.engine.kv.block_pool import BlockPool
-from services.llm.engine.kv.block_table import BlockTables
+from services.llm.engine.kv.block_table import BlockNeed, BlockTables
 from services.llm.engine.schedule.plan import Chunk, StepPlan
 from services.llm.engine.schedule.queue import LiveSequences
 from services.llm.engine.schedule.sequence import Sequence
@@ -59,7 +58,7 @@ class Scheduler:
         plan = StepPlan(late=self._live.late(now_s))
         for sequence in plan.late:
             self.finish(sequence)
-        room = _Room(self._config.max_step_tokens, self._config.max_beam_rows)
+        room = _Room(self._config.max_num_batched_tokens, self._config.max_beam_rows)
         for sequence in self._live.by_urgency(self._live.running.values(), now_s):
             if sequence.request_id in self._live.running:
                 self._plan_decode_or_beams(plan, room, sequence, now_s)
@@ -73,17 +72,17 @@ class Scheduler:
         """
         for chunk in plan.chunks:
             sequence = chunk.sequence
-            sequence.num_computed = chunk.end
+            sequence.num_computed_tokens = chunk.end
             self._tables.record(sequence, chunk.start)
             if chunk.is_last and sequence.num_levels:
                 sequence.num_levels_done = 1
             elif chunk.is_last:
-                sequence.is_token_awaited = True
+                sequence.is_token_pending = True
         for sequence in plan.beam_steps:
             sequence.num_levels_done += 1
         for sequence in plan.sequences:
             sequence.num_steps += 1
-            if sequence.is_spent:
+            if sequence.is_fully_scheduled:
                 self._live.leave(sequence)
 
     def finish(self, sequence: Sequence) -> None:
@@ -105,7 +104,7 @@ class Scheduler:
             plan.beam_steps.append(sequence)
             room.beam_rows -= rows
         elif sequence.num_to_compute and room.tokens and self._live.make_room(sequence, now_s) and sequence.is_decoding:
-            plan.chunks.append(Chunk(sequence, sequence.num_computed, 1))
+            plan.chunks.append(Chunk(sequence, sequence.num_computed_tokens, 1))
             room.tokens -= 1
 
     def _plan_prompts(self, plan: StepPlan, room: "_Room", now_s: float) -> None:
@@ -120,7 +119,7 @@ class Scheduler:
         urgent = live.by_urgency(prefilling + waiting, now_s)
         most = self._config.max_running
         room.tokens = self._share_out(urgent, room.tokens, counts, now_s, most_running=most)
-        plan.chunks.extend(Chunk(sequence, sequence.num_computed, count) for sequence, count in counts.items())
+        plan.chunks.extend(Chunk(sequence, sequence.num_computed_tokens, count) for sequence, count in counts.items())
 
     def _share_out(
         self, order: list[Sequence], tokens: int, counts: dict[Sequence, int], now_s: float, *, most_running: int

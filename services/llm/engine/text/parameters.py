@@ -1,7 +1,10 @@
-"""What a text request asks of the choice of its tokens, and what it gets. The names and their meaning are vLLM's and OpenAI's. No torch."""
+"""SamplingParams parameters of a text request and the token that sampling returns. Names and meaning are vLLM's and OpenAI's. No torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
 
 from services.errors import InvalidRequest
 
@@ -9,16 +12,16 @@ MAX_LOGPROBS = 20
 _MAX_SEED = 2**64 - 1
 _MAX_TOP_K = 2**31 - 1
 _MAX_FACTOR = 1e30
-"""Of temperature, repetition penalty and bias: the numbers are multiplied in fp32."""
+"""The largest temperature, repetition penalty and bias: products must stay finite in fp32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
-    """One request's settings. Temperature 0 is greedy: the most probable token, the smaller id on ties.
+class SamplingParams:
+    """One request's sampling parameters. Temperature 0 is greedy: the most probable token, the smaller id on ties.
 
-    `top_k` 0 means all. Penalties count what was generated, `repetition_penalty` the prompt too. `logit_bias` maps token id
-    to what is added. `num_logprobs` is how many of the most probable tokens are told beside the chosen one; None: not even
-    that one's logprob.
+    `top_k` 0 means all. Penalties count generated tokens, `repetition_penalty` the prompt's too. `logit_bias` maps a token id
+    to the number added to its logit. `num_logprobs` is how many of the most probable tokens are returned with their logprobs
+    beside the sampled one's; None returns no logprob at all.
     """
 
     temperature: float = 0.0
@@ -33,8 +36,8 @@ class Sampling:
     num_logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what is out of range. Raises InvalidRequest naming the field."""
-        for name, is_right, fix in (
+        """Check all ranges. Raises InvalidRequest naming the field."""
+        for name, is_valid, fix in (
             ("temperature", 0 <= self.temperature <= _MAX_FACTOR, f"0 to {_MAX_FACTOR:g}"),
             ("top_k", 0 <= self.top_k <= _MAX_TOP_K, f"0 for all, or at most {_MAX_TOP_K}"),
             ("top_p", 0 < self.top_p <= 1, "more than 0, at most 1"),
@@ -54,27 +57,48 @@ class Sampling:
             ("seed", 0 <= self.seed <= _MAX_SEED, f"0 to {_MAX_SEED}"),
             ("num_logprobs", 0 <= (self.num_logprobs or 0) <= MAX_LOGPROBS, f"0 to {MAX_LOGPROBS}"),
         ):
-            if not is_right:
+            if not is_valid:
                 raise InvalidRequest(name, f"{getattr(self, name)} is out of range", f"send {fix}")
 
     @property
     def changes_logits(self) -> bool:
-        """Whether anything is done to the logits before temperature."""
+        """Whether penalties or biases change the logits before the temperature."""
         return bool(self.repetition_penalty != 1 or self.presence_penalty or self.frequency_penalty or self.logit_bias)
 
     @property
     def cuts_tail(self) -> bool:
-        """Whether improbable tokens are left out."""
+        """Whether top-k, top-p or min-p leaves tokens out."""
         return bool(self.top_k or self.top_p < 1 or self.min_p)
 
 
-GREEDY = Sampling()
+GREEDY = SamplingParams()
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
-    """The next token, and where asked for its natural logprob and the most probable tokens with theirs, best first."""
+class SampledToken:
+    """A sampled token and, where requested, its natural logprob and the most probable tokens with theirs, best first."""
 
     token_id: int
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
+
+
+class TokenMask(Protocol):
+    """The tokens that may come next, where a text must follow a grammar. Called by the engine's thread alone."""
+
+    def allowed(self) -> np.ndarray:
+        """Return (ceil(V / 32),) int32: token t is allowed where bit t % 32 of word t // 32 is set. Never all zero."""
+        ...
+
+    def take(self, token_id: int) -> None:
+        """Advance by a token that was allowed. Called once for each sampled token, the last one included."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextWork:
+    """How the next token is sampled, and which tokens end the text. `mask` None: every token is allowed."""
+
+    sampling: SamplingParams
+    stop_token_ids: frozenset[int]
+    mask: TokenMask | None = None

@@ -1,14 +1,15 @@
-"""The next tokens of a batch of text requests.
+"""Sampling: the next tokens of a batch of text requests.
 
-In this order: penalties, bias and the mask of what may come on the logits, temperature, min-p and top-k, top-p on what is
-left, then the draw by inverse transform. A draw depends on the logits, the request's seed and the position, never on the
-batch. The logprobs that are told are the model's own, before any of that. Min-p is of Nguyen et al. 2024, the repetition
-penalty of Keskar et al. 2019.
+In this order: penalties, biases and the token mask on the logits; temperature; min-p and top-k; top-p on what is left; then
+the draw by inverse transform. A draw depends on the logits, the request's seed and the position, never on the batch.
+Returned logprobs are the model's own, before any of these steps. Min-p is of Nguyen et al. 2024, the repetition penalty of
+Keskar et al. 2019.
 
-Shape suffixes: R requests, V vocabulary, N most probable tokens.
+Shape suffixes: R requests, V vocabulary, N most probable tokens, S distinct tokens of one request.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,38 +17,70 @@ from torch import Tensor
 
 from services.llm.engine.beam.top_k import top_by_score
 from services.llm.engine.forward.transfer import HostCopy, to_device
-from services.llm.engine.text.draw import Draw
-from services.llm.engine.text.parameters import Chosen
+from services.llm.engine.schedule.sequence import Sequence
+from services.llm.engine.text.parameters import SampledToken, SamplingParams, TextWork
 
 _LARGEST_LOGIT = 1e30
-"""Penalties and biases go no further: divided by the smallest temperature it is still a number of fp32."""
+"""Bound of a logit after penalties and biases: divided by the smallest temperature it is still finite in fp32."""
 _SMALLEST_TEMPERATURE = 1e-6
 
 
-class Drawn:
-    """The tokens chosen for some rows and what is told of them, on their way to the host."""
+@dataclass(frozen=True, slots=True)
+class SamplingInput:
+    """One row to sample: the parameters, all tokens so far, how many of them are the prompt, and the mask's bits.
 
-    def __init__(self, token_R: Tensor, logits_RV: Tensor, num_logprobs: Sequence[int | None]) -> None:
+    `allowed` (ceil(V / 32),) int32 comes from a `TokenMask`; None allows every token.
+    """
+
+    sampling: SamplingParams
+    tokens: Many[int]
+    num_prompt_tokens: int
+    allowed: np.ndarray | None = None
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether a mask, penalties or biases change the logits before the temperature."""
+        return self.allowed is not None or self.sampling.changes_logits
+
+    @property
+    def is_plain_greedy(self) -> bool:
+        """Whether the argmax of the unchanged logits is the whole result."""
+        return not (self.changes_logits or self.sampling.temperature) and self.sampling.num_logprobs is None
+
+    @classmethod
+    def of(cls, sequence: Sequence) -> "SamplingInput":
+        """Return the input for a text's next token."""
+        assert isinstance(sequence.work, TextWork), "only text is sampled"
+        mask = sequence.work.mask
+        allowed = mask.allowed() if mask is not None else None
+        return cls(sequence.work.sampling, sequence.tokens, sequence.num_prompt_tokens, allowed)
+
+
+class SampledBatch:
+    """The sampled tokens of some rows and their logprobs, while they are copied to the host."""
+
+    def __init__(self, token_R: Tensor, logits_RV: Tensor, num_logprobs: Many[int | None]) -> None:
         self._num_logprobs = num_logprobs
-        self._tells = any(count is not None for count in num_logprobs)
-        told = _told(logits_RV, token_R, max(count or 0 for count in num_logprobs)) if self._tells else ()
-        self._arriving = HostCopy([token_R, *told])
+        self._has_logprobs = any(count is not None for count in num_logprobs)
+        most = max(count or 0 for count in num_logprobs)
+        logprobs = _logprobs(logits_RV, token_R, most) if self._has_logprobs else ()
+        self._host_copy = HostCopy([token_R, *logprobs])
 
-    def chosen(self) -> list[Chosen]:
-        """Wait for the tokens. One for each row."""
-        tokens, *told = (array.tolist() for array in self._arriving.arrays())
-        if not self._tells:
-            return [Chosen(token_id) for token_id in tokens]
+    def tokens(self) -> list[SampledToken]:
+        """Wait for the copy and return one token for each row."""
+        tokens, *logprobs_by_row = (array.tolist() for array in self._host_copy.arrays())
+        if not self._has_logprobs:
+            return [SampledToken(token_id) for token_id in tokens]
         return [
-            Chosen(token_id)
+            SampledToken(token_id)
             if count is None
-            else Chosen(token_id, own, tuple(zip(ids[:count], logprobs[:count], strict=True)))
-            for token_id, own, ids, logprobs, count in zip(tokens, *told, self._num_logprobs, strict=True)
+            else SampledToken(token_id, own, tuple(zip(ids[:count], logprobs[:count], strict=True)))
+            for token_id, own, ids, logprobs, count in zip(tokens, *logprobs_by_row, self._num_logprobs, strict=True)
         ]
 
 
-def sample(logits_RV: Tensor, draws: Sequence[Draw]) -> Drawn:
-    """Choose one token for each row. Does not wait for the device."""
+def sample(logits_RV: Tensor, draws: Many[SamplingInput]) -> SampledBatch:
+    """Sample one token for each row. Does not wait for the device."""
     changed_RV = _with_changes(logits_RV, draws)
     token_R = changed_RV.argmax(-1)
     temperature = np.array([draw.sampling.temperature for draw in draws], dtype=np.float32)
@@ -56,10 +89,10 @@ def sample(logits_RV: Tensor, draws: Sequence[Draw]) -> Drawn:
         scaled_RV = changed_RV / temperature_R.clamp_min(_SMALLEST_TEMPERATURE).unsqueeze(-1)
         drawn_R = _invert(_cut_tails(scaled_RV, draws), np.array([_uniform(draw) for draw in draws]))
         token_R = torch.where(temperature_R > 0, drawn_R, token_R)
-    return Drawn(token_R, logits_RV, [draw.sampling.num_logprobs for draw in draws])
+    return SampledBatch(token_R, logits_RV, [draw.sampling.num_logprobs for draw in draws])
 
 
-def _with_changes(logits_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
+def _with_changes(logits_RV: Tensor, draws: Many[SamplingInput]) -> Tensor:
     if not any(draw.changes_logits for draw in draws):
         return logits_RV
     logits_RV = logits_RV.clone()
@@ -72,29 +105,31 @@ def _with_changes(logits_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
     return logits_RV
 
 
-def _change(row_V: Tensor, draw: Draw) -> None:
-    """Penalise and bias one row in place."""
-    asked, device = draw.sampling, row_V.device
-    if asked.repetition_penalty != 1:
+def _change(row_V: Tensor, draw: SamplingInput) -> None:
+    """Apply penalties and biases to one row in place."""
+    sampling, device = draw.sampling, row_V.device
+    if sampling.repetition_penalty != 1:
         seen_S = to_device(np.unique(draw.tokens), device)
         logit_S = row_V[seen_S]
-        row_V[seen_S] = torch.where(logit_S > 0, logit_S / asked.repetition_penalty, logit_S * asked.repetition_penalty)
-    if asked.presence_penalty or asked.frequency_penalty:
+        row_V[seen_S] = torch.where(
+            logit_S > 0, logit_S / sampling.repetition_penalty, logit_S * sampling.repetition_penalty
+        )
+    if sampling.presence_penalty or sampling.frequency_penalty:
         tokens, counts = np.unique(draw.tokens[draw.num_prompt_tokens :], return_counts=True)
         count_V = torch.zeros_like(row_V).index_copy_(
             0, to_device(tokens.astype(np.int64), device), to_device(counts, device).to(row_V.dtype)
         )
-        row_V -= asked.frequency_penalty * count_V + asked.presence_penalty * (count_V > 0)
-    for token_id, bias in asked.logit_bias.items():
+        row_V -= sampling.frequency_penalty * count_V + sampling.presence_penalty * (count_V > 0)
+    for token_id, bias in sampling.logit_bias.items():
         row_V[token_id] += bias
     row_V.clamp_(-_LARGEST_LOGIT, _LARGEST_LOGIT)
 
 
-def _cut_tails(scaled_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
+def _cut_tails(scaled_RV: Tensor, draws: Many[SamplingInput]) -> Tensor:
     rows = [row for row, draw in enumerate(draws) if draw.sampling.cuts_tail]
     if not rows:
         return scaled_RV
-    asked = [draws[row].sampling for row in rows]
+    params = [draws[row].sampling for row in rows]
     row_R = to_device(np.array(rows), scaled_RV.device)
     cut_RV = scaled_RV[row_R]
     num_tokens = cut_RV.shape[-1]
@@ -104,12 +139,12 @@ def _cut_tails(scaled_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
 
     sorted_RV, order_RV = cut_RV.sort(dim=-1, descending=True, stable=True)
     mass_RV = sorted_RV.double().softmax(-1)
-    is_kept_RV = mass_RV >= column([one.min_p for one in asked]) * mass_RV[:, :1]
-    is_kept_RV &= torch.arange(num_tokens, device=cut_RV.device) < column([one.top_k or num_tokens for one in asked])
+    is_kept_RV = mass_RV >= column([one.min_p for one in params]) * mass_RV[:, :1]
+    is_kept_RV &= torch.arange(num_tokens, device=cut_RV.device) < column([one.top_k or num_tokens for one in params])
     mass_RV *= is_kept_RV
     before_RV = mass_RV.cumsum(-1) - mass_RV
-    is_kept_RV &= before_RV < column([one.top_p for one in asked]) * mass_RV.sum(-1, keepdim=True)
-    is_kept_RV[:, 0] = True  # a tiny top-p times what is left may be zero
+    is_kept_RV &= before_RV < column([one.top_p for one in params]) * mass_RV.sum(-1, keepdim=True)
+    is_kept_RV[:, 0] = True  # top-p times the mass that is left may round to zero
     kept_RV = torch.full_like(cut_RV, -torch.inf).scatter(-1, order_RV, sorted_RV.masked_fill(~is_kept_RV, -torch.inf))
     return scaled_RV.index_copy(0, row_R, kept_RV)
 
@@ -118,18 +153,20 @@ def _invert(logits_RV: Tensor, uniform_R: np.ndarray) -> Tensor:
     mass_RV = logits_RV.double().softmax(-1).cumsum(-1)
     total_R1 = mass_RV[:, -1:].contiguous()
     target_R1 = to_device(uniform_R.astype(np.float32), mass_RV.device).unsqueeze(-1) * total_R1
-    last_R1 = torch.searchsorted(mass_RV, total_R1)  # of any probability: a number may round up to one
+    last_R1 = torch.searchsorted(
+        mass_RV, total_R1
+    )  # the last token of nonzero probability: a uniform number may round up to one
     found_R1 = torch.searchsorted(mass_RV, target_R1, right=True)
-    last_token = mass_RV.shape[-1] - 1  # both places are beyond it where no logit is a number
+    last_token = mass_RV.shape[-1] - 1  # both indices are beyond it where no logit is a number
     return torch.minimum(found_R1, last_R1).clamp_max_(last_token).squeeze(-1)
 
 
-def _uniform(draw: Draw) -> float:
+def _uniform(draw: SamplingInput) -> float:
     return float(np.random.Generator(np.random.Philox(key=draw.sampling.seed, counter=len(draw.tokens))).random())
 
 
-def _told(logits_RV: Tensor, token_R: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the logprob of each row's token, and the most probable tokens, ties by id, with theirs."""
+def _logprobs(logits_RV: Tensor, token_R: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the logprob of each row's token, then the ids and logprobs of the most probable tokens, ties by id."""
     logprob_RV = logits_RV.float().log_softmax(-1)
     id_V = torch.arange(logprob_RV.shape[-1], device=logprob_RV.device)
     id_RN = top_by_score(logprob_RV, id_V, min(most, len(id_V)))

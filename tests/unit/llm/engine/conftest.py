@@ -12,7 +12,7 @@ from models.decoder.window import Window
 from services.llm.engine.beam.trie import ItemCodes
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
-from services.llm.engine.outcome import Outcome
+from services.llm.engine.outcome import EngineOutcome
 from tests.support.dense import hidden_of
 
 LEVEL_SIZES = {1: (60,), 2: (9, 11), 3: (5, 7, 6), 4: (4, 3, 5, 4)}
@@ -66,9 +66,9 @@ def exhaustive_ranking(
     return order.tolist(), scores[order]
 
 
-def drain(engine: Engine, now_s: float = 0.0) -> dict[str, Outcome]:
+def drain(engine: Engine, now_s: float = 0.0) -> dict[str, EngineOutcome]:
     """Step until nothing is left, checking integrity after each step."""
-    outcomes: dict[str, Outcome] = {}
+    outcomes: dict[str, EngineOutcome] = {}
     while engine.has_work:
         for outcome in engine.step(now_s):
             assert outcome.request_id not in outcomes
@@ -107,6 +107,6 @@ def exhaustively() -> Callable[..., tuple[list[int], np.ndarray]]:
 
 
 @pytest.fixture
-def drained() -> Callable[..., dict[str, Outcome]]:
+def drained() -> Callable[..., dict[str, EngineOutcome]]:
     """The loop that steps an engine until nothing is left."""
     return drain

@@ -13,17 +13,17 @@ from models.decoder.window import Window
 from services.llm.engine.beam.trie import ItemCodes
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
-from services.llm.engine.outcome import Outcome, Status
+from services.llm.engine.outcome import EngineOutcome, Status
 from services.llm.engine.schedule.plan import StepSize
-from services.llm.engine.text.parameters import Sampling
+from services.llm.engine.text.parameters import SamplingParams
 from tests.support.replaying_device import ReplayingDevice
 from tests.unit.llm.engine.conftest import build_decoder, build_items
 
 SAMPLINGS = (
-    Sampling(),
-    Sampling(temperature=1.5, seed=3),
-    Sampling(temperature=0.7, top_k=9, num_logprobs=2),
-    Sampling(presence_penalty=1.0, frequency_penalty=0.5, repetition_penalty=1.1),
+    SamplingParams(),
+    SamplingParams(temperature=1.5, seed=3),
+    SamplingParams(temperature=0.7, top_k=9, num_logprobs=2),
+    SamplingParams(presence_penalty=1.0, frequency_penalty=0.5, repetition_penalty=1.1),
 )
 WINDOW = Window(5, frozenset({0, 1}), num_sinks=2)
 STOPS = (1, 2, 3, 4, 5, 6, 7, 8)
@@ -62,7 +62,13 @@ def build_engine(
 ) -> Engine:
     """Build an engine over that world, with little room."""
     items, decoder = world(depth, window)
-    room = {"num_blocks": 60, "max_step_tokens": 32, "max_chunk_tokens": 12, "max_beam_rows": 64, "max_running": 5}
+    room = {
+        "num_blocks": 60,
+        "max_num_batched_tokens": 32,
+        "max_chunk_tokens": 12,
+        "max_beam_rows": 64,
+        "max_running": 5,
+    }
     config = EngineConfig(
         block_tokens=4, tile_tokens=64, cpu_kernels="torch", is_asynchronous=is_asynchronous, **room | knobs
     )
@@ -80,7 +86,7 @@ class Play:
 
     def __init__(self, engine: Engine, *, stops: bool, interrupts: bool = True) -> None:
         self.engine = engine
-        self.ended: dict[str, Outcome] = {}
+        self.ended: dict[str, EngineOutcome] = {}
         self.told: dict[str, list[int]] = {}
         self.sizes: list[StepSize] = []
         self._stops = STOPS if stops else ()
@@ -108,8 +114,8 @@ class Play:
         for outcome in self.engine.step(self._now_s):
             assert outcome.request_id not in self.ended
             self.ended[outcome.request_id] = outcome
-        for grown in self.engine.grown:
-            self.told.setdefault(grown.request_id, []).append(grown.chosen.token_id)
+        for grown in self.engine.new_tokens:
+            self.told.setdefault(grown.request_id, []).append(grown.sampled.token_id)
         if self.engine.last_step.num_requests:
             self.sizes.append(self.engine.last_step)
         self.engine.check_integrity()
@@ -152,7 +158,7 @@ scripts = st.lists(actions, max_size=14)
 windows = st.sampled_from([None, WINDOW])
 
 
-def assert_same_answer(found: Outcome, wanted: Outcome) -> None:
+def assert_same_answer(found: EngineOutcome, wanted: EngineOutcome) -> None:
     """Agree in all that a caller sees of an answer; of one that was cut short, in how it began."""
     if found.status in (Status.CANCELLED, Status.LATE):
         assert found.token_ids == wanted.token_ids[: len(found.token_ids)]

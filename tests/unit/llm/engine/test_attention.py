@@ -34,7 +34,7 @@ def build_context(length: int, heads: int, kv_heads: int, seed: int):
 def sequence_of(num_tokens: int, blocks: list[int]) -> Sequence:
     """Build a sequence of this length in these blocks."""
     sequence = Sequence(request_id="a", order=0, tokens=[0] * num_tokens, priority=0, arrival_s=0.0, deadline_s=None)
-    sequence.block_ids = blocks
+    sequence.block_table = blocks
     return sequence
 
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from models.decoder.window import Window
 from services.llm.engine.config import EngineConfig
-from services.llm.engine.kv.block_need import BlockNeed
+from services.llm.engine.kv.block_table import BlockNeed
 
 BLOCK = 4
 windows = st.builds(Window, st.integers(1, 30), st.just(frozenset({0})), st.integers(0, 9))

@@ -4,12 +4,10 @@ import pytest
 
 from models.decoder.decoder import DecoderConfig
 from models.decoder.window import Window
-from services.llm.engine.cost.cost_model import CostModel
-from services.llm.engine.cost.model_size import NumberSizes, number_sizes
-from services.llm.engine.cost.step_cost import StepKind
+from services.llm.engine.cost.cost_model import CostModel, NumberSizes, StepKind, number_sizes
 from services.llm.engine.schedule.plan import Chunk, StepPlan
 from services.llm.engine.schedule.sequence import Sequence
-from services.llm.engine.text.parameters import Chosen
+from services.llm.engine.text.parameters import SampledToken
 
 SHAPE = DecoderConfig(
     vocab_size=100,
@@ -30,7 +28,7 @@ def text(num_tokens: int, *, num_new: int = 0) -> Sequence:
     """A text request with this many tokens, the last of which are generated."""
     sequence = Sequence(request_id="t", order=0, tokens=[1] * num_tokens, priority=0, arrival_s=0.0, deadline_s=None)
     sequence.max_new_tokens = 5
-    sequence.chosen = [Chosen(1)] * num_new
+    sequence.generated = [SampledToken(1)] * num_new
     return sequence
 
 
@@ -44,7 +42,7 @@ def ranking(num_tokens: int, *, levels_done: int = 0, rows: tuple[int, ...] = (4
 def test_a_decode_step_by_hand() -> None:
     """One token at position 9: all matrices once, its embedding, the whole head, ten positions read and one written."""
     sequence = text(10, num_new=2)
-    sequence.num_computed = 9
+    sequence.num_computed_tokens = 9
 
     cost = CostModel(SHAPE, SIZES).of(StepPlan(chunks=[Chunk(sequence, 9, 1)]))
 
@@ -56,7 +54,7 @@ def test_a_decode_step_by_hand() -> None:
 def test_a_beam_step_by_hand() -> None:
     """Six beams at the third level: the context once, two places of each tail, only the level's rows of the head."""
     sequence = ranking(10, levels_done=2)
-    sequence.num_computed = 10
+    sequence.num_computed_tokens = 10
 
     cost = CostModel(SHAPE, SIZES, (20, 30, 40)).of(StepPlan(beam_steps=[sequence]))
 
@@ -69,7 +67,7 @@ def test_beams_share_their_context() -> None:
     """Twice the beams read no more of the context; the head's level is read once for all requests at it."""
     model = CostModel(SHAPE, SIZES, (20, 30, 40))
     narrow, wide = (ranking(40, levels_done=1, rows=(count, 6)) for count in (4, 8))
-    narrow.num_computed = wide.num_computed = 40
+    narrow.num_computed_tokens = wide.num_computed_tokens = 40
 
     gap = model.of(StepPlan(beam_steps=[wide])).num_bytes - model.of(StepPlan(beam_steps=[narrow])).num_bytes
 
@@ -114,7 +112,7 @@ def test_a_window_bounds_what_is_seen(start: int) -> None:
 def test_kinds_together_are_mixed() -> None:
     """A step with prefill and decode, or with beams beside either, is neither's."""
     decode = text(10, num_new=1)
-    decode.num_computed = 9
+    decode.num_computed_tokens = 9
     chunks = [Chunk(decode, 9, 1), Chunk(text(4), 0, 4)]
 
     cost = CostModel(SHAPE, SIZES).of(StepPlan(chunks=chunks))

@@ -12,7 +12,7 @@ from models.decoder.window import Window
 from services.errors import Overloaded
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
-from services.llm.engine.outcome import Outcome, Status
+from services.llm.engine.outcome import EngineOutcome, Status
 from tests.unit.llm.engine.conftest import build_decoder, build_items
 
 NUM_ITEMS = 50
@@ -43,7 +43,7 @@ def ask(engine: Engine, name: str, prompt: tuple[int, ...], asked: tuple) -> Non
 
 
 @cache
-def alone(depth: int, window: str, prompt: tuple[int, ...], asked: tuple) -> Outcome:
+def alone(depth: int, window: str, prompt: tuple[int, ...], asked: tuple) -> EngineOutcome:
     """Return the answer of an engine that has nothing else to do and nothing cached."""
     engine = build_engine(depth, window)
     ask(engine, "alone", prompt, asked)
@@ -60,10 +60,16 @@ class EngineMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.engine = build_engine(
-            self.depth, self.window, num_blocks=14, max_running=4, max_waiting=6, max_chunk_tokens=7, max_step_tokens=12
+            self.depth,
+            self.window,
+            num_blocks=14,
+            max_running=4,
+            max_waiting=6,
+            max_chunk_tokens=7,
+            max_num_batched_tokens=12,
         )
         self.asked: dict[str, tuple] = {}
-        self.ended: dict[str, Outcome] = {}
+        self.ended: dict[str, EngineOutcome] = {}
 
     @rule(
         length=st.floats(0, 1),

@@ -91,7 +91,7 @@ def test_narrow_beams_give_only_allowed_items_and_starve_never(
 
 @pytest.mark.parametrize("depth", [1, 3])
 @pytest.mark.parametrize(
-    "knobs", [{"max_chunk_tokens": 3}, {"max_step_tokens": 7}, {"max_running": 1}, {"tile_queries": 2}]
+    "knobs", [{"max_chunk_tokens": 3}, {"max_num_batched_tokens": 7}, {"max_running": 1}, {"tile_queries": 2}]
 )
 def test_chunks_and_batches_change_nothing(depth, knobs, items_of, decoder_of, engine_of, drained) -> None:
     """Prefill in chunks of any size, alone or batched, gives what one whole prefill alone gives."""
@@ -187,7 +187,7 @@ def test_another_version_shares_nothing(items_of, decoder_of, engine_of) -> None
     for version in ("v1", "v2"):
         engine = engine_of(decoder_of(items), items, version=version)
         engine.add_rank("a", list(range(20)), k=1, allowed=np.ones(50, dtype=bool))
-        names.append(set(engine._scheduler.find("a").block_names))
+        names.append(set(engine._scheduler.find("a").block_hashes))
 
     assert names[0].isdisjoint(names[1])
 

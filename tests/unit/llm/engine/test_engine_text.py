@@ -9,7 +9,7 @@ from models.decoder.weights import load_decoder
 from models.decoder.window import Window
 from services.errors import InvalidRequest
 from services.llm.engine.outcome import Status
-from services.llm.engine.text.parameters import Sampling
+from services.llm.engine.text.parameters import SamplingParams
 
 
 @pytest.fixture(scope="module")
@@ -37,12 +37,14 @@ def llama(tmp_path_factory):
     return model, load_decoder(folder, torch.float32, "cpu")
 
 
-def settings_of(index: int) -> Sampling:
+def settings_of(index: int) -> SamplingParams:
     """Greedy, drawn, and drawn with every setting at once."""
     return (
-        Sampling(),
-        Sampling(temperature=0.7, seed=index),
-        Sampling(temperature=1.4, seed=index, top_k=40, top_p=0.9, min_p=0.01, presence_penalty=0.5, num_logprobs=2),
+        SamplingParams(),
+        SamplingParams(temperature=0.7, seed=index),
+        SamplingParams(
+            temperature=1.4, seed=index, top_k=40, top_p=0.9, min_p=0.01, presence_penalty=0.5, num_logprobs=2
+        ),
     )[index % 3]
 
 
@@ -70,7 +72,7 @@ def test_greedy_equals_transformers(llama, engine_of, drained) -> None:
         assert outcomes[str(index)].status == (Status.DONE if stopped else Status.LENGTH)
 
 
-@pytest.mark.parametrize("knobs", [{}, {"num_blocks": 24}, {"max_step_tokens": 5}, {"max_running": 3}])
+@pytest.mark.parametrize("knobs", [{}, {"num_blocks": 24}, {"max_num_batched_tokens": 5}, {"max_running": 3}])
 def test_batched_equals_alone(llama, knobs, engine_of, drained) -> None:
     """Token for token, sampled or greedy, a request gives the same in a crowd as alone, preemption included."""
     _, decoder = llama
@@ -95,7 +97,7 @@ def test_the_seed_decides_the_draw(llama, engine_of, drained) -> None:
     _, decoder = llama
     engine = engine_of(decoder, None)
     for name, seed in (("a", 1), ("again", 1), ("other", 2)):
-        engine.add_text(name, [0, 5, 9], max_new_tokens=20, sampling=Sampling(temperature=1.5, seed=seed))
+        engine.add_text(name, [0, 5, 9], max_new_tokens=20, sampling=SamplingParams(temperature=1.5, seed=seed))
 
     outcomes = drained(engine)
 
@@ -108,7 +110,7 @@ def test_draws_follow_the_distribution(llama, engine_of, drained) -> None:
     model, decoder = llama
     engine = engine_of(decoder, None, max_waiting=3000, max_running=64)
     for seed in range(2000):
-        engine.add_text(str(seed), [0, 5, 9], max_new_tokens=1, sampling=Sampling(temperature=2.0, seed=seed))
+        engine.add_text(str(seed), [0, 5, 9], max_new_tokens=1, sampling=SamplingParams(temperature=2.0, seed=seed))
 
     drawn = np.bincount([outcome.token_ids[0] for outcome in drained(engine).values()], minlength=120) / 2000
 
@@ -131,7 +133,7 @@ def test_a_conversation_goes_on_from_its_cache(llama, engine_of, drained) -> Non
 
 @pytest.mark.parametrize(
     ("change", "field"),
-    [({"max_new_tokens": 0}, "max_new_tokens"), ({"sampling": Sampling(logit_bias={120: 1.0})}, "logit_bias")],
+    [({"max_new_tokens": 0}, "max_new_tokens"), ({"sampling": SamplingParams(logit_bias={120: 1.0})}, "logit_bias")],
 )
 def test_bad_settings_are_refused_by_field(llama, change, field, engine_of) -> None:
     """A setting out of range is refused, naming it."""

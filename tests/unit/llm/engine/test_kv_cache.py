@@ -7,7 +7,7 @@ import torch
 from services.errors import ConfigError
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.kv.cache import KvCache
-from services.llm.engine.text.parameters import Sampling
+from services.llm.engine.text.parameters import SamplingParams
 from tests.support.attention_shapes import attention_shape
 
 CONFIG = attention_shape(4, 2, 64, layers=3)
@@ -64,7 +64,7 @@ def test_batched_equals_alone_in_one_byte(kind, decoder_of, items_of, engine_of,
     def ask(engine, index: int) -> None:
         prompt = [0, *np.random.default_rng(index).integers(1, 18, 5 + 3 * index).tolist()]
         engine.add_rank(f"r{index}", prompt, k=10, allowed=allowed)
-        engine.add_text(f"t{index}", prompt, max_new_tokens=6, sampling=Sampling(temperature=1.0, seed=index))
+        engine.add_text(f"t{index}", prompt, max_new_tokens=6, sampling=SamplingParams(temperature=1.0, seed=index))
 
     crowd = engine_of(decoder, items, kv_kind=kind)
     for index in range(6):

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from services.llm.engine.text.parameters import Sampling
+from services.llm.engine.text.parameters import SamplingParams
 
 SAMPLINGS = (
-    Sampling(),
-    Sampling(num_logprobs=2),
-    Sampling(temperature=0.8, seed=3),
-    Sampling(temperature=0.5, top_k=5, top_p=0.9, min_p=0.01),
-    Sampling(repetition_penalty=1.2, presence_penalty=1.0, frequency_penalty=0.5, logit_bias={3: 2.0}),
+    SamplingParams(),
+    SamplingParams(num_logprobs=2),
+    SamplingParams(temperature=0.8, seed=3),
+    SamplingParams(temperature=0.5, top_k=5, top_p=0.9, min_p=0.01),
+    SamplingParams(repetition_penalty=1.2, presence_penalty=1.0, frequency_penalty=0.5, logit_bias={3: 2.0}),
 )
 
 

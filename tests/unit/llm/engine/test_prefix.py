@@ -1,12 +1,12 @@
 """Block names: equal exactly when version, position and all tokens up to the block's end are equal."""
 
-from services.llm.engine.kv.prefix_hashes import PrefixNamer
+from services.llm.engine.kv.prefix_hashes import PrefixHasher
 
 
 def names_of(tokens: list[int], version: str = "v1") -> list[bytes]:
     """Name the full blocks of 4 tokens."""
     names: list[bytes] = []
-    PrefixNamer(version, 4).extend(names, tokens)
+    PrefixHasher(version, 4).extend(names, tokens)
     return names
 
 
@@ -33,7 +33,7 @@ def test_the_same_block_at_another_place_has_another_name() -> None:
 
 def test_naming_goes_on_where_it_stopped() -> None:
     """Naming a growing sequence piece by piece equals naming it at once."""
-    namer, names = PrefixNamer("v1", 4), []
+    namer, names = PrefixHasher("v1", 4), []
     for count in range(20):
         namer.extend(names, list(range(count)))
 

@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 
 from services.errors import InvalidRequest
 from services.llm.engine.text import sampling
-from services.llm.engine.text.draw import Draw
-from services.llm.engine.text.parameters import Sampling
-from services.llm.engine.text.sampling import sample
+from services.llm.engine.text.parameters import SamplingParams
+from services.llm.engine.text.sampling import SamplingInput, sample
 
 VOCAB = 23
 
 settings = st.builds(
-    Sampling,
+    SamplingParams,
     temperature=st.sampled_from([0.0, 0.3, 1.0, 2.5]),
     top_k=st.integers(0, VOCAB + 2),
     top_p=st.sampled_from([0.05, 0.5, 0.95, 1.0]),
@@ -31,11 +30,14 @@ settings = st.builds(
     num_logprobs=st.sampled_from([None, 0, 3]),
 )
 draws = st.builds(
-    Draw, settings, st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=12), num_prompt_tokens=st.integers(0, 4)
+    SamplingInput,
+    settings,
+    st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=12),
+    num_prompt_tokens=st.integers(0, 4),
 )
 
 
-def changed(logits: list[float], draw: Draw) -> list[float]:
+def changed(logits: list[float], draw: SamplingInput) -> list[float]:
     """Penalise and bias, one token after another."""
     asked, generated, out = draw.sampling, draw.tokens[draw.num_prompt_tokens :], list(logits)
     for token in range(VOCAB):
@@ -49,7 +51,7 @@ def changed(logits: list[float], draw: Draw) -> list[float]:
     return out
 
 
-def survivors(logits: list[float], asked: Sampling) -> dict[int, float]:
+def survivors(logits: list[float], asked: SamplingParams) -> dict[int, float]:
     """Return the tokens that min-p, top-k and top-p leave, with their shares."""
     peak = max(logits)
     weight = [math.exp((logit - peak) / asked.temperature) for logit in logits]
@@ -65,11 +67,11 @@ def survivors(logits: list[float], asked: Sampling) -> dict[int, float]:
 
 
 @given(st.lists(draws, min_size=1, max_size=5), st.integers(0, 2**32 - 1))
-def test_every_choice_is_one_that_the_slow_way_allows(asked: list[Draw], seed: int) -> None:
+def test_every_choice_is_one_that_the_slow_way_allows(asked: list[SamplingInput], seed: int) -> None:
     """Greedy takes the best changed logit; a draw takes a survivor, the one that the uniform number points at."""
     logits_RV = torch.from_numpy(np.random.default_rng(seed).normal(0, 2, (len(asked), VOCAB)))
 
-    chosen = sample(logits_RV, asked).chosen()
+    chosen = sample(logits_RV, asked).tokens()
 
     for row, draw, choice in zip(logits_RV.tolist(), asked, chosen, strict=True):
         logits = changed(row, draw)
@@ -84,22 +86,22 @@ def test_every_choice_is_one_that_the_slow_way_allows(asked: list[Draw], seed: i
 
 
 @given(st.lists(draws, min_size=1, max_size=5), st.integers(0, 2**32 - 1))
-def test_a_row_is_chosen_the_same_alone(asked: list[Draw], seed: int) -> None:
+def test_a_row_is_chosen_the_same_alone(asked: list[SamplingInput], seed: int) -> None:
     """What others in the batch ask for changes nothing."""
     logits_RV = torch.from_numpy(np.random.default_rng(seed).normal(0, 2, (len(asked), VOCAB)))
 
-    together = sample(logits_RV, asked).chosen()
+    together = sample(logits_RV, asked).tokens()
 
-    assert together == [sample(logits_RV[row : row + 1], [draw]).chosen()[0] for row, draw in enumerate(asked)]
+    assert together == [sample(logits_RV[row : row + 1], [draw]).tokens()[0] for row, draw in enumerate(asked)]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.3])
 def test_logprobs_are_the_models_own(temperature: float) -> None:
     """Before penalties, bias and temperature; the most probable tokens come best first."""
     logits_RV = torch.randn(1, VOCAB, dtype=torch.float64)
-    asked = Sampling(temperature=temperature, num_logprobs=4, logit_bias={2: 50.0}, seed=1)
+    asked = SamplingParams(temperature=temperature, num_logprobs=4, logit_bias={2: 50.0}, seed=1)
 
-    (choice,) = sample(logits_RV, [Draw(asked, [5], 1)]).chosen()
+    (choice,) = sample(logits_RV, [SamplingInput(asked, [5], 1)]).tokens()
 
     logprob_V = logits_RV[0].log_softmax(-1)
     assert choice.token_id == 2
@@ -130,7 +132,7 @@ def test_logprobs_are_the_models_own(temperature: float) -> None:
 def test_a_setting_out_of_range_is_refused_by_name(wrong: dict[str, Any]) -> None:
     """The error names the field and says what would be right."""
     with pytest.raises(InvalidRequest) as refused:
-        Sampling(**wrong)
+        SamplingParams(**wrong)
 
     assert refused.value.field == next(iter(wrong))
     assert refused.value.fix.startswith("send ")
@@ -141,7 +143,7 @@ def test_a_draw_at_the_very_end_is_still_possible(monkeypatch) -> None:
     monkeypatch.setattr(sampling, "_uniform", lambda draw: 1 - 2**-30)
     logits_RV = torch.tensor([[0.0, 2.0, 1.0, -torch.inf, -torch.inf]])
 
-    (choice,) = sample(logits_RV, [Draw(Sampling(temperature=1.0), [0], 1)]).chosen()
+    (choice,) = sample(logits_RV, [SamplingInput(SamplingParams(temperature=1.0), [0], 1)]).tokens()
 
     assert choice.token_id == 2
 
@@ -164,10 +166,10 @@ def test_extreme_settings_choose_a_token_of_the_vocabulary(extreme: dict[str, An
     """At the ends of what is allowed a token of the vocabulary that may come is drawn; none beyond it, which would end the engine."""
     logits_RV = torch.randn(8, VOCAB)
     allowed = np.array([0b11100], dtype=np.int32)
-    asked = [Sampling(**{"temperature": 1.0, "seed": seed, **extreme}) for seed in range(8)]
+    asked = [SamplingParams(**{"temperature": 1.0, "seed": seed, **extreme}) for seed in range(8)]
 
-    free = sample(logits_RV, [Draw(one, [3, 4], 1) for one in asked]).chosen()
-    masked = sample(logits_RV, [Draw(one, [3, 4], 1, allowed) for one in asked]).chosen()
+    free = sample(logits_RV, [SamplingInput(one, [3, 4], 1) for one in asked]).tokens()
+    masked = sample(logits_RV, [SamplingInput(one, [3, 4], 1, allowed) for one in asked]).tokens()
 
     assert all(0 <= choice.token_id < VOCAB for choice in free)
     assert all(2 <= choice.token_id <= 4 for choice in masked)
@@ -176,11 +178,11 @@ def test_extreme_settings_choose_a_token_of_the_vocabulary(extreme: dict[str, An
 def test_logits_that_are_no_numbers_spoil_their_own_row_alone() -> None:
     """A token of the vocabulary is still chosen for such a row, and another's choice is what it is alone."""
     logits_RV = torch.randn(3, VOCAB)
-    draws = [Draw(Sampling(temperature=1.0, top_p=0.9, seed=seed), [1], 1) for seed in range(3)]
-    wanted = sample(logits_RV[1:2], draws[1:2]).chosen()
+    draws = [SamplingInput(SamplingParams(temperature=1.0, top_p=0.9, seed=seed), [1], 1) for seed in range(3)]
+    wanted = sample(logits_RV[1:2], draws[1:2]).tokens()
 
     logits_RV[0], logits_RV[2] = torch.nan, torch.inf
-    chosen = sample(logits_RV, draws).chosen()
+    chosen = sample(logits_RV, draws).tokens()
 
     assert chosen[1:2] == wanted
     assert all(0 <= choice.token_id < VOCAB for choice in chosen)
@@ -188,7 +190,7 @@ def test_logits_that_are_no_numbers_spoil_their_own_row_alone() -> None:
 
 def test_no_more_logprobs_are_told_than_there_are_tokens() -> None:
     """A vocabulary smaller than what is asked for is told whole."""
-    (choice,) = sample(torch.randn(1, 5), [Draw(Sampling(num_logprobs=20), [1], 1)]).chosen()
+    (choice,) = sample(torch.randn(1, 5), [SamplingInput(SamplingParams(num_logprobs=20), [1], 1)]).tokens()
 
     assert sorted(token for token, _ in choice.top) == [0, 1, 2, 3, 4]
 
@@ -198,7 +200,7 @@ def test_equally_probable_tokens_are_told_by_id() -> None:
     logits_RV = torch.zeros(2, 1_000)
     logits_RV[1, 500:] = 3.0
 
-    choices = sample(logits_RV, [Draw(Sampling(num_logprobs=3), [0], 1)] * 2).chosen()
+    choices = sample(logits_RV, [SamplingInput(SamplingParams(num_logprobs=3), [0], 1)] * 2).tokens()
 
     assert [choice.token_id for choice in choices] == [0, 500]
     assert [[token for token, _ in choice.top] for choice in choices] == [[0, 1, 2], [500, 501, 502]]

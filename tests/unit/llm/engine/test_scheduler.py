@@ -12,12 +12,12 @@ from services.llm.engine.config import EngineConfig
 from services.llm.engine.schedule.plan import StepPlan
 from services.llm.engine.schedule.scheduler import Scheduler
 from services.llm.engine.schedule.sequence import Sequence
-from services.llm.engine.text.parameters import Chosen
+from services.llm.engine.text.parameters import SampledToken
 
 CONFIG = EngineConfig(
     block_tokens=4,
     num_blocks=12,
-    max_step_tokens=16,
+    max_num_batched_tokens=16,
     max_chunk_tokens=10,
     max_beam_rows=8,
     max_running=5,
@@ -45,7 +45,7 @@ def run_step(scheduler: Scheduler, now_s: float = 0.0) -> tuple[StepPlan, list[S
     done = []
     for sequence in [chunk.sequence for chunk in plan.chunks if chunk.is_last] + plan.beam_steps:
         if not sequence.num_levels:
-            sequence.take(Chosen(7))
+            sequence.append_token(SampledToken(7))
         if sequence.num_levels_done == sequence.num_levels and sequence.num_new_tokens == sequence.max_new_tokens:
             scheduler.finish(sequence)
             done.append(sequence)
@@ -110,14 +110,14 @@ class SchedulerMachine(RuleBasedStateMachine):
 
         plan, done = run_step(self.scheduler, self.now_s)
 
-        assert plan.num_tokens <= CONFIG.max_step_tokens
+        assert plan.num_batched_tokens <= CONFIG.max_num_batched_tokens
         assert all(chunk.num_tokens <= CONFIG.max_chunk_tokens for chunk in plan.chunks)
         rows = [s.rows_by_level[s.num_levels_done - 2] for s in plan.beam_steps]
         assert sum(rows) <= CONFIG.max_beam_rows
         touched = ids_of([chunk.sequence for chunk in plan.chunks] + plan.beam_steps)
         assert len(set(touched)) == len(touched)
         assert all(s.deadline_s is not None and s.deadline_s <= self.now_s for s in plan.late)
-        assert all(len({*s.block_ids} - {CONFIG.num_blocks}) <= self.most_held for s in self.added)
+        assert all(len({*s.block_table} - {CONFIG.num_blocks}) <= self.most_held for s in self.added)
         self.ended += ids_of(plan.late + done)
 
     @precondition(lambda self: self.added)
@@ -129,7 +129,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.scheduler.finish(sequence)
             self.ended.append(sequence.request_id)
 
-            assert sequence.block_ids == []
+            assert sequence.block_table == []
 
     @invariant()
     def nothing_is_lost(self) -> None:
@@ -289,7 +289,7 @@ def test_the_cached_prefix_is_shared_by_running_requests() -> None:
 
     plan = scheduler.schedule(0.0)
 
-    assert two.block_ids[:2] == one.block_ids[:2]
+    assert two.block_table[:2] == one.block_table[:2]
     assert [(chunk.start, chunk.num_tokens) for chunk in plan.chunks] == [(8, 2)]
 
 
@@ -329,7 +329,7 @@ def test_what_is_behind_the_window_is_free_for_others() -> None:
 
     assert held == [5, 3, 3, 3, 3, 2]
     assert scheduler.pool.num_cached == 12
-    assert long.block_ids[1:11] == [CONFIG.num_blocks] * 10
+    assert long.block_table[1:11] == [CONFIG.num_blocks] * 10
 
 
 def test_a_cached_prefix_is_held_where_it_is_seen() -> None:

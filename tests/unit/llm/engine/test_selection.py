@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.llm.engine.beam.item_mask import SurvivorMasks
+from services.llm.engine.beam.item_mask import ItemMasks
 from services.llm.engine.beam.top_k import choose_first, choose_next, top_by_score
 from services.llm.engine.beam.trie import ItemCodes, Trie
 
@@ -34,9 +34,9 @@ def build_trie() -> Trie:
 def test_the_first_level_skips_what_leads_nowhere() -> None:
     """A node with no allowed item below it is never chosen, whatever its score."""
     trie = build_trie()
-    survivors = SurvivorMasks(trie).of(np.array([False, False, True, False, False, True]), np.zeros(0, dtype=np.int64))
+    mask = ItemMasks(trie).of(np.array([False, False, True, False, False, True]), np.zeros(0, dtype=np.int64))
 
-    chosen = choose_first(trie.levels[0], torch.tensor([[0.0, -2.0, -1.0]]), survivors.bits_by_level[0][None], 2)
+    chosen = choose_first(trie.levels[0], torch.tensor([[0.0, -2.0, -1.0]]), mask.bits_by_level[0][None], 2)
 
     assert chosen.child_RN.tolist() == [[2, 1]]
     assert chosen.score_RN.tolist() == [[-1.0, -2.0]]
@@ -65,7 +65,7 @@ def test_however_crowded_the_codes_the_choice_is_that_of_a_plain_search(num_requ
     codes = (9 * rng.random((4_000, 3)) ** skew).astype(int)
     items = ItemCodes(codes=codes, level_sizes=(9,) * 3, token_offsets=(1, 10, 19))
     trie = Trie(items, torch.device("cpu"))
-    masks = [SurvivorMasks(trie).of(rng.random(4_000) < 0.3, np.zeros(0, dtype=np.int64)) for _ in range(num_requests)]
+    masks = [ItemMasks(trie).of(rng.random(4_000) < 0.3, np.zeros(0, dtype=np.int64)) for _ in range(num_requests)]
 
     for index, level in enumerate(trie.levels[1:], start=1):
         num_nodes = len(level.starts) - 1

@@ -4,19 +4,19 @@ import numpy as np
 import pytest
 import torch
 
-from services.llm.engine.beam.item_mask import SurvivorMasks
+from services.llm.engine.beam.item_mask import ItemMasks
 from services.llm.engine.beam.trie import ItemCodes, Trie
 
 NUM_ITEMS = 300
 NOTHING = np.zeros(0, dtype=np.int64)
 
 
-def build(depth: int) -> tuple[SurvivorMasks, np.ndarray]:
+def build(depth: int) -> tuple[ItemMasks, np.ndarray]:
     """Build the masks of random codes over levels of 7."""
     codes = np.random.default_rng(depth).integers(0, 7, (NUM_ITEMS, depth))
     offsets = tuple(1 + 7 * level for level in range(depth))
     items = ItemCodes(codes=codes, level_sizes=(7,) * depth, token_offsets=offsets)
-    return SurvivorMasks(Trie(items, torch.device("cpu"))), codes
+    return ItemMasks(Trie(items, torch.device("cpu"))), codes
 
 
 def alive_of(bits: torch.Tensor, count: int) -> list[bool]:
@@ -34,18 +34,18 @@ def test_a_node_is_alive_when_an_allowed_item_is_below_it(depth, num_excluded, s
     allowed = None if share is None else rng.random(NUM_ITEMS) < share
     excluded = rng.integers(0, NUM_ITEMS, num_excluded)
 
-    survivors = masks.of(allowed, excluded)
+    mask = masks.of(allowed, excluded)
 
     shown = np.ones(NUM_ITEMS, dtype=bool) if allowed is None else allowed.copy()
     shown[excluded] = False
     for length in range(1, depth):
         prefixes = list(dict.fromkeys(map(tuple, codes[:, :length].tolist())))
         living = {tuple(code) for code in codes[shown][:, :length].tolist()}
-        bits = survivors.bits_by_level[length - 1]
+        bits = mask.bits_by_level[length - 1]
         assert alive_of(bits, len(prefixes)) == [prefix in living for prefix in prefixes]
-        assert survivors.num_by_level[length - 1] == len(living)
-    assert alive_of(survivors.bits_by_level[-1], NUM_ITEMS) == shown.tolist()
-    assert survivors.num_by_level[-1] == shown.sum()
+        assert mask.num_by_level[length - 1] == len(living)
+    assert alive_of(mask.bits_by_level[-1], NUM_ITEMS) == shown.tolist()
+    assert mask.num_by_level[-1] == shown.sum()
 
 
 def test_what_one_request_excludes_is_there_for_the_next() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from services.llm.engine.outcome import Status
-from services.llm.engine.text.parameters import Sampling
+from services.llm.engine.text.parameters import SamplingParams
 from tests.unit.llm.engine.conftest import build_decoder, build_items
 
 DECODER = build_decoder(build_items(depth=1))
@@ -31,7 +31,7 @@ class Alternating:
 def test_only_what_the_mask_allows_is_drawn(engine_of, drained, temperature: float) -> None:
     """Every token keeps to the mask of its place, is told to it once, and other requests are not held by it."""
     engine, mask = engine_of(DECODER, None), Alternating()
-    sampling = Sampling(temperature=temperature, seed=3, num_logprobs=1)
+    sampling = SamplingParams(temperature=temperature, seed=3, num_logprobs=1)
 
     engine.add_text("free", PROMPT, max_new_tokens=20, sampling=sampling)
     engine.add_text("held", PROMPT, max_new_tokens=20, sampling=sampling, mask=mask)
@@ -74,7 +74,7 @@ def test_a_text_that_is_finished_from_outside_is_done(engine_of) -> None:
     """A caller that has all it wanted ends its request as done, with the tokens so far."""
     engine = engine_of(DECODER, None)
     engine.add_text("0", PROMPT, max_new_tokens=50)
-    while not engine.grown:
+    while not engine.new_tokens:
         engine.step(0.0)
 
     engine.cancel("0", Status.DONE)

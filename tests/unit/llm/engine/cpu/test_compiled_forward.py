@@ -42,7 +42,7 @@ def decodes(draw) -> StepPlan:
         sequence = Sequence(
             request_id=str(order), order=order, tokens=tokens, priority=0, arrival_s=0.0, deadline_s=None
         )
-        sequence.block_ids = [*blocks[12 : 12 + num_shared], blocks[order]]
+        sequence.block_table = [*blocks[12 : 12 + num_shared], blocks[order]]
         plan.chunks.append(Chunk(sequence, start, count))
     return plan
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
 from services.llm.engine.gpu.graph_shapes import sizes_up_to
-from services.llm.engine.outcome import Outcome
-from services.llm.engine.text.parameters import Sampling
+from services.llm.engine.outcome import EngineOutcome
+from services.llm.engine.text.parameters import SamplingParams
 from tests.support.replaying_device import ReplayingDevice
 from tests.unit.llm.engine.conftest import build_decoder, build_items
 
@@ -29,7 +29,7 @@ SMALL = {
 def engine_with(device: ReplayingDevice | None, depth: int, **changes: Any) -> Engine:
     """Build an engine over a small random decoder and catalogue, with graphs or without."""
     items = build_items(depth)
-    config = EngineConfig(**(SMALL | {"max_step_tokens": 64, "max_chunk_tokens": 24} | changes))
+    config = EngineConfig(**(SMALL | {"max_num_batched_tokens": 64, "max_chunk_tokens": 24} | changes))
     return Engine(build_decoder(items), config, items=items, bundle_version="v1", graph_device=device)
 
 
@@ -47,7 +47,7 @@ def prompt_of(seed: int) -> list[int]:
     return rng.integers(1, 17, int(rng.integers(1, 40))).tolist()
 
 
-def assert_same(found: dict[str, Outcome], wanted: dict[str, Outcome]) -> None:
+def assert_same(found: dict[str, EngineOutcome], wanted: dict[str, EngineOutcome]) -> None:
     """Agree in how each request ended and in what it got, scores to fp32's noise."""
     assert found.keys() == wanted.keys()
     for name, outcome in wanted.items():
@@ -57,9 +57,9 @@ def assert_same(found: dict[str, Outcome], wanted: dict[str, Outcome]) -> None:
         np.testing.assert_allclose(found[name].scores, outcome.scores, atol=1e-4)
 
 
-def drain(engine: Engine) -> dict[str, Outcome]:
+def drain(engine: Engine) -> dict[str, EngineOutcome]:
     """Step until nothing is left."""
-    outcomes: dict[str, Outcome] = {}
+    outcomes: dict[str, EngineOutcome] = {}
     while engine.has_work:
         outcomes |= {outcome.request_id: outcome for outcome in engine.step(0.0)}
         engine.check_integrity()
@@ -83,10 +83,10 @@ def test_rankings_of_mixed_widths_equal_those_without_graphs(depth: int) -> None
 
 
 SAMPLINGS = (
-    Sampling(),
-    Sampling(temperature=0.9, seed=3),
-    Sampling(num_logprobs=2),
-    Sampling(presence_penalty=1.0, temperature=0.5, top_k=5),
+    SamplingParams(),
+    SamplingParams(temperature=0.9, seed=3),
+    SamplingParams(num_logprobs=2),
+    SamplingParams(presence_penalty=1.0, temperature=0.5, top_k=5),
 )
 actions = st.one_of(
     st.tuples(st.just("rank"), st.integers(0, 50), st.integers(1, 60)),
@@ -102,7 +102,7 @@ def test_any_mix_of_requests_ends_as_without_graphs(
     depth: int, num_blocks: int, script: list[tuple[str, int, int]]
 ) -> None:
     """Texts and rankings that come, grow, are put back for want of blocks and are cancelled between replays end alike."""
-    ended: list[dict[str, Outcome]] = []
+    ended: list[dict[str, EngineOutcome]] = []
     for device in (ReplayingDevice(), None):
         engine = engine_with(device, depth, num_blocks=num_blocks)
         engine.warm_up()
@@ -112,9 +112,9 @@ def test_any_mix_of_requests_ends_as_without_graphs(
     assert_same(*ended)
 
 
-def played(engine: Engine, script: list[tuple[str, int, int]]) -> dict[str, Outcome]:
+def played(engine: Engine, script: list[tuple[str, int, int]]) -> dict[str, EngineOutcome]:
     """Play a script of requests, cancels and steps, then let everything end."""
-    outcomes: dict[str, Outcome] = {}
+    outcomes: dict[str, EngineOutcome] = {}
     for turn, (kind, number, size) in enumerate(script):
         if kind == "rank":
             excluded = np.arange(number % 20)

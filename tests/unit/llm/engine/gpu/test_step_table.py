@@ -11,7 +11,7 @@ BLOCK, SCRATCH = 4, 99
 def sequence_of(tokens: list[int], block_ids: list[int], *, levels_done: int = 0) -> Sequence:
     """Build a text in these blocks, or a ranking that has done so many levels."""
     sequence = Sequence(request_id="", order=0, tokens=tokens, priority=0, arrival_s=0.0, deadline_s=None)
-    sequence.block_ids, sequence.num_computed = block_ids, len(tokens)
+    sequence.block_table, sequence.num_computed_tokens = block_ids, len(tokens)
     sequence.num_levels, sequence.num_levels_done = (3, levels_done) if levels_done else (0, 0)
     return sequence
 

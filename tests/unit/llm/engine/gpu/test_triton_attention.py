@@ -76,9 +76,9 @@ def step_of(chunks: list[tuple[int, int]], beams: list[tuple[int, int, int]]) ->
 
     def sequence(length: int, rows: int = 0, levels_done: int = 0) -> Sequence:
         new = Sequence(request_id="", order=0, tokens=[0] * length, priority=0, arrival_s=0.0, deadline_s=None)
-        new.block_ids = [free.pop() for _ in range(-(-length // BLOCK))]
+        new.block_table = [free.pop() for _ in range(-(-length // BLOCK))]
         if rows:
-            new.num_computed, new.num_levels, new.num_levels_done = length, 4, levels_done
+            new.num_computed_tokens, new.num_levels, new.num_levels_done = length, 4, levels_done
             new.rows_by_level = (rows, rows, rows)
         return new
 
@@ -112,7 +112,7 @@ def test_steps_with_tails_and_windows_equal_the_reference(name, window) -> None:
     """A step's chunks and beams, their tails included, agree to 1e-5 in layers with and without a window and sinks."""
     heads, kv_heads, head_dim = 6, 2, 10
     cache, plan = cache_of("model", kv_heads, head_dim), step_of(*STEPS[name])
-    rows = plan.num_tokens + sum(sequence.num_beam_rows for sequence in plan.beam_steps)
+    rows = plan.num_batched_tokens + sum(sequence.num_beam_rows for sequence in plan.beam_steps)
     q_THK, tails = torch.randn(rows, heads, head_dim, device=DEVICE), tails_of(plan, kv_heads, head_dim)
     kernel = TritonAttention(heads, kv_heads, BLOCK, DEVICE, window)
     reference = TorchAttention(16, 32, BLOCK, DEVICE, window)

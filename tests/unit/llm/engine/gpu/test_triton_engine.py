@@ -7,7 +7,7 @@ from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
 from services.llm.engine.forward import runner
 from services.llm.engine.gpu.forward import triton_forward
-from services.llm.engine.outcome import Outcome
+from services.llm.engine.outcome import EngineOutcome
 from tests.support.replaying_device import ReplayingDevice
 from tests.unit.llm.engine.conftest import build_decoder, build_items
 
@@ -16,7 +16,7 @@ CONFIG = EngineConfig(
 )
 
 
-def outcomes_of(device: ReplayingDevice | None) -> tuple[dict[str, Outcome], Engine]:
+def outcomes_of(device: ReplayingDevice | None) -> tuple[dict[str, EngineOutcome], Engine]:
     """Rank and write for two requests each, side by side."""
     items = build_items(2)
     engine = Engine(build_decoder(items, layers=1), CONFIG, items=items, bundle_version="v1", graph_device=device)
@@ -25,7 +25,7 @@ def outcomes_of(device: ReplayingDevice | None) -> tuple[dict[str, Outcome], Eng
     engine.add_text("long", [2, 7, 1, 8, 2], max_new_tokens=3)
     engine.add_rank("narrow", [9, 9], k=2, beam_width=2)
     engine.add_text("short", [6], max_new_tokens=2)
-    found: dict[str, Outcome] = {}
+    found: dict[str, EngineOutcome] = {}
     while engine.has_work:
         found |= {outcome.request_id: outcome for outcome in engine.step(0.0)}
     return found, engine
