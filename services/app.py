@@ -18,7 +18,6 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from fastapi import FastAPI
 from prometheus_client import REGISTRY
 
 from models.registry import BundleStore
@@ -34,6 +33,7 @@ from services.gateway.access.authorize import Access, KeyedAccess, OpenAccess
 from services.gateway.access.keyring import KeyRing
 from services.gateway.access.rates import Rates
 from services.gateway.autoscale import LATE_SHARE
+from services.gateway.call.http import HttpApp
 from services.gateway.console.door import add_console
 from services.gateway.console.samples import MetricSampler
 from services.gateway.console.service import ConsoleService
@@ -109,7 +109,7 @@ class Gateway:
         self._tracing = open_tracing(settings.otlp_endpoint, settings.trace_share, "tailrace-gateway")
         self._rpc = RpcDoor(self._running_plane, settings.max_body_bytes, self._access, self._tracing)
 
-    async def __serve_build_asgi_app__(self) -> FastAPI:
+    async def __serve_build_asgi_app__(self) -> HttpApp:
         """Build the data plane in the serving loop, then the REST door; Ray Serve calls this before any request."""
         features = open_features(self._settings)
         drills = Drills(self._settings.drills_file)
@@ -167,7 +167,7 @@ class Gateway:
 
 
 @asynccontextmanager
-async def open_standby(settings: Settings) -> AsyncIterator[tuple[FastAPI, RpcDoor]]:
+async def open_standby(settings: Settings) -> AsyncIterator[tuple[HttpApp, RpcDoor]]:
     """Run both doors' insides without Ray and without an LLM: the same data plane, keys, limits, drills and metrics.
 
     Ends with the context. The breaker never opens, since there is nothing to spare, and its metric speaks of the real LLM.

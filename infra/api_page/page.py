@@ -2,15 +2,16 @@
 
 from pathlib import Path
 
-from infra.api_page import rest, rpc, words
+from infra.api_page import rest, rpc
 from infra.api_page.tables import table
 from services.contracts.events import MAX_EVENT_AGE_MS, MAX_EVENT_LEAD_MS
 from services.contracts.recommend import MAX_DEADLINE_MS, MAX_ID_CHARS, MAX_IDS_PER_FIELD, MAX_K
+from services.gateway.call.openapi import ERROR_MEANINGS
 from services.gateway.grpc.answers import STATUS as RPC_STATUS
 from services.gateway.records.reasons import REASONS, TIERS
 from services.gateway.request.data_plane import DataPlane
-from services.gateway.rest.answers import STATUS as REST_STATUS
 from services.gateway.rest.door import create_rest_app
+from services.gateway.rest.operations import STATUS as REST_STATUS
 from services.settings.settings import Settings
 
 _PAGE = """# API: REST and gRPC
@@ -134,7 +135,7 @@ def _limits(usual: Settings) -> list[tuple[str, str]]:
 
 
 def _errors() -> list[tuple[str, str, str, str]]:
-    return [(f"`{kind}`", str(REST_STATUS[kind]), RPC_STATUS[kind].name, text) for kind, text in words.ERRORS.items()]
+    return [(f"`{kind}`", str(REST_STATUS[kind]), RPC_STATUS[kind].name, text) for kind, text in ERROR_MEANINGS.items()]
 
 
 def _no_plane() -> DataPlane:

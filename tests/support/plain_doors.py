@@ -10,7 +10,7 @@ from pathlib import Path
 
 import grpc
 import uvicorn
-from fastapi import Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from services.gateway.grpc.door import RpcDoor, add_recommender_to_server

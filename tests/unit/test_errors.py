@@ -7,7 +7,8 @@ import pytest
 from services import errors
 from services.errors import ErrorKind, as_tailrace_error
 from services.gateway.grpc import answers as rpc_answers
-from services.gateway.rest import answers as rest_answers
+from services.gateway.openai.operations import OPENAI_ERRORS
+from services.gateway.rest.operations import REST_ERRORS
 
 TREE = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, errors.TailraceError)]
 
@@ -19,7 +20,7 @@ def test_every_error_is_drawn_in_the_docstring() -> None:
 
 def test_every_kind_has_a_status_at_both_doors() -> None:
     """No door forgets one."""
-    assert set(rest_answers.STATUS) == set(rpc_answers.STATUS) == set(ErrorKind)
+    assert set(REST_ERRORS.status) == set(OPENAI_ERRORS.status) == set(rpc_answers.STATUS) == set(ErrorKind)
 
 
 @pytest.mark.parametrize(

@@ -10,99 +10,87 @@
 The routes are no part of the public API, so OpenAPI leaves them out.
 """
 
-from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 
 import pydantic_core
-from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
 
 from services.contracts.access import Scope
 from services.errors import InvalidRequest
 from services.gateway.call.headers import Call
+from services.gateway.call.http import HttpApp, json_response, read_body
+from services.gateway.call.operation import Operation
 from services.gateway.console.service import ConsoleService
 from services.gateway.console.static import HEADERS, INDEX, load_page
-from services.gateway.rest.answers import guarded, json_response, no_route
-from services.gateway.rest.body import read_body
+from services.gateway.rest.operations import REST_ERRORS
 from services.gateway.tiers.drills import Part
 
 _MAX_BODY_BYTES = 1_024
 _STATES = {"off": True, "on": False}
 
 
-def add_console(app: FastAPI, service: ConsoleService) -> None:
-    """Add the page and its API to the REST door's app."""
+def add_console(app: HttpApp, service: ConsoleService) -> None:
+    """Add the page and its API to the app."""
     door = _ConsoleDoor(service)
-    for method, path, endpoint in (
-        ("GET", "/", door.index),
-        ("GET", "/console/page/{name}", door.file),
-        ("GET", "/console/live", door.live),
-        ("GET", "/console/bundle", door.bundle),
-        ("GET", "/console/users", door.users),
-        ("GET", "/console/history", door.history),
-        ("POST", "/console/drills", door.drills),
-    ):
-        app.add_api_route(path, endpoint, methods=[method], response_model=None, include_in_schema=False)
+    app.serve(_operation("GET", "/"), door.index)
+    app.serve(_operation("GET", "/console/page/{name}"), door.file)
+    app.serve(_operation("GET", "/console/live", Scope.RECOMMEND), door.live)
+    app.serve(_operation("GET", "/console/bundle", Scope.RECOMMEND), door.bundle)
+    app.serve(_operation("GET", "/console/users", Scope.ADMIN), door.users)
+    app.serve(_operation("GET", "/console/history", Scope.ADMIN), door.history)
+    app.serve(_operation("POST", "/console/drills", Scope.ADMIN, is_audited=True), door.drills)
+
+
+def _operation(method: str, path: str, scope: Scope | None = None, *, is_audited: bool = False) -> Operation:
+    """Return an operation that OpenAPI leaves out; no answer of the API is stored by a browser."""
+    return Operation(
+        name=path,
+        method=method,
+        path=path,
+        summary="",
+        scope=scope,
+        errors=REST_ERRORS,
+        answers={},
+        headers={} if scope is None else {**HEADERS, "cache-control": "no-store"},
+        is_audited=is_audited,
+        is_described=False,
+    )
 
 
 class _ConsoleDoor:
-    """The endpoints."""
+    """The handlers of the operations."""
 
     def __init__(self, service: ConsoleService) -> None:
         self._service = service
         self._page = load_page()
 
-    async def index(self, http: Request) -> Response:
-        """Return the page."""
+    async def index(self, http: Request, _: Call) -> Response:
         return self._page[INDEX].answer(http.headers.get("if-none-match"))
 
-    async def file(self, http: Request, name: str) -> Response:
-        """Return one of the page's files."""
+    async def file(self, http: Request, _: Call) -> Response:
+        name = http.path_params["name"]
         if name not in self._page:
-            return await no_route(http, HTTPException(404))
+            raise HTTPException(404)
         return self._page[name].answer(http.headers.get("if-none-match"))
 
-    async def live(self, http: Request) -> Response:
-        """Return the live view."""
+    async def live(self, _: Request, __: Call) -> Response:
+        return json_response(asdict(self._service.now()))
 
-        async def work(_: Call) -> Response:
-            return json_response(asdict(self._service.now()))
+    async def bundle(self, _: Request, __: Call) -> Response:
+        return json_response(asdict(await self._service.bundle()))
 
-        return await _guarded(http, work, Scope.RECOMMEND)
+    async def users(self, _: Request, __: Call) -> Response:
+        return json_response({"users": [asdict(user) for user in await self._service.users()]})
 
-    async def bundle(self, http: Request) -> Response:
-        """Return the live bundle."""
+    async def history(self, http: Request, _: Call) -> Response:
+        return json_response(asdict(await self._service.history(http.query_params.get("user_id", ""))))
 
-        async def work(_: Call) -> Response:
-            return json_response(asdict(await self._service.bundle()))
-
-        return await _guarded(http, work, Scope.RECOMMEND)
-
-    async def users(self, http: Request) -> Response:
-        """Return some users."""
-
-        async def work(_: Call) -> Response:
-            return json_response({"users": [asdict(user) for user in await self._service.users()]})
-
-        return await _guarded(http, work, Scope.ADMIN)
-
-    async def history(self, http: Request) -> Response:
-        """Return a user's history."""
-
-        async def work(_: Call) -> Response:
-            return json_response(asdict(await self._service.history(http.query_params.get("user_id", ""))))
-
-        return await _guarded(http, work, Scope.ADMIN)
-
-    async def drills(self, http: Request) -> Response:
-        """Switch parts off or on."""
-
-        async def work(_: Call) -> Response:
-            refuse_other_sites(http.headers.get("sec-fetch-site"))
-            wanted = parse_drills(await read_body(http, _MAX_BODY_BYTES))
-            return json_response({"drills": await self._service.switch(wanted)})
-
-        return await _guarded(http, work, Scope.ADMIN, audited=True)
+    async def drills(self, http: Request, _: Call) -> Response:
+        refuse_other_sites(http.headers.get("sec-fetch-site"))
+        wanted = parse_drills(await read_body(http, _MAX_BODY_BYTES))
+        return json_response({"drills": await self._service.switch(wanted)})
 
 
 def refuse_other_sites(fetch_site: str | None) -> None:
@@ -137,11 +125,3 @@ def _state(name: str, state: object) -> bool:
     if not isinstance(state, str) or state not in _STATES:
         raise InvalidRequest(name, "neither on nor off", 'send "on" or "off"')
     return _STATES[state]
-
-
-async def _guarded(
-    http: Request, work: Callable[[Call], Awaitable[Response]], scope: Scope, *, audited: bool = False
-) -> Response:
-    response = await guarded(http, work, scope=scope, audited=audited)
-    response.headers.update({**HEADERS, "cache-control": "no-store"})
-    return response

@@ -14,8 +14,7 @@ from services.contracts import recommend_pb2 as pb
 from services.contracts.access import Scope
 from services.gateway.access.authorize import Access, OpenAccess
 from services.gateway.call.headers import Call, deadline_ms_from
-from services.gateway.call.spans import traced_rpc
-from services.gateway.grpc.answers import DOOR, CallContext, guarded
+from services.gateway.grpc.answers import DOOR, CallContext, guarded, traced
 from services.gateway.grpc.schema import format_recommendation, parse_events, parse_recommend
 from services.gateway.request.data_plane import DataPlane
 from services.observability.tracing import Tracing
@@ -51,7 +50,7 @@ class RpcDoor:
 
         refused = plane.recommend_refused
         answering = guarded(context, work, pb.RecommendResponse(), refused, access=self._access, scope=Scope.RECOMMEND)
-        return await traced_rpc(self._tracing, context, f"{SERVICE}/Recommend", answering)
+        return await traced(self._tracing, context, f"{SERVICE}/Recommend", answering)
 
     async def RecordEvents(self, request: bytes, context: CallContext) -> pb.RecordEventsResponse:
         """Record what users did; answers OK only when the broker has every event."""
@@ -63,7 +62,7 @@ class RpcDoor:
 
         refused = plane.report.events_refused
         answering = guarded(context, work, pb.RecordEventsResponse(), refused, access=self._access, scope=Scope.EVENTS)
-        return await traced_rpc(self._tracing, context, f"{SERVICE}/RecordEvents", answering)
+        return await traced(self._tracing, context, f"{SERVICE}/RecordEvents", answering)
 
     async def Check(self, request: Any, context: CallContext) -> Any:
         """Say whether recommendations can be answered; the whole server and our one service are the same."""

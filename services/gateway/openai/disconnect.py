@@ -8,8 +8,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, Generic, Self, TypeVar
 
-from fastapi import Request
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
 T = TypeVar("T")

@@ -8,11 +8,12 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 import structlog
-from fastapi import Request, Response
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 
 from services.contracts.text import TextDone, TextEvent, TextPiece
 from services.errors import ErrorKind, as_tailrace_error
+from services.gateway.call.http import json_response
 from services.gateway.openai.answers import Plain, Shape, usage_of
 from services.gateway.openai.call import CompletionCall
 from services.gateway.openai.disconnect import Source, unless_gone
@@ -20,7 +21,6 @@ from services.gateway.openai.errors import plain_error
 from services.gateway.openai.event_stream import DONE, EventStream, sse
 from services.gateway.openai.generate import Write, whole, written
 from services.gateway.openai.ranked import DOOR
-from services.gateway.rest.answers import json_response
 from services.gateway.text.count import NOTHING, counted
 from services.gateway.text.metrics import CANCELLED, OK, TextReport
 

@@ -95,6 +95,21 @@ class RecommendationBody(_Body):
     )
 
 
+class BundleBody(_Body):
+    """The live bundle."""
+
+    version: str
+    num_items: int = Field(description="In its catalogue")
+    code_depth: int = Field(description="Codes per item")
+    manifest: dict[str, Any] = Field(description="How it was made, and how it was evaluated")
+
+
+class StatusBody(_Body):
+    """A probe's answer."""
+
+    status: str = Field(examples=["ok"])
+
+
 class StageTimeBody(_Body):
     """One stage; stages may overlap."""
 

@@ -2,11 +2,11 @@
 
 import json
 
-from infra.api_page import words
 from infra.api_page.page import render
 from infra.api_page.rest import type_of
 from infra.api_page.tables import table
 from services.errors import ErrorKind
+from services.gateway.call.openapi import ERROR_MEANINGS
 from services.gateway.rest.schema import RecommendationBody
 from tests.support.pages import ROOT, fences
 
@@ -30,7 +30,7 @@ def test_the_answer_in_readme_has_the_fields_of_the_schema() -> None:
 
 def test_every_error_code_has_its_text() -> None:
     """The page explains each error code."""
-    assert set(words.ERRORS) == set(ErrorKind)
+    assert set(ERROR_MEANINGS) == set(ErrorKind)
 
 
 def test_types_read_as_a_reader_would_say_them() -> None:

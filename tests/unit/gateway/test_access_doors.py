@@ -1,6 +1,5 @@
 """Both doors with keys: who comes in, who does not, with which code, and that a refusal helps no attacker."""
 
-import inspect
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -13,6 +12,8 @@ import pytest
 import structlog
 from google.rpc import status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from starlette.requests import Request
+from starlette.responses import Response
 
 from services.contracts import recommend_pb2 as pb
 from services.contracts import recommend_pb2_grpc as api
@@ -22,9 +23,11 @@ from services.gateway.access.keyring import KeyRing
 from services.gateway.access.keys import KeysFile, StoredHash, StoredKey, hash_of, write_keys
 from services.gateway.access.rates import Rates
 from services.gateway.call.headers import Call
+from services.gateway.call.http import json_response
+from services.gateway.call.operation import Operation
 from services.gateway.grpc.door import RpcDoor
-from services.gateway.rest.answers import guarded, json_response
 from services.gateway.rest.door import create_rest_app
+from services.gateway.rest.operations import REST_ERRORS
 from tests.unit.gateway.clients import rpc_channel
 from tests.unit.gateway.world import MAX_BODY_BYTES, World
 
@@ -120,17 +123,21 @@ async def rest(world: World, access: KeyedAccess) -> AsyncIterator[RestDoor]:
     """The REST door with keys."""
     app = create_rest_app(lambda: world.plane, lambda: b"# metrics\n", MAX_BODY_BYTES, access=access)
 
-    async def drill(http: httpx.Request) -> Any:
-        """An administrative act."""
+    async def drill(_: Request, call: Call) -> Response:
+        """An administrative act: returns who did it."""
+        return json_response({"by": call.admitted.key_id})
 
-        async def work(call: Call) -> Any:
-            """Say who did it."""
-            return json_response({"by": call.admitted.key_id})
-
-        return await guarded(http, work, scope=Scope.ADMIN)
-
-    drill.__signature__ = inspect.Signature()
-    app.add_route("/admin/drill", drill, methods=["POST"])
+    operation = Operation(
+        name="drill",
+        method="POST",
+        path="/admin/drill",
+        summary="",
+        scope=Scope.ADMIN,
+        errors=REST_ERRORS,
+        answers={},
+        is_audited=True,
+    )
+    app.serve(operation, drill)
     transport = httpx.ASGITransport(app, client=("192.0.2.7", 4711))
     async with httpx.AsyncClient(transport=transport, base_url="http://door") as http:
         yield RestDoor(http)

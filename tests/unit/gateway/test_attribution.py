@@ -9,10 +9,10 @@ from services.contracts.access import ANYONE
 from services.contracts.features import PrecomputedList
 from services.contracts.recommend import Reason, Recommendation, RecommendRequest, Tier
 from services.errors import ErrorKind
+from services.gateway.call import http
 from services.gateway.events.attribution import Attribution, Maker
 from services.gateway.grpc import answers as rpc_answers
 from services.gateway.records.report import Report
-from services.gateway.rest import answers as rest_answers
 from services.observability.metrics import GatewayMetrics
 from tests.unit.gateway.world import World
 
@@ -134,7 +134,7 @@ def test_the_age_of_a_list_is_told_whether_shown_or_not(
 
 def test_series_of_alerts_begin_at_zero(report: Report, registry: CollectorRegistry) -> None:
     """To Prometheus a counter that begins at 1 has not increased, so each door's errors are there from the start."""
-    for door in (rest_answers.DOOR, rpc_answers.DOOR):
+    for door in (http.DOOR, rpc_answers.DOOR):
         for kind in ErrorKind:
             labels = {"door": door, "tier": "none", "reason": "none", "code": kind.value}
             assert registry.get_sample_value("tailrace_requests_total", labels) == 0

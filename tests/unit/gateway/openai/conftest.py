@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 import uvicorn
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from services.contracts.text import TextWriter
 from services.gateway.rest.door import create_rest_app
@@ -62,26 +62,26 @@ def let_write(world: World, writer: TextWriter, clock: Callable[[], float] = tim
 
 
 @pytest.fixture
-def app(texts: World) -> FastAPI:
+def app(texts: World) -> ASGIApp:
     """The door's app."""
     return create_rest_app(lambda: texts.plane, lambda: b"", MAX_BODY_BYTES, echoes_request_id=True)
 
 
 @pytest.fixture
-async def http(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+async def http(app: ASGIApp) -> AsyncIterator[httpx.AsyncClient]:
     """A caller in process."""
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://door") as client:
         yield client
 
 
 @pytest.fixture
-async def live_url(app: FastAPI) -> AsyncIterator[str]:
+async def live_url(app: ASGIApp) -> AsyncIterator[str]:
     """The door on a free port of this machine."""
     async for url in serve(app):
         yield url
 
 
-async def serve(app: FastAPI) -> AsyncIterator[str]:
+async def serve(app: ASGIApp) -> AsyncIterator[str]:
     """Serve an app in this event loop; gives its address."""
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off"))
     serving = asyncio.create_task(server.serve())

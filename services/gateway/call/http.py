@@ -1,0 +1,221 @@
+"""Serves operations over HTTP: guards each call, writes errors in the door's format, answers unknown paths, describes itself.
+
+Starlette without FastAPI: its reading of dependencies costs as much as an answer from memory.
+"""
+
+import contextlib
+import json
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import structlog
+from opentelemetry.trace import SpanKind
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Send
+from starlette.types import Scope as Connection
+
+from services.contracts.access import Scope
+from services.errors import (
+    ErrorKind,
+    InvalidRequest,
+    NotAllowed,
+    RequestTooLarge,
+    TailraceError,
+    as_tailrace_error,
+)
+from services.gateway.access.audit import NOBODY, audit
+from services.gateway.access.authorize import Access
+from services.gateway.call.headers import Call, new_request_id, request_id_from
+from services.gateway.call.openapi import openapi_document
+from services.gateway.call.operation import JSON, ErrorFormat, Operation
+from services.observability.tracing import Tracing, note_failure
+
+log = structlog.get_logger()
+
+DOOR = "rest"
+_CLIENT_GONE = 499
+_NO_ROUTE_CODES = {404: "not_found", 405: "method_not_allowed"}
+
+Handler = Callable[[Request, Call], Awaitable[Response]]
+"""Answers one admitted call; may raise any error."""
+OnError = Callable[[str, str, str, str], None]
+"""Is called with the door, the error's code, its summary and the request's id."""
+
+
+class HttpApp(Starlette):
+    """The ASGI app of the HTTP doors."""
+
+    def __init__(
+        self, title: str, errors: ErrorFormat, *, access: Access, tracing: Tracing, echoes_request_id: bool
+    ) -> None:
+        """Make an app without operations.
+
+        Args:
+            title: The OpenAPI document's.
+            errors: The format for unknown paths, unless `set_errors_below` says otherwise.
+            access: Decides who is admitted.
+            tracing: Where spans go.
+            echoes_request_id: Whether answers carry X-Request-Id; not under Ray Serve, whose proxy sends it already.
+        """
+        super().__init__(exception_handlers={HTTPException: self._answer_no_route})
+        self.access = access
+        self.tracing = tracing
+        self.echoes_request_id = echoes_request_id
+        self._title = title
+        self._errors = errors
+        self._errors_below: dict[str, ErrorFormat] = {}
+        self._operations: list[Operation] = []
+        self._document: dict[str, Any] | None = None
+        self.add_route("/openapi.json", self._answer_openapi)
+
+    def serve(self, operation: Operation, handler: Handler, on_error: OnError | None = None) -> None:
+        """Add an operation; `on_error` hears of each of its errors."""
+        route = Route(operation.path, _Endpoint(self, operation, handler, on_error), methods=[operation.method])
+        route.methods = {operation.method}  # Starlette would add HEAD to GET
+        self._operations.append(operation)
+        self.router.routes.append(route)
+
+    def set_errors_below(self, prefix: str, errors: ErrorFormat) -> None:
+        """Use this format for unknown paths below the prefix."""
+        self._errors_below[prefix] = errors
+
+    def openapi(self) -> dict[str, Any]:
+        """Return the OpenAPI document of all operations."""
+        if self._document is None:
+            self._document = openapi_document(self._title, "1", self._operations)
+        return self._document
+
+    async def _answer_openapi(self, _: Request) -> Response:
+        return json_response(self.openapi())
+
+    async def _answer_no_route(self, http: Request, error: Exception) -> Response:
+        """Answer for unknown paths and methods. A 405 names the methods that exist."""
+        status, headers = (error.status_code, error.headers) if isinstance(error, HTTPException) else (500, None)
+        code = _NO_ROUTE_CODES.get(status, "invalid_request")
+        call = Call(_request_id_or_new(http))
+        body = self._errors_at(http).no_route(code, f"{http.method} {http.url.path} is not here", call.request_id)
+        response = json_response(body, status, headers)
+        self.echo(call, response)
+        return response
+
+    def _errors_at(self, http: Request) -> ErrorFormat:
+        """Return the format of the door to which the path belongs."""
+        route = http.scope.get("route")
+        if route is None:
+            path = http.url.path
+            return next((one for prefix, one in self._errors_below.items() if path.startswith(prefix)), self._errors)
+        return route.endpoint.operation.errors if isinstance(route.endpoint, _Endpoint) else self._errors
+
+    def echo(self, call: Call, response: Response) -> None:
+        """Return the request's id in a header, where that is this app's task."""
+        if self.echoes_request_id:
+            response.headers.update(call.echo)
+
+
+class _Endpoint:
+    """One operation as an ASGI app."""
+
+    def __init__(self, app: HttpApp, operation: Operation, handler: Handler, on_error: OnError | None) -> None:
+        self.operation = operation
+        self._app = app
+        self._handler = handler
+        self._on_error = on_error
+
+    async def __call__(self, connection: Connection, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        operation, http = self.operation, Request(connection, receive, send)
+        if operation.scope is None:
+            response = await self._handler(http, Call(new_request_id()))
+        elif operation.is_traced:
+            response = await self._traced(http, operation.scope)
+        else:
+            response = await self._guarded(http, operation.scope)
+        response.headers.update(operation.headers)
+        await response(connection, receive, send)
+
+    async def _traced(self, http: Request, scope: Scope) -> Response:
+        """Guard the call inside a span, by OpenTelemetry's conventions for HTTP; continues the caller's trace if there is one."""
+        tracing, path = self._app.tracing, self.operation.path
+        if tracing.is_off:
+            return await self._guarded(http, scope)
+        about = {"http.request.method": http.method, "http.route": path, "url.path": http.url.path}
+        with tracing.entry(f"{http.method} {path}", http.headers, SpanKind.SERVER, about) as span:
+            response = await self._guarded(http, scope)
+            span.set_attribute("http.response.status_code", response.status_code)
+            return response
+
+    async def _guarded(self, http: Request, scope: Scope) -> Response:
+        """Admit the caller, call the handler, and write whatever is raised as an error. No stack trace leaves the process.
+
+        Nothing of the request's body is read before the caller is admitted.
+        """
+        call, who, outcome = Call(new_request_id()), NOBODY, "gone"
+        try:
+            call.request_id = request_id_from(http.headers)
+            call.caller = self._app.access.authorize(http.headers, scope)
+            who = call.admitted.key_id
+            response = await self._handler(http, call)
+            outcome = "ok"
+        except ClientDisconnect:
+            return Response(status_code=_CLIENT_GONE)
+        except Exception as error:
+            failure = as_tailrace_error(error)
+            outcome = failure.kind.value
+            note_failure(outcome, is_ours=failure.is_ours)
+            who = failure.key_id if isinstance(failure, NotAllowed) else who
+            if failure.kind is ErrorKind.INTERNAL:
+                log.exception("unexpected_error", request_id=call.request_id, door=DOOR)
+            if self._on_error is not None:
+                self._on_error(DOOR, failure.kind.value, failure.summary, call.request_id)
+            response = error_response(failure, call.request_id, self.operation.errors)
+        finally:  # a caller who leaves cancels the work, but not what it has done by then
+            if self.operation.is_audited:
+                _audit(http, who, outcome, call.request_id)
+        self._app.echo(call, response)
+        return response
+
+
+def _audit(http: Request, who: str, outcome: str, request_id: str) -> None:
+    origin = http.headers.get("x-forwarded-for") or (http.client.host if http.client else "unknown")
+    audit(act=f"{http.method} {http.url.path}", who=who, origin=origin, outcome=outcome, request_id=request_id)
+
+
+def json_response(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Write plain values as compact JSON."""
+    text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+    return Response(text, status, headers, media_type=JSON)
+
+
+def error_response(error: TailraceError, request_id: str, errors: ErrorFormat) -> Response:
+    """Write an error, with the headers that say when to retry or how to authenticate."""
+    headers: dict[str, str] = {}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+    if error.kind is ErrorKind.UNAUTHENTICATED:
+        headers["www-authenticate"] = "Bearer"
+    return json_response(errors.body(error, request_id), errors.status[error.kind], headers)
+
+
+async def read_body(http: Request, max_bytes: int) -> bytes:
+    """Read the body up to the limit, declared or not. Raises RequestTooLarge at the first byte beyond it."""
+    declared = http.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > max_bytes:
+        raise RequestTooLarge(max_bytes)
+    body = bytearray()
+    async for chunk in http.stream():
+        body += chunk
+        if len(body) > max_bytes:
+            raise RequestTooLarge(max_bytes)
+    return bytes(body)
+
+
+def _request_id_or_new(http: Request) -> str:
+    """Return the caller's request id, or a new one in the place of none and of a malformed one."""
+    with contextlib.suppress(InvalidRequest):
+        return request_id_from(http.headers)
+    return new_request_id()

@@ -1,0 +1,132 @@
+"""The OpenAPI document, from the operations and their models. Pure."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from services.errors import ErrorKind
+from services.gateway.call.operation import Answer, Operation, Parameter
+
+ERROR_MEANINGS: Mapping[ErrorKind, str] = {
+    ErrorKind.INVALID_REQUEST: "a field is wrong: `field` names it, `fix` says what to send",
+    ErrorKind.TOO_LARGE: "the body is larger than the door takes",
+    ErrorKind.UNAUTHENTICATED: "no API key, or none that is valid now",
+    ErrorKind.NOT_ALLOWED: "the key lacks the scope that the call needs",
+    ErrorKind.NOT_FOUND: "no such name, or it is no longer kept",
+    ErrorKind.QUOTA: "the key's rate or quota is used up; retry after `retry-after`",
+    ErrorKind.OVERLOADED: "no capacity at the moment; retry after `retry-after`",
+    ErrorKind.AWAY: "a dependency does not answer and nothing was done; retry after `retry-after`",
+    ErrorKind.LATE: "a stage exceeded the deadline",
+    ErrorKind.INTERNAL: "an internal error; it is logged under the request id",
+}
+"""What each error code means to a caller."""
+
+_REF = "#/components/schemas/{model}"
+_HEADERS: Mapping[ErrorKind, dict[str, Any]] = {
+    ErrorKind.UNAUTHENTICATED: {"WWW-Authenticate": {"schema": {"type": "string"}}},
+    **{
+        kind: {"Retry-After": {"schema": {"type": "integer", "minimum": 1}, "description": "Seconds"}}
+        for kind in (ErrorKind.QUOTA, ErrorKind.OVERLOADED, ErrorKind.AWAY)
+    },
+}
+_REQUEST_ID = Parameter(
+    name="X-Request-Id",
+    where="header",
+    schema={"type": "string", "minLength": 1, "maxLength": 256},
+    description="Returned with the answer, logged, and kept with the impression",
+)
+_KEY_SCHEMES = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "An API key, where keys are set up"},
+    "header": {"type": "apiKey", "in": "header", "name": "X-Api-Key", "description": "The same key"},
+}
+
+
+def openapi_document(title: str, version: str, operations: Iterable[Operation]) -> dict[str, Any]:
+    """Describe the operations."""
+    described = [operation for operation in operations if operation.is_described]
+    models = {model: None for operation in described for model in _models_of(operation)}
+    schemas = models_json_schema([(model, "validation") for model in models], ref_template=_REF)[1].get("$defs", {})
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in described:
+        paths.setdefault(_path(operation), {})[operation.method.lower()] = _describe(operation)
+    components = {"schemas": schemas, "securitySchemes": _KEY_SCHEMES}
+    return {"openapi": "3.1.0", "info": {"title": title, "version": version}, "paths": paths, "components": components}
+
+
+def _models_of(operation: Operation) -> Iterable[type[BaseModel]]:
+    yield from operation.bodies
+    for answer in operation.answers.values():
+        yield from (model for model in answer.content.values() if model is not None)
+    if operation.all_kinds:
+        yield operation.errors.model
+
+
+def _path(operation: Operation) -> str:
+    """Return the path without the names of Starlette's converters."""
+    return operation.path.replace(":path}", "}")
+
+
+def _describe(operation: Operation) -> dict[str, Any]:
+    about: dict[str, Any] = {"operationId": operation.name, "summary": operation.summary}
+    parameters = operation.parameters if operation.scope is None else (*operation.parameters, _REQUEST_ID)
+    if parameters:
+        about["parameters"] = [_parameter(one) for one in parameters]
+    if operation.bodies:
+        about["requestBody"] = _request_body(operation)
+    about["responses"] = {str(status): text for status, text in sorted(_responses(operation).items())}
+    if operation.scope is not None:
+        about["security"] = [{}, *({scheme: []} for scheme in _KEY_SCHEMES)]
+    return about
+
+
+def _parameter(parameter: Parameter) -> dict[str, Any]:
+    return {
+        "name": parameter.name,
+        "in": parameter.where,
+        "required": parameter.where == "path",
+        "schema": dict(parameter.schema),
+        "description": parameter.description,
+    }
+
+
+def _request_body(operation: Operation) -> dict[str, Any]:
+    references = [_reference(body) for body in operation.bodies]
+    content: dict[str, Any] = {"schema": references[0] if len(references) == 1 else {"anyOf": references}}
+    if operation.examples:
+        content["examples"] = {
+            f"example {number}": {"value": value} for number, value in enumerate(operation.examples, 1)
+        }
+    return {"required": True, "content": {"application/json": content}}
+
+
+def _responses(operation: Operation) -> dict[int, dict[str, Any]]:
+    """Return the answers and the errors; kinds that share a status share a description."""
+    responses = {status: _answer(answer) for status, answer in operation.answers.items()}
+    for kind in ErrorKind:
+        if kind not in operation.all_kinds:
+            continue
+        meaning, status = ERROR_MEANINGS[kind], operation.errors.status[kind]
+        if status in responses:
+            meaning = f"{responses[status]['description']}; or {meaning}"
+        responses[status] = {
+            "description": meaning[0].upper() + meaning[1:],
+            "content": {"application/json": {"schema": _reference(operation.errors.model)}},
+            **({"headers": _HEADERS[kind]} if kind in _HEADERS else {}),
+        }
+    return responses
+
+
+def _answer(answer: Answer) -> dict[str, Any]:
+    described: dict[str, Any] = {"description": answer.description}
+    if answer.content:
+        described["content"] = {
+            media_type: {"schema": {"type": "string"} if model is None else _reference(model)}
+            for media_type, model in answer.content.items()
+        }
+    return described
+
+
+def _reference(model: type[BaseModel]) -> dict[str, str]:
+    return {"$ref": _REF.format(model=model.__name__)}

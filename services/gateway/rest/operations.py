@@ -1,0 +1,145 @@
+"""The operations of the REST door: paths, bodies, answers and errors, from which routes and OpenAPI document come."""
+
+from services.contracts.access import Scope
+from services.contracts.recommend import MAX_DEADLINE_MS
+from services.errors import ErrorKind, TailraceError
+from services.gateway.call.operation import Answer, ErrorFormat, Operation, Parameter, json_answer
+from services.gateway.rest.schema import (
+    BundleBody,
+    ErrorBody,
+    EventBody,
+    EventsBody,
+    ExplanationBody,
+    RecommendationBody,
+    RecommendBody,
+    RecordedBody,
+    StatusBody,
+)
+
+STATUS = {
+    ErrorKind.INVALID_REQUEST: 422,
+    ErrorKind.TOO_LARGE: 413,
+    ErrorKind.UNAUTHENTICATED: 401,
+    ErrorKind.NOT_ALLOWED: 403,
+    ErrorKind.NOT_FOUND: 404,
+    ErrorKind.QUOTA: 429,
+    ErrorKind.OVERLOADED: 429,
+    ErrorKind.AWAY: 503,
+    ErrorKind.LATE: 504,
+    ErrorKind.INTERNAL: 500,
+}
+
+
+def _error(code: str, message: str, field: str | None, fix: str | None, request_id: str) -> dict[str, object]:
+    return {"error": {"code": code, "message": message, "field": field, "fix": fix, "request_id": request_id}}
+
+
+def _body(error: TailraceError, request_id: str) -> dict[str, object]:
+    return _error(error.kind.value, error.problem, error.field, error.fix, request_id)
+
+
+def _no_route(code: str, message: str, request_id: str) -> dict[str, object]:
+    return _error(code, message, None, "see /docs", request_id)
+
+
+REST_ERRORS = ErrorFormat(model=ErrorBody, status=STATUS, body=_body, no_route=_no_route)
+
+_EVENT = {"user_id": "196", "item_id": "242", "event_type": "click"}
+
+RECOMMEND = Operation(
+    name="recommend",
+    method="POST",
+    path="/v1/recommendations",
+    summary="Recommend items to a user, before the deadline",
+    scope=Scope.RECOMMEND,
+    errors=REST_ERRORS,
+    kinds=frozenset({ErrorKind.OVERLOADED, ErrorKind.AWAY}),
+    parameters=(
+        Parameter(
+            name="X-Deadline-Ms",
+            where="header",
+            schema={"type": "integer", "minimum": 1, "maximum": MAX_DEADLINE_MS},
+            description="Milliseconds from arrival; the body's deadline_ms wins",
+        ),
+    ),
+    bodies=(RecommendBody,),
+    examples=({"user_id": "196", "k": 5, "deadline_ms": 200},),
+    answers=json_answer(RecommendationBody),
+    is_traced=True,
+)
+RECORD_EVENTS = Operation(
+    name="recordEvents",
+    method="POST",
+    path="/v1/events",
+    summary="Record what users did; answers only when the broker has every event",
+    scope=Scope.EVENTS,
+    errors=REST_ERRORS,
+    kinds=frozenset({ErrorKind.OVERLOADED, ErrorKind.AWAY}),
+    bodies=(EventsBody, EventBody),
+    examples=({"events": [_EVENT]}, _EVENT),
+    answers=json_answer(RecordedBody),
+    is_traced=True,
+)
+BUNDLE = Operation(
+    name="bundle",
+    method="GET",
+    path="/v1/bundle",
+    summary="Describe the live bundle",
+    scope=Scope.RECOMMEND,
+    errors=REST_ERRORS,
+    kinds=frozenset({ErrorKind.AWAY}),
+    answers=json_answer(BundleBody),
+)
+EXPLANATION = Operation(
+    name="explanation",
+    method="GET",
+    path="/v1/explanations/{request_id:path}",
+    summary="Explain how a recent request was answered",
+    scope=Scope.ADMIN,
+    errors=REST_ERRORS,
+    kinds=frozenset({ErrorKind.NOT_FOUND, ErrorKind.AWAY}),
+    parameters=(
+        Parameter(
+            name="request_id", where="path", schema={"type": "string"}, description="From the answer or the error"
+        ),
+    ),
+    answers=json_answer(ExplanationBody),
+    is_audited=True,
+)
+HEALTHZ = Operation(
+    name="healthz",
+    method="GET",
+    path="/healthz",
+    summary="Report that the process runs",
+    scope=None,
+    errors=REST_ERRORS,
+    answers=json_answer(StatusBody),
+)
+READYZ = Operation(
+    name="readyz",
+    method="GET",
+    path="/readyz",
+    summary="Report whether recommendations can be answered",
+    scope=None,
+    errors=REST_ERRORS,
+    answers={**json_answer(StatusBody), 503: Answer("No bundle is loaded yet", {"application/json": StatusBody})},
+)
+METRICS = Operation(
+    name="metrics",
+    method="GET",
+    path="/metrics",
+    summary="Return all metrics in Prometheus' text format; scrapers have a port of their own",
+    scope=Scope.ADMIN,
+    errors=REST_ERRORS,
+    answers={200: Answer("OK", {"text/plain": None})},
+)
+DOCS = Operation(
+    name="docs",
+    method="GET",
+    path="/docs",
+    summary="Return a page that shows /openapi.json and loads nothing from elsewhere",
+    scope=None,
+    errors=REST_ERRORS,
+    answers={},
+    is_described=False,
+)
