@@ -20,7 +20,7 @@ recorded steps, and `-k "ahead and True"` with them: what only the second shows 
 the launch that fails without recorded steps, `compute-sanitizer` the access. A process whose device has failed once fails in
 every later test: run one at a time. Where `tests.support.attention_shapes` is not found, an installed package calls itself `tests` too.
 
-What they are held to on an H200 is in DECISIONS.md, with what each step should take by its bytes and products.
+What they are held to on an H200 is in docs/lab-notes/kernels-gpu.md, with what each step should take by its bytes and products.
 """
 
 from dataclasses import replace
