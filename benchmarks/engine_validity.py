@@ -21,7 +21,8 @@ from rich.progress import Progress
 
 from benchmarks.engine_curves.engines import random_items
 from benchmarks.load.command import at_least_one, command_of, write_report
-from models.decoder.decoder import Decoder, DecoderConfig
+from models.decoder.config import DecoderConfig
+from models.decoder.decoder import Decoder
 from services.llm.engine.beam.trie import ItemCodes
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import torch
 
-from models.decoder.decoder import Decoder, DecoderConfig
-from models.decoder.rope import Rope
+from models.decoder.config import DecoderConfig, Rope
+from models.decoder.decoder import Decoder
 
 _QWEN3 = DecoderConfig(
     vocab_size=151_936,

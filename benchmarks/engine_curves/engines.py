@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from models.decoder.decoder import Decoder, DecoderConfig
+from models.decoder.config import DecoderConfig
+from models.decoder.decoder import Decoder
 from models.decoder.window import Window
 from services.llm.engine.beam.trie import ItemCodes
 from services.llm.engine.config import EngineConfig

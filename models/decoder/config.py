@@ -1,28 +1,113 @@
-"""A checkpoint's `config.json`, in the words of Hugging Face, to and from the shape of a decoder.
+"""The shape of a decoder, and its `config.json` in Hugging Face's keys. Pure: no torch, no weights.
 
-Knows the Llama, Mistral (Llama with a sliding window), Qwen2 and Qwen3 families. What a checkpoint asks for and the decoder
-cannot do (another activation, another way to scale positions) is refused by its key, never ignored. Reads no weights.
+`FAMILIES` lists the supported model families and what each fixes. A checkpoint that asks for anything else (another activation,
+another scaling of positions) is refused with the name of the key.
 
-`attention_sinks` is a key of our own: how many first positions the layers with a sliding window see besides it.
+`attention_sinks` is a key of our own: the number of first positions that layers with a sliding window see in addition to it.
 """
 
 import json
+import math
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from models.decoder.decoder import DecoderConfig
-from models.decoder.rope import Rope, RopeKind, RopeScaling, yarn_attention_factor
 from models.decoder.window import Window
 from services.errors import CheckpointError
 
 Raw = dict[str, Any]
+RopeKind = Literal["linear", "llama3", "yarn"]
 
-_ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """What a model family fixes beyond the shape in `config.json`.
+
+    `window`: whether layers may have a sliding window: never, all of them if `sliding_window` is set, or only if
+    `use_sliding_window` is set as well. `gguf_interleaves_heads`: GGUF stores the rows of query and key heads as neighbouring
+    rope pairs instead of halves; None if GGUF has no architecture of this name.
+    """
+
+    architecture: str
+    has_qkv_bias: bool = False
+    has_qk_norm: bool = False
+    window: Literal["never", "always", "optional"] = "never"
+    gguf_interleaves_heads: bool | None = None
+
+
+FAMILIES = {
+    "llama": Family(architecture="LlamaForCausalLM", gguf_interleaves_heads=True),
+    "mistral": Family(architecture="MistralForCausalLM", window="always"),
+    "qwen2": Family(
+        architecture="Qwen2ForCausalLM", has_qkv_bias=True, window="optional", gguf_interleaves_heads=False
+    ),
+    "qwen3": Family(architecture="Qwen3ForCausalLM", has_qk_norm=True, window="optional", gguf_interleaves_heads=False),
 }
+"""By `model_type`. A new family is a row here; a new tensor of a layer is a row in `layer.py`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeScaling:
+    """How rope periods are lengthened by up to `factor`.
+
+    `original_positions` is the trained length. llama3 keeps pairs that rotate more than `high_freq_factor` times within it and
+    lengthens fully those that rotate less than `low_freq_factor` times; YaRN does so at `beta_fast` and `beta_slow` rotations, and
+    multiplies cosine and sine by `attention_factor`.
+    """
+
+    kind: RopeKind
+    factor: float
+    original_positions: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """The rotary positions of a checkpoint: the base of the periods, and their scaling, if any."""
+
+    theta: float = 10_000.0
+    scaling: RopeScaling | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderConfig:
+    """The shape of a decoder, mostly under the key names of a Hugging Face `config.json`.
+
+    `qkv_bias` and `output_bias` are those of attention; `qk_norm` normalises each query and key head before rope. Layers with a
+    `window` see a part of their past only; the implementation of attention must apply it.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rope: Rope = field(default_factory=Rope)
+    rms_norm_eps: float = 1e-5
+    tie_word_embeddings: bool = True
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    window: Window | None = None
+
+    def window_of(self, layer: int) -> Window | None:
+        """Return the window of one layer, None if it sees everything before it."""
+        return self.window if self.window is not None and layer in self.window.layers else None
+
+    @property
+    def window_of_all(self) -> Window | None:
+        """The window if every layer has it: then tokens behind it, except the sinks, are never read again."""
+        return self.window if self.window is not None and len(self.window.layers) == self.num_hidden_layers else None
+
+
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 _SCALINGS: dict[str, RopeKind] = {"linear": "linear", "llama3": "llama3", "yarn": "yarn"}
 _SHAPE = (
@@ -35,15 +120,11 @@ _SHAPE = (
     "head_dim",
     "max_position_embeddings",
 )
-_SAME_NAMES = (
-    *_SHAPE,
-    "rms_norm_eps",
-    "tie_word_embeddings",
-)
+_SAME_NAMES = (*_SHAPE, "rms_norm_eps", "tie_word_embeddings")
 
 
 def read_config(folder: Path) -> DecoderConfig:
-    """Read `config.json`. Raises CheckpointError naming the key that is missing or asks for what is not supported."""
+    """Read `config.json`. Raises CheckpointError naming the key that is missing or not supported."""
     path = folder / "config.json"
     try:
         raw: Raw = json.loads(path.read_text())
@@ -63,25 +144,37 @@ def read_config(folder: Path) -> DecoderConfig:
 
 
 def describe_config(config: DecoderConfig) -> Raw:
-    """Return the content of a `config.json` that transformers reads, too."""
-    plain = "llama" if config.window is None else "mistral"
-    family = "qwen3" if config.qk_norm else "qwen2" if config.qkv_bias and not config.output_bias else plain
+    """Return the content of a `config.json`, which transformers reads, too."""
+    family = _family_of(config)
     return {
-        "architectures": [_ARCHITECTURES[family]],
+        "architectures": [FAMILIES[family].architecture],
         "model_type": family,
         "hidden_act": "silu",
         "attention_bias": config.output_bias,
         "mlp_bias": config.mlp_bias,
         "rope_parameters": _describe_rope(config.rope),
-        **_describe_window(config, family),
+        **_describe_window(config, FAMILIES[family]),
         **{name: getattr(config, name) for name in _SAME_NAMES},
     }
 
 
+def yarn_attention_factor(factor: float) -> float:
+    """Return YaRN's default factor of cosine and sine."""
+    return 0.1 * math.log(factor) + 1.0 if factor > 1.0 else 1.0
+
+
+def _family_of(config: DecoderConfig) -> str:
+    if config.qk_norm:
+        return "qwen3"
+    if config.qkv_bias and not config.output_bias:
+        return "qwen2"
+    return "llama" if config.window is None else "mistral"
+
+
 def _config_from(raw: Raw) -> DecoderConfig:
-    family = raw.get("model_type", "llama")
+    family = FAMILIES[raw.get("model_type", "llama")]
     num_heads = int(raw["num_attention_heads"])
-    has_bias = bool(raw.get("attention_bias", False)) and family != "qwen2"
+    has_bias = bool(raw.get("attention_bias", False)) and not family.has_qkv_bias
     return DecoderConfig(
         vocab_size=int(raw["vocab_size"]),
         hidden_size=int(raw["hidden_size"]),
@@ -94,19 +187,19 @@ def _config_from(raw: Raw) -> DecoderConfig:
         rope=_rope_from(raw),
         rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
-        qkv_bias=has_bias or family == "qwen2",
+        qkv_bias=has_bias or family.has_qkv_bias,
         output_bias=has_bias,
         mlp_bias=bool(raw.get("mlp_bias", False)),
-        qk_norm=family == "qwen3",
+        qk_norm=family.has_qk_norm,
         window=_window_from(raw, family),
     )
 
 
-def _window_from(raw: Raw, family: str) -> Window | None:
-    """Read which layers have a window. A Qwen's is off unless it says so, and then begins at layer `max_window_layers`."""
-    num_layers = int(raw["num_hidden_layers"])
-    size = raw.get("sliding_window") if family == "mistral" or raw.get("use_sliding_window") else None
-    first = 0 if family == "mistral" else int(raw.get("max_window_layers", 28))
+def _window_from(raw: Raw, family: Family) -> Window | None:
+    """Return the sliding window and its layers. If optional, it starts at layer `max_window_layers`."""
+    num_layers, is_always = int(raw["num_hidden_layers"]), family.window == "always"
+    size = raw.get("sliding_window") if is_always or raw.get("use_sliding_window") else None
+    first = 0 if is_always else int(raw.get("max_window_layers", 28))
     types = raw.get("layer_types") or [_SLIDING if layer >= first and size else _FULL for layer in range(num_layers)]
     if len(types) != num_layers or not set(types) <= {_SLIDING, _FULL}:
         raise ValueError(f"layer_types {types!r} is not supported, only {_SLIDING} or {_FULL} for each layer")
@@ -117,21 +210,21 @@ def _window_from(raw: Raw, family: str) -> Window | None:
 
 
 def _rope_from(raw: Raw) -> Rope:
-    """Read the positions' scaling, which older files keep under `rope_scaling`, with the base beside it."""
-    asked = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    theta = float(raw.get("rope_theta") or asked.get("rope_theta") or 10_000.0)
-    kind = asked.get("rope_type", asked.get("type", "default"))
+    """Return rope's base and scaling. Older files keep the scaling under `rope_scaling`, with the base beside it."""
+    given = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    theta = float(raw.get("rope_theta") or given.get("rope_theta") or 10_000.0)
+    kind = given.get("rope_type", given.get("type", "default"))
     if kind == "default":
         return Rope(theta)
-    factor = float(asked["factor"])
-    given = {name: float(asked[name]) for name in _optional(kind) if asked.get(name) is not None}
+    factor = float(given["factor"])
+    options = {name: float(given[name]) for name in _scaling_options(kind) if given.get(name) is not None}
     if kind == "yarn":
-        given.setdefault("attention_factor", yarn_attention_factor(factor))
-    trained = asked.get("original_max_position_embeddings") or raw["max_position_embeddings"]
-    return Rope(theta, RopeScaling(kind=_SCALINGS[kind], factor=factor, original_positions=int(trained), **given))
+        options.setdefault("attention_factor", yarn_attention_factor(factor))
+    trained = given.get("original_max_position_embeddings") or raw["max_position_embeddings"]
+    return Rope(theta, RopeScaling(kind=_SCALINGS[kind], factor=factor, original_positions=int(trained), **options))
 
 
-def _optional(kind: str) -> tuple[str, ...]:
+def _scaling_options(kind: str) -> tuple[str, ...]:
     if kind == "llama3":
         return ("low_freq_factor", "high_freq_factor")
     return ("beta_fast", "beta_slow", "attention_factor") if kind == "yarn" else ()
@@ -146,26 +239,27 @@ def _describe_rope(rope: Rope) -> Raw:
         "rope_theta": rope.theta,
         "factor": scaling.factor,
         **({} if scaling.kind == "linear" else {"original_max_position_embeddings": scaling.original_positions}),
-        **{name: getattr(scaling, name) for name in _optional(scaling.kind)},
+        **{name: getattr(scaling, name) for name in _scaling_options(scaling.kind)},
     }
 
 
-def _describe_window(config: DecoderConfig, family: str) -> Raw:
-    """Say the window in the family's words: a Mistral's is every layer's, and null if it has none."""
+def _describe_window(config: DecoderConfig, family: Family) -> Raw:
+    """Return the window's keys; without `layer_types` a window that is always on applies to every layer."""
     window = config.window
     if window is None:
         return {}
     layers = range(config.num_hidden_layers)
-    told: Raw = {"sliding_window": window.size}
-    if family != "mistral":
-        told |= {"use_sliding_window": True, "max_window_layers": min(window.layers)}
-    if family != "mistral" or window.layers != frozenset(layers):
-        told["layer_types"] = [_SLIDING if layer in window.layers else _FULL for layer in layers]
-    return told | ({"attention_sinks": window.num_sinks} if window.num_sinks else {})
+    raw: Raw = {"sliding_window": window.size}
+    is_always = family.window == "always"
+    if not is_always:
+        raw |= {"use_sliding_window": True, "max_window_layers": min(window.layers)}
+    if not is_always or window.layers != frozenset(layers):
+        raw["layer_types"] = [_SLIDING if layer in window.layers else _FULL for layer in layers]
+    return raw | ({"attention_sinks": window.num_sinks} if window.num_sinks else {})
 
 
 def _refuse_impossible(config: DecoderConfig) -> None:
-    """Refuse a shape that no decoder has, which kernels would read beyond or leave heads of out."""
+    """Refuse impossible shapes, with which kernels would read out of bounds or skip heads."""
     for name in _SHAPE:
         if getattr(config, name) < 1:
             raise ValueError(f"{name} {getattr(config, name)} is not positive")
@@ -179,7 +273,7 @@ def _refuse_unsupported(raw: Raw) -> None:
     family = raw.get("model_type", "llama")
     rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     supported: dict[str, tuple[object, tuple[object, ...]]] = {
-        "model_type": (family, tuple(_ARCHITECTURES)),
+        "model_type": (family, tuple(FAMILIES)),
         "rope_type": (rope.get("rope_type", rope.get("type", "default")), ("default", *_SCALINGS)),
         "rope mscale": (rope.get("mscale"), (None,)),
         "rope truncate": (rope.get("truncate", True), (True,)),
@@ -187,9 +281,9 @@ def _refuse_unsupported(raw: Raw) -> None:
         "hidden_act": (raw.get("hidden_act", "silu"), ("silu",)),
         "use_sliding_window": (
             bool(raw.get("use_sliding_window", False)),
-            (False, True) if family.startswith("qwen") else (False,),
+            (False, True) if family in FAMILIES and FAMILIES[family].window == "optional" else (False,),
         ),
     }
-    for key, (found, served) in supported.items():
-        if found not in served:
-            raise ValueError(f"{key} {found!r} is not supported, only {' or '.join(map(repr, served))}")
+    for key, (found, allowed) in supported.items():
+        if found not in allowed:
+            raise ValueError(f"{key} {found!r} is not supported, only {' or '.join(map(repr, allowed))}")

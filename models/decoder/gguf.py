@@ -1,8 +1,8 @@
-"""Turns a GGUF file into a Hugging Face folder that `load_decoder` reads: weights, configs and tokenizer.
+"""Converts a GGUF file to a Hugging Face folder that `load_decoder` reads: weights, configs and tokenizer.
 
-Weights are de-quantised to fp32, which keeps them exactly; what they were quantised from is lost. The rows of Llama's query
-and key projections are stored in another order in GGUF (llama.cpp turns neighbouring pairs, Hugging Face halves) and are
-put back. Needs the `gguf` package when called, not when imported.
+Weights are dequantised to fp32, which represents the stored values exactly. For Llama, GGUF stores the rows of query and key heads as
+neighbouring rope pairs (llama.cpp) instead of halves (Hugging Face); the order is restored. Needs the `gguf` package when called, not
+when imported.
 """
 
 import json
@@ -16,36 +16,24 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from models.decoder.gguf_config import architecture_of, generation_config, model_config, tokenizer_config
+from models.decoder.config import FAMILIES
+from models.decoder.gguf_config import generation_config, model_config, tokenizer_config
 from models.decoder.gguf_tokenizer import build_tokenizer
+from models.decoder.layer import LAYER, LAYER_PREFIX, OUTSIDE_LAYERS, Projection
 from services.errors import CheckpointError
 
-_WHOLE = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
-_IN_LAYER = {
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 _ROPE_FACTORS = "rope_freqs.weight"
+_TENSOR = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<module>\w+)\.(?P<kind>weight|bias)")
+_CHECKPOINT_MODULES = {row.gguf: row.checkpoint for row in LAYER} | {
+    gguf: checkpoint for checkpoint, gguf in OUTSIDE_LAYERS.values()
+}
 _SHARD_BYTES = 2 * 1024**3
 
-Progress = Callable[[int, int], None]
-"""(tensors done, tensors in all)."""
+ConversionProgress = Callable[[int, int], None]
+"""(number of tensors done, total number of tensors)."""
 
 
-def convert_gguf(path: Path, folder: Path, progress: Progress) -> None:
+def convert_gguf(path: Path, folder: Path, progress: ConversionProgress) -> None:
     """Write the folder, which must be empty or absent. Raises CheckpointError naming what is missing or not supported."""
     from gguf import GGUFReader
 
@@ -61,9 +49,9 @@ def convert_gguf(path: Path, folder: Path, progress: Progress) -> None:
         raise CheckpointError(f"{path}: {error}") from error
 
 
-def _write(metadata: Mapping[str, Any], stored: Mapping[str, Any], folder: Path, progress: Progress) -> None:
+def _write(metadata: Mapping[str, Any], stored: Mapping[str, Any], folder: Path, progress: ConversionProgress) -> None:
     factors = _values(stored[_ROPE_FACTORS]) if _ROPE_FACTORS in stored else None
-    config = model_config(metadata, is_tied="output.weight" not in stored, rope_factors=factors)
+    config = model_config(metadata, is_tied=f"{OUTSIDE_LAYERS['head'][1]}.weight" not in stored, rope_factors=factors)
     folder.mkdir(parents=True, exist_ok=True)
     build_tokenizer(metadata).save(str(folder / "tokenizer.json"))
     _save_weights(_tensors(stored, config, progress), folder)
@@ -75,30 +63,30 @@ def _write(metadata: Mapping[str, Any], stored: Mapping[str, Any], folder: Path,
         (folder / name).write_text(json.dumps(content, indent=1, ensure_ascii=False))
 
 
-def _tensors(stored: Mapping[str, Any], config: Mapping[str, Any], progress: Progress) -> Iterator[tuple[str, Tensor]]:
-    is_permuted = architecture_of({"general.architecture": config["model_type"]}) == "llama"
-    heads = {"attn_q.": config["num_attention_heads"], "attn_k.": config["num_key_value_heads"]}
+def _tensors(
+    stored: Mapping[str, Any], config: Mapping[str, Any], progress: ConversionProgress
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors under their names in a Hugging Face checkpoint."""
+    interleaved = {}
+    if FAMILIES[config["model_type"]].gguf_interleaves_heads:
+        projections = (row for row in LAYER if isinstance(row, Projection))
+        interleaved = {row.gguf: config[row.rope_heads] for row in projections if row.rope_heads is not None}
     for done, (name, tensor) in enumerate(stored.items(), start=1):
         if name != _ROPE_FACTORS:
+            found = _TENSOR.fullmatch(name)
+            module = found and _CHECKPOINT_MODULES.get(found["module"])
+            if found is None or module is None:
+                raise CheckpointError(f"tensor {name} is not known")
             values = _values(tensor)
-            num_heads = next((count for part, count in heads.items() if part in name), None)
-            if is_permuted and num_heads is not None:
-                values = _in_halves(values, num_heads)
-            yield _name_of(name), torch.from_numpy(np.ascontiguousarray(values))
+            if found["module"] in interleaved:
+                values = _in_halves(values, interleaved[found["module"]])
+            prefix = "" if found["layer"] is None else LAYER_PREFIX.format(found["layer"])
+            yield f"{prefix}{module}.{found['kind']}", torch.from_numpy(np.ascontiguousarray(values))
         progress(done, len(stored))
 
 
-def _name_of(name: str) -> str:
-    if name in _WHOLE:
-        return _WHOLE[name]
-    found = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
-    if found is None or found[2] not in _IN_LAYER:
-        raise CheckpointError(f"tensor {name} is not known")
-    return f"model.layers.{found[1]}.{_IN_LAYER[found[2]]}.{found[3]}"
-
-
 def _values(tensor: Any) -> np.ndarray:
-    """De-quantise one tensor to fp32, outer dimension first."""
+    """Dequantise one tensor to fp32, outer dimension first."""
     from gguf.quants import dequantize
 
     try:
@@ -108,15 +96,15 @@ def _values(tensor: Any) -> np.ndarray:
 
 
 def _in_halves(rows: np.ndarray, num_heads: int) -> np.ndarray:
-    """Put the rows of each head from pairs into halves. (H * K, ...) -> the same shape."""
+    """Reorder the rows of each head from neighbouring pairs to halves. (H * K, ...) -> the same shape."""
     pairs = rows.reshape(num_heads, -1, 2, *rows.shape[1:])
     return pairs.swapaxes(1, 2).reshape(rows.shape)
 
 
 def _save_weights(tensors: Iterator[tuple[str, Tensor]], folder: Path) -> None:
-    """Write shards of bounded size and their index, so that a large file needs no more memory than a shard."""
+    """Write shards of bounded size and their index, so that memory use is bounded by one shard."""
     shard: dict[str, Tensor] = {}
-    place_of: dict[str, str] = {}
+    file_of: dict[str, str] = {}
     num_bytes = num_shards = 0
 
     def flush() -> None:
@@ -124,7 +112,7 @@ def _save_weights(tensors: Iterator[tuple[str, Tensor]], folder: Path) -> None:
         num_shards += 1
         file = f"model-{num_shards:05}.safetensors"
         save_file(shard, folder / file, metadata={"format": "pt"})
-        place_of.update(dict.fromkeys(shard, file))
+        file_of.update(dict.fromkeys(shard, file))
         shard.clear()
         num_bytes = 0
 
@@ -135,5 +123,5 @@ def _save_weights(tensors: Iterator[tuple[str, Tensor]], folder: Path) -> None:
             flush()
     if shard:
         flush()
-    index = {"metadata": {}, "weight_map": place_of}
+    index = {"metadata": {}, "weight_map": file_of}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))

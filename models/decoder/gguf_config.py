@@ -1,6 +1,6 @@
-"""A GGUF file's metadata as the `config.json` and the tokenizer's configs of a Hugging Face folder. Pure.
+"""Converts the metadata of a GGUF file to the configs of a Hugging Face folder. Pure.
 
-Keys are those of the GGUF specification (ggml-org/ggml, docs/gguf.md). What is missing or not supported is named.
+Keys are those of the GGUF specification (ggml-org/ggml, docs/gguf.md). Missing and unsupported keys are named in the error.
 """
 
 from collections.abc import Mapping
@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from models.decoder.config import FAMILIES, Raw
 from services.errors import CheckpointError
 
 Metadata = Mapping[str, Any]
-Raw = dict[str, Any]
 
-_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+_ARCHITECTURES = [name for name, family in FAMILIES.items() if family.gguf_interleaves_heads is not None]
 _SHAPE = {
     "num_hidden_layers": "block_count",
     "hidden_size": "embedding_length",
@@ -29,7 +29,7 @@ _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positi
 
 
 def architecture_of(metadata: Metadata) -> str:
-    """Return the family. Raises CheckpointError for one that is not served."""
+    """Return the model family. Raises CheckpointError for one that is not supported."""
     family = str(need(metadata, "general.architecture"))
     if family not in _ARCHITECTURES:
         raise CheckpointError(f"architecture {family!r} is not supported, only {' or '.join(_ARCHITECTURES)}")
@@ -39,7 +39,7 @@ def architecture_of(metadata: Metadata) -> str:
 def model_config(metadata: Metadata, *, is_tied: bool, rope_factors: np.ndarray | None) -> Raw:
     """Return the content of `config.json`.
 
-    `rope_factors` (K/2,) is the tensor that stands for Llama 3's way to scale positions, None where there is none.
+    `rope_factors` (K/2,) are the divisors of the frequencies by which GGUF stores the llama3 scaling, None without it.
     """
     family = architecture_of(metadata)
     for key in _UNSUPPORTED:
@@ -49,7 +49,7 @@ def model_config(metadata: Metadata, *, is_tied: bool, rope_factors: np.ndarray 
     raw["head_dim"] = metadata.get(f"{family}.attention.key_length") or raw["hidden_size"] // raw["num_attention_heads"]
     raw["num_key_value_heads"] = metadata.get(f"{family}.attention.head_count_kv") or raw["num_attention_heads"]
     return {
-        "architectures": [_ARCHITECTURES[family]],
+        "architectures": [FAMILIES[family].architecture],
         "model_type": family,
         "hidden_act": "silu",
         "vocab_size": len(need(metadata, "tokenizer.ggml.tokens")),
@@ -80,13 +80,13 @@ def tokenizer_config(metadata: Metadata) -> Raw:
 
 
 def eos_ids(metadata: Metadata) -> list[int]:
-    """Return every token that ends a text or a turn."""
+    """Return every token that ends a text or a message."""
     given = (metadata.get(f"tokenizer.ggml.{name}_token_id") for name in _ENDS)
     return sorted({int(token_id) for token_id in given if token_id is not None})
 
 
 def need(metadata: Metadata, key: str) -> Any:
-    """Return a value. Raises CheckpointError naming the key where it is missing."""
+    """Return a value. Raises CheckpointError naming the key if it is missing."""
     if key not in metadata:
         raise CheckpointError(f"key {key} is missing")
     return metadata[key]
@@ -113,7 +113,7 @@ def _rope(metadata: Metadata, family: str, head_dim: int, factors: np.ndarray | 
 
 
 def _llama3(theta: float, head_dim: int, factors: np.ndarray) -> Raw:
-    """Find Llama 3's scaling from the divisors of its frequencies: all releases differ in the factor alone."""
+    """Derive the llama3 scaling from the divisors of its frequencies: all releases differ in the factor alone."""
     factor = float(factors.max())
     lengths = 2 * np.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
     trained = _LLAMA3["original_max_position_embeddings"]

@@ -1,7 +1,7 @@
-"""A GGUF file's vocabulary as a tokenizer of the `tokenizers` library. Knows no weights.
+"""Builds a tokenizer of the `tokenizers` library from a GGUF file's vocabulary.
 
-Two kinds: byte-level BPE (`gpt2`), cut into words as its family does, and SentencePiece BPE with byte fallback (`llama`),
-whose merges follow from its scores.
+Two kinds: byte-level BPE (`gpt2`) with the pre-tokenizer of its family, and SentencePiece BPE with byte fallback (`llama`), whose merges
+are derived from its scores.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _DIGITS = {"llama-bpe": "{1,3}", "qwen2": ""}
-"""How many digits make a word, in the families that cut by `_WORDS`."""
+"""How many digits form a word, in the families that split by `_WORDS`."""
 _WORD_START = "▁"
 
 
@@ -31,30 +31,30 @@ def build_tokenizer(metadata: Metadata) -> Tokenizer:
     else:
         raise CheckpointError(f"tokenizer.ggml.model {kind!r} is not supported, only 'gpt2' or 'llama'")
     _add_special(tokenizer, metadata)
-    _begin_texts(tokenizer, metadata)
+    _add_bos(tokenizer, metadata)
     return tokenizer
 
 
 def _byte_level(metadata: Metadata) -> Tokenizer:
-    way = metadata.get("tokenizer.ggml.pre", "")
+    family = metadata.get("tokenizer.ggml.pre", "")
     merges = [tuple(merge.split(" ", 1)) for merge in need(metadata, "tokenizer.ggml.merges")]
     try:
-        model = models.BPE(_vocabulary(metadata), merges, fuse_unk=False, ignore_merges=way == "llama-bpe")
-    except Exception as error:  # the library raises bare Exception for a merge of what is no token
+        model = models.BPE(_vocabulary(metadata), merges, fuse_unk=False, ignore_merges=family == "llama-bpe")
+    except Exception as error:  # the library raises bare Exception for a merge of an unknown token
         raise CheckpointError(f"tokenizer.ggml.merges do not fit the tokens ({error})") from error
     tokenizer = Tokenizer(model)
     tokenizer.decoder = decoders.ByteLevel()
-    if way in _DIGITS:
-        words = pre_tokenizers.Split(Regex(_WORDS % _DIGITS[way]), "isolated")
-        bytes_alone = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, bytes_alone])
-    elif way in ("gpt-2", "smollm"):
+    if family in _DIGITS:
+        words = pre_tokenizers.Split(Regex(_WORDS % _DIGITS[family]), "isolated")
+        byte_map = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, byte_map])
+    elif family in ("gpt-2", "smollm"):
         byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
         digits = pre_tokenizers.Digits(individual_digits=True)
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, byte_level]) if way == "smollm" else byte_level
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, byte_level]) if family == "smollm" else byte_level
     else:
-        raise CheckpointError(f"tokenizer.ggml.pre {way!r} is not supported, only gpt-2, llama-bpe, qwen2 or smollm")
-    if way == "qwen2":
+        raise CheckpointError(f"tokenizer.ggml.pre {family!r} is not supported, only gpt-2, llama-bpe, qwen2 or smollm")
+    if family == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
     return tokenizer
 
@@ -82,15 +82,15 @@ def _sentence_piece(metadata: Metadata) -> Tokenizer:
 
 
 def _merges_of(metadata: Metadata, vocabulary: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Return every way to make one piece of two, the most probable piece first: what SentencePiece does by scores."""
+    """Return every pair of pieces that joins to a piece, the most probable piece first, which is SentencePiece's order of merges."""
     scores: Sequence[float] = need(metadata, "tokenizer.ggml.scores")
     kinds: Sequence[int] = need(metadata, "tokenizer.ggml.token_type")
     found: list[tuple[float, int, int, str, str]] = []
     for piece, token_id in vocabulary.items():
         if kinds[token_id] != _NORMAL:
             continue
-        for place in range(1, len(piece)):
-            left, right = piece[:place], piece[place:]
+        for end in range(1, len(piece)):
+            left, right = piece[:end], piece[end:]
             if left in vocabulary and right in vocabulary:
                 found.append((-scores[token_id], vocabulary[left], vocabulary[right], left, right))
     return [(left, right) for *_, left, right in sorted(found)]
@@ -111,8 +111,8 @@ def _add_special(tokenizer: Tokenizer, metadata: Metadata) -> None:
     tokenizer.add_tokens(added)
 
 
-def _begin_texts(tokenizer: Tokenizer, metadata: Metadata) -> None:
-    """Have texts begin with the token that the model was trained to begin with, where it was."""
+def _add_bos(tokenizer: Tokenizer, metadata: Metadata) -> None:
+    """Prepend the BOS token to texts if the model was trained with one."""
     bos: Any = metadata.get("tokenizer.ggml.bos_token_id")
     is_llama = metadata["tokenizer.ggml.model"] == "llama"
     if bos is None or not metadata.get("tokenizer.ggml.add_bos_token", is_llama):

@@ -1,7 +1,6 @@
-"""A decoder's checkpoint folder in Hugging Face layout: `config.json` and safetensors, in one file or in shards.
+"""Reads and writes a decoder's checkpoint folder in Hugging Face layout: `config.json` and safetensors, in one file or in shards.
 
-Never pickle. Tensors that are missing, unknown or misshapen are named. It knows nothing of codes, bundles or serving; the
-config is `config_json`'s.
+Never pickle. Tensors that are missing, unknown or misshapen are named in the error. It knows no codes, bundles or serving.
 """
 
 import json
@@ -14,12 +13,13 @@ from torch import Tensor
 
 from models.decoder.config import describe_config, read_config
 from models.decoder.decoder import Decoder
+from models.decoder.layer import OUTSIDE_LAYERS, checkpoint_names
 from services.errors import CheckpointError
 
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _DERIVED_SUFFIXES = (".rotary_emb.inv_freq",)
-"""Tensors that old checkpoints store although they follow from the config."""
+"""Tensors that old checkpoints store although the config determines them."""
 _SHOWN = 5
 
 
@@ -28,20 +28,29 @@ def load_decoder(folder: Path, dtype: torch.dtype, device: str | torch.device) -
     config = read_config(folder)
     tensors = _read_tensors(folder)
     if config.tie_word_embeddings:
-        tensors.pop("lm_head.weight", None)
+        tensors.pop(f"{OUTSIDE_LAYERS['head'][0]}.weight", None)
     with torch.device("meta"):
         decoder = Decoder(config)
-    _check_tensors(folder, decoder.state_dict(), tensors)
-    decoder.load_state_dict(tensors, assign=True)
+    names = _tensor_names(decoder)
+    _check_tensors(folder, {names[name]: tensor for name, tensor in decoder.state_dict().items()}, tensors)
+    decoder.load_state_dict({name: tensors[stored] for name, stored in names.items()}, assign=True)
     return decoder.to(device=device, dtype=dtype).eval()
 
 
 def save_decoder(decoder: Decoder, folder: Path) -> None:
-    """Write `config.json` and `model.safetensors` into the folder, which is made if absent. transformers reads them too."""
+    """Write `config.json` and `model.safetensors` into the folder, which is created if absent. transformers reads them too."""
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in decoder.state_dict().items()}
+    names = _tensor_names(decoder)
+    tensors = {names[name]: tensor.detach().cpu().contiguous() for name, tensor in decoder.state_dict().items()}
     save_file(tensors, folder / _WEIGHTS, metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(describe_config(decoder.config), indent=1, sort_keys=True))
+
+
+def _tensor_names(decoder: Decoder) -> dict[str, str]:
+    """Map the name of each tensor of a decoder to its name in a checkpoint."""
+    modules = checkpoint_names(decoder.config)
+    split = {name: name.rsplit(".", 1) for name in decoder.state_dict()}
+    return {name: f"{modules[module]}.{kind}" for name, (module, kind) in split.items()}
 
 
 def _read_tensors(folder: Path) -> dict[str, Tensor]:
@@ -55,7 +64,7 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def _shards(folder: Path) -> list[Path]:
-    """Return the files to read: the one that has everything goes before an index, as in transformers."""
+    """Return the files to read. As in transformers, a single file takes precedence over an index of shards."""
     whole, index = folder / _WEIGHTS, folder / _INDEX
     if whole.exists() or not index.exists():
         return [whole]
@@ -72,7 +81,7 @@ def _check_tensors(folder: Path, wanted: dict[str, Tensor], found: dict[str, Ten
         for name, tensor in wanted.items()
         if name in found and found[name].shape != tensor.shape
     ]
-    complaints = {
+    problems = {
         "missing": sorted(wanted.keys() - found.keys()),
         "unknown": sorted(found.keys() - wanted.keys()),
         "misshapen": misshapen,
@@ -80,9 +89,9 @@ def _check_tensors(folder: Path, wanted: dict[str, Tensor], found: dict[str, Ten
             name for name in wanted.keys() & found.keys() if not found[name].is_floating_point()
         ),
     }
-    said = [f"{what}: {_shorten(names)}" for what, names in complaints.items() if names]
-    if said:
-        raise CheckpointError(f"{folder}: {'; '.join(said)}")
+    described = [f"{what}: {_shorten(names)}" for what, names in problems.items() if names]
+    if described:
+        raise CheckpointError(f"{folder}: {'; '.join(described)}")
 
 
 def _shorten(names: list[str]) -> str:

@@ -14,8 +14,7 @@ import torch
 
 from models.baselines import Bigram, ItemKnn, Popularity
 from models.catalogue import Catalogue, load_catalogue
-from models.decoder.config import read_config
-from models.decoder.decoder import DecoderConfig
+from models.decoder.config import DecoderConfig, read_config
 from models.decoder.weights import load_decoder
 from models.student import StudentConfig, read_student
 from pipelines.data.examples import read_cases, read_sequences

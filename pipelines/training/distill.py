@@ -141,7 +141,7 @@ def new_student(catalogue: Catalogue, teacher: Decoder | None, options: DistillO
             nn.init.normal_(parameter, std=0.02)
     if teacher is not None and teacher.config.hidden_size == options.hidden_size:
         with torch.no_grad():
-            student.embedding.weight.copy_(teacher.model.embed_tokens.weight[_token_of_row(catalogue)])
+            student.embedding.weight.copy_(teacher.embedding.weight[_token_of_row(catalogue)])
     return student
 
 

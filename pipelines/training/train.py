@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from models.catalogue import Catalogue, load_catalogue
-from models.decoder.decoder import Decoder, DecoderConfig
+from models.decoder.config import DecoderConfig
+from models.decoder.decoder import Decoder
 from models.decoder.weights import save_decoder
 from models.prompt import STRIDE_ITEMS
 from pipelines.data.examples import read_cases, read_sequences
@@ -64,9 +65,7 @@ def train(tokenized: Path, options: TrainOptions, out: Path, progress: Progress)
     decoder = new_decoder(catalogue, options)
     rng, mask_seen = np.random.default_rng(options.seed), options.mask_seen and catalogue.depth == 1
     scorer = DecoderScorer(decoder, catalogue, options.max_items, options.stride)
-    adding = [
-        module for name, module in decoder.named_modules() if name.endswith(("embed_tokens", "o_proj", "down_proj"))
-    ]
+    adding = [module for name, module in decoder.named_modules() if name.endswith((".output", ".down", "embedding"))]
     with dropout_after(adding, options.dropout):
         curve = fit(
             decoder,
@@ -115,6 +114,6 @@ def new_decoder(catalogue: Catalogue, options: TrainOptions) -> Decoder:
     )
     for name, parameter in decoder.named_parameters():
         if parameter.dim() > 1:
-            adds = name.endswith(("o_proj.weight", "down_proj.weight"))
+            adds = name.endswith(("output.weight", "down.weight"))
             nn.init.normal_(parameter, std=0.02 / (2 * options.num_layers) ** 0.5 if adds else 0.02)
     return decoder

@@ -29,7 +29,8 @@ import numpy as np
 import pytest
 import torch
 
-from models.decoder.decoder import Decoder, DecoderConfig
+from models.decoder.config import DecoderConfig
+from models.decoder.decoder import Decoder
 from models.decoder.window import Window
 from services.llm.engine.beam.trie import ItemCodes
 from services.llm.engine.config import EngineConfig

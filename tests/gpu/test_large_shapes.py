@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from models.decoder.decoder import Decoder, DecoderConfig
+from models.decoder.config import DecoderConfig
+from models.decoder.decoder import Decoder
 from services.llm.engine.beam.trie import ItemCodes
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine

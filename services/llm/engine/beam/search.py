@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.decoder.decoder import DecoderConfig
+from models.decoder.config import DecoderConfig
 from services.llm.engine.beam.item_mask import RankWork
 from services.llm.engine.beam.tails import Tails
 from services.llm.engine.beam.top_k import TopK, choose_first, choose_next

@@ -8,33 +8,12 @@ norms, biases and activations: under a hundredth, or in caches. Pure: no torch, 
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
 
-from models.decoder.window import Window
+from models.decoder.config import DecoderConfig
+from models.decoder.layer import num_matrix_weights
 from services.llm.engine.config import KvKind, WeightKind
 from services.llm.engine.schedule.plan import Chunk, StepPlan
 from services.llm.engine.schedule.sequence import Sequence
-
-
-class DecoderShape(Protocol):
-    """The fields of a decoder's config that the cost depends on."""
-
-    @property
-    def vocab_size(self) -> int: ...  # noqa: D102
-    @property
-    def hidden_size(self) -> int: ...  # noqa: D102
-    @property
-    def intermediate_size(self) -> int: ...  # noqa: D102
-    @property
-    def num_hidden_layers(self) -> int: ...  # noqa: D102
-    @property
-    def num_attention_heads(self) -> int: ...  # noqa: D102
-    @property
-    def num_key_value_heads(self) -> int: ...  # noqa: D102
-    @property
-    def head_dim(self) -> int: ...  # noqa: D102
-    @property
-    def window(self) -> Window | None: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +27,7 @@ class NumberSizes:
 
 
 def number_sizes(
-    shape: DecoderShape, number_bytes: int, kv_kind: KvKind, weight_kind: WeightKind = "model"
+    shape: DecoderConfig, number_bytes: int, kv_kind: KvKind, weight_kind: WeightKind = "model"
 ) -> NumberSizes:
     """Return the sizes of a decoder whose dtype has `number_bytes`. A one-byte KV cache has an fp32 scale per head.
 
@@ -84,10 +63,9 @@ class StepCost:
 class CostModel:
     """Counts the cost of one decoder's steps. `level_sizes` are the catalogue's code ranges, empty for text alone."""
 
-    def __init__(self, shape: DecoderShape, sizes: NumberSizes, level_sizes: tuple[int, ...] = ()) -> None:
+    def __init__(self, shape: DecoderConfig, sizes: NumberSizes, level_sizes: tuple[int, ...] = ()) -> None:
         query, key = (shape.head_dim * heads for heads in (shape.num_attention_heads, shape.num_key_value_heads))
-        layer = shape.hidden_size * (2 * query + 2 * key + 3 * shape.intermediate_size)
-        self._matrix_numbers = shape.num_hidden_layers * layer
+        self._matrix_numbers = num_matrix_weights(shape)
         self._hidden_size = shape.hidden_size
         self._vocab_size = shape.vocab_size
         self._level_sizes = level_sizes

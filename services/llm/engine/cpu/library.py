@@ -11,6 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from models.decoder.layer import MATRICES, NORMS
+
 _log = logging.getLogger(__name__)
 _Address, _Number, _Real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
@@ -22,11 +24,11 @@ class MatrixStruct(ctypes.Structure):
 
 
 class LayerStruct(ctypes.Structure):
-    """One layer's weights."""
+    """One layer's norms and joined matrices, in the order of the table in `models/decoder/layer.py`."""
 
     _fields_ = (
-        *((name, _Address) for name in ("attention_norm", "query_norm", "key_norm", "ffn_norm")),
-        *((name, MatrixStruct) for name in ("qkv", "output", "gate_up", "down")),
+        *((name, _Address) for name in NORMS),
+        *((name, MatrixStruct) for name in MATRICES),
     )
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from models.decoder.layer import MATRICES, NORMS
 from models.decoder.rope import periods
 from services.llm.engine.config import WeightKind
 from services.llm.engine.cpu.library import LayerStruct, MatrixStruct, ModelStruct
@@ -46,16 +47,10 @@ class PackedModel:
         )
 
     def _layer(self, layer: LayerWeights) -> LayerStruct:
-        norms = layer.head_norms
+        norms = {name: getattr(layer, name) for name in NORMS}
         return LayerStruct(
-            attention_norm=self._address(layer.attention_norm_D),
-            query_norm=None if norms is None else self._address(norms.query_K),
-            key_norm=None if norms is None else self._address(norms.key_K),
-            ffn_norm=self._address(layer.ffn_norm_D),
-            qkv=self._matrix(layer.qkv_XD, layer.qkv_bias_X),
-            output=self._matrix(layer.output_DA, layer.output_bias_D),
-            gate_up=self._matrix(layer.gate_up_JD, layer.gate_up_bias_J),
-            down=self._matrix(layer.down_DF, layer.down_bias_D),
+            **{name: None if norm is None else self._address(norm) for name, norm in norms.items()},
+            **{name: self._matrix(*getattr(layer, name)) for name in MATRICES},
         )
 
     def _matrix(self, weight_NI: Tensor, bias_N: Tensor | None) -> MatrixStruct:

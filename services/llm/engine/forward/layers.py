@@ -71,11 +71,11 @@ class LayerLoop:
         weights, ops, eps = self._weights, self._ops, self._weights.config.rms_norm_eps
         residual_TD = weights.embedding_VD[step.tokens_T]
         cos_sin = rotary_angles(step.positions_T, weights.config.head_dim, weights.config.rope, residual_TD.dtype)
-        normed_TD = ops.rms_norm(residual_TD, weights.layers[0].attention_norm_D, eps)
-        following = [*(layer.attention_norm_D for layer in weights.layers[1:]), weights.norm_D]
+        normed_TD = ops.rms_norm(residual_TD, weights.layers[0].attention_norm, eps)
+        following = [*(layer.attention_norm for layer in weights.layers[1:]), weights.norm_D]
         for index, (layer, next_norm_D) in enumerate(zip(weights.layers, following, strict=True)):
             attended_TD = self._attend(index, layer, normed_TD, cos_sin, step)
-            normed_TD, residual_TD = ops.add_rms_norm(attended_TD, residual_TD, layer.ffn_norm_D, eps)
+            normed_TD, residual_TD = ops.add_rms_norm(attended_TD, residual_TD, layer.ffn_norm, eps)
             fed_TD = self._feed_forward(layer, normed_TD)
             normed_TD, residual_TD = ops.add_rms_norm(fed_TD, residual_TD, next_norm_D, eps)
         return normed_TD
@@ -88,7 +88,7 @@ class LayerLoop:
         self, index: int, layer: LayerWeights, normed_TD: Tensor, cos_sin: tuple[Tensor, Tensor], step: StepInputs
     ) -> Tensor:
         ops = self._ops
-        qkv_TX = ops.linear(normed_TD, layer.qkv_XD, layer.qkv_bias_X)
+        qkv_TX = ops.linear(normed_TD, *layer.qkv)
         heads = ops.rope_and_store(
             qkv_TX,
             cos_sin,
@@ -102,8 +102,8 @@ class LayerLoop:
             num_paged = len(step.slot_mapping_P)
             step.tails.write(index, heads.k_TGK[num_paged:], heads.v_TGK[num_paged:])
         out_THK = self._attention.attend(heads.q_THK, self._cache, index, step.pages, step.tails)
-        return ops.linear(out_THK.flatten(1), layer.output_DA, layer.output_bias_D)
+        return ops.linear(out_THK.flatten(1), *layer.output)
 
     def _feed_forward(self, layer: LayerWeights, normed_TD: Tensor) -> Tensor:
-        gate_up_TJ = self._ops.linear(normed_TD, layer.gate_up_JD, layer.gate_up_bias_J)
-        return self._ops.linear(self._ops.silu_mul(gate_up_TJ), layer.down_DF, layer.down_bias_D)
+        gate_up_TJ = self._ops.linear(normed_TD, *layer.gate_up)
+        return self._ops.linear(self._ops.silu_mul(gate_up_TJ), *layer.down)

@@ -1,24 +1,32 @@
-"""A decoder's weights as the engine's forward pass reads them: query, key and value as one matrix, gate and up as one.
+"""A decoder's weights as the engine's forward pass reads them: projections joined to matrices as the table in `layer.py` says.
 
-The decoder's own parameters become views of the joined matrices, so that memory does not double and the decoder goes on
-working. It knows no kernels.
+The decoder's own parameters become views of the joined matrices, so memory does not double and the decoder still works. It knows no
+kernels.
 
-Shape suffixes: D hidden, K head size, A = H * K query width, X = (H + 2 G) * K query, key and value width, F feed-forward,
-J = 2 F gate and up width, V vocabulary.
+Shape suffixes: D hidden, K head size, V vocabulary, N and I out and in of a matrix.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from models.decoder.decoder import Decoder, DecoderConfig, Layer
+from models.decoder.config import DecoderConfig
+from models.decoder.decoder import Decoder, DecoderLayer
+from models.decoder.layer import MATRICES, NORMS
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class HeadNorms:
-    """What each query and key head is normalised by before it is turned (Qwen3)."""
+class Linear(NamedTuple):
+    """A matrix (out, in), as torch's linear takes it, and its bias, None if the family has none."""
+
+    weight_NI: Tensor
+    bias_N: Tensor | None
+
+
+class HeadNorms(NamedTuple):
+    """The norms of each query and key head before rope (Qwen3)."""
 
     query_K: Tensor
     key_K: Tensor
@@ -26,24 +34,28 @@ class HeadNorms:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class LayerWeights:
-    """One layer. A matrix is (out, in), as torch's linear takes it; biases are None where the family has none."""
+    """One layer: the norms and joined matrices of the table, by name."""
 
-    attention_norm_D: Tensor
-    qkv_XD: Tensor
-    qkv_bias_X: Tensor | None
-    head_norms: HeadNorms | None
-    output_DA: Tensor
-    output_bias_D: Tensor | None
-    ffn_norm_D: Tensor
-    gate_up_JD: Tensor
-    gate_up_bias_J: Tensor | None
-    down_DF: Tensor
-    down_bias_D: Tensor | None
+    attention_norm: Tensor
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    ffn_norm: Tensor
+    qkv: Linear
+    output: Linear
+    gate_up: Linear
+    down: Linear
+
+    @property
+    def head_norms(self) -> HeadNorms | None:
+        """The norms of query and key heads, None if the family has none."""
+        if self.query_norm is None or self.key_norm is None:
+            return None
+        return HeadNorms(self.query_norm, self.key_norm)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Weights:
-    """All layers, the embedding, the final norm and the output head (which may be the embedding)."""
+    """All layers, the embedding, the final norm and the output matrix (which may be the embedding)."""
 
     config: DecoderConfig
     embedding_VD: Tensor
@@ -54,48 +66,36 @@ class Weights:
 
 @torch.inference_mode(mode=False)
 def join_weights(decoder: Decoder) -> Weights:
-    """Join a decoder's matrices, or find them joined by an engine before."""
+    """Join a decoder's matrices; if an earlier engine has joined them, use those."""
     return Weights(
         config=decoder.config,
-        embedding_VD=decoder.model.embed_tokens.weight.detach(),
-        layers=tuple(_join_layer(layer, decoder.config) for layer in decoder.model.layers if isinstance(layer, Layer)),
-        norm_D=decoder.model.norm.weight.detach(),
+        embedding_VD=decoder.embedding.weight.detach(),
+        layers=tuple(_join_layer(layer) for layer in decoder.layers if isinstance(layer, DecoderLayer)),
+        norm_D=decoder.norm.weight.detach(),
         head_VD=decoder.head_weight_VD.detach(),
     )
 
 
-def _join_layer(layer: Layer, config: DecoderConfig) -> LayerWeights:
-    attention, ffn = layer.self_attn, layer.mlp
-    qkv, qkv_bias = _join(attention.q_proj, attention.k_proj, attention.v_proj)
-    gate_up, gate_up_bias = _join(ffn.gate_proj, ffn.up_proj)
-    norms = None
-    if config.qk_norm:
-        norms = HeadNorms(attention.q_norm.weight.detach(), attention.k_norm.weight.detach())
-    return LayerWeights(
-        attention_norm_D=layer.input_layernorm.weight.detach(),
-        qkv_XD=qkv,
-        qkv_bias_X=qkv_bias,
-        head_norms=norms,
-        output_DA=attention.o_proj.weight.detach(),
-        output_bias_D=_bias(attention.o_proj),
-        ffn_norm_D=layer.post_attention_layernorm.weight.detach(),
-        gate_up_JD=gate_up,
-        gate_up_bias_J=gate_up_bias,
-        down_DF=ffn.down_proj.weight.detach(),
-        down_bias_D=_bias(ffn.down_proj),
-    )
+def _join_layer(layer: DecoderLayer) -> LayerWeights:
+    parameters = dict(layer.named_parameters())
+    joined: dict[str, Any] = dict.fromkeys(NORMS)  # absent norms
+    joined |= {name: parameters[f"{name}.weight"].detach() for name in NORMS if name in layer}
+    for matrix, rows in MATRICES.items():
+        weights = [parameters[f"{row.name}.weight"] for row in rows]
+        joined[matrix] = _join(weights, [parameters.get(f"{row.name}.bias") for row in rows])
+    return LayerWeights(**joined)
 
 
-def _join(*parts: nn.Linear) -> tuple[Tensor, Tensor | None]:
-    bias = None if parts[0].bias is None else _join_rows([part.bias for part in parts])
-    return _join_rows([part.weight for part in parts]), bias
+def _join(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Linear:
+    present = [bias for bias in biases if bias is not None]
+    return Linear(_join_rows(weights), _join_rows(present) if present else None)
 
 
 def _join_rows(parts: Sequence[Tensor]) -> Tensor:
-    """Lay parameters one after another in memory and make each a view of its place there."""
+    """Return the parameters joined along their rows in one memory block, of which each parameter becomes a view."""
     first = parts[0].detach()
     shape = (sum(len(part) for part in parts), *first.shape[1:])
-    if _lie_joined(parts):
+    if _is_joined(parts):
         return first.as_strided(shape, first.stride())
     joined = torch.cat([part.detach() for part in parts])
     for part, view in zip(parts, torch.split(joined, [len(part) for part in parts]), strict=True):
@@ -103,12 +103,8 @@ def _join_rows(parts: Sequence[Tensor]) -> Tensor:
     return joined
 
 
-def _lie_joined(parts: Sequence[Tensor]) -> bool:
+def _is_joined(parts: Sequence[Tensor]) -> bool:
     ends = [part.data_ptr() + part.numel() * part.element_size() for part in parts]
     is_one = len({part.untyped_storage().data_ptr() for part in parts}) == 1
     starts = [part.data_ptr() for part in parts[1:]]
     return is_one and all(part.is_contiguous() for part in parts) and ends[:-1] == starts
-
-
-def _bias(linear: nn.Linear) -> Tensor | None:
-    return None if linear.bias is None else linear.bias.detach()

@@ -7,7 +7,7 @@ of mask bits, D hidden, Y layers, L positions of a tail, G key/value heads, K he
 import torch
 from torch import Tensor
 
-from models.decoder.decoder import DecoderConfig
+from models.decoder.config import DecoderConfig
 from services.llm.engine.beam.item_mask import RankWork
 from services.llm.engine.beam.search import Beams, RankedItems
 from services.llm.engine.beam.tails import Tails

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from models.decoder.decoder import DecoderConfig
+from models.decoder.config import DecoderConfig
 from services.llm.engine.config import KvKind
 
 

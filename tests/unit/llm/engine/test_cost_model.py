@@ -2,7 +2,7 @@
 
 import pytest
 
-from models.decoder.decoder import DecoderConfig
+from models.decoder.config import DecoderConfig
 from models.decoder.window import Window
 from services.llm.engine.cost.cost_model import CostModel, NumberSizes, StepKind, number_sizes
 from services.llm.engine.schedule.plan import Chunk, StepPlan

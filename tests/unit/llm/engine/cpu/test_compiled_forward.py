@@ -6,7 +6,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from models.decoder.decoder import Decoder, DecoderConfig
+from models.decoder.config import DecoderConfig
+from models.decoder.decoder import Decoder
 from services.llm.engine.cpu.compiler import BuildFailedError, built_library
 from services.llm.engine.cpu.forward import CpuForward
 from services.llm.engine.cpu.library import Library

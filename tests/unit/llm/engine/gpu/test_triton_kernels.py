@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from models.decoder.rope import Rope, rotary_angles
+from models.decoder.config import Rope
+from models.decoder.rope import rotary_angles
 from services.llm.engine.forward.ops import TorchOps
 from services.llm.engine.forward.weights import HeadNorms
 from services.llm.engine.gpu.forward import TritonOps
