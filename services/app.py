@@ -38,41 +38,26 @@ from services.gateway.console.door import add_console
 from services.gateway.console.samples import MetricSampler
 from services.gateway.console.service import ConsoleService
 from services.gateway.console.slo import series_for
-from services.gateway.events.impressions import Impressions
+from services.gateway.data_plane import DataPlane, FeatureStore, PlaneConfig, Ports, build_data_plane
+from services.gateway.drills import DrillableStore, DrilledLlm, DrilledStore, Drills
 from services.gateway.events.producer import TopicProducer
-from services.gateway.events.record import RecordEvents
 from services.gateway.grpc.door import RpcDoor
 from services.gateway.grpc.rpc_accept import accept_widely
 from services.gateway.openai.remote import RemoteWriter
-from services.gateway.recommend import Recommend
-from services.gateway.records.explanations import Explanations
-from services.gateway.records.report import Report
-from services.gateway.request.data_plane import DataPlane
-from services.gateway.request.load_monitor import LoadWatch
 from services.gateway.rest.door import create_rest_app
-from services.gateway.text.metrics import TextReport
-from services.gateway.text.rationale import RationaleWriter
-from services.gateway.text.tier import NUM_PLACES, TextLimits, TextTier
-from services.gateway.tiers.drills import DrilledLlm, DrilledStore, Drills, Store
-from services.gateway.tiers.live_bundle import LiveBundle
-from services.gateway.tiers.llm import Llm, LlmTier
-from services.gateway.tiers.popular import Popular
+from services.gateway.text.tier import NUM_PLACES, TextLimits
+from services.gateway.tiers.llm import Llm
 from services.llm.absent import AbsentLlm, AbsentText
 from services.observability.metrics import (
-    GatewayMetrics,
     ProcessMetrics,
-    TextMetrics,
     configure_logging,
     node_registry,
     render_metrics,
 )
 from services.observability.objectives import load_objectives
 from services.observability.tracing import open_tracing
-from services.router.admission import Admission, AdmissionLimits
-from services.router.breaker import Breaker
+from services.router.admission import AdmissionLimits
 from services.router.deadline import DeadlineLimits
-from services.router.gate import LlmGate
-from services.router.predictor import LatencyPredictor
 from services.settings.secret_file import read_secret
 from services.settings.settings import Settings, load_settings
 from services.student.ranker import load_student
@@ -149,7 +134,7 @@ class Gateway:
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Tell Ray Serve's autoscaler, which asks at intervals, what services.gateway.autoscale goes by."""
-        return {LATE_SHARE: self._plane.report.take_late_share() if self._plane else 0.0}
+        return {LATE_SHARE: self._plane.take_late_share() if self._plane else 0.0}
 
     async def __del__(self) -> None:
         """Ray Serve awaits this when the replica is stopped in good order."""
@@ -269,12 +254,12 @@ async def warm_up(features: FeatureReader, llm: Llm) -> None:
             await opening
 
 
-def _drilled(settings: Settings, drills: Drills, features: FeatureReader, llm: Llm) -> tuple[Store, Llm]:
+def _drilled(settings: Settings, drills: Drills, features: FeatureReader, llm: Llm) -> tuple[DrillableStore, Llm]:
     """Put the console's switches in front of the ports, where there is a console."""
     return (DrilledStore(features, drills), DrilledLlm(llm, drills)) if settings.console else (features, llm)
 
 
-def build_console(settings: Settings, plane: DataPlane, store: Store, drills: Drills) -> ConsoleService:
+def build_console(settings: Settings, plane: DataPlane, store: DrillableStore, drills: Drills) -> ConsoleService:
     """Build the console's service; starts nothing."""
     objectives, bundles = load_objectives(), BundleStore(settings.bundle_root)
     table = _address(settings).table_path(USER_HISTORY_TABLE)
@@ -304,68 +289,56 @@ def text_writer(settings: Settings, text: Any | None) -> TextWriter | None:
 
 
 def build_plane(
-    settings: Settings, features: Store, llm: Llm, writer: TextWriter | None = None, part: str = "gateway"
+    settings: Settings, features: FeatureStore, llm: Llm, writer: TextWriter | None = None, part: str = "gateway"
 ) -> DataPlane:
-    """Put the data plane of one process together. Call in the event loop that will serve; starts nothing.
+    """Compose the data plane of one process on real ports. Call in the event loop that will serve; starts nothing.
 
-    `part` is what the process is called in the metrics.
+    `part` names the process in the metrics.
     """
-    metrics = GatewayMetrics(REGISTRY)
     ProcessMetrics(REGISTRY, part)
-    metrics.llm_replicas_wanted.set(settings.llm_replicas)
-    report = Report(metrics)
-    live = LiveBundle(
-        BundleStore(settings.bundle_root),
-        load_student,
-        settings.bundle_poll_s,
-        metrics.bundle_info,
-        metrics.bundle_quality,
-    )
-    popular = Popular(live, features, settings.popular_refresh_s)
-    events = _producer(settings, settings.interactions_topic, settings.events_max_in_flight)
-    shown = _producer(settings, settings.impressions_topic, settings.impressions_max_in_flight, _IMPRESSIONS_GATHER_S)
-    load = LoadWatch(Admission(AdmissionLimits(max_in_flight=settings.gateway_max_ongoing)), metrics.strain)
-    explanations = Explanations(_explanation_store(settings), metrics.explanations)
-    text_report = TextReport(TextMetrics(REGISTRY))
-    tier = None if writer is None else _text_tier(settings, writer, load, text_report)
-    recommend = Recommend(
-        live=live,
+    ports = Ports(
+        bundles=BundleStore(settings.bundle_root),
+        load_student=load_student,
         features=features,
-        llm=LlmTier(llm, _gate(settings), metrics.breaker_open),
-        popular=popular,
-        impressions=Impressions(shown, metrics.impressions),
-        report=report,
-        explanations=explanations,
-        load=load,
-        rationale=RationaleWriter(tier, text_report.metrics.rationales),
-        limits=_limits(settings),
+        llm=llm,
+        events=_producer(settings, settings.interactions_topic, settings.events_max_in_flight),
+        impressions=_producer(
+            settings, settings.impressions_topic, settings.impressions_max_in_flight, _IMPRESSIONS_GATHER_S
+        ),
+        explanations=_explanation_store(settings),
+        registry=REGISTRY,
+        text_writer=writer,
+    )
+    return build_data_plane(ports, plane_config(settings))
+
+
+def plane_config(settings: Settings) -> PlaneConfig:
+    """Return the values that the data plane needs."""
+    return PlaneConfig(
+        deadlines=DeadlineLimits(
+            default_ms=settings.default_deadline_ms,
+            min_ms=settings.min_deadline_ms,
+            max_ms=settings.max_deadline_ms,
+            reserve_ms=settings.deadline_reserve_ms,
+        ),
+        admission=AdmissionLimits(max_in_flight=settings.gateway_max_ongoing),
         feature_timeout_s=settings.feature_timeout_ms / 1_000,
         min_history_for_llm=settings.min_history_for_llm,
+        max_llm_in_flight=settings.max_llm_in_flight,
+        first_llm_prediction_s=settings.llm_first_guess_s,
+        breaker_failures=settings.breaker_failures,
+        breaker_open_s=settings.breaker_open_s,
+        bundle_poll_s=settings.bundle_poll_s,
+        popular_refresh_s=settings.popular_refresh_s,
+        max_events_per_request=settings.max_events_per_request,
+        num_llm_replicas=settings.llm_replicas,
+        text=TextLimits(
+            max_tokens=settings.text_max_tokens,
+            max_choices=settings.text_max_choices,
+            deadline_ms=settings.text_deadline_ms,
+        ),
+        text_num_places=NUM_PLACES * (settings.text_replicas if settings.text_path else 1),
     )
-    record = RecordEvents(events, settings.max_events_per_request)
-    return DataPlane(
-        recommend=recommend,
-        record=record,
-        live=live,
-        popular=popular,
-        producers=(events, shown),
-        report=report,
-        explanations=explanations,
-        load=load,
-        text=tier,
-        text_report=text_report,
-    )
-
-
-def _text_tier(settings: Settings, writer: TextWriter, load: LoadWatch, report: TextReport) -> TextTier:
-    limits = TextLimits(
-        max_tokens=settings.text_max_tokens,
-        max_choices=settings.text_max_choices,
-        deadline_ms=settings.text_deadline_ms,
-    )
-    breaker = Breaker(settings.breaker_failures, settings.breaker_open_s)
-    num_places = NUM_PLACES * (settings.text_replicas if settings.text_path else 1)
-    return TextTier(writer=writer, breaker=breaker, load=load, report=report, limits=limits, num_places=num_places)
 
 
 def _explanation_store(settings: Settings) -> RedisExplanations | None:
@@ -374,17 +347,3 @@ def _explanation_store(settings: Settings) -> RedisExplanations | None:
 
 def _producer(settings: Settings, topic: str, max_in_flight: int, gather_s: float = 0.0) -> TopicProducer:
     return TopicProducer(settings.kafka_address, topic, settings.events_ack_timeout_s, max_in_flight, gather_s)
-
-
-def _gate(settings: Settings) -> LlmGate:
-    breaker = Breaker(settings.breaker_failures, settings.breaker_open_s)
-    return LlmGate(breaker, LatencyPredictor(settings.llm_first_guess_s), settings.max_llm_in_flight)
-
-
-def _limits(settings: Settings) -> DeadlineLimits:
-    return DeadlineLimits(
-        default_ms=settings.default_deadline_ms,
-        min_ms=settings.min_deadline_ms,
-        max_ms=settings.max_deadline_ms,
-        reserve_ms=settings.deadline_reserve_ms,
-    )

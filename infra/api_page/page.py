@@ -7,9 +7,9 @@ from infra.api_page.tables import table
 from services.contracts.events import MAX_EVENT_AGE_MS, MAX_EVENT_LEAD_MS
 from services.contracts.recommend import MAX_DEADLINE_MS, MAX_ID_CHARS, MAX_IDS_PER_FIELD, MAX_K
 from services.gateway.call.openapi import ERROR_MEANINGS
+from services.gateway.data_plane import DataPlane
 from services.gateway.grpc.answers import STATUS as RPC_STATUS
 from services.gateway.records.reasons import REASONS, TIERS
-from services.gateway.request.data_plane import DataPlane
 from services.gateway.rest.door import create_rest_app
 from services.gateway.rest.operations import STATUS as REST_STATUS
 from services.settings.settings import Settings
@@ -86,7 +86,7 @@ Over gRPC it is a status with the same sentence; `grpc-status-details-bin` holds
 
 {errors}
 
-REST gives `retry-after` in whole seconds, gRPC as trailer in seconds. Repeating `Recommend` is always safe; events are safe to repeat when they carry an `event_id`.
+REST gives `retry-after` in whole seconds, gRPC as trailer in seconds. PeriodicTask `Recommend` is always safe; events are safe to repeat when they carry an `event_id`.
 
 ## REST
 

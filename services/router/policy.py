@@ -1,13 +1,12 @@
 """Which tier answers, and why: the one place where Tailrace decides to degrade. Pure functions over facts.
 
-Three moments decide:
-1. `plan`, before anything is ranked: the best tier that can answer in time;
-2. `after_llm`, once the LLM came back, failed, or ran out of time: the LLM's answer, or the student's;
-3. `after_student`, when the student could not rank: popularity.
+1. `plan`, before anything is ranked: the best tier that can answer in time.
+2. `fall_back`, after a tier ranked: if it failed, its fallback answers. The popular tier cannot fail.
 
 Knows no clock, no network and no items: only the facts below.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -16,10 +15,10 @@ from services.contracts.recommend import Reason, Tier
 
 
 class LlmOutcome(StrEnum):
-    """How asking the LLM ended.
+    """How a request to the LLM ended.
 
-    REFUSED: this one question was not to its liking, which says nothing of the next. MISMATCH: it serves another bundle, or
-    none yet. ABANDONED: the caller went away, nobody waits for a route.
+    REFUSED: it refused this one request as invalid, which predicts nothing for the next. MISMATCH: it serves another bundle,
+    or none yet. ABANDONED: the caller disconnected.
     """
 
     IN_TIME = "in_time"
@@ -33,21 +32,29 @@ class LlmOutcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
-    """The tier that answers and the reason that the caller is told."""
+class RoutingDecision:
+    """The tier that answers and the reason that the answer names."""
 
     tier: Tier
     reason: Reason
+
+
+FALLBACKS: Mapping[Tier, Tier] = {
+    Tier.PRECOMPUTED: Tier.POPULAR,
+    Tier.LLM: Tier.STUDENT,
+    Tier.STUDENT: Tier.POPULAR,
+}
+"""The tier that answers if this one has no ranking. A remote tier's fallback ranks while the remote tier works."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """Everything that the plan depends on.
 
-    `num_history` counts the items of the catalogue that are known of this user (stored and sent along). `num_allowed`
-    counts items that may be shown, `num_allowed_if_seen` the same with seen items allowed again. `list_covers` says that
-    the precomputed list is fresh and answers this very request. `is_shed` says that admission keeps this request from the
-    features and the tiers behind them. `budget_s` is the time left for ranking.
+    `num_history` counts the catalogue items in this user's history (stored and sent along). `num_allowed` counts items that
+    may be shown, `num_allowed_if_seen` the same with seen items allowed again. `list_covers`: the stored list is fresh and
+    covers this request. `is_shed`: admission keeps this request from the features and the tiers that need them. `budget_s`
+    is the time left for ranking.
     """
 
     num_allowed: int
@@ -66,65 +73,65 @@ class Facts:
     budget_s: float
 
 
-def plan(facts: Facts) -> Route:
-    """Choose the best tier that can answer. Tier LLM means: ask it, and have the student ready."""
+def plan(facts: Facts) -> RoutingDecision:
+    """Choose the best tier that can answer in time."""
     if facts.num_allowed == 0:
-        return Route(Tier.POPULAR, Reason.EVERYTHING_SEEN if facts.num_allowed_if_seen else Reason.NOTHING_ALLOWED)
+        return RoutingDecision(
+            Tier.POPULAR, Reason.EVERYTHING_SEEN if facts.num_allowed_if_seen else Reason.NOTHING_ALLOWED
+        )
     if facts.is_shed:
-        return Route(Tier.POPULAR, Reason.SHED)
+        return RoutingDecision(Tier.POPULAR, Reason.SHED)
     if facts.list_covers:
-        return Route(Tier.PRECOMPUTED, Reason.PRECOMPUTED_FRESH)
+        return RoutingDecision(Tier.PRECOMPUTED, Reason.PRECOMPUTED_FRESH)
     if facts.num_history == 0:
-        return Route(Tier.POPULAR, _why_no_history(facts))
-    refusal = _why_not_llm(facts)
-    return Route(Tier.LLM, Reason.LLM_IN_TIME) if refusal is None else Route(Tier.STUDENT, refusal)
+        return RoutingDecision(Tier.POPULAR, _no_history_reason(facts))
+    refusal = _llm_refusal(facts)
+    return RoutingDecision(Tier.LLM, Reason.LLM_IN_TIME) if refusal is None else RoutingDecision(Tier.STUDENT, refusal)
 
 
-def after_llm(outcome: LlmOutcome) -> Route:
-    """Choose between the LLM's answer and the student's that waits beside it."""
+def failure_of(outcome: LlmOutcome) -> Reason | None:
+    """Return the reason why the LLM's answer cannot be used; None if it can."""
     match outcome:
         case LlmOutcome.IN_TIME:
-            return Route(Tier.LLM, Reason.LLM_IN_TIME)
+            return None
         case LlmOutcome.LATE:
-            return Route(Tier.STUDENT, Reason.LLM_LATE)
+            return Reason.LLM_LATE
         case LlmOutcome.OVERLOADED:
-            return Route(Tier.STUDENT, Reason.LLM_OVERLOADED)
+            return Reason.LLM_OVERLOADED
         case LlmOutcome.AWAY:
-            return Route(Tier.STUDENT, Reason.LLM_AWAY)
+            return Reason.LLM_AWAY
         case LlmOutcome.MISMATCH:
-            return Route(Tier.STUDENT, Reason.BUNDLE_MISMATCH)
+            return Reason.BUNDLE_MISMATCH
         case LlmOutcome.FAILED | LlmOutcome.REFUSED | LlmOutcome.ABANDONED:
-            return Route(Tier.STUDENT, Reason.LLM_FAILED)
+            return Reason.LLM_FAILED
 
 
-def after_student(route: Route, *, student_ranked: bool) -> Route:
-    """Fall to popularity when the student's answer is wanted and there is none."""
-    if route.tier is Tier.STUDENT and not student_ranked:
-        return Route(Tier.POPULAR, Reason.STUDENT_FAILED)
-    return route
+def fall_back(decision: RoutingDecision, failure: Reason | None) -> RoutingDecision:
+    """Return the decision after its tier ranked: the same, or the tier's fallback for the reason of its failure."""
+    return decision if failure is None else RoutingDecision(FALLBACKS[decision.tier], failure)
 
 
 def list_is_fresh(
     stored: PrecomputedList, *, live_version: str, newest_event_time_ms: int | None, has_recent_items: bool
 ) -> bool:
-    """Whether a stored list was made by the live bundle and has seen all that is known of the user."""
+    """Whether a stored list was made by the live bundle from all events of the user."""
     if stored.bundle_version != live_version or has_recent_items:
         return False
     return newest_event_time_ms is None or newest_event_time_ms <= stored.watermark_ms
 
 
 def list_covers(*, exclude_seen: bool, num_survivors: int, num_allowed: int, k: int) -> bool:
-    """Whether a fresh list answers this request. Lists hold no seen items: a request that wants those is not covered."""
+    """Whether a fresh list covers this request. Lists hold no seen items, so a request for seen items is not covered."""
     return exclude_seen and num_survivors >= min(k, num_allowed)
 
 
-def _why_no_history(facts: Facts) -> Reason:
+def _no_history_reason(facts: Facts) -> Reason:
     if facts.features_away:
         return Reason.FEATURES_AWAY
     return Reason.SHORT_HISTORY if facts.user_known else Reason.UNKNOWN_USER
 
 
-def _why_not_llm(facts: Facts) -> Reason | None:
+def _llm_refusal(facts: Facts) -> Reason | None:
     if facts.features_away:
         return Reason.FEATURES_AWAY
     if facts.num_history < facts.min_history_for_llm:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
-from services.gateway.tiers.drills import Part
+from services.gateway.drills import DrillTarget
 from tests.support.browser import chromium, quiet_page
 from tests.support.browser_checks import FAINT, NAMELESS, STRUCTURE, TOO_WIDE, ask
 from tests.support.servers import wait_for
@@ -40,7 +40,7 @@ def page(browser: Browser, stack: Stack) -> Iterator[Page]:
         opened.goto("/")
         expect(items(opened)).to_have_count(10)
         yield opened
-        stack.rest.post("/console/drills", json=dict.fromkeys(Part, "on"))
+        stack.rest.post("/console/drills", json=dict.fromkeys(DrillTarget, "on"))
 
 
 def address(stack: Stack) -> str:

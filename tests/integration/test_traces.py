@@ -9,7 +9,7 @@ import pickle
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
@@ -22,29 +22,14 @@ from services.contracts.rank import RankRequest, RankResult
 from services.features.explanations import RedisExplanations
 from services.features.reader import FeatureReader
 from services.features.repo import RepoAddress
-from services.gateway.events.impressions import Impressions
+from services.gateway.data_plane import DataPlane, Ports, build_data_plane
 from services.gateway.events.producer import TopicProducer
-from services.gateway.events.record import RecordEvents
-from services.gateway.recommend import Recommend
-from services.gateway.records.explanations import Explanations
-from services.gateway.records.report import Report
-from services.gateway.request.data_plane import DataPlane
-from services.gateway.request.load_monitor import LoadWatch
 from services.gateway.rest.door import create_rest_app
-from services.gateway.text.metrics import TextReport
-from services.gateway.text.rationale import RationaleWriter
-from services.gateway.tiers.live_bundle import LiveBundle
-from services.gateway.tiers.llm import LlmTier
-from services.gateway.tiers.popular import Popular
 from services.llm.ranking.deployment import LlmDeployment
 from services.llm.serving.reply import Refusal
-from services.observability.metrics import GatewayMetrics, StreamMetrics, TextMetrics
+from services.observability.metrics import StreamMetrics
 from services.observability.tracing import open_tracing
-from services.router.admission import Admission, AdmissionLimits
-from services.router.breaker import Breaker
-from services.router.deadline import DeadlineLimits
-from services.router.gate import LlmGate
-from services.router.predictor import LatencyPredictor
+from services.router.admission import AdmissionLimits
 from services.settings.settings import Settings
 from services.stream.run import run_worker
 from tests.support.bundles import publish_bundle
@@ -53,6 +38,7 @@ from tests.support.fakes import FakeLog, FakeStudent
 from tests.support.servers import Server
 from tests.support.spans import traceparent
 from tests.support.topics import read_topic
+from tests.unit.gateway.world import CONFIG
 
 pytestmark = [
     pytest.mark.integration,
@@ -161,41 +147,20 @@ async def scene(
 
 
 def build(settings: Settings, features: FeatureReader, llm: NearLlm) -> DataPlane:
-    """Compose the plane as the composition root does, with a student that needs no model."""
-    metrics = GatewayMetrics(CollectorRegistry())
-    live = LiveBundle(
-        BundleStore(settings.bundle_root), lambda *_: FakeStudent(), 60.0, metrics.bundle_info, metrics.bundle_quality
-    )
-    popular, report = Popular(live, features, 60.0), Report(metrics)
-    explanations = Explanations(RedisExplanations(settings.redis_address, 60), metrics.explanations)
-    load = LoadWatch(Admission(AdmissionLimits(max_in_flight=256, max_delay_s=60.0)), metrics.strain)
-    events = TopicProducer(settings.kafka_address, TOPIC, 10.0, 10)
-    text_report = TextReport(TextMetrics(CollectorRegistry()))
-    recommend = Recommend(
-        live=live,
+    """Compose the plane on real ports, with a student that needs no model and timeouts for a busy machine."""
+    ports = Ports(
+        bundles=BundleStore(settings.bundle_root),
+        load_student=lambda *_: FakeStudent(),
         features=features,
-        llm=LlmTier(llm, LlmGate(Breaker(5, 1.0), LatencyPredictor(0.0), 8), metrics.breaker_open),
-        popular=popular,
-        impressions=Impressions(FakeLog(), metrics.impressions),
-        report=report,
-        explanations=explanations,
-        load=load,
-        rationale=RationaleWriter(None, text_report.metrics.rationales),
-        limits=DeadlineLimits(default_ms=1_000, min_ms=5, max_ms=5_000, reserve_ms=8.0),
-        feature_timeout_s=2.0,
-        min_history_for_llm=1,
+        llm=llm,
+        events=TopicProducer(settings.kafka_address, TOPIC, 10.0, 10),
+        impressions=FakeLog(),
+        explanations=RedisExplanations(settings.redis_address, 60),
+        registry=CollectorRegistry(),
     )
-    return DataPlane(
-        recommend=recommend,
-        record=RecordEvents(events, 50),
-        live=live,
-        popular=popular,
-        producers=(events,),
-        report=report,
-        explanations=explanations,
-        load=load,
-        text_report=text_report,
-    )
+    admission = AdmissionLimits(max_in_flight=256, max_delay_s=60.0)
+    config = replace(CONFIG, admission=admission, feature_timeout_s=2.0, min_history_for_llm=1)
+    return build_data_plane(ports, config)
 
 
 async def test_an_event_is_one_trace_up_to_its_row(scene: Scene) -> None:

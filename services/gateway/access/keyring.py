@@ -18,7 +18,7 @@ from services.errors import ConfigError
 from services.gateway.access.file_stamp import stamp_of
 from services.gateway.access.keys import KeysFile, StoredKey, digest_of, read_keys
 from services.gateway.access.rates import Allowance
-from services.gateway.request.repeating import Repeating
+from services.gateway.periodic_task import PeriodicTask
 
 log = structlog.get_logger()
 
@@ -54,7 +54,7 @@ class KeyRing:
         self._num_processes = num_processes
         self._stamp = stamp_of(path)
         self._entries = self._read()
-        self._following = Repeating(lambda: asyncio.to_thread(self.refresh), POLL_S)
+        self._following = PeriodicTask(lambda: asyncio.to_thread(self.refresh), POLL_S)
 
     def find(self, key: str, now_unix_s: float) -> Holder | None:
         """Return whose key this is; None for one that is unknown or has expired."""

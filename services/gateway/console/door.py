@@ -24,8 +24,8 @@ from services.gateway.call.http import HttpApp, json_response, read_body
 from services.gateway.call.operation import Operation
 from services.gateway.console.service import ConsoleService
 from services.gateway.console.static import HEADERS, INDEX, load_page
+from services.gateway.drills import DrillTarget
 from services.gateway.rest.operations import REST_ERRORS
-from services.gateway.tiers.drills import Part
 
 _MAX_BODY_BYTES = 1_024
 _STATES = {"off": True, "on": False}
@@ -104,7 +104,7 @@ def refuse_other_sites(fetch_site: str | None) -> None:
         )
 
 
-def parse_drills(body: bytes) -> dict[Part, bool]:
+def parse_drills(body: bytes) -> dict[DrillTarget, bool]:
     """Return which parts are to be off (True) or on (False). Raises InvalidRequest naming the field."""
     try:
         sent = pydantic_core.from_json(body)
@@ -115,10 +115,10 @@ def parse_drills(body: bytes) -> dict[Part, bool]:
     return {_part(name): _state(name, state) for name, state in sent.items()}
 
 
-def _part(name: str) -> Part:
-    if name not in set(Part):
-        raise InvalidRequest(name, "unknown", f"the parts are {', '.join(Part)}")
-    return Part(name)
+def _part(name: str) -> DrillTarget:
+    if name not in set(DrillTarget):
+        raise InvalidRequest(name, "unknown", f"the parts are {', '.join(DrillTarget)}")
+    return DrillTarget(name)
 
 
 def _state(name: str, state: object) -> bool:

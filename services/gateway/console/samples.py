@@ -15,7 +15,7 @@ from typing import Any
 
 import structlog
 
-from services.gateway.request.repeating import Repeating
+from services.gateway.periodic_task import PeriodicTask
 from services.observability.objectives import Selector
 
 log = structlog.get_logger()
@@ -127,7 +127,7 @@ class MetricSampler:
         self._clock = clock
         self._watched_s = float("-inf")
         self._sampled_s = float("-inf")
-        self._sampling = Repeating(self._sample_if_due, _TICK_S, at_once=True)
+        self._sampling = PeriodicTask(self._sample_if_due, _TICK_S, at_once=True)
 
     def watch(self) -> SampleRing:
         """Return the samples, and sample each second for a while."""

@@ -13,8 +13,8 @@ from services.contracts.recommend import check_id
 from services.gateway.console.samples import MetricSampler
 from services.gateway.console.slo import ChartStep, SloStatus, chart_steps, slo_statuses
 from services.gateway.console.users import EventTimes, History, ListedUser, UserDirectory, choose_users, read_history
-from services.gateway.tiers.drills import Drills, Part
-from services.gateway.tiers.live_bundle import LiveBundle
+from services.gateway.drills import Drills, DrillTarget
+from services.gateway.request.live_bundle import LiveBundle
 from services.observability.objectives import Objectives
 
 CHART_S = 120.0
@@ -32,7 +32,7 @@ class ConsoleLive:
     window_s: float
     slos: list[SloStatus]
     steps: list[ChartStep]
-    drills: dict[Part, float]
+    drills: dict[DrillTarget, float]
     default_deadline_ms: int
 
 
@@ -146,7 +146,7 @@ class ConsoleService:
             )
         return self._bundle
 
-    async def switch(self, wanted: Mapping[Part, bool]) -> dict[Part, float]:
+    async def switch(self, wanted: Mapping[DrillTarget, bool]) -> dict[DrillTarget, float]:
         """Switch parts off (True) or on; return the seconds that each part which is off has left."""
         await self._drills.switch(wanted)
         return self._drills.remaining_s()

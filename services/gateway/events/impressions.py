@@ -1,26 +1,28 @@
-"""What was shown, on its way to Kafka: offered after the answer, never waited for, and counted when it is lost.
+"""What was shown, on its way to Kafka: sent after the answer, without waiting, and counted if it is lost.
 
-Does not know Kafka: it is handed something to offer records to.
+Does not know Kafka: the port is below.
 """
 
+import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
 from prometheus_client import Counter
 
 from services.contracts.events import Impression
+from services.gateway.records.answer import AnswerRecord, RoutingRecord
 
 
 class RecordSink(Protocol):
-    """Something that takes records without ever blocking."""
+    """Takes records without ever blocking."""
 
     def offer(self, record: tuple[bytes, bytes], on_done: Callable[[bool], None]) -> bool:
-        """Take a record (key, value), or say False when there is no room; `on_done` hears whether it arrived."""
+        """Take a record (key, value), or return False if there is no room; `on_done` gets whether it arrived."""
         ...
 
 
 class Impressions:
-    """Offers impressions and counts what became of them: sent, failed or dropped."""
+    """Sends an impression for each answer, and counts the outcomes: sent, failed or dropped."""
 
     def __init__(self, sink: RecordSink, outcomes: Counter) -> None:
         self._sink = sink
@@ -28,10 +30,36 @@ class Impressions:
         self._failed = outcomes.labels("failed")
         self._dropped = outcomes.labels("dropped")
 
-    def offer(self, impression: Impression) -> None:
-        """Send one on its way, or drop it when too many are in flight."""
+    def answered(self, record: AnswerRecord) -> None:
+        """Send the impression once the answer has gone.
+
+        An answer from memory has none: it would cost as much as the answer, and all callers get the same items.
+        """
+        if record.routing is not None:
+            asyncio.get_running_loop().call_soon(self._offer, record, record.routing)
+
+    def _offer(self, record: AnswerRecord, routing: RoutingRecord) -> None:
+        impression = impression_of(record, routing)
         if not self._sink.offer((impression.key, impression.encode()), self._settled):
             self._dropped.inc()
 
     def _settled(self, arrived: bool) -> None:
         (self._sent if arrived else self._failed).inc()
+
+
+def impression_of(record: AnswerRecord, routing: RoutingRecord) -> Impression:
+    """Describe what was shown, and the history from which it was made."""
+    answer, features = record.answer, routing.context.lookup.features
+    return Impression(
+        request_id=answer.request_id,
+        user_id=record.request.user_id,
+        shown_time_ms=record.now_ms,
+        item_ids=tuple(item.item_id for item in answer.items),
+        tier=answer.tier.value,
+        reason=answer.reason.value,
+        bundle_version=answer.bundle_version,
+        newest_event_time_ms=answer.newest_event_time_ms,
+        history_len=len(features.history_item_ids),
+        history_digest=features.history_digest,
+        features_as_of_us=features.as_of_us,
+    )

@@ -14,9 +14,9 @@ from services.contracts import recommend_pb2 as pb
 from services.contracts.access import Scope
 from services.gateway.access.authorize import Access, OpenAccess
 from services.gateway.call.headers import Call, deadline_ms_from
+from services.gateway.data_plane import DataPlane
 from services.gateway.grpc.answers import DOOR, CallContext, guarded, traced
 from services.gateway.grpc.schema import format_recommendation, parse_events, parse_recommend
-from services.gateway.request.data_plane import DataPlane
 from services.observability.tracing import Tracing
 
 SERVICE = "tailrace.v1.Recommender"
@@ -60,7 +60,7 @@ class RpcDoor:
             event_ids = await plane.record(parse_events(request, self._max_body_bytes), DOOR, call.request_id)
             return pb.RecordEventsResponse(accepted=len(event_ids), event_ids=event_ids)
 
-        refused = plane.report.events_refused
+        refused = plane.events_refused
         answering = guarded(context, work, pb.RecordEventsResponse(), refused, access=self._access, scope=Scope.EVENTS)
         return await traced(self._tracing, context, f"{SERVICE}/RecordEvents", answering)
 

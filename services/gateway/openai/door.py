@@ -14,6 +14,7 @@ from starlette.responses import Response
 from services.errors import InvalidRequest, NotFound
 from services.gateway.call.headers import DEADLINE_MS, Call, deadline_ms_from
 from services.gateway.call.http import HttpApp, OnError, json_response, read_body
+from services.gateway.data_plane import DataPlane
 from services.gateway.openai.call import Asking
 from services.gateway.openai.listing import list_models
 from services.gateway.openai.operations import CHAT_COMPLETE, COMPLETE, HEALTH, MODEL, MODELS, OPENAI_ERRORS
@@ -21,7 +22,6 @@ from services.gateway.openai.ranked import RankedChoices
 from services.gateway.openai.responder import CompletionResponder
 from services.gateway.openai.routes import ROUTES, Route, head_of, writer_of
 from services.gateway.openai.schema import MAX_TEXT_DEADLINE_MS
-from services.gateway.request.data_plane import DataPlane
 from services.gateway.text.metrics import CHAT, COMPLETIONS
 from services.gateway.text.tier import TextLimits
 

@@ -2,9 +2,9 @@
 
 from datetime import datetime
 
+from services.gateway.data_plane import DataPlane
 from services.gateway.openai.answers import Plain
 from services.gateway.openai.call import RECOMMENDER
-from services.gateway.request.data_plane import DataPlane
 
 
 async def list_models(plane: DataPlane) -> list[Plain]:

@@ -13,7 +13,7 @@ from services.contracts.recommend import Recommendation, RecommendRequest
 from services.contracts.text import FinishReason, TextBegan, TextDone, TextEvent, TextPiece, TextRequest, TokenLogprob
 from services.errors import InvalidRequest, NotAllowed, as_tailrace_error
 from services.gateway.call.headers import DEADLINE_MS
-from services.gateway.request.data_plane import DataPlane
+from services.gateway.data_plane import DataPlane
 
 DOOR = "openai"
 _FIELDS = {"k": "n", "recent_item_ids": "prompt", "deadline_ms": DEADLINE_MS}

@@ -5,12 +5,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.errors import NotFound
+from services.gateway.data_plane import DataPlane
 from services.gateway.openai.answers import ChatShape, CompletionShape, Head, Shape
 from services.gateway.openai.call import RECOMMENDER, Asking, CompletionCall
 from services.gateway.openai.generate import Write
 from services.gateway.openai.parse import parse_chat, parse_completion
 from services.gateway.openai.ranked import RankedChoices
-from services.gateway.request.data_plane import DataPlane
 from services.gateway.text.metrics import CHAT, COMPLETIONS
 
 Parse = Callable[[bytes, Asking], CompletionCall]

@@ -1,19 +1,26 @@
-"""The explanations of recent requests: gathered in a small buffer, written to a shared store five times a second.
+"""The explanations of recent requests: records wait in a small buffer, and are written to a shared store five times a second.
 
-Never on a request's path: offering one is an append. What does not fit (200 a second, and as many slow ones), and what the
-store does not take, is dropped and counted. Any replica can tell of any request, since the store is shared. Does not know Redis: the port is below.
+Never on a request's path: offering a record is an append, and it is encoded when it is written, since most explanations are never
+read. What does not fit (200 a second, and as many slow requests), and what the store does not take, is dropped and counted. Any
+replica can explain any request, since the store is shared. Does not know Redis: the port is below.
 """
 
 from collections.abc import Sequence
+from dataclasses import fields
+from operator import attrgetter
 from typing import Protocol
 
 import structlog
 from prometheus_client import Counter
 
-from services.contracts.explanation import Explanation, decode_explanation
+from services.contracts.explanation import OWN_FIELDS, Explanation, ListState, decode_explanation, encode_explanation
+from services.contracts.recommend import Tier
 from services.errors import DependencyAway, NotFound
-from services.gateway.records.explaining import FACT_NAMES, Answered, Refused, Shed
-from services.gateway.request.repeating import Repeating
+from services.gateway.periodic_task import PeriodicTask
+from services.gateway.records.answer import AnswerRecord, RefusalRecord
+from services.gateway.tiers.llm import LlmResult
+from services.gateway.tiers.precomputed import list_state
+from services.router.policy import Facts
 
 log = structlog.get_logger()
 
@@ -21,19 +28,21 @@ _FLUSH_EVERY_S = 0.2
 _MAX_WAITING = 80
 _FIND_TIMEOUT_S = 1.0
 _WRITE_TIMEOUT_S = 1.0
-_NOT_TOLD = frozenset({"unauthenticated", "not_allowed"})
-"""Refusals of those who were not let in: they must not be able to overwrite what others are told."""
+_NOT_EXPLAINED = frozenset({"unauthenticated", "not_allowed"})
+"""Refusals of callers who were not let in: they must not be able to overwrite the explanations of others."""
+_FACT_NAMES = tuple(one.name for one in fields(Facts))
+_facts_of = attrgetter(*_FACT_NAMES)
 
 
 class ExplanationStore(Protocol):
-    """Where explanations are kept for a while, for all replicas."""
+    """Keeps explanations for a while, for all replicas."""
 
     async def put(self, records: Sequence[tuple[str, bytes]], timeout_s: float) -> None:
         """Keep records (request id, bytes); a later one replaces an earlier one. Raises DependencyAway."""
         ...
 
     async def get(self, request_id: str, timeout_s: float) -> bytes | None:
-        """Return what is kept under this id; None when there is nothing or not any more. Raises DependencyAway."""
+        """Return the record under this id; None if there is none, or none any more. Raises DependencyAway."""
         ...
 
     async def close(self) -> None:
@@ -42,34 +51,42 @@ class ExplanationStore(Protocol):
 
 
 class Explanations:
-    """Keeps explanations in `store`; without one nothing is kept and everything is unknown."""
+    """Keeps explanations in `store`; without a store none is kept or found."""
 
     def __init__(self, store: ExplanationStore | None, outcomes: Counter) -> None:
         self._store = store
-        self._waiting: list[Answered | Shed | Refused] = []
+        self._waiting: list[AnswerRecord | RefusalRecord] = []
         self._kept, self._dropped = outcomes.labels("kept"), outcomes.labels("dropped")
         self._is_away = False
-        self._flushing = Repeating(self.flush, _FLUSH_EVERY_S)
+        self._flushing = PeriodicTask(self.flush, _FLUSH_EVERY_S)
 
-    def offer(self, case: Answered | Shed | Refused) -> None:
-        """Take in one request, or drop it when too many wait; the second half of the places is for slow requests."""
-        if self._store is None or (isinstance(case, Refused) and case.code in _NOT_TOLD):
+    def answered(self, record: AnswerRecord) -> None:
+        """Take an answer's record, or drop it if too many wait; the second half of the places is for slow requests."""
+        self._offer(record, _MAX_WAITING if record.is_slow else _MAX_WAITING // 2)
+
+    def refused(self, record: RefusalRecord) -> None:
+        """Take a refusal's record, or drop it if too many wait. A refusal is quick, and its caller knows why."""
+        if record.code not in _NOT_EXPLAINED:
+            self._offer(record, _MAX_WAITING // 2)
+
+    def _offer(self, record: AnswerRecord | RefusalRecord, num_places: int) -> None:
+        if self._store is None:
             return
-        if len(self._waiting) < (_MAX_WAITING if case.is_slow else _MAX_WAITING // 2):
-            self._waiting.append(case)
+        if len(self._waiting) < num_places:
+            self._waiting.append(record)
         else:
             self._dropped.inc()
 
     async def find(self, request_id: str) -> Explanation:
         """Return a recent request's explanation.
 
-        Raises NotFound when it is unknown, too old, or was written by a gateway that tells it otherwise; DependencyAway.
+        Raises NotFound if it is unknown, too old, or in the format of another version; DependencyAway.
         """
         stored = None if self._store is None else await self._store.get(request_id, _FIND_TIMEOUT_S)
         if stored is None:
             raise NotFound("no explanation of this request is kept", "ask sooner, or raise TAILRACE_EXPLAIN_KEEP_S")
         try:
-            return decode_explanation(stored, FACT_NAMES)
+            return decode_explanation(stored, _FACT_NAMES)
         except (ValueError, TypeError) as error:  # during an upgrade gateways of two versions share the store
             raise NotFound(
                 "the explanation of this request is another version's", "ask a gateway of that one"
@@ -88,16 +105,16 @@ class Explanations:
             await self._store.close()
 
     async def flush(self) -> None:
-        """Write what waits now, in one exchange; it is dropped when the store is away."""
+        """Write what waits now, in one exchange; it is dropped if the store is unavailable."""
         if self._store is None or not self._waiting:
             return
-        cases, self._waiting = self._waiting, []
+        records, self._waiting = self._waiting, []
         try:
-            await self._store.put([(case.request_id, case.record()) for case in cases], _WRITE_TIMEOUT_S)
-        except Exception as error:  # noqa: BLE001 - whatever breaks here, requests go on and are explained later
-            self._lost(len(cases), error)
+            await self._store.put([_encoded(record) for record in records], _WRITE_TIMEOUT_S)
+        except Exception as error:  # noqa: BLE001 - whatever fails here, requests go on and later ones are explained
+            self._lost(len(records), error)
         else:
-            self._kept.inc(len(cases))
+            self._kept.inc(len(records))
             self._is_away = False
 
     def _lost(self, num_lost: int, error: Exception) -> None:
@@ -106,3 +123,53 @@ class Explanations:
             level = log.warning if isinstance(error, DependencyAway) else log.exception
             level("explanations_dropped", error=repr(error))
         self._is_away = isinstance(error, DependencyAway)
+
+
+def _encoded(record: AnswerRecord | RefusalRecord) -> tuple[str, bytes]:
+    """Return the request id and the stored form."""
+    if isinstance(record, RefusalRecord):
+        own = (record.request_id, record.door, record.code, record.now_ms, record.message)
+        return record.request_id, encode_explanation((*own, *[None] * (len(OWN_FIELDS) - len(own))), (), None, ())
+    routing, own_fields = record.routing, _own_fields(record)
+    if routing is None:
+        return record.answer.request_id, encode_explanation(own_fields, (), None, ())
+    llm = routing.results.get(Tier.LLM)
+    llm_fields = _llm_fields(llm) if isinstance(llm, LlmResult) else None
+    stages = routing.context.stages.raw()
+    return record.answer.request_id, encode_explanation(own_fields, _facts_of(routing.facts), llm_fields, stages)
+
+
+def _own_fields(record: AnswerRecord) -> tuple[object, ...]:
+    """Return an answer's values, in the order of OWN_FIELDS."""
+    answer = record.answer
+    return (
+        answer.request_id,
+        record.door,
+        "ok",
+        record.now_ms,
+        None,
+        record.trace_id,
+        record.request.user_id,
+        record.caller.key_id,
+        record.caller.priority.name.lower(),
+        answer.tier,
+        answer.reason,
+        record.planned.tier,
+        record.planned.reason,
+        answer.bundle_version,
+        record.request.k,
+        len(answer.items),
+        answer.deadline_ms,
+        round(record.elapsed_s * 1_000, 3),
+        answer.feature_age_ms,
+        ListState.NOT_READ if record.routing is None else list_state(record.routing.context),
+    )
+
+
+def _llm_fields(llm: LlmResult) -> tuple[object, ...]:
+    """Return the LLM's values, in the order of LlmPart's fields."""
+    reply = llm.reply
+    if reply is None:
+        return (llm.outcome, None, None, None, None, None, None)
+    counts = (reply.num_prompt_tokens, reply.num_cached_tokens, reply.num_steps)
+    return (llm.outcome, *counts, reply.queue_ms, reply.compute_ms, reply.decode_ms)

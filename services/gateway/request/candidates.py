@@ -1,6 +1,6 @@
 """Which items may be shown, and how several tiers' rankings become one list. Pure; numpy only.
 
-Knows no tier's inner life: a ranking is item indices, best first, and their scores.
+A ranking is item indices, best first, and their scores.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,15 +14,15 @@ from services.contracts.recommend import RecommendRequest, ScoredItem, Tier
 
 
 @dataclass(frozen=True, slots=True)
-class Ranking:
-    """One tier's opinion: indices (n,) best first, scores (n,)."""
+class ItemRanking:
+    """One tier's ranking: indices (n,) best first, scores (n,)."""
 
     tier: Tier
     indices: Sequence[int]
     scores: Sequence[float]
 
     @classmethod
-    def of(cls, tier: Tier, item_ids: Sequence[str], scores: Sequence[float], catalogue: Catalogue) -> "Ranking":
+    def of(cls, tier: Tier, item_ids: Sequence[str], scores: Sequence[float], catalogue: Catalogue) -> "ItemRanking":
         """Make a ranking from item ids; ids that the catalogue lacks are left out."""
         known = [(catalogue.index_of[i], s) for i, s in zip(item_ids, scores, strict=True) if i in catalogue.index_of]
         return cls(tier, [index for index, _ in known], [score for _, score in known])
@@ -73,7 +73,7 @@ def best_allowed(order: np.ndarray, scores: np.ndarray, allowed: np.ndarray, k: 
     return order[kept].tolist(), scores[kept].tolist()
 
 
-def choose(rankings: Iterable[Ranking], allowed: np.ndarray, k: int) -> list[tuple[int, float, Tier]]:
+def choose(rankings: Iterable[ItemRanking], allowed: np.ndarray, k: int) -> list[tuple[int, float, Tier]]:
     """Take the first k allowed items over the rankings in turn, none twice. Later rankings are drawn only when needed.
 
     A later ranking's scores are moved down where needed, so that scores never rise along the list.

@@ -1,22 +1,22 @@
-"""One request with everything that is found out about it before any tier ranks: features, history, masks, stored list.
+"""One request with everything that is known before a tier ranks: features, history, masks, stored list, and its stage timer.
 
-Reads the features within a time box; that they are away is a fact here, not an error. Decides nothing: the facts that it
-gathers are for `services.router.policy`.
+An unavailable feature store is a fact here, not an error. Decides nothing: `services.router.policy` decides by these facts.
 """
 
-import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
 import structlog
+from opentelemetry.trace import Span, SpanKind
 
 from services.contracts.access import Caller
 from services.contracts.features import UserFeatures
-from services.contracts.rank import RankRequest
 from services.contracts.recommend import RecommendRequest, Tier
-from services.gateway.request.candidates import Masks, Ranking, masks_for, merge_history
-from services.gateway.tiers.live_bundle import Live
-from services.observability.tracing import trace_headers
+from services.gateway.request.candidates import ItemRanking, Masks, masks_for, merge_history
+from services.gateway.request.live_bundle import Live
+from services.observability.tracing import here, span
 from services.router.deadline import Deadline
 from services.router.gate import LlmView
 from services.router.policy import Facts, list_covers, list_is_fresh
@@ -35,9 +35,40 @@ class Features(Protocol):
         ...
 
 
+class StageTimer:
+    """Measures the stages of one request that arrived at `arrived_s` on the same clock. Stages may overlap.
+
+    In a traced request each stage is a span too, a child of the span that was open when the request began.
+    """
+
+    def __init__(self, clock: Callable[[], float], arrived_s: float) -> None:
+        self._clock = clock
+        self._arrived_s = arrived_s
+        self._parent = here()
+        self._spent: dict[str, tuple[float, float]] = {}
+
+    @contextmanager
+    def measure(self, stage: str, kind: SpanKind = SpanKind.INTERNAL) -> Iterator[Span]:
+        """Measure the block as this stage, and yield its span."""
+        started_s = self._clock()
+        try:
+            with span(stage, kind, under=self._parent) as opened:
+                yield opened
+        finally:
+            self._spent[stage] = (started_s, self._clock() - started_s)
+
+    def as_ms(self) -> dict[str, float]:
+        """Return the milliseconds of each stage measured so far, to the microsecond."""
+        return {stage: round(seconds * 1_000, 3) for stage, (_, seconds) in self._spent.items()}
+
+    def raw(self) -> list[tuple[str, float, float]]:
+        """Return (stage, seconds from arrival to its beginning, seconds) for each stage measured so far."""
+        return [(stage, started_s - self._arrived_s, seconds) for stage, (started_s, seconds) in self._spent.items()]
+
+
 @dataclass(frozen=True, slots=True)
 class FeatureLookup:
-    """What the feature store said of the user; nothing, when it is away, was not asked, or the visitor is anonymous."""
+    """The outcome of reading a user's features; empty if the store is away, was not read, or the visitor is anonymous."""
 
     features: UserFeatures
     is_away: bool = False
@@ -45,41 +76,47 @@ class FeatureLookup:
 
 
 UNREAD = FeatureLookup(UserFeatures(), is_shed=True)
-"""What is known of a user whose request is shed: nobody was asked."""
+"""The lookup of a request that is shed: nothing was read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestContext:
     """A request, ready to be routed and ranked. `history` holds catalogue indices, `history_item_ids` all ids, oldest first.
 
-    `listed` is the stored list when it is fresh and answers this very request. `num_wanted` is k, or fewer when fewer items
-    may be shown.
+    `listed` is the stored list if it is fresh and covers this request. `num_wanted` is k, or fewer if fewer items may be
+    shown. `stages` is the only mutable part: whoever works on the request measures its time there.
     """
 
     request: RecommendRequest
     caller: Caller
     deadline: Deadline
     live: Live
-    known: FeatureLookup
+    lookup: FeatureLookup
     history_item_ids: tuple[str, ...]
     history: list[int]
     masks: Masks
-    listed: Ranking | None
+    listed: ItemRanking | None
+    stages: StageTimer
 
     @property
     def num_wanted(self) -> int:
         """How many items an answer should hold."""
         return min(self.request.k, self.masks.num_showable)
 
+    @property
+    def has_recent_items(self) -> bool:
+        """Whether the request names items that the store has not seen yet."""
+        return len(self.history_item_ids) > len(self.lookup.features.history_item_ids)
+
     def facts(self, llm: LlmView, min_history_for_llm: int, budget_s: float) -> Facts:
-        """Gather what the policy decides by."""
+        """Return the facts that the policy decides by."""
         return Facts(
             num_allowed=self.masks.num_allowed,
             num_allowed_if_seen=self.masks.num_allowed_if_seen,
             list_covers=self.listed is not None,
-            is_shed=self.known.is_shed,
-            features_away=self.known.is_away,
-            user_known=self.known.features.num_events > 0,
+            is_shed=self.lookup.is_shed,
+            features_away=self.lookup.is_away,
+            user_known=self.lookup.features.num_events > 0,
             num_history=len(self.history),
             min_history_for_llm=min_history_for_llm,
             breaker_allows=llm.breaker_allows,
@@ -88,22 +125,6 @@ class RequestContext:
             predicted_s=llm.predicted_s,
             trial_s=llm.trial_s,
             budget_s=budget_s,
-        )
-
-    def for_llm(self, deadline_unix_s: float) -> RankRequest:
-        """Put the question to the LLM, under an id of its own: callers may use one id twice at once."""
-        seen = self.history_item_ids if self.request.exclude_seen else ()
-        return RankRequest(
-            request_id=f"{self.request.request_id}.{uuid.uuid4().hex}",
-            user_id=self.request.user_id,
-            bundle_version=self.live.version,
-            history_item_ids=self.history_item_ids,
-            k=self.num_wanted,
-            deadline_unix_s=deadline_unix_s,
-            excluded_item_ids=tuple(dict.fromkeys(seen + self.request.exclude_item_ids)),
-            filters=self.request.filters,
-            priority=self.caller.priority,
-            trace=trace_headers(),
         )
 
 
@@ -119,28 +140,34 @@ async def look_up_features(features: Features, user_id: str | None, timeout_s: f
 
 
 def build_context(
-    request: RecommendRequest, caller: Caller, deadline: Deadline, live: Live, known: FeatureLookup
+    request: RecommendRequest,
+    caller: Caller,
+    deadline: Deadline,
+    live: Live,
+    lookup: FeatureLookup,
+    stages: StageTimer,
 ) -> RequestContext:
-    """Compose the history, the masks and the stored list. Pure."""
-    history_item_ids = merge_history(known.features.history_item_ids, request.recent_item_ids)
+    """Compose the history, the masks and the stored list."""
+    history_item_ids = merge_history(lookup.features.history_item_ids, request.recent_item_ids)
     masks = masks_for(request, history_item_ids, live.catalogue)
-    has_recent_items = len(history_item_ids) > len(known.features.history_item_ids)
+    has_recent_items = len(history_item_ids) > len(lookup.features.history_item_ids)
     return RequestContext(
         request=request,
         caller=caller,
         deadline=deadline,
         live=live,
-        known=known,
+        lookup=lookup,
         history_item_ids=history_item_ids,
         history=live.catalogue.indices(history_item_ids),
         masks=masks,
-        listed=_listed(request, live, known.features, masks, has_recent_items=has_recent_items),
+        listed=_usable_list(request, live, lookup.features, masks, has_recent_items=has_recent_items),
+        stages=stages,
     )
 
 
-def _listed(
+def _usable_list(
     request: RecommendRequest, live: Live, features: UserFeatures, masks: Masks, *, has_recent_items: bool
-) -> Ranking | None:
+) -> ItemRanking | None:
     stored = features.precomputed
     if stored is None or not list_is_fresh(
         stored,
@@ -149,7 +176,7 @@ def _listed(
         has_recent_items=has_recent_items,
     ):
         return None
-    ranking = Ranking.of(Tier.PRECOMPUTED, stored.item_ids, stored.scores, live.catalogue)
+    ranking = ItemRanking.of(Tier.PRECOMPUTED, stored.item_ids, stored.scores, live.catalogue)
     num_survivors = int(masks.allowed[sorted(set(ranking.indices))].sum())
     covers = list_covers(
         exclude_seen=request.exclude_seen, num_survivors=num_survivors, num_allowed=masks.num_allowed, k=request.k

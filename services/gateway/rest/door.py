@@ -13,9 +13,9 @@ from starlette.responses import HTMLResponse, Response
 from services.gateway.access.authorize import Access, OpenAccess
 from services.gateway.call.headers import Call, deadline_ms_from
 from services.gateway.call.http import DOOR, HttpApp, json_response, read_body
+from services.gateway.data_plane import DataPlane
 from services.gateway.openai.door import add_openai
 from services.gateway.records.describe import describe
-from services.gateway.request.data_plane import DataPlane
 from services.gateway.rest.docs_page import DOCS_PAGE
 from services.gateway.rest.operations import (
     BUNDLE,

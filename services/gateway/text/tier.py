@@ -17,7 +17,7 @@ import structlog
 from services.contracts.access import nearest_class, places_for
 from services.contracts.text import TextEvent, TextModel, TextRequest, TextWriter
 from services.errors import DependencyAway, InvalidRequest, Overloaded, TailraceError
-from services.gateway.request.load_monitor import LoadWatch
+from services.gateway.request.load_monitor import LoadMonitor
 from services.gateway.text.deadline import in_time
 from services.gateway.text.metrics import TextReport
 from services.router.admission import Verdict
@@ -61,7 +61,7 @@ class TextTier:
         *,
         writer: TextWriter,
         breaker: Breaker,
-        load: LoadWatch,
+        load: LoadMonitor,
         report: TextReport,
         limits: TextLimits,
         num_places: int = NUM_PLACES,

@@ -1,22 +1,28 @@
-"""Asking the LLM: one request, one outcome. Every way it can end is a value for the policy.
+"""The LLM tier: one request to a replica, one outcome. Every way in which it can end is a value for the policy.
 
-Owns the gate, and tells it how each question ended. Knows nothing of Ray: the port is below.
+Records at the gate how each request ended. Does not know Ray: the port is below.
 """
 
 import asyncio
 import time
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import structlog
+from opentelemetry.trace import SpanKind
 from prometheus_client import Gauge
 
-from services.contracts.access import Priority
 from services.contracts.rank import RankRequest, RankResult
+from services.contracts.recommend import Tier
 from services.errors import BundleError, DeadlineExceeded, DependencyAway, InvalidRequest, Overloaded
-from services.router.gate import LlmGate, LlmView, Sent
-from services.router.policy import LlmOutcome
+from services.gateway.request.candidates import ItemRanking
+from services.gateway.request.context import RequestContext
+from services.gateway.tiers.tier import TierResult
+from services.observability.tracing import trace_headers
+from services.router.gate import LlmGate, Sent
+from services.router.policy import LlmOutcome, failure_of
 
 log = structlog.get_logger()
 
@@ -32,62 +38,93 @@ class Llm(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class LlmAnswer:
-    """How asking ended; a result is there only when it came in time."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlmResult(TierResult):
+    """How a request to the LLM ended. `reply` is the replica's, present only if it came in time."""
 
     outcome: LlmOutcome
-    result: RankResult | None = None
+    reply: RankResult | None = None
 
 
 class LlmTier:
     """The LLM behind its gate."""
 
+    tier = Tier.LLM
+
     def __init__(
-        self, llm: Llm, gate: LlmGate, breaker_open: Gauge, clock: Callable[[], float] = time.monotonic
+        self,
+        llm: Llm,
+        gate: LlmGate,
+        breaker_open: Gauge,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._llm = llm
         self._gate = gate
         self._breaker_open = breaker_open
         self._clock = clock
+        self._wall_clock = wall_clock
 
-    def view(self, priority: Priority) -> LlmView:
-        """Return what is known of the LLM now, to a caller of this priority."""
-        return self._gate.view(self._clock(), priority)
+    def rank(self, context: RequestContext) -> "asyncio.Task[TierResult]":
+        """Start a request to the LLM.
 
-    def ask(self, question: RankRequest, timeout_s: float) -> "asyncio.Task[LlmAnswer]":
-        """Put a question, and wait for it in the background at most `timeout_s`; cancel the task to take it back.
-
-        It counts as in flight from this very call, so that callers who decide one after another see each other.
+        It counts as in flight from this very call, so that requests that are decided one after another see each other.
         """
         started_s = self._clock()
         sent = self._gate.started(started_s)
-        asking = asyncio.create_task(self._wait(question, timeout_s))
-        asking.add_done_callback(lambda done: self._ended(done, sent, started_s))
-        return asking
+        ranking = asyncio.create_task(self._rank(context))
+        ranking.add_done_callback(lambda done: self._ended(done, sent, started_s))
+        return ranking
 
-    async def _wait(self, question: RankRequest, timeout_s: float) -> LlmAnswer:
+    async def _rank(self, context: RequestContext) -> TierResult:
+        with context.stages.measure("llm", SpanKind.CLIENT):
+            budget_s = context.deadline.budget_s(self._clock())
+            outcome, reply = await self._outcome(rank_request(context, self._wall_clock() + budget_s), budget_s)
+        if reply is None:
+            return LlmResult(failure=failure_of(outcome), outcome=outcome)
+        ranking = ItemRanking.of(Tier.LLM, reply.item_ids, reply.scores, context.live.catalogue)
+        return LlmResult(ranking=ranking, outcome=outcome, reply=reply)
+
+    async def _outcome(self, request: RankRequest, timeout_s: float) -> tuple[LlmOutcome, RankResult | None]:
         try:
-            result = await self._llm.rank(question, timeout_s)
+            reply = await self._llm.rank(request, timeout_s)
         except asyncio.CancelledError:
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise
-            return LlmAnswer(LlmOutcome.FAILED)  # it was cancelled at the other end, not by our caller
+            return LlmOutcome.FAILED, None  # cancelled at the other end, not by our caller
         except Exception as error:  # noqa: BLE001 - whatever the LLM fails at is an outcome
-            return LlmAnswer(_outcome_of(error))
-        if result.bundle_version != question.bundle_version:
-            return LlmAnswer(LlmOutcome.MISMATCH)
-        return LlmAnswer(LlmOutcome.IN_TIME, result) if result.item_ids else LlmAnswer(LlmOutcome.FAILED)
+            return _outcome_of(error), None
+        if reply.bundle_version != request.bundle_version:
+            return LlmOutcome.MISMATCH, None
+        return (LlmOutcome.IN_TIME, reply) if reply.item_ids else (LlmOutcome.FAILED, None)
 
-    def _ended(self, asking: "asyncio.Task[LlmAnswer]", sent: Sent, started_s: float) -> None:
-        """Tell the gate. A callback, since a task that is cancelled before its first step runs no line of its own."""
-        was_taken_back = asking.cancelled() or asking.exception() is not None
-        answer = LlmAnswer(LlmOutcome.ABANDONED) if was_taken_back else asking.result()
+    def _ended(self, ranking: "asyncio.Task[TierResult]", sent: Sent, started_s: float) -> None:
+        """Record the outcome at the gate. A callback, since a task cancelled before its first step runs none of its lines."""
+        result = None if ranking.cancelled() or ranking.exception() is not None else ranking.result()
+        outcome = result.outcome if isinstance(result, LlmResult) else LlmOutcome.ABANDONED
         now_s = self._clock()
-        self._gate.ended(answer.outcome, sent, now_s - started_s, now_s)
-        if answer.result is not None:
-            self._gate.reported(answer.result.load, now_s)
+        self._gate.ended(outcome, sent, now_s - started_s, now_s)
+        if isinstance(result, LlmResult) and result.reply is not None:
+            self._gate.reported(result.reply.load, now_s)
         self._breaker_open.set(self._gate.is_open(now_s))
+
+
+def rank_request(context: RequestContext, deadline_unix_s: float) -> RankRequest:
+    """Return the request for a replica, under an id of its own: callers may use one id twice at once."""
+    request = context.request
+    seen = context.history_item_ids if request.exclude_seen else ()
+    return RankRequest(
+        request_id=f"{request.request_id}.{uuid.uuid4().hex}",
+        user_id=request.user_id,
+        bundle_version=context.live.version,
+        history_item_ids=context.history_item_ids,
+        k=context.num_wanted,
+        deadline_unix_s=deadline_unix_s,
+        excluded_item_ids=tuple(dict.fromkeys(seen + request.exclude_item_ids)),
+        filters=request.filters,
+        priority=context.caller.priority,
+        trace=trace_headers(),
+    )
 
 
 def _outcome_of(error: Exception) -> LlmOutcome:

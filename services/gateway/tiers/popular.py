@@ -1,8 +1,9 @@
-"""The last tier: what is popular, in this process. No network on the request path, and it cannot fail.
+"""The popular tier: recent popularity, in this process. No network on the request path, and it cannot fail.
 
-The bundle's popularity is the prior; the stream worker's recent windows are fetched in the background and added. Both are
-shares of their own total, so that a quiet hour does not erase the prior. When the windows cannot be read, the last known
-ones stay.
+The bundle's popularity is the prior; the stream worker's recent windows are read in the background and added. Both are
+shares of their own total, so that a quiet hour does not erase the prior. If the windows cannot be read, the last ones stay.
+A request that is shed gets the head of the ranking, formatted once for all callers, which costs a fraction of the way
+through history, masks and policy and holds the same items.
 """
 
 import asyncio
@@ -14,19 +15,24 @@ import numpy as np
 import structlog
 
 from models.catalogue import Catalogue
-from services.gateway.request.repeating import Repeating
-from services.gateway.tiers.live_bundle import LiveBundle
+from services.contracts.recommend import Filters, RecommendRequest, ScoredItem, Tier
+from services.gateway.periodic_task import PeriodicTask
+from services.gateway.request.candidates import ItemRanking, as_items, best_allowed
+from services.gateway.request.context import RequestContext
+from services.gateway.request.live_bundle import Live, LiveBundle
+from services.gateway.tiers.tier import TierResult
 
 log = structlog.get_logger()
 
 _READ_TIMEOUT_S = 1.0
+_NO_FILTERS = Filters()
 
 
 class PopularityWindows(Protocol):
     """Recent popularity, kept by the stream worker."""
 
     async def read_popular(self, timeout_s: float) -> Sequence[tuple[str, float]]:
-        """Give (item id, weight), for example events per hour; empty before the first events. Raises DependencyAway."""
+        """Return (item id, weight), for example events per hour; empty before the first events. Raises DependencyAway."""
         ...
 
 
@@ -39,19 +45,48 @@ class PopularRanking:
     scores: np.ndarray
 
 
-class Popular:
-    """Owns the ranking and the task that refreshes it."""
+class PopularTier:
+    """Owns the ranking, its formatted head, and the task that refreshes it."""
+
+    tier = Tier.POPULAR
 
     def __init__(self, live: LiveBundle, windows: PopularityWindows, refresh_s: float) -> None:
         self._live = live
         self._windows = windows
         self._recent: Sequence[tuple[str, float]] = ()
         self._ranking: PopularRanking | None = None
-        self._refreshing = Repeating(self.refresh, refresh_s, at_once=True)
-        self._one_at_a_time = asyncio.Lock()
+        self._head: tuple[ScoredItem, ...] = ()
+        self._head_of: PopularRanking | None = None
+        self._refreshing = PeriodicTask(self.refresh, refresh_s, at_once=True)
+        self._refresh_lock = asyncio.Lock()
+
+    def rank(self, context: RequestContext) -> TierResult:
+        """Return the most popular items that may be shown, enough to fill the answer beside other tiers' items."""
+        popular = self.ranking(context.live.version, context.live.catalogue)
+        best = best_allowed(popular.order, popular.scores, context.masks.showable, 2 * context.num_wanted)
+        return TierResult(ranking=ItemRanking(Tier.POPULAR, *best))
+
+    def items_from_memory(self, request: RecommendRequest, live: Live) -> tuple[ScoredItem, ...] | None:
+        """Return the k most popular items that may be shown; None if filters or a small catalogue need the masks."""
+        unwanted = {*request.exclude_item_ids, *(request.recent_item_ids if request.exclude_seen else ())}
+        num_needed = request.k + len(unwanted)
+        if request.filters != _NO_FILTERS or num_needed > len(live.catalogue.item_ids):
+            return None
+        head = self._first(num_needed, live)
+        if not unwanted:
+            return head[: request.k]
+        return tuple(item for item in head[:num_needed] if item.item_id not in unwanted)[: request.k]
+
+    def _first(self, num_items: int, live: Live) -> tuple[ScoredItem, ...]:
+        ranking, catalogue = self.ranking(live.version, live.catalogue), live.catalogue
+        if ranking is not self._head_of or len(self._head) < num_items:
+            first = zip(ranking.order[:num_items].tolist(), ranking.scores[:num_items].tolist(), strict=True)
+            self._head = as_items(((index, score, Tier.POPULAR) for index, score in first), catalogue)
+            self._head_of = ranking
+        return self._head
 
     def ranking(self, version: str, catalogue: Catalogue) -> PopularRanking:
-        """Return the ranking for this bundle: the refreshed one, or one made on the spot after a swap."""
+        """Return the ranking for this bundle: the refreshed one, or a new one after a bundle swap."""
         if self._ranking is None or self._ranking.version != version:
             self._ranking = rank_by_popularity(version, catalogue, self._recent)
         return self._ranking
@@ -65,11 +100,11 @@ class Popular:
         await self._refreshing.stop()
 
     async def refresh(self) -> None:
-        """Read the windows and rank anew. Keeps the last ranking when they cannot be read.
+        """Read the windows and rank again. Keeps the last ranking if they cannot be read.
 
-        One at a time: an older reading, slow in its thread, would otherwise overwrite a newer one's ranking.
+        One at a time: an older reading, slow in its thread, would otherwise overwrite the ranking of a newer one.
         """
-        async with self._one_at_a_time:
+        async with self._refresh_lock:
             await self._read_and_rank()
 
     async def _read_and_rank(self) -> None:

@@ -1,20 +1,20 @@
-"""What is told of quality while serving: agreement, lists, clicks by who made the answer. `pytest tests/unit/gateway/test_attribution.py`."""
+"""The metrics of quality while serving: agreement, stored lists, and clicks by the tier of their answer."""
 
 import time
+from dataclasses import replace
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from services.contracts.access import ANYONE
-from services.contracts.features import PrecomputedList
 from services.contracts.recommend import Reason, Recommendation, RecommendRequest, Tier
 from services.errors import ErrorKind
 from services.gateway.call import http
 from services.gateway.events.attribution import Attribution, Maker
 from services.gateway.grpc import answers as rpc_answers
-from services.gateway.records.report import Report
+from services.gateway.records.metrics import AnswerMetrics, agreement_of
 from services.observability.metrics import GatewayMetrics
-from tests.unit.gateway.world import World
+from tests.unit.gateway.world import NOW_S, World
 
 
 def answer(request_id: str, tier: Tier = Tier.LLM, version: str = "v1") -> Recommendation:
@@ -32,22 +32,10 @@ def answer(request_id: str, tier: Tier = Tier.LLM, version: str = "v1") -> Recom
     )
 
 
-async def recommend(world: World, request_id: str) -> Recommendation:
-    """Ask for a user with a long history."""
-    request = RecommendRequest(request_id=request_id, user_id="long", k=5)
+async def recommend(world: World, request_id: str, user_id: str = "long") -> Recommendation:
+    """Request a recommendation for this user."""
+    request = RecommendRequest(request_id=request_id, user_id=user_id, k=5)
     return await world.plane.recommend(request, time.monotonic(), "rest", ANYONE)
-
-
-@pytest.fixture
-def registry() -> CollectorRegistry:
-    """An empty registry."""
-    return CollectorRegistry()
-
-
-@pytest.fixture
-def report(registry: CollectorRegistry) -> Report:
-    """A report over it."""
-    return Report(GatewayMetrics(registry))
 
 
 def test_the_oldest_answers_are_forgotten() -> None:
@@ -93,22 +81,11 @@ async def test_a_click_counts_for_the_tier_and_bundle_of_its_answer(world: World
 
 @pytest.mark.parametrize(
     ("llm", "student", "share"),
-    [([1, 2, 3, 4], [4, 3, 2, 1], 1.0), ([1, 2], [3, 4, 1], 0.0), ([1, 2, 3], [1, 5, 3], 2 / 3)],
+    [([1, 2, 3, 4], [4, 3, 2, 1], 1.0), ([1, 2], [3, 4, 1], 0.0), ([1, 2, 3], [1, 5, 3], 2 / 3), ([], [], None)],
 )
-def test_agreement_is_the_overlap_of_the_first_k(
-    report: Report, registry: CollectorRegistry, llm: list[int], student: list[int], share: float
-) -> None:
-    """Order within the first k does not matter, what lies beyond them neither."""
-    report.both_ranked(llm, student, k=len(llm))
-
-    assert registry.get_sample_value("tailrace_student_agreement_ratio_sum") == pytest.approx(share)
-
-
-def test_two_empty_rankings_say_nothing(report: Report, registry: CollectorRegistry) -> None:
-    """There is nothing to agree on."""
-    report.both_ranked([], [], k=10)
-
-    assert registry.get_sample_value("tailrace_student_agreement_ratio_count") == 0
+def test_agreement_is_the_overlap_of_the_first_k(llm: list[int], student: list[int], share: float | None) -> None:
+    """Neither the order within the first k nor the items beyond them matter; an empty ranking has no agreement."""
+    assert agreement_of(llm, student, k=len(llm)) == share
 
 
 async def test_both_rankings_of_one_request_are_compared(world: World) -> None:
@@ -119,21 +96,27 @@ async def test_both_rankings_of_one_request_are_compared(world: World) -> None:
     assert world.metric("tailrace_student_agreement_ratio_count") == 1
 
 
-@pytest.mark.parametrize(("version", "label"), [("v1", "live"), ("v0", "other")])
-def test_the_age_of_a_list_is_told_whether_shown_or_not(
-    report: Report, registry: CollectorRegistry, version: str, label: str
+@pytest.mark.parametrize(("user_id", "label"), [("listed", "live"), ("foreign", "other")])
+async def test_the_age_of_a_stored_list_is_observed_whether_shown_or_not(
+    world: World, user_id: str, label: str
 ) -> None:
     """A list of another bundle is found too, and counted apart."""
-    stored = PrecomputedList(item_ids=("a",), scores=(1.0,), bundle_version=version, watermark_ms=0, made_at_s=1_000)
+    stored = world.features.users[user_id]
+    assert stored.precomputed is not None
+    made_at_s = int(NOW_S) - 100
+    world.features.users[user_id] = replace(stored, precomputed=replace(stored.precomputed, made_at_s=made_at_s))
 
-    report.list_found(stored, live_version="v1", now_s=1_100.0)
+    await recommend(world, "shown", user_id)
 
-    assert registry.get_sample_value("tailrace_precomputed_age_seconds_sum") == 100
-    assert registry.get_sample_value("tailrace_precomputed_lists_total", {"bundle": label}) == 1
+    assert world.metric("tailrace_precomputed_age_seconds_sum") == 100
+    assert world.metric("tailrace_precomputed_lists_total", bundle=label) == 1
 
 
-def test_series_of_alerts_begin_at_zero(report: Report, registry: CollectorRegistry) -> None:
+def test_series_of_alerts_begin_at_zero() -> None:
     """To Prometheus a counter that begins at 1 has not increased, so each door's errors are there from the start."""
+    registry = CollectorRegistry()
+    AnswerMetrics(GatewayMetrics(registry))
+
     for door in (http.DOOR, rpc_answers.DOOR):
         for kind in ErrorKind:
             labels = {"door": door, "tier": "none", "reason": "none", "code": kind.value}

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.contracts.recommend import Tier
-from services.gateway.request.candidates import Ranking, best_allowed, choose, merge_history
+from services.gateway.request.candidates import ItemRanking, best_allowed, choose, merge_history
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_recent_items_that_the_store_has_seen_are_not_repeated(stored: str, rece
 
 RANKINGS = st.lists(
     st.lists(st.tuples(st.integers(0, 9), st.floats(-5, 5)), max_size=12).map(
-        lambda pairs: Ranking(
+        lambda pairs: ItemRanking(
             Tier.STUDENT, [index for index, _ in pairs], sorted((score for _, score in pairs), reverse=True)
         )
     ),
@@ -41,7 +41,7 @@ RANKINGS = st.lists(
 
 @given(RANKINGS, st.lists(st.booleans(), min_size=10, max_size=10), st.integers(1, 12))
 def test_the_list_is_the_first_k_allowed_over_all_rankings(
-    rankings: list[Ranking], allowed: list[bool], k: int
+    rankings: list[ItemRanking], allowed: list[bool], k: int
 ) -> None:
     """Against the obvious way: join, drop, cut. Scores never rise."""
     joined = [index for ranking in rankings for index in dict.fromkeys(ranking.indices) if allowed[index]]
@@ -57,7 +57,7 @@ def test_later_rankings_are_not_drawn_when_the_list_is_full() -> None:
     """What costs time is made only when needed."""
 
     def rankings():  # type: ignore[no-untyped-def]  # a generator that must not be drawn twice
-        yield Ranking(Tier.LLM, [1, 2], [0.5, 0.4])
+        yield ItemRanking(Tier.LLM, [1, 2], [0.5, 0.4])
         raise AssertionError
 
     assert len(choose(rankings(), np.ones(5, dtype=bool), 2)) == 2

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from services.contracts.rank import RankRequest
 from services.errors import DependencyAway
-from services.gateway.tiers.drills import HOLD_S, DrilledLlm, DrilledStore, Drills, Part, read_drills
+from services.gateway.drills import HOLD_S, DrilledLlm, DrilledStore, Drills, DrillTarget, read_drills
 from tests.support.clock import Clock
 from tests.support.fakes import FakeFeatures, FakeLlm
 from tests.support.until import until
@@ -37,12 +37,12 @@ async def test_a_drill_is_seen_by_every_replica_and_survives_its_maker(tmp_path:
     """Two replicas share one file: what one switches, the other sees at its next look."""
     one, other = Drills(tmp_path / "run" / "drills.json"), Drills(tmp_path / "run" / "drills.json")
 
-    await one.switch({Part.LLM: True})
-    before = other.is_off(Part.LLM)
+    await one.switch({DrillTarget.LLM: True})
+    before = other.is_off(DrillTarget.LLM)
     await other.refresh()
 
-    assert (one.is_off(Part.LLM), before, other.is_off(Part.LLM)) == (True, False, True)
-    assert not other.is_off(Part.FEATURES)
+    assert (one.is_off(DrillTarget.LLM), before, other.is_off(DrillTarget.LLM)) == (True, False, True)
+    assert not other.is_off(DrillTarget.FEATURES)
 
 
 async def test_a_followed_drill_reaches_the_other_replica_by_itself(tmp_path: Path) -> None:
@@ -50,11 +50,11 @@ async def test_a_followed_drill_reaches_the_other_replica_by_itself(tmp_path: Pa
     one, other = Drills(tmp_path / "drills.json"), Drills(tmp_path / "drills.json")
     await other.start()
 
-    await one.switch({Part.FEATURES: True})
-    await until(lambda: other.is_off(Part.FEATURES))
+    await one.switch({DrillTarget.FEATURES: True})
+    await until(lambda: other.is_off(DrillTarget.FEATURES))
     await other.stop()
 
-    assert other.remaining_s().keys() == {Part.FEATURES}
+    assert other.remaining_s().keys() == {DrillTarget.FEATURES}
 
 
 async def test_switches_at_the_same_moment_are_all_kept(tmp_path: Path) -> None:
@@ -62,24 +62,26 @@ async def test_switches_at_the_same_moment_are_all_kept(tmp_path: Path) -> None:
     one, other = Drills(tmp_path / "drills.json"), Drills(tmp_path / "drills.json")
 
     for at in (one, other) * 20:
-        await one.switch(dict.fromkeys(Part, False))
-        await asyncio.gather(*(replica.switch({part: True}) for replica, part in zip((one, at), Part, strict=True)))
+        await one.switch(dict.fromkeys(DrillTarget, False))
+        await asyncio.gather(
+            *(replica.switch({part: True}) for replica, part in zip((one, at), DrillTarget, strict=True))
+        )
 
-        assert read_drills(tmp_path / "drills.json").keys() == set(Part)
+        assert read_drills(tmp_path / "drills.json").keys() == set(DrillTarget)
 
 
 async def test_a_drill_ends_by_itself(tmp_path: Path) -> None:
     """Nobody has to remember to switch a part on again."""
     clock = Clock()
     drills = Drills(tmp_path / "drills.json", clock)
-    await drills.switch({Part.LLM: True})
+    await drills.switch({DrillTarget.LLM: True})
 
     clock.now_s += HOLD_S - 1
-    is_off_at_the_end = drills.is_off(Part.LLM)
+    is_off_at_the_end = drills.is_off(DrillTarget.LLM)
     clock.now_s += 2
 
     assert is_off_at_the_end
-    assert not drills.is_off(Part.LLM)
+    assert not drills.is_off(DrillTarget.LLM)
     assert drills.remaining_s() == {}
 
 
@@ -97,10 +99,10 @@ async def test_a_drilled_llm_is_away_and_comes_back(tmp_path: Path) -> None:
     drills, inner = Drills(tmp_path / "drills.json"), FakeLlm(["i01", "i02"], "v1")
     llm = DrilledLlm(inner, drills)
 
-    await drills.switch({Part.LLM: True})
+    await drills.switch({DrillTarget.LLM: True})
     with pytest.raises(DependencyAway, match="llm"):
         await llm.rank(QUESTION, 1.0)
-    await drills.switch({Part.LLM: False})
+    await drills.switch({DrillTarget.LLM: False})
     result = await llm.rank(QUESTION, 1.0)
 
     assert result.item_ids == ("i01", "i02")
@@ -118,7 +120,7 @@ async def test_a_drilled_store_is_away_in_every_call(tmp_path: Path) -> None:
     ]
 
     answers = [await call() for call in calls]
-    await drills.switch({Part.FEATURES: True})
+    await drills.switch({DrillTarget.FEATURES: True})
     for call in calls:
         with pytest.raises(DependencyAway, match="features"):
             await call()
@@ -135,10 +137,10 @@ class DrillsMachine(RuleBasedStateMachine):
         self.path = Path(self._folder.name) / "drills.json"
         self.clock = Clock()
         self.replicas = [Drills(self.path, self.clock) for _ in range(2)]
-        self.expected: dict[Part, float] = {}
+        self.expected: dict[DrillTarget, float] = {}
 
-    @rule(at=st.integers(0, 1), wanted=st.dictionaries(st.sampled_from(Part), st.booleans(), min_size=1))
-    def switch(self, at: int, wanted: dict[Part, bool]) -> None:
+    @rule(at=st.integers(0, 1), wanted=st.dictionaries(st.sampled_from(DrillTarget), st.booleans(), min_size=1))
+    def switch(self, at: int, wanted: dict[DrillTarget, bool]) -> None:
         """Switch some parts at one replica."""
         _run(self.replicas[at].switch(wanted))
         for part, is_off in wanted.items():
@@ -157,13 +159,13 @@ class DrillsMachine(RuleBasedStateMachine):
         off = {part for part, until_s in self.expected.items() if until_s > self.clock.now_s}
         for replica in self.replicas:
             _run(replica.refresh())
-            assert {part for part in Part if replica.is_off(part)} == off
+            assert {part for part in DrillTarget if replica.is_off(part)} == off
             assert replica.remaining_s().keys() == off
 
     def teardown(self) -> None:
         """Leave only parts that exist in the file, and remove it."""
         if self.path.exists():
-            assert json.loads(self.path.read_text()).keys() <= set(Part)
+            assert json.loads(self.path.read_text()).keys() <= set(DrillTarget)
         self._folder.cleanup()
 
 

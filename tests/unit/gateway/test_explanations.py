@@ -1,45 +1,66 @@
 """Why a request was answered as it was: found by its id for a while, never on a request's path, never at another's cost."""
 
 import json
-import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 
+from services.contracts.access import ANYONE
+from services.contracts.recommend import Reason, Recommendation, RecommendRequest, Tier
 from services.errors import DependencyAway, NotFound
 from services.gateway.records import explanations as module
-from services.gateway.records.explaining import Refused
+from services.gateway.records.answer import AnswerRecord, RefusalRecord
 from services.gateway.records.explanations import Explanations
 from services.gateway.rest.schema import ExplanationBody
 from services.observability.metrics import GatewayMetrics
+from services.router.deadline import Deadline
+from services.router.policy import RoutingDecision
 from tests.support.fakes import FakeShelf
 from tests.support.until import until
 from tests.unit.gateway.clients import RestClient, RpcClient
 from tests.unit.gateway.world import World
 
 
-def refusal(number: int, code: str = "overloaded") -> Refused:
+def refusal(number: int, code: str = "overloaded") -> RefusalRecord:
     """A refused request."""
-    return Refused(request_id=f"r{number}", door="rest", code=code, message="no", now_ms=1)
+    return RefusalRecord(request_id=f"r{number}", door="rest", code=code, message="no", now_ms=1)
 
 
-class SlowCase(Refused):
-    """A case that somebody may ask for."""
+def slow_answer(number: int) -> AnswerRecord:
+    """A request that was answered late, from memory."""
+    request_id = f"r{number}"
+    return AnswerRecord(
+        request=RecommendRequest(request_id=request_id, user_id="u"),
+        caller=ANYONE,
+        door="rest",
+        deadline=Deadline(0.0, 0.1, 0.0),
+        planned=RoutingDecision(Tier.POPULAR, Reason.SHED),
+        answer=Recommendation(
+            request_id=request_id,
+            items=(),
+            tier=Tier.POPULAR,
+            reason=Reason.SHED,
+            bundle_version="v1",
+            newest_event_time_ms=None,
+            feature_age_ms=None,
+            deadline_ms=100,
+            stages_ms={},
+        ),
+        answered_s=1.0,
+        now_ms=1,
+        trace_id=None,
+    )
 
-    @property
-    def is_slow(self) -> bool:
-        """It is."""
-        return True
 
-
-class ConsoleService:
+class Shelf:
     """Explanations on a fake shelf, not started."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self.shelf = FakeShelf()
-        self.explanations = Explanations(self.shelf, GatewayMetrics(self._registry).explanations)
+        self.fake = FakeShelf()
+        self.explanations = Explanations(self.fake, GatewayMetrics(self._registry).explanations)
 
     def counted(self, outcome: str) -> float:
         """How many were kept or dropped."""
@@ -47,9 +68,9 @@ class ConsoleService:
 
 
 @pytest.fixture
-def desk() -> ConsoleService:
+def shelf() -> Shelf:
     """Nothing offered yet."""
-    return ConsoleService()
+    return Shelf()
 
 
 async def explained(world: World, rest: RestClient, request_id: str) -> dict[str, Any]:
@@ -111,10 +132,7 @@ async def test_the_llms_own_numbers_are_told(world: World, rest: RestClient) -> 
 
 async def test_a_shed_request_says_so(world: World, rest: RestClient) -> None:
     """Nothing was read for it, and the words say why."""
-    look_s = time.monotonic() + 86_400
-    while world.admission.strain < 2:
-        look_s += 0.5
-        world.admission.looked(look_s, 1_200.0, 0.0)
+    world.strain(2)
     await rest.recommend({"user_id": "long", "request_id": "shed"})
 
     told = await explained(world, rest, "shed")
@@ -189,79 +207,71 @@ async def test_the_stores_absence_is_said_to_who_asks(world: World, rest: RestCl
     assert (found.status_code, found.json()["error"]["code"]) == (503, "dependency_away")
 
 
-async def test_an_absent_store_costs_explanations_and_no_request(desk: ConsoleService) -> None:
+async def test_an_absent_store_costs_explanations_and_no_request(shelf: Shelf) -> None:
     """What waits is dropped and counted, and it goes on when the store is back."""
-    desk.shelf.error = DependencyAway("features", 1.0)
+    shelf.fake.error = DependencyAway("features", 1.0)
     for number in range(40):
-        desk.explanations.offer(refusal(number))
-    await desk.explanations.flush()
-    desk.shelf.error = None
-    desk.explanations.offer(refusal(500))
-    await desk.explanations.flush()
+        shelf.explanations.refused(refusal(number))
+    await shelf.explanations.flush()
+    shelf.fake.error = None
+    shelf.explanations.refused(refusal(500))
+    await shelf.explanations.flush()
 
-    assert (desk.counted("dropped"), desk.counted("kept")) == (40, 1)
-    assert list(desk.shelf.records) == ["r500"]
+    assert (shelf.counted("dropped"), shelf.counted("kept")) == (40, 1)
+    assert list(shelf.fake.records) == ["r500"]
 
 
-async def test_the_buffer_is_bounded(desk: ConsoleService) -> None:
+async def test_the_buffer_is_bounded(shelf: Shelf) -> None:
     """Half of the places are for all, half for slow requests; what comes over that between two writes is dropped."""
     for number in range(100):
-        desk.explanations.offer(refusal(number))
+        shelf.explanations.refused(refusal(number))
     for number in range(100, 200):
-        desk.explanations.offer(SlowCase(request_id=f"r{number}", door="rest", code="x", message="", now_ms=1))
-    await desk.explanations.flush()
+        shelf.explanations.answered(slow_answer(number))
+    await shelf.explanations.flush()
 
     half = module._MAX_WAITING // 2
-    assert set(desk.shelf.records) == {f"r{number}" for number in (*range(half), *range(100, 100 + half))}
-    assert desk.counted("dropped") == 200 - module._MAX_WAITING
+    assert set(shelf.fake.records) == {f"r{number}" for number in (*range(half), *range(100, 100 + half))}
+    assert shelf.counted("dropped") == 200 - module._MAX_WAITING
 
 
 @pytest.mark.parametrize("code", ["unauthenticated", "not_allowed"])
-async def test_who_was_not_let_in_leaves_nothing(desk: ConsoleService, code: str) -> None:
+async def test_who_was_not_let_in_leaves_nothing(shelf: Shelf, code: str) -> None:
     """A stranger could otherwise overwrite what others are told."""
-    desk.explanations.offer(refusal(1, code))
-    await desk.explanations.flush()
+    shelf.explanations.refused(refusal(1, code))
+    await shelf.explanations.flush()
 
-    assert not desk.shelf.records
+    assert not shelf.fake.records
 
 
 async def test_without_a_store_nothing_is_kept() -> None:
     """Switched off by a keeping time of 0."""
     explanations = Explanations(None, GatewayMetrics(CollectorRegistry()).explanations)
     await explanations.start()
-    explanations.offer(refusal(1))
+    explanations.refused(refusal(1))
 
     with pytest.raises(NotFound):
         await explanations.find("r1")
     await explanations.stop()
 
 
-async def test_it_writes_by_itself_and_at_the_end(desk: ConsoleService) -> None:
+async def test_it_writes_by_itself_and_at_the_end(shelf: Shelf) -> None:
     """Within a few turns of its timer; what waits when it stops is written too."""
-    await desk.explanations.start()
-    desk.explanations.offer(refusal(1))
-    await until(lambda: desk.shelf.records)
-    desk.explanations.offer(refusal(2))
-    await desk.explanations.stop()
+    await shelf.explanations.start()
+    shelf.explanations.refused(refusal(1))
+    await until(lambda: shelf.fake.records)
+    shelf.explanations.refused(refusal(2))
+    await shelf.explanations.stop()
 
-    assert set(desk.shelf.records) == {"r1", "r2"}
-    assert (await desk.explanations.find("r2")).outcome == "overloaded"
+    assert set(shelf.fake.records) == {"r1", "r2"}
+    assert (await shelf.explanations.find("r2")).outcome == "overloaded"
 
 
-async def test_a_case_that_cannot_be_told_stops_nothing(desk: ConsoleService) -> None:
-    """A bug in telling costs that batch, and the task lives on."""
+async def test_a_record_that_cannot_be_encoded_stops_nothing(shelf: Shelf) -> None:
+    """A bug in one record costs its batch, and the task goes on."""
+    shelf.explanations.answered(replace(slow_answer(1), trace_id=object()))  # type: ignore[arg-type]
+    await shelf.explanations.flush()
+    shelf.explanations.refused(refusal(2))
+    await shelf.explanations.flush()
 
-    class Broken(Refused):
-        """Cannot be explained."""
-
-        def record(self) -> bytes:
-            """Fail."""
-            raise ZeroDivisionError
-
-    desk.explanations.offer(Broken(request_id="b", door="rest", code="x", message="", now_ms=1))
-    await desk.explanations.flush()
-    desk.explanations.offer(refusal(2))
-    await desk.explanations.flush()
-
-    assert list(desk.shelf.records) == ["r2"]
-    assert (await desk.explanations.find("r2")).request_id == "r2"
+    assert list(shelf.fake.records) == ["r2"]
+    assert (await shelf.explanations.find("r2")).request_id == "r2"

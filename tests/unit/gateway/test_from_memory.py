@@ -4,8 +4,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from services.contracts.recommend import Filters, RecommendRequest, ScoredItem, Tier
-from services.gateway.request.candidates import Ranking, as_items, best_allowed, choose, masks_for
-from services.gateway.tiers.from_memory import FromMemory
+from services.gateway.request.candidates import ItemRanking, as_items, best_allowed, choose, masks_for
 from tests.unit.gateway.world import NUM_ITEMS, World
 
 item_ids = st.lists(st.sampled_from([*(f"i{index:02}" for index in range(NUM_ITEMS)), "gone"]), max_size=8)
@@ -17,7 +16,7 @@ def the_long_way(world: World, request: RecommendRequest) -> tuple[ScoredItem, .
     masks = masks_for(request, request.recent_item_ids, live.catalogue)
     popular = world.popular.ranking(live.version, live.catalogue)
     best = best_allowed(popular.order, popular.scores, masks.showable, NUM_ITEMS)
-    return as_items(choose([Ranking(Tier.POPULAR, *best)], masks.showable, request.k), live.catalogue)
+    return as_items(choose([ItemRanking(Tier.POPULAR, *best)], masks.showable, request.k), live.catalogue)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -40,10 +39,10 @@ async def test_items_are_those_of_the_long_way(
         exclude_item_ids=tuple(excluded),
         exclude_seen=exclude_seen,
     )
-    memory, live = FromMemory(world.popular), world.live.current()
-    memory.items(RecommendRequest(request_id="r", user_id="u", k=before), live)
+    popular, live = world.popular, world.live.current()
+    popular.items_from_memory(RecommendRequest(request_id="r", user_id="u", k=before), live)
 
-    items = memory.items(request, live)
+    items = popular.items_from_memory(request, live)
 
     if k + len({*recent, *excluded}) <= NUM_ITEMS:
         assert items is not None
@@ -54,18 +53,18 @@ async def test_filters_need_a_closer_look(world: World) -> None:
     """Memory holds nothing by category."""
     request = RecommendRequest(request_id="r", user_id="u", k=3, filters=Filters(categories=("odd",)))
 
-    assert FromMemory(world.popular).items(request, world.live.current()) is None
+    assert world.popular.items_from_memory(request, world.live.current()) is None
 
 
 async def test_a_new_ranking_is_seen_at_once(world: World) -> None:
     """The head is remade as soon as popularity has been refreshed."""
-    memory, live = FromMemory(world.popular), world.live.current()
+    popular, live = world.popular, world.live.current()
     request = RecommendRequest(request_id="r", user_id="u", k=1)
-    before = memory.items(request, live)
+    before = popular.items_from_memory(request, live)
     world.features.popular = [("i19", 1.0)]
     await world.popular.refresh()
 
-    after = memory.items(request, live)
+    after = popular.items_from_memory(request, live)
 
     assert before is not None
     assert after is not None

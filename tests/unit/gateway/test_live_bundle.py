@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Gauge
 from models.catalogue import Catalogue
 from models.registry import Bundle, BundleStore
 from services.errors import BundleCorrupt, DependencyAway
-from services.gateway.tiers.live_bundle import LiveBundle
+from services.gateway.request.live_bundle import LiveBundle
 from tests.support.fakes import FakeStudent
 from tests.support.until import until
 from tests.unit.gateway.world import catalogue_of, publish

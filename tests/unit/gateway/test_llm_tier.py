@@ -1,52 +1,68 @@
-"""Asking the LLM: what one question's end teaches the gate for the next."""
+"""A request to the LLM ends as one outcome, and teaches the gate for the next."""
 
 import asyncio
+import time
 from dataclasses import replace
 
+import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
+from services.contracts.access import ANYONE
 from services.contracts.rank import EngineLoad, RankRequest, RankResult
-from services.gateway.tiers.llm import LlmTier
+from services.contracts.recommend import RecommendRequest
+from services.gateway.request.context import FeatureLookup, RequestContext, StageTimer, build_context
+from services.gateway.tiers.llm import LlmResult, LlmTier
 from services.router.breaker import Breaker
+from services.router.deadline import Deadline
 from services.router.gate import LlmGate
 from services.router.policy import LlmOutcome
 from services.router.predictor import LatencyPredictor
 from tests.support.fakes import FakeLlm
-
-NOW_S = 5.0
-QUESTION = RankRequest(
-    request_id="r", user_id=None, bundle_version="v1", history_item_ids=("i00",), k=2, deadline_unix_s=0.0
-)
+from tests.unit.gateway.world import World, user
 
 
 class BusyLlm(FakeLlm):
-    """An LLM that other gateways ask, too."""
+    """An LLM with requests of other gateways."""
 
     async def rank(self, request: RankRequest, timeout_s: float) -> RankResult:
-        """Rank, and tell of seven others."""
+        """Rank, and report seven other requests."""
         load = EngineLoad(num_running=4, num_waiting=3, kv_cache_usage=0.5)
         return replace(await super().rank(request, timeout_s), load=load)
 
 
-async def test_what_an_engine_says_of_its_load_counts_for_the_next_question() -> None:
-    """One gateway sees its own requests only; the answer tells of the others'."""
+@pytest.fixture
+def context(world: World) -> RequestContext:
+    """A request of a user with a history, with ten seconds left."""
+    now_s = time.monotonic()
+    request = RecommendRequest(request_id="r", user_id="u", k=2)
+    deadline, lookup = Deadline(now_s, now_s + 10.0, 0.0), FeatureLookup(user("i10", "i11", "i12"))
+    return build_context(request, ANYONE, deadline, world.live.current(), lookup, StageTimer(time.monotonic, now_s))
+
+
+def tier_with(llm: FakeLlm) -> tuple[LlmTier, LlmGate]:
+    """The tier on this LLM, and its gate."""
     gate = LlmGate(Breaker(2, 60.0), LatencyPredictor(0.0), max_in_flight=8)
-    breaker_open = Gauge("breaker", "", registry=CollectorRegistry())
-    tier = LlmTier(BusyLlm(["i01", "i02"], "v1"), gate, breaker_open, clock=lambda: NOW_S)
-
-    answer = await tier.ask(QUESTION, 10.0)
-
-    assert answer.outcome is LlmOutcome.IN_TIME
-    assert gate.started(NOW_S).load == 7
+    return LlmTier(llm, gate, Gauge("breaker", "", registry=CollectorRegistry())), gate
 
 
-async def test_a_request_that_is_cancelled_at_the_other_end_is_a_failure() -> None:
-    """Only the caller's own cancellation ends the request without an answer."""
-    gate = LlmGate(Breaker(2, 60.0), LatencyPredictor(0.0), max_in_flight=8)
+async def test_the_load_that_an_engine_reports_counts_for_the_next_request(context: RequestContext) -> None:
+    """One gateway sees its own requests only; the answer reports those of the others."""
+    tier, gate = tier_with(BusyLlm(["i01", "i02"], "v1"))
+
+    result = await tier.rank(context)
+
+    assert isinstance(result, LlmResult)
+    assert result.outcome is LlmOutcome.IN_TIME
+    assert gate.started(time.monotonic()).load == 7
+
+
+async def test_a_request_that_is_cancelled_at_the_other_end_is_a_failure(context: RequestContext) -> None:
+    """Only the caller's own cancellation ends the request without a result."""
     llm = FakeLlm(["i01"], "v1")
     llm.error = asyncio.CancelledError()
-    tier = LlmTier(llm, gate, Gauge("breaker", "", registry=CollectorRegistry()), clock=lambda: NOW_S)
+    tier, _ = tier_with(llm)
 
-    answer = await tier.ask(QUESTION, 10.0)
+    result = await tier.rank(context)
 
-    assert answer.outcome is LlmOutcome.FAILED
+    assert isinstance(result, LlmResult)
+    assert result.outcome is LlmOutcome.FAILED

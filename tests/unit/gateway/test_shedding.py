@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from services.contracts.access import ANYONE, Priority
 from services.contracts.recommend import Filters, Reason, Recommendation, RecommendRequest, Tier
 from services.errors import Overloaded
-from services.gateway.request.load_monitor import LoadWatch
+from services.gateway.request.load_monitor import LoadMonitor
 from services.router.admission import Admission, AdmissionLimits, Verdict
 from tests.support.until import until
 from tests.unit.gateway.world import World
@@ -26,17 +26,9 @@ async def ask(world: World, priority: Priority) -> Recommendation:
     return await world.plane.recommend(request, time.monotonic(), "rest", replace(ANYONE, priority=priority))
 
 
-def strain(world: World, num_units: int) -> None:
-    """Tell admission of a loop that runs far too late until it is strained so much; those windows end after this test."""
-    look_s = time.monotonic() + 86_400
-    while world.admission.strain < num_units:
-        look_s += 0.5
-        world.admission.looked(look_s, 1_200.0, 0.0)
-
-
 async def test_low_priority_is_answered_from_memory_while_the_others_are_served(world: World) -> None:
     """One unit of strain: the low caller gets popularity at once, with neither features nor LLM asked for it."""
-    strain(world, 1)
+    world.strain(1)
     world.features.error = ZeroDivisionError()
 
     shed = await ask(world, Priority.LOW)
@@ -50,7 +42,7 @@ async def test_low_priority_is_answered_from_memory_while_the_others_are_served(
 
 async def test_an_answer_from_memory_is_counted_and_leaves_no_impression(world: World) -> None:
     """The counters know of it; neither Kafka nor the log hears of it, while of a served one both do."""
-    strain(world, 1)
+    world.strain(1)
 
     with capture_logs() as said_of_shed:
         await ask(world, Priority.LOW)
@@ -67,7 +59,7 @@ async def test_an_answer_from_memory_is_counted_and_leaves_no_impression(world: 
 
 async def test_filters_hold_for_the_shed_too(world: World) -> None:
     """What memory cannot answer at once takes the long way, and still asks nobody."""
-    strain(world, 1)
+    world.strain(1)
     request = RecommendRequest(request_id="r", user_id="long", k=3, filters=Filters(categories=("odd",)))
 
     answer = await world.plane.recommend(request, time.monotonic(), "rest", replace(ANYONE, priority=Priority.LOW))
@@ -78,7 +70,7 @@ async def test_filters_hold_for_the_shed_too(world: World) -> None:
 
 async def test_low_priority_is_refused_when_even_memory_is_too_much(world: World) -> None:
     """Three units: low is told when to come back, normal is shed, high is served."""
-    strain(world, 3)
+    world.strain(3)
 
     with pytest.raises(Overloaded) as refused:
         await ask(world, Priority.LOW)
@@ -101,11 +93,11 @@ class Clock:
         return self._step_s * self.num_readings
 
 
-def watch_on(clock: Clock) -> tuple[LoadWatch, Gauge]:
+def watch_on(clock: Clock) -> tuple[LoadMonitor, Gauge]:
     """A watch with room for four, on this clock."""
     gauge = Gauge("strain", "strain", registry=CollectorRegistry())
     admission = Admission(AdmissionLimits(max_in_flight=4, max_busy=1e9))
-    return LoadWatch(admission, gauge, clock=clock), gauge
+    return LoadMonitor(admission, gauge, clock=clock), gauge
 
 
 async def test_a_loop_that_runs_late_strains_the_watch() -> None:

@@ -102,10 +102,7 @@ async def test_choices_count_one_by_one(tier: TextTier) -> None:
 
 async def test_a_strained_gateway_takes_no_text(tier: TextTier, world: World, parrot: Parrot) -> None:
     """Where recommendations are answered from memory, text is refused: low priority first."""
-    now_s = 0.0
-    while world.admission.strain < 1:
-        now_s += 0.15
-        world.admission.looked(now_s, 120.0, 0.0)
+    world.strain(1)
 
     with pytest.raises(Overloaded):
         await all_of(tier, request(priority=Priority.LOW))

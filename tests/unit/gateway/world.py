@@ -1,6 +1,7 @@
-"""One data plane on fakes with a small catalogue of twenty items: what stands behind both doors in these tests."""
+"""One data plane on fakes with a small catalogue of twenty items: what the doors of these tests call."""
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,25 +12,12 @@ from models.catalogue import Catalogue
 from models.registry import BundleStore
 from services.contracts.features import PrecomputedList, UserFeatures
 from services.contracts.text import TextWriter
-from services.gateway.events.impressions import Impressions
-from services.gateway.events.record import RecordEvents
-from services.gateway.recommend import Recommend
-from services.gateway.records.explanations import Explanations
-from services.gateway.records.report import Report
-from services.gateway.request.data_plane import DataPlane
-from services.gateway.request.load_monitor import LoadWatch
-from services.gateway.text.metrics import TextReport
-from services.gateway.text.rationale import RationaleWriter
-from services.gateway.text.tier import TextLimits, TextTier
-from services.gateway.tiers.live_bundle import LiveBundle
-from services.gateway.tiers.llm import LlmTier
-from services.gateway.tiers.popular import Popular
-from services.observability.metrics import GatewayMetrics, TextMetrics
-from services.router.admission import Admission, AdmissionLimits
-from services.router.breaker import Breaker
+from services.gateway.data_plane import DataPlane, PlaneConfig, Ports, build_data_plane
+from services.gateway.request.live_bundle import LiveBundle
+from services.gateway.request.load_monitor import LoadMonitor
+from services.gateway.tiers.popular import PopularTier
+from services.router.admission import AdmissionLimits
 from services.router.deadline import DeadlineLimits
-from services.router.gate import LlmGate
-from services.router.predictor import LatencyPredictor
 from tests.support.fakes import FakeFeatures, FakeLlm, FakeLog, FakeShelf, FakeStudent
 
 NUM_ITEMS = 20
@@ -87,99 +75,78 @@ def standard_users() -> dict[str, UserFeatures]:
     }
 
 
+CONFIG = PlaneConfig(
+    deadlines=DeadlineLimits(default_ms=1_000, min_ms=5, max_ms=5_000, reserve_ms=8.0),
+    admission=AdmissionLimits(max_in_flight=256, max_delay_s=60.0, max_busy=1e9),
+    feature_timeout_s=0.05,
+    min_history_for_llm=3,
+    max_llm_in_flight=8,
+    first_llm_prediction_s=0.0,
+    breaker_failures=2,
+    breaker_open_s=60.0,
+    bundle_poll_s=60.0,
+    popular_refresh_s=60.0,
+    max_events_per_request=50,
+)
+
+
 @dataclass
 class World:
-    """Everything behind the doors, open to the tests."""
+    """A data plane, and the fakes behind its ports."""
 
+    plane: DataPlane
     features: FakeFeatures
     llm: FakeLlm
     student: FakeStudent
     events: FakeLog
     impressions: FakeLog
-    metrics: GatewayMetrics
-    registry: CollectorRegistry
-    live: LiveBundle
-    popular: Popular
-    admission: Admission
-    plane: DataPlane
-    root: Path
     shelf: FakeShelf
-    load: LoadWatch
+    registry: CollectorRegistry
+
+    @property
+    def live(self) -> LiveBundle:
+        """The plane's bundle."""
+        return self.plane.live
+
+    @property
+    def popular(self) -> PopularTier:
+        """The plane's popular tier."""
+        return self.plane.popular
+
+    @property
+    def load(self) -> LoadMonitor:
+        """The plane's load monitor."""
+        return self.plane.load
 
     def metric(self, name: str, **labels: str) -> float:
-        """Read one sample; 0 when it was never touched."""
+        """Read one sample; 0 without one."""
         return self.registry.get_sample_value(name, labels) or 0.0
 
-
-def tier_of(writer: TextWriter, load: LoadWatch, report: TextReport) -> TextTier:
-    """Put a writer behind its bounds; its wall clock stands still, so that it is never late by itself."""
-    return TextTier(
-        writer=writer,
-        breaker=Breaker(2, 60.0),
-        load=load,
-        report=report,
-        limits=TextLimits(),
-        wall_clock=lambda: NOW_S,
-    )
+    def strain(self, num_units: int) -> None:
+        """Report a late event loop to admission until the strain is this high; the windows end after the test."""
+        look_s = time.monotonic() + 86_400
+        while self.load.admission.strain < num_units:
+            look_s += 0.5
+            self.load.admission.looked(look_s, 1_200.0, 0.0)
 
 
 def make_world(root: Path, writer: TextWriter | None = None, reserve_ms: float = 8.0) -> World:
-    """Compose a plane as the composition root does, on fakes; `writer` writes text, and `reserve_ms` is kept for answering."""
-    registry = CollectorRegistry()
-    metrics = GatewayMetrics(registry)
+    """Compose a plane on fakes; `writer` writes text, and `reserve_ms` of each deadline is kept for sending the answer."""
     features, student, events, impressions = FakeFeatures(standard_users()), FakeStudent(), FakeLog(), FakeLog()
     llm = FakeLlm([f"i{index:02}" for index in range(4, NUM_ITEMS)], VERSION)
-    store, about = BundleStore(root), (metrics.bundle_info, metrics.bundle_quality)
-    live = LiveBundle(store, lambda _bundle, _catalogue: student, 60.0, *about)
-    popular = Popular(live, features, 60.0)
-    gate = LlmGate(Breaker(2, 60.0), LatencyPredictor(0.0), max_in_flight=8)
-    report = Report(metrics)
-    admission = Admission(AdmissionLimits(max_in_flight=256, max_delay_s=60.0, max_busy=1e9))
-    load = LoadWatch(admission, metrics.strain)
-    shelf = FakeShelf()
-    explanations = Explanations(shelf, metrics.explanations)
-    text_report = TextReport(TextMetrics(registry))
-    tier = None if writer is None else tier_of(writer, load, text_report)
-    recommend = Recommend(
-        live=live,
+    shelf, registry = FakeShelf(), CollectorRegistry()
+    ports = Ports(
+        bundles=BundleStore(root),
+        load_student=lambda _bundle, _catalogue: student,
         features=features,
-        llm=LlmTier(llm, gate, metrics.breaker_open),
-        popular=popular,
-        impressions=Impressions(impressions, metrics.impressions),
-        report=report,
-        explanations=explanations,
-        load=load,
-        rationale=RationaleWriter(tier, text_report.metrics.rationales, wall_clock=lambda: NOW_S),
-        limits=DeadlineLimits(default_ms=1_000, min_ms=5, max_ms=5_000, reserve_ms=reserve_ms),
-        feature_timeout_s=0.05,
-        min_history_for_llm=3,
+        llm=llm,
+        events=events,
+        impressions=impressions,
+        explanations=shelf,
+        registry=registry,
+        text_writer=writer,
         wall_clock=lambda: NOW_S,
     )
-    plane = DataPlane(
-        recommend=recommend,
-        record=RecordEvents(events, max_events=50, wall_clock=lambda: NOW_S),
-        live=live,
-        popular=popular,
-        producers=(events, impressions),
-        report=report,
-        explanations=explanations,
-        load=load,
-        text_report=text_report,
-        text=tier,
-    )
-    return World(
-        features,
-        llm,
-        student,
-        events,
-        impressions,
-        metrics,
-        registry,
-        live,
-        popular,
-        admission,
-        plane,
-        root,
-        shelf,
-        load,
-    )
+    deadlines = replace(CONFIG.deadlines, reserve_ms=reserve_ms)
+    plane = build_data_plane(ports, replace(CONFIG, deadlines=deadlines))
+    return World(plane, features, llm, student, events, impressions, shelf, registry)

@@ -9,7 +9,17 @@ from hypothesis import strategies as st
 
 from services.contracts.features import PrecomputedList
 from services.contracts.recommend import Reason, Tier
-from services.router.policy import Facts, LlmOutcome, Route, after_llm, after_student, list_covers, list_is_fresh, plan
+from services.router.policy import (
+    FALLBACKS,
+    Facts,
+    LlmOutcome,
+    RoutingDecision,
+    failure_of,
+    fall_back,
+    list_covers,
+    list_is_fresh,
+    plan,
+)
 
 
 def facts(**changed: Any) -> Facts:
@@ -77,16 +87,15 @@ TABLE = [
 @pytest.mark.parametrize(("changed", "tier", "reason"), TABLE)
 def test_the_plan_follows_the_table(changed: dict[str, Any], tier: Tier, reason: Reason) -> None:
     """One row, one route."""
-    assert plan(facts(**changed)) == Route(tier, reason)
+    assert plan(facts(**changed)) == RoutingDecision(tier, reason)
 
 
 def test_every_reason_is_some_moments() -> None:
     """What callers may be told, and the API page lists, the policy does tell."""
     planned = {reason for _, _, reason in TABLE}
-    ended = {after_llm(outcome).reason for outcome in LlmOutcome}
-    fallen = {after_student(after_llm(LlmOutcome.LATE), student_ranked=False).reason}
+    of_llm = {failure_of(outcome) for outcome in LlmOutcome} - {None}
 
-    assert planned | ended | fallen == set(Reason)
+    assert planned | of_llm | {Reason.STUDENT_FAILED} == set(Reason)
 
 
 def test_the_plan_is_the_first_rule_that_applies_over_all_facts() -> None:
@@ -132,7 +141,7 @@ def test_the_plan_is_the_first_rule_that_applies_over_all_facts() -> None:
             (bool(trial_slow if flight == 0 else slow), Tier.STUDENT, Reason.LLM_TOO_SLOW),
             (True, Tier.LLM, Reason.LLM_IN_TIME),
         ]
-        expected = next(Route(tier, reason) for applies, tier, reason in rules if applies)
+        expected = next(RoutingDecision(tier, reason) for applies, tier, reason in rules if applies)
 
         assert plan(case) == expected, case
 
@@ -173,11 +182,12 @@ def test_the_llm_is_asked_only_when_it_can_answer(case: Facts) -> None:
 
 @given(ANY_FACTS, st.sampled_from(LlmOutcome), st.booleans())
 def test_every_request_ends_at_a_tier_that_can_answer(case: Facts, outcome: LlmOutcome, student_ranked: bool) -> None:
-    """Whatever happens, the final tier has something to give."""
+    """Whatever fails, each tier has a fallback and the last one cannot fail."""
     route = plan(case)
     if route.tier is Tier.LLM:
-        route = after_llm(outcome)
-    route = after_student(route, student_ranked=student_ranked)
+        route = fall_back(route, failure_of(outcome))
+    if route.tier is Tier.STUDENT and not student_ranked:
+        route = fall_back(route, Reason.STUDENT_FAILED)
 
     assert route.tier is not Tier.LLM or outcome is LlmOutcome.IN_TIME
     assert route.tier is not Tier.STUDENT or student_ranked
@@ -185,33 +195,34 @@ def test_every_request_ends_at_a_tier_that_can_answer(case: Facts, outcome: LlmO
 
 
 @pytest.mark.parametrize(
-    ("outcome", "tier", "reason"),
+    ("outcome", "reason"),
     [
-        (LlmOutcome.IN_TIME, Tier.LLM, Reason.LLM_IN_TIME),
-        (LlmOutcome.LATE, Tier.STUDENT, Reason.LLM_LATE),
-        (LlmOutcome.OVERLOADED, Tier.STUDENT, Reason.LLM_OVERLOADED),
-        (LlmOutcome.AWAY, Tier.STUDENT, Reason.LLM_AWAY),
-        (LlmOutcome.FAILED, Tier.STUDENT, Reason.LLM_FAILED),
-        (LlmOutcome.MISMATCH, Tier.STUDENT, Reason.BUNDLE_MISMATCH),
-        (LlmOutcome.REFUSED, Tier.STUDENT, Reason.LLM_FAILED),
-        (LlmOutcome.ABANDONED, Tier.STUDENT, Reason.LLM_FAILED),
+        (LlmOutcome.IN_TIME, None),
+        (LlmOutcome.LATE, Reason.LLM_LATE),
+        (LlmOutcome.OVERLOADED, Reason.LLM_OVERLOADED),
+        (LlmOutcome.AWAY, Reason.LLM_AWAY),
+        (LlmOutcome.FAILED, Reason.LLM_FAILED),
+        (LlmOutcome.MISMATCH, Reason.BUNDLE_MISMATCH),
+        (LlmOutcome.REFUSED, Reason.LLM_FAILED),
+        (LlmOutcome.ABANDONED, Reason.LLM_FAILED),
     ],
 )
-def test_each_outcome_of_the_llm_has_its_route(outcome: LlmOutcome, tier: Tier, reason: Reason) -> None:
-    """In time it answers; else the student does, and says why."""
-    assert after_llm(outcome) == Route(tier, reason)
+def test_each_outcome_of_the_llm_has_its_reason(outcome: LlmOutcome, reason: Reason | None) -> None:
+    """In time it answers; otherwise the student does, for this reason."""
+    planned = RoutingDecision(Tier.LLM, Reason.LLM_IN_TIME)
+
+    assert failure_of(outcome) is reason
+    assert fall_back(planned, reason) == (planned if reason is None else RoutingDecision(Tier.STUDENT, reason))
 
 
-@pytest.mark.parametrize("tier", Tier)
-@pytest.mark.parametrize("student_ranked", [True, False])
-def test_only_a_wanted_student_that_failed_changes_the_route(tier: Tier, student_ranked: bool) -> None:
-    """Other tiers do not depend on it."""
-    route = Route(tier, Reason.SHORT_HISTORY)
-    fallen = tier is Tier.STUDENT and not student_ranked
+def test_fallbacks_end_at_popularity() -> None:
+    """From every tier, in a few steps."""
+    for tier in Tier:
+        last = tier
+        for _ in Tier:
+            last = FALLBACKS.get(last, last)
 
-    result = after_student(route, student_ranked=student_ranked)
-
-    assert result == (Route(Tier.POPULAR, Reason.STUDENT_FAILED) if fallen else route)
+        assert last is Tier.POPULAR
 
 
 LIST = PrecomputedList(item_ids=("a",), scores=(1.0,), bundle_version="v1", watermark_ms=100)

@@ -22,8 +22,8 @@ from services.gateway.console.service import ConsoleService
 from services.gateway.console.slo import series_for
 from services.gateway.console.static import PAGE_DIR, load_page
 from services.gateway.console.users import MAX_SHOWN, ListedUser, choose_users, spread
+from services.gateway.drills import DrilledStore, Drills, DrillTarget, read_drills
 from services.gateway.rest.door import create_rest_app
-from services.gateway.tiers.drills import DrilledStore, Drills, Part, read_drills
 from services.observability.metrics import node_registry
 from services.observability.objectives import load_objectives
 from tests.support.until import until
@@ -235,7 +235,7 @@ async def test_another_sites_page_cannot_switch(console: Console, site: str) -> 
     answer = await console.http.post("/console/drills", content=b'{"llm": "off"}', headers={"sec-fetch-site": site})
 
     assert (answer.status_code, answer.json()["error"]["field"]) == (422, "sec-fetch-site")
-    assert not console.drills.is_off(Part.LLM)
+    assert not console.drills.is_off(DrillTarget.LLM)
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ async def test_a_bad_drill_is_refused_whole(console: Console, body: bytes, field
     answer = await console.http.post("/console/drills", content=body)
 
     assert (answer.status_code, answer.json()["error"]["field"]) == (422, field)
-    assert not any(console.drills.is_off(part) for part in Part)
+    assert not any(console.drills.is_off(part) for part in DrillTarget)
 
 
 @pytest.mark.parametrize("path", API)

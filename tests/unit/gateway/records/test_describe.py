@@ -9,7 +9,7 @@ from services.contracts.explanation import Explanation, LlmPart, StageTime
 from services.contracts.recommend import Reason, Tier
 from services.gateway.records.describe import describe, longest_stage, reason_sentence
 from services.gateway.records.reasons import REASONS, TIERS
-from services.router.policy import Facts, LlmOutcome, after_llm, after_student, plan
+from services.router.policy import Facts, LlmOutcome, failure_of, plan
 
 FACTS: dict[str, Any] = {
     "num_allowed": 10,
@@ -85,13 +85,13 @@ def test_a_planned_reason_is_described_with_its_facts(changes: dict[str, Any], w
     assert words in reason_sentence(found)
 
 
-@pytest.mark.parametrize("outcome", [one for one in LlmOutcome if one is not LlmOutcome.ABANDONED])
-@pytest.mark.parametrize("student_ranked", [True, False])
-def test_each_outcome_of_ranking_has_a_sentence(outcome: LlmOutcome, student_ranked: bool) -> None:
-    """For each outcome of the LLM, with and without an answer of the student."""
-    route = after_student(after_llm(outcome), student_ranked=student_ranked)
+FAILURES = {failure_of(outcome) for outcome in LlmOutcome} - {None} | {Reason.STUDENT_FAILED}
 
-    assert reason_sentence(explanation(tier=route.tier.value, reason=route.reason.value))
+
+@pytest.mark.parametrize("reason", sorted(reason for reason in FAILURES if reason))
+def test_each_failure_of_a_tier_has_a_sentence(reason: Reason) -> None:
+    """For each outcome of the LLM, and for a student that failed."""
+    assert reason_sentence(explanation(reason=reason.value))
 
 
 def test_the_facts_here_are_all_facts_of_the_policy() -> None:

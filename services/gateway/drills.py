@@ -2,7 +2,6 @@
 
 A drill is a wrapper around a port that raises DependencyAway, so everything behind the port behaves as in a real outage.
 All gateway replicas of a node share one small file, which each follows; a drill ends by itself after a few minutes.
-Knows neither doors nor who may switch.
 """
 
 import asyncio
@@ -20,48 +19,48 @@ import structlog
 from services.contracts.features import UserFeatures
 from services.contracts.rank import RankRequest, RankResult
 from services.errors import DependencyAway
-from services.gateway.console.users import UserDirectory
-from services.gateway.request.repeating import Repeating
+from services.gateway.periodic_task import PeriodicTask
+from services.gateway.request.context import Features
 from services.gateway.tiers.llm import Llm
 from services.gateway.tiers.popular import PopularityWindows
 
 log = structlog.get_logger()
 
 HOLD_S = 300.0
-"""A drill that nobody ends is over after this time."""
+"""A drill ends by itself after this time."""
 
 _POLL_S = 0.25
 _RETRY_AFTER_S = 0.5
 
 
-class Part(StrEnum):
-    """What can be switched off."""
+class DrillTarget(StrEnum):
+    """A dependency that can be switched off."""
 
     LLM = "llm"
     FEATURES = "features"
 
 
 class Drills:
-    """Which parts are off, and until when. One per process; start it in the serving loop."""
+    """Which dependencies are off, and until when. One per process; start it in the serving loop."""
 
     def __init__(self, path: Path, wall_clock: Callable[[], float] = time.time) -> None:
         self._path = path
         self._wall_clock = wall_clock
-        self._until: Mapping[Part, float] = {}
-        self._following = Repeating(self.refresh, _POLL_S)
+        self._until: Mapping[DrillTarget, float] = {}
+        self._following = PeriodicTask(self.refresh, _POLL_S)
 
-    def is_off(self, part: Part) -> bool:
-        """Whether this part is switched off now. Costs one look at an empty dict while no drill runs."""
-        return bool(self._until) and self._until.get(part, 0.0) > self._wall_clock()
+    def is_off(self, target: DrillTarget) -> bool:
+        """Whether this dependency is switched off now. Costs one dict lookup while no drill runs."""
+        return bool(self._until) and self._until.get(target, 0.0) > self._wall_clock()
 
-    def remaining_s(self) -> dict[Part, float]:
-        """Return the parts that are off, and how many seconds each has left."""
+    def remaining_s(self) -> dict[DrillTarget, float]:
+        """Return the dependencies that are off, and how many seconds each has left."""
         now_s = self._wall_clock()
-        return {part: until_s - now_s for part, until_s in self._until.items() if until_s > now_s}
+        return {target: until_s - now_s for target, until_s in self._until.items() if until_s > now_s}
 
-    async def switch(self, wanted: Mapping[Part, bool]) -> None:
-        """Switch the named parts off (True) or on again (False), here at once and elsewhere within a quarter of a second."""
-        self._until = await asyncio.to_thread(self._switch_alone, wanted)
+    async def switch(self, wanted: Mapping[DrillTarget, bool]) -> None:
+        """Switch dependencies off (True) or on again (False), here at once and elsewhere within a quarter of a second."""
+        self._until = await asyncio.to_thread(self._switch_locked, wanted)
 
     async def start(self) -> None:
         """Follow the file from now on."""
@@ -76,30 +75,30 @@ class Drills:
         """Read the file now."""
         self._until = await asyncio.to_thread(read_drills, self._path)
 
-    def _switch_alone(self, wanted: Mapping[Part, bool]) -> dict[Part, float]:
-        """Hold off others, here and in other processes, while the file is read, changed and replaced."""
+    def _switch_locked(self, wanted: Mapping[DrillTarget, bool]) -> dict[DrillTarget, float]:
+        """Read, change and replace the file under a lock that all processes respect."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             return self._rewrite(wanted)
 
-    def _rewrite(self, wanted: Mapping[Part, bool]) -> dict[Part, float]:
+    def _rewrite(self, wanted: Mapping[DrillTarget, bool]) -> dict[DrillTarget, float]:
         now_s = self._wall_clock()
-        until = {part: until_s for part, until_s in read_drills(self._path).items() if until_s > now_s}
-        for part, is_off in wanted.items():
-            until.pop(part, None)
+        until = {target: until_s for target, until_s in read_drills(self._path).items() if until_s > now_s}
+        for target, is_off in wanted.items():
+            until.pop(target, None)
             if is_off:
-                until[part] = now_s + HOLD_S
+                until[target] = now_s + HOLD_S
         scratch = self._path.with_suffix(f".{os.getpid()}")
         scratch.write_text(json.dumps(until))
         scratch.replace(self._path)
         return until
 
 
-def read_drills(path: Path) -> dict[Part, float]:
-    """Read which parts are off until when (Unix seconds). No file, or one that says nothing sensible, means none."""
+def read_drills(path: Path) -> dict[DrillTarget, float]:
+    """Read which dependencies are off until when (Unix seconds). Without a readable file none is."""
     try:
-        return {Part(name): float(until_s) for name, until_s in json.loads(path.read_text()).items()}
+        return {DrillTarget(name): float(until_s) for name, until_s in json.loads(path.read_text()).items()}
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, TypeError, AttributeError) as error:
@@ -107,28 +106,32 @@ def read_drills(path: Path) -> dict[Part, float]:
         return {}
 
 
-class Store(UserDirectory, PopularityWindows, Protocol):
-    """The feature store, as all of the gateway needs it."""
+class DrillableStore(Features, PopularityWindows, Protocol):
+    """The feature store, as data plane and console need it."""
+
+    async def sample_user_ids(self, limit: int, timeout_s: float) -> list[str]:
+        """Return some user ids that the store holds, perhaps with repetitions. Raises DependencyAway."""
+        ...
 
 
 class DrilledLlm:
-    """The LLM, unless a drill has it away."""
+    """The LLM, unavailable during a drill."""
 
     def __init__(self, llm: Llm, drills: Drills) -> None:
         self._llm = llm
         self._drills = drills
 
     async def rank(self, request: RankRequest, timeout_s: float) -> RankResult:
-        """Ask the LLM. Raises DependencyAway during a drill."""
-        if self._drills.is_off(Part.LLM):
+        """Rank. Raises DependencyAway during a drill."""
+        if self._drills.is_off(DrillTarget.LLM):
             raise DependencyAway("llm", _RETRY_AFTER_S)
         return await self._llm.rank(request, timeout_s)
 
 
 class DrilledStore:
-    """The feature store, unless a drill has it away."""
+    """The feature store, unavailable during a drill."""
 
-    def __init__(self, store: Store, drills: Drills) -> None:
+    def __init__(self, store: DrillableStore, drills: Drills) -> None:
         self._store = store
         self._drills = drills
 
@@ -148,5 +151,5 @@ class DrilledStore:
         return await self._store.sample_user_ids(limit, timeout_s)
 
     def _check(self) -> None:
-        if self._drills.is_off(Part.FEATURES):
+        if self._drills.is_off(DrillTarget.FEATURES):
             raise DependencyAway("features", _RETRY_AFTER_S)

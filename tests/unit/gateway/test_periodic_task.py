@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from services.gateway.request.repeating import Repeating
+from services.gateway.periodic_task import PeriodicTask
 from tests.support.until import until
 
 
@@ -32,7 +32,7 @@ class Work:
 async def test_it_is_done_until_it_is_stopped() -> None:
     """Again and again, and never after the stop."""
     work = Work()
-    repeating = Repeating(work, 0.0)
+    repeating = PeriodicTask(work, 0.0)
 
     repeating.start()
     await until(lambda: work.num_done > 2)
@@ -47,7 +47,7 @@ async def test_it_is_done_until_it_is_stopped() -> None:
 async def test_it_begins_with_the_work_or_with_a_pause(at_once: bool, num_done: int) -> None:
     """Whoever has done the work once before begins with the pause."""
     work = Work()
-    repeating = Repeating(work, 3_600.0, at_once=at_once)
+    repeating = PeriodicTask(work, 3_600.0, at_once=at_once)
 
     repeating.start()
     for _ in range(3):
@@ -61,7 +61,7 @@ async def test_a_stop_waits_for_nothing() -> None:
     """Work that is under way is cancelled, and what was never started is stopped already."""
     work = Work()
     work.hangs = True
-    repeating = Repeating(work, 0.0, at_once=True)
+    repeating = PeriodicTask(work, 0.0, at_once=True)
 
     await repeating.stop()
     repeating.start()
@@ -75,7 +75,7 @@ async def test_an_error_ends_it_and_is_told_at_the_stop() -> None:
     """Work that may fail minds its errors itself."""
     work = Work()
     work.error = ZeroDivisionError()
-    repeating = Repeating(work, 0.0, at_once=True)
+    repeating = PeriodicTask(work, 0.0, at_once=True)
 
     repeating.start()
     await until(lambda: work.num_done)

@@ -17,7 +17,7 @@ from models.bundle_follower import PointerNews
 from models.catalogue import Catalogue
 from models.registry import Bundle, BundleStore
 from services.errors import DependencyAway
-from services.gateway.request.repeating import Repeating
+from services.gateway.periodic_task import PeriodicTask
 
 log = structlog.get_logger()
 
@@ -62,7 +62,7 @@ class LiveBundle:
         self._quality = quality
         self._live: Live | None = None
         self._news = PointerNews()
-        self._following = Repeating(self.refresh, poll_s)
+        self._following = PeriodicTask(self.refresh, poll_s)
 
     @property
     def is_loaded(self) -> bool:

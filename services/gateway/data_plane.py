@@ -1,0 +1,288 @@
+"""The data plane: everything that a door can call, behind one object, and its composition from ports and configuration.
+
+Doors parse, call it, and format. The tests compose it with fakes. Knows no transport. To add a tier: a file in `tiers/`, a line in
+`_tiers`, its rule in `services.router.policy`, and its name in `services.contracts.recommend.Tier`.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import structlog
+from prometheus_client import CollectorRegistry
+
+from models.catalogue import Catalogue
+from models.registry import Bundle, BundleStore
+from services.contracts.text import TextWriter
+from services.gateway.events.impressions import Impressions, RecordSink
+from services.gateway.events.record import Draft, EventLog, RecordEvents
+from services.gateway.recommend import Recommend
+from services.gateway.records.answer import RefusalRecord, RefusalSink
+from services.gateway.records.explanations import Explanations, ExplanationStore
+from services.gateway.records.metrics import AnswerMetrics
+from services.gateway.records.sinks import log_answer, log_refusal, set_span_attributes
+from services.gateway.request.context import Features
+from services.gateway.request.live_bundle import LiveBundle, Student
+from services.gateway.request.load_monitor import LoadMonitor
+from services.gateway.text.metrics import TextReport
+from services.gateway.text.rationale import RationaleWriter
+from services.gateway.text.tier import NUM_PLACES, TextLimits, TextTier
+from services.gateway.tiers.llm import Llm, LlmTier
+from services.gateway.tiers.popular import PopularityWindows, PopularTier
+from services.gateway.tiers.precomputed import PrecomputedTier
+from services.gateway.tiers.student import StudentTier
+from services.gateway.tiers.tier import RankingTier
+from services.observability.metrics import GatewayMetrics, TextMetrics
+from services.router.admission import Admission, AdmissionLimits
+from services.router.breaker import Breaker
+from services.router.deadline import DeadlineLimits
+from services.router.gate import LlmGate
+from services.router.predictor import LatencyPredictor
+
+log = structlog.get_logger()
+
+
+class Producer(Protocol):
+    """A producer with a thread, which is started and stopped with the plane."""
+
+    def start(self) -> None:
+        """Start the thread. Does not block."""
+        ...
+
+    def stop(self) -> None:
+        """End the thread; may block for seconds."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundleInfo:
+    """What callers may read about the live bundle."""
+
+    version: str
+    num_items: int
+    code_depth: int
+    manifest: dict[str, object]
+
+
+class DataPlane:
+    """Recommends, records events, and reports the live bundle and readiness."""
+
+    def __init__(
+        self,
+        *,
+        recommend: Recommend,
+        record: RecordEvents,
+        live: LiveBundle,
+        popular: PopularTier,
+        producers: Sequence[Producer],
+        metrics: AnswerMetrics,
+        explanations: Explanations,
+        refusal_sinks: Sequence[RefusalSink],
+        load: LoadMonitor,
+        text_report: TextReport,
+        text: TextTier | None,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+    ) -> None:
+        """Take the parts; `text` is None where no text is served."""
+        self.text = text
+        self.text_report = text_report
+        self.recommend = recommend
+        self.explanations = explanations
+        self.live = live
+        self.popular = popular
+        self.load = load
+        self.clock = clock
+        self._record = record
+        self._producers = producers
+        self._metrics = metrics
+        self._refusal_sinks = refusal_sinks
+        self._wall_clock = wall_clock
+
+    async def start(self) -> None:
+        """Load the bundle, connect the producers, and start what runs in the background. Call in the serving loop."""
+        for producer in self._producers:
+            producer.start()
+        await self.live.start()
+        await self.popular.start()
+        self.load.start()
+        await self.explanations.start()
+
+    async def stop(self) -> None:
+        """End the background work; records that wait are sent for at most two seconds each."""
+        self.load.stop()
+        await self.popular.stop()
+        await self.live.stop()
+        await self.explanations.stop()
+        await asyncio.gather(*(asyncio.to_thread(producer.stop) for producer in self._producers))
+
+    def recommend_refused(self, door: str, code: str, message: str, request_id: str) -> None:
+        """Record that a request for a recommendation got an error."""
+        now_ms = int(self._wall_clock() * 1_000)
+        record = RefusalRecord(request_id=request_id, door=door, code=code, message=message, now_ms=now_ms)
+        for sink in self._refusal_sinks:
+            sink(record)
+
+    async def record(self, drafts: Sequence[Draft], door: str, request_id: str) -> tuple[str, ...]:
+        """Record events, and return their ids; see RecordEvents."""
+        event_ids = await self._record(drafts)
+        self._metrics.recorded(door, [draft.get("request_id") for draft in drafts])
+        log.info("recorded", request_id=request_id, door=door, num_events=len(event_ids))
+        return event_ids
+
+    def events_refused(self, door: str, code: str, message: str, request_id: str) -> None:
+        """Record that a request to record events got an error."""
+        self._metrics.events_refused(door, code)
+        log.info("events_refused", request_id=request_id, door=door, code=code, message=message)
+
+    def take_late_share(self) -> float:
+        """Return the share (0 to 1) of answers since the last call that were late."""
+        return self._metrics.take_late_share()
+
+    def bundle(self) -> BundleInfo:
+        """Return the live bundle's description. Raises DependencyAway before the first one is loaded."""
+        live = self.live.current()
+        about = {key: value for key, value in live.manifest.items() if key not in {"version", "files"}}
+        return BundleInfo(
+            version=live.version,
+            num_items=len(live.catalogue.item_ids),
+            code_depth=live.catalogue.depth,
+            manifest=about,
+        )
+
+    def is_ready(self) -> bool:
+        """Whether recommendations can be answered."""
+        return self.live.is_loaded
+
+
+class FeatureStore(Features, PopularityWindows, Protocol):
+    """The feature store, as the data plane needs it."""
+
+
+class EventProducer(EventLog, Producer, Protocol):
+    """The producer of interactions."""
+
+
+class ImpressionProducer(RecordSink, Producer, Protocol):
+    """The producer of impressions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ports:
+    """Everything outside the gateway that the data plane uses.
+
+    The plane starts and stops the producers and closes `explanations`; the other ports belong to the caller.
+    """
+
+    bundles: BundleStore
+    load_student: Callable[[Bundle, Catalogue], Student]
+    features: FeatureStore
+    llm: Llm
+    events: EventProducer
+    impressions: ImpressionProducer
+    explanations: ExplanationStore | None
+    registry: CollectorRegistry
+    text_writer: TextWriter | None = None
+    clock: Callable[[], float] = time.monotonic
+    wall_clock: Callable[[], float] = time.time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaneConfig:
+    """The values that the data plane needs.
+
+    `text_num_places`: choices of text that may be written at once. `num_llm_replicas`: how many are configured, for a metric.
+    """
+
+    deadlines: DeadlineLimits
+    admission: AdmissionLimits
+    feature_timeout_s: float
+    min_history_for_llm: int
+    max_llm_in_flight: int
+    first_llm_prediction_s: float
+    breaker_failures: int
+    breaker_open_s: float
+    bundle_poll_s: float
+    popular_refresh_s: float
+    max_events_per_request: int
+    text: TextLimits = field(default_factory=TextLimits)
+    text_num_places: int = NUM_PLACES
+    num_llm_replicas: int = 1
+
+
+def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
+    """Compose the data plane. Call in the event loop that will serve; starts nothing."""
+    metrics = GatewayMetrics(ports.registry)
+    metrics.llm_replicas_wanted.set(config.num_llm_replicas)
+    answer_metrics = AnswerMetrics(metrics)
+    live = LiveBundle(
+        ports.bundles, ports.load_student, config.bundle_poll_s, metrics.bundle_info, metrics.bundle_quality
+    )
+    popular = PopularTier(live, ports.features, config.popular_refresh_s)
+    predictor = LatencyPredictor(config.first_llm_prediction_s)
+    gate = LlmGate(_breaker(config), predictor, config.max_llm_in_flight)
+    load = LoadMonitor(Admission(config.admission), metrics.strain)
+    explanations = Explanations(ports.explanations, metrics.explanations)
+    text_report = TextReport(TextMetrics(ports.registry))
+    text = _text_tier(ports, config, load, text_report)
+    recommend = Recommend(
+        live=live,
+        features=ports.features,
+        tiers=_tiers(LlmTier(ports.llm, gate, metrics.breaker_open, ports.clock, ports.wall_clock), popular),
+        popular=popular,
+        gate=gate,
+        load=load,
+        rationale=RationaleWriter(text, text_report.metrics.rationales, ports.wall_clock),
+        sinks=(
+            Impressions(ports.impressions, metrics.impressions).answered,
+            answer_metrics.answered,
+            log_answer,
+            set_span_attributes,
+            explanations.answered,
+        ),
+        limits=config.deadlines,
+        feature_timeout_s=config.feature_timeout_s,
+        min_history_for_llm=config.min_history_for_llm,
+        clock=ports.clock,
+        wall_clock=ports.wall_clock,
+    )
+    return DataPlane(
+        recommend=recommend,
+        record=RecordEvents(ports.events, config.max_events_per_request, ports.wall_clock),
+        live=live,
+        popular=popular,
+        producers=(ports.events, ports.impressions),
+        metrics=answer_metrics,
+        explanations=explanations,
+        refusal_sinks=(answer_metrics.refused, log_refusal, explanations.refused),
+        load=load,
+        text_report=text_report,
+        text=text,
+        clock=ports.clock,
+        wall_clock=ports.wall_clock,
+    )
+
+
+def _tiers(llm: LlmTier, popular: PopularTier) -> Sequence[RankingTier]:
+    """Return the tiers, in order of quality."""
+    return (PrecomputedTier(), llm, StudentTier(), popular)
+
+
+def _text_tier(ports: Ports, config: PlaneConfig, load: LoadMonitor, report: TextReport) -> TextTier | None:
+    if ports.text_writer is None:
+        return None
+    return TextTier(
+        writer=ports.text_writer,
+        breaker=_breaker(config),
+        load=load,
+        report=report,
+        limits=config.text,
+        num_places=config.text_num_places,
+        wall_clock=ports.wall_clock,
+    )
+
+
+def _breaker(config: PlaneConfig) -> Breaker:
+    return Breaker(config.breaker_failures, config.breaker_open_s)

@@ -1,0 +1,74 @@
+"""The record of one recommendation request: made once, and read by every sink (metrics, log, span, explanation, impression).
+
+Holds references only. What is costly to format is formatted by the sink that needs it, after the answer has gone.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from services.contracts.access import Caller
+from services.contracts.recommend import Recommendation, RecommendRequest, Tier
+from services.gateway.request.context import RequestContext
+from services.gateway.tiers.tier import TierResult
+from services.router.deadline import Deadline
+from services.router.policy import Facts, RoutingDecision
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutingRecord:
+    """How a request was routed and ranked: the facts, and the result of each tier that ranked."""
+
+    context: RequestContext
+    facts: Facts
+    results: Mapping[Tier, TierResult]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerRecord:
+    """An answered request. `answered_s` is on the clock of its deadline, `now_ms` is Unix time.
+
+    `routing` is None for a request that was shed and answered from memory: nothing was read or ranked for it.
+    """
+
+    request: RecommendRequest
+    caller: Caller
+    door: str
+    deadline: Deadline
+    planned: RoutingDecision
+    answer: Recommendation
+    answered_s: float
+    now_ms: int
+    trace_id: str | None
+    routing: RoutingRecord | None = None
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds from arrival to the answer."""
+        return self.answered_s - self.deadline.arrived_s
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the answer missed the deadline."""
+        return self.deadline.remaining_s(self.answered_s) < 0
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether an explanation is likely to be read: over half of the deadline used, or another tier than planned."""
+        return self.elapsed_s * 2_000 > self.answer.deadline_ms or self.answer.tier is not self.planned.tier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusalRecord:
+    """A request that got an error. `code` is the error's kind, `now_ms` is Unix time."""
+
+    request_id: str
+    door: str
+    code: str
+    message: str
+    now_ms: int
+
+
+AnswerSink = Callable[[AnswerRecord], None]
+"""Consumes the record of each answer. Called on the request's path: it must not block."""
+RefusalSink = Callable[[RefusalRecord], None]
+"""Consumes the record of each refusal."""

@@ -1,0 +1,125 @@
+"""The metrics of every request: the only place where the doors' recommendations and events are counted."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from prometheus_client import Counter, Histogram
+
+from services.contracts.recommend import Recommendation, Tier
+from services.errors import ErrorKind
+from services.gateway.events.attribution import Attribution
+from services.gateway.records.answer import AnswerRecord, RefusalRecord, RoutingRecord
+from services.observability.metrics import GatewayMetrics
+
+_NONE = "none"
+_DOORS = ("rest", "grpc", "openai")
+_LIVE, _OTHER = "live", "other"
+_NUM_ANSWERS_KEPT = 20_000
+
+
+class _Series(NamedTuple):
+    """The series of one kind of answer."""
+
+    requests: Counter
+    answers: Counter
+    seconds: Histogram
+
+
+class AnswerMetrics:
+    """Counts answers, refusals and events."""
+
+    def __init__(self, metrics: GatewayMetrics) -> None:
+        self._metrics = metrics
+        self._attribution = Attribution(_NUM_ANSWERS_KEPT)
+        self._series: dict[tuple[str, ...], _Series] = {}
+        _begin_at_zero(metrics)
+        self._num_answered = self._num_late = 0
+
+    def take_late_share(self) -> float:
+        """Return the share (0 to 1) of answers since the last call that were late; 0 without any."""
+        share = self._num_late / self._num_answered if self._num_answered else 0.0
+        self._num_answered = self._num_late = 0
+        return share
+
+    def answered(self, record: AnswerRecord) -> None:
+        """Count an answer."""
+        metrics, answer, is_late = self._metrics, record.answer, record.is_late
+        self._num_answered += 1
+        self._num_late += is_late
+        series = self._series_of(record.door, answer)
+        series.requests.inc()
+        series.answers.inc()
+        series.seconds.observe(record.elapsed_s)
+        self._attribution.answered(answer)
+        for stage, milliseconds in answer.stages_ms.items():
+            metrics.stage_seconds.labels(stage).observe(milliseconds / 1_000)
+        if answer.feature_age_ms is not None:
+            metrics.feature_age_seconds.observe(answer.feature_age_ms / 1_000)
+        if is_late:
+            metrics.deadline_missed.labels(record.door).inc()
+        if record.routing is not None:
+            self._observe_agreement(record.routing)
+            self._observe_stored_list(record.routing, record.now_ms)
+
+    def _series_of(self, door: str, answer: Recommendation) -> _Series:
+        """Return the series of this kind of answer; looking three up by their labels costs more than counting."""
+        kind = (door, answer.tier, answer.reason, answer.bundle_version)
+        if kind not in self._series:
+            tier, metrics = answer.tier.value, self._metrics
+            self._series[kind] = _Series(
+                metrics.requests.labels(door, tier, answer.reason.value, "ok"),
+                metrics.answers.labels(tier, answer.bundle_version),
+                metrics.request_seconds.labels(door, tier),
+            )
+        return self._series[kind]
+
+    def _observe_agreement(self, routing: RoutingRecord) -> None:
+        """Compare the first items of LLM and student, if both ranked."""
+        llm, student = routing.results.get(Tier.LLM), routing.results.get(Tier.STUDENT)
+        if llm is None or student is None or llm.ranking is None or student.ranking is None:
+            return
+        agreement = agreement_of(llm.ranking.indices, student.ranking.indices, routing.context.num_wanted)
+        if agreement is not None:
+            self._metrics.agreement.observe(agreement)
+
+    def _observe_stored_list(self, routing: RoutingRecord, now_ms: int) -> None:
+        """Count the stored list of the user, whether it was shown or not, and observe its age."""
+        stored = routing.context.lookup.features.precomputed
+        if stored is None:
+            return
+        self._metrics.lists.labels(_LIVE if stored.bundle_version == routing.context.live.version else _OTHER).inc()
+        if stored.made_at_s is not None:
+            self._metrics.list_age_seconds.observe(max(0.0, now_ms / 1_000 - stored.made_at_s))
+
+    def refused(self, record: RefusalRecord) -> None:
+        """Count a refused request for a recommendation."""
+        self._metrics.requests.labels(record.door, _NONE, _NONE, record.code).inc()
+
+    def recorded(self, door: str, request_ids: Sequence[str | None]) -> None:
+        """Count events that the broker acknowledged; each may name the request that led to it."""
+        self._metrics.events.labels(door, "ok").inc(len(request_ids))
+        for request_id in request_ids:
+            if request_id and (maker := self._attribution.maker_of(request_id)):
+                self._metrics.attributed_events.labels(*maker).inc()
+
+    def events_refused(self, door: str, code: str) -> None:
+        """Count a refused request to record events; how many events it held may be unknown."""
+        self._metrics.events.labels(door, code).inc()
+
+
+def agreement_of(llm: Sequence[int], student: Sequence[int], k: int) -> float | None:
+    """Return the share (0 to 1) of the LLM's first k item indices that are among the student's; None for an empty ranking."""
+    first = set(llm[:k])
+    return len(first.intersection(student[:k])) / len(first) if first else None
+
+
+def _begin_at_zero(metrics: GatewayMetrics) -> None:
+    """Create the series of alerts and objectives: a first error that begins at 1 is no increase to Prometheus."""
+    for bundle in (_LIVE, _OTHER):
+        metrics.lists.labels(bundle)
+    for door in _DOORS:
+        metrics.deadline_missed.labels(door)
+        for kind in ErrorKind:
+            metrics.requests.labels(door, _NONE, _NONE, kind.value)
+        for tier in Tier:
+            metrics.request_seconds.labels(door, tier.value)
