@@ -1,7 +1,7 @@
-"""The bundle that answers now: loaded off the event loop, swapped in whole, replaced when the pointer moves.
+"""The live bundle of the gateway: loaded off the event loop, swapped in whole, replaced when the pointer moves.
 
-A bundle that does not load leaves the old one in place and is reported once. Does not know how a student is read from a
-bundle: that function is handed in.
+A bundle that does not load leaves the old one in place and is logged once. It does not know how a student is read from a
+bundle: that function is a parameter.
 """
 
 import asyncio
@@ -13,11 +13,10 @@ import numpy as np
 import structlog
 from prometheus_client import Gauge
 
-from models.bundle_follower import PointerNews
+from models.bundle_follower import BundleFollower
 from models.catalogue import Catalogue
 from models.registry import Bundle, BundleStore
 from services.errors import DependencyAway
-from services.gateway.periodic_task import PeriodicTask
 
 log = structlog.get_logger()
 
@@ -45,7 +44,7 @@ class Live:
 
 
 class LiveBundle:
-    """Owns the loaded bundle and the task that follows the pointer."""
+    """Owns the loaded bundle and the follower of the pointer."""
 
     def __init__(
         self,
@@ -55,14 +54,12 @@ class LiveBundle:
         info: Gauge,
         quality: Gauge,
     ) -> None:
-        self._store = store
         self._load_student = load_student
         self._poll_s = poll_s
         self._info = info
         self._quality = quality
         self._live: Live | None = None
-        self._news = PointerNews()
-        self._following = PeriodicTask(self.refresh, poll_s)
+        self._follower = BundleFollower(store, poll_s, self._load, self._swap)
 
     @property
     def is_loaded(self) -> bool:
@@ -77,27 +74,20 @@ class LiveBundle:
 
     async def start(self) -> None:
         """Load what the pointer names, if anything, then follow it in the background."""
-        await self.refresh()
-        self._following.start()
+        await asyncio.to_thread(self._follower.start)
 
     async def stop(self) -> None:
         """Stop following; what is loaded stays."""
-        await self._following.stop()
+        self._follower.stop()
 
     async def refresh(self) -> None:
         """Load the version that the pointer names, when it is another than the loaded or the last refused one."""
-        try:
-            version = await asyncio.to_thread(self._store.live_version)
-            if self._news.is_to_load(version, self._live.version if self._live else None):
-                self._swap(await asyncio.to_thread(self._load, version))
-        except Exception as error:  # noqa: BLE001 - whatever a bundle breaks at, the old one goes on serving
-            log.warning("bundle_refused", error=repr(error), kept=self._live.version if self._live else None)
+        await asyncio.to_thread(self._follower.refresh)
 
-    def _load(self, version: str) -> Live:
-        bundle = self._store.open(version)
+    def _load(self, bundle: Bundle) -> Live:
         catalogue = bundle.catalogue()
         student = self._load_student(bundle, catalogue)
-        live = Live(version, catalogue, student, bundle.manifest)
+        live = Live(bundle.version, catalogue, student, bundle.manifest)
         _warm(live)
         return live
 

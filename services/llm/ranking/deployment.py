@@ -4,21 +4,25 @@ It holds no rule of its own: versions and deadlines are checked here, order and 
 a refusal means to the user is decided by the router. Sticky by user: see `services.llm.ranking.handle`.
 """
 
+import gc
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+import structlog
 import torch
 from prometheus_client import CollectorRegistry
 from ray import serve
 from ray.serve.config import RequestRouterConfig
 
+from models.bundle_follower import BundleFollower
 from models.registry import Bundle, BundleStore
 from services.contracts.rank import RankRequest
-from services.errors import BundleMismatch, DeadlineExceeded, TailraceError
+from services.errors import BundleMismatch, BundleNotFound, DeadlineExceeded, TailraceError
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.cost.machine_limits import measure_limits
 from services.llm.engine.outcome import Status
-from services.llm.ranking.bundle_watch import BundleWatch
 from services.llm.ranking.model import LoadedBundle, load_bundle
 from services.llm.serving.engine_thread import EngineThread
 from services.llm.serving.metrics import EngineStepMetrics, record_spans
@@ -27,9 +31,67 @@ from services.observability.metrics import EngineMetrics, ProcessMetrics, config
 from services.observability.tracing import note, note_failure, open_tracing
 from services.settings.settings import Settings
 
+log = structlog.get_logger()
+
 _STICKY_ROUTER = "services.llm.serving.sticky_router.StickyRouter"
 _MODEL_NAME = "ranker"
 """What the metrics call the model that ranks, whatever its bundle."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunningBundle:
+    """A loaded bundle and the thread that runs its engine."""
+
+    bundle: LoadedBundle
+    thread: EngineThread
+
+
+class LiveEngine:
+    """The engine of the live bundle. A new version is loaded beside the old one, then swapped in.
+
+    Requests that began on the old version finish on it: its engine thread ends when it has no work left, and its memory is
+    freed after that. `load` makes a bundle ready, `start` runs its engine.
+    """
+
+    def __init__(
+        self,
+        store: BundleStore,
+        poll_s: float,
+        load: Callable[[Bundle], LoadedBundle],
+        start: Callable[[LoadedBundle], EngineThread],
+    ) -> None:
+        self._start = start
+        self._running: RunningBundle | None = None
+        self._follower = BundleFollower(store, poll_s, load, self._swap)
+        self._follower.start()
+
+    def current(self) -> RunningBundle:
+        """Return the running bundle. Raises BundleNotFound while none is loaded."""
+        if self._running is None:
+            raise BundleNotFound("no bundle is loaded yet")
+        return self._running
+
+    def check_health(self) -> None:
+        """Raise RuntimeError with the cause when the engine's thread or the follower has died."""
+        if self._running is not None and not self._running.thread.is_alive:
+            raise RuntimeError("the engine thread died") from self._running.thread.failure
+        if not self._follower.is_alive:
+            raise RuntimeError("the bundle follower died")
+
+    def stop(self) -> None:
+        """End the follower, and the engine's thread after the requests in flight. Does not wait."""
+        self._follower.stop()
+        if self._running is not None:
+            self._running.thread.stop()
+
+    def _swap(self, bundle: LoadedBundle) -> None:
+        before, self._running = self._running, RunningBundle(bundle, self._start(bundle))
+        log.info("bundle_loaded", version=bundle.version, before=None if before is None else before.bundle.version)
+        if before is not None:
+            before.thread.stop()
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
 
 
 class LlmDeployment:
@@ -47,12 +109,12 @@ class LlmDeployment:
         self._limits = measure_limits(torch.device(settings.llm_device), getattr(torch, settings.llm_dtype))
         config = engine_config(settings)
         self._metrics.cache_config.labels(_MODEL_NAME, str(config.block_tokens), str(config.num_blocks)).set(1)
-        self._watch = BundleWatch(BundleStore(settings.bundle_root), settings.bundle_poll_s, self._load, self._start)
+        self._live = LiveEngine(BundleStore(settings.bundle_root), settings.bundle_poll_s, self._load, self._start)
 
     def __del__(self) -> None:
         """Ray Serve calls this when it stops the replica; what is in flight may finish."""
-        if hasattr(self, "_watch"):
-            self._watch.stop()
+        if hasattr(self, "_live"):
+            self._live.stop()
             self._tracing.stop()
 
     async def rank(self, request: RankRequest) -> Reply:
@@ -63,22 +125,22 @@ class LlmDeployment:
 
     async def _rank(self, request: RankRequest) -> Reply:
         try:
-            serving = self._watch.current()
-            if request.bundle_version != serving.bundle.version:
-                raise BundleMismatch(request.bundle_version, serving.bundle.version)
+            running = self._live.current()
+            if request.bundle_version != running.bundle.version:
+                raise BundleMismatch(request.bundle_version, running.bundle.version)
             deadline_s = time.monotonic() + request.deadline_unix_s - time.time()
-            ended = await serving.thread.run_request(serving.bundle.engine_call(request, deadline_s))
+            ended = await running.thread.run_request(running.bundle.engine_call(request, deadline_s))
             record_spans(ended)
             if ended.outcome.status is not Status.DONE:
                 raise DeadlineExceeded("llm")
-            return serving.bundle.result_of(ended)
+            return running.bundle.result_of(ended)
         except TailraceError as error:
             note_failure(type(error).__name__, is_ours=True)
             return refusal_of(error)
 
     def check_health(self) -> None:
         """Tell Ray Serve whether this replica should go on; raises when its engine died."""
-        self._watch.check_health()
+        self._live.check_health()
 
     def _load(self, bundle: Bundle) -> LoadedBundle:
         settings = self._settings

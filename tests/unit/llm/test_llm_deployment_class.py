@@ -139,7 +139,7 @@ async def test_health_fails_when_the_engine_died(replica, settings, monkeypatch)
     """A dead engine is refused as broken and makes the replica unhealthy."""
     publish_bundle(settings.bundle_root, "v1")
     await served(replica, "v1")
-    serving = replica._watch.current()
+    serving = replica._live.current()
     monkeypatch.setattr(serving.bundle.engine._runner, "submit", lambda plan: 1 / 0)
 
     reply = await replica.rank(build_request("v1"))
