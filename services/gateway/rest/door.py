@@ -98,7 +98,7 @@ class _RestDoor:
         return json_response({"accepted": len(event_ids), "event_ids": event_ids})
 
     def events_refused(self, door: str, code: str, message: str, request_id: str) -> None:
-        self._plane().report.events_refused(door, code, message, request_id)
+        self._plane().events_refused(door, code, message, request_id)
 
     async def bundle(self, _: Request, __: Call) -> Response:
         return json_response(asdict(self._plane().bundle()))
