@@ -1,4 +1,4 @@
-"""Prints the lock: every installed distribution but this project, pinned, without a build's local suffix.
+"""Print the lock: every installed distribution but this project, pinned, without a build's local suffix.
 
 `python -m infra.lock > requirements.lock`. The local suffix names one build of a version (a CPU build, say); the same
 pin without it takes the build that fits the machine.

@@ -61,7 +61,7 @@ class Scene:
     async def until_healthy(self, timeout_s: float = 120.0) -> None:
         """Wait until the supervisor holds every part for healthy. Raises EnvironmentFault."""
         give_up_s = time.monotonic() + timeout_s
-        while not (self.victims.is_well() and await self._answers_by_llm()):
+        while not (self.victims.is_healthy() and await self._answers_by_llm()):
             if time.monotonic() > give_up_s:
                 raise EnvironmentFault(f"the stack is not well again; its logs are in {self.settings.state_dir}/logs")
             await asyncio.sleep(0.5)

@@ -48,7 +48,7 @@ class Victims:
         """Kill the store's server."""
         self._kill([self._part("valkey")])
 
-    def is_well(self) -> bool:
+    def is_healthy(self) -> bool:
         """Whether the supervisor holds every part for healthy."""
         record = self._file.read()
         return record is not None and all(part.phase == "healthy" for part in record.parts.values())

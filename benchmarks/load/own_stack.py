@@ -14,8 +14,8 @@ def stack_for(settings: Settings, *, is_started: bool) -> Iterator[None]:
     if not is_started:
         yield
         return
-    from infra.local.commands.background import start_in_background
     from infra.local.commands.down import stop_stack
+    from infra.local.commands.up import start_in_background
 
     start_in_background(settings, sys.stderr)
     try:

@@ -1,7 +1,7 @@
-"""Runs a role's process and, beside it, the endpoint that Prometheus scrapes; both end together.
+"""Run a role's process beside the endpoint that Prometheus scrapes; both end together.
 
-The role is a child with `PROMETHEUS_MULTIPROC_DIR` set before its Python starts; the endpoint is a thread here. When the
-child ends, so does the container, and the engine's restart policy decides what happens next.
+The role is a child with `PROMETHEUS_MULTIPROC_DIR` set before its Python starts; the endpoint is a thread of this process.
+When the child ends, so does the container, and the container engine's restart policy applies.
 """
 
 import shutil
@@ -19,7 +19,7 @@ EVERYWHERE = "0.0.0.0"  # noqa: S104 - inside the container; no port of the metr
 
 
 def run_beside_metrics(command: tuple[str, ...], environment: Mapping[str, str], settings: Settings) -> int:
-    """Run the command until it ends, and give its exit code; SIGTERM and SIGINT are handed on. Empties the metrics folder."""
+    """Run the command to its end and return its exit code; SIGTERM and SIGINT are forwarded. Empties the metrics folder."""
     shutil.rmtree(settings.metrics_dir, ignore_errors=True)
     settings.metrics_dir.mkdir(parents=True)
     endpoint = metrics_server(EVERYWHERE, settings.metrics_port, settings.metrics_dir)
@@ -36,10 +36,10 @@ def run_beside_metrics(command: tuple[str, ...], environment: Mapping[str, str],
 def _run(environment: Mapping[str, str], command: tuple[str, ...]) -> int:
     child = subprocess.Popen(command, env=environment)
 
-    def hand_on(number: int, _frame: FrameType | None) -> None:
+    def forward(number: int, _frame: FrameType | None) -> None:
         child.send_signal(number)
 
-    before = {number: signal.signal(number, hand_on) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         return child.wait()
     finally:

@@ -1,9 +1,9 @@
-"""Makes every secret of a compose deployment once, in the folders that are volumes of their own.
+"""Make every secret of a compose deployment once, in folders that are separate volumes.
 
-    redis/password, redis/users.acl     the password, and the server's own file with its hash
-    kafka/password, kafka/jaas.conf     the password, and the broker's own file with it
+    redis/password, redis/users.acl     the password, and the server's user file with its hash
+    kafka/password, kafka/jaas.conf     the password, and the broker's configuration with it
     doors/keys.json                     hashes of the API keys, for the doors
-    keys/operator.key                   the operator's API key itself; no server sees it
+    keys/operator.key                   the operator's API key itself; no server mounts it
     grafana/password                    of Grafana's user admin
 
 A file that exists is left alone, so that running this again is safe. Folders are mounted only where they are needed, which
@@ -26,7 +26,7 @@ _FOR_THE_SERVER = 0o444
 
 
 def make_missing(root: Path) -> Iterator[Path]:
-    """Make what is missing below `root`; gives each file made."""
+    """Make missing secrets below `root`. Yields each file made."""
     yield from _redis(root / "redis")
     yield from _kafka(root / "kafka")
     yield from _doors(root / "doors" / "keys.json", root / "keys" / "operator.key")
@@ -34,11 +34,11 @@ def make_missing(root: Path) -> Iterator[Path]:
 
 
 def operator_key(root: Path) -> str:
-    """Return the operator's API key. Raises ConfigError before it was made."""
+    """Return the operator's API key. Raises ConfigError when it has not been made yet."""
     try:
         return (root / "keys" / "operator.key").read_text().strip()
     except FileNotFoundError as error:
-        raise ConfigError("no operator's key yet; start the stack once") from error
+        raise ConfigError("there is no operator's key yet; start the stack once") from error
 
 
 def _redis(folder: Path) -> Iterator[Path]:

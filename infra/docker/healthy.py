@@ -1,8 +1,9 @@
-"""Asks a container's own servers, for its health check: `python -m infra.docker.healthy http:8000/healthz tcp:9000`.
+"""Health check of a container: `python -m infra.docker.healthy http:18000/healthz tcp:19000`.
 
-    http:PORT/PATH   answers GET with 200      tcp:PORT   accepts      beat:FILE   was touched lately
+    http:PORT/PATH   answers GET with 200      tcp:PORT   accepts      beat:FILE   was touched recently
 
-Ends with 0 when all are well and names the first that is not. Standard library only, since it runs every few seconds.
+Exits with 0 when all probes succeed, else names the first that fails. Standard library only, because it runs every few
+seconds.
 """
 
 import sys
@@ -15,7 +16,7 @@ _HERE = "127.0.0.1"
 
 
 def probe_of(word: str) -> Probe:
-    """Return the question that a word stands for. Raises ValueError."""
+    """Return the probe of one argument. Raises ValueError."""
     kind, _, rest = word.partition(":")
     if kind == "http":
         port, _, path = rest.partition("/")
@@ -28,10 +29,10 @@ def probe_of(word: str) -> Probe:
 
 
 def main() -> None:
-    """Ask all in turn."""
+    """Run all probes."""
     for word in sys.argv[1:]:
         if not probe_of(word)():
-            sys.exit(f"{word} is not well")
+            sys.exit(f"{word}: unhealthy")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Prints what the image installs: the project's dependencies but for the embedded servers, which containers replace.
+"""Print the image's requirements: the project's dependencies without the embedded servers, which are other containers.
 
 `python needs.py pyproject.toml > needs.txt`. Runs with the standard library alone, before anything is installed.
 """

@@ -64,8 +64,7 @@ def up(
 ) -> None:
     """Start the whole stack on this machine, and train first when no bundle is published."""
     from infra.local.commands import guide
-    from infra.local.commands.background import start_in_background
-    from infra.local.commands.up import run_stack
+    from infra.local.commands.up import run_stack, start_in_background
     from infra.local.servers.text import ready_text
     from models.registry import BundleStore
     from services.settings.settings import with_text
@@ -82,7 +81,7 @@ def up(
     def when_ready() -> None:
         bundle = BundleStore(settings.bundle_root).live()
         out.print("\n[bold green]Tailrace is up.[/]")
-        out.print(escape(guide.what_is_where(settings, bundle.version)))
+        out.print(escape(guide.describe_stack(settings, bundle.version)))
         out.print("\nTry:")
         out.print(escape(guide.rest_call(settings, guide.EXAMPLE_USER_ID)))
         out.print(escape(guide.grpc_call(settings, guide.EXAMPLE_USER_ID, sys.executable)))
@@ -115,7 +114,7 @@ def status() -> None:
         raise typer.Exit(1)
     table = Table("part", "address", "health", "pid", "restarts", "memory", box=None)
     for part in parts:
-        colour = "green" if part.is_well else "red"
+        colour = "green" if part.is_healthy else "red"
         table.add_row(
             part.name,
             " ".join(part.addresses),
@@ -125,7 +124,7 @@ def status() -> None:
             f"{part.memory_mb:.0f} MB",
         )
     out.print(table)
-    raise typer.Exit(0 if all(part.is_well for part in parts) else 1)
+    raise typer.Exit(0 if all(part.is_healthy for part in parts) else 1)
 
 
 @app.command()
@@ -135,10 +134,10 @@ def doctor() -> None:
 
     findings = examine(_settings())
     for finding in findings:
-        sign = "[green]ok [/]" if finding.is_well else "[red]no [/]"
-        advice = "" if finding.is_well or not finding.advice else f": {finding.advice}"
+        sign = "[green]ok [/]" if finding.is_ok else "[red]no [/]"
+        advice = "" if finding.is_ok or not finding.advice else f": {finding.advice}"
         out.print(f"{sign} {escape(finding.what)}  {escape(finding.found + advice)}")
-    raise typer.Exit(0 if all(finding.is_well for finding in findings) else 1)
+    raise typer.Exit(0 if all(finding.is_ok for finding in findings) else 1)
 
 
 @app.command()

@@ -14,6 +14,6 @@ def composed(stack: Stack) -> Iterator[ComposeStack]:
     """The shared stack, when it is one of containers."""
     if not isinstance(stack, ComposeStack):
         pytest.skip("needs a stack of containers: make test-compose")
-    wait_for(stack.is_well, 120.0, "a well stack before the test")
+    wait_for(stack.is_healthy, 120.0, "a healthy stack before the test")
     yield stack
-    wait_for(stack.is_well, 120.0, "a well stack after the test")
+    wait_for(stack.is_healthy, 120.0, "a healthy stack after the test")

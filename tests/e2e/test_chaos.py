@@ -34,4 +34,4 @@ async def test_faults_through_the_wire_and_a_spike(scene: Scene, stack: Stack) -
     assert "features_away" in rows["store-hang"]["during"]["reasons"]
     assert rows["broker-stop"]["events"]["acknowledged"] < rows["broker-stop"]["events"]["sent"]
     assert rows["low-priority-spike"]["by_priority"]["low"]["num_requests"] == 12 * RATE_RPS * PHASES.during_s
-    assert stack.is_well()
+    assert stack.is_healthy()

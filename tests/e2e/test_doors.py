@@ -95,5 +95,15 @@ def test_status_shows_every_part(stack: Stack) -> None:
     shown = stack.command("status")
 
     assert shown.returncode == 0, shown.stdout
-    for word in ("valkey", "broker", "worker", "standby", "serve", "metrics", str(stack.settings.http_port), "well"):
+    for word in (
+        "valkey",
+        "broker",
+        "worker",
+        "standby",
+        "serve",
+        "metrics",
+        "edge",
+        str(stack.settings.http_port),
+        "healthy",
+    ):
         assert word in shown.stdout

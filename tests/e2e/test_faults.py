@@ -20,11 +20,11 @@ GRACE_MS = 200
 
 
 @pytest.fixture(autouse=True)
-def _all_well(stack: Stack) -> Iterator[None]:
-    """Each fault starts from a stack that is well and leaves one behind."""
-    wait_for(stack.is_well, 90.0, "a well stack before the test")
+def _all_healthy(stack: Stack) -> Iterator[None]:
+    """Each fault starts from a healthy stack and leaves one behind."""
+    wait_for(stack.is_healthy, 90.0, "a healthy stack before the test")
     yield
-    wait_for(stack.is_well, 90.0, "a well stack after the test")
+    wait_for(stack.is_healthy, 90.0, "a healthy stack after the test")
 
 
 def timed(stack: Stack, **asked: Any) -> tuple[dict[str, Any], float]:
@@ -155,7 +155,7 @@ def test_ray_killed(stack: Stack) -> None:
     os.kill(raylet_pid(stack), signal.SIGKILL)
 
     wait_for(lambda: stack.num_restarts("serve") == restarts + 1, 60.0, "a restart of serve")
-    wait_for(stack.is_well, 120.0, "a well stack")
+    wait_for(stack.is_healthy, 120.0, "a healthy stack")
 
     assert "serve: died" in stack.words
     assert len(stack.recommend("14")["items"]) == 10

@@ -42,7 +42,7 @@ def test_two_stacks_live_side_by_side(stack: Stack, second: Stack) -> None:
     assert survivors(processes) == []
     assert find_leftovers(second.settings.state_dir) == []
     assert not ray_home(second.settings.state_dir).exists()
-    assert stack.is_well()
+    assert stack.is_healthy()
 
 
 def test_ctrl_c_leaves_nothing(second: Stack) -> None:

@@ -43,11 +43,11 @@ class Caller:
 
 
 @pytest.fixture(autouse=True)
-def _well(stack: Stack) -> Iterator[None]:
-    """Each test starts from a stack that is well, with the standby idle, and leaves one behind."""
-    wait_for(lambda: stack.is_well() and stack.metric(ACTIVE) == 0, 120.0, "a well stack before the test")
+def _healthy(stack: Stack) -> Iterator[None]:
+    """Each test starts from a healthy stack, with the standby idle, and leaves one behind."""
+    wait_for(lambda: stack.is_healthy() and stack.metric(ACTIVE) == 0, 120.0, "a healthy stack before the test")
     yield
-    wait_for(lambda: stack.is_well() and stack.metric(ACTIVE) == 0, 180.0, "a well stack after the test")
+    wait_for(lambda: stack.is_healthy() and stack.metric(ACTIVE) == 0, 180.0, "a healthy stack after the test")
 
 
 @contextmanager
@@ -168,7 +168,7 @@ def test_the_standby_killed(stack: Stack) -> None:
     with callers(stack, user_of_the_decoder(stack)) as asking:
         hear(asking, "llm")
         stack.kill("standby")
-        wait_for(lambda: stack.is_well() and stack.metric(ACTIVE) == 0, 120.0, "a healthy standby, idle")
+        wait_for(lambda: stack.is_healthy() and stack.metric(ACTIVE) == 0, 120.0, "a healthy standby, idle")
         hear(asking, "llm")
         kill_below(stack, "serve", "haproxy")
         hear(asking, "student")

@@ -12,7 +12,7 @@ import pytest
 import redis
 import trustme
 
-from infra.local.edge.access import prepare_valkey, valkey_access_file
+from infra.local.servers.access import prepare_valkey, valkey_access_file
 from infra.local.servers.binaries import valkey_command
 from infra.local.servers.store import feature_store
 from infra.local.supervisor.probes import answers_redis

@@ -53,7 +53,7 @@ class ComposeStack(Stack):
             self.compose("build", timeout_s=START_TIMEOUT_S)
         self.compose("up", "--detach", timeout_s=START_TIMEOUT_S)
         wait_for(lambda: self._is_ready(), START_TIMEOUT_S, f"an answer; see `docker compose -p {self.project} logs`")
-        wait_for(self.is_well, 180.0, "healthy containers")
+        wait_for(self.is_healthy, 180.0, "healthy containers")
         self._key = self.compose("run", "--rm", "-T", "keys", "show-key").strip()
         self.rest.headers["authorization"] = f"Bearer {self._key}"
         self._channel = grpc.intercept_channel(grpc.insecure_channel(self.settings.grpc_address), _WithKey(self._key))
@@ -154,15 +154,15 @@ class ComposeStack(Stack):
     def restart(self, *services: str) -> None:
         """Stop these services in good order and start them again, then wait until all is well."""
         self.compose("restart", *services, timeout_s=300.0)
-        wait_for(self.is_well, 240.0, "healthy containers after the restart")
+        wait_for(self.is_healthy, 240.0, "healthy containers after the restart")
         wait_for(self._is_ready, 120.0, "an answer after the restart")
 
     def _up(self) -> None:
         self.compose("up", "--detach", timeout_s=600.0)
-        wait_for(self.is_well, 240.0, "healthy containers")
+        wait_for(self.is_healthy, 240.0, "healthy containers")
         wait_for(self._is_ready, 120.0, "an answer")
 
-    def is_well(self) -> bool:
+    def is_healthy(self) -> bool:
         """Whether every container that should run does, and says that it is healthy."""
         states = [self._inspect(part)["State"] for part in SERVICES]
         return all(state["Running"] and state["Health"]["Status"] == "healthy" for state in states)

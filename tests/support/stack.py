@@ -216,7 +216,7 @@ class Stack:
         supervisor = psutil.Process(self.supervisor_pid)
         return [supervisor, *supervisor.children(recursive=True)]
 
-    def is_well(self) -> bool:
+    def is_healthy(self) -> bool:
         """Whether `tailrace status` says so."""
         return self.command("status").returncode == 0
 

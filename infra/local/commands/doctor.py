@@ -1,4 +1,4 @@
-"""`tailrace doctor`: whether this machine can run the stack, and what to change where it cannot. Changes nothing."""
+"""`tailrace doctor`: check whether this machine can run the stack, and advise on what it lacks. Changes nothing."""
 
 import os
 import platform
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from infra.local.edge.access import check_access
+from infra.local.servers.access import check_access
 from infra.local.servers.text import describe_text
 from infra.local.supervisor.parts import stack_parts
 from infra.local.supervisor.ports import check_free
@@ -25,16 +25,16 @@ MIN_SHM_MB = 150.0
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing looked at; `advice` says what to change when it is not well."""
+    """The result of one check; `advice` is what to change when it failed."""
 
     what: str
     found: str
-    is_well: bool
+    is_ok: bool
     advice: str = ""
 
 
 def examine(settings: Settings) -> list[Finding]:
-    """Look at everything that the stack needs."""
+    """Check everything that the stack needs."""
     return [
         _python(),
         _system(),
@@ -61,9 +61,11 @@ def _resources(settings: Settings) -> list[Finding]:
     existing = next(folder for folder in (settings.state_dir, *settings.state_dir.parents) if folder.exists())
     disk_gb = shutil.disk_usage(existing).free / 2**30
     return [
-        Finding("cores", str(num_cores), num_cores >= MIN_CORES, f"at least {MIN_CORES} are wanted"),
-        Finding("free memory", f"{memory_gb:.1f} GB", memory_gb >= MIN_MEMORY_GB, f"{MIN_MEMORY_GB:g} GB are wanted"),
-        Finding("free disk", f"{disk_gb:.1f} GB", disk_gb >= MIN_DISK_GB, f"{MIN_DISK_GB:g} GB below {existing}"),
+        Finding("cores", str(num_cores), num_cores >= MIN_CORES, f"at least {MIN_CORES} are needed"),
+        Finding("free memory", f"{memory_gb:.1f} GB", memory_gb >= MIN_MEMORY_GB, f"{MIN_MEMORY_GB:g} GB are needed"),
+        Finding(
+            "free disk", f"{disk_gb:.1f} GB", disk_gb >= MIN_DISK_GB, f"{MIN_DISK_GB:g} GB are needed below {existing}"
+        ),
         Finding(
             "state folder",
             str(settings.state_dir),
@@ -81,13 +83,13 @@ def _shared_memory() -> Finding:
 
 
 def _access(settings: Settings) -> Finding:
-    """Look at the files of keys, certificates and passwords that settings name."""
+    """Check the files of keys, certificates and passwords that the settings name."""
     try:
         check_access(settings)
     except ConfigError as error:
-        return Finding("access", str(error), is_well=False)
+        return Finding("access", str(error), is_ok=False)
     named = (settings.api_keys_file, settings.tls_dir, settings.redis_password_file)
-    return Finding("access", "files are there" if any(named) else "open, on loopback alone", is_well=True)
+    return Finding("access", "all files exist" if any(named) else "no API keys, loopback only", is_ok=True)
 
 
 def _text(settings: Settings) -> list[Finding]:
@@ -103,14 +105,14 @@ def _servers(settings: Settings) -> list[Finding]:
     try:
         parts = stack_parts(settings)
     except (ConfigError, EnvironmentFault) as error:
-        return [Finding("servers", str(error), is_well=False)]
-    found = [Finding("servers", "valkey and broker are installed", is_well=True)]
+        return [Finding("servers", str(error), is_ok=False)]
+    found = [Finding("servers", "valkey and broker are installed", is_ok=True)]
     if StackFile(settings.state_dir).is_claimed():
-        return [*found, Finding("ports", "in use by this stack", is_well=True)]
+        return [*found, Finding("ports", "in use by this stack", is_ok=True)]
     for port in (port for part in parts for port in part.ports):
         try:
             check_free(port)
-            found.append(Finding(f"port {port.number}", "free", is_well=True))
+            found.append(Finding(f"port {port.number}", "free", is_ok=True))
         except EnvironmentFault as error:
-            found.append(Finding(f"port {port.number}", str(error), is_well=False))
+            found.append(Finding(f"port {port.number}", str(error), is_ok=False))
     return found

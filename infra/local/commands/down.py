@@ -1,4 +1,4 @@
-"""`tailrace down`: ask the supervisor to stop, wait for it, and make sure that nothing is left."""
+"""`tailrace down`: stop the supervisor, wait for its end, and kill what is left."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ POLL_S = 0.05
 
 
 def stop_stack(settings: Settings) -> bool:
-    """Stop this state folder's stack. False when there was none. Raises EnvironmentFault when it does not stop."""
+    """Stop this state folder's stack. Returns False when there was none. Raises EnvironmentFault when it does not stop."""
     stack_file = StackFile(settings.state_dir)
     record = stack_file.read()
     was_running = stack_file.is_claimed()
@@ -25,7 +25,7 @@ def stop_stack(settings: Settings) -> bool:
             f"a stack runs from {settings.state_dir}, but its record is broken; end its `tailrace up`"
         )
     if was_running and record is not None:
-        _ask_to_stop(record.supervisor_pid)
+        _terminate(record.supervisor_pid)
         give_up_s = time.monotonic() + TIMEOUT_S
         while stack_file.is_claimed():
             if time.monotonic() > give_up_s:
@@ -39,11 +39,11 @@ def stop_stack(settings: Settings) -> bool:
     return was_running or num_hit > 0
 
 
-def _ask_to_stop(supervisor_pid: int) -> None:
+def _terminate(supervisor_pid: int) -> None:
     try:
         with suppress(ProcessLookupError):
             os.kill(supervisor_pid, signal.SIGTERM)
     except PermissionError as error:
         raise EnvironmentFault(
-            f"the supervisor (pid {supervisor_pid}) is another user's; stop it as that user"
+            f"the supervisor (pid {supervisor_pid}) belongs to another user; stop it as that user"
         ) from error

@@ -1,4 +1,4 @@
-"""What `tailrace up` prints when all is well: what is where, and two calls that work when pasted."""
+"""The output of `tailrace up` when the stack is ready: addresses, folders, and two example calls to paste."""
 
 from pathlib import Path
 
@@ -7,11 +7,11 @@ from infra.local.servers.text import describe_text
 from services.settings.settings import Settings
 
 EXAMPLE_USER_ID = "196"
-"""The first user in MovieLens-100k's file; on other data a stranger, who is shown what is popular."""
+"""The first user of MovieLens-100k; unknown in other data, where the answer is the popular items."""
 
 
-def what_is_where(settings: Settings, bundle_version: str) -> str:
-    """Return the addresses and the folders of a running stack."""
+def describe_stack(settings: Settings, bundle_version: str) -> str:
+    """Return the addresses and folders of a running stack."""
     http = rest_address(settings)
     return "\n".join(
         [
@@ -29,14 +29,14 @@ def what_is_where(settings: Settings, bundle_version: str) -> str:
 
 
 def _text_lines(settings: Settings) -> list[str]:
-    """Say where text is asked for, where there is any."""
+    """Return the line on text generation, if there is any."""
     if not (settings.text_path or settings.text_url):
         return []
     return [f"text     {rest_address(settings)}/v1    (OpenAI's API; {describe_text(settings)[0]})"]
 
 
 def rest_address(settings: Settings) -> str:
-    """Return the REST door's address as callers use it."""
+    """Return the REST door's public address."""
     return f"http{'s' if settings.tls_dir else ''}://{settings.http_host}:{settings.http_port}"
 
 
@@ -48,7 +48,7 @@ def plaintext_rest_address(settings: Settings) -> str:
 
 
 def rest_call(settings: Settings, user_id: str) -> str:
-    """Return a shell line that asks for recommendations; with keys, the caller's is taken from $TAILRACE_KEY."""
+    """Return a shell command that gets recommendations; where keys are required it sends $TAILRACE_KEY."""
     key = """ -H "authorization: Bearer $TAILRACE_KEY\"""" if settings.api_keys_file else ""
     trust = f" --cacert {_authority(settings.tls_dir)}" if settings.tls_dir else ""
     url = f"{rest_address(settings)}/v1/recommendations"
@@ -56,7 +56,7 @@ def rest_call(settings: Settings, user_id: str) -> str:
 
 
 def grpc_call(settings: Settings, user_id: str, python: str) -> str:
-    """Return a shell line that asks over gRPC from Python; `python` is the interpreter of the stack's environment."""
+    """Return a shell command that calls gRPC from Python; `python` is the interpreter of the stack's environment."""
     address, channel = f"'{settings.grpc_address}'", "insecure_channel({})"
     if settings.tls_dir:
         channel = (
@@ -71,5 +71,5 @@ def grpc_call(settings: Settings, user_id: str, python: str) -> str:
 
 
 def _authority(tls_dir: Path) -> Path:
-    """Name what callers should trust: the authority beside the certificate, as cert-manager lays it out, or the certificate."""
+    """Return the file that callers trust: ca.crt beside the certificate, as cert-manager writes it, or the certificate."""
     return authority if (authority := tls_dir / "ca.crt").exists() else tls_dir / "tls.crt"

@@ -1,4 +1,4 @@
-"""`tailrace status`: what the record says, checked against the processes and the servers themselves."""
+"""`tailrace status`: the record of the stack, checked against its processes and by its health probes."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from services.settings.settings import Settings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartHealth:
-    """One part as it is now. `health` is well, no answer, or down; memory counts the part's whole process tree."""
+    """One part now. `health` is healthy, unavailable or down; the memory is that of its whole process tree."""
 
     name: str
     addresses: tuple[str, ...]
@@ -23,13 +23,13 @@ class PartHealth:
     memory_mb: float
 
     @property
-    def is_well(self) -> bool:
-        """Whether it answers."""
-        return self.health == "well"
+    def is_healthy(self) -> bool:
+        """Whether its probes succeed."""
+        return self.health == "healthy"
 
 
 def inspect_stack(settings: Settings) -> list[PartHealth]:
-    """Ask every part of this state folder's stack. Empty when no stack runs here."""
+    """Return the health of every part of this state folder's stack, empty when none runs."""
     stack_file = StackFile(settings.state_dir)
     record = stack_file.read()
     if record is None or not stack_file.is_claimed():
@@ -40,16 +40,16 @@ def inspect_stack(settings: Settings) -> list[PartHealth]:
 
 
 def text_health(settings: Settings) -> list[PartHealth]:
-    """Tell of the text that serve writes, by the metrics of whoever writes it here."""
-    writes = settings.metrics_dir.is_dir() and b'part="text"' in render_metrics(settings.metrics_dir)
-    if not (writes or settings.text_path):
+    """Return the health of text generation, which runs inside serve, from its metrics; empty when there is none."""
+    is_up = settings.metrics_dir.is_dir() and b'part="text"' in render_metrics(settings.metrics_dir)
+    if not (is_up or settings.text_path):
         return []
     address = f"{settings.http_host}:{settings.http_port}/v1"
     return [
         PartHealth(
             name="text",
             addresses=(address,),
-            health="well" if writes else "down",
+            health="healthy" if is_up else "down",
             pid=None,
             num_restarts=0,
             memory_mb=0.0,
@@ -59,7 +59,7 @@ def text_health(settings: Settings) -> list[PartHealth]:
 
 def _inspect(part: Part, record: PartRecord) -> PartHealth:
     pids = children_of(record.keeper_pid) if record.keeper_pid else []
-    health = "down" if not pids else "well" if part.is_well() else "no answer"
+    health = "down" if not pids else "healthy" if part.is_healthy() else "unavailable"
     return PartHealth(
         name=part.name,
         addresses=tuple(f"{port.host}:{port.number}" for port in part.ports),
@@ -71,7 +71,7 @@ def _inspect(part: Part, record: PartRecord) -> PartHealth:
 
 
 def _tree_memory_mb(pid: int) -> float:
-    """Resident memory of a process and all below it; shared pages count once per process."""
+    """Return the resident memory of a process and its descendants; shared pages count once per process."""
     try:
         process = psutil.Process(pid)
         return float(sum(one.memory_info().rss for one in [process, *process.children(recursive=True)]) / 2**20)

@@ -1,20 +1,22 @@
-"""`tailrace up`, top to bottom: check the machine, start what keeps data, train if nothing is published, start the rest, watch.
+"""`tailrace up`: check the machine, start the stores, train if no bundle is published, start the rest, supervise.
 
-Everything that can be refused is refused before anything is started.
+Everything that can be refused is refused before anything starts. `--detach` runs the same in a session of its own.
 """
 
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from types import FrameType
+from typing import IO
 
-from infra.local.edge.access import check_access, prepare_valkey
 from infra.local.edge.admin import ray_is_up
 from infra.local.edge.config import edge_folder
+from infra.local.servers.access import check_access, prepare_valkey
 from infra.local.servers.ray_home import make_ray_home, ray_environment, remove_ray_home
 from infra.local.supervisor.leftovers import end_leftovers
 from infra.local.supervisor.parts import Part, stack_parts
@@ -26,9 +28,10 @@ from models.registry import BundleStore
 from services.errors import EnvironmentFault
 from services.settings.settings import Settings, inherited_environment
 
-KEEPS_DATA = ("valkey", "broker", "metrics")
+STORES = ("valkey", "broker", "metrics")
 READY_WITHIN_S = 120.0
 MAX_LOG_BYTES = 20_000_000
+POLL_S = 0.1
 
 
 def run_stack(
@@ -39,12 +42,12 @@ def run_stack(
 ) -> None:
     """Run the whole stack until SIGINT, SIGTERM or SIGHUP. Raises EnvironmentFault when it cannot start.
 
-    `settings.state_dir` must be absolute. `when_ready` is called once, when every part is well and a bundle answers.
+    `settings.state_dir` must be absolute. `when_ready` is called once, when every part is healthy and a bundle answers.
     """
     stack_file = StackFile(settings.state_dir)
     stack_file.claim()
     if num_hit := end_leftovers(settings.state_dir):
-        report(f"ended {num_hit} processes that an earlier crash left behind")
+        report(f"killed {num_hit} processes that an earlier crash left behind")
     check_access(settings)
     parts = parts_of(settings)
     for part in parts:
@@ -67,8 +70,40 @@ def run_stack(
         remove_ray_home(settings.state_dir)
 
 
+def start_in_background(settings: Settings, out: IO[str]) -> None:
+    """Run `tailrace up` detached, copy its output to `out`, and return when the stack is ready.
+
+    Raises EnvironmentFault when it ends first, or when a stack runs already.
+    """
+    stack_file = StackFile(settings.state_dir)
+    if stack_file.is_claimed():
+        raise stack_file.taken()
+    log_path = settings.state_dir / "logs" / "up.log"
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    with log_path.open("wb") as log:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "services.cli.main", "up"],
+            env={**inherited_environment(), **settings.as_environment()},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    with log_path.open(errors="replace") as output:
+        while child.poll() is None:
+            record = stack_file.read()
+            is_ready = record is not None and record.supervisor_pid == child.pid and record.stage == "ready"
+            out.write(output.read())
+            out.flush()
+            if is_ready:
+                return
+            time.sleep(POLL_S)
+        out.write(output.read())
+    raise EnvironmentFault(f"the stack did not start; its output is above and in {log_path}")
+
+
 def local_supervisor(settings: Settings, stack_file: StackFile, report: Callable[[str], None]) -> Supervisor:
-    """Make a supervisor for this state folder that stops at SIGINT, SIGTERM and SIGHUP, unless under `nohup` at the last.
+    """Return a supervisor for this state folder that stops at SIGINT, SIGTERM and, unless under `nohup`, SIGHUP.
 
     Empties the metrics folder.
     """
@@ -91,7 +126,7 @@ def local_supervisor(settings: Settings, stack_file: StackFile, report: Callable
 
 
 def part_environment(settings: Settings) -> dict[str, str]:
-    """Return what every part of this stack inherits."""
+    """Return the environment that every part of this stack inherits."""
     return {
         **inherited_environment(),
         **settings.as_environment(),
@@ -106,18 +141,18 @@ def with_environment(part: Part, environment: dict[str, str]) -> Part:
 
 
 def pipeline_part() -> Part:
-    """The offline pipeline with its defaults, on our terminal."""
+    """Return the offline pipeline with its defaults."""
     return Part(name="pipeline", command=(sys.executable, "-m", "services.cli.main", "pipeline"))
 
 
 def _start(supervisor: Supervisor, parts: tuple[Part, ...], settings: Settings) -> None:
     supervisor.enter("starting")
-    supervisor.bring_up(tuple(part for part in parts if part.name in KEEPS_DATA))
+    supervisor.bring_up(tuple(part for part in parts if part.name in STORES))
     if BundleStore(settings.bundle_root).live_version() is None:
         supervisor.enter("pipeline")
         supervisor.run_once(pipeline_part())
         supervisor.enter("starting")
-    supervisor.bring_up(tuple(part for part in parts if part.name not in KEEPS_DATA))
+    supervisor.bring_up(tuple(part for part in parts if part.name not in STORES))
     give_up_s = time.monotonic() + READY_WITHIN_S
     edge = edge_folder(settings.state_dir)
     while not (answers_http(settings.inner_host, settings.inner_http_port, "/readyz") and ray_is_up(edge)):
@@ -127,13 +162,13 @@ def _start(supervisor: Supervisor, parts: tuple[Part, ...], settings: Settings) 
 
 
 def _watch_signals() -> Callable[[], bool]:
-    heard: list[int] = []
+    received: list[int] = []
 
-    def hear(number: int, _frame: FrameType | None) -> None:
-        heard.append(number)
+    def receive(number: int, _frame: FrameType | None) -> None:
+        received.append(number)
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, hear)
+        signal.signal(number, receive)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, hear)
-    return lambda: bool(heard)
+        signal.signal(signal.SIGHUP, receive)
+    return lambda: bool(received)

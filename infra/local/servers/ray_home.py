@@ -1,7 +1,7 @@
-"""Where one stack's Ray lives and how its environment looks, so that stacks on one machine never meet. Starts nothing.
+"""The folder and the environment of one stack's Ray, so that stacks on one machine share nothing. Starts nothing.
 
 Unix sockets allow 107 characters, and Ray's and HAProxy's paths need 80 of them, so the folder is `/tmp/tr-<hash>`, not
-below the state folder. It is ours alone (mode 700) and goes when the stack goes; its logs are kept.
+below the state folder. It has mode 700 and is removed with the stack; its logs are kept.
 """
 
 import hashlib
@@ -20,23 +20,23 @@ _WIDTH = 2 * _NUM_REPLICA_PORTS + 4
 
 
 def ray_home(state_dir: Path) -> Path:
-    """Name the folder of this stack's Ray."""
+    """Return the folder of this stack's Ray."""
     return _ROOT / f"tr-{hashlib.blake2b(f'{os.getuid()}:{state_dir}'.encode(), digest_size=4).hexdigest()}"
 
 
 def make_ray_home(state_dir: Path) -> Path:
-    """Make the folder, empty. Raises EnvironmentFault when somebody else has it."""
+    """Make the folder, empty. Raises EnvironmentFault when it belongs to another user."""
     home = ray_home(state_dir)
     remove_ray_home(state_dir)
     try:
         home.mkdir(mode=0o700)
     except FileExistsError as error:
-        raise EnvironmentFault(f"{home} belongs to somebody else; set TAILRACE_STATE_DIR to another folder") from error
+        raise EnvironmentFault(f"{home} belongs to another user; set TAILRACE_STATE_DIR to another folder") from error
     return home
 
 
 def remove_ray_home(state_dir: Path) -> None:
-    """Remove the folder if it is ours; its logs replace those of the run before in `<state>/logs/ray`."""
+    """Remove the folder if this user owns it; its logs replace those of the run before in `<state>/logs/ray`."""
     home = ray_home(state_dir)
     if not home.is_dir() or home.is_symlink() or home.lstat().st_uid != os.getuid():
         return
@@ -48,15 +48,15 @@ def remove_ray_home(state_dir: Path) -> None:
 
 
 def ray_logs(state_dir: Path) -> Path:
-    """Name the folder where Ray and the replicas write while they run."""
+    """Return the folder where Ray and the replicas write while they run."""
     return ray_home(state_dir) / "session_latest" / "logs"
 
 
 def ray_environment(home: Path, reserved: Collection[int] = ()) -> dict[str, str]:
     """Return the variables that Ray, Ray Serve and HAProxy read at their start.
 
-    Calls need a token made for this start, because Ray listens on all interfaces and would run anybody's code. Ports
-    that the doors do not need are taken from a window that is free now, without those `reserved` for other parts.
+    Calls need a token made for this start, because Ray listens on all interfaces and would run anyone's code. Internal
+    ports are taken from a window that is free now, without those `reserved` for other parts.
     """
     first = free_window(_WIDTH, seed=str(home), reserved=reserved)
     http_first, grpc_first = first + 4, first + 4 + _NUM_REPLICA_PORTS

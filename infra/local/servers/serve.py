@@ -1,7 +1,7 @@
-"""Runs Ray and the Serve application in one process tree until killed: `python -m infra.local.servers.serve`.
+"""Run Ray and the Serve application in one process tree until killed: `python -m infra.local.servers.serve`.
 
-Expects `ray_home.ray_environment` in its environment already, because Ray Serve reads it at import. Ends with an error
-when one of Ray's own servers dies, since a headless cluster never recovers; the supervisor then starts all of it anew.
+Needs `ray_home.ray_environment` in its environment, because Ray Serve reads it at import. Ends with an error when one of
+Ray's own servers dies, because a cluster without a head never recovers; the supervisor then restarts all of it.
 """
 
 import os
@@ -24,7 +24,7 @@ _CORE_SERVERS = ("gcs_server", "raylet")
 
 
 def main() -> None:
-    """Bring the application up and watch over Ray."""
+    """Start the application, then wait on Ray's servers."""
     signal.signal(signal.SIGTERM, _leave)
     settings = load_settings()
     configure_logging(settings.log_level)
@@ -50,10 +50,10 @@ def _start_ray(settings: Settings) -> None:
 
 
 def _num_processes(settings: Settings) -> int:
-    """How many workers of Ray this application is: the controller, the proxy, and a replica each.
+    """Return the number of Ray workers of this application: the controller, the proxy, and one per replica.
 
-    Ray starts one ahead for each CPU that it is told of, and nothing here asks for a CPU: on a host of 64 cores that would be
-    64 idle processes, in a container with room for six.
+    Ray starts one worker ahead for each CPU in `num_cpus`, and no replica here claims a CPU: on a host of 64 cores that
+    would be 64 idle processes, even in a container with room for six.
     """
     return 2 + settings.gateway_replicas + settings.llm_replicas + (settings.text_replicas if settings.text_path else 0)
 
@@ -71,7 +71,7 @@ def _run_application(settings: Settings) -> None:
 
 
 def _watch() -> NoReturn:
-    """Live as long as Ray's servers do, and not a moment longer: HAProxy goes with us, and while it lives it answers with errors."""
+    """End as soon as one of Ray's servers ends: a HAProxy that outlives them answers with errors."""
     for child in psutil.Process().children():
         if child.name() in _CORE_SERVERS:
             threading.Thread(target=_end_with, args=(child.pid,), daemon=True).start()
@@ -80,7 +80,7 @@ def _watch() -> NoReturn:
 
 
 def _end_with(server_pid: int) -> NoReturn:
-    """End at once when this child ends, without reaping it: it is Ray's."""
+    """End at once when this child ends, without reaping it, which Ray does."""
     with suppress(ChildProcessError):
         os.waitid(os.P_PID, server_pid, os.WEXITED | os.WNOWAIT)
     sys.stderr.write("one of Ray's servers died\n")

@@ -1,4 +1,4 @@
-"""A feature store for work outside the stack: the one that runs, or one started for as long as the work takes."""
+"""A feature store for offline commands: the one that runs, or one started for the duration of the command."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import redis
 
 from infra.local.commands.up import part_environment
-from infra.local.edge.access import prepare_valkey
+from infra.local.servers.access import prepare_valkey
 from infra.local.supervisor.parts import valkey_part
 from infra.local.supervisor.ports import check_free, is_free
 from infra.local.supervisor.probes import TIMEOUT_S, answers_redis
@@ -21,18 +21,18 @@ _ANY_PORT = 0
 
 @contextmanager
 def feature_store(settings: Settings, report: Callable[[str], None]) -> Iterator[None]:
-    """Have a store answer on the configured port meanwhile. Raises EnvironmentFault when something else has the port.
+    """Provide a store on the configured port. Raises EnvironmentFault when another program has the port.
 
-    What is written stays in the state folder, for the stack to start from. A store that speaks TLS, or is on another
-    machine, is used as it is: it is not ours to start, so EnvironmentFault is raised when it does not answer.
+    Data stays in the state folder, where the stack finds it. A store with TLS or on another machine is never started here:
+    EnvironmentFault is raised when it does not answer.
     """
     if _answers(settings):
         yield
         return
     if settings.redis_tls_ca_file is not None or not is_free(settings.redis_host, _ANY_PORT):
         raise EnvironmentFault(
-            f"no store answers at {settings.redis_host}:{settings.redis_port}, and it is not this machine's to start; "
-            "start it, or correct TAILRACE_REDIS_HOST and what goes with it"
+            f"no store answers at {settings.redis_host}:{settings.redis_port}, and this machine cannot start it; "
+            "start it, or correct TAILRACE_REDIS_HOST and the settings beside it"
         )
     with _started(settings, report):
         yield
@@ -40,7 +40,7 @@ def feature_store(settings: Settings, report: Callable[[str], None]) -> Iterator
 
 @contextmanager
 def _started(settings: Settings, report: Callable[[str], None]) -> Iterator[None]:
-    """Run the embedded store meanwhile."""
+    """Run the embedded store."""
     part = valkey_part(settings)
     stack_file = StackFile(settings.state_dir)
     stack_file.claim()
@@ -67,7 +67,7 @@ def _started(settings: Settings, report: Callable[[str], None]) -> Iterator[None
 
 
 def _answers(settings: Settings) -> bool:
-    """Whether the store is there, be it one that lets us in or not."""
+    """Return whether a store answers, even if it refuses the password."""
     if settings.redis_tls_ca_file is None:
         return answers_redis(settings.redis_host, settings.redis_port)
     options = settings.redis_address.client_options()

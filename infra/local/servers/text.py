@@ -1,4 +1,4 @@
-"""Makes the text checkpoint ready before the stack starts, so that a download or a conversion is seen, and fails, at once."""
+"""Prepare the text checkpoint before the stack starts, so that a download or conversion is visible and fails early."""
 
 from pathlib import Path
 
@@ -9,9 +9,9 @@ from services.settings.settings import Settings
 
 
 def ready_text(settings: Settings, out: Console) -> Settings:
-    """Return the settings with the folder in place of whatever names it, converting first where needed.
+    """Return the settings with `text_path` as a checkpoint folder, after a download or conversion where needed.
 
-    Raises CheckpointError or EnvironmentFault. Does nothing where no text is served from here.
+    Raises CheckpointError or EnvironmentFault. Without `text_path` the settings are returned unchanged.
     """
     if not settings.text_path:
         return settings
@@ -30,7 +30,7 @@ def ready_text(settings: Settings, out: Console) -> Settings:
 
 
 def describe_text(settings: Settings) -> tuple[str, bool]:
-    """Say what text is written from, and whether that can be found without trying."""
+    """Return a description of the text model's source, and whether it exists."""
     if settings.text_url:
         return f"from {settings.text_url}", True
     from services.llm.text.checkpoint import PACKAGES

@@ -1,10 +1,10 @@
-"""Runs one command and leaves nothing of it behind: `keeper.py PARENT_PID GRACE_S COMMAND...`.
+"""Run one command, and end every process that it leaves behind: `keeper.py PARENT_PID GRACE_S COMMAND...`.
 
     supervisor ── keeper ── command ── whatever the command starts
 
 The keeper dies with its parent (the kernel sends it SIGTERM), the command dies with the keeper (SIGKILL), and what the
 command started is adopted by the keeper when the command ends, and killed. Only then does the keeper exit, with the
-command's code, so that a restart finds ports and files free. Linux only, standard library only, one thread: it knows
+command's code, so that a restart finds ports and files free. Linux only, standard library only, one thread; it imports
 nothing of Tailrace and starts in milliseconds.
 """
 
@@ -21,7 +21,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def keeper_command(parent_pid: int, grace_s: float, command: tuple[str, ...]) -> list[str]:
-    """Return the arguments that run `command` under a keeper, which gives it `grace_s` between SIGTERM and SIGKILL."""
+    """Return the arguments that run `command` under a keeper, with `grace_s` between SIGTERM and SIGKILL."""
     return [sys.executable, "-S", "-E", str(Path(__file__).absolute()), str(parent_pid), str(grace_s), *command]
 
 
@@ -49,7 +49,7 @@ def sweep(spared: frozenset[int] = frozenset()) -> None:
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """Run the command to its end, sweep, and exit as it did."""
+    """Run the command to its end, kill what it left, and exit with its code."""
     parent_pid, grace_s, command = int(arguments[0]), float(arguments[1]), arguments[2:]
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     adopt_orphans()
@@ -67,7 +67,7 @@ def main(arguments: list[str]) -> NoReturn:
     signal.signal(signal.SIGALRM, kill_child)
     signal.signal(signal.SIGTERM, stop_child)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if os.getppid() != parent_pid:  # the parent died before we asked to be told
+    if os.getppid() != parent_pid:  # the parent died before the signal was requested
         stop_child(signal.SIGTERM, None)
     status = _wait_for(child_pid)
     signal.setitimer(signal.ITIMER_REAL, 0)

@@ -1,8 +1,7 @@
-"""Finds and ends processes that a stack left behind, by the mark in their environment and by the sessions of those.
+"""Find and kill processes that a stack left behind, by the mark in their environment and by the sessions of those.
 
-The keepers make this unnecessary in all but one case: a supervisor and a keeper killed at the same moment. Ray's processes
-rename themselves and write over their environment by that, but they stay in the session of their part, which the keeper
-began.
+The keepers make this unnecessary but in one case: a supervisor and a keeper killed at the same moment. Ray's processes
+rename themselves, which overwrites their environment, but they stay in the session of their part, which its keeper began.
 """
 
 import os
@@ -15,13 +14,13 @@ import psutil
 from infra.local.supervisor.stackfile import MARK
 
 GONE = 0
-"""The session of a process that ended meanwhile."""
+"""The session id recorded for a process that has ended."""
 
 
 def find_leftovers(state_dir: Path, sessions: frozenset[int] = frozenset()) -> list[psutil.Process]:
     """Return processes that carry this stack's mark, or are in a session of one that does, or in one of `sessions`.
 
-    Processes of other users are not ours to see.
+    Processes of other users are left out.
     """
     ours = [process for process in psutil.process_iter() if _is_ours(process)]
     marked = sessions | {_session(process) for process in ours if _is_marked(process, state_dir)}
@@ -29,7 +28,7 @@ def find_leftovers(state_dir: Path, sessions: frozenset[int] = frozenset()) -> l
 
 
 def end_leftovers(state_dir: Path, timeout_s: float = 10.0) -> int:
-    """SIGKILL what is left until nothing is. Gives how many processes were hit."""
+    """SIGKILL leftovers until none is found. Returns the number of processes killed."""
     sessions: frozenset[int] = frozenset()
     num_hit = 0
     give_up = time.monotonic() + timeout_s

@@ -1,7 +1,7 @@
-"""When a part of the stack is started, believed, given up on and started again: a pure state machine.
+"""Decide when a part of the stack is started, healthy, killed and started again: a pure state machine.
 
     WAITING --needs met--> STARTING --healthy--> HEALTHY <--healthy/unhealthy--> UNHEALTHY
-                              ▲  └──────── died, or too long in one of these ────────┘
+                              ▲  └──────── died, or past this phase's timeout ────────┘
                               └──── delay over ──── BACKING_OFF ◀────┘
 
 No clock, no processes: time and observations are arguments.
@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 STEADY_S = 60.0
-"""Healthy for this long forgives earlier failures."""
+"""Healthy for this long resets the number of failures."""
 
 
 class Phase(StrEnum):
-    """Where one part stands."""
+    """The phase of one part."""
 
     WAITING = "waiting"
     STARTING = "starting"
@@ -32,16 +32,16 @@ class Command(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
-    """How long a part may take to become healthy, and to become healthy again, before it is killed."""
+class RestartPolicy:
+    """How long a part may take to become healthy after its start, and to become healthy again, before it is killed."""
 
-    start_s: float = 30.0
-    hang_s: float = 30.0
+    start_timeout_s: float = 30.0
+    unhealthy_timeout_s: float = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """What the supervisor observes of one part."""
+class Observation:
+    """One look at a part."""
 
     alive: bool
     healthy: bool
@@ -50,7 +50,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartState:
-    """One part's phase, when it began, the failures since the part was last steady, and all restarts."""
+    """One part's phase, when the phase began, the failures since the part was last steady, and all restarts."""
 
     phase: Phase = Phase.WAITING
     since_s: float = 0.0
@@ -59,26 +59,28 @@ class PartState:
 
 
 def backoff_s(num_failures: int) -> float:
-    """The wait before the next start: a quarter of a second, doubled with each failure, at most 10 s."""
+    """Return the delay before the next start: 0.25 s, doubled with each failure, at most 10 s."""
     return min(10.0, 0.25 * 2.0 ** (num_failures - 1))
 
 
-def advance(state: PartState, seen: Seen, now_s: float, patience: Patience) -> tuple[PartState, Command | None]:
-    """Return the next state, and what to do to get there."""
+def advance(
+    state: PartState, observed: Observation, now_s: float, restart_policy: RestartPolicy
+) -> tuple[PartState, Command | None]:
+    """Return the next state, and the command that leads to it."""
     if state.phase is Phase.WAITING:
-        return (_enter(state, Phase.STARTING, now_s), Command.SPAWN) if seen.needs_met else (state, None)
+        return (_enter(state, Phase.STARTING, now_s), Command.SPAWN) if observed.needs_met else (state, None)
     if state.phase is Phase.BACKING_OFF:
-        if seen.alive or now_s - state.since_s < backoff_s(state.num_failures):
+        if observed.alive or now_s - state.since_s < backoff_s(state.num_failures):
             return state, None
         started = _enter(state, Phase.STARTING, now_s)
         return replace(started, num_restarts=state.num_restarts + 1), Command.SPAWN
-    if not seen.alive:
+    if not observed.alive:
         return _failed(state, now_s), None
-    if seen.healthy:
+    if observed.healthy:
         return (state, None) if state.phase is Phase.HEALTHY else (_enter(state, Phase.HEALTHY, now_s), None)
     if state.phase is Phase.HEALTHY:
         return _enter(state, Phase.UNHEALTHY, now_s), None
-    limit_s = patience.start_s if state.phase is Phase.STARTING else patience.hang_s
+    limit_s = restart_policy.start_timeout_s if state.phase is Phase.STARTING else restart_policy.unhealthy_timeout_s
     return (_failed(state, now_s), Command.KILL) if now_s - state.since_s >= limit_s else (state, None)
 
 

@@ -1,4 +1,4 @@
-"""The parts of the embedded stack, in the order in which they start: what each runs, listens on, needs, and how it is asked.
+"""The parts of the embedded stack, in starting order: the command of each, its ports, its needs and its health probes.
 
     valkey ┐
     broker ┼─▶ worker, standby, serve ◀── edge        metrics stands alone
@@ -13,11 +13,11 @@ from functools import partial
 from itertools import combinations
 from pathlib import Path
 
-from infra.local.edge.access import valkey_access_file
 from infra.local.edge.admin import edge_answers
 from infra.local.edge.config import edge_folder
+from infra.local.servers.access import valkey_access_file
 from infra.local.servers.binaries import tansu_command, valkey_command
-from infra.local.supervisor.lifecycle import Patience
+from infra.local.supervisor.lifecycle import RestartPolicy
 from infra.local.supervisor.ports import Port
 from infra.local.supervisor.probes import Probe, accepts, answers_http, answers_kafka, answers_redis, beats
 from services.errors import ConfigError
@@ -26,11 +26,11 @@ from services.settings.settings import Settings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One supervised part.
+    """One supervised process.
 
-    `probes` all answer when the part is well; a part without any is well while it lives. `grace_s` lies between SIGTERM
-    and SIGKILL. `needs` names parts that must be well before the first start. `heartbeat` is the file that the part touches
-    while it is well; one that a dead process left is removed before the next starts, or it would pass for the next one's.
+    The part is healthy when all `probes` succeed; without probes, while it lives. `grace_s` lies between SIGTERM and
+    SIGKILL. `needs` names parts that must be healthy before the first start. `heartbeat` is the file that the part touches
+    while it works; the file of a dead process is removed before the next start.
     """
 
     name: str
@@ -39,17 +39,17 @@ class Part:
     probes: tuple[Probe, ...] = ()
     needs: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
-    patience: Patience = field(default_factory=Patience)
+    restart_policy: RestartPolicy = field(default_factory=RestartPolicy)
     grace_s: float = 5.0
     heartbeat: Path | None = None
 
-    def is_well(self) -> bool:
-        """Ask the part now."""
+    def is_healthy(self) -> bool:
+        """Probe the part now."""
         return all(probe() for probe in self.probes)
 
 
 def valkey_part(settings: Settings) -> Part:
-    """The feature store's server; its data outlives the stack."""
+    """Return the feature store; its data outlives the stack."""
     host, port = settings.redis_host, settings.redis_port
     access = valkey_access_file(settings) if settings.redis_password_file else None
     return Part(
@@ -61,7 +61,7 @@ def valkey_part(settings: Settings) -> Part:
 
 
 def broker_part(settings: Settings) -> Part:
-    """The event log, in memory."""
+    """Return the broker, which keeps the event log in memory."""
     if settings.kafka_address.security_protocol != "PLAINTEXT":
         raise ConfigError("TAILRACE_KAFKA_*: the embedded broker takes no password and no TLS; unset them here")
     host, port = broker_address(settings.kafka_bootstrap)
@@ -75,7 +75,7 @@ def broker_part(settings: Settings) -> Part:
 
 
 def worker_part(settings: Settings) -> Part:
-    """Kafka to features."""
+    """Return the stream worker: Kafka to features."""
     return Part(
         name="worker",
         command=_python("services.stream"),
@@ -83,12 +83,12 @@ def worker_part(settings: Settings) -> Part:
         heartbeat=settings.worker_heartbeat,
         needs=("valkey", "broker"),
         environment={"OMP_NUM_THREADS": "1", **metrics_environment(settings)},
-        patience=Patience(start_s=180.0),
+        restart_policy=RestartPolicy(start_timeout_s=180.0),
     )
 
 
 def standby_part(settings: Settings) -> Part:
-    """The gateway outside Ray, which answers while Ray's ingress is unavailable."""
+    """Return the gateway outside Ray, which answers while Ray's ingress is unavailable."""
     host, http_port, grpc_port = settings.inner_host, settings.standby_http_port, settings.standby_grpc_port
     return Part(
         name="standby",
@@ -96,13 +96,13 @@ def standby_part(settings: Settings) -> Part:
         ports=_inner_ports(host, http_port, grpc_port, "TAILRACE_STANDBY"),
         probes=(partial(answers_http, host, http_port, "/healthz"), partial(accepts, host, grpc_port)),
         needs=("valkey", "broker"),
-        patience=Patience(start_s=180.0, hang_s=180.0),
+        restart_policy=RestartPolicy(start_timeout_s=180.0, unhealthy_timeout_s=180.0),
         environment={"OMP_NUM_THREADS": "1", **metrics_environment(settings)},
     )
 
 
 def serve_part(settings: Settings) -> Part:
-    """Ray Serve with the gateways; killed outright, because an acknowledged event is already in the broker."""
+    """Return Ray Serve with the gateways; killed without grace, because an acknowledged event is already in the broker."""
     host, http_port, grpc_port = settings.inner_host, settings.inner_http_port, settings.inner_grpc_port
     return Part(
         name="serve",
@@ -114,7 +114,7 @@ def serve_part(settings: Settings) -> Part:
             partial(accepts, host, grpc_port),
         ),
         needs=("valkey", "broker"),
-        patience=Patience(start_s=180.0, hang_s=45.0),
+        restart_policy=RestartPolicy(start_timeout_s=180.0, unhealthy_timeout_s=45.0),
         grace_s=0.0,
     )
 
@@ -127,7 +127,7 @@ def _inner_ports(host: str, http_port: int, grpc_port: int, prefix: str) -> tupl
 
 
 def metrics_part(settings: Settings) -> Part:
-    """The endpoint that Prometheus scrapes."""
+    """Return the endpoint that Prometheus scrapes."""
     host, port = settings.http_host, settings.metrics_port
     return Part(
         name="metrics",
@@ -139,7 +139,7 @@ def metrics_part(settings: Settings) -> Part:
 
 
 def edge_part(settings: Settings) -> Part:
-    """HAProxy at both doors' public ports."""
+    """Return HAProxy at both doors' public ports."""
     host, folder = settings.http_host, edge_folder(settings.state_dir)
     return Part(
         name="edge",
@@ -155,7 +155,7 @@ def edge_part(settings: Settings) -> Part:
 
 
 def stack_parts(settings: Settings) -> tuple[Part, ...]:
-    """All parts, in starting order. Raises EnvironmentFault when a server's binary is missing, ConfigError for a port given twice."""
+    """Return all parts in starting order. Raises EnvironmentFault for a missing binary, ConfigError for a port given twice."""
     parts = (
         valkey_part(settings),
         broker_part(settings),
@@ -170,7 +170,7 @@ def stack_parts(settings: Settings) -> tuple[Part, ...]:
 
 
 def _check_apart(ports: list[Port]) -> None:
-    """Refuse one port for two, of which the second would never come up. Raises ConfigError."""
+    """Raise ConfigError when two parts have the same port."""
     for one, other in combinations(ports, 2):
         if one.meets(other):
             raise ConfigError(
@@ -179,7 +179,7 @@ def _check_apart(ports: list[Port]) -> None:
 
 
 def metrics_environment(settings: Settings) -> dict[str, str]:
-    """Return what makes a process share its metrics; prometheus-client reads it at import."""
+    """Return the variable by which a process shares its metrics; prometheus-client reads it at import."""
     return {"PROMETHEUS_MULTIPROC_DIR": str(settings.metrics_dir)}
 
 

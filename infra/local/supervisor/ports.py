@@ -1,4 +1,4 @@
-"""Which ports are free, who holds those that are not, and which setting moves them."""
+"""Check that ports are free, and name the process that holds one and the setting that changes it."""
 
 import errno
 import socket
@@ -18,7 +18,7 @@ _EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """One address that a part listens on, and the settings that name its port and its host."""
+    """One address that a part listens on, and the settings of its port and its host."""
 
     host: str
     number: int
@@ -26,12 +26,12 @@ class Port:
     host_setting: str = "TAILRACE_HTTP_HOST"
 
     def meets(self, other: "Port") -> bool:
-        """Whether the two cannot both be listened on."""
+        """Return whether the two addresses exclude each other."""
         return self.number == other.number and (self.host == other.host or _EVERYWHERE in {self.host, other.host})
 
 
 def check_free(port: Port) -> None:
-    """Raise EnvironmentFault, naming the holder and what to set, unless the port can be bound."""
+    """Raise EnvironmentFault, naming the holder and the setting, unless the port can be bound."""
     try:
         _bind(port.host, port.number)
     except OSError as error:
@@ -48,10 +48,10 @@ def check_free(port: Port) -> None:
 
 
 def free_window(width: int, seed: str, reserved: Collection[int] = ()) -> int:
-    """Find `width` free consecutive ports outside the range for outgoing connections. Gives the first.
+    """Return the first of `width` free consecutive ports outside the range for outgoing connections.
 
-    `reserved` ports are somebody's who does not listen yet. `seed` spreads stacks that start at the same moment. Raises
-    EnvironmentFault when there is no such window.
+    `reserved` ports belong to servers that do not listen yet. Different seeds spread stacks that start at the same moment.
+    Raises EnvironmentFault when there is no such window.
     """
     last = _first_ephemeral_port() - width
     starts = range(_FIRST_INNER_PORT, last, width)
@@ -64,7 +64,7 @@ def free_window(width: int, seed: str, reserved: Collection[int] = ()) -> int:
 
 
 def is_free(host: str, number: int) -> bool:
-    """Whether nobody listens there."""
+    """Return whether the port can be bound."""
     try:
         _bind(host, number)
     except OSError:
@@ -79,7 +79,7 @@ def _bind(host: str, number: int) -> None:
 
 
 def _holder(number: int) -> str:
-    """Name the process that listens on the port, as far as we may know it."""
+    """Return a description of the process that listens on the port, empty when it cannot be seen."""
     try:
         for connection in psutil.net_connections("tcp"):
             if connection.status == psutil.CONN_LISTEN and connection.laddr.port == number and connection.pid:

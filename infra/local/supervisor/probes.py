@@ -1,6 +1,6 @@
-"""Is it alive? One real question per kind of server, answered within a second. Standard library only.
+"""Health probes, one per kind of server, each within a second. Standard library only.
 
-A stopped process still accepts connections (the kernel does), so each probe asks something and reads the answer.
+The kernel still accepts connections for a stopped process, so each probe sends a request and reads the answer.
 """
 
 import http.client
@@ -13,26 +13,26 @@ from pathlib import Path
 Probe = Callable[[], bool]
 TIMEOUT_S = 1.0
 BEAT_S = 10.0
-"""A heart that is busy may pause: for a batch, or for a connection to a broker that does not answer."""
+"""Maximal age of a heartbeat; a busy process may pause for a batch, or for a broker that does not answer."""
 
 
 def answers_redis(host: str, port: int) -> bool:
-    """Whether a Redis-protocol server answers PING, be it by asking for a password or by refusing writes to a full disk.
+    """Return whether a Redis-protocol server answers PING, even if it requires a password or refuses writes to a full disk.
 
-    The latter still answers reads, and a new start would make no room.
+    With a full disk it still answers reads, and a restart would free nothing.
     """
-    return _ask(host, port, b"PING\r\n", 5) in {b"+PONG", b"-NOAU", b"-MISC"}
+    return _exchange(host, port, b"PING\r\n", 5) in {b"+PONG", b"-NOAU", b"-MISC"}
 
 
 def answers_kafka(host: str, port: int) -> bool:
-    """Whether a Kafka-protocol broker answers an ApiVersions request."""
+    """Return whether a Kafka-protocol broker answers an ApiVersions request."""
     request = struct.pack(">hhih", 18, 0, 1, -1)
-    answer = _ask(host, port, struct.pack(">i", len(request)) + request, 8)
+    answer = _exchange(host, port, struct.pack(">i", len(request)) + request, 8)
     return len(answer) == 8 and struct.unpack(">i", answer[4:])[0] == 1
 
 
 def answers_http(host: str, port: int, path: str) -> bool:
-    """Whether an HTTP server answers GET with 200."""
+    """Return whether an HTTP server answers GET with 200."""
     connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
     try:
         connection.request("GET", path)
@@ -44,7 +44,7 @@ def answers_http(host: str, port: int, path: str) -> bool:
 
 
 def accepts(host: str, port: int) -> bool:
-    """Whether anything accepts connections there."""
+    """Return whether the port accepts connections."""
     try:
         socket.create_connection((host, port), timeout=TIMEOUT_S).close()
     except OSError:
@@ -53,15 +53,15 @@ def accepts(host: str, port: int) -> bool:
 
 
 def beats(heartbeat: Path) -> bool:
-    """Whether a process without a port has touched its file lately."""
+    """Return whether a process without a port has touched its file recently."""
     try:
         return time.time() - heartbeat.stat().st_mtime < BEAT_S
     except FileNotFoundError:
         return False
 
 
-def _ask(host: str, port: int, request: bytes, num_bytes: int) -> bytes:
-    """Send the request and read that many bytes; fewer when the server does not answer."""
+def _exchange(host: str, port: int, request: bytes, num_bytes: int) -> bytes:
+    """Return the first `num_bytes` of the answer, fewer when the server does not send them."""
     answer = b""
     try:
         with socket.create_connection((host, port), timeout=TIMEOUT_S) as connection:

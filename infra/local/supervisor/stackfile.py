@@ -1,6 +1,6 @@
-"""What runs, written down: `<state>/run/stack.json`, the one-stack-per-folder lock, and the mark on every process.
+"""The record of a running stack, `<state>/run/stack.json`, the one-stack-per-folder lock, and the mark on every process.
 
-The lock is held by the supervisor for as long as it lives, so the file can be told from one that a crash left behind.
+The supervisor holds the lock as long as it lives, which distinguishes its record from one that a crash left behind.
 """
 
 import fcntl
@@ -43,9 +43,9 @@ class StackFile:
         self._lock: IO[str] | None = None
 
     def claim(self) -> None:
-        """Become this folder's only supervisor, until this process ends. Raises EnvironmentFault when there is one.
+        """Become this folder's only supervisor until this process ends. Raises EnvironmentFault when there is one already.
 
-        An older record, with the number of a process that is long gone, is replaced at once, so that nobody believes it.
+        Replaces an older record at once, because its process id may belong to another process now.
         """
         self._run_dir.mkdir(parents=True, exist_ok=True)
         lock = (self._run_dir / "lock").open("a+")
@@ -64,13 +64,13 @@ class StackFile:
         )
 
     def release(self) -> None:
-        """Return the folder up, if it is ours."""
+        """Release the lock, if this process holds it."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
     def is_claimed(self) -> bool:
-        """Whether a supervisor lives."""
+        """Return whether a supervisor is running."""
         try:
             with (self._run_dir / "lock").open() as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -87,7 +87,7 @@ class StackFile:
         scratch.replace(self._path)
 
     def read(self) -> StackRecord | None:
-        """Return the record, or None when nothing was ever started here or a crash of the machine left half of one."""
+        """Return the record, or None when there is none or a crash of the machine left half of one."""
         try:
             fields: dict[str, Any] = json.loads(self._path.read_text())
         except (FileNotFoundError, json.JSONDecodeError):

@@ -1,4 +1,4 @@
-"""Starts the parts, watches them, starts again what dies, and stops them in order. When to do what is `lifecycle`'s.
+"""Start the parts, restart those that die or hang, and stop all in order; `lifecycle` decides when.
 
 One thread, one loop. It must be the process that lives longest: the kernel ends the keepers with it.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from infra.local.supervisor.keeper import adopt_orphans, keeper_command, sweep
-from infra.local.supervisor.lifecycle import Command, PartState, Phase, Seen, advance, backoff_s
+from infra.local.supervisor.lifecycle import Command, Observation, PartState, Phase, advance, backoff_s
 from infra.local.supervisor.parts import Part
 from infra.local.supervisor.stackfile import PartRecord, StackFile, StackRecord
 from services.errors import EnvironmentFault
@@ -23,18 +23,18 @@ STOP_ORDER = ("edge", "standby", "serve", "pipeline", "worker", "broker", "valke
 
 
 class StopRequested(BaseException):
-    """Somebody asked the supervisor to stop. Not an error, and no `except Exception` may swallow it."""
+    """A stop was requested. Not an error, so no `except Exception` may swallow it."""
 
 
 @dataclass(slots=True)
 class _Running:
-    """One part and what is known of it; owned by the supervisor."""
+    """One part and its state; owned by the supervisor."""
 
     part: Part
     state: PartState = field(default_factory=PartState)
     keeper: subprocess.Popen[bytes] | None = None
     probed_s: float = float("-inf")
-    was_well: bool = False
+    was_healthy: bool = False
 
     @property
     def is_alive(self) -> bool:
@@ -44,8 +44,8 @@ class _Running:
 class Supervisor:
     """The owner of all processes of one stack.
 
-    `environment` is what every part inherits. `report` is told, in one line each, what a person should know.
-    `stop_requested` is asked at every tick; when it says yes, whatever waits raises StopRequested.
+    Every part inherits `environment`. `report` receives one line for the operator at a time. When `stop_requested` returns
+    True, which is checked at every tick, every method that waits raises StopRequested.
     """
 
     def __init__(
@@ -69,12 +69,12 @@ class Supervisor:
         adopt_orphans()
 
     def enter(self, stage: str) -> None:
-        """Say in the record how far the stack is."""
+        """Write the stage into the record."""
         self._stage = stage
         self._record()
 
     def bring_up(self, parts: tuple[Part, ...]) -> None:
-        """Start these and wait until all are well. Raises EnvironmentFault with the log's end when one never is."""
+        """Start these and wait until all are healthy. Raises EnvironmentFault with the end of the log of one that never is."""
         for part in parts:
             self._running[part.name] = _Running(part)
         waiting = [self._running[part.name] for part in parts]
@@ -85,7 +85,7 @@ class Supervisor:
                     raise EnvironmentFault(self._why_down(running.part.name))
 
     def run_once(self, part: Part) -> None:
-        """Run a part that ends by itself, on our own terminal. Raises EnvironmentFault when it fails."""
+        """Run a part that ends by itself, on this terminal. Raises EnvironmentFault when it fails."""
         running = _Running(part)
         running.keeper = self._spawn(part, own_log=False)
         self._running[part.name] = running
@@ -98,15 +98,15 @@ class Supervisor:
         finally:
             del self._running[part.name]
         if code := running.keeper.wait():
-            raise EnvironmentFault(f"{part.name} ended with code {code}; the lines above say why")
+            raise EnvironmentFault(f"{part.name} ended with code {code}; see the lines above")
 
     def watch(self) -> None:
-        """Keep everything running until StopRequested."""
+        """Supervise until StopRequested."""
         while True:
             self.tick()
 
     def tick(self, except_for: str = "") -> None:
-        """Look at every part once, do what is due, and pause shortly. Raises StopRequested."""
+        """Observe every part once, act, and pause shortly. Raises StopRequested."""
         if self._stop_requested():
             raise StopRequested
         before = self._phases()
@@ -118,7 +118,7 @@ class Supervisor:
         time.sleep(TICK_S)
 
     def stop(self) -> None:
-        """End all parts in order, each within its grace, and whatever they left behind."""
+        """Stop all parts in order, each within its grace period, and kill what they left behind."""
         self.enter("stopping")
         for name in sorted(self._running, key=STOP_ORDER.index):
             self._stop_one(self._running[name])
@@ -129,54 +129,54 @@ class Supervisor:
     def _advance(self, running: _Running) -> None:
         now_s = time.monotonic()
         was = running.state
-        running.state, command = advance(was, self._observe(running, now_s), now_s, running.part.patience)
+        running.state, command = advance(was, self._observe(running, now_s), now_s, running.part.restart_policy)
         if command is Command.KILL and running.keeper is not None:
-            self._say(f"{running.part.name}: no answer for {now_s - was.since_s:.0f} s, killing it")
+            self._report_line(f"{running.part.name}: no answer for {now_s - was.since_s:.0f} s, killing it")
             running.keeper.terminate()
         if command is Command.SPAWN:
             running.keeper = self._try_to_spawn(running.part)
-        self._tell(running, was)
+        self._report_change(running, was)
 
-    def _observe(self, running: _Running, now_s: float) -> Seen:
+    def _observe(self, running: _Running, now_s: float) -> Observation:
         alive = running.is_alive
         due_s = running.probed_s + PROBE_EVERY_S.get(running.state.phase, float("inf"))
         if alive and now_s >= due_s:
-            running.was_well = running.part.is_well()
+            running.was_healthy = running.part.is_healthy()
             running.probed_s = now_s
         needs_met = all(self._running[name].state.phase is Phase.HEALTHY for name in running.part.needs)
-        return Seen(alive=alive, healthy=alive and running.was_well, needs_met=needs_met)
+        return Observation(alive=alive, healthy=alive and running.was_healthy, needs_met=needs_met)
 
-    def _tell(self, running: _Running, was: PartState) -> None:
+    def _report_change(self, running: _Running, was: PartState) -> None:
         name, state = running.part.name, running.state
         if state.phase is was.phase:
             return
         if state.phase is Phase.BACKING_OFF:
             self._sweep()
             code = running.keeper.poll() if running.keeper else None
-            running.was_well, running.probed_s = False, float("-inf")
-            self._say(
+            running.was_healthy, running.probed_s = False, float("-inf")
+            self._report_line(
                 f"{name}: died{'' if code is None else f' (code {code})'}, "
                 f"starting it again in {backoff_s(state.num_failures):g} s"
             )
         elif state.phase is Phase.HEALTHY and was.phase is Phase.STARTING:
             again = f" again (restart {state.num_restarts})" if state.num_restarts else ""
-            self._say(f"{name}: well{again} after {state.since_s - was.since_s:.1f} s")
+            self._report_line(f"{name}: healthy{again} after {state.since_s - was.since_s:.1f} s")
         elif state.phase is Phase.UNHEALTHY:
-            self._say(f"{name}: does not answer")
+            self._report_line(f"{name}: unavailable")
         elif state.phase is Phase.HEALTHY and was.phase is Phase.UNHEALTHY:
-            self._say(f"{name}: answers again")
+            self._report_line(f"{name}: healthy again")
 
-    def _say(self, line: str) -> None:
-        """Tell a person; a full disk under what they read stops nothing."""
+    def _report_line(self, line: str) -> None:
+        """Report a line to the operator; a full disk behind their output stops nothing."""
         with suppress(OSError):
             self._report(line)
 
     def _try_to_spawn(self, part: Part) -> subprocess.Popen[bytes] | None:
-        """Start it, or say why not: the machine may be short of processes, memory or disk, and the other parts still serve."""
+        """Start the part, or report why not: the machine may lack processes, memory or disk while other parts still serve."""
         try:
             return self._spawn(part, own_log=True)
         except OSError as error:
-            self._say(f"{part.name}: cannot be started ({error})")
+            self._report_line(f"{part.name}: cannot be started ({error})")
             return None
 
     def _spawn(self, part: Part, *, own_log: bool) -> subprocess.Popen[bytes]:
@@ -207,7 +207,7 @@ class Supervisor:
             running.keeper.wait()
 
     def _sweep(self) -> None:
-        """End what a killed keeper left to us."""
+        """Kill what the keeper of a dead part left behind."""
         sweep(spared=frozenset(running.keeper.pid for running in self._running.values() if running.keeper))
 
     def _why_down(self, name: str) -> str:
@@ -230,4 +230,4 @@ class Supervisor:
         try:
             self._stack_file.write(StackRecord(supervisor_pid=self._pid, stage=self._stage, parts=parts))
         except OSError as error:
-            self._say(f"what runs cannot be written down, so `tailrace status` is late ({error})")
+            self._report_line(f"the record cannot be written, so `tailrace status` is stale ({error})")

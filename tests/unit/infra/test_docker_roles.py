@@ -67,7 +67,7 @@ def test_a_key_that_was_not_made_is_one_clear_line(root: Path) -> None:
 
 
 def test_health_words() -> None:
-    """A beat is well while it is fresh; a closed port is not; a word of no kind is refused."""
+    """A beat is healthy while it is fresh; a closed port is not; a word of no kind is refused."""
     closed = free_port()
 
     assert not probe_of(f"tcp:{closed}")()
@@ -76,8 +76,8 @@ def test_health_words() -> None:
         probe_of("ping:1")
 
 
-def test_a_beat_is_well_while_it_is_fresh(tmp_path: Path) -> None:
-    """A touched file is well, a missing one is not."""
+def test_a_beat_is_healthy_while_it_is_fresh(tmp_path: Path) -> None:
+    """A touched file is healthy, a missing one is not."""
     beat = tmp_path / "worker-0.beat"
     missing = probe_of(f"beat:{beat}")()
     beat.touch()

@@ -3,12 +3,21 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.local.supervisor.lifecycle import STEADY_S, Command, PartState, Patience, Phase, Seen, advance, backoff_s
+from infra.local.supervisor.lifecycle import (
+    STEADY_S,
+    Command,
+    Observation,
+    PartState,
+    Phase,
+    RestartPolicy,
+    advance,
+    backoff_s,
+)
 
-PATIENCE = Patience(start_s=30.0, hang_s=20.0)
-WELL = Seen(alive=True, healthy=True, needs_met=True)
-MUTE = Seen(alive=True, healthy=False, needs_met=True)
-DEAD = Seen(alive=False, healthy=False, needs_met=True)
+PATIENCE = RestartPolicy(start_timeout_s=30.0, unhealthy_timeout_s=20.0)
+WELL = Observation(alive=True, healthy=True, needs_met=True)
+MUTE = Observation(alive=True, healthy=False, needs_met=True)
+DEAD = Observation(alive=False, healthy=False, needs_met=True)
 
 
 def state(phase: Phase, since_s: float = 0.0, num_failures: int = 0) -> PartState:
@@ -18,7 +27,7 @@ def state(phase: Phase, since_s: float = 0.0, num_failures: int = 0) -> PartStat
 
 def test_a_part_waits_for_its_needs() -> None:
     """A part is spawned when its needs are met, and not before."""
-    unmet, no_command = advance(PartState(), Seen(alive=False, healthy=False, needs_met=False), 1.0, PATIENCE)
+    unmet, no_command = advance(PartState(), Observation(alive=False, healthy=False, needs_met=False), 1.0, PATIENCE)
     met, command = advance(PartState(), DEAD, 1.0, PATIENCE)
 
     assert (unmet.phase, no_command) == (Phase.WAITING, None)
@@ -52,15 +61,15 @@ def test_a_part_being_killed_is_not_started_beside_itself() -> None:
 def test_a_hanging_part_is_killed_after_its_patience() -> None:
     """A part that stops answering is left alone for a while, then killed."""
     mute, nothing = advance(state(Phase.HEALTHY), MUTE, 5.0, PATIENCE)
-    _, still_nothing = advance(mute, MUTE, 5.0 + PATIENCE.hang_s - 0.1, PATIENCE)
-    killed, command = advance(mute, MUTE, 5.0 + PATIENCE.hang_s, PATIENCE)
+    _, still_nothing = advance(mute, MUTE, 5.0 + PATIENCE.unhealthy_timeout_s - 0.1, PATIENCE)
+    killed, command = advance(mute, MUTE, 5.0 + PATIENCE.unhealthy_timeout_s, PATIENCE)
 
     assert (mute.phase, nothing, still_nothing) == (Phase.UNHEALTHY, None, None)
     assert (killed.phase, command) == (Phase.BACKING_OFF, Command.KILL)
 
 
 def test_a_part_that_answers_again_is_not_restarted() -> None:
-    """A pause shorter than the patience costs nothing."""
+    """A pause shorter than the restart_policy costs nothing."""
     after, command = advance(state(Phase.UNHEALTHY, since_s=1.0), WELL, 2.0, PATIENCE)
 
     assert (after.phase, after.num_restarts, command) == (Phase.HEALTHY, 0, None)
@@ -86,7 +95,9 @@ def test_a_part_never_runs_twice_and_never_stays_down(steps: list[tuple[bool, bo
     for survives, healthy, passed_s in steps:
         now_s += passed_s
         alive = alive and survives
-        part, command = advance(part, Seen(alive=alive, healthy=alive and healthy, needs_met=True), now_s, PATIENCE)
+        part, command = advance(
+            part, Observation(alive=alive, healthy=alive and healthy, needs_met=True), now_s, PATIENCE
+        )
         if command is Command.SPAWN:
             assert not alive
             alive = True

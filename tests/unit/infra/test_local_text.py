@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from infra.local.commands.doctor import examine
-from infra.local.commands.guide import what_is_where
+from infra.local.commands.guide import describe_stack
 from infra.local.commands.status import text_health
 from infra.local.servers.text import describe_text, ready_text
 from services.errors import CheckpointError
@@ -50,9 +50,9 @@ def test_guide_and_doctor_say_where_text_is_from(fields, told, tmp_path: Path) -
     findings = [finding for finding in examine(settings) if finding.what == "text"]
 
     assert describe_text(settings) == told
-    assert [(finding.found, finding.is_well) for finding in findings] == [told]
-    assert f"/v1    (OpenAI's API; {told[0]})" in what_is_where(settings, "v1")
-    assert "OpenAI" not in what_is_where(Settings(state_dir=tmp_path), "v1")
+    assert [(finding.found, finding.is_ok) for finding in findings] == [told]
+    assert f"/v1    (OpenAI's API; {told[0]})" in describe_stack(settings, "v1")
+    assert "OpenAI" not in describe_stack(Settings(state_dir=tmp_path), "v1")
 
 
 def test_status_tells_of_text_by_its_metrics(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_status_tells_of_text_by_its_metrics(tmp_path: Path) -> None:
 
     assert before == []
     assert [part.health for part in missing] == ["down"]
-    assert [(part.name, part.health) for part in after] == [("text", "well")]
+    assert [(part.name, part.health) for part in after] == [("text", "healthy")]
 
 
 def test_status_asks_for_text_where_no_metrics_are_yet(tmp_path: Path) -> None:

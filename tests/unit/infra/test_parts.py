@@ -6,7 +6,7 @@ import pytest
 
 from infra.local.commands.doctor import examine
 from infra.local.commands.guide import grpc_call, rest_call
-from infra.local.edge.access import check_access
+from infra.local.servers.access import check_access
 from infra.local.servers.serve import _num_processes
 from infra.local.supervisor.parts import broker_address, stack_parts
 from infra.local.supervisor.supervisor import STOP_ORDER
@@ -136,7 +136,7 @@ def test_the_doctor_finds_what_the_start_would_refuse(settings: Settings, tmp_pa
 
     (found,) = [one for one in examine(settings.model_copy(update={name: missing})) if one.what == "access"]
 
-    assert not found.is_well
+    assert not found.is_ok
     assert str(missing) in found.found
 
 

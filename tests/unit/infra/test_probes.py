@@ -38,7 +38,7 @@ def answering() -> Iterator[Callable[[bytes], int]]:
 
 
 def test_each_probe_knows_its_own_answer(answering: Callable[[bytes], int]) -> None:
-    """A right answer is well, a wrong one is not."""
+    """A right answer is healthy, a wrong one is not."""
     kafka_answer = b"\0\0\0\x06" + b"\0\0\0\x01" + b"\0\0"
 
     assert answers_redis(HOST, answering(b"+PONG\r\n"))
@@ -51,7 +51,7 @@ def test_each_probe_knows_its_own_answer(answering: Callable[[bytes], int]) -> N
     assert not answers_http(HOST, answering(b"garbage"), "/")
 
 
-def test_a_stopped_server_is_not_well(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_server_is_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that accepts and then says nothing, as a stopped process does, fails all probes that ask."""
     monkeypatch.setattr(probes, "TIMEOUT_S", 0.05)
     with socket.create_server((HOST, 0)) as mute:
@@ -63,7 +63,7 @@ def test_a_stopped_server_is_not_well(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not answers_http(HOST, port, "/")
 
 
-def test_nobody_there_is_not_well() -> None:
+def test_a_closed_port_is_unhealthy() -> None:
     """A closed port fails all probes."""
     with socket.create_server((HOST, 0)) as server:
         port = server.getsockname()[1]

@@ -14,8 +14,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from infra.local.commands.background import start_in_background
 from infra.local.commands.down import stop_stack
+from infra.local.commands.up import start_in_background
 from infra.local.supervisor.stackfile import StackFile, StackRecord
 from services.errors import EnvironmentFault
 from services.settings.settings import Settings, inherited_environment
@@ -66,7 +66,7 @@ def test_a_record_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
         shutil.rmtree(folder / "run")
         os.kill(keeper, signal.SIGKILL)
         until("cannot be written down")
-        until("worker: well again (restart 1)")
+        until("worker: healthy again (restart 1)")
         """,
         tmp_path,
     )
@@ -82,7 +82,7 @@ def test_a_part_that_cannot_be_started_is_tried_again(tmp_path: Path) -> None:
         os.kill(keeper, signal.SIGKILL)
         until("worker: cannot be started")
         (folder / "away").rename(logs)
-        until("worker: well again")
+        until("worker: healthy again")
         """,
         tmp_path,
     )
@@ -173,7 +173,7 @@ def test_another_user_s_stack_is_not_ours_to_stop(open_folder: Path) -> None:
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
     stack_file.release()
 
-    assert f"(pid {os.getpid()}) is another user's" in done.stderr
+    assert f"(pid {os.getpid()}) belongs to another user" in done.stderr
 
 
 def test_half_a_record_is_none(tmp_path: Path) -> None:

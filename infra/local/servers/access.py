@@ -1,6 +1,6 @@
-"""What the embedded stack needs for access before it starts: files that are there and right, and Valkey's own password.
+"""Check the files of keys, certificates and passwords before the embedded stack starts, and write Valkey's user file.
 
-Valkey is told who may sign in by a file that its owner alone can read, never by an argument.
+Valkey reads its user and password from a file that only its owner can read, never from an argument.
 """
 
 import os
@@ -14,24 +14,24 @@ from services.settings.settings import Settings
 
 
 def check_access(settings: Settings) -> None:
-    """Refuse files that a part would break at later. Raises ConfigError naming the file."""
+    """Raise ConfigError, naming the file, for a missing or bad file that a part would fail on later."""
     if settings.api_keys_file is not None:
         read_keys(settings.api_keys_file)
     if settings.tls_dir is not None:
         check_files(settings.tls_dir, settings.tls_client_ca_file)
     if settings.redis_tls_ca_file is not None:
-        raise ConfigError("TAILRACE_REDIS_TLS_CA_FILE: the embedded store speaks no TLS; unset it here")
+        raise ConfigError("TAILRACE_REDIS_TLS_CA_FILE: the embedded store has no TLS; unset it here")
     if settings.redis_password_file is not None:
         valkey_access(settings.redis_username, read_secret(settings.redis_password_file))
 
 
 def valkey_access_file(settings: Settings) -> Path:
-    """Name the file that tells the embedded Valkey who may sign in."""
+    """Return the path of the embedded Valkey's user file."""
     return settings.state_dir / "valkey" / "access.conf"
 
 
 def prepare_valkey(settings: Settings) -> None:
-    """Make Valkey's folder, and the file that says who may sign in when there is a password."""
+    """Make Valkey's folder, and its user file when there is a password."""
     path = valkey_access_file(settings)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
@@ -42,10 +42,10 @@ def prepare_valkey(settings: Settings) -> None:
 
 
 def valkey_access(username: str, password: str) -> str:
-    """Say in Valkey's words that one user may do everything and nobody else anything. Raises ConfigError."""
+    """Return the user file: one user may do everything, nobody else anything. Raises ConfigError."""
     if set(username + password) & set(" \t\r\n'\""):
         raise ConfigError(
-            "TAILRACE_REDIS_PASSWORD_FILE: the embedded store takes no user or password with quotes or blanks; choose another"
+            "TAILRACE_REDIS_PASSWORD_FILE: the embedded store accepts no quotes or blanks in user or password; choose another"
         )
     if not username:
         return f"requirepass {password}\n"
