@@ -43,7 +43,7 @@ from services.gateway.drills import DrillableStore, DrilledLlm, DrilledStore, Dr
 from services.gateway.events.producer import TopicProducer
 from services.gateway.grpc.door import RpcDoor
 from services.gateway.grpc.rpc_accept import accept_widely
-from services.gateway.openai.remote import RemoteWriter
+from services.gateway.openai.remote.client import RemoteWriter
 from services.gateway.rest.door import create_rest_app
 from services.gateway.text.tier import NUM_PLACES, TextLimits
 from services.gateway.tiers.llm import Llm

@@ -1,12 +1,14 @@
-"""The OpenAI door: /v1/models, /v1/completions, /v1/chat/completions. OpenAI's JSON in, a text writer, OpenAI's JSON out.
+"""The OpenAI door: /v1/models, /v1/completions, /v1/chat/completions.
 
-    body ─▶ parse ─▶ TextRequests ─▶ text tier | ranked choices ─▶ events ─▶ telling ─▶ one answer | a stream of chunks
+    body ─▶ parse ─▶ TextRequests ─▶ text tier | ranked choices ─▶ events ─▶ responder ─▶ one answer | a stream of chunks
 
-Holds no rule; errors are in OpenAI's envelope. The plane is looked up at each request, since it is made after the app.
+Errors have OpenAI's envelope. The plane is read at each request, since it is built after the app.
 """
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,12 +17,11 @@ from services.errors import InvalidRequest, NotFound
 from services.gateway.call.headers import DEADLINE_MS, Call, deadline_ms_from
 from services.gateway.call.http import HttpApp, OnError, json_response, read_body
 from services.gateway.data_plane import DataPlane
-from services.gateway.openai.call import Asking
-from services.gateway.openai.listing import list_models
+from services.gateway.openai.chunks import AnswerFormat, AnswerHead, ChatFormat, CompletionFormat, Json
 from services.gateway.openai.operations import CHAT_COMPLETE, COMPLETE, HEALTH, MODEL, MODELS, OPENAI_ERRORS
+from services.gateway.openai.parse import RECOMMENDER, CallContext, CompletionCall, parse_chat, parse_completion
 from services.gateway.openai.ranked import RankedChoices
-from services.gateway.openai.responder import CompletionResponder
-from services.gateway.openai.routes import ROUTES, Route, head_of, writer_of
+from services.gateway.openai.responder import CompletionResponder, Generate
 from services.gateway.openai.schema import MAX_TEXT_DEADLINE_MS
 from services.gateway.text.metrics import CHAT, COMPLETIONS
 from services.gateway.text.tier import TextLimits
@@ -37,6 +38,23 @@ def add_openai(app: HttpApp, plane: Callable[[], DataPlane], max_body_bytes: int
     app.set_errors_below("/v1/", OPENAI_ERRORS)
 
 
+@dataclass(frozen=True, slots=True)
+class _TextRoute:
+    """One of the two routes that generate text. `name` is the metrics' label."""
+
+    name: str
+    parse: Callable[[bytes, CallContext], CompletionCall]
+    format: Callable[[AnswerHead, CompletionCall], AnswerFormat]
+
+
+_COMPLETIONS = _TextRoute(
+    COMPLETIONS,
+    parse_completion,
+    lambda head, call: CompletionFormat(head, {index: call.echo_of(index) for index in range(call.num_choices)}),
+)
+_CHAT = _TextRoute(CHAT, parse_chat, lambda head, _: ChatFormat(head))
+
+
 class _OpenAiDoor:
     """The handlers of the operations."""
 
@@ -48,20 +66,20 @@ class _OpenAiDoor:
         return Response()
 
     async def models(self, _: Request, __: Call) -> Response:
-        return json_response({"object": "list", "data": await list_models(self._plane())})
+        return json_response({"object": "list", "data": await _list_models(self._plane())})
 
     async def model(self, http: Request, _: Call) -> Response:
-        wanted = http.path_params["model_id"]
-        for one in await list_models(self._plane()):
-            if one["id"] == wanted:
-                return json_response(one)
-        raise NotFound(f"there is no model {wanted!r:.80}", "see /v1/models")
+        model_id = http.path_params["model_id"]
+        for model in await _list_models(self._plane()):
+            if model["id"] == model_id:
+                return json_response(model)
+        raise NotFound(f"there is no model {model_id!r:.80}", "see /v1/models")
 
     async def completions(self, http: Request, call: Call) -> Response:
-        return await self._answer(http, call, ROUTES[COMPLETIONS])
+        return await self._answer(http, call, _COMPLETIONS)
 
     async def chat(self, http: Request, call: Call) -> Response:
-        return await self._answer(http, call, ROUTES[CHAT])
+        return await self._answer(http, call, _CHAT)
 
     def count_error(self, route: str) -> OnError:
         """Return the function that counts the errors of this route."""
@@ -71,18 +89,18 @@ class _OpenAiDoor:
 
         return count
 
-    async def _answer(self, http: Request, call: Call, route: Route) -> Response:
+    async def _answer(self, http: Request, call: Call, route: _TextRoute) -> Response:
         plane = self._plane()
         arrived_s = plane.clock()
         limits = TextLimits() if plane.text is None else plane.text.limits
         deadline_ms = _deadline_ms(http)
-        asking = Asking(
+        context = CallContext(
             request_id=call.request_id,
             caller=call.admitted,
             deadline_unix_s=time.time() + (deadline_ms or limits.deadline_ms) / 1_000,
             limits=limits,
         )
-        asked = route.parse(await read_body(http, self._max_body_bytes), asking)
+        completion = route.parse(await read_body(http, self._max_body_bytes), context)
         ranked = RankedChoices(
             plane=plane,
             request_id=call.request_id,
@@ -93,9 +111,9 @@ class _OpenAiDoor:
         responder = CompletionResponder(
             route=route.name,
             request_id=call.request_id,
-            asked=asked,
-            shape=route.shape(head_of(asked, call.request_id), asked),
-            write=writer_of(plane, ranked, asked, route.name),
+            call=completion,
+            format=route.format(_head_of(completion, call.request_id), completion),
+            generate=_generator_for(plane, ranked, completion, route.name),
             report=plane.text_report,
             silence_s=limits.silence_s,
         )
@@ -107,3 +125,52 @@ def _deadline_ms(http: Request) -> int | None:
     if deadline_ms is not None and not 1 <= deadline_ms <= MAX_TEXT_DEADLINE_MS:
         raise InvalidRequest(DEADLINE_MS, f"{deadline_ms} is out of range", f"send 1 to {MAX_TEXT_DEADLINE_MS}")
     return deadline_ms
+
+
+def _head_of(completion: CompletionCall, request_id: str) -> AnswerHead:
+    return AnswerHead(
+        request_id=request_id,
+        created_unix_s=int(time.time()),
+        model=completion.model,
+        num_logprobs=completion.requests[0].sampling.num_logprobs,
+    )
+
+
+def _generator_for(plane: DataPlane, ranked: RankedChoices, completion: CompletionCall, route: str) -> Generate:
+    """Return the generator of the requested model. Raises NotFound, NotAllowed, or InvalidRequest for too many choices."""
+    if completion.model == RECOMMENDER:
+        ranked.check_scope()
+        return ranked.generate
+    tier = plane.text
+    if tier is None:
+        raise NotFound(
+            f"there is no model {completion.model!r:.80}", "no text is served here: start with --text or --text-url"
+        )
+    tier.check_fits(completion.num_choices, completion.requests[0].priority)
+    return lambda request: tier.write(request, route)
+
+
+async def _list_models(plane: DataPlane) -> list[Json]:
+    """Return the text writer's models and the live bundle. Raises DependencyAway if the text writer does not answer."""
+    text_models = () if plane.text is None else await plane.text.models()
+    models = [
+        _model(model.name, model.created_unix_s, max_model_len=model.max_context_tokens)
+        for model in text_models
+        if model.name != RECOMMENDER  # of another Tailrace: here the name means the bundle of this one
+    ]
+    if plane.is_ready():
+        version = plane.bundle().version
+        models.append(_model(RECOMMENDER, _created_unix_s(version), bundle_version=version))
+    return models
+
+
+def _model(name: str, created_unix_s: int, **more: object) -> Json:
+    return {"id": name, "object": "model", "created": created_unix_s, "owned_by": "tailrace", **more}
+
+
+def _created_unix_s(version: str) -> int:
+    """Return the time in a bundle's version (20261121T054446Z-...); 0 if it has none."""
+    try:
+        return int(datetime.strptime(version.partition("-")[0], "%Y%m%dT%H%M%S%z").timestamp())
+    except ValueError:
+        return 0

@@ -1,21 +1,28 @@
-"""The operations of the OpenAI door: paths, bodies, answers and errors, from which routes and OpenAPI document come."""
+"""The operations of the OpenAI door: paths, bodies, answers and errors. Routes and OpenAPI document are made of them."""
 
 from services.contracts.access import Scope
 from services.errors import ErrorKind
 from services.gateway.call.operation import JSON, Answer, Operation, Parameter, json_answer
-from services.gateway.openai.answer_bodies import ChatAnswerBody, CompletionAnswerBody, ModelBody, ModelsBody
 from services.gateway.openai.errors import openai_errors
-from services.gateway.openai.schema import MAX_TEXT_DEADLINE_MS, ChatBody, CompletionBody
+from services.gateway.openai.schema import (
+    MAX_TEXT_DEADLINE_MS,
+    ChatAnswerBody,
+    ChatBody,
+    CompletionAnswerBody,
+    CompletionBody,
+    ModelBody,
+    ModelsBody,
+)
 
 PATHS = ("/health", "/v1/models", "/v1/models/{model_id:path}", "/v1/completions", "/v1/chat/completions")
 OPENAI_ERRORS = openai_errors(PATHS)
 
-_WRITING = frozenset({ErrorKind.NOT_FOUND, ErrorKind.OVERLOADED, ErrorKind.AWAY, ErrorKind.LATE})
+_GENERATION_KINDS = frozenset({ErrorKind.NOT_FOUND, ErrorKind.OVERLOADED, ErrorKind.AWAY, ErrorKind.LATE})
 _DEADLINE = Parameter(
     name="X-Deadline-Ms",
     where="header",
     schema={"type": "integer", "minimum": 1, "maximum": MAX_TEXT_DEADLINE_MS},
-    description="Milliseconds from arrival; what is written by then is the text",
+    description="Milliseconds from arrival; the text ends then",
 )
 _STREAM = "text/event-stream"
 
@@ -58,7 +65,7 @@ COMPLETE = Operation(
     summary="Complete a prompt, or rank what follows a history",
     scope=Scope.TEXT,
     errors=OPENAI_ERRORS,
-    kinds=_WRITING,
+    kinds=_GENERATION_KINDS,
     parameters=(_DEADLINE,),
     bodies=(CompletionBody,),
     examples=({"model": "tailrace-recommender", "prompt": "50 181 258", "n": 3},),
@@ -72,7 +79,7 @@ CHAT_COMPLETE = Operation(
     summary="Answer in a chat",
     scope=Scope.TEXT,
     errors=OPENAI_ERRORS,
-    kinds=_WRITING,
+    kinds=_GENERATION_KINDS,
     parameters=(_DEADLINE,),
     bodies=(ChatBody,),
     examples=(

@@ -1,59 +1,107 @@
-"""From a body to what is asked of a writer. Pure.
+"""From a validated body to a CompletionCall: prompts or messages, sampling, length and response format. Pure.
 
-Knows the contract and OpenAI's words for it; knows no HTTP.
+Knows the text contract and OpenAI's fields; knows no HTTP.
 """
 
+import json
 import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from services.contracts.text import ChatMessage, TextRequest
+from services.contracts.access import Caller
+from services.contracts.text import TEMPLATE_NAMES, ChatMessage, SamplingOptions, TextRequest
 from services.errors import InvalidRequest
-from services.gateway.openai.call import RECOMMENDER, Asking, CompletionCall
-from services.gateway.openai.prompts import messages_of, prompts_of, variables_of
-from services.gateway.openai.refusals import parse_body
-from services.gateway.openai.sampling import is_schema_strict, json_schema_of, max_tokens_of, n_of, sampling_of
-from services.gateway.openai.schema import ChatBody, CompletionBody
+from services.gateway.openai.body import parse_body
+from services.gateway.openai.schema import MAX_PROMPTS, ChatBody, CompletionBody, ResponseFormatBody, TextPartBody
+from services.gateway.text.tier import TextLimits
 from services.observability.tracing import trace_headers
 
+RECOMMENDER = "tailrace-recommender"
+"""The model name under which OpenAI clients call the live bundle."""
+ANY_OBJECT = '{"type": "object"}'
+"""The schema that `json_object` stands for."""
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
-def parse_completion(body: bytes, asking: Asking) -> CompletionCall:
-    """Read a body of /v1/completions. Raises InvalidRequest naming the field."""
-    asked = parse_body(CompletionBody, body)
-    prompts = prompts_of(asked)
-    if asked.echo and (asked.logprobs is not None or not all(isinstance(prompt, str) for prompt in prompts)):
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallContext:
+    """The parts of a call outside its body. The text must be done at `deadline_unix_s`."""
+
+    request_id: str
+    caller: Caller
+    deadline_unix_s: float
+    limits: TextLimits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionCall:
+    """A parsed body: one TextRequest per prompt, and the form of the answer. Choice c of prompt p has the index p * n + c."""
+
+    requests: tuple[TextRequest, ...]
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    echoes: tuple[str, ...] = ()
+
+    @property
+    def model(self) -> str:
+        """The requested model."""
+        return self.requests[0].model
+
+    @property
+    def n(self) -> int:
+        """Choices per prompt."""
+        return self.requests[0].n
+
+    @property
+    def num_choices(self) -> int:
+        """Choices of all prompts."""
+        return self.n * len(self.requests)
+
+    def echo_of(self, index: int) -> str:
+        """Return the prompt to repeat before this choice; empty if none was asked for."""
+        return self.echoes[index // self.n] if self.echoes else ""
+
+
+def parse_completion(content: bytes, context: CallContext) -> CompletionCall:
+    """Parse a body of /v1/completions. Raises InvalidRequest naming the field."""
+    body = parse_body(CompletionBody, content)
+    prompts = _prompts(body)
+    if body.echo and (body.logprobs is not None or not all(isinstance(prompt, str) for prompt in prompts)):
         raise InvalidRequest("echo", "not supported with logprobs or token ids", "leave one of them out")
-    requests = (_request(asked, asking, asked.logprobs, prompt=prompt) for prompt in prompts)
-    return _told_as(asked, tuple(requests), echoes=tuple(str(prompt) for prompt in prompts) if asked.echo else ())
+    requests = tuple(_text_request(body, context, body.logprobs, prompt=prompt) for prompt in prompts)
+    return _completion_call(body, requests, echoes=tuple(str(prompt) for prompt in prompts) if body.echo else ())
 
 
-def parse_chat(body: bytes, asking: Asking) -> CompletionCall:
-    """Read a body of /v1/chat/completions. Raises InvalidRequest naming the field."""
-    asked = parse_body(ChatBody, body)
-    if asked.model == RECOMMENDER:
+def parse_chat(content: bytes, context: CallContext) -> CompletionCall:
+    """Parse a body of /v1/chat/completions. Raises InvalidRequest naming the field."""
+    body = parse_body(ChatBody, content)
+    if body.model == RECOMMENDER:
         raise InvalidRequest("model", f"{RECOMMENDER} does not chat", "send a history as prompt to /v1/completions")
-    if asked.top_logprobs and not asked.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs", "needs logprobs", "send logprobs true beside it")
-    num_logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
-    variables = variables_of(asked)
-    return _told_as(asked, (_request(asked, asking, num_logprobs, messages=messages_of(asked), variables=variables),))
+    num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    variables = _template_variables(body)
+    request = _text_request(body, context, num_logprobs, messages=_messages(body), variables=variables)
+    return _completion_call(body, (request,))
 
 
-def _told_as(
-    asked: CompletionBody | ChatBody, requests: tuple[TextRequest, ...], echoes: tuple[str, ...] = ()
+def _completion_call(
+    body: CompletionBody | ChatBody, requests: tuple[TextRequest, ...], echoes: tuple[str, ...] = ()
 ) -> CompletionCall:
     return CompletionCall(
         requests=requests,
-        stream=asked.stream,
-        include_usage=asked.stream_options.include_usage,
-        continuous_usage=asked.stream_options.continuous_usage_stats,
+        stream=body.stream,
+        include_usage=body.stream_options.include_usage,
+        continuous_usage=body.stream_options.continuous_usage_stats,
         echoes=echoes,
     )
 
 
-def _request(
-    asked: CompletionBody | ChatBody,
-    asking: Asking,
+def _text_request(
+    body: CompletionBody | ChatBody,
+    context: CallContext,
     num_logprobs: int | None,
     *,
     prompt: str | tuple[int, ...] | None = None,
@@ -61,22 +109,126 @@ def _request(
     variables: Mapping[str, Any] | None = None,
 ) -> TextRequest:
     return TextRequest(
-        request_id=f"{asking.request_id}.{uuid.uuid4().hex}",
-        model=asked.model,
+        request_id=f"{context.request_id}.{uuid.uuid4().hex}",
+        model=body.model,
         prompt=prompt,
         messages=messages,
         chat_template_kwargs=variables or {},
-        n=n_of(asked, asking.limits),
-        max_tokens=max_tokens_of(asked, asking.limits),
-        sampling=sampling_of(asked, num_logprobs),
-        stop=(asked.stop,) if isinstance(asked.stop, str) else tuple(asked.stop),
-        stop_token_ids=tuple(asked.stop_token_ids),
-        ignore_eos=asked.ignore_eos,
-        json_schema=json_schema_of(asked.response_format),
-        is_schema_strict=is_schema_strict(asked.response_format),
-        in_pieces=asked.stream,
-        priority=asking.caller.priority,
-        deadline_unix_s=asking.deadline_unix_s,
-        settings_sent=frozenset(asked.model_fields_set),
+        n=_n(body, context.limits),
+        max_tokens=_max_tokens(body, context.limits),
+        sampling=_sampling(body, num_logprobs),
+        stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop),
+        stop_token_ids=tuple(body.stop_token_ids),
+        ignore_eos=body.ignore_eos,
+        json_schema=_json_schema(body.response_format),
+        is_schema_strict=_is_schema_strict(body.response_format),
+        in_pieces=body.stream,
+        priority=context.caller.priority,
+        deadline_unix_s=context.deadline_unix_s,
+        settings_sent=frozenset(body.model_fields_set),
         trace=trace_headers(),
     )
+
+
+def _prompts(body: CompletionBody) -> list[str | tuple[int, ...]]:
+    """Return each prompt; a list of numbers is one prompt of token ids. Raises InvalidRequest for an empty list."""
+    sent = body.prompt
+    if isinstance(sent, str):
+        return [sent]
+    if sent and all(isinstance(part, int) for part in sent):
+        return [tuple(part for part in sent if isinstance(part, int))]
+    prompts = [part if isinstance(part, str) else tuple(part) for part in sent if not isinstance(part, int)]
+    if not prompts:
+        raise InvalidRequest("prompt", "no prompts", f"send 1 to {MAX_PROMPTS}")
+    return prompts
+
+
+def _messages(body: ChatBody) -> tuple[ChatMessage, ...]:
+    """Return each message as text. Raises InvalidRequest naming the message."""
+    return tuple(
+        ChatMessage(role=_role(message.role, place), content=_content(message.content, place))
+        for place, message in enumerate(body.messages)
+    )
+
+
+def _role(role: str, place: int) -> str:
+    if role not in _ROLES:
+        raise InvalidRequest(f"messages[{place}].role", f"{role!r:.40} is not supported", f"send {', '.join(_ROLES)}")
+    return _ROLES[role]
+
+
+def _content(content: str | list[TextPartBody], place: int) -> str:
+    """Return a message's text; parts are joined without a separator."""
+    if isinstance(content, str):
+        return content
+    for number, part in enumerate(content):
+        if part.type != "text" or part.text is None:
+            where = f"messages[{place}].content[{number}]"
+            raise InvalidRequest(where, f"{part.type!r:.40} is not supported", "send parts of the type text alone")
+    return "".join(part.text or "" for part in content)
+
+
+def _template_variables(body: ChatBody) -> dict[str, Any]:
+    """Return the chat template's variables. Raises InvalidRequest for one that the door sets itself."""
+    if reserved := next((name for name in body.chat_template_kwargs if name in TEMPLATE_NAMES), None):
+        raise InvalidRequest(f"chat_template_kwargs.{reserved}", "set by the door itself", "leave it out")
+    return body.chat_template_kwargs
+
+
+def _max_tokens(body: CompletionBody | ChatBody, limits: TextLimits) -> int | None:
+    """Return the most tokens of a choice; None if not sent. Raises InvalidRequest naming the field that was sent."""
+    field, max_tokens = "max_tokens", body.max_tokens
+    if isinstance(body, ChatBody) and body.max_completion_tokens is not None:
+        field, max_tokens = "max_completion_tokens", body.max_completion_tokens
+    if max_tokens is not None and max_tokens > limits.max_tokens and body.model != RECOMMENDER:
+        raise InvalidRequest(field, f"{max_tokens} is out of range", f"send 1 to {limits.max_tokens}")
+    return max_tokens
+
+
+def _n(body: CompletionBody | ChatBody, limits: TextLimits) -> int:
+    """Return the choices per prompt. Raises InvalidRequest for too many."""
+    if body.n > limits.max_choices and body.model != RECOMMENDER:
+        raise InvalidRequest("n", f"{body.n} is out of range", f"send 1 to {limits.max_choices}")
+    return body.n
+
+
+def _sampling(body: CompletionBody | ChatBody, num_logprobs: int | None) -> SamplingOptions:
+    """Return the sampling options. Raises InvalidRequest for a bias whose key is no token id."""
+    return SamplingOptions(
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=max(0, body.top_k),
+        min_p=body.min_p,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        repetition_penalty=body.repetition_penalty,
+        logit_bias={_token_id(token): bias for token, bias in body.logit_bias.items()},
+        seed=body.seed,
+        num_logprobs=num_logprobs,
+    )
+
+
+def _token_id(token: str) -> int:
+    if not (token.isascii() and token.isdigit() and len(token) <= 9):
+        raise InvalidRequest("logit_bias", f"{token!r:.40} is no token id", "send token ids as keys")
+    return int(token)
+
+
+def _json_schema(response_format: ResponseFormatBody) -> str | None:
+    """Return the schema that the text must satisfy, as JSON. Raises InvalidRequest if it is missing or no JSON."""
+    if response_format.type == "text":
+        return None
+    if response_format.type == "json_object":
+        return ANY_OBJECT
+    if response_format.json_schema is None:
+        raise InvalidRequest("response_format.json_schema", "missing", "send the schema, or the type json_object")
+    try:
+        return json.dumps(response_format.json_schema.schema_, allow_nan=False)
+    except ValueError as error:
+        where = "response_format.json_schema.schema"
+        raise InvalidRequest(where, "a number is out of range", "send a JSON schema") from error
+
+
+def _is_schema_strict(response_format: ResponseFormatBody) -> bool:
+    """Return whether the schema was sent as OpenAI's strict one, the only kind that OpenAI enforces."""
+    return response_format.json_schema is not None and bool(response_format.json_schema.strict)

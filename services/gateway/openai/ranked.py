@@ -1,8 +1,8 @@
-"""Recommendations as ranked choices: a history as prompt, its n best next items as the n choices of a completion.
+"""Recommendations as ranked choices: a history as prompt, the n best next items as the n choices of a completion.
 
-    prompt "50 181 258" ─▶ the data plane's own recommendation ─▶ choice i: text = item id, logprob = its score
+    prompt "50 181 258" ─▶ the data plane's recommendation ─▶ choice i: text = item id, logprob = its score
 
-The order is the answer: best first. Sampling settings mean nothing here. Knows no JSON.
+Choices are best first. Sampling settings have no effect. Knows no JSON.
 """
 
 from collections.abc import AsyncGenerator
@@ -14,15 +14,15 @@ from services.contracts.text import FinishReason, TextBegan, TextDone, TextEvent
 from services.errors import InvalidRequest, NotAllowed, as_tailrace_error
 from services.gateway.call.headers import DEADLINE_MS
 from services.gateway.data_plane import DataPlane
+from services.gateway.openai.responder import DOOR
 
-DOOR = "openai"
 _FIELDS = {"k": "n", "recent_item_ids": "prompt", "deadline_ms": DEADLINE_MS}
-"""Where the fields of a recommendation are in what is sent here."""
+"""A recommendation's fields and what they are called in a completion."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankedChoices:
-    """One call of one caller. `deadline_ms` is as asked, None for the default of recommendations."""
+    """One call of one caller. `deadline_ms` is as sent; None: the default of recommendations."""
 
     plane: DataPlane
     request_id: str
@@ -30,13 +30,13 @@ class RankedChoices:
     arrived_s: float
     deadline_ms: int | None
 
-    def check(self) -> None:
-        """Refuse callers who may not ask for recommendations. Raises NotAllowed."""
+    def check_scope(self) -> None:
+        """Refuse callers without the scope recommend. Raises NotAllowed."""
         if Scope.RECOMMEND not in self.caller.scopes:
             raise NotAllowed(Scope.RECOMMEND, self.caller.key_id)
 
-    async def write(self, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
-        """Recommend; see TextWriter. Fewer items than n: the last choices are empty. Raises what recommending raises."""
+    async def generate(self, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
+        """Recommend; see TextWriter. If there are fewer items than n, the last choices are empty."""
         try:
             history = _history(request)
             answer = await self._recommend(history, request.n)
@@ -52,12 +52,12 @@ class RankedChoices:
         yield TextDone(num_prompt_tokens=len(history), num_cached_tokens=0, num_completion_tokens=len(answer.items))
 
     async def _recommend(self, history: tuple[str, ...], k: int) -> Recommendation:
-        """Ask under the caller's own id, by which `tailrace explain` finds it. Refusals name what was sent here."""
+        """Recommend under the caller's request id, by which `tailrace explain` finds it. Errors name the completion's fields."""
         try:
-            asked = RecommendRequest(
+            request = RecommendRequest(
                 request_id=self.request_id, recent_item_ids=history, k=k, deadline_ms=self.deadline_ms
             )
-            return await self.plane.recommend(asked, self.arrived_s, DOOR, self.caller)
+            return await self.plane.recommend(request, self.arrived_s, DOOR, self.caller)
         except InvalidRequest as error:
             name, _, place = error.field.partition("[")
             problem = f"item [{place}: {error.problem}" if place else error.problem

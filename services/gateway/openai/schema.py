@@ -1,7 +1,8 @@
-"""The OpenAI door's JSON: what it takes. Types and ranges are judged here, meaning in parse.py; answers are in answers.py.
+"""Bodies of the OpenAI door: models of requests, which validate, and of answers, which only describe them for OpenAPI.
 
-The fields are OpenAI's, and vLLM's where OpenAI has none. A null is an absent field, as it is there. Lists are judged up to
-their first fault: all faults of a long list would take seconds to tell.
+Types and ranges are validated here, combinations of fields in parse.py. The fields are OpenAI's, and vLLM's where OpenAI has
+none; as in OpenAI's API, a null is an absent field. Lists are validated up to their first fault: to report all faults of a
+long list would take seconds.
 """
 
 import json
@@ -13,7 +14,7 @@ from pydantic_core import PydanticCustomError
 MAX_STOPS = 4
 MAX_LOGPROBS = 20
 MAX_PROMPTS = 64
-MAX_TURNS = 2_048
+MAX_MESSAGES = 2_048
 MAX_BIASED = 1_024
 MAX_VARIABLES_CHARS = 8_192
 MAX_TEXT_DEADLINE_MS = 600_000
@@ -23,7 +24,7 @@ T = TypeVar("T")
 
 
 def _few_prompts(prompt: object) -> object:
-    """Refuse too many prompts before each is looked at; numbers are the tokens of one."""
+    """Refuse too many prompts before validating each; a list of numbers is one prompt."""
     if isinstance(prompt, list) and len(prompt) > MAX_PROMPTS and not isinstance(prompt[0], int):
         raise PydanticCustomError("too_long", f"{len(prompt)} prompts; send 1 to {MAX_PROMPTS}")
     return prompt
@@ -36,7 +37,7 @@ def _few_biased(logit_bias: object) -> object:
 
 
 def _small_variables(variables: dict[str, Any]) -> dict[str, Any]:
-    """Refuse what is long as JSON, or no JSON: a number that is none, or endless."""
+    """Refuse variables that are too long as JSON, or hold NaN or infinity, which JSON cannot."""
     try:
         num_chars = len(json.dumps(variables, allow_nan=False))
     except ValueError as error:
@@ -57,11 +58,11 @@ class _Body(BaseModel):
 
 
 class StreamOptionsBody(_Body):
-    """What a stream tells beside the text."""
+    """What a stream contains beside the text."""
 
     include_usage: bool = Field(False, description="A last chunk with the tokens used, and no choice")
     continuous_usage_stats: bool = Field(False, description="The tokens used so far in every chunk (vLLM's)")
-    include_obfuscation: bool = Field(False, description="Taken, without effect")
+    include_obfuscation: bool = Field(False, description="Accepted, without effect")
 
 
 class JsonSchemaBody(BaseModel):
@@ -72,17 +73,17 @@ class JsonSchemaBody(BaseModel):
     name: str = ""
     description: str = ""
     schema_: dict[str, Any] = Field({}, alias="schema", description="A JSON schema")
-    strict: bool | None = Field(None, description="Goes along to another server; here schemas always hold")
+    strict: bool | None = Field(None, description="Sent on to another server; here schemas are always enforced")
 
 
 class ResponseFormatBody(_Body):
-    """Which shape the text must have."""
+    """The form that the text must have."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     json_schema: JsonSchemaBody | None = None
 
 
-class _WritingBody(_Body):
+class _GenerationBody(_Body):
     model: str = Field(description="As /v1/models lists it", examples=["SmolLM2-135M-Instruct"])
     n: int = Field(1, ge=1, le=2_000, description="Choices per prompt")
     max_tokens: int | None = Field(None, ge=1, description="Per choice")
@@ -105,20 +106,20 @@ class _WritingBody(_Body):
     response_format: ResponseFormatBody = ResponseFormatBody()
 
 
-class CompletionBody(_WritingBody):
-    """Go on with each prompt. With the model `tailrace-recommender` a prompt is a history, and a choice is an item."""
+class CompletionBody(_GenerationBody):
+    """Complete each prompt. With the model `tailrace-recommender` a prompt is a history and a choice is an item."""
 
     prompt: Prompt = Field(
-        description="Text or token ids, one or several; for tailrace-recommender item ids, oldest first, with spaces between"
+        description="Text or token ids, one prompt or several; for tailrace-recommender item ids, oldest first, separated by spaces"
     )
     logprobs: int | None = Field(
-        None, ge=0, le=MAX_LOGPROBS, description="How many of the most probable tokens to name"
+        None, ge=0, le=MAX_LOGPROBS, description="How many of the most probable tokens to return"
     )
-    echo: bool = Field(False, description="Give the prompt's text before each choice")
+    echo: bool = Field(False, description="Repeat the prompt before each choice")
 
 
 class TextPartBody(BaseModel):
-    """One part of a message; `text` is the only type there is here."""
+    """One part of a message; `text` is the only supported type."""
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True)
 
@@ -127,20 +128,115 @@ class TextPartBody(BaseModel):
 
 
 class MessageBody(_Body):
-    """One turn."""
+    """One message."""
 
     role: str = Field(description="system, developer (the same), user or assistant", examples=["user"])
-    content: str | Annotated[Quick[TextPartBody], Field(max_length=MAX_TURNS)] = ""
-    name: str = Field("", description="Taken, without effect")
+    content: str | Annotated[Quick[TextPartBody], Field(max_length=MAX_MESSAGES)] = ""
+    name: str = Field("", description="Accepted, without effect")
 
 
-class ChatBody(_WritingBody):
-    """Say what the assistant says next, in the words of the checkpoint's own chat template."""
+class ChatBody(_GenerationBody):
+    """Generate the assistant's next message, with the checkpoint's chat template."""
 
-    messages: Annotated[Quick[MessageBody], Field(min_length=1, max_length=MAX_TURNS)]
+    messages: Annotated[Quick[MessageBody], Field(min_length=1, max_length=MAX_MESSAGES)]
     chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(_small_variables)] = Field(
         {}, description="vLLM's: variables of the chat template, by name", examples=[{"enable_thinking": False}]
     )
-    max_completion_tokens: int | None = Field(None, ge=1, description="As max_tokens, which it replaces")
+    max_completion_tokens: int | None = Field(None, ge=1, description="Replaces max_tokens")
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="Needs logprobs")
+
+
+class ModelBody(BaseModel):
+    """One model."""
+
+    id: str = Field(examples=["tailrace-recommender"])
+    object: str = "model"
+    created: int = Field(description="Unix seconds")
+    owned_by: str = "tailrace"
+    max_model_len: int | None = Field(None, description="Tokens of prompt and text together")
+    bundle_version: str | None = Field(None, description="Of tailrace-recommender: the live bundle")
+
+
+class ModelsBody(BaseModel):
+    """All models."""
+
+    object: str = "list"
+    data: list[ModelBody]
+
+
+class OpenAiErrorDetail(BaseModel):
+    """The error with its fix, type, field and code."""
+
+    message: str
+    type: str = Field(examples=["invalid_request_error"])
+    param: str | None = Field(description="The field")
+    code: str = Field(examples=["invalid_value"])
+
+
+class OpenAiErrorBody(BaseModel):
+    """OpenAI's envelope; a stream that fails sends it as its last event."""
+
+    error: OpenAiErrorDetail
+
+
+class PromptDetailsBody(BaseModel):
+    """Details of the prompt's tokens."""
+
+    cached_tokens: int = Field(description="Tokens found in the prefix cache")
+
+
+class UsageBody(BaseModel):
+    """Tokens used."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetailsBody
+
+
+class _ChoiceBody(BaseModel):
+    index: int
+    finish_reason: str | None = Field(description="stop or length")
+    stop_reason: str | None = Field(None, description="deadline, if the deadline ended the choice")
+
+
+class CompletionChoiceBody(_ChoiceBody):
+    """One continuation."""
+
+    text: str
+    logprobs: dict[str, Any] | None = Field(None, description="OpenAI's four lists")
+
+
+class ReplyBody(BaseModel):
+    """The assistant's message."""
+
+    role: str = "assistant"
+    content: str
+
+
+class ChatChoiceBody(_ChoiceBody):
+    """One reply."""
+
+    message: ReplyBody
+    logprobs: dict[str, Any] | None = Field(None, description="`content`: one object per token")
+
+
+class _AnswerBody(BaseModel):
+    id: str
+    object: str
+    created: int
+    model: str
+    usage: UsageBody
+
+
+class CompletionAnswerBody(_AnswerBody):
+    """With `stream`, the same in chunks: `data: {...}` events with `usage` on request, then `data: [DONE]`."""
+
+    choices: list[CompletionChoiceBody]
+
+
+class ChatAnswerBody(_AnswerBody):
+    """With `stream`, the same in chunks: `delta` instead of `message`, then `data: [DONE]`."""
+
+    choices: list[ChatChoiceBody]

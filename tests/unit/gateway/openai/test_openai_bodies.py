@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from services.contracts.access import Priority
 from services.contracts.text import ChatMessage, SamplingOptions
 from services.errors import InvalidRequest
-from services.gateway.openai.refusals import NOT_SUPPORTED, WITHOUT_EFFECT, parse_body
+from services.gateway.openai.body import NOT_SUPPORTED, WITHOUT_EFFECT, parse_body
 from services.gateway.openai.schema import ChatBody, CompletionBody
 from tests.support.parrot import MODEL, Parrot
 from tests.unit.gateway.world import MAX_BODY_BYTES

@@ -1,7 +1,7 @@
 """Logprobs in the completions form, which tells tokens by their text alone."""
 
 from services.contracts.text import TokenLogprob
-from services.gateway.openai.logprobs import completion_logprobs
+from services.gateway.openai.chunks import completion_logprobs
 
 
 def told(token_bytes: bytes, logprob: float, *top: TokenLogprob, text_offset: int = 0) -> TokenLogprob:

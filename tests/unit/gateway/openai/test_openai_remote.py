@@ -32,11 +32,10 @@ from services.errors import (
     TailraceError,
     Unauthenticated,
 )
-from services.gateway.openai.call import Asking
-from services.gateway.openai.parse import parse_completion
-from services.gateway.openai.remote import RemoteWriter
-from services.gateway.openai.remote_body import body_of
-from services.gateway.openai.remote_refusals import refusal_in, refusal_of
+from services.gateway.openai.parse import CallContext, parse_completion
+from services.gateway.openai.remote.body import body_of
+from services.gateway.openai.remote.client import RemoteWriter
+from services.gateway.openai.remote.errors import error_of_event, error_of_response
 from services.gateway.rest.door import create_rest_app
 from tests.support.clock import Clock
 from tests.support.parrot import MODEL, Parrot
@@ -162,7 +161,7 @@ async def test_far_models_are_listed_as_they_can_be_asked(texts: World, http: ht
 
 def test_a_default_that_was_sent_is_sent_on() -> None:
     """vLLM's own defaults are the checkpoint's: whoever says temperature 1 does not mean 0.6."""
-    asking = Asking(request_id="r", caller=ANYONE, deadline_unix_s=0.0, limits=LIMITS)
+    asking = CallContext(request_id="r", caller=ANYONE, deadline_unix_s=0.0, limits=LIMITS)
     body = b'{"model": "m", "prompt": "x", "temperature": 1.0, "repetition_penalty": 1, "top_p": null}'
 
     (asked,) = parse_completion(body, asking).requests
@@ -217,7 +216,7 @@ REFUSALS: list[tuple[int, bytes, type[TailraceError]]] = [
 @pytest.mark.parametrize(("status", "body", "kind"), REFUSALS)
 def test_refusals_keep_their_meaning(status: int, body: bytes, kind: type[TailraceError]) -> None:
     """Our caller's mistake stays our caller's; a refused key of ours is no fault of theirs."""
-    error = refusal_of(status, {"retry-after": "7"}, body)
+    error = error_of_response(status, {"retry-after": "7"}, body)
 
     assert isinstance(error, kind)
     assert not isinstance(error, Unauthenticated)
@@ -235,8 +234,8 @@ TOO_LONG: list[tuple[dict[str, object], type[TailraceError]]] = [
 @pytest.mark.parametrize(("error", "kind"), TOO_LONG)
 def test_a_prompt_too_long_over_there_is_one_here(error: dict[str, object], kind: type[TailraceError]) -> None:
     """By OpenAI's code, or by OpenAI's and vLLM's words, before a stream and in it."""
-    before = refusal_of(400, {}, json.dumps({"error": error}).encode())
-    within = refusal_in({"type": "invalid_request_error", **error})
+    before = error_of_response(400, {}, json.dumps({"error": error}).encode())
+    within = error_of_event({"type": "invalid_request_error", **error})
 
     assert (type(before), type(within)) == (kind, kind)
 

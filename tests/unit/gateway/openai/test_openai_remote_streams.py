@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from services.contracts.text import TextDone, TextEvent, TextPiece, TextRequest
 from services.errors import DeadlineExceeded, DependencyAway, InvalidRequest, NotFound, Overloaded, TailraceError
-from services.gateway.openai.remote import RemoteWriter
+from services.gateway.openai.remote.client import RemoteWriter
 from tests.support.until import until
 from tests.unit.gateway.openai.conftest import BREAKER_FAILURES, let_write
 from tests.unit.gateway.world import World
@@ -238,7 +238,7 @@ async def test_a_list_that_cannot_be_had_is_no_callers_fault(peer: Peer, remote:
     with capture_logs() as logs, pytest.raises(DependencyAway):
         await remote.models()
 
-    assert f"/v1/models said {status}" in logs[0]["error"]
+    assert f"/v1/models returned {status}" in logs[0]["error"]
 
 
 async def test_a_context_that_is_not_told_is_not_known(peer: Peer, remote: RemoteWriter) -> None:

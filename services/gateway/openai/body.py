@@ -1,8 +1,8 @@
-"""From a body's bytes to the fields that mean something here; whatever else was sent is refused by name, with the fix.
+"""From a body's bytes to a validated model. Fields that have no meaning here are dropped or refused by name.
 
-without effect        bookkeeping of OpenAI's own service: dropped
-not supported         would change the answer, so that dropping it would be a lie: refused, unless it says "off"
-unknown               refused, since a mistyped setting would be silently ignored otherwise
+without effect        bookkeeping of OpenAI's service: dropped
+not supported         would change the answer: refused with a fix, unless its value switches the feature off
+unknown               refused, since a mistyped setting would otherwise be ignored silently
 """
 
 import re
@@ -24,7 +24,7 @@ WITHOUT_EFFECT = frozenset(
         "spaces_between_special_tokens",
     }
 )
-"""Fields that change no answer of ours."""
+"""Fields without effect on an answer."""
 
 _TOOLS = "leave it out; nothing is called from here"
 NOT_SUPPORTED: Mapping[str, str] = {
@@ -52,22 +52,22 @@ NOT_SUPPORTED: Mapping[str, str] = {
     "guided_grammar": 'send response_format {"type": "json_schema", ...}',
     "structured_outputs": 'send response_format {"type": "json_schema", ...}',
 }
-"""Fields that others know, each with what to do instead."""
+"""Fields of other servers, each with what to send instead."""
 
 _OFF: tuple[object, ...] = (False, 0, "", "none", "auto", [], {}, ["text"])
-_MEANS_OFF: Mapping[str, tuple[object, ...]] = {
+_OFF_VALUES: Mapping[str, tuple[object, ...]] = {
     "best_of": (*_OFF, 1),
     "skip_special_tokens": (True,),
     "add_generation_prompt": (True,),
 }
-"""Fields that say in words of their own that nothing else is wanted than what is done here."""
-_AS_IT_IS = frozenset({"schema", "chat_template_kwargs"})
-"""Objects whose nulls are values."""
+"""Fields with further values that ask for nothing beyond what the door does anyway."""
+_KEPT_NULLS = frozenset({"schema", "chat_template_kwargs"})
+"""Objects in which a null is a value."""
 _TYPE_NAME = re.compile(r"^(str|int|float|bool|dict|constrained-str|list\[.*|.*\[.*\].*)$")
 
 
 def parse_body(kind: type[B], body: bytes) -> B:
-    """Read a body. Raises InvalidRequest naming the field."""
+    """Parse and validate a body. Raises InvalidRequest naming the field."""
     try:
         sent = pydantic_core.from_json(body)
     except ValueError as error:
@@ -75,54 +75,57 @@ def parse_body(kind: type[B], body: bytes) -> B:
     if not isinstance(sent, dict):
         raise InvalidRequest("body", "not a JSON object", "send one JSON object")
     try:
-        return kind.model_validate(_meant(kind, sent))
+        return kind.model_validate(_effective(kind, sent))
     except ValidationError as error:
-        raise _refusal(error) from error
+        raise _invalid(error) from error
 
 
-def _meant(kind: type[BaseModel], sent: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what is null or without effect. Raises InvalidRequest for what is not supported."""
+def _effective(kind: type[BaseModel], sent: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields with an effect: nulls are dropped. Raises InvalidRequest for unsupported and unknown fields."""
     for name, fix in NOT_SUPPORTED.items():
         value = sent.get(name)
-        if value is not None and value not in _MEANS_OFF.get(name, _OFF):
+        if value is not None and value not in _OFF_VALUES.get(name, _OFF):
             raise InvalidRequest(name, "not supported here", fix)
     dropped = WITHOUT_EFFECT | NOT_SUPPORTED.keys()
-    meant: dict[str, Any] = _without_nulls({name: value for name, value in sent.items() if name not in dropped})
-    if unknown := next((name for name in meant if name not in kind.model_fields), None):
+    fields: dict[str, Any] = _without_nulls({name: value for name, value in sent.items() if name not in dropped})
+    if unknown := next((name for name in fields if name not in kind.model_fields), None):
         raise InvalidRequest(unknown, "unknown", f"the fields are {', '.join(sorted(kind.model_fields))}")
-    if "messages" in kind.model_fields and isinstance(meant.get("messages"), list):
-        meant["messages"] = [_turn(place, turn) for place, turn in enumerate(meant["messages"])]
-    return meant
+    if "messages" in kind.model_fields and isinstance(fields.get("messages"), list):
+        fields["messages"] = [_message(place, message) for place, message in enumerate(fields["messages"])]
+    return fields
 
 
 def _without_nulls(value: Any) -> Any:
-    """Leave out the nulls of an object and of the objects in it, but not of those whose nulls are values."""
+    """Drop the nulls of an object and of the objects in it, but not where a null is a value."""
     if not isinstance(value, dict):
         return value
-    return {name: one if name in _AS_IT_IS else _without_nulls(one) for name, one in value.items() if one is not None}
+    present = {name: field for name, field in value.items() if field is not None}
+    return {name: field if name in _KEPT_NULLS else _without_nulls(field) for name, field in present.items()}
 
 
-def _turn(place: int, turn: Any) -> Any:
-    """Leave out a message's nulls. Raises InvalidRequest for what only tools need."""
-    if not isinstance(turn, dict):
-        return turn
+def _message(place: int, message: Any) -> Any:
+    """Drop a message's nulls. Raises InvalidRequest for tool fields."""
+    if not isinstance(message, dict):
+        return message
     for name in ("tool_calls", "function_call", "tool_call_id", "audio"):
-        if turn.get(name):
+        if message.get(name):
             raise InvalidRequest(f"messages[{place}].{name}", "not supported here", "send messages of text alone")
-    return {name: value for name, value in turn.items() if value is not None and name not in {"tool_calls", "refusal"}}
+    dropped = {"tool_calls", "refusal"}
+    return {name: value for name, value in message.items() if value is not None and name not in dropped}
 
 
-def _refusal(error: ValidationError) -> InvalidRequest:
-    found = error.errors(include_url=False, include_context=False, include_input=False)
-    first = max(found, key=lambda one: len(_places(one["loc"]))) if len(found) > 1 else found[0]
-    field, message = field_path(_places(first["loc"])), first["msg"]
-    if first["type"] == "extra_forbidden":
+def _invalid(error: ValidationError) -> InvalidRequest:
+    """Return the error of the deepest wrong field: of a union's alternatives, the one that fits best."""
+    faults = error.errors(include_url=False, include_context=False, include_input=False)
+    fault = max(faults, key=lambda each: len(_places(each["loc"])))
+    field, message = field_path(_places(fault["loc"])), fault["msg"]
+    if fault["type"] == "extra_forbidden":
         return InvalidRequest(field, "unknown", "leave it out")
-    if first["type"] == "missing":
+    if fault["type"] == "missing":
         return InvalidRequest(field, "missing", f"send {field}")
     return InvalidRequest(field, "wrong type or value", message.replace("Input should", "it should"))
 
 
 def _places(location: tuple[Any, ...]) -> list[Any]:
-    """Leave out the names of types by which pydantic tells alternatives apart."""
+    """Drop the type names that pydantic adds for the alternatives of a union."""
     return [part for part in location if isinstance(part, int) or not _TYPE_NAME.match(part)]

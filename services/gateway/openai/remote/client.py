@@ -1,10 +1,10 @@
-"""A text writer that asks another OpenAI-compatible server, streaming: vLLM, Ray Serve LLM, a hosted one.
+"""A text writer that calls another OpenAI-compatible server with streaming: vLLM, Ray Serve LLM, a hosted service.
 
-    TextRequest ─▶ remote_body ─▶ POST /completions | /chat/completions ─▶ SSE ─▶ remote_reading ─▶ TextEvents
+    TextRequest ─▶ body ─▶ POST /completions | /chat/completions ─▶ server-sent events ─▶ stream ─▶ TextEvents
 
-The prompt's length is known only at the end, since servers tell it in the last chunk. Breaker, places and deadline are the
-text tier's, as for our own writer; the deadline goes along as a header for servers that mind it. Closing the iterator closes
-the connection, which cancels the work over there.
+The prompt's length is known only at the end, since servers send it in the last chunk. Breaker, places and deadline are the
+text tier's, as for our own writer; the deadline is also sent as a header for servers that honour it. Closing the iterator
+closes the connection, which cancels the work at the server.
 """
 
 import time
@@ -17,28 +17,27 @@ import structlog
 from services.contracts.text import TextEvent, TextModel, TextRequest
 from services.errors import DeadlineExceeded, DependencyAway, NotFound
 from services.gateway.call.headers import DEADLINE_MS
-from services.gateway.openai.remote_body import body_of
-from services.gateway.openai.remote_events import data_of
-from services.gateway.openai.remote_reading import Reading
-from services.gateway.openai.remote_refusals import away, refusal_of
+from services.gateway.openai.remote.body import body_of
+from services.gateway.openai.remote.errors import error_of_response, unavailable
+from services.gateway.openai.remote.stream import ChunkReader, data_of
 from services.gateway.openai.schema import MAX_TEXT_DEADLINE_MS
 
 log = structlog.get_logger()
 
 CONNECT_TIMEOUT_S = 2.0
 READ_TIMEOUT_S = 30.0
-"""The longest silence, that before the first token included."""
+"""The longest silence, including the time to the first token."""
 KEEPALIVE_S = 2.0
-"""How long a free connection is kept: less than servers keep theirs (vLLM 5 s), so that none is closed under a request."""
+"""How long an idle connection is kept: less than servers keep theirs (vLLM 5 s), so that none is closed under a request."""
 
 
 class RemoteWriter:
-    """Writes by asking the server at `url`. Make it in the event loop that serves.
+    """A TextWriter over the server at `url`. Create it in the event loop that serves.
 
     Args:
-        url: Where it is, up to and with /v1.
-        key: Gives its API key, asked at every request so that the key's file can be replaced; empty: none.
-        only_model: The one of its models that is offered here; empty: all.
+        url: The server's base URL, up to and with /v1.
+        key: Returns the API key; called at every request, so that the key's file can be replaced. Empty: no key.
+        only_model: The one model of the server that is offered here; empty: all.
         read_timeout_s: The longest silence.
         wall_clock: Unix seconds.
     """
@@ -67,28 +66,28 @@ class RemoteWriter:
         await self._http.aclose()
 
     async def models(self) -> tuple[TextModel, ...]:
-        """Return what the server lists, as far as it is offered here. Raises DependencyAway."""
-        with _away():
+        """Return the server's models that are offered here. Raises DependencyAway."""
+        with _as_unavailable():
             answer = await self._http.get("/models", headers=self._headers())
             if answer.status_code != httpx.codes.OK:
-                raise away(f"GET {answer.url.path} said {answer.status_code}")
-            listed = [_model(one) for one in answer.json()["data"]]
-        return tuple(one for one in listed if self._only_model in {"", one.name})
+                raise unavailable(f"GET {answer.url.path} returned {answer.status_code}")
+            listed = [_model(entry) for entry in answer.json()["data"]]
+        return tuple(model for model in listed if self._only_model in {"", model.name})
 
     async def write(self, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
-        """Write; see TextWriter."""
+        """Generate text; see TextWriter."""
         if self._only_model not in {"", request.model}:
             raise NotFound(f"there is no model {request.model!r:.80}", f"ask {self._only_model}")
         headers = {**self._headers(), **dict(request.trace), **self._deadline(request)}
-        path, reading = "/chat/completions" if request.messages else "/completions", Reading(request)
-        with _away():
+        path, reader = "/chat/completions" if request.messages else "/completions", ChunkReader(request)
+        with _as_unavailable():
             async with self._http.stream("POST", path, json=body_of(request), headers=headers) as answer:
                 if answer.status_code != httpx.codes.OK:
-                    raise refusal_of(answer.status_code, answer.headers, await answer.aread())
+                    raise error_of_response(answer.status_code, answer.headers, await answer.aread())
                 async for data in data_of(answer.aiter_bytes()):
-                    for event in reading.events_of(data):
+                    for event in reader.events_of(data):
                         yield event
-            yield reading.done()
+            yield reader.done()
 
     def _headers(self) -> dict[str, str]:
         key = self._key()
@@ -104,8 +103,8 @@ class RemoteWriter:
 
 
 @contextmanager
-def _away() -> Iterator[None]:
-    """Say that the server is away, whatever the way to it broke at, and tell the operator why."""
+def _as_unavailable() -> Iterator[None]:
+    """Turn every failure of the connection or the answer's format into DependencyAway, and log its cause."""
     try:
         yield
     except DependencyAway as error:
@@ -113,13 +112,13 @@ def _away() -> Iterator[None]:
         raise
     except (httpx.HTTPError, httpx.StreamError, ValueError, LookupError, TypeError, AttributeError) as error:
         log.warning("text_server_failed", error=repr(error))
-        raise away(repr(error)) from error
+        raise unavailable(repr(error)) from error
 
 
-def _model(listed: dict[str, object]) -> TextModel:
-    longest, created = listed.get("max_model_len"), listed.get("created")
+def _model(entry: dict[str, object]) -> TextModel:
+    max_model_len, created = entry.get("max_model_len"), entry.get("created")
     return TextModel(
-        name=str(listed["id"]),
-        max_context_tokens=longest if isinstance(longest, int) else None,
+        name=str(entry["id"]),
+        max_context_tokens=max_model_len if isinstance(max_model_len, int) else None,
         created_unix_s=created if isinstance(created, int) else 0,
     )
