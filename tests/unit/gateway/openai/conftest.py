@@ -1,4 +1,4 @@
-"""The OpenAI door over the parrot: in process, and on a real port."""
+"""The OpenAI door on a small text writer: in process, and on a real port."""
 
 import asyncio
 import time
@@ -26,13 +26,13 @@ BREAKER_FAILURES = 2
 
 @pytest.fixture
 def parrot() -> Parrot:
-    """Who writes."""
+    """The text writer."""
     return Parrot()
 
 
 @pytest.fixture
 def breaker_clock() -> Clock:
-    """The time of the tier's breaker, which stays open for ten seconds."""
+    """The clock of the tier's breaker, which stays open for ten seconds."""
     return Clock()
 
 
@@ -49,7 +49,7 @@ async def texts(tmp_path: Path, parrot: Parrot, breaker_clock: Clock) -> AsyncIt
 
 
 def let_write(world: World, writer: TextWriter, clock: Callable[[], float] = time.monotonic) -> None:
-    """Have this writer write the world's texts, behind bounds of its own."""
+    """Put this writer behind the world's text tier."""
     world.plane.text = TextTier(
         writer=writer,
         breaker=Breaker(BREAKER_FAILURES, 10.0),
@@ -69,7 +69,7 @@ def app(texts: World) -> ASGIApp:
 
 @pytest.fixture
 async def http(app: ASGIApp) -> AsyncIterator[httpx.AsyncClient]:
-    """A caller in process."""
+    """A client in process."""
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://door") as client:
         yield client
 
@@ -82,7 +82,7 @@ async def live_url(app: ASGIApp) -> AsyncIterator[str]:
 
 
 async def serve(app: ASGIApp) -> AsyncIterator[str]:
-    """Serve an app in this event loop; gives its address."""
+    """Serve an ASGI app in this event loop and yield its address."""
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off"))
     serving = asyncio.create_task(server.serve())
     await until(lambda: server.started)

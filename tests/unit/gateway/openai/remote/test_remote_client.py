@@ -1,0 +1,231 @@
+"""The remote text writer against our own door over a real port: text, settings, deadline and errors cross the wire."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from services.contracts.access import ANYONE
+from services.contracts.text import (
+    ChatMessage,
+    FinishReason,
+    SamplingOptions,
+    TextDone,
+    TextEvent,
+    TextModel,
+    TextPiece,
+    TextRequest,
+    TextWriter,
+)
+from services.errors import (
+    ContextTooLong,
+    DependencyAway,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    TailraceError,
+    Unauthenticated,
+)
+from services.gateway.openai.parse import CallContext, parse_completion
+from services.gateway.openai.remote.body import body_of
+from services.gateway.openai.remote.client import RemoteWriter
+from services.gateway.openai.remote.errors import error_of_event, error_of_response
+from tests.support.parrot import MODEL, Parrot
+from tests.support.until import until
+from tests.unit.gateway.openai.conftest import LIMITS, let_write
+from tests.unit.gateway.world import World
+
+
+def request(**fields: object) -> TextRequest:
+    """Build a request for three words."""
+    given = {"request_id": "r", "model": MODEL, "prompt": "a b c", "max_tokens": 3, **fields}
+    return TextRequest(**given)  # type: ignore[arg-type]
+
+
+async def events_of(writer: TextWriter, text_request: TextRequest) -> list[TextEvent]:
+    """Return all events of one text."""
+    return [event async for event in writer.write(text_request)]
+
+
+@pytest.fixture
+async def remote(live_url: str) -> AsyncIterator[RemoteWriter]:
+    """A writer that calls the door on the parrot."""
+    writer = RemoteWriter(f"{live_url}/v1", lambda: "")
+    yield writer
+    await writer.close()
+
+
+async def test_its_models_are_the_servers(remote: RemoteWriter) -> None:
+    """With the longest context, if the server returns it."""
+    assert {model.name: model.max_context_tokens for model in await remote.models()}[MODEL] == 256
+
+
+async def test_one_model_can_be_offered_alone(live_url: str) -> None:
+    """Other models of the server are neither listed nor called."""
+    writer = RemoteWriter(f"{live_url}/v1", lambda: "", only_model=MODEL)
+
+    assert [model.name for model in await writer.models()] == [MODEL]
+    with pytest.raises(NotFound):
+        await events_of(writer, request(model="tailrace-recommender"))
+    await writer.close()
+
+
+@pytest.mark.parametrize("is_chat", [True, False])
+async def test_events_and_settings_survive_the_wire(remote: RemoteWriter, parrot: Parrot, is_chat: bool) -> None:
+    """Text, choices, logprobs, finish reasons and counts are the local writer's; settings reach the server."""
+    options = SamplingOptions(num_logprobs=2, temperature=0.5, seed=7, top_k=3, logit_bias={5: 1.5})
+    chat = {"prompt": None, "messages": (ChatMessage(role="user", content="a b c"),)} if is_chat else {}
+    sent = request(n=2, sampling=options, stop=("zz",), json_schema='{"type": "object"}', **chat)
+
+    from_server = await events_of(remote, sent)
+    local = await events_of(Parrot(), sent)
+
+    assert from_server[1:] == local[1:]
+    assert parrot.asked[0].sampling == options
+    assert (parrot.asked[0].stop, parrot.asked[0].json_schema) == (("zz",), '{"type": "object"}')
+
+
+async def test_the_end_of_a_text_survives_the_wire(remote: RemoteWriter) -> None:
+    """The finish reason of a stop string, and the server's usage with cached tokens."""
+    *_, last, done = await events_of(remote, request(stop=("c",)))
+
+    assert isinstance(last, TextPiece)
+    assert (last.finish_reason, last.text) == (FinishReason.STOP, "")
+    assert done == TextDone(num_prompt_tokens=3, num_cached_tokens=1, num_completion_tokens=2)
+
+
+def test_defaults_are_not_sent() -> None:
+    """A server that knows OpenAI's fields only receives no others."""
+    assert set(body_of(request(max_tokens=None))) == {"model", "prompt", "stream", "stream_options"}
+
+
+def test_a_default_that_the_caller_sent_is_sent_on() -> None:
+    """vLLM's defaults are the checkpoint's: temperature 1 from a caller must not become 0.6."""
+    context = CallContext(request_id="r", caller=ANYONE, deadline_unix_s=0.0, limits=LIMITS)
+    body = b'{"model": "m", "prompt": "x", "temperature": 1.0, "repetition_penalty": 1, "top_p": null}'
+
+    (parsed,) = parse_completion(body, context).requests
+
+    assert body_of(parsed).items() >= {"temperature": 1.0, "repetition_penalty": 1.0}.items()
+    assert "top_p" not in body_of(parsed)
+
+
+@pytest.mark.parametrize("is_strict", [True, False])
+def test_a_strict_schema_stays_strict(is_strict: bool) -> None:
+    """OpenAI's service enforces strict schemas only."""
+    body = body_of(request(json_schema='{"type": "array"}', is_schema_strict=is_strict))
+
+    assert body["response_format"]["json_schema"].get("strict", False) == is_strict
+
+
+@pytest.mark.parametrize(("json_schema", "kind"), [('{"type": "object"}', "json_object"), ("{}", "json_schema")])
+def test_any_object_is_sent_as_json_object(json_schema: str, kind: str) -> None:
+    """Servers without schemas know `json_object`; any JSON is not the same."""
+    assert body_of(request(json_schema=json_schema))["response_format"]["type"] == kind
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_the_token_limit_keeps_the_callers_name(name: str) -> None:
+    """OpenAI's reasoning models refuse the older name; other servers may not know the newer one."""
+    body = body_of(request(settings_sent=frozenset({name})))
+
+    assert {key: value for key, value in body.items() if "tokens" in key} == {name: 3}
+
+
+def test_template_variables_are_sent_on() -> None:
+    """As they are, to a server that has the template."""
+    messages, variables = (ChatMessage(role="user", content="x"),), {"enable_thinking": False, "effort": None}
+
+    assert body_of(request(messages=messages, chat_template_kwargs=variables))["chat_template_kwargs"] == variables
+    assert "chat_template_kwargs" not in body_of(request(messages=messages))
+
+
+class TwoModels(RemoteWriter):
+    """Lists what another Tailrace and a hosted service would."""
+
+    async def models(self) -> tuple[TextModel, ...]:
+        """Return two models, one of them named like our recommender."""
+        names = ("tailrace-recommender", "hosted")
+        return tuple(TextModel(name=name, max_context_tokens=None, created_unix_s=0) for name in names)
+
+
+async def test_remote_models_are_listed_once(texts: World, http: httpx.AsyncClient) -> None:
+    """The recommender's name means the local bundle; an unknown context is null, not zero."""
+    let_write(texts, TwoModels("http://far/v1", lambda: ""))
+
+    listed = (await http.get("/v1/models")).json()["data"]
+
+    assert [model["id"] for model in listed] == ["hosted", "tailrace-recommender"]
+    assert listed[0]["max_model_len"] is None
+
+
+async def test_closing_the_iterator_cancels_the_servers_work(remote: RemoteWriter, parrot: Parrot) -> None:
+    """The connection is closed, and the server's writer ends within a step."""
+    parrot.delay_s = 0.005
+    writing = remote.write(request(max_tokens=32))
+    await anext(writing)
+    await writing.aclose()
+
+    await until(lambda: parrot.num_open == 0)
+    assert parrot.num_steps < 32
+
+
+async def test_the_deadline_is_sent_on(remote: RemoteWriter, parrot: Parrot) -> None:
+    """The server's deadline is no later than the caller's."""
+    deadline_unix_s = asyncio.get_running_loop().time() + 2e9
+    await events_of(remote, request(deadline_unix_s=deadline_unix_s))
+
+    received = parrot.asked[0].deadline_unix_s
+    assert received is not None
+    assert received < deadline_unix_s
+
+
+async def test_a_refused_connection_is_a_dependency_away() -> None:
+    """It counts for the breaker, and the caller may retry."""
+    writer = RemoteWriter("http://127.0.0.1:9/v1", lambda: "")
+
+    with pytest.raises(DependencyAway):
+        await writer.models()
+    with pytest.raises(DependencyAway):
+        await events_of(writer, request())
+    await writer.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind"),
+    [
+        (400, b'{"error": {"message": "n: too many", "param": "n"}}', InvalidRequest),
+        (401, b'{"error": {"message": "bad key"}}', DependencyAway),
+        (404, b'{"error": {"message": "no such model"}}', NotFound),
+        (429, b"", Overloaded),
+        (500, b"<html>", DependencyAway),
+        (302, b"", DependencyAway),
+        (400, b'{"error": "words"}', InvalidRequest),
+    ],
+)
+def test_errors_keep_their_meaning(status: int, body: bytes, kind: type[TailraceError]) -> None:
+    """A caller's mistake stays the caller's; a refused API key of ours is not the caller's error."""
+    error = error_of_response(status, {"retry-after": "7"}, body)
+
+    assert isinstance(error, kind)
+    assert not isinstance(error, Unauthenticated)
+    assert error.retry_after_s in {None, 7, 1.0}
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        ({"message": "words", "code": "context_length_exceeded", "param": "messages"}, ContextTooLong),
+        ({"message": "This model's maximum context length is 8 tokens. However, ...", "code": 400}, ContextTooLong),
+        ({"message": "The prompt is longer than the maximum model length of 8.", "code": 400}, ContextTooLong),
+        ({"message": "n: too many", "code": "invalid_value"}, InvalidRequest),
+    ],
+)
+def test_a_prompt_that_is_too_long_is_recognised(error: dict[str, object], kind: type[TailraceError]) -> None:
+    """By OpenAI's code, or by OpenAI's and vLLM's messages; as a response and as an event."""
+    response = error_of_response(400, {}, json.dumps({"error": error}).encode())
+    event = error_of_event({"type": "invalid_request_error", **error})
+
+    assert (type(response), type(event)) == (kind, kind)

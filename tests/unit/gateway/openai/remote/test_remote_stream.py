@@ -1,0 +1,230 @@
+"""The remote writer's stream, byte for byte: what other servers send, prepared by the test."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import httpx
+import pytest
+from starlette.types import Receive, Scope, Send
+from structlog.testing import capture_logs
+
+from services.contracts.text import TextDone, TextEvent, TextPiece, TextRequest
+from services.errors import DeadlineExceeded, DependencyAway, InvalidRequest, NotFound, Overloaded, TailraceError
+from services.gateway.openai.remote.client import RemoteWriter
+from services.gateway.openai.remote.stream import ChunkReader, data_of
+from tests.unit.gateway.openai.conftest import BREAKER_FAILURES, let_write, serve
+from tests.unit.gateway.world import World
+
+END = b"data: [DONE]\n\n"
+REQUEST = TextRequest(request_id="r", model="m", prompt="x")
+
+
+def chunk(text: str, reason: str | None = None, **more: Any) -> bytes:
+    """Build one chunk of a completion, its text unescaped."""
+    choice = {"index": 0, "text": text, "finish_reason": reason}
+    return event({"choices": [choice], **more})
+
+
+def event(data: object) -> bytes:
+    """Build a server-sent event."""
+    return f"data: {json.dumps(data, ensure_ascii=False)}\n\n".encode()
+
+
+async def events_of(*parts: bytes) -> list[TextEvent]:
+    """Read a stream that arrives in these parts."""
+
+    async def body() -> AsyncIterator[bytes]:
+        for part in parts:
+            yield part
+
+    reader = ChunkReader(REQUEST)
+    events = [event async for data in data_of(body()) for event in reader.events_of(data)]
+    return [*events, reader.done()]
+
+
+def text_of(events: list[TextEvent]) -> str:
+    """Return the generated text."""
+    return "".join(event.text for event in events if isinstance(event, TextPiece))
+
+
+@pytest.mark.parametrize("text", ["a\u2028b", "a\u2029b", "a\x85b", "日本語 🎉", 'a\nb\r\x0b\x0c\x1c "c"'])
+@pytest.mark.parametrize("size", [1, 7, 1_000])
+async def test_any_text_survives_any_split(text: str, size: int) -> None:
+    """Only a line feed or a carriage return ends a line; Unicode's other separators may stand in JSON unescaped."""
+    sent = chunk(text) + b": keep-alive\r\n\r\n" + chunk("", "stop").replace(b"\n", b"\r\n") + END
+    parts: Iterator[bytes] = (sent[start : start + size] for start in range(0, len(sent), size))
+
+    assert text_of(await events_of(*parts)) == text
+
+
+async def test_the_last_line_needs_no_line_feed() -> None:
+    """The end of the response ends a line too."""
+    assert text_of(await events_of(chunk("a", "stop") + b"data: [DONE]")) == "a"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        ({"message": "no such grammar", "type": "BadRequestError", "param": None, "code": 400}, InvalidRequest),
+        ({"message": "n: too many", "type": "invalid_request_error", "param": "n"}, InvalidRequest),
+        ({"message": "no such model", "type": "NotFoundError", "code": 404}, NotFound),
+        ({"message": "slow down", "type": "rate_limit_error", "code": "overloaded"}, Overloaded),
+        ({"message": "late", "type": "timeout_error", "code": "deadline_exceeded"}, DeadlineExceeded),
+        ({"message": "inside", "type": "InternalServerError", "code": 500}, DependencyAway),
+        ("words", DependencyAway),
+    ],
+)
+async def test_an_error_event_keeps_its_meaning(error: Any, kind: type[TailraceError]) -> None:
+    """vLLM may find a caller's mistake after its status 200; it is not a failure of the server."""
+    with pytest.raises(kind):
+        await events_of(event({"error": error}), END)
+
+
+@pytest.mark.parametrize("parts", [[chunk("a")], [chunk("a"), END], [chunk("a"), chunk("", "abort"), END]])
+async def test_a_text_that_was_cut_off_is_an_error(parts: list[bytes]) -> None:
+    """Without `[DONE]`, without a finish reason, or with one by which servers report that they broke off."""
+    with pytest.raises(DependencyAway):
+        await events_of(*parts)
+
+
+async def test_usage_without_numbers_counts_zero() -> None:
+    """Some servers send the field with nulls; the text is still whole."""
+    events = await events_of(chunk("a", "stop", usage={"prompt_tokens": None, "completion_tokens": 1}), END)
+
+    assert events[-1] == TextDone(num_prompt_tokens=0, num_cached_tokens=0, num_completion_tokens=1)
+
+
+class PreparedServer:
+    """An ASGI server that answers every request with `parts`; with `hangs` the answer never ends."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.status = 200
+        self.parts: list[bytes] = []
+        self.hangs = False
+        self.clients: set[object] = set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        self.clients.add(scope["client"])
+        await send({"type": "http.response.start", "status": self.status, "headers": []})
+        for part in self.parts:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        while self.hangs and (await receive())["type"] != "http.disconnect":
+            pass
+        await send({"type": "http.response.body"})
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[PreparedServer]:
+    """The server, on a free port."""
+    made = PreparedServer()
+    async for url in serve(made):
+        made.url = f"{url}/v1"
+        yield made
+
+
+@pytest.fixture
+async def remote(server: PreparedServer) -> AsyncIterator[RemoteWriter]:
+    """A writer that calls the server."""
+    writer = RemoteWriter(server.url, lambda: "")
+    yield writer
+    await writer.close()
+
+
+async def written(remote: RemoteWriter) -> list[TextEvent]:
+    """Return all events of one text."""
+    return [event async for event in remote.write(REQUEST)]
+
+
+async def test_an_error_before_any_text_has_its_status(
+    texts: World, http: httpx.AsyncClient, server: PreparedServer, remote: RemoteWriter
+) -> None:
+    """The server's stream has begun, ours has not; a caller's mistakes never open the breaker."""
+    let_write(texts, remote)
+    server.parts = [event({"error": {"message": "no such grammar", "type": "BadRequestError", "code": 400}}), END]
+    body = {"model": "m", "prompt": "x", "stream": True}
+
+    answers = [await http.post("/v1/completions", json=body) for _ in range(BREAKER_FAILURES + 1)]
+
+    assert [answer.status_code for answer in answers] == [400] * len(answers)
+    assert "no such grammar" in answers[-1].json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "malformed", [7, None, {"choices": [7]}, {"choices": [], "usage": [1]}, {"choices": [{"index": 1, "text": "a"}]}]
+)
+async def test_a_malformed_chunk_is_a_dependency_away(
+    server: PreparedServer, remote: RemoteWriter, malformed: object
+) -> None:
+    """Whatever is wrong with the chunk."""
+    server.parts = [event(malformed), END]
+
+    with pytest.raises(DependencyAway):
+        await written(remote)
+
+
+@pytest.mark.parametrize(
+    ("status", "parts", "cause"),
+    [
+        (401, [b'{"error": {"message": "Incorrect API key"}}'], "401: Incorrect API key"),
+        (500, [b'{"object": "error", "message": "CUDA", "code": 500}'], "500: CUDA"),
+        (403, [b'{"error": "not for you"}'], "403: not for you"),
+        (200, [chunk("a")], "before the end"),
+        (200, [event({"error": {"message": "inside", "code": 500}})], "500: inside"),
+    ],
+)
+async def test_the_log_has_the_cause(
+    server: PreparedServer, remote: RemoteWriter, status: int, parts: list[bytes], cause: str
+) -> None:
+    """Callers learn only that the server is unavailable; the log says why, a refused key included."""
+    server.status, server.parts = status, parts
+
+    with capture_logs() as logs, pytest.raises(DependencyAway):
+        await written(remote)
+
+    (line,) = logs
+    assert line["event"] == "text_server_failed"
+    assert cause in line["error"]
+
+
+async def test_a_connection_is_reused(server: PreparedServer, remote: RemoteWriter) -> None:
+    """A stream that was read to its end leaves its connection for the next."""
+    server.parts = [chunk("a", "stop"), END]
+
+    for _ in range(3):
+        await written(remote)
+
+    assert len(server.clients) == 1
+
+
+async def test_a_response_that_never_ends_holds_nobody(server: PreparedServer, remote: RemoteWriter) -> None:
+    """`[DONE]` is the end of the text."""
+    server.parts, server.hangs = [chunk("a", "stop"), END], True
+
+    async with asyncio.timeout(10):
+        assert text_of(await written(remote)) == "a"
+
+
+@pytest.mark.parametrize("status", [404, 500])
+async def test_an_error_of_the_model_list_is_a_dependency_away(
+    server: PreparedServer, remote: RemoteWriter, status: int
+) -> None:
+    """Also a 404, say for a URL without /v1; the log has the status."""
+    server.status = status
+
+    with capture_logs() as logs, pytest.raises(DependencyAway):
+        await remote.models()
+
+    assert f"/v1/models returned {status}" in logs[0]["error"]
+
+
+async def test_a_missing_context_length_is_none(server: PreparedServer, remote: RemoteWriter) -> None:
+    """Hosted services list names only."""
+    server.parts = [b'{"data": [{"id": "far"}]}']
+
+    (model,) = await remote.models()
+
+    assert (model.name, model.max_context_tokens) == ("far", None)

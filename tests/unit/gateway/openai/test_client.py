@@ -1,0 +1,126 @@
+"""The unmodified `openai` Python client over a real port: its calls work, and errors raise its own exceptions."""
+
+from collections.abc import AsyncIterator
+
+import openai
+import pytest
+from openai import AsyncOpenAI
+
+from services.errors import ContextTooLong, DependencyAway
+from tests.support.parrot import MODEL, Parrot
+
+MESSAGES = [{"role": "user", "content": "one two three"}]
+
+
+@pytest.fixture
+async def client(live_url: str) -> AsyncIterator[AsyncOpenAI]:
+    """The client without retries."""
+    async with AsyncOpenAI(base_url=f"{live_url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+async def test_models_are_listed(client: AsyncOpenAI) -> None:
+    """The text writer's models and the live bundle; each is found by its id."""
+    listed = [model.id async for model in client.models.list()]
+    found = await client.models.retrieve("tailrace-recommender")
+
+    assert listed == [MODEL, "tailrace-recommender"]
+    assert (found.owned_by, found.object) == ("tailrace", "model")
+
+
+async def test_a_chat_with_logprobs(client: AsyncOpenAI) -> None:
+    """Role, text, finish reason, logprobs, and usage with cached tokens."""
+    answer = await client.chat.completions.create(
+        model=MODEL, messages=MESSAGES, max_tokens=4, logprobs=True, top_logprobs=2
+    )
+
+    (choice,) = answer.choices
+    assert (choice.message.role, choice.message.content) == ("assistant", " one two three one")
+    assert choice.finish_reason == "length"
+    assert choice.logprobs is not None
+    assert choice.logprobs.content is not None
+    assert [(token.token, token.logprob) for token in choice.logprobs.content][:2] == [(" one", -0.5), (" two", -0.5)]
+    assert bytes(choice.logprobs.content[0].bytes or []) == b" one"
+    assert [top.token for top in choice.logprobs.content[0].top_logprobs] == [" one", " ONE"]
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (3, 4, 7)
+    assert answer.usage.prompt_tokens_details is not None
+    assert answer.usage.prompt_tokens_details.cached_tokens == 1
+
+
+async def test_a_streamed_chat(client: AsyncOpenAI) -> None:
+    """First the role, then the text in pieces with the finish reason, last the usage."""
+    stream = await client.chat.completions.create(
+        model=MODEL, messages=MESSAGES, max_completion_tokens=3, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = [chunk async for chunk in stream]
+
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == " one two three"
+    assert [chunk.choices[0].finish_reason for chunk in chunks[:-1]] == [None, None, None, "length"]
+    assert (chunks[-1].choices, chunks[-1].usage and chunks[-1].usage.total_tokens) == ([], 6)
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+async def test_a_completion_with_several_prompts_and_choices(client: AsyncOpenAI) -> None:
+    """Choice c of prompt p has the index p * n + c; echo puts the prompt before each."""
+    answer = await client.completions.create(model=MODEL, prompt=["a b", "c"], n=2, max_tokens=2, echo=True)
+
+    choices = [(choice.index, choice.text) for choice in answer.choices]
+    assert choices == [(0, "a b a b"), (1, "a b a b"), (2, "c c c"), (3, "c c c")]
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (3, 8)
+
+
+async def test_a_streamed_completion_with_logprobs(client: AsyncOpenAI) -> None:
+    """Each chunk has the four lists; offsets count through the whole choice."""
+    stream = await client.completions.create(
+        model=MODEL, prompt=[7, 8], max_tokens=2, logprobs=2, stream=True, stop=["nowhere"]
+    )
+    chunks = [chunk.choices[0] async for chunk in stream]
+
+    assert "".join(chunk.text for chunk in chunks) == " t7 t8"
+    assert [chunk.logprobs and chunk.logprobs.text_offset for chunk in chunks] == [[0], [3]]
+    assert chunks[0].logprobs is not None
+    assert chunks[0].logprobs.top_logprobs == [{" t7": -0.5, " T7": -1.5}]
+
+
+async def test_a_ranking(client: AsyncOpenAI) -> None:
+    """Choices are items, best first, without seen ones; their logprobs are the scores."""
+    answer = await client.completions.create(model="tailrace-recommender", prompt="i00 i01 i02", n=3, logprobs=0)
+
+    assert [choice.text for choice in answer.choices] == ["i04", "i05", "i06"]
+    assert [choice.logprobs and choice.logprobs.token_logprobs for choice in answer.choices] == [[-0.0], [-1.0], [-2.0]]
+    assert {choice.finish_reason for choice in answer.choices} == {"stop"}
+
+
+async def test_an_unknown_path_raises_not_found_with_the_known_ones(client: AsyncOpenAI) -> None:
+    """Its type distinguishes it from a failure of the server."""
+    with pytest.raises(openai.NotFoundError, match=r"/v1/models, .*/v1/chat/completions") as raised:
+        await client.embeddings.create(model="parrot", input="a")
+
+    assert (raised.value.type, raised.value.code) == ("invalid_request_error", "not_found")
+
+
+async def test_a_prompt_longer_than_the_context_has_openais_code(client: AsyncOpenAI, parrot: Parrot) -> None:
+    """By which clients know that they must shorten the conversation."""
+    parrot.error = ContextTooLong("messages", "9 tokens long", "send at most 8")
+
+    with pytest.raises(openai.BadRequestError) as raised:
+        await client.chat.completions.create(model=MODEL, messages=MESSAGES)
+
+    assert (raised.value.code, raised.value.param) == ("context_length_exceeded", "messages")
+    assert raised.value.type == "invalid_request_error"
+
+
+async def test_a_broken_stream_raises_after_its_pieces(client: AsyncOpenAI, parrot: Parrot) -> None:
+    """A text that was cut off is never taken for a whole one."""
+    parrot.error, parrot.num_before_error = DependencyAway("text", 1), 2
+    stream = await client.completions.create(model=MODEL, prompt="a b c", stream=True)
+
+    pieces = [(await anext(stream)).choices[0].text for _ in range(2)]
+    with pytest.raises(openai.APIError, match="text is away"):
+        await anext(stream)
+
+    assert pieces == [" a", " b"]

@@ -1,0 +1,233 @@
+"""The OpenAI door in process: statuses and envelopes, access, models, rankings, metrics, paths that do not exist."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from services.contracts.access import Priority, Scope
+from services.errors import DependencyAway
+from services.gateway.access.authorize import KeyedAccess
+from services.gateway.access.keyring import KeyRing
+from services.gateway.access.keys import KeysFile, StoredHash, StoredKey, hash_of, write_keys
+from services.gateway.access.rates import Rates
+from services.gateway.rest.door import create_rest_app
+from tests.support.parrot import MODEL, Parrot
+from tests.support.until import until
+from tests.unit.gateway.world import MAX_BODY_BYTES, World
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+TEXT = {"model": MODEL, "prompt": "a b"}
+RANKED = {"model": "tailrace-recommender", "prompt": "i00 i01"}
+
+
+def stored(key_id: str, *scopes: Scope, **fields: Any) -> StoredKey:
+    """Build a key whose text is its id."""
+    hashes = (StoredHash(sha256=hash_of(key_id), expires_at=None),)
+    return StoredKey(id=key_id, hashes=hashes, scopes=frozenset(scopes), **fields)
+
+
+KEYS = KeysFile(
+    keys=(
+        stored("writer", Scope.TEXT, priority=Priority.LOW),
+        stored("both", Scope.TEXT, Scope.RECOMMEND, max_k=2),
+        stored("shop", Scope.RECOMMEND),
+        stored("daily", Scope.TEXT, daily_quota=1),
+    )
+)
+
+
+@pytest.fixture
+async def keyed(texts: World, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+    """The door with API keys."""
+    path = tmp_path / "keys.json"
+    write_keys(path, KEYS)
+    access = KeyedAccess(KeyRing(path, 100), Rates())
+    app = create_rest_app(lambda: texts.plane, lambda: b"", MAX_BODY_BYTES, access=access)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://door") as client:
+        yield client
+
+
+def bearer(key: str | None) -> dict[str, str]:
+    """Return the header of a key."""
+    return {} if key is None else {"authorization": f"Bearer {key}"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (CHAT, {"model": MODEL, "messages": [], "n": 1}, "messages"),
+        (COMPLETIONS, {**TEXT, "prompt": ["x"] * 7}, "prompt"),
+        (COMPLETIONS, {**TEXT, "prompt": ["x"] * 2, "n": 4}, "prompt"),
+        (COMPLETIONS, {**RANKED, "prompt": [1]}, "prompt"),
+        (COMPLETIONS, {**RANKED, "prompt": " "}, "prompt"),
+        (COMPLETIONS, {**RANKED, "prompt": "50 " + "x" * 300}, "prompt"),
+        (COMPLETIONS, {**RANKED, "prompt": "50 " * 2_001}, "prompt"),
+    ],
+)
+async def test_a_wrong_field_is_a_400_that_names_it(
+    http: httpx.AsyncClient, parrot: Parrot, path: str, body: dict[str, Any], param: str
+) -> None:
+    """In OpenAI's envelope, with the fix in the message; nothing is generated."""
+    answer = await http.post(path, json=body)
+
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"], error["param"]) == (400, "invalid_request_error", param)
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"].startswith(f"{param}: ")
+    assert ";" in error["message"]
+    assert parrot.asked == []
+
+
+async def test_a_body_over_the_limit_is_a_413(http: httpx.AsyncClient) -> None:
+    """In the envelope."""
+    answer = await http.post(CHAT, content=b" " * (MAX_BODY_BYTES + 1))
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
+
+
+@pytest.mark.parametrize(
+    ("body", "deadline"), [(TEXT, "0"), (TEXT, "600001"), (TEXT, "soon"), (TEXT, "-5"), (RANKED, "60001")]
+)
+async def test_a_deadline_out_of_range_is_a_400(http: httpx.AsyncClient, body: dict[str, Any], deadline: str) -> None:
+    """The header is the field; a ranking has a lower limit than a text."""
+    answer = await http.post(COMPLETIONS, json=body, headers={"x-deadline-ms": deadline})
+
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "x-deadline-ms")
+
+
+async def test_the_request_id_is_echoed_and_part_of_the_answers_id(http: httpx.AsyncClient) -> None:
+    """On answers and on errors."""
+    good = await http.post(COMPLETIONS, json=TEXT, headers={"x-request-id": "mine"})
+    bad = await http.post(COMPLETIONS, json={}, headers={"x-request-id": "mine"})
+
+    assert (good.headers["x-request-id"], bad.headers["x-request-id"]) == ("mine", "mine")
+    assert good.json()["id"] == "cmpl-mine"
+
+
+@pytest.mark.parametrize(
+    ("key", "body", "status", "kind"),
+    [
+        (None, TEXT, 401, "authentication_error"),
+        ("nonsense", TEXT, 401, "authentication_error"),
+        ("shop", TEXT, 403, "permission_error"),
+        ("writer", TEXT, 200, None),
+        ("writer", RANKED, 403, "permission_error"),
+        ("shop", RANKED, 403, "permission_error"),
+        ("both", {**RANKED, "n": 2}, 200, None),
+        ("both", {**RANKED, "n": 3}, 400, "invalid_request_error"),
+    ],
+)
+async def test_scopes(
+    keyed: httpx.AsyncClient, key: str | None, body: dict[str, Any], status: int, kind: str | None
+) -> None:
+    """Text needs the scope text; a ranking needs recommend too, and respects the key's max_k."""
+    answer = await keyed.post(COMPLETIONS, json=body, headers=bearer(key))
+
+    assert answer.status_code == status
+    assert answer.json().get("error", {}).get("type") == kind
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/parrot"])
+@pytest.mark.parametrize(("key", "status"), [(None, 401), ("shop", 403), ("writer", 200)])
+async def test_models_need_the_scope_too(keyed: httpx.AsyncClient, path: str, key: str | None, status: int) -> None:
+    """The list of models is not public; the health check is."""
+    assert (await keyed.get(path, headers=bearer(key))).status_code == status
+    assert (await keyed.get("/health")).status_code == 200
+
+
+async def test_a_used_up_quota_is_a_429_with_the_time(keyed: httpx.AsyncClient) -> None:
+    """With the code and the header by which the openai client waits."""
+    first = await keyed.post(COMPLETIONS, json=TEXT, headers=bearer("daily"))
+    again = await keyed.post(COMPLETIONS, json=TEXT, headers=bearer("daily"))
+
+    assert (first.status_code, again.status_code) == (200, 429)
+    assert int(again.headers["retry-after"]) > 0
+    assert again.json()["error"]["code"] == "rate_limit_exceeded"
+
+
+async def test_access_is_checked_before_the_body_is_read(keyed: httpx.AsyncClient, parrot: Parrot) -> None:
+    """Without a key a broken body is a 401; with one, its priority reaches the writer."""
+    refused = await keyed.post(COMPLETIONS, content=b"{")
+    await keyed.post(COMPLETIONS, json=TEXT, headers=bearer("writer"))
+
+    assert refused.status_code == 401
+    assert [request.priority for request in parrot.asked] == [Priority.LOW]
+
+
+async def test_a_ranking_is_a_recommendation_like_any_other(http: httpx.AsyncClient, texts: World) -> None:
+    """It is counted, its impression is sent, and it is explained by the caller's id; errors are counted too."""
+    ranked = {**RANKED, "prompt": "i00 i01 i02"}
+    await http.post(COMPLETIONS, json=ranked, headers={"x-request-id": "mine"})
+    await http.post(COMPLETIONS, json={**ranked, "n": 2_000, "prompt": "x" * 300})
+
+    door = {"door": "openai"}
+    assert texts.metric("tailrace_requests_total", tier="llm", reason="llm_in_time", code="ok", **door) == 1
+    assert texts.metric("tailrace_requests_total", tier="none", reason="none", code="invalid_request", **door) == 1
+    await until(lambda: "mine" in texts.shelf.records)
+    assert len(texts.impressions.records) == 1
+
+
+async def test_metrics_of_tokens_and_their_times(http: httpx.AsyncClient, texts: World) -> None:
+    """A stream has one time to first token and a gap for each further token of a choice; a whole answer has neither."""
+    body = {"model": MODEL, "prompt": "a b c"}
+    await http.post(COMPLETIONS, json={**body, "max_tokens": 4, "n": 2, "stream": True})
+    await http.post(COMPLETIONS, json={**body, "max_tokens": 1})
+
+    route = {"route": "completions"}
+    assert texts.metric("tailrace_text_first_token_seconds_count", **route) == 1
+    assert texts.metric("tailrace_text_token_gap_seconds_count", **route) == 6
+    assert texts.metric("tailrace_text_tokens_total", kind="completion") == 9
+    assert texts.metric("tailrace_text_tokens_total", kind="prompt") == 6
+    assert texts.metric("tailrace_text_tokens_total", kind="cached") == 2
+    assert texts.metric("tailrace_text_requests_total", code="ok", **route) == 2
+
+
+async def test_models_are_a_503_while_the_text_writer_is_unavailable(http: httpx.AsyncClient, parrot: Parrot) -> None:
+    """A list without its models would mean that they do not exist."""
+    parrot.error = DependencyAway("text", 1)
+
+    answer = await http.get("/v1/models")
+
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+
+
+async def test_without_text_only_the_recommender_is_listed(texts: World, http: httpx.AsyncClient) -> None:
+    """The error for other models says how to start text."""
+    texts.plane.text = None
+
+    listed = (await http.get("/v1/models")).json()["data"]
+    answer = await http.post(COMPLETIONS, json=TEXT)
+
+    assert [model["id"] for model in listed] == ["tailrace-recommender"]
+    assert answer.status_code == 404
+    assert "--text" in answer.json()["error"]["message"]
+
+
+OPENAI_FIELDS = {"message", "type", "param", "code"}
+REST_FIELDS = {"code", "message", "field", "fix", "request_id"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "allowed", "fields"),
+    [
+        ("POST", "/v1/embeddings", 404, None, OPENAI_FIELDS),
+        ("GET", "/v1/completions", 405, "POST", OPENAI_FIELDS),
+        ("DELETE", "/v1/models/a/b", 405, "GET", OPENAI_FIELDS),
+        ("GET", "/v1/recommendations", 405, "POST", REST_FIELDS),
+        ("POST", "/v1/bundle", 405, "GET", REST_FIELDS),
+        ("GET", "/v2/models", 404, None, REST_FIELDS),
+        ("GET", "/nowhere", 404, None, REST_FIELDS),
+    ],
+)
+async def test_unknown_paths_and_methods(
+    http: httpx.AsyncClient, method: str, path: str, status: int, allowed: str | None, fields: set[str]
+) -> None:
+    """Below /v1 in OpenAI's envelope, except on the REST door's own paths; a 405 names the allowed methods."""
+    answer = await http.request(method, path, headers={"x-request-id": "mine"})
+
+    assert (answer.status_code, answer.headers.get("allow")) == (status, allowed)
+    assert set(answer.json()["error"]) == fields
+    assert answer.headers["x-request-id"] == "mine"

@@ -1,0 +1,260 @@
+"""Bodies of the OpenAI door: settings reach the TextRequest as they are meant; every refusal names the field and the fix."""
+
+import inspect
+import json
+from typing import Any
+
+import pytest
+from openai.resources.chat.completions import Completions as ChatCompletions
+from openai.resources.completions import Completions
+from pydantic import BaseModel, ValidationError
+
+from services.contracts.access import ANYONE, Priority
+from services.contracts.text import ChatMessage, SamplingOptions
+from services.errors import InvalidRequest
+from services.gateway.openai.body import NOT_SUPPORTED, WITHOUT_EFFECT, parse_body
+from services.gateway.openai.parse import CallContext, CompletionCall, parse_chat, parse_completion
+from services.gateway.openai.schema import ChatBody, CompletionBody
+from tests.unit.gateway.openai.conftest import LIMITS
+
+CHAT, COMPLETIONS = "chat", "completions"
+CONTEXT = CallContext(request_id="r", caller=ANYONE, deadline_unix_s=5.0, limits=LIMITS)
+BASE: dict[str, dict[str, Any]] = {
+    CHAT: {"model": "m", "messages": [{"role": "user", "content": "a b"}]},
+    COMPLETIONS: {"model": "m", "prompt": "a b"},
+}
+
+
+def parse(route: str, content: bytes) -> CompletionCall:
+    """Parse a body of one of the two routes."""
+    return (parse_chat if route == CHAT else parse_completion)(content, CONTEXT)
+
+
+def parsed(route: str, **fields: Any) -> CompletionCall:
+    """Parse a valid body with these fields."""
+    return parse(route, json.dumps({**BASE[route], **fields}).encode())
+
+
+def test_every_setting_reaches_the_request() -> None:
+    """OpenAI's settings and vLLM's."""
+    settings = {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 5,
+        "min_p": 0.1,
+        "presence_penalty": 1,
+        "frequency_penalty": -1,
+        "repetition_penalty": 1.1,
+        "logit_bias": {"7": -100},
+        "seed": 3,
+    }
+    fields = {"n": 2, "max_tokens": 3, "stop": "x", "stop_token_ids": [9], "ignore_eos": True, "logprobs": True}
+    schema = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object"}, "strict": True}}
+
+    (request,) = parsed(CHAT, **settings, **fields, top_logprobs=4, response_format=schema).requests
+
+    assert request.sampling == SamplingOptions(**{**settings, "logit_bias": {7: -100.0}, "num_logprobs": 4})
+    assert (request.n, request.max_tokens, request.stop, request.stop_token_ids) == (2, 3, ("x",), (9,))
+    assert request.ignore_eos
+    assert json.loads(request.json_schema or "") == {"type": "object"}
+    assert (request.priority, request.deadline_unix_s) == (Priority.NORMAL, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [("a b", ["a b"]), (["a", "b"], ["a", "b"]), ([1, 2], [(1, 2)]), ([[1], [2, 3]], [(1,), (2, 3)])],
+)
+def test_a_prompt_has_four_forms(prompt: object, prompts: list[object]) -> None:
+    """Text, texts, token ids, lists of token ids."""
+    assert [request.prompt for request in parsed(COMPLETIONS, prompt=prompt).requests] == prompts
+
+
+def test_messages_are_joined_from_their_parts() -> None:
+    """Developer is OpenAI's newer name of system; nulls are absent fields."""
+    parts = [{"type": "text", "text": "a "}, {"type": "text", "text": "b"}]
+    messages = [
+        {"role": "developer", "content": "Be brief.", "name": None},
+        {"role": "user", "content": parts},
+        {"role": "assistant", "content": None, "tool_calls": None, "refusal": None},
+    ]
+
+    (request,) = parsed(CHAT, messages=messages).requests
+
+    assert request.messages == (
+        ChatMessage(role="system", content="Be brief."),
+        ChatMessage(role="user", content="a b"),
+        ChatMessage(role="assistant", content=""),
+    )
+
+
+def test_nulls_are_kept_where_they_are_values() -> None:
+    """In a template's variables and in a schema a null is a value, not an absent field."""
+    variables = {"enable_thinking": False, "effort": None, "nested": {"a": [None, 1], "b": None}}
+    schema = {"type": "json_schema", "json_schema": {"name": "s", "description": None, "schema": {"enum": [None, 1]}}}
+
+    (request,) = parsed(CHAT, chat_template_kwargs=variables, response_format=schema).requests
+
+    assert request.chat_template_kwargs == variables
+    assert json.loads(request.json_schema or "") == {"enum": [None, 1]}
+
+
+def test_a_json_object_is_an_object() -> None:
+    """`json_object` stands for a schema that excludes numbers and strings."""
+    (request,) = parsed(CHAT, response_format={"type": "json_object"}).requests
+
+    assert json.loads(request.json_schema or "") == {"type": "object"}
+
+
+HARMLESS: list[dict[str, Any]] = [
+    {"user": "u", "store": True, "metadata": {"a": "b"}, "service_tier": "auto", "parallel_tool_calls": True},
+    {"tools": [], "tool_choice": "none", "modalities": ["text"], "temperature": None, "stop": None, "n": None},
+    {"stream_options": {"include_usage": None, "include_obfuscation": False}, "response_format": {"type": "text"}},
+    {"top_k": -1, "logit_bias": {}, "skip_special_tokens": True, "min_tokens": 0, "best_of": 1},
+    {"add_generation_prompt": True, "prompt_cache_options": {"mode": "implicit"}},
+    {"response_format": {"type": "text", "json_schema": None}},
+]
+
+
+@pytest.mark.parametrize("route", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize("fields", HARMLESS, ids=[" ".join(fields) for fields in HARMLESS])
+def test_fields_without_effect_are_accepted(route: str, fields: dict[str, Any]) -> None:
+    """Bookkeeping, nulls, and features that are switched off."""
+    assert parsed(route, **fields).requests[0].sampling == SamplingOptions(num_logprobs=None)
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    (CHAT, {"tools": [{"type": "function"}]}, "tools"),
+    (CHAT, {"modalities": ["text", "audio"]}, "modalities"),
+    (CHAT, {"skip_special_tokens": False}, "skip_special_tokens"),
+    (CHAT, {"add_generation_prompt": False}, "add_generation_prompt"),
+    (CHAT, {"colour": 1}, "colour"),
+    (CHAT, {"echo": True}, "echo"),
+    (CHAT, {"messages": []}, "messages"),
+    (CHAT, {"messages": "hello"}, "messages"),
+    (CHAT, {"messages": [{"content": "x"}]}, "messages[0].role"),
+    (CHAT, {"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+    (CHAT, {"messages": [{"role": "user", "content": "x", "colour": 1}]}, "messages[0].colour"),
+    (CHAT, {"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+    (
+        CHAT,
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "image_url"}]}]},
+        "messages[0].content[1]",
+    ),
+    (CHAT, {"top_logprobs": 3}, "top_logprobs"),
+    (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    (CHAT, {"max_completion_tokens": 33}, "max_completion_tokens"),
+    (CHAT, {"model": "tailrace-recommender"}, "model"),
+    (CHAT, {"response_format": {"type": "xml"}}, "response_format.type"),
+    (CHAT, {"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    (CHAT, {"stream_options": {"colour": True}}, "stream_options.colour"),
+    (CHAT, {"chat_template_kwargs": "enable_thinking"}, "chat_template_kwargs"),
+    (CHAT, {"chat_template_kwargs": {"a": "x" * 8_192}}, "chat_template_kwargs"),
+    (CHAT, {"chat_template_kwargs": {"a": 1, "tools": []}}, "chat_template_kwargs.tools"),
+    (CHAT, {"chat_template_kwargs": {"bos_token": "x"}}, "chat_template_kwargs.bos_token"),
+    (COMPLETIONS, {"chat_template_kwargs": {"a": 1}}, "chat_template_kwargs"),
+    (COMPLETIONS, {"prompt": []}, "prompt"),
+    (COMPLETIONS, {"prompt": 7}, "prompt"),
+    (COMPLETIONS, {"prompt": ["x"] * 65}, "prompt"),
+    (COMPLETIONS, {"prompt": ["x", 1]}, "prompt[1]"),
+    (COMPLETIONS, {"top_k": 10**400}, "top_k"),
+    (COMPLETIONS, {"logit_bias": {str(token): 1 for token in range(1_025)}}, "logit_bias"),
+    (COMPLETIONS, {"logit_bias": {"x": 1}}, "logit_bias"),
+    (COMPLETIONS, {"logit_bias": {"1": 101}}, "logit_bias.1"),
+    (COMPLETIONS, {"stop": ["a", ""]}, "stop[1]"),
+    (COMPLETIONS, {"stop": ["a"] * 5}, "stop"),
+    (COMPLETIONS, {"suffix": "x"}, "suffix"),
+    (COMPLETIONS, {"best_of": 2}, "best_of"),
+    (COMPLETIONS, {"echo": True, "logprobs": 1}, "echo"),
+    (COMPLETIONS, {"echo": True, "prompt": [1]}, "echo"),
+    (COMPLETIONS, {"n": 0}, "n"),
+    (COMPLETIONS, {"n": 5}, "n"),
+    (COMPLETIONS, {"n": "2"}, "n"),
+    (COMPLETIONS, {"max_tokens": 0}, "max_tokens"),
+    (COMPLETIONS, {"max_tokens": 33}, "max_tokens"),
+    (COMPLETIONS, {"temperature": "hot"}, "temperature"),
+    (COMPLETIONS, {"seed": 2**63}, "seed"),
+    (COMPLETIONS, {"stream": "yes"}, "stream"),
+    (COMPLETIONS, {"guided_json": {}, "guided_regex": "a+"}, "guided_regex"),
+]
+
+
+@pytest.mark.parametrize(
+    ("route", "fields", "field"), REFUSED, ids=[f"{route} {json.dumps(fields)[:50]}" for route, fields, _ in REFUSED]
+)
+def test_a_refusal_names_the_field_and_the_fix(route: str, fields: dict[str, Any], field: str) -> None:
+    """Wrong types, ranges and combinations, unsupported and unknown fields."""
+    with pytest.raises(InvalidRequest) as refusal:
+        parsed(route, **fields)
+
+    assert refusal.value.field == field
+    assert refusal.value.fix
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"\xff", b'{"model": "\\ud800"}', b"[" * 9_000, b'{"model": NaN}']
+)
+def test_a_body_must_be_a_json_object(content: bytes) -> None:
+    """Broken JSON is refused like any other wrong body."""
+    with pytest.raises(InvalidRequest):
+        parse(CHAT, content)
+
+
+@pytest.mark.parametrize("number", [b"1e999", b"NaN"])
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"chat_template_kwargs": {"a": 77}}, "chat_template_kwargs"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": {"const": 77}}}},
+            "response_format.json_schema.schema",
+        ),
+    ],
+)
+def test_numbers_that_json_cannot_hold_are_refused(number: bytes, fields: dict[str, Any], field: str) -> None:
+    """They could not be sent on to another server, and would count as that server's failure."""
+    content = json.dumps({**BASE[CHAT], **fields}).encode().replace(b"77", number)
+
+    with pytest.raises(InvalidRequest) as refusal:
+        parse(CHAT, content)
+
+    assert refusal.value.field == field
+
+
+LONG: list[tuple[str, dict[str, Any]]] = [
+    (COMPLETIONS, {"prompt": [7.5] * 9_999}),
+    (COMPLETIONS, {"prompt": [["x"] * 9_999]}),
+    (COMPLETIONS, {"stop": [1] * 9_999}),
+    (COMPLETIONS, {"logit_bias": {str(token): "x" for token in range(9_999)}}),
+    (COMPLETIONS, {f"colour{number}": 1 for number in range(9_999)}),
+    (CHAT, {"messages": [{}] * 9_999}),
+    (CHAT, {"messages": [{"role": "user", "content": "x"}] * 2_049}),
+    (CHAT, {"messages": [{"role": "user", "content": [{}] * 9_999}]}),
+]
+
+
+@pytest.mark.parametrize(("route", "fields"), LONG)
+def test_validation_stops_at_the_first_faults(route: str, fields: dict[str, Any]) -> None:
+    """Whatever the body's length: a list of all faults would block the event loop."""
+    with pytest.raises(InvalidRequest) as refusal:
+        parsed(route, **fields)
+
+    cause = refusal.value.__cause__
+    assert cause is None or (isinstance(cause, ValidationError) and cause.error_count() < 10)
+
+
+@pytest.mark.parametrize(
+    ("methods", "kind"), [(ChatCompletions, ChatBody), (Completions, CompletionBody)], ids=["chat", "completions"]
+)
+def test_every_field_of_the_openai_client_is_known(methods: Any, kind: type[BaseModel]) -> None:
+    """Each is accepted, dropped, or refused with a fix of its own; none is refused as unknown."""
+    of_http = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
+
+    fields = inspect.signature(methods.create).parameters.keys() - of_http
+
+    assert fields - kind.model_fields.keys() - WITHOUT_EFFECT - NOT_SUPPORTED.keys() == set()
+
+
+def test_a_body_without_model_is_refused() -> None:
+    """The model is the one required field of both routes."""
+    with pytest.raises(InvalidRequest, match="model: missing"):
+        parse_body(CompletionBody, b"{}")
