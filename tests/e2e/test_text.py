@@ -1,4 +1,4 @@
-"""Text on a whole stack with keys, over a tiny random checkpoint: the openai client, guided output, leaving, and the neighbours."""
+"""Text on a whole stack with API keys, with a tiny random checkpoint: the openai client, schemas, disconnects, and deadlines beside it."""
 
 import json
 import shutil
@@ -24,9 +24,9 @@ pytestmark = pytest.mark.filterwarnings(
 
 MODEL = "tiny"
 MAX_TOKENS = 3_500
-SAID: list[Any] = [{"role": "user", "content": "the river runs on"}]
+MESSAGES: list[Any] = [{"role": "user", "content": "the river runs on"}]
 SEEN = ["50", "181", "258"]
-NUM_FLOODING, NUM_ASKED, DEADLINE_MS = 12, 60, 500
+NUM_FLOODING, NUM_REQUESTS, DEADLINE_MS = 12, 60, 500
 
 
 @dataclass
@@ -37,22 +37,22 @@ class Texts:
     keys: dict[str, str]
 
     def client(self, key_id: str) -> OpenAI:
-        """The client as its users make it."""
+        """Return an openai client without retries."""
         url = f"http://{HOST}:{self.stack.settings.http_port}/v1"
         return OpenAI(base_url=url, api_key=self.keys[key_id], max_retries=0)
 
     def recommend(self, **fields: Any) -> dict[str, Any]:
-        """Ask for a recommendation."""
+        """Return a recommendation."""
         headers = {"authorization": f"Bearer {self.keys['shop']}"}
         answer = self.stack.rest.post("/v1/recommendations", json=fields, headers=headers)
         assert answer.status_code == 200, answer.text
-        told: dict[str, Any] = answer.json()
-        return told
+        body: dict[str, Any] = answer.json()
+        return body
 
 
 @pytest.fixture(scope="module")
 def texts(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Texts]:
-    """Start it beside the shared stack, whose bundle it serves; stop it afterwards."""
+    """A stack beside the shared one, with a copy of its bundle."""
     folder = tmp_path_factory.mktemp("texts")
     for name in ("bundles", "features"):
         shutil.copytree(stack.settings.state_dir / name, folder / "state" / name)
@@ -74,17 +74,17 @@ def texts(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Te
 
 
 def test_the_models_are_listed(texts: Texts) -> None:
-    """The checkpoint, and the live bundle."""
+    """The checkpoint and the live bundle."""
     assert [model.id for model in texts.client("writer").models.list()] == [MODEL, "tailrace-recommender"]
 
 
-def test_a_chat_whole_and_streamed_says_the_same(texts: Texts) -> None:
-    """Greedy text is the same both ways; the usage counts the prompt through the template."""
+def test_a_chat_is_the_same_whole_and_streamed(texts: Texts) -> None:
+    """Greedy text is equal; the usage counts the prompt as the chat template renders it."""
     client = texts.client("writer")
-    asked: dict[str, Any] = {"model": MODEL, "messages": SAID, "max_tokens": 24, "temperature": 0}
+    request: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "max_tokens": 24, "temperature": 0}
 
-    whole = client.chat.completions.create(**asked)
-    chunks = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+    whole = client.chat.completions.create(**request)
+    chunks = list(client.chat.completions.create(**request, stream=True, stream_options={"include_usage": True}))
 
     streamed = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
     assert whole.usage is not None
@@ -95,7 +95,7 @@ def test_a_chat_whole_and_streamed_says_the_same(texts: Texts) -> None:
 
 
 def test_a_schema_holds(texts: Texts) -> None:
-    """Even a random model writes what the schema allows, and nothing else."""
+    """Even a random model generates only what the schema allows."""
     schema = {
         "type": "object",
         "properties": {"flow": {"enum": ["head", "tail"]}},
@@ -104,7 +104,7 @@ def test_a_schema_holds(texts: Texts) -> None:
     }
     answer = texts.client("writer").chat.completions.create(
         model=MODEL,
-        messages=SAID,
+        messages=MESSAGES,
         max_tokens=200,
         seed=1,
         response_format={"type": "json_schema", "json_schema": {"name": "flow", "schema": schema}},
@@ -113,8 +113,8 @@ def test_a_schema_holds(texts: Texts) -> None:
     assert json.loads(answer.choices[0].message.content or "")["flow"] in {"head", "tail"}
 
 
-def test_leaving_ends_the_work(texts: Texts) -> None:
-    """Through the edge and Ray, a caller who goes away midway stops the engine's work for it."""
+def test_a_disconnect_ends_the_engines_work(texts: Texts) -> None:
+    """Through the edge and Ray, a client's disconnect cancels its sequence in the engine."""
     stack = texts.stack
     stream = texts.client("writer").completions.create(
         model=MODEL, prompt="the tail", max_tokens=MAX_TOKENS, stream=True, extra_body={"ignore_eos": True}
@@ -123,18 +123,19 @@ def test_leaving_ends_the_work(texts: Texts) -> None:
     assert stack.metric("tailrace_text_in_flight") == 1
     stream.close()
 
-    wait_for(lambda: stack.metric("tailrace_text_in_flight") == 0, what="the text's end at the door")
+    wait_for(lambda: stack.metric("tailrace_text_in_flight") == 0, what="the end of the text at the door")
     wait_for(
-        lambda: stack.metric("vllm:num_requests_running", model_name=MODEL) == 0, what="the text's end at the engine"
+        lambda: stack.metric("vllm:num_requests_running", model_name=MODEL) == 0,
+        what="the end of the text at the engine",
     )
     assert stack.metric("tailrace_text_requests_total", code="cancelled") == 1
     assert stack.metric("tailrace_text_tokens_total", kind="completion") < MAX_TOKENS
 
 
-def test_a_key_without_the_scope_writes_nothing(texts: Texts) -> None:
-    """Scopes are apart: text does not recommend, recommend does not write."""
+def test_a_key_without_the_scope_is_refused(texts: Texts) -> None:
+    """The scope text does not recommend, and the scope recommend does not generate text."""
     with pytest.raises(openai.PermissionDeniedError):
-        texts.client("shop").chat.completions.create(model=MODEL, messages=SAID)
+        texts.client("shop").chat.completions.create(model=MODEL, messages=MESSAGES)
     with pytest.raises(openai.PermissionDeniedError):
         texts.client("writer").completions.create(model="tailrace-recommender", prompt="50")
     refused = texts.stack.rest.post(
@@ -144,8 +145,8 @@ def test_a_key_without_the_scope_writes_nothing(texts: Texts) -> None:
     assert refused.status_code == 403
 
 
-def test_a_recommendation_can_carry_a_sentence(texts: Texts) -> None:
-    """With time enough it is written; without, the items come all the same."""
+def test_a_recommendation_can_have_a_rationale(texts: Texts) -> None:
+    """It is written if time allows; the items come in any case."""
     ample = texts.recommend(recent_item_ids=SEEN, k=3, deadline_ms=4_000, rationale=True)
     tight = texts.recommend(recent_item_ids=SEEN, k=3, deadline_ms=5, rationale=True)
 
@@ -155,8 +156,8 @@ def test_a_recommendation_can_carry_a_sentence(texts: Texts) -> None:
     assert "rationale" not in tight
 
 
-def test_the_page_keeps_its_word(texts: Texts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What docs/text.md shows of text is what happens."""
+def test_the_examples_of_the_page_work(texts: Texts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each example of docs/text.md has the shown output."""
     monkeypatch.setenv("KEY", texts.keys["writer"])
     session = PageSession(texts.stack, tmp_path)
 
@@ -171,7 +172,7 @@ def test_the_page_keeps_its_word(texts: Texts, tmp_path: Path, monkeypatch: pyte
 
 
 def test_recommendations_keep_their_deadline_while_text_is_flooded(texts: Texts) -> None:
-    """All are answered, and all but a few in time."""
+    """All are answered, and at most one in twenty late."""
     is_over = threading.Event()
 
     def flood() -> None:
@@ -197,7 +198,7 @@ def test_recommendations_keep_their_deadline_while_text_is_flooded(texts: Texts)
     try:
         answers = [
             texts.recommend(recent_item_ids=[*SEEN, str(300 + place)], k=5, deadline_ms=DEADLINE_MS)
-            for place in range(NUM_ASKED)
+            for place in range(NUM_REQUESTS)
         ]
     finally:
         is_over.set()
@@ -205,4 +206,4 @@ def test_recommendations_keep_their_deadline_while_text_is_flooded(texts: Texts)
             one.join(20)
 
     assert all(len(answer["items"]) == 5 for answer in answers)
-    assert stack.metric("tailrace_deadline_missed_total") - missed_before <= 0.05 * NUM_ASKED
+    assert stack.metric("tailrace_deadline_missed_total") - missed_before <= 0.05 * NUM_REQUESTS

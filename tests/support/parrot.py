@@ -1,4 +1,4 @@
-"""A small real TextWriter: says the prompt's words again, one token a word. Deterministic, in process, as slow or broken as told."""
+"""A small TextWriter that repeats the prompt's words, one token per word. Deterministic, in process; can be slow or fail."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -21,14 +21,14 @@ NUM_CACHED = 1
 
 
 class Parrot:
-    """Repeats the last message or the prompt, each word with a space before it, for ever or to `max_tokens` (8).
+    """Repeats the last message or the prompt, each word after a space, up to `max_tokens` (8 by default).
 
-    Tokens are words. A stop string ends a choice before it. Logprobs are -0.5 for the word, -1.5 for its capitals. `error` is
-    raised after `num_before_error` pieces, `delay_s` is slept before each, `hangs_after` that many pieces it says nothing more.
+    A stop string ends a choice before it. Logprobs are -0.5 for the word and -1.5 for it in capitals. `error` is raised after
+    `num_before_error` pieces, `delay_s` is slept before each piece, after `hangs_after` pieces none follows.
     """
 
     def __init__(self) -> None:
-        self.asked: list[TextRequest] = []
+        self.requests: list[TextRequest] = []
         self.num_open = 0
         self.num_steps = 0
         self.delay_s = 0.0
@@ -45,8 +45,8 @@ class Parrot:
         return (TextModel(name=MODEL, max_context_tokens=256, created_unix_s=1_700_000_000, template_variables=known),)
 
     async def write(self, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
-        """Write."""
-        self.asked.append(request)
+        """Generate text; see TextWriter."""
+        self.requests.append(request)
         self.num_open += 1
         try:
             async for event in self._write(request):
@@ -85,7 +85,7 @@ class Parrot:
 
 
 def words_of(request: TextRequest) -> list[str]:
-    """The words that are said again."""
+    """Return the words to repeat."""
     if request.messages:
         return request.messages[-1].content.split()
     if isinstance(request.prompt, str):
@@ -94,7 +94,7 @@ def words_of(request: TextRequest) -> list[str]:
 
 
 def piece_of(request: TextRequest, index: int, word: str, offset: int, *, is_stop: bool, is_last: bool) -> TextPiece:
-    """One word as a piece."""
+    """Build the piece of one word."""
     reason = (FinishReason.STOP if is_stop else FinishReason.LENGTH) if is_last else None
     if is_stop:
         return TextPiece(index=index, text="", num_tokens=0, finish_reason=reason)

@@ -143,7 +143,7 @@ class MetricSampler:
         await self._sampling.stop()
 
     async def sample(self) -> None:
-        """Take one sample. If the metrics folder cannot be read, say a process has just begun a file, skip this sample."""
+        """Take one sample. If the metrics folder cannot be read (a process may have just begun a file), skip this sample."""
         self._sampled_s = self._clock()
         try:
             families = await asyncio.to_thread(lambda: list(self._scrape()))

@@ -36,7 +36,7 @@ NOT_SUPPORTED: Mapping[str, str] = {
     "audio": "leave it out; text is all that is written here",
     "prediction": "leave it out",
     "reasoning_effort": "leave it out; the model writes what it writes",
-    "verbosity": "say it in the prompt",
+    "verbosity": "describe it in the prompt",
     "web_search_options": "leave it out",
     "moderation": "leave it out; nothing is moderated here",
     "skip_special_tokens": "leave it out; special tokens stand for no text here",

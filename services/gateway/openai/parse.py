@@ -13,7 +13,14 @@ from services.contracts.access import Caller
 from services.contracts.text import TEMPLATE_NAMES, ChatMessage, SamplingOptions, TextRequest
 from services.errors import InvalidRequest
 from services.gateway.openai.body import parse_body
-from services.gateway.openai.schema import MAX_PROMPTS, ChatBody, CompletionBody, ResponseFormatBody, TextPartBody
+from services.gateway.openai.schema import (
+    MAX_PROMPTS,
+    ROLES,
+    ChatBody,
+    CompletionBody,
+    ResponseFormatBody,
+    TextPartBody,
+)
 from services.gateway.text.tier import TextLimits
 from services.observability.tracing import trace_headers
 
@@ -21,7 +28,6 @@ RECOMMENDER = "tailrace-recommender"
 """The model name under which OpenAI clients call the live bundle."""
 ANY_OBJECT = '{"type": "object"}'
 """The schema that `json_object` stands for."""
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +66,7 @@ class CompletionCall:
         return self.n * len(self.requests)
 
     def echo_of(self, index: int) -> str:
-        """Return the prompt to repeat before this choice; empty if none was asked for."""
+        """Return the prompt to repeat before this choice; empty without echo."""
         return self.echoes[index // self.n] if self.echoes else ""
 
 
@@ -152,9 +158,9 @@ def _messages(body: ChatBody) -> tuple[ChatMessage, ...]:
 
 
 def _role(role: str, place: int) -> str:
-    if role not in _ROLES:
-        raise InvalidRequest(f"messages[{place}].role", f"{role!r:.40} is not supported", f"send {', '.join(_ROLES)}")
-    return _ROLES[role]
+    if role not in ROLES:
+        raise InvalidRequest(f"messages[{place}].role", f"{role!r:.40} is not supported", f"send {', '.join(ROLES)}")
+    return ROLES[role]
 
 
 def _content(content: str | list[TextPartBody], place: int) -> str:

@@ -19,6 +19,8 @@ MAX_BIASED = 1_024
 MAX_VARIABLES_CHARS = 8_192
 MAX_TEXT_DEADLINE_MS = 600_000
 _MAX_TOP_K = 2**31 - 1
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+"""The roles of messages, and their names in chat templates."""
 
 T = TypeVar("T")
 
@@ -45,6 +47,15 @@ def _small_variables(variables: dict[str, Any]) -> dict[str, Any]:
     if num_chars > MAX_VARIABLES_CHARS:
         raise PydanticCustomError("too_long", f"{num_chars} characters of JSON; send at most {MAX_VARIABLES_CHARS}")
     return variables
+
+
+def _describe_prompt(schema: dict[str, Any]) -> None:
+    """Add to the JSON schema what parse.py checks: no empty list, and few prompts; a list of numbers is one prompt."""
+    for form in schema["anyOf"]:
+        if form["type"] == "array":
+            form["minItems"] = 1
+            if form["items"]["type"] != "integer":
+                form["maxItems"] = MAX_PROMPTS
 
 
 Quick = Annotated[list[T], Field(fail_fast=True)]
@@ -95,7 +106,9 @@ class _GenerationBody(_Body):
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     repetition_penalty: float = Field(1.0, gt=0, le=10, description="vLLM's")
     logit_bias: Annotated[dict[str, Bias], BeforeValidator(_few_biased)] = Field(
-        {}, description=f"By token id, at most {MAX_BIASED}"
+        {},
+        description=f"By token id, at most {MAX_BIASED}",
+        json_schema_extra={"propertyNames": {"pattern": "^[0-9]{1,9}$"}, "maxProperties": MAX_BIASED},
     )
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     stop: Stop | Annotated[Quick[Stop], Field(max_length=MAX_STOPS)] = Field([], description=f"At most {MAX_STOPS}")
@@ -110,7 +123,8 @@ class CompletionBody(_GenerationBody):
     """Complete each prompt. With the model `tailrace-recommender` a prompt is a history and a choice is an item."""
 
     prompt: Prompt = Field(
-        description="Text or token ids, one prompt or several; for tailrace-recommender item ids, oldest first, separated by spaces"
+        json_schema_extra=_describe_prompt,
+        description="Text or token ids, one prompt or several; for tailrace-recommender item ids, oldest first, separated by spaces",
     )
     logprobs: int | None = Field(
         None, ge=0, le=MAX_LOGPROBS, description="How many of the most probable tokens to return"
@@ -123,14 +137,16 @@ class TextPartBody(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True)
 
-    type: str
+    type: str = Field(json_schema_extra={"enum": ["text"]})
     text: str | None = None
 
 
 class MessageBody(_Body):
     """One message."""
 
-    role: str = Field(description="system, developer (the same), user or assistant", examples=["user"])
+    role: str = Field(
+        description="developer is the same as system", examples=["user"], json_schema_extra={"enum": list(ROLES)}
+    )
     content: str | Annotated[Quick[TextPartBody], Field(max_length=MAX_MESSAGES)] = ""
     name: str = Field("", description="Accepted, without effect")
 

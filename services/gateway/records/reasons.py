@@ -34,7 +34,7 @@ TIERS: Mapping[Tier, TierText] = {
     ),
     Tier.LLM: TierText(
         "Language model",
-        "The decoder generates the next items from the history. Asked if its predicted finish meets the deadline.",
+        "The decoder generates the next items from the history. Called if its predicted finish meets the deadline.",
     ),
     Tier.STUDENT: TierText(
         "Student",
@@ -58,43 +58,43 @@ REASONS: Mapping[Reason, ReasonText] = {
         planned=_PREDICTION + " of the {budget_ms:.1f} ms that were left, and it answered in time.",
         ended=_PREDICTION + " of the {budget_ms:.1f} ms that were left, and it answered in time.",
     ),
-    Reason.UNKNOWN_USER: ReasonText("No event of this user is known; the popular items answered."),
+    Reason.UNKNOWN_USER: ReasonText("No event of this user is known; the popular tier answered."),
     Reason.SHORT_HISTORY: ReasonText(
         "The history is too short for the language model.",
-        planned="{num_history} known items are too few for the LLM, which is asked from {min_history_for_llm} on.",
+        planned="{num_history} known items are too few for the LLM, which is called from {min_history_for_llm} on.",
     ),
     Reason.LLM_OVERLOADED: ReasonText(
         "The language model is at capacity; the student answered.",
         planned="All {max_in_flight} places that this caller's class may fill at the LLM were taken ({num_in_flight} in flight).",
-        ended="The LLM was asked and refused: its queue was full.",
+        ended="The LLM was called and refused: its queue was full.",
     ),
     Reason.LLM_TOO_SLOW: ReasonText(
-        "The language model was predicted to miss the deadline, so it was not asked; the student answered.",
-        planned=_PREDICTION + " and only {budget_ms:.1f} ms were left, so it was not asked.",
+        "The language model was predicted to miss the deadline, so it was not called; the student answered.",
+        planned=_PREDICTION + " and only {budget_ms:.1f} ms were left, so it was not called.",
     ),
     Reason.LLM_LATE: ReasonText(
-        "The language model was asked and missed the deadline; the student answered.",
-        ended="The LLM was asked, predicted to need {predicted_ms:.1f} ms of {budget_ms:.1f} ms, and had not answered when the time was up.",
+        "The language model was called and missed the deadline; the student answered.",
+        ended="The LLM was called, predicted to need {predicted_ms:.1f} ms of {budget_ms:.1f} ms, and had not answered when the time was up.",
     ),
     Reason.LLM_AWAY: ReasonText(
         "The language model is unavailable; the student answered.",
-        planned="The breaker was open after repeated failures of the LLM, so it was not asked.",
-        ended="The LLM was asked and could not be reached.",
+        planned="The breaker was open after repeated failures of the LLM, so it was not called.",
+        ended="The LLM was called and could not be reached.",
     ),
     Reason.LLM_FAILED: ReasonText(
         "The language model failed; the student answered.",
-        ended="The LLM was asked and failed.",
+        ended="The LLM was called and failed.",
     ),
     Reason.BUNDLE_MISMATCH: ReasonText(
         "The language model serves another bundle than the gateway, as it may for a moment during a promotion; the student answered.",
-        ended="The LLM was asked and serves another bundle than this gateway.",
+        ended="The LLM was called and serves another bundle than this gateway.",
     ),
     Reason.FEATURES_AWAY: ReasonText(
         "The feature store did not answer in its share of the deadline, so the user's history is not known.",
         planned="The feature store did not answer in its share of the deadline, so the user's seen items were not known.",
     ),
     Reason.STUDENT_FAILED: ReasonText(
-        "The student failed; the popular items answered.",
+        "The student failed; the popular tier answered.",
         ended="The student was to answer ({planned_reason}) and failed.",
     ),
     Reason.SHED: ReasonText(

@@ -43,7 +43,7 @@ async def test_a_sentence_comes_with_the_items(door: Door, world: World, parrot:
     """It is made from the titles of the history and of the items, short, and behind everybody else's text."""
     reply = await door.recommend(ASK)
 
-    (asked,) = parrot.asked
+    (asked,) = parrot.requests
     assert (reply.body["rationale_reason"], len(reply.body["items"])) == ("written", 3)
     assert reply.body["rationale"].startswith("Someone liked: Item 0; Item 1; Item 2; Item 3.")
     assert "Item 4; Item 5; Item 6" in asked.messages[-1].content
@@ -61,14 +61,14 @@ async def test_a_model_that_can_think_first_is_told_not_to(
 
     await door.recommend(ASK)
 
-    assert parrot.asked[0].chat_template_kwargs == sent
+    assert parrot.requests[0].chat_template_kwargs == sent
 
 
 async def test_who_does_not_ask_gets_none(door: Door, parrot: Parrot) -> None:
     """Nobody is asked, and the answer does not speak of it."""
     reply = await door.recommend({"user_id": "long"})
 
-    assert parrot.asked == []
+    assert parrot.requests == []
     assert "rationale_reason" not in reply.body
     assert "rationale" not in reply.body
 
@@ -79,7 +79,7 @@ async def test_a_late_writer_costs_the_sentence_not_the_answer(door: Door, parro
 
     reply = await door.recommend(IN_A_HURRY)
 
-    (asked,) = parrot.asked
+    (asked,) = parrot.requests
     assert (reply.code, len(reply.body["items"])) == ("ok", 3)
     assert reply.body["rationale_reason"] == "late"
     assert "rationale" not in reply.body
@@ -126,7 +126,7 @@ async def test_with_nothing_left_nobody_is_asked(world: World, parrot: Parrot) -
     """A box that no writer could fill is not opened."""
     told = await RationaleWriter(world.plane.text, world.plane.text_report.metrics.rationales)([], ["A"], 0.01)
 
-    assert (told.outcome, parrot.asked) == ("late", [])
+    assert (told.outcome, parrot.requests) == ("late", [])
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ async def test_a_strained_gateway_takes_no_text(tier: TextTier, world: World, pa
 
     with pytest.raises(Overloaded):
         await all_of(tier, request(priority=Priority.LOW))
-    assert parrot.asked == []
+    assert parrot.requests == []
     assert len(await all_of(tier, request(priority=Priority.NORMAL))) == 4
 
 
@@ -118,11 +118,11 @@ async def test_failures_in_a_row_open_the_breaker_and_one_trial_closes_it(
     for _ in range(2):
         with pytest.raises(DependencyAway):
             await all_of(tier, request())
-    num_asked = len(parrot.asked)
+    num_asked = len(parrot.requests)
 
     with pytest.raises(DependencyAway):
         await all_of(tier, request())
-    assert (len(parrot.asked), world.metric("tailrace_text_breaker_open")) == (num_asked, 1)
+    assert (len(parrot.requests), world.metric("tailrace_text_breaker_open")) == (num_asked, 1)
     clock.now_s += 11
     parrot.error = None
     assert len(await all_of(tier, request())) == 4
@@ -140,7 +140,7 @@ async def test_refusals_and_lateness_are_no_failures(tier: TextTier, parrot: Par
         with pytest.raises(type(error)):
             await all_of(tier, request())
 
-    assert len(parrot.asked) == 5
+    assert len(parrot.requests) == 5
 
 
 async def test_who_leaves_is_no_failure(tier: TextTier, parrot: Parrot) -> None:

@@ -78,7 +78,7 @@ async def test_a_wrong_field_is_a_400_that_names_it(
     assert set(error) == {"message", "type", "param", "code"}
     assert error["message"].startswith(f"{param}: ")
     assert ";" in error["message"]
-    assert parrot.asked == []
+    assert parrot.requests == []
 
 
 async def test_a_body_over_the_limit_is_a_413(http: httpx.AsyncClient) -> None:
@@ -154,7 +154,7 @@ async def test_access_is_checked_before_the_body_is_read(keyed: httpx.AsyncClien
     await keyed.post(COMPLETIONS, json=TEXT, headers=bearer("writer"))
 
     assert refused.status_code == 401
-    assert [request.priority for request in parrot.asked] == [Priority.LOW]
+    assert [request.priority for request in parrot.requests] == [Priority.LOW]
 
 
 async def test_a_ranking_is_a_recommendation_like_any_other(http: httpx.AsyncClient, texts: World) -> None:

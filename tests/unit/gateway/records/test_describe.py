@@ -31,7 +31,7 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
     ({}, "predicted to need 12.3 ms of the 50.0 ms"),
     ({"num_in_flight": 0}, "predicted to need 1.0 ms of the 50.0 ms"),
     ({"list_covers": True}, "covers every event"),
-    ({"num_history": 2}, "2 known items are too few for the LLM, which is asked from 3 on"),
+    ({"num_history": 2}, "2 known items are too few for the LLM, which is called from 3 on"),
     ({"num_history": 0}, "0 known items"),
     ({"num_history": 0, "user_known": False}, "No event of this user is known"),
     ({"num_in_flight": 8}, "All 8 places"),

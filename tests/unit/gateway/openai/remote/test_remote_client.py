@@ -83,8 +83,8 @@ async def test_events_and_settings_survive_the_wire(remote: RemoteWriter, parrot
     local = await events_of(Parrot(), sent)
 
     assert from_server[1:] == local[1:]
-    assert parrot.asked[0].sampling == options
-    assert (parrot.asked[0].stop, parrot.asked[0].json_schema) == (("zz",), '{"type": "object"}')
+    assert parrot.requests[0].sampling == options
+    assert (parrot.requests[0].stop, parrot.requests[0].json_schema) == (("zz",), '{"type": "object"}')
 
 
 async def test_the_end_of_a_text_survives_the_wire(remote: RemoteWriter) -> None:
@@ -177,7 +177,7 @@ async def test_the_deadline_is_sent_on(remote: RemoteWriter, parrot: Parrot) -> 
     deadline_unix_s = asyncio.get_running_loop().time() + 2e9
     await events_of(remote, request(deadline_unix_s=deadline_unix_s))
 
-    received = parrot.asked[0].deadline_unix_s
+    received = parrot.requests[0].deadline_unix_s
     assert received is not None
     assert received < deadline_unix_s
 
