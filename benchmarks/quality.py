@@ -27,7 +27,7 @@ from services.features.repo import RepoAddress
 from services.settings.settings import Settings, load_settings
 
 if TYPE_CHECKING:
-    from pipelines.run import PipelineOptions, Places
+    from pipelines.options import PipelineOptions, Places
 
 SHOWN = ("hr@5", "ndcg@5", "hr@10", "ndcg@10", "hr@10_unmasked", "ndcg@10_unmasked")
 FIRST_EVENT_S = 1_400_000_000
@@ -71,8 +71,7 @@ def _options() -> argparse.Namespace:
 
 
 def _pipeline(options: argparse.Namespace, state_dir: Path, seed: int) -> "PipelineOptions":
-    from pipelines.run import PipelineOptions
-    from pipelines.training.recipe import decoder_recipe, student_recipe
+    from pipelines.options import PipelineOptions, decoder_recipe, student_recipe
 
     chosen = PipelineOptions(until="evaluate", with_live_log=False)
     if options.sequences is not None:
@@ -82,7 +81,7 @@ def _pipeline(options: argparse.Namespace, state_dir: Path, seed: int) -> "Pipel
 
 
 def _places(settings: Settings, state_dir: Path) -> "Places":
-    from pipelines.run import Places
+    from pipelines.options import Places
 
     return Places(
         state_dir=state_dir,

@@ -10,10 +10,9 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -24,84 +23,29 @@ from models.catalogue import load_catalogue
 from models.registry import BundleStore
 from pipelines.data import ingest, tokenize
 from pipelines.evaluation import evaluate, gate
-from pipelines.evaluation.gate import GateOptions
-from pipelines.features import features, point_in_time
-from pipelines.publication import optimize, precompute, publish
-from pipelines.publication.precompute import PrecomputeOptions
+from pipelines.features import point_in_time, tables
+from pipelines.options import PipelineOptions, Places
+from pipelines.publication import bundle, precompute
 from pipelines.runner.bars import Bars, metrics_table
-from pipelines.runner.progress import Progress
-from pipelines.runner.run_lock import turn
-from pipelines.runner.stage import StageOutput, Stages, content_key
+from pipelines.runner.run_lock import run_lock, run_lock_if_free
+from pipelines.runner.stage import Progress, StageCache, StageOutput, content_key
 from pipelines.training import distill, train
-from pipelines.training.distill import DistillOptions
-from pipelines.training.train import TrainOptions
-from services.errors import ConfigError
-from services.features.repo import RepoAddress
 from services.features.writer import FeatureWriter
 
-STAGES = ("ingest", "features", "tokenize", "train", "distill", "evaluate", "gate", "optimize", "precompute", "publish")
-ML_100K = "ml-100k"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineOptions:
-    """What to build. `events` and `items` (both or none) replace the data set; `until` ends the flow after that stage."""
-
-    dataset: str = ML_100K
-    events: Path | None = None
-    items: Path | None = None
-    with_live_log: bool = True
-    until: str = "publish"
-    num_threads: int = 1
-    """Threads of torch. One is far better than two where anything else runs, and gives the same weights everywhere."""
-    train: TrainOptions = field(default_factory=TrainOptions)
-    distill: DistillOptions = field(default_factory=DistillOptions)
-    gate: GateOptions = field(default_factory=GateOptions)
-    precompute: PrecomputeOptions = field(default_factory=PrecomputeOptions)
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot be run. Raises ConfigError naming the option."""
-        if self.dataset != ML_100K:
-            raise ConfigError(
-                f"--dataset: {self.dataset!r} is not known, only {ML_100K!r}; or give --events and --items"
-            )
-        if (self.events is None) != (self.items is None):
-            raise ConfigError("--events and --items: give both or none")
-        if self.until not in STAGES:
-            raise ConfigError(f"--until: {self.until!r} is no stage; the stages are {', '.join(STAGES)}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
-    """Where things are: the values of settings.py that the pipeline uses."""
-
-    state_dir: Path
-    cache_dir: Path
-    bundle_root: Path
-    offline_log_dir: Path
-    feature_repo: RepoAddress
-    history_max_items: int
-    keep_bundles: int
-
-    @property
-    def stages_dir(self) -> Path:
-        """Where stage outputs are."""
-        return self.state_dir / "pipeline"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """What a run gave. `evaluation` and `bundle_version` are None when the flow ended before them."""
+class PipelineReport:
+    """The result of a run. `evaluation` and `bundle_version` are None when the flow ended before them."""
 
     stages: tuple[StageOutput, ...]
     evaluation: dict[str, Any] | None = None
     bundle_version: str | None = None
 
 
-def run_pipeline(options: PipelineOptions, places: Places, console: Console) -> Report:
-    """Run the flow, show it on the console, and tell what came out. Raises DataError, StageFailed, EnvironmentFault, DependencyAway."""
+def run_pipeline(options: PipelineOptions, places: Places, console: Console) -> PipelineReport:
+    """Run the flow and show it on the console. Raises DataError, StageFailed, EnvironmentFault, DependencyAway."""
     done: list[StageOutput] = []
-    with turn(places.stages_dir, console), _threads(options.num_threads), Bars(console) as bars:
+    with run_lock(places.stages_dir, console), _threads(options.num_threads), Bars(console) as bars:
         for output in flow(options, places, bars):
             bars.end(output)
             done.append(output)
@@ -118,24 +62,23 @@ def run_pipeline(options: PipelineOptions, places: Places, console: Console) -> 
 
 
 def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[StageOutput]:
-    """The whole story; yields after each stage."""
-    stages = Stages(places.stages_dir)
+    """Run all stages in order; yields after each."""
+    stages = StageCache(places.stages_dir)
     max_items = places.history_max_items
-    prompt = {"max_items": options.train.max_items, "stride": options.train.stride}
 
     bars.begin("ingest")
-    ingested = ingest_events(stages, options, places)
+    ingested = _ingest(stages, options, places)
     yield ingested
 
     progress = bars.begin("features")
-    key = features.key(ingested.key, max_items)
-    tables = stages.run("features", key, lambda out: features.build_tables(ingested.path, max_items, out, progress))
-    features.serve(tables.path, places.feature_repo, progress)
-    yield tables
+    key = tables.key(ingested.key, max_items)
+    built = stages.run("features", key, lambda out: tables.build_tables(ingested.path, max_items, out, progress))
+    tables.serve(built.path, places.feature_repo, progress)
+    yield built
 
     bars.begin("tokenize")
     read_histories = partial(point_in_time.histories_as_of, places.feature_repo)
-    key = content_key({"max_items": max_items}, [ingested.key, tables.key], [tokenize, point_in_time])
+    key = content_key({"max_items": max_items}, [ingested.key, built.key], [tokenize, point_in_time])
     tokenized = stages.run(
         "tokenize", key, lambda out: tokenize.tokenize(ingested.path, read_histories, max_items, out)
     )
@@ -155,10 +98,10 @@ def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[Stage
     yield distilled
 
     progress = bars.begin("evaluate")
-    judged = evaluate.Trained(tokenized.path, decoder_dir, distilled.path, **prompt)
+    models = evaluate.Trained(tokenized.path, decoder_dir, distilled.path, **options.prompt)
     name = options.events.stem if options.events else options.dataset
     key = content_key({"name": name}, [distilled.key], [evaluate])
-    evaluated = stages.run("evaluate", key, lambda out: evaluate.evaluate(judged, name, out, progress))
+    evaluated = stages.run("evaluate", key, lambda out: evaluate.evaluate(models, name, out, progress))
     yield evaluated
 
     bars.begin("gate")
@@ -167,49 +110,76 @@ def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[Stage
     yield StageOutput("gate", evaluated.key, evaluated.path, skipped=False, seconds=0.0)
 
     bars.begin("optimize")
-    key = content_key(prompt, [evaluated.key], [optimize])
+    key = content_key(options.prompt, [evaluated.key], [bundle])
     now = datetime.now(UTC)
-    optimized = stages.run("optimize", key, lambda out: optimize.optimize(judged, evaluated.path, now, out))
+    optimized = stages.run("optimize", key, lambda out: bundle.optimize(models, evaluated.path, now, out))
     bundle_dir, version = optimized.path / "bundle", (optimized.path / "version.txt").read_text()
     yield optimized
 
     progress = bars.begin("precompute")
     catalogue = load_catalogue(bundle_dir / "catalogue.parquet")
-    ranking = precompute.Ranking(bundle_dir / "decoder", catalogue, version, **prompt)
-    listed = list_for_busiest(stages, options.precompute, places, ingested, ranking, progress)
-    yield listed
+    ranker = precompute.BatchRanker(bundle_dir / "decoder", catalogue, version, **options.prompt)
+    yield _store_lists(stages, options, places, ingested, ranker, progress)
 
     bars.begin("publish")
     training = json.loads((trained.path / "training.json").read_text())
-    about = publish.describe(report, training, prompt, catalogue.depth)
+    manifest = bundle.manifest_of(report, training, options.prompt, catalogue.depth)
     store = BundleStore(places.bundle_root)
-    bundle = publish.publish(store, bundle_dir, version, about)
+    published = bundle.publish(store, bundle_dir, version, manifest)
     store.prune(places.keep_bundles)
-    yield StageOutput("publish", version, bundle.path, skipped=False, seconds=0.0)
+    yield StageOutput("publish", version, published.path, skipped=False, seconds=0.0)
 
 
-def ingest_events(stages: Stages, options: PipelineOptions, places: Places) -> StageOutput:
+def refresh_lists(options: PipelineOptions, places: Places, console: Console) -> int:
+    """Between two trainings: make the precomputed lists anew for the live bundle, from current features. Return their number.
+
+        ingest -> precompute
+
+    A list is unused from its user's next event on, and the decoder answers instead. Returns 0 while a whole flow runs, which ends with
+    lists of its own. Raises BundleNotFound before the first bundle is live, DataError for tables that break their schema, DependencyAway.
+    """
+    with run_lock_if_free(places.stages_dir) as is_free:
+        if not is_free:
+            console.print(f"another run in {places.stages_dir} is about to make the lists", markup=False)
+            return 0
+        live, stages = BundleStore(places.bundle_root).live(), StageCache(places.stages_dir)
+        catalogue = load_catalogue(live.path / "catalogue.parquet")
+        ranker = precompute.BatchRanker(live.path / "decoder", catalogue, live.version, **live.manifest["prompt"])
+        with Bars(console) as bars:
+            bars.begin("ingest")
+            ingested = _ingest(stages, options, places)
+            bars.end(ingested)
+
+            progress = bars.begin("precompute")
+            listed = _store_lists(stages, options, places, ingested, ranker, progress)
+            bars.end(listed)
+    num_lists = len(precompute.read_rows(listed.path))
+    console.print(f"{num_lists} lists are fresh")
+    return num_lists
+
+
+def _ingest(stages: StageCache, options: PipelineOptions, places: Places) -> StageOutput:
     """Run the stage `ingest` on the given tables and the live log."""
     log = ingest.live_log_files(places.offline_log_dir) if options.with_live_log else ()
     source = ingest.Source(options.events, options.items, log)
     return stages.run("ingest", ingest.key(source), lambda out: ingest.ingest(source, places.cache_dir, out))
 
 
-def list_for_busiest(
-    stages: Stages,
-    options: PrecomputeOptions,
+def _store_lists(
+    stages: StageCache,
+    options: PipelineOptions,
     places: Places,
     ingested: StageOutput,
-    ranking: precompute.Ranking,
+    ranker: precompute.BatchRanker,
     progress: Progress,
 ) -> StageOutput:
     """Run the stage `precompute` for the busiest users of these events, and write their lists to the online store."""
     writer = FeatureWriter(places.feature_repo)
-    users = precompute.busiest_users(pl.read_parquet(ingested.path / "events.parquet"), options.num_users)
+    users = precompute.busiest_users(pl.read_parquet(ingested.path / "events.parquet"), options.precompute.num_users)
     histories = list(writer.read_histories(users).values())
-    key = precompute.key(ranking.bundle_version, histories, options)
+    key = precompute.key(ranker.bundle_version, histories, options.precompute)
     listed = stages.run(
-        "precompute", key, lambda out: precompute.precompute(ranking, histories, options, out, progress)
+        "precompute", key, lambda out: precompute.precompute(ranker, histories, options.precompute, out, progress)
     )
     writer.write_precomputed(precompute.read_rows(listed.path), time.time_ns() // 1_000)
     return listed
@@ -225,10 +195,10 @@ def _threads(num_threads: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _report(done: list[StageOutput]) -> Report:
+def _report(done: list[StageOutput]) -> PipelineReport:
     by_stage = {output.stage: output for output in done}
     evaluated, published = by_stage.get("evaluate"), by_stage.get("publish")
-    return Report(
+    return PipelineReport(
         stages=tuple(done),
         evaluation=evaluate.read_report(evaluated.path) if evaluated else None,
         bundle_version=published.key if published else None,

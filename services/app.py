@@ -25,10 +25,10 @@ from services.contracts.access import ANYONE
 from services.contracts.rank import RankRequest
 from services.contracts.text import TextWriter
 from services.errors import TailraceError
-from services.features.event_times import read_event_times
 from services.features.explanations import RedisExplanations
-from services.features.reader import FeatureReader
-from services.features.repo import USER_HISTORY_TABLE, RepoAddress, ensure_applied
+from services.features.reader import FeatureReader, read_event_times
+from services.features.repo import RepoAddress, ensure_applied
+from services.features.schema import USER_HISTORY
 from services.gateway.access.authorize import Access, KeyedAccess, OpenAccess
 from services.gateway.access.keyring import KeyRing
 from services.gateway.access.rates import Rates
@@ -262,7 +262,7 @@ def _drilled(settings: Settings, drills: Drills, features: FeatureReader, llm: L
 def build_console(settings: Settings, plane: DataPlane, store: DrillableStore, drills: Drills) -> ConsoleService:
     """Build the console's service; starts nothing."""
     objectives, bundles = load_objectives(), BundleStore(settings.bundle_root)
-    table = _address(settings).table_path(USER_HISTORY_TABLE)
+    table = _address(settings).table_path(USER_HISTORY.name)
     return ConsoleService(
         live=plane.live,
         users=store,

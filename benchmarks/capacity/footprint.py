@@ -13,7 +13,7 @@ import redis
 from infra.local.supervisor.keeper import children_of
 from infra.local.supervisor.stackfile import StackFile
 from services.contracts.events import Interaction
-from services.features.rows import LogPosition
+from services.features.schema import LogPosition
 from services.settings.redis_address import RedisAddress
 from services.stream.decode import LoggedInteraction
 from services.stream.offline_log import OfflineLog

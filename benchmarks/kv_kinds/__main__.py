@@ -26,8 +26,7 @@ from models.decoder.decoder import Decoder
 from models.decoder.weights import load_decoder
 from models.prompt import prompt_tokens
 from models.registry import BundleStore
-from pipelines.data.examples import Cases, read_cases
-from pipelines.data.split import Split
+from pipelines.data.examples import Cases, Split, read_cases
 from services.llm.engine.beam.trie import ItemCodes
 from services.llm.engine.config import EngineConfig, KvKind
 from services.llm.engine.engine import Engine

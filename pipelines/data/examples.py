@@ -1,24 +1,88 @@
-"""The examples of the split as the later stages see them: sequences to learn, and labelled cases to be judged on."""
+"""The examples of the protocol's split: leave one out by time. Which rows there are, and how later stages read them.
+
+Of each user with at least three events the last is the test label, the one before it the validation label, and the model trains on all
+before those. Users with fewer events only train. Every row carries the time as of which its history is read, so the feature store, and not
+this file, decides what was known then.
+"""
 
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 
-from pipelines.data.split import Split
+from models.prompt import window_start
+from services.stream.aggregate import history_limits
+
+MIN_EVENTS_TO_EVALUATE = 3
+
+
+class Split(StrEnum):
+    """What a row is for."""
+
+    TRAIN = "train"
+    VALID = "valid"
+    TEST = "test"
+
+
+def as_of_rows(events: pl.DataFrame, max_items: int) -> pl.DataFrame:
+    """Return (user_id, event_timestamp, split, target_item_id) for ordered events.
+
+    A label's row is as of the microsecond before it. A training row has no target: its history is the sequence to learn.
+    Of a history longer than the `max_items` that the store keeps, one training row begins where the next later one was cut,
+    so that each event is learned from once.
+    """
+    placed = events.select(
+        "user_id",
+        "item_id",
+        "event_time",
+        place=pl.int_range(pl.len()).over("user_id"),
+        total=pl.len().over("user_id"),
+    )
+    evaluated = pl.col("total") >= MIN_EVENTS_TO_EVALUATE
+    from_end = pl.col("total") - pl.col("place")
+    num_train = pl.when(evaluated).then(pl.col("total") - 2).otherwise(pl.col("total"))
+    longest = int(placed.select(pl.col("total").max()).item() or 0)
+    train = placed.filter(_ends_a_row(pl.col("place").cast(pl.Int64) + 1, num_train.cast(pl.Int64), max_items, longest))
+    parts = [
+        _rows(train, Split.TRAIN, pl.col("event_time"), pl.lit(None, pl.String)),
+        _rows(placed.filter(evaluated & (from_end == 2)), Split.VALID, _just_before(), pl.col("item_id")),
+        _rows(placed.filter(evaluated & (from_end == 1)), Split.TEST, _just_before(), pl.col("item_id")),
+    ]
+    return pl.concat(parts)
+
+
+def _ends_a_row(count: pl.Expr, num_train: pl.Expr, max_items: int, longest: int) -> pl.Expr:
+    """Whether a training row holds the newest of the first `count` events: all of them, or what the row after it lacks.
+
+    `longest` is the most events that a user has.
+    """
+    stride = history_limits(max_items).stride
+    kept = max_items // stride * stride
+    starts = pl.Series([window_start(length, max_items, stride) for length in range(longest + 1)])
+    cut = pl.lit(starts).gather(num_train)
+    return (count == num_train) | ((count <= cut) & ((cut - count) % kept == 0))
+
+
+def _just_before() -> pl.Expr:
+    return pl.col("event_time") - pl.duration(microseconds=1)
+
+
+def _rows(events: pl.DataFrame, split: Split, when: pl.Expr, target: pl.Expr) -> pl.DataFrame:
+    return events.select("user_id", event_timestamp=when, split=pl.lit(split.value), target_item_id=target)
 
 
 @dataclass(frozen=True, slots=True)
 class Cases:
-    """Labelled histories of one split, aligned: user ids, item indices oldest first, and the index of what came next."""
+    """Labelled histories of one split, aligned: user ids, item indices oldest first, and the index of the item that came next."""
 
     user_ids: tuple[str, ...]
     histories: tuple[np.ndarray, ...]
     targets: np.ndarray
 
     def __len__(self) -> int:
-        """How many."""
+        """The number of cases."""
         return len(self.user_ids)
 
 

@@ -1,12 +1,12 @@
-"""Stage 1: any source of events becomes two clean tables, and what could not be used is set aside and counted.
+"""Stage 1: any source of events becomes two clean tables; unusable rows are set aside and counted.
 
     events.parquet      user_id, item_id, event_time (timestamp[us, UTC], strictly rising per user), event_type, value; by time
     items.parquet       item_id, title, categories (list of text), text
     rejected_*.parquet  the rows that were set aside, as text, with the reason
     ingest.json         counts, and a few samples of each reason
 
-The live log that the stream worker writes is merged in: the same user's ratings of last year and clicks of today are one
-history. This file does not know what events mean or how they are split.
+The live log that the stream worker writes is merged in: a user's ratings of last year and clicks of today are one history. This file does
+not know what events mean or how they are split.
 """
 
 import hashlib
@@ -19,9 +19,9 @@ from typing import Any
 import polars as pl
 
 from models.files import file_sha256
-from pipelines.data import movielens, schema, tables
+from pipelines.data import schema, sources
+from pipelines.data.examples import MIN_EVENTS_TO_EVALUATE
 from pipelines.data.schema import Checked
-from pipelines.data.split import MIN_EVENTS_TO_EVALUATE
 from pipelines.runner.stage import content_key
 from services.errors import StageFailed
 from services.stream.log_files import current_files
@@ -49,7 +49,7 @@ def key(source: Source) -> str:
     """Return the content key of this source: the files' hashes, and the live events however they are cut into files."""
     own = [file_sha256(path) for path in (source.events, source.items) if path is not None and path.is_file()]
     live = hashlib.sha256(_live_events(source.live_log).write_csv().encode()).hexdigest() if source.live_log else ""
-    return content_key({"own": own, "live": live}, [movielens.WHEEL_SHA256], [sys.modules[__name__]])
+    return content_key({"own": own, "live": live}, [sources.WHEEL_SHA256], [sys.modules[__name__]])
 
 
 def ingest(source: Source, cache_dir: Path, out: Path) -> None:
@@ -61,7 +61,7 @@ def ingest(source: Source, cache_dir: Path, out: Path) -> None:
     events = schema.order_events(pl.concat([recorded.good, live.good]))
     rejected = {"events": recorded.rejected, "items": items.rejected, "live": live.rejected}
     summary = _summary(events, items.good, live.good.height, rejected)
-    _require_enough(events, items.good, _told(summary["rejected"]))
+    _require_enough(events, items.good, _rejections(summary["rejected"]))
     events.write_parquet(out / "events.parquet")
     items.good.write_parquet(out / "items.parquet")
     for name, rows in rejected.items():
@@ -70,24 +70,24 @@ def ingest(source: Source, cache_dir: Path, out: Path) -> None:
 
 
 def set_aside(ingested: Path) -> list[str]:
-    """Tell in sentences which rows of a finished ingest could not be used: how many, why, and one of them."""
-    return _told(json.loads((ingested / "ingest.json").read_text())["rejected"])
+    """Return a sentence for each reason for which rows were set aside: how many, the reason, and one of them."""
+    return _rejections(json.loads((ingested / "ingest.json").read_text())["rejected"])
 
 
-def _told(rejected: dict[str, dict[str, Any]]) -> list[str]:
+def _rejections(rejected: dict[str, dict[str, Any]]) -> list[str]:
     return [
-        f"{name}: {found['num_rows']} set aside ({reason}), such as {_row_words(found['samples'][0])}"
+        f"{name}: {found['num_rows']} set aside ({reason}), such as {_describe_row(found['samples'][0])}"
         for name, reasons in rejected.items()
         for reason, found in reasons.items()
     ]
 
 
-def _row_words(sample: dict[str, Any]) -> str:
+def _describe_row(sample: dict[str, Any]) -> str:
     return ", ".join(f"{column}={value}" for column, value in sample.items() if column != "reason")
 
 
 def _require_enough(events: pl.DataFrame, items: pl.DataFrame, set_aside: list[str]) -> None:
-    """Refuse what nothing can be learned from or judged by, and say what was set aside. Raises StageFailed."""
+    """Refuse data too small to train and evaluate on, naming what was set aside. Raises StageFailed."""
     longest = max(events["user_id"].value_counts()["count"], default=0)
     if longest < _MIN_EVENTS:
         found = f"of {events.height} events that can be used, no user has more than {longest}"
@@ -100,9 +100,9 @@ def _require_enough(events: pl.DataFrame, items: pl.DataFrame, set_aside: list[s
 
 def _read(source: Source, cache_dir: Path) -> tuple[pl.DataFrame, pl.DataFrame]:
     if source.events is not None and source.items is not None:
-        return tables.read_table(source.events), tables.read_table(source.items)
-    wheel = movielens.fetch_wheel(cache_dir)
-    return movielens.read_events(wheel), movielens.read_items(wheel)
+        return sources.read_table(source.events), sources.read_table(source.items)
+    wheel = sources.fetch_wheel(cache_dir)
+    return sources.movielens_events(wheel), sources.movielens_items(wheel)
 
 
 def _check_live(files: tuple[Path, ...], known_items: pl.Series) -> Checked:

@@ -15,7 +15,7 @@ import pandas as pd
 import polars as pl
 
 from models.catalogue import Catalogue
-from pipelines.data.split import Split, as_of_rows
+from pipelines.data.examples import Split, as_of_rows
 
 ReadHistories = Callable[[pd.DataFrame], pd.DataFrame]
 """Point-in-time join: (user_id, event_timestamp) -> the same rows with `history_item_ids`, oldest first."""

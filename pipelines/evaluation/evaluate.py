@@ -17,13 +17,12 @@ from models.catalogue import Catalogue, load_catalogue
 from models.decoder.config import DecoderConfig, read_config
 from models.decoder.weights import load_decoder
 from models.student import StudentConfig, read_student
-from pipelines.data.examples import read_cases, read_sequences
-from pipelines.data.split import Split
+from pipelines.data.examples import Split, read_cases, read_sequences
 from pipelines.evaluation.gate import student_share
 from pipelines.evaluation.metrics import Scorer, rank_labels, summarise
-from pipelines.evaluation.student_scorer import StudentScorer
-from pipelines.runner.progress import Progress
+from pipelines.runner.stage import Progress
 from pipelines.training.dense import DecoderScorer
+from pipelines.training.distill import StudentScorer
 
 REPORT = "report.json"
 PROTOCOL = "leave one out by time, all items ranked, test split, mean rank on ties; ndcg@10_interval: 95 % bootstrap"

@@ -1,9 +1,9 @@
-"""Stage 8: for the users with the most traffic, the list that the LLM tier would answer now, made by the same engine.
+"""Stage 8: for the busiest users, the list that the LLM tier would return now, ranked by the same engine.
 
-    precomputed.parquet   user_id, item_ids (best first), scores, watermark_ms, bundle_version
+    precomputed.parquet   the columns of the view user_recommendations
 
-Histories come from the online store, as a request would read them, and each list carries the newest event that it has seen:
-one later event and the router asks the decoder again. A list holds no item of the user's history.
+Histories come from the online store, as a request would read them, and each list carries the time of the newest event that it has seen:
+after a later event the decoder ranks again. A list holds no item of the user's history.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,10 +16,10 @@ import torch
 from models.catalogue import Catalogue
 from models.decoder.weights import load_decoder
 from models.prompt import prompt_tokens
-from pipelines.runner.progress import Progress
-from pipelines.runner.stage import content_key
+from pipelines.runner.stage import Progress, content_key
 from services.contracts.recommend import Filters
-from services.features.rows import PrecomputedRow, UserHistory
+from services.features import schema
+from services.features.schema import USER_RECOMMENDATIONS, PrecomputedRow, UserHistory
 from services.llm.engine.beam.trie import ItemCodes
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
@@ -31,7 +31,7 @@ _RECENT_DAYS = 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrecomputeOptions:
-    """How many users get a list, and of what length at most."""
+    """How many users get a list, and its maximum length."""
 
     num_users: int = 300
     list_len: int = 100
@@ -45,8 +45,8 @@ def busiest_users(events: pl.DataFrame, num_users: int) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Ranking:
-    """What ranks: the checkpoint, its catalogue, the bundle that they belong to, and the prompt's shape."""
+class BatchRanker:
+    """What an offline ranking needs: the checkpoint, its catalogue, their bundle, and the prompt's shape."""
 
     decoder_dir: Path
     catalogue: Catalogue
@@ -57,17 +57,18 @@ class Ranking:
 
 def key(bundle_version: str, histories: Sequence[UserHistory], options: PrecomputeOptions) -> str:
     """Return the content key of these users' lists."""
-    return content_key(asdict(options), [bundle_version, *(f"{row.user_id}@{row.row_time_us}" for row in histories)])
+    inputs = [bundle_version, *(f"{row.user_id}@{row.row_time_us}" for row in histories)]
+    return content_key(asdict(options), inputs, [schema])
 
 
 def precompute(
-    ranking: Ranking, histories: Sequence[UserHistory], options: PrecomputeOptions, out: Path, progress: Progress
+    ranker: BatchRanker, histories: Sequence[UserHistory], options: PrecomputeOptions, out: Path, progress: Progress
 ) -> None:
     """Rank for these histories and write the table."""
-    engine, catalogue = _engine(ranking, len(histories)), ranking.catalogue
+    engine, catalogue = _engine(ranker, len(histories)), ranker.catalogue
     for history in histories:
         items = catalogue.indices(history.item_ids)
-        prompt = prompt_tokens(catalogue, items, ranking.max_items, ranking.stride)
+        prompt = prompt_tokens(catalogue, items, ranker.max_items, ranker.stride)
         allowed = catalogue.allowed(Filters(), history.item_ids)
         engine.add_rank(history.user_id, prompt, k=options.list_len, allowed=allowed)
     watermarks = {history.user_id: history.newest_event_time_ms for history in histories}
@@ -78,7 +79,7 @@ def precompute(
                 user_id=outcome.request_id,
                 item_ids=tuple(catalogue.item_ids[index] for index in outcome.item_indices.tolist()),
                 scores=tuple(outcome.scores.tolist()),
-                bundle_version=ranking.bundle_version,
+                bundle_version=ranker.bundle_version,
                 watermark_ms=watermarks[outcome.request_id],
             )
         )
@@ -88,35 +89,19 @@ def precompute(
 
 def save_rows(rows: Sequence[PrecomputedRow], out: Path) -> None:
     """Write the table of lists."""
-    columns = {
-        "user_id": [row.user_id for row in rows],
-        "item_ids": [list(row.item_ids) for row in rows],
-        "scores": [list(row.scores) for row in rows],
-        "bundle_version": [row.bundle_version for row in rows],
-        "watermark_ms": [row.watermark_ms for row in rows],
-    }
-    pl.DataFrame(columns).write_parquet(out / _TABLE)
+    pl.DataFrame(USER_RECOMMENDATIONS.to_columns(rows)).write_parquet(out / _TABLE)
 
 
 def read_rows(folder: Path) -> list[PrecomputedRow]:
     """Read the table of lists."""
-    return [
-        PrecomputedRow(
-            user_id=row["user_id"],
-            item_ids=tuple(row["item_ids"]),
-            scores=tuple(row["scores"]),
-            bundle_version=row["bundle_version"],
-            watermark_ms=row["watermark_ms"],
-        )
-        for row in pl.read_parquet(folder / _TABLE).iter_rows(named=True)
-    ]
+    return USER_RECOMMENDATIONS.from_columns(pl.read_parquet(folder / _TABLE).to_dict(as_series=False))
 
 
-def _engine(ranking: Ranking, num_requests: int) -> Engine:
-    catalogue, decoder = ranking.catalogue, load_decoder(ranking.decoder_dir, torch.float32, "cpu")
+def _engine(ranker: BatchRanker, num_requests: int) -> Engine:
+    catalogue, decoder = ranker.catalogue, load_decoder(ranker.decoder_dir, torch.float32, "cpu")
     items = ItemCodes(codes=catalogue.codes, level_sizes=catalogue.level_sizes, token_offsets=catalogue.token_offsets)
     config = EngineConfig(max_waiting=max(1, num_requests))
-    return Engine(decoder, config, items=items, bundle_version=ranking.bundle_version)
+    return Engine(decoder, config, items=items, bundle_version=ranker.bundle_version)
 
 
 def _run(engine: Engine) -> Iterator[EngineOutcome]:

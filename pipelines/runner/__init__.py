@@ -1,1 +1,1 @@
-"""Stages with cached outputs, the run lock, and progress bars."""
+"""StageCache with cached outputs, the run lock, and progress bars."""

@@ -1,4 +1,4 @@
-"""What the terminal shows while the pipeline runs: one bar a stage, then one table. Knows no stage."""
+"""The terminal's display while the pipeline runs: one bar a stage, then one table of metrics. Does not know what a stage does."""
 
 from collections.abc import Mapping
 from types import TracebackType
@@ -9,8 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from pipelines.runner import progress
-from pipelines.runner.stage import StageOutput
+from pipelines.runner import stage
 
 _COLUMNS = ("hr@5", "ndcg@5", "hr@10", "ndcg@10", "hr@10_unmasked", "ndcg@10_unmasked")
 
@@ -37,16 +36,16 @@ class Bars:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._progress.stop()
 
-    def begin(self, stage: str) -> progress.Progress:
-        """Show a stage as begun, and give what moves its bar."""
-        bar = self._bars[stage] = self._progress.add_task(stage, total=None, words="")
+    def begin(self, name: str) -> stage.Progress:
+        """Show a stage as begun, and return the function that moves its bar."""
+        bar = self._bars[name] = self._progress.add_task(name, total=None, words="")
 
         def move(done: int, total: int, words: str) -> None:
             self._progress.update(bar, completed=done, total=total, words=words)
 
         return move
 
-    def end(self, output: StageOutput) -> None:
+    def end(self, output: stage.StageOutput) -> None:
         """Show a stage as done."""
         bar = self._bars[output.stage]
         self._progress.update(bar, completed=1, total=1)

@@ -1,7 +1,7 @@
-"""Runs that share a folder of stage outputs take turns: a run removes old outputs, which another one may be about to read.
+"""The lock of a folder of stage outputs: one run at a time, since a run removes old outputs, which another might be about to read.
 
-The lock is the kernel's (flock), so it ends with its process. On a volume that several machines share it holds as far as that
-volume's locks do, which NFS and CephFS give.
+The lock is the kernel's (flock), so it ends with its process. On a volume that several machines share it holds where that volume
+supports flock, as NFS and CephFS do.
 """
 
 from collections.abc import Iterator
@@ -13,9 +13,9 @@ from rich.console import Console
 
 
 @contextmanager
-def turn(root: Path, console: Console) -> Iterator[None]:
-    """Work in the folder alone; while another run does, wait, and say so."""
-    with turn_if_free(root) as is_free:
+def run_lock(root: Path, console: Console) -> Iterator[None]:
+    """Hold the folder's lock; while another run holds it, print that and wait."""
+    with run_lock_if_free(root) as is_free:
         if is_free:
             yield
             return
@@ -25,8 +25,8 @@ def turn(root: Path, console: Console) -> Iterator[None]:
 
 
 @contextmanager
-def turn_if_free(root: Path) -> Iterator[bool]:
-    """Work in the folder alone, and say True; False while another run does."""
+def run_lock_if_free(root: Path) -> Iterator[bool]:
+    """Hold the folder's lock and yield True; yield False when another run holds it."""
     try:
         held = _lock(root).acquire(blocking=False)
     except Timeout:

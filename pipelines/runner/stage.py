@@ -1,10 +1,9 @@
-"""How every stage of the offline pipeline runs: skipped when done, written in scratch, renamed into place.
+"""How every stage of the offline pipeline runs: skipped when done, written to a scratch folder, renamed into place.
 
-A stage's output lies in `<root>/<stage>/<key>/`, where the key is a hash of the stage's parameters, of its inputs' keys and
-of the source files that make it up, found by what they import. Equal key, equal output: a finished folder is used again, an unfinished one is never
-seen, because the rename is the last step. Of each stage the outputs that were used last are kept, older ones are removed: a
-nightly run would fill its disk otherwise. Runs in one folder take turns (`pipelines.runner.run_lock`). This file does not know what any
-stage does.
+A stage's output is `<root>/<stage>/<key>/`, where the key is a hash of the stage's parameters, of its inputs' keys and of the source files
+that it uses, found by their imports. Equal key, equal output: a finished folder is used again, and an unfinished one is never seen, because
+the rename is the last step. Of each stage the outputs that were used last are kept and older ones removed, since a nightly run would fill
+the disk otherwise. One run at a time works in a folder (`pipelines.runner.run_lock`). This file does not know what any stage does.
 """
 
 import hashlib
@@ -21,8 +20,10 @@ from typing import Any
 
 from models.files import file_sha256, rename_if_absent
 
+Progress = Callable[[int, int, str], None]
+"""Called with the amount done, the total, and a few words of detail."""
 _NUM_KEPT = 5
-"""Outputs of one stage beside those of this run: enough to come back to what was tried a moment ago."""
+"""Outputs kept of one stage beside those of this run: enough to return to what was tried a moment ago."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +37,8 @@ class StageOutput:
     seconds: float
 
 
-class Stages:
-    """The folder of stage outputs."""
+class StageCache:
+    """The folder of stage outputs, by stage and key."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -63,7 +64,7 @@ class Stages:
         return StageOutput(stage, key, target, skipped=False, seconds=time.perf_counter() - began)
 
     def _prune(self, stage: str) -> None:
-        """Remove what nobody used for longest, and what killed runs left half done."""
+        """Remove the least recently used outputs, and scratch folders of killed runs."""
         folders = [path for path in (self._root / stage).iterdir() if path.is_dir() and path not in self._given]
         finished = sorted((path for path in folders if path.name[0] != "."), key=lambda path: path.stat().st_mtime)
         for path in {*folders} - {*finished[-_NUM_KEPT:]}:
@@ -99,3 +100,7 @@ def _used(module: ModuleType) -> list[ModuleType]:
     held = vars(module).values()
     names = {one.__name__ if isinstance(one, ModuleType) else str(getattr(one, "__module__", "")) for one in held}
     return [sys.modules[name] for name in names if name.startswith(("pipelines.", "models.")) and name in sys.modules]
+
+
+def silent(_done: int, _total: int, _words: str) -> None:
+    """Report no progress: a Progress that does nothing."""

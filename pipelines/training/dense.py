@@ -1,8 +1,8 @@
-"""Dense causal attention over a padded batch: what training and offline scoring hand to the decoder. No cache, no pages.
+"""The decoder over padded batches with dense causal attention, as training and offline scoring run it: no cache, no blocks.
 
-Padding lies at each row's end, so causality alone keeps it out of everything real.
+Padding is at each row's end, so causality alone keeps it out of all real positions.
 
-Shape suffixes: B rows, L places of a row, T = B * L tokens, H heads, G key/value heads, K head size, D hidden, V items.
+Shape suffixes: B rows, L positions of a row, T = B * L tokens, H heads, G key/value heads, K head size, D hidden, V items.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from services.errors import StageFailed
 
 
 def causal_attention(num_rows: int) -> Attend:
-    """Return the attention in which each token sees itself and what is before it in its own row."""
+    """Return dense attention in which each token attends to itself and to earlier tokens of its own row."""
 
     def attend(layer: int, q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor) -> Tensor:
         q_BHLK, k_BGLK, v_BGLK = (x.view(num_rows, -1, *x.shape[1:]).transpose(1, 2) for x in (q_THK, k_TGK, v_TGK))
@@ -40,7 +40,7 @@ def hidden_states(decoder: Decoder, tokens_BL: Tensor) -> Tensor:
 
 
 class DecoderScorer:
-    """Scores histories over the whole catalogue with the very prompt that serving uses. For codes of depth 1."""
+    """Scores histories over the whole catalogue with the prompt that serving uses. For codes of depth 1."""
 
     def __init__(self, decoder: Decoder, catalogue: Catalogue, max_items: int, stride: int) -> None:
         if catalogue.depth != 1:

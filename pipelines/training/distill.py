@@ -1,17 +1,18 @@
-"""Stage 5: the student learns what the decoder would answer at every place, and its twin learns from the labels alone.
+"""Stage 5: the student learns the decoder's distribution at every position, and its twin learns from the labels alone.
 
     student.safetensors, twin.safetensors   weights of models.student
     distillation.json                       shapes, curves and the options
 
-The target at each place is a mixture of the decoder's distribution over the whole catalogue and the label. The student
-also starts from the decoder's item embeddings when the sizes agree. The twin has the same size, the same number of epochs
-and neither of the two: what the student has over it is what distillation gives.
+The target at each position is a mixture of the decoder's distribution over the whole catalogue and the label. The student also starts
+from the decoder's item embeddings when the sizes agree. The twin has the same size and number of epochs, and neither of these: the
+difference between the two is the gain of distillation.
 
 Shape suffixes: B windows, L places, T = B * L tokens, D hidden.
 """
 
 import json
 import multiprocessing
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -24,19 +25,14 @@ from torch import Tensor, nn
 from models.catalogue import BOS_TOKEN, Catalogue, load_catalogue
 from models.decoder.decoder import Decoder
 from models.decoder.weights import load_decoder
-from models.student import Student, StudentConfig, save_student
-from pipelines.data.examples import Cases, read_cases, read_sequences
-from pipelines.data.split import Split
+from models.student import START, Student, StudentConfig, save_student
+from pipelines.data.examples import Cases, Split, read_cases, read_sequences
 from pipelines.evaluation.metrics import ndcg, rank_labels
-from pipelines.evaluation.student_scorer import StudentScorer
-from pipelines.runner.progress import Progress, silent
+from pipelines.runner.stage import Progress, silent
 from pipelines.training.batches import IGNORED, Batch, batch_windows, cut_windows
 from pipelines.training.dense import hidden_states
-from pipelines.training.descent import DescentOptions
-from pipelines.training.dropout import dropout_after
-from pipelines.training.fitting import FitOptions, fit
-from pipelines.training.loss import Teacher, catalogue_loss
-from pipelines.training.seen import next_unseen
+from pipelines.training.fitting import DescentOptions, FitOptions, dropout_after, fit
+from pipelines.training.loss import Teacher, catalogue_loss, next_unseen
 from services.errors import StageFailed
 
 
@@ -67,7 +63,7 @@ def distill(tokenized: Path, decoder_dir: Path, options: DistillOptions, out: Pa
     """Train both and write them; the twin in a process of its own beside. Raises StageFailed for codes that one token does not spell."""
     catalogue = load_catalogue(tokenized / "catalogue.parquet")
     if catalogue.depth != 1:
-        raise StageFailed("distill", "the decoder's distribution is read off directly for codes of depth 1 only")
+        raise StageFailed("distill", "the decoder's distribution is known directly for codes of depth 1 only")
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as beside:
         twin = beside.submit(fit_and_save, tokenized, None, options, out / "twin.safetensors", torch.get_num_threads())
         student_curve = fit_and_save(
@@ -85,7 +81,7 @@ def fit_and_save(
     num_threads: int,
     progress: Progress = silent,
 ) -> list[dict[str, Any]]:
-    """Train one student on the stage's inputs, with a teacher or without, write it, and give its curve."""
+    """Train one student on the stage's inputs, with a teacher or without, write it, and return its curve."""
     torch.set_num_threads(num_threads)
     catalogue = load_catalogue(tokenized / "catalogue.parquet")
     sequences, valid = read_sequences(tokenized), read_cases(tokenized, Split.VALID)
@@ -103,7 +99,7 @@ def fit_student(
     options: DistillOptions,
     progress: Progress,
 ) -> tuple[Student, list[dict[str, Any]]]:
-    """Train one student, with a teacher or (None) from the labels alone. Gives it with its curve."""
+    """Train one student, with a teacher or (None) from the labels alone. Return it with its curve."""
     student, rows_as_tokens = new_student(catalogue, teacher, options), items_as_codes(catalogue)
     rng = np.random.default_rng(options.seed)
     scorer = StudentScorer(student)
@@ -171,3 +167,23 @@ def _token_of_row(catalogue: Catalogue) -> Tensor:
     """Map the student's input rows to the decoder's tokens (depth 1)."""
     tokens = catalogue.tokens(range(len(catalogue.item_ids)))
     return torch.tensor([BOS_TOKEN, *tokens])
+
+
+class StudentScorer:
+    """Scores histories over the whole catalogue with the student in torch, by the newest `max_items` of each."""
+
+    def __init__(self, student: Student) -> None:
+        self._student = student
+
+    @torch.inference_mode()
+    def __call__(self, histories: Sequence[np.ndarray]) -> np.ndarray:
+        """Score histories of item indices -> (B, num_items) float32 logits."""
+        self._student.eval()
+        newest = [history[-self._student.config.max_items :] for history in histories]
+        lengths_B = torch.tensor([len(history) for history in newest])
+        rows_BL = torch.full((len(newest), 1 + int(lengths_B.max())), START)
+        for row, history in enumerate(newest):
+            rows_BL[row, 1 : 1 + len(history)] = torch.from_numpy(history) + 1
+        last_BD = self._student(rows_BL)[torch.arange(len(newest)), lengths_B]
+        scores_BV: np.ndarray = (last_BD @ self._student.head_weight_VD.T).numpy()
+        return scores_BV

@@ -1,10 +1,11 @@
 """Softmax cross-entropy over the whole catalogue that never holds all logits, forward and backward in one sweep.
 
-Plain cross-entropy over T tokens and V items keeps several (T, V) matrices alive and spends most of its time fetching
-fresh memory for them. Here logits live for one chunk of rows that stays in the processor's cache: scores, softmax and
-both gradients are made from it at once. The target may be a mixture of the label and a teacher's distribution.
+Plain cross-entropy over T tokens and V items keeps several (T, V) matrices alive and spends most of its time allocating fresh memory for
+them. Here logits exist for one chunk of rows that stays in the processor's cache: scores, softmax and both gradients are computed from it
+at once. The target may be a mixture of the label and a teacher's distribution. Items that a history holds already may be masked at each
+position, since serving would not show them.
 
-Shape suffixes: T tokens (C of a chunk), D hidden of the model, E hidden of the teacher, V items.
+Shape suffixes: B histories, L positions, T tokens (C of a chunk), D hidden of the model, E hidden of the teacher, V items.
 """
 
 from dataclasses import dataclass
@@ -13,15 +14,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipelines.training.seen import Seen
-
 _CHUNK_ROWS = 512
 _TINY = 1e-38
+_PENALTY = 1e4
+"""Taken off the score of a masked item per position of distance: finite, so that 0 times it is 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeenItems:
+    """The items that each token's history holds: those whose first position in its row is before the token's own."""
+
+    first_place_BV: Tensor
+    row_T: Tensor
+    place_T: Tensor
+
+    def penalty(self, rows: slice) -> Tensor:
+        """Return (C, V) for these tokens: 0, or far below 0 where seen. Arithmetic, since comparing and filling takes longer."""
+        first_CV = self.first_place_BV.index_select(0, self.row_T[rows])
+        return first_CV.sub_(self.place_T[rows].unsqueeze(1)).clamp_(max=0).mul_(_PENALTY)
 
 
 @dataclass(frozen=True, slots=True)
 class Teacher:
-    """Whom to imitate: its hidden states for the same tokens and its output matrix.
+    """The model to imitate: its hidden states for the same tokens and its output matrix.
 
     `weight` is the share of the teacher's distribution in the target; the label has the rest.
     """
@@ -32,7 +47,7 @@ class Teacher:
 
 
 def catalogue_loss(
-    hidden_TD: Tensor, head_VD: Tensor, labels_T: Tensor, seen: Seen | None = None, teacher: Teacher | None = None
+    hidden_TD: Tensor, head_VD: Tensor, labels_T: Tensor, seen: SeenItems | None = None, teacher: Teacher | None = None
 ) -> Tensor:
     """Return the mean cross-entropy (a scalar) of softmax(hidden @ head.T) against the labels, mixed with the teacher's."""
     loss: Tensor = _FusedLoss.apply(hidden_TD, head_VD, labels_T, seen, teacher)  # type: ignore[no-untyped-call]
@@ -44,7 +59,7 @@ class _FusedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden_TD: Tensor, head_VD: Tensor, labels_T: Tensor, seen: Seen | None, teacher: Teacher | None
+        ctx: Any, hidden_TD: Tensor, head_VD: Tensor, labels_T: Tensor, seen: SeenItems | None, teacher: Teacher | None
     ) -> Tensor:
         grad_hidden_TD, grad_head_VD = torch.empty_like(hidden_TD), torch.zeros_like(head_VD)
         total = hidden_TD.new_zeros(())
@@ -73,7 +88,7 @@ def _scores(hidden_CD: Tensor, head_VD: Tensor, penalty_CV: Tensor | None) -> Te
 
 
 def _taught(teacher: Teacher, rows: slice, penalty_CV: Tensor | None) -> Tensor:
-    """Return the teacher's part of the target."""
+    """Return the teacher's share of the target."""
     return _scores(teacher.hidden_TE[rows], teacher.head_VE, penalty_CV).softmax(dim=1).mul_(teacher.weight)
 
 
@@ -92,3 +107,25 @@ def _loss_and_error(scores_CV: Tensor, labels_C: Tensor, taught_CV: Tensor | Non
 
 def _take(error_CV: Tensor, at_label_C1: Tensor, share_C1: Tensor) -> Tensor:
     return error_CV.scatter_add_(1, at_label_C1, -share_C1)
+
+
+def next_unseen(labels_BL: Tensor, num_items: int) -> tuple[Tensor, SeenItems]:
+    """Return the positions (B, L) bool whose label, an item index, is new to its history, and the items seen at each.
+
+    Negative labels are none. Repeats are not learned from: serving would never show them.
+    """
+    first_BV = first_places(labels_BL, num_items)
+    place_BL = torch.arange(labels_BL.shape[1], dtype=torch.float32).expand_as(labels_BL)
+    is_first_BL = first_BV.gather(1, labels_BL.clamp(min=0)) == place_BL
+    chosen_BL = (labels_BL >= 0) & is_first_BL
+    row_T, _ = chosen_BL.nonzero(as_tuple=True)
+    return chosen_BL, SeenItems(first_BV, row_T, place_BL[chosen_BL])
+
+
+def first_places(labels_BL: Tensor, num_items: int) -> Tensor:
+    """Return the position (B, V) at which each item first is the label, L for those that never are. Negative labels are none."""
+    length = labels_BL.shape[1]
+    places_BL = torch.arange(length, dtype=torch.float32).expand_as(labels_BL)
+    places_BL = places_BL.masked_fill(labels_BL < 0, length)
+    never_BV = torch.full((len(labels_BL), num_items), float(length))
+    return never_BV.scatter_reduce(1, labels_BL.clamp(min=0), places_BL, "amin")

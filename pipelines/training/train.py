@@ -21,17 +21,13 @@ from models.decoder.config import DecoderConfig
 from models.decoder.decoder import Decoder
 from models.decoder.weights import save_decoder
 from models.prompt import STRIDE_ITEMS
-from pipelines.data.examples import read_cases, read_sequences
-from pipelines.data.split import Split
+from pipelines.data.examples import Split, read_cases, read_sequences
 from pipelines.evaluation.metrics import ndcg, rank_labels
-from pipelines.runner.progress import Progress
+from pipelines.runner.stage import Progress
 from pipelines.training.batches import IGNORED, Batch, batch_windows, cut_windows
 from pipelines.training.dense import DecoderScorer, hidden_states
-from pipelines.training.descent import DescentOptions
-from pipelines.training.dropout import dropout_after
-from pipelines.training.fitting import FitOptions, fit
-from pipelines.training.loss import catalogue_loss
-from pipelines.training.seen import next_unseen
+from pipelines.training.fitting import DescentOptions, FitOptions, dropout_after, fit
+from pipelines.training.loss import catalogue_loss, next_unseen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from services.cli.load import bench_app, chaos
 from services.errors import BundleCorrupt, BundleNotFound, TailraceError
 
 if TYPE_CHECKING:
-    from pipelines.run import Places
+    from pipelines.options import Places
     from services.settings.settings import Settings
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
@@ -160,8 +160,8 @@ def pipeline(
     """Train, evaluate and publish a bundle from events; what is done already is skipped."""
     from infra.local.servers.store import feature_store
     from pipelines.evaluation.gate import GateOptions
-    from pipelines.run import PipelineOptions, run_pipeline
-    from pipelines.training.recipe import decoder_recipe, student_recipe
+    from pipelines.options import PipelineOptions, decoder_recipe, student_recipe
+    from pipelines.run import run_pipeline
 
     settings = _settings()
     options = PipelineOptions(
@@ -186,9 +186,9 @@ def precompute(
 ) -> None:
     """Make the stored lists anew for the live bundle; nothing is trained. Run it as often as lists should be young."""
     from infra.local.servers.store import feature_store
+    from pipelines.options import PipelineOptions
     from pipelines.publication.precompute import PrecomputeOptions
-    from pipelines.publication.refresh import refresh_lists
-    from pipelines.run import PipelineOptions
+    from pipelines.run import refresh_lists
 
     settings = _settings()
     options = PipelineOptions(events=events, items=items, precompute=PrecomputeOptions(num_users=num_users))
@@ -315,7 +315,7 @@ def bundle_row(report: dict[str, Any]) -> list[str]:
 
 
 def _places(settings: "Settings") -> "Places":
-    from pipelines.run import Places
+    from pipelines.options import Places
     from services.features.repo import RepoAddress
 
     return Places(

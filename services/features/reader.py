@@ -7,62 +7,71 @@ first read). The registry is read once at construction, never on the request pat
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import pyarrow.parquet as pq
 from opentelemetry.trace import SpanKind
 
-from services.contracts.features import PrecomputedList, UserFeatures
+from services.contracts.features import UserFeatures
 from services.errors import DependencyAway
-from services.features.popular import merge_popularity
 from services.features.redis_calls import redis_as_dependency, within
 from services.features.repo import RepoAddress, open_store
-from services.features.rows import WINDOW_MS, PopularRow, PopularWindow
-from services.features.sampling import sample_user_ids
+from services.features.schema import (
+    POPULARITY,
+    SERVICE,
+    USER_HISTORY,
+    USER_RECOMMENDATIONS,
+    WINDOW_MS,
+    PopularRow,
+    user_features,
+)
 from services.observability.tracing import span
 from services.router.breaker import Breaker
 
-SERVICE = "recommend_v1"
-_POPULAR_FEATURES = [
-    "popularity:as_of_ms",
-    *(f"popularity:{column}_{window}" for window in WINDOW_MS for column in ("item_ids", "counts")),
-]
+if TYPE_CHECKING:
+    from feast import FeatureStore
+
 _RETRY_AFTER_S = 0.5
 _MIN_WAIT_S = 0.01
 """A shorter wait without a reply is no failure: callers with short deadlines must not open the breaker for the others."""
 _MAX_FAILURES, _OPEN_S = 3, 0.1
+_HOUR_MS = 3_600_000
+_KEYS_PER_SCAN = 500
+_MAX_SCANS = 20
 _REDIS_SPAN = {"db.system.name": "redis", "db.operation.name": "HMGET"}
 
 
 class FeatureReader:
-    """The gateway's view of the feature store."""
+    """Reads the feature store for the gateway."""
 
     def __init__(self, address: RepoAddress, num_partitions: int) -> None:
         """Open the store; no connection is made yet. Raises EnvironmentFault when no features were applied."""
         self._store = open_store(address)
         self._service = self._store.get_feature_service(SERVICE, allow_cache=True)
-        self._partitions = [{"partition_id": str(number)} for number in range(num_partitions)]
+        self._partitions = [{POPULARITY.key.name: str(number)} for number in range(num_partitions)]
         self._breaker = Breaker(_MAX_FAILURES, _OPEN_S)
 
     async def read(self, user_id: str, timeout_s: float) -> UserFeatures:
         """Return a user's features within `timeout_s`; those of an unknown user are empty. Raises DependencyAway."""
-        response = await self._read(self._service, [{"user_id": user_id}], timeout_s)
+        response = await self._read(self._service, [{USER_HISTORY.key.name: user_id}], timeout_s)
         row = {name: values[0] for name, values in response.to_dict().items()}
-        return _user_features({**row, "made_at_s": _time_of(response, "recommended_item_ids")})
+        return user_features(row, listed_at_s=_row_time_s(response, USER_RECOMMENDATIONS.features[0].name))
 
     async def read_popular(self, timeout_s: float) -> list[tuple[str, float]]:
         """Return items by recent popularity, best first, over all partitions; empty before the first events.
 
-        Windows that have slid past their own length since the worker last wrote them are left out. Raises DependencyAway.
+        Windows that the worker last wrote longer ago than their own length are left out. Raises DependencyAway.
         """
-        columns = (await self._read(list(_POPULAR_FEATURES), self._partitions, timeout_s)).to_dict()
-        rows = [_popular_row(columns, index) for index in range(len(self._partitions))]
-        return merge_popularity([row for row in rows if row is not None], now_ms=time.time_ns() // 1_000_000)
+        response = await self._read(POPULARITY.references, self._partitions, timeout_s)
+        return merge_popularity(POPULARITY.from_columns(response.to_dict()), now_ms=time.time_ns() // 1_000_000)
 
     async def sample_user_ids(self, limit: int, timeout_s: float) -> list[str]:
-        """Return some user ids that the store holds; for people who look, not for requests. Raises DependencyAway."""
+        """Return some user ids that the store holds; for the console, not for requests. Raises DependencyAway."""
         with redis_as_dependency(_RETRY_AFTER_S):
-            return await within(timeout_s, sample_user_ids(self._store, limit))
+            return await within(timeout_s, _sample_user_ids(self._store, limit))
 
     async def close(self) -> None:
         """Close the connections."""
@@ -98,43 +107,62 @@ def _means_nothing(waited_s: float, timeout_s: float) -> bool:
     return min(timeout_s, waited_s) < _MIN_WAIT_S or waited_s > timeout_s + _MIN_WAIT_S
 
 
-def _time_of(response: Any, feature: str) -> int | None:
-    """Return the time (Unix seconds) of the row that this feature of a lone entity comes from."""
+def _row_time_s(response: Any, feature: str) -> int | None:
+    """Return the time (Unix seconds) of the row that this feature of the only entity comes from."""
     names = list(response.proto.metadata.feature_names.val)
     return int(response.proto.results[names.index(feature)].event_timestamps[0].seconds) or None
 
 
-def _user_features(row: Mapping[str, Any]) -> UserFeatures:
-    if not row["item_ids"]:
-        return UserFeatures(precomputed=_precomputed(row))
-    return UserFeatures(
-        history_item_ids=tuple(row["item_ids"]),
-        newest_event_time_ms=row["newest_event_time_ms"],
-        num_events=row["num_events"],
-        as_of_us=row["row_time_us"],
-        precomputed=_precomputed(row),
-    )
+def merge_popularity(rows: Iterable[PopularRow], now_ms: int) -> list[tuple[str, float]]:
+    """Return (item id, score), best first, ties by item id. The score sums the item's events per hour over all windows.
+
+    So an event of the last hour counts 168 times as much as one of the last week. A window that was last brought up to date longer ago
+    than its own length is left out. Pure.
+    """
+    scores: dict[str, float] = defaultdict(float)
+    for row in rows:
+        for name, window in row.windows.items():
+            if now_ms - row.as_of_ms < WINDOW_MS[name]:
+                weight = _HOUR_MS / WINDOW_MS[name]
+                for item_id, count in zip(window.item_ids, window.counts, strict=True):
+                    scores[item_id] += count * weight
+    return sorted(scores.items(), key=lambda entry: (-entry[1], entry[0]))
 
 
-def _precomputed(row: Mapping[str, Any]) -> PrecomputedList | None:
-    if not row["recommended_item_ids"]:
-        return None
-    return PrecomputedList(
-        item_ids=tuple(row["recommended_item_ids"]),
-        scores=tuple(row["scores"]),
-        bundle_version=row["bundle_version"],
-        watermark_ms=row["watermark_ms"],
-        made_at_s=row["made_at_s"],
-    )
+async def _sample_user_ids(store: "FeatureStore", limit: int) -> list[str]:
+    """Return at most `limit` user ids, looking at ten thousand keys at most. Raises Redis' errors.
+
+    Relies on how Feast writes a key: the entity's name, then its value, then the project.
+    """
+    from feast.infra.key_encoding_utils import serialize_entity_key_prefix
+
+    online: Any = store.provider.online_store
+    client = await online._get_client_async(store.config.online_store)  # Feast has no public way to it
+    prefix = serialize_entity_key_prefix([USER_HISTORY.key.name], entity_key_serialization_version=3)
+    user_ids: list[str] = []
+    cursor = 0
+    for _ in range(_MAX_SCANS):
+        cursor, keys = await client.scan(cursor, match=prefix + b"*", count=_KEYS_PER_SCAN)
+        user_ids += [_user_id(key, store.project) for key in keys]
+        if cursor == 0 or len(user_ids) >= limit:
+            break
+    return user_ids[:limit]
 
 
-def _popular_row(columns: Mapping[str, Any], index: int) -> PopularRow | None:
-    if columns["as_of_ms"][index] is None:
-        return None
-    windows = {
-        name: PopularWindow(
-            tuple(columns[f"item_ids_{name}"][index] or ()), tuple(columns[f"counts_{name}"][index] or ())
-        )
-        for name in WINDOW_MS
-    }
-    return PopularRow(partition=index, as_of_ms=columns["as_of_ms"][index], windows=windows)
+def _user_id(key: bytes, project: str) -> str:
+    from feast.infra.key_encoding_utils import deserialize_entity_key
+
+    entity: Any = deserialize_entity_key(key.removesuffix(project.encode()))
+    user_id: str = entity.entity_values[0].string_val
+    return user_id
+
+
+def read_event_times(table: Path, user_id: str) -> dict[int, int]:
+    """Return the Unix ms of the user's nth event, by n (from 1), from the offline table of user_history; empty without one.
+
+    For the console, never for requests: it blocks for the disk.
+    """
+    if not table.exists():
+        return {}
+    rows = pq.read_table(table, columns=["num_events", "newest_event_time_ms"], filters=[("user_id", "=", user_id)])
+    return dict(zip(rows["num_events"].to_pylist(), rows["newest_event_time_ms"].to_pylist(), strict=True))

@@ -1,32 +1,35 @@
-"""The Feast repository of one stack: lays it out in the state folder, applies it, and opens the store.
+"""The Feast repository of one stack: copies it to the state folder, applies it, and opens the store.
 
-The definitions live in `feature_repo/` at the top of the source tree; a stack has its own copy, because Feast keeps
+The definitions are in `feature_repo/` at the top of the source tree; a stack has its own copy, because Feast keeps
 absolute paths of the offline tables. Each process opens the store with the address of its own settings.
 """
 
 import json
 import runpy
 import shutil
+import sys
+import tempfile
 import time
 import uuid
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import yaml
+from prometheus_client import values
 
 from models.files import rename_durably
 from services.errors import EnvironmentFault
-from services.features.light_feast import import_feast
 from services.settings.redis_address import RedisAddress
+from services.settings.settings import environment_kept
 
 if TYPE_CHECKING:
     from feast import FeatureStore
 
 _SOURCE = Path(__file__).resolve().parents[2] / "feature_repo"
-USER_HISTORY_TABLE = "user_history"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +134,7 @@ def _apply(address: RepoAddress, definitions: Path, registry: Path) -> None:
     feast = import_feast()
     kinds = (feast.Entity, feast.FeatureView, feast.FeatureService)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Feast announces its own future at each definition
+        warnings.simplefilter("ignore")  # Feast's FutureWarning at each definition
         found = [value for value in runpy.run_path(str(definitions)).values() if isinstance(value, kinds)]
         _store(address, registry).apply(found)
 
@@ -147,3 +150,26 @@ def _store(address: RepoAddress, registry: Path) -> "FeatureStore":
         config = RepoConfig(**values, repo_path=address.repo_dir)
     store: FeatureStore = feast.FeatureStore(config=config)
     return store
+
+
+def import_feast() -> ModuleType:
+    """Return the feast package, imported without torch and without its own metrics.
+
+    Feast loads torch at import when it is installed, for one conversion: hiding it saves about 180 MB and a second in each process that
+    only reads or writes features. Feast's server metrics are kept in the process: they would land among ours in the folder that the
+    processes of a node share, or in a temporary folder per process, which stays when the process is killed.
+    """
+    if "feast" in sys.modules:
+        return sys.modules["feast"]
+    hide_torch = "torch" not in sys.modules
+    shared, values.ValueClass = values.ValueClass, values.MutexValue
+    if hide_torch:
+        sys.modules["torch"] = None  # type: ignore[assignment]  # makes its import fail, as documented
+    try:
+        with environment_kept(PROMETHEUS_MULTIPROCESS_DIR=tempfile.gettempdir(), PROMETHEUS_MULTIPROC_DIR=None):
+            import feast
+    finally:
+        values.ValueClass = shared
+        if hide_torch:
+            del sys.modules["torch"]
+    return feast

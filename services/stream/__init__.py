@@ -1,1 +1,1 @@
-"""Events to features: a pure aggregate and the worker that does the I/O."""
+"""Events to features: a pure aggregate, and the worker that does the I/O."""

@@ -12,7 +12,7 @@ from services.stream.run import run_worker
 
 
 def main() -> None:
-    """Read settings, work, and end after a last checkpoint when asked to."""
+    """Read settings, apply events, and end after a last checkpoint on a signal."""
     settings = load_settings()
     configure_logging(settings.log_level)
     stop = threading.Event()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from models.prompt import STRIDE_ITEMS, window_start
-from services.features.rows import LogPosition, UserHistory
+from services.features.schema import LogPosition, UserHistory
 
 
 class SkipReason(StrEnum):
@@ -32,7 +32,7 @@ class LoggedEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class HistoryLimits:
     """How much a row keeps: the newest items, and the newest event ids by which a client's retry is known.
 
     Items are cut by whole strides (1 to `max_items`) as in prompts, so that a full row still grows at its end only and an
@@ -44,13 +44,13 @@ class Limits:
     max_event_ids: int = 64
 
 
-def history_limits(max_items: int) -> Limits:
+def history_limits(max_items: int) -> HistoryLimits:
     """Return the limits of served histories: at most `max_items`, cut where prompts are cut; a short row keeps half."""
-    return Limits(max_items, stride=min(STRIDE_ITEMS, max(1, max_items // 2)))
+    return HistoryLimits(max_items, stride=min(STRIDE_ITEMS, max(1, max_items // 2)))
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class AppliedEvents:
     """A user's row after some events (None when there was none and nothing was applied), and what was skipped and why."""
 
     row: UserHistory | None
@@ -58,7 +58,7 @@ class Outcome:
     skipped: tuple[SkipReason, ...]
 
 
-def apply(row: UserHistory | None, events: Sequence[LoggedEvent], limits: Limits) -> Outcome:
+def apply(row: UserHistory | None, events: Sequence[LoggedEvent], limits: HistoryLimits) -> AppliedEvents:
     """Apply one user's events in log order.
 
     Offsets that the row has seen are skipped, unless they are of another topic id or partition: a topic made anew starts
@@ -73,7 +73,7 @@ def apply(row: UserHistory | None, events: Sequence[LoggedEvent], limits: Limits
             continue
         row = _append(row, event, limits)
         num_applied += 1
-    return Outcome(row, num_applied, tuple(skipped))
+    return AppliedEvents(row, num_applied, tuple(skipped))
 
 
 def _skip_reason(row: UserHistory | None, event: LoggedEvent) -> SkipReason | None:
@@ -86,7 +86,7 @@ def _skip_reason(row: UserHistory | None, event: LoggedEvent) -> SkipReason | No
     return None
 
 
-def _append(row: UserHistory | None, event: LoggedEvent, limits: Limits) -> UserHistory:
+def _append(row: UserHistory | None, event: LoggedEvent, limits: HistoryLimits) -> UserHistory:
     if row is None:
         return UserHistory(
             user_id=event.user_id,

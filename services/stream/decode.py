@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from services.contracts.events import MAX_EVENT_LEAD_MS, Interaction, decode_interaction
 from services.errors import InvalidRequest
-from services.features.rows import LogPosition
+from services.features.schema import LogPosition
 from services.observability.tracing import TraceHeaders
 from services.stream.aggregate import LoggedEvent
 

@@ -1,23 +1,33 @@
-"""The names of the offline log's files: which offsets each holds, and which a larger one has made superfluous. Pure."""
+"""The files of the offline log by name: which offsets each holds, which a larger one has superseded, and which to merge next. Pure.
+
+A file's tier is the power of four that its size has reached. The files of a tier and below are merged where there are many of them and
+together they make a file of a higher tier; so an event is rewritten at most once per tier, seven times in all, and a partition ends with
+few files however slowly its events come.
+"""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 _NAME = re.compile(r"(\d{20})-(\d{20})\.parquet")
+TIERS = 7
+FULL_SIZE = 4**TIERS
+"""No merged file is larger, which bounds the work of one merge."""
+MIN_FILES = 32
+MAX_FILES = 64
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Span:
-    """The offsets of one file, both ends included. What could not be read leaves gaps, so it may hold fewer events."""
+    """The offsets of one file, both ends included. Unreadable records leave gaps, so it may hold fewer events."""
 
     first: int
     last: int
 
     @property
     def size(self) -> int:
-        """The most events that it can hold."""
+        """The maximum number of events."""
         return self.last - self.first + 1
 
     @property
@@ -33,7 +43,7 @@ def span_of(path: Path) -> Span | None:
 
 
 def current(spans: Iterable[Span]) -> list[Span]:
-    """Return in order the spans that lie in no other: together they hold everything, each event once."""
+    """Return in order the spans that are within no other: together they hold everything, each event once."""
     kept: list[Span] = []
     for span in sorted(set(spans), key=lambda one: (one.first, -one.last)):
         if not kept or span.last > kept[-1].last:
@@ -42,7 +52,7 @@ def current(spans: Iterable[Span]) -> list[Span]:
 
 
 def current_files(paths: Iterable[Path]) -> list[Path]:
-    """Leave out, folder by folder, the files of the log that a larger one has made superfluous; in name order."""
+    """Return the files without those that, in the same folder, a larger one has superseded; in name order."""
     files = sorted(paths)
     by_folder: dict[Path, list[Span]] = {}
     for path in files:
@@ -50,3 +60,39 @@ def current_files(paths: Iterable[Path]) -> list[Path]:
             by_folder.setdefault(path.parent, []).append(span)
     kept = {folder: set(current(spans)) for folder, spans in by_folder.items()}
     return [path for path in files if (span := span_of(path)) is None or span in kept[path.parent]]
+
+
+def choose_merge(spans: Sequence[Span]) -> tuple[Span, ...]:
+    """Return the oldest neighbours that are worth merging, smallest tier first; empty when none are. `spans` are in order."""
+    for tier in range(TIERS):
+        for run in _runs_below(spans, 4 ** (tier + 1)):
+            if merged := _worth(_head(run), 4 ** (tier + 1)):
+                return merged
+    return ()
+
+
+def _runs_below(spans: Sequence[Span], size: int) -> Iterator[list[Span]]:
+    """Cut the spans into runs of neighbours that are all smaller than `size`."""
+    run: list[Span] = []
+    for span in spans:
+        if span.size < size:
+            run.append(span)
+        elif run:
+            yield run
+            run = []
+    if run:
+        yield run
+
+
+def _head(run: list[Span]) -> tuple[Span, ...]:
+    """Return the first of a run that make no more than a full file."""
+    head = run[:MAX_FILES]
+    while head and Span(head[0].first, head[-1].last).size > FULL_SIZE:
+        head.pop()
+    return tuple(head)
+
+
+def _worth(head: tuple[Span, ...], higher: int) -> tuple[Span, ...]:
+    size = Span(head[0].first, head[-1].last).size if head else 0
+    is_many = len(head) >= MIN_FILES or (len(head) > 1 and size >= FULL_SIZE // 2)
+    return head if is_many and size >= higher else ()

@@ -4,10 +4,10 @@
 
 A file appears whole or not at all (scratch file, fsync, rename, fsync of the folder). Appended files of one partition and
 topic never overlap, since the writer leaves out what is logged already; so a replay after a crash changes nothing, and the
-appended file of a given range has given bytes. Now and then neighbours are merged into one file, which appears in the same
-way. Its parts stay for an hour, so that who has listed them can read them; from the rename on, readers pass them over, as
-they do any file that lies within another. A crash at any point leaves one of these states. Readers drop repeated positions
-all the same, in case two writers ever met.
+appended file of a given range always has the same bytes. Compaction merges neighbours into one file, which appears in the same
+way. Its parts stay for an hour, for readers that have listed them; from the rename on, readers skip them, as they do any file
+that is within another. A crash at any point leaves one of these states. Readers also drop repeated positions, in case two
+writers ever ran at once.
 """
 
 import os
@@ -19,10 +19,9 @@ import pyarrow.parquet as pq
 
 from models.files import rename_durably
 from services.contracts.events import Interaction
-from services.features.rows import LogPosition
-from services.stream.compaction import choose_merge
+from services.features.schema import LogPosition
 from services.stream.decode import LoggedInteraction
-from services.stream.log_files import Span, current, span_of
+from services.stream.log_files import Span, choose_merge, current, span_of
 
 KEEP_PARTS_S = 3_600.0
 """How long merged files stay for readers that have listed them."""
@@ -69,13 +68,13 @@ class OfflineLog:
         if not new:
             return
         span = Span(new[0].position.offset, new[-1].position.offset)
-        _write_whole(self._folder(topic_id, partition) / span.name, _table(new))
+        _write_atomically(self._folder(topic_id, partition) / span.name, _table(new))
         self._last[topic_id, partition] = span.last
 
     def compact(self, partition: int, now_s: float) -> int:
         """Merge some neighbouring small files of a partition, and remove what was merged an hour ago. A bounded step.
 
-        Gives the number of files merged; 0 when there is nothing worth it. `now_s` is Unix time.
+        Returns the number of files merged; 0 when no merge is worthwhile. `now_s` is Unix time.
         """
         for folder in self._folders(partition):
             spans = _spans(folder)
@@ -87,7 +86,7 @@ class OfflineLog:
         return 0
 
     def read(self, partition: int, not_before_ms: int = 0) -> Iterator[LoggedInteraction]:
-        """Return a partition's events, each once: topics in the order in which they were begun, offsets rising.
+        """Yield a partition's events, each once: topics in the order in which they were created, offsets rising.
 
         Files that were last written before `not_before_ms` (Unix ms) are left out.
         """
@@ -106,15 +105,15 @@ class OfflineLog:
         return self._root / f"partition={partition}" / topic_id
 
     def _folders(self, partition: int) -> list[Path]:
-        """List the lives of the topic, in the order in which they were begun."""
-        return sorted(self._root.glob(f"partition={partition}/*"), key=_begun)
+        """Return the folders of the topic ids, in the order in which they were created."""
+        return sorted(self._root.glob(f"partition={partition}/*"), key=_created)
 
 
 def _spans(folder: Path) -> list[Span]:
     return sorted(span for path in folder.glob("*-*.parquet") if (span := span_of(path)))
 
 
-def _begun(folder: Path) -> tuple[float, str]:
+def _created(folder: Path) -> tuple[float, str]:
     spans = current(_spans(folder))
     return ((folder / spans[0].name).stat().st_mtime if spans else 0.0, folder.name)
 
@@ -124,7 +123,7 @@ def _merge(folder: Path, parts: Sequence[Span]) -> None:
     paths = [folder / part.name for part in parts]
     merged = folder / Span(parts[0].first, parts[-1].last).name
     table = pa.concat_tables([pq.ParquetFile(path).read() for path in paths])
-    _write_whole(merged, table, written_s=max(path.stat().st_mtime for path in paths))
+    _write_atomically(merged, table, written_s=max(path.stat().st_mtime for path in paths))
 
 
 def _remove_parts(folder: Path, parts: set[Span], kept: Sequence[Span], now_s: float) -> None:
@@ -167,7 +166,7 @@ def _events(path: Path) -> Iterator[LoggedInteraction]:
         yield LoggedInteraction(Interaction(**row), position)
 
 
-def _write_whole(path: Path, table: pa.Table, written_s: float | None = None) -> None:
+def _write_atomically(path: Path, table: pa.Table, written_s: float | None = None) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_suffix(f".{os.getpid()}.tmp")
     try:

@@ -18,7 +18,7 @@ from kafka.errors import KafkaError, MessageSizeTooLargeError, RecordListTooLarg
 from kafka.structs import OffsetAndMetadata
 
 from services.errors import DependencyAway
-from services.features.rows import LogPosition
+from services.features.schema import LogPosition
 from services.observability.tracing import TraceHeaders
 from services.settings.kafka_address import KafkaAddress
 from services.stream.decode import DeadLetter, Record

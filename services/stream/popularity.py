@@ -8,13 +8,13 @@ user by user. An event that is dated ahead counts once its time has come.
 
 from collections import Counter, OrderedDict
 
-from services.features.rows import WINDOW_MS, LogPosition, PopularWindow
+from services.features.schema import WINDOW_MS, LogPosition, PopularWindow
 from services.stream.aggregate import LoggedEvent
 
 _BUCKETS_PER_WINDOW = 12
 
 
-class Popularity:
+class PopularityCounter:
     """Counts of one partition. Owned by the worker that owns the partition."""
 
     def __init__(self, max_event_ids: int = 20_000) -> None:

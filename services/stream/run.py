@@ -1,4 +1,4 @@
-"""Composes the stream worker of one process from settings. Knows everyone; decides nothing."""
+"""Composes the stream worker of one process from settings. Decides nothing."""
 
 import fcntl
 import threading
@@ -27,7 +27,7 @@ def run_worker(
     pace: Pace | None = None,
     interruptions: Interruptions | None = None,
 ) -> None:
-    """Apply events until `stop` is set. Waits while another worker of the same index lives on this node."""
+    """Apply events until `stop` is set. Waits while another worker of the same index runs on this node."""
     features = RepoAddress(settings.feature_repo_dir, settings.redis_address)
     ensure_applied(features)
     log = OfflineLog(settings.offline_log_dir)
@@ -43,7 +43,7 @@ def run_worker(
     )
     tracing = open_tracing(settings.otlp_endpoint, settings.trace_share, "tailrace-stream")
     worker = StreamWorker(
-        open_session=lambda: PartitionConsumer(address, log.last_offset),
+        open_consumer=lambda: PartitionConsumer(address, log.last_offset),
         writer=FeatureWriter(features),
         log=log,
         limits=history_limits(settings.history_max_items),
@@ -57,13 +57,13 @@ def run_worker(
     for folder in (lock.parent, settings.worker_heartbeat.parent):
         folder.mkdir(parents=True, exist_ok=True)
     with lock.open("w") as held:
-        if _take(held, stop):
+        if _lock_file(held, stop):
             worker.run(stop)
     tracing.stop()
 
 
-def _take(lock: TextIO, stop: threading.Event) -> bool:
-    """Lock the open file, since two writers of one user's row would race. False when told to stop before that."""
+def _lock_file(lock: TextIO, stop: threading.Event) -> bool:
+    """Lock the open file, since two writers of one user's row would race. False when stopped before that."""
     while not stop.is_set():
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

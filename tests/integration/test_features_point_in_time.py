@@ -9,12 +9,12 @@ import polars as pl
 import pytest
 
 from models.prompt import window_start
-from pipelines.features.features import build_tables, latest_histories, serve
 from pipelines.features.point_in_time import histories_as_of
+from pipelines.features.tables import build_tables, latest_histories, serve
 from services.contracts.features import history_digest
 from services.features.reader import FeatureReader
 from services.features.repo import RepoAddress
-from services.features.rows import LogPosition, UserHistory
+from services.features.schema import LogPosition, UserHistory
 from services.features.writer import FeatureWriter
 
 pytestmark = [

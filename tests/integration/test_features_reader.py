@@ -13,7 +13,7 @@ from services.contracts.features import PrecomputedList, UserFeatures
 from services.errors import DependencyAway, EnvironmentFault
 from services.features.reader import FeatureReader
 from services.features.repo import RepoAddress
-from services.features.rows import LogPosition, PopularRow, PopularWindow, PrecomputedRow, UserHistory
+from services.features.schema import LogPosition, PopularRow, PopularWindow, PrecomputedRow, UserHistory
 from services.features.writer import FeatureWriter
 from services.settings.redis_address import RedisAddress
 from tests.support.servers import HOST, Server

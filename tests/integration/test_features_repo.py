@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from services.features.light_feast import import_feast
-from services.features.repo import RepoAddress, ensure_applied, open_store
+from services.features.repo import RepoAddress, ensure_applied, import_feast, open_store
 from services.settings.redis_address import RedisAddress
 from tests.support.disk import noted
 from tests.support.servers import HOST, Server

@@ -5,7 +5,7 @@ import pytest
 from services.errors import DependencyAway
 from services.features.reader import FeatureReader
 from services.features.repo import RepoAddress
-from services.features.rows import LogPosition, PopularRow, PopularWindow, UserHistory
+from services.features.schema import LogPosition, PopularRow, PopularWindow, UserHistory
 from services.features.writer import FeatureWriter
 from tests.support.servers import Server
 

@@ -12,10 +12,10 @@ from rich.console import Console
 
 from models.registry import BundleStore
 from pipelines.evaluation.gate import GateOptions
+from pipelines.options import STAGES, PipelineOptions, Places
 from pipelines.publication.precompute import PrecomputeOptions
-from pipelines.publication.refresh import refresh_lists
-from pipelines.run import STAGES, PipelineOptions, Places, run_pipeline
-from pipelines.runner.run_lock import turn
+from pipelines.run import refresh_lists, run_pipeline
+from pipelines.runner.run_lock import run_lock
 from services.contracts.features import UserFeatures
 from services.errors import ConfigError, StageFailed
 from services.features.reader import FeatureReader
@@ -207,7 +207,7 @@ def test_lists_are_left_to_a_run_that_goes_on(places: Places, options: PipelineO
     """While the whole flow runs in the folder nothing is read or written by another one, which says why."""
     console = Console(file=io.StringIO(), width=300)
 
-    with turn(places.stages_dir, quiet()):
+    with run_lock(places.stages_dir, quiet()):
         num_lists = refresh_lists(options, places, console)
 
     assert isinstance(console.file, io.StringIO)

@@ -19,7 +19,7 @@ from infra.local.supervisor.probes import answers_redis
 from services.errors import ConfigError, DependencyAway, EnvironmentFault
 from services.features.reader import FeatureReader
 from services.features.repo import RepoAddress, apply_repo
-from services.features.rows import LogPosition, UserHistory
+from services.features.schema import LogPosition, UserHistory
 from services.features.writer import FeatureWriter
 from services.settings.redis_address import RedisAddress
 from services.settings.settings import Settings

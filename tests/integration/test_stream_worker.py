@@ -23,13 +23,13 @@ from pipelines.data.ingest import live_log_files
 from services.contracts.events import Interaction
 from services.features.reader import FeatureReader
 from services.features.repo import RepoAddress
-from services.features.rows import LogPosition, UserHistory
+from services.features.schema import LogPosition, UserHistory
 from services.features.writer import FeatureWriter
 from services.observability.metrics import StreamMetrics
 from services.settings.settings import Settings
 from services.stream.aggregate import LoggedEvent, apply, history_limits
-from services.stream.compaction import MIN_FILES
 from services.stream.decode import LoggedInteraction
+from services.stream.log_files import MIN_FILES
 from services.stream.offline_log import OfflineLog
 from services.stream.run import run_worker
 from services.stream.worker import Pace

@@ -5,14 +5,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+import torch
 
 from pipelines.data.tokenize import tokenize
 from pipelines.evaluation.evaluate import Trained, evaluate
-from pipelines.publication.optimize import optimize
-from pipelines.runner.progress import silent
-from pipelines.training.descent import DescentOptions
-from pipelines.training.distill import DistillOptions, distill
-from pipelines.training.fitting import FitOptions
+from pipelines.publication.bundle import optimize
+from pipelines.runner.stage import silent
+from pipelines.training.distill import DistillOptions, fit_and_save
+from pipelines.training.fitting import DescentOptions, FitOptions
 from pipelines.training.train import TrainOptions, train
 from tests.support.synthetic import histories_from, write_ingested
 
@@ -49,8 +49,13 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     tokens, trained_dir, students, evaluated, optimized = folders
     ingested = write_ingested(root / "ingest")
     tokenize(ingested, histories_from(ingested), 1_000, tokens)
+    torch.set_num_threads(1)
     train(tokens, SMALL_DECODER, trained_dir, silent)
-    distill(tokens, trained_dir / "decoder", SMALL_STUDENT, students, silent)
+    for name, teacher in (
+        ("student", trained_dir / "decoder"),
+        ("twin", None),
+    ):  # `distill` trains the twin in another process
+        fit_and_save(tokens, teacher, SMALL_STUDENT, students / f"{name}.safetensors", num_threads=1)
     trained = Trained(tokens, trained_dir / "decoder", students, SMALL_DECODER.max_items, SMALL_DECODER.stride)
     evaluate(trained, "ring", evaluated, silent)
     optimize(trained, evaluated, MADE_AT, optimized)

@@ -8,9 +8,7 @@ from torch import nn
 from models.decoder.decoder import Decoder
 from pipelines.training.batches import Batch
 from pipelines.training.dense import DecoderScorer, hidden_states
-from pipelines.training.descent import Descent, DescentOptions, rate_at
-from pipelines.training.dropout import dropout_after
-from pipelines.training.fitting import FitOptions, fit
+from pipelines.training.fitting import Descent, DescentOptions, FitOptions, dropout_after, fit, rate_at
 from pipelines.training.train import TrainOptions, new_decoder
 from tests.support.bundles import build_catalogue
 

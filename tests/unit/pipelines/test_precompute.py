@@ -10,12 +10,12 @@ import torch
 
 from models.decoder.weights import load_decoder
 from models.registry import BundleStore
-from pipelines.publication.precompute import PrecomputeOptions, Ranking, busiest_users, key, precompute, read_rows
-from pipelines.publication.publish import publish
-from pipelines.runner.progress import silent
+from pipelines.publication.bundle import publish
+from pipelines.publication.precompute import BatchRanker, PrecomputeOptions, busiest_users, key, precompute, read_rows
+from pipelines.runner.stage import silent
 from pipelines.training.dense import DecoderScorer
 from services.contracts.rank import RankRequest
-from services.features.rows import LogPosition, UserHistory
+from services.features.schema import LogPosition, UserHistory
 from services.llm.engine.config import EngineConfig
 from services.llm.ranking.model import load_bundle
 from tests.unit.pipelines.conftest import Built
@@ -44,19 +44,19 @@ HISTORIES = [
 
 
 @pytest.fixture(scope="module")
-def ranking(built: Built) -> Ranking:
-    """The built bundle as a ranking."""
+def ranker(built: Built) -> BatchRanker:
+    """The built bundle as a ranker."""
     bundle = BundleStore(built.optimized / "bundles")
     published = publish(bundle, built.optimized / "bundle", "v1", {"prompt": {"max_items": 10, "stride": 5}})
-    return Ranking(published.decoder_dir, published.catalogue(), "v1", max_items=10, stride=5)
+    return BatchRanker(published.decoder_dir, published.catalogue(), "v1", max_items=10, stride=5)
 
 
-def test_lists_are_what_scoring_everything_would_give(ranking: Ranking, tmp_path: Path) -> None:
+def test_lists_are_what_scoring_everything_would_give(ranker: BatchRanker, tmp_path: Path) -> None:
     """The oracle: dense attention over the prompt, all scores, seen items out, sorted."""
-    precompute(ranking, HISTORIES, OPTIONS, tmp_path, silent)
+    precompute(ranker, HISTORIES, OPTIONS, tmp_path, silent)
 
-    catalogue = ranking.catalogue
-    scorer = DecoderScorer(load_decoder(ranking.decoder_dir, torch.float32, "cpu"), catalogue, 10, 5)
+    catalogue = ranker.catalogue
+    scorer = DecoderScorer(load_decoder(ranker.decoder_dir, torch.float32, "cpu"), catalogue, 10, 5)
     rows = {row.user_id: row for row in read_rows(tmp_path)}
     for one in HISTORIES:
         seen = catalogue.indices(one.item_ids)
@@ -67,9 +67,9 @@ def test_lists_are_what_scoring_everything_would_give(ranking: Ranking, tmp_path
         assert (rows[one.user_id].bundle_version, rows[one.user_id].watermark_ms) == ("v1", 77)
 
 
-def test_lists_are_what_the_llm_tier_answers(built: Built, ranking: Ranking, tmp_path: Path) -> None:
+def test_lists_are_what_the_llm_tier_answers(built: Built, ranker: BatchRanker, tmp_path: Path) -> None:
     """The replica's own loading, masks and engine give the same items in the same order."""
-    precompute(ranking, HISTORIES, OPTIONS, tmp_path, silent)
+    precompute(ranker, HISTORIES, OPTIONS, tmp_path, silent)
     store = BundleStore(built.optimized / "bundles")
     loaded = load_bundle(store.open("v1"), EngineConfig(), torch.float32, "cpu")
 
@@ -89,11 +89,11 @@ def test_lists_are_what_the_llm_tier_answers(built: Built, ranking: Ranking, tmp
         np.testing.assert_allclose(outcome.scores, row.scores, rtol=1e-4)
 
 
-def test_no_list_holds_what_its_user_has_seen(ranking: Ranking, tmp_path: Path) -> None:
-    """Seen items are out; a user who has seen nearly everything gets a shorter list."""
-    nearly_all = history("all", ranking.catalogue.item_ids[:-2])
+def test_no_list_holds_what_its_user_has_seen(ranker: BatchRanker, tmp_path: Path) -> None:
+    """SeenItems items are out; a user who has seen nearly everything gets a shorter list."""
+    nearly_all = history("all", ranker.catalogue.item_ids[:-2])
 
-    precompute(ranking, [nearly_all], OPTIONS, tmp_path, silent)
+    precompute(ranker, [nearly_all], OPTIONS, tmp_path, silent)
 
     assert sorted(read_rows(tmp_path)[0].item_ids) == ["i28", "i29"]
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.data import split
+from pipelines.data import examples
 from pipelines.evaluation import gate
-from pipelines.runner.stage import Stages, content_key, sources
+from pipelines.runner.stage import StageCache, content_key, sources
 from pipelines.training import train
 
 
@@ -25,7 +25,7 @@ def write(text: str, calls: list[Path]) -> Callable[[Path], None]:
 def test_done_stage_is_skipped(tmp_path: Path) -> None:
     """Equal key, equal output: the work runs once."""
     calls: list[Path] = []
-    stages = Stages(tmp_path)
+    stages = StageCache(tmp_path)
 
     first = stages.run("train", "k1", write("a", calls))
     again = stages.run("train", "k1", write("b", calls))
@@ -37,7 +37,7 @@ def test_done_stage_is_skipped(tmp_path: Path) -> None:
 
 def test_other_key_is_other_output(tmp_path: Path) -> None:
     """Another key runs again and leaves the first output alone."""
-    stages = Stages(tmp_path)
+    stages = StageCache(tmp_path)
 
     outputs = [stages.run("train", key, write(key, [])) for key in ("k1", "k2")]
 
@@ -52,17 +52,17 @@ def test_failed_work_leaves_nothing(tmp_path: Path) -> None:
         raise RuntimeError("power cut")
 
     with pytest.raises(RuntimeError):
-        Stages(tmp_path).run("train", "k1", breaks)
+        StageCache(tmp_path).run("train", "k1", breaks)
 
     assert list((tmp_path / "train").iterdir()) == []
-    assert not Stages(tmp_path).run("train", "k1", write("a", [])).skipped
+    assert not StageCache(tmp_path).run("train", "k1", write("a", [])).skipped
 
 
 def test_left_over_scratch_of_a_killed_run_does_no_harm(tmp_path: Path) -> None:
     """A folder that a killed process left is neither taken for output nor in the way."""
     (tmp_path / "train" / ".k1.999999").mkdir(parents=True)
 
-    output = Stages(tmp_path).run("train", "k1", write("a", []))
+    output = StageCache(tmp_path).run("train", "k1", write("a", []))
 
     assert [path.name for path in output.path.iterdir()] == ["said.txt"]
 
@@ -71,10 +71,10 @@ def test_two_runs_at_once_share_what_the_first_one_made(tmp_path: Path) -> None:
     """The second to finish finds the place taken and uses that: equal key, equal output."""
 
     def overtaken(out: Path) -> None:
-        Stages(tmp_path / "elsewhere").run("train", "k1", write("first", [])).path.rename(tmp_path / "train" / "k1")
+        StageCache(tmp_path / "elsewhere").run("train", "k1", write("first", [])).path.rename(tmp_path / "train" / "k1")
         write("second", [])(out)
 
-    output = Stages(tmp_path).run("train", "k1", overtaken)
+    output = StageCache(tmp_path).run("train", "k1", overtaken)
 
     assert (output.path / "said.txt").read_text() == "first"
     assert [path.name for path in (tmp_path / "train").iterdir()] == ["k1"]
@@ -83,13 +83,13 @@ def test_two_runs_at_once_share_what_the_first_one_made(tmp_path: Path) -> None:
 def test_outputs_that_nobody_used_for_longest_are_removed(tmp_path: Path) -> None:
     """Five stay beside those of this run, counted by their last use; other stages and what a killed run left are their own."""
     for age_s, key in enumerate(("used", "k6", "k5", "k4", "k3", "k2", "k1")):
-        output = Stages(tmp_path).run("train", key, write(key, []))
+        output = StageCache(tmp_path).run("train", key, write(key, []))
         os.utime(output.path, (1_000 + age_s, 1_000 + age_s))
-    Stages(tmp_path).run("ingest", "k0", write("a", []))
+    StageCache(tmp_path).run("ingest", "k0", write("a", []))
     (tmp_path / "train" / ".killed.1").mkdir()
 
-    Stages(tmp_path).run("train", "used", write("again", []))
-    Stages(tmp_path).run("train", "new", write("b", []))
+    StageCache(tmp_path).run("train", "used", write("again", []))
+    StageCache(tmp_path).run("train", "new", write("b", []))
 
     assert {path.name for path in (tmp_path / "train").iterdir()} == {"new", "used", "k1", "k2", "k3", "k4"}
     assert (tmp_path / "ingest" / "k0").exists()
@@ -97,7 +97,7 @@ def test_outputs_that_nobody_used_for_longest_are_removed(tmp_path: Path) -> Non
 
 def test_run_keeps_all_that_it_was_given(tmp_path: Path) -> None:
     """However many outputs one run asks for, none is removed under it."""
-    stages = Stages(tmp_path)
+    stages = StageCache(tmp_path)
 
     outputs = [stages.run("train", f"k{number}", write("a", [])) for number in range(9)]
 
@@ -111,7 +111,6 @@ def test_sources_of_a_stage_are_all_that_it_is_made_of() -> None:
     assert {
         "pipelines.training.train",
         "pipelines.training.loss",
-        "pipelines.training.seen",
         "pipelines.training.batches",
         "pipelines.evaluation.metrics",
     } < names
@@ -121,12 +120,12 @@ def test_sources_of_a_stage_are_all_that_it_is_made_of() -> None:
 
 def test_key_depends_on_parameters_inputs_and_code_and_on_nothing_else() -> None:
     """Each of the three changes the key; the order of parameters does not."""
-    key = content_key({"a": 1, "b": 2}, ["in"], [split])
+    key = content_key({"a": 1, "b": 2}, ["in"], [examples])
 
-    assert key == content_key({"b": 2, "a": 1}, ["in"], [split])
+    assert key == content_key({"b": 2, "a": 1}, ["in"], [examples])
     others = [
-        content_key({"a": 1, "b": 3}, ["in"], [split]),
-        content_key({"a": 1, "b": 2}, ["other"], [split]),
+        content_key({"a": 1, "b": 3}, ["in"], [examples]),
+        content_key({"a": 1, "b": 2}, ["other"], [examples]),
         content_key({"a": 1, "b": 2}, ["in"], [gate]),
     ]
     assert len({key, *others}) == 4

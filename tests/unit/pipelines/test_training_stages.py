@@ -11,13 +11,12 @@ import torch
 from models.catalogue import load_catalogue
 from models.decoder.weights import load_decoder, read_config
 from models.student import read_student
-from pipelines.data.examples import read_cases
+from pipelines.data.examples import Split, read_cases
 from pipelines.data.ingest import Source, ingest
-from pipelines.data.split import Split
 from pipelines.data.tokenize import tokenize
 from pipelines.evaluation.evaluate import decoder_work, read_report, student_work
-from pipelines.publication.optimize import optimize, version_of
-from pipelines.runner.progress import silent
+from pipelines.publication.bundle import optimize, version_of
+from pipelines.runner.stage import silent
 from pipelines.training.distill import distill
 from pipelines.training.train import train
 from services.errors import StageFailed
@@ -125,7 +124,7 @@ def test_student_whose_scores_are_no_numbers_is_not_bundled(
     built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A difference that cannot be told is no small one."""
-    monkeypatch.setattr("pipelines.publication.optimize.relative_error", lambda *_: float("nan"))
+    monkeypatch.setattr("pipelines.publication.bundle.relative_error", lambda *_: float("nan"))
 
     with pytest.raises(StageFailed, match="scores differ"):
         optimize(built.trained, built.evaluated, MADE_AT, tmp_path)

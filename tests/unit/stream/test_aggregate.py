@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.prompt import window_start
-from services.features.rows import LogPosition, UserHistory
-from services.stream.aggregate import Limits, LoggedEvent, SkipReason, apply
+from services.features.schema import LogPosition, UserHistory
+from services.stream.aggregate import HistoryLimits, LoggedEvent, SkipReason, apply
 
-LIMITS = Limits(max_items=5, max_event_ids=4)
+LIMITS = HistoryLimits(max_items=5, max_event_ids=4)
 
 
 def event(
@@ -20,7 +20,7 @@ def event(
     return LoggedEvent("u", f"item-{offset}", name, time, LogPosition(topic, partition, offset))
 
 
-def rows_after(events: list[LoggedEvent], limits: Limits = LIMITS) -> list[UserHistory | None]:
+def rows_after(events: list[LoggedEvent], limits: HistoryLimits = LIMITS) -> list[UserHistory | None]:
     """Apply one by one and give the row after each."""
     rows: list[UserHistory | None] = []
     row = None
@@ -153,7 +153,7 @@ def test_row_time_rises_with_each_change(events: list[LoggedEvent]) -> None:
 
 def test_a_full_row_is_cut_where_its_prompt_is_cut() -> None:
     """The newest items that prompts keep are the same for the stored row as for the whole history, at every length."""
-    limits = Limits(max_items=12, stride=4)
+    limits = HistoryLimits(max_items=12, stride=4)
     for length in range(1, 60):
         whole = [event(offset).item_id for offset in range(length)]
         row = rows_after([event(offset) for offset in range(length)], limits)[-1]

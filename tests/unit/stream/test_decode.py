@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.contracts.events import Interaction
-from services.features.rows import LogPosition
+from services.features.schema import LogPosition
 from services.stream.decode import Record, decode
 
 NOW_MS = 1_795_262_400_000

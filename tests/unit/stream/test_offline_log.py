@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from services.contracts.events import Interaction
-from services.features.rows import LogPosition
+from services.features.schema import LogPosition
 from services.stream.decode import LoggedInteraction
 from services.stream.offline_log import OfflineLog
 

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from pipelines.data.ingest import Source, key, live_log_files
-from services.features.rows import LogPosition
-from services.stream.compaction import MIN_FILES
+from services.features.schema import LogPosition
 from services.stream.decode import LoggedInteraction
-from services.stream.log_files import current, span_of
+from services.stream.log_files import MIN_FILES, current, span_of
 from services.stream.offline_log import KEEP_PARTS_S, OfflineLog
 from tests.unit.stream.test_offline_log import events
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.features.rows import WINDOW_MS, LogPosition, PopularWindow
+from services.features.schema import WINDOW_MS, LogPosition, PopularWindow
 from services.stream.aggregate import LoggedEvent
-from services.stream.popularity import Popularity
+from services.stream.popularity import PopularityCounter
 
 HOUR_MS = WINDOW_MS["1h"]
 NOW_MS = 1_000 * HOUR_MS
@@ -22,7 +22,7 @@ def event(offset: int, item_id: str, age_ms: int = 0, *, topic: str = "t", event
 
 def test_each_window_counts_what_lies_within_it() -> None:
     """An event of two hours ago is no longer of the last hour, but of the last day and week."""
-    counts = Popularity()
+    counts = PopularityCounter()
     for one in (event(0, "old", 2 * HOUR_MS), event(1, "new"), event(2, "new")):
         counts.add(one)
 
@@ -34,7 +34,7 @@ def test_each_window_counts_what_lies_within_it() -> None:
 
 def test_windows_slide_without_events() -> None:
     """As time goes by counts fall out, first of the hour, at last of the week."""
-    counts = Popularity()
+    counts = PopularityCounter()
     counts.add(event(0, "a"))
 
     seen = [
@@ -47,7 +47,7 @@ def test_windows_slide_without_events() -> None:
 
 def test_an_event_dated_ahead_counts_when_its_time_has_come() -> None:
     """A producer whose clock is days ahead makes nothing popular of the last hour until then."""
-    counts = Popularity()
+    counts = PopularityCounter()
     for one in (event(0, "ahead", -30 * HOUR_MS), event(1, "now")):
         counts.add(one)
 
@@ -58,7 +58,7 @@ def test_an_event_dated_ahead_counts_when_its_time_has_come() -> None:
 
 def test_event_ids_are_each_users_own() -> None:
     """Two users whose events are numbered alike both count."""
-    counts = Popularity()
+    counts = PopularityCounter()
     counts.add(event(0, "a", event_id="1"))
     counts.add(replace(event(1, "a", event_id="1"), user_id="v"))
 
@@ -67,7 +67,7 @@ def test_event_ids_are_each_users_own() -> None:
 
 def test_an_offset_counts_once_whatever_it_is_called() -> None:
     """Ids are forgotten, offsets are not: a replay from far back brings ids that nobody remembers."""
-    counts = Popularity(max_event_ids=1)
+    counts = PopularityCounter(max_event_ids=1)
     for offset in (0, 1, 0, 1):
         counts.add(event(offset, "a"))
 
@@ -76,7 +76,7 @@ def test_an_offset_counts_once_whatever_it_is_called() -> None:
 
 def test_a_replay_counts_nothing_twice() -> None:
     """Offsets and event ids that were counted are skipped; a topic made anew is counted."""
-    counts = Popularity()
+    counts = PopularityCounter()
     log = [event(0, "a"), event(1, "a"), event(2, "b", event_id="t1")]
     for one in (*log, *log, event(0, "a", topic="anew")):
         counts.add(one)
@@ -87,7 +87,7 @@ def test_a_replay_counts_nothing_twice() -> None:
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(-HOUR_MS, 3 * HOUR_MS)), max_size=60), st.integers(1, 4))
 def test_counts_equal_a_plain_count(events: list[tuple[str, int]], num_items: int) -> None:
     """Oracle: count all events of the window and sort, ties by item id; the edge may be off by one bucket."""
-    counts = Popularity()
+    counts = PopularityCounter()
     for offset, (item_id, age_ms) in enumerate(events):
         counts.add(event(offset, item_id, age_ms))
 

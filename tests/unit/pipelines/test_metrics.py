@@ -1,4 +1,4 @@
-"""Run with: pytest tests/unit/pipelines/test_quality_metrics.py"""
+"""Run with: pytest tests/unit/pipelines/test_metrics.py"""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Which files are merged: `pytest tests/unit/stream/test_compaction.py`."""
+"""Which files are merged: `pytest tests/unit/stream/test_log_files.py`."""
 
 from collections import Counter
 from itertools import pairwise
@@ -8,8 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.stream.compaction import FULL_SIZE, MAX_FILES, MIN_FILES, TIERS, choose_merge
-from services.stream.log_files import Span, current, current_files, span_of
+from services.stream.log_files import (
+    FULL_SIZE,
+    MAX_FILES,
+    MIN_FILES,
+    TIERS,
+    Span,
+    choose_merge,
+    current,
+    current_files,
+    span_of,
+)
 
 SIZES = st.lists(st.sampled_from([1, 1, 1, 2, 7, 40, 900, 20_000]), max_size=400)
 

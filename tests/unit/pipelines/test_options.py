@@ -1,4 +1,4 @@
-"""Run with: pytest tests/unit/pipelines/test_recipe.py"""
+"""Run with: pytest tests/unit/pipelines/test_options.py"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from pipelines.evaluation.gate import GateOptions
-from pipelines.run import PipelineOptions
+from pipelines.options import PipelineOptions, decoder_recipe, student_recipe
 from pipelines.training.distill import DistillOptions
-from pipelines.training.recipe import decoder_recipe, student_recipe
 from pipelines.training.train import TrainOptions
 from services.errors import ConfigError
 

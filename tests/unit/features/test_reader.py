@@ -1,9 +1,12 @@
-"""Merging popularity. Run: pytest tests/unit/features/test_popular_merge.py."""
+"""Merging popularity. Run: pytest tests/unit/features/test_reader.py."""
 
+from pathlib import Path
+
+import polars as pl
 import pytest
 
-from services.features.popular import merge_popularity
-from services.features.rows import WINDOW_MS, PopularRow, PopularWindow
+from services.features.reader import merge_popularity, read_event_times
+from services.features.schema import WINDOW_MS, PopularRow, PopularWindow
 
 NOW_MS = 1_790_000_000_000
 
@@ -40,3 +43,18 @@ def test_windows_older_than_their_length_are_left_out() -> None:
 def test_nothing_is_popular_before_the_first_event() -> None:
     """No rows, no ranking."""
     assert merge_popularity([], now_ms=0) == []
+
+
+def test_times_are_those_of_one_user_by_number(tmp_path: Path) -> None:
+    """Each of a user's rows tells the time of its newest event; other users' rows are left out."""
+    table = tmp_path / "user_history.parquet"
+    rows = [("u", 1, 100), ("v", 1, 7), ("u", 2, 250)]
+    pl.DataFrame(rows, schema=["user_id", "num_events", "newest_event_time_ms"], orient="row").write_parquet(table)
+
+    assert read_event_times(table, "u") == {1: 100, 2: 250}
+    assert read_event_times(table, "nobody") == {}
+
+
+def test_without_a_table_nothing_is_known(tmp_path: Path) -> None:
+    """A gateway on a machine of its own has no offline table."""
+    assert read_event_times(tmp_path / "nothing.parquet", "u") == {}

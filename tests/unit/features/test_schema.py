@@ -1,6 +1,6 @@
-"""Places in the log. Run: pytest tests/unit/features/test_rows.py."""
+"""Places in the log. Run: pytest tests/unit/features/test_schema.py."""
 
-from services.features.rows import LogPosition
+from services.features.schema import LogPosition
 
 
 def test_a_position_covers_itself_and_what_lies_before_it_in_the_same_log() -> None:

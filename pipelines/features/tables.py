@@ -1,0 +1,114 @@
+"""Stage 2: the offline table of users' histories, and the rows of it that the online store serves.
+
+    user_history.parquet   the user's row after every event, valid from the event's time on
+    latest_history.parquet the newest row of each user
+
+Events are replayed through the stream worker's own aggregate, so offline features cannot differ from online ones. Histories grow by one
+item a row, so the table is written in chunks and compresses to a small part of its size. `serve` copies the table into the feature
+repository, applies that and fills the online store.
+"""
+
+import itertools
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from models.files import rename_durably
+from pipelines.runner.stage import Progress, content_key
+from services.features import schema
+from services.features.repo import RepoAddress, apply_repo
+from services.features.schema import USER_HISTORY, ColumnType, LogPosition, UserHistory
+from services.features.writer import FeatureWriter
+from services.stream import aggregate
+from services.stream.aggregate import HistoryLimits, LoggedEvent, apply, history_limits
+
+BATCH_TOPIC = "batch"
+"""The topic id of rows that come from a replay; the first event of a real topic goes on top of them."""
+_CHUNK_ROWS = 5_000
+_UTC_US = pa.timestamp("us", tz="UTC")
+_ARROW_TYPES = {
+    ColumnType.STRING: pa.string(),
+    ColumnType.INT64: pa.int64(),
+    ColumnType.STRINGS: pa.list_(pa.string()),
+}
+HISTORY_SCHEMA = pa.schema(
+    [*((column.name, _ARROW_TYPES[column.type]) for column in USER_HISTORY.columns), ("event_timestamp", _UTC_US)]
+)
+
+
+def key(ingested_key: str, max_items: int) -> str:
+    """Return the content key of the tables."""
+    return content_key({"max_items": max_items}, [ingested_key], [sys.modules[__name__], aggregate, schema])
+
+
+def build_tables(ingested: Path, max_items: int, out: Path, progress: Progress) -> None:
+    """Write every row of every user, and the newest ones, into `out`, holding one chunk in memory."""
+    events = pl.read_parquet(ingested / "events.parquet")
+    columns = (events["user_id"], events["item_id"], events["event_time"].dt.epoch("us"))
+    rows = replay(zip(*columns, strict=True), history_limits(max_items))
+    latest: dict[str, UserHistory] = {}
+    with pq.ParquetWriter(out / "user_history.parquet", HISTORY_SCHEMA, compression="zstd") as writer:
+        for done, chunk in enumerate(_chunks(rows), 1):
+            writer.write_table(_history_table(chunk))
+            latest.update((row.user_id, row) for row in chunk)
+            progress(min(done * _CHUNK_ROWS, events.height), events.height, "histories")
+    pq.write_table(_history_table(list(latest.values())), out / "latest_history.parquet", compression="zstd")
+
+
+def replay(events: Iterable[tuple[str, str, int]], limits: HistoryLimits) -> Iterator[UserHistory]:
+    """Yield the user's row after each of these events (user id, item id, Unix µs), in their order. Pure."""
+    rows: dict[str, UserHistory] = {}
+    for number, (user_id, item_id, time_us) in enumerate(events):
+        event = LoggedEvent(user_id, item_id, f"{BATCH_TOPIC}-{number}", time_us, LogPosition(BATCH_TOPIC, 0, number))
+        row = apply(rows.get(user_id), [event], limits).row
+        assert row is not None
+        rows[user_id] = row
+        yield row
+
+
+def serve(tables: Path, address: RepoAddress, progress: Progress) -> None:
+    """Copy the table into the feature repository, apply that, and write the newest rows online. Raises DependencyAway.
+
+    May be repeated. Rows of users whom the stream worker has taken over are left alone: they are newer, and the worker owns them.
+    """
+    apply_repo(address)
+    _replace(tables / "user_history.parquet", address.table_path(USER_HISTORY.name))
+    writer = FeatureWriter(address)
+    histories = latest_histories(tables)
+    done = 0
+    for chunk in _chunks(iter(histories), 500):
+        _write_unless_live(writer, chunk)
+        done += len(chunk)
+        progress(done, len(histories), USER_HISTORY.name)
+
+
+def latest_histories(tables: Path) -> list[UserHistory]:
+    """Read the newest row of each user from the stage's output."""
+    return USER_HISTORY.from_columns(pq.read_table(tables / "latest_history.parquet").to_pydict())
+
+
+def _write_unless_live(writer: FeatureWriter, rows: Sequence[UserHistory]) -> None:
+    online = writer.read_histories([row.user_id for row in rows])
+    live = {user_id for user_id, row in online.items() if row.position.topic_id != BATCH_TOPIC}
+    writer.write_histories([row for row in rows if row.user_id not in live])
+
+
+def _chunks(rows: Iterator[UserHistory], size: int = _CHUNK_ROWS) -> Iterator[list[UserHistory]]:
+    while chunk := list(itertools.islice(rows, size)):
+        yield chunk
+
+
+def _history_table(rows: Sequence[UserHistory]) -> pa.Table:
+    times = pa.array([row.row_time_us for row in rows], pa.int64()).cast(_UTC_US)
+    return pa.table({**USER_HISTORY.to_columns(rows), "event_timestamp": times}, schema=HISTORY_SCHEMA)
+
+
+def _replace(source: Path, target: Path) -> None:
+    scratch = target.with_suffix(".tmp")
+    shutil.copyfile(source, scratch)
+    rename_durably(scratch, target)

@@ -1,0 +1,92 @@
+"""What a pipeline run builds and where its files are. Wrong options are refused here, before anything runs."""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from pipelines.evaluation.gate import GateOptions
+from pipelines.publication.precompute import PrecomputeOptions
+from pipelines.training.distill import DistillOptions
+from pipelines.training.fitting import FitOptions
+from pipelines.training.train import TrainOptions
+from services.errors import ConfigError
+from services.features.repo import RepoAddress
+
+STAGES = ("ingest", "features", "tokenize", "train", "distill", "evaluate", "gate", "optimize", "precompute", "publish")
+ML_100K = "ml-100k"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineOptions:
+    """What to build. `events` and `items` (both or none) replace the data set; `until` ends the flow after that stage."""
+
+    dataset: str = ML_100K
+    events: Path | None = None
+    items: Path | None = None
+    with_live_log: bool = True
+    until: str = "publish"
+    num_threads: int = 1
+    """Threads of torch. One is far better than two where anything else runs, and gives the same weights everywhere."""
+    train: TrainOptions = field(default_factory=TrainOptions)
+    distill: DistillOptions = field(default_factory=DistillOptions)
+    gate: GateOptions = field(default_factory=GateOptions)
+    precompute: PrecomputeOptions = field(default_factory=PrecomputeOptions)
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be run. Raises ConfigError naming the option."""
+        if self.dataset != ML_100K:
+            raise ConfigError(
+                f"--dataset: {self.dataset!r} is not known, only {ML_100K!r}; or give --events and --items"
+            )
+        if (self.events is None) != (self.items is None):
+            raise ConfigError("--events and --items: give both or none")
+        if self.until not in STAGES:
+            raise ConfigError(f"--until: {self.until!r} is no stage; the stages are {', '.join(STAGES)}")
+
+    @property
+    def prompt(self) -> dict[str, int]:
+        """The prompt's shape, as models.prompt takes it and the bundle's manifest keeps it."""
+        return {"max_items": self.train.max_items, "stride": self.train.stride}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Folders and addresses: the values of settings.py that the pipeline uses."""
+
+    state_dir: Path
+    cache_dir: Path
+    bundle_root: Path
+    offline_log_dir: Path
+    feature_repo: RepoAddress
+    history_max_items: int
+    keep_bundles: int
+
+    @property
+    def stages_dir(self) -> Path:
+        """The folder of stage outputs."""
+        return self.state_dir / "pipeline"
+
+
+def decoder_recipe(epochs: int | None, seed: int) -> TrainOptions:
+    """Return the decoder's recipe with this many epochs (None: the default number). Raises ConfigError naming the option."""
+    default = TrainOptions()
+    return replace(default, seed=_seed(seed), fit=_fit(default.fit, "--epochs", epochs))
+
+
+def student_recipe(epochs: int | None, seed: int) -> DistillOptions:
+    """Return the recipe of student and twin with this many epochs (None: the default number). Raises ConfigError naming the option."""
+    default = DistillOptions()
+    return replace(default, seed=_seed(seed), fit=_fit(default.fit, "--student-epochs", epochs))
+
+
+def _fit(default: FitOptions, option: str, epochs: int | None) -> FitOptions:
+    if epochs is None:
+        return default
+    if epochs < 1:
+        raise ConfigError(f"{option}: {epochs} epochs train nothing; give at least 1 (usual: {default.epochs})")
+    return replace(default, epochs=epochs)
+
+
+def _seed(seed: int) -> int:
+    if not 0 <= seed < 2**32:
+        raise ConfigError(f"--seed: {seed} is out of range; give 0 to {2**32 - 1}")
+    return seed

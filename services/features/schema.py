@@ -1,0 +1,236 @@
+"""The rows of the feature store, and one schema per feature view: its columns, their types and defaults, how a row is laid out and read.
+
+Writer, reader, replay and pipelines take names and types from here; `feature_repo/features.py` repeats them for Feast, which loads that
+file alone, and a test holds that the two agree. Knows neither Feast nor Redis, so the pure aggregates can use it.
+
+Adding a feature, for example a user's last event type:
+1. `feature_repo/features.py`: a Field in the view, and its name in `recommend_v1` when requests read it.
+2. Here: a field of the row (`last_event_type: str`) and a Column of the view with the default for rows that were stored before it
+   existed (`Column("last_event_type", STRING, default="")`); when requests read it, also an argument in `user_features`.
+3. Its user: what computes it (`services/stream/aggregate.py`, for stream and replay alike) and what reads it from `UserFeatures`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import chain
+from operator import attrgetter
+from typing import Any, Generic, TypeVar
+
+from services.contracts.features import PrecomputedList, UserFeatures
+
+SERVICE = "recommend_v1"
+"""The feature service that one request reads."""
+WINDOW_MS = {"1h": 3_600_000, "24h": 24 * 3_600_000, "7d": 7 * 24 * 3_600_000}
+"""The sliding windows of popularity by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogPosition:
+    """The place of an event in the log. `topic_id` is unique to one creation of the topic: a recreated topic starts at offset 0 again."""
+
+    topic_id: str
+    partition: int
+    offset: int
+
+    def covers(self, other: "LogPosition") -> bool:
+        """Whether the event at `other` was applied when this position was the last one applied."""
+        same_log = self.topic_id == other.topic_id and self.partition == other.partition
+        return same_log and other.offset <= self.offset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserHistory:
+    """One user's row of the view user_history.
+
+    `item_ids` run oldest to newest in order of arrival, cut to the newest ones. `row_time_us` (Unix µs) rises with each
+    change of the row: it is the row's event timestamp, in the online store and offline. `num_events` counts the user's whole life.
+    """
+
+    user_id: str
+    item_ids: tuple[str, ...]
+    newest_event_time_ms: int
+    num_events: int
+    row_time_us: int
+    recent_event_ids: tuple[str, ...]
+    position: LogPosition
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrecomputedRow:
+    """One user's row of the view user_recommendations: items best first with as many scores."""
+
+    user_id: str
+    item_ids: tuple[str, ...]
+    scores: tuple[float, ...]
+    bundle_version: str
+    watermark_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class PopularWindow:
+    """The most frequent items of one sliding window with their counts, most frequent first."""
+
+    item_ids: tuple[str, ...] = ()
+    counts: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PopularRow:
+    """One log partition's row of the view popularity. `windows` maps a window's name (a key of WINDOW_MS) to its items."""
+
+    partition: int
+    as_of_ms: int
+    windows: dict[str, PopularWindow]
+
+
+class ColumnType(StrEnum):
+    """The types of columns, by Feast's names."""
+
+    STRING = "String"
+    INT64 = "Int64"
+    STRINGS = "Array(String)"
+    INT64S = "Array(Int64)"
+    FLOAT64S = "Array(Float64)"
+
+
+STRING, INT64 = ColumnType.STRING, ColumnType.INT64
+STRINGS, INT64S, FLOAT64S = ColumnType.STRINGS, ColumnType.INT64S, ColumnType.FLOAT64S
+Row = TypeVar("Row")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: `get` takes its value from a row (default: the attribute of its name); lists default to empty ones."""
+
+    name: str
+    type: ColumnType
+    get: Callable[[Any], Any] | None = None
+    default: Any = None
+    """The value of rows that were stored before the column existed."""
+
+    def cell(self, row: Any) -> Any:
+        """Return the row's value as the store takes it: tuples as lists."""
+        value = getattr(row, self.name) if self.get is None else self.get(row)
+        return list(value) if isinstance(value, tuple) else value
+
+    def read(self, cell: Any) -> Any:
+        """Return a stored value as rows hold it: lists as tuples."""
+        if self.type.startswith("Array"):
+            return tuple(cell) if cell is not None else ()
+        return self.default if cell is None else cell
+
+
+@dataclass(frozen=True, slots=True)
+class ViewSchema(Generic[Row]):
+    """One feature view. `key` is its entity's column; `build` makes a row of values by column name, the key included."""
+
+    name: str
+    key: Column
+    features: tuple[Column, ...]
+    build: Callable[[dict[str, Any]], Row]
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The key, then the features."""
+        return (self.key, *self.features)
+
+    @property
+    def references(self) -> list[str]:
+        """Feast's references to all features."""
+        return [f"{self.name}:{column.name}" for column in self.features]
+
+    def to_columns(self, rows: Sequence[Row]) -> dict[str, list[Any]]:
+        """Lay rows out by column, in the schema's order."""
+        return {column.name: [column.cell(row) for row in rows] for column in self.columns}
+
+    def from_columns(self, table: Mapping[str, Sequence[Any]]) -> list[Row]:
+        """Return the rows of a table in its order, without those that the store does not hold: their features are all null."""
+        rows = zip(*(table[column.name] for column in self.columns), strict=True)
+        return [self._row(cells) for cells in rows if any(cell is not None for cell in cells[1:])]
+
+    def _row(self, cells: Sequence[Any]) -> Row:
+        return self.build({column.name: column.read(cell) for column, cell in zip(self.columns, cells, strict=True)})
+
+
+def _history(cells: dict[str, Any]) -> UserHistory:
+    position = LogPosition(cells.pop("topic_id"), cells.pop("partition"), cells.pop("offset"))
+    return UserHistory(position=position, **cells)
+
+
+USER_HISTORY = ViewSchema(
+    name="user_history",
+    key=Column("user_id", STRING),
+    features=(
+        Column("item_ids", STRINGS),
+        Column("newest_event_time_ms", INT64),
+        Column("num_events", INT64),
+        Column("row_time_us", INT64),
+        Column("recent_event_ids", STRINGS),
+        Column("topic_id", STRING, attrgetter("position.topic_id")),
+        Column("partition", INT64, attrgetter("position.partition")),
+        Column("offset", INT64, attrgetter("position.offset")),
+    ),
+    build=_history,
+)
+
+USER_RECOMMENDATIONS = ViewSchema(
+    name="user_recommendations",
+    key=Column("user_id", STRING),
+    features=(
+        Column("recommended_item_ids", STRINGS, attrgetter("item_ids")),
+        Column("scores", FLOAT64S),
+        Column("bundle_version", STRING),
+        Column("watermark_ms", INT64),
+    ),
+    build=lambda cells: PrecomputedRow(item_ids=cells.pop("recommended_item_ids"), **cells),
+)
+
+
+def _window_columns(name: str) -> tuple[Column, Column]:
+    return (
+        Column(f"item_ids_{name}", STRINGS, lambda row: row.windows[name].item_ids),
+        Column(f"counts_{name}", INT64S, lambda row: row.windows[name].counts),
+    )
+
+
+def _popular(cells: dict[str, Any]) -> PopularRow:
+    windows = {name: PopularWindow(cells[f"item_ids_{name}"], cells[f"counts_{name}"]) for name in WINDOW_MS}
+    return PopularRow(partition=int(cells["partition_id"]), as_of_ms=cells["as_of_ms"], windows=windows)
+
+
+POPULARITY = ViewSchema(
+    name="popularity",
+    key=Column("partition_id", STRING, lambda row: str(row.partition)),
+    features=(Column("as_of_ms", INT64), *chain.from_iterable(map(_window_columns, WINDOW_MS))),
+    build=_popular,
+)
+
+VIEWS: tuple[ViewSchema[Any], ...] = (USER_HISTORY, USER_RECOMMENDATIONS, POPULARITY)
+
+
+def user_features(row: Mapping[str, Any], listed_at_s: int | None) -> UserFeatures:
+    """Return one user's row of the feature service; features are empty where the store holds none.
+
+    Args:
+        row: Values by column name, null where there are none.
+        listed_at_s: When the precomputed list was stored, in Unix seconds.
+    """
+    precomputed = None
+    if row["recommended_item_ids"]:
+        precomputed = PrecomputedList(
+            item_ids=tuple(row["recommended_item_ids"]),
+            scores=tuple(row["scores"]),
+            bundle_version=row["bundle_version"],
+            watermark_ms=row["watermark_ms"],
+            made_at_s=listed_at_s,
+        )
+    if not row["item_ids"]:
+        return UserFeatures(precomputed=precomputed)
+    return UserFeatures(
+        history_item_ids=tuple(row["item_ids"]),
+        newest_event_time_ms=row["newest_event_time_ms"],
+        num_events=row["num_events"],
+        as_of_us=row["row_time_us"],
+        precomputed=precomputed,
+    )
