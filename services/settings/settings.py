@@ -119,8 +119,14 @@ class Settings(BaseSettings):
     kv_num_blocks: int = Field(4_096, ge=2)
     kv_kind: Literal["model", "int8", "fp8"] = "model"
     """How keys and values are kept: in the model's dtype, or in one byte a number."""
+    llm_weight_kind: Literal["model", "int8"] = "model"
+    """How the ranking model's layer matrices are kept: in the model's dtype, or in int8 (CPU with compiled kernels only)."""
     max_step_tokens: int = Field(1_024, ge=16)
+    max_chunk_tokens: int = Field(512, ge=1)
+    """Tokens of one prompt that are prefilled in one step at most."""
     max_beam_rows: int = Field(1_024, ge=1)
+    default_beam_width: int = Field(32, ge=1)
+    """Beams of a ranking that asks for fewer items than this."""
     max_running: int = Field(32, ge=1)
     max_waiting: int = Field(128, ge=1)
 
@@ -137,6 +143,8 @@ class Settings(BaseSettings):
     text_replicas: int = Field(1, ge=1)
     """How many processes serve text_path, each with a model, an engine and threads of its own."""
     text_threads: int = Field(1, ge=1)
+    text_weight_kind: Literal["model", "int8"] = "model"
+    """As llm_weight_kind, for the text model."""
     text_kv_num_blocks: int = Field(2_048, ge=2)
     text_max_tokens: int = Field(1_024, ge=1)
     """The most tokens that one choice may be long."""
@@ -291,6 +299,15 @@ def _check_text(settings: Settings) -> None:
         )
 
 
+def _check_engine(settings: Settings) -> None:
+    """Refuse kinds of weights that the device does not have. Raises ConfigError."""
+    for name in ("llm_weight_kind", "text_weight_kind"):
+        if getattr(settings, name) == "int8" and settings.llm_device != "cpu":
+            raise ConfigError(
+                f"{_PREFIX}{name.upper()}: int8 weights run on a CPU only; set it to model, or {_PREFIX}LLM_DEVICE to cpu"
+            )
+
+
 def with_text(settings: Settings, *, path: str = "", url: str = "") -> Settings:
     """Return the settings with this writer of text instead of theirs. Raises ConfigError."""
     changed = settings.model_copy(update={"text_path": path, "text_url": url})
@@ -321,6 +338,7 @@ def load_settings() -> Settings:
         raise ConfigError(f"{_PREFIX}{name.upper()}: {first['msg']}, got {first.get('input')!r}") from error
     _check_security(settings)
     _check_text(settings)
+    _check_engine(settings)
     if not settings.min_deadline_ms <= settings.default_deadline_ms <= settings.max_deadline_ms:
         raise ConfigError(f"{_PREFIX}DEFAULT_DEADLINE_MS: must lie between the minimum and the maximum deadline")
     return settings

@@ -22,6 +22,7 @@ num_workers worker_batch_events history_max_items log_level api_keys_file allow_
 inner_host inner_http_port inner_grpc_port standby_http_port standby_grpc_port max_k redis_username redis_password_file redis_tls_ca_file kafka_username kafka_password_file kafka_sasl_mechanism
 kafka_tls_ca_file otlp_endpoint trace_share explain_keep_s console kv_kind text_path text_url text_url_key_file text_model text_dtype
 keep_bundles kafka_allow_cleartext text_replicas text_threads text_kv_num_blocks text_max_tokens text_max_choices text_deadline_ms standby
+llm_weight_kind text_weight_kind max_chunk_tokens default_beam_width
 """
 
 

@@ -1,4 +1,4 @@
-"""The engine's knobs, all on one screen."""
+"""The configuration of an engine."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +9,16 @@ from services.errors import ConfigError
 KvKind = Literal["model", "int8", "fp8"]
 WeightKind = Literal["model", "int8"]
 CpuKernels = Literal["compiled", "torch"]
+INTERNAL_FIELDS = {
+    "cpu_kernels": "compiled kernels fall back to torch by themselves; torch alone is for comparison in tests and benchmarks",
+    "kernel_cache": "one folder per user, shared by all stacks; images carry kernels that were compiled ahead",
+    "uses_graphs": "graphs are always faster on CUDA; off is for comparison",
+    "is_asynchronous": "follows from the device; set in tests of both ways",
+    "ageing_s": "part of the scheduling policy, like its order of priorities",
+    "tile_queries": "a tile of the torch reference kernels, chosen by measurement",
+}
+"""The fields of EngineConfig that no setting reaches, and why. Every other field is reached by a setting."""
+
 _KINDS = {"kv_kind": get_args(KvKind), "weight_kind": get_args(WeightKind), "cpu_kernels": get_args(CpuKernels)}
 
 
@@ -20,34 +30,34 @@ class EngineConfig:
     """Tokens of one KV block: the unit of memory and of the prefix cache."""
     num_blocks: int = 1_024
     kv_kind: KvKind = "model"
-    """How keys and values are kept: in the model's dtype, or in one byte a number."""
+    """How keys and values are stored: in the model's dtype, or in one byte per number."""
     weight_kind: WeightKind = "model"
-    """How the layers' matrices are kept: in the model's dtype, or in int8. On a CPU with compiled kernels alone."""
+    """How the layers' matrices are stored: in the model's dtype, or in int8. CPU with compiled kernels only."""
     cpu_kernels: CpuKernels = "compiled"
-    """What runs on a CPU. Compiled kernels are built at the first start; without a compiler torch runs, with a warning."""
+    """The kernels on a CPU. Compiled ones are built at the first start; without a compiler torch runs, with a warning."""
     kernel_cache: Path = field(default_factory=lambda: Path.home() / ".cache" / "tailrace")
-    """Where compiled kernels are kept."""
+    """The folder of compiled kernels."""
     max_num_batched_tokens: int = 1_024
     max_chunk_tokens: int = 512
-    """What one request may prefill in one step, so that a long prompt leaves room for others."""
+    """The most tokens of one prompt in one step, so that a long prompt leaves room for others."""
     max_beam_rows: int = 1_024
     max_running: int = 32
     max_waiting: int = 128
     default_beam_width: int = 32
-    """Beams of a request that names none and asks for fewer items than this."""
+    """Beams of a request that names no beam width and asks for fewer items than this."""
     uses_graphs: bool = True
-    """Whether decode and beam steps are recorded and replayed, where the device is CUDA."""
+    """Whether decode and beam steps are captured in CUDA graphs, where the device is CUDA."""
     is_asynchronous: bool | None = None
-    """Whether the next step is planned while one runs, and `step` gives what the one before brought. None: where the device is CUDA."""
+    """Whether the next step is planned while one runs, and `step` returns the results of the previous one. None: on CUDA only."""
     ageing_s: float = 1.0
-    """Waiting this long is worth one priority class, so that nothing waits for ever."""
+    """Waiting this long raises a request by one priority class, so that nothing waits for ever."""
     tile_tokens: int = 512
-    """Context tokens that attention looks at in one go."""
+    """Context tokens in one tile of attention."""
     tile_queries: int = 256
-    """Query rows that attention handles in one go."""
+    """Query rows in one tile of attention."""
 
     def __post_init__(self) -> None:
-        """Refuse what could never run. Raises ConfigError naming the key."""
+        """Check the values. Raises ConfigError naming the field."""
         for name, kinds in _KINDS.items():
             if getattr(self, name) not in kinds:
                 raise ConfigError(f"{name}: must be {' or '.join(kinds)}, got {getattr(self, name)!r}")

@@ -24,6 +24,7 @@ from services.llm.engine.config import EngineConfig
 from services.llm.engine.cost.machine_limits import measure_limits
 from services.llm.engine.outcome import Status
 from services.llm.ranking.model import LoadedBundle, load_bundle
+from services.llm.serving.affinity_router import affinity
 from services.llm.serving.engine_thread import EngineThread
 from services.llm.serving.metrics import EngineStepMetrics, record_spans
 from services.llm.serving.reply import Reply, refusal_of
@@ -33,7 +34,6 @@ from services.settings.settings import Settings
 
 log = structlog.get_logger()
 
-_STICKY_ROUTER = "services.llm.serving.sticky_router.StickyRouter"
 _MODEL_NAME = "ranker"
 """What the metrics call the model that ranks, whatever its bundle."""
 
@@ -157,24 +157,27 @@ class LlmDeployment:
 
 
 def engine_config(settings: Settings) -> EngineConfig:
-    """Pick the engine's knobs out of the settings."""
+    """Return the ranking engine's configuration from the settings."""
     return EngineConfig(
         block_tokens=settings.kv_block_tokens,
         num_blocks=settings.kv_num_blocks,
         kv_kind=settings.kv_kind,
+        weight_kind=settings.llm_weight_kind,
         max_num_batched_tokens=settings.max_step_tokens,
+        max_chunk_tokens=settings.max_chunk_tokens,
         max_beam_rows=settings.max_beam_rows,
+        default_beam_width=settings.default_beam_width,
         max_running=settings.max_running,
         max_waiting=settings.max_waiting,
         tile_tokens=32 * settings.kv_block_tokens,
     )
 
 
-def replica_options(router: str) -> dict[str, Any]:
-    """Say what Ray Serve is told of any engine's replicas: they reserve no core, are chosen by this router, and are asked each second."""
+def replica_options(router: RequestRouterConfig) -> dict[str, Any]:
+    """Return the Ray Serve options that all engine replicas share: no reserved core, this router, a health check each second."""
     return {
         "ray_actor_options": {"num_cpus": 0},
-        "request_router_config": RequestRouterConfig(request_router_class=router),  # type: ignore[arg-type]  # its stub says dict
+        "request_router_config": router,
         "health_check_period_s": 1.0,
         "health_check_timeout_s": 10.0,
         "graceful_shutdown_wait_loop_s": 0.2,
@@ -189,6 +192,6 @@ def build_llm(settings: Settings) -> Any:
         max_ongoing_requests=settings.max_running + settings.max_waiting,
         max_queued_requests=settings.max_waiting,
         graceful_shutdown_timeout_s=2.0,
-        **replica_options(_STICKY_ROUTER),
+        **replica_options(affinity()),
     )(LlmDeployment)
     return deployment.bind(settings)

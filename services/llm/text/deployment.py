@@ -22,6 +22,7 @@ from services.errors import TailraceError
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.cost.machine_limits import measure_limits
 from services.llm.ranking.deployment import engine_config, replica_options
+from services.llm.serving.affinity_router import affinity
 from services.llm.serving.engine_thread import EngineThread
 from services.llm.serving.metrics import EngineStepMetrics
 from services.llm.serving.reply import Refusal, refusal_of
@@ -33,7 +34,8 @@ from services.observability.tracing import note, note_failure, open_tracing
 from services.settings.settings import Settings
 
 _MESSAGE_S = 0.001
-_ROUTER = "services.llm.serving.roomy_router.RoomyRouter"
+_LOAD_BOUND = 1.25
+"""A conversation leaves its replica when that has this many times the mean load."""
 
 
 class TextDeployment:
@@ -48,7 +50,7 @@ class TextDeployment:
         registry = CollectorRegistry()
         metrics = EngineMetrics(registry)
         ProcessMetrics(registry, "text")
-        config = replace(engine_config(settings), num_blocks=settings.text_kv_num_blocks)
+        config = text_engine_config(settings)
         self._text = _load(settings, config)
         name = self._text.model.name
         metrics.cache_config.labels(name, str(config.block_tokens), str(config.num_blocks)).set(1)
@@ -101,6 +103,13 @@ class TextDeployment:
             raise RuntimeError("the engine thread died") from self._thread.failure
 
 
+def text_engine_config(settings: Settings) -> EngineConfig:
+    """Return the text engine's configuration: the ranking engine's, with its own number of blocks and kind of weights."""
+    return replace(
+        engine_config(settings), num_blocks=settings.text_kv_num_blocks, weight_kind=settings.text_weight_kind
+    )
+
+
 def _load(settings: Settings, config: EngineConfig) -> LoadedText:
     folder = checkpoint_folder(settings.text_path, settings.cache_dir)
     dtype: torch.dtype = getattr(torch, settings.text_dtype)
@@ -117,6 +126,6 @@ def build_text(settings: Settings) -> Any:
         max_ongoing_requests=2 * (settings.max_running + settings.max_waiting),
         max_queued_requests=settings.max_waiting,
         graceful_shutdown_timeout_s=5.0,
-        **replica_options(_ROUTER),
+        **replica_options(affinity(_LOAD_BOUND)),
     )(TextDeployment)
     return deployment.bind(settings)

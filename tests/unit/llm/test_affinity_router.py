@@ -1,10 +1,12 @@
-"""How far a session sticks to its replica: by the bound of loads alone. `pytest tests/unit/llm/test_roomy_router.py`."""
+"""The affinity router's rule: a session stays at its replica up to the bound of loads."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.llm.serving.roomy_router import with_room
+from services.llm.serving.affinity_router import first_with_room
+
+BOUND = 1.25
 
 
 @pytest.mark.parametrize(
@@ -22,18 +24,18 @@ from services.llm.serving.roomy_router import with_room
     ],
 )
 def test_a_session_leaves_a_replica_that_has_far_more_to_do(loads: list[int], place: int) -> None:
-    """For the next one on the ring that has room."""
-    assert with_room(loads, loads) == place
+    """It goes to the next one on the ring that has room."""
+    assert first_with_room(loads, loads, BOUND) == place
 
 
-def test_the_idlest_is_taken_where_none_of_the_ranked_has_room() -> None:
+def test_the_least_loaded_is_taken_where_none_of_the_ranked_has_room() -> None:
     """The ring's next few may all be busy while others are not."""
-    assert with_room([9, 7, 8], [9, 7, 8, 0, 0, 0]) == 1
+    assert first_with_room([9, 7, 8], [9, 7, 8, 0, 0, 0], BOUND) == 1
 
 
 def test_without_a_replica_there_is_no_place() -> None:
-    """Whoever asks looks at an empty list then."""
-    assert with_room([], []) == 0
+    """The result is an index into an empty list."""
+    assert first_with_room([], [], BOUND) == 0
 
 
 @given(st.integers(1, 6), st.lists(st.integers(0, 5), max_size=200))
@@ -42,6 +44,6 @@ def test_no_replica_is_ever_beyond_the_bound(num_replicas: int, homes: list[int]
     loads = [0] * num_replicas
     for home in homes:
         ring = [(home + step) % num_replicas for step in range(num_replicas)]
-        loads[ring[with_room([loads[place] for place in ring], loads)]] += 1
+        loads[ring[first_with_room([loads[place] for place in ring], loads, BOUND)]] += 1
 
-    assert max(loads) <= 1.25 * sum(loads) / num_replicas + 1
+    assert max(loads) <= BOUND * sum(loads) / num_replicas + 1
