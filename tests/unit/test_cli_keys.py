@@ -10,7 +10,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from models.registry import BundleStore
-from services.cli.audit_file import AUDIT_FILE, audited
+from services.cli.audit import AUDIT_FILE, audited
 from services.cli.main import app
 from services.contracts.access import Priority, Scope
 from services.errors import ConfigError

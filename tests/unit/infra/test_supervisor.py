@@ -65,7 +65,7 @@ def test_a_record_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
         """
         shutil.rmtree(folder / "run")
         os.kill(keeper, signal.SIGKILL)
-        until("cannot be written down")
+        until("the record cannot be written")
         until("worker: healthy again (restart 1)")
         """,
         tmp_path,

@@ -1,7 +1,7 @@
-"""The audit file of one state folder: a line of JSON for each administrative act at the command line, refused ones too.
+"""The audit file of a state folder: one line of JSON per administrative command, refused ones included.
 
-What comes in through the doors is audited in the gateway's log. Opened for appending at each act and flushed to disk, so
-that commands that run at once do not mix; whoever may write the folder may still change it: send it on where that matters.
+The gateway's log audits what comes in through the doors. The file is opened for appending and flushed at each line, so that
+concurrent commands do not mix. Anyone who can write the folder can change it: ship it elsewhere where that matters.
 """
 
 import json
@@ -18,7 +18,7 @@ AUDIT_FILE = "audit.log"
 
 @contextmanager
 def audited(state_dir: Path, act: str, **details: str) -> Iterator[None]:
-    """Write one line about what is done inside: its outcome is ok or the error's class, whose message may be private."""
+    """Write one line about the body: its outcome is ok or the error's class, without the message, which may be private."""
     try:
         yield
     except BaseException as error:
@@ -28,7 +28,7 @@ def audited(state_dir: Path, act: str, **details: str) -> Iterator[None]:
 
 
 def write_act(state_dir: Path, act: str, outcome: str, details: dict[str, str]) -> None:
-    """Append the line: when, who (the user of this machine), what, from where, and how it ended."""
+    """Append the line: time, user of this machine, command, host and process, and outcome."""
     line = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "event": "audit",
@@ -47,7 +47,7 @@ def write_act(state_dir: Path, act: str, outcome: str, details: dict[str, str]) 
 
 
 def _user() -> str:
-    """Name the user; a number where the machine knows no name for it, as in a container."""
+    """Return the user's name, or its number where the machine has no name for it, as in a container."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
