@@ -27,7 +27,7 @@ from benchmarks.load.profiles import Departure, Profile, departures
 from benchmarks.load.scoring import summarise, tier_weights
 from models.registry import BundleStore
 from services.errors import ConfigError
-from services.settings.secret_file import read_secret
+from services.settings.addresses import read_secret
 from services.settings.settings import Settings, load_settings
 
 _USERS_TO_TRY = 100

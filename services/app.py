@@ -58,7 +58,7 @@ from services.observability.objectives import load_objectives
 from services.observability.tracing import open_tracing
 from services.router.admission import AdmissionLimits
 from services.router.deadline import DeadlineLimits
-from services.settings.secret_file import read_secret
+from services.settings.addresses import read_secret
 from services.settings.settings import Settings, load_settings
 from services.student.ranker import load_student
 

@@ -14,7 +14,7 @@ from infra.local.supervisor.keeper import children_of
 from infra.local.supervisor.stackfile import StackFile
 from services.contracts.events import Interaction
 from services.features.schema import LogPosition
-from services.settings.redis_address import RedisAddress
+from services.settings.addresses import RedisAddress
 from services.stream.decode import LoggedInteraction
 from services.stream.offline_log import OfflineLog
 

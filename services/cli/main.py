@@ -187,7 +187,9 @@ def pipeline(
 def precompute(
     events: Annotated[Path | None, typer.Option(help="Your own events, as for `tailrace pipeline`.")] = None,
     items: Annotated[Path | None, typer.Option(help="Your own items, with --events.")] = None,
-    num_users: Annotated[int, typer.Option(help="Number of users with a stored list, the most active ones.", min=1)] = 300,
+    num_users: Annotated[
+        int, typer.Option(help="Number of users with a stored list, the most active ones.", min=1)
+    ] = 300,
 ) -> None:
     """Recompute the stored lists of the live bundle, without training. Run it regularly to keep them fresh."""
     from infra.local.servers.store import feature_store
@@ -205,7 +207,9 @@ def precompute(
 def explain(
     request_id: Annotated[str, typer.Argument(help="request_id of the answer, or the one that the caller sent.")],
     url: Annotated[str, typer.Option(help="URL of the REST door. Default: this machine's stack.")] = "",
-    key: Annotated[str, typer.Option(help="API key with the scope admin; other users of this machine can see it.")] = "",
+    key: Annotated[
+        str, typer.Option(help="API key with the scope admin; other users of this machine can see it.")
+    ] = "",
     key_file: Annotated[Path | None, typer.Option(help="File with the API key.")] = None,
     ca_file: Annotated[Path | None, typer.Option(help="Certificate authority of a door with TLS.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the JSON answer.")] = False,
@@ -213,7 +217,7 @@ def explain(
     """Explain how a recent request was answered and where its time went."""
     from infra.local.commands.explain import Door, ask, show
     from infra.local.commands.guide import plaintext_rest_address
-    from services.settings.secret_file import read_secret
+    from services.settings.addresses import read_secret
 
     settings = _settings()
     door = Door(

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from services.features.redis_calls import redis_as_dependency, within
-from services.settings.redis_address import RedisAddress
+from services.settings.addresses import RedisAddress
 
 _PREFIX = "tailrace:explain:"
 _BUCKETS = 30

@@ -23,7 +23,7 @@ from prometheus_client import values
 
 from models.files import rename_durably
 from services.errors import EnvironmentFault
-from services.settings.redis_address import RedisAddress
+from services.settings.addresses import RedisAddress
 from services.settings.settings import environment_kept
 
 if TYPE_CHECKING:

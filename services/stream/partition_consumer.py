@@ -20,7 +20,7 @@ from kafka.structs import OffsetAndMetadata
 from services.errors import DependencyAway
 from services.features.schema import LogPosition
 from services.observability.tracing import TraceHeaders
-from services.settings.kafka_address import KafkaAddress
+from services.settings.addresses import KafkaAddress
 from services.stream.decode import DeadLetter, Record
 
 _RETRY_AFTER_S = 1.0

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from services.features.repo import RepoAddress, apply_repo
-from services.settings.redis_address import RedisAddress
+from services.settings.addresses import RedisAddress
 from tests.support.servers import HOST, Server, broker_server, valkey_server
 
 REPOSITORY = Path(__file__).parents[2]

@@ -7,7 +7,7 @@ import pytest
 
 from services.errors import DependencyAway
 from services.features.explanations import RedisExplanations
-from services.settings.redis_address import RedisAddress
+from services.settings.addresses import RedisAddress
 from tests.support.servers import HOST, Server
 
 pytestmark = pytest.mark.integration

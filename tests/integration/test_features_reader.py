@@ -15,7 +15,7 @@ from services.features.reader import FeatureReader
 from services.features.repo import RepoAddress
 from services.features.schema import LogPosition, PopularRow, PopularWindow, PrecomputedRow, UserHistory
 from services.features.writer import FeatureWriter
-from services.settings.redis_address import RedisAddress
+from services.settings.addresses import RedisAddress
 from tests.support.servers import HOST, Server
 from tests.support.until import until
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from services.features.repo import RepoAddress, ensure_applied, import_feast, open_store
-from services.settings.redis_address import RedisAddress
+from services.settings.addresses import RedisAddress
 from tests.support.disk import noted
 from tests.support.servers import HOST, Server
 

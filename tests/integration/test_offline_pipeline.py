@@ -21,7 +21,7 @@ from services.errors import ConfigError, StageFailed
 from services.features.reader import FeatureReader
 from services.features.repo import RepoAddress
 from services.features.writer import FeatureWriter
-from services.settings.redis_address import RedisAddress
+from services.settings.addresses import RedisAddress
 from services.student.ranker import load_student
 from tests.support.servers import HOST, Server, valkey_server
 from tests.support.synthetic import raw_events, raw_items

@@ -10,7 +10,7 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
 from services.errors import DependencyAway
 from services.features.schema import LogPosition
-from services.settings.kafka_address import KafkaAddress
+from services.settings.addresses import KafkaAddress
 from services.stream.decode import DeadLetter, Record
 from services.stream.partition_consumer import LogAddress, PartitionConsumer
 from tests.support.servers import Server

@@ -10,7 +10,7 @@ import pytest
 
 from services.errors import DependencyAway, Overloaded
 from services.gateway.events.producer import TopicProducer
-from services.settings.kafka_address import KafkaAddress
+from services.settings.addresses import KafkaAddress
 from tests.support.servers import Server, broker_server, free_port
 from tests.support.topics import read_topic
 from tests.support.until import until

@@ -16,7 +16,7 @@ import trustme
 from infra.local.servers.binaries import tansu_command
 from services.errors import ConfigError, DependencyAway
 from services.gateway.events.producer import TopicProducer
-from services.settings.kafka_address import KafkaAddress
+from services.settings.addresses import KafkaAddress
 from services.stream.partition_consumer import LogAddress, PartitionConsumer
 from tests.support.sasl_broker import SaslBroker
 from tests.support.servers import HOST, Server, free_port, wait_for

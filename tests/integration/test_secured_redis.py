@@ -21,7 +21,7 @@ from services.features.reader import FeatureReader
 from services.features.repo import RepoAddress, apply_repo
 from services.features.schema import LogPosition, UserHistory
 from services.features.writer import FeatureWriter
-from services.settings.redis_address import RedisAddress
+from services.settings.addresses import RedisAddress
 from services.settings.settings import Settings
 from tests.support.servers import HOST, Server
 from tests.support.tls_proxy import tls_proxy

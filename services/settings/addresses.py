@@ -1,0 +1,91 @@
+"""Addresses and credentials of Redis and Kafka. A password stays in its file until a client is made."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from services.errors import ConfigError
+
+
+def read_secret(path: Path) -> str:
+    """Return the file's text without the final line break. Raises ConfigError when it is missing or empty."""
+    try:
+        secret = path.read_text().rstrip("\r\n")
+    except OSError as error:
+        raise ConfigError(f"secret file {path}: {error.strerror}; name a file that can be read") from error
+    if not secret:
+        raise ConfigError(f"secret file {path}: empty; write the secret into it")
+    return secret
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedisAddress:
+    """One Redis-protocol server. Without a password file there is no authentication, without a CA file no TLS."""
+
+    host: str = "127.0.0.1"
+    port: int = 6379
+    username: str = ""
+    password_file: Path | None = None
+    tls_ca_file: Path | None = None
+
+    def client_options(self) -> dict[str, Any]:
+        """Return the arguments of redis-py's client, with the password. Raises ConfigError for a bad file."""
+        options: dict[str, Any] = {"host": self.host, "port": self.port}
+        if self.username:
+            options["username"] = self.username
+        if self.password_file is not None:
+            options["password"] = read_secret(self.password_file)
+        return options | self._tls_options()
+
+    def feast_public(self) -> str:
+        """Return Feast's connection string without user and password, which may be written to a file."""
+        return _feast_string(self.host, self.port, self._tls_options())
+
+    def feast_string(self) -> str:
+        """Return Feast's connection string, with the password. Raises ConfigError for a bad file."""
+        options = self.client_options()
+        return _feast_string(options.pop("host"), options.pop("port"), options)
+
+    def _tls_options(self) -> dict[str, Any]:
+        if self.tls_ca_file is None:
+            return {}
+        return {"ssl": True, "ssl_ca_certs": str(self.tls_ca_file), "ssl_cert_reqs": "required"}
+
+
+def _feast_string(host: str, port: int, options: dict[str, Any]) -> str:
+    """Return `host:port,name=value,...`: Feast splits at commas, then reads each value as JSON."""
+    words = (f"{name}={json.dumps(value)}".replace(",", "\\u002c") for name, value in options.items())
+    return ",".join((f"{host}:{port}", *words))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KafkaAddress:
+    """Brokers as `host:port,host:port`. Without a user there is no authentication, without a CA file no TLS."""
+
+    bootstrap: str
+    username: str = ""
+    password_file: Path | None = None
+    sasl_mechanism: str = "SCRAM-SHA-512"
+    tls_ca_file: Path | None = None
+
+    @property
+    def security_protocol(self) -> str:
+        """Kafka's name for the combination of TLS and SASL."""
+        kind = "SSL" if self.tls_ca_file is not None else "PLAINTEXT"
+        return f"SASL_{kind}" if self.username else kind
+
+    def client_options(self) -> dict[str, Any]:
+        """Return the arguments of kafka-python's clients, with the password. Raises ConfigError for a bad file."""
+        options: dict[str, Any] = {
+            "bootstrap_servers": self.bootstrap,
+            "security_protocol": self.security_protocol,
+        }
+        if self.tls_ca_file is not None:
+            options["ssl_cafile"] = str(self.tls_ca_file)
+        if self.username:
+            options["sasl_mechanism"] = self.sasl_mechanism
+            options["sasl_plain_username"] = self.username
+        if self.password_file is not None:
+            options["sasl_plain_password"] = read_secret(self.password_file)
+        return options
