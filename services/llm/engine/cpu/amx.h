@@ -1,12 +1,12 @@
-// Rows times a panel by AMX, the tile registers of newer Intel processors: five to ten times what their AVX512 does.
+// The micro-kernel with AMX, the tile registers of newer Intel processors: five to ten times the throughput of their AVX-512.
 //
-// The panel is the right side as it lies, rows of x are the left: two tiles of 16 rows by two of 16 columns. A kernel or a sandbox
-// may refuse the registers, so `start_amx` asks once, and tries them on a small product. Absent where the compiler knows no AMX.
-// A test puts an emulation of the instructions in their place (TAILRACE_EMULATED_TILES).
+// The packed panel is the right operand without conversion, rows of x are the left: two tiles of 16 rows by two of 16 columns. An
+// operating system or a sandbox may refuse the registers, so `enable_amx` requests them once and runs a self-test. Absent if the
+// compiler does not support AMX. Tests replace the instructions by an emulation (TAILRACE_EMULATED_TILES).
 
 #pragma once
 
-#include "panel.h"
+#include "micro_kernel.h"
 
 #if defined(TAILRACE_EMULATED_TILES)
 #include TAILRACE_EMULATED_TILES
@@ -15,7 +15,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #define TAILRACE_AMX
-inline bool tiles_are_permitted() {
+inline bool request_tile_permission() {
     constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM; the kernel's Documentation/arch/x86/xstate.rst
     return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
@@ -27,52 +27,52 @@ enum class Amx : int32_t { absent, on, refused, wrong };
 
 #if defined(TAILRACE_AMX)
 
-static bool amx_is_on = false;  // of this library alone: an inline variable would be that of all in the process
+static bool amx_is_on = false;  // static: an inline variable would be shared by all libraries in the process
 
-struct alignas(64) TileShapes {
+struct alignas(64) TileConfig {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t bytes[16] = {};  // of a row
+    uint16_t bytes[16] = {};  // per row
     uint8_t rows[16] = {};
 };
 
-static thread_local int shaped_rows = 0;
+static thread_local int configured_rows = 0;
 
-// GCC's intrinsics do not say what memory they read: without this, what was stored there last might not be.
-inline void read_by_tiles(const void* from) { asm volatile("" : : "r"(from) : "memory"); }
+// GCC's tile intrinsics do not declare the memory that they read; this keeps earlier stores before them.
+inline void tile_load_fence(const void* from) { asm volatile("" : : "r"(from) : "memory"); }
 
-// Tiles 0 to 3 are sums, 4 and 5 the upper and lower rows of x, 6 and 7 columns. A thread keeps its shapes until the rows change.
-inline void shape_tiles(int rows) {
-    if (rows == shaped_rows) return;
-    TileShapes shapes;
+// Tiles 0 to 3 are sums, 4 and 5 the upper and lower rows of x, 6 and 7 columns. A thread keeps its configuration until the number of rows changes.
+inline void configure_tiles(int rows) {
+    if (rows == configured_rows) return;
+    TileConfig shapes;
     for (int tile = 0; tile < 8; tile++) {
         const bool is_lower = tile == 2 || tile == 3 || tile == 5;
         shapes.rows[tile] = uint8_t(tile >= 6 ? 16 : is_lower ? std::max(rows - 16, 1) : std::min(rows, 16));
         shapes.bytes[tile] = 64;
     }
-    read_by_tiles(&shapes);
+    tile_load_fence(&shapes);
     _tile_loadconfig(&shapes);
-    shaped_rows = rows;
+    configured_rows = rows;
 }
 
-// A thread that ends its share gives the registers up, or each switch of threads would save 8 KB.
+// Threads release the registers after each parallel region; otherwise each context switch would save 8 KB.
 inline void release_tiles() {
-    if (shaped_rows > 0) _tile_release();
-    shaped_rows = 0;
+    if (configured_rows > 0) _tile_release();
+    configured_rows = 0;
 }
 
 #define TAILRACE_ADD_TILES(W, sum, x, w) \
     if constexpr (std::is_same_v<W, int8_t>) _tile_dpbusd(sum, x, w); \
     else _tile_dpbf16ps(sum, x, w);
 
-// Vectors `v` and, in pairs, `v + 1`; rows 16 to 31 where there are any.
+// Vectors `v` and, with PAIR, `v + 1`; with LOWER also rows 16 to 31.
 template <class W, bool PAIR, bool LOWER>
-inline void amx_tiles(const uint32_t* x, int64_t words, const uint32_t* panel, int vectors, Ahead& ahead, float* out) {
+inline void amx_tiles(const uint32_t* x, int64_t words, const uint32_t* panel, int vectors, PrefetchRange& prefetch, float* out) {
     _tile_zero(0);
     if constexpr (PAIR) _tile_zero(1);
     if constexpr (LOWER) _tile_zero(2);
     if constexpr (PAIR && LOWER) _tile_zero(3);
     for (int64_t k = 0; k < words; k += 16) {
-        for (int line = 0; line < 16 && ahead.next < ahead.end; line++, ahead.next += 64) _mm_prefetch(ahead.next, _MM_HINT_T1);
+        for (int line = 0; line < 16 && prefetch.next < prefetch.end; line++, prefetch.next += 64) _mm_prefetch(prefetch.next, _MM_HINT_T1);
         _tile_loadd(4, x + k, words * 4);
         _tile_loadd(6, panel + k * vectors * 16, vectors * 64);
         TAILRACE_ADD_TILES(W, 0, 4, 6)
@@ -95,15 +95,15 @@ inline void amx_tiles(const uint32_t* x, int64_t words, const uint32_t* panel, i
 
 template <class W>
 TAILRACE_SHARED inline void amx_panel(
-    int rows, const uint32_t* x, int64_t words, const uint32_t* panel, int vectors, Ahead& ahead, float (*out)[kPanelWidth]
+    int rows, const uint32_t* x, int64_t words, const uint32_t* panel, int vectors, PrefetchRange& prefetch, float (*out)[kPanelWidth]
 ) {
-    shape_tiles(rows);
-    read_by_tiles(x);
+    configure_tiles(rows);
+    tile_load_fence(x);
     for (int v = 0; v < vectors; v += 2) {
         const bool is_pair = v + 1 < vectors;
         const auto tiles = rows > 16 ? (is_pair ? amx_tiles<W, true, true> : amx_tiles<W, false, true>)
                                      : (is_pair ? amx_tiles<W, true, false> : amx_tiles<W, false, false>);
-        tiles(x, words, panel + v * 16, vectors, ahead, out[0] + v * 16);
+        tiles(x, words, panel + v * 16, vectors, prefetch, out[0] + v * 16);
     }
     if constexpr (std::is_same_v<W, int8_t>)
         for (int m = 0; m < rows; m++)
@@ -118,7 +118,7 @@ inline void release_tiles() {}
 
 #endif
 
-// AMX knows no fp32, and its tiles are 16 words deep.
+// AMX has no fp32, and its tiles are 16 words deep.
 template <class W>
 inline bool suits_amx(int64_t words) {
     return amx_is_on && !std::is_same_v<W, float> && words % 16 == 0;
@@ -128,15 +128,15 @@ inline bool suits_amx(int64_t words) {
 
 // out = x times the panel, for up to kPanelRows rows of x.
 template <int VECS, class W>
-inline void times_panel(int rows, const uint32_t* x, int64_t words, const uint32_t* panel, Ahead ahead, float (*out)[kPanelWidth]) {
+inline void multiply_panel(int rows, const uint32_t* x, int64_t words, const uint32_t* panel, PrefetchRange prefetch, float (*out)[kPanelWidth]) {
 #if defined(TAILRACE_AMX)
     if constexpr (!std::is_same_v<W, float>)
-        if (suits_amx<W>(words)) return amx_panel<W>(rows, x, words, panel, VECS, ahead, out);
+        if (suits_amx<W>(words)) return amx_panel<W>(rows, x, words, panel, VECS, prefetch, out);
 #endif
     const int tiles = (rows + kTileRows - 1) / kTileRows;
     for (int tile = 0; tile < tiles; tile++) {
         const int begin = rows * tile / tiles, end = rows * (tile + 1) / tiles;
-        any_panel_tile<VECS, W>(end - begin, x + begin * words, words, panel, ahead, out + begin);
+        dispatch_panel_tile<VECS, W>(end - begin, x + begin * words, words, panel, prefetch, out + begin);
     }
 }
 

@@ -1,23 +1,52 @@
-// Attention of a step's tiles over the pages of their contexts and then over the beams' tails, shared by threads.
+// Attention of a step's tiles over their paged contexts and then over the beams' tails, distributed over threads.
 
 #pragma once
 
-#include "few_queries.h"
-#include "many_queries.h"
-#include "tasks.h"
+#include <atomic>
+
+#include "attention_gemm.h"
+#include "attention_gemv.h"
 
 namespace tailrace {
 
-// What a thread keeps from tile to tile and from layer to layer.
+constexpr int64_t kMinTilesPerThread = 4;  // from here on one task is all heads of a tile
+
+// One tile and a run of its key/value heads; a null tile ends the queue.
+struct AttentionTask {
+    const Tile* tile;
+    int64_t first_group, num_groups;
+};
+
+// The work queue of a layer, shared by all threads through an atomic counter. With enough tiles a task is all heads of one tile, whose keys
+// are adjacent in memory; otherwise one head.
+class TaskQueue {
+  public:
+    TaskQueue(const Tile* tiles, int64_t num_tiles, int64_t num_groups, int threads, std::atomic<int64_t>& taken)
+        : tiles_(tiles), run_(num_tiles >= kMinTilesPerThread * threads ? num_groups : 1), runs_(num_groups / run_), count_(num_tiles * runs_),
+          taken_(taken) {}
+
+    AttentionTask take() {
+        const int64_t index = taken_.fetch_add(1, std::memory_order_relaxed);
+        if (index >= count_) return {nullptr, 0, 0};
+        return {tiles_ + index / runs_, index % runs_ * run_, run_};
+    }
+
+  private:
+    const Tile* tiles_;
+    int64_t run_, runs_, count_;
+    std::atomic<int64_t>& taken_;
+};
+
+// Buffers that a thread reuses from tile to tile and from layer to layer.
 template <class T>
 struct Workspace {
-    std::vector<Sums> sums;  // by group
+    std::vector<SoftmaxState> sums;  // by key/value head of the task
     std::vector<T> queries;
-    TurnedChunk turned;
+    PackedChunk packed;
 };
 
 template <class T>
-inline void attend_tails(const Queries<T>& queries, const TailPlaces<T>& tails, int64_t group, int64_t num_groups, Sums& sums) {
+inline void attend_tails(const Queries<T>& queries, const TailPlaces<T>& tails, int64_t group, int64_t num_groups, SoftmaxState& sums) {
     const int64_t head_dim = queries.head_dim;
     const T* q = queries.q;
     for (int64_t i = 0; i < queries.count; i++) {
@@ -30,44 +59,44 @@ inline void attend_tails(const Queries<T>& queries, const TailPlaces<T>& tails, 
             float score = 0, *out = sums.out.data() + i * sums.padded;
             for (int64_t k = 0; k < head_dim; k++) score += to_float(q[i * head_dim + k]) * to_float(key[k]);
             const float peak = std::max(sums.peak[i], score);
-            const float shrink = std::exp((sums.peak[i] - peak) * queries.scale), share = std::exp((score - peak) * queries.scale);
-            for (int64_t k = 0; k < head_dim; k++) out[k] = out[k] * shrink + share * to_float(value[k]);
-            sums.total[i] = sums.total[i] * shrink + share;
+            const float shrink = std::exp((sums.peak[i] - peak) * queries.scale), weight = std::exp((score - peak) * queries.scale);
+            for (int64_t k = 0; k < head_dim; k++) out[k] = out[k] * shrink + weight * to_float(value[k]);
+            sums.total[i] = sums.total[i] * shrink + weight;
             sums.peak[i] = peak;
         }
     }
 }
 
 template <class T>
-inline void attend_chunk(const Queries<T>& queries, const Chunk<T>& chunk, TurnedChunk& turned, Sums& sums, Coming<T>& coming) {
+inline void attend_chunk(const Queries<T>& queries, const Chunk<T>& chunk, PackedChunk& packed, SoftmaxState& sums, Prefetcher<T>& prefetcher) {
 #if defined(__AVX512F__)
-    if (queries.count >= kManyQueries && queries.head_dim % 2 == 0) {
-        coming.fetch_all();
-        return attend_many(queries, chunk, turned, sums);
+    if (queries.count >= kGemmMinQueries && queries.head_dim % 2 == 0) {
+        prefetcher.fetch_all();
+        return attend_gemm(queries, chunk, packed, sums);
     }
 #endif
-    attend_few(queries, chunk, sums, coming);
+    attend_gemv(queries, chunk, sums, prefetcher);
 }
 
-// One thread's part of a layer's attention, task after task. What comes next, be it of the next task, is fetched meanwhile.
+// One thread's part of a layer's attention, task after task. The next chunk, which may belong to the next task, is prefetched.
 template <class T>
 class Attention {
   public:
-    // Takes the first task and has its beginning fetched, so best made a while before `run`.
-    Attention(const Pages<T>& pages, const TailPlaces<T>& tails, Tasks tasks, int64_t num_heads, Workspace<T>& space)
+    // Takes the first task and prefetches its first chunk: construct it some time before `run`.
+    Attention(const Pages<T>& pages, const TailPlaces<T>& tails, TaskQueue tasks, int64_t num_heads, Workspace<T>& space)
         : pages_(pages), tails_(tails), tasks_(tasks), num_heads_(num_heads), per_group_(num_heads / pages.num_groups), space_(space),
           task_(tasks_.take()) {
         if (task_.tile == nullptr) return;
         chunk_->fill(pages_, *task_.tile, task_.first_group, 0);
-        Coming<T>(*chunk_, task_.num_groups, pages_.head_dim, 1).fetch_all();
+        Prefetcher<T>(*chunk_, task_.num_groups, pages_.head_dim, 1).fetch_all();
     }
 
     Attention(const Attention&) = delete;
 
-    // q (T, H, K) -> out (T, H, K), the rows and heads of this thread's tasks.
+    // q (T, H, K) -> out (T, H, K), for the rows and heads of this thread's tasks.
     void run(const T* q, T* out) {
         while (task_.tile != nullptr) {
-            const Task next = tasks_.take();
+            const AttentionTask next = tasks_.take();
             gather(q);
             attend_pages(next);
             finish(out);
@@ -99,16 +128,16 @@ class Attention {
         }
     }
 
-    // Starts with `chunk_` the first one of the task and ends with it the first one of `next`.
-    void attend_pages(const Task& next) {
+    // Before: `chunk_` is the first chunk of the task; after: the first chunk of `next`.
+    void attend_pages(const AttentionTask& next) {
         bool is_last = false;
         for (int64_t first = kChunk; !is_last; first += kChunk) {
             next_chunk_->fill(pages_, *task_.tile, task_.first_group, first);
             is_last = next_chunk_->count == 0;
             if (is_last && next.tile != nullptr) next_chunk_->fill(pages_, *next.tile, next.first_group, 0);
-            Coming<T> coming(*next_chunk_, task_.num_groups, pages_.head_dim, task_.num_groups * fetches_of(queries_of(0), *chunk_));
+            Prefetcher<T> prefetcher(*next_chunk_, task_.num_groups, pages_.head_dim, task_.num_groups * num_prefetches(queries_of(0), *chunk_));
             for (int64_t group = 0; group < task_.num_groups; group++) {
-                attend_chunk(queries_of(group), *chunk_, space_.turned, space_.sums[group], coming);
+                attend_chunk(queries_of(group), *chunk_, space_.packed, space_.sums[group], prefetcher);
                 chunk_->go_to_next_head(pages_.head_dim);
             }
             std::swap(chunk_, next_chunk_);
@@ -118,7 +147,7 @@ class Attention {
     void finish(T* out) {
         const int64_t head_dim = pages_.head_dim;
         for (int64_t group = 0; group < task_.num_groups; group++) {
-            Sums& sums = space_.sums[group];
+            SoftmaxState& sums = space_.sums[group];
             if (task_.tile->first_row >= tails_.first_row)
                 attend_tails(queries_of(group), tails_, task_.first_group + group, pages_.num_groups, sums);
             for (int64_t i = 0; i < count(); i++) {
@@ -134,10 +163,10 @@ class Attention {
 
     const Pages<T> pages_;
     const TailPlaces<T> tails_;
-    Tasks tasks_;
+    TaskQueue tasks_;
     const int64_t num_heads_, per_group_;
     Workspace<T>& space_;
-    Task task_;
+    AttentionTask task_;
     Chunk<T> chunks_[2];
     Chunk<T> *chunk_ = &chunks_[0], *next_chunk_ = &chunks_[1];  // swapped, not copied
 };

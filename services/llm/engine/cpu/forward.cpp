@@ -1,7 +1,7 @@
-// The library's functions: a C interface, and the threads that share the work.
+// The C interface of the library, and its parallel regions.
 
-#include "amx_trial.h"
-#include "pass.h"
+#include "amx_self_test.h"
+#include "forward_pass.h"
 
 #if defined(_OPENMP)
 #include <omp.h>
@@ -12,7 +12,7 @@ using namespace tailrace;
 namespace {
 
 template <class Work>
-void share(int threads, Work work) {
+void run_parallel(int threads, Work work) {
 #if defined(_OPENMP)
 #pragma omp parallel num_threads(threads)
     {
@@ -27,15 +27,15 @@ void share(int threads, Work work) {
 
 template <class T>
 void forward(const TailraceModel& model, const TailraceStep& step, int threads) {
-    Pass<T> pass(model, step);
-    share(threads, [&](int thread, int threads) { pass.run(thread, threads); });
+    ForwardPass<T> pass(model, step);
+    run_parallel(threads, [&](int thread, int threads) { pass.run(thread, threads); });
 }
 
 template <class T>
 void score(const T* x, const T* weight, float* out, int64_t rows, int64_t size, int64_t width, int threads) {
     const Product<T, T> product = {x, weight, rows, size, width, 1};
-    share(threads, [&](int thread, int threads) {
-        multiply(product, thread, threads, kPacksFrom, [&](int64_t row, int64_t n, float* const* y, int count) {
+    run_parallel(threads, [&](int thread, int threads) {
+        multiply(product, thread, threads, kGemmMinRows, [&](int64_t row, int64_t n, float* const* y, int count) {
             std::copy_n(y[0], count, out + row * width + n);
         });
     });
@@ -45,8 +45,8 @@ void score(const T* x, const T* weight, float* out, int64_t rows, int64_t size, 
 
 extern "C" {
 
-// To be called once, before the others. Gives what `library.py` calls an `Amx`.
-int32_t tailrace_start() { return int32_t(start_amx()); }
+// Call once before the other functions. Returns an `Amx` of `library.py`.
+int32_t tailrace_start() { return int32_t(enable_amx()); }
 
 void tailrace_forward(const TailraceModel* model, const TailraceStep* step, int32_t threads) {
     if (model->is_bf16) forward<Bf16>(*model, *step, threads);

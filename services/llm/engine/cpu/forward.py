@@ -131,7 +131,7 @@ class CpuForward:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TileTable:
-    """Tiles (E, 10) int64 as `context.h` declares them, for full and for windowed layers, over one flat block table."""
+    """Tiles (E, 10) int64 as `paged_context.h` declares them, for full and for windowed layers, over one flat block table."""
 
     full_E: np.ndarray
     windowed_E: np.ndarray | None

@@ -1,12 +1,12 @@
-// What the library is called with, as C structs over plain pointers, so that no header of torch is needed: those of `library.py`.
+// The library's arguments as C structs of plain pointers, so that no header of torch is needed. `library.py` declares the same structs.
 
 #pragma once
 
-#include "context.h"
+#include "paged_context.h"
 
 namespace tailrace {
 
-// A matrix (out, in): numbers of the model's dtype, or int8 rows padded to 64 with each row's scale and sum.
+// A matrix (out, in): in the model's dtype, or int8 rows padded to 64 with each row's scale and sum.
 struct TailraceMatrix {
     const void* weight;
     const void* bias;
@@ -14,6 +14,7 @@ struct TailraceMatrix {
     const int32_t* sums;
 };
 
+// Norms, then matrices, in the order of NORMS and MATRICES of models/decoder/layer.py.
 struct TailraceLayer {
     const void *attention_norm, *query_norm, *key_norm, *ffn_norm;
     TailraceMatrix qkv, output, gate_up, down;
@@ -21,7 +22,7 @@ struct TailraceLayer {
 
 struct TailraceModel {
     int64_t is_bf16, is_int8, hidden, heads, groups, head_dim, ffn, num_layers;
-    float eps, rope_scale;  // of RMS norms; factor of cosine and sine
+    float eps, rope_scale;  // of the RMS norms; factor of cosine and sine
     const TailraceLayer* layers;
     const void *embedding, *norm;
     const float* periods;  // (K / 2,) positions per radian

@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 
-inline bool tiles_are_permitted() {
+inline bool request_tile_permission() {
 #if defined(TAILRACE_REFUSED_TILES)
     return false;
 #else

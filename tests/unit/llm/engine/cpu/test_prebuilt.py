@@ -67,7 +67,7 @@ def test_one_for_this_processor_is_used_without_a_compiler(own_target, built, pr
 def test_one_of_other_sources_is_not_used(prebuilt, tmp_path, monkeypatch) -> None:
     """A library belongs to its sources: with another line in one of them it is passed over."""
     sources = Path(shutil.copytree(compiler.PREBUILT.parent, tmp_path / "sources"))
-    (sources / "rows.h").write_text((sources / "rows.h").read_text() + "\n// changed\n")
+    (sources / "row_ops.h").write_text((sources / "row_ops.h").read_text() + "\n// changed\n")
     monkeypatch.setattr(compiler, "_SOURCES", sources)
 
     with pytest.raises(compiler.BuildFailedError, match="no GCC"):

@@ -1,15 +1,14 @@
-// y = x W^T for few rows x and a matrix W (out, in) as torch keeps it, row after row: no second copy of the weights.
+// y = x W^T for few rows x (decode) and a matrix W (out, in) in torch's row-major layout, without packing.
 //
-// Each thread takes a range of W's rows and streams it once for each block of x that fits the second-level cache. A tile
-// is kCols rows of W by up to kRows rows of x, summed along the input in vectors and across them at the end; what becomes of
-// the sums is the caller's. bf16 pairs are multiplied by AVX512-BF16 where
-// there is one, int8 by AVX512-VNNI; else everything is widened to fp32.
+// Each thread takes a range of W's rows and reads it once for each block of x that fits the L2 cache. A tile is kCols rows of W by up to
+// kRows rows of x, summed along the input in vectors that are reduced at the end. bf16 is multiplied with AVX512-BF16, int8 with
+// AVX512-VNNI where the processor has them; otherwise everything is widened to fp32.
 
 #pragma once
 
 #include <algorithm>
 
-#include "vectors.h"
+#include "simd.h"
 
 namespace tailrace {
 
@@ -20,15 +19,14 @@ constexpr int kRows = 2;
 #endif
 constexpr int kCols = 4;
 constexpr int64_t kBlockBytes = 256 * 1024;
-constexpr int kTilesAhead = 2;
+constexpr int kPrefetchTiles = 2;
 
-// Rows of W: kCols of them, which need not lie together (gate and up do not). `ahead` numbers further lie those that follow, which are
-// fetched into the second-level cache meanwhile: several short streams side by side are more than the processor's own prefetching sees
-// through, and the first-level cache has too few lines in flight to wait for memory.
+// kCols rows of W, which need not be adjacent (gate and up are not). The rows `prefetch` numbers further are prefetched into the L2 cache:
+// the hardware prefetcher does not follow several short streams, and L1 has too few outstanding misses to hide memory latency.
 template <class W>
 struct Columns {
     const W* at[kCols];
-    int64_t ahead;
+    int64_t prefetch;
 };
 
 inline void sum_four(Floats a, Floats b, Floats c, Floats d, float* to) {
@@ -80,7 +78,7 @@ inline void dot_tile(const Bf16* x, int64_t stride, const Columns<Bf16>& w, int6
 #pragma GCC unroll 4
         for (int n = 0; n < kCols; n++) {
             column[n] = fetch(w.at[n] + k);
-            _mm_prefetch(reinterpret_cast<const char*>(w.at[n] + w.ahead + k), _MM_HINT_T1);
+            _mm_prefetch(reinterpret_cast<const char*>(w.at[n] + w.prefetch + k), _MM_HINT_T1);
         }
 #pragma GCC unroll 6
         for (int m = 0; m < ROWS; m++) {
@@ -101,7 +99,7 @@ inline void dot_tile(const Bf16* x, int64_t stride, const Columns<Bf16>& w, int6
 }
 #endif
 
-// Sums of q * w in whole numbers; size is a multiple of 64.
+// Integer sums of x * w; size is a multiple of 64.
 template <int ROWS>
 inline void dot_tile(const uint8_t* x, int64_t stride, const Columns<int8_t>& w, int64_t size, float (*out)[kCols]) {
 #if defined(__AVX512VNNI__)
@@ -115,7 +113,7 @@ inline void dot_tile(const uint8_t* x, int64_t stride, const Columns<int8_t>& w,
 #pragma GCC unroll 4
         for (int n = 0; n < kCols; n++) {
             column[n] = _mm512_loadu_si512(w.at[n] + k);
-            _mm_prefetch(reinterpret_cast<const char*>(w.at[n] + w.ahead + k), _MM_HINT_T1);
+            _mm_prefetch(reinterpret_cast<const char*>(w.at[n] + w.prefetch + k), _MM_HINT_T1);
         }
 #pragma GCC unroll 6
         for (int m = 0; m < ROWS; m++) {
@@ -124,7 +122,7 @@ inline void dot_tile(const uint8_t* x, int64_t stride, const Columns<int8_t>& w,
             for (int n = 0; n < kCols; n++) sum[m][n] = _mm512_dpbusd_epi32(sum[m][n], row, column[n]);
         }
     }
-    auto real = [](__m512i whole) { return (Floats)_mm512_cvtepi32_ps(whole); };  // exact below 2^24, else to fp32's precision
+    auto real = [](__m512i whole) { return (Floats)_mm512_cvtepi32_ps(whole); };  // exact below 2^24, otherwise rounded to fp32
     for (int m = 0; m < ROWS; m++)
         sum_four(real(sum[m][0]), real(sum[m][1]), real(sum[m][2]), real(sum[m][3]), out[m]);
 #else
@@ -138,7 +136,7 @@ inline void dot_tile(const uint8_t* x, int64_t stride, const Columns<int8_t>& w,
 }
 
 template <class X, class W>
-TAILRACE_SHARED inline void any_tile(int rows, const X* x, int64_t stride, const Columns<W>& w, int64_t size, float (*out)[kCols]) {
+TAILRACE_SHARED inline void dispatch_dot_tile(int rows, const X* x, int64_t stride, const Columns<W>& w, int64_t size, float (*out)[kCols]) {
     switch (rows) {
         case 1: return dot_tile<1>(x, stride, w, size, out);
         case 2: return dot_tile<2>(x, stride, w, size, out);
@@ -151,7 +149,7 @@ TAILRACE_SHARED inline void any_tile(int rows, const X* x, int64_t stride, const
     }
 }
 
-// What one of several threads takes of `count` things, in whole units.
+// One thread's share of `count` elements, in whole units.
 struct Range {
     int64_t first, last;
     Range(int64_t count, int64_t unit, int thread, int threads) {
@@ -161,7 +159,7 @@ struct Range {
     }
 };
 
-// Rows of x, contiguous, and a matrix W of `parts` (1 or 2: gate and up) times `width` rows, all `size` numbers long.
+// Contiguous rows of x, and a matrix W of `parts` (1, or 2: gate and up) times `width` rows, all `size` numbers long.
 template <class X, class W>
 struct Product {
     const X* x;
@@ -172,9 +170,9 @@ struct Product {
     const W* row_of(int part, int64_t n) const { return w + (part * width + std::min(n, width - 1)) * size; }
 };
 
-// One thread's columns `range` of each part, streaming W. `put(row, n, y, count)` gets kCols columns from n on: y[part] points to their sums.
+// One thread's columns `range` of each part. `put(row, n, y, count)` receives `count` columns from n on: y[part] points to their sums.
 template <class X, class W, class Put>
-inline void stream(const Product<X, W>& product, Range range, Put put) {
+inline void gemv(const Product<X, W>& product, Range range, Put put) {
     const int64_t tiles = (product.rows + kRows - 1) / kRows;
     const int64_t tiles_of_block = std::max<int64_t>(1, kBlockBytes / (int64_t(sizeof(X)) * product.size * kRows));
     for (int64_t first = 0; first < tiles; first += tiles_of_block) {
@@ -183,13 +181,13 @@ inline void stream(const Product<X, W>& product, Range range, Put put) {
             Columns<W> columns[2];
             for (int part = 0; part < product.parts; part++) {
                 for (int i = 0; i < kCols; i++) columns[part].at[i] = product.row_of(part, n + i);
-                columns[part].ahead = kTilesAhead * kCols * product.size;
+                columns[part].prefetch = kPrefetchTiles * kCols * product.size;
             }
             for (int64_t tile = first; tile < last; tile++) {
                 const int64_t begin = product.rows * tile / tiles, end = product.rows * (tile + 1) / tiles;
                 float sums[2][kRows][kCols];
                 for (int part = 0; part < product.parts; part++)
-                    any_tile(int(end - begin), product.x + begin * product.size, product.size, columns[part], product.size, sums[part]);
+                    dispatch_dot_tile(int(end - begin), product.x + begin * product.size, product.size, columns[part], product.size, sums[part]);
                 for (int64_t row = begin; row < end; row++) {
                     float* y[2] = {sums[0][row - begin], sums[1][row - begin]};
                     put(row, n, y, int(std::min<int64_t>(kCols, range.last - n)));

@@ -1,36 +1,36 @@
-// Rows times a panel: a few columns of a matrix, turned so that a lane is a column and nothing is summed across lanes.
+// The gemm micro-kernel: rows of x times a packed panel, a few columns of a matrix laid out so that a lane is a column.
 //
-// A panel is (words, VECS, 16) words of 32 bits, each one fp32, two bf16 or four int8 that follow one another in a column: what
-// AVX512 multiplies by a word of x, and how AMX wants its right side. AVX-512 alone.
+// A panel is (words, VECS, 16) words of 32 bits, each one fp32, two bf16 or four int8 that are adjacent in a column: what AVX-512 multiplies
+// by a word of x, and the layout of AMX's right operand. AVX-512 only.
 
 #pragma once
 
 #include <algorithm>
 #include <type_traits>
 
-#include "vectors.h"
+#include "simd.h"
 
 namespace tailrace {
 
 constexpr int kVectors = 4;
 constexpr int kPanelWidth = kVectors * 16;
-constexpr int kTileRows = 6;    // of AVX512, whose registers hold their sums
-constexpr int kPanelRows = 32;  // the most that are multiplied at a time
+constexpr int kTileRows = 6;    // of AVX-512: their sums fit its registers
+constexpr int kPanelRows = 32;  // the most rows per call
 
-// Words of a panel, aligned as a vector loads them.
+// 16 words of a panel, aligned for vector loads.
 struct alignas(64) Line {
     uint32_t words[16];
 };
 
-// Lines of memory that will be read next, fetched into the second-level cache meanwhile.
-struct Ahead {
+// Memory that will be read next, to be prefetched into the L2 cache.
+struct PrefetchRange {
     const char *next, *end;
 };
 
 #if defined(__AVX512F__)
 
-// 16 rows of 16 words -> 16 vectors, each of one word of all rows, `stride` words apart.
-TAILRACE_SHARED inline void turn_words(const uint32_t* const* rows, int64_t at, uint32_t* out, int64_t stride) {
+// Transpose 16 rows of 16 words into 16 vectors, each of one word of all rows, `stride` words apart.
+TAILRACE_SHARED inline void transpose_words(const uint32_t* const* rows, int64_t at, uint32_t* out, int64_t stride) {
     __m512i a[16], b[16];
 #pragma GCC unroll 16
     for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_si512(rows[i] + at);
@@ -52,10 +52,10 @@ TAILRACE_SHARED inline void turn_words(const uint32_t* const* rows, int64_t at, 
     }
 }
 
-// Vector `v` of a panel from 16 rows of `words` words.
-inline void turn_rows(const uint32_t* const* rows, int64_t words, int v, int vectors, uint32_t* panel) {
+// Pack 16 rows of `words` words into vector `v` of a panel.
+inline void pack_rows(const uint32_t* const* rows, int64_t words, int v, int vectors, uint32_t* panel) {
     const int64_t whole = words / 16 * 16;
-    for (int64_t at = 0; at < whole; at += 16) turn_words(rows, at, panel + (at * vectors + v) * 16, vectors * 16);
+    for (int64_t at = 0; at < whole; at += 16) transpose_words(rows, at, panel + (at * vectors + v) * 16, vectors * 16);
     for (int64_t at = whole; at < words; at++)
         for (int i = 0; i < 16; i++) panel[(at * vectors + v) * 16 + i] = rows[i][at];
 }
@@ -63,7 +63,7 @@ inline void turn_rows(const uint32_t* const* rows, int64_t words, int v, int vec
 inline __m512 add_products(__m512 sum, __m512i x, __m512i w, float) {
     return _mm512_fmadd_ps(_mm512_castsi512_ps(x), _mm512_castsi512_ps(w), sum);
 }
-inline __m512 plain(__m512 sum) { return sum; }
+inline __m512 to_floats(__m512 sum) { return sum; }
 
 #if defined(__AVX512BF16__)
 inline __m512 add_products(__m512 sum, __m512i x, __m512i w, Bf16) { return _mm512_dpbf16_ps(sum, (__m512bh)x, (__m512bh)w); }
@@ -77,7 +77,7 @@ inline __m512 add_products(__m512 sum, __m512i x, __m512i w, Bf16) {
 
 #if defined(__AVX512VNNI__)
 inline __m512i add_products(__m512i sum, __m512i x, __m512i w, int8_t) {
-    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(x), "v"(w));  // by its intrinsic GCC 12 keeps the sums in memory
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(x), "v"(w));  // with the intrinsic GCC 12 keeps the sums in memory
     return sum;
 }
 #else
@@ -90,18 +90,18 @@ inline __m512i add_products(__m512i sum, __m512i x, __m512i w, int8_t) {
     return _mm512_add_epi32(sum, _mm512_madd_epi16(high(x, false), high(w, true)));
 }
 #endif
-inline __m512 plain(__m512i sum) { return _mm512_cvtepi32_ps(sum); }
+inline __m512 to_floats(__m512i sum) { return _mm512_cvtepi32_ps(sum); }
 
 template <class W> struct SumOf { using type = __m512; };
 template <> struct SumOf<int8_t> { using type = __m512i; };
 
-// Words that are summed in one register. fp32 sums short runs and then these, which keeps a long row's error that of a short one's;
-// bf16's products are rounded far more than their sum, and whole numbers not at all.
+// Words that are summed in one register before the run is added to the result. Short runs keep the rounding error of long fp32 rows small;
+// bf16 products are rounded far more than their sum, and integers not at all.
 template <class W> constexpr int64_t kRun = std::is_same_v<W, float> ? 64 : INT64_MAX;
 
 template <int ROWS, int VECS, class W>
-inline void panel_tile(const uint32_t* x, int64_t words, const uint32_t* panel, Ahead& ahead, float (*out)[kPanelWidth]) {
-    const char* fetched = ahead.next;
+inline void panel_tile(const uint32_t* x, int64_t words, const uint32_t* panel, PrefetchRange& prefetch, float (*out)[kPanelWidth]) {
+    const char* fetched = prefetch.next;
     for (int64_t k = 0; k < words;) {
         const int64_t first = k, last = std::min(words - first, kRun<W>) + first;
         typename SumOf<W>::type sum[ROWS][VECS];
@@ -111,7 +111,7 @@ inline void panel_tile(const uint32_t* x, int64_t words, const uint32_t* panel, 
             for (int v = 0; v < VECS; v++) sum[m][v] = typename SumOf<W>::type{};
         for (; k < last; k++) {
             _mm_prefetch(fetched, _MM_HINT_T1);
-            fetched += fetched < ahead.end ? 64 : 0;
+            fetched += fetched < prefetch.end ? 64 : 0;
             __m512i column[VECS];
 #pragma GCC unroll 4
             for (int v = 0; v < VECS; v++) column[v] = _mm512_loadu_si512(panel + (k * VECS + v) * 16);
@@ -126,22 +126,22 @@ inline void panel_tile(const uint32_t* x, int64_t words, const uint32_t* panel, 
         for (int m = 0; m < ROWS; m++)
 #pragma GCC unroll 4
             for (int v = 0; v < VECS; v++) {
-                const __m512 run = plain(sum[m][v]);
+                const __m512 run = to_floats(sum[m][v]);
                 _mm512_storeu_ps(out[m] + v * 16, first == 0 ? run : _mm512_add_ps(_mm512_loadu_ps(out[m] + v * 16), run));
             }
     }
-    ahead.next = fetched;
+    prefetch.next = fetched;
 }
 
 template <int VECS, class W>
-TAILRACE_SHARED inline void any_panel_tile(int rows, const uint32_t* x, int64_t words, const uint32_t* panel, Ahead& ahead, float (*out)[kPanelWidth]) {
+TAILRACE_SHARED inline void dispatch_panel_tile(int rows, const uint32_t* x, int64_t words, const uint32_t* panel, PrefetchRange& prefetch, float (*out)[kPanelWidth]) {
     switch (rows) {
-        case 1: return panel_tile<1, VECS, W>(x, words, panel, ahead, out);
-        case 2: return panel_tile<2, VECS, W>(x, words, panel, ahead, out);
-        case 3: return panel_tile<3, VECS, W>(x, words, panel, ahead, out);
-        case 4: return panel_tile<4, VECS, W>(x, words, panel, ahead, out);
-        case 5: return panel_tile<5, VECS, W>(x, words, panel, ahead, out);
-        case 6: return panel_tile<6, VECS, W>(x, words, panel, ahead, out);
+        case 1: return panel_tile<1, VECS, W>(x, words, panel, prefetch, out);
+        case 2: return panel_tile<2, VECS, W>(x, words, panel, prefetch, out);
+        case 3: return panel_tile<3, VECS, W>(x, words, panel, prefetch, out);
+        case 4: return panel_tile<4, VECS, W>(x, words, panel, prefetch, out);
+        case 5: return panel_tile<5, VECS, W>(x, words, panel, prefetch, out);
+        case 6: return panel_tile<6, VECS, W>(x, words, panel, prefetch, out);
     }
 }
 

@@ -1,5 +1,5 @@
-// One step through a decoder: what `LayerLoop` does over `TorchKernels`, fused, by threads that meet between phases. The
-// residual is kept in fp32, rows between matrices in the model's dtype.
+// The forward pass of one step: what `LayerLoop` computes over `TorchOps`, fused, by threads with a barrier between phases. The residual is
+// kept in fp32, rows between matrices in the model's dtype.
 
 #pragma once
 
@@ -7,28 +7,28 @@
 
 #include "attention.h"
 #include "model.h"
-#include "packed.h"
-#include "rows.h"
+#include "gemm.h"
+#include "row_ops.h"
 
 namespace tailrace {
 
-// Rows from which turning W pays: with bytes there is half as much to turn.
-constexpr int64_t kPacksFrom = 40, kBytesPackFrom = 12;
+// From this many rows packing W pays off; int8 has half as much to pack.
+constexpr int64_t kGemmMinRows = 40, kInt8GemmMinRows = 12;
 
 int64_t padded(int64_t size) { return (size + 63) / 64 * 64; }
 
-// The phases of one step. Each thread takes its share of rows, of a matrix's columns or of the tiles, then all meet.
+// The phases of one step. In each phase a thread handles its share of the rows, of a matrix's columns or of the tiles.
 template <class T>
-class Pass {
+class ForwardPass {
   public:
-    Pass(const TailraceModel& model, const TailraceStep& step)
+    ForwardPass(const TailraceModel& model, const TailraceStep& step)
         : model_(model), step_(step), query_width_(model.heads * model.head_dim),
           qkv_width_((model.heads + 2 * model.groups) * model.head_dim), residual_(new float[step.rows * model.hidden]),
           qkv_(new float[step.rows * qkv_width_]), x_(new T[step.rows * std::max(model.hidden, query_width_)]),
-          wide_(new T[step.rows * std::max(query_width_, model.ffn)]), turns_(new float[step.rows * model.head_dim]),
-          gates_(new float[step.rows < kPacksFrom ? step.rows * 2 * model.ffn : 0]), scales_(new float[step.rows]),
+          heads_or_ffn_(new T[step.rows * std::max(query_width_, model.ffn)]), cos_sin_(new float[step.rows * model.head_dim]),
+          gates_(new float[step.rows < kGemmMinRows ? step.rows * 2 * model.ffn : 0]), scales_(new float[step.rows]),
           bytes_(new uint8_t[model.is_int8 ? step.rows * padded(std::max({model.hidden, query_width_, model.ffn})) : 0]),
-          tasks_taken_(new std::atomic<int64_t>[model.num_layers]()) {}
+          next_task_(new std::atomic<int64_t>[model.num_layers]()) {}
 
     void run(int thread, int threads) {
         const Range rows(step_.rows, 1, thread, threads);
@@ -36,50 +36,50 @@ class Pass {
             for (int i = 0; i < count; i++) residual_[row * model_.hidden + n + i] += y[i];
         };
         Workspace<T> space;
-        begin(rows);
+        embed(rows);
         for (int64_t index = 0; index < model_.num_layers; index++) {
             const TailraceLayer& layer = model_.layers[index];
             norm(rows, layer.attention_norm, x_.get());
-            publish(rows, x_.get(), model_.hidden);
+            quantise_rows(rows, x_.get(), model_.hidden);
             linear(layer.qkv, x_.get(), model_.hidden, qkv_width_, thread, threads, [this](int64_t row, int64_t n, const float* y, int count) {
                 std::copy_n(y, count, qkv_.get() + row * qkv_width_ + n);
             });
             Attention<T> attention = attention_of(index, threads, space);
-            meet();
-            place_heads(rows, layer, index);
-            meet();
-            attention.run(wide_.get(), x_.get());
-            meet();
-            if (model_.is_int8) publish(rows, x_.get(), query_width_);
+            barrier();
+            rope_and_store(rows, layer, index);
+            barrier();
+            attention.run(heads_or_ffn_.get(), x_.get());
+            barrier();
+            if (model_.is_int8) quantise_rows(rows, x_.get(), query_width_);
             linear(layer.output, x_.get(), query_width_, model_.hidden, thread, threads, add_to_residual);
-            meet();
+            barrier();
             norm(rows, layer.ffn_norm, x_.get());
-            publish(rows, x_.get(), model_.hidden);
+            quantise_rows(rows, x_.get(), model_.hidden);
             gate_up(layer.gate_up, rows, thread, threads);
-            meet();
-            if (model_.is_int8) publish(rows, wide_.get(), model_.ffn);
-            linear(layer.down, wide_.get(), model_.ffn, model_.hidden, thread, threads, add_to_residual);
-            meet();
+            barrier();
+            if (model_.is_int8) quantise_rows(rows, heads_or_ffn_.get(), model_.ffn);
+            linear(layer.down, heads_or_ffn_.get(), model_.ffn, model_.hidden, thread, threads, add_to_residual);
+            barrier();
         }
         norm(rows, model_.norm, static_cast<T*>(step_.hidden));
     }
 
   private:
-    static void meet() {
+    static void barrier() {
 #if defined(_OPENMP)
 #pragma omp barrier
 #endif
     }
 
-    void begin(const Range& rows) {
+    void embed(const Range& rows) {
         const int64_t half = model_.head_dim / 2;
         for (int64_t row = rows.first; row < rows.last; row++) {
             const T* embedded = static_cast<const T*>(model_.embedding) + step_.tokens[row] * model_.hidden;
             for (int64_t k = 0; k < model_.hidden; k++) residual_[row * model_.hidden + k] = to_float(embedded[k]);
             for (int64_t pair = 0; pair < half; pair++) {
                 const float angle = float(step_.positions[row]) / model_.periods[pair];
-                turns_[row * 2 * half + pair] = std::cos(angle) * model_.rope_scale;
-                turns_[row * 2 * half + half + pair] = std::sin(angle) * model_.rope_scale;
+                cos_sin_[row * 2 * half + pair] = std::cos(angle) * model_.rope_scale;
+                cos_sin_[row * 2 * half + half + pair] = std::sin(angle) * model_.rope_scale;
             }
         }
     }
@@ -90,15 +90,15 @@ class Pass {
             rms_norm(residual_.get() + row * size, static_cast<const T*>(weight), size, model_.eps, out + row * size);
     }
 
-    // Let the other threads read these rows, which matrices of int8 take as bytes.
-    void publish(const Range& rows, const T* x, int64_t size) {
+    // Quantise these rows if the matrices are int8, then make all rows visible to the other threads.
+    void quantise_rows(const Range& rows, const T* x, int64_t size) {
         if (model_.is_int8)
             for (int64_t row = rows.first; row < rows.last; row++)
                 scales_[row] = quantise(x + row * size, size, padded(size), bytes_.get() + row * padded(size));
-        meet();
+        barrier();
     }
 
-    // out = x W^T + bias: `put(row, n, y, count)` gets numbers n to n + count - 1 of the row.
+    // out = x W^T + bias: `put(row, n, y, count)` receives numbers n to n + count - 1 of the row.
     template <class Put>
     void linear(const TailraceMatrix& matrix, const T* x, int64_t size, int64_t width, int thread, int threads, Put put) {
         multiply_by(matrix, x, size, width, 1, thread, threads, [&](int64_t row, int64_t n, float* const* y, int count) {
@@ -106,19 +106,19 @@ class Pass {
         });
     }
 
-    // wide = silu(gate) * up. Few rows come in bits too short for vectors, and so wait for their whole row.
+    // silu(gate) * up. gemv yields pieces shorter than a vector, so with few rows gate and up are collected first.
     void gate_up(const TailraceMatrix& matrix, const Range& rows, int thread, int threads) {
         const int64_t ffn = model_.ffn;
-        if (step_.rows >= kPacksFrom)
+        if (step_.rows >= kGemmMinRows)
             return multiply_by(matrix, x_.get(), model_.hidden, ffn, 2, thread, threads, [&](int64_t row, int64_t n, float* const* y, int count) {
-                silu_mul(y[0], y[1], count, wide_.get() + row * ffn + n);
+                silu_mul(y[0], y[1], count, heads_or_ffn_.get() + row * ffn + n);
             });
         linear(matrix, x_.get(), model_.hidden, 2 * ffn, thread, threads, [&](int64_t row, int64_t n, const float* y, int count) {
             std::copy_n(y, count, gates_.get() + row * 2 * ffn + n);
         });
-        meet();
+        barrier();
         for (int64_t row = rows.first; row < rows.last; row++)
-            silu_mul(gates_.get() + row * 2 * ffn, gates_.get() + (row * 2 + 1) * ffn, ffn, wide_.get() + row * ffn);
+            silu_mul(gates_.get() + row * 2 * ffn, gates_.get() + (row * 2 + 1) * ffn, ffn, heads_or_ffn_.get() + row * ffn);
     }
 
     template <class Put>
@@ -131,10 +131,10 @@ class Pass {
         };
         if (!model_.is_int8) {
             const Product<T, T> product = {x, static_cast<const T*>(matrix.weight), step_.rows, size, width, parts};
-            return multiply(product, thread, threads, kPacksFrom, put_biased);
+            return multiply(product, thread, threads, kGemmMinRows, put_biased);
         }
         const Product<uint8_t, int8_t> product = {bytes_.get(), static_cast<const int8_t*>(matrix.weight), step_.rows, padded(size), width, parts};
-        multiply(product, thread, threads, kBytesPackFrom, [&](int64_t row, int64_t n, float* const* y, int count) {
+        multiply(product, thread, threads, kInt8GemmMinRows, [&](int64_t row, int64_t n, float* const* y, int count) {
             for (int part = 0; part < parts; part++) {
                 const int64_t at = part * width + n;
                 dequantise(y[part], matrix.sums + at, matrix.scales + at, scales_[row], count);
@@ -143,8 +143,8 @@ class Pass {
         });
     }
 
-    // Norm and turn the heads; keys and values go to the cache or to the beams' tails.
-    void place_heads(const Range& rows, const TailraceLayer& layer, int64_t index) {
+    // Head norms and rope; keys and values go to the paged cache or to the beams' tails.
+    void rope_and_store(const Range& rows, const TailraceLayer& layer, int64_t index) {
         const int64_t size = model_.head_dim, width = model_.groups * size;
         std::vector<float> normed(size);
         for (int64_t row = rows.first; row < rows.last; row++) {
@@ -160,14 +160,14 @@ class Pass {
                     rms_norm(x, static_cast<const T*>(weight), size, model_.eps, normed.data());
                     x = normed.data();
                 }
-                T* out = is_query ? wide_.get() + row * query_width_ + head * size : key + (head - model_.heads) * size;
-                turn(x, turns_.get() + row * size, turns_.get() + row * size + size / 2, size, out);
+                T* out = is_query ? heads_or_ffn_.get() + row * query_width_ + head * size : key + (head - model_.heads) * size;
+                rope(x, cos_sin_.get() + row * size, cos_sin_.get() + row * size + size / 2, size, out);
             }
             copy_row(heads + query_width_ + width, width, value);
         }
     }
 
-    // Where a row's keys and values go, counted in tokens from the start of the cache or of the tails.
+    // The slot of a row's keys and values, in tokens from the start of the cache or of the tails.
     int64_t slot_of(int64_t row, int64_t layer) const {
         if (row < step_.paged_rows) return layer * step_.layer_slots + step_.slot_mapping[row];
         const int64_t beam = row - step_.paged_rows, beams = step_.rows - step_.paged_rows;
@@ -183,17 +183,17 @@ class Pass {
                                      static_cast<const T*>(step_.tail_values) + tail_at, step_.tail_seen, step_.paged_rows,
                                      step_.num_tail_places};
         const Tile* tiles = step_.is_windowed[layer] ? step_.windowed_tiles : step_.tiles;
-        return {pages, tails, Tasks(tiles, step_.num_tiles, model_.groups, threads, tasks_taken_[layer]), model_.heads, space};
+        return {pages, tails, TaskQueue(tiles, step_.num_tiles, model_.groups, threads, next_task_[layer]), model_.heads, space};
     }
 
     const TailraceModel& model_;
     const TailraceStep& step_;
     const int64_t query_width_, qkv_width_;
     std::unique_ptr<float[]> residual_, qkv_;
-    std::unique_ptr<T[]> x_, wide_;
-    std::unique_ptr<float[]> turns_, gates_, scales_;
+    std::unique_ptr<T[]> x_, heads_or_ffn_;
+    std::unique_ptr<float[]> cos_sin_, gates_, scales_;
     std::unique_ptr<uint8_t[]> bytes_;
-    std::unique_ptr<std::atomic<int64_t>[]> tasks_taken_;  // by layer
+    std::unique_ptr<std::atomic<int64_t>[]> next_task_;  // by layer
 };
 
 }  // namespace tailrace

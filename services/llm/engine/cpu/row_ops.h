@@ -1,11 +1,11 @@
-// What is done to one row at a time: normalise it, turn a head by its position, quantise it.
+// Operations on one row: RMS norm, rope, SiLU times gate, quantisation.
 
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 
-#include "vectors.h"
+#include "simd.h"
 
 namespace tailrace {
 
@@ -22,9 +22,9 @@ inline void rms_norm(const float* x, const T* weight, int64_t size, float eps, T
     for (; k < size; k++) store_one(out + k, x[k] * scale * to_float(weight[k]));
 }
 
-// Rotary positions in Llama's half-split layout: a pair is a number of the lower half and its fellow in the upper one.
+// Rotary positions in Llama's half-split layout: pair i is number i of the lower and of the upper half.
 template <class To>
-inline void turn(const float* x, const float* cosine, const float* sine, int64_t size, To* out) {
+inline void rope(const float* x, const float* cosine, const float* sine, int64_t size, To* out) {
     const int64_t half = size / 2;
     for (int64_t pair = 0; pair < half; pair++) {
         const float low = x[pair], high = x[pair + half];
@@ -52,7 +52,7 @@ inline void silu_mul(const float* gate, const float* up, int64_t size, To* out) 
     for (int64_t i = 0; k + i < size; i++) store_one(out + k + i, rest[i] * up[k + i]);
 }
 
-// Quantise a row to bytes around 128, padded to `padded`. Gives the scale.
+// Quantise a row to unsigned bytes with offset 128, padded to `padded`. Returns the scale.
 template <class T>
 inline float quantise(const T* x, int64_t size, int64_t padded, uint8_t* out) {
     Floats top = {};
@@ -62,7 +62,7 @@ inline float quantise(const T* x, int64_t size, int64_t padded, uint8_t* out) {
     for (int64_t rest = k; rest < size; rest++) peak = std::max(peak, std::fabs(to_float(x[rest])));
     const float inverse = peak > 0 ? 127.0f / peak : 0.0f;
     for (k = 0; k + kWidth <= size; k += kWidth) {
-        const Ints whole = __builtin_convertvector(load(x + k) * inverse + 128.5f, Ints);  // all positive: rounds
+        const Ints whole = __builtin_convertvector(load(x + k) * inverse + 128.5f, Ints);  // positive, so truncation rounds
         *reinterpret_cast<Octets*>(out + k) = __builtin_convertvector(whole, Octets);
     }
     for (; k < size; k++) out[k] = uint8_t(to_float(x[k]) * inverse + 128.5f);
@@ -70,7 +70,7 @@ inline float quantise(const T* x, int64_t size, int64_t padded, uint8_t* out) {
     return peak / 127.0f;
 }
 
-// What bytes times whole numbers gave, as real numbers: take the offset of 128 back by W's sums, then scale.
+// Convert the integer sums to fp32: subtract the offset of 128 times W's row sums, then scale.
 inline void dequantise(float* y, const int32_t* sums, const float* scales, float scale, int64_t size) {
     int64_t k = 0;
     for (; k + kWidth <= size; k += kWidth) {

@@ -1,17 +1,17 @@
-// The chunk that is read next, fetched into the second-level cache while the one before it is multiplied.
+// Prefetches the next chunk of keys and values into the L2 cache while the current one is multiplied.
 
 #pragma once
 
-#include "context.h"
+#include "paged_context.h"
 
 namespace tailrace {
 
-// Spreads the fetching over `steps` calls: the processor has few lines in flight, so that a burst of them waits for memory. Pages
-// lie apart, and by itself the processor does not foresee where the next one is.
+// Spreads the prefetches over `steps` calls: a burst would exceed the number of outstanding cache misses and stall. Pages are not
+// contiguous, so the hardware prefetcher does not find the next one.
 template <class T>
-class Coming {
+class Prefetcher {
   public:
-    Coming(const Chunk<T>& chunk, int64_t heads, int64_t head_dim, int64_t steps)
+    Prefetcher(const Chunk<T>& chunk, int64_t heads, int64_t head_dim, int64_t steps)
         : chunk_(chunk), heads_(heads), head_dim_(head_dim), per_step_((chunk.count * heads + steps - 1) / steps) {}
 
     void fetch() { fetch(per_step_); }

@@ -1,4 +1,4 @@
-// Whether AMX may be used: the kernel is asked once, then a small product is done both ways.
+// Enables AMX: requests permission from the operating system, then compares a small product with the AVX-512 micro-kernel.
 
 #pragma once
 
@@ -21,35 +21,35 @@ inline void fill_with_noise(uint32_t* words, size_t count, Bf16) {
     for (size_t i = 0; i < 2 * count; i++) store_one(numbers + i, float(int32_t(uint32_t(i + 1) * 2654435761u)) * 0x1p-31f);
 }
 
-// Shapes that need every tile, whole and in part: 19 rows by 3 vectors of columns.
+// Shapes that use every tile, full and partial: 19 rows by 3 vectors of columns.
 template <class W>
-inline bool amx_agrees() {
+inline bool amx_self_test() {
     constexpr int kRowsTried = 19, kWords = 48, kVectorsTried = 3;
     constexpr float kTolerance = std::is_same_v<W, int8_t> ? 0.0f : 1e-4f;
     std::vector<Line> x(kRowsTried * kWords / 16), panel(kWords * kVectorsTried);
     fill_with_noise(x.data()->words, x.size() * 16, W{});
     fill_with_noise(panel.data()->words, panel.size() * 16, W{});
     float by_tiles[kRowsTried][kPanelWidth], by_vectors[kRowsTried][kPanelWidth];
-    Ahead ahead = {nullptr, nullptr};
-    amx_panel<W>(kRowsTried, x.data()->words, kWords, panel.data()->words, kVectorsTried, ahead, by_tiles);
+    PrefetchRange prefetch = {nullptr, nullptr};
+    amx_panel<W>(kRowsTried, x.data()->words, kWords, panel.data()->words, kVectorsTried, prefetch, by_tiles);
     release_tiles();
     for (int row = 0; row < kRowsTried; row++) {
-        any_panel_tile<kVectorsTried, W>(1, x.data()->words + row * kWords, kWords, panel.data()->words, ahead, by_vectors + row);
+        dispatch_panel_tile<kVectorsTried, W>(1, x.data()->words + row * kWords, kWords, panel.data()->words, prefetch, by_vectors + row);
         for (int n = 0; n < kVectorsTried * 16; n++)
             if (!(std::fabs(by_tiles[row][n] - by_vectors[row][n]) <= kTolerance)) return false;
     }
     return true;
 }
 
-inline Amx start_amx() {
-    if (!tiles_are_permitted()) return Amx::refused;
-    amx_is_on = amx_agrees<Bf16>() && amx_agrees<int8_t>();
+inline Amx enable_amx() {
+    if (!request_tile_permission()) return Amx::refused;
+    amx_is_on = amx_self_test<Bf16>() && amx_self_test<int8_t>();
     return amx_is_on ? Amx::on : Amx::wrong;
 }
 
 #else
 
-inline Amx start_amx() { return Amx::absent; }
+inline Amx enable_amx() { return Amx::absent; }
 
 #endif
 

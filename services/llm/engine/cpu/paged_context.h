@@ -1,21 +1,21 @@
-// What one tile's rows see for one key/value head: the pages of its context, a chunk at a time, and the softmax over them.
+// The paged context of one tile for one key/value head, in chunks, and the online softmax over the chunks.
 //
-// Keys and values are read where they lie in the paged cache. An online softmax (Milakov and Gimelshein 2018) runs over the
-// chunks, in fp32. Limits and windows are those of `tiles.py`.
+// Keys and values are read in place from the paged cache. The online softmax (Milakov and Gimelshein 2018) is in fp32. Limits and windows
+// are those of `tiles.py`.
 
 #pragma once
 
 #include <vector>
 
-#include "linear.h"
+#include "gemv.h"
 
 namespace tailrace {
 
 constexpr int kChunk = 64;
 constexpr int kSlice = 4 * kWidth;
-constexpr float kUnseen = -1e30f;  // in place of -inf, whose differences are no numbers
+constexpr float kMasked = -1e30f;  // instead of -inf: -inf minus -inf is NaN
 
-// As `CpuTiles` lays them out.
+// A row of `TileTable` in `forward.py`.
 struct Tile {
     int64_t first_row, num_rows, first_limit, limit_step, first_block, num_blocks;
     int64_t window_start, num_sinks, num_sink_blocks, num_skipped;
@@ -33,7 +33,7 @@ struct Pages {
     }
 };
 
-// One layer's tails (B, L, G, K), and which of their places each beam sees (B, L).
+// One layer's tails (B, L, G, K), and which of their positions each beam sees (B, L).
 template <class T>
 struct TailPlaces {
     const T* keys;
@@ -42,7 +42,7 @@ struct TailPlaces {
     int64_t first_row, num_places;
 };
 
-// A chunk of a context: where its keys and values of one head lie, and their positions.
+// A chunk of a context: the addresses of its keys and values for one head, and their positions.
 template <class T>
 struct Chunk {
     const T* keys[kChunk];
@@ -64,11 +64,11 @@ struct Chunk {
             }
             if (limit <= start) break;
         }
-        for (int rest = count; rest < kChunk; rest++)  // whole vectors of keys; hidden
+        for (int rest = count; rest < kChunk; rest++)  // pad to whole vectors; masked
             keys[rest] = keys[0], values[rest] = values[0], positions[rest] = INT32_MAX;
     }
 
-    // Keys in whole vectors.
+    // The number of keys, rounded up to whole vectors.
     int filled() const { return (count + kWidth - 1) / kWidth * kWidth; }
 
     void go_to_next_head(int64_t head_dim) {
@@ -76,23 +76,23 @@ struct Chunk {
     }
 };
 
-// The softmax-weighted sum of values so far, of each query.
-struct Sums {
+// The online softmax of each query: maximum score, sum of weights, and weighted sum of values.
+struct SoftmaxState {
     std::vector<float> peak, total, out;
     int64_t padded;
 
     void begin(int64_t queries, int64_t head_dim) {
         padded = (head_dim + kSlice - 1) / kSlice * kSlice;
-        peak.assign(queries, kUnseen);
+        peak.assign(queries, kMasked);
         total.assign(queries, 0.0f);
         out.assign(queries * padded, 0.0f);
     }
 };
 
-// Turn one query's scores over a chunk into weights: e to the power of `scale` times their distance from the peak. Gives what
-// was summed before is to be multiplied by: the peak may have grown.
-inline float soften(float* scores, int count, float scale, float& peak, float& total) {
-    Floats top = splat(kUnseen), sum = {};
+// Replace one query's scores over a chunk by their weights, exp(scale * (score - peak)). Returns the factor by which earlier sums must be
+// multiplied, because the peak may have grown.
+inline float online_softmax(float* scores, int count, float scale, float& peak, float& total) {
+    Floats top = splat(kMasked), sum = {};
     for (int c = 0; c < count; c += kWidth) top = larger_of(top, load(scores + c));
     const float new_peak = std::max(peak, max_of(top)), shrink = new_peak == peak ? 1.0f : exp_of(splat((peak - new_peak) * scale))[0];
     for (int c = 0; c < count; c += kWidth) {
@@ -105,14 +105,14 @@ inline float soften(float* scores, int count, float scale, float& peak, float& t
     return shrink;
 }
 
-// Hide what a query may not see.
-inline void show_only(float* scores, const int32_t* positions, int count, const Tile& tile, int64_t row) {
+// Mask the positions that a query does not see.
+inline void mask_unseen(float* scores, const int32_t* positions, int count, const Tile& tile, int64_t row) {
     const int32_t limit = int32_t(tile.first_limit + row * tile.limit_step);
     const int32_t start = int32_t(tile.window_start + row * tile.limit_step), sinks = int32_t(tile.num_sinks);
     for (int c = 0; c < count; c += kWidth) {
         const Ints at = *reinterpret_cast<const Ints*>(positions + c);
         const Ints is_hidden = (at >= limit) | ((at >= sinks) & (at < start));
-        store(scores + c, is_hidden ? splat(kUnseen) : load(scores + c));
+        store(scores + c, is_hidden ? splat(kMasked) : load(scores + c));
     }
 }
 
@@ -124,13 +124,13 @@ struct Queries {
     float scale;
     const Tile& tile;
 
-    // Whether query `last`, or one before it, sees anything of a chunk.
-    bool see(const Chunk<T>& chunk, int64_t last) const {
+    // Whether any query up to `last` sees any position of a chunk.
+    bool any_sees(const Chunk<T>& chunk, int64_t last) const {
         return chunk.positions[0] < tile.first_limit + last / per_group * tile.limit_step;
     }
 
-    // Whether all queries from `first` on see all of a chunk.
-    bool see_all(const Chunk<T>& chunk, int64_t first) const {
+    // Whether all queries from `first` on see every position of a chunk.
+    bool all_see(const Chunk<T>& chunk, int64_t first) const {
         const bool has_window = tile.window_start + (tile.num_rows - 1) * tile.limit_step > 0;
         return !has_window && chunk.count == kChunk && chunk.positions[kChunk - 1] < tile.first_limit + first / per_group * tile.limit_step;
     }

@@ -1,6 +1,6 @@
-// Vectors of fp32 as wide as the processor's registers, and how numbers of the model's dtype become such vectors and back.
+// fp32 vectors as wide as the processor's registers, and conversions from and to the model's dtype.
 //
-// GCC's vector extension, so that one source serves AVX-512, AVX2 and what comes. It knows no shapes.
+// Written with GCC's vector extension, so that one source serves AVX-512, AVX2 and other instruction sets.
 
 #pragma once
 
@@ -12,7 +12,7 @@
 #include <immintrin.h>
 #endif
 
-// Compiled once for each type, however many callers it has: halves the time of the build.
+// One copy per type instead of one per caller: halves the build time.
 #define TAILRACE_SHARED __attribute__((noinline))
 
 namespace tailrace {
@@ -42,7 +42,7 @@ inline float to_float(Bf16 x) {
 }
 
 inline void store_one(float* to, float x) { *to = x; }
-inline void store_one(Bf16* to, float x) {  // round to nearest even; no NaN comes here that must stay one
+inline void store_one(Bf16* to, float x) {  // round to nearest even; NaN is not preserved
     uint32_t bits;
     std::memcpy(&bits, &x, 4);
     to->bits = uint16_t((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
@@ -90,9 +90,9 @@ inline float max_of(Floats x) {
 
 inline Floats larger_of(Floats a, Floats b) { return a > b ? a : b; }
 
-// e^x for x <= 88, to 2 units in the last place; next to nothing below -87. Cody and Waite's reduction, Cephes' polynomial.
+// e^x for x <= 88, to 2 units in the last place; about 0 below -87. Cody and Waite's reduction, Cephes' polynomial.
 inline Floats exp_of(Floats x) {
-    const Floats kRound = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to whole numbers
+    const Floats kRound = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to integers
     x = larger_of(x, splat(-110.0f));
     Floats n = (x * 1.44269504088896341f + kRound) - kRound;
     Floats r = x - n * 0.693359375f + n * 2.12194440e-4f;
@@ -116,7 +116,7 @@ inline Floats silu(Floats x) {
     const Floats below = 1.0f + exp_of(-larger_of(x, splat(-87.0f)));
 #if defined(__AVX512F__)
     const Floats guess = (Floats)_mm512_rcp14_ps((__m512)below);
-    return x * (guess * (2.0f - below * guess));  // one step of Newton's
+    return x * (guess * (2.0f - below * guess));  // one Newton step
 #else
     return x / below;
 #endif

@@ -1,0 +1,83 @@
+// y = x W^T for many rows x (prefill): W's rows are packed on the fly, one panel at a time, into a buffer of the thread.
+//
+// Packing (a few percent of the work from about 64 rows on) is done once for all rows; meanwhile the next panel's rows are prefetched.
+// AVX-512 only; without it gemv handles any number of rows.
+
+#pragma once
+
+#include <vector>
+
+#include "amx.h"
+#include "gemv.h"
+
+namespace tailrace {
+
+constexpr int64_t kAmxMinRows = 12;  // from this many rows packing W pays off with AMX
+
+#if defined(__AVX512F__)
+
+// The part of the next panel's rows that is prefetched during block `block` of `blocks` blocks of rows.
+template <class X, class W>
+inline PrefetchRange next_panel_range(const Product<X, W>& product, int64_t n, int64_t last, int64_t block, int64_t blocks) {
+    const int64_t per_part = (blocks + product.parts - 1) / product.parts, step = block % per_part;
+    const int64_t bytes = std::max<int64_t>(0, last - n) * product.size * int64_t(sizeof(W));
+    const char* from = reinterpret_cast<const char*>(product.row_of(int(block / per_part), n));
+    return {from + bytes * step / per_part, from + bytes * (step + 1) / per_part};
+}
+
+// VECS vectors of columns from n on, divided among the parts.
+template <int VECS, class X, class W, class Put>
+inline void gemm_columns(const Product<X, W>& product, int64_t n, int64_t last, std::vector<Line>& panel, Put put) {
+    const int64_t words = product.size * int64_t(sizeof(W)) / 4, blocks = (product.rows + kPanelRows - 1) / kPanelRows;
+    const int per_part = VECS / product.parts, count = int(std::min<int64_t>(per_part * 16, last - n));
+    panel.resize(words * VECS);
+    for (int v = 0; v < VECS; v++) {
+        const uint32_t* rows[16];
+        for (int i = 0; i < 16; i++)
+            rows[i] = reinterpret_cast<const uint32_t*>(product.row_of(v / per_part, n + v % per_part * 16 + i));
+        pack_rows(rows, words, v, VECS, panel.data()->words);
+    }
+    for (int64_t block = 0; block < blocks; block++) {
+        const int64_t begin = block * kPanelRows, end = std::min(product.rows, begin + kPanelRows);
+        const uint32_t* x = reinterpret_cast<const uint32_t*>(product.x + begin * product.size);
+        alignas(64) float sums[kPanelRows][kPanelWidth];
+        const PrefetchRange prefetch = next_panel_range(product, n + per_part * 16, std::min(last, n + 2 * per_part * 16), block, blocks);
+        multiply_panel<VECS, W>(int(end - begin), x, words, panel.data()->words, prefetch, sums);
+        for (int64_t row = begin; row < end; row++) {
+            float* y[2] = {sums[row - begin], sums[row - begin] + per_part * 16};
+            put(row, n, y, count);
+        }
+    }
+}
+
+template <class X, class W, class Put>
+inline void gemm(const Product<X, W>& product, Range range, Put put) {
+    std::vector<Line> panel;
+    const int64_t max_columns = kVectors / product.parts * 16;
+    for (int64_t n = range.first; n < range.last;) {
+        const int64_t left = std::min(max_columns, range.last - n);
+        switch (product.parts * int((left + 15) / 16)) {
+            case 1: gemm_columns<1>(product, n, range.last, panel, put); break;
+            case 2: gemm_columns<2>(product, n, range.last, panel, put); break;
+            case 3: gemm_columns<3>(product, n, range.last, panel, put); break;
+            case 4: gemm_columns<4>(product, n, range.last, panel, put); break;
+        }
+        n += left;
+    }
+}
+
+#endif
+
+// Multiply by one thread's share of W's columns: gemm or gemv, depending on the number of rows.
+template <class X, class W, class Put>
+inline void multiply(const Product<X, W>& product, int thread, int threads, int64_t gemm_min_rows, Put put) {
+#if defined(__AVX512F__)
+    const int64_t words = product.size * int64_t(sizeof(W)) / 4;
+    const int64_t from = suits_amx<W>(words) ? std::min(gemm_min_rows, kAmxMinRows) : gemm_min_rows;
+    if (product.rows >= from && product.size * int64_t(sizeof(W)) % 4 == 0)
+        return gemm(product, Range(product.width, 16, thread, threads), put);
+#endif
+    gemv(product, Range(product.width, kCols, thread, threads), put);
+}
+
+}  // namespace tailrace
