@@ -1,10 +1,10 @@
-"""A decoder's shape as a cache and attention see it: the rest is as small as may be and stands for nothing."""
+"""Decoder shapes for tests of caches and attention."""
 
 from models.decoder.config import DecoderConfig
 
 
 def attention_shape(heads: int, kv_heads: int, head_dim: int, layers: int = 2) -> DecoderConfig:
-    """Return the shape of a decoder that is never built."""
+    """Return a config with these heads; the other sizes are arbitrary."""
     return DecoderConfig(
         vocab_size=2,
         hidden_size=4,

@@ -27,7 +27,7 @@ EOS_ID = 0
 
 
 def build_tokenizer() -> Tokenizer:
-    """Train a byte-level BPE that knows every byte."""
+    """Train a byte-level BPE with an alphabet of all bytes."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -42,7 +42,7 @@ def build_tokenizer() -> Tokenizer:
 
 
 def write_checkpoint(folder: Path, *, max_positions: int = 256, seed: int = 5, scale: float = 0.5) -> Path:
-    """Write a folder in Hugging Face layout; a larger `scale` makes a model that is surer of what it says."""
+    """Write a folder in Hugging Face layout; a larger `scale` makes the distribution over tokens sharper."""
     tokenizer = build_tokenizer()
     torch.manual_seed(seed)
     decoder = Decoder(

@@ -1,7 +1,7 @@
-"""Compiles every Triton kernel for a Hopper GPU where there is none, through the calls that the engine makes. `python -m tests.support.compile_kernels`.
+"""Compiles every Triton kernel for a Hopper GPU without having one, through the engine's own calls. `python -m tests.support.compile_kernels`.
 
-The interpreter runs kernels as Python and so accepts what the compiler does not. Prints one line for each kernel compiled, and
-fails where one does not compile or wants more shared memory than a Hopper has.
+The interpreter accepts kernels that do not compile. Prints one line per compiled kernel, and fails if one does not compile or needs
+more shared memory than a Hopper has.
 """
 
 import torch
@@ -24,7 +24,7 @@ SHARED_BYTES = 227 * 1024
 
 
 class Hopper:
-    """What Triton asks of a driver before it compiles."""
+    """The part of a Triton driver that the compiler calls."""
 
     def get_current_target(self) -> GPUTarget:
         """Compute capability 9.0."""
@@ -40,7 +40,7 @@ class Hopper:
 
 
 def compile_instead(kernel, grid):
-    """Stand for `kernel[grid]`: compile for the arguments and do not launch."""
+    """Replace `kernel[grid]`: compile for the arguments without launching."""
 
     def call(*args, **kwargs) -> None:
         compiled = kernel.run(*args, grid=grid, warmup=True, **kwargs)
@@ -52,7 +52,7 @@ def compile_instead(kernel, grid):
 
 
 def compile_layers(kind: str, dtype: torch.dtype) -> None:
-    """Compile what a layer runs besides attention."""
+    """Compile the operations of a layer besides attention."""
     kernels, cache = TritonOps(), cache_of(kind, dtype)
     x_TD, weight_D = torch.zeros(3, HIDDEN, dtype=dtype), torch.zeros(HIDDEN, dtype=dtype)
     kernels.rms_norm(x_TD, weight_D, 1e-6)

@@ -1,4 +1,4 @@
-"""The slow way to run a decoder: dense causal attention over one whole sequence, its layers' windows honoured."""
+"""Runs a decoder with dense causal attention over one whole sequence, with its layers' windows."""
 
 from functools import partial
 
@@ -11,7 +11,7 @@ from models.decoder.window import Window
 
 
 def dense_attend(layer: int, q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, *, window: Window | None = None) -> Tensor:
-    """Attend causally over one sequence, densely; in the layers that have this window, over what it shows."""
+    """Attend causally over one sequence; in layers with this window, within it."""
     q, k, v = (x.transpose(0, 1)[None] for x in (q_THK, k_TGK, v_TGK))
     seen_TT = seen_by_rows(len(q_THK), window if window is not None and layer in window.layers else None)
     out = functional.scaled_dot_product_attention(q, k, v, attn_mask=seen_TT, enable_gqa=True)
@@ -19,7 +19,7 @@ def dense_attend(layer: int, q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, *, win
 
 
 def seen_by_rows(num_tokens: int, window: Window | None) -> Tensor:
-    """Say which positions each row sees, (T, T) bool."""
+    """Return which positions each row sees, (T, T) bool."""
     row, position = torch.arange(num_tokens)[:, None], torch.arange(num_tokens)
     seen = position <= row
     if window is None:

@@ -1,9 +1,8 @@
-"""A stand-in on the CPU for a device that records: a replay really runs the body again, over what its inputs hold now.
+"""A CPU stand-in for a device with graphs: a replay runs the body again over the current contents of its inputs.
 
-What a graph cannot do shows here: inputs are poisoned after each replay, so that whatever is not written anew is seen to be
-stale, and outputs of other recordings are poisoned before each one, because graphs share their memory. An operation that
-would wait for the device, or bring something to it, is refused, and so are another operation than was recorded and one that reads
-other memory: a graph would go on doing the same over the old.
+It detects what a graph cannot do. Inputs are poisoned after each replay, so stale inputs show; outputs of other graphs are poisoned
+before each replay, because graphs share their memory. Refused are operations that wait for the device or copy to it, and replays that
+run other operations, or read other memory, than was captured.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +19,7 @@ _POISON = {torch.int64: 2**40, torch.int32: 2**30, torch.uint8: 0xFF, torch.floa
 
 
 class ReplayingDevice:
-    """Keeps its recordings, and counts their replays."""
+    """Keeps the captured graphs and counts their replays."""
 
     def __init__(self) -> None:
         self.recordings: list[ReplayedBody] = []
@@ -45,7 +44,7 @@ class ReplayedBody:
         self._body = body
         self._inputs = inputs
         self.num_replays = 0
-        if not device.recordings:  # as on CUDA: what is made at first use and kept is made before
+        if not device.recordings:  # as on CUDA: caches are filled by a first run
             with _NoWaiting():
                 body()
         with _NoWaiting() as recorded:
@@ -55,7 +54,7 @@ class ReplayedBody:
         _poison(inputs)
 
     def replay(self) -> None:
-        """Run the body again into the same outputs, then spoil the inputs."""
+        """Run the body again into the same outputs, then poison the inputs."""
         self.num_replays += 1
         for recording in self._device.recordings:
             _poison(recording.outputs)

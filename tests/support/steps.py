@@ -1,4 +1,4 @@
-"""Steps of small decoders of any family and shape, for holding one forward pass to another."""
+"""Random steps of small decoders of any family and shape, to compare forward passes."""
 
 from collections.abc import Callable
 
@@ -75,7 +75,7 @@ def plans(draw) -> StepPlan:
 
 
 def inputs_of(plan: StepPlan, config: DecoderConfig, dtype: torch.dtype, pages: object) -> StepInputs:
-    """Lay a step out as the runner does, with tails full of what earlier steps left."""
+    """Build the inputs of a step as the runner does, with random tails."""
     positions = [np.arange(chunk.start, chunk.end) for chunk in plan.chunks]
     slots = [
         np.array(chunk.sequence.block_table)[where // BLOCK] * BLOCK + where % BLOCK
@@ -106,7 +106,7 @@ def inputs_of(plan: StepPlan, config: DecoderConfig, dtype: torch.dtype, pages: 
 
 
 def filled_cache(config: DecoderConfig, dtype: torch.dtype) -> KvCache:
-    """Build a cache full of what earlier steps left."""
+    """Build a cache filled with random keys and values."""
     cache = KvCache(config, NUM_BLOCKS, BLOCK, dtype, CPU)
     torch.manual_seed(6)
     shape = (NUM_BLOCKS * BLOCK, config.num_key_value_heads, config.head_dim)
@@ -124,7 +124,7 @@ def prompt_of(rows: int) -> StepPlan:
 
 
 def run_step(build: Callable[[KvCache], Forward], weights: Weights, plan: StepPlan) -> list[Tensor]:
-    """Run a step through a forward pass over a full cache; give the hidden states, then what lies in the cache and the tails."""
+    """Run a step through a forward pass over a filled cache; return hidden states, cache contents and tails."""
     cache = filled_cache(weights.config, weights.head_VD.dtype)
     forward = build(cache)
     with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""Work that is put in its place is on the disk before it has its name."""
+"""Renamed files and folders are on disk before they have their name."""
 
 from pathlib import Path
 
@@ -10,11 +10,11 @@ from tests.support.disk import noted
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is written through to disk, and which names are given, in order."""
+    """The fsyncs and renames, in order."""
     return noted(monkeypatch)
 
 
-def test_a_folder_goes_with_all_that_is_in_it(tmp_path: Path, calls: list[str]) -> None:
+def test_a_folder_is_flushed_with_its_content(tmp_path: Path, calls: list[str]) -> None:
     """Every file and folder is on disk before the whole has its name, and the name is after."""
     inner = tmp_path / "scratch" / "decoder"
     inner.mkdir(parents=True)
@@ -26,7 +26,7 @@ def test_a_folder_goes_with_all_that_is_in_it(tmp_path: Path, calls: list[str]) 
     assert calls == ["decoder", "weights", "scratch", "scratch -> v1", tmp_path.name]
 
 
-def test_a_file_takes_the_place_of_another(tmp_path: Path, calls: list[str]) -> None:
+def test_a_file_replaces_another(tmp_path: Path, calls: list[str]) -> None:
     """The pointer of before is gone, and nothing is left beside it."""
     (tmp_path / "LIVE").write_text("v1")
     (tmp_path / ".LIVE").write_text("v2")
@@ -38,7 +38,7 @@ def test_a_file_takes_the_place_of_another(tmp_path: Path, calls: list[str]) -> 
     assert calls == [".LIVE", ".LIVE -> LIVE", tmp_path.name]
 
 
-def test_a_folder_that_is_there_is_kept(tmp_path: Path) -> None:
+def test_an_existing_folder_is_kept(tmp_path: Path) -> None:
     """Another run's finished work is not overwritten."""
     for name in ("scratch", "v1"):
         (tmp_path / name).mkdir()
@@ -51,7 +51,7 @@ def test_a_folder_that_is_there_is_kept(tmp_path: Path) -> None:
     assert (tmp_path / "v1" / "made").read_text() == "v1"
 
 
-def test_a_folder_that_cannot_be_put_is_no_success(tmp_path: Path) -> None:
-    """Only what somebody else has finished takes the place of one's own work."""
+def test_a_failed_rename_raises(tmp_path: Path) -> None:
+    """Without an existing folder a failed rename is an error."""
     with pytest.raises(OSError, match="No such file"):
         rename_if_absent(tmp_path / "absent", tmp_path / "v1")

@@ -115,20 +115,19 @@ def write_gguf(path: Path, model: Any, family: str, *, left_out: str = "", **cha
 
 
 def convert(path: Path, folder: Path) -> list[tuple[int, int]]:
-    """Convert and give the progress that was told."""
-    told: list[tuple[int, int]] = []
-    convert_gguf(path, folder, lambda done, total: told.append((done, total)))
-    return told
+    """Convert, and return the reported progress."""
+    progress: list[tuple[int, int]] = []
+    convert_gguf(path, folder, lambda done, total: progress.append((done, total)))
+    return progress
 
 
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize(("family", "tied"), [("llama", True), ("llama", False), ("qwen2", True), ("qwen3", False)])
 def test_logits_survive_the_conversion(family: str, tied: bool, tmp_path: Path) -> None:
     """The converted folder gives the logits of the model that was written, here and in transformers."""
     model = build(family, tied=tied)
     write_gguf(tmp_path / "m.gguf", model, family)
 
-    told = convert(tmp_path / "m.gguf", tmp_path / "out")
+    progress = convert(tmp_path / "m.gguf", tmp_path / "out")
     tokens_T = torch.randint(0, LIBRARY.get_vocab_size(), (60,))
     ours = logits_of(load_decoder(tmp_path / "out", torch.float32, "cpu"), tokens_T)
     reloaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
@@ -137,7 +136,7 @@ def test_logits_survive_the_conversion(family: str, tied: bool, tmp_path: Path) 
 
     assert torch.equal(theirs, wanted)
     assert float((ours - wanted).abs().max()) < 1e-4
-    assert told == [(done, len(told)) for done in range(1, len(told) + 1)]
+    assert progress == [(done, len(progress)) for done in range(1, len(progress) + 1)]
 
 
 def test_the_tokenizer_and_its_configs_survive(tmp_path: Path) -> None:

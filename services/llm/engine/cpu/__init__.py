@@ -1,1 +1,1 @@
-"""The compiled forward pass for CPUs: its C++ sources, how they are built and called. All of it is optional."""
+"""The compiled forward pass for CPUs: C++ sources, build and Python interface. Optional: without it the engine runs on torch."""

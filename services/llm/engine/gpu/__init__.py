@@ -1,1 +1,1 @@
-"""The forward pass of a GPU: Triton kernels behind the engine's protocols, and decode and beam steps recorded as graphs."""
+"""The forward pass on a GPU: Triton kernels behind the interfaces of `forward/`, and decode and beam steps captured as graphs."""

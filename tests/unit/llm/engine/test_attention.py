@@ -45,8 +45,8 @@ def dense(q, keys, values, seen):
     return out[0].transpose(0, 1)
 
 
-@pytest.mark.parametrize("kv_heads", [1, 2, 6])
-@pytest.mark.parametrize("tile_tokens", [4, 12, 512])
+@pytest.mark.parametrize("kv_heads", [1, 2, pytest.param(6, marks=pytest.mark.grid)])
+@pytest.mark.parametrize("tile_tokens", [4, pytest.param(12, marks=pytest.mark.grid), 512])
 @pytest.mark.parametrize(("start", "count"), [(0, 1), (0, 37), (36, 1), (11, 26), (4, 4)])
 def test_a_chunk_sees_its_past_and_itself(kv_heads, tile_tokens, start, count) -> None:
     """Rows of a chunk attend causally over cached positions, equal to dense attention."""
@@ -89,8 +89,8 @@ def test_requests_of_all_sizes_in_one_step_do_not_touch_each_other(tile_tokens) 
 
 
 @pytest.mark.parametrize("window", [None, Window(5, frozenset({1}), num_sinks=1)])
-def test_what_others_left_in_a_block_is_never_seen(window) -> None:
-    """A block is handed on as it is: numbers and what is none, behind a context's end or before its window, change nothing."""
+def test_stale_contents_of_a_block_are_never_seen(window) -> None:
+    """Stale contents of a block, NaN too, behind a context's end or before its window, change nothing."""
     cache, blocks, _, _ = build_context(26, 4, 2, seed=1)
     spoiled, _, _, _ = build_context(26, 4, 2, seed=1)
     unused = [slot for block in range(64) for slot in range(block * BLOCK, block * BLOCK + BLOCK)]
@@ -138,9 +138,11 @@ def test_no_score_matrix_exceeds_a_tile(monkeypatch) -> None:
     assert max(sizes) == 16 * 4 * 16
 
 
-@pytest.mark.parametrize("tile_tokens", [4, 12, 512])
-@pytest.mark.parametrize("num_sinks", [0, 1, 4, 7])
-@pytest.mark.parametrize("size", [1, 5, 16, 500])
+@pytest.mark.parametrize(
+    "tile_tokens", [pytest.param(4, marks=pytest.mark.grid), 12, pytest.param(512, marks=pytest.mark.grid)]
+)
+@pytest.mark.parametrize("num_sinks", [0, 1, 4, pytest.param(7, marks=pytest.mark.grid)])
+@pytest.mark.parametrize("size", [1, 5, pytest.param(16, marks=pytest.mark.grid), 500])
 def test_a_window_shows_its_own_positions_and_the_sinks(size, num_sinks, tile_tokens) -> None:
     """Chunks and single tokens see the last positions and the first few, equal to dense attention under that mask."""
     cache, blocks, keys, values = build_context(90, 4, 2, seed=size)

@@ -1,4 +1,4 @@
-"""AMX: the kernel over an emulation of its instructions, the real instructions in the compiler's output, and how it is refused.
+"""AMX: the micro-kernel with emulated instructions, the real instructions in the compiler's output, and its self-test.
 
 On a processor with AMX the other tests of the library run it natively.
 """
@@ -20,15 +20,17 @@ from services.llm.engine.cpu.library import Amx, Library
 from services.llm.engine.forward.weights import join_weights
 from tests.support.steps import decoders, plans, run_step
 
+pytestmark = pytest.mark.native
+
 HEADER = Path(__file__).parent / "emulated_tiles.h"
 SOURCE = Path(library.__file__).parent / "forward.cpp"
 STEPS = settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def emulating(folder: Path, *options: str) -> Path:
-    """Build the library over emulated tiles; skip where that is not possible."""
+    """Build the library with emulated tiles; skip if that is not possible."""
     if "avx512bw" not in compiler.processor_flags():
-        pytest.skip("the tiles' panels are made by AVX512")
+        pytest.skip("the emulated tiles use panels packed with AVX-512")
     defined = f'-DTAILRACE_EMULATED_TILES="{HEADER}"'
     try:
         return compiler.build_ahead(
@@ -46,19 +48,19 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def tiles(folder) -> Library:
-    """The library over emulated tiles, which it has tried and trusts."""
+    """The library with emulated tiles that pass its self-test."""
     return Library(emulating(folder))
 
 
 @pytest.fixture(scope="module")
 def refused(folder) -> Path:
-    """The library whose kernel refuses it the tiles."""
+    """The library with tiles that the operating system refuses."""
     return emulating(folder, "-DTAILRACE_REFUSED_TILES")
 
 
 @pytest.fixture(scope="module")
 def wrong(folder) -> Path:
-    """The library whose tiles multiply wrongly."""
+    """The library with tiles that give wrong products."""
     return emulating(folder, "-DTAILRACE_WRONG_TILES")
 
 
@@ -99,12 +101,12 @@ def test_steps_by_tiles_equal_steps_by_vectors(tiles, vectors, weight_kind, deco
 @pytest.mark.parametrize(
     ("cause", "amx", "line"),
     [
-        ("refused", Amx.REFUSED, "the kernel refuses its registers"),
-        ("wrong", Amx.WRONG, "it gives other results than the vector instructions"),
+        ("refused", Amx.REFUSED, "the operating system does not permit its registers"),
+        ("wrong", Amx.WRONG, "its results differ from those of the vector instructions"),
     ],
 )
-def test_tiles_refused_or_wrong_are_not_used_and_one_line_says_so(request, caplog, cause, amx, line) -> None:
-    """Where the kernel refuses the registers, or they multiply wrongly, products are right all the same."""
+def test_refused_or_wrong_tiles_are_not_used_and_logged(request, caplog, cause, amx, line) -> None:
+    """Products are right if the registers are refused or multiply wrongly."""
     path = request.getfixturevalue(cause)
     x, weight = torch.randn(40, 64).bfloat16(), torch.randn(32, 64).bfloat16()
 
@@ -120,7 +122,7 @@ def test_tiles_refused_or_wrong_are_not_used_and_one_line_says_so(request, caplo
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="AMX is x86's")
 def test_the_real_instructions_are_compiled(tmp_path) -> None:
-    """For a processor with AMX the compiler gives its instructions, for bf16 and for bytes, and gives the registers up."""
+    """For a processor with AMX the compiler emits its instructions for bf16 and int8, and releases the registers."""
     assembly = tmp_path / "forward.s"
     options = ("-O2", "-std=c++17", "-march=sapphirerapids", "-w", "-S", str(SOURCE), "-o", str(assembly))
     try:

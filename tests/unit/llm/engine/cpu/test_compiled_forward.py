@@ -1,4 +1,4 @@
-"""The compiled forward pass against the layers' loop over plain torch: the same steps, the same hidden states, keys and values."""
+"""The compiled forward pass against the layer loop over plain torch: same steps, same hidden states, keys and values."""
 
 import numpy as np
 import pytest
@@ -19,12 +19,14 @@ from services.llm.engine.schedule.plan import Chunk, StepPlan
 from services.llm.engine.schedule.sequence import Sequence
 from tests.support.steps import BLOCK, CPU, NUM_BLOCKS, VOCABULARY, decoders, plans, prompt_of, run_step
 
+pytestmark = pytest.mark.native
+
 SHAPES = settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> Library:
-    """The library, built here; without a compiler there is nothing to test."""
+    """The library, built here; skipped without a compiler."""
     try:
         return Library(built_library(tmp_path_factory.getbasetemp() / "kernels"))
     except BuildFailedError as why:
@@ -52,7 +54,7 @@ STEPS = pytest.mark.parametrize("steps", [plans(), decodes()], ids=["any", "many
 
 
 def both(library: Library, decoder: Decoder, plan: StepPlan, dtype: torch.dtype, weight_kind: str = "model"):
-    """Run one step compiled and in torch; give pairs of what each computed: hidden states, cache, tails."""
+    """Run one step compiled and in torch; return pairs of their results: hidden states, cache, tails."""
     weights = join_weights(decoder.to(dtype))
     attention = TorchAttention(8, 16, BLOCK, CPU, weights.config.window)
     compiled = run_step(lambda cache: CpuForward(library, weights, cache, weight_kind), weights, plan)
@@ -85,7 +87,7 @@ def test_bf16_is_no_further_from_fp32_than_torch(library, steps, decoder, data) 
 
 @pytest.mark.parametrize("rows", [1, 7, 100])
 def test_int8_stays_near(library, rows) -> None:
-    """Weights and rows in int8 move the hidden states by a few percent, by either way of multiplying."""
+    """int8 changes the hidden states by a few percent, in gemv and in gemm."""
     torch.manual_seed(1)
     config = DecoderConfig(
         vocab_size=VOCABULARY,
@@ -123,12 +125,12 @@ def test_scores_equal_torch(library, rows, size, width, dtype) -> None:
 
 
 def test_many_rows_sum_as_exactly_as_few(library) -> None:
-    """fp32 rows multiplied by turned columns are no farther from fp64 than twice what streamed ones are, however long."""
+    """gemm's error against fp64 is below twice gemv's, also for long fp32 rows."""
     torch.manual_seed(0)
     x, weight = torch.rand(64, 3_072), torch.rand(64, 3_072)
     exact = x.double() @ weight.double().T
 
-    turned = (library.score(x, weight) - exact).abs().mean()
-    streamed = (torch.cat([library.score(row[None], weight) for row in x]) - exact).abs().mean()
+    packed = (library.score(x, weight) - exact).abs().mean()
+    unpacked = (torch.cat([library.score(row[None], weight) for row in x]) - exact).abs().mean()
 
-    assert turned < 2 * streamed
+    assert packed < 2 * unpacked

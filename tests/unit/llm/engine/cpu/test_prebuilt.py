@@ -1,4 +1,4 @@
-"""Libraries built ahead: found where they fit, with no compiler in sight; left alone where they do not."""
+"""Prebuilt libraries are used without a compiler where they fit, and ignored where they do not."""
 
 import platform
 import shutil
@@ -13,14 +13,16 @@ from services.llm.engine.cpu import compiler
 from services.llm.engine.cpu.compiler import Target, suitable
 from services.llm.engine.cpu.library import Library
 
+pytestmark = pytest.mark.native
+
 ROOT = Path(__file__).resolve().parents[5]
 
 
 @pytest.fixture(scope="module")
 def own_target() -> Target:
-    """The best target of the processor at hand."""
+    """The best target of this processor."""
     found = suitable(platform.machine(), compiler.processor_flags())
-    return found[0] if found else pytest.skip("nothing is built ahead for this processor")
+    return found[0] if found else pytest.skip("no target for this processor")
 
 
 def run_prebuild(*words: str) -> "subprocess.CompletedProcess[str]":
@@ -31,7 +33,7 @@ def run_prebuild(*words: str) -> "subprocess.CompletedProcess[str]":
 
 @pytest.fixture(scope="module")
 def built(own_target: Target, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library for the processor at hand, built by the command; without a compiler there is nothing to test."""
+    """The library for this processor, built by the command; skipped without a compiler."""
     done = run_prebuild(str(tmp_path_factory.mktemp("built")), own_target.name)
     if "no GCC" in done.stderr:
         pytest.skip(done.stderr.strip())
@@ -47,13 +49,13 @@ def prebuilt(built: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A path with nothing on it."""
+    """An empty PATH."""
     monkeypatch.setenv("PATH", str(tmp_path))
 
 
 @pytest.mark.usefixtures("no_compiler")
 def test_one_for_this_processor_is_used_without_a_compiler(own_target, built, prebuilt, tmp_path) -> None:
-    """It is found, loads, multiplies as torch does, and nothing is written."""
+    """It is found, loads, gives torch's products, and nothing is written."""
     found = compiler.built_library(tmp_path / "cache", prebuilt)
     x, weight = torch.randn(3, 70), torch.randn(9, 70)
 
@@ -65,7 +67,7 @@ def test_one_for_this_processor_is_used_without_a_compiler(own_target, built, pr
 
 @pytest.mark.usefixtures("no_compiler")
 def test_one_of_other_sources_is_not_used(prebuilt, tmp_path, monkeypatch) -> None:
-    """A library belongs to its sources: with another line in one of them it is passed over."""
+    """A library of changed sources is ignored."""
     sources = Path(shutil.copytree(compiler.PREBUILT.parent, tmp_path / "sources"))
     (sources / "row_ops.h").write_text((sources / "row_ops.h").read_text() + "\n// changed\n")
     monkeypatch.setattr(compiler, "_SOURCES", sources)
@@ -76,7 +78,7 @@ def test_one_of_other_sources_is_not_used(prebuilt, tmp_path, monkeypatch) -> No
 
 @pytest.mark.usefixtures("no_compiler")
 def test_one_for_another_openmp_is_not_used(prebuilt, tmp_path, monkeypatch) -> None:
-    """Two pools of threads would fight, so that another build of torch, with a runtime of another name, passes it over."""
+    """A library linked to another OpenMP runtime is ignored: two thread pools would compete."""
     monkeypatch.setattr(compiler, "_loaded_openmp", lambda: Path("/lib/libgomp-other.so.1"))
 
     with pytest.raises(compiler.BuildFailedError, match="no GCC"):
@@ -85,7 +87,7 @@ def test_one_for_another_openmp_is_not_used(prebuilt, tmp_path, monkeypatch) -> 
 
 @pytest.mark.usefixtures("no_compiler")
 def test_one_for_a_better_processor_is_not_used(prebuilt, tmp_path, monkeypatch) -> None:
-    """What would end in an illegal instruction is not even looked at."""
+    """A library with instructions that this processor lacks is ignored."""
     monkeypatch.setattr(compiler, "processor_flags", frozenset)
     if suitable(platform.machine(), frozenset()):
         pytest.skip("one build serves all processors of this machine's make")
@@ -95,8 +97,8 @@ def test_one_for_a_better_processor_is_not_used(prebuilt, tmp_path, monkeypatch)
 
 
 @pytest.mark.usefixtures("no_compiler")
-def test_the_command_says_what_it_lacks(tmp_path) -> None:
-    """Without a compiler it ends with 1 and one line."""
+def test_the_command_names_what_is_missing(tmp_path) -> None:
+    """Without a compiler the command exits with 1 and one line."""
     done = run_prebuild(str(tmp_path / "made"))
 
     assert (done.returncode, done.stdout) == (1, "")

@@ -1,4 +1,4 @@
-"""What stands in the compiled kernels' way never stands in the engine's."""
+"""Whatever prevents compiled kernels, the engine runs: on plain torch, with one warning."""
 
 import logging
 import shutil
@@ -12,7 +12,7 @@ from services.llm.engine.cpu import compiler
 
 @pytest.fixture
 def ranked(items_of, decoder_of, engine_of, drained):
-    """Rank with an engine built with these knobs."""
+    """Rank with an engine of this configuration."""
 
     def rank(**knobs) -> list[int]:
         items = items_of(3)
@@ -23,8 +23,8 @@ def ranked(items_of, decoder_of, engine_of, drained):
     return rank
 
 
-def test_without_a_compiler_torch_answers_and_one_line_says_so(ranked, tmp_path, monkeypatch, caplog) -> None:
-    """With no compiler on the path the answer is the same, and the log says once what is missing."""
+def test_without_a_compiler_torch_runs_with_one_warning(ranked, tmp_path, monkeypatch, caplog) -> None:
+    """With no compiler on the path the ranking is the same, and the log names once what is missing."""
     wanted = ranked(cpu_kernels="torch")
     monkeypatch.setenv("PATH", str(tmp_path))
 
@@ -37,8 +37,8 @@ def test_without_a_compiler_torch_answers_and_one_line_says_so(ranked, tmp_path,
     ]
 
 
-def test_a_compiler_that_fails_is_told_in_its_own_words(ranked, tmp_path, monkeypatch, caplog) -> None:
-    """A compiler's first complaint comes into the line, and torch answers."""
+def test_the_first_error_of_a_failing_compiler_is_logged(ranked, tmp_path, monkeypatch, caplog) -> None:
+    """A compiler's first error is part of the warning."""
     fake = tmp_path / "g++"
     fake.write_text('#!/bin/sh\n[ "$1" = --version ] && exit 0\necho "x.cpp:1: error: no such thing" >&2\nexit 1\n')
     fake.chmod(0o755)
@@ -50,8 +50,9 @@ def test_a_compiler_that_fails_is_told_in_its_own_words(ranked, tmp_path, monkey
     assert "g++ failed (x.cpp:1: error: no such thing)" in caplog.text
 
 
-def test_a_folder_that_cannot_be_written_to_is_told(ranked, tmp_path, caplog) -> None:
-    """A cache folder that cannot be made is named, and torch answers."""
+@pytest.mark.native
+def test_an_unwritable_folder_is_logged(ranked, tmp_path, caplog) -> None:
+    """A cache folder that cannot be created is named in the warning."""
     (tmp_path / "file").write_text("")
 
     with caplog.at_level(logging.WARNING):
@@ -61,7 +62,7 @@ def test_a_folder_that_cannot_be_written_to_is_told(ranked, tmp_path, caplog) ->
 
 
 def test_other_kinds_of_cache_run_on_torch(ranked, caplog) -> None:
-    """Keys and values in int8 are not the compiled kernels' case, and the log says that it is slower."""
+    """Keys and values in int8 are not supported by the compiled kernels, which is logged."""
     with caplog.at_level(logging.WARNING):
         found = ranked(kv_kind="int8")
 
@@ -69,8 +70,9 @@ def test_other_kinds_of_cache_run_on_torch(ranked, caplog) -> None:
     assert "keys and values in int8" in caplog.text
 
 
+@pytest.mark.native
 def test_a_library_is_built_once(tmp_path) -> None:
-    """The second start finds the first one's library; nothing half-made lies about."""
+    """The second start finds the first one's library; no scratch files are left."""
     try:
         first = compiler.built_library(tmp_path)
     except compiler.BuildFailedError as why:
@@ -82,8 +84,9 @@ def test_a_library_is_built_once(tmp_path) -> None:
     assert list(tmp_path.iterdir()) == [first]
 
 
+@pytest.mark.native
 def test_a_damaged_library_is_built_anew(ranked, tmp_path, monkeypatch, caplog) -> None:
-    """One that does not load, as after a machine lost power, is replaced, and no start runs slowly for it."""
+    """A file that does not load, as after a power loss, is replaced at the next start."""
     try:
         good = compiler.built_library(EngineConfig().kernel_cache)
     except compiler.BuildFailedError as why:
@@ -99,8 +102,9 @@ def test_a_damaged_library_is_built_anew(ranked, tmp_path, monkeypatch, caplog) 
     assert damaged.read_bytes() == good.read_bytes()
 
 
+@pytest.mark.native
 def test_compiled_and_plain_give_the_same_ranking(ranked) -> None:
-    """In fp32 the compiled kernels choose the same items in the same order."""
+    """In fp32 the compiled kernels give the same items in the same order."""
     assert ranked() == ranked(cpu_kernels="torch")
 
 

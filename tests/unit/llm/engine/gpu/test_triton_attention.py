@@ -1,5 +1,7 @@
 """The Triton kernel against the torch reference: in Triton's interpreter on a CPU, compiled where there is a CUDA device."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -14,6 +16,8 @@ from services.llm.engine.kv.cache import KvCache
 from services.llm.engine.schedule.plan import Chunk, StepPlan
 from services.llm.engine.schedule.sequence import Sequence
 from tests.support.attention_shapes import attention_shape
+
+pytestmark = pytest.mark.native
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BLOCK = 4
@@ -46,20 +50,24 @@ DECODE = [(1, 1, 1), (1, 77, 1), (1, 600, 1)]
 BEAMS = [(16, 40, 0), (5, 3, 0), (12, 65, 0)]
 MIXED = [*PREFILL[1:3], *DECODE[:2], *BEAMS]
 LONG = [(7, 300, 0), (1, 270, 1)]
-"""Contexts that are split over programs."""
+"""Contexts of several splits."""
 LONGEST = [(1, 2_300, 1)]
-"""A context of more parts than are put together at once."""
+"""A context of more splits than are merged at once."""
 
 
-@pytest.mark.parametrize("kind", ["model", "int8", "fp8"])
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 4, 16), (6, 2, 10), (8, 1, 32)])
-@pytest.mark.parametrize(
-    "shapes",
-    [PREFILL, DECODE, BEAMS, MIXED, LONG, LONGEST],
-    ids=["prefill", "decode", "beams", "mixed", "long", "longest"],
-)
-def test_the_kernel_equals_the_reference(kind, heads, kv_heads, head_dim, shapes) -> None:
+HEADS = {"mha": (4, 4, 16), "gqa": (6, 2, 10), "mqa": (8, 1, 32)}
+WORK = {"prefill": PREFILL, "decode": DECODE, "beams": BEAMS, "mixed": MIXED, "long": LONG, "longest": LONGEST}
+SAMPLE = {("model", "gqa", "mixed"), ("model", "mha", "longest"), ("int8", "mha", "mixed"), ("fp8", "mqa", "long")}
+CASES = [
+    pytest.param(*case, marks=() if case in SAMPLE else pytest.mark.grid)
+    for case in itertools.product(("model", "int8", "fp8"), HEADS, WORK)
+]
+
+
+@pytest.mark.parametrize(("kind", "shape", "work"), CASES)
+def test_the_kernel_equals_the_reference(kind: str, shape: str, work: str) -> None:
     """For MHA, GQA and MQA, each kind of cache and each kind of work, outputs agree to 1e-5."""
+    (heads, kv_heads, head_dim), shapes = HEADS[shape], WORK[work]
     cache, tiles = cache_of(kind, kv_heads, head_dim), tiles_of(shapes)
     q_THK = torch.randn(sum(rows for rows, _, _ in shapes), heads, head_dim, device=DEVICE)
     kernel = TritonAttention(heads, kv_heads, BLOCK, DEVICE)
@@ -123,8 +131,8 @@ def test_steps_with_tails_and_windows_equal_the_reference(name, window) -> None:
     torch.testing.assert_close(out_THK, wanted_THK, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("window", WINDOWS, ids=["full", "narrow", "sinks", "many sinks"])
-@pytest.mark.parametrize("rows_per_request", [1, 5, 70])
+@pytest.mark.parametrize("window", [WINDOWS[0], pytest.param(WINDOWS[1], marks=pytest.mark.grid), WINDOWS[2]])
+@pytest.mark.parametrize("rows_per_request", [1, pytest.param(5, marks=pytest.mark.grid), 70])
 def test_steps_of_one_shape_equal_the_reference(window, rows_per_request) -> None:
     """Text decode, and beams in one tile or several, laid out on the device, agree to 1e-5."""
     heads, kv_heads, head_dim = 4, 2, 16
@@ -143,23 +151,23 @@ def test_steps_of_one_shape_equal_the_reference(window, rows_per_request) -> Non
 
 
 def test_long_contexts_are_split_and_short_ones_are_not() -> None:
-    """A part is never shorter than 128 tokens, and there are no more of them than run at once: fewer of tall tiles."""
+    """A split has at least 128 tokens, and there are no more splits than programs run at once: fewer for tall tiles."""
     kernel = TritonAttention(4, 2, BLOCK, DEVICE)
 
-    parts = [kernel.lay_out(tiles_of([shape])).num_parts for shape in [(1, 127, 1), (1, 256, 1), (1, 1999, 1)]]
-    crowds = [
-        kernel.lay_out(tiles_of([(rows, 2, 0)] * others + [(rows, 600, 0)])).num_parts
+    splits = [kernel.lay_out(tiles_of([shape])).num_splits for shape in [(1, 127, 1), (1, 256, 1), (1, 1999, 1)]]
+    splits_with_others = [
+        kernel.lay_out(tiles_of([(rows, 2, 0)] * others + [(rows, 600, 0)])).num_splits
         for rows, others in [(1, 200), (1, 39), (64, 39)]
     ]
 
-    assert parts == [1, 2, 15]
-    assert crowds == [1, 3, 1]
+    assert splits == [1, 2, 15]
+    assert splits_with_others == [1, 3, 1]
 
 
 def test_the_longest_contexts_are_started_first() -> None:
-    """Whatever the order of the tiles, so that the last programs to run are short ones; their rows stay theirs."""
+    """Whatever the order of the tiles; each tile keeps its rows."""
     kernel = TritonAttention(4, 2, BLOCK, DEVICE)
 
-    facts = kernel.lay_out(tiles_of([(9, 1, 1), (1, 77, 1), (5, 40, 0)])).tile_E6[:, :3]
+    rows = kernel.lay_out(tiles_of([(9, 1, 1), (1, 77, 1), (5, 40, 0)])).tile_E6[:, :3]
 
-    assert facts.tolist() == [[9, 1, 77], [10, 5, 40], [0, 9, 1]]
+    assert rows.tolist() == [[9, 1, 77], [10, 5, 40], [0, 9, 1]]

@@ -11,6 +11,8 @@ from services.llm.engine.outcome import EngineOutcome
 from tests.support.replaying_device import ReplayingDevice
 from tests.unit.llm.engine.conftest import build_decoder, build_items
 
+pytestmark = pytest.mark.native
+
 CONFIG = EngineConfig(
     num_blocks=20, block_tokens=4, max_running=2, max_beam_rows=8, tile_tokens=64, cpu_kernels="torch"
 )
