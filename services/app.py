@@ -1,4 +1,4 @@
-"""The composition root: settings -> clients -> Ray Serve graph. The only file that knows everyone.
+"""The composition root: settings -> clients -> Ray Serve graph. The only file that imports every part.
 
     doors ── Gateway (one class, REST and gRPC) ── DataPlane ─┬─ FeatureReader (Redis)
                                                               ├─ student (this process)
@@ -12,33 +12,25 @@ Clients are built inside the replica, in its event loop. Importing this module l
 import asyncio
 import gc
 import sys
-import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import REGISTRY
 
 from models.registry import BundleStore
-from services.contracts.access import ANYONE
-from services.contracts.rank import RankRequest
 from services.contracts.text import TextWriter
-from services.errors import TailraceError
 from services.features.explanations import RedisExplanations
 from services.features.reader import FeatureReader, read_event_times
 from services.features.repo import RepoAddress, ensure_applied
 from services.features.schema import USER_HISTORY
-from services.gateway.access.authorize import Access, KeyedAccess, OpenAccess
+from services.gateway.access.authorize import access_by
 from services.gateway.access.keyring import KeyRing
-from services.gateway.access.rates import Rates
 from services.gateway.autoscale import LATE_SHARE
 from services.gateway.call.http import HttpApp
 from services.gateway.console.door import add_console
-from services.gateway.console.samples import MetricSampler
-from services.gateway.console.service import ConsoleService
-from services.gateway.console.slo import series_for
-from services.gateway.data_plane import DataPlane, FeatureStore, PlaneConfig, Ports, build_data_plane
+from services.gateway.console.service import ConsoleService, build_console
+from services.gateway.data_plane import DataPlane, FeatureStore, PlaneConfig, Ports, build_data_plane, warm_up
 from services.gateway.drills import DrillableStore, DrilledLlm, DrilledStore, Drills
 from services.gateway.events.producer import TopicProducer
 from services.gateway.grpc.door import RpcDoor
@@ -54,7 +46,6 @@ from services.observability.metrics import (
     node_registry,
     render_metrics,
 )
-from services.observability.objectives import load_objectives
 from services.observability.tracing import open_tracing
 from services.router.admission import AdmissionLimits
 from services.router.deadline import DeadlineLimits
@@ -71,9 +62,8 @@ GRPC_SERVICERS = (
 )
 """What Ray Serve registers at its gRPC server; calls reach the methods of `Gateway` by name."""
 
-WARM_UP_S = 10.0
 _IMPRESSIONS_GATHER_S = 0.2
-"""Nobody waits for them, and one by one they cost a gateway a quarter of its time."""
+"""Impressions leave together: one by one they would cost a gateway a quarter of its time."""
 
 
 class Gateway:
@@ -105,7 +95,7 @@ class Gateway:
             await self._keys.start()
         await warm_up(features, self._llm)
         gc.collect()
-        gc.freeze()  # what lives now lives on; collections of it would only be pauses
+        gc.freeze()  # these objects live as long as the process; collecting them would only cause pauses
         folder = self._settings.metrics_dir
         app = create_rest_app(
             self._running_plane,
@@ -115,7 +105,7 @@ class Gateway:
             tracing=self._tracing,
         )
         if self._settings.console:
-            self._console = build_console(self._settings, self._plane, store, drills)
+            self._console = _console(self._settings, self._plane, store, drills)
             await self._console.start()
             add_console(app, self._console)
         return app
@@ -133,7 +123,7 @@ class Gateway:
         return await self._rpc.Check(request, grpc_context)
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Tell Ray Serve's autoscaler, which asks at intervals, what services.gateway.autoscale goes by."""
+        """Return the metric of `services.gateway.autoscale`; Ray Serve's autoscaler calls this at intervals."""
         return {LATE_SHARE: self._plane.take_late_share() if self._plane else 0.0}
 
     async def __del__(self) -> None:
@@ -153,9 +143,9 @@ class Gateway:
 
 @asynccontextmanager
 async def open_standby(settings: Settings) -> AsyncIterator[tuple[HttpApp, RpcDoor]]:
-    """Run both doors' insides without Ray and without an LLM: the same data plane, keys, limits, drills and metrics.
+    """Yield both doors, without Ray and without an LLM, on the same data plane, keys, limits, drills and metrics.
 
-    Ends with the context. The breaker never opens, since there is nothing to spare, and its metric speaks of the real LLM.
+    The breaker never opens: there is no LLM to protect, and its metric is about the real LLM.
     """
     alone = settings.model_copy(update={"gateway_replicas": 1, "breaker_failures": sys.maxsize})
     features, keys = open_features(alone), open_keys(alone)
@@ -194,14 +184,14 @@ def build_app(settings: Settings) -> "Application":
     deployment = serve.deployment(
         name="Gateway",
         num_replicas=settings.gateway_replicas,
-        # our own admission is asked long before Ray's queue fills
+        # our own admission decides long before Ray's queue fills
         max_ongoing_requests=4 * settings.gateway_max_ongoing,
         max_queued_requests=settings.gateway_max_ongoing,
         backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1),
         ray_actor_options={"num_cpus": 0},
         health_check_period_s=5,
         graceful_shutdown_timeout_s=5,
-        logging_config={"enable_access_log": False},  # our own line says more
+        logging_config={"enable_access_log": False},  # our own log line has more fields
     )(serve.ingress()(Gateway))
     text = build_text(settings) if settings.text_path else None
     application: Application = deployment.bind(settings, build_llm(settings), text)
@@ -209,7 +199,7 @@ def build_app(settings: Settings) -> "Application":
 
 
 def build_from_environment(_args: dict[str, str]) -> "Application":
-    """Bind the graph from `TAILRACE_*`: what a Serve config names as its import path. Takes no arguments of the config."""
+    """Bind the graph from `TAILRACE_*`; a Serve config names this function as its import path."""
     return build_app(load_settings())
 
 
@@ -218,11 +208,6 @@ def open_keys(settings: Settings) -> KeyRing | None:
     if settings.api_keys_file is None:
         return None
     return KeyRing(settings.api_keys_file, settings.max_k, settings.gateway_replicas)
-
-
-def access_by(keys: KeyRing | None, max_k: int) -> Access:
-    """Decide by keys who may come in; without any, everybody may do everything."""
-    return OpenAccess(replace(ANYONE, max_k=max_k)) if keys is None else KeyedAccess(keys, Rates())
 
 
 def open_features(settings: Settings) -> FeatureReader:
@@ -236,47 +221,27 @@ def _address(settings: Settings) -> RepoAddress:
     return RepoAddress(settings.feature_repo_dir, settings.redis_address)
 
 
-async def warm_up(features: FeatureReader, llm: Llm) -> None:
-    """Pay for the first connection to the store and the first way to a replica before a request does. Never fails.
-
-    The LLM is asked for a bundle that does not exist, which costs it nothing.
-    """
-    question = RankRequest(
-        request_id="warm-up",
-        user_id=None,
-        bundle_version="none",
-        history_item_ids=(),
-        k=1,
-        deadline_unix_s=time.time() + WARM_UP_S,
-    )
-    for opening in (features.read("warm-up", WARM_UP_S), llm.rank(question, WARM_UP_S)):
-        with suppress(TailraceError):
-            await opening
-
-
 def _drilled(settings: Settings, drills: Drills, features: FeatureReader, llm: Llm) -> tuple[DrillableStore, Llm]:
-    """Put the console's switches in front of the ports, where there is a console."""
+    """Wrap the ports with the console's drills, if there is a console."""
     return (DrilledStore(features, drills), DrilledLlm(llm, drills)) if settings.console else (features, llm)
 
 
-def build_console(settings: Settings, plane: DataPlane, store: DrillableStore, drills: Drills) -> ConsoleService:
+def _console(settings: Settings, plane: DataPlane, store: DrillableStore, drills: Drills) -> ConsoleService:
     """Build the console's service; starts nothing."""
-    objectives, bundles = load_objectives(), BundleStore(settings.bundle_root)
-    table = _address(settings).table_path(USER_HISTORY.name)
-    return ConsoleService(
+    bundles, table = BundleStore(settings.bundle_root), _address(settings).table_path(USER_HISTORY.name)
+    return build_console(
         live=plane.live,
         users=store,
         event_times=lambda user_id: read_event_times(table, user_id),
-        sampler=MetricSampler(lambda: node_registry(settings.metrics_dir).collect(), series_for(objectives)),
+        scrape=lambda: node_registry(settings.metrics_dir).collect(),
         drills=drills,
-        objectives=objectives,
         read_report=lambda version: bundles.open(version).report(),
         default_deadline_ms=settings.default_deadline_ms,
     )
 
 
 def text_writer(settings: Settings, text: Any | None) -> TextWriter | None:
-    """Return whoever writes text, if any: another server, or our own deployment behind this Ray handle."""
+    """Return the text writer, if there is one: another server, or our own deployment behind this Ray handle."""
     if settings.text_url:
         key_file = settings.text_url_key_file
         key = (lambda: "") if key_file is None else (lambda: read_secret(key_file))

@@ -1,9 +1,9 @@
-"""How many gateway replicas there should be: by the queue, and by more while answers miss their deadline.
+"""The number of gateway replicas: by the queue, and more while answers miss their deadline.
 
-    enough for the queue     ongoing requests / requests that one replica should hold
-    enough for the deadline  one quarter more for each per cent of late answers, at most twice as many
+    for the queue     ongoing requests / requests that one replica should hold
+    for the deadline  one quarter more for each per cent of late answers, at most twice as many
 
-The larger of the two is wanted. Named as `policy_function` in Ray Serve's config, which keeps it within its bounds and
+The larger of the two applies. Named as `policy_function` in Ray Serve's config, which keeps it within its bounds and
 delays. Its controller gets this module's source, so it imports nothing of ours.
 """
 
@@ -20,10 +20,10 @@ def replicas_wanted(running: int, ongoing: float, target_ongoing: float, late_sh
     """Return the wanted number of replicas, before rounding, bounds and delays.
 
     Args:
-        running: Replicas that run now, at least 1.
-        ongoing: Requests at work or waiting, over all of them.
-        target_ongoing: What one replica should hold.
-        late_share: The share (0 to 1) of late answers, over all of them.
+        running: Running replicas, at least 1.
+        ongoing: Requests in work or waiting, over all replicas.
+        target_ongoing: Requests that one replica should hold.
+        late_share: The share (0 to 1) of late answers, over all replicas.
     """
     for_queue = ongoing / target_ongoing
     for_deadline = running * min(_MOST, 1.0 + _MORE_PER_LATE_SHARE * late_share) if late_share > 0 else 0.0

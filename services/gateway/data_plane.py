@@ -7,6 +7,7 @@ Doors parse, call it, and format. The tests compose it with fakes. Knows no tran
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,7 +16,9 @@ from prometheus_client import CollectorRegistry
 
 from models.catalogue import Catalogue
 from models.registry import Bundle, BundleStore
+from services.contracts.rank import RankRequest
 from services.contracts.text import TextWriter
+from services.errors import TailraceError
 from services.gateway.events.impressions import Impressions, RecordSink
 from services.gateway.events.record import Draft, EventLog, RecordEvents
 from services.gateway.recommend import Recommend
@@ -42,6 +45,8 @@ from services.router.gate import LlmGate
 from services.router.predictor import LatencyPredictor
 
 log = structlog.get_logger()
+
+_WARM_UP_S = 10.0
 
 
 class Producer(Protocol):
@@ -263,6 +268,24 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
         clock=ports.clock,
         wall_clock=ports.wall_clock,
     )
+
+
+async def warm_up(features: Features, llm: Llm) -> None:
+    """Open the first connection to the store and the first path to a replica before a request needs them. Never fails.
+
+    The LLM refuses the request at once, since its bundle does not exist.
+    """
+    request = RankRequest(
+        request_id="warm-up",
+        user_id=None,
+        bundle_version="none",
+        history_item_ids=(),
+        k=1,
+        deadline_unix_s=time.time() + _WARM_UP_S,
+    )
+    for opening in (features.read("warm-up", _WARM_UP_S), llm.rank(request, _WARM_UP_S)):
+        with suppress(TailraceError):
+            await opening
 
 
 def _tiers(llm: LlmTier, popular: PopularTier) -> Sequence[RankingTier]:

@@ -1,14 +1,14 @@
-"""Who is served in full when not all can be: everyone, or the more important first. Pure: time is an argument.
+"""Decides which requests are served in full under overload, by priority. Pure: time is an argument.
 
-One number says how strained the gateway is, from 0 (calm) to 5, and each class of callers gives way over one unit of it:
+One number is the strain of the gateway, from 0 (none) to 5, and each priority gives way over one unit of it:
 
     strain   0 ····· 1 ····· 2 ····· 3 ····· 4 ····· 5
     low        shed   shed    refused refused refused
     normal            shed    shed    refused refused       blank: served in full
     high                              shed    refused
 
-Within its unit a class gives way in part (strain 0.3: three of ten low requests are shed), so that what capacity there is
-gets used. Whoever is shed, all before that in the table have given way wholly.
+Within its unit a priority gives way in part (strain 0.3: three of ten low requests are shed), so that the capacity is used. A
+priority gives way only after all lower ones have given way wholly.
 
 The strain rises fast and falls slowly, a step per window, by two signs: the event loop ran late at every look (a standing queue,
 not a single stall), or the process was busy for more of the time than it may be (then its neighbours, which share the machine,
@@ -29,16 +29,16 @@ _MIN_LOOKS = 2
 _RISE = 0.5
 _FALL = 0.025
 _FAR = 1.5
-"""So many times too much is a flood, for which low priority gives way at once and not in two steps."""
+"""Pressure over this factor makes low priority give way at once and not in two steps."""
 _LATE = (1.0, 2.5, 5.0, 5.0, 10.0)
-"""By unit of strain: how many times what may be is too much there."""
+"""By unit of strain: the pressure (delay or CPU time over its limit) above which the strain rises."""
 _CALM_SHARE = 0.7
 _SHED_FROM = {Priority.LOW: 0.0, Priority.NORMAL: 1.0, Priority.HIGH: 3.0}
 _REFUSED_FROM = {Priority.LOW: 2.0, Priority.NORMAL: 3.0, Priority.HIGH: 4.0}
 
 
 class Verdict(StrEnum):
-    """What becomes of a request at its arrival. SHED: it is answered at once, from what is in memory."""
+    """The decision on a request at its arrival. SHED: it is answered at once, from memory."""
 
     ADMIT = "admit"
     SHED = "shed"
@@ -47,9 +47,9 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionLimits:
-    """How many requests may be worked on at once, and what may be before low priority gives way.
+    """How many requests may be served in full at once, and the limits above which low priority gives way.
 
-    That is how late the event loop runs, and which share of the time the process is busy.
+    These are the delay of the event loop, and the share of time for which the process is busy.
     """
 
     max_in_flight: int
@@ -58,7 +58,7 @@ class AdmissionLimits:
 
 
 class Admission:
-    """Owns the strain and the shares that are due; asked once per request."""
+    """Owns the strain and the shares that are due; called once per request."""
 
     def __init__(self, limits: AdmissionLimits) -> None:
         self._limits = limits
@@ -72,11 +72,11 @@ class Admission:
 
     @property
     def strain(self) -> float:
-        """How strained the gateway is, 0 to 5."""
+        """The strain, 0 to 5."""
         return self._strain
 
     def looked(self, now_s: float, loop_delay_s: float, busy_s: float) -> None:
-        """The event loop ran this late just now, and the process has been busy for so long in all."""
+        """Record a sample: the delay of the event loop, and the CPU seconds of the process in all."""
         self._num_looks += 1
         self._least_delay_s = min(self._least_delay_s, loop_delay_s)
         lasted_s = now_s - self._window_began_s
@@ -89,7 +89,7 @@ class Admission:
         self._num_looks, self._least_delay_s = 0, float("inf")
 
     def judge(self, priority: Priority, num_in_flight: int) -> Verdict:
-        """Decide on a request that arrives now, while `num_in_flight` others are worked on in full."""
+        """Decide on a request that arrives now, while `num_in_flight` others are served in full."""
         if self._strain and self._is_due(Verdict.REFUSE, priority, self._strain - _REFUSED_FROM[priority]):
             return Verdict.REFUSE
         if num_in_flight >= self._places[priority]:
@@ -108,7 +108,7 @@ class Admission:
 
 
 def strain_after(strain: float, pressure: float) -> float:
-    """Return the strain after a window in which the least delay was `pressure` times what it may be."""
+    """Return the strain after a window with this pressure: the least delay (or the CPU time) over its limit."""
     if strain < 1 and pressure > _FAR * _LATE[0]:
         return 1.0
     if strain < MAX_STRAIN and pressure > _LATE[int(strain)]:

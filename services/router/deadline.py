@@ -1,6 +1,6 @@
-"""The one deadline of a request: absolute on the monotonic clock, from arrival. Pure: the time of asking is an argument.
+"""The deadline of a request: absolute on the monotonic clock, from arrival. Pure: time is an argument.
 
-Knows nothing of who spends the time. The last part of it, the reserve, belongs to formatting and sending the answer.
+Its last part, the reserve, is kept for formatting and sending the answer.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ _MAX_RESERVE_SHARE = 0.25
 
 @dataclass(frozen=True, slots=True)
 class DeadlineLimits:
-    """What a caller may ask for and what is kept back, in milliseconds."""
+    """The limits of a caller's deadline, and the reserve, in milliseconds."""
 
     default_ms: int
     min_ms: int
@@ -40,9 +40,9 @@ class Deadline:
         return max(0.0, self.at_s - self.reserve_s - now_s)
 
 
-def deadline_from(arrived_s: float, asked_ms: int | None, limits: DeadlineLimits) -> Deadline:
-    """Grant a deadline: what was asked or the default, clamped. The reserve never takes more than a quarter of it."""
-    wanted_ms = limits.default_ms if asked_ms is None else asked_ms
+def deadline_from(arrived_s: float, requested_ms: int | None, limits: DeadlineLimits) -> Deadline:
+    """Return the deadline: as requested or the default, clamped. The reserve is at most a quarter of it."""
+    wanted_ms = limits.default_ms if requested_ms is None else requested_ms
     granted_s = min(max(wanted_ms, limits.min_ms), limits.max_ms) / 1_000
     reserve_s = min(limits.reserve_ms / 1_000, granted_s * _MAX_RESERVE_SHARE)
     return Deadline(arrived_s, arrived_s + granted_s, reserve_s)

@@ -1,7 +1,7 @@
-"""What one gateway knows of the LLM tier: how many requests it has there, how slow it is, whether it is broken.
+"""One gateway's view of the LLM tier: its own requests in flight, the predicted latency, the breaker.
 
-Owns the breaker, the predictor and the count in flight, and turns each request's outcome into what they learn. Pure: time
-is an argument. What follows from this knowledge is decided in policy.py.
+Owns breaker, predictor and count, and updates them with each request's outcome. Pure: time is an argument. What follows from the
+view is decided in policy.py.
 """
 
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ _LOAD_REPORT_LIFE_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlmView:
-    """The LLM tier as the policy sees it for one class of callers.
+    """The LLM tier as the policy sees it, for one priority.
 
-    `max_in_flight` counts the places that this class may fill. `trial_s` is the prediction by which a lone trial may be judged.
+    `max_in_flight` counts the places that this priority may fill. `trial_s` is the decayed prediction, for a lone request.
     """
 
     breaker_allows: bool
@@ -31,14 +31,14 @@ class LlmView:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A request that went to the LLM: the load that it met, and its number at the breaker."""
+    """A request that was sent to the LLM: the load at its start, and its number at the breaker."""
 
     load: int
     number: int
 
 
 class LlmGate:
-    """The state of the way to the LLM tier."""
+    """Tracks the LLM tier."""
 
     def __init__(self, breaker: Breaker, predictor: LatencyPredictor, max_in_flight: int) -> None:
         self._breaker = breaker
@@ -49,7 +49,7 @@ class LlmGate:
         self._reported_at_s = float("-inf")
 
     def view(self, now_s: float, priority: Priority) -> LlmView:
-        """Return what is known at this time to a caller of this priority: the last places are kept for those before it."""
+        """Return the view at this time for this priority: the last places are kept for higher priorities."""
         load = self._load(now_s)
         return LlmView(
             breaker_allows=self._breaker.allows(now_s),
@@ -60,17 +60,17 @@ class LlmGate:
         )
 
     def is_open(self, now_s: float) -> bool:
-        """Whether the LLM is left alone at this time."""
+        """Whether the breaker is open at this time."""
         return self._breaker.state(now_s) is BreakerState.OPEN
 
     def started(self, now_s: float) -> Sent:
-        """A request goes to the LLM. What it gives is to be handed back at the request's end."""
+        """Count a request that is sent; its result goes to `ended`."""
         sent = Sent(self._load(now_s), self._breaker.started(now_s))
         self._num_in_flight += 1
         return sent
 
     def ended(self, outcome: LlmOutcome, sent: Sent, elapsed_s: float, now_s: float) -> None:
-        """A request came back, failed, or was given up after `elapsed_s`."""
+        """Record how a request ended after `elapsed_s`."""
         self._num_in_flight -= 1
         match outcome:
             case LlmOutcome.IN_TIME:
@@ -85,7 +85,7 @@ class LlmGate:
                 self._breaker.abandoned(sent.number)
 
     def reported(self, load: EngineLoad, now_s: float) -> None:
-        """An engine told how busy it is; believed for a second, since it counts other gateways' requests too."""
+        """Record an engine's load, which counts other gateways' requests too; valid for a second."""
         self._reported = load
         self._reported_at_s = now_s
 

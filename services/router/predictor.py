@@ -1,11 +1,11 @@
-"""How long the LLM tier will take, learnt from its own results. Pure: no clock, time is an argument.
+"""Predicts the latency of the LLM tier from its own results. Pure: time is an argument.
 
 A straight line through (load, seconds), fitted by exponentially weighted moments, plus a multiple of the line's own mean
 absolute error: conservative without a histogram, and it follows a machine that becomes faster or slower. A late answer is
-never seen to its end, so what is known of it is only "longer than this". While nothing is observed the prediction decays,
-so that a tier judged too slow is tried again; each vain trial doubles the patience.
+cancelled, so all that is known is a lower bound of its latency. While nothing is observed the prediction decays, so that a tier that
+was too slow gets a trial again; each failed trial doubles the half-life.
 
-Does not know deadlines: whether a prediction fits is the policy's business.
+Does not know deadlines: the policy decides whether a prediction fits.
 """
 
 import math
@@ -57,13 +57,13 @@ class LatencyPredictor:
         self._observed_at_s = float("-inf")
 
     def predict_s(self, load: float) -> float:
-        """Return a cautious number of seconds for a request that starts with `load` others in the tier."""
+        """Return a conservative number of seconds for a request that starts with `load` others in the tier."""
         if self._moments is None:
             return self._first_s
         return self._moments.line(load) + _ERROR_MARGIN * self._error_s
 
     def trial_s(self, load: float, now_s: float) -> float:
-        """Return the prediction after the decay for lack of news: what one single trial may be judged by."""
+        """Return the prediction, decayed since the last observation: for one single trial."""
         if self._moments is None:
             return self._first_s
         half_lives = max(0.0, now_s - self._observed_at_s) / self._patience_s
@@ -75,7 +75,7 @@ class LatencyPredictor:
         self._learn(load, seconds, now_s)
 
     def gave_up(self, load: float, waited_s: float, now_s: float) -> None:
-        """Learn from a request that had no result after `waited_s`. Short waits say nothing and change nothing."""
+        """Learn from a request that had no result after `waited_s`. A wait shorter than the prediction changes nothing."""
         if self._moments is not None and waited_s < self.trial_s(load, now_s):
             return
         self._patience_s = min(_MAX_PATIENCE_S, self._patience_s * 2)

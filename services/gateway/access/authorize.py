@@ -7,6 +7,7 @@ Knows neither HTTP nor gRPC: header names are lower case in both. Where keys are
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Protocol
 
 from services.contracts.access import ANYONE, Caller, Scope
@@ -85,3 +86,8 @@ def key_from(headers: Mapping[str, str]) -> str:
         return headers.get(API_KEY, "")
     is_bearer = authorization[: len(_BEARER)].lower() == _BEARER
     return authorization[len(_BEARER) :].strip() if is_bearer else ""
+
+
+def access_by(keys: Keys | None, max_k: int) -> Access:
+    """Return the access by these keys; without keys everybody may do everything, with at most `max_k` items a request."""
+    return OpenAccess(replace(ANYONE, max_k=max_k)) if keys is None else KeyedAccess(keys, Rates())

@@ -5,17 +5,17 @@ Knows no transport. The composition root builds it from ports and starts it with
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from services.contracts.recommend import check_id
 from services.gateway.console.samples import MetricSampler
-from services.gateway.console.slo import ChartStep, SloStatus, chart_steps, slo_statuses
+from services.gateway.console.slo import ChartStep, SloStatus, chart_steps, series_for, slo_statuses
 from services.gateway.console.users import EventTimes, History, ListedUser, UserDirectory, choose_users, read_history
 from services.gateway.drills import Drills, DrillTarget
 from services.gateway.request.live_bundle import LiveBundle
-from services.observability.objectives import Objectives
+from services.observability.objectives import Objectives, load_objectives
 
 CHART_S = 120.0
 SLO_WINDOW_S = 3_600.0
@@ -150,6 +150,30 @@ class ConsoleService:
         """Switch parts off (True) or on; return the seconds that each part which is off has left."""
         await self._drills.switch(wanted)
         return self._drills.remaining_s()
+
+
+def build_console(
+    *,
+    live: LiveBundle,
+    users: UserDirectory,
+    event_times: EventTimes,
+    scrape: Callable[[], Iterable[Any]],
+    drills: Drills,
+    read_report: Callable[[str], Mapping[str, Any]],
+    default_deadline_ms: int,
+) -> ConsoleService:
+    """Build the service with the objectives and a sampler of what `scrape` returns; starts nothing."""
+    objectives = load_objectives()
+    return ConsoleService(
+        live=live,
+        users=users,
+        event_times=event_times,
+        sampler=MetricSampler(scrape, series_for(objectives)),
+        drills=drills,
+        objectives=objectives,
+        read_report=read_report,
+        default_deadline_ms=default_deadline_ms,
+    )
 
 
 def _bundle_quality(report: Mapping[str, Any]) -> BundleQuality:

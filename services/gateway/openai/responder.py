@@ -19,7 +19,7 @@ from services.gateway.openai.chunks import AnswerFormat, Choice, Json, usage_of
 from services.gateway.openai.errors import error_json
 from services.gateway.openai.parse import CompletionCall
 from services.gateway.openai.streaming import DONE, EventStream, PrefetchedStream, sse, unless_disconnected
-from services.gateway.text.count import NOTHING, added, counted
+from services.gateway.text.deadline import NOTHING, added, counted
 from services.gateway.text.metrics import CANCELLED, OK, TextReport
 
 log = structlog.get_logger()

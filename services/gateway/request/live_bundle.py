@@ -35,7 +35,7 @@ class Student(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """One loaded bundle: everything that a request needs of it."""
+    """One loaded bundle: everything that a request needs from it."""
 
     version: str
     catalogue: Catalogue
@@ -63,7 +63,7 @@ class LiveBundle:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether there is a bundle to answer with."""
+        """Whether a bundle is loaded."""
         return self._live is not None
 
     def current(self) -> Live:
@@ -81,7 +81,7 @@ class LiveBundle:
         self._follower.stop()
 
     async def refresh(self) -> None:
-        """Load the version that the pointer names, when it is another than the loaded or the last refused one."""
+        """Load the version that the pointer names, unless it is the loaded or the last refused one."""
         await asyncio.to_thread(self._follower.refresh)
 
     def _load(self, bundle: Bundle) -> Live:
@@ -103,7 +103,7 @@ class LiveBundle:
 
 
 def _warm(live: Live) -> None:
-    """Pay for lazy tables and the student's first run before the first request does."""
+    """Fill lazy tables and run the student once, before the first request."""
     num_items = len(live.catalogue.item_ids)
     live.catalogue.index_of  # noqa: B018 - fills the cached property
     live.catalogue.by_popularity  # noqa: B018 - fills the cached property

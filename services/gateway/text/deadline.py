@@ -1,27 +1,27 @@
-"""A text within its time: a writer's events, and when the deadline is over, an end to all that is still open.
+"""Enforces the deadline of a text: passes a writer's events on, and ends all open choices once the deadline has passed.
 
-After the deadline, choices that have not ended end with DEADLINE; where nothing was written yet, DeadlineExceeded is raised. So a
-writer that is stuck or out of reach holds nobody.
+After the deadline, choices that have not ended end with DEADLINE; if nothing was written yet, DeadlineExceeded is raised. A writer
+that hangs or cannot be reached therefore blocks no caller.
 """
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
+from dataclasses import replace
 from typing import cast
 
-from services.contracts.text import FinishReason, TextDone, TextEvent, TextPiece, TextRequest, TextWriter
+from services.contracts.text import FinishReason, TextBegan, TextDone, TextEvent, TextPiece, TextRequest, TextWriter
 from services.errors import DeadlineExceeded, DependencyAway
-from services.gateway.text.count import NOTHING, counted
 
 GRACE_S = 0.5
-"""How long after the deadline a writer may still say itself that it was late."""
+"""How long after the deadline a writer may still report itself that it was late."""
 _RETRY_AFTER_S = 1.0
 
 
 async def in_time(
     writer: TextWriter, request: TextRequest, wall_clock: Callable[[], float]
 ) -> AsyncGenerator[TextEvent, None]:
-    """Write. Closing this closes the writer's events. Raises what the writer raises, DependencyAway where it just stops."""
+    """Yield the writer's events; closing this closes them. Raises what the writer raises, DependencyAway if it just stops."""
     open_choices = dict.fromkeys(range(request.n))
     so_far = NOTHING
     async with aclosing(_generator(writer.write(request))) as events:
@@ -42,7 +42,7 @@ async def in_time(
 async def _next(
     events: AsyncIterator[TextEvent], request: TextRequest, wall_clock: Callable[[], float]
 ) -> TextEvent | None:
-    """Return the next event; None when the deadline is over."""
+    """Return the next event; None once the deadline has passed."""
     if request.deadline_unix_s is None:
         return await _next_or_broken(events)
     left_s = request.deadline_unix_s - wall_clock() + GRACE_S
@@ -63,5 +63,28 @@ async def _next_or_broken(events: AsyncIterator[TextEvent]) -> TextEvent:
 
 
 def _generator(events: AsyncIterator[TextEvent]) -> AsyncGenerator[TextEvent, None]:
-    """Say that the writer's iterator can be closed, which TextWriter promises."""
+    """Narrow the type: TextWriter guarantees that its iterator can be closed."""
     return cast("AsyncGenerator[TextEvent, None]", events)
+
+
+NOTHING = TextDone(num_prompt_tokens=0, num_cached_tokens=0, num_completion_tokens=0)
+
+
+def counted(so_far: TextDone, event: TextEvent) -> TextDone:
+    """Return the count after this event; a writer's own TextDone overrides it."""
+    match event:
+        case TextBegan():
+            return replace(so_far, num_prompt_tokens=event.num_prompt_tokens, num_cached_tokens=event.num_cached_tokens)
+        case TextPiece():
+            return replace(so_far, num_completion_tokens=so_far.num_completion_tokens + event.num_tokens)
+        case TextDone():
+            return event
+
+
+def added(one: TextDone, other: TextDone) -> TextDone:
+    """Return the count of two texts together."""
+    return TextDone(
+        num_prompt_tokens=one.num_prompt_tokens + other.num_prompt_tokens,
+        num_cached_tokens=one.num_cached_tokens + other.num_cached_tokens,
+        num_completion_tokens=one.num_completion_tokens + other.num_completion_tokens,
+    )

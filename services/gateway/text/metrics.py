@@ -1,7 +1,6 @@
-"""What is told of every text: requests by outcome, the first token, the gaps between tokens, tokens in all.
+"""The metrics and the log line of every text: requests by outcome, time to first token, time between tokens, token counts.
 
-Times are those that a caller sees at the door, queueing and transport within the cluster included. Reads what passes; decides
-nothing.
+Times are those that a caller sees at the door, queueing and transport within the cluster included.
 """
 
 import time
@@ -31,17 +30,17 @@ class TextReport:
                 metrics.requests.labels(route, code)
 
     def ended(self, route: str, code: str, request_id: str, message: str = "") -> None:
-        """A request of this route ended so: `ok`, `cancelled`, or an error's code."""
+        """Count and log the end of a request of this route: `ok`, `cancelled`, or an error's code."""
         self.metrics.requests.labels(route, code).inc()
         log.info("text_ended", route=route, code=code, request_id=request_id, message=message)
 
-    def watch(self, route: str, *, in_pieces: bool) -> "Watched":
-        """Begin to watch one text, from now. One that comes whole says nothing of first tokens and gaps."""
-        return Watched(self.metrics, route, self.clock, in_pieces=in_pieces)
+    def watch(self, route: str, *, in_pieces: bool) -> "TextMeter":
+        """Begin to measure one text, from now. A text that is not streamed has no first token and no gaps."""
+        return TextMeter(self.metrics, route, self.clock, in_pieces=in_pieces)
 
 
-class Watched:
-    """One text as its pieces pass by."""
+class TextMeter:
+    """Measures one text by its events."""
 
     def __init__(self, metrics: TextMetrics, route: str, clock: Callable[[], float], *, in_pieces: bool) -> None:
         self._in_pieces = in_pieces
@@ -52,7 +51,7 @@ class Watched:
         self._last_s: dict[int, float] = {}
 
     def saw(self, event: TextEvent) -> None:
-        """This event passes now."""
+        """Count an event that passes now."""
         match event:
             case TextPiece(num_tokens=num_tokens) if num_tokens > 0:
                 self._metrics.tokens.labels("completion").inc(num_tokens)

@@ -1,9 +1,9 @@
-"""One sentence that says why these items, asked of the text writer with what is left of a recommendation's deadline.
+"""The rationale: one sentence on why these items, requested from the text writer in what is left of a recommendation's deadline.
 
-    titles of history and items ─▶ prompt ─▶ text tier, in a time box ─▶ the first sentence, or the reason why there is none
+    titles of history and items ─▶ prompt ─▶ text tier ─▶ the first sentence, or the reason why there is none
 
-It is the last and the least thing that an answer waits for: low priority, few tokens, never beyond the box. Whatever happens
-here is an outcome, not an error. Knows no recommendation, only titles.
+The items wait for it at most that long; it has low priority and few tokens. A failure here is an outcome, not an error. Knows no
+recommendation, only titles.
 """
 
 import asyncio
@@ -36,15 +36,15 @@ log = structlog.get_logger()
 NUM_TITLES = 5
 MAX_TOKENS = 40
 _THINKS = "enable_thinking"
-"""The variable by which Qwen3's template, and others after it, let the model think aloud first: there is no time for that."""
-MIN_BOX_S = 0.02
-"""With less than this left, nobody is asked."""
+"""The variable by which Qwen3's chat template, and others after it, let the model reason first: there is no time for that."""
+MIN_TIMEOUT_S = 0.02
+"""With less time left than this, the writer is not called."""
 _SENTENCE = re.compile(r".*?[.!?](?=\s|$)", re.DOTALL)
 _TASK = "Answer with one short sentence."
 
 
 class RationaleWriter:
-    """Asks for sentences. Without a tier, none is written."""
+    """Requests rationales. Without a text tier, none is written."""
 
     def __init__(self, tier: TextTier | None, outcomes: Counter, wall_clock: Callable[[], float] = time.time) -> None:
         self._tier = tier
@@ -52,34 +52,34 @@ class RationaleWriter:
         self._wall_clock = wall_clock
         self._model: TextModel | None = None
 
-    async def __call__(self, seen: Sequence[str], shown: Sequence[str], box_s: float) -> Rationale:
-        """Say why who has seen these titles (oldest first) is shown those (best first), within `box_s` seconds. Never raises."""
-        rationale = await self._within(seen, shown, box_s)
+    async def __call__(self, seen: Sequence[str], shown: Sequence[str], timeout_s: float) -> Rationale:
+        """Return why a user with this history of titles (oldest first) gets those (best first), within `timeout_s` seconds. Never raises."""
+        rationale = await self._within(seen, shown, timeout_s)
         self._outcomes.labels(rationale.outcome.value).inc()
         return rationale
 
-    async def _within(self, seen: Sequence[str], shown: Sequence[str], box_s: float) -> Rationale:
+    async def _within(self, seen: Sequence[str], shown: Sequence[str], timeout_s: float) -> Rationale:
         if self._tier is None or not shown:
             return Rationale(RationaleOutcome.NO_TEXT)
-        if box_s < MIN_BOX_S:
+        if timeout_s < MIN_TIMEOUT_S:
             return Rationale(RationaleOutcome.LATE)
         try:
-            async with asyncio.timeout(box_s):
-                return await self._ask(self._tier, prompt_of(seen, shown), box_s)
+            async with asyncio.timeout(timeout_s):
+                return await self._write(self._tier, prompt_of(seen, shown), timeout_s)
         except Exception as error:  # noqa: BLE001 - whatever the writer fails at, the items go out
             return Rationale(_outcome_of(error))
 
-    async def _ask(self, tier: TextTier, prompt: str, box_s: float) -> Rationale:
-        deadline_unix_s = self._wall_clock() + box_s
+    async def _write(self, tier: TextTier, prompt: str, timeout_s: float) -> Rationale:
+        deadline_unix_s = self._wall_clock() + timeout_s
         if self._model is None:
             models = await tier.models()
             if not models:
                 return Rationale(RationaleOutcome.NO_TEXT)
             self._model = models[0]
-        asked = _request(self._model, prompt, deadline_unix_s)
+        request = _request(self._model, prompt, deadline_unix_s)
         text = ""
         try:
-            async with aclosing(tier.write(asked, RATIONALE)) as events:
+            async with aclosing(tier.write(request, RATIONALE)) as events:
                 async for event in events:
                     if isinstance(event, TextPiece):
                         text += event.text
@@ -88,20 +88,20 @@ class RationaleWriter:
                         if (sentence := whole_sentence(text)) is not None:
                             return Rationale(RationaleOutcome.WRITTEN, sentence)
         except NotFound:
-            self._model = None  # another one is served by now
+            self._model = None  # another model is served by now
             raise
         sentence = ended(text)
         return Rationale(RationaleOutcome.WRITTEN, sentence) if sentence else Rationale(RationaleOutcome.FAILED)
 
 
 def prompt_of(seen: Sequence[str], shown: Sequence[str]) -> str:
-    """Put the question: the newest of what was seen, the best of what is shown."""
+    """Return the prompt: the newest titles of the history, the best of those recommended."""
     history = f"Someone liked: {'; '.join(seen[-NUM_TITLES:])}.\n" if seen else ""
     return f"{history}We recommend: {'; '.join(shown[:NUM_TITLES])}.\nWhy could they like it? {_TASK}"
 
 
 def whole_sentence(text: str) -> str | None:
-    """Return the first sentence once something comes after it, since until then `3.` may become `3.5`."""
+    """Return the first sentence once text follows it: until then `3.` may become `3.5`."""
     found = _SENTENCE.match(text.lstrip())
     if found is None or found.end() == len(text.lstrip()):
         return None
@@ -109,7 +109,7 @@ def whole_sentence(text: str) -> str | None:
 
 
 def ended(text: str) -> str:
-    """Return a text that is over: as it is when it ends like a sentence, or else cut behind its last whole word."""
+    """Return a text that has ended: unchanged if it ends like a sentence, otherwise cut after its last whole word."""
     tidy = _tidy(text)
     return tidy if tidy.endswith((".", "!", "?")) or " " not in tidy else f"{tidy.rpartition(' ')[0]} …"
 
@@ -120,11 +120,11 @@ def _tidy(text: str) -> str:
 
 def _request(model: TextModel, prompt: str, deadline_unix_s: float) -> TextRequest:
     chats = model.has_chat_template
-    turns = (ChatMessage(role="user", content=prompt),)  # not every template has a place for a system's words
+    messages = (ChatMessage(role="user", content=prompt),)  # not every template has a system message
     return TextRequest(
         request_id=uuid.uuid4().hex,
         model=model.name,
-        messages=turns if chats else (),
+        messages=messages if chats else (),
         chat_template_kwargs={_THINKS: False} if _THINKS in model.template_variables else {},
         prompt=None if chats else f"{prompt}\n",
         max_tokens=MAX_TOKENS,

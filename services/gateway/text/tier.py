@@ -1,9 +1,9 @@
-"""Whoever writes text, behind its bounds: places, breaker, deadline. The same around our own deployment and another server.
+"""The text writer behind its limits: places, breaker, deadline. The same for our own deployment and another server.
 
-    strained? ─▶ place free? ─▶ breaker closed? ─▶ write, each event before the deadline ─▶ the breaker learns how it went
+    place free? ─▶ not strained? ─▶ breaker closed? ─▶ write, each event before the deadline ─▶ record the outcome at the breaker
 
-Text gives way to recommendations: a strained gateway, which answers recommendations from memory, takes no text at all. Knows
-no HTTP, and no writer by name.
+Recommendations go before text: a strained gateway, which answers recommendations from memory, refuses text. Knows no HTTP, and no
+writer by name.
 """
 
 import time
@@ -31,9 +31,9 @@ _RETRY_AFTER_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextLimits:
-    """What one caller may ask for, the deadline that holds where none is named, and how long a stream may say nothing.
+    """What one caller may request, the default deadline, and how long a stream may be silent.
 
-    Proxies commonly end what is silent for 30 to 75 seconds.
+    Proxies commonly close a connection that is silent for 30 to 75 seconds.
     """
 
     max_tokens: int = 1_024
@@ -43,13 +43,13 @@ class TextLimits:
 
 
 class TextTier:
-    """The writer behind its bounds. One per process.
+    """The writer behind its limits. One per process.
 
     Args:
-        writer: Who writes.
-        breaker: Leaves a broken writer alone.
-        load: Says when text must give way.
-        report: Is told what passes.
+        writer: The text writer.
+        breaker: Opens when the writer fails.
+        load: Decides when text is refused for recommendations.
+        report: Metrics and log.
         limits: Kept here for the doors, which refuse by them.
         num_places: Choices that may be written at once; the last places are kept for higher priorities.
         clock: Monotonic seconds.
@@ -79,29 +79,29 @@ class TextTier:
         self._num_in_flight = 0
 
     async def models(self) -> tuple[TextModel, ...]:
-        """Return what can be asked for. Raises DependencyAway."""
+        """Return the models that are served. Raises DependencyAway."""
         return await self._writer.models()
 
     def check_fits(self, num_choices: int, priority: int) -> None:
-        """Refuse a call that would be refused again at every try: more choices than its priority ever has places."""
+        """Refuse a call that every retry would fail: more choices than its priority ever has places. Raises InvalidRequest."""
         most = places_for(priority, self._num_places)
         if num_choices > most:
             raise InvalidRequest("prompt", f"{num_choices} choices of all prompts", f"send at most {most} at once")
 
     async def write(self, request: TextRequest, route: str) -> AsyncGenerator[TextEvent, None]:
-        """Write within the bounds; see TextWriter. `route` says who asks, for the metrics.
+        """Write within the limits; see TextWriter. `route` is the label of the metrics.
 
         After the deadline, choices that have not ended end with DEADLINE; when nothing was written yet, DeadlineExceeded.
         """
         self._check(request)
         number = self._breaker.started(self._clock())
         self._count(request.n)
-        watched = self._report.watch(route, in_pieces=request.in_pieces)
+        meter = self._report.watch(route, in_pieces=request.in_pieces)
         verdict: Callable[[], None] = partial(self._breaker.abandoned, number)
         try:
             async with aclosing(in_time(self._writer, request, self._wall_clock)) as events:
                 async for event in events:
-                    watched.saw(event)
+                    meter.saw(event)
                     yield event
             verdict = self._breaker.succeeded
         except TailraceError as error:

@@ -9,10 +9,10 @@ from services.router.deadline import DeadlineLimits, deadline_from
 LIMITS = DeadlineLimits(default_ms=200, min_ms=5, max_ms=5_000, reserve_ms=8.0)
 
 
-@pytest.mark.parametrize(("asked_ms", "granted_ms"), [(None, 200), (1, 5), (5, 5), (300, 300), (60_000, 5_000)])
-def test_a_deadline_is_the_default_or_what_was_asked_clamped(asked_ms: int | None, granted_ms: int) -> None:
+@pytest.mark.parametrize(("requested_ms", "granted_ms"), [(None, 200), (1, 5), (5, 5), (300, 300), (60_000, 5_000)])
+def test_a_deadline_is_the_default_or_what_was_asked_clamped(requested_ms: int | None, granted_ms: int) -> None:
     """Limits hold on both sides."""
-    assert deadline_from(10.0, asked_ms, LIMITS).total_ms == granted_ms
+    assert deadline_from(10.0, requested_ms, LIMITS).total_ms == granted_ms
 
 
 def test_time_counts_from_arrival() -> None:
@@ -27,10 +27,10 @@ def test_time_counts_from_arrival() -> None:
 
 @given(st.integers(1, 60_000) | st.none(), st.floats(0, 1_000), st.floats(0, 100))
 def test_the_budget_ends_before_the_deadline_and_starts_positive(
-    asked_ms: int | None, reserve_ms: float, waited_s: float
+    requested_ms: int | None, reserve_ms: float, waited_s: float
 ) -> None:
     """However large the reserve and small the deadline, some time is left to work, and work ends first."""
-    deadline = deadline_from(0.0, asked_ms, DeadlineLimits(200, 5, 5_000, reserve_ms))
+    deadline = deadline_from(0.0, requested_ms, DeadlineLimits(200, 5, 5_000, reserve_ms))
 
     assert deadline.budget_s(0.0) >= 0.7 * deadline.remaining_s(0.0)
     assert deadline.budget_s(waited_s) <= max(0.0, deadline.remaining_s(waited_s))

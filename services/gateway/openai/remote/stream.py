@@ -17,7 +17,7 @@ import pydantic_core
 from services.contracts.text import FinishReason, TextBegan, TextDone, TextEvent, TextPiece, TextRequest, TokenLogprob
 from services.gateway.openai.chunks import DEADLINE
 from services.gateway.openai.remote.errors import error_of_event, unavailable
-from services.gateway.text.count import NOTHING, counted
+from services.gateway.text.deadline import NOTHING, counted
 
 _DATA, _DONE = b"data:", b"[DONE]"
 _END_TIMEOUT_S = 0.5
