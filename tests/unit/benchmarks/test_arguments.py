@@ -13,7 +13,7 @@ import pytest
 from benchmarks.load.command import above_zero, at_least_one, host_and_port
 
 ROOT = Path(__file__).parents[3]
-COMMANDS = [path for path in sorted((ROOT / "benchmarks").glob("*.py")) if "add_argument(" in path.read_text()]
+COMMANDS = [path for path in sorted((ROOT / "benchmarks").rglob("*.py")) if "add_argument(" in path.read_text()]
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_the_engines_benchmark_starts_nothing_for_a_wrong_word(arguments: list[s
     assert words in done.stderr
 
 
-@pytest.mark.parametrize("path", COMMANDS, ids=[path.stem for path in COMMANDS])
+@pytest.mark.parametrize("path", COMMANDS, ids=[path.relative_to(ROOT).as_posix() for path in COMMANDS])
 def test_a_command_has_the_options_that_it_names(path: Path) -> None:
     """Those in its description, which `--help` prints."""
     tree = ast.parse(path.read_text())
