@@ -34,7 +34,6 @@ from services.gateway.data_plane import DataPlane, FeatureStore, PlaneConfig, Po
 from services.gateway.drills import DrillableStore, DrilledLlm, DrilledStore, Drills
 from services.gateway.events.producer import TopicProducer
 from services.gateway.grpc.door import RpcDoor
-from services.gateway.grpc.rpc_accept import accept_widely
 from services.gateway.openai.remote.client import RemoteWriter
 from services.gateway.rest.door import create_rest_app
 from services.gateway.text.tier import NUM_PLACES, TextLimits
@@ -73,7 +72,6 @@ class Gateway:
         from services.llm.ranking.handle import LlmHandle
 
         configure_logging(settings.log_level)
-        accept_widely()
         self._settings = settings
         self._llm: Llm = LlmHandle(llm)
         self._writer = text_writer(settings, text)

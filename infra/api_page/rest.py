@@ -32,18 +32,24 @@ def _route(spec: dict[str, Any], method: str, path: str, route: dict[str, Any]) 
             yield _model(spec, name)
         for example in body.get("examples", {}).values():
             yield _curl(method, path, example["value"])
-    yield "Answers: " + ", ".join(_answer(status, answer) for status, answer in route["responses"].items()) + "."
+    answers = [_answer(spec, status, answer) for status, answer in route["responses"].items()]
+    refusals = [status for status, answer in zip(route["responses"], answers, strict=True) if not answer]
+    text = "Answers: " + ", ".join(answer for answer in answers if answer)
+    yield f"{text}; [errors](#errors): {', '.join(refusals)}." if refusals else f"{text}."
     answered = _names(route["responses"].get("200", {}).get("content", {}).get(_JSON, {}).get("schema", {}))
     for name in _reachable(spec, answered):
         yield _model(spec, name)
 
 
-def _answer(status: str, answer: dict[str, Any]) -> str:
+def _answer(spec: dict[str, Any], status: str, answer: dict[str, Any]) -> str | None:
+    """Return the status with its content, or None for an error, which the page describes once for all."""
     names = _names(answer.get("content", {}).get(_JSON, {}).get("schema", {}))
-    words = answer["description"].rstrip(".")
-    if status == "200":
-        return f"200 with `{names[0]}`" if names else "200"
-    return f"{status} ({words[0].lower()}{words[1:]})"
+    if any("error" in spec["components"]["schemas"][name].get("properties", {}) for name in names):
+        return None
+    contents = [f"`{name}`" for name in names]
+    contents += [media_type for media_type in answer.get("content", {}) if media_type != _JSON]
+    description = "" if status == "200" else f" ({answer['description'][0].lower()}{answer['description'][1:]})"
+    return f"{status} with {' or '.join(contents) or 'an empty body'}{description}"
 
 
 def _curl(method: str, path: str, value: Any) -> str:
@@ -55,6 +61,8 @@ def _curl(method: str, path: str, value: Any) -> str:
 def _model(spec: dict[str, Any], name: str) -> str:
     """Describe a model; defaults are shown where there are any."""
     model = spec["components"]["schemas"][name]
+    if "properties" not in model:
+        return f"`{name}`: {model.get('description', '')} A {type_of(model)}."
     required = set(model.get("required", []))
     has_defaults = required != set(model["properties"])
     rows = []
@@ -70,7 +78,8 @@ def _reachable(spec: dict[str, Any], names: list[str]) -> list[str]:
     """List these models and those that their fields are made of, each once."""
     found: dict[str, None] = {}
     for name in names:
-        fields = spec["components"]["schemas"][name]["properties"].values()
+        model = spec["components"]["schemas"][name]
+        fields = model["properties"].values() if "properties" in model else [model]
         found.update(dict.fromkeys([name, *_reachable(spec, [inner for one in fields for inner in _names(one)])]))
     return list(found)
 
@@ -79,6 +88,8 @@ def type_of(schema: dict[str, Any]) -> str:
     """Name a JSON type as a reader would."""
     if "$ref" in schema:
         return f"`{schema['$ref'].rpartition('/')[2]}`"
+    if "enum" in schema:
+        return " or ".join(f"`{json.dumps(one)}`" for one in schema["enum"])
     if "anyOf" in schema:
         return " or ".join(type_of(one) for one in schema["anyOf"])
     if schema.get("type") == "array":

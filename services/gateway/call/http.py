@@ -6,6 +6,7 @@ Starlette without FastAPI: its reading of dependencies costs as much as an answe
 import contextlib
 import json
 import math
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -77,6 +78,7 @@ class HttpApp(Starlette):
         """Add an operation; `on_error` hears of each of its errors."""
         route = Route(operation.path, _Endpoint(self, operation, handler, on_error), methods=[operation.method])
         route.methods = {operation.method}  # Starlette would add HEAD to GET
+        route.path_regex = re.compile(route.path_regex.pattern, re.DOTALL)  # a line break in a parameter is a character
         self._operations.append(operation)
         self.router.routes.append(route)
 

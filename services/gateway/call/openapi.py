@@ -6,8 +6,9 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from services.contracts.recommend import MAX_ID_CHARS
 from services.errors import ErrorKind
-from services.gateway.call.operation import Answer, Operation, Parameter
+from services.gateway.call.operation import PRINTABLE, Answer, Operation, Parameter
 
 ERROR_MEANINGS: Mapping[ErrorKind, str] = {
     ErrorKind.INVALID_REQUEST: "a field is wrong: `field` names it, `fix` says what to send",
@@ -34,7 +35,7 @@ _HEADERS: Mapping[ErrorKind, dict[str, Any]] = {
 _REQUEST_ID = Parameter(
     name="X-Request-Id",
     where="header",
-    schema={"type": "string", "minLength": 1, "maxLength": 256},
+    schema={"type": "string", "minLength": 1, "maxLength": MAX_ID_CHARS, "pattern": PRINTABLE},
     description="Returned with the answer, logged, and kept with the impression",
 )
 _KEY_SCHEMES = {

@@ -10,6 +10,8 @@ from services.contracts.access import Scope
 from services.errors import ErrorKind, TailraceError
 
 JSON = "application/json"
+PRINTABLE = r"^[\p{L}\p{M}\p{N}\p{P}\p{S} ]*$"
+"""What `str.isprintable` allows, as a pattern of JSON schema."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

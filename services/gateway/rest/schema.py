@@ -3,18 +3,36 @@
 Unknown fields and wrong types are refused here, by name; nothing is converted ("5" is no number).
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import pydantic_core
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError
 
-from services.contracts.recommend import Filters, Recommendation, RecommendRequest
+from services.contracts.events import MAX_EVENT_AGE_MS, MAX_EVENT_LEAD_MS
+from services.contracts.recommend import (
+    MAX_DEADLINE_MS,
+    MAX_ID_CHARS,
+    MAX_IDS_PER_FIELD,
+    MAX_K,
+    Filters,
+    Recommendation,
+    RecommendRequest,
+)
 from services.errors import InvalidRequest
 from services.gateway.call.field_path import field_path
+from services.gateway.call.operation import PRINTABLE
 from services.gateway.events.record import Draft
 
 _NUM_TOLD = 100
 """pydantic spells out every fault to name the first: of a body full of unknown fields that held the event loop up for 0.3 s."""
+
+
+_ID_SCHEMA = {"minLength": 1, "maxLength": MAX_ID_CHARS, "pattern": PRINTABLE}
+_IDS_SCHEMA = {"maxItems": MAX_IDS_PER_FIELD}
+_AT_LEAST_ONE_SCHEMA = {"minItems": 1, "maxItems": MAX_IDS_PER_FIELD}
+
+Id = Annotated[str, Field(json_schema_extra=_ID_SCHEMA)]
+"""The limits here and below are for the OpenAPI document; the contracts enforce them, for all doors alike."""
 
 
 class _Body(BaseModel):
@@ -24,23 +42,45 @@ class _Body(BaseModel):
 class FiltersBody(_Body):
     """Which items may be shown."""
 
-    categories: list[str] | None = Field(
-        None, fail_fast=True, description="Items of any of these", examples=[["Comedy"]]
+    categories: Annotated[list[Id], Field(fail_fast=True, json_schema_extra=_AT_LEAST_ONE_SCHEMA)] | None = Field(
+        None, description="Items of any of these; each must be in the catalogue", examples=[["Comedy"]]
     )
-    allowed_item_ids: list[str] | None = Field(None, fail_fast=True, description="Only these items")
+    allowed_item_ids: Annotated[list[Id], Field(fail_fast=True, json_schema_extra=_AT_LEAST_ONE_SCHEMA)] | None = Field(
+        None, description="Only these items; each must be in the catalogue"
+    )
 
 
 class RecommendBody(_Body):
     """Whom to recommend to, how many items, by when."""
 
-    user_id: str | None = Field(None, description="Absent for an anonymous visitor", examples=["196"])
-    k: int = Field(10, description="How many items", examples=[10])
-    recent_item_ids: list[str] = Field([], fail_fast=True, description="Oldest first; what the store cannot know yet")
-    exclude_item_ids: list[str] = Field([], fail_fast=True, description="Never show these")
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                {"required": ["user_id"], "properties": {"user_id": {"type": "string"}}},
+                {"required": ["recent_item_ids"], "properties": {"recent_item_ids": {"minItems": 1}}},
+            ]
+        }
+    )
+
+    user_id: Id | None = Field(
+        None, description="Absent for an anonymous visitor, who needs recent_item_ids", examples=["196"]
+    )
+    k: int = Field(10, description="How many items", examples=[10], json_schema_extra={"minimum": 1, "maximum": MAX_K})
+    recent_item_ids: list[Id] = Field(
+        [],
+        fail_fast=True,
+        description="Oldest first; what the store cannot know yet",
+        json_schema_extra=_IDS_SCHEMA,
+    )
+    exclude_item_ids: list[Id] = Field(
+        [], fail_fast=True, description="Never show these", json_schema_extra=_IDS_SCHEMA
+    )
     exclude_seen: bool = Field(True, description="Leave out what the user has seen")
     filters: FiltersBody | None = None
-    deadline_ms: int | None = Field(None, description="From arrival; or header X-Deadline-Ms", examples=[200])
-    request_id: str | None = Field(None, description="Or header X-Request-Id; one is made when absent")
+    deadline_ms: Annotated[int, Field(json_schema_extra={"minimum": 1, "maximum": MAX_DEADLINE_MS})] | None = Field(
+        None, description="From arrival; or header X-Deadline-Ms", examples=[200]
+    )
+    request_id: Id | None = Field(None, description="Or header X-Request-Id; one is made when absent")
     rationale: bool = Field(
         False, description="Add one sentence on why these items, if it can be written before the deadline"
     )
@@ -49,19 +89,26 @@ class RecommendBody(_Body):
 class EventBody(_Body):
     """One thing that a user did with an item."""
 
-    user_id: str = Field(examples=["196"])
-    item_id: str = Field(examples=["242"])
-    event_type: str = Field("click", examples=["click"])
-    event_time_ms: int | None = Field(None, description="Unix milliseconds; absent: now")
+    user_id: Id = Field(examples=["196"])
+    item_id: Id = Field(examples=["242"])
+    event_type: Id = Field("click", examples=["click"])
+    event_time_ms: int | None = Field(
+        None,
+        description=f"Unix milliseconds, at most {MAX_EVENT_AGE_MS // 86_400_000} days ago and {MAX_EVENT_LEAD_MS // 1_000} s ahead; absent: now",
+    )
     value: float = 1.0
-    event_id: str | None = Field(None, description="Send one to make a repeat harmless")
-    request_id: str | None = Field(None, description="The answer that the user acted on")
+    event_id: Id | None = Field(None, description="Send one to make a repeat harmless")
+    request_id: Id | None = Field(None, description="The answer that the user acted on")
+
+
+class EventListBody(RootModel[Annotated[list[EventBody], Field(json_schema_extra={"minItems": 1})]]):
+    """Many events as a list."""
 
 
 class EventsBody(_Body):
-    """Many events. One event alone, or a list of them, is taken too."""
+    """Many events."""
 
-    events: list[EventBody]
+    events: list[EventBody] = Field(json_schema_extra={"minItems": 1})
 
 
 class ItemBody(_Body):
