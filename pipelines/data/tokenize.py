@@ -1,10 +1,10 @@
-"""Stage 3: items get codes, and the split's rows get their histories, read from the feature store as of each row's time.
+"""Stage 3: assigns codes to items, and reads the history of each row of the split from the feature store, as of the row's time.
 
     catalogue.parquet   every item, also those without events (models.catalogue)
     examples.parquet    user_id, split, history (item indices, oldest first), target (item index, null in training rows)
 
-Codes have depth 1 here: one token an item. Everything after this stage reads the depth from the catalogue. This file does
-not know how a history comes about: whoever runs it hands in `read_histories`.
+Codes have depth 1 here: one token an item. Everything after this stage reads the depth from the catalogue. How histories
+are read is an argument, `read_histories`.
 """
 
 from collections.abc import Callable
@@ -25,16 +25,16 @@ def tokenize(ingested: Path, read_histories: ReadHistories, max_items: int, out:
     """Write catalogue and examples. `max_items` is how many items of a history the feature store keeps."""
     events, items = pl.read_parquet(ingested / "events.parquet"), pl.read_parquet(ingested / "items.parquet")
     rows = as_of_rows(events, max_items)
-    examples = spell(with_histories(rows, read_histories), items)
+    examples = to_indices(with_histories(rows, read_histories), items)
     catalogue = build_catalogue(items, examples)
     catalogue.save(out / "catalogue.parquet")
     examples.write_parquet(out / "examples.parquet")
 
 
 def with_histories(rows: pl.DataFrame, read_histories: ReadHistories) -> pl.DataFrame:
-    """Join each row with the history known at its time; a row that the store has nothing for gets an empty one."""
-    asked = rows.select("user_id", "event_timestamp").unique(maintain_order=True)
-    found = read_histories(pd.DataFrame(asked.to_dict(as_series=False)))
+    """Join each row with the history as of its time, empty for a user that the store does not have."""
+    requested = rows.select("user_id", "event_timestamp").unique(maintain_order=True)
+    found = read_histories(pd.DataFrame(requested.to_dict(as_series=False)))
     times = pd.DatetimeIndex(found["event_timestamp"]).tz_convert("UTC").as_unit("us").asi8
     answer = pl.DataFrame(
         {
@@ -48,7 +48,7 @@ def with_histories(rows: pl.DataFrame, read_histories: ReadHistories) -> pl.Data
     return joined.with_columns(pl.col("history_item_ids").fill_null([]))
 
 
-def spell(rows: pl.DataFrame, items: pl.DataFrame) -> pl.DataFrame:
+def to_indices(rows: pl.DataFrame, items: pl.DataFrame) -> pl.DataFrame:
     """Replace item ids by indices in the catalogue's order."""
     ordered = items["item_id"].sort()
     index = pl.int_range(len(ordered), dtype=pl.Int32, eager=True)
@@ -61,7 +61,7 @@ def spell(rows: pl.DataFrame, items: pl.DataFrame) -> pl.DataFrame:
 
 
 def build_catalogue(items: pl.DataFrame, examples: pl.DataFrame) -> Catalogue:
-    """Return every item one token, in item-id order, and its count of training events."""
+    """Return the catalogue: one token per item, in item-id order, with its count of training events."""
     ordered = items.sort("item_id")
     trained = examples.filter(pl.col("split") == Split.TRAIN)["history"].explode().drop_nulls()
     return Catalogue(

@@ -1,4 +1,4 @@
-"""Stage 6: decoder and student beside everything that they must beat, under the one protocol.
+"""Stage 6: evaluates decoder and student beside their baselines, under one protocol.
 
 Leave one out by time; the label of the test split is ranked among ALL items, with the items of the history removed
 (masked) and without; baselines learn from the same training sequences as the models.
@@ -30,7 +30,7 @@ PROTOCOL = "leave one out by time, all items ranked, test split, mean rank on ti
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """Where the stages before left what is judged, and the prompt's shape."""
+    """The folders of what is evaluated, and the prompt's shape."""
 
     tokenized: Path
     decoder_dir: Path
@@ -74,7 +74,7 @@ def read_report(folder: Path) -> dict[str, Any]:
 
 
 def decoder_work(config: DecoderConfig, num_tokens: int) -> int:
-    """Multiply-adds of one prompt of this many tokens, embeddings and output head apart."""
+    """Return the multiply-adds of one prompt of this many tokens, embeddings and output head apart."""
     attention_width = config.num_attention_heads * config.head_dim
     key_value_width = config.num_key_value_heads * config.head_dim
     projections = config.hidden_size * (2 * attention_width + 2 * key_value_width + 3 * config.intermediate_size)
@@ -83,7 +83,7 @@ def decoder_work(config: DecoderConfig, num_tokens: int) -> int:
 
 
 def student_work(config: StudentConfig, num_places: int) -> int:
-    """Multiply-adds of one history as served (pipelines/student_graph), embeddings and output head apart."""
+    """Return the multiply-adds of one history as served (pipelines/student_graph), embeddings and output head apart."""
     per_hop = 4 * config.hidden_size**2 + 2 * config.hidden_size * config.feed_forward
     attention = 2 * num_places * config.num_heads * config.hidden_size
     return config.num_hops * (per_hop + attention)

@@ -1,4 +1,4 @@
-"""The gate: what is worse than it must be is not published. Pure."""
+"""The gate before publication: minimum quality of decoder and student. Pure."""
 
 import math
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from services.errors import ConfigError, StageFailed
 
 METRIC = "ndcg@10"
 BASELINES = ("popularity", "bigram", "item_knn")
-"""What needs no training, from the weakest on."""
+"""The baselines, weakest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,24 +30,24 @@ class GateOptions:
 
 
 def student_share(metrics: Mapping[str, Mapping[str, Any]]) -> float:
-    """The student's NDCG@10 as a share of the decoder's; 0 when the decoder has none."""
+    """Return the student's NDCG@10 as a share of the decoder's; 0 when the decoder has none."""
     decoder = metrics["decoder"][METRIC]
     return float(metrics["student"][METRIC] / decoder) if decoder else 0.0
 
 
 def check(metrics: Mapping[str, Mapping[str, Any]], options: GateOptions) -> None:
-    """Let a good evaluation pass. Raises StageFailed with everything that is not good enough."""
+    """Check an evaluation. Raises StageFailed with everything that is below its minimum."""
     floor = metrics[options.baseline][METRIC]
     decoder, student = metrics["decoder"][METRIC], metrics["student"][METRIC]
-    complaints = [
+    problems = [
         f"the {name}'s {METRIC} of {found:.4f} does not beat {options.baseline}'s {floor:.4f}"
         for name, found in (("decoder", decoder), ("student", student))
         if found <= floor
     ]
     if student_share(metrics) < options.min_student_share:
-        complaints.append(
+        problems.append(
             f"the student's {METRIC} of {student:.4f} is {student_share(metrics):.1%} of the decoder's {decoder:.4f}, "
             f"under {options.min_student_share:.0%}"
         )
-    if complaints:
-        raise StageFailed("gate", "; ".join(complaints) + "; nothing was published")
+    if problems:
+        raise StageFailed("gate", "; ".join(problems) + "; nothing was published")

@@ -1,7 +1,7 @@
 """HR, NDCG and their bootstrap interval from the ranks of labels among ALL items. Pure; numpy only.
 
-Masked means that the items of the history are removed before ranking, so a label that repeats an item of the history can
-only be missed. A label that ties with others gets their mean rank.
+Masked means that the items of the history are removed before ranking, so a label that repeats an item of the history
+is always missed. A label that ties with others gets their mean rank.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,37 +41,37 @@ def rank_labels(scorer: Scorer, cases: Cases) -> Ranks:
 
 
 def mean_rank(scores: np.ndarray, target: int) -> float:
-    """Return the rank from 1 of `target`: the mean of the places that it and its ties take. What is not a number comes last."""
-    known = np.where(np.isnan(scores), -np.inf, scores)
-    above = int((known > known[target]).sum())
-    tied = int((known == known[target]).sum())
+    """Return the rank from 1 of `target`: the mean of its own and its ties' ranks. NaN ranks last."""
+    finite = np.where(np.isnan(scores), -np.inf, scores)
+    above = int((finite > finite[target]).sum())
+    tied = int((finite == finite[target]).sum())
     return above + (tied + 1) / 2
 
 
 def hit_rate(ranks: np.ndarray, cutoff: int) -> float:
-    """The share of labels within the first `cutoff` places."""
+    """Return the share of labels within the first `cutoff` ranks."""
     return float((ranks <= cutoff).mean())
 
 
 def ndcg(ranks: np.ndarray, cutoff: int) -> float:
-    """The mean of 1 / log2(1 + rank) over labels within the first `cutoff` places, 0 for the others."""
+    """Return the mean of 1 / log2(1 + rank) over labels within the first `cutoff` ranks, 0 for the others."""
     return float(gains(ranks, cutoff).mean())
 
 
 def gains(ranks: np.ndarray, cutoff: int) -> np.ndarray:
-    """What each case adds to NDCG."""
+    """Return each case's contribution to NDCG."""
     return np.where(ranks <= cutoff, 1 / np.log2(1 + ranks), 0.0)
 
 
 def interval(values: np.ndarray, seed: int) -> tuple[float, float]:
-    """The 95 % bootstrap interval of the mean, resampling cases."""
+    """Return the 95 % bootstrap interval of the mean, resampling cases."""
     draws = np.random.default_rng(seed).integers(0, len(values), (_RESAMPLES, len(values)))
     low, high = np.percentile(values[draws].mean(axis=1), (2.5, 97.5))
     return float(low), float(high)
 
 
 def summarise(ranks: Ranks) -> dict[str, float | list[float]]:
-    """Name all metrics: `hr@5`, `ndcg@5`, ... masked; `..._unmasked`; and the interval of the masked NDCG@10."""
+    """Return all metrics by name: `hr@5`, `ndcg@5`, ... masked; `..._unmasked`; and the interval of the masked NDCG@10."""
     named: dict[str, float | list[float]] = {}
     for suffix, values in (("", ranks.masked), ("_unmasked", ranks.unmasked)):
         for cutoff in CUTOFFS:

@@ -1,10 +1,10 @@
-"""The student as an ONNX graph, built node by node for what serving asks: one history, the newest place alone.
+"""The student as an ONNX graph, built node by node for serving: one history, the newest position alone.
 
-Training computes keys and values for every place. Here only one place asks, so the projections move to the query's side:
+Training computes keys and values for every position. Here one position attends, so the projections move to the query's side:
 instead of projecting L memories to keys, the query is projected once into the memory's space, and values are projected
 after they were summed. That is the same arithmetic in another order, and about a fiftieth of it.
 
-Shape suffixes as in models/student.py: L places, H heads, K head size, D hidden, F feed-forward, V items; 1 the one place.
+Shape suffixes as in models/student.py: L positions, H heads, K head size, D hidden, F feed-forward, V items; 1 the one position.
 """
 
 import itertools
@@ -22,7 +22,7 @@ _IR_VERSION = 8
 
 
 class _Graph:
-    """Collects nodes and weights; every call gives the name of what it made."""
+    """Collects nodes and weights; every call returns the name of what it added."""
 
     def __init__(self) -> None:
         self.nodes: list[onnx.NodeProto] = []
@@ -79,10 +79,10 @@ def _hop(graph: _Graph, hop: Hop, student: Student, state_1D: str, memory: tuple
     normed_1D = graph.rms_norm(state_1D, hop.norm.weight, config.norm_eps)
     query_1D = graph.linear(normed_1D, hop.query.weight * size**-0.5)
     query_H1K = graph.add("Reshape", query_1D, graph.weight([heads, 1, size]))
-    asked_H1D = graph.add("MatMul", query_H1K, graph.weight(hop.key.weight.view(heads, size, hidden)))
+    query_H1D = graph.add("MatMul", query_H1K, graph.weight(hop.key.weight.view(heads, size, hidden)))
     recency_H1L = _recency(graph, hop, length)
     weights_H1L = graph.add(
-        "Softmax", graph.add("Add", graph.add("MatMul", asked_H1D, memory_DL), recency_H1L), axis=-1
+        "Softmax", graph.add("Add", graph.add("MatMul", query_H1D, memory_DL), recency_H1L), axis=-1
     )
     summed_H1D = graph.add("MatMul", weights_H1L, memory_LD)
     values_HDK = hop.value.weight.view(heads, size, hidden).transpose(1, 2)
@@ -95,7 +95,7 @@ def _hop(graph: _Graph, hop: Hop, student: Student, state_1D: str, memory: tuple
 
 
 def _recency(graph: _Graph, hop: Hop, length: str) -> str:
-    """The learned weight of how long ago, newest last: the final L columns of the table read backwards."""
+    """Add the learned weights of recency, newest last: the final L columns of the reversed table."""
     newest_last_H1L = graph.weight(hop.recency_HL.flip(1).unsqueeze(1))
     start = graph.add("Neg", length)
     return graph.add("Slice", newest_last_H1L, start, graph.weight([2**31]), graph.weight([2]))

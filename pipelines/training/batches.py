@@ -1,8 +1,7 @@
-"""Cutting sequences into windows and windows into batches without much padding. Pure: randomness is handed in.
+"""Cuts sequences into windows and windows into batches with little padding. Pure: randomness is an argument.
 
-A batch holds windows of about one length. Its tokens begin with the beginning token; the label at each place is the item
-that comes next; places past a window's end carry `IGNORED` and lie after everything real, where causal attention never
-looks.
+A batch holds windows of about one length. Its tokens begin with BOS; the label at each position is the next item; positions
+past a window's end carry `IGNORED` and come after all real ones, so causal attention never reads them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,7 +25,7 @@ class Batch:
 def cut_windows(sequences: Sequence[np.ndarray], max_items: int, rng: np.random.Generator) -> list[np.ndarray]:
     """Cut each sequence into windows of at most `max_items`, from its end or, half of the time, from shortly before it.
 
-    The moving cut shows each item at other positions in other epochs. Remainders of a single item are dropped.
+    The moving cut puts each item at other positions in other epochs. Remainders of a single item are dropped.
     """
     windows = []
     for sequence in sequences:
@@ -43,10 +42,10 @@ def cut_windows(sequences: Sequence[np.ndarray], max_items: int, rng: np.random.
 def batch_windows(
     windows: Sequence[np.ndarray], catalogue: Catalogue, max_tokens: int, rng: np.random.Generator
 ) -> Iterator[Batch]:
-    """Yield batches of at most `max_tokens` places each (one window at least), in random order."""
+    """Yield batches of at most `max_tokens` positions each (one window at least), in random order."""
     groups = group_by_length([len(window) * catalogue.depth for window in windows], max_tokens, rng)
-    for place in rng.permutation(len(groups)):
-        yield make_batch([windows[index] for index in groups[place]], catalogue)
+    for number in rng.permutation(len(groups)):
+        yield make_batch([windows[index] for index in groups[number]], catalogue)
 
 
 def group_by_length(lengths: Sequence[int], max_tokens: int, rng: np.random.Generator) -> list[list[int]]:

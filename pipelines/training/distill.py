@@ -7,7 +7,7 @@ The target at each position is a mixture of the decoder's distribution over the 
 from the decoder's item embeddings when the sizes agree. The twin has the same size and number of epochs, and neither of these: the
 difference between the two is the gain of distillation.
 
-Shape suffixes: B windows, L places, T = B * L tokens, D hidden.
+Shape suffixes: B windows, L positions, T = B * L tokens, D hidden.
 """
 
 import json
@@ -144,7 +144,7 @@ def new_student(catalogue: Catalogue, teacher: Decoder | None, options: DistillO
 def imitation_loss(
     student: Student, teacher: Decoder | None, catalogue: Catalogue, batch: Batch, teacher_weight: float
 ) -> Tensor:
-    """Return the mean cross-entropy of the student over all places, against labels and (if there is one) the teacher."""
+    """Return the mean cross-entropy of the student over all positions, against labels and (if there is one) the teacher."""
     rows_BL, labels_BL = torch.from_numpy(batch.tokens), torch.from_numpy(batch.labels)
     items_BL = torch.where(labels_BL == IGNORED, IGNORED, labels_BL - 1)
     chosen_BL, seen = next_unseen(items_BL, len(catalogue.item_ids))

@@ -121,15 +121,15 @@ def _epoch(
     descent: Descent,
     batches: Sequence[Batch],
     loss: Callable[[Batch], Tensor],
-    begun: float,
+    done_before: float,
     share: float,
 ) -> float:
-    """Go over the batches once; `begun` and `share` place this epoch in the whole descent. Return the mean loss."""
+    """Go over the batches once; `done_before` and `share` place this epoch in the whole descent. Return the mean loss."""
     model.train()
     total = 0.0
     for index, batch in enumerate(batches):
         batch_loss = loss(batch)
-        descent.step(batch_loss, begun + share * index / len(batches))
+        descent.step(batch_loss, done_before + share * index / len(batches))
         total += float(batch_loss.detach())
     return total / len(batches)
 

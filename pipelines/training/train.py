@@ -1,11 +1,11 @@
-"""Stage 4: the decoder learns to spell the next item at every place of every history.
+"""Stage 4: trains the decoder to predict the next item at every position of every history.
 
     decoder/         Hugging Face layout, the averaged weights of the epoch with the best validation NDCG@10 (masked)
     training.json    the curve, the parameters and the options
 
-One process, plain torch. What is fixed here is the recipe; its numbers come from `TrainOptions`.
+One process, plain torch. The recipe is fixed here; its numbers come from `TrainOptions`.
 
-Shape suffixes: B windows, L places, T = B * L tokens, D hidden.
+Shape suffixes: B windows, L positions, T = B * L tokens, D hidden.
 """
 
 import json
@@ -43,7 +43,7 @@ class TrainOptions:
     max_batch_tokens: int = 1_024
     dropout: float = 0.3
     mask_seen: bool = True
-    """Learn the next item among those not seen yet: what serving asks by default. Only codes of depth 1 can be masked."""
+    """Learn the next item among those not seen yet, as serving ranks by default. Only codes of depth 1 can be masked."""
     seed: int = 0
     fit: FitOptions = field(
         default_factory=lambda: FitOptions(
@@ -80,7 +80,7 @@ def train(tokenized: Path, options: TrainOptions, out: Path, progress: Progress)
 
 
 def next_token_loss(decoder: Decoder, catalogue: Catalogue, batch: Batch, *, mask_seen: bool) -> Tensor:
-    """Return the mean cross-entropy over all places, each against the codes of its own level only."""
+    """Return the mean cross-entropy over all positions, each against the codes of its own level only."""
     hidden_BLD = hidden_states(decoder, torch.from_numpy(batch.tokens)).view(*batch.tokens.shape, -1)
     labels_BL = torch.from_numpy(batch.labels)
     losses = []

@@ -1,1 +1,1 @@
-"""The Feast adapter: one read per request, batched writes for the stream worker."""
+"""The feature store: schema, reads of requests, batched writes of the stream worker and the pipeline, explanations."""

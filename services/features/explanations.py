@@ -1,8 +1,8 @@
-"""Explanations of recent requests in Redis, beside the features: in buckets of some seconds that go by themselves after a while.
+"""Explanations of recent requests in Redis, beside the features: in buckets of some seconds, which expire.
 
-A bucket is one hash by request id: writing many records is one command, which costs a gateway a fraction of a key for each.
+A bucket is one hash by request id: writing many records is one command, far cheaper for a gateway than a key for each.
 
-Constructed and used on one event loop; a connection is made at the first use. Does not know what an explanation says.
+Constructed and used on one event loop; a connection is made at the first use. Does not know the content of a record.
 """
 
 import time
@@ -28,7 +28,7 @@ class RedisExplanations:
         self._wall_clock = wall_clock
 
     async def put(self, records: Sequence[tuple[str, bytes]], timeout_s: float) -> None:
-        """Keep records (request id, bytes) in one exchange. Raises DependencyAway; then they may have been kept."""
+        """Store records (request id, bytes) in one exchange. Raises DependencyAway; then they may have been stored."""
         bucket = self._key(0)
         with redis_as_dependency():
             pipe = self._client.pipeline(transaction=False)
@@ -37,7 +37,7 @@ class RedisExplanations:
             await within(timeout_s, pipe.execute())
 
     async def get(self, request_id: str, timeout_s: float) -> bytes | None:
-        """Return what is kept under this id, if anything; the newest. Raises DependencyAway."""
+        """Return the newest record of this id; None without one. Raises DependencyAway."""
         with redis_as_dependency():
             pipe = self._client.pipeline(transaction=False)
             for age in range(-1, self._num_buckets + 1):  # -1: another replica's clock may be ahead
@@ -46,7 +46,7 @@ class RedisExplanations:
         return next((record for record in found if record is not None), None)
 
     def _key(self, age: int) -> str:
-        """Name the bucket of this many steps ago."""
+        """Return the key of the bucket of this many steps ago."""
         return f"{_PREFIX}{int(self._wall_clock()) // self._bucket_s - age}"
 
     async def close(self) -> None:

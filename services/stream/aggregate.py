@@ -1,8 +1,8 @@
-"""What an event does to a user's row: the one definition, used by the stream worker, the offline replay and the tests.
+"""The effect of an event on a user's row: the one definition, used by the stream worker, the offline replay and the tests.
 
 Pure: no Kafka, Feast, clock or randomness. A history is in order of arrival, not of event time, because then it is append
-only: the state after any event is a prefix of the log applied, so a replay gives what was served, and an engine that has
-cached a user's history stays right. What arrives late is appended, and `newest_event_time_ms` is the maximum seen.
+only: the state after any event is a prefix of the log applied, so a replay reproduces what was served, and an engine's cached
+prefix of a user's history stays valid. Late events are appended, and `newest_event_time_ms` is the maximum so far.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class LoggedEvent:
 
 @dataclass(frozen=True, slots=True)
 class HistoryLimits:
-    """How much a row keeps: the newest items, and the newest event ids by which a client's retry is known.
+    """How much a row keeps: the newest items, and the newest event ids, by which a client's retry is recognised.
 
     Items are cut by whole strides (1 to `max_items`) as in prompts, so that a full row still grows at its end only and an
     engine's prefix cache stays good.
@@ -51,7 +51,7 @@ def history_limits(max_items: int) -> HistoryLimits:
 
 @dataclass(frozen=True, slots=True)
 class AppliedEvents:
-    """A user's row after some events (None when there was none and nothing was applied), and what was skipped and why."""
+    """A user's row after some events (None when there was none and nothing was applied), and why events were skipped."""
 
     row: UserHistory | None
     num_applied: int

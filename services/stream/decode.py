@@ -1,6 +1,6 @@
-"""Tells the records that can be applied from those that cannot, and says why not. Pure.
+"""Splits records into interactions and dead letters with a reason. Pure.
 
-What nobody could ever apply must not stop the log: unreadable bytes, unknown fields, a key that is not the user id (then
+A record that can never be applied must not stop the log: unreadable bytes, unknown fields, a key that is not the user id (then
 another worker might own that user), and times that no row could carry.
 """
 
@@ -19,7 +19,7 @@ _LAST_TIME_MS = 4_102_444_800_000
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record as the broker gave it. `timestamp_ms` is the producer's or the broker's, by the topic's setting.
+    """One record as the broker delivered it. `timestamp_ms` is the producer's or the broker's, by the topic's setting.
 
     `trace` is the sender's W3C trace context, empty when there is none.
     """
@@ -40,7 +40,7 @@ class LoggedInteraction:
 
     @property
     def event(self) -> LoggedEvent:
-        """What of it the aggregates need."""
+        """The part that the aggregates need."""
         it = self.interaction
         return LoggedEvent(it.user_id, it.item_id, it.event_id, it.event_time_ms * 1_000, self.position)
 

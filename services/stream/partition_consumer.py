@@ -1,10 +1,10 @@
-"""One connection to one life of the topic, for the partitions that one worker owns.
+"""Consumes the partitions that one worker owns, of one creation of the topic.
 
 Partitions are assigned by number, not by group membership: worker i of n owns the partitions p with p mod n == i, so a
-worker that was killed goes on as soon as it is started again, with no session timeout to wait for. Offsets are committed
-under the group's name all the same. A topic made anew (the embedded broker forgets all) has another topic id; the id is
-checked after each fetch, so that no record is taken for one of the former topic. Whatever goes wrong with the broker is
-DependencyAway, and the remedy is the same: close, and open a new session.
+worker that was killed continues as soon as it is started again, without waiting for a session timeout. Offsets are committed
+under the group's name all the same. A recreated topic (the embedded broker keeps nothing) has another topic id; the id is
+checked after each fetch, so that no record is taken for one of the former topic. Every failure of the broker is
+DependencyAway, with one remedy: close, and open a new consumer.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,14 +28,14 @@ _CONNECT_MS = 2_000
 _REQUEST_MS = 5_000
 _CLOSE_MS = 500
 _FETCH_WAIT_MS = 30
-"""The embedded broker wakes no fetch that waits: half of this is added to an event's way, and each end of it costs both sides' processor."""
+"""The embedded broker does not wake a waiting fetch: half of this is added to an event's latency; a shorter wait costs processor time on both sides."""
 _TRACE_HEADERS = frozenset({"traceparent", "tracestate"})
 _TOO_LARGE = (MessageSizeTooLargeError, RecordListTooLargeError)
 
 
 @dataclass(frozen=True, slots=True)
 class LogAddress:
-    """Which topics at which brokers, and which share of the partitions: worker `worker_index` of `num_workers`."""
+    """The topics, their brokers, and the share of the partitions: that of worker `worker_index` of `num_workers`."""
 
     kafka: KafkaAddress
     topic: str
@@ -53,7 +53,7 @@ class PartitionConsumer:
     def __init__(self, address: LogAddress, logged_offset: Callable[[str, int], int | None]) -> None:
         """Connect, create missing topics, and start after what was committed or logged, whichever is later.
 
-        `logged_offset(topic_id, partition)` gives the last offset in the offline log. Raises DependencyAway.
+        `logged_offset(topic_id, partition)` returns the last offset in the offline log. Raises DependencyAway.
         """
         self._address = address
         self._closers: list[Callable[[], None]] = []
@@ -85,20 +85,20 @@ class PartitionConsumer:
         ]
 
     def check_topic(self) -> None:
-        """Raise DependencyAway when the broker does not answer, or the topic was made anew or given more partitions."""
+        """Raise DependencyAway when the broker does not answer, or the topic was recreated or has more partitions."""
         with _broker_as_dependency():
             found = self._describe()
         if found != (self.topic_id, self._num_partitions):
             raise DependencyAway("broker", _RETRY_AFTER_S)
 
     def lag(self) -> dict[int, int]:
-        """Give, by partition, how many records are in the log that `poll` has not given yet. Raises DependencyAway."""
+        """Return, by partition, the number of records in the topic that `poll` has not returned yet. Raises DependencyAway."""
         with _broker_as_dependency():
             ends = self._consumer.end_offsets(self._places, timeout_ms=_REQUEST_MS)
             return {place.partition: self._num_behind(place, end) for place, end in ends.items()}
 
     def commit(self, next_offsets: Mapping[int, int]) -> None:
-        """Commit, by partition, the offset to go on from; the topic id goes with it. Raises DependencyAway."""
+        """Commit, by partition, the next offset to read, with the topic id. Raises DependencyAway."""
         offsets = {
             TopicPartition(self._address.topic, partition): OffsetAndMetadata(offset, self.topic_id, -1)
             for partition, offset in next_offsets.items()
@@ -108,7 +108,7 @@ class PartitionConsumer:
                 self._consumer.commit(offsets, timeout_ms=_REQUEST_MS)
 
     def dead_letter(self, letters: Sequence[DeadLetter]) -> None:
-        """Copy records to the dead-letter topic, bytes unchanged, reason and place as headers. Raises DependencyAway.
+        """Copy records to the dead-letter topic, bytes unchanged, reason and position as headers. Raises DependencyAway.
 
         Of a record that is too large for that topic only the headers are kept: it must not stop those behind it.
         """
@@ -121,7 +121,7 @@ class PartitionConsumer:
                     self._send_headers(letter).get(timeout=_REQUEST_MS / 1_000)
 
     def close(self) -> None:
-        """Close the connections; what is wrong with them no longer matters."""
+        """Close the connections; their errors are ignored."""
         for close in self._closers:
             with suppress(KafkaError, OSError, RuntimeError):
                 close()
@@ -162,19 +162,19 @@ class PartitionConsumer:
             self._consumer.seek(place, max(after_logged, self._committed(place)))
 
     def _num_behind(self, place: TopicPartition, end: int) -> int:
-        """Count what lies before the end. The embedded broker names its last batch's first record as the end; fetches know better."""
-        known = max(end, self._consumer.highwater(place) or 0)
-        return max(0, known - int(self._consumer.position(place)))
+        """Return the number of records before the end. The embedded broker reports its last batch's first record as the end; fetches do not."""
+        last = max(end, self._consumer.highwater(place) or 0)
+        return max(0, last - int(self._consumer.position(place)))
 
     def _committed(self, place: TopicPartition) -> int:
-        """Return what was committed for this life of the topic (a broker may not keep the id: then 0, and rows skip)."""
+        """Return the offset committed for this topic id (a broker may not keep the id: then 0, and rows skip what they have)."""
         found = self._consumer.committed(place, metadata=True, timeout_ms=_REQUEST_MS)
         return int(found.offset) if found is not None and found.metadata == self.topic_id else 0
 
     def _create(self, topic: str) -> None:
-        shape = {"num_partitions": self._address.num_partitions, "replication_factor": -1}
+        layout = {"num_partitions": self._address.num_partitions, "replication_factor": -1}
         with suppress(TopicAlreadyExistsError):
-            self._admin.create_topics({topic: shape})
+            self._admin.create_topics({topic: layout})
 
     def _describe(self) -> tuple[str, int]:
         (found,) = self._admin.describe_topics([self._address.topic])
@@ -183,7 +183,7 @@ class PartitionConsumer:
         return str(found["topic_id"]), len(found["partitions"])
 
     def _send(self, letter: DeadLetter) -> Any:
-        """Hand a record to the producer. What has neither key nor value gets an empty value, since one must be there."""
+        """Pass a record to the producer. One with neither key nor value gets an empty value, since one is required."""
         key, value = letter.record.key, letter.record.value
         value = b"" if key is None and value is None else value
         try:
@@ -214,7 +214,7 @@ class PartitionConsumer:
 
 
 def _trace(headers: Sequence[tuple[str, bytes]]) -> TraceHeaders:
-    """Pick the W3C trace context out of a record's headers, which anybody may have written."""
+    """Return the W3C trace context of a record's headers, which are not trusted."""
     return tuple((name, text.decode("ascii", "replace")) for name, text in headers if name in _TRACE_HEADERS and text)
 
 

@@ -1,9 +1,9 @@
 """How often items were touched within sliding windows, for one log partition.
 
-No clock: the time is an argument. Each window is a ring of twelve buckets by event time and their running total, so adding
+Pure: the time is an argument. Each window is a ring of twelve buckets by event time and their running total, so adding
 and sliding cost the same however many events there are; a window reaches back its length plus at most one bucket. Offsets
 that were counted are skipped, so a replay counts nothing twice, and so are the ids of a bounded number of recent events,
-user by user. An event that is dated ahead counts once its time has come.
+per user. An event with a time in the future is counted from that time on.
 """
 
 from collections import Counter, OrderedDict
@@ -37,12 +37,12 @@ class PopularityCounter:
             window.add(event.item_id, event.event_time_us // 1_000)
 
     def top(self, now_ms: int, num_items: int) -> dict[str, PopularWindow]:
-        """Slide to `now_ms` and give each window's most frequent items, ties by item id."""
+        """Slide to `now_ms` and return each window's most frequent items, ties by item id."""
         return {name: window.top(now_ms, num_items) for name, window in self._windows.items()}
 
 
 class _Window:
-    """The total is of the buckets from `_oldest` to `_newest`; what is dated later waits in its bucket."""
+    """The total sums the buckets from `_oldest` to `_newest`; later events wait in their bucket."""
 
     def __init__(self, bucket_ms: int) -> None:
         self._bucket_ms = bucket_ms

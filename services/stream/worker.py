@@ -144,12 +144,12 @@ class StreamWorker:
                 with closing(self._open_consumer()) as consumer:
                     self._work(consumer, stop)
             except DependencyAway as error:
-                _log.warning("stream.session_lost", error=str(error))
+                _log.warning("stream.consumer_lost", error=str(error))
                 self._beat()
                 stop.wait(self._pace.retry_after_s)
 
     def _work(self, consumer: PartitionConsumer, stop: threading.Event) -> None:
-        _log.info("stream.session_opened", topic_id=consumer.topic_id, partitions=consumer.partitions)
+        _log.info("stream.consumer_opened", topic_id=consumer.topic_id, partitions=consumer.partitions)
         pending = Pending()
         for partition in consumer.partitions:
             if partition not in self._popularity:  # an earlier consumer's counts hold all that it applied
@@ -209,7 +209,7 @@ class StreamWorker:
                 self._apply(events)
                 break
             except DependencyAway as error:
-                _log.warning("stream.features_away", error=str(error), num_events=len(events))
+                _log.warning("stream.features_unavailable", error=str(error), num_events=len(events))
                 self._beat()
                 self._report_lag(consumer, unapplied=events)
                 if stop.wait(self._pace.retry_after_s):

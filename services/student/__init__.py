@@ -1,1 +1,1 @@
-"""The distilled ranker, in the router's own process."""
+"""The distilled ranker, in the gateway's process."""

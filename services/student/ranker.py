@@ -1,7 +1,7 @@
 """Ranks the whole catalogue for one history with the distilled student, on ONNX Runtime alone: no torch.
 
-It runs in the router's own process, in well under a millisecond, and its runtime releases the interpreter lock. It knows
-item indices, not users, bundles or deadlines.
+It runs in the gateway's process, in well under a millisecond, and its runtime releases the interpreter lock. It works on
+item indices, and does not know users, bundles or deadlines.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ class StudentRanker:
     def rank(self, history: Sequence[int], allowed: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Return at most `k` allowed item indices, best first (ties by index), and their scores (logits).
 
-        `history` holds item indices, oldest first; only the newest `max_items` are looked at, and an empty one ranks what
+        `history` holds item indices, oldest first; only the newest `max_items` count, and an empty one ranks the items that
         most histories begin with. `allowed` is (num_items,) bool; where it leaves fewer than `k`, fewer come back.
         """
         scores_V = self.score(history)
@@ -57,7 +57,7 @@ class StudentRanker:
 
 
 def load_student(bundle: Bundle, catalogue: Catalogue) -> StudentRanker:
-    """Load the bundle's student and see that it ranks the bundle's catalogue. Raises BundleCorrupt."""
+    """Load the bundle's student and check that it ranks the bundle's catalogue. Raises BundleCorrupt."""
     ranker = StudentRanker(bundle.student_path)
     num_scored, num_items = len(ranker.score([])), len(catalogue.item_ids)
     if num_scored != num_items:

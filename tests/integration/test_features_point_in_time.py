@@ -14,8 +14,8 @@ from pipelines.features.tables import build_tables, latest_histories, serve
 from services.contracts.features import history_digest
 from services.features.reader import FeatureReader
 from services.features.repo import RepoAddress
-from services.features.schema import LogPosition, UserHistory
 from services.features.writer import FeatureWriter
+from tests.support.rows import history_row
 
 pytestmark = [
     pytest.mark.integration,
@@ -64,7 +64,10 @@ def known_at(user_id: str, when: datetime) -> list[str]:
 
 
 def test_no_row_sees_its_future(tables: Path, features: RepoAddress) -> None:
-    """For each user, at, just before and just after each event of anybody, exactly the events by then are known."""
+    """For each user, at, just before and just after each event of anybody, exactly the events by then are known.
+
+    Before the first event, and of a user without any (u7), there is an empty history.
+    """
     serve(tables, features, quiet)
     near = [timedelta(microseconds=micros) for micros in (-1, 0, 1)]
     moments = sorted({at + shift for at in EVENTS["event_time"].to_list() for shift in near})
@@ -74,7 +77,10 @@ def test_no_row_sees_its_future(tables: Path, features: RepoAddress) -> None:
     answer = histories_as_of(features, pd.DataFrame(rows, columns=["user_id", "event_timestamp"]))
 
     assert list(zip(answer["user_id"], answer["event_timestamp"], strict=True)) == rows
-    assert [list(ids) for ids in answer["history_item_ids"]] == [known_at(user, when) for user, when in rows]
+    known = [known_at(user, when) for user, when in rows]
+    assert [list(ids) for ids in answer["history_item_ids"]] == known
+    assert [num == 0 for num in answer["num_events"]] == [not ids for ids in known]
+    assert answer["newest_event_time_ms"].isna().tolist() == [not ids for ids in known]
 
 
 async def test_online_histories_are_the_newest_offline_ones(tables: Path, features: RepoAddress) -> None:
@@ -93,31 +99,12 @@ async def test_online_histories_are_the_newest_offline_ones(tables: Path, featur
 
 
 def test_materialising_again_leaves_the_workers_rows_alone(tables: Path, features: RepoAddress) -> None:
-    """A user whom the stream worker has taken over keeps the live row, even where the tables' row claims to be later."""
+    """A user whom the stream worker has taken over keeps the live row, whatever the tables hold."""
     serve(tables, features, quiet)
-    live = UserHistory(
-        user_id="u1",
-        item_ids=("clicked",),
-        newest_event_time_ms=1,
-        num_events=9_999,
-        row_time_us=FeatureWriter(features).read_histories(["u1"])["u1"].row_time_us + 1,
-        recent_event_ids=("e",),
-        position=LogPosition("topic", 0, 0),
-    )
+    later_us = FeatureWriter(features).read_histories(["u1"])["u1"].row_time_us + 1
+    live = history_row("u1", ("clicked",), later_us, topic_id="topic")
     FeatureWriter(features).write_histories([live])
 
     serve(tables, features, quiet)
 
     assert FeatureWriter(features).read_histories(["u1"]) == {"u1": live}
-
-
-def test_nobody_is_known_before_the_first_event(tables: Path, features: RepoAddress) -> None:
-    """A row without any history has an empty one, and no time of a newest event."""
-    serve(tables, features, quiet)
-    asked = pd.DataFrame([("u1", START), ("nobody", START), ("nobody", START)], columns=["user_id", "event_timestamp"])
-
-    answer = histories_as_of(features, asked)
-
-    assert [list(ids) for ids in answer["history_item_ids"]] == [[], [], []]
-    assert answer["num_events"].tolist() == [0, 0, 0]
-    assert answer["newest_event_time_ms"].isna().all()

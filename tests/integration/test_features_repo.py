@@ -1,17 +1,23 @@
 """The Feast repository of a stack. Run: pytest tests/integration/test_features_repo.py."""
 
+import json
+import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from services.contracts.features import UserFeatures
 from services.features.repo import RepoAddress, ensure_applied, import_feast, open_store
+from services.features.schema import SERVICE, VIEWS, user_features
 from services.settings.addresses import RedisAddress
 from tests.support.disk import noted
 from tests.support.servers import HOST, Server
 
 pytestmark = pytest.mark.integration
-VIEWS = {"user_history", "user_recommendations", "popularity"}
+NAMES = {view.name for view in VIEWS}
 
 
 def address_in(tmp_path: Path, valkey: Server) -> RepoAddress:
@@ -31,8 +37,27 @@ def test_parts_that_start_at_once_apply_once(tmp_path: Path, valkey: Server) -> 
     with ThreadPoolExecutor(3) as parts:
         found = list(parts.map(start, range(3)))
 
-    assert found == [(VIEWS, ["recommend_v1"])] * 3
+    assert found == [(NAMES, [SERVICE])] * 3
     assert not list(address.repo_dir.glob("*.tmp"))
+
+
+def test_definitions_and_schema_agree(tmp_path: Path, valkey: Server) -> None:
+    """feature_repo/features.py can import nothing of ours, so it repeats the columns: names, types and keys are the same in both."""
+    address = address_in(tmp_path, valkey)
+    ensure_applied(address)
+    store = open_store(address)
+
+    applied = {
+        view.name: {field.name: str(field.dtype) for field in view.schema} for view in store.list_feature_views()
+    }
+    keys = {view.name: [column.name for column in view.entity_columns] for view in store.list_feature_views()}
+    served = {
+        feature for view in store.get_feature_service(SERVICE).feature_view_projections for feature in view.features
+    }
+
+    assert applied == {view.name: {column.name: str(column.type) for column in view.columns} for view in VIEWS}
+    assert keys == {view.name: [view.key.name] for view in VIEWS}
+    assert user_features({feature.name: None for feature in served}, listed_at_s=None) == UserFeatures()
 
 
 def test_what_died_while_applying_is_applied_by_the_next(
@@ -51,7 +76,7 @@ def test_what_died_while_applying_is_applied_by_the_next(
 
     ensure_applied(address)
 
-    assert {view.name for view in open_store(address).list_feature_views()} == VIEWS
+    assert {view.name for view in open_store(address).list_feature_views()} == NAMES
 
 
 def test_what_was_applied_is_on_disk_before_it_counts(
@@ -97,5 +122,36 @@ def test_operators_can_use_feast_on_the_state_folder(tmp_path: Path, valkey: Ser
 
     store = import_feast().FeatureStore(repo_path=str(address.repo_dir))
 
-    assert {view.name for view in store.list_feature_views()} == VIEWS
+    assert {view.name for view in store.list_feature_views()} == NAMES
     assert store.config.online_store.connection_string.startswith(f"{HOST}:{valkey.port},")
+
+
+SHARED, ASKED_FOR = "PROMETHEUS_MULTIPROC_DIR", "PROMETHEUS_MULTIPROCESS_DIR"
+PROGRAM = """
+import json, os, sys
+from prometheus_client import Counter
+from services.features.repo import import_feast
+import_feast()
+Counter("ours", "made afterwards").inc()
+print(json.dumps({"torch": "torch" in sys.modules, "names": [os.environ.get(name) for name in sys.argv[1:]]}), flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.parametrize("is_sharing", [True, False])
+def test_importing_feast_leaves_nothing_behind(tmp_path: Path, is_sharing: bool) -> None:
+    """import_feast: no torch, no variable, and no folder or file of Feast's, even in a process that is killed."""
+    temporary, shared = tmp_path / "tmp", tmp_path / "shared"
+    temporary.mkdir()
+    shared.mkdir()
+    unset = {name: value for name, value in os.environ.items() if name not in (SHARED, ASKED_FOR)}
+    environment = unset | {"TMPDIR": str(temporary)} | ({SHARED: str(shared)} if is_sharing else {})
+
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, SHARED, ASKED_FOR], env=environment, capture_output=True, text=True, check=False
+    )
+
+    assert done.stdout, done.stderr
+    assert json.loads(done.stdout) == {"torch": False, "names": [str(shared) if is_sharing else None, None]}
+    assert list(temporary.iterdir()) == []
+    assert [path.name.split("_")[0] for path in shared.iterdir()] == (["counter"] if is_sharing else [])

@@ -19,10 +19,10 @@ from infra.local.supervisor.probes import answers_redis
 from services.errors import ConfigError, DependencyAway, EnvironmentFault
 from services.features.reader import FeatureReader
 from services.features.repo import RepoAddress, apply_repo
-from services.features.schema import LogPosition, UserHistory
 from services.features.writer import FeatureWriter
 from services.settings.addresses import RedisAddress
 from services.settings.settings import Settings
+from tests.support.rows import history_row
 from tests.support.servers import HOST, Server
 from tests.support.tls_proxy import tls_proxy
 
@@ -75,24 +75,11 @@ def repo(address: RedisAddress, folder: Path) -> RepoAddress:
     return made
 
 
-def history() -> UserHistory:
-    """One user's row."""
-    return UserHistory(
-        user_id="u",
-        item_ids=("a", "b"),
-        newest_event_time_ms=1_000,
-        num_events=2,
-        row_time_us=1_000_000,
-        recent_event_ids=(),
-        position=LogPosition("t", 0, 1),
-    )
-
-
 async def test_features_are_written_and_read_over_tls_with_a_password(secured: RedisAddress, tmp_path: Path) -> None:
     """What the worker writes, the gateway reads."""
     made = repo(secured, tmp_path / "f")
     reader = FeatureReader(made, num_partitions=1)
-    FeatureWriter(made).write_histories([history()])
+    FeatureWriter(made).write_histories([history_row("u", ("a", "b"))])
 
     known = await reader.read("u", 2.0)
     await reader.close()
@@ -117,7 +104,7 @@ async def test_a_wrong_password_or_another_authority_is_a_store_that_is_away(
     for stranger in strangers:
         writer = FeatureWriter(replace(made, redis=stranger))
         with pytest.raises(DependencyAway) as refused:
-            writer.write_histories([history()])
+            writer.write_histories([history_row("u", ("a", "b"))])
         assert "wrong" not in str(refused.value.__cause__)
 
 
@@ -150,7 +137,7 @@ def test_the_password_is_in_no_file_no_argument_and_no_words(
 ) -> None:
     """But its own file and Valkey's, which only their owner can read."""
     made = repo(address, tmp_path / "f")
-    FeatureWriter(made).write_histories([history()])
+    FeatureWriter(made).write_histories([history_row("u", ("a", "b"))])
 
     arguments = [
         word for process in psutil.process_iter() if process.name().startswith("valkey") for word in process.cmdline()

@@ -1,6 +1,23 @@
-"""Places in the log. Run: pytest tests/unit/features/test_schema.py."""
+"""Rows and their columns. Run: pytest tests/unit/features/test_schema.py."""
 
-from services.features.schema import LogPosition
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from services.features.schema import (
+    POPULARITY,
+    STRING,
+    USER_HISTORY,
+    USER_RECOMMENDATIONS,
+    Column,
+    LogPosition,
+    PopularRow,
+    PopularWindow,
+    PrecomputedRow,
+    UserHistory,
+    ViewSchema,
+)
 
 
 def test_a_position_covers_itself_and_what_lies_before_it_in_the_same_log() -> None:
@@ -12,3 +29,44 @@ def test_a_position_covers_itself_and_what_lies_before_it_in_the_same_log() -> N
     assert not here.covers(LogPosition("t", 0, 6))
     assert not here.covers(LogPosition("other", 0, 0))
     assert not here.covers(LogPosition("t", 1, 0))
+
+
+HISTORY = UserHistory(
+    user_id="u",
+    item_ids=("a", "b"),
+    newest_event_time_ms=7,
+    num_events=2,
+    row_time_us=8,
+    recent_event_ids=(),
+    position=LogPosition("t", 1, 5),
+)
+LISTED = PrecomputedRow(user_id="u", item_ids=("x",), scores=(0.5,), bundle_version="v", watermark_ms=7)
+POPULAR = PopularRow(
+    partition=3,
+    as_of_ms=9,
+    windows={"1h": PopularWindow(("a",), (2,)), "24h": PopularWindow(), "7d": PopularWindow(("b", "a"), (3, 2))},
+)
+
+
+@pytest.mark.parametrize(
+    ("view", "row"), [(USER_HISTORY, HISTORY), (USER_RECOMMENDATIONS, LISTED), (POPULARITY, POPULAR)]
+)
+def test_a_row_is_read_back_as_it_was_laid_out(view: ViewSchema[Any], row: Any) -> None:
+    """Columns and rows are two forms of the same values; rows that the store does not hold are left out."""
+    table = view.to_columns([row])
+    absent = {name: [None if name != view.key.name else "9", *cells] for name, cells in table.items()}
+
+    assert list(table) == [column.name for column in view.columns]
+    assert view.from_columns(table) == view.from_columns(absent) == [row]
+
+
+def test_a_column_added_later_has_its_default() -> None:
+    """Rows that were stored before a column existed are read with the column's default; lists default to empty ones."""
+    view = replace(
+        USER_HISTORY, features=(*USER_HISTORY.features, Column("channel", STRING, default="web")), build=dict
+    )
+    table = {**USER_HISTORY.to_columns([HISTORY]), "channel": [None], "recent_event_ids": [None]}
+
+    (row,) = view.from_columns(table)
+
+    assert (row["channel"], row["recent_event_ids"]) == ("web", ())

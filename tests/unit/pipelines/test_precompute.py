@@ -15,31 +15,18 @@ from pipelines.publication.precompute import BatchRanker, PrecomputeOptions, bus
 from pipelines.runner.stage import silent
 from pipelines.training.dense import DecoderScorer
 from services.contracts.rank import RankRequest
-from services.features.schema import LogPosition, UserHistory
 from services.llm.engine.config import EngineConfig
 from services.llm.ranking.model import load_bundle
+from tests.support.rows import history_row
 from tests.unit.pipelines.conftest import Built
 
 OPTIONS = PrecomputeOptions(num_users=3, list_len=5)
 
 
-def history(user_id: str, item_ids: tuple[str, ...], row_time_us: int = 1) -> UserHistory:
-    """A user's row."""
-    return UserHistory(
-        user_id=user_id,
-        item_ids=item_ids,
-        newest_event_time_ms=77,
-        num_events=len(item_ids),
-        row_time_us=row_time_us,
-        recent_event_ids=(),
-        position=LogPosition("batch", 0, 0),
-    )
-
-
 HISTORIES = [
-    history("ann", ("i03", "i04", "i05")),
-    history("bob", tuple(f"i{index:02d}" for index in range(20))),
-    history("new", ()),
+    history_row("ann", ("i03", "i04", "i05")),
+    history_row("bob", tuple(f"i{index:02d}" for index in range(20))),
+    history_row("new", ()),
 ]
 
 
@@ -64,7 +51,7 @@ def test_lists_are_what_scoring_everything_would_give(ranker: BatchRanker, tmp_p
         scores[seen] = -np.inf
         best = np.argsort(-scores, kind="stable")[:5]
         assert rows[one.user_id].item_ids == tuple(catalogue.item_ids[index] for index in best)
-        assert (rows[one.user_id].bundle_version, rows[one.user_id].watermark_ms) == ("v1", 77)
+        assert (rows[one.user_id].bundle_version, rows[one.user_id].watermark_ms) == ("v1", one.newest_event_time_ms)
 
 
 def test_lists_are_what_the_llm_tier_answers(built: Built, ranker: BatchRanker, tmp_path: Path) -> None:
@@ -91,7 +78,7 @@ def test_lists_are_what_the_llm_tier_answers(built: Built, ranker: BatchRanker, 
 
 def test_no_list_holds_what_its_user_has_seen(ranker: BatchRanker, tmp_path: Path) -> None:
     """SeenItems items are out; a user who has seen nearly everything gets a shorter list."""
-    nearly_all = history("all", ranker.catalogue.item_ids[:-2])
+    nearly_all = history_row("all", ranker.catalogue.item_ids[:-2])
 
     precompute(ranker, [nearly_all], OPTIONS, tmp_path, silent)
 
@@ -100,7 +87,7 @@ def test_no_list_holds_what_its_user_has_seen(ranker: BatchRanker, tmp_path: Pat
 
 def test_key_changes_with_any_user_s_row() -> None:
     """One more event of one user makes the lists stale."""
-    changed = [*HISTORIES[:2], history("new", ("i01",), row_time_us=2)]
+    changed = [*HISTORIES[:2], history_row("new", ("i01",), 2)]
 
     assert key("v1", HISTORIES, OPTIONS) != key("v1", changed, OPTIONS)
     assert key("v1", HISTORIES, OPTIONS) != key("v2", HISTORIES, OPTIONS)

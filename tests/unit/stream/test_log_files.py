@@ -56,7 +56,7 @@ def test_merging_keeps_every_offset_and_ends_with_few_files(sizes: list[int]) ->
     assert num_small <= (MIN_FILES - 1) * TIERS * (1 + sum(size >= FULL_SIZE // 4 for size in sizes))
 
 
-@pytest.mark.parametrize("size", [1, 3, 100])
+@pytest.mark.parametrize("size", [3, *(pytest.param(size, marks=pytest.mark.grid) for size in (1, 100))])
 def test_an_event_is_written_anew_a_few_times_only(size: int) -> None:
     """Once per tier at most, while files come one by one for a day of one file every ten seconds."""
     spans: list[Span] = []

@@ -1,15 +1,23 @@
 """Raw events on disk. Run: pytest tests/unit/stream/test_offline_log.py."""
 
 import errno
+import shutil
+import tempfile
+import time
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from pipelines.data.ingest import Source, key, live_log_files
 from services.contracts.events import Interaction
 from services.features.schema import LogPosition
 from services.stream.decode import LoggedInteraction
-from services.stream.offline_log import OfflineLog
+from services.stream.log_files import MIN_FILES, current, span_of
+from services.stream.offline_log import KEEP_PARTS_S, OfflineLog
 
 
 def events(first: int, last: int, topic: str = "t", partition: int = 0) -> list[LoggedInteraction]:
@@ -110,3 +118,133 @@ def test_a_full_disk_leaves_no_scratch_file(tmp_path: Path, monkeypatch: pytest.
         OfflineLog(tmp_path).append(events(0, 1))
 
     assert names(tmp_path) == []
+
+
+LATER_S = 2 * KEEP_PARTS_S
+
+
+class LogUnderCompaction(RuleBasedStateMachine):
+    """One partition's log beside a plain list of all that was appended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.root = Path(tempfile.mkdtemp())
+        self.log = OfflineLog(self.root)
+        self.oracle: list[LoggedInteraction] = []
+        self.next_offset = 0
+        self.listed: tuple[tuple[Path, ...], int] = ((), 0)
+
+    def teardown(self) -> None:
+        """Leave nothing behind."""
+        shutil.rmtree(self.root)
+
+    @rule(sizes=st.lists(st.sampled_from([1, 1, 1, 2, 9]), min_size=1, max_size=24), gap=st.sampled_from([0, 0, 3]))
+    def append_files(self, sizes: list[int], gap: int) -> None:
+        """One file per checkpoint; what cannot be read leaves a gap."""
+        for size in sizes:
+            batch = events(self.next_offset, self.next_offset + size - 1)
+            self.log.append(batch)
+            self.oracle += batch
+            self.next_offset += size + gap
+
+    @rule(num_events=st.integers(1, 30))
+    def deliver_again(self, num_events: int) -> None:
+        """After a crash between log and commit the broker repeats itself."""
+        self.log.append(self.oracle[-num_events:])
+
+    @rule()
+    def compact(self) -> None:
+        """The worker's turn: merged files appear, their parts stay."""
+        self.log.compact(0, time.time())
+
+    @rule()
+    def compact_an_hour_later(self) -> None:
+        """Now parts of earlier merges go; whoever listed them before has read them."""
+        self.listed = ((), 0)
+        self.log.compact(0, time.time() + LATER_S)
+
+    @rule(num_removed=st.integers(0, 40))
+    def crash_while_removing(self, num_removed: int) -> None:
+        """Some parts are gone, others not, a scratch file is left, and the next worker starts."""
+        self.listed = ((), 0)
+        files = {span: path for path in self.root.rglob("*.parquet") if (span := span_of(path))}
+        for part in sorted(set(files) - set(current(files)))[:num_removed]:
+            files[part].unlink()
+        if files:
+            (next(iter(files.values())).parent / "half.7.tmp").write_bytes(b"half")
+        self.log = OfflineLog(self.root)
+
+    @rule()
+    def list_for_later(self) -> None:
+        """A pipeline lists the files and reads them in a while."""
+        self.listed = (live_log_files(self.root), len(self.oracle))
+
+    @invariant()
+    def every_reader_sees_each_event_once(self) -> None:
+        """The worker's reader, the pipeline, and the pipeline that has listed the files before."""
+        positions = [event.position for event in self.oracle]
+        files, num_listed = self.listed
+
+        assert list(self.log.read(0)) == self.oracle
+        assert positions_in(live_log_files(self.root)) == positions
+        assert positions_in(files) == positions[:num_listed]
+        assert self.log.last_offset("t", 0) == (positions[-1].offset if positions else None)
+
+
+LogUnderCompaction.TestCase.settings = settings(max_examples=8, stateful_step_count=10)
+TestLogUnderCompaction = LogUnderCompaction.TestCase
+
+
+def positions_in(files: tuple[Path, ...]) -> list[LogPosition]:
+    """Read files one after the other, without any care."""
+    rows = [row for path in files for row in pq.ParquetFile(path).read(["topic_id", "partition", "offset"]).to_pylist()]
+    return [LogPosition(row["topic_id"], row["partition"], row["offset"]) for row in rows]
+
+
+def num_files(root: Path) -> int:
+    """Count the files of the log."""
+    return len(list(root.rglob("*.parquet")))
+
+
+def test_parts_go_an_hour_after_their_merge(tmp_path: Path) -> None:
+    """Until then both are there; then one file is."""
+    log = OfflineLog(tmp_path)
+    for offset in range(MIN_FILES):
+        log.append(events(offset, offset))
+
+    num_merged = log.compact(0, time.time())
+    log.compact(0, time.time())
+    num_beside = num_files(tmp_path)
+    log.compact(0, time.time() + LATER_S)
+
+    assert (num_merged, num_beside, num_files(tmp_path)) == (MIN_FILES, MIN_FILES + 1, 1)
+    assert list(log.read(0)) == events(0, MIN_FILES - 1)
+
+
+def test_a_merge_keeps_the_age_of_its_events_and_the_pipelines_key(tmp_path: Path) -> None:
+    """Old events are still passed over by age, and nothing is trained anew because files were merged."""
+    log = OfflineLog(tmp_path)
+    for offset in range(MIN_FILES):
+        log.append(events(offset, offset))
+    key_before = key(Source(None, None, live_log_files(tmp_path)))
+    after_appending_ms = int(time.time() * 1_000) + 1
+
+    log.compact(0, time.time())
+
+    assert list(log.read(0, not_before_ms=after_appending_ms)) == []
+    assert key(Source(None, None, live_log_files(tmp_path))) == key_before
+
+
+def test_a_forgotten_scratch_file_is_removed(tmp_path: Path) -> None:
+    """A crash's half file goes after an hour; a fresh one may be another writer's."""
+    log = OfflineLog(tmp_path)
+    log.append(events(0, 1))
+    scratch = next(tmp_path.rglob("*.parquet")).with_suffix(".9.tmp")
+    scratch.write_bytes(b"half")
+
+    log.compact(0, time.time())
+    was_kept = scratch.exists()
+    log.compact(0, time.time() + LATER_S)
+
+    assert was_kept
+    assert not scratch.exists()

@@ -1,0 +1,18 @@
+"""Rows of the feature store with sane defaults, for tests."""
+
+from services.features.schema import LogPosition, UserHistory
+
+
+def history_row(
+    user_id: str = "u", item_ids: tuple[str, ...] = ("a",), row_time_us: int = 1_000_000, *, topic_id: str = "t"
+) -> UserHistory:
+    """Build a user's row whose newest event is as old as the row."""
+    return UserHistory(
+        user_id=user_id,
+        item_ids=item_ids,
+        newest_event_time_ms=row_time_us // 1_000,
+        num_events=len(item_ids),
+        row_time_us=row_time_us,
+        recent_event_ids=("e1", "e2"),
+        position=LogPosition(topic_id, 1, 7),
+    )
