@@ -2,13 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 import uvicorn
 from starlette.types import ASGIApp
+from structlog.testing import capture_logs
 
 from services.contracts.text import TextWriter
 from services.gateway.rest.door import create_rest_app
@@ -22,6 +23,13 @@ from tests.unit.gateway.world import MAX_BODY_BYTES, VERSION, World, catalogue_o
 LIMITS = TextLimits(max_tokens=32, max_choices=4, deadline_ms=20_000)
 NUM_PLACES = 8
 BREAKER_FAILURES = 2
+
+
+@pytest.fixture(autouse=True)
+def quiet_logs() -> Iterator[None]:
+    """Keep log lines from being rendered: tracebacks take seconds."""
+    with capture_logs():
+        yield
 
 
 @pytest.fixture
