@@ -1,4 +1,4 @@
-"""Three recommenders that need no training, beside which every model is reported: popularity, bigram, item-kNN.
+"""Three recommenders without trained weights, with which every model is compared: popularity, bigram, item-kNN.
 
 Each is built from training sequences of item indices and scores histories (oldest first) over all items. Numpy only.
 """
@@ -10,7 +10,7 @@ import numpy as np
 
 
 class Popularity:
-    """The same list for everyone: counts of training events."""
+    """The same ranking for every user: counts of training events."""
 
     def __init__(self, sequences: Sequence[np.ndarray], num_items: int) -> None:
         self._counts_V = np.bincount(_flat(sequences), minlength=num_items).astype(np.float64)
@@ -21,7 +21,7 @@ class Popularity:
 
 
 class Bigram:
-    """First-order Markov: how often an item directly followed the newest one; ties go by popularity."""
+    """First-order Markov: how often an item directly followed the newest one; ties are broken by popularity."""
 
     def __init__(self, sequences: Sequence[np.ndarray], num_items: int) -> None:
         counts_V = np.bincount(_flat(sequences), minlength=num_items)
@@ -42,17 +42,17 @@ class Bigram:
 
 
 class ItemKnn:
-    """Cosine of the sets of users, summed over the newest items with a weight that decays with each step back."""
+    """Cosine similarity of the items' sets of users, summed over the newest items with a weight that decays with recency."""
 
     def __init__(
         self, sequences: Sequence[np.ndarray], num_items: int, *, newest: int = 20, decay: float = 0.8
     ) -> None:
         self._num_items, self._newest, self._decay = num_items, newest, decay
         self._sets = [np.unique(sequence) for sequence in sequences]
-        self._holders: dict[int, list[int]] = {}
-        for holder, members in enumerate(self._sets):
+        self._users_of_item: dict[int, list[int]] = {}
+        for user, members in enumerate(self._sets):
             for item in members.tolist():
-                self._holders.setdefault(item, []).append(holder)
+                self._users_of_item.setdefault(item, []).append(user)
         sizes_V = np.bincount(_flat(self._sets), minlength=num_items)
         self._norm_V = np.sqrt(np.maximum(sizes_V, 1))
         self._similar = cache(self._similarity)
@@ -68,7 +68,7 @@ class ItemKnn:
         return score_V
 
     def _similarity(self, item: int) -> np.ndarray:
-        shared = [self._sets[holder] for holder in self._holders.get(item, [])]
+        shared = [self._sets[user] for user in self._users_of_item.get(item, [])]
         counts_V = np.bincount(_flat(shared), minlength=self._num_items)
         similarity_V = counts_V / self._norm_V / self._norm_V[item]
         similarity_V[item] = 0.0

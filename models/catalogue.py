@@ -1,7 +1,7 @@
-"""The catalogue of a bundle: items, their codes, and which of them a request may show. Numpy only; no torch.
+"""The catalogue of a bundle: items, their codes, and which of them a request may return. Numpy only; no torch.
 
 An item's *index* (0 to n-1, by item id order in the catalogue file) is internal; its *id* is the caller's string. A code
-of depth L is L integers; level l's integers lie in [0, level_sizes[l]). The decoder's token for code c at level l is
+of depth L is L integers; those of level l are in [0, level_sizes[l]). The decoder's token for code c at level l is
 `token_offset[l] + c`; token 0 is the beginning of a history.
 """
 
@@ -34,12 +34,12 @@ class Catalogue:
 
     @property
     def depth(self) -> int:
-        """How many tokens spell one item."""
+        """The number of tokens of one item."""
         return len(self.level_sizes)
 
     @property
     def vocab_size(self) -> int:
-        """How many tokens the decoder needs: the specials and every level's codes."""
+        """The number of tokens of the decoder: special tokens and the codes of every level."""
         return NUM_SPECIAL_TOKENS + sum(self.level_sizes)
 
     @cached_property
@@ -66,17 +66,17 @@ class Catalogue:
         return {name: np.array(indices) for name, indices in members.items()}
 
     def indices(self, item_ids: Iterable[str]) -> list[int]:
-        """Return the indices of the known ones among these ids, in their order; unknown ids are left out."""
+        """Return the indices of these ids in their order; unknown ids are skipped."""
         known = self.index_of
         return [known[item_id] for item_id in item_ids if item_id in known]
 
     def tokens(self, indices: Iterable[int]) -> list[int]:
-        """Spell these items: depth tokens each, in order."""
-        chosen = np.fromiter(indices, dtype=np.int64)
-        return (self.codes[chosen] + np.array(self.token_offsets, dtype=np.int32)).ravel().tolist()
+        """Return the tokens of these items: depth tokens each, in order."""
+        index = np.fromiter(indices, dtype=np.int64)
+        return (self.codes[index] + np.array(self.token_offsets, dtype=np.int32)).ravel().tolist()
 
     def allowed(self, filters: Filters, excluded_item_ids: Iterable[str]) -> np.ndarray:
-        """Compose the mask (num_items,) bool of what may be shown. Unknown excluded ids are harmless."""
+        """Return the mask (num_items,) bool of items that may be returned. Unknown excluded ids are ignored."""
         mask = np.ones(len(self.item_ids), dtype=bool)
         if filters.categories is not None:
             mask[:] = False
@@ -90,7 +90,7 @@ class Catalogue:
         return mask
 
     def check_filters(self, filters: Filters) -> None:
-        """Refuse filters that name what the catalogue does not have. Raises InvalidRequest naming the entry."""
+        """Refuse filters with unknown categories or items. Raises InvalidRequest naming the entry."""
         for position, name in enumerate(filters.categories or ()):
             if name not in self._items_by_category:
                 raise InvalidRequest(
@@ -105,7 +105,7 @@ class Catalogue:
                 )
 
     def save(self, path: Path) -> None:
-        """Write one Parquet file; level sizes go into its metadata."""
+        """Write one Parquet file, with the level sizes in its metadata."""
         table = pa.table(
             {
                 "item_id": pa.array(self.item_ids),

@@ -1,13 +1,13 @@
 """The student: a ranker small enough to be computed for every request, in one pass from a history to all items' scores.
 
-Only the newest place asks. Its state starts as the newest item's embedding and is refined in a few hops; in each hop it
-attends over the embeddings of the history, with a learned weight for how long ago an item came, and passes a small
-feed-forward layer. Keys and values come from the items and their direct predecessors, never from earlier hops, so nothing
-is computed per place but two projections. In training every place asks at once, each seeing only what is before it.
+In serving, only the newest position has a query. Its state starts as the newest item's embedding and is refined in a few hops; each hop
+attends over the embeddings of the history, with a learned bias for recency, followed by a small feed-forward layer. Keys and values come
+from the items and their direct predecessors, never from earlier hops, so the work per position is two projections. In training every
+position has a query and sees only the positions before it.
 
-It ranks items whatever their codes are: row 0 of its input is the beginning of a history, row 1 + i is item i.
+It is independent of item codes: embedding row 0 is the beginning of a history, row 1 + i is item i.
 
-Shape suffixes: B histories, L places (the beginning is place 0), H heads, K head size, D hidden, F feed-forward, V items.
+Shape suffixes: B histories, L positions (the beginning is position 0), H heads, K head size, D hidden, F feed-forward, V items.
 """
 
 import json
@@ -26,7 +26,7 @@ START = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudentConfig:
-    """The shape of a student. `max_items` is how many of the newest items it looks at."""
+    """The shape of a student. `max_items` is the number of newest items that it reads."""
 
     num_items: int
     hidden_size: int
@@ -43,7 +43,7 @@ class StudentConfig:
 
 
 class Hop(nn.Module):
-    """One look over the history by each place's state."""
+    """One attention over the history by each position's state, and a feed-forward layer."""
 
     def __init__(self, config: StudentConfig) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Hop(nn.Module):
         self.down = nn.Linear(config.feed_forward, size, bias=False)
 
     def forward(self, state_BLD: Tensor, memory_BLD: Tensor, steps_back_LL: Tensor) -> Tensor:
-        """Refine each place's state from the memory at and before its place. (B, L, D) -> (B, L, D)."""
+        """Refine each position's state from the memory up to its position. (B, L, D) -> (B, L, D)."""
         q_BHLK, k_BHLK, v_BHLK = (
             projected.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
             for projected in (self.query(self.norm(state_BLD)), self.key(memory_BLD), self.value(memory_BLD))
@@ -73,7 +73,7 @@ class Hop(nn.Module):
         return refined
 
 
-class Student(nn.Module):
+class StudentModel(nn.Module):
     """Embedding, hops, and scores against the same embedding."""
 
     def __init__(self, config: StudentConfig) -> None:
@@ -87,16 +87,16 @@ class Student(nn.Module):
 
     @property
     def head_weight_VD(self) -> Tensor:
-        """What states are scored against, by item index."""
+        """The output matrix, by item index."""
         return self.embedding.weight[1:]
 
     def forward(self, rows_BL: Tensor) -> Tensor:
-        """Return each place's final state. Input rows (B, L), oldest first, place 0 being START -> (B, L, D)."""
+        """Return each position's final state. Embedding rows (B, L), oldest first, START at position 0 -> (B, L, D)."""
         embedded_BLD = self.embedding(rows_BL)
         before_BLD = functional.pad(embedded_BLD, (0, 0, 1, 0))[:, :-1]
         memory_BLD = self.norm_memory(embedded_BLD + self.carry_D * before_BLD)
-        place_L = torch.arange(rows_BL.shape[1], device=rows_BL.device)
-        steps_back_LL = place_L.unsqueeze(1) - place_L
+        position_L = torch.arange(rows_BL.shape[1], device=rows_BL.device)
+        steps_back_LL = position_L.unsqueeze(1) - position_L
         state_BLD = embedded_BLD
         for hop in self.hops:
             state_BLD = hop(state_BLD, memory_BLD, steps_back_LL)
@@ -105,21 +105,21 @@ class Student(nn.Module):
 
 
 def _first_recency(config: StudentConfig) -> Tensor:
-    """Let the heads begin with different memories: from none of the past to almost all of it."""
+    """Return initial recency biases that differ by head: from almost no decay over the past to a strong one."""
     steps_back_L = torch.arange(1 + config.max_items, dtype=torch.float32)
     decay_H = torch.linspace(0.25, 2.0, config.num_heads)
     return -decay_H.unsqueeze(1) * steps_back_L.log1p()
 
 
-def save_student(student: Student, path: Path) -> None:
+def save_student(student: StudentModel, path: Path) -> None:
     """Write weights and shape into one safetensors file."""
     tensors = {name: tensor.detach().contiguous() for name, tensor in student.state_dict().items()}
     save_file(tensors, path, metadata={"config": json.dumps(asdict(student.config))})
 
 
-def read_student(path: Path) -> Student:
+def read_student(path: Path) -> StudentModel:
     """Read what `save_student` wrote, ready for inference."""
     with safe_open(path, framework="pt") as file:
-        student = Student(StudentConfig(**json.loads(file.metadata()["config"])))
+        student = StudentModel(StudentConfig(**json.loads(file.metadata()["config"])))
         student.load_state_dict({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118 - not a dict
     return student.eval()

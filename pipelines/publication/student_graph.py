@@ -15,7 +15,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor
 
-from models.student import Hop, Student
+from models.student import Hop, StudentModel
 
 _OPSET = 17
 _IR_VERSION = 8
@@ -49,7 +49,7 @@ class _Graph:
         return self.add("MatMul", x, self.weight(weight_OI.T))
 
 
-def student_graph(student: Student) -> onnx.ModelProto:
+def student_graph(student: StudentModel) -> onnx.ModelProto:
     """Build the model: input `rows` (L,) int64 as in models/student.py, output `scores` (V,) float32."""
     graph, config = _Graph(), student.config
     table_RD = graph.weight(student.embedding.weight)
@@ -72,7 +72,7 @@ def student_graph(student: Student) -> onnx.ModelProto:
     return _model(graph, student)
 
 
-def _hop(graph: _Graph, hop: Hop, student: Student, state_1D: str, memory: tuple[str, str], length: str) -> str:
+def _hop(graph: _Graph, hop: Hop, student: StudentModel, state_1D: str, memory: tuple[str, str], length: str) -> str:
     config = student.config
     heads, size, hidden = config.num_heads, config.head_dim, config.hidden_size
     memory_LD, memory_DL = memory
@@ -101,7 +101,7 @@ def _recency(graph: _Graph, hop: Hop, length: str) -> str:
     return graph.add("Slice", newest_last_H1L, start, graph.weight([2**31]), graph.weight([2]))
 
 
-def _model(graph: _Graph, student: Student) -> onnx.ModelProto:
+def _model(graph: _Graph, student: StudentModel) -> onnx.ModelProto:
     built = helper.make_graph(
         graph.nodes,
         "student",

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from models.catalogue import BOS_TOKEN, Catalogue, load_catalogue
 from models.decoder.decoder import Decoder
 from models.decoder.weights import load_decoder
-from models.student import START, Student, StudentConfig, save_student
+from models.student import START, StudentConfig, StudentModel, save_student
 from pipelines.data.examples import Cases, Split, read_cases, read_sequences
 from pipelines.evaluation.metrics import ndcg, rank_labels
 from pipelines.runner.stage import Progress, silent
@@ -98,7 +98,7 @@ def fit_student(
     valid: Cases,
     options: DistillOptions,
     progress: Progress,
-) -> tuple[Student, list[dict[str, Any]]]:
+) -> tuple[StudentModel, list[dict[str, Any]]]:
     """Train one student, with a teacher or (None) from the labels alone. Return it with its curve."""
     student, rows_as_tokens = new_student(catalogue, teacher, options), items_as_codes(catalogue)
     rng = np.random.default_rng(options.seed)
@@ -120,7 +120,7 @@ def fit_student(
     return student, curve
 
 
-def new_student(catalogue: Catalogue, teacher: Decoder | None, options: DistillOptions) -> Student:
+def new_student(catalogue: Catalogue, teacher: Decoder | None, options: DistillOptions) -> StudentModel:
     """Return a student with fresh weights, its embeddings taken from the teacher where there is one of that size."""
     torch.manual_seed(options.seed)
     config = StudentConfig(
@@ -131,7 +131,7 @@ def new_student(catalogue: Catalogue, teacher: Decoder | None, options: DistillO
         num_hops=options.num_hops,
         max_items=options.max_items,
     )
-    student = Student(config)
+    student = StudentModel(config)
     for name, parameter in student.named_parameters():
         if name.endswith(".weight") and parameter.dim() > 1:
             nn.init.normal_(parameter, std=0.02)
@@ -142,7 +142,7 @@ def new_student(catalogue: Catalogue, teacher: Decoder | None, options: DistillO
 
 
 def imitation_loss(
-    student: Student, teacher: Decoder | None, catalogue: Catalogue, batch: Batch, teacher_weight: float
+    student: StudentModel, teacher: Decoder | None, catalogue: Catalogue, batch: Batch, teacher_weight: float
 ) -> Tensor:
     """Return the mean cross-entropy of the student over all positions, against labels and (if there is one) the teacher."""
     rows_BL, labels_BL = torch.from_numpy(batch.tokens), torch.from_numpy(batch.labels)
@@ -172,7 +172,7 @@ def _token_of_row(catalogue: Catalogue) -> Tensor:
 class StudentScorer:
     """Scores histories over the whole catalogue with the student in torch, by the newest `max_items` of each."""
 
-    def __init__(self, student: Student) -> None:
+    def __init__(self, student: StudentModel) -> None:
         self._student = student
 
     @torch.inference_mode()

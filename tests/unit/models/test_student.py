@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from models.student import START, Student, StudentConfig, read_student, save_student
+from models.student import START, StudentConfig, StudentModel, read_student, save_student
 
 
-def random_student(num_hops: int = 2) -> Student:
+def random_student(num_hops: int = 2) -> StudentModel:
     """A small student with random weights everywhere, also where training starts from zero."""
     torch.manual_seed(0)
-    student = Student(
+    student = StudentModel(
         StudentConfig(num_items=20, hidden_size=16, feed_forward=24, num_heads=4, num_hops=num_hops, max_items=12)
     )
     with torch.no_grad():

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.registry import Bundle
-from models.student import START, Student, StudentConfig
+from models.student import START, StudentConfig, StudentModel
 from pipelines.publication.student_graph import student_graph
 from services.errors import BundleCorrupt
 from services.student.ranker import StudentRanker, load_student
@@ -20,13 +20,13 @@ NUM_ITEMS, MAX_ITEMS = 30, 12
 EVERYTHING = np.ones(NUM_ITEMS, dtype=bool)
 
 
-def random_student(num_items: int = NUM_ITEMS, size: int = 16, max_items: int = MAX_ITEMS) -> Student:
+def random_student(num_items: int = NUM_ITEMS, size: int = 16, max_items: int = MAX_ITEMS) -> StudentModel:
     """A student with random weights everywhere."""
     torch.manual_seed(0)
     config = StudentConfig(
         num_items=num_items, hidden_size=size, feed_forward=2 * size, num_heads=4, num_hops=2, max_items=max_items
     )
-    student = Student(config)
+    student = StudentModel(config)
     with torch.no_grad():
         for parameter in student.parameters():
             parameter.normal_()
@@ -34,13 +34,13 @@ def random_student(num_items: int = NUM_ITEMS, size: int = 16, max_items: int = 
 
 
 @pytest.fixture(scope="module")
-def student() -> Student:
+def student() -> StudentModel:
     """A student in torch."""
     return random_student()
 
 
 @pytest.fixture(scope="module")
-def ranker(student: Student, tmp_path_factory: pytest.TempPathFactory) -> StudentRanker:
+def ranker(student: StudentModel, tmp_path_factory: pytest.TempPathFactory) -> StudentRanker:
     """The same student as it is served."""
     path = tmp_path_factory.mktemp("student") / "student.onnx"
     onnx.save(student_graph(student), path)
@@ -49,7 +49,9 @@ def ranker(student: Student, tmp_path_factory: pytest.TempPathFactory) -> Studen
 
 @settings(max_examples=40)
 @given(history=st.lists(st.integers(0, NUM_ITEMS - 1), max_size=2 * MAX_ITEMS))
-def test_served_scores_are_the_trained_model_s(student: Student, ranker: StudentRanker, history: list[int]) -> None:
+def test_served_scores_are_the_trained_model_s(
+    student: StudentModel, ranker: StudentRanker, history: list[int]
+) -> None:
     """The graph, which computes the newest place alone and in another order, gives torch's scores for any history."""
     rows = torch.tensor([[START, *(item + 1 for item in history[-MAX_ITEMS:])]])
     with torch.no_grad():

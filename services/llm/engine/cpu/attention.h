@@ -14,15 +14,15 @@ constexpr int64_t kMinTilesPerThread = 4;  // from here on one task is all heads
 // One tile and a run of its key/value heads; a null tile ends the queue.
 struct AttentionTask {
     const Tile* tile;
-    int64_t first_group, num_groups;
+    int64_t first_kv_head, num_kv_heads;
 };
 
 // The work queue of a layer, shared by all threads through an atomic counter. With enough tiles a task is all heads of one tile, whose keys
 // are adjacent in memory; otherwise one head.
 class TaskQueue {
   public:
-    TaskQueue(const Tile* tiles, int64_t num_tiles, int64_t num_groups, int threads, std::atomic<int64_t>& taken)
-        : tiles_(tiles), run_(num_tiles >= kMinTilesPerThread * threads ? num_groups : 1), runs_(num_groups / run_), count_(num_tiles * runs_),
+    TaskQueue(const Tile* tiles, int64_t num_tiles, int64_t num_kv_heads, int threads, std::atomic<int64_t>& taken)
+        : tiles_(tiles), run_(num_tiles >= kMinTilesPerThread * threads ? num_kv_heads : 1), runs_(num_kv_heads / run_), count_(num_tiles * runs_),
           taken_(taken) {}
 
     AttentionTask take() {
@@ -46,7 +46,7 @@ struct Workspace {
 };
 
 template <class T>
-inline void attend_tails(const Queries<T>& queries, const TailPlaces<T>& tails, int64_t group, int64_t num_groups, SoftmaxState& sums) {
+inline void attend_tails(const Queries<T>& queries, const TailPlaces<T>& tails, int64_t kv_head, int64_t num_kv_heads, SoftmaxState& sums) {
     const int64_t head_dim = queries.head_dim;
     const T* q = queries.q;
     for (int64_t i = 0; i < queries.count; i++) {
@@ -54,8 +54,8 @@ inline void attend_tails(const Queries<T>& queries, const TailPlaces<T>& tails, 
         for (int64_t place = 0; place < tails.num_places; place++) {
             const int64_t at = beam * tails.num_places + place;
             if (!tails.seen[at]) continue;
-            const T* key = tails.keys + (at * num_groups + group) * head_dim;
-            const T* value = tails.values + (at * num_groups + group) * head_dim;
+            const T* key = tails.keys + (at * num_kv_heads + kv_head) * head_dim;
+            const T* value = tails.values + (at * num_kv_heads + kv_head) * head_dim;
             float score = 0, *out = sums.out.data() + i * sums.padded;
             for (int64_t k = 0; k < head_dim; k++) score += to_float(q[i * head_dim + k]) * to_float(key[k]);
             const float peak = std::max(sums.peak[i], score);
@@ -84,11 +84,11 @@ class Attention {
   public:
     // Takes the first task and prefetches its first chunk: construct it some time before `run`.
     Attention(const Pages<T>& pages, const TailPlaces<T>& tails, TaskQueue tasks, int64_t num_heads, Workspace<T>& space)
-        : pages_(pages), tails_(tails), tasks_(tasks), num_heads_(num_heads), per_group_(num_heads / pages.num_groups), space_(space),
+        : pages_(pages), tails_(tails), tasks_(tasks), num_heads_(num_heads), per_group_(num_heads / pages.num_kv_heads), space_(space),
           task_(tasks_.take()) {
         if (task_.tile == nullptr) return;
-        chunk_->fill(pages_, *task_.tile, task_.first_group, 0);
-        Prefetcher<T>(*chunk_, task_.num_groups, pages_.head_dim, 1).fetch_all();
+        chunk_->fill(pages_, *task_.tile, task_.first_kv_head, 0);
+        Prefetcher<T>(*chunk_, task_.num_kv_heads, pages_.head_dim, 1).fetch_all();
     }
 
     Attention(const Attention&) = delete;
@@ -107,24 +107,24 @@ class Attention {
   private:
     int64_t count() const { return task_.tile->num_rows * per_group_; }
 
-    int64_t place_of(int64_t group, int64_t i) const {
-        const int64_t row = task_.tile->first_row + i / per_group_, head = (task_.first_group + group) * per_group_ + i % per_group_;
+    int64_t place_of(int64_t kv_head, int64_t i) const {
+        const int64_t row = task_.tile->first_row + i / per_group_, head = (task_.first_kv_head + kv_head) * per_group_ + i % per_group_;
         return (row * num_heads_ + head) * pages_.head_dim;
     }
 
-    Queries<T> queries_of(int64_t group) const {
+    Queries<T> queries_of(int64_t kv_head) const {
         const int64_t head_dim = pages_.head_dim;
-        return {space_.queries.data() + group * count() * head_dim, count(), per_group_, head_dim, 1.0f / std::sqrt(float(head_dim)), *task_.tile};
+        return {space_.queries.data() + kv_head * count() * head_dim, count(), per_group_, head_dim, 1.0f / std::sqrt(float(head_dim)), *task_.tile};
     }
 
     void gather(const T* q) {
         const int64_t head_dim = pages_.head_dim;
-        space_.sums.resize(std::max<size_t>(space_.sums.size(), task_.num_groups));
-        space_.queries.resize(task_.num_groups * count() * head_dim);
-        for (int64_t group = 0; group < task_.num_groups; group++) {
-            space_.sums[group].begin(count(), head_dim);
+        space_.sums.resize(std::max<size_t>(space_.sums.size(), task_.num_kv_heads));
+        space_.queries.resize(task_.num_kv_heads * count() * head_dim);
+        for (int64_t kv_head = 0; kv_head < task_.num_kv_heads; kv_head++) {
+            space_.sums[kv_head].begin(count(), head_dim);
             for (int64_t i = 0; i < count(); i++)
-                std::copy_n(q + place_of(group, i), head_dim, space_.queries.data() + (group * count() + i) * head_dim);
+                std::copy_n(q + place_of(kv_head, i), head_dim, space_.queries.data() + (kv_head * count() + i) * head_dim);
         }
     }
 
@@ -132,12 +132,12 @@ class Attention {
     void attend_pages(const AttentionTask& next) {
         bool is_last = false;
         for (int64_t first = kChunk; !is_last; first += kChunk) {
-            next_chunk_->fill(pages_, *task_.tile, task_.first_group, first);
+            next_chunk_->fill(pages_, *task_.tile, task_.first_kv_head, first);
             is_last = next_chunk_->count == 0;
-            if (is_last && next.tile != nullptr) next_chunk_->fill(pages_, *next.tile, next.first_group, 0);
-            Prefetcher<T> prefetcher(*next_chunk_, task_.num_groups, pages_.head_dim, task_.num_groups * num_prefetches(queries_of(0), *chunk_));
-            for (int64_t group = 0; group < task_.num_groups; group++) {
-                attend_chunk(queries_of(group), *chunk_, space_.packed, space_.sums[group], prefetcher);
+            if (is_last && next.tile != nullptr) next_chunk_->fill(pages_, *next.tile, next.first_kv_head, 0);
+            Prefetcher<T> prefetcher(*next_chunk_, task_.num_kv_heads, pages_.head_dim, task_.num_kv_heads * num_prefetches(queries_of(0), *chunk_));
+            for (int64_t kv_head = 0; kv_head < task_.num_kv_heads; kv_head++) {
+                attend_chunk(queries_of(kv_head), *chunk_, space_.packed, space_.sums[kv_head], prefetcher);
                 chunk_->go_to_next_head(pages_.head_dim);
             }
             std::swap(chunk_, next_chunk_);
@@ -146,13 +146,13 @@ class Attention {
 
     void finish(T* out) {
         const int64_t head_dim = pages_.head_dim;
-        for (int64_t group = 0; group < task_.num_groups; group++) {
-            SoftmaxState& sums = space_.sums[group];
+        for (int64_t kv_head = 0; kv_head < task_.num_kv_heads; kv_head++) {
+            SoftmaxState& sums = space_.sums[kv_head];
             if (task_.tile->first_row >= tails_.first_row)
-                attend_tails(queries_of(group), tails_, task_.first_group + group, pages_.num_groups, sums);
+                attend_tails(queries_of(kv_head), tails_, task_.first_kv_head + kv_head, pages_.num_kv_heads, sums);
             for (int64_t i = 0; i < count(); i++) {
                 const float* sum = sums.out.data() + i * sums.padded;
-                T* to = out + place_of(group, i);
+                T* to = out + place_of(kv_head, i);
                 const float inverse = 1.0f / sums.total[i];
                 int64_t k = 0;
                 for (; k + kWidth <= head_dim; k += kWidth) store(to + k, load(sum + k) * inverse);

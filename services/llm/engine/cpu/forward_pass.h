@@ -22,8 +22,8 @@ template <class T>
 class ForwardPass {
   public:
     ForwardPass(const TailraceModel& model, const TailraceStep& step)
-        : model_(model), step_(step), query_width_(model.heads * model.head_dim),
-          qkv_width_((model.heads + 2 * model.groups) * model.head_dim), residual_(new float[step.rows * model.hidden]),
+        : model_(model), step_(step), query_width_(model.num_heads * model.head_dim),
+          qkv_width_((model.num_heads + 2 * model.num_kv_heads) * model.head_dim), residual_(new float[step.rows * model.hidden]),
           qkv_(new float[step.rows * qkv_width_]), x_(new T[step.rows * std::max(model.hidden, query_width_)]),
           heads_or_ffn_(new T[step.rows * std::max(query_width_, model.ffn)]), cos_sin_(new float[step.rows * model.head_dim]),
           gates_(new float[step.rows < kGemmMinRows ? step.rows * 2 * model.ffn : 0]), scales_(new float[step.rows]),
@@ -145,7 +145,7 @@ class ForwardPass {
 
     // Head norms and rope; keys and values go to the paged cache or to the beams' tails.
     void rope_and_store(const Range& rows, const TailraceLayer& layer, int64_t index) {
-        const int64_t size = model_.head_dim, width = model_.groups * size;
+        const int64_t size = model_.head_dim, width = model_.num_kv_heads * size;
         std::vector<float> normed(size);
         for (int64_t row = rows.first; row < rows.last; row++) {
             const float* heads = qkv_.get() + row * qkv_width_;
@@ -153,14 +153,14 @@ class ForwardPass {
             const bool is_paged = row < step_.paged_rows;
             T* key = static_cast<T*>(is_paged ? step_.keys : step_.tail_keys) + slot * width;
             T* value = static_cast<T*>(is_paged ? step_.values : step_.tail_values) + slot * width;
-            for (int64_t head = 0; head < model_.heads + model_.groups; head++) {
-                const bool is_query = head < model_.heads;
+            for (int64_t head = 0; head < model_.num_heads + model_.num_kv_heads; head++) {
+                const bool is_query = head < model_.num_heads;
                 const float* x = heads + head * size;
                 if (const void* weight = is_query ? layer.query_norm : layer.key_norm) {
                     rms_norm(x, static_cast<const T*>(weight), size, model_.eps, normed.data());
                     x = normed.data();
                 }
-                T* out = is_query ? heads_or_ffn_.get() + row * query_width_ + head * size : key + (head - model_.heads) * size;
+                T* out = is_query ? heads_or_ffn_.get() + row * query_width_ + head * size : key + (head - model_.num_heads) * size;
                 rope(x, cos_sin_.get() + row * size, cos_sin_.get() + row * size + size / 2, size, out);
             }
             copy_row(heads + query_width_ + width, width, value);
@@ -175,15 +175,15 @@ class ForwardPass {
     }
 
     Attention<T> attention_of(int64_t layer, int threads, Workspace<T>& space) {
-        const int64_t token = model_.groups * model_.head_dim, at = layer * step_.layer_slots * token;
+        const int64_t token = model_.num_kv_heads * model_.head_dim, at = layer * step_.layer_slots * token;
         const int64_t beams = step_.rows - step_.paged_rows, tail_at = layer * beams * step_.num_tail_places * token;
         const Pages<T> pages = {static_cast<const T*>(step_.keys) + at, static_cast<const T*>(step_.values) + at, step_.block_table,
-                                step_.block_tokens, model_.groups, model_.head_dim};
+                                step_.block_tokens, model_.num_kv_heads, model_.head_dim};
         const TailPlaces<T> tails = {static_cast<const T*>(step_.tail_keys) + tail_at,
                                      static_cast<const T*>(step_.tail_values) + tail_at, step_.tail_seen, step_.paged_rows,
                                      step_.num_tail_places};
         const Tile* tiles = step_.is_windowed[layer] ? step_.windowed_tiles : step_.tiles;
-        return {pages, tails, TaskQueue(tiles, step_.num_tiles, model_.groups, threads, next_task_[layer]), model_.heads, space};
+        return {pages, tails, TaskQueue(tiles, step_.num_tiles, model_.num_kv_heads, threads, next_task_[layer]), model_.num_heads, space};
     }
 
     const TailraceModel& model_;

@@ -21,7 +21,7 @@ struct TailraceLayer {
 };
 
 struct TailraceModel {
-    int64_t is_bf16, is_int8, hidden, heads, groups, head_dim, ffn, num_layers;
+    int64_t is_bf16, is_int8, hidden, num_heads, num_kv_heads, head_dim, ffn, num_layers;
     float eps, rope_scale;  // of the RMS norms; factor of cosine and sine
     const TailraceLayer* layers;
     const void *embedding, *norm;

@@ -26,10 +26,10 @@ struct Pages {
     const T* keys;
     const T* values;
     const int64_t* blocks;
-    int64_t block_tokens, num_groups, head_dim;
+    int64_t block_tokens, num_kv_heads, head_dim;
 
-    const T* of(const T* slots, int64_t block, int64_t offset, int64_t group) const {
-        return slots + ((block * block_tokens + offset) * num_groups + group) * head_dim;
+    const T* of(const T* slots, int64_t block, int64_t offset, int64_t kv_head) const {
+        return slots + ((block * block_tokens + offset) * num_kv_heads + kv_head) * head_dim;
     }
 };
 
@@ -50,7 +50,7 @@ struct Chunk {
     int32_t positions[kChunk];
     int count = 0;
 
-    void fill(const Pages<T>& pages, const Tile& tile, int64_t group, int64_t first) {
+    void fill(const Pages<T>& pages, const Tile& tile, int64_t kv_head, int64_t first) {
         const int64_t limit = tile.first_limit + (tile.num_rows - 1) * tile.limit_step;
         int64_t place = first / pages.block_tokens, offset = first % pages.block_tokens;
         for (count = 0; count < kChunk && place < tile.num_blocks; place++, offset = 0) {
@@ -58,8 +58,8 @@ struct Chunk {
             const int64_t block = pages.blocks[tile.first_block + place], start = (place + skipped) * pages.block_tokens;
             const int64_t end = std::min({pages.block_tokens, offset + kChunk - count, limit - start});
             for (; offset < end; offset++) {
-                keys[count] = pages.of(pages.keys, block, offset, group);
-                values[count] = pages.of(pages.values, block, offset, group);
+                keys[count] = pages.of(pages.keys, block, offset, kv_head);
+                values[count] = pages.of(pages.values, block, offset, kv_head);
                 positions[count++] = int32_t(start + offset);
             }
             if (limit <= start) break;

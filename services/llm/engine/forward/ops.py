@@ -85,10 +85,10 @@ class TorchOps:
         slot_mapping_P: Tensor,
     ) -> Heads:
         """Split, norm, rotate, write."""
-        num_groups, head_dim = cache.num_groups, cos_sin[0].shape[-1]
+        num_kv_heads, head_dim = cache.num_kv_heads, cos_sin[0].shape[-1]
         heads_TNK = qkv_TX.view(len(qkv_TX), -1, head_dim)
-        q_THK, k_TGK = heads_TNK[:, : -2 * num_groups], heads_TNK[:, -2 * num_groups : -num_groups]
-        v_TGK = heads_TNK[:, -num_groups:]
+        q_THK, k_TGK = heads_TNK[:, : -2 * num_kv_heads], heads_TNK[:, -2 * num_kv_heads : -num_kv_heads]
+        v_TGK = heads_TNK[:, -num_kv_heads:]
         if norms is not None:
             q_THK, k_TGK = self.rms_norm(q_THK, norms.query_K, eps), self.rms_norm(k_TGK, norms.key_K, eps)
         heads = Heads(rotate(q_THK, *cos_sin), rotate(k_TGK, *cos_sin), v_TGK)

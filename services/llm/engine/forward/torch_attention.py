@@ -89,8 +89,8 @@ def paged_attention(
 
 def tail_attention(q_BHK: Tensor, k_BLGK: Tensor, v_BLGK: Tensor, seen_BL: Tensor) -> tuple[Tensor, Tensor]:
     """Attend each beam over its own tail. Returns the output (B, H, K) and its log-sum-exp (B, H), both fp32."""
-    num_groups = k_BLGK.shape[2]
-    q_BGMK = q_BHK.float().view(len(q_BHK), num_groups, -1, q_BHK.shape[-1]) * q_BHK.shape[-1] ** -0.5
+    num_kv_heads = k_BLGK.shape[2]
+    q_BGMK = q_BHK.float().view(len(q_BHK), num_kv_heads, -1, q_BHK.shape[-1]) * q_BHK.shape[-1] ** -0.5
     score_BGML = q_BGMK @ k_BLGK.float().permute(0, 2, 3, 1)
     score_BGML.masked_fill_(~seen_BL[:, None, None, :], -torch.inf)
     lse_BGM = score_BGML.logsumexp(-1)
@@ -109,7 +109,7 @@ def _attend_group(
 ) -> tuple[Tensor, Tensor]:
     num_rows, head_dim = q_EQHK.shape[1], q_EQHK.shape[3]
     scaled = q_EQHK.float() * head_dim**-0.5
-    q_EGXK = _split(scaled, 2, cache.num_groups).permute(0, 2, 1, 3, 4).flatten(2, 3)
+    q_EGXK = _split(scaled, 2, cache.num_kv_heads).permute(0, 2, 1, 3, 4).flatten(2, 3)
     tile_blocks = tile_tokens // cache.block_tokens
     softmax = _OnlineSoftmax()
     for first_block in range(0, group.block_table_EN.shape[1], tile_blocks):

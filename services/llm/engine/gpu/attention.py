@@ -30,10 +30,10 @@ class TritonAttention:
     """Implements `PagedAttention` on a CUDA device (or on a CPU in Triton's interpreter)."""
 
     def __init__(
-        self, num_heads: int, num_groups: int, block_tokens: int, device: torch.device, window: Window | None = None
+        self, num_heads: int, num_kv_heads: int, block_tokens: int, device: torch.device, window: Window | None = None
     ) -> None:
-        self._heads_per_group = num_heads // num_groups
-        self._num_groups = num_groups
+        self._heads_per_group = num_heads // num_kv_heads
+        self._num_kv_heads = num_kv_heads
         self._block_tokens = block_tokens
         self._device = device
         self._window = window
@@ -101,7 +101,7 @@ class TritonAttention:
         """Return into how many parts contexts of up to `longest` tokens are split to fill the device, 1 if the tiles alone fill it."""
         is_tall = rows_per_tile * self._heads_per_group > _MAX_PROGRAM_ROWS // 2
         at_once = _MULTIPROCESSORS if is_tall else 2 * _MULTIPROCESSORS
-        return max(1, min(at_once // (num_tiles * self._num_groups), longest // MIN_SPLIT_TOKENS))
+        return max(1, min(at_once // (num_tiles * self._num_kv_heads), longest // MIN_SPLIT_TOKENS))
 
     def attend(self, q_THK: Tensor, cache: KvCache, layer: int, prepared: TileTable, tails: Tails | None) -> Tensor:
         """Attend each row over its own context, and beams over their tails as well."""
@@ -110,4 +110,4 @@ class TritonAttention:
         is_whole = prepared.num_splits == 1 and tails is None
         dtype = q_THK.dtype if is_whole else torch.float32
         split_STHK, lse_STH = attend_splits(q_THK, slots, prepared, self._block_tokens, window, dtype)
-        return split_STHK[0] if is_whole else merge_states(split_STHK, lse_STH, q_THK, tails, layer, self._num_groups)
+        return split_STHK[0] if is_whole else merge_states(split_STHK, lse_STH, q_THK, tails, layer, self._num_kv_heads)

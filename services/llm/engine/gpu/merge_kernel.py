@@ -17,7 +17,7 @@ _SPLITS_AT_ONCE = 16
 
 
 def merge_states(
-    split_STHK: Tensor, lse_STH: Tensor, q_THK: Tensor, tails: Tails | None, layer: int, num_groups: int
+    split_STHK: Tensor, lse_STH: Tensor, q_THK: Tensor, tails: Tails | None, layer: int, num_kv_heads: int
 ) -> Tensor:
     """Return the output (T, H, K). With `tails`, the last rows are beams."""
     num_rows, num_heads, head_dim = q_THK.shape
@@ -35,7 +35,7 @@ def merge_states(
         len(split_STHK),
         head_dim**-0.5,
         NUM_HEADS=num_heads,
-        NUM_GROUPS=num_groups,
+        NUM_KV_HEADS=num_kv_heads,
         HEAD_DIM=head_dim,
         HEAD_PAD=triton.next_power_of_2(head_dim),
         NUM_PLACES=0 if tails is None else tails.seen_BL.shape[1],
@@ -60,7 +60,7 @@ def _merge_states(  # type: ignore[no-untyped-def]
     num_splits,  # noqa: ANN001
     softmax_scale,  # noqa: ANN001
     NUM_HEADS: tl.constexpr,
-    NUM_GROUPS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_PAD: tl.constexpr,
     NUM_PLACES: tl.constexpr,
@@ -89,7 +89,7 @@ def _merge_states(  # type: ignore[no-untyped-def]
             place_L = tl.arange(0, PLACES_PAD)
             cell_L = (row - first_beam_row) * NUM_PLACES + place_L
             is_seen_L = tl.load(seen_ptr + cell_L, mask=place_L < NUM_PLACES, other=0) != 0
-            tail_LK = (cell_L * NUM_GROUPS + head // (NUM_HEADS // NUM_GROUPS))[:, None] * HEAD_DIM + dim_K[None, :]
+            tail_LK = (cell_L * NUM_KV_HEADS + head // (NUM_HEADS // NUM_KV_HEADS))[:, None] * HEAD_DIM + dim_K[None, :]
             is_tail_LK = is_seen_L[:, None] & is_dim_K[None, :]
             q_K = tl.load(q_ptr + place * HEAD_DIM + dim_K, mask=is_dim_K, other=0.0).to(tl.float32)
             k_LK = tl.load(tail_k_ptr + tail_LK, mask=is_tail_LK, other=0.0).to(tl.float32)

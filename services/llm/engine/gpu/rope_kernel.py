@@ -30,12 +30,12 @@ def rope_and_store(
     """Return queries (T, H, K), keys and values (T, G, K); the first P rows' keys and values are also written to their slots."""
     cos_TK, sin_TK = cos_sin
     num_rows, head_dim = cos_TK.shape
-    num_groups = slots.keys.shape[1]
-    num_heads = qkv_TX.shape[1] // head_dim - 2 * num_groups
+    num_kv_heads = slots.keys.shape[1]
+    num_heads = qkv_TX.shape[1] // head_dim - 2 * num_kv_heads
     q_THK = qkv_TX.new_empty(num_rows, num_heads, head_dim)
-    k_TGK, v_TGK = (qkv_TX.new_empty(num_rows, num_groups, head_dim) for _ in range(2))
+    k_TGK, v_TGK = (qkv_TX.new_empty(num_rows, num_kv_heads, head_dim) for _ in range(2))
     query_norm_K, key_norm_K = (qkv_TX, qkv_TX) if norms is None else (norms.query_K, norms.key_K)
-    _rope_and_store[(num_rows * triton.cdiv(num_heads + 2 * num_groups, _HEADS_AT_ONCE),)](
+    _rope_and_store[(num_rows * triton.cdiv(num_heads + 2 * num_kv_heads, _HEADS_AT_ONCE),)](
         qkv_TX,
         cos_TK,
         sin_TK,
@@ -52,7 +52,7 @@ def rope_and_store(
         len(slot_mapping_P),
         eps,
         NUM_HEADS=num_heads,
-        NUM_GROUPS=num_groups,
+        NUM_KV_HEADS=num_kv_heads,
         NUM_PAIRS=head_dim // 2,
         PAIRS_PAD=triton.next_power_of_2(head_dim // 2),
         HEADS=_HEADS_AT_ONCE,
@@ -88,7 +88,7 @@ def _rope_and_store(  # type: ignore[no-untyped-def]
     num_stored,  # noqa: ANN001
     eps,  # noqa: ANN001
     NUM_HEADS: tl.constexpr,
-    NUM_GROUPS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
     NUM_PAIRS: tl.constexpr,
     PAIRS_PAD: tl.constexpr,
     HEADS: tl.constexpr,
@@ -96,13 +96,13 @@ def _rope_and_store(  # type: ignore[no-untyped-def]
     PEAK: tl.constexpr,
 ) -> None:
     """Handle a few heads of one row. Query heads come first, then key heads, then value heads."""
-    NUM_ALL: tl.constexpr = NUM_HEADS + 2 * NUM_GROUPS
+    NUM_ALL: tl.constexpr = NUM_HEADS + 2 * NUM_KV_HEADS
     num_programs_a_row = tl.cdiv(NUM_ALL, HEADS)
     row = (tl.program_id(0) // num_programs_a_row).to(tl.int64)
     head_M = tl.program_id(0) % num_programs_a_row * HEADS + tl.arange(0, HEADS)
     pair_P = tl.arange(0, PAIRS_PAD)
     is_pair_P = pair_P < NUM_PAIRS
-    is_query_M, is_value_M = head_M < NUM_HEADS, head_M >= NUM_HEADS + NUM_GROUPS
+    is_query_M, is_value_M = head_M < NUM_HEADS, head_M >= NUM_HEADS + NUM_KV_HEADS
     is_head_MP = (head_M < NUM_ALL)[:, None] & is_pair_P[None, :]
     cell_MP = head_M[:, None] * 2 * NUM_PAIRS + pair_P[None, :]
 
@@ -127,12 +127,12 @@ def _rope_and_store(  # type: ignore[no-untyped-def]
     is_value_MP = is_head_MP & is_value_M[:, None]
     is_key_MP = is_head_MP & ~(is_query_M | is_value_M)[:, None]
     _store(q_ptr + row * NUM_HEADS * 2 * NUM_PAIRS + cell_MP, low_MP, high_MP, is_query_MP, NUM_PAIRS)
-    first_key, first_value = NUM_HEADS, NUM_HEADS + NUM_GROUPS
-    place = row * NUM_GROUPS
+    first_key, first_value = NUM_HEADS, NUM_HEADS + NUM_KV_HEADS
+    place = row * NUM_KV_HEADS
     _store(k_ptr + (place - first_key) * 2 * NUM_PAIRS + cell_MP, low_MP, high_MP, is_key_MP, NUM_PAIRS)
     _store(v_ptr + (place - first_value) * 2 * NUM_PAIRS + cell_MP, low_MP, high_MP, is_value_MP, NUM_PAIRS)
     if row < num_stored:
-        slot = tl.load(slot_mapping_ptr + row).to(tl.int64) * NUM_GROUPS
+        slot = tl.load(slot_mapping_ptr + row).to(tl.int64) * NUM_KV_HEADS
         cache_k_MP = cache_k_ptr + (slot - first_key) * 2 * NUM_PAIRS + cell_MP
         cache_v_MP = cache_v_ptr + (slot - first_value) * 2 * NUM_PAIRS + cell_MP
         if PEAK > 0.0:

@@ -53,12 +53,12 @@ def attend_splits(
         whose output is not written.
     """
     num_rows, num_heads, head_dim = q_THK.shape
-    num_groups = slots.keys.shape[1]
+    num_kv_heads = slots.keys.shape[1]
     split_STHK = q_THK.new_empty((tiles.num_splits, *q_THK.shape), dtype=dtype)
     lse_STH = q_THK.new_empty(split_STHK.shape[:-1], dtype=torch.float32)
-    rows = triton.next_power_of_2(max(MIN_PROGRAM_ROWS, tiles.rows_per_tile * (num_heads // num_groups)))
+    rows = triton.next_power_of_2(max(MIN_PROGRAM_ROWS, tiles.rows_per_tile * (num_heads // num_kv_heads)))
     is_wide = q_THK.dtype == torch.float32
-    _attend_split[(num_groups, len(tiles.tile_E6), tiles.num_splits)](
+    _attend_split[(num_kv_heads, len(tiles.tile_E6), tiles.num_splits)](
         q_THK,
         slots.keys,
         slots.values,
@@ -70,8 +70,8 @@ def attend_splits(
         lse_STH,
         num_rows,
         head_dim**-0.5,
-        NUM_GROUPS=num_groups,
-        HEADS_PER_GROUP=num_heads // num_groups,
+        NUM_KV_HEADS=num_kv_heads,
+        HEADS_PER_GROUP=num_heads // num_kv_heads,
         HEAD_DIM=head_dim,
         HEAD_PAD=triton.next_power_of_2(max(16, head_dim)),
         BLOCK_TOKENS=block_tokens,
@@ -100,7 +100,7 @@ def _attend_split(  # type: ignore[no-untyped-def]
     lse_ptr,  # noqa: ANN001
     num_step_rows,  # noqa: ANN001
     softmax_scale,  # noqa: ANN001
-    NUM_GROUPS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
     HEADS_PER_GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_PAD: tl.constexpr,
@@ -126,8 +126,8 @@ def _attend_split(  # type: ignore[no-untyped-def]
     head_R = group * HEADS_PER_GROUP + tl.arange(0, ROWS) % HEADS_PER_GROUP
     is_row_R = row_R < num_rows
     limit_R = first_limit + row_R * limit_step
-    place_R = (first_row + row_R) * (NUM_GROUPS * HEADS_PER_GROUP) + head_R
-    split_place_R = split * num_step_rows * (NUM_GROUPS * HEADS_PER_GROUP) + place_R
+    place_R = (first_row + row_R) * (NUM_KV_HEADS * HEADS_PER_GROUP) + head_R
+    split_place_R = split * num_step_rows * (NUM_KV_HEADS * HEADS_PER_GROUP) + place_R
 
     context_len = first_limit + (num_rows - 1) * limit_step
     window_first, sinks_padded = 0, 0
@@ -158,7 +158,7 @@ def _attend_split(  # type: ignore[no-untyped-def]
         block_C = tl.load(block_table_ptr + first_block + position_C // BLOCK_TOKENS, mask=is_seen_C, other=0).to(
             tl.int64
         )
-        slot_C = (block_C * BLOCK_TOKENS + position_C % BLOCK_TOKENS) * NUM_GROUPS + group
+        slot_C = (block_C * BLOCK_TOKENS + position_C % BLOCK_TOKENS) * NUM_KV_HEADS + group
         is_kv_CK = is_seen_C[:, None] & is_dim_K[None, :]
         k_CK = tl.load(k_ptr + slot_C[:, None] * HEAD_DIM + dim_K[None, :], mask=is_kv_CK, other=0.0)
         v_CK = tl.load(v_ptr + slot_C[:, None] * HEAD_DIM + dim_K[None, :], mask=is_kv_CK, other=0.0)

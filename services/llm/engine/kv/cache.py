@@ -61,7 +61,7 @@ class KvCache:
     ) -> None:
         shape = (config.num_hidden_layers, num_blocks, block_tokens, config.num_key_value_heads, config.head_dim)
         self.block_tokens = block_tokens
-        self.num_groups = config.num_key_value_heads
+        self.num_kv_heads = config.num_key_value_heads
         self._keys = _make_store(kind, shape, dtype, device)
         self._values = _make_store(kind, shape, dtype, device)
         self._slots = [_slots(self._keys, self._values, layer) for layer in range(config.num_hidden_layers)]

@@ -85,10 +85,10 @@ def test_rope_and_store_equals_torch(
     seed: int,
 ) -> None:
     """Queries, keys and values, and what the cache then holds, for MHA, GQA and MQA, each kind of cache, with rows of beams."""
-    (num_stored, num_beams), (num_heads, num_groups) = num_rows, heads
-    caches = [cache_of(kind, num_groups, head_dim, dtype) for _ in range(2)]
+    (num_stored, num_beams), (num_heads, num_kv_heads) = num_rows, heads
+    caches = [cache_of(kind, num_kv_heads, head_dim, dtype) for _ in range(2)]
     total = num_stored + num_beams
-    qkv = numbers(seed, total, (num_heads + 2 * num_groups) * head_dim, dtype=dtype)
+    qkv = numbers(seed, total, (num_heads + 2 * num_kv_heads) * head_dim, dtype=dtype)
     cos_sin = rotary_angles(torch.arange(total, device=DEVICE) * 7 + 3, head_dim, Rope(), dtype)
     norms = (
         HeadNorms(numbers(seed + 1, head_dim, dtype=dtype), numbers(seed + 2, head_dim, dtype=dtype))
@@ -105,9 +105,9 @@ def test_rope_and_store_equals_torch(
     assert_same_memory(*caches)
 
 
-def cache_of(kind: str, num_groups: int, head_dim: int, dtype: torch.dtype, device: torch.device = DEVICE) -> KvCache:
+def cache_of(kind: str, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device = DEVICE) -> KvCache:
     """Build an empty cache of two layers."""
-    config = attention_shape(num_groups, num_groups, head_dim)
+    config = attention_shape(num_kv_heads, num_kv_heads, head_dim)
     return KvCache(config, NUM_BLOCKS, BLOCK, dtype, device, kind)
 
 
