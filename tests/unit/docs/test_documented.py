@@ -1,10 +1,12 @@
 """Every command on every page exists, and every link leads somewhere: `pytest tests/unit/docs`."""
 
+import re
 from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
 
+from services.settings.settings import Settings
 from tests.support.documented import complaints, reason_to_skip, runnable
 from tests.support.pages import MARKS, ROOT, all_pages, anchors, blocks, fences, links
 from tests.support.shell_words import Command, commands
@@ -51,6 +53,13 @@ def test_every_link_leads_somewhere() -> None:
                 broken.append(f"{name}: {target}")
 
     assert broken == []
+
+
+def test_every_setting_exists() -> None:
+    """A setting that a page names is one of the settings."""
+    named = {name for text in TEXTS.values() for name in re.findall(r"\bTAILRACE_([A-Z][A-Z_]*[A-Z])\b", text)}
+
+    assert sorted(named - {name.upper() for name in Settings.model_fields}) == []
 
 
 def test_every_page_is_in_the_index() -> None:
