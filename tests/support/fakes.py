@@ -43,11 +43,11 @@ class FakeLlm:
         self.version = version
         self.error: BaseException | None = None
         self.delay_s = 0.0
-        self.asked: list[RankRequest] = []
+        self.requests: list[RankRequest] = []
 
     async def rank(self, request: RankRequest, timeout_s: float) -> RankResult:
         """Rank, within the timeout."""
-        self.asked.append(request)
+        self.requests.append(request)
         await asyncio.sleep(min(self.delay_s, timeout_s))
         if self.delay_s > timeout_s:
             raise DeadlineExceeded("llm")

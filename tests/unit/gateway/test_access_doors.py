@@ -214,7 +214,7 @@ async def test_a_refusal_comes_before_anything_is_read(door: Door, world: World)
 
     assert nonsense.status in NO_KEY
     assert world.events.records == []
-    assert world.llm.asked == []
+    assert world.llm.requests == []
 
 
 @pytest.mark.parametrize("key", ["slow", "daily"])
@@ -262,7 +262,7 @@ async def test_the_priority_goes_along(door: Door, world: World) -> None:
     await door.recommend(bearer("shop"), user_id="long")
     await door.recommend(bearer("root"), user_id="long")
 
-    assert [asked.priority for asked in world.llm.asked] == [Priority.HIGH, Priority.NORMAL]
+    assert [asked.priority for asked in world.llm.requests] == [Priority.HIGH, Priority.NORMAL]
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/docs", "/openapi.json"])

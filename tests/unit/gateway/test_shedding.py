@@ -37,7 +37,7 @@ async def test_low_priority_is_answered_from_memory_while_the_others_are_served(
 
     assert (shed.tier, shed.reason, len(shed.items)) == (Tier.POPULAR, Reason.SHED, 3)
     assert [answer.reason for answer in served] == [Reason.LLM_IN_TIME] * 2
-    assert len(world.llm.asked) == 2
+    assert len(world.llm.requests) == 2
 
 
 async def test_an_answer_from_memory_is_counted_and_leaves_no_impression(world: World) -> None:
@@ -65,7 +65,7 @@ async def test_filters_hold_for_the_shed_too(world: World) -> None:
     answer = await world.plane.recommend(request, time.monotonic(), "rest", replace(ANYONE, priority=Priority.LOW))
 
     assert (answer.reason, [item.item_id for item in answer.items]) == (Reason.SHED, ["i01", "i03", "i05"])
-    assert world.llm.asked == []
+    assert world.llm.requests == []
 
 
 async def test_low_priority_is_refused_when_even_memory_is_too_much(world: World) -> None:

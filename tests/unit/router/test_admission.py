@@ -72,7 +72,7 @@ class AdmissionMachine(RuleBasedStateMachine):
 
 
 TestAdmissionMachine = AdmissionMachine.TestCase
-TestAdmissionMachine.settings = settings(max_examples=150, stateful_step_count=40)
+TestAdmissionMachine.settings = settings(max_examples=50, stateful_step_count=40)
 
 
 def test_each_class_gives_way_at_its_strain() -> None:

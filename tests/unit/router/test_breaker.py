@@ -24,36 +24,6 @@ def test_failures_in_a_row_open_it_and_one_success_closes_it() -> None:
     assert breaker.state(11) is BreakerState.CLOSED
 
 
-def test_a_success_between_failures_starts_the_count_anew() -> None:
-    """Only failures in a row count."""
-    breaker = Breaker(max_failures=2, open_s=10)
-    breaker.failed(0)
-    breaker.succeeded()
-    breaker.failed(0)
-
-    assert breaker.allows(0)
-
-
-def test_a_failed_trial_opens_it_again_for_the_whole_time() -> None:
-    """The clock starts at the trial's failure."""
-    breaker = Breaker(max_failures=1, open_s=10)
-    breaker.failed(0)
-    breaker.started(10)
-    breaker.failed(15)
-
-    assert not breaker.allows(24.9)
-    assert breaker.allows(25)
-
-
-def test_an_abandoned_trial_leaves_room_for_another() -> None:
-    """A caller who left says nothing of the LLM's health."""
-    breaker = Breaker(max_failures=1, open_s=10)
-    breaker.failed(0)
-    breaker.abandoned(breaker.started(10))
-
-    assert breaker.allows(10)
-
-
 class BreakerMachine(RuleBasedStateMachine):
     """Many requests at once, in any order of starts, outcomes and waits."""
 
@@ -68,7 +38,7 @@ class BreakerMachine(RuleBasedStateMachine):
 
     @property
     def is_broken(self) -> bool:
-        """Whether nothing has come back well since it opened."""
+        """Whether no request has succeeded since it opened."""
         return self.failures_in_a_row >= 3
 
     @rule(seconds=st.floats(0, 6))
@@ -78,18 +48,18 @@ class BreakerMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.breaker.allows(self.now_s))
     @rule()
-    def ask(self) -> None:
-        """A request goes."""
+    def start(self) -> None:
+        """A request starts."""
         self.out.append(self.breaker.started(self.now_s))
         if self.is_broken:
             self.trial = self.out[-1]
 
     @precondition(lambda self: self.out)
-    @rule(data=st.data(), outcome=st.sampled_from(["well", "failed", "abandoned"]))
-    def hear(self, data: st.DataObject, outcome: str) -> None:
-        """One of those that are out ends, perhaps one from before it opened."""
+    @rule(data=st.data(), outcome=st.sampled_from(["succeeded", "failed", "abandoned"]))
+    def end(self, data: st.DataObject, outcome: str) -> None:
+        """One of the open requests ends, perhaps one from before the breaker opened."""
         number = self.out.pop(data.draw(st.integers(0, len(self.out) - 1)))
-        if outcome == "well":
+        if outcome == "succeeded":
             self.breaker.succeeded()
             self.failures_in_a_row = 0
         elif outcome == "failed":
@@ -110,4 +80,4 @@ class BreakerMachine(RuleBasedStateMachine):
 
 
 TestBreakerMachine = BreakerMachine.TestCase
-BreakerMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
+BreakerMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)

@@ -40,20 +40,6 @@ def test_failures_open_the_breaker(outcome: LlmOutcome) -> None:
     assert not broken.view(0, Priority.HIGH).breaker_allows
 
 
-def test_a_half_open_breaker_sees_its_trial_go() -> None:
-    """While the one request of the trial is out, no other may go; its end decides."""
-    broken = gate()
-    for _ in range(2):
-        broken.ended(LlmOutcome.FAILED, broken.started(0), 0.1, 0)
-    may_try = broken.view(10, Priority.HIGH).breaker_allows
-    trial = broken.started(10)
-    meanwhile = broken.view(10, Priority.HIGH).breaker_allows
-    broken.ended(LlmOutcome.IN_TIME, trial, 0.1, 10)
-
-    assert (may_try, meanwhile) == (True, False)
-    assert broken.view(10, Priority.HIGH).breaker_allows
-
-
 @pytest.mark.parametrize(
     "outcome", [LlmOutcome.LATE, LlmOutcome.OVERLOADED, LlmOutcome.REFUSED, LlmOutcome.MISMATCH, LlmOutcome.ABANDONED]
 )

@@ -82,7 +82,7 @@ async def test_the_llm_is_handed_the_span_that_waits_for_it(
     """What the replica does hangs under the stage `llm`."""
     await traced_rest.recommend({"user_id": "long"})
 
-    carried = dict(world.llm.asked[0].trace)
+    carried = dict(world.llm.requests[0].trace)
     waiting = recorder.one("llm")
     assert carried["traceparent"].startswith(traceparent(trace_id_of(waiting), span_id(waiting))[:-2])
     assert waiting.kind is SpanKind.CLIENT
@@ -92,7 +92,7 @@ async def test_untraced_requests_carry_nothing(world: World, rest: RestClient) -
     """Switched off, the question to the LLM is as it was before there were traces."""
     await rest.recommend({"user_id": "long"}, {"traceparent": traceparent()})
 
-    assert world.llm.asked[0].trace == ()
+    assert world.llm.requests[0].trace == ()
 
 
 async def test_a_refusal_has_a_span_with_its_code(traced_door: RestClient | RpcClient, recorder: Recorder) -> None:
@@ -131,7 +131,7 @@ async def test_the_page_lists_what_spans_say(
     world: World, traced_door: RestClient | RpcClient, recorder: Recorder
 ) -> None:
     """Every span and attribute of a request is in docs/traces.md."""
-    page = (Path(__file__).parents[3] / "docs" / "traces.md").read_text()
+    page = (Path(__file__).parents[4] / "docs" / "traces.md").read_text()
     await traced_door.recommend({"user_id": "long"})
     await traced_door.recommend({"user_id": "long", "k": 0})
 

@@ -1,4 +1,4 @@
-"""Why a request was answered as it was: found by its id for a while, never on a request's path, never at another's cost."""
+"""Explanations are found by request id for a while; keeping them delays and fails no request."""
 
 import json
 from dataclasses import replace
@@ -74,13 +74,13 @@ def shelf() -> Shelf:
 
 
 async def explained(world: World, rest: RestClient, request_id: str) -> dict[str, Any]:
-    """Ask the door."""
+    """Return the explanation from the REST door."""
     await world.plane.explanations.flush()
-    found = await rest.http.get(f"/v1/explanations/{request_id}")
-    assert found.status_code == 200, found.text
-    ExplanationBody.model_validate_json(found.content)  # as it is documented
-    told: dict[str, Any] = found.json()
-    return told
+    answer = await rest.http.get(f"/v1/explanations/{request_id}")
+    assert answer.status_code == 200, answer.text
+    ExplanationBody.model_validate_json(answer.content)  # as it is documented
+    found: dict[str, Any] = answer.json()
+    return found
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ async def explained(world: World, rest: RestClient, request_id: str) -> dict[str
         ("foreign", "llm", "other_bundle", ["features", "route", "rank", "llm", "student", "answer"]),
     ],
 )
-async def test_an_answer_explains_itself(
+async def test_an_answer_has_an_explanation(
     world: World,
     door: RestClient | RpcClient,
     rest: RestClient,
@@ -103,20 +103,20 @@ async def test_an_answer_explains_itself(
     list_state: str,
     stages: list[str],
 ) -> None:
-    """Through either door: the tier, the facts, the list's fate, and the stages in the order of their beginning."""
+    """Through either door: the tier, the facts, the state of the stored list, and the stages in order of their start."""
     answer = await door.recommend({"user_id": user_id, "k": 3, "request_id": f"why-{user_id}"})
 
-    told = await explained(world, rest, f"why-{user_id}")
+    found = await explained(world, rest, f"why-{user_id}")
 
-    assert (told["tier"], told["door"], told["list_state"]) == (tier, door.name, list_state)
-    assert (told["outcome"], told["user_id"], told["caller"]) == ("ok", user_id, "anonymous")
-    assert told["reason"] == answer.body["reason"]
-    assert [stage["name"] for stage in told["stages"]] == stages
-    assert told["sentences"]
-    assert all(stage["offset_ms"] + stage["duration_ms"] <= told["elapsed_ms"] + 0.01 for stage in told["stages"])
+    assert (found["tier"], found["door"], found["list_state"]) == (tier, door.name, list_state)
+    assert (found["outcome"], found["user_id"], found["caller"]) == ("ok", user_id, "anonymous")
+    assert found["reason"] == answer.body["reason"]
+    assert [stage["name"] for stage in found["stages"]] == stages
+    assert found["sentences"]
+    assert all(stage["offset_ms"] + stage["duration_ms"] <= found["elapsed_ms"] + 0.01 for stage in found["stages"])
 
 
-async def test_the_llms_own_numbers_are_told(world: World, rest: RestClient) -> None:
+async def test_the_llms_own_numbers_are_included(world: World, rest: RestClient) -> None:
     """Its counts when it answered in time, how it ended otherwise."""
     await rest.recommend({"user_id": "long", "request_id": "in time"})
     world.llm.error = DependencyAway("llm", 1.0)
@@ -130,43 +130,43 @@ async def test_the_llms_own_numbers_are_told(world: World, rest: RestClient) -> 
     assert (away["planned_tier"], away["tier"], away["reason"]) == ("llm", "student", "llm_away")
 
 
-async def test_a_shed_request_says_so(world: World, rest: RestClient) -> None:
-    """Nothing was read for it, and the words say why."""
+async def test_a_shed_request_has_an_explanation(world: World, rest: RestClient) -> None:
+    """Nothing was read for it, and a sentence gives the reason."""
     world.strain(2)
     await rest.recommend({"user_id": "long", "request_id": "shed"})
 
-    told = await explained(world, rest, "shed")
+    found = await explained(world, rest, "shed")
 
-    assert (told["tier"], told["reason"], told["list_state"]) == ("popular", "shed", "not_read")
-    assert any("shed this caller's class" in sentence for sentence in told["sentences"])
+    assert (found["tier"], found["reason"], found["list_state"]) == ("popular", "shed", "not_read")
+    assert any("shed this caller's class" in sentence for sentence in found["sentences"])
 
 
-async def test_a_late_llm_says_what_was_predicted(world: World, rest: RestClient) -> None:
+async def test_a_late_llm_is_explained(world: World, rest: RestClient) -> None:
     """The student answered instead, after the wait for the LLM."""
     world.llm.delay_s = 3_600
     await rest.recommend({"user_id": "long", "request_id": "late", "deadline_ms": 200})
 
-    told = await explained(world, rest, "late")
+    found = await explained(world, rest, "late")
 
-    assert (told["tier"], told["reason"], told["planned_tier"]) == ("student", "llm_late", "llm")
-    assert any("had not answered when the time was up" in sentence for sentence in told["sentences"])
-    assert any("The longest stage was llm" in sentence for sentence in told["sentences"])
+    assert (found["tier"], found["reason"], found["planned_tier"]) == ("student", "llm_late", "llm")
+    assert any("had not answered when the time was up" in sentence for sentence in found["sentences"])
+    assert any("The longest stage was llm" in sentence for sentence in found["sentences"])
 
 
-async def test_a_refused_request_explains_itself_too(
+async def test_a_refused_request_has_an_explanation(
     world: World, door: RestClient | RpcClient, rest: RestClient
 ) -> None:
-    """With the code and what the caller was told."""
+    """With the code and the message that the caller got."""
     await door.recommend({"user_id": "long", "k": 0}, {"x-request-id": "refused"})
 
-    told = await explained(world, rest, "refused")
+    found = await explained(world, rest, "refused")
 
-    assert told["outcome"] == "invalid_request"
-    assert "k: 0 is out of range" in told["sentences"][0]
+    assert found["outcome"] == "invalid_request"
+    assert "k: 0 is out of range" in found["sentences"][0]
 
 
 @pytest.mark.parametrize("request_id", ["slash/and%2Fslash", "Grüße", "a b"])
-async def test_any_request_id_can_be_asked_for(world: World, rest: RestClient, request_id: str) -> None:
+async def test_any_request_id_can_be_looked_up(world: World, rest: RestClient, request_id: str) -> None:
     """An id may hold whatever is printable."""
     decoded = request_id.replace("%2F", "/")
     await rest.recommend({"user_id": "short", "request_id": decoded})
@@ -197,7 +197,7 @@ async def test_what_another_version_wrote_is_not_found(world: World, rest: RestC
     assert "another version" in answer.json()["error"]["message"]
 
 
-async def test_the_stores_absence_is_said_to_who_asks(world: World, rest: RestClient) -> None:
+async def test_an_unavailable_store_is_reported_as_such(world: World, rest: RestClient) -> None:
     """503, and not "unknown"."""
     shelf = world.shelf
     shelf.error = DependencyAway("features", 1.0)
@@ -207,7 +207,7 @@ async def test_the_stores_absence_is_said_to_who_asks(world: World, rest: RestCl
     assert (found.status_code, found.json()["error"]["code"]) == (503, "dependency_away")
 
 
-async def test_an_absent_store_costs_explanations_and_no_request(shelf: Shelf) -> None:
+async def test_an_unavailable_store_loses_explanations_and_fails_no_request(shelf: Shelf) -> None:
     """What waits is dropped and counted, and it goes on when the store is back."""
     shelf.fake.error = DependencyAway("features", 1.0)
     for number in range(40):
@@ -235,8 +235,8 @@ async def test_the_buffer_is_bounded(shelf: Shelf) -> None:
 
 
 @pytest.mark.parametrize("code", ["unauthenticated", "not_allowed"])
-async def test_who_was_not_let_in_leaves_nothing(shelf: Shelf, code: str) -> None:
-    """A stranger could otherwise overwrite what others are told."""
+async def test_an_unauthorized_request_leaves_no_explanation(shelf: Shelf, code: str) -> None:
+    """A caller without a key could otherwise overwrite the explanations of others."""
     shelf.explanations.refused(refusal(1, code))
     await shelf.explanations.flush()
 

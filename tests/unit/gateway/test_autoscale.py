@@ -1,4 +1,4 @@
-"""How many gateway replicas are wanted. `pytest tests/unit/test_autoscale.py`."""
+"""How many gateway replicas are wanted. `pytest tests/unit/gateway/test_autoscale.py`."""
 
 import math
 from types import SimpleNamespace

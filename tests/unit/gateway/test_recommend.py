@@ -105,7 +105,7 @@ async def test_failures_in_a_row_open_the_breaker(world: World) -> None:
 
     answer = await ask(world)
 
-    assert (answer.reason, len(world.llm.asked)) == (Reason.LLM_AWAY, 2)
+    assert (answer.reason, len(world.llm.requests)) == (Reason.LLM_AWAY, 2)
     assert world.metric("tailrace_breaker_open") == 1
 
 
@@ -116,7 +116,7 @@ async def test_one_id_used_twice_at_once_is_two_questions(world: World) -> None:
     answers = await asyncio.gather(ask(world), ask(world))
 
     assert [answer.request_id for answer in answers] == ["r", "r"]
-    assert len({question.request_id for question in world.llm.asked}) == 2
+    assert len({question.request_id for question in world.llm.requests}) == 2
 
 
 async def test_an_answer_of_another_bundle_is_not_served(world: World) -> None:
@@ -206,7 +206,7 @@ async def test_a_caller_who_leaves_cancels_the_llms_work(world: World) -> None:
     """No question stays in flight for nobody."""
     world.llm.delay_s = 3_600
     asking = asyncio.create_task(ask(world, deadline_ms=5_000))
-    await until(lambda: world.llm.asked)
+    await until(lambda: world.llm.requests)
 
     asking.cancel()
     await asyncio.wait({asking})
@@ -248,7 +248,7 @@ async def test_many_callers_at_once_overflow_to_the_student(world: World) -> Non
     excluded=st.lists(st.sampled_from([f"i{index:02}" for index in range(20)]), max_size=20),
     exclude_seen=st.booleans(),
 )
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_there_is_always_a_whole_answer(tmp_path_factory: pytest.TempPathFactory, **faults: Any) -> None:
     """Under any faults: k items or all that may be shown, none twice, none excluded, scores falling."""
     asyncio.run(_always_whole(tmp_path_factory.mktemp("world"), faults))

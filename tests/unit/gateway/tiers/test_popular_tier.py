@@ -1,0 +1,153 @@
+"""Popularity mixes the prior with recent windows; from memory come the items that the masks would leave, or none."""
+
+import asyncio
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from services.contracts.recommend import Filters, RecommendRequest, ScoredItem, Tier
+from services.errors import DependencyAway
+from services.gateway.request.candidates import ItemRanking, as_items, best_allowed, choose, masks_for
+from services.gateway.tiers.popular import PopularRanking, rank_by_popularity
+from tests.unit.gateway.world import NUM_ITEMS, World, catalogue_of
+
+
+def test_without_windows_the_prior_ranks() -> None:
+    """Ties by index."""
+    ranking = rank_by_popularity("v1", catalogue_of(4), [])
+
+    assert ranking.order.tolist() == [0, 1, 2, 3]
+    assert np.all(np.diff(ranking.scores) <= 0)
+
+
+def test_recent_popularity_is_added_by_share() -> None:
+    """One item that makes up all recent events overtakes the prior's best; unknown items and bad weights are harmless."""
+    ranking = rank_by_popularity("v1", catalogue_of(4), [("i03", 5.0), ("gone", 100.0), ("i02", -3.0)])
+
+    assert ranking.order.tolist() == [3, 0, 1, 2]
+
+
+def test_no_popularity_at_all_is_catalogue_order() -> None:
+    """Nothing divides by zero."""
+    from dataclasses import replace
+
+    bare = replace(catalogue_of(3), popularity=np.zeros(3))
+
+    assert rank_by_popularity("v1", bare, []).order.tolist() == [0, 1, 2]
+
+
+async def test_windows_are_refreshed_and_kept_when_they_are_away(world: World) -> None:
+    """The last known windows stay through an outage."""
+    catalogue = world.live.current().catalogue
+    world.features.popular = [("i19", 1.0)]
+    await world.popular.refresh()
+    refreshed = world.popular.ranking("v1", catalogue).order[0]
+    world.features.error = DependencyAway("features", 1.0)
+    await world.popular.refresh()
+
+    assert refreshed == 19
+    assert world.popular.ranking("v1", catalogue).order[0] == 19
+
+
+async def test_after_a_swap_the_ranking_is_the_new_bundles(world: World) -> None:
+    """Never one bundle's indices with another's catalogue; the windows go along."""
+    world.features.popular = [("i03", 9.0)]
+    await world.popular.refresh()
+
+    ranking = world.popular.ranking("v2", catalogue_of(5))
+
+    assert ranking.version == "v2"
+    assert sorted(ranking.order.tolist()) == [0, 1, 2, 3, 4]
+    assert ranking.order[0] == 3
+
+
+async def test_a_slow_refresh_never_overwrites_a_newer_one(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two at once: the first, held up in its thread, ends before the second reads, so the newest windows rank."""
+    held, entered = threading.Event(), threading.Event()
+
+    def rank(*args: Any) -> PopularRanking:
+        """Rank, the first time only when let go."""
+        if not entered.is_set():
+            entered.set()
+            held.wait(10.0)
+        return rank_by_popularity(*args)
+
+    await world.popular.stop()
+    monkeypatch.setattr("services.gateway.tiers.popular.rank_by_popularity", rank)
+    older = asyncio.create_task(world.popular.refresh())
+    await asyncio.to_thread(entered.wait, 10.0)
+    world.features.popular = [("i19", 1.0)]
+    newer = asyncio.create_task(world.popular.refresh())
+    await asyncio.wait({newer}, timeout=0.05)
+    held.set()
+    await asyncio.gather(older, newer)
+
+    assert world.popular.ranking("v1", world.live.current().catalogue).order[0] == 19
+
+
+item_ids = st.lists(st.sampled_from([*(f"i{index:02}" for index in range(NUM_ITEMS)), "gone"]), max_size=8)
+
+
+def with_masks(world: World, request: RecommendRequest) -> tuple[ScoredItem, ...]:
+    """Return the items by masks over the whole catalogue and the popular ranking, as for a request that is not shed."""
+    live = world.live.current()
+    masks = masks_for(request, request.recent_item_ids, live.catalogue)
+    popular = world.popular.ranking(live.version, live.catalogue)
+    best = best_allowed(popular.order, popular.scores, masks.showable, NUM_ITEMS)
+    return as_items(choose([ItemRanking(Tier.POPULAR, *best)], masks.showable, request.k), live.catalogue)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    k=st.integers(1, 2 * NUM_ITEMS),
+    recent=item_ids,
+    excluded=item_ids,
+    exclude_seen=st.booleans(),
+    before=st.integers(1, NUM_ITEMS),
+)
+async def test_items_from_memory_are_those_of_the_masks(
+    world: World, k: int, recent: list[str], excluded: list[str], exclude_seen: bool, before: int
+) -> None:
+    """Whatever is excluded and whatever was requested before: the same items and scores, or None."""
+    request = RecommendRequest(
+        request_id="r",
+        user_id="u",
+        k=k,
+        recent_item_ids=tuple(recent),
+        exclude_item_ids=tuple(excluded),
+        exclude_seen=exclude_seen,
+    )
+    popular, live = world.popular, world.live.current()
+    popular.items_from_memory(RecommendRequest(request_id="r", user_id="u", k=before), live)
+
+    items = popular.items_from_memory(request, live)
+
+    if k + len({*recent, *excluded}) <= NUM_ITEMS:
+        assert items is not None
+    assert items in (None, with_masks(world, request))
+
+
+async def test_filters_need_the_masks(world: World) -> None:
+    """Memory holds nothing by category."""
+    request = RecommendRequest(request_id="r", user_id="u", k=3, filters=Filters(categories=("odd",)))
+
+    assert world.popular.items_from_memory(request, world.live.current()) is None
+
+
+async def test_a_new_ranking_is_seen_at_once(world: World) -> None:
+    """The head is formatted again as soon as popularity has been refreshed."""
+    popular, live = world.popular, world.live.current()
+    request = RecommendRequest(request_id="r", user_id="u", k=1)
+    before = popular.items_from_memory(request, live)
+    world.features.popular = [("i19", 1.0)]
+    await world.popular.refresh()
+
+    after = popular.items_from_memory(request, live)
+
+    assert before is not None
+    assert after is not None
+    assert (before[0].item_id, after[0].item_id) == ("i00", "i19")
