@@ -9,6 +9,7 @@ import runpy
 import shutil
 import sys
 import tempfile
+import threading
 import time
 import uuid
 import warnings
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from feast import FeatureStore
 
 _SOURCE = Path(__file__).resolve().parents[2] / "feature_repo"
+_IMPORTING = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +161,11 @@ def import_feast() -> ModuleType:
     only reads or writes features. Feast's server metrics are kept in the process: they would land among ours in the folder that the
     processes of a node share, or in a temporary folder per process, which stays when the process is killed.
     """
-    if "feast" in sys.modules:
-        return sys.modules["feast"]
+    with _IMPORTING:  # a second thread would get a half-initialised module
+        return sys.modules["feast"] if "feast" in sys.modules else _import_feast()
+
+
+def _import_feast() -> ModuleType:
     hide_torch = "torch" not in sys.modules
     shared, values.ValueClass = values.ValueClass, values.MutexValue
     if hide_torch:

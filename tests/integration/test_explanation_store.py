@@ -1,4 +1,4 @@
-"""Explanations in a real Valkey: kept for their time, replaced, found by any replica, refused in time while it is away."""
+"""Explanations in a real Valkey: kept for their time, replaced, found by any replica, refused in time while it is unavailable."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.integration
 
 
 def store_at(valkey: Server, keep_s: int = 60) -> RedisExplanations:
-    """One replica's way to the store."""
+    """One replica's client of the store."""
     return RedisExplanations(RedisAddress(host=HOST, port=valkey.port), keep_s)
 
 
@@ -32,7 +32,7 @@ async def test_what_one_replica_keeps_another_finds(valkey: Server) -> None:
 
 
 async def test_it_is_gone_when_its_time_is_up(valkey: Server) -> None:
-    """Redis drops it by itself; nobody has to tidy up."""
+    """Redis drops it by itself; no clean-up is needed."""
     store = store_at(valkey, keep_s=1)
     await store.put([("r", b"x")], 5.0)
 

@@ -56,15 +56,15 @@ def tables(tmp_path: Path) -> Path:
     return out
 
 
-def known_at(user_id: str, when: datetime) -> list[str]:
-    """Oracle: filter the events by hand."""
+def history_at(user_id: str, when: datetime) -> list[str]:
+    """Return the history by filtering the events: the oracle."""
     theirs = EVENTS.filter((pl.col("user_id") == user_id) & (pl.col("event_time") <= when))
     item_ids = theirs["item_id"].to_list()
     return item_ids[window_start(len(item_ids), MAX_ITEMS, MAX_ITEMS // 2) :]
 
 
 def test_no_row_sees_its_future(tables: Path, features: RepoAddress) -> None:
-    """For each user, at, just before and just after each event of anybody, exactly the events by then are known.
+    """For each user, at, just before and just after each event of anybody, the history holds exactly the events by then.
 
     Before the first event, and of a user without any (u7), there is an empty history.
     """
@@ -77,10 +77,10 @@ def test_no_row_sees_its_future(tables: Path, features: RepoAddress) -> None:
     answer = histories_as_of(features, pd.DataFrame(rows, columns=["user_id", "event_timestamp"]))
 
     assert list(zip(answer["user_id"], answer["event_timestamp"], strict=True)) == rows
-    known = [known_at(user, when) for user, when in rows]
-    assert [list(ids) for ids in answer["history_item_ids"]] == known
-    assert [num == 0 for num in answer["num_events"]] == [not ids for ids in known]
-    assert answer["newest_event_time_ms"].isna().tolist() == [not ids for ids in known]
+    expected = [history_at(user, when) for user, when in rows]
+    assert [list(ids) for ids in answer["history_item_ids"]] == expected
+    assert [num == 0 for num in answer["num_events"]] == [not ids for ids in expected]
+    assert answer["newest_event_time_ms"].isna().tolist() == [not ids for ids in expected]
 
 
 async def test_online_histories_are_the_newest_offline_ones(tables: Path, features: RepoAddress) -> None:
@@ -89,9 +89,9 @@ async def test_online_histories_are_the_newest_offline_ones(tables: Path, featur
     reader = FeatureReader(features, num_partitions=1)
     served = {row.user_id: await reader.read(row.user_id, 10.0) for row in latest_histories(tables)}
     await reader.close()
-    asked = [(user_id, pd.Timestamp(found.as_of_us, unit="us", tz="UTC")) for user_id, found in served.items()]
+    requested = [(user_id, pd.Timestamp(found.as_of_us, unit="us", tz="UTC")) for user_id, found in served.items()]
 
-    offline = histories_as_of(features, pd.DataFrame(asked, columns=["user_id", "event_timestamp"]))
+    offline = histories_as_of(features, pd.DataFrame(requested, columns=["user_id", "event_timestamp"]))
 
     assert len(served) == 7
     digests = [history_digest(tuple(ids)) for ids in offline["history_item_ids"]]

@@ -53,7 +53,7 @@ async def test_one_read_gives_history_and_precomputed_list(features: RepoAddress
 
 
 async def test_unknown_user_has_no_features(reader: FeatureReader) -> None:
-    """Nobody's row is an empty answer, not an error."""
+    """A user without a row has empty features; it is no error."""
     assert await reader.read("nobody", TIMEOUT_S) == UserFeatures()
 
 
@@ -105,7 +105,7 @@ async def test_popularity_is_empty_before_the_first_event(reader: FeatureReader)
     assert await reader.read_popular(TIMEOUT_S) == []
 
 
-async def test_dead_store_is_said_and_reads_recover(
+async def test_reads_fail_without_the_store_and_recover_with_it(
     features: RepoAddress, reader: FeatureReader, valkey: Server
 ) -> None:
     """Redis gone: DependencyAway, time and again; Redis back: the same reader answers again."""
@@ -143,7 +143,7 @@ async def test_frozen_store_piles_nothing_up_and_answers_are_not_mixed(
     assert [features.history_item_ids for features in found] == [(user,) for user in users]
 
 
-async def test_a_silent_store_is_soon_not_waited_for(reader: FeatureReader, valkey: Server) -> None:
+async def test_a_store_that_does_not_reply_opens_the_breaker(reader: FeatureReader, valkey: Server) -> None:
     """After some reads without a reply the breaker opens, and the next ones fail without one."""
     await reader.read("u", TIMEOUT_S)
     valkey.freeze()
@@ -179,7 +179,7 @@ async def test_a_read_ends_within_its_timeout(reader: FeatureReader, monkeypatch
     assert took_s < 5
 
 
-async def test_callers_without_time_do_not_close_the_store_to_others(reader: FeatureReader, valkey: Server) -> None:
+async def test_callers_without_time_do_not_open_the_breaker(reader: FeatureReader, valkey: Server) -> None:
     """A millisecond of silence is no failure of the store."""
     await reader.read("u", TIMEOUT_S)
     valkey.freeze()
@@ -191,8 +191,8 @@ async def test_callers_without_time_do_not_close_the_store_to_others(reader: Fea
     assert await reader.read("u", TIMEOUT_S) == UserFeatures()
 
 
-async def test_a_loop_that_stands_still_is_not_the_stores_fault(reader: FeatureReader) -> None:
-    """Reads that are given up because nobody looked at the answers close nothing."""
+async def test_a_blocked_event_loop_is_no_failure_of_the_store(reader: FeatureReader) -> None:
+    """Reads that time out because the event loop was blocked do not open the breaker."""
     await reader.read("u", TIMEOUT_S)
     reads = [asyncio.create_task(reader.read("u", 0.05)) for _ in range(5)]
     await asyncio.sleep(0)

@@ -26,7 +26,7 @@ def address_in(tmp_path: Path, valkey: Server) -> RepoAddress:
 
 
 def test_parts_that_start_at_once_apply_once(tmp_path: Path, valkey: Server) -> None:
-    """Worker and gateway both ensure that the features are applied; whoever comes second finds them all at once."""
+    """Worker and gateway both ensure that the features are applied; the others find them all."""
     address = address_in(tmp_path, valkey)
 
     def start(_part: int) -> tuple[set[str], list[str]]:
@@ -60,10 +60,10 @@ def test_definitions_and_schema_agree(tmp_path: Path, valkey: Server) -> None:
     assert user_features({feature.name: None for feature in served}, listed_at_s=None) == UserFeatures()
 
 
-def test_what_died_while_applying_is_applied_by_the_next(
+def test_an_interrupted_apply_is_done_by_the_next_process(
     tmp_path: Path, valkey: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Feast begins with an empty registry: nobody must take that for one to which the features were applied."""
+    """Feast begins with an empty registry: that must not count as applied."""
     address = address_in(tmp_path, valkey)
 
     def die(*_: object, **__: object) -> None:
@@ -82,7 +82,7 @@ def test_what_died_while_applying_is_applied_by_the_next(
 def test_what_was_applied_is_on_disk_before_it_counts(
     tmp_path: Path, valkey: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Definitions mean that they were applied, so that after a loss of power they must not be there without the registry."""
+    """The definitions mark that they were applied, so after a loss of power they must not be there without the registry."""
     address, calls = address_in(tmp_path, valkey), noted(monkeypatch)
 
     ensure_applied(address)
@@ -93,7 +93,7 @@ def test_what_was_applied_is_on_disk_before_it_counts(
 
 
 def test_other_definitions_are_applied_anew(tmp_path: Path, valkey: Server) -> None:
-    """A stack that is started with a newer source tree knows its features, without a run of the pipeline."""
+    """A stack that is started with a newer source tree has its features, without a run of the pipeline."""
     address = address_in(tmp_path, valkey)
     ensure_applied(address)
     now = address.definitions_path.read_text()
@@ -105,7 +105,7 @@ def test_other_definitions_are_applied_anew(tmp_path: Path, valkey: Server) -> N
 
 
 def test_lock_of_a_dead_process_is_taken_over(tmp_path: Path, valkey: Server) -> None:
-    """Whoever died while applying keeps nobody from it for longer than the wait."""
+    """A process that died while applying blocks the others no longer than the wait."""
     address = address_in(tmp_path, valkey)
     address.repo_dir.mkdir(parents=True)
     (address.repo_dir / ".applying").touch()

@@ -84,7 +84,7 @@ def places(tmp_path_factory: pytest.TempPathFactory, store: Server, options: Pip
 
 
 def quiet() -> Console:
-    """A console that nobody reads."""
+    """A console whose output is not used."""
     return Console(file=io.StringIO())
 
 
@@ -171,7 +171,7 @@ def test_changed_parameter_runs_from_its_stage_on(places: Places, options: Pipel
     assert report.bundle_version is None
 
 
-def test_gate_stops_what_is_too_bad(places: Places, options: PipelineOptions) -> None:
+def test_gate_stops_models_below_its_minimum(places: Places, options: PipelineOptions) -> None:
     """Nothing is published, and the version before stays live."""
     before = BundleStore(places.bundle_root).live_version()
 
@@ -202,8 +202,8 @@ def test_live_events_reach_the_next_model(tmp_path: Path, store: Server, options
     assert events.tail(1)["item_id"].to_list() == ["i07"]
 
 
-def test_lists_are_left_to_a_run_that_goes_on(places: Places, options: PipelineOptions) -> None:
-    """While the whole flow runs in the folder nothing is read or written by another one, which says why."""
+def test_lists_are_left_to_a_running_flow(places: Places, options: PipelineOptions) -> None:
+    """While a whole flow runs in the folder, a refresh does nothing and prints why."""
     console = Console(file=io.StringIO(), width=300)
 
     with run_lock(places.stages_dir, quiet()):

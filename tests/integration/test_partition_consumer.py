@@ -1,4 +1,4 @@
-"""One session at a real broker: dead letters of any kind, and a topic that changes. Run: pytest tests/integration/test_partition_consumer.py."""
+"""One consumer at a real broker: dead letters of any kind, and a topic that changes. Run: pytest tests/integration/test_partition_consumer.py."""
 
 import gc
 from collections.abc import Iterator
@@ -34,14 +34,14 @@ class GrownTopic:
 
 
 @pytest.fixture
-def session(broker: Server) -> Iterator[PartitionConsumer]:
-    """A session on a topic of one partition that nothing was logged of."""
+def consumer(broker: Server) -> Iterator[PartitionConsumer]:
+    """A consumer of a topic of one partition that nothing was logged of."""
     address = LogAddress(
         KafkaAddress(bootstrap=broker.address), "interactions", DEAD, "group", num_partitions=1, max_poll_records=3
     )
-    session = PartitionConsumer(address, lambda _topic, _partition: None)
-    yield session
-    session.close()
+    consumer = PartitionConsumer(address, lambda _topic, _partition: None)
+    yield consumer
+    consumer.close()
     gc.collect()
 
 
@@ -52,23 +52,23 @@ def letter(offset: int, key: bytes | None, value: bytes | None) -> DeadLetter:
 
 def dead_letters(broker: Server, num: int) -> list[tuple[bytes | None, bytes | None, dict[str, bytes]]]:
     """Read key, value and headers of the first records of the dead-letter topic."""
-    consumer = KafkaConsumer(bootstrap_servers=broker.address, fetch_max_wait_ms=10)
+    reader = KafkaConsumer(bootstrap_servers=broker.address, fetch_max_wait_ms=10)
     place = TopicPartition(DEAD, 0)
-    consumer.assign([place])
-    consumer.seek_to_beginning()
+    reader.assign([place])
+    reader.seek_to_beginning()
     found: list[tuple[bytes | None, bytes | None, dict[str, bytes]]] = []
     while len(found) < num:
-        for records in consumer.poll(200).values():
+        for records in reader.poll(200).values():
             found += [(record.key, record.value, dict(record.headers)) for record in records]
-    consumer.close()
+    reader.close()
     return found
 
 
 def test_a_record_too_large_for_the_dead_letter_topic_leaves_its_place(
-    session: PartitionConsumer, broker: Server
+    consumer: PartitionConsumer, broker: Server
 ) -> None:
     """What was compressed on its way in may be too large to be copied: its headers are, and those behind it come too."""
-    session.dead_letter([letter(0, b"u", b"x" * 2_000_000), letter(1, b"u", b"small")])
+    consumer.dead_letter([letter(0, b"u", b"x" * 2_000_000), letter(1, b"u", b"small")])
 
     found = sorted(dead_letters(broker, 2), key=lambda one: one[2]["offset"])
 
@@ -77,9 +77,9 @@ def test_a_record_too_large_for_the_dead_letter_topic_leaves_its_place(
     assert found[0][2]["reason"] == b"because"
 
 
-def test_a_record_of_nothing_is_a_dead_letter_too(session: PartitionConsumer, broker: Server) -> None:
+def test_a_record_of_nothing_is_a_dead_letter_too(consumer: PartitionConsumer, broker: Server) -> None:
     """A record with neither key nor value, which other clients can send, does not end the worker."""
-    session.dead_letter([letter(0, None, None)])
+    consumer.dead_letter([letter(0, None, None)])
 
     ((key, value, headers),) = dead_letters(broker, 1)
 
@@ -87,8 +87,8 @@ def test_a_record_of_nothing_is_a_dead_letter_too(session: PartitionConsumer, br
     assert headers["offset"] == b"0"
 
 
-def test_lag_counts_every_record_of_a_batch(session: PartitionConsumer, broker: Server) -> None:
-    """What was fetched and not given yet is behind, also where the broker names the last batch's first record as the end."""
+def test_lag_counts_every_record_of_a_batch(consumer: PartitionConsumer, broker: Server) -> None:
+    """Fetched records that `poll` has not returned count, also where the broker names the last batch's first record as the end."""
     producer = KafkaProducer(bootstrap_servers=broker.address, linger_ms=50)
     for receipt in [producer.send("interactions", key=b"u", value=b"x") for _ in range(10)]:
         receipt.get(10)
@@ -96,16 +96,16 @@ def test_lag_counts_every_record_of_a_batch(session: PartitionConsumer, broker: 
 
     given = 0
     while not given:
-        given = len(session.poll(200))
+        given = len(consumer.poll(200))
 
     assert given < 10
-    assert session.lag() == {0: 10 - given}
+    assert consumer.lag() == {0: 10 - given}
 
 
-def test_added_partitions_end_the_session(session: PartitionConsumer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_added_partitions_end_the_consumer(consumer: PartitionConsumer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A topic that was given more partitions is opened anew, for the new ones hold events too."""
-    session.check_topic()
-    monkeypatch.setattr(session, "_admin", GrownTopic(session.topic_id))
+    consumer.check_topic()
+    monkeypatch.setattr(consumer, "_admin", GrownTopic(consumer.topic_id))
 
     with pytest.raises(DependencyAway):
-        session.check_topic()
+        consumer.check_topic()

@@ -1,4 +1,4 @@
-"""Redis with a password and TLS: a real Valkey that asks for both, read and written through Feast.
+"""Redis with a password and TLS: a real Valkey that requires both, read and written through Feast.
 
 `pytest tests/integration/test_secured_redis.py`
 """
@@ -34,7 +34,7 @@ PASSWORD = "p=1,\\u00e9#{}:/@7"
 
 @pytest.fixture
 def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
-    """Settings with a password, for a named user unless a test says otherwise."""
+    """Settings with a password, for a named user unless a test chooses another."""
     (tmp_path / "password").write_text(PASSWORD + "\n")
     username = getattr(request, "param", "tailrace")
     return Settings(state_dir=tmp_path / "s", redis_username=username, redis_password_file=tmp_path / "password")
@@ -53,13 +53,13 @@ def valkey(settings: Settings) -> Iterator[Server]:
 
 @pytest.fixture
 def address(settings: Settings, valkey: Server) -> RedisAddress:
-    """How to come in, without TLS."""
+    """The address without TLS."""
     return replace(settings.redis_address, host=HOST, port=valkey.port)
 
 
 @pytest.fixture
 def secured(address: RedisAddress, tmp_path: Path) -> Iterator[RedisAddress]:
-    """How to come in, with TLS."""
+    """The address with TLS."""
     ca = trustme.CA()
     ca.cert_pem.write_to_path(tmp_path / "ca, of=redis.pem")
     proxy = tls_proxy(tmp_path / "proxy", ca, address.port)
@@ -81,16 +81,16 @@ async def test_features_are_written_and_read_over_tls_with_a_password(secured: R
     reader = FeatureReader(made, num_partitions=1)
     FeatureWriter(made).write_histories([history_row("u", ("a", "b"))])
 
-    known = await reader.read("u", 2.0)
+    found = await reader.read("u", 2.0)
     await reader.close()
 
-    assert known.history_item_ids == ("a", "b")
+    assert found.history_item_ids == ("a", "b")
 
 
-async def test_a_wrong_password_or_another_authority_is_a_store_that_is_away(
+async def test_a_wrong_password_or_another_authority_is_an_unavailable_store(
     secured: RedisAddress, tmp_path: Path
 ) -> None:
-    """Nobody is let in, and nobody talks to whoever cannot prove that it is the store."""
+    """Clients without the password are refused, and a server without a certificate of our authority is not used."""
     (tmp_path / "wrong").write_text("wrong")
     trustme.CA().cert_pem.write_to_path(tmp_path / "other.pem")
     strangers = [
@@ -120,7 +120,7 @@ def test_work_outside_the_stack_finds_a_store_behind_tls(settings: Settings, sec
 
 @pytest.mark.parametrize("host", [HOST, "192.0.2.1"])
 def test_a_store_that_is_not_ours_to_start_is_named(settings: Settings, tmp_path: Path, host: str) -> None:
-    """Where it speaks TLS or is another machine's, one line says what does not answer, and by which setting."""
+    """Where it speaks TLS or is another machine's, one line names what does not answer, and the setting."""
     ca = tmp_path / "ca.pem"
     trustme.CA().cert_pem.write_to_path(ca)
     theirs = {"redis_host": host, "redis_port": 9, "redis_tls_ca_file": ca if host == HOST else None}
@@ -162,10 +162,10 @@ def test_only_the_one_user_comes_in(address: RedisAddress) -> None:
     with redis.Redis(**address.client_options()) as client:
         assert client.ping()
     with (
-        redis.Redis(host=HOST, port=address.port) as nobody,
+        redis.Redis(host=HOST, port=address.port) as anonymous,
         pytest.raises(redis.AuthenticationError, match="Authentication required"),
     ):
-        nobody.ping()
+        anonymous.ping()
 
 
 @pytest.mark.parametrize("password", ["", None])

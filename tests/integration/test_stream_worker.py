@@ -138,7 +138,7 @@ def many_clicks(num_events: int, num_users: int, seed: int = 0) -> list[Interact
 
 
 def clean_replay(broker: Server, max_items: int = 30) -> dict[str, UserHistory]:
-    """Return the rows that the log means: every record once, one at a time, in the order of each partition."""
+    """Return the rows of a clean replay: every record once, one at a time, in the order of each partition."""
     rows: dict[str, UserHistory] = {}
     for event in broker_events(broker):
         outcome = apply(rows.get(event.user_id), [event], history_limits(max_items))
@@ -178,7 +178,7 @@ def test_rows_equal_a_clean_replay_and_the_log_holds_each_event_once(rig: Rig) -
 
 
 def test_small_files_of_the_log_are_merged(rig: Rig) -> None:
-    """A running worker merges what came in little by little, and nobody reads an event twice."""
+    """A running worker merges what came in little by little, and no reader gets an event twice."""
     earlier = OfflineLog(rig.settings.offline_log_dir)
     for offset in range(MIN_FILES):
         logged = LoggedInteraction(click(offset), LogPosition("former", 0, offset))
@@ -230,7 +230,7 @@ def test_poison_is_dead_lettered_and_lag_falls_to_zero(rig: Rig) -> None:
 
 
 def test_events_wait_while_the_store_is_away(rig: Rig, valkey: Server) -> None:
-    """Redis stopped: nothing is lost, logged or committed, and the lag tells; Redis back: all is applied, once."""
+    """Redis stopped: nothing is lost, logged or committed, and the lag counts it; Redis back: all is applied, once."""
     rig.start_worker()
     rig.send(click(1))
     wait_for(lambda: rig.rows("u"), what="first event")

@@ -24,7 +24,7 @@ def topics_at(broker: Server) -> set[str]:
 
 
 def test_topics_are_made_once_a_broker_answers(tmp_path: Path) -> None:
-    """Whoever starts before the broker waits for it, says so, and then makes all three; a second time makes none."""
+    """A start before the broker prints that it waits, and then creates all three; a second run creates none."""
     broker = broker_server(tmp_path / "broker")
     settings = Settings(state_dir=tmp_path, kafka_bootstrap=broker.address)
     waiting = subprocess.Popen(
@@ -35,13 +35,13 @@ def test_topics_are_made_once_a_broker_answers(tmp_path: Path) -> None:
         text=True,
     )
     assert waiting.stderr is not None
-    said = waiting.stderr.readline()
+    printed = waiting.stderr.readline()
     broker.start()
     try:
         made, _ = waiting.communicate(timeout=60)
         again = create_missing(settings.kafka_address.client_options(), wanted_topics(settings))
 
-        assert "broker is away" in said
+        assert "broker is away" in printed
         assert waiting.returncode == 0
         assert set(made.split()) >= {"interactions", "interactions.dlq", "impressions"}
         assert topics_at(broker) >= {"interactions", "interactions.dlq", "impressions"}

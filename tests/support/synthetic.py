@@ -1,4 +1,4 @@
-"""A made-up data set: users walk along a ring of items, so what comes next can be learned from few events."""
+"""A synthetic data set: users walk along a ring of items, so the next item can be learned from few events."""
 
 from pathlib import Path
 
@@ -26,14 +26,14 @@ def raw_events(num_users: int, num_items: int, events_per_user: int, seed: int =
     rows = []
     for user in range(num_users):
         place = int(rng.integers(num_items))
-        for turn in range(events_per_user):
-            rows.append((f"u{user:03d}", f"i{place:02d}", BEGIN_S + user + turn * STEP_S))
+        for step in range(events_per_user):
+            rows.append((f"u{user:03d}", f"i{place:02d}", BEGIN_S + user + step * STEP_S))
             place = (place + (2 if rng.random() < 0.1 else 1)) % num_items
     return pl.DataFrame(rows, schema=["user_id", "item_id", "event_time"], orient="row")
 
 
 def write_ingested(folder: Path, num_users: int = 40, num_items: int = 30, events_per_user: int = 12) -> Path:
-    """Write what the ingest stage would have written."""
+    """Write the output of the ingest stage."""
     folder.mkdir(parents=True, exist_ok=True)
     items = check_items(raw_items(num_items)).good
     events = check_events(raw_events(num_users, num_items, events_per_user), items["item_id"]).good

@@ -1,4 +1,4 @@
-"""What a Kafka topic holds, for tests."""
+"""Reads a whole Kafka topic, for tests."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from tests.support.servers import Server
 
 
 def read_topic(broker: Server, topic: str) -> list[tuple[str, Any]]:
-    """Give (topic id, record) of everything in a topic."""
+    """Return (topic id, record) for everything in a topic."""
     admin = KafkaAdminClient(bootstrap_servers=broker.address)
     (found,) = admin.describe_topics([topic])
     admin.close()

@@ -31,7 +31,7 @@ def test_scores_are_events_per_hour_summed_over_windows_and_partitions() -> None
 
 
 def test_windows_older_than_their_length_are_left_out() -> None:
-    """When the worker has been away for an hour, its last hour says nothing of now; a moment before, it still did."""
+    """A worker that did not write for an hour leaves its last hour out of date; a moment before, it still counted."""
     last = row(NOW_MS, w1h={"a": 9}, w24h={"b": 1})
 
     before, after = (merge_popularity([last], NOW_MS + WINDOW_MS["1h"] + more_ms) for more_ms in (-1, 0))
@@ -40,13 +40,8 @@ def test_windows_older_than_their_length_are_left_out() -> None:
     assert [item_id for item_id, _ in after] == ["b"]
 
 
-def test_nothing_is_popular_before_the_first_event() -> None:
-    """No rows, no ranking."""
-    assert merge_popularity([], now_ms=0) == []
-
-
 def test_times_are_those_of_one_user_by_number(tmp_path: Path) -> None:
-    """Each of a user's rows tells the time of its newest event; other users' rows are left out."""
+    """Each of a user's rows has the time of its newest event; other users' rows are left out."""
     table = tmp_path / "user_history.parquet"
     rows = [("u", 1, 100), ("v", 1, 7), ("u", 2, 250)]
     pl.DataFrame(rows, schema=["user_id", "num_events", "newest_event_time_ms"], orient="row").write_parquet(table)
@@ -55,6 +50,6 @@ def test_times_are_those_of_one_user_by_number(tmp_path: Path) -> None:
     assert read_event_times(table, "nobody") == {}
 
 
-def test_without_a_table_nothing_is_known(tmp_path: Path) -> None:
+def test_without_a_table_there_are_no_times(tmp_path: Path) -> None:
     """A gateway on a machine of its own has no offline table."""
     assert read_event_times(tmp_path / "nothing.parquet", "u") == {}

@@ -46,7 +46,7 @@ def test_users_with_few_events_only_train() -> None:
     assert rows["event_timestamp"].to_list() == [T0 + timedelta(seconds=1)]
 
 
-def test_labels_are_asked_for_as_of_just_before_them() -> None:
+def test_labels_are_read_as_of_just_before_them() -> None:
     """A label's row is one microsecond older than the label."""
     rows = as_of_rows(events_of(ann="abc"), 100).filter(pl.col("split") == Split.TEST)
 
@@ -89,7 +89,7 @@ def test_no_row_sees_its_label_or_anything_after(tmp_path: Path) -> None:
         assert target is None or everything[len(history)] == target
 
 
-def test_examples_and_catalogue_speak_of_the_same_indices(tmp_path: Path) -> None:
+def test_examples_and_catalogue_use_the_same_indices(tmp_path: Path) -> None:
     """Index to id leads back to the events; every item has a code, those without events too; popularity counts training."""
     ingested, out = write_ingested(tmp_path / "in"), tmp_path / "out"
     out.mkdir()
@@ -108,10 +108,10 @@ def test_examples_and_catalogue_speak_of_the_same_indices(tmp_path: Path) -> Non
 
 
 def test_store_without_a_user_gives_an_empty_history() -> None:
-    """A row that the store knows nothing for is kept, with no items."""
+    """A row of a user without features is kept, with no items."""
     rows = as_of_rows(events_of(ann="abc"), 100)
 
-    joined = with_histories(rows, lambda asked: asked.head(0).assign(history_item_ids=pd.Series(dtype=object)))
+    joined = with_histories(rows, lambda rows: rows.head(0).assign(history_item_ids=pd.Series(dtype=object)))
 
     assert joined["history_item_ids"].to_list() == [[], [], []]
 
@@ -121,6 +121,6 @@ def test_histories_may_come_as_any_kind_of_list(kind: type) -> None:
     """Feast gives arrays, tests give lists."""
     rows = as_of_rows(events_of(ann="ab"), 100)
 
-    joined = with_histories(rows, lambda asked: asked.assign(history_item_ids=[kind(["a", "b"])]))
+    joined = with_histories(rows, lambda rows: rows.assign(history_item_ids=[kind(["a", "b"])]))
 
     assert joined["history_item_ids"].to_list() == [["a", "b"]]

@@ -97,8 +97,8 @@ def test_live_event_of_an_unknown_item_is_set_aside(tmp_path: Path) -> None:
     rejected = summary["rejected"]["live"]["item_id not in items"]  # type: ignore[index]
     assert rejected["num_rows"] == 1
     assert rejected["samples"][0]["item_id"] == "gone"
-    (told,) = set_aside(tmp_path / "out")
-    assert told.startswith("live: 1 set aside (item_id not in items), such as user_id=u000, item_id=gone")
+    (sentence,) = set_aside(tmp_path / "out")
+    assert sentence.startswith("live: 1 set aside (item_id not in items), such as user_id=u000, item_id=gone")
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_live_event_of_an_unknown_item_is_set_aside(tmp_path: Path) -> None:
         (3, 4, 1, "1 items that can be used leave nothing to choose from; give at least 2"),
     ],
 )
-def test_too_little_to_learn_from_is_told(
+def test_too_little_data_is_refused_with_what_is_needed(
     tmp_path: Path, num_users: int, events_per_user: int, num_items: int, words: str
 ) -> None:
     """Before anything is trained, with what is needed."""
@@ -120,7 +120,7 @@ def test_too_little_to_learn_from_is_told(
         run(Source(tmp_path / "events.csv", tmp_path / "items.jsonl", ()), tmp_path)
 
 
-def test_what_was_set_aside_is_told_when_nothing_is_left(tmp_path: Path) -> None:
+def test_the_error_names_what_was_set_aside(tmp_path: Path) -> None:
     """Two tables whose ids do not meet: the error shows one, instead of only counting to zero."""
     raw_events(3, 5, 4).write_csv(tmp_path / "events.csv")
     raw_items(5).with_columns(pl.col("item_id") + ".0").write_ndjson(tmp_path / "items.jsonl")

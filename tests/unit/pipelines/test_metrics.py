@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pipelines.data.examples import Cases
-from pipelines.evaluation.metrics import gains, hit_rate, interval, mean_rank, ndcg, rank_labels, summarise
+from pipelines.evaluation.metrics import gains, hit_rate, interval, mean_rank, ndcg, rank_labels
 
 
 @pytest.mark.parametrize(
@@ -58,14 +58,3 @@ def test_interval_holds_the_mean_and_narrows_with_more_cases() -> None:
     assert low < few.mean() < high
     assert high - low == pytest.approx(4 * few.std() / 50**0.5, rel=0.2)
     assert np.subtract(*interval(many, seed=0)[::-1]) < (high - low) / 5
-
-
-def test_summary_names_every_metric() -> None:
-    """HR and NDCG at 5 and 10, masked and not, and the interval."""
-    cases = Cases(("u",), (np.array([0]),), np.array([1]))
-
-    summary = summarise(rank_labels(lambda _: np.array([[3.0, 2.0, 1.0]]), cases))
-
-    assert summary["hr@5"] == 1.0
-    assert summary["ndcg@10_unmasked"] == pytest.approx(1 / np.log2(3))
-    assert len(summary) == 9

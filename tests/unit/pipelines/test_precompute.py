@@ -38,6 +38,7 @@ def ranker(built: Built) -> BatchRanker:
     return BatchRanker(published.decoder_dir, published.catalogue(), "v1", max_items=10, stride=5)
 
 
+@pytest.mark.native
 def test_lists_are_what_scoring_everything_would_give(ranker: BatchRanker, tmp_path: Path) -> None:
     """The oracle: dense attention over the prompt, all scores, seen items out, sorted."""
     precompute(ranker, HISTORIES, OPTIONS, tmp_path, silent)
@@ -54,6 +55,7 @@ def test_lists_are_what_scoring_everything_would_give(ranker: BatchRanker, tmp_p
         assert (rows[one.user_id].bundle_version, rows[one.user_id].watermark_ms) == ("v1", one.newest_event_time_ms)
 
 
+@pytest.mark.native
 def test_lists_are_what_the_llm_tier_answers(built: Built, ranker: BatchRanker, tmp_path: Path) -> None:
     """The replica's own loading, masks and engine give the same items in the same order."""
     precompute(ranker, HISTORIES, OPTIONS, tmp_path, silent)
@@ -76,6 +78,7 @@ def test_lists_are_what_the_llm_tier_answers(built: Built, ranker: BatchRanker, 
         np.testing.assert_allclose(outcome.scores, row.scores, rtol=1e-4)
 
 
+@pytest.mark.native
 def test_no_list_holds_what_its_user_has_seen(ranker: BatchRanker, tmp_path: Path) -> None:
     """SeenItems items are out; a user who has seen nearly everything gets a shorter list."""
     nearly_all = history_row("all", ranker.catalogue.item_ids[:-2])

@@ -33,12 +33,12 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def quiet() -> Console:
-    """A console whose words can be read."""
+    """A console that keeps its output."""
     return Console(file=io.StringIO(), width=160)
 
 
-def test_other_process_has_the_folder(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
-    """It is told so while the other one works, and has its turn when that has ended."""
+def test_another_process_holds_the_lock(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
+    """The lock is refused while the other process holds it, and granted when that has ended."""
     with run_lock_if_free(tmp_path / "pipeline") as is_free:
         assert not is_free
 
@@ -49,7 +49,7 @@ def test_other_process_has_the_folder(tmp_path: Path, holder: subprocess.Popen[s
 
 
 def test_killed_process_leaves_no_lock(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
-    """Nobody waits for the dead."""
+    """The kernel releases the lock of a dead process."""
     holder.kill()
     holder.wait()
 
@@ -57,7 +57,7 @@ def test_killed_process_leaves_no_lock(tmp_path: Path, holder: subprocess.Popen[
         assert is_free
 
 
-def test_who_waits_says_so_and_gets_its_turn(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
+def test_a_waiting_run_prints_that_and_gets_the_lock(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
     """The console names the folder, and the work begins when the other run has ended."""
 
     class Ends(io.StringIO):
@@ -77,8 +77,8 @@ def test_who_waits_says_so_and_gets_its_turn(tmp_path: Path, holder: subprocess.
     assert str(tmp_path / "pipeline") in console.file.getvalue().replace("\n", "")
 
 
-def test_failed_run_gives_the_folder_back(tmp_path: Path) -> None:
-    """An error ends the turn as well."""
+def test_a_failed_run_releases_the_lock(tmp_path: Path) -> None:
+    """An error releases it as well."""
     with pytest.raises(ZeroDivisionError), run_lock(tmp_path / "pipeline", quiet()):
         1 / 0  # noqa: B018
 

@@ -92,7 +92,7 @@ def test_time_that_no_feature_table_can_hold_costs_its_row_alone(bad: object) ->
     ],
 )
 def test_column_that_holds_no_plain_values_is_named_with_its_table(column: str, values: list[object]) -> None:
-    """Lists, structures and bytes that are no text are a mistake of the table, told in a line."""
+    """Lists, structures and bytes that are no text are a mistake of the table, and refused in one line."""
     with pytest.raises(DataError, match=rf"column {column}: of type .* in clicks\.parquet; expected for example"):
         check_events(events(**{column: values}), ITEMS, "clicks.parquet")
 

@@ -42,15 +42,15 @@ def test_a_row_follows_each_event() -> None:
 
 
 def test_tables_are_written_whole(tmp_path: Path) -> None:
-    """One row an event in the history table, one a user in the latest one, with the columns that Feast was told."""
+    """One row an event in the history table, one a user in the latest one, with the columns of the view."""
     EVENTS.write_parquet(tmp_path / "events.parquet")
-    told: list[tuple[int, int, str]] = []
+    reported: list[tuple[int, int, str]] = []
 
-    build_tables(tmp_path, 2, tmp_path, lambda *words: told.append(words))
+    build_tables(tmp_path, 2, tmp_path, lambda *words: reported.append(words))
     table = pq.read_table(tmp_path / "user_history.parquet")
 
     assert table.schema == HISTORY_SCHEMA
     assert table["item_ids"].to_pylist() == [["a"], ["b"], ["a", "b"], ["b", "c"]]
     assert table["event_timestamp"].to_pylist() == EVENTS["event_time"].to_list()
     assert [(row.user_id, row.item_ids) for row in latest_histories(tmp_path)] == [("u", ("b", "c")), ("v", ("b",))]
-    assert told == [(4, 4, "histories")]
+    assert reported == [(4, 4, "histories")]

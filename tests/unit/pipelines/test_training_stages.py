@@ -35,7 +35,7 @@ def test_both_models_learn_the_ring(built: Built) -> None:
 
 
 def test_report_holds_everything_that_a_student_is_compared_with(built: Built) -> None:
-    """Baselines and twin stand beside the two, and the student's share of the decoder is said."""
+    """Baselines and twin stand beside the two, and the student's share of the decoder is reported."""
     report = read_report(built.evaluated)
 
     assert list(report["metrics"]) == ["popularity", "bigram", "item_knn", "twin", "student", "decoder"]
@@ -90,7 +90,7 @@ def test_curve_is_written_with_the_options(built: Built) -> None:
 
 
 def test_deep_codes_are_refused_by_name(built: Built, tmp_path: Path) -> None:
-    """Distillation reads distributions off codes of depth 1 and says so."""
+    """Distillation needs codes of depth 1, and refuses deeper ones."""
     catalogue = load_catalogue(built.trained.tokenized / "catalogue.parquet")
     deep = replace(catalogue, codes=np.repeat(catalogue.codes, 2, axis=1), level_sizes=catalogue.level_sizes * 2)
     deep.save(tmp_path / "catalogue.parquet")
@@ -99,7 +99,7 @@ def test_deep_codes_are_refused_by_name(built: Built, tmp_path: Path) -> None:
         distill(tmp_path, built.trained.decoder_dir, SMALL_STUDENT, tmp_path, silent)
 
 
-def test_bundle_holds_what_the_registry_wants_and_its_student_answers_as_judged(built: Built) -> None:
+def test_bundle_holds_what_the_registry_wants_and_its_student_ranks_as_evaluated(built: Built) -> None:
     """The assembled folder is complete, and its student ranks as the one in the report did."""
     bundle = built.optimized / "bundle"
     files = {path.relative_to(bundle).as_posix() for path in bundle.rglob("*") if path.is_file()}
@@ -123,7 +123,7 @@ def test_bundle_holds_what_the_registry_wants_and_its_student_answers_as_judged(
 def test_student_whose_scores_are_no_numbers_is_not_bundled(
     built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A difference that cannot be told is no small one."""
+    """A difference of NaN is refused."""
     monkeypatch.setattr("pipelines.publication.bundle.relative_error", lambda *_: float("nan"))
 
     with pytest.raises(StageFailed, match="scores differ"):

@@ -66,7 +66,7 @@ def test_event_ids_are_each_users_own() -> None:
 
 
 def test_an_offset_counts_once_whatever_it_is_called() -> None:
-    """Ids are forgotten, offsets are not: a replay from far back brings ids that nobody remembers."""
+    """Ids are forgotten, offsets are not: a replay from far back brings ids that were forgotten."""
     counts = PopularityCounter(max_event_ids=1)
     for offset in (0, 1, 0, 1):
         counts.add(event(offset, "a"))

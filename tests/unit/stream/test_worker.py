@@ -1,4 +1,4 @@
-"""The worker's turns over a log that fails, without a broker or a store. Run: pytest tests/unit/stream/test_worker.py."""
+"""The worker's loop over a log that fails, without a broker or a store. Run: pytest tests/unit/stream/test_worker.py."""
 
 import threading
 from collections.abc import Iterator
@@ -22,8 +22,8 @@ PACE = Pace(popularity_every_s=0.0, popularity_at_least_every_s=0.0, checkpoint_
 NUM_POLLS = 50
 
 
-class FakeSession:
-    """A topic of one partition without records, whose broker goes away at the second poll."""
+class FakeConsumer:
+    """A topic of one partition without records, whose broker fails at the second poll."""
 
     topic_id = "t"
     partitions = (0,)
@@ -48,7 +48,7 @@ class FakeSession:
         """Do nothing."""
 
 
-class QuietSession(FakeSession):
+class QuietConsumer(FakeConsumer):
     """A broker that stays, with nothing to read, until the worker is stopped after some polls."""
 
     def __init__(self, stop: threading.Event) -> None:
@@ -67,7 +67,7 @@ class QuietSession(FakeSession):
 
 
 class FakeWriter:
-    """Keeps the popularity that it is told, and ends the worker after some of it."""
+    """Keeps the popularity written, and ends the worker after some of it."""
 
     def __init__(self, stop: threading.Event, num_writes: int) -> None:
         self.written: list[PopularRow] = []
@@ -101,13 +101,13 @@ def logged_clicks(root: Path, num_events: int) -> CountedLog:
 
 
 def worker_over(log: OfflineLog, writer: FakeWriter, beats: list[int]) -> StreamWorker:
-    """Build a worker of these parts; each beat of its heart adds to `beats`."""
-    parts: Any = FakeSession, writer, log, history_limits(10), StreamMetrics(CollectorRegistry()), PACE
+    """Build a worker of these parts; each heartbeat adds to `beats`."""
+    parts: Any = FakeConsumer, writer, log, history_limits(10), StreamMetrics(CollectorRegistry()), PACE
     return StreamWorker(*parts, beat=lambda: beats.append(1))
 
 
-def test_a_lost_session_costs_no_second_count_of_the_week(tmp_path: Path) -> None:
-    """Popularity is counted from the offline log once; later sessions go on from what they know."""
+def test_a_lost_consumer_costs_no_second_count_of_the_week(tmp_path: Path) -> None:
+    """Popularity is counted from the offline log once; later consumers continue from those counts."""
     stop = threading.Event()
     log, writer = logged_clicks(tmp_path, 1), FakeWriter(stop, num_writes=3)
 
@@ -125,7 +125,7 @@ def test_what_has_not_changed_is_written_now_and_then_only(
     stop = threading.Event()
     log, writer = logged_clicks(tmp_path, 1), FakeWriter(stop, num_writes=10 * NUM_POLLS)
     pace = replace(PACE, popularity_at_least_every_s=at_least_every_s, lag_every_s=3_600.0)
-    parts: Any = lambda: QuietSession(stop), writer, log, history_limits(10), StreamMetrics(CollectorRegistry()), pace
+    parts: Any = lambda: QuietConsumer(stop), writer, log, history_limits(10), StreamMetrics(CollectorRegistry()), pace
 
     StreamWorker(*parts).run(stop)
 
@@ -162,14 +162,3 @@ def test_unreadable_records_move_the_offset_but_not_the_log() -> None:
     assert pending.next_offsets == {2: 9}
     assert pending.by_partition == {2: [event]}
     assert pending.num_events == 1
-
-
-def test_a_checkpoint_leaves_nothing() -> None:
-    """What was logged and committed is forgotten."""
-    pending = Pending()
-    pending.add([Record(LogPosition("t", 0, 0), None, None, 0)], [])
-
-    pending.clear()
-
-    assert pending.next_offsets == {}
-    assert pending.num_events == 0
