@@ -1,4 +1,4 @@
-"""Durable renames and file hashes.
+"""Durable renames, file hashes, and stamps that tell whether a file has changed.
 
 A rename is atomic for readers, but without fsync the name may reach the disk before the content. After a power loss, a name written
 here refers to its whole content or does not exist.
@@ -7,6 +7,9 @@ here refers to its whole content or does not exist.
 import hashlib
 import os
 from pathlib import Path
+
+Stamp = tuple[int, int, int]
+"""Inode, modification time in ns, size: differs after a file was edited, replaced, or swapped behind a link."""
 
 
 def rename_durably(scratch: Path, target: Path) -> None:
@@ -34,6 +37,15 @@ def file_sha256(path: Path) -> str:
     """Return the SHA-256 of a file's bytes, as 64 hex digits."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def stamp_of(path: Path) -> Stamp | None:
+    """Return a file's stamp, links followed; None if there is no file."""
+    try:
+        seen = path.stat()
+    except OSError:
+        return None
+    return seen.st_ino, seen.st_mtime_ns, seen.st_size
 
 
 def _fsync(path: Path) -> None:

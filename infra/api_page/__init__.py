@@ -1,1 +1,1 @@
-"""Makes docs/api.md from what the doors say of themselves."""
+"""Writes docs/api.md from the OpenAPI document, recommend.proto and the error tables."""

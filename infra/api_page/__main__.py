@@ -1,4 +1,4 @@
-"""`python -m infra.api_page`: write docs/api.md; with --check only say whether it would change."""
+"""`python -m infra.api_page`: write docs/api.md; with --check only report whether it would change."""
 
 import sys
 from pathlib import Path
@@ -10,7 +10,7 @@ PAGE = ROOT / "docs" / "api.md"
 
 
 def main() -> int:
-    """Write the page when it differs. Gives 1 when --check finds that it does."""
+    """Write the page when it differs; return 1 if --check finds that it does."""
     text = render(ROOT)
     if PAGE.exists() and PAGE.read_text() == text:
         return 0

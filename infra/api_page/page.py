@@ -1,4 +1,4 @@
-"""The whole page: prose, and tables from the doors' own descriptions. Reads code and .proto; writes nothing."""
+"""The page: prose, and tables from the doors' own descriptions. Reads code and .proto; writes nothing."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ _PAGE = """# API: REST and gRPC
 
 <!-- Made by `make docs` from the OpenAPI description, recommend.proto and the error tables. Do not edit. -->
 
-Two doors, one set of words: what REST takes and gives as JSON, gRPC takes and gives as messages. A running gateway serves the same description as
+Two doors, one set of fields: REST in JSON, gRPC in messages. A running gateway serves the same description as
 [`/openapi.json`](http://localhost:8000/openapi.json), readable at [`/docs`](http://localhost:8000/docs), and gRPC server reflection. Where keys are set up, each call needs one
 ([Access](access.md)): `authorization: Bearer KEY` as a header or as metadata.
 
@@ -86,7 +86,7 @@ Over gRPC it is a status with the same sentence; `grpc-status-details-bin` holds
 
 {errors}
 
-REST gives `retry-after` in whole seconds, gRPC as trailer in seconds. PeriodicTask `Recommend` is always safe; events are safe to repeat when they carry an `event_id`.
+REST sends `retry-after` in whole seconds, gRPC as trailer in seconds. PeriodicTask `Recommend` is always safe; events are safe to repeat when they carry an `event_id`.
 
 ## REST
 

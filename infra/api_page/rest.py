@@ -1,4 +1,4 @@
-"""The REST half of the page: an OpenAPI description as Markdown. Pure; knows no route of ours by name."""
+"""The REST half of the page: an OpenAPI document as Markdown. Pure; depends on no particular route."""
 
 import json
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ _JSON = "application/json"
 
 
 def routes(spec: dict[str, Any]) -> str:
-    """Describe each route: what it does, its headers, its body with an example that works when pasted, its answers."""
+    """Describe each route: what it does, its headers, its body with an example that can be pasted, its answers."""
     parts = []
     for path, methods in spec["paths"].items():
         for method, route in methods.items():
@@ -85,7 +85,7 @@ def _reachable(spec: dict[str, Any], names: list[str]) -> list[str]:
 
 
 def type_of(schema: dict[str, Any]) -> str:
-    """Name a JSON type as a reader would."""
+    """Return the name of a JSON type, as prose has it."""
     if "$ref" in schema:
         return f"`{schema['$ref'].rpartition('/')[2]}`"
     if "enum" in schema:

@@ -28,7 +28,7 @@ def services(root: Path) -> str:
 
 
 def read_proto(root: Path) -> descriptor_pb2.FileDescriptorProto:
-    """Have protoc read the file, comments included."""
+    """Read the file with protoc, comments included."""
     with tempfile.NamedTemporaryFile(suffix=".binpb") as out:
         code = protoc.main(["protoc", f"-I{root}", "--include_source_info", f"--descriptor_set_out={out.name}", PROTO])
         if code:

@@ -1,7 +1,7 @@
-"""What a recommendation request is, and what its answer says: the frozen types behind both doors.
+"""The recommendation request and its answer: the frozen types behind all doors.
 
 Knows nothing of JSON, protobuf or time sources. The doors parse into these types and format from them;
-validation of values lives here, so that both doors refuse the same things with the same words.
+values are validated here, so that all doors refuse the same values with the same messages.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ MAX_DEADLINE_MS = 60_000
 
 
 class Tier(StrEnum):
-    """Who made the answer, in order of quality."""
+    """The tier that made the answer, in order of quality."""
 
     PRECOMPUTED = "precomputed"
     LLM = "llm"
@@ -73,7 +73,7 @@ class Filters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecommendRequest:
-    """One question: what to show this user, in how many items, by when.
+    """Which items to show to a user, how many, by when.
 
     `user_id` is None for an anonymous visitor, whose `recent_item_ids` (oldest first) then are the history; for a known
     user they are appended to the stored history. `deadline_ms` counts from the request's arrival; None means the default.
@@ -91,7 +91,7 @@ class RecommendRequest:
     rationale: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what no tier could answer. Raises InvalidRequest naming the field."""
+        """Check the values. Raises InvalidRequest naming the field."""
         if self.user_id is None and not self.recent_item_ids:
             raise InvalidRequest("user_id", "missing", "send user_id, or recent_item_ids for an anonymous visitor")
         if self.user_id is not None:
@@ -132,8 +132,8 @@ class ScoredItem:
 class Recommendation:
     """The answer. `items` may be fewer than k when the filters leave fewer.
 
-    `newest_event_time_ms` is the event time (Unix ms) of the newest event of this user that the answer has seen, None
-    when there is none; `feature_age_ms` is its age when the answer went out. `stages_ms` maps stage name to milliseconds.
+    `newest_event_time_ms` is the event time (Unix ms) of the newest event of this user that the answer is based on,
+    None when there is none; `feature_age_ms` is its age when the answer was sent. `stages_ms` maps stage name to milliseconds.
     `rationale` is None unless the request asked for one.
     """
 

@@ -50,14 +50,14 @@ class RecommenderServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Recommend(self, request, context):
-        """What to show a user, before the deadline. Deadline: `deadline_ms`, or metadata `x-deadline-ms`, or the default.
+        """Recommend items to a user, before the deadline. Deadline: `deadline_ms`, or metadata `x-deadline-ms`, or the default.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RecordEvents(self, request, context):
-        """Record what users did. Answers OK only when the broker has every event; otherwise none is claimed.
+        """Record what users did. OK only when the broker has acknowledged every event.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

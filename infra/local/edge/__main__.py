@@ -23,8 +23,8 @@ from prometheus_client import REGISTRY
 from infra.local.edge.admin import ray_is_up, swap_certificates
 from infra.local.edge.config import EdgePlan, Upstream, check_files, edge_folder
 from infra.local.servers.binaries import haproxy_command
+from models.files import Stamp, stamp_of
 from services.errors import ConfigError
-from services.gateway.access.file_stamp import Stamp, stamp_of
 from services.observability.metrics import StandbyMetrics, configure_logging
 from services.settings.settings import Settings, load_settings
 

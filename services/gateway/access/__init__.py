@@ -1,1 +1,1 @@
-"""Who may call: API keys, rates, the audit log."""
+"""Authorization: API keys, scopes, rates."""

@@ -1,8 +1,8 @@
-"""Who may come in: from a call's headers and the scope that it needs to the caller, or a refusal. The same at both doors.
+"""Authorization: from a call's headers and the scope that it needs to the caller, or a refusal. The same at every door.
 
     headers ─▶ key ─▶ holder ─▶ scope ─▶ rate and quota ─▶ Caller
 
-Knows neither HTTP nor gRPC: header names are lower case in both. Where keys are kept and how rates are counted is handed in.
+Knows neither HTTP nor gRPC: header names are lower case in both.
 """
 
 import time
@@ -22,7 +22,7 @@ _BEARER = "bearer "
 
 
 class Access(Protocol):
-    """What a door asks before it does anything else."""
+    """Decides whether a call is admitted; every door calls it before anything else."""
 
     def authorize(self, headers: Mapping[str, str], scope: Scope) -> Caller:
         """Return the caller, and count the call. Raises Unauthenticated, NotAllowed or QuotaExceeded. Does not block."""
@@ -30,13 +30,13 @@ class Access(Protocol):
 
 
 class OpenAccess:
-    """Without keys everybody may do everything."""
+    """Admits every call as one caller: for a server without keys."""
 
     def __init__(self, caller: Caller = ANYONE) -> None:
         self._caller = caller
 
     def authorize(self, _headers: Mapping[str, str], _scope: Scope) -> Caller:
-        """Return the one caller that there is."""
+        """Return the caller."""
         return self._caller
 
 
@@ -44,12 +44,12 @@ class Keys(Protocol):
     """The valid keys."""
 
     def find(self, key: str, now_unix_s: float) -> Holder | None:
-        """Return whose key this is; None for one that is unknown or has expired."""
+        """Return the key's holder; None if it is unknown or has expired."""
         ...
 
 
 class KeyedAccess:
-    """With keys: a valid one, its scope, its rate, in this order. A call that lacks the scope uses up no quota."""
+    """Checks the key, its scope and its rate, in this order. A call that lacks the scope uses no quota."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class KeyedAccess:
 def key_from(headers: Mapping[str, str]) -> str:
     """Return the key that was sent as `authorization: Bearer KEY` or, without that header, as `x-api-key: KEY`.
 
-    Empty when there is none: that is no key either, and is refused like any other wrong one.
+    Empty when there is none, which is refused like any other wrong key.
     """
     authorization = headers.get(AUTHORIZATION)
     if authorization is None:

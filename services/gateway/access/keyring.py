@@ -1,8 +1,8 @@
 """The valid keys in memory, read again when the keys file changes. A file that is broken leaves the old keys in place.
 
-A key is looked up by the first bytes of its hash and compared in constant time, and what is not found is compared too: the
-time of an answer says nothing about how near a wrong key was. Follows the file through symbolic links, as Kubernetes swaps
-a secret's.
+A key is looked up by the first bytes of its hash and compared in constant time, and an unknown key is compared too: the time
+of an answer does not reveal how close a wrong key was. Follows the file through symbolic links, which is how Kubernetes
+replaces a secret.
 """
 
 import asyncio
@@ -13,9 +13,9 @@ from pathlib import Path
 
 import structlog
 
+from models.files import stamp_of
 from services.contracts.access import Caller
 from services.errors import ConfigError
-from services.gateway.access.file_stamp import stamp_of
 from services.gateway.access.keys import KeysFile, StoredKey, digest_of, read_keys
 from services.gateway.access.rates import Allowance
 from services.gateway.periodic_task import PeriodicTask
@@ -28,7 +28,7 @@ _INDEX_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Whose key it is, and how much they may use."""
+    """The caller to whom a key belongs, and the allowance."""
 
     caller: Caller
     allowance: Allowance
@@ -45,7 +45,7 @@ _NO_ENTRY = _Entry(bytes(len(digest_of(""))), float("inf"), None)
 
 
 class KeyRing:
-    """Finds the holder of a key. Read once at construction, then followed by a task."""
+    """Finds the holder of a key. Reads the file at construction and again whenever it changes."""
 
     def __init__(self, path: Path, max_k: int, num_processes: int = 1) -> None:
         """Read the file. `max_k` bounds every key's own; rates are divided by `num_processes`. Raises ConfigError."""
@@ -57,11 +57,11 @@ class KeyRing:
         self._following = PeriodicTask(lambda: asyncio.to_thread(self.refresh), POLL_S)
 
     def find(self, key: str, now_unix_s: float) -> Holder | None:
-        """Return whose key this is; None for one that is unknown or has expired."""
+        """Return the key's holder; None if it is unknown or has expired."""
         digest = digest_of(key)
         entry = self._entries.get(digest[:_INDEX_BYTES], _NO_ENTRY)
-        is_it = hmac.compare_digest(entry.digest, digest)
-        return entry.holder if is_it and now_unix_s < entry.expires_unix_s else None
+        is_equal = hmac.compare_digest(entry.digest, digest)
+        return entry.holder if is_equal and now_unix_s < entry.expires_unix_s else None
 
     async def start(self) -> None:
         """Follow the file. Call in the serving loop."""
@@ -72,7 +72,7 @@ class KeyRing:
         await self._following.stop()
 
     def refresh(self) -> None:
-        """Read the file again if it is another than before; keep the old keys, and say so once, when it is broken."""
+        """Read the file again if it has changed; if it is broken, keep the old keys and log that once."""
         stamp = stamp_of(self._path)
         if stamp == self._stamp:
             return
@@ -90,7 +90,7 @@ class KeyRing:
 
 
 def holder_of(key: StoredKey, max_k: int, num_processes: int) -> Holder:
-    """Return what a door needs of a stored key."""
+    """Return the holder of a stored key."""
     caller = Caller(key_id=key.id, scopes=key.scopes, priority=key.priority, max_k=min(max_k, key.max_k or max_k))
     burst = key.burst or max(1.0, key.rate_per_s or 1.0)
     allowance = Allowance(rate_per_s=key.rate_per_s, burst=burst, daily_quota=key.daily_quota)

@@ -1,11 +1,11 @@
-"""The keys file: who has a key, what it allows, and hashes of the keys; never a key itself.
+"""The keys file: ids, scopes, limits and hashes of the keys; never a key itself.
 
     {"keys": [{"id": "shop", "hashes": [{"sha256": "9f86...", "expires_at": null}], "scopes": ["recommend", "events"],
                "priority": "high", "rate_per_s": 50, "burst": 100, "daily_quota": null, "max_k": 100}]}
 
 JSON, since a command writes it. A key is 256 random bits, so that one SHA-256 protects its hash as well as a slow hash
-would (there is nothing to guess), and a check costs a microsecond; a slow hash would let anyone who sends wrong keys buy
-our time. Two hashes under one id are a rotation: both keys hold until the older one expires.
+would (there is nothing to guess), and a check costs a microsecond; a slow hash would let anyone load the server with wrong
+keys. Two hashes under one id are a rotation: both keys are valid until the older one expires.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ class _Stored(BaseModel):
 
 
 class StoredHash(_Stored):
-    """One key's hash, and until when it holds; None: until it is revoked."""
+    """One key's hash, and when it expires; None: when it is revoked."""
 
     sha256: Hash
     expires_at: AwareDatetime | None = None
@@ -48,7 +48,7 @@ class StoredHash(_Stored):
 
 
 class StoredKey(_Stored):
-    """One id: its hashes, what it allows and how much. None means no limit of its own."""
+    """One id: its hashes, scopes and limits. None means no limit of its own."""
 
     id: KeyId
     hashes: tuple[StoredHash, ...] = Field(min_length=1)
@@ -83,7 +83,7 @@ class StoredKey(_Stored):
 
 
 class KeysFile(_Stored):
-    """All keys. Each change gives a new one."""
+    """All keys. Each change returns a new value."""
 
     keys: tuple[StoredKey, ...] = ()
 

@@ -1,7 +1,7 @@
-"""How much each key has used: a token bucket for its rate, a count for its day (UTC). Pure: the time is an argument.
+"""Rate limits by key: a token bucket for its rate, a count for its day (UTC). Pure: the time is an argument.
 
-Holds for one process: rates and quotas are divided by the number of processes that share the callers, and a process that
-starts anew has counted nothing. A call that is refused here uses up nothing.
+Counts per process: rates and quotas are divided by the number of processes that share the callers, and a restarted process
+starts from zero. A refused call uses nothing.
 """
 
 from dataclasses import dataclass
@@ -10,19 +10,19 @@ from services.errors import QuotaExceeded
 
 DAY_S = 86_400
 _WHOLE = 1.0 - 1e-9
-"""A token that was waited for is there, whatever a sum of floats makes of it."""
+"""A full token, within the rounding error of a sum of floats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allowance:
-    """What a key may use. `burst` calls may come at once; None means no limit."""
+    """A key's limits. `burst` calls may arrive at once; None means no limit."""
 
     rate_per_s: float | None = None
     burst: float = 1.0
     daily_quota: int | None = None
 
     def shared_by(self, num_processes: int) -> "Allowance":
-        """Return each process's part; a burst stays at least one call, and a quota is rounded up."""
+        """Return each process's share; a burst stays at least one call, and a quota is rounded up."""
         rate, quota = self.rate_per_s, self.daily_quota
         return Allowance(
             rate_per_s=None if rate is None else rate / num_processes,
@@ -33,7 +33,7 @@ class Allowance:
 
 @dataclass(slots=True)
 class _Used:
-    """What one key has used, of its bucket and of its day."""
+    """The tokens left in one key's bucket, and its calls of the day."""
 
     tokens: float
     at_s: float
@@ -48,7 +48,7 @@ class Rates:
         self._used: dict[str, _Used] = {}
 
     def spend(self, key_id: str, allowance: Allowance, now_unix_s: float, now_s: float) -> None:
-        """Count one call. Raises QuotaExceeded saying when the next one may come. `now_s` is monotonic, for the rate."""
+        """Count one call. Raises QuotaExceeded with the time to the next permitted one. `now_s` is monotonic, for the rate."""
         day = int(now_unix_s // DAY_S)
         used = self._used.get(key_id)
         if used is None:

@@ -1,1 +1,1 @@
-"""What all doors share: request headers, spans, the error table."""
+"""What the doors share: headers, operations and their OpenAPI document, the HTTP application."""

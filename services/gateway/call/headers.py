@@ -1,4 +1,4 @@
-"""What a caller says beside the request itself, in HTTP headers or gRPC metadata: `x-request-id` and `x-deadline-ms`."""
+"""A call's headers (HTTP) or metadata (gRPC) that every door reads: `x-request-id` and `x-deadline-ms`."""
 
 import uuid
 from collections.abc import Mapping
@@ -16,9 +16,10 @@ _MAX_DIGITS = 9
 
 @dataclass(slots=True)
 class Call:
-    """One call at a door. Its id is the newest that is known: made at arrival, then the header's, then the body's.
+    """One call at a door.
 
-    `caller` is None until the door has let the caller in.
+    `request_id` is replaced as better ones are read: the one made at arrival, then the header's, then the body's. `caller` is
+    None until the call is authorized.
     """
 
     request_id: str
@@ -26,13 +27,13 @@ class Call:
 
     @property
     def admitted(self) -> Caller:
-        """The caller, once let in."""
-        assert self.caller is not None, "work is done for those who were let in"
+        """The caller of an authorized call."""
+        assert self.caller is not None, "the call is authorized before its handler runs"
         return self.caller
 
     @property
     def echo(self) -> dict[str, str]:
-        """The header or trailer that gives the id back; none when the id does not fit in one."""
+        """The header or trailer that returns the id; none when the id is not ASCII."""
         return {REQUEST_ID: self.request_id} if self.request_id.isascii() else {}
 
 

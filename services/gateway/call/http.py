@@ -7,7 +7,7 @@ import contextlib
 import json
 import math
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 import structlog
@@ -29,7 +29,6 @@ from services.errors import (
     TailraceError,
     as_tailrace_error,
 )
-from services.gateway.access.audit import NOBODY, audit
 from services.gateway.access.authorize import Access
 from services.gateway.call.headers import Call, new_request_id, request_id_from
 from services.gateway.call.openapi import openapi_document
@@ -40,12 +39,13 @@ log = structlog.get_logger()
 
 DOOR = "rest"
 _CLIENT_GONE = 499
+_NOBODY = "unauthenticated"
 _NO_ROUTE_CODES = {404: "not_found", 405: "method_not_allowed"}
 
 Handler = Callable[[Request, Call], Awaitable[Response]]
 """Answers one admitted call; may raise any error."""
 OnError = Callable[[str, str, str, str], None]
-"""Is called with the door, the error's code, its summary and the request's id."""
+"""Called with the door, the error's code, its summary and the request's id."""
 
 
 class HttpApp(Starlette):
@@ -75,7 +75,7 @@ class HttpApp(Starlette):
         self.add_route("/openapi.json", self._answer_openapi)
 
     def serve(self, operation: Operation, handler: Handler, on_error: OnError | None = None) -> None:
-        """Add an operation; `on_error` hears of each of its errors."""
+        """Add an operation; `on_error` is called for each of its errors."""
         route = Route(operation.path, _Endpoint(self, operation, handler, on_error), methods=[operation.method])
         route.methods = {operation.method}  # Starlette would add HEAD to GET
         route.path_regex = re.compile(route.path_regex.pattern, re.DOTALL)  # a line break in a parameter is a character
@@ -156,7 +156,7 @@ class _Endpoint:
 
         Nothing of the request's body is read before the caller is admitted.
         """
-        call, who, outcome = Call(new_request_id()), NOBODY, "gone"
+        call, who, outcome = Call(new_request_id()), _NOBODY, "gone"
         try:
             call.request_id = request_id_from(http.headers)
             call.caller = self._app.access.authorize(http.headers, scope)
@@ -183,8 +183,13 @@ class _Endpoint:
 
 
 def _audit(http: Request, who: str, outcome: str, request_id: str) -> None:
+    """Log who called an audited operation, from where, and how it ended; refused calls too.
+
+    `outcome` is ok, the error's code, or gone: the caller left before the answer, and the act may have been done.
+    """
     origin = http.headers.get("x-forwarded-for") or (http.client.host if http.client else "unknown")
-    audit(act=f"{http.method} {http.url.path}", who=who, origin=origin, outcome=outcome, request_id=request_id)
+    act = f"{http.method} {http.url.path}"
+    log.warning("audit", act=act, who=who, origin=origin, outcome=outcome, request_id=request_id)
 
 
 def json_response(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -214,6 +219,12 @@ async def read_body(http: Request, max_bytes: int) -> bytes:
         if len(body) > max_bytes:
             raise RequestTooLarge(max_bytes)
     return bytes(body)
+
+
+def field_path(location: Iterable[int | str]) -> str:
+    """Write the names and indices that lead to a field of a JSON body: `messages[0].content`."""
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    return path.removeprefix(".")
 
 
 def _request_id_or_new(http: Request) -> str:

@@ -1,11 +1,11 @@
-"""Records into one Kafka topic, from an event loop, through a thread of its own.
+"""Sends records to one Kafka topic from an event loop, through a thread of its own.
 
-kafka-python blocks (for metadata, for a connection) and its producer is of no more use after the broker lost its topics, so
-both stay on one thread: it owns the client, sends what lies in a bounded queue, and makes a new client after a failure.
-Where nobody waits for the acknowledgement, records may gather for a moment and leave together: each exchange with a broker
-keeps the interpreter busy for about as long as a request does. A caller waits for the broker's acknowledgement at most
-`ack_timeout_s`; what was not handed to the client by then is never sent. What was handed over may still arrive after a
-refusal: a repeated event id makes that harmless.
+kafka-python blocks (for metadata, for a connection), and its producer is unusable once the broker has lost its topics. So one
+thread owns the client, sends the jobs of a bounded queue, and makes a new client after a failure. Where no caller waits for
+the acknowledgement, records are gathered for a moment and sent together: each exchange with a broker holds the interpreter
+for about as long as a request does. A caller waits at most `ack_timeout_s` for the broker's acknowledgement; records that were
+not passed to the client by then are never sent. Those that were may still arrive after a refusal: a repeated event id makes
+that harmless.
 
 Does not know what the records mean.
 """
@@ -42,12 +42,12 @@ _RECONNECT_S = 0.5
 _RETRY_AFTER_S = 1.0
 _STOP_S = 2.0
 _LINGER_MS = 5
-"""Until a handful of gathered records has been handed over whole."""
+"""Long enough to pass all gathered records to the client as one batch."""
 
 
 @dataclass(slots=True)
 class _Job:
-    """Records that are acknowledged together, and the future that learns of it. `trace` goes out as record headers."""
+    """Records that are acknowledged together, and the future of the acknowledgement. `trace` is sent as record headers."""
 
     records: Sequence[Record]
     expires_at_s: float
@@ -56,12 +56,12 @@ class _Job:
 
 
 class TopicProducer:
-    """Sends to one topic; at most `max_in_flight` jobs wait or are on their way.
+    """Sends to one topic; at most `max_in_flight` jobs are queued or unacknowledged.
 
     Args:
         ack_timeout_s: How long one call may wait for the broker.
         max_in_flight: Jobs over this are refused.
-        gather_s: How long records gather after others have left, a quarter of `ack_timeout_s` at most; 0 sends each at once.
+        gather_s: How long records are gathered after a send, at most a quarter of `ack_timeout_s`; 0 sends each at once.
     """
 
     def __init__(
@@ -80,11 +80,11 @@ class TopicProducer:
         self._connecting = Breaker(1, _RECONNECT_S)
 
     def start(self) -> None:
-        """Start the thread; it connects at once, so that the first record need not wait for that."""
+        """Start the thread; it connects at once, so that the first record does not wait for the connection."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Send what waits, for at most two seconds, and end the thread. Blocks."""
+        """Send the queued jobs, for at most two seconds, and end the thread. Blocks."""
         if self._thread.is_alive():
             self._jobs.put(None)
             self._thread.join(_STOP_S)
@@ -106,7 +106,7 @@ class TopicProducer:
                 raise DependencyAway(self._topic, _RETRY_AFTER_S) from error
 
     def offer(self, record: Record, on_done: Callable[[bool], None]) -> bool:
-        """Send a record without waiting. False: too much is in flight, and it is dropped. `on_done` hears of the outcome."""
+        """Send a record without waiting; return False if too much is in flight. `on_done` is called with whether it arrived."""
         job = self._enqueue([record])
         if job is None:
             return False
@@ -146,7 +146,7 @@ class TopicProducer:
         try:
             client = self._make_client() if _listens(self._kafka.bootstrap) else None
             error = "no broker listens"
-        except Exception as raised:  # noqa: BLE001 - whatever the client fails at, the thread must go on
+        except Exception as raised:  # noqa: BLE001 - the thread must survive any failure of the client
             client, error = None, repr(raised)
         if client is None:
             log.warning("broker_away", topic=self._topic, error=error)
@@ -172,7 +172,7 @@ class TopicProducer:
         )
 
     def _send(self, client: Any, job: _Job) -> None:
-        """Hand a job's records to the client and have its future settled by their acknowledgements."""
+        """Pass a job's records to the client; their acknowledgements settle its future."""
         if not job.done.set_running_or_notify_cancel():
             return
         if client is None or time.monotonic() >= job.expires_at_s:
@@ -182,7 +182,7 @@ class TopicProducer:
         try:
             for key, value in job.records:
                 client.send(self._topic, value, key, headers=job.trace).add_both(acks.one)
-        except Exception as error:  # noqa: BLE001 - whatever the client breaks at, the thread must live on
+        except Exception as error:  # noqa: BLE001 - the thread must survive any failure of the client
             acks.fail(error)
 
 
@@ -196,7 +196,7 @@ class _Acks:
         self._lock = threading.Lock()
 
     def one(self, outcome: Any) -> None:
-        """One record was acknowledged (its metadata) or failed (an exception)."""
+        """Count the acknowledgement of one record (its metadata), or its failure (an exception)."""
         if isinstance(outcome, BaseException):
             self.fail(outcome)
             return
@@ -206,7 +206,7 @@ class _Acks:
                 self._job.done.set_result(None)
 
     def fail(self, error: BaseException) -> None:
-        """The job cannot be acknowledged whole; the client is not trusted any more."""
+        """Fail the job and replace the client, whose state is unknown."""
         self._broken.set()
         with self._lock:
             if not self._job.done.done():
@@ -214,9 +214,9 @@ class _Acks:
 
 
 def _listens(bootstrap: str) -> bool:
-    """Whether any of the brokers (`host:port,host:port`) takes a connection.
+    """Return whether any of the brokers (`host:port,host:port`) accepts a connection.
 
-    Called before a client is made, since a client that finds no broker leaves five open descriptors to the collector.
+    Called before a client is made, since a client without a broker leaves five open descriptors to the garbage collector.
     """
     for address in bootstrap.split(","):
         host, _, port = address.strip().rpartition(":")

@@ -1,7 +1,7 @@
-"""The use case behind both doors' events: check every one, then hand them to the broker, all or none.
+"""Records events: checks each, then sends them to the broker, all or none.
 
 Knows neither JSON nor protobuf: a draft is a mapping of the fields that the caller sent. Event ids and times that are
-absent are made here; a caller who may retry should send its own event ids, for only those make a repeat harmless.
+absent are set here; a caller who may retry should send its own event ids, since only those make a repeat harmless.
 """
 
 import time
@@ -20,7 +20,7 @@ _MAY_BE_NULL = frozenset({"event_id", "event_time_ms", "request_id"})
 
 
 class EventLog(Protocol):
-    """Where events become durable."""
+    """A durable log of events."""
 
     async def record(self, records: Sequence[tuple[bytes, bytes]]) -> None:
         """Return once all records (key, value) are acknowledged. Raises DependencyAway or Overloaded."""
@@ -36,10 +36,10 @@ class RecordEvents:
         self._wall_clock = wall_clock
 
     async def __call__(self, drafts: Sequence[Draft]) -> tuple[str, ...]:
-        """Record all of these, and give their event ids in the same order.
+        """Record the events and return their ids in the same order.
 
         Raises InvalidRequest naming the event and the field before anything is sent; DependencyAway or Overloaded when
-        the broker does not have them all, and then none is claimed.
+        the broker has not acknowledged all of them.
         """
         events = check_events(drafts, self._max_events, now_ms=int(self._wall_clock() * 1_000))
         await self._log.record([(event.key, event.encode()) for event in events])
@@ -47,7 +47,7 @@ class RecordEvents:
 
 
 def check_events(drafts: Sequence[Draft], max_events: int, now_ms: int) -> tuple[Interaction, ...]:
-    """Turn drafts into interactions. Raises InvalidRequest, its field prefixed by the event's place: `events[3].item_id`."""
+    """Return the drafts as interactions. Raises InvalidRequest, its field prefixed by the event's place: `events[3].item_id`."""
     if not drafts:
         raise InvalidRequest("events", "empty", "send at least one event")
     if len(drafts) > max_events:

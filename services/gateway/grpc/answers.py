@@ -1,7 +1,7 @@
-"""What the gRPC door gives back: a message, or a status with details and trailers.
+"""Guards gRPC calls: authorizes the caller, and answers an error as a status with details and trailers.
 
 Runs under Ray Serve's context and under grpc.aio's alike. An error is a status on an empty message, never an exception: Ray Serve would log a stack trace and drop the trailers. The
-details travel as `google.rpc.Status` in `grpc-status-details-bin`. Knows gRPC; knows no request and no rule.
+details are sent as `google.rpc.Status` in `grpc-status-details-bin`. Knows gRPC; knows no request and no rule.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -41,10 +41,10 @@ T = TypeVar("T")
 
 
 class CallContext(Protocol):
-    """What Ray Serve's and grpc.aio's contexts have in common."""
+    """The part that Ray Serve's and grpc.aio's contexts share."""
 
     def invocation_metadata(self) -> Sequence[tuple[str, Any]]:
-        """What the caller sent beside the message."""
+        """Return the call's metadata."""
         ...
 
     def set_code(self, code: grpc.StatusCode) -> None:
@@ -56,27 +56,27 @@ class CallContext(Protocol):
         ...
 
     def set_trailing_metadata(self, trailing_metadata: list[tuple[str, str | bytes]]) -> None:
-        """Set what is sent after the message."""
+        """Set the trailers."""
         ...
 
 
 async def guarded(
     context: CallContext,
-    work: Callable[[Call, dict[str, str]], Awaitable[M]],
+    handler: Callable[[Call, dict[str, str]], Awaitable[M]],
     empty: M,
-    refused: Callable[[str, str, str, str], None],
+    on_error: Callable[[str, str, str, str], None],
     *,
     access: Access,
     scope: Scope,
 ) -> M:
-    """Let in who may, do the work, and turn whatever is raised into a status. No stack trace ever leaves the door.
+    """Authorize the caller, call the handler, and answer whatever is raised as a status. No stack trace leaves the process.
 
     Args:
         context: The call.
-        work: Is given the call, its `caller` included, and the metadata.
-        empty: The message that goes with an error.
-        refused: Is told of an error: door, code, message, request id.
-        access: Decides who may.
+        handler: Takes the authorized call and the metadata.
+        empty: The message that is sent with an error.
+        on_error: Called with the door, the error's code, its summary and the request's id.
+        access: Authorizes the caller.
         scope: What the caller's key must allow.
     """
     call = Call(new_request_id())
@@ -85,17 +85,17 @@ async def guarded(
         headers = {key: value for key, value in context.invocation_metadata() if isinstance(value, str)}
         call.request_id = request_id_from(headers)
         call.caller = access.authorize(headers, scope)
-        response = await work(call, headers)
+        response = await handler(call, headers)
     except Exception as error:
-        answer = as_tailrace_error(error)
-        if answer.kind is ErrorKind.INTERNAL:
+        failure = as_tailrace_error(error)
+        if failure.kind is ErrorKind.INTERNAL:
             log.exception("unexpected_error", request_id=call.request_id, door=DOOR)
-        note({"rpc.response.status_code": STATUS[answer.kind].name})
-        note_failure(answer.kind.value, is_ours=answer.is_ours)
-        refused(DOOR, answer.kind.value, answer.summary, call.request_id)
-        context.set_code(STATUS[answer.kind])
-        context.set_details(answer.summary)
-        trailers = _trailers(answer)
+        note({"rpc.response.status_code": STATUS[failure.kind].name})
+        note_failure(failure.kind.value, is_ours=failure.is_ours)
+        on_error(DOOR, failure.kind.value, failure.summary, call.request_id)
+        context.set_code(STATUS[failure.kind])
+        context.set_details(failure.summary)
+        trailers = _trailers(failure)
         response = empty
     context.set_trailing_metadata([*trailers, *call.echo.items()])
     return response
@@ -111,19 +111,19 @@ async def traced(tracing: Tracing, context: CallContext, method: str, answering:
         return await answering
 
 
-def _trailers(answer: TailraceError) -> list[tuple[str, str | bytes]]:
-    """Return the error's details for machines: the field and its fix, and when to come back."""
-    status = status_pb2.Status(code=STATUS[answer.kind].value[0], message=answer.summary)
-    if answer.field is not None:
+def _trailers(failure: TailraceError) -> list[tuple[str, str | bytes]]:
+    """Return the error's details for programs: the field and its fix, and when to retry."""
+    status = status_pb2.Status(code=STATUS[failure.kind].value[0], message=failure.summary)
+    if failure.field is not None:
         violation = error_details_pb2.BadRequest.FieldViolation(
-            field=answer.field, description=f"{answer.problem}; {answer.fix}", reason=answer.kind.value.upper()
+            field=failure.field, description=f"{failure.problem}; {failure.fix}", reason=failure.kind.value.upper()
         )
         status.details.add().Pack(error_details_pb2.BadRequest(field_violations=[violation]))
     trailers: list[tuple[str, str | bytes]] = []
-    if answer.retry_after_s is not None:
+    if failure.retry_after_s is not None:
         delay = Duration()
-        delay.FromMilliseconds(int(answer.retry_after_s * 1_000))
+        delay.FromMilliseconds(int(failure.retry_after_s * 1_000))
         status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
-        trailers.append(("retry-after", f"{answer.retry_after_s:g}"))
+        trailers.append(("retry-after", f"{failure.retry_after_s:g}"))
     trailers.append(("grpc-status-details-bin", status.SerializeToString()))
     return trailers

@@ -1,7 +1,7 @@
 """The gRPC door: bytes in, the data plane, a message out. Holds no rule.
 
-The servicer's methods take raw bytes, so that a malformed message is refused in our own words. The plane is asked for at each
-request, since it is made after the door is registered.
+The servicer's methods take raw bytes, so that a malformed message is refused by this door and not by grpc. The plane is looked up at
+each request, since it is made after the door is registered.
 """
 
 from collections.abc import Callable
@@ -32,40 +32,44 @@ class RpcDoor:
         access: Access | None = None,
         tracing: Tracing | None = None,
     ) -> None:
-        """Make the door; `access` decides who may come in: everybody, when absent. `tracing` absent: nothing is traced."""
+        """Make the door; without `access` every call is admitted, without `tracing` nothing is traced."""
         self._tracing = tracing or Tracing()
         self._access = access or OpenAccess()
         self._plane = plane
         self._max_body_bytes = max_body_bytes
 
     async def Recommend(self, request: bytes, context: CallContext) -> pb.RecommendResponse:
-        """Answer what to show a user, before the deadline."""
+        """Recommend items to a user, before the deadline."""
         plane = self._plane()
         arrived_s = plane.clock()
 
-        async def work(call: Call, headers: dict[str, str]) -> pb.RecommendResponse:
-            asked = parse_recommend(request, self._max_body_bytes, call.request_id, deadline_ms_from(headers))
-            call.request_id = asked.request_id
-            return format_recommendation(await plane.recommend(asked, arrived_s, DOOR, call.admitted))
+        async def handle(call: Call, headers: dict[str, str]) -> pb.RecommendResponse:
+            message = parse_recommend(request, self._max_body_bytes, call.request_id, deadline_ms_from(headers))
+            call.request_id = message.request_id
+            return format_recommendation(await plane.recommend(message, arrived_s, DOOR, call.admitted))
 
         refused = plane.recommend_refused
-        answering = guarded(context, work, pb.RecommendResponse(), refused, access=self._access, scope=Scope.RECOMMEND)
+        answering = guarded(
+            context, handle, pb.RecommendResponse(), refused, access=self._access, scope=Scope.RECOMMEND
+        )
         return await traced(self._tracing, context, f"{SERVICE}/Recommend", answering)
 
     async def RecordEvents(self, request: bytes, context: CallContext) -> pb.RecordEventsResponse:
         """Record what users did; answers OK only when the broker has every event."""
         plane = self._plane()
 
-        async def work(call: Call, _: dict[str, str]) -> pb.RecordEventsResponse:
+        async def handle(call: Call, _: dict[str, str]) -> pb.RecordEventsResponse:
             event_ids = await plane.record(parse_events(request, self._max_body_bytes), DOOR, call.request_id)
             return pb.RecordEventsResponse(accepted=len(event_ids), event_ids=event_ids)
 
         refused = plane.events_refused
-        answering = guarded(context, work, pb.RecordEventsResponse(), refused, access=self._access, scope=Scope.EVENTS)
+        answering = guarded(
+            context, handle, pb.RecordEventsResponse(), refused, access=self._access, scope=Scope.EVENTS
+        )
         return await traced(self._tracing, context, f"{SERVICE}/RecordEvents", answering)
 
     async def Check(self, request: Any, context: CallContext) -> Any:
-        """Say whether recommendations can be answered; the whole server and our one service are the same."""
+        """Report whether recommendations can be answered; the server and its one service have the same health."""
         if request.service not in {"", SERVICE}:
             context.set_code(grpc.StatusCode.NOT_FOUND)
             context.set_details(f"no service {request.service}")
@@ -76,7 +80,7 @@ class RpcDoor:
 
 
 def add_recommender_to_server(servicer: Any, server: Any) -> None:
-    """Register the service, its methods taking raw bytes; made to be named in Ray Serve's `grpc_servicer_functions`."""
+    """Register the service, its methods taking raw bytes; named in Ray Serve's `grpc_servicer_functions`."""
     handlers = {
         "Recommend": grpc.unary_unary_rpc_method_handler(
             servicer.Recommend, None, pb.RecommendResponse.SerializeToString

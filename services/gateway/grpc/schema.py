@@ -1,6 +1,6 @@
-"""The gRPC door's messages, to and from the contracts' types. Strict: what the schema does not know is refused by place.
+"""The gRPC door's messages, to and from the contracts' types. Strict: fields that the schema lacks are refused by number.
 
-Takes bytes, not messages, so that malformed ones are refused here in our own words. Knows no gRPC, only protobuf.
+Parses bytes, so that malformed messages are refused with a field and a fix. Knows protobuf, not gRPC.
 """
 
 from collections.abc import Iterator
@@ -19,20 +19,20 @@ M = TypeVar("M", bound=Message)
 
 def parse_recommend(body: bytes, max_bytes: int, request_id: str, deadline_ms: int | None) -> RecommendRequest:
     """Read a request; the message's own request id and deadline win. Raises InvalidRequest or RequestTooLarge."""
-    asked = _parse(pb.RecommendRequest, body, max_bytes)
+    message = _parse(pb.RecommendRequest, body, max_bytes)
     return RecommendRequest(
-        request_id=asked.request_id or request_id,
-        user_id=asked.user_id or None,
-        k=asked.k if asked.HasField("k") else 10,
-        recent_item_ids=tuple(asked.recent_item_ids),
-        exclude_item_ids=tuple(asked.exclude_item_ids),
-        exclude_seen=asked.exclude_seen if asked.HasField("exclude_seen") else True,
+        request_id=message.request_id or request_id,
+        user_id=message.user_id or None,
+        k=message.k if message.HasField("k") else 10,
+        recent_item_ids=tuple(message.recent_item_ids),
+        exclude_item_ids=tuple(message.exclude_item_ids),
+        exclude_seen=message.exclude_seen if message.HasField("exclude_seen") else True,
         filters=Filters(
-            categories=tuple(asked.filters.categories) or None,
-            allowed_item_ids=tuple(asked.filters.allowed_item_ids) or None,
+            categories=tuple(message.filters.categories) or None,
+            allowed_item_ids=tuple(message.filters.allowed_item_ids) or None,
         ),
-        deadline_ms=asked.deadline_ms if asked.HasField("deadline_ms") else deadline_ms,
-        rationale=asked.rationale,
+        deadline_ms=message.deadline_ms if message.HasField("deadline_ms") else deadline_ms,
+        rationale=message.rationale,
     )
 
 

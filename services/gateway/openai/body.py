@@ -13,7 +13,7 @@ import pydantic_core
 from pydantic import BaseModel, ValidationError
 
 from services.errors import InvalidRequest
-from services.gateway.call.field_path import field_path
+from services.gateway.call.http import field_path
 
 B = TypeVar("B", bound=BaseModel)
 

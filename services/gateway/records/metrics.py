@@ -99,8 +99,8 @@ class AnswerMetrics:
         """Count events that the broker acknowledged; each may name the request that led to it."""
         self._metrics.events.labels(door, "ok").inc(len(request_ids))
         for request_id in request_ids:
-            if request_id and (maker := self._attribution.maker_of(request_id)):
-                self._metrics.attributed_events.labels(*maker).inc()
+            if request_id and (source := self._attribution.source_of(request_id)):
+                self._metrics.attributed_events.labels(*source).inc()
 
     def events_refused(self, door: str, code: str) -> None:
         """Count a refused request to record events; how many events it held may be unknown."""

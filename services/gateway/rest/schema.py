@@ -1,12 +1,14 @@
-"""The REST door's JSON: what it takes, strictly typed and closed, and what it gives. Values are judged in the contracts.
+"""The REST door's JSON, parsed and written.
 
-Unknown fields and wrong types are refused here, by name; nothing is converted ("5" is no number).
+Strict: unknown fields and wrong types are refused by name, and nothing is converted ("5" is no number). The contracts check
+the values.
 """
 
 from typing import Annotated, Any
 
 import pydantic_core
 from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError
+from pydantic.config import JsonDict
 
 from services.contracts.events import MAX_EVENT_AGE_MS, MAX_EVENT_LEAD_MS
 from services.contracts.recommend import (
@@ -19,17 +21,17 @@ from services.contracts.recommend import (
     RecommendRequest,
 )
 from services.errors import InvalidRequest
-from services.gateway.call.field_path import field_path
+from services.gateway.call.http import field_path
 from services.gateway.call.operation import PRINTABLE
 from services.gateway.events.record import Draft
 
-_NUM_TOLD = 100
-"""pydantic spells out every fault to name the first: of a body full of unknown fields that held the event loop up for 0.3 s."""
+_MAX_NUM_FAULTS = 100
+"""pydantic formats every fault to return the first, which took 0.3 s of the event loop for a body full of unknown fields."""
 
 
-_ID_SCHEMA = {"minLength": 1, "maxLength": MAX_ID_CHARS, "pattern": PRINTABLE}
-_IDS_SCHEMA = {"maxItems": MAX_IDS_PER_FIELD}
-_AT_LEAST_ONE_SCHEMA = {"minItems": 1, "maxItems": MAX_IDS_PER_FIELD}
+_ID_SCHEMA: JsonDict = {"minLength": 1, "maxLength": MAX_ID_CHARS, "pattern": PRINTABLE}
+_IDS_SCHEMA: JsonDict = {"maxItems": MAX_IDS_PER_FIELD}
+_AT_LEAST_ONE_SCHEMA: JsonDict = {"minItems": 1, "maxItems": MAX_IDS_PER_FIELD}
 
 Id = Annotated[str, Field(json_schema_extra=_ID_SCHEMA)]
 """The limits here and below are for the OpenAPI document; the contracts enforce them, for all doors alike."""
@@ -51,7 +53,7 @@ class FiltersBody(_Body):
 
 
 class RecommendBody(_Body):
-    """Whom to recommend to, how many items, by when."""
+    """The user, the number of items and the deadline."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -121,18 +123,18 @@ class ItemBody(_Body):
 
 
 class RecommendationBody(_Body):
-    """The answer, and who made it, why, from what, and in which time."""
+    """The items, and how they were made."""
 
     request_id: str = Field(description="Send it with the events that follow from this answer")
     items: list[ItemBody] = Field(description="Best first; fewer than k when the filters leave fewer")
-    tier: str = Field(description="Who answered", examples=["llm"])
+    tier: str = Field(description="The tier that answered", examples=["llm"])
     reason: str = Field(description="Why that tier answered", examples=["llm_in_time"])
-    bundle_version: str = Field(description="The models that answered")
+    bundle_version: str = Field(description="The bundle that answered")
     newest_event_time_ms: int | None = Field(
-        description="Unix milliseconds of the newest event of this user that the answer has seen; null: none"
+        description="Unix milliseconds of the newest event of this user that the answer is based on; null: none"
     )
-    feature_age_ms: int | None = Field(description="That event's age when the answer went out")
-    deadline_ms: int = Field(description="The deadline that held")
+    feature_age_ms: int | None = Field(description="That event's age when the answer was sent")
+    deadline_ms: int = Field(description="The deadline that applied")
     stages_ms: dict[str, float] = Field(description="Milliseconds by stage")
     rationale: str | None = Field(
         None, description="One sentence on why these items; absent when none was requested or written"
@@ -166,7 +168,7 @@ class StageTimeBody(_Body):
 
 
 class LlmPartBody(_Body):
-    """How asking the LLM ended; counts and times only when it answered in time."""
+    """How the LLM call ended; counts and times only when it answered in time."""
 
     outcome: str = Field(examples=["in_time"])
     num_prompt_tokens: int | None
@@ -178,13 +180,13 @@ class LlmPartBody(_Body):
 
 
 class ExplanationBody(_Body):
-    """Why a request was answered as it was; what a refusal cannot have is null."""
+    """How a request was answered; fields that a refusal does not have are null."""
 
     request_id: str
     door: str = Field(examples=["rest"])
     outcome: str = Field(description='"ok", or the error\'s code')
     at_unix_ms: int
-    message: str | None = Field(description="What a refused caller was told")
+    message: str | None = Field(description="The error that a refused caller received")
     trace_id: str | None
     user_id: str | None
     caller: str | None
@@ -199,22 +201,22 @@ class ExplanationBody(_Body):
     deadline_ms: int | None
     elapsed_ms: float | None
     feature_age_ms: int | None
-    list_state: str | None = Field(description="What became of the user's stored list")
-    facts: dict[str, bool | int | float] = Field(description="What the policy decided by")
+    list_state: str | None = Field(description="Whether the user's stored list was usable")
+    facts: dict[str, bool | int | float] = Field(description="The policy's inputs")
     llm: LlmPartBody | None
     stages: list[StageTimeBody]
-    sentences: list[str] = Field(description="All of it in words")
+    sentences: list[str] = Field(description="The explanation in words")
 
 
 class RecordedBody(_Body):
-    """How many events the broker has, and their ids in the order sent."""
+    """How many events the broker acknowledged, and their ids in the order sent."""
 
     accepted: int
     event_ids: list[str]
 
 
 class ErrorDetail(_Body):
-    """What is wrong; `field` and `fix` when the caller can mend it."""
+    """One error; `field` and `fix` when the caller can correct it."""
 
     code: str = Field(examples=["invalid_request"])
     message: str
@@ -224,7 +226,7 @@ class ErrorDetail(_Body):
 
 
 class ErrorBody(_Body):
-    """Every error has this shape."""
+    """The body of every error."""
 
     error: ErrorDetail
 
@@ -232,23 +234,23 @@ class ErrorBody(_Body):
 def parse_recommend(body: bytes, request_id: str, deadline_ms: int | None) -> RecommendRequest:
     """Read a request; the body's own request id and deadline win. Raises InvalidRequest naming the field."""
     try:
-        asked = RecommendBody.model_validate_json(body)
+        sent = RecommendBody.model_validate_json(body)
     except ValidationError as error:
         raise _refusal(error) from error
-    filters = asked.filters or FiltersBody()
+    filters = sent.filters or FiltersBody()
     return RecommendRequest(
-        request_id=request_id if asked.request_id is None else asked.request_id,
-        user_id=asked.user_id,
-        k=asked.k,
-        recent_item_ids=tuple(asked.recent_item_ids),
-        exclude_item_ids=tuple(asked.exclude_item_ids),
-        exclude_seen=asked.exclude_seen,
+        request_id=request_id if sent.request_id is None else sent.request_id,
+        user_id=sent.user_id,
+        k=sent.k,
+        recent_item_ids=tuple(sent.recent_item_ids),
+        exclude_item_ids=tuple(sent.exclude_item_ids),
+        exclude_seen=sent.exclude_seen,
         filters=Filters(
             categories=None if filters.categories is None else tuple(filters.categories),
             allowed_item_ids=None if filters.allowed_item_ids is None else tuple(filters.allowed_item_ids),
         ),
-        deadline_ms=deadline_ms if asked.deadline_ms is None else asked.deadline_ms,
-        rationale=asked.rationale,
+        deadline_ms=deadline_ms if sent.deadline_ms is None else sent.deadline_ms,
+        rationale=sent.rationale,
     )
 
 
@@ -295,7 +297,7 @@ def format_recommendation(answer: Recommendation) -> dict[str, Any]:
 
 
 def _refusal(error: ValidationError) -> InvalidRequest:
-    if error.error_count() > _NUM_TOLD:  # unknown fields: nothing else is there so often
+    if error.error_count() > _MAX_NUM_FAULTS:  # unknown fields: nothing else is there so often
         fields = ", ".join(sorted(RecommendBody.model_fields))
         return InvalidRequest("body", f"{error.error_count()} unknown or wrong fields", f"the fields are {fields}")
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]

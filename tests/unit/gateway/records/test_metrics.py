@@ -10,7 +10,7 @@ from services.contracts.access import ANYONE
 from services.contracts.recommend import Reason, Recommendation, RecommendRequest, Tier
 from services.errors import ErrorKind
 from services.gateway.call import http
-from services.gateway.events.attribution import Attribution, Maker
+from services.gateway.events.attribution import AnswerSource, Attribution
 from services.gateway.grpc import answers as rpc_answers
 from services.gateway.records.metrics import AnswerMetrics, agreement_of
 from services.observability.metrics import GatewayMetrics
@@ -44,10 +44,10 @@ def test_the_oldest_answers_are_forgotten() -> None:
     for request_id in ("a", "b", "a", "c"):
         kept.answered(answer(request_id))
 
-    assert [kept.maker_of(request_id) for request_id in ("a", "b", "c")] == [
-        Maker("llm", "v1"),
+    assert [kept.source_of(request_id) for request_id in ("a", "b", "c")] == [
+        AnswerSource("llm", "v1"),
         None,
-        Maker("llm", "v1"),
+        AnswerSource("llm", "v1"),
     ]
 
 
@@ -58,7 +58,7 @@ def test_a_repeated_request_id_stands_for_its_newest_answer() -> None:
     kept.answered(answer("a", Tier.LLM))
     kept.answered(answer("a", Tier.STUDENT, "v2"))
 
-    assert kept.maker_of("a") == Maker("student", "v2")
+    assert kept.source_of("a") == AnswerSource("student", "v2")
 
 
 async def test_a_click_counts_for_the_tier_and_bundle_of_its_answer(world: World) -> None:
