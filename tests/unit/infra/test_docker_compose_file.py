@@ -37,20 +37,6 @@ def mounted(name: str) -> dict[str, tuple[str, str]]:
     return found
 
 
-def test_every_part_of_the_stack_is_there() -> None:
-    """Store, broker, watchers, doors, worker and pipeline, each once."""
-    assert SERVICES.keys() == OURS | {"redis", "kafka", "prometheus", "grafana"}
-
-
-@every_service
-def test_every_variable_of_ours_is_a_setting(name: str) -> None:
-    """A TAILRACE_ variable that is no setting would stop the container at its start."""
-    known = {f"TAILRACE_{field.upper()}" for field in Settings.model_fields}
-    given = {key for key in SERVICES[name].get("environment", {}) if key.startswith("TAILRACE_")}
-
-    assert given <= known
-
-
 @pytest.mark.parametrize("name", sorted(OURS - {"keys", "edge"}))
 def test_the_given_values_are_valid_settings(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of our roles reads its variables, as it does at its start, without complaint."""
@@ -104,14 +90,6 @@ def test_what_stays_is_watched_and_what_ends_is_not_started_again(name: str) -> 
         assert service["healthcheck"]["test"]
         assert service["healthcheck"]["start_period"]
         assert service["restart"] == "unless-stopped"
-
-
-@every_service
-def test_the_start_order_is_by_condition(name: str) -> None:
-    """A service waits for jobs to end and for servers to be healthy, not merely for a start."""
-    for other, how in SERVICES[name].get("depends_on", {}).items():
-        expected = "service_completed_successfully" if other in ONE_SHOT else "service_healthy"
-        assert how == {"condition": expected}, other
 
 
 @every_service
@@ -200,23 +178,6 @@ def test_only_the_worker_and_the_jobs_write_the_state() -> None:
     )
 
 
-def test_grafana_fetches_nothing_and_tells_nobody() -> None:
-    """Reports, checks for updates, news and the plugins that it would install by itself are off."""
-    told = SERVICES["grafana"]["environment"]
-    reports = ("ANALYTICS_REPORTING_ENABLED", "ANALYTICS_CHECK_FOR_UPDATES", "ANALYTICS_CHECK_FOR_PLUGIN_UPDATES")
-
-    assert {told[f"GF_{name}"] for name in (*reports, "NEWS_NEWS_FEED_ENABLED")} == {"false"}
-    assert told["GF_PLUGINS_PREINSTALL_DISABLED"] == "true"
-
-
-def test_volumes_are_named_and_mounted_files_exist() -> None:
-    """A folder of this repository that is mounted is there; everything else is a named volume."""
-    for name in SERVICES:
-        for source in mounted(name):
-            exists = (ROOT / source).is_dir() if source.startswith("./") else source in FILE["volumes"]
-            assert exists, source
-
-
 def test_no_secret_lies_in_the_repository_or_in_the_image() -> None:
     """What the first job makes is in volumes; were such a file here, git and the image would leave it out."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
@@ -225,14 +186,3 @@ def test_no_secret_lies_in_the_repository_or_in_the_image() -> None:
     assert not [path for path in listed if re.search(r"(password|\.key|\.acl|jaas\.conf|\.pem)$", path)]
     assert (ROOT / ".dockerignore").read_text().splitlines()[1] == "*"
     assert not {".git", ".env", ".tailrace"} & set(seen)
-
-
-def test_the_gpu_profile_is_the_same_doors_with_a_card() -> None:
-    """It takes the place of `serve`: same name on the network, same ports, another image and one device."""
-    usual, gpu = SERVICES["serve"], SERVICES["serve-gpu"]
-
-    assert gpu["profiles"] == ["gpu"]
-    assert "serve" in gpu["networks"]["watch"]["aliases"]
-    assert {key for key in usual if usual[key] != gpu.get(key)} == {"image"}
-    assert gpu["build"]["target"] == "gpu"
-    assert gpu["deploy"]["resources"]["reservations"]["devices"][0]["capabilities"] == ["gpu"]

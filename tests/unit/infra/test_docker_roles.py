@@ -1,7 +1,6 @@
 """What containers run: secrets made once, health, metrics beside a process: `pytest tests/unit/infra/test_docker_roles.py`."""
 
 import hashlib
-import re
 import stat
 import sys
 import time
@@ -12,9 +11,7 @@ import pytest
 from infra.docker.beside_metrics import run_beside_metrics
 from infra.docker.credentials import OPERATOR, make_missing, operator_key
 from infra.docker.healthy import probe_of
-from infra.kafka.topics import wanted_topics
 from services.contracts.access import Scope
-from services.errors import ConfigError
 from services.gateway.access.keys import hash_of, read_keys
 from services.settings.settings import Settings
 from tests.support.servers import free_port
@@ -60,12 +57,6 @@ def test_the_operators_key_is_for_its_owner_alone(root: Path) -> None:
     assert stat.S_IMODE((root / "keys" / "operator.key").stat().st_mode) == 0o600
 
 
-def test_a_key_that_was_not_made_is_one_clear_line(root: Path) -> None:
-    """Asking before the first start says what to do."""
-    with pytest.raises(ConfigError, match="start the stack once"):
-        operator_key(root)
-
-
 def test_health_words() -> None:
     """A beat is healthy while it is fresh; a closed port is not; a word of no kind is refused."""
     closed = free_port()
@@ -101,14 +92,3 @@ def test_a_role_runs_beside_its_metrics(tmp_path: Path) -> None:
     assert code == 7
     assert time.monotonic() - began < 60
     assert settings.metrics_dir.is_dir()
-
-
-def test_every_topic_that_the_platform_writes_is_made() -> None:
-    """Events, dead letters and impressions, with the settings' names and partitions, kept for at least a week."""
-    settings = Settings(topic_partitions=6)
-    topics = {topic.name: topic for topic in wanted_topics(settings)}
-
-    assert topics.keys() == {settings.interactions_topic, settings.dead_letter_topic, settings.impressions_topic}
-    assert {topic.num_partitions for topic in topics.values()} == {6}
-    assert all(re.fullmatch(r"\d+", topic.options()["configs"]["retention.ms"]) for topic in topics.values())
-    assert min(topic.keep_ms for topic in topics.values()) >= 7 * 86_400_000

@@ -83,14 +83,6 @@ def test_ray_is_up_when_each_door_has_a_server_that_passes_its_checks(rows: str,
     assert judge(HEADER + rows) is is_up
 
 
-def test_client_certificates_are_asked_for_where_an_authority_is_named(tmp_path: Path) -> None:
-    """At both doors or at none."""
-    strict = plan(tmp_path, client_ca_file=tmp_path / "ca.crt").render()
-
-    assert strict.count("verify required") == 2
-    assert "verify" not in plan(tmp_path).render()
-
-
 def test_a_missing_file_is_named_with_its_setting(tmp_path: Path) -> None:
     """Certificate, key and authority."""
     (tmp_path / "tls.crt").touch()

@@ -138,13 +138,6 @@ def test_the_sentences_come_first_then_the_stages() -> None:
     assert lines[4].count("█") == 1
 
 
-def test_a_refused_request_has_no_stages() -> None:
-    """Only its sentences."""
-    told = {**TOLD, "outcome": "overloaded", "elapsed_ms": None, "deadline_ms": None, "stages": [], "trace_id": None}
-
-    assert drawn(told).splitlines() == TOLD["sentences"]
-
-
 @given(st.floats(0, 2), st.floats(0, 2))
 def test_a_bar_never_leaves_its_place(begin: float, length: float) -> None:
     """At least one cell, and no more than there are."""

@@ -2,7 +2,6 @@
 
 import pytest
 import yaml
-from pydantic import ValidationError
 from ray._common.utils import import_attr
 from ray.serve.schema import ServeDeploySchema
 
@@ -66,31 +65,3 @@ def test_the_doors_are_those_of_the_app(overlay: str) -> None:
     assert tuple(config.grpc_options.grpc_servicer_functions) == GRPC_SERVICERS
     assert all(callable(import_attr(name)) for name in GRPC_SERVICERS)
     assert config.proxy_location == "EveryNode"
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("num_cpus: 1", "num_cpus: -1"),
-        ("port: 18000", "port: doors"),
-        ("import_path: services.app:build_from_environment", "import_path: app"),
-    ],
-)
-def test_a_config_that_ray_serve_refuses_is_found(old: str, new: str) -> None:
-    """The schema used here is a check: each of these slips is refused."""
-    text = the(render("prod"), "RayService")["spec"]["serveConfigV2"]
-    assert old in text
-
-    with pytest.raises((ValidationError, ValueError)):
-        ServeDeploySchema.model_validate(yaml.safe_load(text.replace(old, new)))
-
-
-def test_the_gpu_config_differs_in_the_llm_alone() -> None:
-    """The two files say the same of doors, gateway and environment."""
-    base, gpu = (serve_config(overlay).model_dump(exclude_unset=True) for overlay in ("prod", "gpu"))
-    for config in (base, gpu):
-        config["applications"][0]["deployments"] = [
-            one for one in config["applications"][0]["deployments"] if one["name"] != "llm"
-        ]
-
-    assert base == gpu

@@ -71,21 +71,6 @@ def test_its_checkpoint_is_mounted_where_replicas_run(overlay: str, with_text: l
         assert {"name": "shared", "mountPath": path, "subPath": "text", "readOnly": True} in mounts
 
 
-@pytest.mark.parametrize("overlay", ["gpu"])
-def test_there_is_a_pod_for_the_gpu_of_the_text(overlay: str, with_text: list[Thing]) -> None:
-    """The llm group has one pod more than without text, always."""
-    without, with_one = llm_group(render(overlay)), llm_group(with_text)
-
-    for bound in ("replicas", "minReplicas", "maxReplicas"):
-        assert with_one[bound] == without[bound] + 1
-
-
-def llm_group(things: list[Thing]) -> dict[str, Any]:
-    """The group of pods with the LLM."""
-    groups = the(things, "RayService")["spec"]["rayClusterConfig"]["workerGroupSpecs"]
-    return next(group for group in groups if group["groupName"] == "llm")
-
-
 def settings_of(things: list[Thing], pod: str) -> Settings:
     """What a replica in that pod loads."""
     told = environment(things, pod_of(things, pod).container("ray-worker"))

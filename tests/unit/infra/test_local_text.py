@@ -74,8 +74,3 @@ def test_status_tells_of_text_by_its_metrics(tmp_path: Path) -> None:
     assert before == []
     assert [part.health for part in missing] == ["down"]
     assert [(part.name, part.health) for part in after] == [("text", "healthy")]
-
-
-def test_status_asks_for_text_where_no_metrics_are_yet(tmp_path: Path) -> None:
-    """While a pipeline runs a store of its own, no process of that folder has metrics, and status tells of no text."""
-    assert text_health(Settings(state_dir=tmp_path)) == []

@@ -9,7 +9,6 @@ from infra.local.commands.guide import grpc_call, rest_call
 from infra.local.servers.access import check_access
 from infra.local.servers.serve import _num_processes
 from infra.local.supervisor.parts import broker_address, stack_parts
-from infra.local.supervisor.supervisor import STOP_ORDER
 from services.errors import ConfigError
 from services.settings.settings import Settings
 
@@ -26,12 +25,6 @@ def test_needs_come_before_their_users(settings: Settings) -> None:
     for part in stack_parts(settings):
         assert set(part.needs) <= earlier
         earlier.add(part.name)
-
-
-def test_doors_close_before_what_they_stand_on(settings: Settings) -> None:
-    """All parts are in the stopping order, users before their needs."""
-    for part in stack_parts(settings):
-        assert all(STOP_ORDER.index(part.name) < STOP_ORDER.index(need) for need in part.needs)
 
 
 def test_every_part_is_asked_and_every_port_has_its_setting(settings: Settings) -> None:
@@ -62,15 +55,6 @@ def test_an_embedded_broker_needs_one_address(bootstrap: str) -> None:
     """Anything but host:port is refused by the setting's name."""
     with pytest.raises(ConfigError, match="TAILRACE_KAFKA_BOOTSTRAP"):
         broker_address(bootstrap)
-
-
-def test_the_printed_calls_name_the_doors(settings: Settings) -> None:
-    """The calls go to the configured ports and ask for the given user."""
-    moved = settings.model_copy(update={"http_port": 1234, "grpc_port": 5678})
-
-    assert ":1234/v1/recommendations" in rest_call(moved, "u7")
-    assert "127.0.0.1:5678" in grpc_call(moved, "u7", "python")
-    assert all("u7" in call for call in (rest_call(moved, "u7"), grpc_call(moved, "u7", "python")))
 
 
 def test_the_printed_calls_bring_a_key_and_trust_where_that_is_needed(settings: Settings, tmp_path: Path) -> None:

@@ -29,27 +29,10 @@ def test_a_foreign_address_names_the_host_s_setting(host: str) -> None:
         check_free(Port(host, 8000, "TAILRACE_REDIS_PORT", "TAILRACE_REDIS_HOST"))
 
 
-def test_a_free_port_passes() -> None:
-    """A port that was just released may be used."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        number = server.getsockname()[1]
-
-    check_free(Port("127.0.0.1", number, "TAILRACE_REDIS_PORT"))
-
-
 def test_a_window_avoids_what_is_reserved() -> None:
     """A port of a part that starts later is not given away."""
     first = free_window(8, seed="a")
 
     other = free_window(8, seed="a", reserved={first + 3})
-
-    assert not other <= first + 3 < other + 8
-
-
-def test_a_window_avoids_what_is_taken() -> None:
-    """A window with one taken port is passed over."""
-    first = free_window(8, seed="a")
-    with socket.create_server(("", first + 3)):
-        other = free_window(8, seed="a")
 
     assert not other <= first + 3 < other + 8

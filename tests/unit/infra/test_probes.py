@@ -63,14 +63,6 @@ def test_a_stopped_server_is_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not answers_http(HOST, port, "/")
 
 
-def test_a_closed_port_is_unhealthy() -> None:
-    """A closed port fails all probes."""
-    with socket.create_server((HOST, 0)) as server:
-        port = server.getsockname()[1]
-
-    assert not any([accepts(HOST, port), answers_redis(HOST, port), answers_http(HOST, port, "/")])
-
-
 def test_a_heart_beats_while_its_file_is_young(tmp_path: Path) -> None:
     """A missing file and an old one are no sign of life; a touch is."""
     heartbeat = tmp_path / "beat"

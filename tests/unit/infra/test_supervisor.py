@@ -15,9 +15,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from infra.local.commands.down import stop_stack
-from infra.local.commands.up import start_in_background
 from infra.local.supervisor.stackfile import StackFile, StackRecord
-from services.errors import EnvironmentFault
 from services.settings.settings import Settings, inherited_environment
 from tests.support.servers import wait_for
 
@@ -90,38 +88,6 @@ def test_a_part_that_cannot_be_started_is_tried_again(tmp_path: Path) -> None:
     assert left == "[]"
 
 
-def test_words_that_nobody_can_read_stop_nothing(tmp_path: Path) -> None:
-    """A report that fails, as on a full disk, is dropped."""
-    left = run(
-        """
-        def refuse(_):
-            raise OSError(28, "No space left on device")
-
-        one._report = refuse
-        os.kill(keeper, signal.SIGKILL)
-        while one._running["worker"].state.num_restarts == 0 or not one._running["worker"].is_alive:
-            one.tick()
-        """,
-        tmp_path,
-    )
-
-    assert left == "[]"
-
-
-def test_a_second_start_leaves_the_first_ones_words(tmp_path: Path) -> None:
-    """In the background too it is refused before the log that the running stack writes is emptied."""
-    first = StackFile(tmp_path)
-    first.claim()
-    (tmp_path / "logs").mkdir()
-    (tmp_path / "logs" / "up.log").write_text("what the first said\n")
-
-    with pytest.raises(EnvironmentFault, match="runs already"):
-        start_in_background(Settings(state_dir=tmp_path), sys.stdout)
-
-    first.release()
-    assert (tmp_path / "logs" / "up.log").read_text() == "what the first said\n"
-
-
 def test_an_old_record_harms_nobody(tmp_path: Path) -> None:
     """A supervisor that begins has its own number on record, so that `tailrace down` ends no stranger with an old one's."""
     stranger = subprocess.Popen(["sleep", "1000"])
@@ -174,16 +140,6 @@ def test_another_user_s_stack_is_not_ours_to_stop(open_folder: Path) -> None:
     stack_file.release()
 
     assert f"(pid {os.getpid()}) belongs to another user" in done.stderr
-
-
-def test_half_a_record_is_none(tmp_path: Path) -> None:
-    """What a crash of the machine left of it is no reason for `tailrace status` to break."""
-    stack_file = StackFile(tmp_path)
-    stack_file.claim()
-    stack_file.release()
-    (tmp_path / "run" / "stack.json").write_text("")
-
-    assert stack_file.read() is None
 
 
 @pytest.mark.parametrize(("command", "stops"), [("", True), ("nohup", False)])
