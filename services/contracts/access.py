@@ -1,6 +1,6 @@
-"""Who calls, what they may do, and how much they matter: what a door knows of a caller once the key was checked.
+"""A caller as a door sees it after the key was checked: scopes, priority and limits.
 
-Knows neither keys nor transports. Without API keys everybody is `ANYONE`.
+Knows neither keys nor transports. Without API keys every caller is `ANYONE`.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from services.contracts.recommend import MAX_K
 
 
 class Scope(StrEnum):
-    """What a key allows."""
+    """A permission of a key."""
 
     RECOMMEND = "recommend"
     EVENTS = "events"
@@ -19,7 +19,7 @@ class Scope(StrEnum):
 
 
 class Priority(IntEnum):
-    """Who is served first when not all can be; lower goes first, as in the engine's queue."""
+    """The order of service under overload; lower goes first, as in the engine's queue."""
 
     HIGH = 0
     NORMAL = 1
@@ -30,12 +30,12 @@ _KEPT_FREE = {Priority.HIGH: 0.0, Priority.NORMAL: 0.25, Priority.LOW: 0.5}
 
 
 def nearest_class(priority: int) -> Priority:
-    """Return the class of any priority: outside the classes, the nearest."""
+    """Return the class nearest to any priority."""
     return Priority(min(max(priority, Priority.HIGH), Priority.LOW))
 
 
 def places_for(priority: int, num_places: int) -> int:
-    """Return how many of so many places this priority may fill, at least one: the others are kept for those before it."""
+    """Return how many of the places this priority may fill, at least one: the others are kept for higher priorities."""
     return max(1, num_places - int(num_places * _KEPT_FREE[nearest_class(priority)]))
 
 

@@ -1,8 +1,8 @@
-"""The events that cross Kafka: interactions that users make, impressions that we made, and what could not be read.
+"""The events that cross Kafka: interactions of users, and impressions of what was shown.
 
 One interaction is one JSON object in UTF-8; the record's key is the user id, so one partition owns a user. Decoding is
-strict, because an unknown field is a producer's mistake that would otherwise stay unseen. No clock here: what is too old
-or in the future is judged at the door, against the time that is handed in.
+strict, because an unknown field is a producer's mistake that would otherwise go unnoticed. No clock here: the time against which events
+are too old or in the future is an argument.
 """
 
 import json
@@ -38,7 +38,7 @@ class Interaction:
     accepted_time_ms: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what no consumer could apply. Raises InvalidRequest naming the field."""
+        """Check the fields. Raises InvalidRequest naming the field."""
         for name in ("event_id", "user_id", "item_id", "event_type"):
             check_id(name, getattr(self, name))
         if self.request_id is not None:
@@ -112,7 +112,7 @@ def _is_finite(value: float) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Impression:
-    """What was shown to whom and from which features: the record that training joins on and that skew is checked against.
+    """What was shown to a user, and from which features: training joins on it, and skew is measured against it.
 
     `history_len`, `history_digest` and `features_as_of_us` describe the history as it was served (see
     services.contracts.features).

@@ -1,4 +1,4 @@
-"""Why one request was answered as it was: what the gateway keeps for a while, and what `tailrace explain` shows.
+"""The explanation of a request: the record that the gateway keeps for a while, and that `tailrace explain` shows.
 
 Times are milliseconds; `offset_ms` counts from the request's arrival.
 """
@@ -12,7 +12,7 @@ from pydantic_core import from_json, to_json
 
 
 class ListState(StrEnum):
-    """What became of the list that is stored for the user."""
+    """Whether the stored list of the user was usable, and if not, why."""
 
     NONE = "none"
     OTHER_BUNDLE = "other_bundle"
@@ -33,7 +33,7 @@ class StageTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlmPart:
-    """How asking the LLM ended; the counts and times are the engine's own, None without a result in time."""
+    """How the request to the LLM ended; the counts and times are the engine's own, None without a result in time."""
 
     outcome: str
     num_prompt_tokens: int | None = None
@@ -46,7 +46,7 @@ class LlmPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """One request. `outcome` is "ok" or the error's code; what a refusal cannot have is None or empty.
+    """One request. `outcome` is "ok" or the error's code; fields that a refusal lacks are None or empty.
 
     `planned_tier` and `planned_reason` are the first decision, by `facts` (services.router.policy.Facts); `tier` and
     `reason` are how it ended.
@@ -89,7 +89,7 @@ def encode_explanation(
     Args:
         own: In the order of OWN_FIELDS.
         facts: In the order of the reader's fact names.
-        llm: In the order of LlmPart's fields, if the LLM was asked.
+        llm: In the order of LlmPart's fields, if a request was sent to the LLM.
         stages: One (name, offset in s, duration in s) each.
     """
     return to_json((own, facts, llm, stages))

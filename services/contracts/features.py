@@ -1,4 +1,4 @@
-"""What the feature store knows of a user at request time: the frozen types between features and the data plane."""
+"""A user's features at request time: the frozen types between the feature store and the data plane."""
 
 import hashlib
 from dataclasses import dataclass

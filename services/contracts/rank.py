@@ -1,4 +1,4 @@
-"""What crosses from the router to an LLM replica and back. Small and typed, because Ray Serve pickles it."""
+"""The messages from the gateway to an LLM replica and back. Small and typed, because Ray Serve pickles them."""
 
 from dataclasses import dataclass, field
 
@@ -16,7 +16,7 @@ class EngineLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRequest:
-    """Spell the next items after this history.
+    """Rank the next items after this history.
 
     `deadline_unix_s` is absolute wall time, since it crosses hosts. `excluded_item_ids` holds the seen items too. The
     replica refuses a `bundle_version` other than its own. Lower `priority` goes first. `trace` is the W3C trace context as

@@ -1,4 +1,4 @@
-"""What crosses from the OpenAI door to whatever writes text, and back, piece by piece. Small and typed, because Ray Serve pickles it.
+"""The messages from the OpenAI door to a text writer and back, piece by piece. Small and typed, because Ray Serve pickles them.
 
 One request gives a stream: a `TextBegan`, any number of `TextPiece`s (choices in any interleaving), a `TextDone`. Names and
 meanings of the settings are OpenAI's, and vLLM's where OpenAI has none.
@@ -12,11 +12,11 @@ from typing import Any, Protocol
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """The roles by which chat templates call a checkpoint's special tokens."""
 TEMPLATE_NAMES = frozenset({"messages", "tools", "documents", "add_generation_prompt", *SPECIAL_TOKENS})
-"""What a chat template is told by whoever renders it: no caller sets these."""
+"""The variables of a chat template that its renderer sets: callers cannot set them."""
 
 
 class FinishReason(StrEnum):
-    """Why a choice ended: a stop token or string, the token limit, or its deadline (told as `length` by the door)."""
+    """Why a choice ended: a stop token or string, the token limit, or its deadline (the door reports it as `length`)."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -126,9 +126,9 @@ TextEvent = TextBegan | TextPiece | TextDone
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextModel:
-    """What a writer offers: its name, the longest context in tokens (None: not known), and since when (Unix seconds).
+    """A model that a writer serves: its name, the longest context in tokens (None: unknown), and its start (Unix seconds).
 
-    `template_variables` are the names that its chat template reads beside the messages, as far as they are known.
+    `template_variables` are the names that its chat template reads beside the messages, if they are known.
     """
 
     name: str
@@ -139,10 +139,10 @@ class TextModel:
 
 
 class TextWriter(Protocol):
-    """Whatever writes text: our own deployment, or another OpenAI-compatible server."""
+    """A text writer: our own deployment, or another OpenAI-compatible server."""
 
     async def models(self) -> tuple[TextModel, ...]:
-        """Return what can be asked for. Raises DependencyAway."""
+        """Return the models that are served. Raises DependencyAway."""
         ...
 
     def write(self, request: TextRequest) -> AsyncIterator[TextEvent]:

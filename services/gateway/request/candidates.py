@@ -1,4 +1,4 @@
-"""Which items may be shown, and how several tiers' rankings become one list. Pure; numpy only.
+"""The items that may be shown, and the merge of several tiers' rankings into one list. Pure; numpy only.
 
 A ranking is item indices, best first, and their scores.
 """
@@ -30,7 +30,7 @@ class ItemRanking:
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """What may be shown, (num_items,) bool: as asked, and with seen items allowed again."""
+    """The items that may be shown, (num_items,) bool: as requested, and with seen items allowed again."""
 
     allowed: np.ndarray
     allowed_if_seen: np.ndarray
@@ -39,7 +39,7 @@ class Masks:
 
     @property
     def showable(self) -> np.ndarray:
-        """What an answer may hold, (num_items,) bool: as asked, or seen items too when nothing else is left."""
+        """The items that an answer may hold, (num_items,) bool: as requested, or seen items too if no others are left."""
         return self.allowed if self.num_allowed else self.allowed_if_seen
 
     @property
@@ -49,7 +49,7 @@ class Masks:
 
 
 def merge_history(stored: tuple[str, ...], recent: tuple[str, ...]) -> tuple[str, ...]:
-    """Append recent items to the stored history (both oldest first), not repeating those that the store has already seen."""
+    """Append recent items to the stored history (both oldest first), not repeating those that the store already has."""
     for overlap in range(min(len(stored), len(recent)), 0, -1):
         if stored[-overlap:] == recent[:overlap]:
             return stored + recent[overlap:]

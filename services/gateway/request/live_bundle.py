@@ -73,11 +73,11 @@ class LiveBundle:
         return self._live
 
     async def start(self) -> None:
-        """Load what the pointer names, if anything, then follow it in the background."""
+        """Load the bundle that the pointer names, if there is one, then follow the pointer in the background."""
         await asyncio.to_thread(self._follower.start)
 
     async def stop(self) -> None:
-        """Stop following; what is loaded stays."""
+        """Stop following; the loaded bundle stays."""
         self._follower.stop()
 
     async def refresh(self) -> None:
