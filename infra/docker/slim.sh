@@ -1,4 +1,4 @@
-# Removes from a virtual environment what no role of the image runs, then writes bytecode that depends on the sources alone.
+# Remove from a virtual environment what no role of the image needs, then compile bytecode that depends on the sources alone.
 # `sh slim.sh /opt/tailrace`
 set -eu
 cd "$1"/lib/python3.11/site-packages

@@ -1,7 +1,6 @@
-"""The topics of a deployment, and how long each is kept; made before anything writes: `python -m infra.kafka.topics`.
+"""Create a deployment's missing topics, with their retention: `python -m infra.kafka.topics`.
 
-Partitions and names are settings. An existing topic is left as it is, whatever its shape. Nobody else makes `impressions`,
-since the gateways' producers ask brokers to make none.
+Names and partitions are settings. An existing topic is left as it is. Producers create no topic, so this must run first.
 """
 
 import sys
@@ -23,14 +22,14 @@ _RETRY_AFTER_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topic:
-    """One topic. The broker's default replication is taken."""
+    """One topic, with the broker's default replication."""
 
     name: str
     num_partitions: int
     keep_ms: int
 
     def options(self) -> dict[str, Any]:
-        """Return what the admin client wants to know."""
+        """Return the topic's entry for the admin client."""
         return {
             "num_partitions": self.num_partitions,
             "replication_factor": -1,
@@ -48,7 +47,7 @@ def wanted_topics(settings: Settings) -> tuple[Topic, ...]:
 
 
 def create_missing(connection: Mapping[str, Any], topics: Iterable[Topic]) -> list[str]:
-    """Make those that are missing and give their names. `connection` says how brokers are reached. Raises DependencyAway."""
+    """Create missing topics and return their names. `connection` has the client's arguments. Raises DependencyAway."""
     try:
         admin = KafkaAdminClient(**connection, bootstrap_timeout_ms=_CONNECT_MS)
         try:
@@ -68,7 +67,7 @@ def _create(admin: KafkaAdminClient, topic: Topic) -> bool:
 
 
 def main() -> None:
-    """Make those that are missing, as soon as a broker answers."""
+    """Create missing topics as soon as a broker answers."""
     settings = load_settings()
     while True:
         try:

@@ -1,6 +1,6 @@
-"""`tailrace explain`: asks the door why a request was answered as it was, and shows it with its stages on a time line.
+"""`tailrace explain`: get the explanation of a request from the REST door, and print it with its stages on a time line.
 
-What is said about the request is the door's; here it is only laid out.
+The door writes the explanation; this only formats it.
 """
 
 import ssl
@@ -24,7 +24,7 @@ _WELL = "ok"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Door:
-    """Where the REST door is, with whose key it is asked, and by which authority it proves itself behind TLS."""
+    """Address of the REST door, the API key to send, and the certificate authority to trust."""
 
     url: str
     key: str | None = None
@@ -32,7 +32,7 @@ class Door:
 
 
 def ask(door: Door, request_id: str) -> dict[str, Any]:
-    """Return the door's explanation. Raises NotFound, EnvironmentFault when the door does not answer or refuses, or ConfigError."""
+    """Return the explanation. Raises NotFound, ConfigError, or EnvironmentFault when the door does not answer or refuses."""
     headers = {"authorization": f"Bearer {door.key}"} if door.key else {}
     path = f"/v1/explanations/{quote(request_id, safe='')}"
     try:
@@ -73,7 +73,7 @@ def show(explanation: dict[str, Any], out: Console) -> None:
 
 
 def timeline(explanation: dict[str, Any]) -> Table:
-    """Lay the stages out over the request's time; stages may overlap."""
+    """Return a table of the stages over the request's time; stages may overlap."""
     table = Table("stage", "ms", "", box=None, pad_edge=False)
     whole_ms = max(explanation["elapsed_ms"], 1e-3)
     for stage in explanation["stages"]:
@@ -84,14 +84,14 @@ def timeline(explanation: dict[str, Any]) -> Table:
 
 
 def bar(begin: float, length: float) -> str:
-    """Draw a bar that begins at this share of the whole (0 to 1) and is this long, at least one cell."""
+    """Return a bar from this share of the whole (0 to 1) and of this length, at least one cell."""
     first = min(_BAR_CELLS - 1, int(begin * _BAR_CELLS))
     count = max(1, min(_BAR_CELLS - first, round(length * _BAR_CELLS)))
     return " " * first + "█" * count
 
 
 def _json(answer: httpx.Response) -> dict[str, Any]:
-    """Read a JSON object; anything else counts as an empty one."""
+    """Return the answer's JSON object, empty for anything else."""
     try:
         body = answer.json()
     except ValueError:
@@ -100,7 +100,7 @@ def _json(answer: httpx.Response) -> dict[str, Any]:
 
 
 def _refusal(answer: httpx.Response, error: Any) -> Exception:
-    """Say in one line what the door's refusal means here."""
+    """Return the error for the door's refusal, in one line."""
     if not isinstance(error, dict):
         return EnvironmentFault(f"{answer.url} is no Tailrace gateway: status {answer.status_code}")
     if answer.status_code == httpx.codes.NOT_FOUND:
