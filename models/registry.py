@@ -1,6 +1,6 @@
-"""Bundles: one immutable version of everything that must match, and one pointer to the live one. No torch.
+"""The bundle registry: immutable versions of everything that must match, and one pointer to the live version. No torch.
 
-    <root>/<version>/manifest.json      what it is, and the SHA-256 of every other file
+    <root>/<version>/manifest.json      its description, and the SHA-256 of every other file
                      decoder/           Hugging Face layout: config.json, model.safetensors
                      student.onnx
                      catalogue.parquet
@@ -8,8 +8,8 @@
     <root>/LIVE                         the version that serves
     <root>/PREVIOUS                     the version that served before it
 
-A bundle is written in a scratch folder and renamed into place; the pointer is replaced by a rename, so a reader sees the
-old version or the new one, never a mixture, after a loss of power too.
+A bundle is written in a scratch folder and renamed into place. The pointer is replaced by a rename, so a reader sees the
+old version or the new one, never a mixture, also after a power loss.
 """
 
 import json
@@ -59,7 +59,7 @@ class BundleStore:
         self._root = root
 
     def publish(self, source: Path, version: str, about: dict[str, Any]) -> Bundle:
-        """Copy `source` in as `version` with a manifest of hashes. Does not promote. A version that exists already is kept."""
+        """Copy `source` as `version` with a manifest of hashes. Does not promote. An existing version is kept."""
         target = self._root / version
         if not target.exists():
             scratch = self._root / f".{version}.{os.getpid()}"
@@ -92,14 +92,14 @@ class BundleStore:
         return Bundle(version, path, manifest)
 
     def versions(self) -> list[str]:
-        """All published versions, oldest first."""
+        """Return all published versions, oldest first."""
         if not self._root.exists():
             return []
         found = [path for path in self._root.iterdir() if path.is_dir() and not path.name.startswith(".")]
         return [path.name for path in sorted(found, key=lambda path: (path.stat().st_mtime, path.name))]
 
     def live_version(self) -> str | None:
-        """The version that the pointer names, or None before the first promotion. Cheap: one small read."""
+        """Return the version that the pointer names, or None before the first promotion. One small read."""
         return self._read("LIVE")
 
     def live(self) -> Bundle:
@@ -120,7 +120,7 @@ class BundleStore:
         self._write("LIVE", version)
 
     def rollback(self) -> str:
-        """Make the version before the live one live again, and give its name. Raises BundleNotFound."""
+        """Make the previously live version live again and return it. Raises BundleNotFound."""
         previous = self._read("PREVIOUS")
         if previous is None or previous == self.live_version():  # equal when a promotion was cut short
             raise BundleNotFound("no earlier version to go back to")
@@ -128,13 +128,13 @@ class BundleStore:
         return previous
 
     def prune(self, keep: int) -> list[str]:
-        """Remove all but the newest `keep` versions, the live one and the one before it; give what was removed."""
+        """Remove all but the newest `keep` versions, the live one and the one before it; return the removed versions."""
         versions = self.versions()
         spared = {*versions[-keep:], self.live_version(), self._read("PREVIOUS")}
         removed = [version for version in versions if version not in spared]
         for version in removed:
             going = self._root / f".{version}.{os.getpid()}"
-            (self._root / version).rename(going)  # nobody opens half of it
+            (self._root / version).rename(going)  # so that no reader opens a part of it
             shutil.rmtree(going)
         return removed
 
@@ -151,6 +151,6 @@ class BundleStore:
 
 
 def hashes(folder: Path) -> dict[str, str]:
-    """Map each file below the folder, the manifest apart, to its SHA-256."""
+    """Return the SHA-256 of each file below the folder except the manifest."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "manifest.json")
     return {path.relative_to(folder).as_posix(): file_sha256(path) for path in files}

@@ -1,4 +1,4 @@
-"""The LLM and the writer of text where there are none: both say that they are away. For the standby, which runs beside Ray."""
+"""Stand-ins for the LLM and the text model in the standby gateway, which has neither: every call raises DependencyAway."""
 
 from collections.abc import AsyncIterator
 
@@ -10,7 +10,7 @@ RETRY_AFTER_S = 5.0
 
 
 class AbsentLlm:
-    """Ranks nothing."""
+    """An LLM that is never available."""
 
     async def rank(self, request: RankRequest, timeout_s: float) -> RankResult:
         """Raise DependencyAway."""
@@ -18,7 +18,7 @@ class AbsentLlm:
 
 
 class AbsentText:
-    """Writes nothing."""
+    """A text model that is never available."""
 
     async def models(self) -> tuple[TextModel, ...]:
         """Raise DependencyAway."""

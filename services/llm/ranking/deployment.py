@@ -1,7 +1,7 @@
-"""The LLM as a Ray Serve deployment: rank requests in, results or refusals out, around one engine per live bundle.
+"""The LLM as a Ray Serve deployment: rank requests in, results or refusals out, with one engine for the live bundle.
 
-It holds no rule of its own: versions and deadlines are checked here, order and admission belong to the engine, and what
-a refusal means to the user is decided by the router. Sticky by user: see `services.llm.ranking.handle`.
+It checks versions and deadlines; order and admission belong to the engine, and the router decides what a refusal means to
+the user. Requests of one user go to one replica: see `services.llm.ranking.handle`.
 """
 
 import gc
@@ -35,7 +35,7 @@ from services.settings.settings import Settings
 log = structlog.get_logger()
 
 _MODEL_NAME = "ranker"
-"""What the metrics call the model that ranks, whatever its bundle."""
+"""The name of the ranking model in the metrics, whatever its bundle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class LiveEngine:
 
 
 class LlmDeployment:
-    """One replica. Comes up without a bundle too, and serves as soon as one is live."""
+    """One replica. It starts without a bundle too, and serves as soon as one is live."""
 
     def __init__(self, settings: Settings) -> None:
         configure_logging(settings.log_level)
@@ -112,13 +112,13 @@ class LlmDeployment:
         self._live = LiveEngine(BundleStore(settings.bundle_root), settings.bundle_poll_s, self._load, self._start)
 
     def __del__(self) -> None:
-        """Ray Serve calls this when it stops the replica; what is in flight may finish."""
+        """Ray Serve calls this when it stops the replica; requests in flight may finish."""
         if hasattr(self, "_live"):
             self._live.stop()
             self._tracing.stop()
 
     async def rank(self, request: RankRequest) -> Reply:
-        """Spell the next items for one user. Cancelling this call cancels the work."""
+        """Rank the next items for one user. Cancelling this call cancels the request in the engine."""
         with self._tracing.continuation("llm.rank", request.trace):
             note({"tailrace.request_id": request.request_id})
             return await self._rank(request)
@@ -139,7 +139,7 @@ class LlmDeployment:
             return refusal_of(error)
 
     def check_health(self) -> None:
-        """Tell Ray Serve whether this replica should go on; raises when its engine died."""
+        """Ray Serve's health check: raises when the engine or the bundle follower has died."""
         self._live.check_health()
 
     def _load(self, bundle: Bundle) -> LoadedBundle:
@@ -185,7 +185,7 @@ def replica_options(router: RequestRouterConfig) -> dict[str, Any]:
 
 
 def build_llm(settings: Settings) -> Any:
-    """Bind the LLM's Ray Serve application; its handle goes to `LlmHandle`."""
+    """Return the LLM's bound Ray Serve application; pass its handle to `LlmHandle`."""
     deployment = serve.deployment(
         name="llm",
         num_replicas=settings.llm_replicas,

@@ -1,7 +1,7 @@
-"""The router's side of the LLM: one call, bounded in time, with Ray's failures turned into this project's errors.
+"""The gateway's client of the LLM: one call with a timeout, and Ray's failures as this project's errors.
 
-It imports neither torch nor the deployment. Requests of one user carry the user id as session, by which Ray's
-consistent-hash router sends them to one replica: the one that has their context cached.
+It imports neither torch nor the deployment. Requests carry the user id as session id, so that the affinity router sends
+them to the replica that has the user's context in its prefix cache.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ _RETRY_AFTER_S = 1.0
 
 
 class LlmHandle:
-    """Asks the replicas behind a Ray Serve handle."""
+    """Calls the replicas behind a Ray Serve handle."""
 
     def __init__(self, handle: DeploymentHandle[Any]) -> None:
         self._rank = handle.options(method_name="rank")

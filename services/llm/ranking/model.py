@@ -1,7 +1,7 @@
-"""One bundle in memory, ready to rank: its decoder in an engine, its catalogue, and how a history becomes a prompt.
+"""A loaded bundle: its decoder in an engine, its catalogue, and how a history becomes a prompt.
 
-It translates between item ids (outside) and item indices, tokens and masks (inside), and warms the engine up before the
-first real request. It knows neither Ray nor where bundles come from.
+It converts between item ids (outside) and item indices, tokens and masks (inside), and warms the engine up before the
+first request. It knows neither Ray nor where bundles come from.
 """
 
 from contextlib import suppress
@@ -28,7 +28,7 @@ _WARM_UP_K = 10
 
 @dataclass(frozen=True, slots=True)
 class LoadedBundle:
-    """A version's catalogue, its engine (owned by whoever runs it) and its prompt window in items."""
+    """A version's catalogue, its engine (owned by the thread that runs it) and its prompt window in items."""
 
     version: str
     catalogue: Catalogue
@@ -59,7 +59,7 @@ class LoadedBundle:
         return add
 
     def result_of(self, ended: Ended) -> RankResult:
-        """Turn a finished ranking into item ids."""
+        """Return a finished ranking with item ids."""
         outcome = ended.outcome
         return RankResult(
             item_ids=tuple(self.catalogue.item_ids[index] for index in outcome.item_indices.tolist()),
@@ -98,7 +98,7 @@ def _check_fit(bundle: Bundle, catalogue: Catalogue, max_items: int, vocab_size:
 
 
 def _warm_up(loaded: LoadedBundle) -> None:
-    """Record the steps that can be recorded, then run every kind: long and short prompts, cold and cached, alone and together."""
+    """Capture graphs, then run every kind of step: long and short prompts, cold and cached, alone and batched."""
     loaded.engine.warm_up()
     num_items = len(loaded.catalogue.item_ids)
     longest = (np.arange(loaded.max_items) % num_items).tolist()

@@ -1,6 +1,7 @@
-"""What a replica answers when it cannot rank: a small value, since Ray pickles it and errors with fields do not pickle.
+"""A replica's reply: a result, or a refusal as a small value.
 
-Expected refusals travel as values, so they cost no traceback and no log line; the handle turns them back into errors.
+Ray pickles replies, and errors with fields do not pickle. Refusals as values also cost no traceback and no log line; the
+handle turns them back into errors.
 """
 
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ _RETRY_AFTER_S = 1.0
 
 
 class RefusalKind(StrEnum):
-    """Why a replica does not answer."""
+    """The reason of a refusal."""
 
     OVERLOADED = "overloaded"
     LATE = "late"
@@ -40,7 +41,7 @@ class RefusalKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A refusal and what its error needs: versions wanted and loaded, field, problem and fix, or seconds to wait."""
+    """A refusal and its error's details: versions wanted and loaded; field, problem and fix; or seconds to wait."""
 
     kind: RefusalKind
     details: tuple[str, ...] = ()
@@ -70,7 +71,7 @@ Reply = RankResult | Refusal
 
 
 def refusal_of(error: TailraceError) -> Refusal:
-    """Return the refusal that carries this error. What is not expected here counts as broken."""
+    """Return the refusal for this error; BROKEN for errors that are not expected here."""
     match error:
         case Overloaded():
             return Refusal(RefusalKind.OVERLOADED, (str(error.retry_after_s),))

@@ -1,8 +1,8 @@
-"""A checkpoint's chat template: messages to the one prompt that the model was trained on.
+"""A checkpoint's chat template: renders messages to the prompt format that the model was trained on.
 
 Templates are Jinja2 as transformers renders them (its documentation, "Chat templates"): sandboxed, with
-`raise_exception`, `strftime_now`, loop controls and the `generation` tag. A template is part of a checkpoint and may not be
-trusted, so it sees plain values only. What callers may set are the variables that it reads and that nobody here sets.
+`raise_exception`, `strftime_now`, loop controls and the `generation` tag. A template is part of a checkpoint and not
+trusted, so it gets plain values only. Callers may set the variables that it reads and that are not set here.
 """
 
 import json
@@ -23,7 +23,7 @@ _FIELD = "chat_template_kwargs"
 
 
 class ChatTemplate:
-    """One template, compiled, with the names of the special tokens that it may use."""
+    """A compiled template with the special tokens that it may use."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         """Raise CheckpointError when the template cannot be compiled."""
@@ -36,16 +36,16 @@ class ChatTemplate:
         except TemplateError as error:
             raise CheckpointError(f"chat template: {error}") from error
         self.variables = frozenset(names)
-        """What callers may set."""
+        """The variables that callers may set."""
 
     def render(self, messages: Sequence[ChatMessage], variables: Mapping[str, Any] | None = None) -> str:
-        """Return the prompt after which the assistant speaks. `variables` are JSON values that the caller sets.
+        """Return the prompt that the assistant's message continues. `variables` are JSON values set by the caller.
 
-        Raises InvalidRequest with the template's own words, or for a variable that it does not read.
+        Raises InvalidRequest with the template's own message, or for a variable that it does not read.
         """
         self._check(variables or {})
-        turns = [{"role": message.role, "content": message.content} for message in messages]
-        ours = {"messages": turns, "tools": None, "documents": None, "add_generation_prompt": True}
+        plain = [{"role": message.role, "content": message.content} for message in messages]
+        ours = {"messages": plain, "tools": None, "documents": None, "add_generation_prompt": True}
         try:
             return self._template.render({**(variables or {}), **ours, **self._special_tokens})
         except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
@@ -61,7 +61,7 @@ class ChatTemplate:
 
 
 def load_chat_template(folder: Path) -> ChatTemplate | None:
-    """Read the template of a checkpoint folder; None where it has none. Raises CheckpointError for one that is broken."""
+    """Read the template of a checkpoint folder; None where it has none. Raises CheckpointError if it cannot be read."""
     config = read_tokenizer_config(folder)
     path = folder / "chat_template.jinja"
     source = path.read_text() if path.exists() else _default_of(config.get("chat_template"))
@@ -69,7 +69,7 @@ def load_chat_template(folder: Path) -> ChatTemplate | None:
 
 
 def read_optional(path: Path) -> dict[str, Any]:
-    """Read one of a checkpoint's lesser JSON files; empty where there is none. Raises CheckpointError for one that is broken."""
+    """Read an optional JSON file of a checkpoint; empty where it is missing. Raises CheckpointError if it cannot be read."""
     try:
         found: Any = json.loads(path.read_text()) if path.exists() else {}
     except (OSError, ValueError) as error:
@@ -80,7 +80,7 @@ def read_optional(path: Path) -> dict[str, Any]:
 
 
 def read_tokenizer_config(folder: Path) -> dict[str, Any]:
-    """Read `tokenizer_config.json`; empty where there is none. Raises CheckpointError for one that is broken."""
+    """Read `tokenizer_config.json`; empty where it is missing. Raises CheckpointError if it cannot be read."""
     return read_optional(folder / "tokenizer_config.json")
 
 
@@ -91,7 +91,7 @@ def special_tokens_of(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _default_of(given: str | list[dict[str, str]] | None) -> str | None:
-    """A config holds one template, or several by name of which one is the default."""
+    """Return the default template of a config, which holds one template or several by name."""
     if isinstance(given, list):
         return next((one["template"] for one in given if one["name"] == "default"), None)
     return given
@@ -108,7 +108,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what an assistant said, for training: here it is just its content."""
+    """`{% generation %}` marks the assistant's text for training; here only its content is rendered."""
 
     tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
 

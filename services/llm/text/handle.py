@@ -1,7 +1,7 @@
-"""The gateway's side of the text deployment: a `TextWriter` over a Ray Serve handle, bounded in time.
+"""The gateway's client of the text deployment: a `TextWriter` over a Ray Serve handle, with timeouts and this project's errors.
 
-Requests that begin alike go to one replica, which has their beginning cached. It imports neither torch nor the deployment. Ray's
-failures become this project's errors.
+Requests that begin alike carry the same session id, so that the affinity router sends them to the replica that has their
+beginning in its prefix cache. It imports neither torch nor the deployment.
 """
 
 import asyncio
@@ -21,12 +21,12 @@ from services.llm.serving.reply import TEXT, Refusal
 
 _RETRY_AFTER_S = 1.0
 _GRACE_S = 2.0
-"""The replica ends a text at its deadline; it is given this much longer to say so."""
+"""The replica ends a text at its deadline; its last message may take this much longer."""
 _MAX_TRIES = 3
 
 
 class TextHandle:
-    """Asks the replicas behind a Ray Serve handle."""
+    """Calls the replicas behind a Ray Serve handle."""
 
     def __init__(self, handle: DeploymentHandle[Any], default_deadline_s: float, models_timeout_s: float = 5.0) -> None:
         self._models = handle.options(method_name="models")
@@ -35,7 +35,7 @@ class TextHandle:
         self._models_timeout_s = models_timeout_s
 
     async def models(self) -> tuple[TextModel, ...]:
-        """Return what can be asked for. Raises DependencyAway."""
+        """Return the available models. Raises DependencyAway."""
         try:
             async with asyncio.timeout(self._models_timeout_s):
                 found: tuple[TextModel, ...] = await self._models.remote()
@@ -44,7 +44,7 @@ class TextHandle:
         return found
 
     async def write(self, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
-        """Write; closing the iterator cancels the work on the replica. When one dies before it gave any text, another is asked.
+        """Yield a text's events; closing the iterator cancels the request. If a replica dies before any text, another is tried.
 
         Raises InvalidRequest, NotFound, Overloaded, DeadlineExceeded or DependencyAway.
         """
@@ -66,7 +66,7 @@ class TextHandle:
                 return
 
     def _until_s(self, request: TextRequest) -> float:
-        """Return when to stop waiting, on the event loop's clock."""
+        """Return the end of the wait on the event loop's clock."""
         left_s = self._default_deadline_s
         if request.deadline_unix_s is not None:
             left_s = request.deadline_unix_s - time.time()
@@ -74,7 +74,7 @@ class TextHandle:
 
 
 async def _events(response: Any, until_s: float) -> AsyncGenerator[TextEvent, None]:
-    """Return what a replica sends; leaving early cancels it. Raises RayActorError when the replica died or is out of reach."""
+    """Yield a replica's events; closing the iterator cancels the call. Raises RayActorError when the replica died or cannot be reached."""
     is_over = False
     try:
         while not is_over:
@@ -107,18 +107,22 @@ _MAX_TOKENS = 64
 
 
 def session_of(request: TextRequest) -> str:
-    """Return the name under which the request is routed."""
-    begun = hashlib.blake2b(digest_size=16)
+    """Return the session id of a request: equal for requests that should meet in one replica, because it has their beginning cached.
+
+    A conversation is identified by everything up to its first user message, which all its later requests repeat; a prompt by its
+    first characters or tokens. So a conversation stays together, and conversations that share only a system message may part.
+    """
+    digest = hashlib.blake2b(digest_size=16)
     for part in _beginning(request):
-        begun.update(part.encode("utf-8", "surrogatepass") + b"\0")
-    return begun.hexdigest()
+        digest.update(part.encode("utf-8", "surrogatepass") + b"\0")
+    return digest.hexdigest()
 
 
 def _beginning(request: TextRequest) -> Iterator[str]:
-    for turn in request.messages:
-        yield turn.role
-        yield turn.content
-        if turn.role == "user":
+    for message in request.messages:
+        yield message.role
+        yield message.content
+        if message.role == "user":
             return
     if isinstance(request.prompt, str):
         yield request.prompt[:_MAX_CHARACTERS]

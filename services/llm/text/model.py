@@ -1,7 +1,7 @@
-"""One text checkpoint in memory: its decoder in an engine, its tokenizer and template, and how a request becomes work.
+"""A loaded text checkpoint: its decoder in an engine, its tokenizer and chat template, and how a request becomes a plan.
 
-It translates between text (outside) and tokens, seeds and masks (inside), and warms the engine up. It knows neither Ray
-nor where checkpoints come from.
+It converts between text (outside) and tokens, seeds and masks (inside), and warms the engine up. It knows neither Ray nor
+where checkpoints come from.
 """
 
 import secrets
@@ -35,7 +35,7 @@ _WARM_UP_TOKENS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestLimits:
-    """What one request may ask for."""
+    """The limits of one request."""
 
     max_tokens: int
     max_choices: int
@@ -43,7 +43,7 @@ class RequestLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedText:
-    """A checkpoint, ready to write. The engine belongs to whoever runs it."""
+    """A loaded checkpoint. Its engine is owned by the thread that runs it."""
 
     model: TextModel
     engine: Engine
@@ -54,7 +54,7 @@ class LoadedText:
     limits: RequestLimits
 
     def plan(self, request: TextRequest, deadline_s: float | None) -> TextPlan:
-        """Turn a request into work; `deadline_s` is on the engine's clock. Raises NotFound or InvalidRequest naming the field."""
+        """Return the plan of a request; `deadline_s` is on the engine's clock. Raises NotFound or InvalidRequest naming the field."""
         self._check(request)
         prompt = self.prompt_of(request)
         max_tokens = self._max_tokens(request, len(prompt))
@@ -66,15 +66,15 @@ class LoadedText:
         sampling = [_sampling_of(request.sampling, seed) for seed in _seeds(request.sampling.seed, request.n)]
 
         def add(engine: Engine, request_ids: Sequence[str], now_s: float) -> None:
-            for place, request_id in enumerate(request_ids):
+            for index, request_id in enumerate(request_ids):
                 engine.add_text(
                     request_id,
                     prompt,
                     max_new_tokens=max_tokens,
-                    sampling=sampling[place],
+                    sampling=sampling[index],
                     stop_token_ids=stop_ids,
-                    mask=masks[place] if masks else None,
-                    after=request_ids[0] if place else None,
+                    mask=masks[index] if masks else None,
+                    after=request_ids[0] if index else None,
                     priority=request.priority,
                     now_s=now_s,
                     deadline_s=deadline_s,
@@ -86,7 +86,7 @@ class LoadedText:
         return TextPlan(add=add, choices=tuple(choices), masks=tuple(masks), num_prompt_tokens=len(prompt))
 
     def prompt_of(self, request: TextRequest) -> Sequence[int]:
-        """Return the tokens of the prompt: as they came, of the text, or of the messages through the template."""
+        """Return the tokens of the prompt: as given, of the text, or of the messages rendered by the chat template."""
         if request.messages:
             if self.template is None:
                 raise InvalidRequest("messages", "this model has no chat template", "send a prompt to completions")
@@ -113,8 +113,7 @@ class LoadedText:
         most = min(room, self.limits.max_tokens)
         if request.max_tokens is None:
             return most
-        newer = "max_completion_tokens"
-        field = newer if newer in request.settings_sent else "max_tokens"
+        field = "max_completion_tokens" if "max_completion_tokens" in request.settings_sent else "max_tokens"
         if request.max_tokens > room:
             raise _too_long(field, f"{request.max_tokens} after {num_prompt_tokens} of prompt", longest, most)
         if not 1 <= request.max_tokens <= most:
@@ -155,7 +154,7 @@ def load_text(
 
 
 def read_eos_ids(folder: Path, tokenizer: TextTokenizer) -> frozenset[int]:
-    """Return every token that ends a text by the checkpoint's own word. Raises CheckpointError where it names none, or a file is broken."""
+    """Return the tokens that end a text, from the checkpoint's files. Raises CheckpointError where they name none, or a file is broken."""
     found: set[int] = set()
     for name in ("generation_config.json", "config.json"):
         given = read_optional(folder / name).get("eos_token_id")
@@ -172,35 +171,35 @@ def read_eos_ids(folder: Path, tokenizer: TextTokenizer) -> frozenset[int]:
 
 
 def _too_long(field: str, problem: str, longest: int, most: int) -> ContextTooLong:
-    """Say it in the words by which clients of OpenAI's and vLLM's know that they are to shorten what they send."""
+    """Return the error with the wording by which clients of OpenAI and vLLM recognise that the prompt must be shortened."""
     return ContextTooLong(
         field, problem, f"this model's maximum context length is {longest} tokens, so send at most {most}"
     )
 
 
-def _sampling_of(asked: SamplingOptions, seed: int) -> SamplingParams:
+def _sampling_of(options: SamplingOptions, seed: int) -> SamplingParams:
     return SamplingParams(
-        temperature=asked.temperature,
-        top_k=asked.top_k,
-        top_p=asked.top_p,
-        min_p=asked.min_p,
-        repetition_penalty=asked.repetition_penalty,
-        presence_penalty=asked.presence_penalty,
-        frequency_penalty=asked.frequency_penalty,
-        logit_bias=asked.logit_bias,
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        min_p=options.min_p,
+        repetition_penalty=options.repetition_penalty,
+        presence_penalty=options.presence_penalty,
+        frequency_penalty=options.frequency_penalty,
+        logit_bias=options.logit_bias,
         seed=seed,
-        num_logprobs=asked.num_logprobs,
+        num_logprobs=options.num_logprobs,
     )
 
 
 def _seeds(seed: int | None, count: int) -> list[int]:
-    """Return each choice its own: the first has the request's, so that n=1 gives the first of n."""
+    """Return a seed for each choice. The first is the request's, so that n=1 returns the first of n choices."""
     first = secrets.randbits(63) if seed is None else seed % (_MAX_SEED + 1)
     return [(first + place) % (_MAX_SEED + 1) for place in range(count)]
 
 
 def _warm_up(engine: Engine) -> None:
-    """Record the steps that can be recorded, then run every kind once: prompts short and long, alone and together, and their decode steps."""
+    """Capture graphs, then run every kind of step once: short and long prompts, alone and batched, and their decode steps."""
     engine.warm_up()
     lengths = [min(length, engine.max_tokens - _WARM_UP_TOKENS) for length in (1, 3, 200)]
     for batch in (lengths[:1], lengths):

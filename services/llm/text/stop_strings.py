@@ -1,13 +1,13 @@
-"""Ends a text at the first of its stop strings, wherever the borders between its pieces lie. Pure."""
+"""Ends a text at the first of its stop strings, however the text is split into pieces. Pure."""
 
 from collections.abc import Sequence
 
 
 class StopStrings:
-    """Lets text through and keeps back what may be the beginning of a stop string.
+    """Passes text on and holds back text that may be the beginning of a stop string.
 
-    The text ends where the first stop string is complete; of several that are complete at the same place, the longest
-    counts. So the cut does not depend on how the text came in pieces.
+    The text ends where the first stop string is complete; of several that are complete at the same place, at
+    the longest. So the cut does not depend on the pieces.
     """
 
     def __init__(self, stop: Sequence[str]) -> None:
@@ -16,7 +16,7 @@ class StopStrings:
         self.has_stopped = False
 
     def feed(self, text: str) -> str:
-        """Take more text and give what is certain to be before any stop string. Nothing more comes once it has stopped."""
+        """Add text and return the part that is certain to be before any stop string; empty after the stop."""
         if self.has_stopped:
             return ""
         text, self._held = self._held + text, ""
@@ -30,7 +30,7 @@ class StopStrings:
         return text[:shown]
 
     def flush(self) -> str:
-        """Return what was kept back: the text ended before a stop string was complete."""
+        """Return the text held back, where the text ended before a stop string was complete."""
         held, self._held = self._held, ""
         return held
 

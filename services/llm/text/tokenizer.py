@@ -1,4 +1,4 @@
-"""A checkpoint's `tokenizer.json` as the text side needs it: text to tokens, and each token's own bytes.
+"""A checkpoint's tokenizer: text to tokens, and each token to its bytes.
 
 Decoding is by bytes: a text is the bytes of its tokens, one after another, read as UTF-8. That holds for byte-level BPE
 (GPT-2, Llama 3, Qwen, SmolLM) and for SentencePiece with byte fallback (Llama 2), and it makes decoding token by token
@@ -21,7 +21,7 @@ class TextTokenizer:
     """One checkpoint's vocabulary. Safe to use from several threads."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Raise CheckpointError for a way to decode that is not known here."""
+        """Raise CheckpointError if the kind of decoder is not supported."""
         self._tokenizer = tokenizer
         self._raw: dict[str, Any] = json.loads(tokenizer.to_str())
         self._bytes_of = _bytes_of(self._raw)
@@ -29,7 +29,7 @@ class TextTokenizer:
         added = {token["id"]: token for token in self._raw.get("added_tokens", ())}
         self._added_ids = frozenset(added)
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token["special"])
-        """Tokens that stand for no text: they are never shown."""
+        """Special tokens, which add no text."""
 
     @cached_property
     def as_json(self) -> str:
@@ -37,27 +37,27 @@ class TextTokenizer:
         return str(self._tokenizer.to_str())
 
     def id_of(self, piece: str) -> int | None:
-        """Return the id of a token by its name, None where there is none."""
+        """Return the id of a token by its name; None if it does not exist."""
         token_id: int | None = self._tokenizer.token_to_id(piece)
         return token_id
 
     def encode(self, text: str, *, with_special_tokens: bool) -> list[int]:
-        """Return the tokens of a text, with the ones that the checkpoint puts around a text where asked for.
+        """Return the tokens of a text, with the checkpoint's special tokens around it if `with_special_tokens`.
 
-        Other threads run meanwhile: only the library's batches let go of the interpreter.
+        Uses the batch call, because only that releases the interpreter lock.
         """
         ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=with_special_tokens)[0].ids
         return ids
 
     def bytes_of(self, token_id: int) -> bytes:
-        """Return what a token stands for, a special token's name included. Empty for an id without a token."""
+        """Return the bytes of a token, a special token's name included. Empty for an id without a token."""
         piece = self._pieces.get(token_id)
         if piece is None:
             return b""
         return piece.encode() if token_id in self._added_ids else self._bytes_of(piece)
 
     def shown_bytes(self, token_id: int) -> bytes:
-        """Return what a token adds to a text: nothing for a special one."""
+        """Return the bytes that a token adds to a text: none for a special token."""
         return b"" if token_id in self.special_ids else self.bytes_of(token_id)
 
 

@@ -21,18 +21,18 @@ from services.llm.serving.reply import TEXT, refusal_of
 @pytest.mark.parametrize(
     "error",
     [
-        Overloaded("the engine's queue", 0.25),
+        Overloaded("the LLM", 0.25),
         DeadlineExceeded("llm"),
         BundleMismatch("v1", "v2"),
         BundleNotFound("none"),
         InvalidRequest("k", "0 is out of range", "send 1"),
         ContextTooLong("prompt", "9 tokens long", "send at most 8"),
         NotFound("no such model", "ask for another"),
-        DependencyAway("the engine", 1.0),
+        DependencyAway("the LLM", 1.0),
     ],
 )
 def test_an_error_survives_the_trip(error) -> None:
-    """The same kind of error with the same facts comes out on the other side of a pickle."""
+    """A refusal that was pickled becomes an error of the same class with the same details; the part is the LLM."""
     back = pickle.loads(pickle.dumps(refusal_of(error))).as_error()
 
     assert type(back) is type(error)
@@ -41,7 +41,7 @@ def test_an_error_survives_the_trip(error) -> None:
 
 
 def test_a_refusal_names_the_part_that_refused() -> None:
-    """The same refusal is the LLM's or the text model's, by who was asked."""
+    """The handle names its part: the LLM or the text model."""
     refusal = refusal_of(Overloaded("the engine's queue", 0.25))
 
     assert "the LLM is overloaded" in str(refusal.as_error())
@@ -49,6 +49,6 @@ def test_a_refusal_names_the_part_that_refused() -> None:
     assert refusal_of(DeadlineExceeded("x")).as_error(TEXT).stage == "text"
 
 
-def test_the_unexpected_counts_as_away() -> None:
-    """What a replica should never raise is told as the LLM being away."""
+def test_an_unexpected_error_counts_as_away() -> None:
+    """An error that a replica should never raise becomes DependencyAway."""
     assert isinstance(refusal_of(CheckpointError("?")).as_error(), DependencyAway)

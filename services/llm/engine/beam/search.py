@@ -1,9 +1,10 @@
-"""From hidden states to the next beams, or to the items, of all ranking requests of a step.
+"""Beam search: from hidden states to the next beams, or to the items, of all ranking requests of a step.
 
-Requests at the same level are chosen together, padded to the widest. Only the level's own code range is scored; scores
-are log-probabilities over that whole range, so that masks do not change them. Nothing here waits for the device.
+Requests at the same level are batched, padded to the widest. Only the level's own code range is scored; scores are
+log-probabilities over that whole range, so masks do not change them. Beams are one dense tail each beside the request's
+shared prompt. Nothing here waits for the device.
 
-Shape suffixes: R requests, B beams of a request or of the step, W beams of one request, N chosen, S codes of the level,
+Shape suffixes: R requests, B beams of a request or of the step, W beams of one request, N kept, S codes of the level,
 C candidates, X bytes of bits, D hidden, Y layers, L places of a tail, G key/value heads, K head size.
 """
 
@@ -37,7 +38,7 @@ class Beams:
 
 
 class BeamBatch:
-    """All beams of one step side by side, requests in the order given. Owns copies of their tails for the step."""
+    """All beams of one step in one batch, requests in the given order. Owns copies of their tails for the step."""
 
     def __init__(self, sequences: list[Sequence]) -> None:
         parts = [_beams_of(sequence) for sequence in sequences]
@@ -59,7 +60,7 @@ class BeamBatch:
         )
 
     def rows_of(self, members: list[int]) -> tuple[Tensor, Tensor]:
-        """Return the rows (R, B) of these requests' beams, a short one padded with its last row, and where padding is (R, B) bool."""
+        """Return the rows (R, B) of these requests' beams, padded with a request's last row, and the padding mask (R, B) bool."""
         widths = self._widths[members][:, None]
         beam = np.arange(widths.max())
         rows = self._first_rows[members][:, None] + np.minimum(beam, widths - 1)
@@ -70,7 +71,7 @@ class BeamBatch:
 
 
 def _beams_of(sequence: Sequence) -> Beams:
-    assert isinstance(sequence.beams, Beams), "beam steps begin with the first level's choice"
+    assert isinstance(sequence.beams, Beams), "beam steps begin after the first level"
     return sequence.beams
 
 
@@ -80,7 +81,7 @@ Logits = Callable[[Tensor, int, int], Tensor]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankedItems:
-    """The items chosen for one request, still on the device: best first, score -inf where there was none."""
+    """The items of one request's ranking, still on the device: best first, score -inf where there is no item."""
 
     sequence: Sequence
     item_W: Tensor
@@ -88,7 +89,7 @@ class RankedItems:
 
 
 class BeamSearch:
-    """Chooses for one decoder's head and one catalogue. Keeps no state: beams live on their sequences."""
+    """Beam search with one decoder's head over one catalogue. Keeps no state: beams are stored on their sequences."""
 
     def __init__(self, config: DecoderConfig, logits: Logits, trie: Trie) -> None:
         self._config = config
@@ -96,19 +97,19 @@ class BeamSearch:
         self._trie = trie
 
     def begin(self, sequences: list[Sequence], hidden_RD: Tensor) -> list[RankedItems]:
-        """Choose the first level from the prompts' last hidden states. Gives the rankings that are complete (depth 1)."""
+        """Select the first level from the prompts' last hidden states. Returns the rankings that are complete (depth 1)."""
         level = self._trie.levels[0]
-        chosen = choose_first(level, self._logp(level, hidden_RD), *_bits_and_width(sequences, 0))
+        top_k = choose_first(level, self._logp(level, hidden_RD), *_bits_and_width(sequences, 0))
         if self._trie.depth == 1:
-            return _rankings(sequences, chosen, 0)
+            return _rankings(sequences, top_k, 0)
         for place, sequence in enumerate(sequences):
             width = _work(sequence).width_by_level[0]
             tail = self._empty_tail(width, hidden_RD)
-            sequence.beams = _beams(0, level, chosen, place, width, tail, tail)
+            sequence.beams = _beams(0, level, top_k, place, width, tail, tail)
         return []
 
     def extend(self, batch: BeamBatch, hidden_BD: Tensor) -> list[RankedItems]:
-        """Choose the next level of every request in the batch. Gives the rankings that are complete."""
+        """Select the next level of every request in the batch. Returns the rankings that are complete."""
         levels_done = [sequence.num_levels_done for sequence in batch.sequences]
         order = sorted(range(len(levels_done)), key=levels_done.__getitem__)
         rankings: list[RankedItems] = []
@@ -125,21 +126,21 @@ class BeamSearch:
         score_RB = batch.score_B[rows_RB].masked_fill_(padding_RB, -torch.inf)
         logp_RBS = self._logp(level, hidden_BD[rows_RB])
         bits_RX, width = _bits_and_width(sequences, level_index)
-        chosen = choose_next(level, batch.node_B[rows_RB], score_RB, logp_RBS, bits_RX, width)
+        top_k = choose_next(level, batch.node_B[rows_RB], score_RB, logp_RBS, bits_RX, width)
         if level_index == self._trie.depth - 1:
-            return _rankings(sequences, chosen, level_index)
+            return _rankings(sequences, top_k, level_index)
         for place, sequence in enumerate(sequences):
             width = _work(sequence).width_by_level[level_index]
-            parent_rows = rows_RB[place, chosen.parent_RN[place, :width]]
+            parent_rows = rows_RB[place, top_k.parent_RN[place, :width]]
             keys, values = batch.keys_YBLGK[:, parent_rows], batch.values_YBLGK[:, parent_rows]
-            sequence.beams = _beams(level_index, level, chosen, place, width, keys, values)
+            sequence.beams = _beams(level_index, level, top_k, place, width, keys, values)
         return []
 
     def _logp(self, level: Level, hidden: Tensor) -> Tensor:
         return self._logits(hidden, level.token_offset, level.token_offset + level.size).log_softmax(-1)
 
     def _empty_tail(self, width: int, like: Tensor) -> Tensor:
-        """Return a tail of zeros that takes no memory: it is copied before it is written to, and in part, if at all."""
+        """Return a tail of zeros that takes no memory: it is copied before it is written to."""
         config = self._config
         places, groups = self._trie.depth - 1, config.num_key_value_heads
         return like.new_zeros(()).expand(config.num_hidden_layers, width, places, groups, config.head_dim)
@@ -156,23 +157,23 @@ def _bits_and_width(sequences: list[Sequence], level_index: int) -> tuple[Tensor
     return bits_RX, max(work.width_by_level[level_index] for work in works)
 
 
-def _rankings(sequences: list[Sequence], chosen: TopK, level_index: int) -> list[RankedItems]:
+def _rankings(sequences: list[Sequence], top_k: TopK, level_index: int) -> list[RankedItems]:
     widths = [_work(sequence).width_by_level[level_index] for sequence in sequences]
     return [
-        RankedItems(sequence, chosen.child_RN[place, :width], chosen.score_RN[place, :width])
+        RankedItems(sequence, top_k.child_RN[place, :width], top_k.score_RN[place, :width])
         for place, (sequence, width) in enumerate(zip(sequences, widths, strict=True))
     ]
 
 
 def _beams(
-    level_index: int, level: Level, chosen: TopK, place: int, width: int, keys_YWLGK: Tensor, values_YWLGK: Tensor
+    level_index: int, level: Level, top_k: TopK, place: int, width: int, keys_YWLGK: Tensor, values_YWLGK: Tensor
 ) -> Beams:
-    node_W = chosen.child_RN[place, :width]
+    node_W = top_k.child_RN[place, :width]
     return Beams(
         num_spelled=level_index,
         token_W=level.code_of_child[node_W] + level.token_offset,
         node_W=node_W,
-        score_W=chosen.score_RN[place, :width],
+        score_W=top_k.score_RN[place, :width],
         keys_YWLGK=keys_YWLGK,
         values_YWLGK=values_YWLGK,
     )

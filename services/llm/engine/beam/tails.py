@@ -1,4 +1,4 @@
-"""The beams' own keys and values: one short dense tail beside each beam's shared pages.
+"""The beams' own keys and values: one short dense tail per beam beside the request's shared blocks.
 
 Shape suffixes: B beams, Y layers, L places of a tail, G key/value heads, K head size.
 """
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tails:
-    """The beams are the last B rows of a step. `place_B` is where the step's keys and values go, `seen_BL` what each beam then sees."""
+    """The beams are the last B rows of a step. `place_B` is the place of the step's keys and values, `seen_BL` the places that each beam then attends to."""
 
     keys_YBLGK: Tensor
     values_YBLGK: Tensor
@@ -20,11 +20,11 @@ class Tails:
     _cell_B: Tensor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Work out once, for all layers, which of all beams' places are written."""
+        """Compute the flat index of the written places once for all layers."""
         row_B = torch.arange(len(self.place_B), device=self.place_B.device)
         object.__setattr__(self, "_cell_B", row_B * self.keys_YBLGK.shape[2] + self.place_B)
 
     def write(self, layer: int, k_BGK: Tensor, v_BGK: Tensor) -> None:
-        """Put the step's keys and values in their places."""
+        """Store the step's keys and values in their places."""
         for tail_YBLGK, x_BGK in ((self.keys_YBLGK, k_BGK), (self.values_YBLGK, v_BGK)):
             tail_YBLGK[layer].view(-1, *x_BGK.shape[1:]).index_copy_(0, self._cell_B, x_BGK)

@@ -1,8 +1,8 @@
-"""Which candidates a level keeps: the best by score, ties by the smaller number. Fixed shapes, no host sync, any device.
+"""Selects the candidates that a level keeps: the best by score, ties by the smaller number. Fixed shapes, no host sync, any device.
 
-Who is alive is told in bits: see `survivors.py`.
+Allowed children are given as bits: see `item_mask.py`.
 
-Shape suffixes: R requests, B beams, S codes of the level, C candidates, X bytes of bits, N chosen.
+Shape suffixes: R requests, B beams, S codes of the level, C candidates, X bytes of bits, N kept.
 """
 
 from typing import NamedTuple
@@ -13,13 +13,13 @@ from torch import Tensor
 from services.llm.engine.beam.trie import Level
 
 _LOW_BITS = 0xFFFF_FFFF
-_NOBODY = -1
+_NO_CHILD = -1
 _PADDED_SHARE = 2
-"""Beams' children are packed where padding each beam's would take more than this many times the places."""
+"""Children are packed where padding each beam's would take more than this many times the candidates."""
 
 
 class TopK(NamedTuple):
-    """What a level chose, best first: `parent_RN` is a beam's place in its request, `child_RN` a node or an item, -inf marks none."""
+    """The candidates that a level keeps, best first: `parent_RN` is a beam's index in its request, `child_RN` a node or an item; score -inf: no candidate."""
 
     parent_RN: Tensor
     child_RN: Tensor
@@ -27,9 +27,9 @@ class TopK(NamedTuple):
 
 
 def top_by_score(score_RC: Tensor, number_RC: Tensor, count: int) -> Tensor:
-    """Return the places (R, count) of the highest fp32 scores, ties by the smaller number (0 to 2^32-1, distinct where it matters).
+    """Return the indices (R, count) of the highest fp32 scores, ties by the smaller number (0 to 2^32-1, distinct where it matters).
 
-    Both are packed into one integer that orders the same, so that one top-k is exact.
+    Both are packed into one integer with the same order, so that one top-k is exact.
     """
     bits = score_RC.add(0.0).view(torch.int32)  # adding zero turns -0.0 into 0.0
     ordered = (bits ^ ((bits >> 31) & 0x7FFF_FFFF)).long()
@@ -38,23 +38,23 @@ def top_by_score(score_RC: Tensor, number_RC: Tensor, count: int) -> Tensor:
 
 
 def choose_first(level: Level, logp_RS: Tensor, bits_RX: Tensor, count: int) -> TopK:
-    """Choose among all children of the root. They are numbered 0 to C-1, so no lookup is needed."""
-    alive_RC = _unpacked(bits_RX, level.num_children)
-    score_RC = logp_RS[:, level.codes].masked_fill_(~alive_RC, -torch.inf)
+    """Select among all children of the root. They are numbered 0 to C-1, so no lookup is needed."""
+    allowed_RC = _unpacked(bits_RX, level.num_children)
+    score_RC = logp_RS[:, level.codes].masked_fill_(~allowed_RC, -torch.inf)
     places = top_by_score(score_RC, level.children, min(count, score_RC.shape[-1]))
     return TopK(torch.zeros_like(places), places, score_RC.gather(-1, places))
 
 
 def choose_next(level: Level, node_RB: Tensor, score_RB: Tensor, logp_RBS: Tensor, bits_RX: Tensor, count: int) -> TopK:
-    """Choose among all children of all beams, whose nodes differ. A beam with score -inf is padding."""
+    """Select among all children of all beams, whose nodes differ. A beam with score -inf is padding."""
     parent_RC, child_RC, score_RC = _children(level, node_RB, score_RB, logp_RBS)
-    score_RC.masked_fill_(~_are_alive(bits_RX, child_RC), -torch.inf)
+    score_RC.masked_fill_(~_are_allowed(bits_RX, child_RC), -torch.inf)
     places = top_by_score(score_RC, child_RC, min(count, score_RC.shape[-1]))
     return TopK(parent_RC.gather(-1, places), child_RC.gather(-1, places).long(), score_RC.gather(-1, places))
 
 
 def _children(level: Level, node_RB: Tensor, score_RB: Tensor, logp_RBS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the candidates (R, C): beam, child and score; no child where a place is not needed. The number of places is static."""
+    """Return the candidates (R, C): beam, child and score; child -1 where a candidate is not used. C is static."""
     num_beams = node_RB.shape[1]
     if level.table_PS is not None:
         child_RBC, score_RBC = level.table_PS[node_RB], logp_RBS + score_RB.unsqueeze(-1)
@@ -67,19 +67,19 @@ def _children(level: Level, node_RB: Tensor, score_RB: Tensor, logp_RBS: Tensor)
 
 
 def _padded_children(level: Level, node_RB: Tensor, score_RB: Tensor, logp_RBS: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each beam as many places as the widest parent has children."""
+    """Return the children of each beam, padded to the widest parent's number of children."""
     start_RB1 = level.starts[node_RB].unsqueeze(-1)
     num_RB1 = level.starts[node_RB + 1].unsqueeze(-1) - start_RB1
     reach = torch.arange(level.max_children, device=node_RB.device, dtype=torch.int32)
     place_RBC = (start_RB1 + reach).clamp_max_(level.num_children - 1)
-    child_RBC = level.children[place_RBC].masked_fill_(reach >= num_RB1, _NOBODY)
+    child_RBC = level.children[place_RBC].masked_fill_(reach >= num_RB1, _NO_CHILD)
     return child_RBC, logp_RBS.gather(-1, level.codes[place_RBC].long()).add_(score_RB.unsqueeze(-1))
 
 
 def _packed_children(
     level: Level, node_RB: Tensor, score_RB: Tensor, logp_RBS: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Put the beams' children one after another in as many places as any such beams can need: for crowded codes."""
+    """Return the beams' children one after another, in as many candidates as any such beams can have: for uneven codes."""
     num_beams, size = logp_RBS.shape[1:]
     start_RB = level.starts[node_RB]
     num_RB = (level.starts[node_RB + 1] - start_RB).masked_fill_(score_RB == -torch.inf, 0)
@@ -88,12 +88,12 @@ def _packed_children(
     slot_RC = slot_C.repeat(len(node_RB), 1)
     parent_RC = torch.searchsorted(end_RB, slot_RC, right=True).clamp_max_(num_beams - 1)
     place_RC = ((start_RB - end_RB + num_RB).gather(-1, parent_RC) + slot_RC).clamp_(0, level.num_children - 1)
-    child_RC = level.children[place_RC].masked_fill_(slot_RC >= end_RB[:, -1:], _NOBODY)
+    child_RC = level.children[place_RC].masked_fill_(slot_RC >= end_RB[:, -1:], _NO_CHILD)
     logp_RC = logp_RBS.flatten(1).gather(-1, parent_RC * size + level.codes[place_RC])
     return parent_RC, child_RC, logp_RC.add_(score_RB.gather(-1, parent_RC))
 
 
-def _are_alive(bits_RX: Tensor, child_RC: Tensor) -> Tensor:
+def _are_allowed(bits_RX: Tensor, child_RC: Tensor) -> Tensor:
     byte_RC = bits_RX.gather(-1, (child_RC >> 3).clamp_min_(0).long())
     return ((byte_RC >> (child_RC & 7)) & 1).bool() & (child_RC >= 0)
 

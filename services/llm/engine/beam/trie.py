@@ -4,7 +4,7 @@ A *node* of depth d is a distinct prefix of d codes; the root is the node of dep
 themselves, so that items that share a code stay apart. Nodes are numbered by their smallest item index, and items by
 their index: a smaller number wins a tie. Children are stored in one array per level, sorted by parent, with offsets (CSR);
 where parents have most of the codes, as the first levels of a large catalogue do, also as a dense table.
-It knows nothing of tokens beyond each level's first one, nothing of scores, and nothing of who may see which item.
+It does not know scores or masks, and of tokens only each level's first one.
 
 Shape suffixes: P parents, C children, S codes of the level.
 """
@@ -19,8 +19,8 @@ _DENSE_SHARE = 2
 """A level is dense where its table is at most this many times as wide as the widest row of the CSR form ..."""
 _DENSE_ENTRIES = 1 << 20
 """... and holds at most this many entries of 4 bytes."""
-_WIDTHS_TOLD = 4_096
-"""Up to so many beams, what their children can be at most is told exactly."""
+_EXACT_WIDTHS = 4_096
+"""Up to this many beams the bound on their number of children is exact."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -36,7 +36,7 @@ class ItemCodes:
 class Level:
     """Codes of one level. `starts` (num_parents + 1,), `children` and `codes` are int32, sorted by parent, then child.
 
-    `code_of_child` is empty at the last level, whose children are items. `table_PS` gives the child of each parent and code,
+    `code_of_child` is empty at the last level, whose children are items. `table_PS` is the child of each parent and code,
     -1 for none, where the level is dense. `max_children` is the most that one parent has, `most_by_width[w]` the most that
     w + 1 parents have together; `token_offset` and `size` bound the level's token range.
     """
@@ -52,7 +52,7 @@ class Level:
     size: int
 
     def most_children(self, width: int) -> int:
-        """Return a bound on how many children `width` different parents have together."""
+        """Return an upper bound of the number of children of `width` different parents."""
         return int(self.most_by_width[width - 1]) if width <= len(self.most_by_width) else self.num_children
 
     @property
@@ -138,7 +138,7 @@ def _build_level(
         code_of_child=on_device(code_of if not is_last else code_of[:0]),
         table_PS=on_device(table) if table is not None else None,
         max_children=max_children,
-        most_by_width=np.cumsum(-np.sort(-counts)[:_WIDTHS_TOLD]),
+        most_by_width=np.cumsum(-np.sort(-counts)[:_EXACT_WIDTHS]),
         token_offset=token_offset,
         size=size,
     )

@@ -1,10 +1,10 @@
-"""Who holds which KV block: reference counts, the prefix cache, and which block goes first when room is needed.
+"""The block pool: reference counts, the prefix cache, and the order of eviction.
 
 Pure bookkeeping over block numbers: it knows no tensors, no requests and no clock. Every block is in exactly one state:
 
-    held       reference count > 0; may be cached too (its content is known by a hash)
-    evictable  reference count 0 and cached: found again by its hash, or taken when blank ones run out, oldest first
-    blank      reference count 0, content worthless
+    held       reference count > 0; it may be cached too (registered under the hash of its content)
+    evictable  reference count 0 and cached: found again by its hash, or evicted when there are no blank blocks, LRU first
+    blank      reference count 0 and not cached
 """
 
 from collections import Counter, OrderedDict
@@ -23,30 +23,30 @@ class BlockPool:
 
     @property
     def num_blocks(self) -> int:
-        """All blocks."""
+        """The number of all blocks."""
         return len(self._num_references)
 
     @property
     def num_free(self) -> int:
-        """Blocks that `allocate` can give: blank and evictable ones."""
+        """Blocks that `allocate` can return: blank and evictable ones."""
         return len(self._blank) + len(self._evictable)
 
     @property
     def num_held(self) -> int:
-        """Blocks that someone holds."""
+        """Blocks with a reference."""
         return self.num_blocks - self.num_free
 
     @property
     def num_cached(self) -> int:
-        """Blocks whose content is known by a hash, held or not."""
+        """Blocks that are registered under a hash, held or not."""
         return len(self._hash_of)
 
     def references(self) -> Counter[int]:
-        """How often each held block is held."""
+        """Return the reference count of each held block."""
         return Counter({block: count for block, count in enumerate(self._num_references) if count > 0})
 
     def match(self, hashes: Iterable[bytes]) -> list[int]:
-        """Return the blocks of the longest cached prefix of this hash chain. Takes no hold: `acquire` them before anything else."""
+        """Return the blocks of the longest cached prefix of this hash chain. Does not acquire them: call `acquire` before any other change."""
         found: list[int] = []
         for digest in hashes:
             block = self._block_of.get(digest)
@@ -56,18 +56,18 @@ class BlockPool:
         return found
 
     def num_free_without(self, blocks: Iterable[int]) -> int:
-        """How many blocks `allocate` could give once these were acquired."""
+        """Return how many blocks `allocate` could return after these were acquired."""
         return self.num_free - sum(block in self._evictable for block in blocks)
 
     def acquire(self, blocks: Iterable[int]) -> None:
-        """Take one more hold on each of these cached blocks."""
+        """Add a reference to each of these cached blocks."""
         for block in blocks:
             assert block in self._hash_of, "only cached blocks can be shared"
             self._evictable.pop(block, None)
             self._num_references[block] += 1
 
     def allocate(self, count: int) -> list[int]:
-        """Hand out blocks with worthless content, held once. The caller has checked `num_free`."""
+        """Return blocks with one reference each; their content is undefined. The caller has checked `num_free`."""
         assert count <= self.num_free, "allocation beyond num_free"
         blocks = [self._blank.pop() if self._blank else self._evict() for _ in range(count)]
         for block in blocks:
@@ -75,14 +75,14 @@ class BlockPool:
         return blocks
 
     def register(self, block: int, digest: bytes) -> None:
-        """Make a held block, now full, findable by its hash. If another block has that content already, nothing changes."""
+        """Register a held, full block under its hash. No effect if another block has that hash already."""
         assert self._num_references[block] > 0, "only held blocks are filled"
         if digest not in self._block_of and block not in self._hash_of:
             self._hash_of[block] = digest
             self._block_of[digest] = block
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Drop one hold on each. Later blocks of a chain are evicted first, because they are useless without the earlier."""
+        """Drop one reference of each block. Later blocks of a chain are evicted first, because they are useless without earlier ones."""
         for block in reversed(blocks):
             assert self._num_references[block] > 0, "released more often than held"
             self._num_references[block] -= 1
@@ -90,7 +90,7 @@ class BlockPool:
                 self._set_free(block)
 
     def check_integrity(self) -> None:
-        """Prove that every block is in exactly one state and that hashes map both ways."""
+        """Assert that every block is in exactly one state and that hashes map both ways."""
         blank, evictable = set(self._blank), set(self._evictable)
         held = {block for block, count in enumerate(self._num_references) if count > 0}
         assert len(blank) == len(self._blank), "a block is blank twice"

@@ -1,7 +1,7 @@
-"""The memory behind the block pool: keys and values of all layers in fixed blocks. It knows no requests and no hashes.
+"""The KV cache: the memory of the block pool's blocks, keys and values of all layers. It knows no requests and no hashes.
 
-In the model's own dtype, or one byte a number with a scale for each token and head: int8, or fp8 (e4m3; Micikevicius et al.
-2022). Whoever reads gets plain numbers again.
+Numbers are stored in the model's dtype, or in one byte each with a scale per token and head: int8, or fp8 (e4m3;
+Micikevicius et al. 2022). Reads return plain numbers.
 
 Shape suffixes: T tokens, E contexts, N blocks, C = N * block tokens, G key/value heads, K head size.
 """
@@ -18,7 +18,7 @@ from services.llm.engine.config import KvKind
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Slots:
-    """One layer's memory as kernels read it: (slots, G, K) numbers or codes, and the codes' scales (slots, G, 1) if any."""
+    """One layer's memory as kernels read it: (slots, G, K) numbers, and their scales (slots, G, 1) if they are quantised."""
 
     keys: Tensor
     values: Tensor
@@ -26,11 +26,11 @@ class Slots:
     value_scales: Tensor | None
 
 
-class Store(Protocol):
-    """One tensor of slots for keys or for values, for all layers."""
+class SlotStore(Protocol):
+    """The slots of all layers, for keys or for values."""
 
     def raw(self, layer: int) -> tuple[Tensor, Tensor | None]:
-        """Return one layer's slots as they lie, and their scales if any."""
+        """Return one layer's slots as stored, and their scales if they are quantised."""
         ...
 
     @property
@@ -81,12 +81,12 @@ class KvCache:
         return self._keys.read(layer, blocks_EN), self._values.read(layer, blocks_EN)
 
     def slots(self, layer: int) -> Slots:
-        """Return one layer's memory, for a kernel that gathers by itself."""
+        """Return one layer's memory, for kernels that gather by themselves."""
         return self._slots[layer]
 
 
 class _PlainStore:
-    """Numbers as they are."""
+    """Numbers in the model's dtype."""
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
         self._slots = torch.zeros(shape, dtype=dtype, device=device)
@@ -107,7 +107,7 @@ class _PlainStore:
 
 @dataclass(frozen=True, slots=True)
 class _Code:
-    """How a number in -1 to 1 becomes a byte: a dtype whose largest magnitude is `peak`, rounded first where it must be."""
+    """How a number in -1 to 1 is quantised: to a dtype whose largest magnitude is `peak`, rounded first for an integer dtype."""
 
     dtype: torch.dtype
     peak: float
@@ -118,7 +118,7 @@ _CODES = {"int8": _Code(torch.int8, 127.0, rounds=True), "fp8": _Code(torch.floa
 
 
 class _ScaledStore:
-    """One byte a number, with the scale of each token's head in fp32. The bytes lie as uint8, which every device can index."""
+    """One byte per number, with an fp32 scale per token and head. The bytes are stored as uint8, which every device can index."""
 
     def __init__(self, shape: tuple[int, ...], code: _Code, device: torch.device) -> None:
         self._code = code
@@ -146,12 +146,12 @@ class _ScaledStore:
         return self._slots[layer].view(self._code.dtype).flatten(0, 1), self._scales[layer].flatten(0, 1)
 
 
-def _slots(keys: Store, values: Store, layer: int) -> Slots:
+def _slots(keys: SlotStore, values: SlotStore, layer: int) -> Slots:
     (key_numbers, key_scales), (value_numbers, value_scales) = keys.raw(layer), values.raw(layer)
     return Slots(key_numbers, value_numbers, key_scales, value_scales)
 
 
-def _make_store(kind: KvKind, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Store:
+def _make_store(kind: KvKind, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> SlotStore:
     return _PlainStore(shape, dtype, device) if kind == "model" else _ScaledStore(shape, _CODES[kind], device)
 
 

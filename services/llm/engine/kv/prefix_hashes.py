@@ -1,7 +1,7 @@
-"""The names of cached blocks: a chain of hashes over the bundle version and all tokens up to a block's end.
+"""Block hashes of the prefix cache: a hash chain over the bundle version and all tokens up to a block's end.
 
-Equal names mean equal tokens at equal positions under equal weights, so a block can be shared by name alone. The hash
-is a cryptographic one: a collision would serve one user's context to another.
+Equal hashes mean equal tokens at equal positions under equal weights, so blocks are shared by hash alone. The hash is
+cryptographic: a collision would serve one user's context to another.
 """
 
 import hashlib
@@ -11,18 +11,18 @@ import numpy as np
 
 
 class PrefixHasher:
-    """Names the full blocks of token sequences for one version of the weights."""
+    """Hashes the full blocks of token sequences for one version of the weights."""
 
     def __init__(self, bundle_version: str, block_tokens: int) -> None:
         self._root = hashlib.blake2b(bundle_version.encode(), digest_size=16).digest()
         self._block_tokens = block_tokens
 
-    def extend(self, names: list[bytes], tokens: Sequence[int]) -> None:
-        """Append to `names` those of the blocks that `tokens` fill and that have none yet."""
+    def extend(self, hashes: list[bytes], tokens: Sequence[int]) -> None:
+        """Append to `hashes` those of further blocks that `tokens` fill."""
         size = self._block_tokens
-        first = len(names) * size
+        first = len(hashes) * size
         flat = np.asarray(tokens[first : len(tokens) // size * size], dtype=np.int32).tobytes()
-        parent = names[-1] if names else self._root
+        parent = hashes[-1] if hashes else self._root
         for start in range(0, len(flat), 4 * size):
             parent = hashlib.blake2b(parent + flat[start : start + 4 * size], digest_size=16).digest()
-            names.append(parent)
+            hashes.append(parent)

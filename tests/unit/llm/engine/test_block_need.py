@@ -38,7 +38,7 @@ def test_blocks_behind_are_those_that_no_row_to_come_sees(window: Window, num_co
     passed = set(range(num_computed // BLOCK))
     sinks = set(range(-(-window.num_sinks // BLOCK)))
     assert behind == passed - seen - sinks
-    assert need.first_seen(num_computed) >= max(behind, default=-1) + 1
+    assert need.first_visible(num_computed) >= max(behind, default=-1) + 1
 
 
 @given(window=windows, chunk=st.integers(1, 20), num_tokens=st.integers(1, 200))
