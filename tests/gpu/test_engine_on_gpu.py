@@ -12,7 +12,7 @@ is Triton's compiler's, which keeps what it made (`TRITON_CACHE_DIR`).
    device's name; one process for each shape, each case once before it is timed. The file is written anew after each shape, so a
    command that is cut off or fails leaves those before. `--case NAME ...` runs some of them: into another file.
 4. `python -m pytest -c tests/gpu/pytest.ini tests/unit/llm/engine/gpu/test_triton_kernels.py
-   tests/unit/llm/engine/gpu/test_triton_attention.py tests/unit/llm/engine/test_transfer.py`: the kernels' own tests, compiled
+   tests/unit/llm/engine/gpu/test_triton_attention.py tests/unit/llm/engine/forward/test_transfer.py`: the kernels' own tests, compiled
    instead of interpreted; fp32 with heads of odd sizes, so most of the time is the compiler's.
 
 Where the first one fails, run the fourth next: it names the kernel. If that passes, `-k "ahead and False"` runs the engine here without

@@ -1,4 +1,4 @@
-"""What becomes of a text whose replica dies, over a handle that acts as Ray's. `pytest tests/unit/llm/test_text_handle.py`."""
+"""What becomes of a text whose replica dies, over a handle that acts as Ray's. `pytest tests/unit/llm/text/test_handle.py`."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Bytes and FLOPs of a step, held to counts by hand and to a slow sum over rows. `pytest tests/unit/llm/engine/test_cost_model.py`."""
+"""Bytes and FLOPs of a step, held to counts by hand and to a slow sum over rows. `pytest tests/unit/llm/engine/cost/test_cost_model.py`."""
 
 import pytest
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from services.errors import InvalidRequest
@@ -66,6 +67,7 @@ def survivors(logits: list[float], asked: SamplingParams) -> dict[int, float]:
     return {token: share / sum(out.values()) for token, share in out.items()}
 
 
+@hypothesis_settings(max_examples=40)
 @given(st.lists(draws, min_size=1, max_size=5), st.integers(0, 2**32 - 1))
 def test_every_choice_is_one_that_the_slow_way_allows(asked: list[SamplingInput], seed: int) -> None:
     """Greedy takes the best changed logit; a draw takes a survivor, the one that the uniform number points at."""
@@ -85,6 +87,7 @@ def test_every_choice_is_one_that_the_slow_way_allows(asked: list[SamplingInput]
         assert below - 1e-5 <= uniform <= below + shares[choice.token_id] + 1e-5
 
 
+@hypothesis_settings(max_examples=40)
 @given(st.lists(draws, min_size=1, max_size=5), st.integers(0, 2**32 - 1))
 def test_a_row_is_chosen_the_same_alone(asked: list[SamplingInput], seed: int) -> None:
     """What others in the batch ask for changes nothing."""
