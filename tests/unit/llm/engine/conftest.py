@@ -16,6 +16,13 @@ from services.llm.engine.engine import Engine
 from services.llm.engine.outcome import EngineOutcome
 from tests.support.dense import hidden_of
 
+SMALL: dict[str, Any] = {
+    "block_tokens": 4,
+    "num_blocks": 256,
+    "tile_tokens": 16,
+    "tile_queries": 8,
+    "cpu_kernels": "torch",
+}
 LEVEL_SIZES = {1: (60,), 2: (9, 11), 3: (5, 7, 6), 4: (4, 3, 5, 4)}
 
 
@@ -95,7 +102,7 @@ def engine_of() -> Callable[..., Engine]:
     """The builder of engines: `engine_of(decoder, items, **config)`."""
 
     def build(decoder: Decoder, items: ItemCodes | None, *, version: str = "v1", **knobs: Any) -> Engine:
-        config = EngineConfig(**{"block_tokens": 4, "num_blocks": 256, "tile_tokens": 16, "tile_queries": 8, **knobs})
+        config = EngineConfig(**SMALL | knobs)
         return Engine(decoder, config, items=items, bundle_version=version)
 
     return build

@@ -46,7 +46,7 @@ def test_a_refusal_names_the_part_that_refused() -> None:
 
     assert "the LLM is overloaded" in str(refusal.as_error())
     assert "the text model is overloaded" in str(refusal.as_error(TEXT))
-    assert refusal_of(DeadlineExceeded("x")).as_error(TEXT).stage == "text"
+    assert refusal_of(DeadlineExceeded("x")).as_error(TEXT).problem.startswith("text:")
 
 
 def test_an_unexpected_error_counts_as_away() -> None:

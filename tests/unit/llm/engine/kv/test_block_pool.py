@@ -98,7 +98,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
 
 
 TestBlockPoolMachine = BlockPoolMachine.TestCase
-TestBlockPoolMachine.settings = settings(max_examples=150, stateful_step_count=40)
+TestBlockPoolMachine.settings = settings(max_examples=50, stateful_step_count=30)
 
 
 def test_a_match_ends_at_the_first_gap() -> None:
