@@ -1,4 +1,4 @@
-"""Callers of both doors, whose replies are put into common words."""
+"""Clients of both doors with one form of reply."""
 
 import json
 from collections.abc import AsyncIterator, Callable
@@ -16,7 +16,7 @@ from services.gateway.grpc.door import RpcDoor, add_recommender_to_server
 
 @dataclass
 class Reply:
-    """A door's reply in common words: `code` is "ok" or the error's kind."""
+    """A door's reply; `code` is "ok" or the error's kind."""
 
     code: str
     body: dict[str, Any] = field(default_factory=dict)
@@ -27,7 +27,7 @@ class Reply:
 
 
 class RestClient:
-    """The REST door's caller, in process."""
+    """A client of the REST door, in process."""
 
     name = "rest"
 
@@ -35,7 +35,7 @@ class RestClient:
         self.http = http
 
     async def recommend(self, body: dict[str, Any], headers: dict[str, str] | None = None) -> Reply:
-        """Ask for a recommendation."""
+        """Request a recommendation."""
         return await self._post("/v1/recommendations", body, headers)
 
     async def record(self, events: list[dict[str, Any]], headers: dict[str, str] | None = None) -> Reply:
@@ -43,13 +43,13 @@ class RestClient:
         return await self._post("/v1/events", {"events": events}, headers)
 
     async def _post(self, path: str, body: dict[str, Any], headers: dict[str, str] | None) -> Reply:
-        """Post, and put the answer into common words."""
+        """Post and return the reply."""
         answer = await self.http.post(path, content=json.dumps(body), headers=headers)
         return reply_of(answer)
 
 
 def reply_of(answer: httpx.Response) -> Reply:
-    """Put an HTTP answer into common words."""
+    """Return an HTTP answer as a reply."""
     request_id, retry_after = answer.headers.get("x-request-id"), answer.headers.get("retry-after")
     if answer.status_code == 200:
         return Reply("ok", answer.json(), request_id=request_id)
@@ -58,7 +58,7 @@ def reply_of(answer: httpx.Response) -> Reply:
 
 
 class RpcClient:
-    """The gRPC door's caller, over a real connection."""
+    """A client of the gRPC door, over a real connection."""
 
     name = "grpc"
 
@@ -70,7 +70,7 @@ class RpcClient:
         self.channel = channel
 
     async def recommend(self, body: dict[str, Any], headers: dict[str, str] | None = None) -> Reply:
-        """Ask for a recommendation."""
+        """Request a recommendation."""
         return await self.call(self.stub.Recommend, self._pb.RecommendRequest(**body), headers)
 
     async def record(self, events: list[dict[str, Any]], headers: dict[str, str] | None = None) -> Reply:
@@ -78,7 +78,7 @@ class RpcClient:
         return await self.call(self.stub.RecordEvents, self._pb.RecordEventsRequest(events=events), headers)
 
     async def call(self, method: Callable[..., Any], message: Any, headers: dict[str, str] | None = None) -> Reply:
-        """Call, and put the outcome into common words."""
+        """Call and return the reply."""
         from google.protobuf.json_format import MessageToDict
 
         call = method(message, metadata=tuple((headers or {}).items()))
@@ -94,7 +94,7 @@ class RpcClient:
 
 @asynccontextmanager
 async def rpc_channel(door: RpcDoor) -> AsyncIterator[grpc.aio.Channel]:
-    """Serve the gRPC door on a free port, and of the health service only Check, as under Ray Serve; gives the way there."""
+    """Serve the gRPC door on a free port with the health service's Check alone, as Ray Serve does; yield a channel to it."""
     server, health = grpc.aio.server(), health_pb2_grpc.HealthServicer()
     health.Check = door.Check  # type: ignore[method-assign]
     add_recommender_to_server(door, server)
@@ -115,7 +115,7 @@ _KIND = {
 
 
 def _rpc_error(error: grpc.aio.AioRpcError, trailers: dict[str, Any]) -> Reply:
-    """Put a status into common words."""
+    """Return a status as a reply."""
     status = status_pb2.Status.FromString(trailers["grpc-status-details-bin"])
     broken, place = error_details_pb2.BadRequest(), None
     code = _KIND[error.code().name]

@@ -64,14 +64,14 @@ def test_a_key_ends_when_it_expires(path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["", "trk_", "x" * 100_000, "\udcff", "ключ"])
-def test_what_is_no_key_finds_nobody(path: Path, wrong: str) -> None:
+def test_a_wrong_key_has_no_holder(path: Path, wrong: str) -> None:
     """Neither by length nor by its letters."""
     write_keys(path, one_key(make_key()))
 
     assert KeyRing(path, max_k=100).find(wrong, NOW_S) is None
 
 
-def test_a_key_that_is_nearly_right_finds_nobody(path: Path) -> None:
+def test_a_nearly_right_key_has_no_holder(path: Path) -> None:
     """One character off, or the hash itself."""
     key = make_key()
     write_keys(path, one_key(key))
@@ -94,7 +94,7 @@ def test_a_changed_file_changes_the_keys(path: Path) -> None:
     assert ring.find(new, NOW_S) is not None
 
 
-def test_a_secret_that_is_swapped_by_its_link_is_noticed(tmp_path: Path) -> None:
+def test_a_secret_replaced_behind_its_link_is_read_again(tmp_path: Path) -> None:
     """As Kubernetes does: `..data` points to another folder, with the same name, size and time."""
     old, new = make_key(), make_key()
     for version, key in (("v1", old), ("v2", new)):

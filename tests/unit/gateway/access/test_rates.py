@@ -40,7 +40,7 @@ gaps = st.lists(st.integers(0, 256).map(lambda sixty_fourths: sixty_fourths / 64
 
 
 @given(gaps=gaps, rate=st.sampled_from([0.25, 0.5, 1.0, 2.0, 8.0, 64.0]), burst=st.integers(1, 12))
-def test_the_bucket_lets_through_what_the_definition_does(gaps: list[float], rate: float, burst: int) -> None:
+def test_the_bucket_admits_what_its_definition_admits(gaps: list[float], rate: float, burst: int) -> None:
     """In binary fractions, where floats are exact, call by call."""
     times_s = [1_000.0 + sum(gaps[: place + 1]) for place in range(len(gaps))]
     rates, allowance = Rates(), Allowance(rate_per_s=rate, burst=burst)
@@ -51,7 +51,7 @@ def test_the_bucket_lets_through_what_the_definition_does(gaps: list[float], rat
 
 
 @given(rate=st.floats(0.01, 10_000), burst=st.floats(1, 100), start_s=st.floats(0, 1e6))
-def test_who_waits_as_told_is_let_through(rate: float, burst: float, start_s: float) -> None:
+def test_a_call_after_the_announced_wait_is_admitted(rate: float, burst: float, start_s: float) -> None:
     """`retry_after_s` is enough, and a call a little sooner is refused."""
     rates, allowance = Rates(), Allowance(rate_per_s=rate, burst=burst)
     while accepts(rates, allowance, start_s):
@@ -79,7 +79,7 @@ def test_a_day_ends_at_midnight_and_says_so() -> None:
     assert accepts(rates, allowance, 0.0, now_unix_s=noon + 43_200)
 
 
-def test_one_keys_use_is_not_anothers() -> None:
+def test_keys_are_counted_apart() -> None:
     """Buckets are apart."""
     rates, allowance = Rates(), Allowance(rate_per_s=1.0, burst=1.0, daily_quota=1)
     accepts(rates, allowance, 0.0, "a")
