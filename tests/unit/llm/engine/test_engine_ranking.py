@@ -16,7 +16,10 @@ def prompts_of(items, count: int, seed: int = 5) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])
-@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (4, 1)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads"),
+    [(4, 2), pytest.param(4, 4, marks=pytest.mark.grid), pytest.param(4, 1, marks=pytest.mark.grid)],
+)
 def test_wide_beams_equal_exhaustive_scoring(
     depth, heads, kv_heads, items_of, decoder_of, engine_of, exhaustively, drained
 ) -> None:
@@ -42,9 +45,9 @@ def test_wide_beams_equal_exhaustive_scoring(
 @pytest.mark.parametrize(
     "window",
     [
-        Window(4, frozenset({0, 1})),
         Window(9, frozenset({1}), num_sinks=3),
-        Window(17, frozenset({0, 1}), num_sinks=6),
+        pytest.param(Window(4, frozenset({0, 1})), marks=pytest.mark.grid),
+        pytest.param(Window(17, frozenset({0, 1}), num_sinks=6), marks=pytest.mark.grid),
     ],
 )
 def test_windows_and_sinks_hold_for_prompts_and_beams(

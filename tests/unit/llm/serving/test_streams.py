@@ -1,4 +1,4 @@
-"""One asker's news: in order, all there are at once, and an error after all that came before it."""
+"""A stream's results: in order, all at once, and an error after all results before it."""
 
 import asyncio
 
@@ -11,12 +11,12 @@ from services.llm.serving.streams import EngineStream
 
 
 def grown(token_id: int) -> NewToken:
-    """Build the news of one token."""
+    """Return a new token."""
     return NewToken("0.0", SampledToken(token_id), 0, 0.0)
 
 
-async def test_news_come_in_order_and_at_once() -> None:
-    """All that came since the last time is given together."""
+async def test_results_come_in_order_and_at_once() -> None:
+    """All results since the last call are returned together."""
     stream = EngineStream(("0.0",))
     stream.put(grown(1))
     stream.put(grown(2))
@@ -27,8 +27,8 @@ async def test_news_come_in_order_and_at_once() -> None:
     assert [one.sampled.token_id for one in await stream.take()] == [3]
 
 
-async def test_an_error_right_behind_news_is_told_after_them() -> None:
-    """Where the engine broke before the asker could take what came, it still hears both, and does not wait for more."""
+async def test_an_error_is_raised_after_the_results_before_it() -> None:
+    """If the engine fails before the caller took its results, the caller gets both and does not wait for more."""
     stream = EngineStream(("0.0",))
     stream.put(grown(1))
     stream.put(DependencyAway("the engine", 1.0))

@@ -1,4 +1,4 @@
-"""Which requests are sent to the same replica. `pytest tests/unit/llm/text/test_session.py`."""
+"""Routing by session: which requests are sent to the same replica."""
 
 from services.contracts.text import ChatMessage, TextRequest
 from services.llm.text.handle import session_of

@@ -1,4 +1,4 @@
-"""Masks of a request against the codes that lead to its items: bits, counts, and nothing that outlives a request."""
+"""Item masks against the codes of the allowed items: bits, counts, and no state left from a request."""
 
 import numpy as np
 import pytest
@@ -25,8 +25,8 @@ def alive_of(bits: torch.Tensor, count: int) -> list[bool]:
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])
-@pytest.mark.parametrize("num_excluded", [0, 1, 40, 299, 1_000])
-@pytest.mark.parametrize("share", [None, 0.0, 0.01, 0.3, 1.0])
+@pytest.mark.parametrize("num_excluded", [0, 40, 1_000])
+@pytest.mark.parametrize("share", [None, 0.01, 0.3])
 def test_a_node_is_alive_when_an_allowed_item_is_below_it(depth, num_excluded, share) -> None:
     """Bits and counts of every level follow from the items that are allowed and not excluded, named twice or not."""
     masks, codes = build(depth)

@@ -1,4 +1,4 @@
-"""What steps cost is counted by kind, beside the limits. `pytest tests/unit/llm/test_step_costs.py`."""
+"""Metrics of step costs by kind, and the measured limits of the machine."""
 
 import torch
 from prometheus_client import CollectorRegistry
