@@ -1,11 +1,11 @@
-"""An engine that replays recorded steps gives what one gives that runs each step as it comes."""
+"""An engine that replays captured steps gives the same outcomes as one that runs each step eagerly."""
 
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from services.llm.engine.config import EngineConfig
@@ -34,7 +34,7 @@ def engine_with(device: ReplayingDevice | None, depth: int, **changes: Any) -> E
 
 
 def both(depth: int, **changes: Any) -> tuple[Engine, Engine, ReplayingDevice]:
-    """Build the same engine with graphs, warm, and without."""
+    """Build the same engine with graphs, warmed up, and without."""
     device = ReplayingDevice()
     graphed = engine_with(device, depth, **changes)
     graphed.warm_up()
@@ -48,7 +48,7 @@ def prompt_of(seed: int) -> list[int]:
 
 
 def assert_same(found: dict[str, EngineOutcome], wanted: dict[str, EngineOutcome]) -> None:
-    """Agree in how each request ended and in what it got, scores to fp32's noise."""
+    """Compare status, tokens and items of each request, and scores up to fp32's rounding."""
     assert found.keys() == wanted.keys()
     for name, outcome in wanted.items():
         assert found[name].status == outcome.status
@@ -66,9 +66,12 @@ def drain(engine: Engine) -> dict[str, EngineOutcome]:
     return outcomes
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3, 4])
+GRID = pytest.mark.grid
+
+
+@pytest.mark.parametrize("depth", [1, 2, pytest.param(3, marks=GRID), pytest.param(4, marks=GRID)])
 def test_rankings_of_mixed_widths_equal_those_without_graphs(depth: int) -> None:
-    """Requests of all widths, levels mixed as they come and go, get the same items and scores, and no step falls back."""
+    """Requests of all widths at mixed levels get the same items and scores, and no step falls back to eager."""
     graphed, plain, device = both(depth)
 
     for engine in (graphed, plain):
@@ -89,22 +92,30 @@ SAMPLINGS = (
     SamplingParams(presence_penalty=1.0, temperature=0.5, top_k=5),
 )
 actions = st.one_of(
-    st.tuples(st.just("rank"), st.integers(0, 50), st.integers(1, 60)),
+    st.tuples(st.just("rank"), st.integers(0, 50), st.integers(1, 14)),
     st.tuples(st.just("text"), st.integers(0, 50), st.integers(1, 12)),
     st.tuples(st.just("cancel"), st.integers(0, 12), st.just(0)),
     st.tuples(st.just("step"), st.integers(1, 3), st.just(0)),
 )
 
 
-@settings(max_examples=25)
-@given(st.sampled_from([1, 2, 3]), st.sampled_from([12, 60]), st.lists(actions, max_size=14))
-def test_any_mix_of_requests_ends_as_without_graphs(
-    depth: int, num_blocks: int, script: list[tuple[str, int, int]]
-) -> None:
-    """Texts and rankings that come, grow, are put back for want of blocks and are cancelled between replays end alike."""
+@pytest.mark.parametrize("num_scripts", [6, pytest.param(40, marks=GRID)])
+def test_any_mix_of_requests_ends_as_without_graphs(num_scripts: int) -> None:
+    """Texts and rankings that are added, preempted and cancelled between replays have the same outcomes."""
+
+    @settings(max_examples=num_scripts, phases=[Phase.generate])
+    @given(st.sampled_from([1, 2, 3]), st.sampled_from([12, 60]), st.lists(actions, max_size=14))
+    def hold(depth: int, num_blocks: int, script: list[tuple[str, int, int]]) -> None:
+        compare_with_and_without_graphs(depth, num_blocks, script)
+
+    hold()
+
+
+def compare_with_and_without_graphs(depth: int, num_blocks: int, script: list[tuple[str, int, int]]) -> None:
+    """Run a script on both engines, with few shapes so that the warm-up is short."""
     ended: list[dict[str, EngineOutcome]] = []
     for device in (ReplayingDevice(), None):
-        engine = engine_with(device, depth, num_blocks=num_blocks)
+        engine = engine_with(device, depth, num_blocks=num_blocks, max_running=3, max_beam_rows=16)
         engine.warm_up()
         ended.append(played(engine, script))
         assert engine.graph_counts.late_captures == engine.graph_counts.eager_fallbacks == 0
@@ -113,16 +124,16 @@ def test_any_mix_of_requests_ends_as_without_graphs(
 
 
 def played(engine: Engine, script: list[tuple[str, int, int]]) -> dict[str, EngineOutcome]:
-    """Play a script of requests, cancels and steps, then let everything end."""
+    """Run a script of requests, cancellations and steps, then drain the engine."""
     outcomes: dict[str, EngineOutcome] = {}
-    for turn, (kind, number, size) in enumerate(script):
+    for index, (kind, number, size) in enumerate(script):
         if kind == "rank":
             excluded = np.arange(number % 20)
-            engine.add_rank(f"{turn}", prompt_of(number), k=min(size, 9), excluded=excluded, beam_width=size)
+            engine.add_rank(f"{index}", prompt_of(number), k=min(size, 9), excluded=excluded, beam_width=size)
         elif kind == "text":
             sampling = SAMPLINGS[number % len(SAMPLINGS)]
             engine.add_text(
-                f"{turn}", prompt_of(number)[:30], max_new_tokens=size, sampling=sampling, stop_token_ids=[5]
+                f"{index}", prompt_of(number)[:30], max_new_tokens=size, sampling=sampling, stop_token_ids=[5]
             )
         elif kind == "cancel":
             engine.cancel(f"{number}")
@@ -132,8 +143,8 @@ def played(engine: Engine, script: list[tuple[str, int, int]]) -> dict[str, Engi
     return outcomes | drain(engine)
 
 
-def test_texts_that_run_out_of_blocks_go_on_where_they_were() -> None:
-    """Decoding requests that are put back and computed again write what they would have, graphs or not."""
+def test_preempted_texts_continue_where_they_were() -> None:
+    """Preempted and recomputed texts have the same tokens with graphs and without."""
     graphed, plain, device = both(1, num_blocks=14)
 
     for engine in (graphed, plain):
@@ -146,17 +157,17 @@ def test_texts_that_run_out_of_blocks_go_on_where_they_were() -> None:
     assert device.num_replays > 20
 
 
-def test_masks_are_worked_out_while_the_device_runs() -> None:
-    """What may come next is asked after the step was started: of a prompt's last token, then of each replay."""
+def test_token_masks_are_computed_while_the_device_runs() -> None:
+    """The token mask is computed after the step has started, for the prefill and for each replay."""
     graphed, _, device = both(1)
-    asked: list[int] = []
+    replays_at_call: list[int] = []
 
     class Everything:
-        """A grammar that allows everything."""
+        """A grammar that allows every token."""
 
         def allowed(self) -> np.ndarray:
-            """Allow every token, and tell what the device has done by now."""
-            asked.append(device.num_replays)
+            """Allow every token, and note the number of replays so far."""
+            replays_at_call.append(device.num_replays)
             return np.full(2, -1, dtype=np.int32)
 
         def take(self, token_id: int) -> None:
@@ -165,11 +176,11 @@ def test_masks_are_worked_out_while_the_device_runs() -> None:
     graphed.add_text("held", prompt_of(1), max_new_tokens=3, mask=Everything())
     drain(graphed)
 
-    assert asked == [0, 1, 2]
+    assert replays_at_call == [0, 1, 2]
 
 
-def test_a_shape_that_was_not_recorded_runs_as_it_comes_and_is_counted() -> None:
-    """More items asked for than the widest shape has beams: the answer is the same, and the fallback is told."""
+def test_a_step_without_a_shape_runs_eagerly_and_is_counted() -> None:
+    """More items replays_at_call for than the widest shape has beams: the answer is the same, and the fallback is told."""
     graphed, plain, _ = both(2, max_beam_rows=16)
 
     for engine in (graphed, plain):
@@ -180,8 +191,8 @@ def test_a_shape_that_was_not_recorded_runs_as_it_comes_and_is_counted() -> None
     assert graphed.graph_counts.late_captures == 0
 
 
-def test_without_a_warm_up_shapes_are_recorded_when_they_come_and_counted() -> None:
-    """The first step of each shape records it, and the second does not."""
+def test_without_a_warm_up_shapes_are_captured_late_and_counted() -> None:
+    """The first step of each shape captures it, the second does not."""
     device = ReplayingDevice()
     engine = engine_with(device, 2)
 
