@@ -109,22 +109,22 @@ class EdgePlan:
         return f" ssl crt {_quoted(self.certificate)} alpn {protocols}{verify}"
 
     def _servers(self, port_field: str, protocol: str) -> str:
-        """Both doors are checked at the REST port, each by itself: HAProxy cannot send a gRPC message as a health check."""
+        """Both doors are checked at the REST port, each by itself: HAProxy cannot send a gRPC message as a health check.
+
+        The standby is not checked: it is the last resort, and a slow check on a busy machine must not take it out.
+        """
+        check = f" check port {self.ray.http_port} check-proto h1 observe layer4 error-limit 1 on-error mark-down"
         lines = []
-        for name, upstream, options in (
-            (RAY_SERVER, self.ray, " observe layer4 error-limit 1 on-error mark-down"),
-            (STANDBY_SERVER, self.standby, " backup"),
-        ):
+        for name, upstream, options in ((RAY_SERVER, self.ray, check), (STANDBY_SERVER, self.standby, " backup")):
             if upstream is None:
                 continue
             host = f"[{upstream.host}]" if ":" in upstream.host else upstream.host
-            check = f"{protocol} check port {upstream.http_port} check-proto h1{options}"
             address = f"{host}:{getattr(upstream, port_field)}"
             if upstream.is_name:
                 resolve = " resolvers system init-addr libc,none"
-                lines.append(f"    server-template {name} {MAX_ADDRESSES} {address}{check}{resolve}")
+                lines.append(f"    server-template {name} {MAX_ADDRESSES} {address}{protocol}{options}{resolve}")
             else:
-                lines.append(f"    server {name} {address}{check}")
+                lines.append(f"    server {name} {address}{protocol}{options}")
         return "\n".join(lines)
 
 
