@@ -49,7 +49,7 @@ def _wire(part: str, wire: Wire) -> Fault:
 
 
 def _kill(name: str) -> Fault:
-    return Fault(lambda scene: asyncio.to_thread(getattr(scene.victims, f"kill_{name}")))
+    return Fault(lambda scene: asyncio.to_thread(getattr(scene.processes, f"kill_{name}")))
 
 
 async def _nothing(_: Scene) -> None:
@@ -74,7 +74,7 @@ async def run_row(name: str, scene: Scene, rate_rps: float, view: LiveView, phas
     planned = plan_row(rate_rps, phases, is_spike=fault.is_spike)
     crowd = RequestMix(scene.audience, len(planned))
     probe = EventProbe(scene.rest, scene.audience.item_ids[0])
-    restarts = scene.victims.num_restarts()
+    restarts = scene.processes.num_restarts()
 
     async def send(number: int) -> RequestOutcome:
         caller = scene.doors[planned[number].priority][door_of(number)]
@@ -101,7 +101,7 @@ async def run_row(name: str, scene: Scene, rate_rps: float, view: LiveView, phas
     back_s = await harming
     await scene.until_healthy()
     await probe.finish()
-    now = scene.victims.num_restarts()
+    now = scene.processes.num_restarts()
     restarted = {part: now[part] - count for part, count in restarts.items() if now.get(part, 0) > count}
     return {"fault": name, **row_of(planned, load, probe, back_s, phases, scene.weights), "restarts": restarted}
 

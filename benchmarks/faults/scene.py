@@ -20,8 +20,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.faults.processes import StackProcesses
 from benchmarks.faults.tcp_proxy import Slowness, TcpProxy
-from benchmarks.faults.victims import Victims
 from benchmarks.load.audience import Audience, find_audience
 from benchmarks.load.clients import DoorClient, GrpcClient, RestClient
 from benchmarks.load.scoring import tier_weights
@@ -52,7 +52,7 @@ class Scene:
 
     settings: Settings
     wires: dict[str, TcpProxy]
-    victims: Victims
+    processes: StackProcesses
     doors: dict[Priority, tuple[DoorClient, ...]]
     rest: RestClient
     audience: Audience
@@ -61,7 +61,7 @@ class Scene:
     async def until_healthy(self, timeout_s: float = 120.0) -> None:
         """Wait until the supervisor holds every part for healthy. Raises EnvironmentFault."""
         give_up_s = time.monotonic() + timeout_s
-        while not (self.victims.is_healthy() and await self._answers_by_llm()):
+        while not (self.processes.is_healthy() and await self._answers_by_llm()):
             if time.monotonic() > give_up_s:
                 raise EnvironmentFault(f"the stack is not well again; its logs are in {self.settings.state_dir}/logs")
             await asyncio.sleep(0.5)
@@ -115,7 +115,7 @@ async def _set(closing: AsyncExitStack, state_dir: Path, scratch: Path, *, is_wi
     probe = await closing.enter_async_context(RestClient(HOST, settings.http_port, keys[Priority.HIGH]))
     audience = await find_audience(probe, map(str, range(1, _USERS_TO_TRY)))
     weights = tier_weights(BundleStore(settings.bundle_root).live().report())
-    return Scene(settings, wires, Victims(scratch), doors, probe, audience, weights)
+    return Scene(settings, wires, StackProcesses(scratch), doors, probe, audience, weights)
 
 
 def _settings(scratch: Path, first: int) -> Settings:

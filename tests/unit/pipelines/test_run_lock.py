@@ -64,6 +64,7 @@ def test_a_waiting_run_prints_that_and_gets_the_lock(tmp_path: Path, holder: sub
         """Lets the other run end once the waiting has been announced."""
 
         def write(self, words: str) -> int:
+            """Write, and release the lock after the announcement."""
             if "waiting" in words:
                 holder.communicate()
             return super().write(words)

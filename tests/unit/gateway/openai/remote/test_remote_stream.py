@@ -36,6 +36,7 @@ async def events_of(*parts: bytes) -> list[TextEvent]:
     """Read a stream that arrives in these parts."""
 
     async def body() -> AsyncIterator[bytes]:
+        """Yield the parts."""
         for part in parts:
             yield part
 

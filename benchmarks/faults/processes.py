@@ -1,4 +1,4 @@
-"""The processes of one running stack that a fault may kill, found through the stack's record. Never anybody else's."""
+"""The processes of one running stack that a fault may kill, found through the stack's record."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ from services.errors import EnvironmentFault
 _REPLICA = "ray::ServeReplica:tailrace:"
 
 
-class Victims:
+class StackProcesses:
     """The processes of the stack in one state folder."""
 
     def __init__(self, state_dir: Path) -> None:
@@ -88,7 +88,7 @@ def _is(process: psutil.Process, is_wanted: Callable[[psutil.Process], bool]) ->
 
 
 def _is_haproxy(process: psutil.Process) -> bool:
-    return process.name() == "haproxy"
+    return bool(process.name() == "haproxy")
 
 
 def _title(process: psutil.Process) -> str:
