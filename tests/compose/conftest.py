@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.compose_stack import ComposeStack
-from tests.support.servers import wait_for
 from tests.support.stack import Stack
+from tests.support.wait import wait_for
 
 
 @pytest.fixture

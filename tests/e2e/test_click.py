@@ -3,8 +3,8 @@
 import time
 
 from services.contracts import recommend_pb2 as pb
-from tests.support.servers import wait_for
 from tests.support.stack import Stack, new_user_id, rest_items, rpc_items, with_features
+from tests.support.wait import wait_for
 
 
 def test_a_click_leaves_the_stored_list_behind(stack: Stack) -> None:

@@ -10,8 +10,8 @@ from playwright.sync_api import Browser, Page, Route, expect
 from services.gateway.drills import DrillTarget
 from tests.support.browser import chromium, quiet_page
 from tests.support.browser_checks import FAINT, NAMELESS, STRUCTURE, TOO_WIDE, ask
-from tests.support.servers import wait_for
 from tests.support.stack import Stack, new_user_id, rest_items
+from tests.support.wait import wait_for
 
 WAIT_MS = 60_000
 WIDE = {"width": 1400, "height": 1000}

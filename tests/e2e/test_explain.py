@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.servers import wait_for
 from tests.support.stack import Stack, new_user_id, with_features
+from tests.support.wait import wait_for
 
 ITEMS = ["50", "181", "172", "174", "1", "100"]
 

@@ -11,8 +11,8 @@ import pytest
 from kafka import KafkaConsumer, KafkaProducer
 
 from services.contracts import recommend_pb2 as pb
-from tests.support.servers import wait_for
 from tests.support.stack import Stack, error_of, new_user_id, rest_items
+from tests.support.wait import wait_for
 
 DEADLINE_MS = 300
 GRACE_MS = 200

@@ -1,8 +1,8 @@
 """Metrics of the running stack: `pytest tests/e2e/test_metrics.py`."""
 
 from services.contracts import recommend_pb2 as pb
-from tests.support.servers import wait_for
 from tests.support.stack import Stack, new_user_id
+from tests.support.wait import wait_for
 
 NUM_REQUESTS = 40
 

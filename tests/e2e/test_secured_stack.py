@@ -15,8 +15,9 @@ from infra.local.commands.guide import rest_address
 from services.contracts import recommend_pb2 as pb
 from services.contracts import recommend_pb2_grpc as api
 from services.settings.settings import Settings
-from tests.support.servers import HOST, wait_for
+from tests.support.servers import HOST
 from tests.support.stack import Stack
+from tests.support.wait import wait_for
 
 AMPLE_MS = 4_000
 

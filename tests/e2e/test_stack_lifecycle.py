@@ -12,8 +12,8 @@ import pytest
 from infra.local.servers.ray_home import ray_home
 from infra.local.supervisor.keeper import children_of
 from infra.local.supervisor.leftovers import find_leftovers
-from tests.support.servers import wait_for
 from tests.support.stack import Stack, survivors
+from tests.support.wait import wait_for
 
 MAX_STOP_S = 10.0
 

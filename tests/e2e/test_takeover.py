@@ -12,8 +12,8 @@ import pytest
 
 from services.contracts import recommend_pb2 as pb
 from services.contracts import recommend_pb2_grpc as api
-from tests.support.servers import wait_for
 from tests.support.stack import Stack, new_user_id
+from tests.support.wait import wait_for
 
 ACTIVE, TAKEOVERS = "tailrace_standby_active", "tailrace_standby_takeovers_total"
 DEADLINE_MS = 1_000

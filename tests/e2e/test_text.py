@@ -15,8 +15,9 @@ from openai import OpenAI
 from tests.e2e.test_docs import PageSession
 from tests.support.checkpoints import write_checkpoint
 from tests.support.pages import ROOT, blocks
-from tests.support.servers import HOST, wait_for
+from tests.support.servers import HOST
 from tests.support.stack import Stack
+from tests.support.wait import wait_for
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"

@@ -26,7 +26,8 @@ from infra.local.edge.config import edge_folder
 from services.contracts import recommend_pb2 as pb
 from services.contracts import recommend_pb2_grpc as api
 from services.settings.settings import Settings, inherited_environment
-from tests.support.servers import HOST, free_port, wait_for
+from tests.support.servers import HOST, free_port
+from tests.support.wait import wait_for
 
 pytestmark = pytest.mark.integration
 

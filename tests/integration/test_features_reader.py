@@ -18,7 +18,7 @@ from services.features.writer import FeatureWriter
 from services.settings.addresses import RedisAddress
 from tests.support.rows import history_row
 from tests.support.servers import HOST, Server
-from tests.support.until import until
+from tests.support.wait import until
 
 pytestmark = pytest.mark.integration
 TIMEOUT_S = 10.0

@@ -13,7 +13,7 @@ from services.gateway.events.producer import TopicProducer
 from services.settings.addresses import KafkaAddress
 from tests.support.servers import Server, broker_server, free_port
 from tests.support.topics import read_topic
-from tests.support.until import until
+from tests.support.wait import until
 
 pytestmark = [
     pytest.mark.integration,

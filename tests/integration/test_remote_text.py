@@ -13,7 +13,7 @@ from services.gateway.openai.remote.client import RemoteWriter
 from services.gateway.rest.door import create_rest_app
 from tests.support.clock import Clock
 from tests.support.parrot import MODEL
-from tests.support.servers import wait_for
+from tests.support.wait import wait_for
 from tests.unit.gateway.openai.conftest import let_write, serve
 from tests.unit.gateway.world import MAX_BODY_BYTES, VERSION, World, catalogue_of, make_world, publish
 

@@ -19,8 +19,9 @@ from services.gateway.events.producer import TopicProducer
 from services.settings.addresses import KafkaAddress
 from services.stream.partition_consumer import LogAddress, PartitionConsumer
 from tests.support.sasl_broker import SaslBroker
-from tests.support.servers import HOST, Server, free_port, wait_for
+from tests.support.servers import HOST, Server, free_port
 from tests.support.tls_proxy import tls_proxy
+from tests.support.wait import wait_for
 
 pytestmark = [
     pytest.mark.integration,

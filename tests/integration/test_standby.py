@@ -21,7 +21,7 @@ from services.observability.metrics import node_registry
 from services.settings.settings import Settings, inherited_environment
 from tests.support.named_doors import RAY
 from tests.support.servers import HOST, free_port
-from tests.support.until import until
+from tests.support.wait import until
 
 pytestmark = pytest.mark.integration
 STANDBY = "standby"

@@ -33,8 +33,9 @@ from services.stream.log_files import MIN_FILES
 from services.stream.offline_log import OfflineLog
 from services.stream.run import run_worker
 from services.stream.worker import Pace
-from tests.support.servers import Server, wait_for
+from tests.support.servers import Server
 from tests.support.topics import read_topic
+from tests.support.wait import wait_for
 
 pytestmark = [
     pytest.mark.integration,

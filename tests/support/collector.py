@@ -10,7 +10,8 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as pb
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as api
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from tests.support.servers import HOST, free_port, wait_for
+from tests.support.servers import HOST, free_port
+from tests.support.wait import wait_for
 
 
 class Collector(api.TraceServiceServicer):

@@ -13,8 +13,9 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from services.settings.settings import Settings, inherited_environment
-from tests.support.servers import HOST, free_port, wait_for
+from tests.support.servers import HOST, free_port
 from tests.support.stack import ROOT, START_TIMEOUT_S, Stack
+from tests.support.wait import wait_for
 
 SERVICES = {
     "valkey": "redis",

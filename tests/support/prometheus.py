@@ -10,7 +10,8 @@ import httpx
 import yaml
 
 from tests.support.promql import RULES
-from tests.support.servers import HOST, free_port, wait_for
+from tests.support.servers import HOST, free_port
+from tests.support.wait import wait_for
 
 WHY_NOT = "" if shutil.which("prometheus") else "prometheus is not here: apt-get install prometheus, or PATH to one"
 

@@ -4,12 +4,11 @@ import os
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from infra.local.servers.binaries import tansu_command, valkey_command
+from tests.support.wait import wait_for
 
 HOST = "127.0.0.1"
 
@@ -19,16 +18,6 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
-
-
-def wait_for(condition: Callable[[], Any], timeout_s: float = 15.0, what: str = "condition") -> Any:
-    """Poll until the condition holds and give its value; fail after the timeout."""
-    give_up = time.monotonic() + timeout_s
-    while time.monotonic() < give_up:
-        if value := condition():
-            return value
-        time.sleep(0.02)
-    raise AssertionError(f"{what}: not within {timeout_s} s")
 
 
 class Server:

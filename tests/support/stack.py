@@ -23,7 +23,8 @@ from infra.local.supervisor.stackfile import StackFile
 from services.contracts import recommend_pb2 as pb
 from services.contracts import recommend_pb2_grpc as api
 from services.settings.settings import Settings, inherited_environment
-from tests.support.servers import HOST, wait_for
+from tests.support.servers import HOST
+from tests.support.wait import wait_for
 
 Answer = TypeVar("Answer")
 START_TIMEOUT_S = 1_500.0

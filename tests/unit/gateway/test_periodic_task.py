@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from services.gateway.periodic_task import PeriodicTask
-from tests.support.until import until
+from tests.support.wait import until
 
 
 class Work:

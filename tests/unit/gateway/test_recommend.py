@@ -14,7 +14,7 @@ from services.contracts.access import ANYONE
 from services.contracts.features import UserFeatures
 from services.contracts.recommend import Filters, Reason, Recommendation, RecommendRequest, Tier
 from services.errors import BundleMismatch, BundleNotFound, DeadlineExceeded, DependencyAway, InvalidRequest, Overloaded
-from tests.support.until import until
+from tests.support.wait import until
 from tests.unit.gateway.world import NOW_S, VERSION, World, catalogue_of, make_world, publish, user
 
 

@@ -13,7 +13,7 @@ from services.contracts.recommend import Filters, Reason, Recommendation, Recomm
 from services.errors import Overloaded
 from services.gateway.request.load_monitor import LoadMonitor
 from services.router.admission import Admission, AdmissionLimits, Verdict
-from tests.support.until import until
+from tests.support.wait import until
 from tests.unit.gateway.world import World
 
 NUM_LOOKS = 10

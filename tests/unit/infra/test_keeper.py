@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 from infra.local.supervisor.keeper import children_of, keeper_command
-from tests.support.servers import wait_for
+from tests.support.wait import wait_for
 
 FAMILY = """
 import os, subprocess, sys, time

@@ -17,7 +17,7 @@ import pytest
 from infra.local.commands.down import stop_stack
 from infra.local.supervisor.stackfile import StackFile, StackRecord
 from services.settings.settings import Settings, inherited_environment
-from tests.support.servers import wait_for
+from tests.support.wait import wait_for
 
 ROOT = Path(__file__).resolve().parents[3]
 STATEMENTS = """

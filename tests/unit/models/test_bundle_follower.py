@@ -8,7 +8,7 @@ import pytest
 from models.bundle_follower import BundleFollower
 from models.registry import Bundle, BundleStore
 from tests.support.bundles import publish_bundle
-from tests.support.until import until
+from tests.support.wait import until
 
 
 class Loader:

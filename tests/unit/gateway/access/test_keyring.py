@@ -10,7 +10,7 @@ from services.contracts.access import Priority, Scope
 from services.errors import ConfigError
 from services.gateway.access.keyring import POLL_S, KeyRing
 from services.gateway.access.keys import KeysFile, StoredHash, StoredKey, hash_of, make_key, write_keys
-from tests.support.until import until
+from tests.support.wait import until
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 NOW_S = NOW.timestamp()

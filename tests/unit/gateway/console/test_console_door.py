@@ -26,7 +26,7 @@ from services.gateway.drills import DrilledStore, Drills, DrillTarget, read_dril
 from services.gateway.rest.door import create_rest_app
 from services.observability.metrics import node_registry
 from services.observability.objectives import load_objectives
-from tests.support.until import until
+from tests.support.wait import until
 from tests.unit.gateway.test_drills import FakeStore
 from tests.unit.gateway.world import MAX_BODY_BYTES, VERSION, World, user
 

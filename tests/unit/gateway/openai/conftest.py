@@ -17,7 +17,7 @@ from services.gateway.text.tier import TextLimits, TextTier
 from services.router.breaker import Breaker
 from tests.support.clock import Clock
 from tests.support.parrot import Parrot
-from tests.support.until import until
+from tests.support.wait import until
 from tests.unit.gateway.world import MAX_BODY_BYTES, VERSION, World, catalogue_of, make_world, publish
 
 LIMITS = TextLimits(max_tokens=32, max_choices=4, deadline_ms=20_000)

@@ -15,7 +15,7 @@ from services.gateway.access.keys import KeysFile, StoredHash, StoredKey, hash_o
 from services.gateway.access.rates import Rates
 from services.gateway.rest.door import create_rest_app
 from tests.support.parrot import MODEL, Parrot
-from tests.support.until import until
+from tests.support.wait import until
 from tests.unit.gateway.world import MAX_BODY_BYTES, World
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

@@ -12,7 +12,7 @@ from openai import AsyncOpenAI
 
 from services.errors import DependencyAway, NotFound, Overloaded
 from tests.support.parrot import MODEL, Parrot
-from tests.support.until import until
+from tests.support.wait import until
 from tests.unit.gateway.openai.conftest import LIMITS
 from tests.unit.gateway.world import World
 

@@ -18,7 +18,7 @@ from services.observability.metrics import GatewayMetrics
 from services.router.deadline import Deadline
 from services.router.policy import RoutingDecision
 from tests.support.fakes import FakeShelf
-from tests.support.until import until
+from tests.support.wait import until
 from tests.unit.gateway.clients import RestClient, RpcClient
 from tests.unit.gateway.world import World
 

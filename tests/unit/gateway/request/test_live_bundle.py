@@ -10,7 +10,7 @@ from models.registry import Bundle, BundleStore
 from services.errors import BundleCorrupt, DependencyAway
 from services.gateway.request.live_bundle import LiveBundle
 from tests.support.fakes import FakeStudent
-from tests.support.until import until
+from tests.support.wait import until
 from tests.unit.gateway.world import catalogue_of, publish
 
 

@@ -9,7 +9,7 @@ from services.contracts.access import Priority
 from services.errors import DependencyAway, Overloaded
 from services.gateway.text.rationale import MAX_TOKENS, RationaleWriter, ended, prompt_of, whole_sentence
 from tests.support.parrot import Parrot
-from tests.support.until import until
+from tests.support.wait import until
 from tests.unit.gateway.clients import RestClient, RpcClient
 from tests.unit.gateway.world import NOW_S, VERSION, World, catalogue_of, make_world, publish
 

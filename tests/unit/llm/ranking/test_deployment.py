@@ -13,7 +13,7 @@ from services.llm.ranking.deployment import LlmDeployment
 from services.llm.serving.reply import Refusal, RefusalKind
 from services.settings.settings import Settings
 from tests.support.bundles import publish_bundle
-from tests.support.until import until
+from tests.support.wait import until
 
 
 def build_request(version: str, **fields) -> RankRequest:

@@ -17,7 +17,7 @@ from services.llm.engine.outcome import Status
 from services.llm.ranking.model import load_bundle
 from services.llm.serving.engine_thread import EngineThread, Stepped
 from tests.support.bundles import publish_bundle
-from tests.support.until import until
+from tests.support.wait import until
 
 EVERYTHING = np.ones(30, dtype=bool)
 

@@ -33,7 +33,7 @@ from services.gateway.openai.remote.body import body_of
 from services.gateway.openai.remote.client import RemoteWriter
 from services.gateway.openai.remote.errors import error_of_event, error_of_response
 from tests.support.parrot import MODEL, Parrot
-from tests.support.until import until
+from tests.support.wait import until
 from tests.unit.gateway.openai.conftest import LIMITS, let_write
 from tests.unit.gateway.world import World
 

@@ -1,0 +1,23 @@
+"""Wait for a condition by polling, with a deadline: `wait_for` in a thread, `until` inside an event loop."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+
+def wait_for(condition: Callable[[], Any], timeout_s: float = 15.0, what: str = "condition") -> Any:
+    """Poll until the condition holds and return its value. Raises AssertionError after the timeout."""
+    give_up = time.monotonic() + timeout_s
+    while time.monotonic() < give_up:
+        if value := condition():
+            return value
+        time.sleep(0.02)
+    raise AssertionError(f"{what}: not within {timeout_s} s")
+
+
+async def until(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
+    """Poll until the condition holds. Raises TimeoutError."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 - the condition is outside of this event loop's control
+            await asyncio.sleep(0.005)
