@@ -149,7 +149,7 @@ def test_a_page_without_marks_is_refused() -> None:
         with_table("# Objectives\n", load_objectives())
 
 
-def test_prometheus_looks_at_both_roles_and_at_the_rules() -> None:
+def test_prometheus_scrapes_every_role_and_loads_the_rules() -> None:
     """Compose's scrape targets are the services' metrics ports, and the local file has the embedded stack's."""
     from services.settings.settings import Settings
 
@@ -159,7 +159,8 @@ def test_prometheus_looks_at_both_roles_and_at_the_rules() -> None:
     }
 
     targets = {name: job["scrape_configs"][0]["static_configs"][0]["targets"] for name, job in jobs.items()}
-    assert targets == {"prometheus.yml": [f"serve:{port}", f"worker:{port}"], "local.yml": [f"localhost:{port}"]}
+    roles = [f"{role}:{port}" for role in ("serve", "standby", "edge", "worker")]
+    assert targets == {"prometheus.yml": roles, "local.yml": [f"localhost:{port}"]}
     for job in jobs.values():
         assert job["rule_files"] == ["rules/*.yaml"]
         assert job["scrape_configs"][0]["job_name"] == "tailrace"

@@ -11,8 +11,8 @@ from services.llm.engine.outcome import Status
 @pytest.mark.parametrize(
     ("depth", "num_requests", "window"),
     [
-        (1, 150, None),
-        (2, 150, Window(5, frozenset({0}), 2)),
+        (1, 500, None),
+        (2, 500, Window(5, frozenset({0}), 2)),
         pytest.param(3, 10_000, None, marks=pytest.mark.grid),
     ],
 )
@@ -22,7 +22,7 @@ def test_free_and_cached_make_the_total_after_a_soak(
     """Rankings and texts come, are cancelled at random points or run late; in the end all blocks are free again."""
     items = items_of(depth)
     decoder = decoder_of(items, layers=1, window=window)
-    engine = engine_of(decoder, items, num_blocks=40, max_waiting=8, max_running=3)
+    engine = engine_of(decoder, items, num_blocks=40, max_waiting=4, max_running=3)
     rng = np.random.default_rng(depth)
     added, statuses = [], {}
     now_s = 0.0

@@ -16,7 +16,7 @@ def ranked(items_of, decoder_of, engine_of, drained):
 
     def rank(**knobs) -> list[int]:
         items = items_of(3)
-        engine = engine_of(decoder_of(items), items, **knobs)
+        engine = engine_of(decoder_of(items), items, **{"cpu_kernels": "compiled", **knobs})
         engine.add_rank("a", [0, 3, 9], k=10)
         return drained(engine)["a"].item_indices.tolist()
 

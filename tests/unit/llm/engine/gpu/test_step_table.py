@@ -27,7 +27,7 @@ def test_texts_and_beams_are_told_where_they_are_and_padding_is_kept_to_the_scra
     blocks = table.batch(3, 1).block_table_N.tolist()
     assert columns["token"] == [6, 0, 0]
     assert columns["position"] == [4, 4, 0]
-    assert columns["slot"] == [10 * BLOCK, 0, SCRATCH * BLOCK]
+    assert columns["slot_mapping"] == [10 * BLOCK, 0, SCRATCH * BLOCK]
     assert columns["limit"] == [5, 3, 1]
     assert [blocks[first] for first in columns["first_block"]] == [3, 4, SCRATCH]
     assert blocks[1] == 10
