@@ -104,7 +104,7 @@ def _by_priority(planned: Sequence[Planned], shots: Sequence[Shot], weights: dic
 
 
 def _by_door(planned: Sequence[Planned], shots: Sequence[Shot], weights: dict[str, float]) -> dict[str, Any]:
-    """Tell the requests of high priority apart by their door."""
+    """Group the requests of high priority by door."""
     high = [shot for shot in shots if planned[shot.number].priority is Priority.HIGH]
     groups = {name: [shot for shot in high if door_of(shot.number) == door] for door, name in enumerate(_DOORS)}
     return {f"high over {name}": summarise(group, DEADLINE_MS, weights) for name, group in groups.items() if group}

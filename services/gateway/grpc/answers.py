@@ -40,7 +40,7 @@ M = TypeVar("M", bound=Message)
 T = TypeVar("T")
 
 
-class CallContext(Protocol):
+class GrpcContext(Protocol):
     """The part that Ray Serve's and grpc.aio's contexts share."""
 
     def invocation_metadata(self) -> Sequence[tuple[str, Any]]:
@@ -61,7 +61,7 @@ class CallContext(Protocol):
 
 
 async def guarded(
-    context: CallContext,
+    context: GrpcContext,
     handler: Callable[[Call, dict[str, str]], Awaitable[M]],
     empty: M,
     on_error: Callable[[str, str, str, str], None],
@@ -101,7 +101,7 @@ async def guarded(
     return response
 
 
-async def traced(tracing: Tracing, context: CallContext, method: str, answering: Awaitable[T]) -> T:
+async def traced(tracing: Tracing, context: GrpcContext, method: str, answering: Awaitable[T]) -> T:
     """Await the answer inside a span, by OpenTelemetry's conventions for RPC; a refusal overwrites its status."""
     if tracing.is_off:
         return await answering

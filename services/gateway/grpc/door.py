@@ -15,7 +15,7 @@ from services.contracts.access import Scope
 from services.gateway.access.authorize import Access, OpenAccess
 from services.gateway.call.headers import Call, deadline_ms_from
 from services.gateway.data_plane import DataPlane
-from services.gateway.grpc.answers import DOOR, CallContext, guarded, traced
+from services.gateway.grpc.answers import DOOR, GrpcContext, guarded, traced
 from services.gateway.grpc.schema import format_recommendation, parse_events, parse_recommend
 from services.observability.tracing import Tracing
 
@@ -38,7 +38,7 @@ class RpcDoor:
         self._plane = plane
         self._max_body_bytes = max_body_bytes
 
-    async def Recommend(self, request: bytes, context: CallContext) -> pb.RecommendResponse:
+    async def Recommend(self, request: bytes, context: GrpcContext) -> pb.RecommendResponse:
         """Recommend items to a user, before the deadline."""
         plane = self._plane()
         arrived_s = plane.clock()
@@ -54,7 +54,7 @@ class RpcDoor:
         )
         return await traced(self._tracing, context, f"{SERVICE}/Recommend", answering)
 
-    async def RecordEvents(self, request: bytes, context: CallContext) -> pb.RecordEventsResponse:
+    async def RecordEvents(self, request: bytes, context: GrpcContext) -> pb.RecordEventsResponse:
         """Record what users did; answers OK only when the broker has every event."""
         plane = self._plane()
 
@@ -68,7 +68,7 @@ class RpcDoor:
         )
         return await traced(self._tracing, context, f"{SERVICE}/RecordEvents", answering)
 
-    async def Check(self, request: Any, context: CallContext) -> Any:
+    async def Check(self, request: Any, context: GrpcContext) -> Any:
         """Report whether recommendations can be answered; the server and its one service have the same health."""
         if request.service not in {"", SERVICE}:
             context.set_code(grpc.StatusCode.NOT_FOUND)

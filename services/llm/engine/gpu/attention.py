@@ -17,7 +17,7 @@ from services.llm.engine.forward.attention import UniformBatch
 from services.llm.engine.forward.tiles import Tile, cut_tiles
 from services.llm.engine.forward.transfer import to_device
 from services.llm.engine.gpu.merge_kernel import merge_states
-from services.llm.engine.gpu.split_kv_kernel import MIN_PROGRAM_ROWS, MIN_SPLIT_TOKENS, TileTable, attend_splits
+from services.llm.engine.gpu.split_kv_kernel import MIN_PROGRAM_ROWS, MIN_SPLIT_TOKENS, DeviceTiles, attend_splits
 from services.llm.engine.kv.cache import KvCache
 from services.llm.engine.schedule.plan import StepPlan
 
@@ -43,11 +43,11 @@ class TritonAttention:
         """Rows of the largest tile: a program handles at most 128 pairs of a row and a query head of the group."""
         return max(1, _MAX_PROGRAM_ROWS // self._heads_per_group)
 
-    def prepare(self, plan: StepPlan) -> TileTable:
+    def prepare(self, plan: StepPlan) -> DeviceTiles:
         """Cut a step into tiles that fit a program and copy their table to the device."""
         return self.lay_out(cut_tiles(plan, self.max_tile_rows, self._block_tokens))
 
-    def lay_out(self, tiles: list[Tile]) -> TileTable:
+    def lay_out(self, tiles: list[Tile]) -> DeviceTiles:
         """Return the tiles as a table on the device, those with the longest contexts first, with the number of splits.
 
         Programs start in the table's order, so no long one starts when the others have finished.
@@ -67,14 +67,14 @@ class TritonAttention:
         ]
         blocks = np.concatenate([tile.block_ids for tile in tiles]).astype(np.int64)
         height = self._height(max(tile.num_rows for tile in tiles))
-        return TileTable(
+        return DeviceTiles(
             tile_E6=to_device(np.array(table, dtype=np.int64), self._device),
             block_table_N=to_device(blocks, self._device),
             rows_per_tile=height,
             num_splits=self._num_splits(len(tiles), height, tiles[0].context_len),
         )
 
-    def prepare_uniform(self, batch: UniformBatch) -> TileTable:
+    def prepare_uniform(self, batch: UniformBatch) -> DeviceTiles:
         """Return the table of a step of one fixed shape, computed on the device alone."""
         num_requests, per_tile = len(batch.limit_R), min(self.max_tile_rows, batch.rows_per_request)
         first_Q = torch.arange(0, batch.rows_per_request, per_tile, device=batch.limit_R.device)
@@ -90,7 +90,7 @@ class TritonAttention:
             batch.first_block_R[request_E],
         )
         num_splits = self._num_splits(num_requests * tiles_each, per_tile, batch.max_context)
-        return TileTable(torch.stack(columns, dim=1), batch.block_table_N, per_tile, num_splits)
+        return DeviceTiles(torch.stack(columns, dim=1), batch.block_table_N, per_tile, num_splits)
 
     def _height(self, num_rows: int) -> int:
         """Round the rows of a tile up to one of two sizes, so that eager steps do not trigger compilations."""
@@ -103,7 +103,7 @@ class TritonAttention:
         at_once = _MULTIPROCESSORS if is_tall else 2 * _MULTIPROCESSORS
         return max(1, min(at_once // (num_tiles * self._num_kv_heads), longest // MIN_SPLIT_TOKENS))
 
-    def attend(self, q_THK: Tensor, cache: KvCache, layer: int, prepared: TileTable, tails: Tails | None) -> Tensor:
+    def attend(self, q_THK: Tensor, cache: KvCache, layer: int, prepared: DeviceTiles, tails: Tails | None) -> Tensor:
         """Attend each row over its own context, and beams over their tails as well."""
         q_THK, slots = q_THK.contiguous(), cache.slots(layer)
         window = self._window if self._window is not None and layer in self._window.layers else None

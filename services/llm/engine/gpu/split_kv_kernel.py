@@ -26,7 +26,7 @@ MIN_SPLIT_TOKENS = 128
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TileTable:
+class DeviceTiles:
     """Tiles as the kernel reads them, int64 on the device.
 
     A row of `tile_E6` is: first row, number of rows, first limit, limit step, first position, start of its block ids in `block_table_N`.
@@ -41,7 +41,7 @@ class TileTable:
 def attend_splits(
     q_THK: Tensor,
     slots: Slots,
-    tiles: TileTable,
+    tiles: DeviceTiles,
     block_tokens: int,
     window: Window | None,
     dtype: torch.dtype,
