@@ -8,8 +8,7 @@ import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
 from services.gateway.drills import DrillTarget
-from tests.support.browser import chromium, quiet_page
-from tests.support.browser_checks import FAINT, NAMELESS, STRUCTURE, TOO_WIDE, ask
+from tests.support.browser import FAINT, NAMELESS, STRUCTURE, TOO_WIDE, chromium, quiet_page
 from tests.support.stack import Stack, new_user_id, rest_items
 from tests.support.wait import wait_for
 
@@ -108,7 +107,7 @@ def test_the_page_shows_user_answer_and_numbers(page: Page, stack: Stack) -> Non
 
     listed = history(stack, user_id)
     assert page.locator("#history .title").all_inner_texts() == [" ".join(item["title"].split()) for item in listed]
-    assert any(item["title"] != item["item_id"] for item in listed), "titles, not ids"
+    assert any(item["title"] != item["item_id"] for item in listed), "the history shows ids instead of titles"
     assert re.search(r"\d{4}|ago|just now", page.locator("#history > li small").first.inner_text())
     assert page.locator("#tier").inner_text() in {"Stored list", "Language model", "Student", "Popular"}
     assert len(page.locator("#reason").inner_text()) > 20
@@ -131,34 +130,25 @@ def test_a_click_is_an_event_and_the_list_changes(page: Page, stack: Stack) -> N
     expect(page.locator("#history > li").first).to_contain_text(title)
 
     assert clicked not in item_ids(page)
-    assert page.locator("#items .moved:not(:empty)").count() >= 1, "what is new is marked"
+    assert page.locator("#items .moved:not(:empty)").count() >= 1, "no new item is marked"
     assert "5 events" in page.locator("#history-note").inner_text()
     expect(page.locator("#live")).to_contain_text("was seen after")
 
 
-def test_a_new_user_becomes_known(page: Page) -> None:
-    """Four clicks lead from the popular items over the student to the language model."""
-    page.get_by_role("button", name="New user").click()
-    expect(page.locator("#tier")).to_have_text("Popular")
-    expect(page.locator("#history-note")).to_contain_text("No events yet")
-
-    for count in range(1, 5):
-        items(page).first.get_by_role("button").click()
-        expect(page.locator("#history > li")).to_have_count(count)
-
-    until_tier(page, "Language model")
-    assert page.locator("#tier").inner_text() == "Language model"
-
-
-def test_switching_parts_off_shifts_the_tiers(page: Page, stack: Stack) -> None:
-    """Without the language model the student answers, without the feature store popularity does; afterwards all is as before."""
+def test_switching_parts_off_shifts_the_tiers(page: Page, browser: Browser, stack: Stack) -> None:
+    """Without the language model the student answers, without the feature store popularity does; every window and replica agrees."""
     choose(page, known_user(stack))
     until_tier(page, "Language model")
 
     page.get_by_role("switch", name="Language model").click()
     expect(page.locator("#tier")).to_have_text("Student")
     expect(page.locator("#reason")).to_contain_text("unavailable")
-    expect(page.locator("#switch-llm")).to_have_attribute("aria-checked", "false")
+    with quiet_page(browser, viewport=WIDE, base_url=address(stack)) as other:
+        other.goto("/")
+        for window in (page, other):
+            expect(window.locator("#switch-llm")).to_have_attribute("aria-checked", "false")
+        expect(other.locator("#switch-llm small")).to_contain_text("back in")
+    assert {tuple(stack.rest.get("/console/live").json()["drills"]) for _ in range(6)} == {("llm",)}
     page.get_by_role("switch", name="Language model").click()
     until_tier(page, "Language model")
 
@@ -192,21 +182,13 @@ def test_an_outdated_live_view_changes_no_switch(page: Page) -> None:
     assert sent.value.post_data_json == {"features": "on"}
 
 
-def test_a_drill_shows_in_every_window(page: Page, browser: Browser, stack: Stack) -> None:
-    """A second window shows the same switch, and all replicas agree."""
-    page.get_by_role("switch", name="Language model").click()
-    expect(page.locator("#switch-llm")).to_have_attribute("aria-checked", "false")
+def test_the_sliders_set_deadline_and_load(page: Page) -> None:
+    """The next answer has the chosen deadline; requests are sent at the chosen rate, counted and drawn."""
+    page.get_by_role("slider", name="Deadline").focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#timeline .budget")).to_contain_text("of 500 ms")
+    assert page.locator("#deadline-out").inner_text() == "500 ms"
 
-    with quiet_page(browser, viewport=WIDE, base_url=address(stack)) as other:
-        other.goto("/")
-        expect(other.locator("#switch-llm")).to_have_attribute("aria-checked", "false")
-        expect(other.locator("#switch-llm small")).to_contain_text("back in")
-
-    assert {tuple(stack.rest.get("/console/live").json()["drills"]) for _ in range(6)} == {("llm",)}
-
-
-def test_load_fills_the_charts(page: Page) -> None:
-    """The slider sends requests at its rate; they are counted and drawn."""
     page.get_by_role("slider", name="Load").focus()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
@@ -224,17 +206,8 @@ def test_load_fills_the_charts(page: Page) -> None:
         assert inks > 10, f"{chart} is blank"
 
 
-def test_the_deadline_can_be_chosen(page: Page) -> None:
-    """The next answer has the chosen deadline."""
-    page.get_by_role("slider", name="Deadline").focus()
-    page.keyboard.press("ArrowRight")
-
-    expect(page.locator("#timeline .budget")).to_contain_text("of 500 ms")
-    assert page.locator("#deadline-out").inner_text() == "500 ms"
-
-
 def test_the_keyboard_reaches_everything(page: Page, stack: Stack) -> None:
-    """The skip link comes first, focus is visible, shortcuts are listed and do nothing while somebody types."""
+    """The skip link comes first, focus is visible, shortcuts are listed and are off in a text field; `n` makes a new user."""
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "skip"
     page.keyboard.press("Enter")
@@ -262,6 +235,8 @@ def test_the_keyboard_reaches_everything(page: Page, stack: Stack) -> None:
     page.get_by_label("or a user id").blur()
     page.keyboard.press("n")
     expect(page.locator("#history-title")).not_to_have_text(shown)
+    expect(page.locator("#tier")).to_have_text("Popular")
+    expect(page.locator("#history-note")).to_contain_text("No events yet")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -272,10 +247,10 @@ def test_the_page_is_accessible(browser: Browser, stack: Stack, scheme: Any) -> 
         expect(items(page)).to_have_count(10)
         expect(page.locator("#slos .tile").nth(4)).to_be_visible()
         expect(page.locator("#bundle tbody tr")).to_have_count(NUM_MODELS)
-        made = ask(page, STRUCTURE)
+        made = page.evaluate(STRUCTURE)
 
-        assert ask(page, NAMELESS) == []
-        assert ask(page, FAINT) == []
+        assert page.evaluate(NAMELESS) == []
+        assert page.evaluate(FAINT) == []
         assert (made["lang"], made["landmarks"], made["live"]) == ("en", [1, 1, 1, 1], 1)
         assert (made["doubled"], made["dangling"], made["unnamedImages"]) == ([], [], 0)
         assert made["levels"][0] == 1
@@ -294,7 +269,7 @@ def test_the_theme_can_be_chosen_and_is_kept(page: Page) -> None:
 
     expect(button).to_have_text("Dark")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == dark
-    assert ask(page, FAINT) == []
+    assert page.evaluate(FAINT) == []
 
 
 @pytest.mark.parametrize("width", [320, 768, 1920])
@@ -307,7 +282,7 @@ def test_nothing_overflows_at_any_width(browser: Browser, stack: Stack, width: i
         expect(page.locator("#bundle tbody tr")).to_have_count(NUM_MODELS)
 
         assert page.evaluate("document.documentElement.scrollWidth") <= width
-        assert ask(page, TOO_WIDE) == []
+        assert page.evaluate(TOO_WIDE) == []
         assert page.evaluate(f"async () => {{ await ({BUSY_NODE})(); return ({TOO_WIDE})() }}") == []
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from services.observability.objectives import load_objectives
 from tests.support.prometheus import WHY_NOT, Prometheus
 from tests.support.promql import all_targets, filled_in
 from tests.support.servers import HOST
@@ -15,14 +16,14 @@ from tests.support.stack import Stack, new_user_id
 
 KNOWN_USER, LISTED_USERS = "1", [str(number) for number in range(2, 400)]
 MAY_BE_EMPTY = {
-    "Alerts that fire": "none should",
-    "Student fell out": "it does not, here",
-    "Answers that the LLM was too busy for": "it has time, here",
-    "First token and next token, p99": "no text is written, here",
+    "Alerts that fire": "no alert fires on a healthy stack",
+    "Student fell out": "it does not fail here",
+    "Answers that the LLM was too busy for": "it has time here",
+    "First token and next token, p99": "this stack serves no text",
 }
-"""Panels, with the reason why all is well when they show nothing."""
+"""Panels that may show nothing on a healthy stack, with the reason."""
 BOARD_OF_TEXT = "text"
-"""The dashboard that stays empty here, since this stack serves no text."""
+"""The dashboard that is empty, since this stack serves no text."""
 NEVER_AT_WORK = {"TailraceNoBundle", "TailraceWorkerAway", "TailraceTargetDown", "TailraceLlmReplicasAway"}
 
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
@@ -38,7 +39,7 @@ def prometheus(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def send_traffic(stack: Stack) -> Iterator[str]:
-    """Cause something of everything: each tier, an event that was made twice, a click on an answer. Gives the tiers."""
+    """Send requests for each tier, a repeated event, and clicks on an answer; yield the tiers."""
     stack.sees_click(KNOWN_USER, "50")
     event = {"event_id": uuid.uuid4().hex, "event_time_ms": int(time.time() * 1_000)}
     for _ in range(2):
@@ -48,29 +49,20 @@ def send_traffic(stack: Stack) -> Iterator[str]:
     stack.sees_click(visitor, "50")
     for user_id in (KNOWN_USER, visitor, *LISTED_USERS[::80]):
         yield stack.recommend(user_id, deadline_ms=1_000)["tier"]
-    follow(stack, stack.recommend(visitor))
-    yield precomputed(stack)["tier"]
-
-
-def follow(stack: Stack, answer: dict[str, Any]) -> None:
-    """Click on an answer's items, one request each, so that every gateway hears of it, the one that answered too."""
-    for item in answer["items"][:4]:
+    answer = stack.recommend(visitor)
+    for item in answer["items"][:4]:  # one request each, so that every gateway gets one, the one that answered too
         stack.click(new_user_id(), item["item_id"], request_id=answer["request_id"])
-
-
-def precomputed(stack: Stack) -> dict[str, Any]:
-    """Ask until somebody has a stored list."""
-    answers = (stack.recommend(user_id) for user_id in LISTED_USERS)
-    return next(answer for answer in answers if answer["tier"] == "precomputed")
+    tiers = (stack.recommend(user_id)["tier"] for user_id in LISTED_USERS)
+    yield next(tier for tier in tiers if tier == "precomputed")
 
 
 def has_data(series: list[dict[str, Any]]) -> bool:
-    """Whether there is a number in it."""
+    """Whether any series has a number."""
     return any(not math.isnan(float(one["value"][1])) for one in series)
 
 
 def test_every_panel_has_data(stack: Stack, prometheus: Prometheus) -> None:
-    """While there is traffic, no query of any dashboard is refused or comes back empty, but for the few that should."""
+    """While there is traffic, every query of every dashboard returns data, except the panels that may be empty."""
     wanted = {
         (f"{board}: {title}", filled_in(expr))
         for board, title, expr in all_targets()
@@ -86,7 +78,7 @@ def test_every_panel_has_data(stack: Stack, prometheus: Prometheus) -> None:
 
 
 def test_panels_that_may_be_empty_are_there_and_are_queries(prometheus: Prometheus) -> None:
-    """The allow-list names panels that exist, and Prometheus understands them."""
+    """The list above names panels that exist, and Prometheus accepts their queries."""
     exprs = {title: expr for _, title, expr in all_targets() if title in MAY_BE_EMPTY}
 
     assert exprs.keys() == MAY_BE_EMPTY.keys()
@@ -103,18 +95,16 @@ def test_every_rule_is_evaluated(prometheus: Prometheus) -> None:
     assert unhealthy == []
 
 
-def test_nothing_is_missing_while_all_is_well(prometheus: Prometheus) -> None:
-    """No alert about missing data or missing parts is even pending on a stack that works."""
-    said = {one["metric"]["alertname"] for one in prometheus.query("ALERTS")}
+def test_no_alert_about_missing_parts_is_pending(prometheus: Prometheus) -> None:
+    """On a healthy stack, neither parts nor data are missing."""
+    pending = {one["metric"]["alertname"] for one in prometheus.query("ALERTS")}
 
-    assert not said & (NEVER_AT_WORK | {"TailraceSloDataMissing"})
+    assert not pending & (NEVER_AT_WORK | {"TailraceSloDataMissing"})
     assert prometheus.query('up{job="tailrace"} == 1')
 
 
 def test_every_objective_has_a_burn_rate_and_a_budget(prometheus: Prometheus) -> None:
     """Each objective's recorded series are there as soon as something is counted."""
-    from services.observability.objectives import load_objectives
-
     names = {one.name for one in load_objectives().objectives}
 
     for series in ("tailrace:slo_burn:rate1h", "tailrace:slo_budget_left:ratio"):

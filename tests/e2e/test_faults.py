@@ -1,4 +1,4 @@
-"""Faults of every part, and what the callers see of them: `pytest tests/e2e/test_faults.py`."""
+"""Faults of every part, as the callers see them: `pytest tests/e2e/test_faults.py`."""
 
 import os
 import signal
@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import grpc
+import psutil
 import pytest
-from kafka import KafkaConsumer, KafkaProducer
 
 from services.contracts import recommend_pb2 as pb
 from tests.support.stack import Stack, error_of, new_user_id, rest_items
@@ -27,20 +27,20 @@ def _all_healthy(stack: Stack) -> Iterator[None]:
     wait_for(stack.is_healthy, 90.0, "a healthy stack after the test")
 
 
-def timed(stack: Stack, **asked: Any) -> tuple[dict[str, Any], float]:
-    """Ask, and give the answer and the milliseconds that it took the caller."""
+def timed(stack: Stack, **fields: Any) -> tuple[dict[str, Any], float]:
+    """Return an answer and the milliseconds that it took the caller."""
     began = time.perf_counter()
-    answer = stack.recommend(**asked, deadline_ms=DEADLINE_MS)
+    answer = stack.recommend(**fields, deadline_ms=DEADLINE_MS)
     return answer, (time.perf_counter() - began) * 1_000
 
 
 def accepts_events(stack: Stack) -> bool:
-    """Whether several clicks in a row are accepted: each gateway learns by a refusal of its own that its client is of no use."""
+    """Whether several clicks in a row are accepted: each gateway replaces its client only after a refusal of its own."""
     return all(stack.click(new_user_id(), "50").status_code == 200 for _ in range(6))
 
 
 def test_the_decoder_killed(stack: Stack) -> None:
-    """Every answer still comes in time, from the student; then the decoder comes back by itself."""
+    """Every answer comes in time, from the student, until the decoder is back."""
     seen = ["50", "181", "172", "174"]  # sent along, so that nothing but the decoder can fail
 
     def is_the_decoders() -> bool:
@@ -59,7 +59,7 @@ def test_the_decoder_killed(stack: Stack) -> None:
 
 
 def test_the_store_frozen(stack: Stack) -> None:
-    """Answers go on from what is left, in time and with the reason; afterwards the features are back."""
+    """Answers come without features, in time and with the reason; afterwards the features are back."""
     before = stack.known("12")
 
     with stack.frozen("valkey"):
@@ -85,7 +85,7 @@ def test_the_store_killed(stack: Stack) -> None:
 
 
 def test_the_broker_frozen(stack: Stack) -> None:
-    """Events are refused with when to come back, by both doors, and nothing is claimed; requests are unharmed."""
+    """Both doors refuse events with a time to retry; recommendations come in time."""
     with stack.frozen("broker"):
         refused = stack.click(new_user_id(), "50")
         with pytest.raises(grpc.RpcError) as rpc_refused:
@@ -101,7 +101,7 @@ def test_the_broker_frozen(stack: Stack) -> None:
 
 
 def test_the_broker_killed(stack: Stack) -> None:
-    """A killed broker comes back empty; the stack goes on with the new log, and known features stay."""
+    """A killed broker starts again empty; the stack continues with the new log, and features remain."""
     user_id = new_user_id()
     stack.sees_click(user_id, "100")
 
@@ -124,46 +124,14 @@ def test_the_worker_killed(stack: Stack) -> None:
     assert stack.num_restarts("worker") >= 1
 
 
-def test_a_poison_event(stack: Stack) -> None:
-    """What cannot be read goes to the dead-letter topic with the reason, and the log behind it is worked off."""
-    settings = stack.settings
-    dead_before = stack.metric("tailrace_stream_dead_lettered_total")
-    producer = KafkaProducer(bootstrap_servers=settings.kafka_bootstrap, max_block_ms=5_000)
-    for poison in (b"\xff not json", b'{"user_id": "u"}', b'["a list"]'):
-        producer.send(settings.interactions_topic, value=poison, key=b"poison").get(timeout=10)
-    producer.close()
-
-    wait_for(lambda: stack.metric("tailrace_stream_dead_lettered_total") == dead_before + 3, 20.0, "three dead letters")
-    stack.sees_click(new_user_id(), "50")
-    wait_for(lambda: stack.metric("tailrace_stream_lag_events") == 0, 20.0, "no lag")
-    consumer = KafkaConsumer(
-        settings.dead_letter_topic,
-        bootstrap_servers=settings.kafka_bootstrap,
-        auto_offset_reset="earliest",
-        enable_auto_commit=False,
-        consumer_timeout_ms=5_000,
-    )
-    letters = [next(consumer) for _ in range(3)]
-    consumer.close()
-    assert {letter.value for letter in letters} == {b"\xff not json", b'{"user_id": "u"}', b'["a list"]'}
-    assert all(letter.headers for letter in letters)
-
-
 def test_ray_killed(stack: Stack) -> None:
     """When Ray's own server dies the whole serving part is started again, once, and answers."""
     restarts = stack.num_restarts("serve")
-    os.kill(raylet_pid(stack), signal.SIGKILL)
+    tree = psutil.Process(stack.pid("serve")).children(recursive=True)
+    os.kill(next(process.pid for process in tree if process.name() == "raylet"), signal.SIGKILL)
 
     wait_for(lambda: stack.num_restarts("serve") == restarts + 1, 60.0, "a restart of serve")
     wait_for(stack.is_healthy, 120.0, "a healthy stack")
 
-    assert "serve: died" in stack.words
+    assert "serve: died" in stack.output
     assert len(stack.recommend("14")["items"]) == 10
-
-
-def raylet_pid(stack: Stack) -> int:
-    """The raylet of the stack."""
-    import psutil
-
-    tree = psutil.Process(stack.pid("serve")).children(recursive=True)
-    return next(process.pid for process in tree if process.name() == "raylet")

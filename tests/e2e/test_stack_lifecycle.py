@@ -63,7 +63,7 @@ def test_ctrl_c_leaves_nothing(second: Stack) -> None:
 
 
 def test_a_killed_supervisor_leaves_nothing(second: Stack) -> None:
-    """SIGKILL, at which the supervisor can do nothing any more, still ends every process."""
+    """SIGKILL of the supervisor ends every process."""
     second.start()
     processes = second.processes()
 
@@ -75,31 +75,24 @@ def test_a_killed_supervisor_leaves_nothing(second: Stack) -> None:
     assert second.command("status").returncode == 1
 
 
-def test_a_taken_port_is_one_clear_line(second: Stack, stack: Stack) -> None:
-    """Nothing is started when a port is taken; the line names the port, its holder and the setting."""
+def test_a_start_that_cannot_succeed_is_refused(second: Stack, stack: Stack) -> None:
+    """Nothing is started when a port is taken, or a second time in one folder."""
     taken = Stack(second.settings.state_dir)
     taken.settings = taken.settings.model_copy(update={"redis_port": stack.settings.redis_port})
 
-    refused = taken.command("up")
+    refused, again = taken.command("up"), stack.command("up")
     taken.rest.close()
 
-    assert refused.returncode == 1
+    assert (refused.returncode, again.returncode) == (1, 1)
+    assert "tailrace down" in again.stderr
     assert f"port {stack.settings.redis_port} is taken" in refused.stderr
     assert "TAILRACE_REDIS_PORT" in refused.stderr
     assert "Traceback" not in refused.stderr
     assert find_leftovers(second.settings.state_dir) == []
 
 
-def test_a_second_start_in_the_same_folder_is_refused(stack: Stack) -> None:
-    """One folder, one stack."""
-    refused = stack.command("up")
-
-    assert refused.returncode == 1
-    assert "tailrace down" in refused.stderr
-
-
-def test_supervisor_and_keeper_killed_together_are_swept_up_later(second: Stack) -> None:
-    """What nobody is left to end, `tailrace down` finds by its mark."""
+def test_down_ends_what_a_killed_supervisor_and_keeper_left(second: Stack) -> None:
+    """`tailrace down` finds the processes that are left by their mark."""
     second.start()
     processes = second.processes()
     keepers = children_of(second.supervisor_pid)

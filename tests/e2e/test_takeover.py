@@ -18,28 +18,28 @@ from tests.support.wait import wait_for
 ACTIVE, TAKEOVERS = "tailrace_standby_active", "tailrace_standby_takeovers_total"
 DEADLINE_MS = 1_000
 PAUSE_MS = 100
-"""How long a gRPC channel pauses after a connection that was reset; as docs/faults.md advises, not its second."""
+"""How long a gRPC channel pauses after a connection that was reset, as docs/faults.md advises; the default is a second."""
 
 
 @dataclass
 class Caller:
-    """One who asks without a pause, and what came back: tiers, or the error's name."""
+    """A caller without a pause, and its results: tiers, or the error's name."""
 
-    ask: Callable[[], str]
-    heard: list[str] = field(default_factory=list)
+    send: Callable[[], str]
+    results: list[str] = field(default_factory=list)
 
     def run(self, ended: threading.Event) -> None:
-        """Ask until the end."""
+        """Send requests until the end."""
         while not ended.wait(0.02):
             try:
-                self.heard.append(self.ask())
+                self.results.append(self.send())
             except (httpx.HTTPError, grpc.RpcError) as error:
-                self.heard.append(f"failed: {error!r}")
+                self.results.append(f"failed: {error!r}")
 
     @property
     def failed(self) -> list[str]:
-        """The requests that got no answer, and why."""
-        return [word for word in self.heard if word.startswith("failed")]
+        """The errors of the requests without an answer."""
+        return [error for error in self.results if error.startswith("failed")]
 
 
 @pytest.fixture(autouse=True)
@@ -52,11 +52,11 @@ def _healthy(stack: Stack) -> Iterator[None]:
 
 @contextmanager
 def callers(stack: Stack, user_id: str) -> Iterator[list[Caller]]:
-    """Ask for one user over both doors, until the end."""
+    """Request recommendations for one user over both doors, until the end."""
 
     def over_rest() -> str:
-        asked = stack.rest.post("/v1/recommendations", json={"user_id": user_id, "deadline_ms": DEADLINE_MS})
-        return str(asked.raise_for_status().json()["tier"])
+        answer = stack.rest.post("/v1/recommendations", json={"user_id": user_id, "deadline_ms": DEADLINE_MS})
+        return str(answer.raise_for_status().json()["tier"])
 
     def over_rpc() -> str:
         request = pb.RecommendRequest(user_id=user_id, deadline_ms=DEADLINE_MS)
@@ -65,12 +65,12 @@ def callers(stack: Stack, user_id: str) -> Iterator[list[Caller]]:
     pause = [("grpc.initial_reconnect_backoff_ms", PAUSE_MS), ("grpc.max_reconnect_backoff_ms", PAUSE_MS)]
     channel = grpc.insecure_channel(stack.settings.grpc_address, options=pause)
     stub = api.RecommenderStub(channel)
-    ended, asking = threading.Event(), [Caller(over_rest), Caller(over_rpc)]
-    threads = [threading.Thread(target=caller.run, args=(ended,)) for caller in asking]
+    ended, calling = threading.Event(), [Caller(over_rest), Caller(over_rpc)]
+    threads = [threading.Thread(target=caller.run, args=(ended,)) for caller in calling]
     for thread in threads:
         thread.start()
     try:
-        yield asking
+        yield calling
     finally:
         ended.set()
         for thread in threads:
@@ -78,13 +78,13 @@ def callers(stack: Stack, user_id: str) -> Iterator[list[Caller]]:
         channel.close()
 
 
-def hear(asking: list[Caller], tier: str, timeout_s: float = 180.0) -> None:
-    """Wait until both callers hear this tier."""
-    wait_for(lambda: all(caller.heard[-3:] == [tier] * 3 for caller in asking), timeout_s, f"answers of the {tier}")
+def until_tier(calling: list[Caller], tier: str, timeout_s: float = 180.0) -> None:
+    """Wait until this tier answers both callers."""
+    wait_for(lambda: all(caller.results[-3:] == [tier] * 3 for caller in calling), timeout_s, f"answers of the {tier}")
 
 
 def user_of_the_decoder(stack: Stack) -> str:
-    """Make a user whom the decoder answers while it is there."""
+    """Make a user whom the decoder serves while it is available."""
     user_id = new_user_id()
     for item_id in ("50", "181", "172", "174"):
         stack.sees_click(user_id, item_id)
@@ -102,38 +102,38 @@ def kill_below(stack: Stack, part: str, name: str) -> None:
 
 @pytest.mark.parametrize("victim", ["haproxy", "raylet"])
 def test_every_request_is_answered_while_ray_is_unavailable(stack: Stack, victim: str) -> None:
-    """But for those under way inside the victim: by the student, then by the decoder again, with nobody refused."""
+    """The student answers, then the decoder; only requests in progress inside the victim fail, and none is refused."""
     user_id = user_of_the_decoder(stack)
     takeovers = stack.metric(TAKEOVERS)
-    with callers(stack, user_id) as asking:
-        hear(asking, "llm")
-        before = [caller.failed for caller in asking]
+    with callers(stack, user_id) as calling:
+        until_tier(calling, "llm")
+        before = [caller.failed for caller in calling]
         kill_below(stack, "serve", victim)
-        hear(asking, "student")
-        wait_for(lambda: stack.metric(ACTIVE) == 1, 30.0, "the edge's own notice")
-        hear(asking, "llm")
+        until_tier(calling, "student")
+        wait_for(lambda: stack.metric(ACTIVE) == 1, 30.0, "the edge's metric")
+        until_tier(calling, "llm")
         wait_for(lambda: stack.metric(ACTIVE) == 0, 60.0, "the standby idle")
 
     assert before == [[], []]
-    assert [caller.failed for caller in asking if len(caller.failed) > 2] == []
-    assert not [word for caller in asking for word in caller.heard if "refused" in word.lower()]
+    assert [caller.failed for caller in calling if len(caller.failed) > 2] == []
+    assert not [result for caller in calling for result in caller.results if "refused" in result.lower()]
     assert stack.metric(TAKEOVERS) == takeovers + 1
 
 
 def test_without_a_gateway_the_standby_answers(stack: Stack) -> None:
-    """Ray Serve makes new ones meanwhile."""
+    """Ray Serve starts new gateways meanwhile."""
     user_id = user_of_the_decoder(stack)
-    with callers(stack, user_id) as asking:
-        hear(asking, "llm")
+    with callers(stack, user_id) as calling:
+        until_tier(calling, "llm")
         stack.kill_processes(stack.replica_pids(lambda name: name.startswith("Gateway")))
-        hear(asking, "student")
-        hear(asking, "llm")
+        until_tier(calling, "student")
+        until_tier(calling, "llm")
 
-    assert all({"llm", "student"} <= set(caller.heard) for caller in asking)
+    assert all({"llm", "student"} <= set(caller.results) for caller in calling)
 
 
 def test_the_standby_answers_like_a_gateway(stack: Stack) -> None:
-    """Readiness, events and refusals, and its metrics name it."""
+    """It serves readiness, events and refusals, and its metrics carry its name."""
     kill_below(stack, "serve", "raylet")
     wait_for(lambda: stack.metric(ACTIVE) == 1, 30.0, "the takeover")
     user_id = new_user_id()
@@ -147,31 +147,31 @@ def test_the_standby_answers_like_a_gateway(stack: Stack) -> None:
 
 
 def test_the_edge_killed(stack: Stack) -> None:
-    """Its HAProxy: connections wait for the next one, and the part is not restarted. All of it: the supervisor starts it again."""
+    """Without its HAProxy connections wait for the next one; the supervisor restarts the part only when all of it is killed."""
     restarts = stack.num_restarts("edge")
-    with callers(stack, user_of_the_decoder(stack)) as asking:
-        hear(asking, "llm")
+    with callers(stack, user_of_the_decoder(stack)) as calling:
+        until_tier(calling, "llm")
         kill_below(stack, "edge", "haproxy")
-        hear(asking, "llm")
-        lost = [len(caller.failed) for caller in asking]
-        refused = [word for caller in asking for word in caller.failed if "refused" in word.lower()]
+        until_tier(calling, "llm")
+        lost = [len(caller.failed) for caller in calling]
+        refused = [error for caller in calling for error in caller.failed if "refused" in error.lower()]
         assert stack.num_restarts("edge") == restarts
         stack.kill("edge")
-        hear(asking, "llm")
+        until_tier(calling, "llm")
 
     assert max(lost) <= 2
     assert refused == []
 
 
 def test_the_standby_killed(stack: Stack) -> None:
-    """Callers do not notice, and the next one is there when it is needed."""
-    with callers(stack, user_of_the_decoder(stack)) as asking:
-        hear(asking, "llm")
+    """No caller is affected, and the next standby takes over when it is needed."""
+    with callers(stack, user_of_the_decoder(stack)) as calling:
+        until_tier(calling, "llm")
         stack.kill("standby")
         wait_for(lambda: stack.is_healthy() and stack.metric(ACTIVE) == 0, 120.0, "a healthy standby, idle")
-        hear(asking, "llm")
+        until_tier(calling, "llm")
         kill_below(stack, "serve", "haproxy")
-        hear(asking, "student")
-        hear(asking, "llm")
+        until_tier(calling, "student")
+        until_tier(calling, "llm")
 
-    assert [caller.failed for caller in asking if len(caller.failed) > 2] == []
+    assert [caller.failed for caller in calling if len(caller.failed) > 2] == []

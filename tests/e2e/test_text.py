@@ -1,7 +1,6 @@
 """Text on a whole stack with API keys, with a tiny random checkpoint: the openai client, schemas, disconnects, and deadlines beside it."""
 
 import json
-import shutil
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -55,18 +54,14 @@ class Texts:
 def texts(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Texts]:
     """A stack beside the shared one, with a copy of its bundle."""
     folder = tmp_path_factory.mktemp("texts")
-    for name in ("bundles", "features"):
-        shutil.copytree(stack.settings.state_dir / name, folder / "state" / name)
-    running = Stack(
-        folder / "state",
+    running = stack.beside(
+        folder,
         text_path=str(write_checkpoint(folder / MODEL, max_positions=4_096)),
         text_max_tokens=MAX_TOKENS,
         api_keys_file=folder / "keys.json",
         gateway_replicas=1,
     )
-    keys = {}
-    for key_id, scope in {"writer": "text", "shop": "recommend"}.items():
-        keys[key_id] = running.command("keys", "new", "--id", key_id, "--scope", scope).stdout.strip()
+    keys = {"writer": running.new_key("writer", "text"), "shop": running.new_key("shop", "recommend")}
     try:
         running.start()
         yield Texts(running, keys)
@@ -155,7 +150,7 @@ def test_the_examples_of_the_page_work(texts: Texts, tmp_path: Path, monkeypatch
 
 
 def test_recommendations_keep_their_deadline_while_text_is_flooded(texts: Texts) -> None:
-    """All are answered, and at most one in twenty late."""
+    """All are answered, and at most one in twenty is late."""
     is_over = threading.Event()
 
     def flood() -> None:
@@ -165,10 +160,9 @@ def test_recommendations_keep_their_deadline_while_text_is_flooded(texts: Texts)
                 stream = client.completions.create(
                     model=MODEL, prompt="the tail", max_tokens=200, stream=True, extra_body={"ignore_eos": True}
                 )
-                for _ in stream:
-                    if is_over.is_set():
-                        stream.close()
-                        break
+                while not is_over.is_set() and next(stream, None):
+                    pass
+                stream.close()
             except openai.RateLimitError:
                 is_over.wait(0.1)
 

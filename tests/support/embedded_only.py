@@ -11,12 +11,11 @@ REASONS = {
     "test_text.py": "starts an embedded stack of its own; tests/compose asks containers for text",
     "test_doors.py::test_the_printed_calls_work_when_pasted": "is about what `tailrace up` prints",
     "test_doors.py::test_status_shows_every_part": "is about `tailrace status`",
-    "test_faults.py::test_a_poison_event": "writes to the broker, which compose does not publish",
     "test_faults.py::test_ray_killed": "looks for processes of this machine",
 }
 """By file, or by file and test."""
 
 
 def why_embedded_only(file: str, test: str) -> str | None:
-    """Say why a test cannot run against compose; None when it can."""
+    """Return why a test cannot run against compose; None when it can."""
     return REASONS.get(file) or REASONS.get(f"{file}::{test}")

@@ -1,7 +1,8 @@
-"""A whole stack for tests: started by the operator's own command, on ports of its own, with handles to ask and to harm it."""
+"""A whole stack for tests: started by the operator's own command on its own ports, with methods to call it and to inject faults."""
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -33,12 +34,12 @@ PORTS = (
     *("inner_http_port", "inner_grpc_port", "standby_http_port", "standby_grpc_port"),
 )
 PORTS_WIDTH = 64
-"""As wide as Ray's own windows, so that no two overlap; what asks the system for any port is given none of these."""
+"""As wide as Ray's own windows, so that no two overlap; the system assigns none of these ports to others."""
 ROOT = Path(__file__).resolve().parents[2]
 
 
 class Stack:
-    """One stack in one state folder. Its bundle and its features outlive a stop."""
+    """One stack in one state folder. Its bundle and its features remain after a stop."""
 
     def __init__(self, state_dir: Path, **settings: Any) -> None:
         first = free_window(PORTS_WIDTH, seed=str(state_dir))
@@ -51,8 +52,19 @@ class Stack:
         self._channel: grpc.Channel | None = None
         self.rest = httpx.Client(base_url=f"http://{HOST}:{self.settings.http_port}", timeout=20.0)
 
+    def beside(self, folder: Path, **settings: Any) -> "Stack":
+        """Return another stack with a copy of this one's bundle and features; not started."""
+        for name in ("bundles", "features"):
+            shutil.copytree(self.settings.state_dir / name, folder / "state" / name)
+        return Stack(folder / "state", **settings)
+
+    def new_key(self, key_id: str, *scopes: str) -> str:
+        """Make an API key by the operator's command and return it."""
+        options = [word for scope in scopes for word in ("--scope", scope)]
+        return self.command("keys", "new", "--id", key_id, *options).stdout.strip()
+
     def start(self) -> None:
-        """Run `tailrace up` and wait until it says that all is well."""
+        """Run `tailrace up` and wait until it is ready."""
         self.settings.state_dir.mkdir(parents=True, exist_ok=True)
         with self.log_path.open("wb") as log:
             self._process = subprocess.Popen(
@@ -66,7 +78,7 @@ class Stack:
             )
         wait_for(lambda: self._is_ready() or self._has_ended(), START_TIMEOUT_S, "the stack's start")
         if not self._is_ready():
-            raise AssertionError(f"`tailrace up` ended:\n{self.words}")
+            raise AssertionError(f"`tailrace up` ended:\n{self.output}")
         self._channel = grpc.insecure_channel(self.settings.grpc_address)
 
     def command(self, *arguments: str, timeout_s: float = 120.0) -> "subprocess.CompletedProcess[str]":
@@ -82,7 +94,7 @@ class Stack:
         )
 
     def stop(self) -> None:
-        """Stop it in good order, whatever state it is in, and close our ends."""
+        """Stop it in order, whatever state it is in, and close the connections."""
         self.command("down")
         if self._process is not None:
             self._process.wait(timeout=60)
@@ -96,18 +108,18 @@ class Stack:
         self.rest.close()
 
     @property
-    def words(self) -> str:
-        """What `tailrace up` has said."""
+    def output(self) -> str:
+        """What `tailrace up` has printed."""
         return self.log_path.read_text(errors="replace")
 
     @property
     def supervisor_pid(self) -> int:
-        """The process that `tailrace up` is."""
+        """The process id of `tailrace up`."""
         assert self._process is not None
         return self._process.pid
 
     def reap(self) -> int:
-        """Wait for the supervisor's end and give its exit code."""
+        """Wait for the supervisor's end and return its exit code."""
         assert self._process is not None
         return self._process.wait(timeout=60)
 
@@ -122,17 +134,17 @@ class Stack:
         assert self._channel is not None
         return self._channel
 
-    # asking
+    # calls
 
     def recommend(self, user_id: str | None = None, **fields: Any) -> dict[str, Any]:
-        """Ask over REST; fails unless the answer is 200."""
+        """Request a recommendation over REST. Fails unless the status is 200."""
         response = self.rest.post("/v1/recommendations", json={"user_id": user_id, **fields})
         assert response.status_code == 200, response.text
         answer: dict[str, Any] = response.json()
         return answer
 
     def known(self, user_id: str, **fields: Any) -> dict[str, Any]:
-        """Ask over REST for a user whose features are read in time."""
+        """Request a recommendation for a user whose features are read in time."""
         return with_features(lambda: self.recommend(user_id, **fields))
 
     def listed_user(self) -> str:
@@ -144,7 +156,7 @@ class Stack:
         return self.rest.post("/v1/events", json={"user_id": user_id, "item_id": item_id, **fields})
 
     def sees_click(self, user_id: str, item_id: str, timeout_s: float = 20.0) -> dict[str, Any]:
-        """Record a click that must be accepted, and give the first answer that has seen it."""
+        """Record a click, which must be accepted, and return the first answer that has seen it."""
         event_time_ms = int(time.time() * 1_000)
         accepted = self.click(user_id, item_id, event_time_ms=event_time_ms)
         assert accepted.status_code == 200, accepted.text
@@ -170,7 +182,7 @@ class Stack:
             if sample.name == name and labels.items() <= sample.labels.items()
         )
 
-    # harming
+    # faults
 
     def pid(self, part: str) -> int:
         """The process of a part, not its keeper; waits while the part is down."""
@@ -182,7 +194,7 @@ class Stack:
         return record.parts[part].num_restarts if record and part in record.parts else 0
 
     def kill(self, part: str) -> None:
-        """SIGKILL a part and wait until the supervisor has noticed."""
+        """SIGKILL a part and wait until the supervisor has started it again."""
         before = self.num_restarts(part)
         os.kill(self.pid(part), signal.SIGKILL)
         wait_for(lambda: self.num_restarts(part) > before, what=f"a restart of {part}")
@@ -194,7 +206,7 @@ class Stack:
 
     @contextmanager
     def frozen(self, part: str) -> Iterator[None]:
-        """Let a part accept connections and answer nothing, for a while."""
+        """Freeze a part for a while: it accepts connections and answers nothing."""
         pid = self.pid(part)
         os.kill(pid, signal.SIGSTOP)
         try:
@@ -218,7 +230,7 @@ class Stack:
         return [supervisor, *supervisor.children(recursive=True)]
 
     def is_healthy(self) -> bool:
-        """Whether `tailrace status` says so."""
+        """Whether `tailrace status` exits with 0."""
         return self.command("status").returncode == 0
 
     def _pids(self, part: str) -> list[int]:
@@ -245,7 +257,7 @@ def survivors(processes: list[psutil.Process]) -> list[str]:
 
 
 def with_features(ask: Callable[[], Answer]) -> Answer:
-    """Ask again, twice at most, where the features came too late: a read has 30 ms whatever the deadline, and full cores miss that."""
+    """Repeat a call, twice at most, while the features come too late: a read has 30 ms whatever the deadline, and full cores miss that."""
     for _ in range(2):
         answer = ask()
         reason = answer.get("reason") if isinstance(answer, dict) else answer.reason
@@ -255,22 +267,22 @@ def with_features(ask: Callable[[], Answer]) -> Answer:
 
 
 def new_user_id() -> str:
-    """A user that nobody knows."""
+    """Return the id of a user without events."""
     return f"visitor-{uuid.uuid4().hex[:12]}"
 
 
 def rpc_items(answer: pb.RecommendResponse) -> list[str]:
-    """The item ids of a gRPC answer."""
+    """Return the item ids of a gRPC answer."""
     return [item.item_id for item in answer.items]
 
 
 def rest_items(answer: dict[str, Any]) -> list[str]:
-    """The item ids of a REST answer."""
+    """Return the item ids of a REST answer."""
     return [item["item_id"] for item in answer["items"]]
 
 
 def error_of(response: httpx.Response) -> dict[str, Any]:
-    """The envelope of a REST error."""
+    """Return the envelope of a REST error."""
     error: dict[str, Any] = json.loads(response.text)["error"]
     return error
 
