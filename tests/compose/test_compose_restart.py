@@ -1,4 +1,4 @@
-"""What survives a restart of containers: `pytest tests/compose --stack compose`."""
+"""Durability and confinement of the compose stack: `pytest tests/compose --stack compose`."""
 
 import time
 
@@ -12,7 +12,7 @@ DURABLE = ("redis", "worker", "serve", "standby", "edge")
 
 
 def record(stack: ComposeStack, user_id: str) -> int:
-    """Have a user click twenty items, all acknowledged; gives the time of the last."""
+    """Record twenty clicks, all acknowledged; return the time of the last."""
     now_ms = int(time.time() * 1_000)
     events = [
         {"user_id": user_id, "item_id": item_id, "event_time_ms": now_ms + place}
@@ -24,7 +24,7 @@ def record(stack: ComposeStack, user_id: str) -> int:
 
 
 def test_a_restart_loses_no_event_and_no_feature(composed: ComposeStack) -> None:
-    """Events that were acknowledged right before store, worker and doors are restarted are applied; features stay."""
+    """Events acknowledged right before store, worker and doors restart are applied; features are kept."""
     known = composed.recommend("1")
     user_id = new_user_id()
     last_ms = record(composed, user_id)
@@ -39,7 +39,7 @@ def test_a_restart_loses_no_event_and_no_feature(composed: ComposeStack) -> None
 
 
 def test_a_killed_worker_loses_no_event(composed: ComposeStack) -> None:
-    """Events that were acknowledged right before the worker's SIGKILL are applied by the next one, all of them."""
+    """Events acknowledged right before the worker's SIGKILL are all applied by the next one."""
     user_id = new_user_id()
     last_ms = record(composed, user_id)
 
@@ -50,7 +50,7 @@ def test_a_killed_worker_loses_no_event(composed: ComposeStack) -> None:
 
 
 def test_a_restart_of_the_broker_loses_no_event(composed: ComposeStack) -> None:
-    """Events that were acknowledged while the worker stood still outlive the broker's restart, since it keeps them on disk."""
+    """Events acknowledged while the worker is paused survive the broker's restart on disk."""
     if not composed.keeps_events():
         pytest.skip("the broker is a stand-in that keeps nothing on disk; run with Apache Kafka's image")
     user_id = new_user_id()
@@ -63,15 +63,14 @@ def test_a_restart_of_the_broker_loses_no_event(composed: ComposeStack) -> None:
 
 
 def test_a_second_up_changes_nothing(composed: ComposeStack) -> None:
-    """One-shot jobs run again and find their work done: the same key, the same bundle, no container made anew."""
-    containers = [composed.container(service) for service in ("redis", "kafka", "worker", "serve", "standby", "edge")]
+    """One-shot jobs change nothing when they run again: the same key, bundle and containers."""
+    services = ("redis", "kafka", "worker", "serve", "standby", "edge")
+    containers = [composed.container(service) for service in services]
     version = composed.recommend("1")["bundle_version"]
 
     composed.compose("up", "--detach", timeout_s=300.0)
 
-    assert [
-        composed.container(service) for service in ("redis", "kafka", "worker", "serve", "standby", "edge")
-    ] == containers
+    assert [composed.container(service) for service in services] == containers
     assert composed.recommend("1")["bundle_version"] == version
 
 
@@ -85,7 +84,7 @@ def test_store_and_broker_are_not_reachable_from_outside(composed: ComposeStack)
 
 
 def test_nothing_runs_as_root(composed: ComposeStack) -> None:
-    """Every process of every container has another owner than root, and no container may gain a privilege."""
+    """No process of any container is owned by root."""
     for part in ("valkey", "broker", "worker", "serve", "standby", "edge"):
         users = composed.user_ids(part)
         assert users
@@ -93,7 +92,7 @@ def test_nothing_runs_as_root(composed: ComposeStack) -> None:
 
 
 def test_a_call_without_a_key_is_refused(composed: ComposeStack) -> None:
-    """The doors are open to others than this host's loopback inside, so they ask for keys."""
+    """The doors of containers require keys, since they do not listen on loopback."""
     answer = composed.rest.post("/v1/recommendations", json={"user_id": "1"}, headers={"authorization": "Bearer none"})
 
     assert answer.status_code == 401

@@ -1,4 +1,4 @@
-"""Rules and alerts as Prometheus' own tool sees them: `pytest tests/integration/test_alerts.py`."""
+"""Rules and alerts, checked by Prometheus' own tool: `pytest tests/integration/test_alerts.py`."""
 
 import shutil
 import subprocess
@@ -26,8 +26,8 @@ def promtool(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.parametrize("name", ["prometheus.yml", "local.yml"])
-def test_the_configuration_is_one(name: str) -> None:
-    """Prometheus would start with it, and finds the rules."""
+def test_the_configuration_is_valid(name: str) -> None:
+    """promtool accepts it and finds the rules."""
     done = promtool("check", "config", name)
 
     assert done.returncode == 0, done.stdout + done.stderr
@@ -35,8 +35,8 @@ def test_the_configuration_is_one(name: str) -> None:
 
 
 @pytest.mark.parametrize("path", sorted((PROMETHEUS / "rules").glob("*.yaml")), ids=lambda path: path.stem)
-def test_rules_are_rules(path: Path) -> None:
-    """Syntax is right and no rule is there twice."""
+def test_rules_are_valid(path: Path) -> None:
+    """promtool finds neither syntax errors nor duplicates."""
     done = promtool("check", "rules", "--lint-fatal", str(path))
 
     assert done.returncode == 0, done.stdout + done.stderr
@@ -44,7 +44,7 @@ def test_rules_are_rules(path: Path) -> None:
 
 @pytest.mark.parametrize("path", DRILLS, ids=lambda path: path.stem)
 def test_alerts_fire_when_they_should_and_only_then(path: Path) -> None:
-    """Each fires within two minutes of a 14.4-fold burn and over each rung's windows, is silent at 0.9, and misses no data silently."""
+    """Each fires within two minutes of a 14.4-fold burn and over each window, is silent at 0.9, and reports missing data."""
     done = promtool("test", "rules", str(path))
 
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""The engine's benchmark as a command: processes, turns, file and page. `pytest tests/integration/test_engine_benchmark.py`."""
+"""The engine's benchmark as a command: processes, rounds, file and page. `pytest tests/integration/test_engine_benchmark.py`."""
 
 import json
 import subprocess
@@ -20,25 +20,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def benchmark(out: Path, *options: str) -> dict[str, Any]:
     """Run the command and read its file."""
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.engine",
-        "--json",
-        str(out),
-        "--rounds",
-        "1",
-        "--threads",
-        "1",
-        *options,
-    ]
-    subprocess.run(command, cwd=ROOT, check=True, timeout=280, stdout=subprocess.DEVNULL)
+    words = f"-m benchmarks.engine --rounds 1 --threads 1 --json {out}".split()
+    subprocess.run([sys.executable, *words, *options], cwd=ROOT, check=True, timeout=280, stdout=subprocess.DEVNULL)
     found: dict[str, Any] = json.loads(out.read_text())
     return found
 
 
 def test_the_cases_of_a_gpu_alone(tmp_path: Path) -> None:
-    """At their smallest they run on any device; each has a value, and each kind of step its share of the limits."""
+    """The smallest versions run on any device; each has a value, and each kind of step its share of the limits."""
     report = benchmark(tmp_path / "out.json", "--tiny", "--peers", "")
 
     assert [case["value"] > 0 for case in report["cases"]] == [True] * 8
@@ -54,19 +43,11 @@ def test_the_cases_of_a_gpu_alone(tmp_path: Path) -> None:
 
 
 def test_beside_transformers(tmp_path: Path) -> None:
-    """Same weights, same prompts: a ratio, the same items, greedy tokens that fp32 would choose too or nearly so."""
+    """With the same weights and prompts there is a ratio, the items agree, and greedy tokens are near fp32's choice."""
     save_decoder(random_decoder("tiny", torch.float32, torch.device("cpu")), tmp_path / "model")
 
-    report = benchmark(
-        tmp_path / "out.json",
-        "--model",
-        str(tmp_path / "model"),
-        "--peers",
-        "transformers",
-        "--case",
-        "decode-8",
-        "beams-8",
-    )
+    words = f"--model {tmp_path / 'model'} --peers transformers --case decode-8 beams-8".split()
+    report = benchmark(tmp_path / "out.json", *words)
 
     ours = {case["name"]: case for case in report["cases"] if case["engine"] == "tailrace"}
     assert all(case["ratio_to_best_peer"] > 0 for case in ours.values())
@@ -76,8 +57,8 @@ def test_beside_transformers(tmp_path: Path) -> None:
     assert shares["beams-8"] >= 0.5
 
 
-def test_a_process_that_cannot_start_says_why() -> None:
-    """What it printed last is in the error."""
+def test_a_process_that_cannot_start_reports_its_error() -> None:
+    """Its last output is in the error."""
     engine = EngineProcess(Path(sys.executable), "benchmarks.engine.tailrace", {"model": "nowhere"}, {})
 
     with pytest.raises(EngineFailed, match="KeyError: 'threads'"):

@@ -1,4 +1,4 @@
-"""The application that the RayService's config names, built by Ray Serve's own code. `pytest tests/integration/test_kubernetes_graph.py`."""
+"""The application of the RayService's config, built by Ray Serve's own code. `pytest tests/integration/test_kubernetes_graph.py`."""
 
 import json
 import os
@@ -43,16 +43,16 @@ print(json.dumps({"ingress": built.ingress_deployment_name, "deployments": found
 
 
 def built(overlay: str) -> dict[str, Any]:
-    """What the config's application becomes in an interpreter with the environment of a worker pod, as Ray Serve builds it."""
+    """Build the config's application as Ray Serve does, in an interpreter with the environment of a worker pod."""
     things = render(overlay)
-    told = environment(things, pod_of(things, "tailrace-gateways").containers()[0])
+    variables = environment(things, pod_of(things, "tailrace-gateways").containers()[0])
     config = yaml.safe_load(the(things, "RayService")["spec"]["serveConfigV2"])
     (application,) = ServeDeploySchema.model_validate(config).applications
     rest = {key: value for key, value in os.environ.items() if not key.startswith(("TAILRACE_", "RAY_"))}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", BUILD],
         input=application.model_dump_json(exclude_unset=True),
-        env=rest | told,
+        env=rest | variables,
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -64,8 +64,8 @@ def built(overlay: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_the_graph_is_built_as_the_config_says(overlay: str) -> None:
-    """From import path and environment: the gateway in front of the LLM, with this config's replicas, resources and policy."""
+def test_the_graph_is_built_from_the_config(overlay: str) -> None:
+    """The gateway is in front of the LLM, with the config's replicas, resources and policy."""
     graph = built(overlay)
     gateway, llm = graph["deployments"]["Gateway"], graph["deployments"]["llm"]
 

@@ -1,7 +1,6 @@
 """Kafka over TLS against a real broker behind a TLS proxy, and a sign-in spoken over a real wire.
 
-The embedded broker checks no passwords, so SASL is checked up to the wire: a server that knows Kafka's sign-in by SCRAM,
-written from RFC 5802, stands in front of the broker. `pytest tests/integration/test_secured_kafka.py`
+The embedded broker has no passwords, so a server with Kafka's sign-in by SCRAM, written from RFC 5802, stands in front of it. `pytest tests/integration/test_secured_kafka.py`
 """
 
 import asyncio
@@ -42,13 +41,13 @@ def _collected() -> Iterator[None]:
 
 @pytest.fixture
 def front() -> int:
-    """The port that callers come to, which the broker names as its own."""
+    """The port that clients connect to, which the broker advertises."""
     return free_port()
 
 
 @pytest.fixture
 def broker(tmp_path: Path, front: int) -> Iterator[Server]:
-    """A broker that sends callers to the front."""
+    """A broker that advertises the front."""
 
     def command(port: int) -> list[str]:
         named = f"--advertised-listener-url=tcp://{HOST}:{front}"
@@ -62,7 +61,7 @@ def broker(tmp_path: Path, front: int) -> Iterator[Server]:
 
 @pytest.fixture
 def over_tls(tmp_path: Path, broker: Server, front: int) -> Iterator[KafkaAddress]:
-    """How to come to the broker over TLS."""
+    """The broker's address over TLS."""
     ca = trustme.CA()
     ca.cert_pem.write_to_path(tmp_path / "ca.pem")
     proxy = tls_proxy(tmp_path / "proxy", ca, broker.port, front)
@@ -75,7 +74,7 @@ def over_tls(tmp_path: Path, broker: Server, front: int) -> Iterator[KafkaAddres
 def signed_in(
     request: pytest.FixtureRequest, tmp_path: Path, broker: Server, front: int
 ) -> Iterator[tuple[KafkaAddress, SaslBroker]]:
-    """How to come in with a password, and the server that asks for it."""
+    """An address with a password, and the server that requires it."""
     (tmp_path / "password").write_text(PASSWORD + "\n")
     server = SaslBroker(front, broker.port, request.param, "tailrace", PASSWORD)
     server.start()
@@ -90,7 +89,7 @@ def signed_in(
 
 
 async def send_and_read(address: KafkaAddress) -> list[bytes | None]:
-    """Send as the gateway does, read as the worker does."""
+    """Send with the gateway's producer, read with the worker's consumer."""
     producer = TopicProducer(address, TOPIC, 5.0, 10)
     producer.start()
     session = await asyncio.to_thread(PartitionConsumer, log_address(address), lambda _topic, _partition: None)
@@ -102,17 +101,17 @@ async def send_and_read(address: KafkaAddress) -> list[bytes | None]:
 
 
 def log_address(address: KafkaAddress) -> LogAddress:
-    """The worker's view."""
+    """Return the address for the worker's consumer."""
     return LogAddress(kafka=address, topic=TOPIC, dead_letter_topic="dlq", group="g", num_partitions=1)
 
 
 async def test_events_go_out_and_come_in_over_tls(over_tls: KafkaAddress) -> None:
-    """The gateway's producer and the worker's session both."""
+    """Producer and consumer work over TLS."""
     assert await send_and_read(over_tls) == [b"event"]
 
 
-def test_a_broker_that_cannot_prove_itself_is_away(over_tls: KafkaAddress, tmp_path: Path) -> None:
-    """Neither with another authority, nor without TLS."""
+def test_an_unverified_broker_is_unavailable(over_tls: KafkaAddress, tmp_path: Path) -> None:
+    """The consumer connects neither with another authority nor without TLS."""
     trustme.CA().cert_pem.write_to_path(tmp_path / "other.pem")
 
     for stranger in (replace(over_tls, tls_ca_file=tmp_path / "other.pem"), replace(over_tls, tls_ca_file=None)):
@@ -121,16 +120,16 @@ def test_a_broker_that_cannot_prove_itself_is_away(over_tls: KafkaAddress, tmp_p
 
 
 async def test_gateway_and_worker_sign_in(signed_in: tuple[KafkaAddress, SaslBroker]) -> None:
-    """By SCRAM: the password itself never crosses the wire."""
+    """Both sign in by SCRAM, which never sends the password."""
     address, server = signed_in
 
     assert await send_and_read(address) == [b"event"]
     assert server.num_signed_in >= 3
-    assert PASSWORD.encode() not in server.heard
+    assert PASSWORD.encode() not in server.received
 
 
-def test_a_wrong_password_is_a_broker_that_is_away(signed_in: tuple[KafkaAddress, SaslBroker], tmp_path: Path) -> None:
-    """And its words hold no password."""
+def test_a_wrong_password_is_an_unavailable_broker(signed_in: tuple[KafkaAddress, SaslBroker], tmp_path: Path) -> None:
+    """The error does not hold the password."""
     address, server = signed_in
     (tmp_path / "wrong").write_text("wrong-password")
 
@@ -143,8 +142,8 @@ def test_a_wrong_password_is_a_broker_that_is_away(signed_in: tuple[KafkaAddress
     assert "wrong-password" not in str(refused.value) + repr(refused.value.__cause__)
 
 
-def test_the_options_say_what_is_switched_on(tmp_path: Path) -> None:
-    """Nothing, TLS, a password, both; the address itself shows no password."""
+def test_client_options_follow_the_address(tmp_path: Path) -> None:
+    """The options cover plaintext, TLS and a password; the address's repr holds no password."""
     (tmp_path / "password").write_text(PASSWORD)
     plain = KafkaAddress(bootstrap="b:1")
     user = replace(plain, username="u", password_file=tmp_path / "password")

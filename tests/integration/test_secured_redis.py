@@ -29,7 +29,7 @@ from tests.support.tls_proxy import tls_proxy
 pytestmark = pytest.mark.integration
 
 PASSWORD = "p=1,\\u00e9#{}:/@7"
-"""With what could break a connection string or a configuration file."""
+"""Characters that could break a connection string or a configuration file."""
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
 
 @pytest.fixture
 def valkey(settings: Settings) -> Iterator[Server]:
-    """A Valkey that was prepared as the embedded one is."""
+    """A Valkey prepared as the embedded one."""
     prepare_valkey(settings)
     folder, access = settings.state_dir / "valkey", valkey_access_file(settings)
     server = Server(lambda port: valkey_command(port, folder, access=access), folder / "valkey.log")
@@ -69,14 +69,14 @@ def secured(address: RedisAddress, tmp_path: Path) -> Iterator[RedisAddress]:
 
 
 def repo(address: RedisAddress, folder: Path) -> RepoAddress:
-    """An applied repository."""
+    """Apply a feature repository."""
     made = RepoAddress(folder, address, socket_timeout_s=1.0)
     apply_repo(made)
     return made
 
 
 async def test_features_are_written_and_read_over_tls_with_a_password(secured: RedisAddress, tmp_path: Path) -> None:
-    """What the worker writes, the gateway reads."""
+    """The gateway's reader returns what the worker's writer wrote."""
     made = repo(secured, tmp_path / "f")
     reader = FeatureReader(made, num_partitions=1)
     FeatureWriter(made).write_histories([history_row("u", ("a", "b"))])
@@ -108,8 +108,8 @@ async def test_a_wrong_password_or_another_authority_is_an_unavailable_store(
         assert "wrong" not in str(refused.value.__cause__)
 
 
-def test_work_outside_the_stack_finds_a_store_behind_tls(settings: Settings, secured: RedisAddress) -> None:
-    """A pipeline whose store speaks TLS uses it as it is: it starts none, and claims no folder for one."""
+def test_a_pipeline_uses_a_store_behind_tls(settings: Settings, secured: RedisAddress) -> None:
+    """A pipeline whose store has TLS starts none and claims no folder."""
     theirs = {"redis_host": secured.host, "redis_port": secured.port, "redis_tls_ca_file": secured.tls_ca_file}
 
     with feature_store(settings.model_copy(update=theirs), print):
@@ -119,8 +119,8 @@ def test_work_outside_the_stack_finds_a_store_behind_tls(settings: Settings, sec
 
 
 @pytest.mark.parametrize("host", [HOST, "192.0.2.1"])
-def test_a_store_that_is_not_ours_to_start_is_named(settings: Settings, tmp_path: Path, host: str) -> None:
-    """Where it speaks TLS or is another machine's, one line names what does not answer, and the setting."""
+def test_a_remote_store_that_does_not_answer_is_named(settings: Settings, tmp_path: Path, host: str) -> None:
+    """A store with TLS or on another machine is not started; the error names its address and setting."""
     ca = tmp_path / "ca.pem"
     trustme.CA().cert_pem.write_to_path(ca)
     theirs = {"redis_host": host, "redis_port": 9, "redis_tls_ca_file": ca if host == HOST else None}
@@ -132,10 +132,10 @@ def test_a_store_that_is_not_ours_to_start_is_named(settings: Settings, tmp_path
         pass
 
 
-def test_the_password_is_in_no_file_no_argument_and_no_words(
+def test_the_password_is_in_no_file_argument_or_repr(
     settings: Settings, valkey: Server, address: RedisAddress, tmp_path: Path
 ) -> None:
-    """But its own file and Valkey's, which only their owner can read."""
+    """Only its own file and Valkey's hold it, which other users cannot read."""
     made = repo(address, tmp_path / "f")
     FeatureWriter(made).write_histories([history_row("u", ("a", "b"))])
 
@@ -151,14 +151,10 @@ def test_the_password_is_in_no_file_no_argument_and_no_words(
     assert PASSWORD not in repr((settings, address, made)) + str(settings.as_environment())
 
 
-def test_the_probe_hears_a_server_that_asks_for_a_password(valkey: Server) -> None:
-    """The supervisor has no password, and needs none to see that the server lives."""
-    assert answers_redis(HOST, valkey.port)
-
-
 @pytest.mark.parametrize("settings", ["", "tailrace"], indirect=True)
-def test_only_the_one_user_comes_in(address: RedisAddress) -> None:
-    """With the options that every client is made from."""
+def test_only_the_one_user_is_accepted(address: RedisAddress) -> None:
+    """The clients' options are accepted, an anonymous client is refused; the supervisor's probe needs no password."""
+    assert answers_redis(HOST, address.port)
     with redis.Redis(**address.client_options()) as client:
         assert client.ping()
     with (
@@ -169,8 +165,8 @@ def test_only_the_one_user_comes_in(address: RedisAddress) -> None:
 
 
 @pytest.mark.parametrize("password", ["", None])
-def test_a_password_file_that_holds_none_is_refused_by_its_path(tmp_path: Path, password: str | None) -> None:
-    """Before anybody connects with an empty password."""
+def test_an_empty_or_missing_password_file_is_refused(tmp_path: Path, password: str | None) -> None:
+    """The path is named before a client connects with an empty password."""
     path = tmp_path / "password"
     if password is not None:
         path.write_text(password)

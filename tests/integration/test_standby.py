@@ -76,7 +76,7 @@ class Scene:
 
 @pytest.fixture
 def scene(tmp_path: Path) -> Iterator[Scene]:
-    """Ports of its own; nothing runs yet."""
+    """A scene on free ports; nothing runs yet."""
     names = ["http_port", "grpc_port", "inner_http_port", "inner_grpc_port", "standby_http_port", "standby_grpc_port"]
     settings = Settings(state_dir=tmp_path, **{name: free_port() for name in names})
     settings.metrics_dir.mkdir(parents=True)
@@ -98,17 +98,17 @@ async def running(scene: Scene) -> Scene:
 
 @dataclass
 class Callers:
-    """What callers without a pause were answered: over a new connection each time, over a kept one, and over gRPC."""
+    """The answers of continuous callers: over a new connection each time, over a kept one, and over gRPC."""
 
     answers: dict[str, list[str]]
     tasks: list["asyncio.Task[None]"] = field(default_factory=list)
 
-    async def all_get(self, name: str) -> None:
+    async def answered_by(self, name: str) -> None:
         """Wait until this server answers every caller."""
         await until(lambda: all(words[-5:] == [name] * 5 for words in self.answers.values()), 20.0)
 
     def failures(self) -> dict[str, list[str]]:
-        """The requests of each caller that got no answer."""
+        """Return the failed requests of each caller."""
         return {way: [word for word in words if word.startswith("failed")] for way, words in self.answers.items()}
 
 
@@ -158,16 +158,16 @@ async def _call_on(call: Callable[[], Awaitable[str]], answers: list[str]) -> No
 
 
 async def test_the_ingress_killed_and_back(running: Scene) -> None:
-    """Every request is answered, over both doors; the ingress answers again once it passes its checks."""
+    """Every request is answered over both doors; the ingress answers again once it passes its checks."""
     async with callers(running) as calling:
-        await calling.all_get(RAY)
+        await calling.answered_by(RAY)
         await until(lambda: running.metric(ACTIVE) == 0)
 
         running.kill(RAY)
-        await calling.all_get(STANDBY)
+        await calling.answered_by(STANDBY)
         await until(lambda: running.metric(ACTIVE) == 1)
         running.start(RAY)
-        await calling.all_get(RAY)
+        await calling.answered_by(RAY)
         await until(lambda: running.metric(ACTIVE) == 0)
 
     assert calling.failures() == {"once": [], "kept": [], "rpc": []}
@@ -177,23 +177,23 @@ async def test_the_ingress_killed_and_back(running: Scene) -> None:
 async def test_an_ingress_that_hangs(running: Scene) -> None:
     """After two checks without an answer the standby answers; only the requests that the ingress holds fail."""
     async with callers(running) as calling:
-        await calling.all_get(RAY)
+        await calling.answered_by(RAY)
         running.children[RAY].send_signal(signal.SIGSTOP)
-        await calling.all_get(STANDBY)
+        await calling.answered_by(STANDBY)
 
         running.children[RAY].send_signal(signal.SIGCONT)
-        await calling.all_get(RAY)
+        await calling.answered_by(RAY)
 
     assert max(len(words) for words in calling.failures().values()) <= 1
 
 
 async def test_haproxy_killed(running: Scene) -> None:
-    """Only what was under way in it fails: connections wait at the edge's sockets until the next HAProxy accepts them."""
+    """Only its requests in flight fail: connections wait at the edge's sockets until the next HAProxy accepts them."""
     async with callers(running) as calling:
-        await calling.all_get(RAY)
+        await calling.answered_by(RAY)
         await asyncio.sleep(3.0)  # one that ends sooner after its start ends the edge
         running.kill_haproxy()
-        await calling.all_get(RAY)
+        await calling.answered_by(RAY)
 
     failures = calling.failures()
     assert max(len(words) for words in failures.values()) <= 1
@@ -201,7 +201,7 @@ async def test_haproxy_killed(running: Scene) -> None:
 
 
 async def test_without_any_server_the_edge_answers(scene: Scene) -> None:
-    """REST gets our error envelope with when to try again, gRPC the status UNAVAILABLE."""
+    """REST gets our error envelope with Retry-After, gRPC the status UNAVAILABLE."""
     scene.start("edge")
     url = f"http://{HOST}:{scene.settings.http_port}/v1/recommendations"
     async with httpx.AsyncClient() as client:

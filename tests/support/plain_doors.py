@@ -1,6 +1,6 @@
 """Both doors without TLS, on a plane of fakes: `python -m tests.support.plain_doors HTTP_PORT GRPC_PORT`, until killed.
 
-`/headers` gives back what came in, so that tests see what a proxy in front makes of a request.
+`/headers` returns the request's headers, so that tests see what a proxy in front changes.
 """
 
 import asyncio

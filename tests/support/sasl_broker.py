@@ -1,7 +1,7 @@
-"""Kafka's sign-in by SCRAM in front of a real broker that knows none: what follows a sign-in is passed on as it is.
+"""Kafka's sign-in by SCRAM in front of a real broker that knows none: what follows a sign-in is passed on unchanged.
 
 Written from Kafka's protocol guide (SaslHandshake is API 17, SaslAuthenticate 36, ApiVersions 18) and RFC 5802. A caller who
-asks for anything else before signing in, or with a wrong proof, is cut off.
+sends anything else before signing in, or a wrong proof, is disconnected.
 """
 
 import base64
@@ -24,7 +24,7 @@ class SaslBroker:
 
     def __init__(self, port: int, to_port: int, mechanism: str, username: str, password: str) -> None:
         self.num_signed_in = 0
-        self.heard = b""
+        self.received = b""
         self._to_port = to_port
         self._mechanism = mechanism
         self._username = username
@@ -55,7 +55,7 @@ class SaslBroker:
                     _pump(caller, broker)
 
     def _sign_in(self, caller: socket.socket) -> bool:
-        """Answer until the caller has proved that it knows the password."""
+        """Answer until the caller has proved its password; return whether it did."""
         bare, server_first = "", ""
         while True:
             api, version, correlation, body = self._request(caller)
@@ -80,12 +80,12 @@ class SaslBroker:
     def _request(self, caller: socket.socket) -> tuple[int, int, int, bytes]:
         (length,) = struct.unpack(">i", _read(caller, 4))
         request = _read(caller, length)
-        self.heard += request
+        self.received += request
         api, version, correlation, client_len = struct.unpack(">hhih", request[:10])
         return api, version, correlation, request[10 + max(0, client_len) :]
 
     def _api_versions(self, version: int) -> bytes:
-        """Tell what the broker speaks, and the sign-in; who asks in a newer version is told to ask in the oldest."""
+        """Return the broker's API versions and the sign-in's; a newer version of the request is answered by the oldest."""
         with socket.create_connection((HOST, self._to_port)) as broker:
             broker.sendall(struct.pack(">ihhih", 10, _API_VERSIONS, 0, 1, -1))
             (length,) = struct.unpack(">i", _read(broker, 4))

@@ -1,4 +1,4 @@
-"""TLS in front of a server that speaks none: a real HAProxy in TCP mode, with a certificate made for the test."""
+"""TLS in front of a server without it: a real HAProxy in TCP mode, with a certificate made for the test."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ backend plain
 
 
 def tls_proxy(folder: Path, ca: trustme.CA, to_port: int, port: int | None = None) -> Server:
-    """Make a proxy that speaks TLS with a certificate of this authority and passes on to `to_port`; not started."""
+    """Build a TLS proxy to `to_port` with a certificate of this authority; not started."""
     folder.mkdir(parents=True, exist_ok=True)
     pem = folder / "server.pem"
     ca.issue_cert(HOST, "localhost").private_key_and_cert_chain_pem.write_to_path(pem)

@@ -1,15 +1,15 @@
-"""What the benchmarks' commands take, and that their own words name no option that they do not have."""
+"""Arguments of the benchmarks' commands, and the options that their descriptions name."""
 
 import argparse
 import ast
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from benchmarks.engine.__main__ import main
 from benchmarks.load.command import above_zero, at_least_one, host_and_port
 
 ROOT = Path(__file__).parents[3]
@@ -25,8 +25,8 @@ COMMANDS = [path for path in sorted((ROOT / "benchmarks").rglob("*.py")) if "add
         (host_and_port, "http://[::1]:80/", ("[::1]", 80)),
     ],
 )
-def test_what_is_right_is_read(read: Callable[[str], object], text: str, value: object) -> None:
-    """As the type that the command works with."""
+def test_valid_arguments_are_read(read: Callable[[str], object], text: str, value: object) -> None:
+    """Valid text becomes the value of its type."""
     assert read(text) == value
 
 
@@ -38,8 +38,8 @@ def test_what_is_right_is_read(read: Callable[[str], object], text: str, value: 
         (host_and_port, ("", "localhost", "localhost:", ":80", "localhost:http", "http://localhost")),
     ],
 )
-def test_what_is_wrong_is_quoted(read: Callable[[str], object], wrong: tuple[str, ...]) -> None:
-    """So that argparse names the option, the value and what it should be."""
+def test_an_invalid_argument_is_quoted(read: Callable[[str], object], wrong: tuple[str, ...]) -> None:
+    """argparse then names the option, the value and what it should be."""
     for text in wrong:
         with pytest.raises(argparse.ArgumentTypeError, match=re.escape(f"{text!r} is not ")):
             read(text)
@@ -56,22 +56,25 @@ def test_what_is_wrong_is_quoted(read: Callable[[str], object], wrong: tuple[str
         (["--rounds", "0"], "argument --rounds: '0' is not a whole number from 1 on"),
     ],
 )
-def test_the_engines_benchmark_starts_nothing_for_a_wrong_word(arguments: list[str], words: str) -> None:
-    """A peer or a case of that name would be missing from the tables at the end of an hour."""
-    command = [sys.executable, "-m", "benchmarks.engine", "--json", "OUT", *arguments]
+def test_the_engine_benchmark_refuses_a_wrong_argument(
+    arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An unknown peer or case is refused before anything is measured."""
+    monkeypatch.setattr(sys, "argv", ["engine", "--json", "OUT", *arguments])
 
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    with pytest.raises(SystemExit, match="2"):
+        main()
 
-    assert done.returncode == 2
-    assert words in done.stderr
+    assert words in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("path", COMMANDS, ids=[path.relative_to(ROOT).as_posix() for path in COMMANDS])
-def test_a_command_has_the_options_that_it_names(path: Path) -> None:
-    """Those in its description, which `--help` prints."""
-    tree = ast.parse(path.read_text())
-    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
-    strings = (word.value for call in calls for word in call.args if isinstance(word, ast.Constant))
-    named = set(re.findall(r"--[a-z][a-z-]*", ast.get_docstring(tree) or ""))
+def test_a_command_has_the_options_of_its_description() -> None:
+    """Each option that the printed description names is defined."""
+    assert len(COMMANDS) > 5
+    for path in COMMANDS:
+        tree = ast.parse(path.read_text())
+        calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+        strings = (word.value for call in calls for word in call.args if isinstance(word, ast.Constant))
+        named = set(re.findall(r"--[a-z][a-z-]*", ast.get_docstring(tree) or ""))
 
-    assert named <= {word for word in strings if isinstance(word, str)}
+        assert named <= {word for word in strings if isinstance(word, str)}, path

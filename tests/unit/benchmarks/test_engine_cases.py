@@ -1,4 +1,4 @@
-"""The cases of the engine's benchmark: amounts, prompts, the published workload, and that the GPU's cases run at all."""
+"""The cases of the engine's benchmark: amounts, prompts, the published workload, and one small run of the GPU's cases."""
 
 import json
 import subprocess
@@ -15,7 +15,7 @@ BARE = {"ray", "rich", "typer", "transformers", "prometheus_client", "pydantic",
 
 
 def test_the_published_workload() -> None:
-    """nano-vllm's 256 sequences have 133,966 tokens to write, as its page says."""
+    """nano-vllm's 256 sequences generate 133,966 tokens, as published on its page."""
     case = next(case for group in shape_cases() for case in group.cases if case.name == "nano-vllm-256")
 
     assert (case.batch, case.amount) == (256, 133_966)
@@ -23,7 +23,7 @@ def test_the_published_workload() -> None:
 
 
 def test_a_value_is_the_amount_by_time() -> None:
-    """Tokens written, tokens read, requests; milliseconds are the time itself."""
+    """The amount is generated tokens, prompt tokens or requests; in milliseconds it is the time itself."""
     values = {case.name: case.value(2.0) for case in text_cases()}
 
     assert values["decode-8"] == 8 * 64 / 2
@@ -33,8 +33,8 @@ def test_a_value_is_the_amount_by_time() -> None:
 
 
 @pytest.mark.parametrize("words", [range(50), list(range(1_000))])
-def test_prompts_are_the_same_for_all_and_new_in_each_run(words: range | list[int]) -> None:
-    """A run's prompts depend on the case and the run alone."""
+def test_prompts_depend_on_case_and_run_alone(words: range | list[int]) -> None:
+    """Every engine gets the same prompts in a run, and other ones in the next run."""
     case = text_cases()[1]
 
     first, again, other = (draw_prompts(case, words, run) for run in (0, 0, 1))
@@ -46,7 +46,7 @@ def test_prompts_are_the_same_for_all_and_new_in_each_run(words: range | list[in
 
 @pytest.mark.parametrize("vocab_size", [400, 49_152])
 def test_the_catalogue_lies_in_the_vocabulary(vocab_size: int) -> None:
-    """Codes are distinct, and the levels' tokens are the vocabulary's last ones, apart from each other."""
+    """Codes are distinct, and the levels' tokens are disjoint, the last ones of the vocabulary."""
     table = code_table(vocab_size)
 
     assert len(np.unique(table.codes, axis=0)) == len(table.codes)
@@ -56,7 +56,7 @@ def test_the_catalogue_lies_in_the_vocabulary(vocab_size: int) -> None:
 
 
 def test_the_cases_of_a_gpu_run_at_their_smallest() -> None:
-    """Each of them gives what it asks for over a tiny decoder, so that it works the first time on a large one."""
+    """Each case returns its number of outputs over a tiny decoder."""
     for group in shape_cases(tiny=True):
         options = {"model": f"shape:{group.shape}", "device": "cpu", "threads": torch.get_num_threads()}
         knobs = {**group.config, "num_blocks": 1_024, "cpu_kernels": "torch"}
@@ -72,8 +72,8 @@ def test_the_cases_of_a_gpu_run_at_their_smallest() -> None:
             json.dumps(reply)
 
 
-def test_it_needs_little() -> None:
-    """The command and our engine's process load nothing beside torch, numpy, safetensors and tokenizers."""
+def test_the_benchmark_imports_little() -> None:
+    """The command and our engine's process import only torch, numpy, safetensors and tokenizers."""
     script = (
         "import sys, benchmarks.engine, benchmarks.engine.tailrace; "
         f"sys.exit(', '.join({BARE!r} & set(sys.modules)) or 0)"

@@ -1,4 +1,4 @@
-"""What holds the peers' beams to the catalogue, against a look through all items."""
+"""The item mask of the peers' beams, against a search through all items."""
 
 import itertools
 
@@ -13,27 +13,29 @@ TABLE = code_table(30)
 """Ten codes a level."""
 
 
-def allowed_slowly(table: CodeTable, spelled: list[int]) -> list[bool]:
-    """Which codes continue some item that begins so."""
-    level = len(spelled)
-    following = {int(code[level]) for code in table.codes if code[:level].tolist() == spelled}
+def allowed_slowly(table: CodeTable, prefix: list[int]) -> list[bool]:
+    """Return for each code whether it continues some item with this prefix."""
+    level = len(prefix)
+    following = {int(code[level]) for code in table.codes if code[:level].tolist() == prefix}
     return [code in following for code in range(table.level_size)]
 
 
 @pytest.mark.parametrize("level", [0, 1, 2])
 def test_allowed_codes_are_those_of_some_item(level: int) -> None:
-    """For every spelling of a level."""
+    """The mask of every prefix is that of the search; tokens map back to their codes."""
     trie = CodeTrie(TABLE)
-    spellings = list(itertools.product(range(TABLE.level_size), repeat=level))
-    tokens_BL = np.array(spellings).reshape(len(spellings), level) + np.array(TABLE.token_offsets[:level], dtype=int)
+    prefixes = list(itertools.product(range(TABLE.level_size), repeat=level))
+    tokens_BL = np.array(prefixes).reshape(len(prefixes), level) + np.array(TABLE.token_offsets[:level], dtype=int)
 
     allowed_BS = trie.allowed(tokens_BL.astype(np.int64))
 
-    assert allowed_BS.tolist() == [allowed_slowly(TABLE, list(spelling)) for spelling in spellings]
+    tokens = (TABLE.codes[:3] + np.array(TABLE.token_offsets)).tolist()
+    assert trie.codes_of(tokens) == TABLE.codes[:3].tolist()
+    assert allowed_BS.tolist() == [allowed_slowly(TABLE, list(prefix)) for prefix in prefixes]
 
 
 def test_scores_are_log_probabilities_over_the_level() -> None:
-    """Normalised before the mask, as our engine does; nothing outside the level is left."""
+    """Scores are normalised before the mask, as in our engine; no token outside the level remains."""
     trie = CodeTrie(TABLE)
     scores_BV = torch.randn(2, 33, generator=torch.Generator().manual_seed(0))
     tokens_BL = np.array([[TABLE.token_offsets[0] + 1], [TABLE.token_offsets[0] + 2]])
@@ -45,10 +47,3 @@ def test_scores_are_log_probabilities_over_the_level() -> None:
     allowed_BS = torch.from_numpy(trie.allowed(tokens_BL))
     assert torch.equal(masked_BV[:, first : first + 10][allowed_BS], expected_BS[allowed_BS])
     assert int(masked_BV.isfinite().sum()) == int(allowed_BS.sum())
-
-
-def test_tokens_become_codes_again() -> None:
-    """Every level's tokens lie from its own offset on."""
-    tokens = (TABLE.codes[:3] + np.array(TABLE.token_offsets)).tolist()
-
-    assert CodeTrie(TABLE).codes_of(tokens) == TABLE.codes[:3].tolist()

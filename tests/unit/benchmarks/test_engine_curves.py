@@ -1,4 +1,4 @@
-"""The curves' own sums and the random catalogues below them."""
+"""The curves' figures and their random catalogues."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from benchmarks.engine_curves.__main__ import flatness
 from benchmarks.engine_curves.engines import RankingRunner, build_engine, random_decoder, random_items
 
 
-def test_flatness_is_the_dearest_over_the_cheapest_by_state() -> None:
+def test_flatness_is_the_highest_over_the_lowest_cost_by_state() -> None:
     """Each state has its own ratio."""
     rows = [{"state": "cold", "ms": 4.0}, {"state": "warm", "ms": 1.0}, {"state": "cold", "ms": 5.0}]
 
@@ -24,8 +24,8 @@ def test_catalogues_of_any_depth_lie_in_their_code_space(depth) -> None:
     assert depth > 1 or len(np.unique(items.codes)) == 500
 
 
-def test_a_ranking_is_timed_from_question_to_answer() -> None:
-    """A caller gives milliseconds, and finds its history cached the second time."""
+def test_a_ranking_is_timed_from_request_to_answer() -> None:
+    """A runner measures milliseconds and frees its blocks."""
     items = random_items(300, 3)
     caller = RankingRunner(build_engine(random_decoder(769), items), items, np.random.default_rng(0))
     history = caller.history(40)

@@ -1,4 +1,4 @@
-"""What is published of the engine's benchmark: medians, ratios, shares of limits, agreement, and the page's tables."""
+"""The engine benchmark's report: medians, ratios, shares of limits, agreement, and the page's tables."""
 
 from typing import Any
 
@@ -11,16 +11,17 @@ from benchmarks.engine.table import tables
 WRITE = Case(name="decode-2", unit="output tokens/s", batch=2, prompt_len=4, num_new=5)
 RANK = Case(name="beams-2", unit="requests/s", batch=1, prompt_len=4, width=2)
 WAIT = Case(name="wait", unit="ms", batch=1, prompt_len=4, width=2)
+REPORT = {"device": "a processor", "threads": 2, "date": "2026-11-21", "model": "m", "dtype": "bfloat16"}
 PEERS = ["transformers", "vllm"]
 
 
 def measured(case: Case, engine: str, *seconds: float, outputs: Any = ()) -> Measured:
-    """One engine's runs of a case."""
+    """Build one engine's runs of a case."""
     return Measured(case, engine, [{"seconds": one, "outputs": list(outputs)} for one in seconds])
 
 
 def test_the_median_and_the_best_peer() -> None:
-    """A ratio is to the peer that is fastest in that case; above 1 is faster than it."""
+    """A ratio is to the fastest peer of that case; above 1 is faster, and half its milliseconds are a ratio of 2."""
     rows = case_rows(
         [
             measured(WRITE, "tailrace", 0.5, 9.0, 0.4),
@@ -36,17 +37,12 @@ def test_the_median_and_the_best_peer() -> None:
         ("vllm", 5.0, 0.5),
     ]
     assert rows[0]["runs"] == [20.0, 1.111, 25.0]
+    timed = case_rows([measured(WAIT, "tailrace", 0.01), measured(WAIT, "vllm", 0.02)], PEERS)
+    assert timed[0]["ratio_to_best_peer"] == 2.0
 
 
-def test_less_time_is_better() -> None:
-    """In milliseconds half the peer's time is a ratio of 2."""
-    rows = case_rows([measured(WAIT, "tailrace", 0.01), measured(WAIT, "vllm", 0.02)], PEERS)
-
-    assert rows[0]["ratio_to_best_peer"] == 2.0
-
-
-def test_what_an_engine_cannot_do_is_said() -> None:
-    """A case without runs has no value and tells why; nobody is compared with it."""
+def test_a_failed_case_has_its_error() -> None:
+    """A case without runs has its error instead of a value, and no engine is compared with it."""
     failed = Measured(RANK, "vllm", error="ValueError: no")
 
     rows = case_rows([measured(RANK, "tailrace", 0.5), failed], PEERS)
@@ -55,8 +51,8 @@ def test_what_an_engine_cannot_do_is_said() -> None:
     assert (rows[1]["value"], rows[1]["error"]) == (None, "ValueError: no")
 
 
-def test_steps_are_held_against_the_limits_beside_their_run() -> None:
-    """Of the run with the median share; the nearer limit is what binds. A slow step beside a slow memory is no worse."""
+def test_steps_are_compared_with_the_limits_of_their_run() -> None:
+    """The row is of the run with the median share; the nearer limit binds. A slow step during a slow memory is no worse."""
     one = measured(WRITE, "tailrace", 1.0, 1.0, 1.0)
     for run, seconds, bytes_per_s in zip(one.runs, (8.0, 2.0, 1.0), (100.0, 100.0, 110.0), strict=True):
         run["steps"] = {"decode": {"steps": 2, "seconds": seconds, "num_bytes": 100.0, "flops": 30.0}}
@@ -83,7 +79,7 @@ def test_steps_are_held_against_the_limits_beside_their_run() -> None:
 
 
 def test_agreement_is_counted_place_by_place_or_as_sets() -> None:
-    """Texts by position, items by membership."""
+    """Texts agree by position, items by membership."""
     runs = [
         measured(WRITE, "tailrace", 1.0, outputs=[[1, 2, 3, 4], [5, 6, 7, 8]]),
         measured(WRITE, "transformers", 1.0, outputs=[[1, 2, 9, 9], [5, 6, 7, 8]]),
@@ -100,14 +96,9 @@ def test_agreement_is_counted_place_by_place_or_as_sets() -> None:
     "quality", [{}, {"tailrace": {"best_share": 1.0, "largest_gap": 0.0, "logits_max_error": 9e-5}}]
 )
 def test_the_page(quality: dict[str, Any]) -> None:
-    """Tables with device and date; what is absent is named, and what cannot be held to the catalogue."""
+    """The page has tables with device and date, and names absent peers."""
     one = measured(WRITE, "tailrace", 0.5)
-    report = {
-        "device": "a processor",
-        "threads": 2,
-        "date": "2026-11-21",
-        "model": "m",
-        "dtype": "bfloat16",
+    report = REPORT | {
         "cases": case_rows([one, measured(WRITE, "transformers", 1.0)], PEERS),
         "roofline": [],
         "limits": {"bytes_per_s": 24e9, "flops_per_s": 2.3e12},
@@ -125,24 +116,12 @@ def test_the_page(quality: dict[str, Any]) -> None:
     assert ("| tailrace | 100.0% | 0.000 | 9.0e-05 |" in page) == bool(quality)
 
 
-def test_a_run_in_which_nothing_worked_is_told() -> None:
-    """Without a single figure the page says why, case by case, and holds nothing against limits that nobody measured."""
+def test_a_run_in_which_every_case_failed() -> None:
+    """Without a figure the page has the error of each case, and no limits."""
     failed = Measured(WRITE, "tailrace", error="RuntimeError: an illegal memory access")
-    report = {
-        "device": "a GPU",
-        "threads": 2,
-        "date": "2026-11-22",
-        "model": None,
-        "dtype": "bfloat16",
-        "cases": case_rows([failed], []),
-        "roofline": roofline_rows([failed]),
-        "limits": best_limits([failed]),
-        "absent_peers": {},
-        "engines": {},
-        "quality": {},
-    }
+    found = {"cases": case_rows([failed], []), "roofline": roofline_rows([failed]), "limits": best_limits([failed])}
 
-    page = tables(report)
+    page = tables(REPORT | {"model": None, "absent_peers": {}, "engines": {}, "quality": {}} | found)
 
     assert "| decode-2 | output tokens/s | - | - |" in page
     assert "- decode-2 on tailrace: RuntimeError: an illegal memory access" in page

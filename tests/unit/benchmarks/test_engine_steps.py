@@ -1,4 +1,4 @@
-"""What a step took is told of that step, also where the host is ahead of the device."""
+"""The time of a step is counted for that step, also where the host is ahead of the device."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from services.llm.engine.engine import Engine
 
 
 class DoublingClock:
-    """Between its stamps are 1, 2, 4 and so on seconds, so that a sum says which they are."""
+    """A clock with 1, 2, 4 and so on seconds between its stamps, so that a sum identifies its terms."""
 
     def __init__(self) -> None:
         self.num_stamps = 0
@@ -28,7 +28,7 @@ class DoublingClock:
 
 @pytest.mark.parametrize("is_asynchronous", [True, False])
 def test_each_kind_of_step_gets_the_time_between_its_start_and_the_next(is_asynchronous: bool) -> None:
-    """A ranking's prompt ran first and its two levels after it, whenever their costs are told."""
+    """A ranking's prompt ran first and its two levels after it, whenever their costs are reported."""
     codes = np.unique(np.random.default_rng(0).integers(0, 100, (500, 3)), axis=0)
     items = ItemCodes(codes=codes, level_sizes=(100,) * 3, token_offsets=(1, 101, 201))
     decoder = random_decoder("tiny", torch.float32, torch.device("cpu"))

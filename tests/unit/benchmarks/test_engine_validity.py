@@ -10,8 +10,8 @@ from services.llm.engine.outcome import EngineOutcome, Status
 from tests.unit.llm.engine.conftest import build_decoder
 
 
-def test_no_beam_names_an_item_that_may_not_be_shown() -> None:
-    """Across reloads, depths, masks and widths, every item is allowed, unseen, given once, and none is missing."""
+def test_every_beam_is_a_valid_item() -> None:
+    """Across reloads, depths, masks and widths every item is allowed, unseen, returned once, and none is missing."""
     count = Count()
 
     assert sum(judged(8_000, count)) == count.beams

@@ -14,7 +14,7 @@ PART: dict[str, Any] = {
 
 
 def test_one_line_per_fault() -> None:
-    """Numbers as they are; a row that did not recover says so."""
+    """Numbers are formatted; a row that did not recover is marked."""
     row = {**PART, "fault": "store-stop", "goodput": 0.9, "recovery_s": 1.5, "during": PART}
 
     lines = matrix([row, {**row, "recovery_s": None}]).splitlines()
@@ -24,7 +24,7 @@ def test_one_line_per_fault() -> None:
 
 
 def test_the_classes_of_a_spike() -> None:
-    """A line for each class that called, and for the high one by door."""
+    """There is a line for each class of callers, and for the high one by door."""
     doors = {"high over REST": PART, "high over gRPC": PART}
     lines = priorities({"by_priority": {"high": PART, "low": PART}, "by_door": doors}).splitlines()
 

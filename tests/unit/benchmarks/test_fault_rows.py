@@ -1,4 +1,4 @@
-"""How a row of the fault matrix is planned and put together."""
+"""Plan and figures of a row of the fault matrix."""
 
 import pytest
 
@@ -11,8 +11,8 @@ PHASES = Phases(before_s=2, during_s=3, after_s=5)
 WEIGHTS = {"llm": 1.0, "student": 0.5}
 
 
-def test_three_of_four_are_of_high_priority() -> None:
-    """At an even rate, from the beginning to the end."""
+def test_a_plan_is_even_with_three_of_four_of_high_priority() -> None:
+    """The rate is even from the beginning to the end."""
     planned = plan_row(20, PHASES, is_spike=False)
 
     assert len(planned) == 200
@@ -21,7 +21,7 @@ def test_three_of_four_are_of_high_priority() -> None:
 
 
 def test_the_spike_adds_twelve_times_the_rate_of_low_priority() -> None:
-    """While the fault lasts; the others leave as ever."""
+    """It lasts as long as the fault; the other departures do not change."""
     planned = plan_row(20, PHASES, is_spike=True)
     low = [one.at_s for one in planned if one.priority is Priority.LOW]
 
@@ -31,7 +31,10 @@ def test_the_spike_adds_twelve_times_the_rate_of_low_priority() -> None:
 
 
 def test_a_row_of_the_matrix() -> None:
-    """Down from second 2 to 5: the student answers until 6, one event is refused, one is taken and seen again at 5.5."""
+    """Down from second 2 to 5: the student answers until 6, one event is refused, one is accepted and visible at 5.5.
+
+    An acknowledged event that is never visible is lost, and without a visible one there is no recovery.
+    """
     planned = [Planned(number / 10, Priority.HIGH) for number in range(100)]
     shots = [
         Shot(0.01, 0.0, RequestOutcome(is_ok=True, tier=tier, reason=reason), one.at_s, number)
@@ -47,16 +50,8 @@ def test_a_row_of_the_matrix() -> None:
     assert (row["answers_recovered_s"], row["events_recovered_s"], row["recovery_s"]) == (1.0, 0.5, 1.0)
     assert row["events"] == {"sent": 3, "acknowledged": 2, "lost": 0}
     assert row["during"]["tiers"] == {"student": 1}
-
-
-def test_an_acknowledged_event_that_nobody_sees_is_lost() -> None:
-    """And without one that is seen there is no recovery."""
-    probe = EventProbe.__new__(EventProbe)
     probe.events = [Event("a", 1, 6.0, 6.1)]
-    planned = [Planned(number / 10, Priority.HIGH) for number in range(100)]
-    shots = [Shot(0.01, 0, RequestOutcome(True, "llm", "llm_in_time"), one.at_s, i) for i, one in enumerate(planned)]
-
-    row = row_of(planned, Load(shots, 10.0, 0.1), probe, 5.0, PHASES, WEIGHTS)
-
-    assert row["events"]["lost"] == 1
-    assert (row["answers_recovered_s"], row["recovery_s"]) == (0, None)
+    healthy = [Shot(0.01, 0, RequestOutcome(True, "llm", "llm_in_time"), one.at_s, i) for i, one in enumerate(planned)]
+    lost = row_of(planned, Load(healthy, 10.0, 0.1), probe, 5.0, PHASES, WEIGHTS)
+    assert lost["events"]["lost"] == 1
+    assert (lost["answers_recovered_s"], lost["recovery_s"]) == (0, None)

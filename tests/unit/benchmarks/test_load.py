@@ -1,4 +1,4 @@
-"""The load generator hides nothing: waiting counts from the intended departure, errors never meet a deadline."""
+"""The load generator counts latency from the intended departure, and no error meets a deadline."""
 
 import asyncio
 import time
@@ -11,12 +11,12 @@ from benchmarks.load.open_loop import Load, RequestOutcome, Shot, percentile, ru
 OK = RequestOutcome(is_ok=True, tier="student", reason="short_history")
 
 
-async def test_requests_leave_at_their_rate_whatever_comes_back() -> None:
-    """Open loop: a server that answers nothing for a while meets all requests at once."""
+async def test_requests_leave_at_their_rate() -> None:
+    """Open loop: a server that pauses receives all requests meanwhile."""
     gate, at_once = asyncio.Event(), 0
 
     async def send(number: int) -> RequestOutcome:
-        """Count who waits; let all go when the last has come."""
+        """Count the waiting requests; release all when the last has arrived."""
         nonlocal at_once
         at_once += 1
         if number == 19:
@@ -32,7 +32,7 @@ async def test_requests_leave_at_their_rate_whatever_comes_back() -> None:
 
 
 async def test_a_generator_that_falls_behind_counts_it_as_latency() -> None:
-    """A blocked event loop is no reason to forget the wait (no coordinated omission)."""
+    """The wait for a blocked event loop is latency (no coordinated omission)."""
 
     async def send(number: int) -> RequestOutcome:
         """Block the loop once."""
@@ -47,23 +47,23 @@ async def test_a_generator_that_falls_behind_counts_it_as_latency() -> None:
 
 @pytest.mark.parametrize(("share", "value"), [(0.5, 5), (0.95, 10), (0.99, 10), (0.1, 1), (0.0, 1)])
 def test_percentiles_are_by_nearest_rank(share: float, value: int) -> None:
-    """Of one to ten."""
+    """The percentiles of one to ten are members of them."""
     assert percentile(list(range(10, 0, -1)), share) == value
 
 
 def test_an_error_never_meets_its_deadline() -> None:
-    """However fast."""
+    """A fast error is not in time."""
     error = RequestOutcome(is_ok=False, tier="none", reason="http_503")
     shots = [Shot(0.01, 0, OK), Shot(0.06, 0, OK), Shot(0.001, 0, error), Shot(0.02, 0, OK)]
 
-    told = summary(Load(shots, wall_s=2.0, cpu_share=0.5), rate_rps=2, deadline_ms=50)
+    row = summary(Load(shots, wall_s=2.0, cpu_share=0.5), rate_rps=2, deadline_ms=50)
 
-    assert (told["deadline_met"], told["goodput_rps"], told["num_errors"]) == (0.5, 1.0, 1)
-    assert told["tiers"] == {"student": 3, "none": 1}
+    assert (row["deadline_met"], row["goodput_rps"], row["num_errors"]) == (0.5, 1.0, 1)
+    assert row["tiers"] == {"student": 3, "none": 1}
 
 
-def test_a_mixed_audience_takes_the_tiers_in_turn_and_skips_those_without_people() -> None:
-    """Each tier's own requests, none left out."""
+def test_a_mixed_audience_alternates_between_tiers_that_have_users() -> None:
+    """A tier without users is skipped."""
     audience = Audience(listed_user_ids=(), known_user_ids=("1",), item_ids=("a", "b"))
     asks = audience.asks("mixed")
 

@@ -1,4 +1,4 @@
-"""A benchmark that could measure nothing says so before it begins."""
+"""A benchmark checks that its stack is ready before it begins."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from benchmarks.load.own_stack import require_ready
 
 
 class Door(RestClient):
-    """Answers with these statuses, one after another, and keeps nobody waiting."""
+    """A client that returns these statuses, one after another."""
 
     def __init__(self, *statuses: int) -> None:
         super().__init__("localhost", 8000)
@@ -16,11 +16,6 @@ class Door(RestClient):
     async def call(self, method: bytes, path: bytes, body: bytes) -> tuple[int, bytes]:
         """Return the next status."""
         return next(self._statuses), b""
-
-
-async def test_a_stack_that_answers_is_ready() -> None:
-    """Ready by its own word, and it takes this caller."""
-    await require_ready(Door(200, 200))
 
 
 @pytest.mark.parametrize(
@@ -32,7 +27,8 @@ async def test_a_stack_that_answers_is_ready() -> None:
         ((200, 403), "localhost:8000 answers 403: it requires an API key"),
     ],
 )
-async def test_a_stack_that_would_answer_nothing_ends_the_benchmark(statuses: tuple[int, ...], words: str) -> None:
-    """In one line, with what to do."""
+async def test_a_benchmark_ends_without_a_stack_that_accepts_it(statuses: tuple[int, ...], words: str) -> None:
+    """The error has one line with the fix; a ready stack that accepts the caller is none."""
+    await require_ready(Door(200, 200))
     with pytest.raises(SystemExit, match=words):
         await require_ready(Door(*statuses))

@@ -1,4 +1,4 @@
-"""What `tailrace plan` reckons: `pytest tests/unit/benchmarks/test_plan.py`."""
+"""The estimates of `tailrace plan`: `pytest tests/unit/benchmarks/test_plan.py`."""
 
 import json
 from pathlib import Path
@@ -41,7 +41,7 @@ MEASURED: dict[str, Any] = {
 
 
 def demand(**changes: Any) -> Demand:
-    """Ask for little of everything."""
+    """Build a small demand."""
     usual = {"rate": 100.0, "users": 1_024, "items": 1_000, "events_rate": 0.0, "mix": MIX, "kv_users": 10}
     return Demand(**{**usual, **changes})
 
@@ -52,7 +52,7 @@ def cores(part: str, **changes: Any) -> float:
 
 
 def test_cores_are_idle_plus_rate_times_cost() -> None:
-    """By hand: each tier's share of the rate times its cost, and what the part uses anyway."""
+    """Each tier's share of the rate times its cost, plus the part's idle cost, calculated by hand."""
     gateway_ms = 0.5 * 1 + 0.2 * 2 + 0.25 * 2 + 0.05 * 1
 
     assert cores("gateway") == pytest.approx((10 + 100 * gateway_ms) / 1_000)
@@ -61,7 +61,7 @@ def test_cores_are_idle_plus_rate_times_cost() -> None:
 
 
 def test_a_larger_catalogue_costs_time_and_memory() -> None:
-    """One product over all items more in each model that runs, and the weights at the measured size per item."""
+    """Each model that runs has one more product per item, and weights at the measured size per item."""
     more_ms = 4.0 * 99_000 / 100_000
 
     assert cores("gateway", items=100_000) - cores("gateway") == pytest.approx(100 * 0.45 * more_ms / 1_000)
@@ -72,16 +72,19 @@ def test_a_larger_catalogue_costs_time_and_memory() -> None:
     assert not [note for note in small.notes if "reckoned" in note]
 
 
-@pytest.mark.parametrize(("rate", "says_so"), [(25.0, False), (26.0, True)])
-def test_a_rate_beyond_the_measured_one_is_said_to_be_reckoned(rate: float, says_so: bool) -> None:
-    """Up to what was measured there is nothing to say."""
+@pytest.mark.parametrize(("rate", "is_extrapolated"), [(25.0, False), (26.0, True)])
+def test_a_rate_beyond_the_measured_one_is_noted(rate: float, is_extrapolated: bool) -> None:
+    """A rate up to the measured one has no note."""
     notes = plan(demand(rate=rate), MEASURED).notes
 
-    assert any("was measured at 25 requests a second and is taken to hold at 26" in note for note in notes) is says_so
+    assert (
+        any("was measured at 25 requests a second and is taken to hold at 26" in note for note in notes)
+        is is_extrapolated
+    )
 
 
 def test_replicas_leave_room_for_bursts() -> None:
-    """No replica is planned busier than the share, and the cores to provide hold that too."""
+    """No replica is planned busier than the maximal share, and the total of cores includes that."""
     made = plan(demand(rate=1_000.0), MEASURED)
 
     for line in made.lines:
@@ -99,7 +102,7 @@ def test_kv_blocks_hold_whole_prompts() -> None:
 
 
 def test_store_holds_a_row_per_user_and_item() -> None:
-    """At the sizes that were measured."""
+    """Users and events have their measured sizes."""
     one, many = (plan(demand(users=users), MEASURED).memory_gb for users in (1, 1 + 1_048_576))
 
     assert many - one == pytest.approx(1.0)
@@ -117,8 +120,8 @@ def test_store_holds_a_row_per_user_and_item() -> None:
         ({"mix": {**MIX, "llm": 0.9}}, "--mix: the shares make 1.7; give shares that make 1"),
     ],
 )
-def test_what_cannot_be_is_refused(changes: dict[str, Any], words: str) -> None:
-    """By the option's name, with what to give."""
+def test_an_impossible_demand_is_refused(changes: dict[str, Any], words: str) -> None:
+    """The error names the option and the fix."""
     with pytest.raises(ConfigError) as refused:
         demand(**changes)
 
@@ -126,15 +129,15 @@ def test_what_cannot_be_is_refused(changes: dict[str, Any], words: str) -> None:
 
 
 def test_a_mix_names_tiers() -> None:
-    """Those not named have no share."""
+    """A tier that is not named has no share."""
     assert parse_mix("llm=0.3, student=0.7") == {"precomputed": 0, "llm": 0.3, "student": 0.7, "popular": 0}
     for wrong in ("llm", "llm=x", "gpu=1", ""):
         with pytest.raises(ConfigError, match="--mix"):
             parse_mix(wrong)
 
 
-def test_the_kept_basis_answers(tmp_path: Path) -> None:
-    """The results file in the repository is one that a plan can be made from; another kind of file is refused."""
+def test_the_committed_basis_is_usable(tmp_path: Path) -> None:
+    """A plan can be made from the results file in the repository; another kind of file is refused."""
     made = plan(demand(), read_basis(None))
     other = tmp_path / "serve.json"
     other.write_text(json.dumps({"benchmark": "serve"}))

@@ -1,4 +1,4 @@
-"""The proxy's faults, on real sockets: what a client sees, what flows on afterwards, and that passing changes nothing."""
+"""The proxy's faults on real sockets: the client's errors, and the bytes that pass afterwards."""
 
 import asyncio
 import time
@@ -12,10 +12,10 @@ from tests.support.servers import HOST, free_port
 
 @pytest.fixture
 async def echo_port() -> AsyncIterator[int]:
-    """A server that sends back what it gets."""
+    """A server that echoes."""
 
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Return back."""
+        """Echo until the end."""
         while piece := await reader.read(65_536):
             writer.write(piece)
         writer.close()
@@ -44,7 +44,7 @@ class Client:
         """Connect."""
         return cls(*await asyncio.open_connection(HOST, proxy.port))
 
-    async def ask(self, question: bytes, timeout_s: float = 5.0) -> bytes:
+    async def send(self, question: bytes, timeout_s: float = 5.0) -> bytes:
         """Send, and read as many bytes back."""
         self._writer.write(question)
         return await asyncio.wait_for(self._reader.readexactly(len(question)), timeout_s)
@@ -59,7 +59,7 @@ async def test_passing_changes_nothing(proxy: TcpProxy) -> None:
     question = bytes(range(256)) * 4_096
     clients = [await Client.to(proxy) for _ in range(3)]
 
-    answers = await asyncio.gather(*(client.ask(question) for client in clients))
+    answers = await asyncio.gather(*(client.send(question) for client in clients))
 
     assert answers == [question] * 3
     for client in clients:
@@ -67,7 +67,7 @@ async def test_passing_changes_nothing(proxy: TcpProxy) -> None:
 
 
 async def test_a_close_travels_through(proxy: TcpProxy, echo_port: int) -> None:
-    """When the client has said all, the server's last words still come, then the end."""
+    """After the client's end of stream the server's last bytes arrive, then its end of stream."""
     reader, writer = await asyncio.open_connection(HOST, proxy.port)
     writer.write(b"last words")
     writer.write_eof()
@@ -77,30 +77,30 @@ async def test_a_close_travels_through(proxy: TcpProxy, echo_port: int) -> None:
 
 
 async def test_stop_refuses_and_resets(proxy: TcpProxy) -> None:
-    """As when the server's process is gone; afterwards the same port serves again."""
+    """Connections fail as without a server process; afterwards the same port serves again."""
     client = await Client.to(proxy)
-    await client.ask(b"before")
+    await client.send(b"before")
 
     await proxy.become(Wire.STOP)
     with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
-        await client.ask(b"during")
+        await client.send(b"during")
     with pytest.raises(ConnectionRefusedError):
         await Client.to(proxy)
     await proxy.become(Wire.PASS)
     again = await Client.to(proxy)
 
-    assert await again.ask(b"after") == b"after"
+    assert await again.send(b"after") == b"after"
     again.close()
 
 
-async def test_hang_keeps_what_was_sent(proxy: TcpProxy) -> None:
-    """Old and new connections stand, no byte comes, and nothing is lost."""
+async def test_hang_keeps_sent_bytes(proxy: TcpProxy) -> None:
+    """Old and new connections stay open without a byte, and nothing is lost."""
     old = await Client.to(proxy)
-    await old.ask(b"before")
+    await old.send(b"before")
 
     await proxy.become(Wire.HANG)
     new = await Client.to(proxy)
-    waiting = [asyncio.create_task(client.ask(b"during")) for client in (old, new)]
+    waiting = [asyncio.create_task(client.send(b"during")) for client in (old, new)]
     done, _ = await asyncio.wait(waiting, timeout=0.2)
     await proxy.become(Wire.PASS)
 
@@ -111,42 +111,42 @@ async def test_hang_keeps_what_was_sent(proxy: TcpProxy) -> None:
 
 
 async def test_slow_delays_both_ways(proxy: TcpProxy) -> None:
-    """There and back make two delays."""
+    """A round trip has two delays."""
     client = await Client.to(proxy)
     await proxy.become(Wire.SLOW)
     began = time.perf_counter()
 
-    await client.ask(b"slowly")
+    await client.send(b"slowly")
 
     assert time.perf_counter() - began >= 0.099
     client.close()
 
 
 async def test_reset_breaks_every_connection(proxy: TcpProxy) -> None:
-    """Also those that come later."""
+    """Later connections are reset too."""
     old = await Client.to(proxy)
-    await old.ask(b"before")
+    await old.send(b"before")
 
     await proxy.become(Wire.RESET)
     with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
-        await old.ask(b"during")
+        await old.send(b"during")
     with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
-        await (await Client.to(proxy)).ask(b"during")
+        await (await Client.to(proxy)).send(b"during")
     await proxy.become(Wire.PASS)
     again = await Client.to(proxy)
 
-    assert await again.ask(b"after") == b"after"
+    assert await again.send(b"after") == b"after"
     again.close()
 
 
 @pytest.mark.parametrize("order", [[Wire.HANG, Wire.STOP, Wire.SLOW], [Wire.RESET, Wire.HANG], [Wire.STOP, Wire.STOP]])
 async def test_faults_follow_one_another(proxy: TcpProxy, order: list[Wire]) -> None:
-    """Any of them may come after any other."""
+    """Any fault may follow any other."""
     for wire in order:
         await proxy.become(wire)
 
     await proxy.become(Wire.PASS)
     client = await Client.to(proxy)
 
-    assert await client.ask(b"well") == b"well"
+    assert await client.send(b"after") == b"after"
     client.close()

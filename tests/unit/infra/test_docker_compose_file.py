@@ -1,4 +1,4 @@
-"""docker-compose.yml against the code and against its own promises: `pytest tests/unit/infra/test_docker_compose_file.py`."""
+"""docker-compose.yml against the code: `pytest tests/unit/infra/test_docker_compose_file.py`."""
 
 import re
 import subprocess
@@ -24,12 +24,12 @@ every_service = pytest.mark.parametrize("name", SERVICES)
 
 
 def default_of(value: Any) -> str:
-    """Fill `${NAME:-default}` with its default."""
+    """Replace `${NAME:-default}` by its default."""
     return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", str(value))
 
 
 def mounted(name: str) -> dict[str, tuple[str, str]]:
-    """What a service mounts: by source, the place and the mode."""
+    """Return the mounts of a service: by source, the path and the mode."""
     found = {}
     for volume in SERVICES[name].get("volumes", []):
         source, place, *mode = volume.split(":")
@@ -38,8 +38,8 @@ def mounted(name: str) -> dict[str, tuple[str, str]]:
 
 
 @pytest.mark.parametrize("name", sorted(OURS - {"keys", "edge"}))
-def test_the_given_values_are_valid_settings(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of our roles reads its variables, as it does at its start, without complaint."""
+def test_environments_are_valid_settings(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of our roles loads its settings from its variables."""
     for key, value in SERVICES[name]["environment"].items():
         monkeypatch.setenv(key, default_of(value))
 
@@ -47,40 +47,25 @@ def test_the_given_values_are_valid_settings(name: str, monkeypatch: pytest.Monk
 
 
 @every_service
-def test_images_are_pinned(name: str) -> None:
-    """Each image has a tag with a version, and never `latest`."""
-    repository, _, tag = SERVICES[name]["image"].partition(":")
-
-    assert repository
-    assert re.match(r"v?\d+\.\d+\.\d+", tag), tag
-
-
-@every_service
-def test_nobody_is_root_or_may_become_it(name: str) -> None:
-    """A fixed user that is not root, no capability, no new privilege, an init, and a root that cannot be written."""
+def test_every_service_is_confined_and_bounded(name: str) -> None:
+    """A pinned image, a fixed user without root or privileges, a read-only root, and bounds that both Compose versions obey."""
     service = SERVICES[name]
 
+    assert re.match(r"v?\d+\.\d+\.\d+", service["image"].partition(":")[2])
     assert re.fullmatch(r"[1-9]\d*:\d+", service["user"])
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
     assert service["init"] is True
     assert service["read_only"] is (name not in WRITABLE_ROOT)
     assert "privileged" not in service
-
-
-@every_service
-def test_resources_are_limited(name: str) -> None:
-    """Memory, processors, processes and logs of each service are bounded, with keys that both Compose versions obey."""
-    service = SERVICES[name]
-
     assert {"mem_limit", "cpus", "pids_limit"} <= service.keys()
     assert float(default_of(service["cpus"])) <= 2, "an engine refuses more processors than the host has"
     assert service["logging"]["options"]["max-size"]
 
 
 @every_service
-def test_what_stays_is_watched_and_what_ends_is_not_started_again(name: str) -> None:
-    """Servers have a health check and come back; one-shot jobs have neither."""
+def test_servers_are_health_checked_and_restarted(name: str) -> None:
+    """Servers have a health check and restart; one-shot jobs have neither."""
     service = SERVICES[name]
 
     if name in ONE_SHOT:
@@ -92,17 +77,21 @@ def test_what_stays_is_watched_and_what_ends_is_not_started_again(name: str) -> 
         assert service["restart"] == "unless-stopped"
 
 
-@every_service
-def test_the_doors_and_the_watchers_are_published_on_loopback_only(name: str) -> None:
-    """By default nothing listens on an address that others reach, and store, broker and metrics are not published at all."""
-    published = [default_of(port) for port in SERVICES[name].get("ports", [])]
-
-    assert all(port.startswith("127.0.0.1:") for port in published)
-    assert bool(published) == (name in {"edge", "prometheus", "grafana"})
+def test_networks_lead_only_where_they_must() -> None:
+    """Doors and watchers are published on loopback only; store and broker are on an internal network alone, without the edge."""
+    for name, service in SERVICES.items():
+        published = [default_of(port) for port in service.get("ports", [])]
+        assert all(port.startswith("127.0.0.1:") for port in published), name
+        assert bool(published) == (name in {"edge", "prometheus", "grafana"}), name
+    assert all(SERVICES[name]["networks"] == ["data"] for name in ("redis", "kafka"))
+    assert {name for name, one in FILE["networks"].items() if one == {"internal": True}} >= {"data", "watch", "doors"}
+    assert SERVICES["edge"]["command"] == ["edge", "--ray-host", "serve", "--standby-host", "standby"]
+    assert all("doors" in SERVICES[name]["networks"] for name in ("edge", "serve", "standby"))
+    assert "data" not in SERVICES["edge"]["networks"]
 
 
 def test_ports_are_those_of_the_settings() -> None:
-    """What is published, checked and scraped are the ports on which the code listens by default."""
+    """Published, checked and scraped ports are the code's default ports."""
     settings = Settings()
     scraped = (ROOT / "infra" / "prometheus" / "prometheus.yml").read_text()
     doors = {
@@ -123,26 +112,8 @@ def test_ports_are_those_of_the_settings() -> None:
         assert f"{name}:{settings.metrics_port}" in scraped
 
 
-def test_the_edge_calls_services_that_are_there() -> None:
-    """On a network that leads nowhere else."""
-    words = SERVICES["edge"]["command"]
-
-    assert words == ["edge", "--ray-host", "serve", "--standby-host", "standby"]
-    assert FILE["networks"]["doors"] == {"internal": True}
-    assert all("doors" in SERVICES[name]["networks"] for name in ("edge", "serve", "standby"))
-    assert "data" not in SERVICES["edge"]["networks"]
-
-
-def test_store_and_broker_have_no_way_in_or_out() -> None:
-    """They are on an internal network alone."""
-    for name in ("redis", "kafka"):
-        assert SERVICES[name]["networks"] == ["data"]
-    assert FILE["networks"]["data"] == {"internal": True}
-    assert FILE["networks"]["watch"] == {"internal": True}
-
-
 def test_each_secret_is_where_it_is_needed_and_nowhere_else() -> None:
-    """A volume per secret; only the job that makes them can write, and no server sees the operator's key itself."""
+    """Each secret has its own volume, writable by the `keys` job alone; no server mounts the operator's key."""
     readers = {
         "redis-secret": {"redis", "prepare", "pipeline", "worker", "standby", "serve", "serve-gpu"},
         "kafka-secret": {"kafka", "prepare", "pipeline", "worker", "standby", "serve", "serve-gpu"},
@@ -157,7 +128,7 @@ def test_each_secret_is_where_it_is_needed_and_nowhere_else() -> None:
 
 
 def test_every_secret_that_is_named_is_made(tmp_path: Path) -> None:
-    """Each path below /secrets in the file is one that the first job writes, and its folder is mounted there."""
+    """Each path below /secrets in the file is written by the first job and mounted where it is used."""
     for folder in ("redis", "kafka", "doors", "keys", "grafana"):
         (tmp_path / folder).mkdir()
     made = {f"/secrets/{path.relative_to(tmp_path)}" for path in make_missing(tmp_path)}
@@ -170,7 +141,7 @@ def test_every_secret_that_is_named_is_made(tmp_path: Path) -> None:
 
 
 def test_only_the_worker_and_the_jobs_write_the_state() -> None:
-    """The doors, which strangers talk to, read it."""
+    """The services behind the public ports mount the state read-only."""
     modes = {name: mounted(name)["state"][1] for name in SERVICES if "state" in mounted(name)}
 
     assert modes == {"prepare": "rw", "pipeline": "rw", "worker": "rw"} | dict.fromkeys(
@@ -178,8 +149,8 @@ def test_only_the_worker_and_the_jobs_write_the_state() -> None:
     )
 
 
-def test_no_secret_lies_in_the_repository_or_in_the_image() -> None:
-    """What the first job makes is in volumes; were such a file here, git and the image would leave it out."""
+def test_git_and_the_image_hold_no_secret() -> None:
+    """No tracked file is a secret, and .dockerignore excludes everything that it does not name."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     seen = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
 

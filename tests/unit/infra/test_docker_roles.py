@@ -1,4 +1,4 @@
-"""What containers run: secrets made once, health, metrics beside a process: `pytest tests/unit/infra/test_docker_roles.py`."""
+"""Container roles: secrets, health checks, a process with its metrics endpoint: `pytest tests/unit/infra/test_docker_roles.py`."""
 
 import hashlib
 import stat
@@ -26,7 +26,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_secrets_are_made_once(root: Path) -> None:
-    """A second run makes nothing and changes nothing."""
+    """A second run changes nothing."""
     made = {path: path.read_text() for path in make_missing(root)}
     again = list(make_missing(root))
 
@@ -35,8 +35,8 @@ def test_secrets_are_made_once(root: Path) -> None:
     assert {path: path.read_text() for path in made} == made
 
 
-def test_the_servers_files_say_what_the_clients_files_say(root: Path) -> None:
-    """Redis knows the hash of the password, the broker the password, the doors the hash of the operator's key."""
+def test_server_files_match_client_files(root: Path) -> None:
+    """Redis has the password's hash, the broker the password, the doors the hash of the operator's key, which its owner alone may read."""
     list(make_missing(root))
     password = (root / "redis" / "password").read_text()
     key = operator_key(root)
@@ -48,36 +48,24 @@ def test_the_servers_files_say_what_the_clients_files_say(root: Path) -> None:
     assert (stored.id, stored.scopes) == (OPERATOR, frozenset(Scope))
     assert [one.sha256 for one in stored.hashes] == [hash_of(key)]
     assert key not in (root / "doors" / "keys.json").read_text()
-
-
-def test_the_operators_key_is_for_its_owner_alone(root: Path) -> None:
-    """Nobody else on the volume may read it."""
-    list(make_missing(root))
-
     assert stat.S_IMODE((root / "keys" / "operator.key").stat().st_mode) == 0o600
 
 
-def test_health_words() -> None:
-    """A beat is healthy while it is fresh; a closed port is not; a word of no kind is refused."""
-    closed = free_port()
+def test_health_probes_by_word(tmp_path: Path) -> None:
+    """A closed port and a missing heartbeat are unhealthy, a fresh heartbeat is healthy, an unknown kind is refused."""
+    closed, beat = free_port(), tmp_path / "worker-0.beat"
 
     assert not probe_of(f"tcp:{closed}")()
     assert not probe_of(f"http:{closed}/healthz")()
+    assert not probe_of(f"beat:{beat}")()
+    beat.touch()
+    assert probe_of(f"beat:{beat}")()
     with pytest.raises(ValueError, match="none of"):
         probe_of("ping:1")
 
 
-def test_a_beat_is_healthy_while_it_is_fresh(tmp_path: Path) -> None:
-    """A touched file is healthy, a missing one is not."""
-    beat = tmp_path / "worker-0.beat"
-    missing = probe_of(f"beat:{beat}")()
-    beat.touch()
-
-    assert (missing, probe_of(f"beat:{beat}")()) == (False, True)
-
-
 def test_a_role_runs_beside_its_metrics(tmp_path: Path) -> None:
-    """The process finds its metrics folder in its environment and the endpoint open; its exit code is handed on."""
+    """The process has its metrics folder in its environment and the endpoint is open; its exit code is returned."""
     port = free_port()
     settings = Settings(state_dir=tmp_path, metrics_port=port)
     script = (

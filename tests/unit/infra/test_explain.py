@@ -1,4 +1,4 @@
-"""`tailrace explain`: what it asks the door, how it draws, and how it says no."""
+"""`tailrace explain`: the request that it sends, the drawing, and the errors."""
 
 import io
 import json
@@ -17,7 +17,7 @@ from services.errors import EnvironmentFault, NotFound
 from tests.support.servers import free_port
 
 CELLS = 40
-TOLD: dict[str, Any] = {
+EXPLANATION: dict[str, Any] = {
     "outcome": "ok",
     "elapsed_ms": 10.0,
     "deadline_ms": 200,
@@ -31,16 +31,16 @@ TOLD: dict[str, Any] = {
 
 
 class Canned(ThreadingHTTPServer):
-    """A door that gives one answer and remembers what it was asked."""
+    """A door that sends one answer and records its requests."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.status, self.body = 200, json.dumps(TOLD)
-        self.asked: list[tuple[str, str | None]] = []
+        self.status, self.body = 200, json.dumps(EXPLANATION)
+        self.requests: list[tuple[str, str | None]] = []
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """Its URL."""
         return f"http://127.0.0.1:{self.server_address[1]}"
 
 
@@ -48,14 +48,14 @@ class _Handler(BaseHTTPRequestHandler):
     server: Canned
 
     def do_GET(self) -> None:
-        """Answer as told."""
-        self.server.asked.append((self.path, self.headers.get("authorization")))
+        """Send the answer."""
+        self.server.requests.append((self.path, self.headers.get("authorization")))
         self.send_response(self.server.status)
         self.end_headers()
         self.wfile.write(self.server.body.encode())
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture
@@ -70,77 +70,55 @@ def door() -> Iterator[Canned]:
     server.server_close()
 
 
-def drawn(told: dict[str, Any]) -> str:
-    """What is printed."""
-    out = Console(file=io.StringIO(), width=120, highlight=False)
-    show(told, out)
-    assert isinstance(out.file, io.StringIO)
-    return out.file.getvalue()
+def test_the_request_has_the_whole_id_and_the_key(door: Canned) -> None:
+    """The id is one part of the path, whatever its characters."""
+    explanation = ask(Door(url=door.url, key="secret"), "a/b ü?x=1")
 
-
-def refusal(code: str, message: str) -> str:
-    """An error as doors write it."""
-    return json.dumps(
-        {"error": {"code": code, "message": message, "field": None, "fix": "ask sooner", "request_id": "x"}}
-    )
-
-
-def test_it_asks_by_the_whole_id_with_the_key(door: Canned) -> None:
-    """Whatever the id holds is one part of the path."""
-    told = ask(Door(url=door.url, key="secret"), "a/b ü?x=1")
-
-    assert told == TOLD
-    assert door.asked == [("/v1/explanations/a%2Fb%20%C3%BC%3Fx%3D1", "Bearer secret")]
+    assert explanation == EXPLANATION
+    assert door.requests == [("/v1/explanations/a%2Fb%20%C3%BC%3Fx%3D1", "Bearer secret")]
 
 
 @pytest.mark.parametrize(
     ("status", "body", "error", "words"),
     [
-        (404, refusal("not_found", "nothing is kept"), NotFound, "nothing is kept; ask sooner"),
-        (
-            401,
-            refusal("unauthenticated", "this call needs a valid API key"),
-            EnvironmentFault,
-            "scope admin by --key-file",
-        ),
-        (403, refusal("not_allowed", "this key lacks the scope admin"), EnvironmentFault, "--key-file"),
-        (503, refusal("dependency_away", "features is away"), EnvironmentFault, "features is away"),
+        (404, "not_found", NotFound, "no such record; ask sooner"),
+        (401, "unauthenticated", EnvironmentFault, "scope admin by --key-file"),
+        (403, "not_allowed", EnvironmentFault, "--key-file"),
+        (503, "dependency_away", EnvironmentFault, "no such record"),
         (200, "<html>", EnvironmentFault, "no Tailrace gateway"),
         (404, "<html>", EnvironmentFault, "no Tailrace gateway"),
         (500, '{"error": "text"}', EnvironmentFault, "no Tailrace gateway"),
     ],
 )
-def test_a_refusal_is_one_line_with_what_to_do(
+def test_a_refusal_is_one_line_with_the_fix(
     door: Canned, status: int, body: str, error: type[Exception], words: str
 ) -> None:
-    """In the operator's terms, never a traceback."""
-    door.status, door.body = status, body
+    """Every error of the door, and an answer of another server, becomes an error for the operator."""
+    error_body = {"code": body, "message": "no such record", "field": None, "fix": "ask sooner", "request_id": "x"}
+    door.status, door.body = status, body if body[0] in "<{" else json.dumps({"error": error_body})
 
     with pytest.raises(error, match=words):
         ask(Door(url=door.url), "r")
-
-
-def test_a_door_that_is_not_there_is_said() -> None:
-    """With the address that was tried."""
     url = f"http://127.0.0.1:{free_port()}"
-
     with pytest.raises(EnvironmentFault, match=f"no gateway answers at {url}"):
         ask(Door(url=url), "r")
 
 
 def test_the_sentences_come_first_then_the_stages() -> None:
-    """In the order given, brackets unharmed, and the trace's id last."""
-    lines = [line.rstrip() for line in drawn(TOLD).splitlines() if line.strip()]
+    """Sentences keep their order and brackets; the trace's id is last."""
+    text = io.StringIO()
+    show(EXPLANATION, Console(file=text, width=120, highlight=False))
+    lines = [line.rstrip() for line in text.getvalue().splitlines() if line.strip()]
 
-    assert lines[:2] == TOLD["sentences"]
+    assert lines[:2] == EXPLANATION["sentences"]
     assert [line.split()[0] for line in lines[2:]] == ["stage", "features", "student", "whole", "trace"]
     assert lines[3].count("█") == CELLS // 2
     assert lines[4].count("█") == 1
 
 
 @given(st.floats(0, 2), st.floats(0, 2))
-def test_a_bar_never_leaves_its_place(begin: float, length: float) -> None:
-    """At least one cell, and no more than there are."""
+def test_a_bar_stays_in_its_column(begin: float, length: float) -> None:
+    """It has at least one cell, and none outside the column."""
     drawn_bar = bar(begin, length)
 
     assert 1 <= drawn_bar.count("█") <= CELLS

@@ -1,4 +1,4 @@
-"""The keeper leaves nothing behind: `pytest tests/unit/infra/test_keeper.py`."""
+"""The keeper ends every process of its command: `pytest tests/unit/infra/test_keeper.py`."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ time.sleep(1000)
 
 
 def start_family(pids_path: Path, grace_s: float = 5.0) -> tuple["subprocess.Popen[bytes]", list[int]]:
-    """Start a family under a keeper; give the keeper and the pids of the family."""
+    """Start a family under a keeper; return the keeper and the pids of the family."""
     command = (sys.executable, "-c", FAMILY, str(pids_path))
     keeper = subprocess.Popen(keeper_command(os.getpid(), grace_s, command), start_new_session=True)
     wait_for(lambda: pids_path.exists() and pids_path.read_text().endswith(" "))
@@ -38,24 +38,16 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-def test_a_keeper_ends_as_its_command_does() -> None:
-    """The exit code is the command's; death by a signal is 128 plus its number."""
-    codes = [
-        subprocess.run(keeper_command(os.getpid(), 1.0, ("sh", "-c", script)), check=False).returncode
-        for script in ("exit 0", "exit 7", "kill -9 $$")
+def test_a_keeper_exits_as_its_command_does() -> None:
+    """The exit code is the command's, 128 plus the number of its signal, or 127 with the name of a missing binary."""
+    commands = [("sh", "-c", script) for script in ("exit 0", "exit 7", "kill -9 $$")]
+    ended = [
+        subprocess.run(keeper_command(os.getpid(), 1.0, command), check=False, capture_output=True, text=True)
+        for command in [*commands, ("/no/such/server",)]
     ]
 
-    assert codes == [0, 7, 137]
-
-
-def test_a_command_that_cannot_be_run_is_named() -> None:
-    """A missing binary ends with code 127 and its name."""
-    done = subprocess.run(
-        keeper_command(os.getpid(), 1.0, ("/no/such/server",)), check=False, capture_output=True, text=True
-    )
-
-    assert done.returncode == 127
-    assert "/no/such/server" in done.stderr
+    assert [one.returncode for one in ended] == [0, 7, 137, 127]
+    assert "/no/such/server" in ended[-1].stderr
 
 
 def test_stopping_a_keeper_ends_the_whole_family(tmp_path: Path) -> None:
@@ -69,7 +61,7 @@ def test_stopping_a_keeper_ends_the_whole_family(tmp_path: Path) -> None:
 
 
 def test_the_death_of_the_command_ends_its_family(tmp_path: Path) -> None:
-    """When the command is killed, what it leaves behind goes before the keeper does."""
+    """When the command is killed, its remaining processes end before the keeper does."""
     keeper, pids = start_family(tmp_path / "pids")
 
     os.kill(pids[0], signal.SIGKILL)
@@ -78,8 +70,8 @@ def test_the_death_of_the_command_ends_its_family(tmp_path: Path) -> None:
     assert all(is_gone(pid) for pid in pids)
 
 
-def test_a_stubborn_command_is_killed_after_its_grace() -> None:
-    """A command that ignores SIGTERM is killed when the grace is over."""
+def test_a_command_is_killed_after_its_grace() -> None:
+    """A command that ignores SIGTERM is killed after the grace period."""
     script = ("sh", "-c", "trap '' TERM; echo ready; while true; do sleep 0.05; done")
     keeper = subprocess.Popen(keeper_command(os.getpid(), 0.2, script), stdout=subprocess.PIPE)
     assert keeper.stdout is not None
@@ -91,8 +83,8 @@ def test_a_stubborn_command_is_killed_after_its_grace() -> None:
     keeper.stdout.close()
 
 
-def test_a_killed_parent_takes_the_family_along(tmp_path: Path) -> None:
-    """SIGKILL of the keeper's parent, which can do nothing any more, leaves nothing behind."""
+def test_the_death_of_the_parent_ends_the_family(tmp_path: Path) -> None:
+    """After SIGKILL of the keeper's parent no process of the family remains."""
     pids_path = tmp_path / "pids"
     parent_script = (
         "import os, subprocess, sys, time; from infra.local.supervisor.keeper import keeper_command; "

@@ -1,4 +1,4 @@
-"""Who may talk to whom, by a plain reading of the NetworkPolicies. `pytest tests/unit/infra/test_kubernetes_network.py`."""
+"""Allowed connections, evaluated from the NetworkPolicies. `pytest tests/unit/infra/test_kubernetes_network.py`."""
 
 from typing import Any
 
@@ -26,8 +26,8 @@ INNER = {6379, 8265, 10001, 10002, 19999, 30000, 40000, 52365, 9101, 8404}
 """GCS, dashboard, client, workers' first and last, replicas' own doors, agent, HAProxy's metrics and statistics."""
 
 
-def lets(policy: dict[str, Any], way: str, namespace: str, labels: dict[str, str], port: int) -> bool:
-    """Whether one policy lets this peer through on this port. Peers of our own namespace are those without another's name."""
+def allows(policy: dict[str, Any], way: str, namespace: str, labels: dict[str, str], port: int) -> bool:
+    """Return whether one policy allows this peer on this port; a peer without a namespace is in our own."""
     for rule in policy["spec"].get(way, ()):
         ports = rule.get("ports")
         if ports is not None and not any(one["port"] <= port <= one.get("endPort", one["port"]) for one in ports):
@@ -50,20 +50,20 @@ def lets(policy: dict[str, Any], way: str, namespace: str, labels: dict[str, str
 def allowed(
     things: list[dict[str, Any]], way: str, own: dict[str, str], namespace: str, labels: dict[str, str], port: int
 ) -> bool:
-    """Whether a pod of ours with labels `own` may take (ingress) or make (egress) a connection, as Kubernetes adds policies up."""
+    """Return whether a pod with labels `own` may accept (ingress) or open (egress) a connection under all policies."""
     about = [
         one
         for one in find(things, "NetworkPolicy")
         if matches(one["spec"]["podSelector"], own) and way.capitalize() in one["spec"]["policyTypes"]
     ]
     assert about, "no policy selects the pod, so that all would be allowed"
-    return any(lets(one, way, namespace, labels, port) for one in about)
+    return any(allows(one, way, namespace, labels, port) for one in about)
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 @pytest.mark.parametrize("namespace", ["ingress", "monitoring", "kuberay", "stranger"])
-def test_only_what_is_meant_for_others_is_open(overlay: str, namespace: str) -> None:
-    """From another namespace: doors for callers, metrics for Prometheus, the dashboard for the operator, nothing for others."""
+def test_other_namespaces_reach_only_public_ports(overlay: str, namespace: str) -> None:
+    """Callers reach the doors, Prometheus the metrics, the operator the dashboard, other namespaces nothing."""
     things = render(overlay)
     open_to = {
         component: {
@@ -88,7 +88,7 @@ def test_only_what_is_meant_for_others_is_open(overlay: str, namespace: str) -> 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_ray_reaches_ray(overlay: str) -> None:
-    """Between Ray's pods every port is open both ways; a stream worker or a pipeline gets at none of them."""
+    """Between Ray's pods every port is open both ways; a stream worker or a pipeline reaches none of them."""
     things = render(overlay)
     head, gateway = (pod_of(things, name).labels for name in ("tailrace-head", "tailrace-gateways"))
     for port in DOORS | INNER:
@@ -101,7 +101,7 @@ def test_ray_reaches_ray(overlay: str) -> None:
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_only_the_edge_reaches_ingress_and_standby(overlay: str) -> None:
-    """Both ways at their ports and no other; the edge reaches no store and no broker, a stream worker no door."""
+    """Their ports are open to the edge alone, which reaches no store and no broker."""
     things = render(overlay)
     edge, stream = (pod_of(things, name).labels for name in ("tailrace-edge", "tailrace-stream"))
     for name, ports in (("gateways", INGRESS), ("llm", INGRESS), ("standby", STANDBY)):
@@ -118,7 +118,7 @@ def test_only_the_edge_reaches_ingress_and_standby(overlay: str) -> None:
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_every_dependency_can_be_reached(overlay: str) -> None:
-    """Names, Redis, Kafka, traces and Ray's Redis, at the ports that the settings and the RayService name."""
+    """DNS, Redis, Kafka, traces and Ray's Redis are reachable at the ports of the settings and the RayService."""
     things = render(overlay)
     gateway = pod_of(things, "tailrace-gateways")
     variables = environment(things, gateway.containers()[0])
@@ -138,8 +138,8 @@ def test_every_dependency_can_be_reached(overlay: str) -> None:
     assert not allowed(things, "egress", gateway.labels, "stranger", STRANGERS, 443)
 
 
-def test_a_trials_redis_and_kafka_serve_their_own_namespace_only() -> None:
-    """Without passwords, they are open to the pods beside them and to nobody else."""
+def test_the_dev_overlay_s_stores_serve_their_own_namespace_only() -> None:
+    """Redis and Kafka without passwords are open to the pods of their namespace and to no others."""
     things = render("dev")
     for pod in [pod for pod in pods(things) if pod.labels.get("tailrace.io/dependency")]:
         (port,) = [port["containerPort"] for port in pod.containers()[0]["ports"]]

@@ -1,4 +1,4 @@
-"""What every pod must be: confined, bounded, complete. `pytest tests/unit/infra/test_kubernetes_pods.py`."""
+"""Confinement, bounds, volumes and references of every pod. `pytest tests/unit/infra/test_kubernetes_pods.py`."""
 
 import re
 
@@ -11,11 +11,11 @@ IMAGE_VOLUMES = {
     "apache/kafka": frozenset({"/etc/kafka/secrets", "/var/lib/kafka/data", "/mnt/shared/config"}),
     "redis": frozenset({"/data"}),
 }
-"""What the recipes of images that are not ours declare by VOLUME."""
+"""The VOLUMEs that foreign images declare."""
 
 
 def confinement(pod: Pod) -> list[str]:
-    """What Pod Security's level `restricted`, and a read-only root, would refuse about a pod."""
+    """Return what breaks Pod Security's level `restricted` or a read-only root."""
     wrong = [f"{key} is set" for key in ("hostNetwork", "hostPID", "hostIPC") if pod.spec.get(key)]
     wrong += [f"volume {one['name']}" for one in pod.spec.get("volumes", ()) if "hostPath" in one]
     if not pod.spec["securityContext"].get("runAsUser"):
@@ -37,7 +37,10 @@ def confinement(pod: Pod) -> list[str]:
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_every_pod_is_confined(overlay: str) -> None:
-    """Restricted Pod Security and a read-only root, for every container; and the namespace enforces the former."""
+    """Every container fits restricted Pod Security, which the namespace enforces, and has a read-only root.
+
+    No pod has service links: a Service called tailrace-x would set TAILRACE_X_PORT, which the settings refuse as unknown.
+    """
     things = render(overlay)
     enforced = the(things, "Namespace")["metadata"]["labels"]["pod-security.kubernetes.io/enforce"]
     autoscaler = the(things, "RayService")["spec"]["rayClusterConfig"]["autoscalerOptions"]["securityContext"]
@@ -45,22 +48,34 @@ def test_every_pod_is_confined(overlay: str) -> None:
     wrong = {pod.name: confinement(pod) for pod in pods(things)}
 
     assert {name: found for name, found in wrong.items() if found} == {}
+    assert not [pod.name for pod in pods(things) if pod.spec.get("enableServiceLinks") is not False]
     assert enforced == "restricted"
     assert autoscaler == pod_of(things, "tailrace-head").containers()[0]["securityContext"]
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_every_container_is_bounded(overlay: str) -> None:
-    """Each asks for CPU and memory and has a limit of memory; each volume in memory or on the node has a size."""
+def test_every_container_is_bounded_and_its_volumes_fit(overlay: str) -> None:
+    """Requests, a memory limit, and bounded volumes; every mount has its volume and the reverse.
+
+    A runtime mounts each VOLUME of an image, and cannot do so below a ConfigMap: the container would never start.
+    """
     for pod in pods(render(overlay)):
+        mounted, volumes = set(), {volume["name"]: volume for volume in pod.spec["volumes"]}
         for container in pod.containers():
             assert set(container["resources"]["requests"]) >= {"cpu", "memory"}, (pod.name, container["name"])
             assert "memory" in container["resources"]["limits"], (pod.name, container["name"])
-        for volume in pod.spec["volumes"]:
-            assert "sizeLimit" in volume.get("emptyDir", {"sizeLimit": ""}), (pod.name, volume["name"])
+            mounts = {one["mountPath"]: one["name"] for one in container.get("volumeMounts", ())}
+            mounted |= set(mounts.values())
+            inside = IMAGE_VOLUMES.get(container["image"].partition(":")[0], frozenset())
+            for place, name in mounts.items():
+                if volumes.get(name, {}).keys() & {"configMap", "secret", "projected"}:
+                    assert not [path for path in inside if path.startswith(f"{place}/")], pod.name
+        assert mounted == volumes.keys() | ({"data"} if pod.name == "tailrace-kafka" else set()), pod.name
+        for name, volume in volumes.items():
+            assert "sizeLimit" in volume.get("emptyDir", {"sizeLimit": ""}), (pod.name, name)
 
 
-def test_a_trial_fits_on_its_node() -> None:
+def test_the_dev_overlay_fits_on_its_node() -> None:
     """Of 6 cores and 16 GiB, 2 cores and 3 GiB are for the node's own pods and the operators; training runs beside all others."""
     things = render("dev")
     cluster = the(things, "RayService")["spec"]["rayClusterConfig"]
@@ -71,47 +86,45 @@ def test_a_trial_fits_on_its_node() -> None:
         running = [one for one in pod.containers() if one["name"] not in {"topics", "format"}]
         wanted += [one["resources"]["requests"] for one in running] * count.get(pod.name, 1)
 
-    assert sum(cores(one["cpu"]) for one in wanted) <= 4
-    assert sum(mebibytes(one["memory"]) for one in wanted) <= 13 * 1024
+    assert sum(quantity(one["cpu"]) for one in wanted) <= 4
+    assert sum(quantity(one["memory"]) for one in wanted) <= 13 * 2**30
 
 
-def cores(amount: str) -> float:
-    """Processors, from Kubernetes' way to write them."""
-    return int(amount[:-1]) / 1000 if amount.endswith("m") else float(amount)
-
-
-def mebibytes(amount: str) -> int:
-    """Memory, from Kubernetes' way to write it."""
-    return int(amount[:-2]) * {"Mi": 1, "Gi": 1024}[amount[-2:]]
+def quantity(text: str) -> float:
+    """Read a number of processors or bytes in Kubernetes' notation."""
+    number, unit = re.fullmatch(r"(\d+)(\w*)", text).groups()
+    return float(number) * {"": 1, "m": 0.001, "Mi": 2**20, "Gi": 2**30}[unit]
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_mounts_and_volumes_fit(overlay: str) -> None:
-    """Each mount names a volume of its pod, each volume is mounted, and /tmp can be written."""
-    for pod in pods(render(overlay)):
-        volumes = {volume["name"] for volume in pod.spec["volumes"]}
-        volumes |= {"data"} if pod.name == "tailrace-kafka" else set()
-        mounted = {mount["name"] for one in pod.containers() for mount in one.get("volumeMounts", ())}
+def test_ray_pods_fit_kuberay(overlay: str) -> None:
+    """Settings without which KubeRay adds its own or restarts nothing.
 
-        assert mounted == volumes, pod.name
+    It adds probes that need wget where one is missing, and replaces a pod for Ray's container alone, so that the others
+    restart by themselves. /dev/shm is larger than the object store. The budget of gateways leaves one to evict.
+    """
+    things = render(overlay)
+    cluster = the(things, "RayService")["spec"]["rayClusterConfig"]
+    groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+    for pod, group in zip([pod for pod in pods(things) if pod.name in RAY], groups, strict=True):
+        (container,) = pod.spec["containers"]
+        (shm,) = [one["emptyDir"] for one in pod.spec["volumes"] if one["name"] == "shm"]
 
-
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_no_read_only_mount_lies_above_a_volume_of_its_image(overlay: str) -> None:
-    """A runtime mounts each VOLUME of an image, and finds no room for it in a ConfigMap: the container would never start."""
-    for pod in pods(render(overlay)):
-        kept = {
-            volume["name"] for volume in pod.spec["volumes"] if volume.keys() & {"configMap", "secret", "projected"}
-        }
-        for container in pod.containers():
-            inside = IMAGE_VOLUMES.get(container["image"].partition(":")[0], frozenset())
-            mounts = {one["mountPath"] for one in container.get("volumeMounts", ()) if one["name"] in kept}
-            assert [path for path in inside for mount in mounts if path.startswith(f"{mount}/")] == [], pod.name
+        assert {"livenessProbe", "readinessProbe"} <= container.keys(), pod.name
+        assert {one["restartPolicy"] for one in pod.spec.get("initContainers", ())} <= {"Always"}, pod.name
+        assert shm["medium"] == "Memory"
+        assert int(shm["sizeLimit"].removesuffix("Mi")) * 2**20 > int(group["rayStartParams"]["object-store-memory"])
+    gateways = pod_of(things, "tailrace-gateways").labels
+    (budget,) = [
+        one["spec"] for one in find(things, "PodDisruptionBudget") if matches(one["spec"]["selector"], gateways)
+    ]
+    least = {group["groupName"]: group["minReplicas"] for group in cluster["workerGroupSpecs"]}
+    assert budget["minAvailable"] == least["gateways"] - 1, "a RayCluster has no scale subresource for maxUnavailable"
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_the_edge_calls_the_pods_that_have_an_ingress(overlay: str) -> None:
-    """Gateways and LLM replicas, never the head, which is ready without an ingress."""
+    """The Service selects gateways and LLM replicas, never the head, which is ready without an ingress."""
     things = render(overlay)
     selector = {"matchLabels": the(things, "Service", "tailrace-ray")["spec"]["selector"]}
 
@@ -121,49 +134,11 @@ def test_the_edge_calls_the_pods_that_have_an_ingress(overlay: str) -> None:
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_no_service_sets_variables(overlay: str) -> None:
-    """A Service called tailrace-x would set TAILRACE_X_PORT in every pod, which settings.py refuses as unknown."""
-    assert {pod.name: pod.spec.get("enableServiceLinks") for pod in pods(render(overlay))} == {
-        pod.name: False for pod in pods(render(overlay))
-    }
-
-
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_what_sums_metrics_sees_whose_they_are(overlay: str) -> None:
-    """telemetry.node_registry drops the gauges of pids that /proc lacks, so its container must see the others' processes."""
-    watched = [pod for pod in pods(render(overlay)) if "node-metrics" in {one["name"] for one in pod.containers()}]
-
-    assert {pod.name for pod in watched} == {"tailrace-gateways", "tailrace-llm", "tailrace-stream"}
-    assert all(pod.spec["shareProcessNamespace"] for pod in watched)
-
-
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_what_runs_beside_ray_is_started_again(overlay: str) -> None:
-    """KubeRay sets Ray's pods to restart nothing and replaces them for Ray's container alone, so the others ask for it themselves."""
-    for name in sorted(RAY):
-        spec = pod_of(render(overlay), name).spec
-
-        assert len(spec["containers"]) == 1, name
-        assert {one["restartPolicy"] for one in spec.get("initContainers", ())} <= {"Always"}, name
-
-
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_ray_has_memory_to_share(overlay: str) -> None:
-    """/dev/shm is a volume in memory, larger than the object store."""
-    cluster = the(render(overlay), "RayService")["spec"]["rayClusterConfig"]
-    groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
-    for pod, group in zip([pod for pod in pods(render(overlay)) if pod.name in RAY], groups, strict=True):
-        (shm,) = [one["emptyDir"] for one in pod.spec["volumes"] if one["name"] == "shm"]
-
-        assert shm["medium"] == "Memory"
-        assert int(shm["sizeLimit"].removesuffix("Mi")) * 2**20 > int(group["rayStartParams"]["object-store-memory"])
-
-
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_every_reference_leads_somewhere(overlay: str) -> None:
-    """ConfigMaps, claims and services that pods name are rendered; secrets are, or the docs tell how to make them."""
+def test_every_reference_resolves(overlay: str) -> None:
+    """ConfigMaps and claims that pods name are rendered, and docs/kubernetes.md creates every secret with its keys."""
     things = render(overlay)
-    made = dict(re.findall(r"kubectl create secret (?:generic|tls) (\S+)(.*?)(?<!\\)\n", docs(), re.DOTALL))
+    page = (ROOT / "docs/kubernetes.md").read_text()
+    made = dict(re.findall(r"kubectl create secret (?:generic|tls) (\S+)(.*?)(?<!\\)\n", page, re.DOTALL))
     maps = {one["metadata"]["name"] for one in find(things, "ConfigMap")}
     claims = {one["metadata"]["name"] for one in find(things, "PersistentVolumeClaim")}
     for pod in pods(things):
@@ -184,14 +159,9 @@ def test_every_reference_leads_somewhere(overlay: str) -> None:
     assert password is None or password["valueFrom"]["secretKeyRef"]["name"] in made
 
 
-def docs() -> str:
-    """The page that an operator follows."""
-    return (ROOT / "docs/kubernetes.md").read_text()
-
-
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_selectors_select(overlay: str) -> None:
-    """Each selector of a Service, budget, monitor, policy, spread or workload takes at least one kind of pod."""
+    """Each selector of a Service, budget, monitor, policy, spread or workload matches at least one kind of pod."""
     things = render(overlay)
     labels = [pod.labels for pod in pods(things)]
     for thing in things:
@@ -210,8 +180,8 @@ def test_selectors_select(overlay: str) -> None:
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_ports_that_are_named_exist(overlay: str) -> None:
-    """Probes, Services and the monitor name ports that a container of the pods they take has."""
+def test_named_ports_exist(overlay: str) -> None:
+    """Probes, Services and the monitor name ports of the containers that they select."""
     things = render(overlay)
     for pod in pods(things):
         for container in pod.containers():
@@ -227,28 +197,3 @@ def test_ports_that_are_named_exist(overlay: str) -> None:
         there = {port[key] for port in ports for key in ("name", "containerPort")}
         wanted = {port["targetPort"] for port in spec.get("ports", ())}
         assert wanted | {one["port"] for one in spec.get("podMetricsEndpoints", ())} <= there, thing["metadata"]["name"]
-
-
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_a_drained_node_takes_one_of_a_kind(overlay: str) -> None:
-    """The budgets leave one to go. A RayCluster has no scale subresource, so Ray's pods need a number that must stay."""
-    things = render(overlay)
-    budgets = find(things, "PodDisruptionBudget")
-    groups = the(things, "RayService")["spec"]["rayClusterConfig"]["workerGroupSpecs"]
-    least = {f"tailrace-{group['groupName']}": group["minReplicas"] for group in groups}
-    taken = {
-        pod.name: one["spec"] for one in budgets for pod in pods(things) if matches(one["spec"]["selector"], pod.labels)
-    }
-
-    assert taken.keys() == {"tailrace-edge", "tailrace-gateways", "tailrace-stream"}
-    assert {taken[name]["maxUnavailable"] for name in ("tailrace-edge", "tailrace-stream")} == {1}
-    assert "maxUnavailable" not in taken["tailrace-gateways"]
-    assert taken["tailrace-gateways"]["minAvailable"] == least["tailrace-gateways"] - 1
-
-
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_ray_has_probes_of_our_own(overlay: str) -> None:
-    """KubeRay puts its own where one is missing, and those need wget, which the image lacks."""
-    for name in sorted(RAY):
-        container = pod_of(render(overlay), name).containers()[0]
-        assert {"livenessProbe", "readinessProbe"} <= container.keys(), name

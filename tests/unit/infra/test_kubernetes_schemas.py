@@ -1,4 +1,4 @@
-"""Every manifest is valid, and what is not would be found. `pytest tests/unit/infra/test_kubernetes_schemas.py`."""
+"""Every manifest fits its schema. `pytest tests/unit/infra/test_kubernetes_schemas.py`."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from tests.support.manifests import KUBERNETES, OVERLAYS, VERSIONS, complaints, 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_every_object_is_valid(overlay: str, version: str) -> None:
-    """All objects of an overlay fit their schemas, where unknown fields are errors."""
+    """All objects of an overlay fit their schemas; unknown fields are errors."""
     things = render(overlay)
 
     wrong = {f"{thing['kind']}/{thing['metadata']['name']}": complaints(thing, version) for thing in things}
@@ -21,7 +21,7 @@ def test_every_object_is_valid(overlay: str, version: str) -> None:
 
 
 def test_the_canary_component_fits_every_overlay(tmp_path: Path) -> None:
-    """With the component, an overlay's service is still valid and moves traffic in steps."""
+    """With the component, the service is valid and moves traffic in steps."""
     up = Path(*[".."] * len(tmp_path.parts[1:]))
     names = {
         kind: (up / KUBERNETES.relative_to("/") / kind).as_posix() for kind in ("overlays/prod", "components/canary")

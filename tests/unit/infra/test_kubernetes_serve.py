@@ -1,4 +1,4 @@
-"""What Ray Serve would make of the config that the RayService carries. `pytest tests/unit/infra/test_kubernetes_serve.py`."""
+"""The Serve config of the RayService, read by Ray Serve's own schema. `pytest tests/unit/infra/test_kubernetes_serve.py`."""
 
 import pytest
 import yaml
@@ -10,25 +10,30 @@ from tests.support.manifests import OVERLAYS, render, the
 
 
 def serve_config(overlay: str) -> ServeDeploySchema:
-    """The config, checked by Ray Serve's own schema."""
+    """Return the config, checked by Ray Serve's own schema."""
     return ServeDeploySchema.model_validate(yaml.safe_load(the(render(overlay), "RayService")["spec"]["serveConfigV2"]))
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_replicas_fit_into_the_pods(overlay: str) -> None:
-    """The least replicas fit into the least pods, and the most into the most: CPUs, and GPUs where the llm wants them."""
+    """Minimal and maximal replicas fit into the pods' CPUs and GPUs.
+
+    Ray Serve opens doors where replicas are, so each minimal pod needs a replica, or it would never be ready.
+    """
     groups = the(render(overlay), "RayService")["spec"]["rayClusterConfig"]["workerGroupSpecs"]
     deployments = {one.name: one for one in serve_config(overlay).applications[0].deployments}
+    for group, name in (("gateways", "Gateway"), ("llm", "llm")):
+        (pods,) = [one["minReplicas"] for one in groups if one["groupName"] == group]
+        scaling = deployments[name].autoscaling_config
+        assert isinstance(scaling, dict)
+        assert scaling["min_replicas"] >= pods, group
     for bound in ("min", "max"):
         pods_of = {group["groupName"]: group[f"{bound}Replicas"] for group in groups}
         cpus = sum(int(group["rayStartParams"]["num-cpus"]) * pods_of[group["groupName"]] for group in groups)
         gpus = sum(int(group["rayStartParams"].get("num-gpus", 0)) * pods_of[group["groupName"]] for group in groups)
         wanted_cpus = wanted_gpus = 0.0
         for one in deployments.values():
-            scaling = one.autoscaling_config
-            replicas = (
-                scaling[f"{bound}_replicas"] if isinstance(scaling, dict) else getattr(scaling, f"{bound}_replicas")
-            )
+            replicas = one.autoscaling_config[f"{bound}_replicas"]
             wanted_cpus += replicas * (one.ray_actor_options.num_cpus or 0)
             wanted_gpus += replicas * (one.ray_actor_options.num_gpus or 0)
 
@@ -38,28 +43,8 @@ def test_replicas_fit_into_the_pods(overlay: str) -> None:
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_no_pod_stands_without_a_replica(overlay: str) -> None:
-    """Ray Serve opens doors where replicas are, so a group's least pods have a replica each, or some would never be ready."""
-    groups = the(render(overlay), "RayService")["spec"]["rayClusterConfig"]["workerGroupSpecs"]
-    deployments = {one.name: one for one in serve_config(overlay).applications[0].deployments}
-    least = {"gateways": deployments["Gateway"], "llm": deployments["llm"]}
-
-    for group in groups:
-        scaling = least[group["groupName"]].autoscaling_config
-        assert isinstance(scaling, dict)
-        assert scaling["min_replicas"] >= group["minReplicas"], group["groupName"]
-
-
-def test_the_head_runs_no_replica() -> None:
-    """It offers no CPU, so that a busy replica never starves Ray's control plane."""
-    head = the(render("prod"), "RayService")["spec"]["rayClusterConfig"]["headGroupSpec"]
-
-    assert head["rayStartParams"]["num-cpus"] == "0"
-
-
-@pytest.mark.parametrize("overlay", OVERLAYS)
 def test_the_doors_are_those_of_the_app(overlay: str) -> None:
-    """gRPC registers what services.app says, each importable, on every node that has a replica."""
+    """gRPC registers the servicers of services.app, each importable, on every node that has a replica."""
     config = serve_config(overlay)
 
     assert tuple(config.grpc_options.grpc_servicer_functions) == GRPC_SERVICERS

@@ -1,7 +1,6 @@
-"""What the manifests say agrees with the code: settings, ports, commands, metrics. `pytest tests/unit/infra/test_kubernetes_values.py`."""
+"""The manifests' values against the code: settings, ports, commands, metrics. `pytest tests/unit/infra/test_kubernetes_values.py`."""
 
 import importlib.util
-import inspect
 import os
 import re
 import subprocess
@@ -12,14 +11,12 @@ from typing import Any
 import pytest
 import ray.serve._private.constants as serve_constants
 import yaml
-from prometheus_client import CollectorRegistry
 
 from infra.kubernetes.rules import RULES, TARGET
 from infra.kubernetes.rules import render as render_rules
 from infra.local.servers.ray_home import ray_environment
-from services.observability import metrics as telemetry
 from services.settings.settings import Settings
-from tests.support.manifests import OVERLAYS, ROOT, Pod, environment, pod_of, pods, render, the
+from tests.support.manifests import OVERLAYS, ROOT, Pod, environment, pod_of, pods, render, settings_of, the
 
 PREFIX = "TAILRACE_"
 RAYS = {"tailrace-head", "tailrace-gateways", "tailrace-llm"}
@@ -29,13 +26,13 @@ SET_FOR_THIS_MACHINE = re.compile(r"RAY_AUTH|_LOC$|_PATH$|_SERVER_STATE_|_PORT$"
 
 
 def clean(variables: dict[str, str]) -> dict[str, str]:
-    """An environment with these variables and none of this process's settings."""
+    """Return an environment with these variables and none of this process's settings."""
     return {key: value for key, value in os.environ.items() if not key.startswith((PREFIX, "RAY_"))} | variables
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_every_container_of_ours_reads_its_settings(overlay: str) -> None:
-    """Each process that reads settings accepts its environment, in an interpreter of its own."""
+def test_every_container_loads_its_settings(overlay: str) -> None:
+    """Each process accepts its environment, in an interpreter of its own, and its module exists."""
     things = render(overlay)
     told = {
         (pod.name, container["name"]): environment(things, container)
@@ -54,11 +51,15 @@ def test_every_container_of_ours_reads_its_settings(overlay: str) -> None:
         assert {key for key in loaded.model_fields_set if f"{PREFIX}{key.upper()}" in variables}
         assert str(loaded.state_dir) == "/var/lib/tailrace"
     assert {pod for pod, _ in told} == OURS
+    commands = [one.get("command", []) for pod in pods(things) if pod.name in OURS for one in pod.containers()]
+    modules = {command[2] for command in commands if command[:2] == ["python", "-m"]}
+    assert modules == {"services.stream", "infra.kafka.topics", "infra.local.servers.metrics", "infra.docker"}
+    assert all(importlib.util.find_spec(name) for name in modules)
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_files_that_settings_name_are_mounted(overlay: str) -> None:
-    """Where a setting names a credential, each container that uses it has a volume that puts it there."""
+def test_files_of_settings_are_mounted(overlay: str) -> None:
+    """Each container mounts the credentials that its settings name."""
     things = render(overlay)
     for pod in [pod for pod in pods(things) if pod.name in OURS - {"tailrace-head"}]:
         for container in pod.containers():
@@ -83,11 +84,11 @@ USES: dict[str, set[str]] = {
     "edge": {f"{PREFIX}TLS_DIR"},
     "node-metrics": set(),
 }
-"""Which settings that name files each container acts on; the others it reads and leaves alone."""
+"""The settings that name files and that each container uses."""
 
 
 def files_in(pod: Pod, container: dict[str, Any]) -> set[str]:
-    """The files that secrets put into a container."""
+    """Return the paths of the secrets that a container mounts."""
     found = set()
     for mount in container["volumeMounts"]:
         (volume,) = [one for one in pod.spec["volumes"] if one["name"] == mount["name"]]
@@ -101,7 +102,7 @@ def files_in(pod: Pod, container: dict[str, Any]) -> set[str]:
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_ray_can_check_its_redis_certificate(overlay: str) -> None:
-    """Ray trusts no authority by itself: where its Redis speaks TLS, the head is told of one, in a file that is mounted."""
+    """Ray trusts no authority by itself: where its Redis has TLS, the head has the variable and the mounted file."""
     things = render(overlay)
     address = the(things, "RayService")["spec"]["rayClusterConfig"]["gcsFaultToleranceOptions"]["redisAddress"]
     head = pod_of(things, "tailrace-head")
@@ -112,12 +113,12 @@ def test_ray_can_check_its_redis_certificate(overlay: str) -> None:
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_ports_are_the_settings_ports(overlay: str) -> None:
-    """Containers, Services and Ray Serve's config carry the numbers of the settings, and the edge calls Services that exist."""
+def test_ports_are_those_of_the_settings(overlay: str) -> None:
+    """Containers, Services and Ray Serve's config have the settings' ports, and the edge calls Services that exist."""
     things = render(overlay)
     serve = yaml.safe_load(the(things, "RayService")["spec"]["serveConfigV2"])
     edge = pod_of(things, "tailrace-edge").container("edge")
-    settings = settings_of(environment(things, edge))
+    settings = settings_of(things, edge)
     expected = {
         "tailrace-edge": {"http": settings.http_port, "grpc": settings.grpc_port},
         "tailrace-gateways": {"serve": settings.inner_http_port, "grpc": settings.inner_grpc_port},
@@ -142,14 +143,8 @@ def test_ports_are_the_settings_ports(overlay: str) -> None:
     assert serve["grpc_options"]["port"] == settings.inner_grpc_port
 
 
-def settings_of(variables: dict[str, str]) -> Settings:
-    """What a process with these variables would load."""
-    given = {key.removeprefix(PREFIX).lower(): value for key, value in variables.items() if key.startswith(PREFIX)}
-    return Settings.model_validate(given)
-
-
 def test_ray_is_set_up_as_in_the_embedded_stack(tmp_path: Path) -> None:
-    """Ray's variables of the embedded stack that are not about one machine are set here too, and Ray Serve reads each name."""
+    """Ray's variables of the embedded stack are set here too, except those of one machine, and Ray Serve reads each name."""
     things = render("prod")
     told = environment(things, pod_of(things, "tailrace-head").containers()[0])
     here = {key: value for key, value in ray_environment(tmp_path).items() if not SET_FOR_THIS_MACHINE.search(key)}
@@ -157,20 +152,6 @@ def test_ray_is_set_up_as_in_the_embedded_stack(tmp_path: Path) -> None:
     assert here.items() <= told.items()
     source = Path(str(serve_constants.__file__)).read_text()
     assert [key for key in told if key.startswith("RAY_SERVE_") and f'"{key}"' not in source] == []
-
-
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_commands_exist(overlay: str) -> None:
-    """Every module that a container runs can be found."""
-    modules = set()
-    for pod in [pod for pod in pods(render(overlay)) if pod.name in OURS]:
-        for container in pod.containers():
-            command = container.get("command", ["ray"])
-            if command[:2] == ["python", "-m"]:
-                modules.add(command[2])
-
-    assert modules == {"services.stream", "infra.kafka.topics", "infra.local.servers.metrics", "infra.docker"}
-    assert all(importlib.util.find_spec(name) for name in modules)
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -188,8 +169,11 @@ def test_each_partition_has_one_worker(overlay: str) -> None:
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_processes_that_count_share_one_folder_with_the_endpoint(overlay: str) -> None:
-    """Replicas and workers write their metrics where the metrics container of their pod reads: Settings.metrics_dir, one volume."""
+def test_metrics_are_written_where_they_are_read(overlay: str) -> None:
+    """Processes write their metrics into the volume that the metrics container of their pod reads.
+
+    It drops the gauges of pids that /proc lacks, so it must see the other containers' processes.
+    """
     things = render(overlay)
     serve = yaml.safe_load(the(things, "RayService")["spec"]["serveConfigV2"])
     folder = str(Settings(state_dir=Path("/var/lib/tailrace")).metrics_dir)
@@ -200,11 +184,12 @@ def test_processes_that_count_share_one_folder_with_the_endpoint(overlay: str) -
 
         assert told["PROMETHEUS_MULTIPROC_DIR"] == folder
         assert mounts == ["metrics", "metrics"]
+        assert pod.spec["shareProcessNamespace"]
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_probes_ask_what_answers(overlay: str) -> None:
-    """Paths of probes: the metrics endpoint's own, HAProxy's, and the two of Ray that ask for no token."""
+def test_probes_call_existing_paths(overlay: str) -> None:
+    """Probes use the paths of the metrics endpoint, HAProxy, and the two of Ray that need no token."""
     asked = {
         (probe["httpGet"]["port"], probe["httpGet"]["path"])
         for pod in pods(render(overlay))
@@ -222,7 +207,7 @@ def test_probes_ask_what_answers(overlay: str) -> None:
 
 
 @pytest.mark.parametrize(("age_s", "code"), [(0, 0), (120, 1)])
-def test_the_heartbeat_probe_tells_a_stalled_worker(age_s: int, code: int, tmp_path: Path) -> None:
+def test_the_heartbeat_probe_finds_a_stalled_worker(age_s: int, code: int, tmp_path: Path) -> None:
     """The probe's shell line succeeds for a fresh heartbeat and fails for an old one."""
     stream = pod_of(render("prod"), "tailrace-stream")
     shell, flag, line = stream.container("worker")["livenessProbe"]["exec"]["command"]
@@ -239,28 +224,6 @@ def test_the_heartbeat_probe_tells_a_stalled_worker(age_s: int, code: int, tmp_p
     assert done.returncode == code
 
 
-def exported_names() -> set[str]:
-    """Every sample name of every metric in telemetry.py."""
-    registry = CollectorRegistry()
-    kinds: list[Any] = [value for name, value in vars(telemetry).items() if re.fullmatch(r"[A-Z]\w+Metrics", name)]
-    for kind in kinds:
-        kind(registry, *["any part"] * (len(inspect.signature(kind).parameters) - 1))
-    families = list(registry.collect())
-    suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum"), "gauge": ("",)}
-    return {family.name + suffix for family in families for suffix in suffixes[family.type]}
-
-
-def test_rules_are_those_of_prometheus_and_read_what_is_exported() -> None:
-    """The PrometheusRule is made of the rule files as they are now; each metric in it is exported or recorded."""
-    groups = the(render("prod"), "PrometheusRule")["spec"]["groups"]
-    rules = [rule for group in groups for rule in group["rules"]]
-    recorded = {rule["record"] for rule in rules if "record" in rule}
-    used = {name for rule in rules for name in re.findall(r"\b(?:tailrace|vllm)[_:]\w+(?::\w+)*", strip(rule["expr"]))}
-
+def test_the_rules_are_those_of_prometheus() -> None:
+    """The PrometheusRule is generated from the current rule files."""
     assert TARGET.read_text() == render_rules(RULES), "run `python -m infra.kubernetes.rules`"
-    assert used - recorded - exported_names() == set()
-
-
-def strip(expression: str) -> str:
-    """An expression without its label values, which may look like names."""
-    return re.sub(r'"[^"]*"', '""', expression)

@@ -1,4 +1,4 @@
-"""What the operator sees of text: made ready before anything starts, told in the guide, the doctor and the status."""
+"""Text in the operator's commands: prepared before the start, shown by the guide, the doctor and the status."""
 
 import subprocess
 import sys
@@ -24,8 +24,8 @@ sys.stdin.read()
 """
 
 
-def test_what_is_named_becomes_a_folder(tmp_path: Path) -> None:
-    """A folder is made absolute, what is nowhere is refused, and without text nothing is done."""
+def test_a_text_path_becomes_an_absolute_folder(tmp_path: Path) -> None:
+    """A missing path is refused, and settings without text stay as they are."""
     settings = Settings(text_path=str(tmp_path))
 
     assert ready_text(settings, Console(quiet=True)).text_path == str(tmp_path)
@@ -35,7 +35,7 @@ def test_what_is_named_becomes_a_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "expected"),
     [
         ({"text_path": "/"}, ("/", True)),
         ({"text_path": "/absent"}, ("/absent", False)),
@@ -43,20 +43,20 @@ def test_what_is_named_becomes_a_folder(tmp_path: Path) -> None:
         ({"text_url": "http://gpu:1/v1"}, ("from http://gpu:1/v1", True)),
     ],
 )
-def test_guide_and_doctor_say_where_text_is_from(fields, told, tmp_path: Path) -> None:
-    """Both name it; the doctor says when it is not there."""
+def test_guide_and_doctor_show_the_source_of_text(fields, expected, tmp_path: Path) -> None:
+    """Both name it; the doctor reports one that is missing."""
     settings = Settings(state_dir=tmp_path, **fields)
 
     findings = [finding for finding in examine(settings) if finding.what == "text"]
 
-    assert describe_text(settings) == told
-    assert [(finding.found, finding.is_ok) for finding in findings] == [told]
-    assert f"/v1    (OpenAI's API; {told[0]})" in describe_stack(settings, "v1")
+    assert describe_text(settings) == expected
+    assert [(finding.found, finding.is_ok) for finding in findings] == [expected]
+    assert f"/v1    (OpenAI's API; {expected[0]})" in describe_stack(settings, "v1")
     assert "OpenAI" not in describe_stack(Settings(state_dir=tmp_path), "v1")
 
 
-def test_status_tells_of_text_by_its_metrics(tmp_path: Path) -> None:
-    """A living process that says it is the text part makes text well; without one it is down where it should be there."""
+def test_status_reads_text_s_health_from_its_metrics(tmp_path: Path) -> None:
+    """Text is healthy while a process of the part `text` lives, and down where the settings require one and none does."""
     settings = Settings(state_dir=tmp_path)
     settings.metrics_dir.mkdir(parents=True)
     before = text_health(settings)

@@ -10,7 +10,7 @@ from services.errors import EnvironmentFault
 
 
 def test_a_taken_port_names_holder_and_setting() -> None:
-    """The one line says which port, who has it, and what to set."""
+    """The error names the port, the process that has it, and the setting to change."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = Port("127.0.0.1", server.getsockname()[1], "TAILRACE_REDIS_PORT")
 
@@ -24,13 +24,13 @@ def test_a_taken_port_names_holder_and_setting() -> None:
 
 @pytest.mark.parametrize("host", ["203.0.113.1", "::1"])
 def test_a_foreign_address_names_the_host_s_setting(host: str) -> None:
-    """An address that is not this machine's is refused with the setting that names it, since no other port would do."""
+    """An address of another machine is refused with the setting of the host, since no other port would help."""
     with pytest.raises(EnvironmentFault, match="change TAILRACE_REDIS_HOST"):
         check_free(Port(host, 8000, "TAILRACE_REDIS_PORT", "TAILRACE_REDIS_HOST"))
 
 
 def test_a_window_avoids_what_is_reserved() -> None:
-    """A port of a part that starts later is not given away."""
+    """A window never contains the reserved port of a part that starts later."""
     first = free_window(8, seed="a")
 
     other = free_window(8, seed="a", reserved={first + 3})

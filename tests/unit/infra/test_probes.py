@@ -16,7 +16,7 @@ HOST = "127.0.0.1"
 
 @pytest.fixture
 def answering() -> Iterator[Callable[[bytes], int]]:
-    """Start servers that read a request and send fixed bytes; gives the port."""
+    """Start servers that read a request and send fixed bytes; each call returns a port."""
     servers: list[socket.socket] = []
 
     def start(answer: bytes) -> int:
@@ -37,7 +37,7 @@ def answering() -> Iterator[Callable[[bytes], int]]:
         server.close()
 
 
-def test_each_probe_knows_its_own_answer(answering: Callable[[bytes], int]) -> None:
+def test_a_probe_accepts_only_its_protocol_s_answer(answering: Callable[[bytes], int]) -> None:
     """A right answer is healthy, a wrong one is not."""
     kafka_answer = b"\0\0\0\x06" + b"\0\0\0\x01" + b"\0\0"
 
@@ -52,7 +52,7 @@ def test_each_probe_knows_its_own_answer(answering: Callable[[bytes], int]) -> N
 
 
 def test_a_stopped_server_is_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that accepts and then says nothing, as a stopped process does, fails all probes that ask."""
+    """A server that accepts and never answers, as a stopped process does, fails every probe that sends a request."""
     monkeypatch.setattr(probes, "TIMEOUT_S", 0.05)
     with socket.create_server((HOST, 0)) as mute:
         port = mute.getsockname()[1]
@@ -63,8 +63,8 @@ def test_a_stopped_server_is_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not answers_http(HOST, port, "/")
 
 
-def test_a_heart_beats_while_its_file_is_young(tmp_path: Path) -> None:
-    """A missing file and an old one are no sign of life; a touch is."""
+def test_a_heartbeat_is_fresh_or_unhealthy(tmp_path: Path) -> None:
+    """A missing file and an old one are unhealthy, a recent one is healthy."""
     heartbeat = tmp_path / "beat"
     never = beats(heartbeat)
     heartbeat.touch()

@@ -1,4 +1,4 @@
-"""Where a stack's Ray lives: `pytest tests/unit/infra/test_ray_home.py`."""
+"""The folder of a stack's Ray: `pytest tests/unit/infra/test_ray_home.py`."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +14,7 @@ LONGEST_PROXY_SOCKET = f"{'f' * 56}/admin.sock.4194304.tmp"
 
 @pytest.fixture
 def state_dir(tmp_path: Path) -> Iterator[Path]:
-    """A state folder whose Ray folder goes afterwards."""
+    """A state folder whose Ray folder is removed afterwards."""
     yield tmp_path
     remove_ray_home(tmp_path)
 
@@ -29,7 +29,7 @@ def test_socket_paths_fit(state_dir: Path) -> None:
 
 
 def test_the_folder_is_ours_alone_and_its_logs_are_kept(state_dir: Path) -> None:
-    """Nobody else may look in; what was there before is gone, apart from the logs."""
+    """Its mode is 700; a new start removes everything but moves the logs to the state folder."""
     home = make_ray_home(state_dir)
     logs = home / "session_latest" / "logs"
     logs.mkdir(parents=True)
@@ -44,7 +44,7 @@ def test_the_folder_is_ours_alone_and_its_logs_are_kept(state_dir: Path) -> None
 
 
 def test_two_stacks_share_no_folder_and_no_secret(state_dir: Path) -> None:
-    """Another state folder has another home; each start has its own token; inner ports are all different."""
+    """Another state folder has another home, token and socket; inner ports are all different."""
     one, other = ray_environment(ray_home(state_dir)), ray_environment(ray_home(state_dir / "other"))
     ports = [value for name, value in one.items() if name.endswith("_PORT")]
 

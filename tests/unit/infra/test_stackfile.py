@@ -12,7 +12,7 @@ from services.errors import EnvironmentFault
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
-    """Writing and reading are inverse; forgetting leaves nothing."""
+    """Reading returns what was written, and nothing after `forget`."""
     stack_file = StackFile(tmp_path)
     stack_file.claim()
     stack_file.release()
@@ -27,7 +27,7 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_one_folder_has_one_supervisor(tmp_path: Path) -> None:
-    """A second claim is refused with what to do; another folder is free."""
+    """A second claim is refused with the fix; another folder is free."""
     first = StackFile(tmp_path / "a")
     first.claim()
 
@@ -43,7 +43,7 @@ def test_one_folder_has_one_supervisor(tmp_path: Path) -> None:
 
 
 def test_a_dead_supervisor_claims_nothing(tmp_path: Path) -> None:
-    """The claim ends with the process, however it ends."""
+    """The claim ends with the process, SIGKILL included."""
     script = (
         "import os, sys, pathlib; from infra.local.supervisor.stackfile import StackFile; "
         "s = StackFile(pathlib.Path(sys.argv[1])); s.claim(); os.kill(os.getpid(), 9)"
@@ -55,7 +55,7 @@ def test_a_dead_supervisor_claims_nothing(tmp_path: Path) -> None:
 
 
 def test_leftovers_are_found_by_mark_and_session(tmp_path: Path) -> None:
-    """Processes that carry this folder's mark are found with their whole session, and nothing else is."""
+    """Processes with this folder's mark are found with their whole session, and no others."""
     unmarked = "env -i sleep 1000 & echo $!; wait"
     ours = subprocess.Popen(
         ["sh", "-c", unmarked], env={MARK: str(tmp_path)}, start_new_session=True, stdout=subprocess.PIPE, text=True

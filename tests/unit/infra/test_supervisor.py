@@ -1,4 +1,4 @@
-"""What the supervisor survives: `pytest tests/unit/infra/test_supervisor.py`.
+"""Faults that the supervisor survives: `pytest tests/unit/infra/test_supervisor.py`.
 
 Each case runs in an interpreter of its own, because a supervisor ends all processes below it.
 """
@@ -48,7 +48,7 @@ STATEMENTS = """
 
 
 def run(case: str, folder: Path) -> str:
-    """Run a case after the statements above, stop, and give the processes that are left; it fails by an exception."""
+    """Run a case after the statements above, stop, and return the remaining processes. Raises AssertionError when it fails."""
     script = textwrap.dedent(STATEMENTS) + textwrap.dedent(case) + "\none.stop()\nprint(children_of(os.getpid()))\n"
     done = subprocess.run(
         [sys.executable, "-c", script, str(folder)], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
@@ -58,7 +58,7 @@ def run(case: str, folder: Path) -> str:
 
 
 def test_a_record_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
-    """A part that dies while the disk is full, or the folder gone, is started again all the same, and all end in order."""
+    """A part that dies while its record cannot be written is restarted all the same, and all end in order."""
     left = run(
         """
         shutil.rmtree(folder / "run")
@@ -73,7 +73,7 @@ def test_a_record_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
 
 
 def test_a_part_that_cannot_be_started_is_tried_again(tmp_path: Path) -> None:
-    """No room for its log or for a process is a failure of that part, which the others outlive."""
+    """A log that cannot be opened is a failure of that part alone."""
     left = run(
         """
         logs.rename(folder / "away")
@@ -88,8 +88,8 @@ def test_a_part_that_cannot_be_started_is_tried_again(tmp_path: Path) -> None:
     assert left == "[]"
 
 
-def test_an_old_record_harms_nobody(tmp_path: Path) -> None:
-    """A supervisor that begins has its own number on record, so that `tailrace down` ends no stranger with an old one's."""
+def test_an_old_record_ends_no_other_process(tmp_path: Path) -> None:
+    """A supervisor writes its own pid at its start, so that `tailrace down` never ends a process with an old record's pid."""
     stranger = subprocess.Popen(["sleep", "1000"])
     try:
         old = StackFile(tmp_path)
@@ -123,7 +123,7 @@ def open_folder() -> Iterator[Path]:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody else for a while")
 def test_another_user_s_stack_is_not_ours_to_stop(open_folder: Path) -> None:
-    """`tailrace down` says whose it is instead of breaking."""
+    """`tailrace down` reports the owner's pid and stops nothing."""
     script = """
         import os, sys
         from pathlib import Path
@@ -144,7 +144,7 @@ def test_another_user_s_stack_is_not_ours_to_stop(open_folder: Path) -> None:
 
 @pytest.mark.parametrize(("command", "stops"), [("", True), ("nohup", False)])
 def test_a_closed_terminal_stops_the_stack_unless_under_nohup(tmp_path: Path, command: str, stops: bool) -> None:
-    """SIGHUP is heard, but where whoever started it has it ignored it stays so."""
+    """SIGHUP stops the stack, but stays ignored where the parent ignores it."""
     script = """
         import signal, sys
         from infra.local.commands.up import _watch_signals

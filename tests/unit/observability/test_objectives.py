@@ -49,34 +49,27 @@ def test_both_kinds_are_counted_from_plain_series(name: str, bad: float, total: 
     assert counted.good_share == pytest.approx(1 - bad / total)
 
 
-def test_nothing_counted_is_not_perfection() -> None:
-    """Without observations there is no share."""
+def test_no_observations_are_not_perfect() -> None:
+    """Without observations there is no share of good ones; one observation is enough for one."""
     objective = load_objectives().objectives[0]
 
     counted = tally(objective, lambda _selector: 0.0)
 
     assert counted.good_share is None
-
-
-def test_one_observation_is_a_share() -> None:
-    """However little there is, it is all there is."""
     assert Tally(bad=0, total=1).good_share == 1
+    assert objective.target == 0.999
+    assert objective.budget == 0.001, "without a floating point's tail"
 
 
 @pytest.mark.parametrize(("duration", "seconds"), [("90s", 90), ("5m", 300), ("6h", 21_600), ("3d", 259_200)])
 def test_a_duration_in_seconds(duration: str, seconds: int) -> None:
-    """In Prometheus' units."""
+    """Durations are read in Prometheus' units."""
     assert seconds_of(duration) == seconds
-
-
-def test_the_budget_is_what_the_target_leaves() -> None:
-    """99.9 % leaves 0.001, without a floating point's tail."""
-    assert [one.budget for one in load_objectives().objectives if one.target == 0.999] == [0.001, 0.001]
 
 
 @pytest.mark.parametrize(("right", "wrong", "words"), MISTAKES)
 def test_a_mistake_is_named_with_its_place(tmp_path: Path, right: str, wrong: str, words: str) -> None:
-    """A field that is unknown, missing, mistyped or at odds with another is a ConfigError that says where."""
+    """A field that is unknown, missing, mistyped or contradicts another is a ConfigError with its place."""
     text = OBJECTIVES_PATH.read_text()
     assert right in text
     path = tmp_path / "objectives.yaml"
@@ -89,16 +82,12 @@ def test_a_mistake_is_named_with_its_place(tmp_path: Path, right: str, wrong: st
     assert str(path) in str(raised.value)
 
 
-def test_a_file_of_another_kind_is_named_as_a_whole(tmp_path: Path) -> None:
-    """A list has no place in which a mistake could be."""
+def test_a_file_without_fields_is_named_as_a_whole(tmp_path: Path) -> None:
+    """A list and a missing file have no field that the error could name."""
     path = tmp_path / "objectives.yaml"
     path.write_text("[1, 2]")
 
     with pytest.raises(ConfigError, match=r"objectives\.yaml: the file: "):
         load_objectives(path)
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    """No file is a ConfigError too."""
     with pytest.raises(ConfigError, match=r"nowhere\.yaml"):
         load_objectives(tmp_path / "nowhere.yaml")

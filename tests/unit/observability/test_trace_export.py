@@ -1,4 +1,4 @@
-"""What leaves a process, and what never waits for it: an absent, a hanging and a healthy collector."""
+"""Export of spans to an absent, a hanging and a healthy collector."""
 
 import os
 import subprocess
@@ -29,23 +29,14 @@ def collector() -> Iterator[Collector]:
 
 
 def call_many(tracing: Tracing) -> None:
-    """Make four times as many spans as the queue holds: to send them, 32 exports would be given up after two seconds each."""
+    """Make four times as many spans as the queue holds, which 32 timeouts of two seconds would take to export."""
     for _ in range(NUM_CALLS):
         with tracing.entry("call", {}), span("inner"):
             pass
 
 
-def test_without_an_endpoint_nothing_is_opened() -> None:
-    """An empty endpoint is off, and stopping it is nothing."""
-    tracing = open_tracing("", 1.0, "tailrace-gateway")
-
-    tracing.stop()
-
-    assert tracing.is_off
-
-
 def test_spans_arrive_with_the_services_name(collector: Collector) -> None:
-    """Over the wire as a real collector reads it; what waits at the end is still sent."""
+    """A collector receives them over the wire, those queued at the end included."""
     tracing = open_tracing(collector.endpoint, 1.0, "tailrace-gateway")
     with tracing.entry("call", {"traceparent": traceparent(0xA11CE)}), span("inner", attributes={"n": 3}):
         pass
@@ -61,8 +52,8 @@ def test_spans_arrive_with_the_services_name(collector: Collector) -> None:
 
 
 @pytest.mark.parametrize("is_there", [False, True])
-def test_a_collector_that_does_not_answer_costs_spans_and_no_time(collector: Collector, is_there: bool) -> None:
-    """Refused connections or one that hangs: no call waits, the queue stays bounded, and the end comes all the same."""
+def test_an_unresponsive_collector_costs_spans_and_no_time(collector: Collector, is_there: bool) -> None:
+    """When it refuses connections or hangs, no call waits, the queue stays bounded, and the process ends."""
     collector.go_on.clear()
     endpoint = collector.endpoint if is_there else f"http://{HOST}:{free_port()}"
     tracing = open_tracing(endpoint, 1.0, "tailrace-gateway")
@@ -78,7 +69,7 @@ def test_a_collector_that_does_not_answer_costs_spans_and_no_time(collector: Col
 
 
 def test_a_process_ends_while_its_collector_hangs(collector: Collector) -> None:
-    """No thread of the exporter keeps it alive, and nothing waits at exit."""
+    """No thread of the exporter keeps the process alive."""
     collector.go_on.clear()
     script = (
         "from services.observability.tracing import open_tracing\n"
@@ -102,11 +93,13 @@ def test_a_process_ends_while_its_collector_hangs(collector: Collector) -> None:
 
 
 def test_switched_off_the_sdk_is_not_even_imported() -> None:
-    """Only the interface is: the SDK, its exporter and grpc cost a process nothing."""
+    """Without an endpoint tracing is off, and the process imports neither the SDK, its exporter nor grpc."""
     script = (
         "import sys\n"
         "from services.observability.tracing import open_tracing\n"
-        "open_tracing('', 1.0, 'x')\n"
+        "tracing = open_tracing('', 1.0, 'x')\n"
+        "tracing.stop()\n"
+        "assert tracing.is_off\n"
         "sys.exit(' '.join(name for name in sys.modules if name.startswith(('opentelemetry.sdk', 'opentelemetry.exporter', 'grpc'))) or 0)"
     )
 

