@@ -172,17 +172,6 @@ class ComposeStack(Stack):
         """Return whether the broker is Apache Kafka, which keeps events on disk; a replacement may not."""
         return docker("exec", self.container("kafka"), "ls", "/opt/kafka", check=False) != ""
 
-    def published(self, part: str) -> dict[str, Any]:
-        """Return the ports of a part's container with the host's addresses of each."""
-        found: dict[str, Any] = self._inspect(part)["NetworkSettings"]["Ports"]
-        return found
-
-    def user_ids(self, part: str) -> set[str]:
-        """Return the owners of the processes of a part's container."""
-        container = self.container(SERVICES[part])
-        script = "for one in /proc/[0-9]*; do stat -c %u $one; done"
-        return set(docker("exec", container, "sh", "-c", script, check=False).split())
-
     def container(self, service: str) -> str:
         """Return the id of a service's container, running or not."""
         filters = (f"label={LABEL}={self.project}", f"label=com.docker.compose.service={service}")

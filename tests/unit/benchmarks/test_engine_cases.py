@@ -1,15 +1,12 @@
-"""The cases of the engine's benchmark: amounts, prompts, the published workload, and one small run of the GPU's cases."""
+"""The cases of the engine's benchmark: amounts, prompts, and the published workload."""
 
-import json
 import subprocess
 import sys
 
 import numpy as np
 import pytest
-import torch
 
 from benchmarks.engine.cases import Case, code_table, draw_prompts, shape_cases, text_cases
-from benchmarks.engine.tailrace import TailraceEngine
 
 BARE = {"ray", "rich", "typer", "transformers", "prometheus_client", "pydantic", "pyarrow", "fastapi", "psutil"}
 
@@ -53,23 +50,6 @@ def test_the_catalogue_lies_in_the_vocabulary(vocab_size: int) -> None:
     assert table.codes.max() < table.level_size
     assert np.diff(table.token_offsets).tolist() == [table.level_size] * 2
     assert table.token_offsets[-1] + table.level_size == vocab_size
-
-
-def test_the_cases_of_a_gpu_run_at_their_smallest() -> None:
-    """Each case returns its number of outputs over a tiny decoder."""
-    for group in shape_cases(tiny=True):
-        options = {"model": f"shape:{group.shape}", "device": "cpu", "threads": torch.get_num_threads()}
-        knobs = {**group.config, "num_blocks": 1_024, "cpu_kernels": "torch"}
-        engine = TailraceEngine({**options, "dtype": "float32", "config": knobs})
-        for case in group.cases:
-            reply = engine.answer(case.ask(draw_prompts(case, range(256), 0)))
-
-            assert len(reply["outputs"]) == case.batch
-            assert sum(len(output) for output in reply["outputs"]) == (
-                case.amount if not case.width else 10 * case.batch
-            )
-            assert sum(one["flops"] for one in reply["steps"].values()) > 0
-            json.dumps(reply)
 
 
 def test_the_benchmark_imports_little() -> None:
