@@ -1,4 +1,4 @@
-"""Both doors with keys: which calls are admitted, the code of each refusal, and that a refusal helps no attacker."""
+"""Both doors with keys: which calls are admitted, the code of each refusal, and that a refusal reveals nothing."""
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from services.contracts import recommend_pb2_grpc as api
 from services.contracts.access import Priority, Scope
 from services.gateway.access.authorize import KeyedAccess
 from services.gateway.access.keyring import KeyRing
-from services.gateway.access.keys import KeysFile, StoredHash, StoredKey, hash_of, write_keys
+from services.gateway.access.keys import KeysFile, write_keys
 from services.gateway.access.rates import Rates
 from services.gateway.call.headers import Call
 from services.gateway.call.http import json_response
@@ -28,6 +28,7 @@ from services.gateway.call.operation import Operation
 from services.gateway.grpc.door import RpcDoor
 from services.gateway.rest.door import create_rest_app
 from services.gateway.rest.operations import REST_ERRORS
+from tests.support.keys import bearer, stored_key
 from tests.unit.gateway.clients import rpc_channel
 from tests.unit.gateway.world import MAX_BODY_BYTES, World
 
@@ -37,38 +38,28 @@ MAX_K = 15
 Headers = dict[str, str]
 
 
-def bearer(key: str) -> Headers:
-    """The usual header."""
-    return {"authorization": f"Bearer {key}"}
-
-
-def stored(key_id: str, *scopes: Scope, hashes: dict[str, datetime | None] | None = None, **fields: Any) -> StoredKey:
-    """A key whose text is its id, unless hashes say otherwise."""
-    ends = {key_id: None} if hashes is None else hashes
-    kept = tuple(StoredHash(sha256=hash_of(key), expires_at=end) for key, end in ends.items())
-    return StoredKey(id=key_id, hashes=kept, scopes=frozenset(scopes), **fields)
-
-
 KEYS = KeysFile(
     keys=(
-        stored("shop", Scope.RECOMMEND, Scope.EVENTS, priority=Priority.HIGH),
-        stored("clicks", Scope.EVENTS),
-        stored("root", *Scope),
-        stored("expired", *Scope, hashes={"expired": PAST}),
-        stored("rotated", Scope.RECOMMEND, hashes={"rotated-old": FUTURE, "rotated-new": None, "rotated-gone": PAST}),
-        stored("slow", Scope.RECOMMEND, Scope.EVENTS, rate_per_s=0.01, burst=1),
-        stored("daily", Scope.RECOMMEND, Scope.EVENTS, daily_quota=1),
-        stored("small", Scope.RECOMMEND, max_k=2),
+        stored_key("shop", Scope.RECOMMEND, Scope.EVENTS, priority=Priority.HIGH),
+        stored_key("clicks", Scope.EVENTS),
+        stored_key("root", *Scope),
+        stored_key("expired", *Scope, hashes={"expired": PAST}),
+        stored_key(
+            "rotated", Scope.RECOMMEND, hashes={"rotated-old": FUTURE, "rotated-new": None, "rotated-gone": PAST}
+        ),
+        stored_key("slow", Scope.RECOMMEND, Scope.EVENTS, rate_per_s=0.01, burst=1),
+        stored_key("daily", Scope.RECOMMEND, Scope.EVENTS, daily_quota=1),
+        stored_key("small", Scope.RECOMMEND, max_k=2),
     )
 )
 
 
 @dataclass
 class Outcome:
-    """What a caller sees: the status, every byte that could distinguish wrong keys, when to retry."""
+    """What a caller receives: the status, every byte that could distinguish wrong keys, when to retry."""
 
     status: str
-    said: str
+    text: str
     retry_after: float | None = None
     num_items: int = 0
 
@@ -179,8 +170,8 @@ TABLE: list[tuple[str, Headers, str, tuple[str, str]]] = [
 
 
 @pytest.mark.parametrize(("headers", "what", "statuses"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])
-async def test_the_table(door: Door, headers: Headers, what: str, statuses: tuple[str, str]) -> None:
-    """Each key gets its code, the same at both doors, and a refused caller gets no time to retry."""
+async def test_each_key_has_its_status(door: Door, headers: Headers, what: str, statuses: tuple[str, str]) -> None:
+    """Both doors return the same code for a key, and a refused caller gets no time to retry."""
     outcome = await getattr(door, what)(headers)
 
     assert outcome.status == statuses[isinstance(door, RpcCaller)]
@@ -188,17 +179,17 @@ async def test_the_table(door: Door, headers: Headers, what: str, statuses: tupl
 
 
 async def test_missing_wrong_and_expired_are_one_answer(door: Door) -> None:
-    """Byte for byte, the request's own id apart: nothing reveals that a key was once valid."""
+    """They are equal byte for byte, except for the request's own id: nothing reveals that a key was once valid."""
     same = {"x-request-id": "same"}
     answers = [await door.recommend({**same, **headers}) for headers in ({}, bearer("nonsense"), bearer("expired"))]
 
     assert answers[0] == answers[1] == answers[2]
-    assert "expired" not in answers[0].said
-    assert "nonsense" not in answers[1].said
+    assert "expired" not in answers[0].text
+    assert "nonsense" not in answers[1].text
 
 
 async def test_a_refusal_comes_before_anything_is_read(door: Door, world: World) -> None:
-    """Without a key the request itself is not judged, no feature is read, and no event gets to the broker."""
+    """Without a key the request is not validated, no feature is read, and no event gets to the broker."""
     nonsense = await door.recommend({}, k=1_000_000)
     await door.record({})
 
@@ -209,7 +200,7 @@ async def test_a_refusal_comes_before_anything_is_read(door: Door, world: World)
 
 @pytest.mark.parametrize("key", ["slow", "daily"])
 async def test_a_used_up_key_gets_a_time_to_retry(door: Door, key: str) -> None:
-    """429 or RESOURCE_EXHAUSTED, with the time; both calls count for one key."""
+    """429 or RESOURCE_EXHAUSTED with the time, for both calls of that key and for no other key."""
     first = await door.recommend(bearer(key))
     again = await door.recommend(bearer(key))
     events = await door.record(bearer(key))
@@ -218,47 +209,7 @@ async def test_a_used_up_key_gets_a_time_to_retry(door: Door, key: str) -> None:
     assert [again.status in USED_UP, events.status in USED_UP] == [True, True]
     assert again.retry_after is not None
     assert 0 < again.retry_after <= 86_400
-
-
-async def test_anothers_quota_is_not_mine(door: Door) -> None:
-    """One key that is used up stops no other; nor does a call that lacked the scope use up anything."""
-    await door.record(bearer("slow"))
-
-    assert (await door.record(bearer("slow"))).status in USED_UP
-    assert (await door.recommend(bearer("daily"))).status in OK
     assert (await door.record(bearer("clicks"))).status in OK
-
-
-async def test_both_doors_count_together(rest: RestDoor, rpc: RpcCaller) -> None:
-    """A key has one bucket, whichever door it comes to."""
-    await rest.recommend(bearer("slow"))
-
-    assert (await rpc.recommend(bearer("slow"))).status == "RESOURCE_EXHAUSTED"
-
-
-async def test_items_are_bounded_by_the_settings_and_by_the_key(door: Door) -> None:
-    """The refusal names the limit, and comes before anything is read for the request."""
-    by_key = await door.recommend(bearer("small"), k=3)
-    by_settings = await door.recommend(bearer("root"), k=MAX_K + 1)
-    within = await door.recommend(bearer("small"), k=2)
-
-    assert "send 1 to 2" in by_key.said
-    assert f"send 1 to {MAX_K}" in by_settings.said
-    assert (within.status in OK, within.num_items) == (True, 2)
-
-
-async def test_the_priority_goes_along(door: Door, world: World) -> None:
-    """The key's priority reaches the LLM."""
-    await door.recommend(bearer("shop"), user_id="long")
-    await door.recommend(bearer("root"), user_id="long")
-
-    assert [asked.priority for asked in world.llm.requests] == [Priority.HIGH, Priority.NORMAL]
-
-
-@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/docs", "/openapi.json"])
-async def test_health_and_docs_are_open(rest: RestDoor, path: str) -> None:
-    """Probes have no keys."""
-    assert (await rest.http.get(path)).status_code == 200
 
 
 async def test_grpc_health_is_open(rpc: RpcCaller) -> None:
@@ -268,9 +219,39 @@ async def test_grpc_health_is_open(rpc: RpcCaller) -> None:
     assert health.status == health_pb2.HealthCheckResponse.SERVING
 
 
+async def test_both_doors_count_together(rest: RestDoor, rpc: RpcCaller) -> None:
+    """A key has one bucket for both doors."""
+    await rest.recommend(bearer("slow"))
+
+    assert (await rpc.recommend(bearer("slow"))).status == "RESOURCE_EXHAUSTED"
+
+
+async def test_items_are_bounded_by_the_settings_and_by_the_key(door: Door) -> None:
+    """The refusal names the limit."""
+    by_key = await door.recommend(bearer("small"), k=3)
+    by_settings = await door.recommend(bearer("root"), k=MAX_K + 1)
+    within = await door.recommend(bearer("small"), k=2)
+
+    assert "send 1 to 2" in by_key.text
+    assert f"send 1 to {MAX_K}" in by_settings.text
+    assert (within.status in OK, within.num_items) == (True, 2)
+
+
+async def test_the_priority_of_the_key_reaches_the_llm(door: Door, world: World) -> None:
+    """The LLM's scheduler orders requests by it."""
+    await door.recommend(bearer("shop"), user_id="long")
+    await door.recommend(bearer("root"), user_id="long")
+
+    assert [request.priority for request in world.llm.requests] == [Priority.HIGH, Priority.NORMAL]
+
+
 @pytest.mark.parametrize(
     ("path", "key", "status"),
     [
+        ("/healthz", None, 200),
+        ("/readyz", None, 200),
+        ("/docs", None, 200),
+        ("/openapi.json", None, 200),
         ("/v1/bundle", None, 401),
         ("/v1/bundle", "clicks", 403),
         ("/v1/bundle", "shop", 200),
@@ -279,18 +260,12 @@ async def test_grpc_health_is_open(rpc: RpcCaller) -> None:
         ("/metrics", "root", 200),
     ],
 )
-async def test_the_bundle_and_the_metrics_are_not(rest: RestDoor, path: str, key: str | None, status: int) -> None:
-    """The bundle is for those who may ask for recommendations, metrics at the door are for administrators."""
-    answer = await rest.http.get(path, headers=bearer(key) if key else {})
+async def test_open_and_protected_paths(rest: RestDoor, path: str, key: str | None, status: int) -> None:
+    """Probes and the document are open; the bundle needs the scope recommend, metrics need admin; a 401 names the scheme."""
+    answer = await rest.http.get(path, headers=bearer(key))
 
     assert answer.status_code == status
-
-
-async def test_a_401_names_the_scheme(rest: RestDoor) -> None:
-    """As HTTP wants it."""
-    answer = await rest.http.get("/v1/bundle")
-
-    assert answer.headers["www-authenticate"] == "Bearer"
+    assert answer.headers.get("www-authenticate") == ("Bearer" if status == 401 else None)
 
 
 @pytest.mark.parametrize(
@@ -305,7 +280,7 @@ async def test_a_401_names_the_scheme(rest: RestDoor) -> None:
 async def test_every_administrative_act_leaves_one_audit_line(
     rest: RestDoor, headers: Headers, who: str, outcome: str, origin: str
 ) -> None:
-    """Who, what, from where, and how it ended, refused ones too; other calls leave none."""
+    """It has the caller, the operation, the origin and the outcome, also when refused; other calls leave no line."""
     with structlog.testing.capture_logs() as logs:
         await rest.http.post("/admin/drill", headers={**headers, "x-request-id": "r1"})
         await rest.recommend(bearer("shop"))
@@ -316,7 +291,7 @@ async def test_every_administrative_act_leaves_one_audit_line(
 
 
 async def test_no_log_line_holds_a_key(door: Door) -> None:
-    """Neither a good one nor a wrong one."""
+    """Neither a valid nor a wrong key is logged."""
     with structlog.testing.capture_logs() as logs:
         await door.recommend(bearer("trk_wrong-secret"))
         await door.recommend({"x-api-key": "rotated-new"})
@@ -327,9 +302,9 @@ async def test_no_log_line_holds_a_key(door: Door) -> None:
 
 def _rest(answer: httpx.Response) -> Outcome:
     retry_after = answer.headers.get("retry-after")
-    said = f"{sorted(answer.headers.items())} {answer.text}" if answer.status_code != 200 else ""
+    text = f"{sorted(answer.headers.items())} {answer.text}" if answer.status_code != 200 else ""
     num_items = len(answer.json().get("items", ())) if answer.status_code == 200 else 0
-    return Outcome(str(answer.status_code), said, None if retry_after is None else float(retry_after), num_items)
+    return Outcome(str(answer.status_code), text, None if retry_after is None else float(retry_after), num_items)
 
 
 async def _rpc(method: Callable[..., Any], message: Any, headers: Headers) -> Outcome:
@@ -339,7 +314,7 @@ async def _rpc(method: Callable[..., Any], message: Any, headers: Headers) -> Ou
     except grpc.aio.AioRpcError as error:
         trailers = dict(error.trailing_metadata() or ())
         status = status_pb2.Status.FromString(trailers["grpc-status-details-bin"])
-        said = f"{error.details()} {sorted(trailers.items())} {status}"
+        text = f"{error.details()} {sorted(trailers.items())} {status}"
         retry_after = trailers.get("retry-after")
-        return Outcome(error.code().name, said, None if retry_after is None else float(retry_after))
+        return Outcome(error.code().name, text, None if retry_after is None else float(retry_after))
     return Outcome("OK", "", num_items=len(getattr(answer, "items", ())))
