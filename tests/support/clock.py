@@ -2,11 +2,11 @@
 
 
 class Clock:
-    """Seconds that stand still until they are moved."""
+    """A clock that stands still until a test moves it."""
 
     def __init__(self) -> None:
         self.now_s = 1_000.0
 
     def __call__(self) -> float:
-        """Tell the time."""
+        """Return the time."""
         return self.now_s

@@ -15,7 +15,7 @@ from tests.support.wait import wait_for
 
 
 class Collector(api.TraceServiceServicer):
-    """Listens on a port of its own from the start; `go_on` cleared makes it answer nobody."""
+    """Listens on a port of its own from the start; while `go_on` is cleared it answers no call."""
 
     def __init__(self) -> None:
         self.go_on = threading.Event()
@@ -42,17 +42,17 @@ class Collector(api.TraceServiceServicer):
         return pb.ExportTraceServiceResponse()
 
     def spans(self, trace_id: int) -> dict[str, tuple[str, Span]]:
-        """Give, by name, the service and the span of everything that came of this trace."""
+        """Return the service and the span of this trace by span name."""
         wanted = trace_id.to_bytes(16, "big")
         return {span.name: (service, span) for service, span in list(self._received) if span.trace_id == wanted}
 
     def wait_for(self, trace_id: int, *names: str, timeout_s: float = 20.0) -> dict[str, tuple[str, Span]]:
-        """Wait until spans of these names have come of this trace, and give all of it."""
+        """Wait until the trace has spans of these names, and return all of its spans."""
         missing: Callable[[], set[str]] = lambda: set(names) - set(self.spans(trace_id))  # noqa: E731
         wait_for(lambda: not missing(), timeout_s, f"spans of {trace_id:x}")
         return self.spans(trace_id)
 
     def stop(self) -> None:
-        """Let everybody go and end."""
+        """Answer the waiting calls and stop."""
         self.go_on.set()
         self._server.stop(None).wait()

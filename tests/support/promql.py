@@ -1,4 +1,4 @@
-"""What a PromQL expression names, and what this project exports: so that no query asks for what nobody says."""
+"""What a PromQL expression names, and what this project exports: so that no query names an absent series."""
 
 import json
 from collections.abc import Iterator
@@ -103,7 +103,7 @@ def grouped_by(expr: str) -> list[tuple[set[str], list[str]]]:
 
 
 def complaints(expr: str, known: dict[str, set[str]]) -> list[str]:
-    """Say which names and labels of an expression nobody exports."""
+    """Return the names and labels of an expression that are not exported."""
     said = []
     for name, asked in selectors(expr):
         if name not in known:

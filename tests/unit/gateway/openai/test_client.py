@@ -6,7 +6,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from services.errors import ContextTooLong, DependencyAway
+from services.errors import ContextTooLong
 from tests.support.parrot import MODEL, Parrot
 
 MESSAGES = [{"role": "user", "content": "one two three"}]
@@ -112,15 +112,3 @@ async def test_a_prompt_longer_than_the_context_has_openais_code(client: AsyncOp
 
     assert (raised.value.code, raised.value.param) == ("context_length_exceeded", "messages")
     assert raised.value.type == "invalid_request_error"
-
-
-async def test_a_broken_stream_raises_after_its_pieces(client: AsyncOpenAI, parrot: Parrot) -> None:
-    """A text that was cut off is never taken for a whole one."""
-    parrot.error, parrot.num_before_error = DependencyAway("text", 1), 2
-    stream = await client.completions.create(model=MODEL, prompt="a b c", stream=True)
-
-    pieces = [(await anext(stream)).choices[0].text for _ in range(2)]
-    with pytest.raises(openai.APIError, match="text is away"):
-        await anext(stream)
-
-    assert pieces == [" a", " b"]

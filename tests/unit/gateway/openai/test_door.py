@@ -11,9 +11,10 @@ from services.contracts.access import Priority, Scope
 from services.errors import DependencyAway
 from services.gateway.access.authorize import KeyedAccess
 from services.gateway.access.keyring import KeyRing
-from services.gateway.access.keys import KeysFile, StoredHash, StoredKey, hash_of, write_keys
+from services.gateway.access.keys import KeysFile, write_keys
 from services.gateway.access.rates import Rates
 from services.gateway.rest.door import create_rest_app
+from tests.support.keys import bearer, stored_key
 from tests.support.parrot import MODEL, Parrot
 from tests.support.wait import until
 from tests.unit.gateway.world import MAX_BODY_BYTES, World
@@ -23,18 +24,12 @@ TEXT = {"model": MODEL, "prompt": "a b"}
 RANKED = {"model": "tailrace-recommender", "prompt": "i00 i01"}
 
 
-def stored(key_id: str, *scopes: Scope, **fields: Any) -> StoredKey:
-    """Build a key whose text is its id."""
-    hashes = (StoredHash(sha256=hash_of(key_id), expires_at=None),)
-    return StoredKey(id=key_id, hashes=hashes, scopes=frozenset(scopes), **fields)
-
-
 KEYS = KeysFile(
     keys=(
-        stored("writer", Scope.TEXT, priority=Priority.LOW),
-        stored("both", Scope.TEXT, Scope.RECOMMEND, max_k=2),
-        stored("shop", Scope.RECOMMEND),
-        stored("daily", Scope.TEXT, daily_quota=1),
+        stored_key("writer", Scope.TEXT, priority=Priority.LOW),
+        stored_key("both", Scope.TEXT, Scope.RECOMMEND, max_k=2),
+        stored_key("shop", Scope.RECOMMEND),
+        stored_key("daily", Scope.TEXT, daily_quota=1),
     )
 )
 
@@ -48,11 +43,6 @@ async def keyed(texts: World, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient
     app = create_rest_app(lambda: texts.plane, lambda: b"", MAX_BODY_BYTES, access=access)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://door") as client:
         yield client
-
-
-def bearer(key: str | None) -> dict[str, str]:
-    """Return the header of a key."""
-    return {} if key is None else {"authorization": f"Bearer {key}"}
 
 
 @pytest.mark.parametrize(
