@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from redis import Redis
 
 from services.features.repo import RepoAddress, apply_repo
 from services.settings.addresses import RedisAddress
@@ -13,13 +14,37 @@ from tests.support.servers import HOST, Server, broker_server, valkey_server
 REPOSITORY = Path(__file__).parents[2]
 
 
-@pytest.fixture
-def valkey(tmp_path: Path) -> Iterator[Server]:
-    """A fresh Valkey."""
-    server = valkey_server(tmp_path / "valkey")
-    server.start()
+@pytest.fixture(scope="session")
+def shared_valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The Valkey of all tests, which may kill it."""
+    server = valkey_server(tmp_path_factory.mktemp("valkey"))
     yield server
     server.kill()
+
+
+@pytest.fixture
+def valkey(shared_valkey: Server) -> Server:
+    """A running and empty Valkey."""
+    shared_valkey.ensure_running()
+    with Redis(host=HOST, port=shared_valkey.port) as client:
+        client.flushall()
+    return shared_valkey
+
+
+@pytest.fixture(scope="session")
+def applied_features(shared_valkey: Server, tmp_path_factory: pytest.TempPathFactory) -> RepoAddress:
+    """A feature repository, applied once: applying leaves nothing in the store."""
+    shared_valkey.ensure_running()
+    redis = RedisAddress(host=HOST, port=shared_valkey.port)
+    address = RepoAddress(tmp_path_factory.mktemp("state") / "features", redis, socket_timeout_s=1.0)
+    apply_repo(address)
+    return address
+
+
+@pytest.fixture
+def features(applied_features: RepoAddress, valkey: Server) -> RepoAddress:
+    """An applied feature repository on the empty Valkey."""
+    return applied_features
 
 
 @pytest.fixture
@@ -29,14 +54,6 @@ def broker(tmp_path: Path) -> Iterator[Server]:
     server.start()
     yield server
     server.kill()
-
-
-@pytest.fixture
-def features(valkey: Server, tmp_path: Path) -> RepoAddress:
-    """An applied feature repository on a fresh Valkey."""
-    address = RepoAddress(tmp_path / "features", RedisAddress(host=HOST, port=valkey.port), socket_timeout_s=1.0)
-    apply_repo(address)
-    return address
 
 
 @pytest.fixture(scope="module")

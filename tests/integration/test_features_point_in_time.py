@@ -11,6 +11,7 @@ import pytest
 from models.prompt import window_start
 from pipelines.features.point_in_time import histories_as_of
 from pipelines.features.tables import build_tables, latest_histories, serve
+from pipelines.runner.stage import silent
 from services.contracts.features import history_digest
 from services.features.reader import FeatureReader
 from services.features.repo import RepoAddress
@@ -24,10 +25,6 @@ pytestmark = [
 ]
 START = datetime(2026, 1, 1, tzinfo=UTC)
 MAX_ITEMS = 6
-
-
-def quiet(_done: int, _total: int, _words: str) -> None:
-    """Show no progress."""
 
 
 def random_events(num_events: int, num_users: int) -> pl.DataFrame:
@@ -46,13 +43,12 @@ def random_events(num_events: int, num_users: int) -> pl.DataFrame:
 EVENTS = random_events(200, num_users=7)
 
 
-@pytest.fixture
-def tables(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The stage's output for the events above."""
-    out = tmp_path / "tables"
-    out.mkdir()
+    out = tmp_path_factory.mktemp("tables")
     EVENTS.write_parquet(out / "events.parquet")
-    build_tables(out, MAX_ITEMS, out, quiet)
+    build_tables(out, MAX_ITEMS, out, silent)
     return out
 
 
@@ -68,7 +64,7 @@ def test_no_row_sees_its_future(tables: Path, features: RepoAddress) -> None:
 
     Before the first event, and of a user without any (u7), there is an empty history.
     """
-    serve(tables, features, quiet)
+    serve(tables, features, silent)
     near = [timedelta(microseconds=micros) for micros in (-1, 0, 1)]
     moments = sorted({at + shift for at in EVENTS["event_time"].to_list() for shift in near})
     rows = [(f"u{number}", when) for when in moments for number in range(8)]
@@ -85,7 +81,7 @@ def test_no_row_sees_its_future(tables: Path, features: RepoAddress) -> None:
 
 async def test_online_histories_are_the_newest_offline_ones(tables: Path, features: RepoAddress) -> None:
     """After materialising, what is served equals the offline history as of the served row's own time."""
-    serve(tables, features, quiet)
+    serve(tables, features, silent)
     reader = FeatureReader(features, num_partitions=1)
     served = {row.user_id: await reader.read(row.user_id, 10.0) for row in latest_histories(tables)}
     await reader.close()
@@ -100,11 +96,11 @@ async def test_online_histories_are_the_newest_offline_ones(tables: Path, featur
 
 def test_materialising_again_leaves_the_workers_rows_alone(tables: Path, features: RepoAddress) -> None:
     """A user whom the stream worker has taken over keeps the live row, whatever the tables hold."""
-    serve(tables, features, quiet)
+    serve(tables, features, silent)
     later_us = FeatureWriter(features).read_histories(["u1"])["u1"].row_time_us + 1
     live = history_row("u1", ("clicked",), later_us, topic_id="topic")
     FeatureWriter(features).write_histories([live])
 
-    serve(tables, features, quiet)
+    serve(tables, features, silent)
 
     assert FeatureWriter(features).read_histories(["u1"]) == {"u1": live}

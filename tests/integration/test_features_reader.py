@@ -52,11 +52,6 @@ async def test_one_read_gives_history_and_precomputed_list(features: RepoAddress
     )
 
 
-async def test_unknown_user_has_no_features(reader: FeatureReader) -> None:
-    """A user without a row has empty features; it is no error."""
-    assert await reader.read("nobody", TIMEOUT_S) == UserFeatures()
-
-
 def test_histories_come_back_as_written(features: RepoAddress) -> None:
     """The row that the worker reads before it applies events equals the row that it wrote, to the microsecond."""
     rows = [
@@ -84,7 +79,8 @@ def test_row_is_replaced_only_by_a_later_one(features: RepoAddress) -> None:
 
 
 async def test_popularity_is_summed_over_partitions(features: RepoAddress, reader: FeatureReader) -> None:
-    """Each partition has one writer; the reader sums them and leaves stale windows out."""
+    """Empty before the first event; then the reader sums the partitions and leaves stale windows out."""
+    assert await reader.read_popular(TIMEOUT_S) == []
     now_ms = time.time_ns() // 1_000_000
     recent = {"1h": PopularWindow(("a",), (2,)), "24h": PopularWindow(), "7d": PopularWindow(("b",), (168,))}
     stale = {"1h": PopularWindow(("z",), (9,)), "24h": PopularWindow(("a",), (24,)), "7d": PopularWindow()}
@@ -98,11 +94,6 @@ async def test_popularity_is_summed_over_partitions(features: RepoAddress, reade
     found = await reader.read_popular(TIMEOUT_S)
 
     assert found == [("a", pytest.approx(3.0)), ("b", pytest.approx(1.0))]
-
-
-async def test_popularity_is_empty_before_the_first_event(reader: FeatureReader) -> None:
-    """A new stack has no recent popularity."""
-    assert await reader.read_popular(TIMEOUT_S) == []
 
 
 async def test_reads_fail_without_the_store_and_recover_with_it(
@@ -180,7 +171,7 @@ async def test_a_read_ends_within_its_timeout(reader: FeatureReader, monkeypatch
 
 
 async def test_callers_without_time_do_not_open_the_breaker(reader: FeatureReader, valkey: Server) -> None:
-    """A millisecond of silence is no failure of the store."""
+    """Timeouts of a millisecond are no failure of the store."""
     await reader.read("u", TIMEOUT_S)
     valkey.freeze()
     for _ in range(10):

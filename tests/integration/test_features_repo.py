@@ -20,14 +20,14 @@ pytestmark = pytest.mark.integration
 NAMES = {view.name for view in VIEWS}
 
 
-def address_in(tmp_path: Path, valkey: Server) -> RepoAddress:
-    """Name a repository that does not exist yet."""
+@pytest.fixture
+def address(tmp_path: Path, valkey: Server) -> RepoAddress:
+    """The address of a repository that does not exist yet."""
     return RepoAddress(tmp_path / "state" / "features", RedisAddress(host=HOST, port=valkey.port))
 
 
-def test_parts_that_start_at_once_apply_once(tmp_path: Path, valkey: Server) -> None:
+def test_parts_that_start_at_once_apply_once(address: RepoAddress) -> None:
     """Worker and gateway both ensure that the features are applied; the others find them all."""
-    address = address_in(tmp_path, valkey)
 
     def start(_part: int) -> tuple[set[str], list[str]]:
         ensure_applied(address)
@@ -41,11 +41,10 @@ def test_parts_that_start_at_once_apply_once(tmp_path: Path, valkey: Server) -> 
     assert not list(address.repo_dir.glob("*.tmp"))
 
 
-def test_definitions_and_schema_agree(tmp_path: Path, valkey: Server) -> None:
-    """feature_repo/features.py can import nothing of ours, so it repeats the columns: names, types and keys are the same in both."""
-    address = address_in(tmp_path, valkey)
+def test_definitions_and_schema_agree(address: RepoAddress) -> None:
+    """feature_repo/features.py cannot import the schema, so it repeats names, types and keys; Feast's own loader opens the folder."""
     ensure_applied(address)
-    store = open_store(address)
+    store = import_feast().FeatureStore(repo_path=str(address.repo_dir))
 
     applied = {
         view.name: {field.name: str(field.dtype) for field in view.schema} for view in store.list_feature_views()
@@ -58,13 +57,13 @@ def test_definitions_and_schema_agree(tmp_path: Path, valkey: Server) -> None:
     assert applied == {view.name: {column.name: str(column.type) for column in view.columns} for view in VIEWS}
     assert keys == {view.name: [view.key.name] for view in VIEWS}
     assert user_features({feature.name: None for feature in served}, listed_at_s=None) == UserFeatures()
+    assert store.config.online_store.connection_string.startswith(f"{HOST}:{address.redis.port},")
 
 
 def test_an_interrupted_apply_is_done_by_the_next_process(
-    tmp_path: Path, valkey: Server, monkeypatch: pytest.MonkeyPatch
+    address: RepoAddress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Feast begins with an empty registry: that must not count as applied."""
-    address = address_in(tmp_path, valkey)
 
     def die(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -79,11 +78,9 @@ def test_an_interrupted_apply_is_done_by_the_next_process(
     assert {view.name for view in open_store(address).list_feature_views()} == NAMES
 
 
-def test_what_was_applied_is_on_disk_before_it_counts(
-    tmp_path: Path, valkey: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_applied_is_on_disk_before_it_counts(address: RepoAddress, monkeypatch: pytest.MonkeyPatch) -> None:
     """The definitions mark that they were applied, so after a loss of power they must not be there without the registry."""
-    address, calls = address_in(tmp_path, valkey), noted(monkeypatch)
+    calls = noted(monkeypatch)
 
     ensure_applied(address)
 
@@ -92,9 +89,8 @@ def test_what_was_applied_is_on_disk_before_it_counts(
     assert all(calls[place - 1] == calls[place].split(" -> ")[0] for place in named)
 
 
-def test_other_definitions_are_applied_anew(tmp_path: Path, valkey: Server) -> None:
+def test_other_definitions_are_applied_anew(address: RepoAddress) -> None:
     """A stack that is started with a newer source tree has its features, without a run of the pipeline."""
-    address = address_in(tmp_path, valkey)
     ensure_applied(address)
     now = address.definitions_path.read_text()
     address.definitions_path.write_text("# what an older version applied")
@@ -104,9 +100,8 @@ def test_other_definitions_are_applied_anew(tmp_path: Path, valkey: Server) -> N
     assert address.definitions_path.read_text() == now
 
 
-def test_lock_of_a_dead_process_is_taken_over(tmp_path: Path, valkey: Server) -> None:
+def test_lock_of_a_dead_process_is_taken_over(address: RepoAddress) -> None:
     """A process that died while applying blocks the others no longer than the wait."""
-    address = address_in(tmp_path, valkey)
     address.repo_dir.mkdir(parents=True)
     (address.repo_dir / ".applying").touch()
 
@@ -115,18 +110,7 @@ def test_lock_of_a_dead_process_is_taken_over(tmp_path: Path, valkey: Server) ->
     assert address.registry_path.exists()
 
 
-def test_operators_can_use_feast_on_the_state_folder(tmp_path: Path, valkey: Server) -> None:
-    """The rendered folder is an ordinary Feast repository: Feast's own loader opens it."""
-    address = address_in(tmp_path, valkey)
-    ensure_applied(address)
-
-    store = import_feast().FeatureStore(repo_path=str(address.repo_dir))
-
-    assert {view.name for view in store.list_feature_views()} == NAMES
-    assert store.config.online_store.connection_string.startswith(f"{HOST}:{valkey.port},")
-
-
-SHARED, ASKED_FOR = "PROMETHEUS_MULTIPROC_DIR", "PROMETHEUS_MULTIPROCESS_DIR"
+SHARED, REQUESTED = "PROMETHEUS_MULTIPROC_DIR", "PROMETHEUS_MULTIPROCESS_DIR"
 PROGRAM = """
 import json, os, sys
 from prometheus_client import Counter
@@ -144,11 +128,11 @@ def test_importing_feast_leaves_nothing_behind(tmp_path: Path, is_sharing: bool)
     temporary, shared = tmp_path / "tmp", tmp_path / "shared"
     temporary.mkdir()
     shared.mkdir()
-    unset = {name: value for name, value in os.environ.items() if name not in (SHARED, ASKED_FOR)}
+    unset = {name: value for name, value in os.environ.items() if name not in (SHARED, REQUESTED)}
     environment = unset | {"TMPDIR": str(temporary)} | ({SHARED: str(shared)} if is_sharing else {})
 
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, SHARED, ASKED_FOR], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", PROGRAM, SHARED, REQUESTED], env=environment, capture_output=True, text=True, check=False
     )
 
     assert done.stdout, done.stderr

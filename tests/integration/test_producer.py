@@ -1,17 +1,16 @@
-"""The producer against a real broker: acknowledged, refused in time while it is away, and well again after its restart."""
+"""The producer against a real broker: acknowledged, refused in time while it is away, and usable again after its restart."""
 
 import asyncio
 import gc
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from services.errors import DependencyAway, Overloaded
 from services.gateway.events.producer import TopicProducer
 from services.settings.addresses import KafkaAddress
-from tests.support.servers import Server, broker_server, free_port
+from tests.support.servers import Server, free_port
 from tests.support.topics import read_topic
 from tests.support.wait import until
 
@@ -25,15 +24,6 @@ TOPIC = "interactions"
 ACK_S = 2.0
 
 
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Server]:
-    """A running broker; it makes a topic of four partitions when one is first asked for."""
-    started = broker_server(tmp_path)
-    started.start()
-    yield started
-    started.kill()
-
-
 @pytest.fixture(autouse=True)
 def _collected() -> Iterator[None]:
     """Collect the sockets that kafka-python leaves behind, while this module's filters hold."""
@@ -42,7 +32,7 @@ def _collected() -> Iterator[None]:
 
 
 def read_all(broker: Server) -> list[tuple[int, bytes, bytes]]:
-    """Give (partition, key, value) of everything in the topic."""
+    """Read (partition, key, value) of everything in the topic."""
     return [(record.partition, record.key, record.value) for _topic_id, record in read_topic(broker, TOPIC)]
 
 
@@ -155,7 +145,7 @@ async def test_a_broker_restarted_while_nobody_sent_is_used_again(broker: Server
 
 
 async def test_without_a_broker_nothing_blocks_and_the_rest_is_dropped() -> None:
-    """Offers over the bound are refused at once, even while nobody sends yet; those taken hear that they failed."""
+    """Offers over the bound are refused at once, even before the start; the accepted ones are reported as failed."""
     producer = TopicProducer(KafkaAddress(bootstrap=f"127.0.0.1:{free_port()}"), TOPIC, 0.3, 5)
     outcomes: list[bool] = []
 

@@ -148,6 +148,11 @@ def clean_replay(broker: Server, max_items: int = 30) -> dict[str, UserHistory]:
     return rows
 
 
+def in_topic(broker: Server) -> list[tuple[str, str, int]]:
+    """Return (event id, topic id, offset) of all readable records, sorted."""
+    return sorted((one.event_id, one.position.topic_id, one.position.offset) for one in broker_events(broker))
+
+
 def broker_events(broker: Server) -> list[LoggedEvent]:
     """Read all of the topic with a consumer of the test's own."""
     from services.stream.decode import Record, decode
@@ -169,10 +174,7 @@ def test_rows_equal_a_clean_replay_and_the_log_holds_each_event_once(rig: Rig) -
     wait_for(lambda: rig.rows(*users) == expected, what="rows equal the replay")
     rig.stop_worker()
 
-    in_topic = sorted(
-        (event.event_id, event.position.topic_id, event.position.offset) for event in broker_events(rig.broker)
-    )
-    assert sorted(rig.logged()) == in_topic
+    assert sorted(rig.logged()) == in_topic(rig.broker)
     assert rig.metric("tailrace_stream_applied_total") == 300
     assert rig.metric("tailrace_stream_skipped_total", reason="duplicate_event") == len(events) - 300
     assert rig.metric("tailrace_event_to_visible_seconds_count") > 0
@@ -302,11 +304,8 @@ def test_killed_worker_leaves_what_a_clean_replay_gives(rig: Rig, point: str, nt
     wait_for(lambda: rig.rows(*expected) == expected, 30, what="rows equal the replay")
     rig.stop_worker()
 
-    in_topic = sorted(
-        (event.event_id, event.position.topic_id, event.position.offset) for event in broker_events(rig.broker)
-    )
     assert killed.returncode == -signal.SIGKILL
-    assert sorted(rig.logged()) == in_topic
+    assert sorted(rig.logged()) == in_topic(rig.broker)
 
 
 def test_sigterm_ends_the_worker_after_a_checkpoint(rig: Rig) -> None:

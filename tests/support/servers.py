@@ -40,6 +40,12 @@ class Server:
             self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
         wait_for(self._accepts, what=self._command[0])
 
+    def ensure_running(self) -> None:
+        """Thaw it, or start it if it has ended."""
+        if self._process is None or self._process.poll() is not None:
+            self.start()
+        self.thaw()
+
     def kill(self) -> None:
         """Kill it with SIGKILL, if it runs."""
         if self._process is not None:

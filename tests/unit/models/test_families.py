@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PretrainedConfig, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from models.decoder.decoder import Decoder
 from models.decoder.weights import load_decoder, save_decoder
 from models.decoder.window import Window
 from services.errors import CheckpointError
-from tests.support.dense import logits_of
+from tests.support.hub_models import build_hub_model, largest_difference
 
 FAMILIES = {
     "llama": (LlamaConfig, {}),
@@ -45,7 +45,7 @@ ROPES: dict[str, dict[str, Any]] = {
         "original_max_position_embeddings": 32,
     },
     "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
-    "yarn-told": {
+    "yarn-explicit": {
         "rope_type": "yarn",
         "factor": 4.0,
         "original_max_position_embeddings": 32,
@@ -54,39 +54,18 @@ ROPES: dict[str, dict[str, Any]] = {
         "attention_factor": 0.8,
     },
 }
-NUM_TOKENS = 120
 
 
 def build(family: str, rope: str, *, tied: bool = True) -> Any:
-    """Build a small random model of a family, with random biases and norms."""
-    torch.manual_seed(3)
+    """Build a small random model of a family."""
     kind, given = FAMILIES[family]
-    config: PretrainedConfig = kind(
-        vocab_size=61,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+    return build_hub_model(
+        kind,
         head_dim=16 if family.startswith("qwen3") else 8,
-        max_position_embeddings=128,
         rope_parameters={"rope_theta": 10_000.0, **ROPES[rope]},
         tie_word_embeddings=tied,
         **given,
     )
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.2 * torch.randn_like(parameter))
-    return model
-
-
-def largest_gap(theirs: Any, decoder: Decoder) -> float:
-    """Return the largest difference between two models' logits over one random sequence."""
-    tokens_T = torch.randint(0, 61, (NUM_TOKENS,))
-    with torch.inference_mode():
-        expected_TV = theirs(tokens_T[None]).logits[0]
-    return float((logits_of(decoder, tokens_T) - expected_TV).abs().max())
 
 
 def cases(*, sample: set[tuple[str, str]]) -> list[Any]:
@@ -98,7 +77,7 @@ def cases(*, sample: set[tuple[str, str]]) -> list[Any]:
 
 
 EACH = {(family, "default") for family in FAMILIES} | {("llama", rope) for rope in ROPES}
-SOME = {("llama-biased", "llama3"), ("qwen2-windowed", "default"), ("qwen3", "yarn-told"), ("mistral", "linear")}
+SOME = {("llama-biased", "llama3"), ("qwen2-windowed", "default"), ("qwen3", "yarn-explicit"), ("mistral", "linear")}
 
 
 @pytest.mark.parametrize(("family", "rope"), cases(sample=EACH))
@@ -109,21 +88,23 @@ def test_logits_equal_transformers(tmp_path: Path, family: str, rope: str) -> No
 
     ours = load_decoder(tmp_path, torch.float32, "cpu")
 
-    assert largest_gap(theirs, ours) < 1e-4
+    assert largest_difference(theirs, ours) < 1e-4
 
 
 @pytest.mark.parametrize(("family", "rope"), cases(sample=SOME))
 def test_transformers_reads_what_is_saved(tmp_path: Path, family: str, rope: str) -> None:
-    """What we write back is the same family to transformers, and the same config to us."""
-    build(family, rope, tied=False).save_pretrained(tmp_path / "theirs")
+    """A saved folder is the same family with the same logits to transformers, and the same config and weights to us."""
+    build(family, rope, tied=family == "mistral").save_pretrained(tmp_path / "theirs")
     ours = load_decoder(tmp_path / "theirs", torch.float32, "cpu")
 
     save_decoder(ours, tmp_path / "ours")
 
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "ours", dtype=torch.float32).eval()
     assert again.config.model_type == {"mistral-unlimited": "llama"}.get(family, family.partition("-")[0])
-    assert largest_gap(again, ours) < 1e-4
-    assert load_decoder(tmp_path / "ours", torch.float32, "cpu").config == ours.config
+    assert largest_difference(again, ours) < 1e-4
+    read = load_decoder(tmp_path / "ours", torch.float32, "cpu")
+    assert read.config == ours.config
+    assert all(torch.equal(tensor, read.state_dict()[name]) for name, tensor in ours.state_dict().items())
 
 
 @pytest.mark.parametrize("rope", ["linear", "llama3", "yarn"])
@@ -156,18 +137,18 @@ def test_sinks_are_kept_under_a_key_of_our_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("types", "said"),
+    ("types", "message"),
     [
         (["sliding_attention", "full_attention"], "sliding_window is not set"),
         (["chunked_attention", "full_attention"], "layer_types"),
         (["full_attention"], "layer_types"),
     ],
 )
-def test_a_pattern_of_layers_that_cannot_be_is_refused(tmp_path: Path, types: list[str], said: str) -> None:
+def test_a_pattern_of_layers_that_cannot_be_is_refused(tmp_path: Path, types: list[str], message: str) -> None:
     """Layers of an unknown kind, of the wrong number, or with a window of no size are refused by their key."""
     build("qwen2", "default").save_pretrained(tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"layer_types": types}))
 
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=message):
         load_decoder(tmp_path, torch.float32, "cpu")

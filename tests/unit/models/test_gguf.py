@@ -16,6 +16,7 @@ from models.decoder.weights import load_decoder
 from services.errors import CheckpointError
 from tests.support.checkpoints import LINES, SPECIAL, build_tokenizer
 from tests.support.dense import logits_of
+from tests.support.hub_models import build_hub_model, hub_logits
 
 CONFIGS = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
 RULES = {"llama": "smollm", "qwen2": "qwen2", "qwen3": "qwen2"}
@@ -42,25 +43,14 @@ THETA = 500_000.0
 
 def build(family: str, *, tied: bool) -> Any:
     """Build a random model of a family over the tokenizer's vocabulary."""
-    torch.manual_seed(3)
-    config = CONFIGS[family](
+    return build_hub_model(
+        CONFIGS[family],
         vocab_size=LIBRARY.get_vocab_size(),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=HEADS,
-        num_key_value_heads=KV_HEADS,
         head_dim=16 if family == "qwen3" else 8,
-        max_position_embeddings=128,
         rope_parameters={"rope_type": "default", "rope_theta": THETA},
         rms_norm_eps=1e-5,
         tie_word_embeddings=tied,
     )
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.2 * torch.randn_like(parameter))
-    return model
 
 
 def gguf_name(name: str) -> str:
@@ -131,8 +121,7 @@ def test_logits_survive_the_conversion(family: str, tied: bool, tmp_path: Path) 
     tokens_T = torch.randint(0, LIBRARY.get_vocab_size(), (60,))
     ours = logits_of(load_decoder(tmp_path / "out", torch.float32, "cpu"), tokens_T)
     reloaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
-    with torch.inference_mode():
-        wanted, theirs = (one(tokens_T[None]).logits[0] for one in (model, reloaded))
+    wanted, theirs = (hub_logits(one, tokens_T) for one in (model, reloaded))
 
     assert torch.equal(theirs, wanted)
     assert float((ours - wanted).abs().max()) < 1e-4
@@ -179,7 +168,7 @@ def test_llama_3_scaling_is_found_in_its_divisors(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"architecture": "gemma"}, "architecture 'gemma' is not supported"),
         ({"tokenizer": "bert"}, "tokenizer.ggml.model 'bert' is not supported"),
@@ -188,11 +177,11 @@ def test_llama_3_scaling_is_found_in_its_divisors(tmp_path: Path) -> None:
         ({"rope_freqs.weight": np.array([1, 2, 9, 1], dtype=np.float32)}, "rope_freqs.weight"),
     ],
 )
-def test_what_is_not_supported_is_named(given: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_what_is_not_supported_is_named(given: dict[str, Any], message: str, tmp_path: Path) -> None:
     """The refusal names the file and what in it is not served."""
     write_gguf(tmp_path / "m.gguf", build("llama", tied=True), "llama", **given)
 
-    with pytest.raises(CheckpointError, match=rf"m\.gguf: .*{said}"):
+    with pytest.raises(CheckpointError, match=rf"m\.gguf: .*{message}"):
         convert(tmp_path / "m.gguf", tmp_path / "out")
 
 

@@ -67,17 +67,17 @@ def test_digits_make_words_as_in_their_family(way: str, tokens: list[str]) -> No
     assert build_tokenizer(byte_level(way)).encode("1212 a").tokens == tokens
 
 
-def test_what_is_missing_is_named() -> None:
-    """A vocabulary without its kinds of token is refused by the key."""
-    metadata = byte_level("smollm")
-    del metadata["tokenizer.ggml.token_type"]
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"token_type": None}, "key tokenizer.ggml.token_type is missing"),
+        ({"merges": ["1 9"]}, "tokenizer.ggml.merges do not fit the tokens"),
+        ({"merges": ["12"]}, "tokenizer.ggml.merges do not fit the tokens"),
+    ],
+)
+def test_damaged_metadata_is_refused_by_its_key(change: dict, message: str) -> None:
+    """A missing key, and merges of what is no token, are named."""
+    changed = byte_level("smollm") | {f"tokenizer.ggml.{key}": value for key, value in change.items()}
 
-    with pytest.raises(CheckpointError, match=r"key tokenizer\.ggml\.token_type is missing"):
-        build_tokenizer(metadata)
-
-
-@pytest.mark.parametrize("merge", ["1 9", "12"])
-def test_merges_of_what_is_no_token_are_refused(merge: str) -> None:
-    """A damaged list of merges is refused by its key."""
-    with pytest.raises(CheckpointError, match=r"tokenizer\.ggml\.merges do not fit the tokens"):
-        build_tokenizer({**byte_level("smollm"), "tokenizer.ggml.merges": [merge]})
+    with pytest.raises(CheckpointError, match=message):
+        build_tokenizer({key: value for key, value in changed.items() if value is not None})

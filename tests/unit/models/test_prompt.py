@@ -43,12 +43,3 @@ def test_a_prompt_begins_with_the_beginning_and_spells_each_item(num_items) -> N
     tokens = prompt_tokens(catalogue, history, max_items=7, stride=3)
 
     assert tokens == [BOS_TOKEN, *catalogue.tokens(history[3 if num_items == 8 else 0 :])]
-
-
-def test_the_next_prompt_has_the_last_one_as_its_prefix() -> None:
-    """Until the window moves, an event only appends, so everything before it is found in the prefix cache."""
-    catalogue = build_catalogue()
-    prompts = [prompt_tokens(catalogue, list(range(count)), max_items=20, stride=5) for count in (15, 16, 20)]
-
-    assert prompts[1][: len(prompts[0])] == prompts[0]
-    assert prompts[2][: len(prompts[1])] == prompts[1]

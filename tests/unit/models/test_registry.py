@@ -29,18 +29,10 @@ def store(tmp_path: Path) -> BundleStore:
 
 
 def test_publishing_does_not_promote(store: BundleStore) -> None:
-    """A new version serves only when told to."""
+    """A new version is live only once it is promoted."""
     assert store.live_version() is None
     with pytest.raises(BundleNotFound, match="tailrace pipeline"):
         store.live()
-
-
-def test_manifest_says_what_it_is_and_hashes_every_file(store: BundleStore) -> None:
-    """Version, facts and one hash a file."""
-    manifest = store.open("v1").manifest
-
-    assert (manifest["version"], manifest["dataset"]) == ("v1", "made up")
-    assert set(manifest["files"]) == {"decoder/config.json", "student.onnx"}
 
 
 @pytest.mark.parametrize("harm", ["change", "remove"])
@@ -57,10 +49,12 @@ def test_harmed_bundle_is_refused_and_cannot_go_live(store: BundleStore, tmp_pat
 
 
 def test_version_that_exists_is_kept(store: BundleStore, tmp_path: Path) -> None:
-    """Versions are immutable: publishing again changes nothing."""
+    """Versions are immutable: publishing again changes nothing. The manifest has the facts and a hash per file."""
     again = store.publish(source_with(tmp_path / "source", "changed"), "v1", {})
 
     assert (again.path / "student.onnx").read_text() == "v1"
+    assert (again.manifest["version"], again.manifest["dataset"]) == ("v1", "made up")
+    assert set(again.manifest["files"]) == {"decoder/config.json", "student.onnx"}
 
 
 def test_rollback_goes_back_and_forth(store: BundleStore) -> None:
@@ -73,19 +67,25 @@ def test_rollback_goes_back_and_forth(store: BundleStore) -> None:
     assert store.rollback() == "v2"
 
 
-def test_rollback_needs_an_earlier_version(store: BundleStore) -> None:
-    """Promoting the live version again does not count as one."""
+def test_rollback_needs_an_earlier_version(store: BundleStore, tmp_path: Path) -> None:
+    """Neither a repeated promotion nor one killed between its two pointers leaves a version to return to."""
     store.promote("v1")
     store.promote("v1")
+    with pytest.raises(BundleNotFound, match="no earlier version"):
+        store.rollback()
+    (tmp_path / "bundles" / "PREVIOUS").write_text("v1\n")
 
     with pytest.raises(BundleNotFound, match="no earlier version"):
         store.rollback()
 
 
-def test_unknown_version_is_not_found(store: BundleStore) -> None:
-    """Neither opened nor promoted."""
-    with pytest.raises(BundleNotFound, match="v9"):
-        store.promote("v9")
+@pytest.mark.parametrize("name", ["v9", "LIVE"])
+def test_what_is_no_version_is_not_found(store: BundleStore, name: str) -> None:
+    """An unknown version, and a file of the store that is no folder, cannot be promoted."""
+    store.promote("v1")
+
+    with pytest.raises(BundleNotFound, match=name):
+        store.promote(name)
 
 
 def test_versions_are_listed_oldest_first_without_scratch(store: BundleStore, tmp_path: Path) -> None:
@@ -117,29 +117,12 @@ def test_failed_publication_leaves_nothing(store: BundleStore, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("manifest", [b"[]", b"{}", b'{"files": 1}', b"\xff", b"{"])
-def test_manifest_that_says_nothing_is_corrupt(store: BundleStore, tmp_path: Path, manifest: bytes) -> None:
-    """Whatever lies in the manifest, the answer is an error of ours."""
+def test_unusable_manifest_is_corrupt(store: BundleStore, tmp_path: Path, manifest: bytes) -> None:
+    """Whatever the manifest holds, the error is BundleCorrupt."""
     (tmp_path / "bundles" / "v1" / "manifest.json").write_bytes(manifest)
 
     with pytest.raises(BundleCorrupt, match="manifest"):
         store.open("v1")
-
-
-def test_the_pointer_is_no_version(store: BundleStore) -> None:
-    """A file of the store that is no folder is not found, as any other name."""
-    store.promote("v1")
-
-    with pytest.raises(BundleNotFound, match="LIVE"):
-        store.promote("LIVE")
-
-
-def test_rollback_after_a_promotion_that_was_cut_short_is_no_success(store: BundleStore, tmp_path: Path) -> None:
-    """Killed between its two pointers, a promotion leaves both at the live version: there is nothing to go back to."""
-    store.promote("v1")
-    (tmp_path / "bundles" / "PREVIOUS").write_text("v1\n")
-
-    with pytest.raises(BundleNotFound, match="no earlier version"):
-        store.rollback()
 
 
 def test_old_versions_are_pruned_and_what_may_serve_is_not(store: BundleStore, tmp_path: Path) -> None:

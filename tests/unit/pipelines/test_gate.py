@@ -12,10 +12,10 @@ def metrics(decoder: float, student: float, item_knn: float = 0.09) -> dict[str,
     return {name: {"ndcg@10": value} for name, value in found.items()}
 
 
-@pytest.mark.parametrize(("decoder", "student"), [(0.12, 0.12), (0.12, 0.114), (0.12, 0.2)])
-def test_good_models_pass(decoder: float, student: float) -> None:
-    """Both above the baseline, the student at 95 % of the decoder or more."""
-    check(metrics(decoder, student), GateOptions())
+def test_good_models_pass() -> None:
+    """Both beat the baseline, the student with 95 % of the decoder or more."""
+    for student in (0.12, 0.114, 0.2):
+        check(metrics(0.12, student), GateOptions())
 
 
 @pytest.mark.parametrize(

@@ -37,21 +37,15 @@ def quiet() -> Console:
     return Console(file=io.StringIO(), width=160)
 
 
-def test_another_process_holds_the_lock(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
-    """The lock is refused while the other process holds it, and granted when that has ended."""
+@pytest.mark.parametrize("end", ["exit", "kill"])
+def test_another_process_holds_the_lock_until_it_ends(tmp_path: Path, holder: subprocess.Popen[str], end: str) -> None:
+    """The lock is refused while the other process holds it, and granted when that has ended, also by SIGKILL."""
     with run_lock_if_free(tmp_path / "pipeline") as is_free:
         assert not is_free
 
+    if end == "kill":
+        holder.kill()
     holder.communicate()
-
-    with run_lock_if_free(tmp_path / "pipeline") as is_free:
-        assert is_free
-
-
-def test_killed_process_leaves_no_lock(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
-    """The kernel releases the lock of a dead process."""
-    holder.kill()
-    holder.wait()
 
     with run_lock_if_free(tmp_path / "pipeline") as is_free:
         assert is_free

@@ -1,6 +1,6 @@
 """Run with: pytest tests/unit/pipelines/test_schema.py"""
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 import polars as pl
 import pytest
@@ -111,33 +111,6 @@ def test_optional_columns_have_defaults() -> None:
     assert good["value"].to_list() == [1.0, 1.0]
 
 
-def test_ties_move_apart_in_file_order() -> None:
-    """Events of one user at one time keep the file's order and get strictly rising times."""
-    tied = check_events(events(user_id=["u", "u"], item_id=["b", "a"], event_time=[10, 10]), ITEMS).good
-
-    ordered = order_events(tied)
-
-    assert ordered["item_id"].to_list() == ["b", "a"]
-    assert ordered["event_time"][1] - ordered["event_time"][0] == timedelta(microseconds=1)
-
-
-def test_tie_pushes_a_close_follower_on() -> None:
-    """A tie that reaches into the next event's microsecond moves that event too."""
-    times = [datetime(2026, 1, 1, microsecond=micros, tzinfo=UTC) for micros in (5, 5, 6)]
-    frame = pl.DataFrame({"user_id": ["u"] * 3, "item_id": ["a", "b", "a"], "event_time": times})
-
-    ordered = order_events(check_events(frame, ITEMS).good)
-
-    assert [time.microsecond for time in ordered["event_time"]] == [5, 6, 7]
-
-
-def test_users_do_not_push_each_other() -> None:
-    """Ties between users stay as they are."""
-    ordered = order_events(check_events(events(event_time=[10, 10]), ITEMS).good)
-
-    assert ordered["event_time"].n_unique() == 1
-
-
 @pytest.mark.parametrize(
     ("categories", "expected"),
     [(["Drama|War", None], [["Drama", "War"], []]), ([["Drama", " "], []], [["Drama"], []])],
@@ -149,17 +122,28 @@ def test_categories_are_lists_or_text_with_bars(categories: list[object], expect
     assert checked.good["categories"].to_list() == expected
 
 
-def test_repeated_item_keeps_its_first_row_that_can_be_used() -> None:
-    """A row that is set aside for itself does not take the others with it."""
-    checked = check_items(pl.DataFrame({"item_id": ["a", "a"], "title": [None, "second"]}))
+@pytest.mark.parametrize(
+    ("titles", "kept", "reason"),
+    [(["first", "second"], "first", "item_id repeated"), ([None, "second"], "second", "title")],
+)
+def test_repeated_item_keeps_its_first_usable_row(titles: list[str | None], kept: str, reason: str) -> None:
+    """An item id that comes twice is one item; a row that is rejected for itself does not reject the others."""
+    checked = check_items(pl.DataFrame({"item_id": ["a", "a"], "title": titles}))
 
-    assert checked.good["title"].to_list() == ["second"]
-    assert checked.rejected["reason"].to_list() == ["title"]
+    assert checked.good["title"].to_list() == [kept]
+    assert checked.rejected["reason"].to_list() == [reason]
 
 
-def test_repeated_item_keeps_its_first_row() -> None:
-    """An item id that comes twice is one item, and the second row is set aside."""
-    checked = check_items(pl.DataFrame({"item_id": ["a", "a"], "title": ["first", "second"]}))
+@pytest.mark.parametrize(
+    ("users", "times", "expected"),
+    [("uu", [5, 5], [5, 6]), ("uuu", [5, 5, 6], [5, 6, 7]), ("uv", [5, 5], [5, 5])],
+)
+def test_ties_of_one_user_move_apart_in_file_order(users: str, times: list[int], expected: list[int]) -> None:
+    """Times rise strictly within a user, in the file's order, pushing close followers on; users do not push each other."""
+    written = [datetime(2026, 1, 1, microsecond=micros, tzinfo=UTC) for micros in times]
+    frame = pl.DataFrame({"user_id": list(users), "item_id": list("bab")[: len(users)], "event_time": written})
 
-    assert checked.good["title"].to_list() == ["first"]
-    assert checked.rejected["reason"].to_list() == ["item_id repeated"]
+    ordered = order_events(check_events(frame, ITEMS).good)
+
+    assert ordered["item_id"].to_list() == frame["item_id"].to_list()
+    assert [time.microsecond for time in ordered["event_time"]] == expected

@@ -6,8 +6,7 @@ from pathlib import Path
 import polars as pl
 import pyarrow.parquet as pq
 
-from pipelines.features.tables import BATCH_TOPIC, HISTORY_SCHEMA, build_tables, latest_histories, replay
-from services.stream.aggregate import HistoryLimits
+from pipelines.features.tables import HISTORY_SCHEMA, build_tables, latest_histories
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -27,18 +26,6 @@ def events_of(*rows: tuple[str, str, float]) -> pl.DataFrame:
 
 
 EVENTS = events_of(("u", "a", 1.0), ("v", "b", 2.0), ("u", "b", 3.0), ("u", "c", 5.0))
-
-
-def test_a_row_follows_each_event() -> None:
-    """The replay gives the user's row after every event, in the events' order, at the event's time."""
-    rows = list(replay([("u", "a", 10), ("v", "b", 11), ("u", "b", 12)], HistoryLimits(max_items=1)))
-
-    assert [(row.user_id, row.item_ids, row.num_events, row.row_time_us) for row in rows] == [
-        ("u", ("a",), 1, 10),
-        ("v", ("b",), 1, 11),
-        ("u", ("b",), 2, 12),
-    ]
-    assert {row.position.topic_id for row in rows} == {BATCH_TOPIC}
 
 
 def test_tables_are_written_whole(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Run with: pytest tests/unit/pipelines/test_training_stages.py"""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,12 +8,11 @@ import pytest
 import torch
 
 from models.catalogue import load_catalogue
-from models.decoder.weights import load_decoder, read_config
-from models.student import read_student
+from models.decoder.weights import load_decoder
 from pipelines.data.examples import Split, read_cases
 from pipelines.data.ingest import Source, ingest
 from pipelines.data.tokenize import tokenize
-from pipelines.evaluation.evaluate import decoder_work, read_report, student_work
+from pipelines.evaluation.evaluate import read_report
 from pipelines.publication.bundle import optimize, version_of
 from pipelines.runner.stage import silent
 from pipelines.training.distill import distill
@@ -26,31 +24,15 @@ from tests.unit.pipelines.conftest import MADE_AT, SMALL_DECODER, SMALL_STUDENT,
 
 
 def test_both_models_learn_the_ring(built: Built) -> None:
-    """What comes next is nearly certain: decoder and student find it, popularity cannot."""
-    metrics = read_report(built.evaluated)["metrics"]
-
-    assert metrics["decoder"]["ndcg@10"] > 0.8
-    assert metrics["student"]["ndcg@10"] > 0.8
-    assert metrics["popularity"]["ndcg@10"] < 0.4
-
-
-def test_report_holds_everything_that_a_student_is_compared_with(built: Built) -> None:
-    """Baselines and twin stand beside the two, and the student's share of the decoder is reported."""
+    """Decoder and student find the next item, popularity cannot; baselines and twin are reported beside them."""
     report = read_report(built.evaluated)
+    ndcg = {name: found["ndcg@10"] for name, found in report["metrics"].items()}
 
-    assert list(report["metrics"]) == ["popularity", "bigram", "item_knn", "twin", "student", "decoder"]
-    assert report["student_share"] == pytest.approx(
-        report["metrics"]["student"]["ndcg@10"] / report["metrics"]["decoder"]["ndcg@10"]
-    )
+    assert list(ndcg) == ["popularity", "bigram", "item_knn", "twin", "student", "decoder"]
+    assert min(ndcg["decoder"], ndcg["student"]) > 0.8
+    assert ndcg["popularity"] < 0.4
+    assert report["student_share"] == pytest.approx(ndcg["student"] / ndcg["decoder"])
     assert report["num_test_users"] == 40
-
-
-def test_student_and_twin_have_one_size_and_not_one_set_of_weights(built: Built) -> None:
-    """The twin differs by its lessons only."""
-    student, twin = (read_student(built.trained.students_dir / f"{name}.safetensors") for name in ("student", "twin"))
-
-    assert student.config == twin.config
-    assert not torch.equal(student.embedding.weight, twin.embedding.weight)
 
 
 def test_same_seed_trains_the_same_weights(built: Built, tmp_path: Path) -> None:
@@ -79,14 +61,6 @@ def test_the_least_that_ingest_lets_pass_is_learned_from(tmp_path: Path) -> None
     train(tokens, SMALL_DECODER, trained, silent)
 
     assert load_decoder(trained / "decoder", torch.float32, "cpu").head_weight_VD.isfinite().all()
-
-
-def test_curve_is_written_with_the_options(built: Built) -> None:
-    """What was trained, how, and how it went can be read later."""
-    training = json.loads((built.trained.decoder_dir.parent / "training.json").read_text())
-
-    assert [point["epoch"] for point in training["curve"]] == [4, 8]
-    assert training["options"]["hidden_size"] == 16
 
 
 def test_deep_codes_are_refused_by_name(built: Built, tmp_path: Path) -> None:
@@ -137,12 +111,3 @@ def test_version_names_time_and_content(built: Built) -> None:
     assert version.startswith("20261121T120000Z-")
     assert version == version_of(built.optimized / "bundle", MADE_AT)
     assert version_of(built.trained.decoder_dir, MADE_AT) != version
-
-
-def test_student_costs_a_small_part_of_the_decoder(built: Built) -> None:
-    """Multiply-adds by hand: one layer and hop of known sizes."""
-    decoder = read_config(built.trained.decoder_dir)
-    student = read_student(built.trained.students_dir / "student.safetensors").config
-
-    assert decoder_work(decoder, 10) == 2 * 10 * (16 * (2 * 16 + 2 * 16 + 3 * 32) + 16 * 11)
-    assert student_work(student, 10) == 2 * (4 * 16 * 16 + 2 * 16 * 16 + 2 * 10 * 4 * 16)

@@ -40,17 +40,6 @@ def names(root: Path) -> list[str]:
     )
 
 
-def test_what_was_appended_is_read_back(tmp_path: Path) -> None:
-    """Events come back whole and in order, from a log opened anew."""
-    log = OfflineLog(tmp_path)
-    log.append(events(0, 4))
-    log.append(events(5, 6))
-
-    assert list(OfflineLog(tmp_path).read(0)) == events(0, 6)
-    assert OfflineLog(tmp_path).last_offset("t", 0) == 6
-    assert OfflineLog(tmp_path).last_offset("other", 0) is None
-
-
 def test_a_replay_writes_only_what_is_missing(tmp_path: Path) -> None:
     """After a crash between log and commit the range comes again, longer: files never overlap."""
     OfflineLog(tmp_path).append(events(0, 4))
@@ -93,16 +82,6 @@ def test_readers_drop_positions_that_overlapping_files_repeat(tmp_path: Path) ->
     stray.rename(tmp_path / "interactions" / "partition=0" / "t" / stray.name)
 
     assert list(OfflineLog(tmp_path).read(0)) == events(0, 6)
-
-
-def test_no_scratch_file_is_left_or_read(tmp_path: Path) -> None:
-    """A file that a crash left half written is no part of the log."""
-    log = OfflineLog(tmp_path)
-    log.append(events(0, 1))
-    (tmp_path / "interactions" / "partition=0" / "t" / f"{2:020d}-{9:020d}.1.tmp").write_bytes(b"half")
-
-    assert list(OfflineLog(tmp_path).read(0)) == events(0, 1)
-    assert OfflineLog(tmp_path).last_offset("t", 0) == 1
 
 
 def test_a_full_disk_leaves_no_scratch_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

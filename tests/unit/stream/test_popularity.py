@@ -33,27 +33,16 @@ def test_each_window_counts_what_lies_within_it() -> None:
 
 
 def test_windows_slide_without_events() -> None:
-    """As time goes by counts fall out, first of the hour, at last of the week."""
-    counts = PopularityCounter()
-    counts.add(event(0, "a"))
-
-    seen = [
-        {name for name, top in counts.top(NOW_MS + hours * HOUR_MS, 10).items() if top.item_ids}
-        for hours in (0, 2, 30, 200)
-    ]
-
-    assert seen == [{"1h", "24h", "7d"}, {"24h", "7d"}, {"7d"}, set()]
-
-
-def test_an_event_dated_ahead_counts_when_its_time_has_come() -> None:
-    """A producer whose clock is days ahead makes nothing popular of the last hour until then."""
+    """Counts leave the hour first and the week last; an event of a clock 30 hours ahead counts when its time has come."""
     counts = PopularityCounter()
     for one in (event(0, "ahead", -30 * HOUR_MS), event(1, "now")):
         counts.add(one)
 
-    seen = [counts.top(NOW_MS + hours * HOUR_MS, 10)["1h"].item_ids for hours in (0, 2, 30, 32)]
+    tops = [counts.top(NOW_MS + hours * HOUR_MS, 10) for hours in (0, 2, 30, 32, 300)]
 
-    assert seen == [("now",), (), ("ahead",), ()]
+    assert [top["1h"].item_ids for top in tops] == [("now",), (), ("ahead",), (), ()]
+    assert ["now" in top["24h"].item_ids for top in tops] == [True, True, False, False, False]
+    assert ["now" in top["7d"].item_ids for top in tops] == [True, True, True, True, False]
 
 
 def test_event_ids_are_each_users_own() -> None:
@@ -65,23 +54,18 @@ def test_event_ids_are_each_users_own() -> None:
     assert counts.top(NOW_MS, 10)["1h"] == PopularWindow(("a",), (2,))
 
 
-def test_an_offset_counts_once_whatever_it_is_called() -> None:
-    """Ids are forgotten, offsets are not: a replay from far back brings ids that were forgotten."""
-    counts = PopularityCounter(max_event_ids=1)
-    for offset in (0, 1, 0, 1):
-        counts.add(event(offset, "a"))
-
-    assert counts.top(NOW_MS, 10)["1h"] == PopularWindow(("a",), (2,))
-
-
 def test_a_replay_counts_nothing_twice() -> None:
-    """Offsets and event ids that were counted are skipped; a topic made anew is counted."""
+    """Offsets are skipped even when their event ids are forgotten, and retries by their id; a topic made anew is counted."""
+    forgetful = PopularityCounter(max_event_ids=1)
+    for offset in (0, 1, 0, 1):
+        forgetful.add(event(offset, "a"))
     counts = PopularityCounter()
     log = [event(0, "a"), event(1, "a"), event(2, "b", event_id="t1")]
     for one in (*log, *log, event(0, "a", topic="anew")):
         counts.add(one)
 
     assert counts.top(NOW_MS, 10)["1h"] == PopularWindow(("a",), (3,))
+    assert forgetful.top(NOW_MS, 10)["1h"] == PopularWindow(("a",), (2,))
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(-HOUR_MS, 3 * HOUR_MS)), max_size=60), st.integers(1, 4))

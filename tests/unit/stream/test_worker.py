@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,62 +24,48 @@ NUM_POLLS = 50
 
 
 class FakeConsumer:
-    """A topic of one partition without records, whose broker fails at the second poll."""
+    """A topic of one partition without records; its broker fails at the second poll, or stays and the worker is stopped in the end."""
 
     topic_id = "t"
     partitions = (0,)
 
-    def __init__(self) -> None:
+    def __init__(self, stop: threading.Event | None = None) -> None:
+        self._stop = stop
         self._num_polls = 0
 
     def poll(self, _wait_ms: int) -> list[Any]:
-        """Return nothing, once."""
+        """Return no records."""
         self._num_polls += 1
-        if self._num_polls > 1:
+        if self._stop is None and self._num_polls > 1:
             raise DependencyAway("broker", 0.0)
+        if self._stop is not None and self._num_polls == NUM_POLLS:
+            self._stop.set()
         return []
 
-    def dead_letter(self, letters: Any) -> None:
-        """Take none."""
+    def commit(self, _: Any) -> None:
+        """Do nothing."""
 
-    def commit(self, next_offsets: Any) -> None:
-        """Take none."""
+    dead_letter = commit
 
     def close(self) -> None:
         """Do nothing."""
 
-
-class QuietConsumer(FakeConsumer):
-    """A broker that stays, with nothing to read, until the worker is stopped after some polls."""
-
-    def __init__(self, stop: threading.Event) -> None:
-        super().__init__()
-        self._stop = stop
-
-    def poll(self, _wait_ms: int) -> list[Any]:
-        """Return nothing."""
-        self._num_polls += 1
-        if self._num_polls == NUM_POLLS:
-            self._stop.set()
-        return []
-
-    def check_topic(self) -> None:
-        """It is the same."""
+    check_topic = close
 
 
 class FakeWriter:
     """Keeps the popularity written, and ends the worker after some of it."""
 
-    def __init__(self, stop: threading.Event, num_writes: int) -> None:
+    def __init__(self, num_writes: int) -> None:
         self.written: list[PopularRow] = []
-        self._stop = stop
+        self.stop = threading.Event()
         self._num_writes = num_writes
 
     def write_popularity(self, rows: list[PopularRow]) -> None:
         """Keep rows."""
         self.written += rows
         if len(self.written) >= self._num_writes:
-            self._stop.set()
+            self.stop.set()
 
 
 class CountedLog(OfflineLog):
@@ -100,34 +87,32 @@ def logged_clicks(root: Path, num_events: int) -> CountedLog:
     return log
 
 
-def worker_over(log: OfflineLog, writer: FakeWriter, beats: list[int]) -> StreamWorker:
-    """Build a worker of these parts; each heartbeat adds to `beats`."""
-    parts: Any = FakeConsumer, writer, log, history_limits(10), StreamMetrics(CollectorRegistry()), PACE
-    return StreamWorker(*parts, beat=lambda: beats.append(1))
+def run_over(log: OfflineLog, writer: FakeWriter, pace: Pace = PACE, *, is_quiet: bool = False) -> int:
+    """Run a worker until its writer or its quiet consumer stops it; return the number of heartbeats."""
+    beats: list[int] = []
+    connect = partial(FakeConsumer, writer.stop if is_quiet else None)
+    parts: Any = connect, writer, log, history_limits(10), StreamMetrics(CollectorRegistry()), pace
+    StreamWorker(*parts, beat=lambda: beats.append(1)).run(writer.stop)
+    return len(beats)
 
 
 def test_a_lost_consumer_costs_no_second_count_of_the_week(tmp_path: Path) -> None:
     """Popularity is counted from the offline log once; later consumers continue from those counts."""
-    stop = threading.Event()
-    log, writer = logged_clicks(tmp_path, 1), FakeWriter(stop, num_writes=3)
+    log, writer = logged_clicks(tmp_path, 1), FakeWriter(num_writes=3)
 
-    worker_over(log, writer, []).run(stop)
+    run_over(log, writer)
 
     assert len(writer.written) == 3
     assert log.num_reads == 1
 
 
 @pytest.mark.parametrize(("at_least_every_s", "num_written"), [(3_600.0, 1), (0.0, NUM_POLLS)])
-def test_what_has_not_changed_is_written_now_and_then_only(
-    tmp_path: Path, at_least_every_s: float, num_written: int
-) -> None:
-    """Popularity that is as it was costs the store and the worker nothing, until what was written is old."""
-    stop = threading.Event()
-    log, writer = logged_clicks(tmp_path, 1), FakeWriter(stop, num_writes=10 * NUM_POLLS)
+def test_unchanged_popularity_is_written_rarely(tmp_path: Path, at_least_every_s: float, num_written: int) -> None:
+    """Popularity that has not changed is written again only when the written one is old."""
+    log, writer = logged_clicks(tmp_path, 1), FakeWriter(num_writes=10 * NUM_POLLS)
     pace = replace(PACE, popularity_at_least_every_s=at_least_every_s, lag_every_s=3_600.0)
-    parts: Any = lambda: QuietConsumer(stop), writer, log, history_limits(10), StreamMetrics(CollectorRegistry()), pace
 
-    StreamWorker(*parts).run(stop)
+    run_over(log, writer, pace, is_quiet=True)
 
     assert len(writer.written) == num_written
 
@@ -135,12 +120,8 @@ def test_what_has_not_changed_is_written_now_and_then_only(
 def test_the_heart_beats_while_a_long_log_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that begins with a week of events is slow, not dead: its supervisor must not end it."""
     monkeypatch.setattr("services.stream.worker._EVENTS_PER_BEAT", 10)
-    stop, beats = threading.Event(), list[int]()
-    log, writer = logged_clicks(tmp_path, 100), FakeWriter(stop, num_writes=1)
 
-    worker_over(log, writer, beats).run(stop)
-
-    assert len(beats) >= 10
+    assert run_over(logged_clicks(tmp_path, 100), FakeWriter(num_writes=1)) >= 10
 
 
 def test_due_once_a_period() -> None:

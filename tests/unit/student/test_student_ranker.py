@@ -91,14 +91,6 @@ def test_ties_go_to_the_smaller_index(tmp_path: Path, k: int) -> None:
     assert indices.tolist() == [0, 2, 3, 4, 5][:k]
 
 
-def test_empty_history_ranks_everything(ranker: StudentRanker) -> None:
-    """An empty history ranks the items that histories begin with."""
-    indices, scores = ranker.rank([], EVERYTHING, NUM_ITEMS)
-
-    assert sorted(indices) == list(range(NUM_ITEMS))
-    assert np.isfinite(scores).all()
-
-
 @pytest.mark.parametrize("content", [b"", b"not a model"])
 def test_file_that_is_no_student_is_refused(tmp_path: Path, content: bytes) -> None:
     """A broken file is a corrupt bundle, refused at loading."""

@@ -53,21 +53,9 @@ def tiles(folder) -> Library:
 
 
 @pytest.fixture(scope="module")
-def refused(folder) -> Path:
-    """The library with tiles that the operating system refuses."""
-    return emulating(folder, "-DTAILRACE_REFUSED_TILES")
-
-
-@pytest.fixture(scope="module")
-def wrong(folder) -> Path:
-    """The library with tiles that give wrong products."""
-    return emulating(folder, "-DTAILRACE_WRONG_TILES")
-
-
-@pytest.fixture(scope="module")
-def vectors(refused) -> Library:
+def vectors(folder) -> Library:
     """The library without tiles."""
-    return Library(refused)
+    return Library(emulating(folder, "-DTAILRACE_REFUSED_TILES"))
 
 
 @STEPS
@@ -101,13 +89,13 @@ def test_steps_by_tiles_equal_steps_by_vectors(tiles, vectors, weight_kind, deco
 @pytest.mark.parametrize(
     ("cause", "amx", "line"),
     [
-        ("refused", Amx.REFUSED, "the operating system does not permit its registers"),
-        ("wrong", Amx.WRONG, "its results differ from those of the vector instructions"),
+        ("REFUSED", Amx.REFUSED, "the operating system does not permit its registers"),
+        ("WRONG", Amx.WRONG, "its results differ from those of the vector instructions"),
     ],
 )
-def test_refused_or_wrong_tiles_are_not_used_and_logged(request, caplog, cause, amx, line) -> None:
+def test_refused_or_wrong_tiles_are_not_used_and_logged(folder, caplog, cause, amx, line) -> None:
     """Products are right if the registers are refused or multiply wrongly."""
-    path = request.getfixturevalue(cause)
+    path = emulating(folder, f"-DTAILRACE_{cause}_TILES")
     x, weight = torch.randn(40, 64).bfloat16(), torch.randn(32, 64).bfloat16()
 
     with caplog.at_level(logging.WARNING):
@@ -128,7 +116,7 @@ def test_the_real_instructions_are_compiled(tmp_path) -> None:
     try:
         subprocess.run(("g++", *options), check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError):
-        pytest.skip("no GCC that knows AMX")
+        pytest.skip("no GCC that supports AMX")
 
     text = assembly.read_text()
 

@@ -1,12 +1,13 @@
 """The compiled forward pass against the layer loop over plain torch: same steps, same hidden states, keys and values."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from models.decoder.config import DecoderConfig
 from models.decoder.decoder import Decoder
 from services.llm.engine.cpu.compiler import BuildFailedError, built_library
 from services.llm.engine.cpu.forward import CpuForward
@@ -17,6 +18,7 @@ from services.llm.engine.forward.torch_attention import TorchAttention
 from services.llm.engine.forward.weights import join_weights
 from services.llm.engine.schedule.plan import Chunk, StepPlan
 from services.llm.engine.schedule.sequence import Sequence
+from tests.support.attention_shapes import attention_shape
 from tests.support.steps import BLOCK, CPU, NUM_BLOCKS, VOCABULARY, decoders, plans, prompt_of, run_step
 
 pytestmark = pytest.mark.native
@@ -89,20 +91,10 @@ def test_bf16_is_no_further_from_fp32_than_torch(library, steps, decoder, data) 
 def test_int8_stays_near(library, rows) -> None:
     """int8 changes the hidden states by a few percent, in gemv and in gemm."""
     torch.manual_seed(1)
-    config = DecoderConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=70,
-        intermediate_size=150,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=20,
-        max_position_embeddings=256,
-        qkv_bias=True,
-    )
-    decoder = Decoder(config).eval()
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 70, "intermediate_size": 150, "max_position_embeddings": 256}
+    decoder = Decoder(replace(attention_shape(4, 2, 20), qkv_bias=True, **sizes))
 
-    (compiled, plain), *_ = both(library, decoder, prompt_of(rows), torch.float32, "int8")
+    (compiled, plain), *_ = both(library, decoder.eval(), prompt_of(rows), torch.float32, "int8")
 
     assert 0 < (compiled - plain).pow(2).mean().sqrt() < 0.05 * plain.pow(2).mean().sqrt()
 

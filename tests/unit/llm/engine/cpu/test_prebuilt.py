@@ -65,32 +65,20 @@ def test_one_for_this_processor_is_used_without_a_compiler(own_target, built, pr
     assert not (tmp_path / "cache").exists()
 
 
+@pytest.mark.parametrize("difference", ["sources", "openmp", "processor"])
 @pytest.mark.usefixtures("no_compiler")
-def test_one_of_other_sources_is_not_used(prebuilt, tmp_path, monkeypatch) -> None:
-    """A library of changed sources is ignored."""
-    sources = Path(shutil.copytree(compiler.PREBUILT.parent, tmp_path / "sources"))
-    (sources / "row_ops.h").write_text((sources / "row_ops.h").read_text() + "\n// changed\n")
-    monkeypatch.setattr(compiler, "_SOURCES", sources)
-
-    with pytest.raises(compiler.BuildFailedError, match="no GCC"):
-        compiler.built_library(tmp_path / "cache", prebuilt)
-
-
-@pytest.mark.usefixtures("no_compiler")
-def test_one_for_another_openmp_is_not_used(prebuilt, tmp_path, monkeypatch) -> None:
-    """A library linked to another OpenMP runtime is ignored: two thread pools would compete."""
-    monkeypatch.setattr(compiler, "_loaded_openmp", lambda: Path("/lib/libgomp-other.so.1"))
-
-    with pytest.raises(compiler.BuildFailedError, match="no GCC"):
-        compiler.built_library(tmp_path / "cache", prebuilt)
-
-
-@pytest.mark.usefixtures("no_compiler")
-def test_one_for_a_better_processor_is_not_used(prebuilt, tmp_path, monkeypatch) -> None:
-    """A library with instructions that this processor lacks is ignored."""
-    monkeypatch.setattr(compiler, "processor_flags", frozenset)
-    if suitable(platform.machine(), frozenset()):
-        pytest.skip("one build serves all processors of this machine's make")
+def test_one_that_does_not_fit_is_not_used(prebuilt, tmp_path, monkeypatch, difference) -> None:
+    """A library of other sources, for another OpenMP runtime (two thread pools would compete) or for a better processor is ignored."""
+    if difference == "sources":
+        sources = Path(shutil.copytree(compiler.PREBUILT.parent, tmp_path / "sources"))
+        (sources / "row_ops.h").write_text((sources / "row_ops.h").read_text() + "\n// changed\n")
+        monkeypatch.setattr(compiler, "_SOURCES", sources)
+    elif difference == "openmp":
+        monkeypatch.setattr(compiler, "_loaded_openmp", lambda: Path("/lib/libgomp-other.so.1"))
+    else:
+        monkeypatch.setattr(compiler, "processor_flags", frozenset)
+        if suitable(platform.machine(), frozenset()):
+            pytest.skip("one build serves all processors of this architecture")
 
     with pytest.raises(compiler.BuildFailedError, match="no GCC"):
         compiler.built_library(tmp_path / "cache", prebuilt)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.llm.engine.cpu.compiler import TARGETS, suitable, targets_of
+from services.llm.engine.cpu.compiler import suitable, targets_of
 
 HASWELL = "fpu sse sse2 ssse3 fma movbe xsave avx f16c abm bmi1 avx2 bmi2"
 SKYLAKE = f"{HASWELL} avx512f avx512dq avx512cd avx512bw avx512vl"
@@ -33,7 +33,7 @@ GRAVITON = "fp asimd evtstrm aes sha1 bf16 i8mm"
     ],
 )
 def test_a_processor_takes_the_best_that_it_can_run(machine: str, flags: str, best: str | None) -> None:
-    """The first that suits asks for nothing that the processor lacks, and nothing better does."""
+    """The first suitable target requires nothing that the processor lacks, and no better one is suitable."""
     names = [target.name for target in suitable(machine, frozenset(flags.split()))]
 
     assert (names[0] if names else None) == best
@@ -41,13 +41,7 @@ def test_a_processor_takes_the_best_that_it_can_run(machine: str, flags: str, be
 
 @pytest.mark.parametrize("flags", [HASWELL, SKYLAKE, ICE_LAKE, ZEN_4, SAPPHIRE_RAPIDS])
 def test_what_suits_a_processor_suits_a_better_one(flags: str) -> None:
-    """Those that suit are the end of the list: each asks for all that the next one does."""
+    """The suitable targets are the end of the list: each requires all that the next one does."""
     found = suitable("x86_64", frozenset(flags.split()))
 
     assert found == targets_of("x86_64")[-len(found) :]
-
-
-def test_no_target_is_there_twice() -> None:
-    """Names and options are each one target's own."""
-    assert len({target.name for target in TARGETS}) == len(TARGETS)
-    assert len({(target.machine, target.options) for target in TARGETS}) == len(TARGETS)

@@ -5,7 +5,6 @@ import shutil
 
 import pytest
 
-from services.errors import ConfigError
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.cpu import compiler
 
@@ -50,6 +49,15 @@ def test_the_first_error_of_a_failing_compiler_is_logged(ranked, tmp_path, monke
     assert "g++ failed (x.cpp:1: error: no such thing)" in caplog.text
 
 
+def test_other_kinds_of_cache_run_on_torch(ranked, caplog) -> None:
+    """Keys and values in int8 are not supported by the compiled kernels, which is logged."""
+    with caplog.at_level(logging.WARNING):
+        found = ranked(kv_kind="int8")
+
+    assert len(found) == 10
+    assert "keys and values in int8" in caplog.text
+
+
 @pytest.mark.native
 def test_an_unwritable_folder_is_logged(ranked, tmp_path, caplog) -> None:
     """A cache folder that cannot be created is named in the warning."""
@@ -59,15 +67,6 @@ def test_an_unwritable_folder_is_logged(ranked, tmp_path, caplog) -> None:
         ranked(kernel_cache=tmp_path / "file" / "cache")
 
     assert "file/cache is not writable" in caplog.text
-
-
-def test_other_kinds_of_cache_run_on_torch(ranked, caplog) -> None:
-    """Keys and values in int8 are not supported by the compiled kernels, which is logged."""
-    with caplog.at_level(logging.WARNING):
-        found = ranked(kv_kind="int8")
-
-    assert len(found) == 10
-    assert "keys and values in int8" in caplog.text
 
 
 @pytest.mark.native
@@ -100,16 +99,3 @@ def test_a_damaged_library_is_built_anew(ranked, tmp_path, monkeypatch, caplog) 
 
     assert not caplog.records
     assert damaged.read_bytes() == good.read_bytes()
-
-
-@pytest.mark.native
-def test_compiled_and_plain_give_the_same_ranking(ranked) -> None:
-    """In fp32 the compiled kernels give the same items in the same order."""
-    assert ranked() == ranked(cpu_kernels="torch")
-
-
-@pytest.mark.parametrize(("knob", "value"), [("weight_kind", "int4"), ("cpu_kernels", "none")])
-def test_unknown_kinds_are_refused(knob, value) -> None:
-    """A kind that does not exist is refused by name."""
-    with pytest.raises(ConfigError, match=knob):
-        EngineConfig(**{knob: value})

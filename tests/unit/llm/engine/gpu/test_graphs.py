@@ -14,7 +14,7 @@ from services.llm.engine.gpu.graph_shapes import sizes_up_to
 from services.llm.engine.outcome import EngineOutcome
 from services.llm.engine.text.parameters import SamplingParams
 from tests.support.replaying_device import ReplayingDevice
-from tests.unit.llm.engine.conftest import build_decoder, build_items
+from tests.unit.llm.engine.conftest import build_decoder, build_items, drain
 
 SMALL = {
     "num_blocks": 60,
@@ -55,15 +55,6 @@ def assert_same(found: dict[str, EngineOutcome], wanted: dict[str, EngineOutcome
         assert found[name].token_ids == outcome.token_ids
         assert found[name].item_indices.tolist() == outcome.item_indices.tolist()
         np.testing.assert_allclose(found[name].scores, outcome.scores, atol=1e-4)
-
-
-def drain(engine: Engine) -> dict[str, EngineOutcome]:
-    """Step until nothing is left."""
-    outcomes: dict[str, EngineOutcome] = {}
-    while engine.has_work:
-        outcomes |= {outcome.request_id: outcome for outcome in engine.step(0.0)}
-        engine.check_integrity()
-    return outcomes
 
 
 GRID = pytest.mark.grid
@@ -180,7 +171,7 @@ def test_token_masks_are_computed_while_the_device_runs() -> None:
 
 
 def test_a_step_without_a_shape_runs_eagerly_and_is_counted() -> None:
-    """More items replays_at_call for than the widest shape has beams: the answer is the same, and the fallback is told."""
+    """More items than the widest shape has beams: the answer is the same, and the fallback is counted."""
     graphed, plain, _ = both(2, max_beam_rows=16)
 
     for engine in (graphed, plain):
@@ -191,51 +182,33 @@ def test_a_step_without_a_shape_runs_eagerly_and_is_counted() -> None:
     assert graphed.graph_counts.late_captures == 0
 
 
-def test_without_a_warm_up_shapes_are_captured_late_and_counted() -> None:
-    """The first step of each shape captures it, the second does not."""
-    device = ReplayingDevice()
-    engine = engine_with(device, 2)
+def test_shapes_are_captured_once_before_or_late() -> None:
+    """The warm-up reports each shape once; without it the first step of a shape captures it late, and the second does not."""
+    warm, late, progress = ReplayingDevice(), ReplayingDevice(), list[tuple[int, int]]()
+    engine_with(warm, 3).warm_up(lambda done, total: progress.append((done, total)))
+    engine = engine_with(late, 2)
 
     for name in ("first", "second"):
         engine.add_rank(name, prompt_of(1), k=5, beam_width=8)
         drain(engine)
 
-    assert engine.graph_counts.late_captures == len(device.recordings) == 1
-    assert device.num_replays == 2
+    total = len(warm.recordings)
+    assert progress == [(done, total) for done in range(1, total + 1)]
+    assert engine.graph_counts.late_captures == len(late.recordings) == 1
+    assert late.num_replays == 2
 
 
-def test_warming_up_tells_how_far_it_is() -> None:
-    """Progress counts up to the number of shapes, once for each."""
-    told: list[tuple[int, int]] = []
-    device = ReplayingDevice()
-
-    engine_with(device, 3).warm_up(lambda done, total: told.append((done, total)))
-
-    total = len(device.recordings)
-    assert told == [(done, total) for done in range(1, total + 1)]
-
-
-def test_the_stand_in_refuses_a_recorded_step_whose_input_was_replaced() -> None:
-    """A graph reads where its inputs lay when it was recorded: written anew there is seen, another tensor is not."""
-    inputs = {"numbers": torch.ones(2)}
-    recording = ReplayingDevice().capture(lambda: (inputs["numbers"] + 1,), list(inputs.values()))
-    inputs["numbers"].fill_(4.0)
+@pytest.mark.parametrize(("change", "message"), [("input", "was replaced"), ("operation", "another way")])
+def test_the_stand_in_refuses_what_a_graph_cannot_replay(change: str, message: str) -> None:
+    """A graph reads new contents of the memory that it captured, but neither another tensor nor other operations."""
+    inputs, operations = [torch.ones(2)], [torch.neg]
+    recording = ReplayingDevice().capture(lambda: (operations[-1](inputs[-1]),), inputs[:])
+    inputs[0].fill_(4.0)
     recording.replay()
-    assert recording.outputs[0].tolist() == [5.0, 5.0]
-    inputs["numbers"] = torch.zeros(2)
+    assert recording.outputs[0].tolist() == [-4.0, -4.0]
+    inputs.append(torch.zeros(2)) if change == "input" else operations.append(torch.abs)
 
-    with pytest.raises(AssertionError, match="was replaced"):
-        recording.replay()
-
-
-def test_the_stand_in_refuses_a_recorded_step_that_takes_another_way() -> None:
-    """A graph does what was done when it was recorded, whatever the host has come to think of it."""
-    numbers, ways = torch.ones(2), [torch.neg, torch.abs]
-    recording = ReplayingDevice().capture(lambda: (ways[-1](numbers),), [numbers])
-    recording.replay()
-    ways.pop()
-
-    with pytest.raises(AssertionError, match="another way"):
+    with pytest.raises(AssertionError, match=message):
         recording.replay()
 
 

@@ -1,4 +1,4 @@
-"""What a recorded step is told of its requests, and of those that are not there."""
+"""The columns of a captured step: positions, slots and limits of its requests, and of the rows that only pad."""
 
 import torch
 
@@ -16,7 +16,7 @@ def sequence_of(tokens: list[int], block_ids: list[int], *, levels_done: int = 0
     return sequence
 
 
-def test_texts_and_beams_are_told_where_they_are_and_padding_is_kept_to_the_scratch_block() -> None:
+def test_rows_have_their_slots_and_padding_has_the_scratch_block() -> None:
     """A text's last token goes to its slot; beams sit behind their prompt; a row that only pads sees and writes nobody's block."""
     table = StepTable(4, max_context=40, block_tokens=BLOCK, scratch_block=SCRATCH, device=torch.device("cpu"))
     table.numbers.fill_(2**40)
