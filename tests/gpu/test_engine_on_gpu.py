@@ -1,24 +1,19 @@
-"""The engine on a CUDA device gives what it gives on the CPU, with recorded steps and without.
+"""The engine on a CUDA device returns what it returns on the CPU, with captured steps and without.
 
-What to run where a device is at hand, with torch, triton, numpy, safetensors, tokenizers, pytest and hypothesis installed and nothing
-else: in this order, each one whatever those before it gave (`;` between them where a machine is lent by the minute). Much of the time
-is Triton's compiler's, which keeps what it made (`TRITON_CACHE_DIR`).
+To run on a device that has torch, triton, numpy, safetensors, tokenizers, pytest and hypothesis; Triton's compiler takes most of the
+time, and caches its results in `TRITON_CACHE_DIR`:
 
-1. `python -m pytest tests/gpu/test_engine_on_gpu.py --maxfail 3`: this file. Texts and rankings through recorded steps, all caches
-   and families, nothing that waits for the device, no memory that grows.
-2. `python -m benchmarks.engine --device cuda --peers "" --json engine_gpu.json`: the figures that are published, with the
-   device's name; one process for each shape, each case once before it is timed. The file is written anew after each shape, so a
-   command that is cut off or fails leaves those before. `--case NAME ...` runs some of them: into another file.
+1. `python -m pytest tests/gpu/test_engine_on_gpu.py --maxfail 3`: this file.
+2. `python -m benchmarks.engine --device cuda --peers "" --json engine_gpu.json`: the published figures, one process per shape, each
+   case once before it is timed. The file is written after each shape; `--case NAME ...` runs some cases, into another file.
 3. `python -m pytest -c tests/gpu/pytest.ini tests/unit/llm/engine/gpu/test_triton_kernels.py
    tests/unit/llm/engine/gpu/test_triton_attention.py tests/unit/llm/engine/forward/test_transfer.py`: the kernels' own tests, compiled
-   instead of interpreted; fp32 with heads of odd sizes, so most of the time is the compiler's.
+   instead of interpreted.
 
-Where the first one fails, run the third next: it names the kernel. If that passes, `-k "ahead and False"` runs the engine here without
-recorded steps, and `-k "ahead and True"` with them: what only the second shows is the recording's. `CUDA_LAUNCH_BLOCKING=1` names
-the launch that fails without recorded steps, `compute-sanitizer` the access. A process whose device has failed once fails in
-every later test: run one at a time. Where `tests.support.attention_shapes` is not found, an installed package calls itself `tests` too.
-
-What they are held to on an H200 is in docs/lab-notes/kernels-gpu.md, with what each step should take by its bytes and products.
+If the first one fails, the third names the kernel. If that passes, `-k "ahead and False"` runs the engine without captured steps and
+`-k "ahead and True"` with them. `CUDA_LAUNCH_BLOCKING=1` names the launch that fails without captured steps, `compute-sanitizer` the
+access. After one failure on the device every later test of the process fails: run one at a time. If `tests.support.attention_shapes`
+is not found, an installed package is named `tests` too. docs/lab-notes/kernels-gpu.md has the tolerances and the expected step times.
 """
 
 from dataclasses import replace
@@ -92,7 +87,7 @@ SAMPLINGS = (
 
 
 def add_texts(engine: Engine) -> None:
-    """Ask for a text with each of these settings."""
+    """Request a text with each of these settings."""
     for index, sampling in enumerate(SAMPLINGS):
         engine.add_text(f"s{index}", [1 + index, 2, 3], max_new_tokens=12, sampling=sampling)
 
@@ -175,7 +170,7 @@ def test_nothing_waits_for_the_device_but_collecting() -> None:
 
 
 def test_texts_with_every_setting_run_beside_greedy_ones() -> None:
-    """Draws, penalties and logprobs are made from what a recorded step gives."""
+    """Draws, penalties and logprobs are made from the outputs of a captured step."""
     there, here = (warm_engine(device, LLAMA, SMALL) for device in ("cuda", "cpu"))
 
     for engine in (there, here):

@@ -31,7 +31,7 @@ async def test_what_one_replica_keeps_another_finds(valkey: Server) -> None:
     assert found == [b"0", b"newer", b"499", b"x", None]
 
 
-async def test_it_is_gone_when_its_time_is_up(valkey: Server) -> None:
+async def test_a_record_expires(valkey: Server) -> None:
     """Redis drops it by itself; no clean-up is needed."""
     store = store_at(valkey, keep_s=1)
     await store.put([("r", b"x")], 5.0)
@@ -46,7 +46,7 @@ async def test_it_is_gone_when_its_time_is_up(valkey: Server) -> None:
     assert first == b"x"
 
 
-async def test_an_absent_store_is_said_in_time(valkey: Server) -> None:
+async def test_an_absent_store_is_refused_in_time(valkey: Server) -> None:
     """Killed or frozen: DependencyAway, not a wait; and it works again afterwards."""
     store = store_at(valkey)
     await store.put([("r", b"x")], 5.0)

@@ -95,7 +95,7 @@ async def test_online_histories_are_the_newest_offline_ones(tables: Path, featur
 
 
 def test_materialising_again_leaves_the_workers_rows_alone(tables: Path, features: RepoAddress) -> None:
-    """A user whom the stream worker has taken over keeps the live row, whatever the tables hold."""
+    """A row that the stream worker has written since is newer than the tables and stays."""
     serve(tables, features, silent)
     later_us = FeatureWriter(features).read_histories(["u1"])["u1"].row_time_us + 1
     live = history_row("u1", ("clicked",), later_us, topic_id="topic")

@@ -33,7 +33,7 @@ async def reader(features: RepoAddress) -> AsyncIterator[FeatureReader]:
 
 
 async def test_one_read_gives_history_and_precomputed_list(features: RepoAddress, reader: FeatureReader) -> None:
-    """What was written for a user comes back whole from one read."""
+    """One read returns the history and the list that were written for a user."""
     writer = FeatureWriter(features)
     writer.write_histories([history_row("u", ("a", "b", "a"))])
     writer.write_precomputed(
@@ -209,14 +209,14 @@ async def test_read_time_does_not_grow_with_reads(features: RepoAddress, reader:
     assert late < 2 * early
 
 
-def test_reader_says_what_to_run_when_nothing_was_applied(tmp_path: Path) -> None:
+def test_reader_names_the_command_when_nothing_was_applied(tmp_path: Path) -> None:
     """Without a registry the reader names the command that makes one."""
     with pytest.raises(EnvironmentFault, match="tailrace pipeline"):
         FeatureReader(RepoAddress(tmp_path / "none", RedisAddress(host=HOST, port=1)), num_partitions=1)
 
 
 async def test_users_are_found_by_their_keys(features: RepoAddress, reader: FeatureReader) -> None:
-    """Every user's id comes back as it was written, whatever its characters, and no row of another kind comes along."""
+    """Every user id is returned as it was written, with any characters, and no key of another view."""
     user_ids = ("user*", "tail race", "ü[1]", "tailrace", "196")
     writer = FeatureWriter(features)
     writer.write_histories([history_row(user_id) for user_id in user_ids])

@@ -89,7 +89,7 @@ def test_what_was_applied_is_on_disk_before_it_counts(address: RepoAddress, monk
     assert all(calls[place - 1] == calls[place].split(" -> ")[0] for place in named)
 
 
-def test_other_definitions_are_applied_anew(address: RepoAddress) -> None:
+def test_other_definitions_are_applied_again(address: RepoAddress) -> None:
     """A stack that is started with a newer source tree has its features, without a run of the pipeline."""
     ensure_applied(address)
     now = address.definitions_path.read_text()

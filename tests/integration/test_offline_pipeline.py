@@ -100,7 +100,7 @@ def test_own_tables_become_a_live_bundle(places: Places) -> None:
 
 
 async def test_online_store_holds_histories_and_lists_of_the_live_version(places: Places) -> None:
-    """A busy user's read gives the history and a list made by the live bundle that has seen the newest event."""
+    """A busy user has the history, and a list of the live bundle as of the newest event."""
     features = [await read_lists(places, f"u{number:03d}") for number in range(40)]
 
     listed = [one for one in features if one.precomputed is not None]
@@ -179,7 +179,7 @@ def test_lists_are_left_to_a_running_flow(places: Places, options: PipelineOptio
     assert "another run" in shown.getvalue()
 
 
-def test_lists_made_stale_by_an_event_are_made_anew(places: Places, options: PipelineOptions) -> None:
+def test_lists_made_stale_by_an_event_are_recomputed(places: Places, options: PipelineOptions) -> None:
     """Between two trainings: the live bundle's list of a user who has acted since sees that event and leaves its item out."""
     writer = FeatureWriter(places.feature_repo)
     (before,) = writer.read_histories(["u000"]).values()

@@ -67,7 +67,7 @@ def dead_letters(broker: Server, num: int) -> list[tuple[bytes | None, bytes | N
 def test_a_record_too_large_for_the_dead_letter_topic_leaves_its_place(
     consumer: PartitionConsumer, broker: Server
 ) -> None:
-    """What was compressed on its way in may be too large to be copied: its headers are, and those behind it come too."""
+    """A record that was compressed may be too large to be copied: its headers are copied, and later records too."""
     consumer.dead_letter([letter(0, b"u", b"x" * 2_000_000), letter(1, b"u", b"small")])
 
     found = sorted(dead_letters(broker, 2), key=lambda one: one[2]["offset"])
@@ -103,7 +103,7 @@ def test_lag_counts_every_record_of_a_batch(consumer: PartitionConsumer, broker:
 
 
 def test_added_partitions_end_the_consumer(consumer: PartitionConsumer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A topic that was given more partitions is opened anew, for the new ones hold events too."""
+    """A topic that gained partitions is opened again, because the new ones hold events too."""
     consumer.check_topic()
     monkeypatch.setattr(consumer, "_admin", GrownTopic(consumer.topic_id))
 

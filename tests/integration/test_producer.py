@@ -59,7 +59,7 @@ async def test_records_are_in_the_topic_when_the_call_returns(broker: Server) ->
 
 
 async def test_gathered_records_arrive_in_order_and_before_the_end(broker: Server) -> None:
-    """Those that come while others gather, and those that still do when the producer is stopped."""
+    """Records that arrive while others gather are sent, also those not yet sent when the producer is stopped."""
     producer = producer_of(broker, gather_s=0.3)
     outcomes: list[bool] = []
 

@@ -93,7 +93,7 @@ class Rig:
         return self.registry.get_sample_value(name, labels) or 0.0
 
     def logged(self) -> list[tuple[str, str, int]]:
-        """Give (event id, topic id, offset) of all that the offline log holds, read file by file without any care."""
+        """Return (event id, topic id, offset) of all rows of the offline log, file by file, without removing duplicates."""
         import pyarrow.parquet as pq
 
         files = sorted((self.settings.offline_log_dir / "interactions").rglob("*.parquet"))
@@ -125,7 +125,7 @@ def click(number: int, user_id: str = "u", **changes: Any) -> Interaction:
 
 
 def many_clicks(num_events: int, num_users: int, seed: int = 0) -> list[Interaction]:
-    """Build events of several users with some client retries and some that come late."""
+    """Build events of several users with some client retries and some late ones."""
     draw = random.Random(seed)
     events = []
     for number in range(num_events):
@@ -163,7 +163,7 @@ def broker_events(broker: Server) -> list[LoggedEvent]:
 
 
 def test_rows_equal_a_clean_replay_and_the_log_holds_each_event_once(rig: Rig) -> None:
-    """Whatever the batches were, rows are those of one-by-one application, and the offline log is the topic."""
+    """For any batches, rows equal those of one-by-one application, and the offline log equals the topic."""
     rig.start_worker()
     events = many_clicks(300, num_users=9)
     for start in range(0, len(events), 50):
@@ -209,7 +209,7 @@ async def test_accepted_event_is_seen_by_the_next_read(rig: Rig) -> None:
 
 
 def test_poison_is_dead_lettered_and_lag_falls_to_zero(rig: Rig) -> None:
-    """What cannot be parsed goes to the dead-letter topic, unchanged and with its reason; what follows is applied."""
+    """Records that cannot be parsed are sent to the dead-letter topic unchanged, with the reason; later ones are applied."""
     foreign = click(3)
     poison: list[tuple[bytes | None, bytes]] = [
         (b"u", b"\xff\xfe not json"),
@@ -250,7 +250,7 @@ def test_events_wait_while_the_store_is_away(rig: Rig, valkey: Server) -> None:
     assert rig.rows("u") == clean_replay(rig.broker)
 
 
-def test_topic_made_anew_is_followed_from_its_start(rig: Rig) -> None:
+def test_a_recreated_topic_is_read_from_its_start(rig: Rig) -> None:
     """Broker killed and started again without its topics: new events go on top of the old rows, none is skipped."""
     rig.start_worker()
     rig.send(*(click(number) for number in range(5)))
@@ -322,7 +322,7 @@ def test_sigterm_ends_the_worker_after_a_checkpoint(rig: Rig) -> None:
 
 
 def test_history_served_equals_the_offline_history_as_of_then(rig: Rig) -> None:
-    """Training/serving skew: for every row ever served, the offline log replayed up to its time gives the same digest."""
+    """Training/serving skew: for every row ever served, the offline log replayed up to its time has the same history."""
     rig.start_worker()
     served = []
     events = many_clicks(60, num_users=3)

@@ -56,7 +56,7 @@ class NearLlm:
         self._replica = replica
 
     async def rank(self, request: RankRequest, timeout_s: float) -> RankResult:
-        """Ask it."""
+        """Rank with the pickled request."""
         reply = await self._replica.rank(pickle.loads(pickle.dumps(request)))
         if isinstance(reply, Refusal):
             raise reply.as_error()
@@ -78,7 +78,7 @@ class Scene:
         assert answer.status_code == 200, answer.text
 
     async def recommend(self, trace_id: int, user_id: str = "u") -> dict:
-        """Ask as part of a trace."""
+        """Request recommendations as part of a trace."""
         header = {"traceparent": traceparent(trace_id)}
         body = {"user_id": user_id, "k": 3, "deadline_ms": 5_000, "request_id": f"r-{trace_id:x}"}
         answer = await self.door.post("/v1/recommendations", json=body, headers=header)
@@ -234,7 +234,7 @@ async def test_headers_that_others_wrote_are_read_with_care(scene: Scene) -> Non
 
 
 def read_all(broker: Server) -> dict[bytes, dict[str, bytes]]:
-    """Give, by key, the headers of every record."""
+    """Return the headers of every record by key."""
     return {record.key: dict(record.headers) for _topic_id, record in read_topic(broker, TOPIC)}
 
 

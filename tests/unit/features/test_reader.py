@@ -22,7 +22,7 @@ def row(as_of_ms: int, **windows: dict[str, int]) -> PopularRow:
 
 
 def test_scores_are_events_per_hour_summed_over_windows_and_partitions() -> None:
-    """24 events within a day weigh as much as one within the hour; best first, ties by item id, in whatever order they come."""
+    """24 events within a day weigh as much as one within the hour; best first, ties by item id, for any order of rows."""
     rows = [row(NOW_MS, w7d={"c": 168}, w24h={"b": 24}), row(NOW_MS, w1h={"a": 1}), row(NOW_MS, w1h={"a": 1})]
 
     merged = merge_popularity(rows, now_ms=NOW_MS)

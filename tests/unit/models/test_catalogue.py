@@ -35,7 +35,7 @@ def test_each_level_has_tokens_of_its_own() -> None:
 
 
 def test_unknown_ids_are_left_out() -> None:
-    """A history may hold items that this bundle does not know."""
+    """A history may hold items that this bundle lacks."""
     assert deep_catalogue().indices(["d", "gone", "a", "d"]) == [3, 0, 3]
 
 
@@ -50,7 +50,7 @@ def test_popularity_ties_break_by_index() -> None:
     excluded=st.sets(st.sampled_from(["a", "b", "c", "d", "gone"])),
 )
 def test_masks_compose(categories: set[str] | None, listed: set[str] | None, excluded: set[str]) -> None:
-    """Allowed is: in one of the categories, and listed, and not excluded. The oracle asks item by item."""
+    """Allowed is: in one of the categories, and listed, and not excluded. The oracle decides item by item."""
     catalogue = deep_catalogue()
     filters = Filters(
         categories=None if categories is None else tuple(categories),
@@ -78,7 +78,7 @@ def test_filters_must_name_what_exists(filters: Filters, field: str) -> None:
 
 
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
-    """All fields come back, the depth too."""
+    """All fields are read back, the depth too."""
     catalogue = deep_catalogue()
     catalogue.save(tmp_path / "catalogue.parquet")
 
@@ -96,7 +96,7 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [None, b"", b"not parquet"])
 def test_file_that_is_no_catalogue_is_corrupt(tmp_path: Path, content: bytes | None) -> None:
-    """A missing or broken file is said to be one."""
+    """A missing or broken file is refused as BundleCorrupt."""
     path = tmp_path / "catalogue.parquet"
     if content is not None:
         path.write_bytes(content)

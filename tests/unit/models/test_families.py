@@ -82,7 +82,7 @@ SOME = {("llama-biased", "llama3"), ("qwen2-windowed", "default"), ("qwen3", "ya
 
 @pytest.mark.parametrize(("family", "rope"), cases(sample=EACH))
 def test_logits_equal_transformers(tmp_path: Path, family: str, rope: str) -> None:
-    """A folder that transformers wrote gives its own logits, for each family and each scaling, far beyond the trained length."""
+    """A folder that transformers wrote has the same logits here, for each family and scaling, far beyond the trained length."""
     theirs = build(family, rope)
     theirs.save_pretrained(tmp_path)
 

@@ -113,7 +113,7 @@ def convert(path: Path, folder: Path) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize(("family", "tied"), [("llama", True), ("llama", False), ("qwen2", True), ("qwen3", False)])
 def test_logits_survive_the_conversion(family: str, tied: bool, tmp_path: Path) -> None:
-    """The converted folder gives the logits of the model that was written, here and in transformers."""
+    """The converted folder has the logits of the original model, here and in transformers."""
     model = build(family, tied=tied)
     write_gguf(tmp_path / "m.gguf", model, family)
 
@@ -129,7 +129,7 @@ def test_logits_survive_the_conversion(family: str, tied: bool, tmp_path: Path) 
 
 
 def test_the_tokenizer_and_its_configs_survive(tmp_path: Path) -> None:
-    """Tokens, special tokens, the end of a text and the chat template come out as they went in."""
+    """Tokens, special tokens, the end of a text and the chat template are unchanged."""
     write_gguf(tmp_path / "m.gguf", build("qwen2", tied=True), "qwen2")
     convert(tmp_path / "m.gguf", tmp_path / "out")
     converted = Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))

@@ -45,7 +45,7 @@ def test_sentence_piece_joins_the_most_probable_first() -> None:
 
 
 def test_flags_of_the_file_count() -> None:
-    """A file may ask for no beginning token and no leading space."""
+    """A file may switch off the beginning token and the leading space."""
     tokenizer = build_tokenizer(
         sentence_piece(**{"tokenizer.ggml.add_bos_token": False, "tokenizer.ggml.add_space_prefix": False})
     )

@@ -42,7 +42,7 @@ def test_order_matters() -> None:
 
 @pytest.mark.parametrize("num_hops", [1, 3])
 def test_what_is_saved_is_read(tmp_path: Path, num_hops: int) -> None:
-    """Weights and shape come back from the one file."""
+    """Weights and shape are read back from the one file."""
     student, rows = random_student(num_hops), torch.tensor([[START, 3, 4]])
     save_student(student, tmp_path / "student.safetensors")
 

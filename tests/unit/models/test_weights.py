@@ -22,7 +22,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(("tied", "kv_heads", "shard_size"), [(True, 2, "1GB"), (False, 1, "20KB"), (True, 4, "20KB")])
 def test_logits_equal_transformers(tmp_path: Path, tied: bool, kv_heads: int, shard_size: str) -> None:
-    """A folder written by transformers, whole or in shards, gives transformers' own logits in fp32."""
+    """A folder written by transformers, whole or in shards, has transformers' own logits in fp32, and loads in any dtype."""
     llama = build_hub_model(LlamaConfig, tie_word_embeddings=tied, num_key_value_heads=kv_heads)
     llama.save_pretrained(tmp_path, max_shard_size=shard_size)
 

@@ -43,7 +43,7 @@ def test_last_event_is_test_and_the_one_before_validation() -> None:
     "num_events", [2, 3, 9, 23, *(pytest.param(num, marks=pytest.mark.grid) for num in range(1, 24))]
 )
 def test_training_rows_hold_each_event_once(num_events: int, max_items: int) -> None:
-    """Whatever the store had cut off by then, the rows together are the events to train on, none lost and none twice."""
+    """For any limit of the store, the rows together hold each event to train on exactly once."""
     letters = "abcdefghijklmnopqrstuvwxyz"[:num_events]
     events = events_of(ann=letters)
     columns = (events["user_id"], events["item_id"], events["event_time"].dt.epoch("us"))

@@ -30,7 +30,7 @@ def test_rate_rises_then_falls_to_nothing() -> None:
 
 
 def test_averaged_weights_are_carried_only_inside_the_block() -> None:
-    """Judging sees the average; training goes on from the weights themselves."""
+    """Validation uses the average; training continues from the weights themselves."""
     model = nn.Linear(2, 1, bias=False)
     descent = Descent(model, DESCENT)
     for step in range(20):

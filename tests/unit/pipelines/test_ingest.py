@@ -33,7 +33,7 @@ def live_file(folder: Path, name: str, rows: list[tuple[str, str, str, int]]) ->
 
 
 def run(source: Source, folder: Path) -> tuple[pl.DataFrame, dict[str, object]]:
-    """Ingest and give the events and the summary."""
+    """Ingest; return the events and the summary."""
     out = folder / "out"
     out.mkdir()
     ingest(source, folder / "cache", out)
@@ -42,7 +42,7 @@ def run(source: Source, folder: Path) -> tuple[pl.DataFrame, dict[str, object]]:
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet", "jsonl", "ndjson"])
 def test_every_kind_of_table_reads_alike(tmp_path: Path, suffix: str) -> None:
-    """CSV, Parquet and JSON Lines give the same rows."""
+    """CSV, Parquet and JSON Lines are read as the same rows."""
     frame, path = raw_events(3, 5, 4), tmp_path / f"events.{suffix}"
     {"csv": frame.write_csv, "parquet": frame.write_parquet}.get(suffix, frame.write_ndjson)(path)
 

@@ -20,7 +20,7 @@ def make() -> tuple[Tensor, Tensor, Tensor, Teacher]:
 
 @pytest.mark.parametrize("taught", [False, True])
 def test_loss_and_gradients_equal_torch_own(taught: bool) -> None:
-    """The chunked sweep gives what cross-entropy over all logits gives, with and without a teacher."""
+    """The chunked loss equals cross-entropy over all logits, with and without a teacher."""
     hidden, head, labels, teacher = make()
     target = functional.one_hot(labels, NUM_ITEMS).float()
     if taught:
@@ -70,7 +70,7 @@ def test_repeats_and_padding_are_no_lessons() -> None:
 
 
 def test_first_places_are_where_an_item_comes_first() -> None:
-    """An item that never comes has the row's length; padding counts for nothing, item 0 included."""
+    """An absent item has the row's length; padding counts for nothing, item 0 included."""
     places = first_places(torch.tensor([[2, 1, 2, -1], [0, -1, -1, -1]]), 3)
 
     assert places.tolist() == [[4.0, 1.0, 0.0], [0.0, 4.0, 4.0]]

@@ -56,7 +56,7 @@ def test_lists_are_what_scoring_everything_would_give(ranker: BatchRanker, tmp_p
 
 @pytest.mark.native
 def test_lists_are_what_the_llm_tier_answers(built: Built, ranker: BatchRanker, tmp_path: Path) -> None:
-    """The replica's own loading, masks and engine give the same items in the same order."""
+    """The replica's own loading, masks and engine return the same items in the same order."""
     precompute(ranker, HISTORIES, OPTIONS, tmp_path, silent)
     store = BundleStore(built.optimized / "bundles")
     loaded = load_bundle(store.open("v1"), EngineConfig(), torch.float32, "cpu")

@@ -127,7 +127,7 @@ def test_categories_are_lists_or_text_with_bars(categories: list[object], expect
     [(["first", "second"], "first", "item_id repeated"), ([None, "second"], "second", "title")],
 )
 def test_repeated_item_keeps_its_first_usable_row(titles: list[str | None], kept: str, reason: str) -> None:
-    """An item id that comes twice is one item; a row that is rejected for itself does not reject the others."""
+    """A repeated item id is one item; a row that is rejected for itself does not reject the others."""
     checked = check_items(pl.DataFrame({"item_id": ["a", "a"], "title": titles}))
 
     assert checked.good["title"].to_list() == [kept]

@@ -87,7 +87,7 @@ def test_outputs_that_nobody_used_for_longest_are_removed(tmp_path: Path) -> Non
 
 
 def test_run_keeps_all_that_it_was_given(tmp_path: Path) -> None:
-    """However many outputs one run asks for, none is removed under it."""
+    """Outputs of the current run are never removed, however many they are."""
     stages = StageCache(tmp_path)
 
     outputs = [stages.run("train", f"k{number}", write("a", [])) for number in range(9)]

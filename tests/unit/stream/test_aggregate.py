@@ -21,7 +21,7 @@ def event(
 
 
 def rows_after(events: list[LoggedEvent], limits: HistoryLimits = LIMITS) -> list[UserHistory | None]:
-    """Apply one by one and give the row after each."""
+    """Apply one by one; return the row after each."""
     rows: list[UserHistory | None] = []
     row = None
     for one in events:
@@ -70,7 +70,7 @@ def test_what_was_seen_is_skipped_with_its_reason() -> None:
 
 @given(EVENTS, st.data())
 def test_batches_do_not_matter(events: list[LoggedEvent], data: st.DataObject) -> None:
-    """Any split of the log into batches gives the row of one-by-one application."""
+    """Any split of the log into batches leads to the row of one-by-one application."""
     cut = data.draw(st.integers(0, len(events)))
     first = apply(None, events[:cut], LIMITS)
     second = apply(first.row, events[cut:], LIMITS)
@@ -81,7 +81,7 @@ def test_batches_do_not_matter(events: list[LoggedEvent], data: st.DataObject) -
 
 @given(st.integers(0, 25), st.integers(0, 25), st.integers(1, 25))
 def test_a_replay_from_any_earlier_offset_changes_nothing(start: int, crash: int, num_events: int) -> None:
-    """After a crash the log comes again from somewhere before: the row ends as if it had come once."""
+    """After a crash the log is read again from an earlier offset: the row is as if it had been read once."""
     log = [event(offset, event_id=f"e{offset % 9}", time=(offset * 37) % 11) for offset in range(num_events)]
     crash = min(crash, num_events)
     row = apply(None, log[:crash], LIMITS).row
@@ -92,7 +92,7 @@ def test_a_replay_from_any_earlier_offset_changes_nothing(start: int, crash: int
 
 
 @given(EVENTS)
-def test_the_row_is_what_a_list_of_applied_events_says(events: list[LoggedEvent]) -> None:
+def test_the_row_equals_a_list_of_applied_events(events: list[LoggedEvent]) -> None:
     """Oracle: keep all applied events in a list and derive each column from it."""
     applied: list[LoggedEvent] = []
     for one in events:

@@ -25,7 +25,7 @@ def value(**changes: object) -> bytes:
 
 
 def test_a_readable_record_becomes_an_event() -> None:
-    """What a door encoded comes back, with its place in the log."""
+    """An encoded interaction is decoded, with its position in the log."""
     interaction = Interaction(event_id="e", user_id="ü", item_id="i", event_time_ms=NOW_MS)
 
     (good,), dead = decode([record(interaction.encode(), interaction.key, offset=5)])
@@ -53,7 +53,7 @@ def test_a_readable_record_becomes_an_event() -> None:
     ],
 )
 def test_what_cannot_be_applied_is_a_dead_letter_with_a_reason(bad: Record, words: str) -> None:
-    """Each kind of poison is set aside with words that say why, and its neighbours are kept."""
+    """Each kind of bad record becomes a dead letter with the reason, and its neighbours are kept."""
     good, (letter,) = decode([record(value()), bad, record(value())])
 
     assert len(good) == 2

@@ -57,8 +57,8 @@ def test_merging_keeps_every_offset_and_ends_with_few_files(sizes: list[int]) ->
 
 
 @pytest.mark.parametrize("size", [3, *(pytest.param(size, marks=pytest.mark.grid) for size in (1, 100))])
-def test_an_event_is_written_anew_a_few_times_only(size: int) -> None:
-    """Once per tier at most, while files come one by one for a day of one file every ten seconds."""
+def test_an_event_is_rewritten_a_few_times_only(size: int) -> None:
+    """Each event is rewritten once per tier at most, over a day of one new file every ten seconds."""
     spans: list[Span] = []
     times_written: Counter[int] = Counter()
     for place in range(8_640):

@@ -117,7 +117,7 @@ def test_unchanged_popularity_is_written_rarely(tmp_path: Path, at_least_every_s
     assert len(writer.written) == num_written
 
 
-def test_the_heart_beats_while_a_long_log_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heartbeats_continue_while_a_long_log_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that begins with a week of events is slow, not dead: its supervisor must not end it."""
     monkeypatch.setattr("services.stream.worker._EVENTS_PER_BEAT", 10)
 

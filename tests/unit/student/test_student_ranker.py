@@ -52,7 +52,7 @@ def ranker(student: StudentModel, tmp_path_factory: pytest.TempPathFactory) -> S
 def test_served_scores_are_the_trained_model_s(
     student: StudentModel, ranker: StudentRanker, history: list[int]
 ) -> None:
-    """The graph, which computes the newest place alone and in another order, gives torch's scores for any history."""
+    """The graph, which computes the newest place alone and in another order, computes torch's scores for any history."""
     rows = torch.tensor([[START, *(item + 1 for item in history[-MAX_ITEMS:])]])
     with torch.no_grad():
         wanted = (student(rows)[0, -1] @ student.head_weight_VD.T).numpy()
@@ -66,7 +66,7 @@ def test_served_scores_are_the_trained_model_s(
 @example(allowed=~EVERYTHING, k=5)
 @settings(max_examples=40)
 def test_ranking_is_the_allowed_scores_in_order(ranker: StudentRanker, allowed: np.ndarray, k: int) -> None:
-    """Best first, allowed items only, at most k: what sorting everything would give."""
+    """Best first, allowed items only, at most k: as a sort of everything."""
     scores = ranker.score([1, 2, 3])
     wanted = [index for index in np.lexsort((np.arange(NUM_ITEMS), -scores)) if allowed[index]][:k]
 
@@ -78,7 +78,7 @@ def test_ranking_is_the_allowed_scores_in_order(ranker: StudentRanker, allowed: 
 
 @pytest.mark.parametrize("k", [1, 2, 5])
 def test_ties_go_to_the_smaller_index(tmp_path: Path, k: int) -> None:
-    """Items with equal scores come in index order, also at the edge of the list."""
+    """Items with equal scores come in index order, also at the end of the list."""
     flat = random_student()
     with torch.no_grad():
         flat.embedding.weight[1:] = flat.embedding.weight[1]

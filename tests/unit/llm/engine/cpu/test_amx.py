@@ -75,7 +75,7 @@ def test_products_by_tiles_equal_torch(tiles, rows, size, width) -> None:
 @STEPS
 @given(decoders(), plans())
 def test_steps_by_tiles_equal_steps_by_vectors(tiles, vectors, weight_kind, decoder, plan) -> None:
-    """Whatever the family, the shape and the step, tiles give what vectors give, to bf16's precision."""
+    """For any family, shape and step, tiles and vectors agree to bf16's precision."""
     weights = join_weights(decoder.bfloat16())
 
     by_tiles, by_vectors = (

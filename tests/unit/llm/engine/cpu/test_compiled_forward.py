@@ -68,7 +68,7 @@ def both(library: Library, decoder: Decoder, plan: StepPlan, dtype: torch.dtype,
 @SHAPES
 @given(decoders(), st.data())
 def test_fp32_equals_torch_to_rounding(library, steps, decoder, data) -> None:
-    """Whatever the family, the shape and the step, hidden states, keys and values are torch's to fp32's precision."""
+    """For any family, shape and step, hidden states, keys and values equal torch's to fp32's precision."""
     for compiled, plain in both(library, decoder, data.draw(steps), torch.float32):
         torch.testing.assert_close(compiled, plain, atol=2e-4, rtol=2e-4)
 

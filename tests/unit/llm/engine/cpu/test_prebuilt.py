@@ -55,7 +55,7 @@ def no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_compiler")
 def test_one_for_this_processor_is_used_without_a_compiler(own_target, built, prebuilt, tmp_path) -> None:
-    """It is found, loads, gives torch's products, and nothing is written."""
+    """It is found, loads, computes torch's products, and nothing is written."""
     found = compiler.built_library(tmp_path / "cache", prebuilt)
     x, weight = torch.randn(3, 70), torch.randn(9, 70)
 

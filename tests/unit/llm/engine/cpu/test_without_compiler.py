@@ -1,4 +1,4 @@
-"""Whatever prevents compiled kernels, the engine runs: on plain torch, with one warning."""
+"""Where compiled kernels are not available, the engine runs on plain torch, with one warning."""
 
 import logging
 import shutil
@@ -84,7 +84,7 @@ def test_a_library_is_built_once(tmp_path) -> None:
 
 
 @pytest.mark.native
-def test_a_damaged_library_is_built_anew(ranked, tmp_path, monkeypatch, caplog) -> None:
+def test_a_damaged_library_is_rebuilt(ranked, tmp_path, monkeypatch, caplog) -> None:
     """A file that does not load, as after a power loss, is replaced at the next start."""
     try:
         good = compiler.built_library(EngineConfig().kernel_cache)

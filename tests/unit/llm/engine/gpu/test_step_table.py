@@ -17,7 +17,7 @@ def sequence_of(tokens: list[int], block_ids: list[int], *, levels_done: int = 0
 
 
 def test_rows_have_their_slots_and_padding_has_the_scratch_block() -> None:
-    """A text's last token goes to its slot; beams sit behind their prompt; a row that only pads sees and writes nobody's block."""
+    """A text's last token has its slot, beams the position after their prompt; a padding row reads and writes the scratch block alone."""
     table = StepTable(4, max_context=40, block_tokens=BLOCK, scratch_block=SCRATCH, device=torch.device("cpu"))
     table.numbers.fill_(2**40)
 
@@ -34,7 +34,7 @@ def test_rows_have_their_slots_and_padding_has_the_scratch_block() -> None:
 
 
 def test_columns_begin_where_kernels_expect_them() -> None:
-    """Whatever the number of requests, each column lies at a multiple of 16 bytes."""
+    """For any number of requests, each column lies at a multiple of 16 bytes."""
     table = StepTable(5, max_context=40, block_tokens=BLOCK, scratch_block=SCRATCH, device=torch.device("cpu"))
     start = table.numbers.data_ptr()
 

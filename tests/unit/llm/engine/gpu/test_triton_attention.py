@@ -165,7 +165,7 @@ def test_long_contexts_are_split_and_short_ones_are_not() -> None:
 
 
 def test_the_longest_contexts_are_started_first() -> None:
-    """Whatever the order of the tiles; each tile keeps its rows."""
+    """The order of the tiles does not matter; each tile keeps its rows."""
     kernel = TritonAttention(4, 2, BLOCK, DEVICE)
 
     rows = kernel.lay_out(tiles_of([(9, 1, 1), (1, 77, 1), (5, 40, 0)])).tile_E6[:, :3]
