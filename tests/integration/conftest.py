@@ -31,20 +31,12 @@ def valkey(shared_valkey: Server) -> Server:
     return shared_valkey
 
 
-@pytest.fixture(scope="session")
-def applied_features(shared_valkey: Server, tmp_path_factory: pytest.TempPathFactory) -> RepoAddress:
-    """A feature repository, applied once: applying leaves nothing in the store."""
-    shared_valkey.ensure_running()
-    redis = RedisAddress(host=HOST, port=shared_valkey.port)
-    address = RepoAddress(tmp_path_factory.mktemp("state") / "features", redis, socket_timeout_s=1.0)
+@pytest.fixture
+def features(valkey: Server, tmp_path: Path) -> RepoAddress:
+    """An applied feature repository on the empty Valkey."""
+    address = RepoAddress(tmp_path / "features", RedisAddress(host=HOST, port=valkey.port), socket_timeout_s=1.0)
     apply_repo(address)
     return address
-
-
-@pytest.fixture
-def features(applied_features: RepoAddress, valkey: Server) -> RepoAddress:
-    """An applied feature repository on the empty Valkey."""
-    return applied_features
 
 
 @pytest.fixture
