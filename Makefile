@@ -25,13 +25,14 @@ status: $(INSTALLED) ## show each part, its port and its health
 
 test: $(INSTALLED) ## run all that a change must pass, the whole stack included
 	$(UNIT) tests/unit
-	$(BIN)/pytest tests/integration tests/gpu tests/e2e tests/quality
+	$(BIN)/pytest tests/integration tests/gpu tests/e2e
 
 test-unit: $(INSTALLED) ## run the pure tests: no server, no compiler, no Ray
 	$(UNIT) -m "not native and not grid" tests/unit
 
-test-grids: $(INSTALLED) ## run the complete grids, of which `make test` runs a sample
+test-grids: $(INSTALLED) ## run the complete grids, of which `make test` runs a sample, and the quality of a full training
 	$(UNIT) -m grid tests/unit
+	$(BIN)/pytest tests/quality
 
 test-compose: $(INSTALLED) ## run the end-to-end tests against docker compose
 	$(BIN)/pytest tests/e2e tests/compose --stack compose $(COMPOSE_OPTIONS)

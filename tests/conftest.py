@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
+from models.registry import BundleStore
 from tests.support.compose_stack import ComposeStack, why_not
 from tests.support.embedded_only import why_embedded_only
 from tests.support.stack import Stack
@@ -22,6 +23,7 @@ hypothesis_settings.register_profile(
 hypothesis_settings.load_profile("untimed")  # a busy machine is no fault of what is tested
 
 E2E_TIMEOUT_S = 1_800
+SHORT_TRAINING = ("--epochs", "5", "--student-epochs", "5", "--baseline", "popularity", "--min-student-share", "0.5")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -52,13 +54,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Stack]:
-    """A running stack with two gateway replicas; the offline pipeline runs once, at full quality, on ml-100k."""
+    """A running stack with two gateway replicas, on a bundle of few epochs on ml-100k; tests/quality trains in full."""
     if request.config.getoption("--stack") == "compose":
         yield from composed(request.config)
         return
     kept: Path | None = request.config.getoption("--state")
     running = Stack((kept or tmp_path_factory.mktemp("stack")).absolute(), gateway_replicas=2)
     try:
+        if BundleStore(running.settings.bundle_root).live_version() is None:
+            trained = running.command("pipeline", *SHORT_TRAINING, timeout_s=E2E_TIMEOUT_S)
+            assert trained.returncode == 0, trained.stdout + trained.stderr
         running.start()
         yield running
     finally:
