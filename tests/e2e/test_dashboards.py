@@ -16,9 +16,9 @@ from tests.support.stack import Stack, new_user_id
 
 KNOWN_USER, LISTED_USERS = "1", [str(number) for number in range(2, 400)]
 MAY_BE_EMPTY = {
-    "Alerts that fire": "no alert fires on a healthy stack",
-    "Student fell out": "it does not fail here",
-    "Answers that the LLM was too busy for": "it has time here",
+    "Firing alerts": "no alert fires on a healthy stack",
+    "Student failures": "it does not fail here",
+    "Answers without the LLM because of load": "it has time here",
     "First token and next token, p99": "this stack serves no text",
 }
 """Panels that may show nothing on a healthy stack, with the reason."""
