@@ -1,4 +1,4 @@
-"""Builders of small random decoders, catalogues and engines, and the slow oracle that scores every item densely."""
+"""Builders of small random decoders, catalogues and engines, and an oracle that scores every item densely."""
 
 from collections.abc import Callable
 from typing import Any
@@ -54,6 +54,11 @@ def build_decoder(
     return Decoder(config).eval()
 
 
+def build_engine(decoder: Decoder, items: ItemCodes | None, **knobs: Any) -> Engine:
+    """Build an engine on torch's kernels with small blocks; `knobs` are fields of its configuration."""
+    return Engine(decoder, EngineConfig(**SMALL | knobs), items=items, bundle_version="v1")
+
+
 def exhaustive_ranking(
     decoder: Decoder, items: ItemCodes, prompt: list[int], allowed: np.ndarray, k: int
 ) -> tuple[list[int], np.ndarray]:
@@ -75,7 +80,7 @@ def exhaustive_ranking(
 
 
 def drain(engine: Engine, now_s: float = 0.0) -> dict[str, EngineOutcome]:
-    """Step until nothing is left, checking integrity after each step."""
+    """Step until the engine has no work, checking its integrity after each step."""
     outcomes: dict[str, EngineOutcome] = {}
     while engine.has_work:
         for outcome in engine.step(now_s):
@@ -99,22 +104,17 @@ def decoder_of() -> Callable[..., Decoder]:
 
 @pytest.fixture
 def engine_of() -> Callable[..., Engine]:
-    """The builder of engines: `engine_of(decoder, items, **config)`."""
-
-    def build(decoder: Decoder, items: ItemCodes | None, *, version: str = "v1", **knobs: Any) -> Engine:
-        config = EngineConfig(**SMALL | knobs)
-        return Engine(decoder, config, items=items, bundle_version=version)
-
-    return build
+    """The builder of engines."""
+    return build_engine
 
 
 @pytest.fixture
 def exhaustively() -> Callable[..., tuple[list[int], np.ndarray]]:
-    """The slow ranking of every item."""
+    """The oracle that ranks every item."""
     return exhaustive_ranking
 
 
 @pytest.fixture
 def drained() -> Callable[..., dict[str, EngineOutcome]]:
-    """The loop that steps an engine until nothing is left."""
+    """The loop that steps an engine until it has no work."""
     return drain

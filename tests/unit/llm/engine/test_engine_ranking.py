@@ -1,11 +1,11 @@
-"""Rankings: equal to scoring every item densely, whatever the depth, the masks, the batch and the cache."""
+"""Rankings equal dense scores of every item, whatever the depth, the masks, the batch and the cache."""
 
 import numpy as np
 import pytest
 import torch
 
 from models.decoder.window import Window
-from services.errors import CheckpointError, InvalidRequest, Overloaded
+from services.errors import CheckpointError, InvalidRequest
 from services.llm.engine.outcome import Status
 
 
@@ -70,12 +70,12 @@ def test_windows_and_sinks_hold_for_prompts_and_beams(
     assert outcome.num_cached_tokens > 0
 
 
-@pytest.mark.parametrize("depth", [2, 3, 4])
-@pytest.mark.parametrize("beam_width", [1, 2, 5])
-def test_narrow_beams_give_only_allowed_items_and_starve_never(
+@pytest.mark.parametrize("depth", [2, 4])
+@pytest.mark.parametrize("beam_width", [1, 5])
+def test_narrow_beams_return_only_allowed_items_and_never_too_few(
     depth, beam_width, items_of, decoder_of, engine_of, drained
 ) -> None:
-    """However narrow the beam, every item given is allowed, none comes twice, and one comes for each beam at least."""
+    """However narrow the beam, every item is allowed, none occurs twice, and there is at least one for each beam."""
     items = items_of(depth)
     engine = engine_of(decoder_of(items), items)
     rng = np.random.default_rng(2)
@@ -93,34 +93,10 @@ def test_narrow_beams_give_only_allowed_items_and_starve_never(
 
 
 @pytest.mark.parametrize("depth", [1, 3])
-@pytest.mark.parametrize(
-    "knobs", [{"max_chunk_tokens": 3}, {"max_num_batched_tokens": 7}, {"max_running": 1}, {"tile_queries": 2}]
-)
-def test_chunks_and_batches_change_nothing(depth, knobs, items_of, decoder_of, engine_of, drained) -> None:
-    """Prefill in chunks of any size, alone or batched, gives what one whole prefill alone gives."""
-    items = items_of(depth)
-    decoder = decoder_of(items)
-    prompts = prompts_of(items, 9)
-    allowed = np.ones(50, dtype=bool)
-
-    engine = engine_of(decoder, items, **knobs)
-    for index, prompt in enumerate(prompts):
-        engine.add_rank(str(index), prompt, k=8, allowed=allowed)
-    together = drained(engine)
-
-    for index, prompt in enumerate(prompts):
-        alone = engine_of(decoder, items)
-        alone.add_rank("x", prompt, k=8, allowed=allowed)
-        wanted = drained(alone)["x"]
-        assert together[str(index)].item_indices.tolist() == wanted.item_indices.tolist()
-        np.testing.assert_allclose(together[str(index)].scores, wanted.scores, atol=1e-4)
-
-
-@pytest.mark.parametrize("depth", [1, 3])
 def test_a_growing_history_prefills_only_what_is_new(
     depth, items_of, decoder_of, engine_of, exhaustively, drained
 ) -> None:
-    """The next request of a user finds all full blocks of the last one cached, and answers as if there were no cache."""
+    """The next request of a user finds all full blocks of the last one cached, and has the items of dense scores."""
     items = items_of(depth)
     decoder = decoder_of(items)
     engine = engine_of(decoder, items)
@@ -135,29 +111,9 @@ def test_a_growing_history_prefills_only_what_is_new(
         assert outcome.num_cached_tokens == {20: 0, 21: 20, 24: 20, 33: 24}[length]
 
 
-@pytest.mark.parametrize("depth", [1, 3])
-def test_excluded_items_are_as_if_not_allowed(depth, items_of, decoder_of, engine_of, drained) -> None:
-    """Leaving items out one by one gives what a mask without them gives, filters or none beside them."""
-    items = items_of(depth)
-    engine = engine_of(decoder_of(items), items)
-    rng = np.random.default_rng(6)
-    allowed, seen = rng.random(50) < 0.6, rng.integers(0, 50, 20)
-    unseen = np.ones(50, dtype=bool)
-    unseen[seen] = False
-
-    asked = {"filtered": (allowed, seen), "mask": (allowed & unseen, ()), "all": (None, seen), "unseen": (unseen, ())}
-    for name, (mask, excluded) in asked.items():
-        engine.add_rank(name, [0, 1, 2], k=30, allowed=mask, excluded=excluded)
-    found = {name: outcome.item_indices.tolist() for name, outcome in drained(engine).items()}
-
-    assert found["filtered"] == found["mask"]
-    assert found["all"] == found["unseen"]
-    assert not set(found["all"]) & set(seen.tolist())
-
-
 @pytest.mark.parametrize("first", ["rank", "text"])
 def test_rankings_and_texts_share_what_is_cached(first, items_of, decoder_of, engine_of, drained) -> None:
-    """What a ranking computed of a prompt, a text finds, and the other way round."""
+    """A text finds the cached prompt of a ranking, and a ranking that of a text."""
     items = items_of(3)
     engine = engine_of(decoder_of(items), items)
     prompt = list(range(19))
@@ -174,29 +130,16 @@ def test_rankings_and_texts_share_what_is_cached(first, items_of, decoder_of, en
     assert drained(engine)[second].num_cached_tokens == 16
 
 
-def test_a_window_that_holds_no_code_is_refused(items_of, decoder_of, engine_of) -> None:
-    """A beam must see its own code so far and the history's last token."""
+def test_a_window_shorter_than_a_code_is_refused(items_of, decoder_of, engine_of) -> None:
+    """A beam must see its own code and the history's last token."""
     items = items_of(3)
 
     with pytest.raises(CheckpointError, match="window of 2"):
         engine_of(decoder_of(items, window=Window(2, frozenset({0}))), items)
 
 
-def test_another_version_shares_nothing(items_of, decoder_of, engine_of) -> None:
-    """Block names carry the bundle version, so equal tokens under other weights never meet."""
-    items = items_of(1)
-    names = []
-
-    for version in ("v1", "v2"):
-        engine = engine_of(decoder_of(items), items, version=version)
-        engine.add_rank("a", list(range(20)), k=1, allowed=np.ones(50, dtype=bool))
-        names.append(set(engine._scheduler.find("a").block_hashes))
-
-    assert names[0].isdisjoint(names[1])
-
-
 def test_nothing_allowed_is_an_empty_answer(items_of, decoder_of, engine_of, drained) -> None:
-    """A mask that leaves nothing gives an empty ranking, not an error."""
+    """A mask without an item is an empty ranking, not an error."""
     items = items_of(2)
     engine = engine_of(decoder_of(items), items)
 
@@ -204,20 +147,6 @@ def test_nothing_allowed_is_an_empty_answer(items_of, decoder_of, engine_of, dra
 
     outcome = drained(engine)["a"]
     assert (outcome.status, outcome.item_indices.tolist()) == (Status.DONE, [])
-
-
-def test_the_queue_is_bounded(items_of, decoder_of, engine_of, drained) -> None:
-    """A full queue refuses with Overloaded at once, and what was taken is answered."""
-    items = items_of(1)
-    engine = engine_of(decoder_of(items), items, max_waiting=3)
-    allowed = np.ones(50, dtype=bool)
-    for index in range(3):
-        engine.add_rank(str(index), [0, 1], k=5, allowed=allowed)
-
-    with pytest.raises(Overloaded):
-        engine.add_rank("late", [0, 1], k=5, allowed=allowed)
-
-    assert set(drained(engine)) == {"0", "1", "2"}
 
 
 @pytest.mark.parametrize(
@@ -237,29 +166,46 @@ def test_the_queue_is_bounded(items_of, decoder_of, engine_of, drained) -> None:
         ({"request_id": "taken", "allowed": np.zeros(50, dtype=bool)}, "request_id"),
     ],
 )
-def test_what_could_never_run_is_refused_by_field(change, field, items_of, decoder_of, engine_of) -> None:
-    """A request that could never run is refused when it is added, naming the field."""
+def test_an_impossible_request_is_refused_by_field(change, field, items_of, decoder_of, engine_of) -> None:
+    """The refusal comes when the request is added, and names the field."""
     items = items_of(1)
     engine = engine_of(decoder_of(items), items)
-    ask = {"request_id": "a", "prompt_token_ids": [0], "k": 3, "allowed": np.ones(50, dtype=bool)}
-    engine.add_rank(**{**ask, "request_id": "taken"})
+    request = {"request_id": "a", "prompt_token_ids": [0], "k": 3, "allowed": np.ones(50, dtype=bool)}
+    engine.add_rank(**{**request, "request_id": "taken"})
 
     with pytest.raises(InvalidRequest) as refused:
-        engine.add_rank(**{**ask, **change})
+        engine.add_rank(**{**request, **change})
 
     assert refused.value.field == field
 
 
-@pytest.mark.parametrize("depth", [1, 3])
-def test_bf16_stays_close_to_fp32(depth, items_of, decoder_of, engine_of, drained) -> None:
-    """Weights and cache in bf16 give the same items' scores to bf16's precision."""
-    items = items_of(depth)
-    prompt = prompts_of(items, 1)[0]
+def test_excluded_items_are_as_if_not_allowed(items_of, decoder_of, engine_of, drained) -> None:
+    """Excluding items equals a mask without them, with filters and without."""
+    items = items_of(3)
+    engine = engine_of(decoder_of(items), items)
+    rng = np.random.default_rng(6)
+    allowed, seen = rng.random(50) < 0.6, rng.integers(0, 50, 20)
+    unseen = np.ones(50, dtype=bool)
+    unseen[seen] = False
+
+    cases = {"filtered": (allowed, seen), "mask": (allowed & unseen, ()), "all": (None, seen), "unseen": (unseen, ())}
+    for name, (mask, excluded) in cases.items():
+        engine.add_rank(name, [0, 1, 2], k=30, allowed=mask, excluded=excluded)
+    found = {name: outcome.item_indices.tolist() for name, outcome in drained(engine).items()}
+
+    assert found["filtered"] == found["mask"]
+    assert found["all"] == found["unseen"]
+    assert not set(found["all"]) & set(seen.tolist())
+
+
+def test_bf16_stays_close_to_fp32(items_of, decoder_of, engine_of, drained) -> None:
+    """Weights and cache in bf16 score the same items to bf16's precision."""
+    items = items_of(3)
     scores = []
 
     for dtype in (torch.float32, torch.bfloat16):
         engine = engine_of(decoder_of(items).to(dtype), items)
-        engine.add_rank("a", prompt, k=50, allowed=np.ones(50, dtype=bool), beam_width=50)
+        engine.add_rank("a", prompts_of(items, 1)[0], k=50, beam_width=50)
         outcome = drained(engine)["a"]
         scores.append(outcome.scores[np.argsort(outcome.item_indices)])
 

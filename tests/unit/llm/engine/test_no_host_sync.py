@@ -1,4 +1,4 @@
-"""No step waits for the device: run on tensors that have no values, a step can read none."""
+"""No step waits for the device: on the meta device, whose tensors have no values, none can be read."""
 
 import numpy as np
 import pytest
@@ -15,21 +15,21 @@ SAMPLINGS = (
 
 
 class Everything:
-    """A mask that lets every token come."""
+    """A mask that allows every token."""
 
     def allowed(self) -> np.ndarray:
         """Return all bits."""
         return np.full(2, -1, dtype=np.int32)
 
     def take(self, token_id: int) -> None:
-        """Nothing changes."""
+        """Ignore the token."""
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3, 4])
+@pytest.mark.parametrize("depth", [1, 3])
 def test_nothing_is_read_from_the_device_before_the_ranking_is_complete(depth, items_of, decoder_of, engine_of) -> None:
-    """On the meta device every read, copy to the host or size that depends on values fails; only the last step's copy does."""
+    """Every read, copy to the host or size that depends on values would fail; only the last step's copy does."""
     items = items_of(depth)
-    engine = engine_of(decoder_of(items).to("meta"), items, cpu_kernels="torch")
+    engine = engine_of(decoder_of(items).to("meta"), items)
     engine.add_rank("wide", [0, 1, 2, 3], k=20, beam_width=30, excluded=[4, 7])
     engine.add_rank("narrow", [0, 1], k=3, beam_width=3)
 
@@ -42,9 +42,9 @@ def test_nothing_is_read_from_the_device_before_the_ranking_is_complete(depth, i
 
 
 def test_a_step_with_every_kind_of_text_is_started_without_a_read(items_of, decoder_of, engine_of) -> None:
-    """Whatever the settings, nothing is read until the step is collected: by the next call, where the engine is asynchronous."""
+    """Whatever the settings, nothing is read until the next call of the asynchronous engine collects the step."""
     items = items_of(2)
-    engine = engine_of(decoder_of(items).to("meta"), items, cpu_kernels="torch", is_asynchronous=True)
+    engine = engine_of(decoder_of(items).to("meta"), items, is_asynchronous=True)
     for place, sampling in enumerate(SAMPLINGS):
         engine.add_text(f"{place}", [1, 2, 3 + place], max_new_tokens=4, sampling=sampling)
     engine.add_text("held", [1, 2], max_new_tokens=4, mask=Everything())

@@ -10,37 +10,27 @@ BOUND = 1.25
 
 
 @pytest.mark.parametrize(
-    ("loads", "place"),
+    ("loads", "others", "place"),
     [
-        ([0], 0),
-        ([9], 0),
-        ([0, 0], 0),
-        ([1, 0], 0),
-        ([2, 0], 1),
-        ([1, 1], 0),
-        ([9, 9, 9], 0),
-        ([9, 7, 1], 1),
-        ([9, 9, 1], 2),
+        ([], [], 0),
+        ([9], [], 0),
+        ([0, 0], [], 0),
+        ([1, 0], [], 0),
+        ([2, 0], [], 1),
+        ([9, 9, 9], [], 0),
+        ([9, 7, 1], [], 1),
+        ([9, 9, 1], [], 2),
+        ([9, 7, 8], [0, 0, 0], 1),
     ],
 )
-def test_a_session_leaves_a_replica_that_has_far_more_to_do(loads: list[int], place: int) -> None:
-    """It goes to the next one on the ring that has room."""
-    assert first_with_room(loads, loads, BOUND) == place
-
-
-def test_the_least_loaded_is_taken_where_none_of_the_ranked_has_room() -> None:
-    """The ring's next few may all be busy while others are not."""
-    assert first_with_room([9, 7, 8], [9, 7, 8, 0, 0, 0], BOUND) == 1
-
-
-def test_without_a_replica_there_is_no_place() -> None:
-    """The result is an index into an empty list."""
-    assert first_with_room([], [], BOUND) == 0
+def test_a_session_leaves_a_replica_with_far_more_load(loads: list[int], others: list[int], place: int) -> None:
+    """It goes to the next one on the ring with room, or to the least loaded of its candidates where none has room."""
+    assert first_with_room(loads, loads + others, BOUND) == place
 
 
 @given(st.integers(1, 6), st.lists(st.integers(0, 5), max_size=200))
 def test_no_replica_is_ever_beyond_the_bound(num_replicas: int, homes: list[int]) -> None:
-    """Whatever the sessions, as long as every replica is on everybody's way."""
+    """Whatever the sessions, as long as every replica is a candidate of each."""
     loads = [0] * num_replicas
     for home in homes:
         ring = [(home + step) % num_replicas for step in range(num_replicas)]

@@ -1,53 +1,45 @@
-"""What the metrics say of an engine's steps: vLLM's names, by model, and zeros where nothing happened."""
-
-from pathlib import Path
+"""Metrics of an engine's steps: vLLM's names by model, costs by kind, and zeros for what has not happened."""
 
 import numpy as np
 import pytest
 import torch
 from prometheus_client import CollectorRegistry
 
+from services.llm.engine.beam.trie import ItemCodes
 from services.llm.engine.config import EngineConfig
-from services.llm.engine.cost.machine_limits import MachineLimits
+from services.llm.engine.cost.machine_limits import MachineLimits, measure_limits
 from services.llm.engine.engine import Engine
-from services.llm.ranking.model import load_bundle
 from services.llm.serving.engine_thread import Stepped
 from services.llm.serving.metrics import EngineStepMetrics
 from services.llm.serving.streams import Ended
 from services.observability.metrics import EngineMetrics
-from tests.support.bundles import publish_bundle
+from tests.support.bundles import build_catalogue, build_decoder
 
 STEP_S = 0.25
+LIMITS = MachineLimits(bytes_per_s=1e9, flops_per_s=1e12)
 
 
-@pytest.fixture
-def engine(tmp_path: Path) -> Engine:
-    """A tiny engine with blocks of four tokens."""
-    config = EngineConfig(block_tokens=4, num_blocks=64, tile_tokens=64)
-    return load_bundle(publish_bundle(tmp_path / "bundles", "v1"), config, torch.float32, "cpu").engine
+def test_texts_and_rankings_are_counted() -> None:
+    """Tokens, their gaps, the parts of a request's time, how it ended and the costs of each kind of step; the rest is 0."""
+    catalogue, registry = build_catalogue(), CollectorRegistry()
+    config = EngineConfig(block_tokens=4, num_blocks=64, tile_tokens=64, cpu_kernels="torch")
+    items = ItemCodes(catalogue.codes, catalogue.level_sizes, catalogue.token_offsets)
+    engine = Engine(build_decoder(catalogue.vocab_size, seed=0), config, items=items, bundle_version="v1")
+    metrics = EngineStepMetrics(EngineMetrics(registry), engine, "tiny", LIMITS)
+    engine.add_text("text", list(range(9)), max_new_tokens=5)
+    engine.add_rank("rank", list(range(9)), k=3, allowed=np.ones(30, dtype=bool))
 
-
-def run(engine: Engine, registry: CollectorRegistry) -> None:
-    """Step to the end, each step taking a quarter of a second."""
-    report = EngineStepMetrics(
-        EngineMetrics(registry), engine, "tiny", MachineLimits(bytes_per_s=1e9, flops_per_s=1e12)
-    )
+    costs: dict[str, list[float]] = {}
     now_s = 0.0
     while engine.has_work:
         outcomes = engine.step(now_s)
         began_s, now_s = now_s, now_s + STEP_S
-        load = engine.load()
+        load, cost = engine.load(), engine.last_cost
         ended = [Ended(outcome, now_s, load) for outcome in outcomes]
-        report.record(Stepped(load=load, new_tokens=engine.new_tokens, ended=ended, began_s=began_s, finished_s=now_s))
-
-
-def test_texts_and_rankings_are_counted(engine) -> None:
-    """Tokens, their gaps, the parts of a request's time and how it ended are told; what never happened is 0."""
-    registry = CollectorRegistry()
-    engine.add_text("text", list(range(9)), max_new_tokens=5)
-    engine.add_rank("rank", list(range(9)), k=3, allowed=np.ones(30, dtype=bool))
-
-    run(engine, registry)
+        metrics.record(Stepped(load=load, new_tokens=engine.new_tokens, ended=ended, began_s=began_s, finished_s=now_s))
+        assert cost is not None
+        sums = costs.setdefault(cost.kind.value, [0.0, 0.0, 0.0])
+        costs[cost.kind.value] = [sums[0] + STEP_S, sums[1] + cost.num_bytes, sums[2] + cost.flops]
 
     def value(name: str, **labels: str) -> float | None:
         """Return a sample of this model."""
@@ -66,3 +58,16 @@ def test_texts_and_rankings_are_counted(engine) -> None:
     assert value("vllm:num_requests_running") == 0
     for never in ("vllm:num_preemptions", "tailrace_engine_late_captures", "tailrace_engine_eager_fallbacks"):
         assert value(f"{never}_total") == 0
+    assert set(costs) == {"prefill", "decode"}
+    for kind, sums in costs.items():
+        names = ("seconds", "bytes", "flops")
+        assert [value(f"tailrace_engine_step_{name}_total", kind=kind) for name in names] == pytest.approx(sums)
+    assert value("tailrace_engine_memory_limit_bytes_per_second") == LIMITS.bytes_per_s
+
+
+def test_limits_are_measured() -> None:
+    """A machine reads and multiplies at some rate."""
+    limits = measure_limits(torch.device("cpu"), torch.float32)
+
+    assert limits.bytes_per_s > 1e8
+    assert limits.flops_per_s > 1e8

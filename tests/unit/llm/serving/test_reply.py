@@ -1,4 +1,4 @@
-"""Refusals carry every error that a replica raises on purpose, there and back."""
+"""Refusals carry every error that a replica raises on purpose to the caller."""
 
 import pickle
 
@@ -32,7 +32,7 @@ from services.llm.serving.reply import TEXT, refusal_of
     ],
 )
 def test_an_error_survives_the_trip(error) -> None:
-    """A refusal that was pickled becomes an error of the same class with the same details; the part is the LLM."""
+    """A pickled refusal becomes an error of the same class with the same details; the part is the LLM."""
     back = pickle.loads(pickle.dumps(refusal_of(error))).as_error()
 
     assert type(back) is type(error)
@@ -49,6 +49,6 @@ def test_a_refusal_names_the_part_that_refused() -> None:
     assert refusal_of(DeadlineExceeded("x")).as_error(TEXT).problem.startswith("text:")
 
 
-def test_an_unexpected_error_counts_as_away() -> None:
-    """An error that a replica should never raise becomes DependencyAway."""
+def test_an_unexpected_error_becomes_dependency_away() -> None:
+    """An error that a replica should never raise is not shown to the caller."""
     assert isinstance(refusal_of(CheckpointError("?")).as_error(), DependencyAway)

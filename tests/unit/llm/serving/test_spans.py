@@ -1,4 +1,4 @@
-"""What a trace says of a request's way through the engine."""
+"""The spans of a request's time in the engine."""
 
 import time
 from typing import Any
@@ -18,7 +18,7 @@ NOW_S = time.monotonic()
 
 def ended(**changes: Any) -> Ended:
     """A request that waited 1 s, prefilled 2 s and decoded 3 s."""
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "request_id": "r",
         "status": Status.DONE,
         "item_indices": np.zeros(0, dtype=np.int64),
@@ -31,11 +31,11 @@ def ended(**changes: Any) -> Ended:
         "decoding_s": NOW_S - 3.0,
         "num_steps": 3,
     }
-    return Ended(EngineOutcome(**{**given, **changes}), NOW_S, LOAD)
+    return Ended(EngineOutcome(**{**fields, **changes}), NOW_S, LOAD)
 
 
 def seconds(recorder: Recorder) -> dict[str, float]:
-    """How long each span is."""
+    """Return the seconds of each span."""
     return {span.name: ((span.end_time or 0) - (span.start_time or 0)) / 1e9 for span in recorder.spans}
 
 
@@ -48,7 +48,7 @@ def seconds(recorder: Recorder) -> dict[str, float]:
     ],
 )
 def test_each_part_is_a_span_of_its_length(changes: dict[str, Any], lengths: dict[str, float]) -> None:
-    """What never ran has only waited; what ended with its prompt has not decoded."""
+    """A request that never ran has a queue span alone; one that ended with its prompt has no decode span."""
     recorder = Recorder()
 
     with recorder.tracing.entry("llm.rank", {}):
@@ -61,23 +61,16 @@ def test_each_part_is_a_span_of_its_length(changes: dict[str, Any], lengths: dic
 
 
 def test_the_counts_are_on_the_replicas_span() -> None:
-    """Prompt tokens, those that were cached, and steps."""
+    """Prompt tokens, cached tokens and steps; without a trace no span is made."""
     recorder = Recorder()
+    record_spans(ended())
+    assert not recorder.spans
 
     with recorder.tracing.entry("llm.rank", {}):
         record_spans(ended())
 
-    said = recorder.one("llm.rank").attributes or {}
-    assert said["gen_ai.usage.input_tokens"] == 100
-    assert said["gen_ai.usage.cache_read.input_tokens"] == 64
-    assert said["tailrace.engine.steps"] == 3
+    attributes = recorder.one("llm.rank").attributes or {}
+    assert attributes["gen_ai.usage.input_tokens"] == 100
+    assert attributes["gen_ai.usage.cache_read.input_tokens"] == 64
+    assert attributes["tailrace.engine.steps"] == 3
     assert (recorder.one("prefill").attributes or {})["tailrace.engine.computed_tokens"] == 36
-
-
-def test_untraced_it_does_nothing() -> None:
-    """Most requests."""
-    recorder = Recorder()
-
-    record_spans(ended())
-
-    assert not recorder.spans

@@ -1,4 +1,4 @@
-"""A stream's results: in order, all at once, and an error after all results before it."""
+"""A stream's results: in order, all at once, and an error after the results before it."""
 
 import asyncio
 

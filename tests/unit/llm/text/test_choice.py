@@ -1,4 +1,4 @@
-"""A choice shows complete characters, cuts at stop strings, and tells each token once."""
+"""A choice shows complete characters, cuts at stop strings, and reports each token once."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,13 +14,13 @@ TOKENIZER = TextTokenizer(LIBRARY)
 
 
 def choice_of(*stop: str) -> TextChoice:
-    """Make a choice that ends at the end token."""
+    """Build a choice that ends at the end token."""
     return TextChoice(0, TOKENIZER, stop=stop, stop_token_ids={EOS_ID})
 
 
 @given(st.lists(st.integers(1, LIBRARY.get_vocab_size() - 1), max_size=30), st.integers(1, 5))
 def test_pieces_add_up_to_decoding_at_once(token_ids, tokens_per_piece) -> None:
-    """The pieces' texts together are the decoded whole, their tokens are all tokens, and each piece is whole characters."""
+    """The joined pieces are the decoded text and count all tokens; an incomplete character is held back."""
     choice, pieces = choice_of(), []
     for place, token_id in enumerate(token_ids):
         choice.append(SampledToken(token_id))
@@ -34,23 +34,8 @@ def test_pieces_add_up_to_decoding_at_once(token_ids, tokens_per_piece) -> None:
     assert [piece.finish_reason for piece in pieces] == [None] * (len(pieces) - 1) + [FinishReason.LENGTH]
 
 
-def test_half_a_character_waits() -> None:
-    """Bytes that begin a character are shown with its end, or as a mark when the text ends."""
-    first, *others = LIBRARY.encode("🎈").ids
-    choice = choice_of()
-
-    choice.append(SampledToken(first))
-    assert choice.take_piece() is None
-    for token_id in others:
-        choice.append(SampledToken(token_id))
-    assert choice.take_piece().text == "🎈"
-    choice.append(SampledToken(first))
-    choice.end(FinishReason.LENGTH)
-    assert choice.take_piece().text == "�"
-
-
 def test_a_stop_string_ends_the_choice() -> None:
-    """The token that completes it is told of, its text is cut, and nothing after it counts."""
+    """The token that completes it is reported, the text is cut before it, and nothing after it counts."""
     choice = choice_of(" on t")
 
     ended = [choice.append(SampledToken(token_id)) for token_id in LIBRARY.encode("the river runs on to the sea").ids]
@@ -64,7 +49,7 @@ def test_a_stop_string_ends_the_choice() -> None:
 
 
 def test_each_token_has_its_place_in_the_text() -> None:
-    """The characters that were whole before it: parts of one stand where it does, and what is not shown takes no place."""
+    """The number of complete characters before it; tokens that are not shown have no length."""
     choice = choice_of()
     the, *others = LIBRARY.encode("the🎈 sea").ids
 
@@ -74,7 +59,7 @@ def test_each_token_has_its_place_in_the_text() -> None:
     piece = choice.take_piece()
 
     assert piece.text == "the🎈 sea"
-    assert [(told.token_bytes, told.text_offset) for told in piece.logprobs] == [
+    assert [(one.token_bytes, one.text_offset) for one in piece.logprobs] == [
         (b"the", 0),
         (b"<|user|>", 3),
         (b"\xf0\x9f", 3),
@@ -86,7 +71,7 @@ def test_each_token_has_its_place_in_the_text() -> None:
 
 
 def test_the_end_token_counts_and_is_not_shown() -> None:
-    """A stop token is one of the completion's tokens, without text and without a logprob of its own."""
+    """A stop token is one of the completion's tokens, without text and without a logprob."""
     choice = choice_of()
     token_id = LIBRARY.encode("the").ids[0]
 
@@ -96,6 +81,6 @@ def test_the_end_token_counts_and_is_not_shown() -> None:
     piece = choice.take_piece()
 
     assert piece.num_tokens == 2
-    assert [told.token_bytes for told in piece.logprobs] == [TOKENIZER.bytes_of(token_id)]
+    assert [one.token_bytes for one in piece.logprobs] == [TOKENIZER.bytes_of(token_id)]
     assert [(top.token, top.logprob) for top in piece.logprobs[0].top] == [(piece.text, -0.5), ("<|end|>", -1.5)]
     assert choice.take_piece() is None

@@ -1,4 +1,4 @@
-"""Whatever is drawn from a guided mask is JSON that the schema allows; a bad schema is the caller's error."""
+"""A text drawn under a guided mask is JSON that the schema allows; a bad schema is the caller's error."""
 
 import json
 
@@ -32,7 +32,7 @@ def guide() -> JsonGuide:
 
 
 def draw(guide: JsonGuide, schema: str, seed: int) -> str:
-    """Write by drawing uniformly from what may come, until the end token."""
+    """Draw uniformly from the allowed tokens until the end token."""
     rng = np.random.default_rng(seed)
     mask, written = guide.masks(schema, 1)[0], b""
     while True:
@@ -44,21 +44,21 @@ def draw(guide: JsonGuide, schema: str, seed: int) -> str:
         written += TOKENIZER.bytes_of(token_id)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_every_draw_satisfies_the_schema(guide, seed: int) -> None:
-    """Uniform draws give an object of the right form."""
-    person = json.loads(draw(guide, json.dumps(PERSON), seed))
+def test_every_draw_satisfies_the_schema(guide) -> None:
+    """Uniform draws produce an object of the schema's form."""
+    for seed in range(10):
+        person = json.loads(draw(guide, json.dumps(PERSON), seed))
 
-    assert list(person) == ["name", "age", "kind", "tags"]
-    assert len(person["name"]) <= 12
-    assert 1 <= person["age"] <= 99
-    assert person["kind"] in {"river", "sea"}
-    assert len(person["tags"]) <= 3
-    assert all(isinstance(tag, bool) for tag in person["tags"])
+        assert list(person) == ["name", "age", "kind", "tags"]
+        assert len(person["name"]) <= 12
+        assert 1 <= person["age"] <= 99
+        assert person["kind"] in {"river", "sea"}
+        assert len(person["tags"]) <= 3
+        assert all(isinstance(tag, bool) for tag in person["tags"])
 
 
 def test_choices_do_not_share_their_place(guide) -> None:
-    """Each choice's mask goes its own way."""
+    """Each choice has a mask of its own."""
     first, second = guide.masks('{"type": "boolean"}', 2)
     begin = second.allowed().copy()
 
@@ -70,24 +70,25 @@ def test_choices_do_not_share_their_place(guide) -> None:
 
 
 @pytest.mark.parametrize(
-    "schema", ["{", "[1]", '{"type": "nothing"}', '{"$ref": "#/absent"}', '{"type": "string", "pattern": "("}']
+    ("schema", "reason"),
+    [
+        ("{", "."),
+        ("[1]", "."),
+        ('{"type": "nothing"}', "."),
+        ('{"$ref": "#/absent"}', "."),
+        ('{"type": "string", "pattern": "("}', "unclosed group"),
+    ],
 )
-def test_a_bad_schema_names_the_field(guide, schema: str) -> None:
-    """What is no schema is refused by the name that callers know."""
-    with pytest.raises(InvalidRequest) as refusal:
+def test_a_bad_schema_names_the_field(guide, schema: str, reason: str) -> None:
+    """What is not a schema is refused by the request's field, a bad pattern with the reason."""
+    with pytest.raises(InvalidRequest, match=reason) as refusal:
         guide.masks(schema, 1)
 
     assert refusal.value.field == "response_format"
 
 
-def test_a_bad_pattern_says_what_is_wrong_with_it(guide) -> None:
-    """Not only that something is: the reason stands on a later line of what the library says."""
-    with pytest.raises(InvalidRequest, match="unclosed group"):
-        guide.masks('{"type": "string", "pattern": "("}', 1)
-
-
-def test_a_token_against_the_mask_is_a_failure_and_no_crash(guide) -> None:
-    """A matcher that cannot go on lets everything through and says so."""
+def test_a_token_that_the_mask_forbids_is_a_failure(guide) -> None:
+    """A mask that was violated allows every token from then on, and records the failure."""
     mask = guide.masks('{"type": "boolean"}', 1)[0]
 
     mask.take(TOKENIZER.encode("x", with_special_tokens=False)[0])

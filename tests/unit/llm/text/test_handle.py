@@ -1,4 +1,4 @@
-"""What becomes of a text whose replica dies, over a handle that acts as Ray's. `pytest tests/unit/llm/text/test_handle.py`."""
+"""The text handle when replicas die, over a fake of Ray's handle."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -19,7 +19,7 @@ Batches = Sequence[tuple[TextEvent, ...]]
 
 
 class Response:
-    """One try: gives its batches, then dies unless they end the text."""
+    """One attempt: yields its batches, then raises unless they end the text."""
 
     def __init__(self, batches: Batches) -> None:
         self._batches = iter(batches)
@@ -34,36 +34,36 @@ class Response:
         raise ActorDiedError
 
     def cancel(self) -> None:
-        """Note that it was cancelled."""
+        """Record the cancellation."""
         self.is_cancelled = True
 
 
 class Handle:
-    """Return one response after another and notes by which session it was asked."""
+    """Returns one response after another and records the session ids."""
 
     def __init__(self, *tries: Batches) -> None:
         self.left = [Response(batches) for batches in tries]
         self.sessions: list[str] = []
 
     def options(self, **fields: Any) -> "Handle":
-        """Take the options."""
+        """Record the session id."""
         self.sessions += [fields["session_id"]] if "session_id" in fields else []
         return self
 
     def remote(self, _request: TextRequest) -> Response:
-        """Begin the next try."""
+        """Return the next response."""
         return self.left.pop(0)
 
 
 async def events_of(handle: Handle) -> list[TextEvent]:
-    """Write to the end."""
+    """Return all events of a text."""
     text = TextHandle(handle, default_deadline_s=5.0)
     return [event async for event in text.write(TextRequest(request_id="r", model="m", prompt="p"))]
 
 
 @pytest.mark.parametrize("before", [[], [[]], [[], []], [[(BEGAN,)]], [[(BEGAN,)], []]])
-async def test_a_text_that_has_not_begun_is_asked_of_another(before: list[Batches]) -> None:
-    """The listener hears one text, that began once."""
+async def test_a_text_without_tokens_is_retried_at_another_replica(before: list[Batches]) -> None:
+    """The caller receives one text, with one begin event."""
     handle = Handle(*before, WHOLE)
 
     assert await events_of(handle) == [BEGAN, PIECE, DONE]
@@ -71,18 +71,10 @@ async def test_a_text_that_has_not_begun_is_asked_of_another(before: list[Batche
     assert len(handle.sessions) == 1
 
 
-async def test_a_text_that_has_begun_breaks_off() -> None:
-    """Another replica would write another text."""
-    handle = Handle([(BEGAN, PIECE)], WHOLE)
-
-    with pytest.raises(DependencyAway):
-        await events_of(handle)
-    assert len(handle.left) == 1
-
-
-async def test_tries_have_an_end() -> None:
-    """Three replicas that die are enough."""
-    handle = Handle([], [], [], WHOLE)
+@pytest.mark.parametrize("attempts", [[[(BEGAN, PIECE)]], [[], [], []]])
+async def test_a_text_with_tokens_and_a_third_failure_are_not_retried(attempts: list[Batches]) -> None:
+    """Another replica would generate another text, and retries are bounded."""
+    handle = Handle(*attempts, WHOLE)
 
     with pytest.raises(DependencyAway):
         await events_of(handle)

@@ -18,7 +18,7 @@ LIMITS = RequestLimits(max_tokens=20, max_choices=1)
 
 def load(folder: Path) -> None:
     """Load for the CPU in fp32, into a small engine."""
-    load_text(folder, "tiny", EngineConfig(num_blocks=64), torch.float32, "cpu", LIMITS)
+    load_text(folder, "tiny", EngineConfig(num_blocks=64, cpu_kernels="torch"), torch.float32, "cpu", LIMITS)
 
 
 @pytest.fixture
@@ -29,33 +29,31 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b"\xff"])
 @pytest.mark.parametrize("name", ["generation_config.json", "tokenizer_config.json"])
-def test_a_broken_lesser_file_is_refused_by_its_path(folder: Path, name: str, content: bytes) -> None:
-    """What ends a text and how it is laid out stand in files that must be JSON objects, where they are there."""
+def test_a_broken_config_file_is_refused_by_its_path(folder: Path, name: str, content: bytes) -> None:
+    """The optional files must be JSON objects."""
     (folder / name).write_bytes(content)
 
     with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
         read_eos_ids(folder, load_tokenizer(folder))
 
 
-@pytest.mark.parametrize("given", ["<|end|>", [1.5], [[1]]])
-def test_an_end_that_is_no_token_id_is_refused(folder: Path, given: object) -> None:
-    """The file and the value are named."""
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        *((value, r"eos_token_id .* is no token id") for value in ("<|end|>", [1.5], [[1]])),
+        (10**6, r"do not fit together .*1000000"),
+    ],
+)
+def test_an_eos_id_that_is_no_token_is_refused(folder: Path, given: object, reason: str) -> None:
+    """The error names the file and the value, one beyond the vocabulary too."""
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": given}))
 
-    with pytest.raises(CheckpointError, match=r"generation_config\.json: eos_token_id .* is no token id"):
-        read_eos_ids(folder, load_tokenizer(folder))
-
-
-def test_an_end_beyond_the_vocabulary_is_refused(folder: Path) -> None:
-    """A token that the decoder does not have could never end a text."""
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 10**6}))
-
-    with pytest.raises(CheckpointError, match=r"do not fit together .*1000000"):
+    with pytest.raises(CheckpointError, match=reason):
         load(folder)
 
 
 def test_a_tokenizer_with_more_tokens_than_the_decoder_is_refused(folder: Path) -> None:
-    """As after tokens were added to a tokenizer and no rows to the embedding: prompts could hold what the decoder does not know."""
+    """Prompts could hold tokens without an embedding row, as after tokens were added to a tokenizer alone."""
     vocab_size = load_decoder(folder, torch.float32, "cpu").config.vocab_size
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     added = {**tokenizer["added_tokens"][0], "id": vocab_size, "content": "<|new|>"}

@@ -10,22 +10,22 @@ def chat(*turns: tuple[str, str], **fields) -> TextRequest:
     return TextRequest(request_id="r", model="m", messages=messages, **fields)
 
 
-def prompt(said: str | tuple[int, ...]) -> TextRequest:
+def prompt(value: str | tuple[int, ...]) -> TextRequest:
     """A request with this prompt."""
-    return TextRequest(request_id="r", model="m", prompt=said)
+    return TextRequest(request_id="r", model="m", prompt=value)
 
 
 def test_a_conversation_keeps_its_session() -> None:
-    """Later turns and other settings change nothing."""
+    """Later turns and other settings do not change the session."""
     first = chat(("system", "be brief"), ("user", "hello"))
     later = chat(("system", "be brief"), ("user", "hello"), ("assistant", "hi"), ("user", "and now?"), n=3)
 
     assert session_of(first) == session_of(later)
 
 
-def test_conversations_that_begin_otherwise_part() -> None:
-    """By what is said, by whom, and where one turn ends."""
-    told = [
+def test_conversations_that_begin_differently_have_different_sessions() -> None:
+    """Content, role and the border between turns count."""
+    requests = [
         chat(("system", "be brief"), ("user", "hello")),
         chat(("system", "be brief"), ("user", "hello!")),
         chat(("system", "be long"), ("user", "hello")),
@@ -36,11 +36,11 @@ def test_conversations_that_begin_otherwise_part() -> None:
         prompt(()),
     ]
 
-    assert len({session_of(one) for one in told}) == len(told)
+    assert len({session_of(request) for request in requests}) == len(requests)
 
 
-def test_a_prompt_is_known_by_its_beginning() -> None:
-    """Text by 256 characters, token ids by 64; half of a surrogate pair is text too."""
+def test_the_session_of_a_prompt_depends_on_its_beginning() -> None:
+    """256 characters of text or 64 token ids count; a lone surrogate is accepted."""
     assert session_of(prompt("x" * 256)) == session_of(prompt("x" * 256 + "y"))
     assert session_of(prompt("x" * 255)) != session_of(prompt("x" * 255 + "y"))
     assert session_of(prompt((7,) * 64)) == session_of(prompt((7,) * 64 + (8,)))

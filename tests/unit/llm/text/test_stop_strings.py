@@ -1,4 +1,4 @@
-"""Stop strings cut a text at the same character however it comes in pieces."""
+"""Stop strings cut a text at the same character however it is split into pieces."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +10,7 @@ STOPS = st.lists(st.text("abc", min_size=1, max_size=4), max_size=3)
 
 
 def cut_at_once(text: str, stop: list[str]) -> tuple[str, bool]:
-    """Search the whole text: go on character by character until some stop string ends there."""
+    """Search the whole text for the first place where a stop string ends."""
     for end in range(1, len(text) + 1):
         ended = [string for string in stop if text[:end].endswith(string)]
         if ended:
@@ -20,7 +20,7 @@ def cut_at_once(text: str, stop: list[str]) -> tuple[str, bool]:
 
 @given(text=TEXTS, stop=STOPS, borders=st.lists(st.integers(0, 24), max_size=6))
 def test_the_cut_does_not_depend_on_the_pieces(text, stop, borders) -> None:
-    """What is shown equals a search of the whole text, for every way to cut it into pieces."""
+    """The shown text equals a search of the whole text, for every split into pieces."""
     stops = StopStrings(stop)
     ends = sorted({min(border, len(text)) for border in borders} | {len(text)})
 
@@ -33,8 +33,8 @@ def test_the_cut_does_not_depend_on_the_pieces(text, stop, borders) -> None:
     assert (shown, stops.has_stopped) == cut_at_once(text, stop)
 
 
-def test_only_what_may_become_a_stop_string_waits() -> None:
-    """Text that cannot be part of one is shown at once."""
+def test_only_a_possible_stop_string_is_held_back() -> None:
+    """Text that cannot be part of one is released at once."""
     stops = StopStrings(["\n\nEND"])
 
     assert stops.feed("hello\n") == "hello"

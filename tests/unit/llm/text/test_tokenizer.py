@@ -1,4 +1,4 @@
-"""Tokens have bytes of their own: their sum is what the tokenizers library decodes."""
+"""The bytes of tokens, joined, equal what the tokenizers library decodes."""
 
 from pathlib import Path
 
@@ -29,9 +29,12 @@ def build_sentence_piece() -> Tokenizer:
     return tokenizer
 
 
+SENTENCE_PIECE = build_sentence_piece()
+
+
 @given(st.lists(st.integers(0, NUM_TOKENS - 1), max_size=30))
 def test_byte_level_tokens_add_up_to_the_decoded_text(token_ids) -> None:
-    """Any tokens, broken characters included, decode to what the library says."""
+    """Any tokens, incomplete characters included, decode as the library decodes them."""
     tokenizer = TextTokenizer(BYTE_LEVEL)
 
     joined = b"".join(tokenizer.shown_bytes(token_id) for token_id in token_ids)
@@ -41,8 +44,8 @@ def test_byte_level_tokens_add_up_to_the_decoded_text(token_ids) -> None:
 
 @given(st.text("ab é日🎉", max_size=20))
 def test_sentence_piece_tokens_add_up_to_the_text(text) -> None:
-    """Words and byte fallback decode to the text, behind the space that the first word carries."""
-    library = build_sentence_piece()
+    """Words and byte fallback decode to the text, after the space of the first word."""
+    library = SENTENCE_PIECE
     tokenizer = TextTokenizer(library)
     token_ids = tokenizer.encode(text, with_special_tokens=False)
 
@@ -52,7 +55,7 @@ def test_sentence_piece_tokens_add_up_to_the_text(text) -> None:
 
 
 def test_special_tokens_have_a_name_and_no_text() -> None:
-    """A special token's bytes are its name where it is told, and nothing where text is shown; unknown ids have none."""
+    """The bytes of a special token are its name, its shown bytes are empty; unknown ids have none."""
     tokenizer = TextTokenizer(BYTE_LEVEL)
 
     assert tokenizer.bytes_of(EOS_ID) == b"<|end|>"
@@ -60,8 +63,8 @@ def test_special_tokens_have_a_name_and_no_text() -> None:
     assert tokenizer.bytes_of(NUM_TOKENS + 7) == b""
 
 
-def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
-    """A missing, broken or unknown tokenizer is refused by its file or its decoder."""
+def test_an_unreadable_tokenizer_is_refused(tmp_path: Path) -> None:
+    """A missing, broken or unsupported tokenizer is refused by its file or its decoder."""
     with pytest.raises(CheckpointError, match=r"tokenizer\.json: missing"):
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")

@@ -1,4 +1,4 @@
-"""Item masks against the codes of the allowed items: bits, counts, and no state left from a request."""
+"""Item masks against the codes of the allowed items: bits, counts, and no state kept from a request."""
 
 import numpy as np
 import pytest
@@ -24,11 +24,10 @@ def alive_of(bits: torch.Tensor, count: int) -> list[bool]:
     return np.unpackbits(bits.numpy(), count=count, bitorder="little").astype(bool).tolist()
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3, 4])
-@pytest.mark.parametrize("num_excluded", [0, 40, 1_000])
-@pytest.mark.parametrize("share", [None, 0.01, 0.3])
+@pytest.mark.parametrize("depth", [1, 2, 4])
+@pytest.mark.parametrize(("share", "num_excluded"), [(None, 0), (None, 40), (0.01, 0), (0.3, 40), (0.3, 1_000)])
 def test_a_node_is_alive_when_an_allowed_item_is_below_it(depth, num_excluded, share) -> None:
-    """Bits and counts of every level follow from the items that are allowed and not excluded, named twice or not."""
+    """Bits and counts of every level follow from the items that are allowed and not excluded, named once or twice."""
     masks, codes = build(depth)
     rng = np.random.default_rng(8)
     allowed = None if share is None else rng.random(NUM_ITEMS) < share
@@ -48,8 +47,8 @@ def test_a_node_is_alive_when_an_allowed_item_is_below_it(depth, num_excluded, s
     assert mask.num_by_level[-1] == shown.sum()
 
 
-def test_what_one_request_excludes_is_there_for_the_next() -> None:
-    """Requests share a filter's mask and change nothing in it, filters pushed out of the cache included."""
+def test_exclusions_of_a_request_do_not_affect_the_next() -> None:
+    """Requests share a filter's mask and do not change it, filters evicted from the cache included."""
     masks, _ = build(3)
     rng = np.random.default_rng(1)
     filters = [rng.random(NUM_ITEMS) < 0.5 for _ in range(30)]

@@ -1,4 +1,4 @@
-"""Selection: exact order by score, then by number, on any scores and with any padding."""
+"""Selection: exact order by score, then by number, for any scores and any padding."""
 
 import numpy as np
 import pytest
@@ -31,8 +31,8 @@ def build_trie() -> Trie:
     return Trie(ItemCodes(codes=codes, level_sizes=(3, 3), token_offsets=(1, 4)), torch.device("cpu"))
 
 
-def test_the_first_level_skips_what_leads_nowhere() -> None:
-    """A node with no allowed item below it is never chosen, whatever its score."""
+def test_the_first_level_skips_nodes_without_allowed_items() -> None:
+    """A node without an allowed item below it is never chosen, whatever its score."""
     trie = build_trie()
     mask = ItemMasks(trie).of(np.array([False, False, True, False, False, True]), np.zeros(0, dtype=np.int64))
 
@@ -42,8 +42,8 @@ def test_the_first_level_skips_what_leads_nowhere() -> None:
     assert chosen.score_RN.tolist() == [[-1.0, -2.0]]
 
 
-def test_items_of_one_code_stay_apart_and_ties_go_to_the_smaller_index() -> None:
-    """Two items that share a code both come, in index order, and a padded beam gives nothing."""
+def test_items_of_one_code_are_distinct_and_ties_go_to_the_smaller_index() -> None:
+    """Two items with one code are both chosen, in index order, and a padded beam has no children."""
     trie = build_trie()
     alive = torch.tensor([[0b111111]], dtype=torch.uint8)
     nodes, scores = torch.tensor([[1, 0, 0]]), torch.tensor([[-1.0, -1.0, -torch.inf]])
@@ -58,14 +58,14 @@ def test_items_of_one_code_stay_apart_and_ties_go_to_the_smaller_index() -> None
 
 @pytest.mark.parametrize("num_requests", [1, 3])
 @pytest.mark.parametrize("skew", [1.0, 6.0])
-@pytest.mark.parametrize("num_beams", [1, 7, 40])
-def test_however_crowded_the_codes_the_choice_is_that_of_a_plain_search(num_requests, skew, num_beams) -> None:
-    """Dense, padded and packed children give what scoring every child of every beam in plain Python gives."""
+@pytest.mark.parametrize("num_beams", [1, 40])
+def test_the_choice_is_that_of_a_plain_search(num_requests, skew, num_beams) -> None:
+    """Dense, padded and packed children equal the scores of every child of every beam in plain Python."""
     rng = np.random.default_rng(num_beams)
-    codes = (9 * rng.random((4_000, 3)) ** skew).astype(int)
+    codes = (9 * rng.random((2_000, 3)) ** skew).astype(int)
     items = ItemCodes(codes=codes, level_sizes=(9,) * 3, token_offsets=(1, 10, 19))
     trie = Trie(items, torch.device("cpu"))
-    masks = [ItemMasks(trie).of(rng.random(4_000) < 0.3, np.zeros(0, dtype=np.int64)) for _ in range(num_requests)]
+    masks = [ItemMasks(trie).of(rng.random(2_000) < 0.3, np.zeros(0, dtype=np.int64)) for _ in range(num_requests)]
 
     for index, level in enumerate(trie.levels[1:], start=1):
         num_nodes = len(level.starts) - 1

@@ -41,8 +41,8 @@ def test_nodes_are_numbered_by_their_smallest_item(depth) -> None:
 
 
 @pytest.mark.parametrize("depth", [2, 3, 4])
-def test_a_dense_level_says_the_same_as_its_csr_form(depth) -> None:
-    """Where parents have most of the codes, the table gives the same child for each code, and none elsewhere."""
+def test_a_dense_level_equals_its_csr_form(depth) -> None:
+    """Where parents have most of the codes, the table has the same child for each code, and none elsewhere."""
     trie, _ = build_trie(depth, 3_000)
     dense = [level for level in trie.levels if level.table_PS is not None]
 
@@ -55,7 +55,7 @@ def test_a_dense_level_says_the_same_as_its_csr_form(depth) -> None:
 
 
 def test_a_small_catalogue_in_a_large_code_space_stays_sparse() -> None:
-    """Nothing as large as the space of codes is built where few codes are used."""
+    """Memory follows the number of items, not the space of codes."""
     codes = np.random.default_rng(0).integers(0, 4_096, (500, 3))
     trie = Trie(ItemCodes(codes=codes, level_sizes=(4_096,) * 3, token_offsets=(1, 4_097, 8_193)), torch.device("cpu"))
 

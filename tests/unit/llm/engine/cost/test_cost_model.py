@@ -1,4 +1,4 @@
-"""Bytes and FLOPs of a step, held to counts by hand and to a slow sum over rows. `pytest tests/unit/llm/engine/cost/test_cost_model.py`."""
+"""Bytes and FLOPs of a step equal counts by hand and a sum over rows."""
 
 import pytest
 
@@ -40,19 +40,24 @@ def ranking(num_tokens: int, *, levels_done: int = 0, rows: tuple[int, ...] = (4
 
 
 def test_a_decode_step_by_hand() -> None:
-    """One token at position 9: all matrices once, its embedding, the whole head, ten positions read and one written."""
+    """One token at position 9: all matrices once, its embedding, the whole head, ten positions read and one written.
+
+    Prefill beside it makes the step mixed.
+    """
     sequence = text(10, num_new=2)
     sequence.num_computed_tokens = 9
 
-    cost = CostModel(SHAPE, SIZES).of(StepPlan(chunks=[Chunk(sequence, 9, 1)]))
+    model, chunk = CostModel(SHAPE, SIZES), Chunk(sequence, 9, 1)
+    cost = model.of(StepPlan(chunks=[chunk]))
 
     assert cost.kind is StepKind.DECODE
+    assert model.of(StepPlan(chunks=[chunk, Chunk(text(4), 0, 4)])).kind is StepKind.MIXED
     assert cost.num_bytes == 2 * MATRIX_NUMBERS + (1 + 100) * 8 * 2 + 3 * (10 + 1) * 16
     assert cost.flops == 2 * MATRIX_NUMBERS + 2 * 8 * 100 + 3 * 10 * 4 * 8
 
 
 def test_a_beam_step_by_hand() -> None:
-    """Six beams at the third level: the context once, two places of each tail, only the level's rows of the head."""
+    """Six beams at the third level: the context once for all, two places of each tail, only the level's rows of the head."""
     sequence = ranking(10, levels_done=2)
     sequence.num_computed_tokens = 10
 
@@ -63,19 +68,8 @@ def test_a_beam_step_by_hand() -> None:
     assert cost.flops == 2 * MATRIX_NUMBERS * 6 + 2 * 8 * 40 * 6 + 6 * 3 * 12 * 4 * 8
 
 
-def test_beams_share_their_context() -> None:
-    """Twice the beams read no more of the context; the head's level is read once for all requests at it."""
-    model = CostModel(SHAPE, SIZES, (20, 30, 40))
-    narrow, wide = (ranking(40, levels_done=1, rows=(count, 6)) for count in (4, 8))
-    narrow.num_computed_tokens = wide.num_computed_tokens = 40
-
-    gap = model.of(StepPlan(beam_steps=[wide])).num_bytes - model.of(StepPlan(beam_steps=[narrow])).num_bytes
-
-    assert gap == 4 * (8 * 2 + 2 * 3 * 4 * 2)
-
-
 def test_a_chunk_in_the_middle_needs_no_head() -> None:
-    """Prefill that does not reach the end of its prompt scores nothing."""
+    """Prefill that does not reach the end of its prompt computes no logits."""
     sequence = text(30)
 
     cost = CostModel(SHAPE, SIZES).of(StepPlan(chunks=[Chunk(sequence, 8, 16)]))
@@ -109,25 +103,9 @@ def test_a_window_bounds_what_is_seen(start: int) -> None:
     assert gap == 2 * unseen * 4 * 8
 
 
-def test_kinds_together_are_mixed() -> None:
-    """A step with prefill and decode, or with beams beside either, is neither's."""
-    decode = text(10, num_new=1)
-    decode.num_computed_tokens = 9
-    chunks = [Chunk(decode, 9, 1), Chunk(text(4), 0, 4)]
-
-    cost = CostModel(SHAPE, SIZES).of(StepPlan(chunks=chunks))
-
-    assert cost.kind is StepKind.MIXED
-
-
-def test_the_sizes_of_a_kv_kind() -> None:
-    """In the model's dtype as many bytes as its numbers; in one byte, one and a scale of four for each head."""
+def test_the_sizes_of_numbers() -> None:
+    """One-byte keys and values have a scale of four bytes for each head; int8 weights halve the matrices alone."""
     assert number_sizes(SHAPE, 2, "model").kv_token_layer == 2 * 4 * 2
     assert number_sizes(SHAPE, 2, "int8").kv_token_layer == 2 * (4 + 4)
-
-
-def test_int8_halves_the_matrices_alone() -> None:
-    """Head, embedding and tails stay in the model's dtype."""
     sizes = number_sizes(SHAPE, 2, "model", "int8")
-
     assert (sizes.matrix, sizes.head, sizes.tail) == (1, 2, 2)

@@ -65,9 +65,9 @@ def test_a_chunk_sees_its_past_and_itself(kv_heads, tile_tokens, start, count) -
     torch.testing.assert_close(out, dense(q, keys, values, seen), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("tile_tokens", [4, 8, 512])
-def test_requests_of_all_sizes_in_one_step_do_not_touch_each_other(tile_tokens) -> None:
-    """Padding of short tiles and contexts changes no row."""
+@pytest.mark.parametrize("tile_tokens", [4, 512])
+def test_requests_of_all_sizes_in_one_step_do_not_affect_each_other(tile_tokens) -> None:
+    """Padding of short tiles and contexts does not change a row."""
     cache, _, _, _ = build_context(1, 4, 2, seed=0)
     cache.write(1, torch.arange(64 * BLOCK), *torch.randn(2, 64 * BLOCK, 2, 8))
     blocks = np.random.default_rng(9).permutation(64).tolist()
@@ -89,8 +89,8 @@ def test_requests_of_all_sizes_in_one_step_do_not_touch_each_other(tile_tokens) 
 
 
 @pytest.mark.parametrize("window", [None, Window(5, frozenset({1}), num_sinks=1)])
-def test_stale_contents_of_a_block_are_never_seen(window) -> None:
-    """Stale contents of a block, NaN too, behind a context's end or before its window, change nothing."""
+def test_stale_contents_of_a_block_are_not_read(window) -> None:
+    """NaN behind a context's end or before its window does not change the result."""
     cache, blocks, _, _ = build_context(26, 4, 2, seed=1)
     spoiled, _, _, _ = build_context(26, 4, 2, seed=1)
     unused = [slot for block in range(64) for slot in range(block * BLOCK, block * BLOCK + BLOCK)]
@@ -107,7 +107,7 @@ def test_stale_contents_of_a_block_are_never_seen(window) -> None:
     torch.testing.assert_close(found, wanted, atol=0, rtol=0)
 
 
-@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("kv_heads", [1, 2])
 def test_beams_see_the_shared_context_and_their_own_tail(kv_heads) -> None:
     """Paged attention merged with tail attention equals dense attention over context and tail together."""
     cache, blocks, keys, values = build_context(23, 4, kv_heads, seed=2)
@@ -126,7 +126,7 @@ def test_beams_see_the_shared_context_and_their_own_tail(kv_heads) -> None:
 
 
 def test_no_score_matrix_exceeds_a_tile(monkeypatch) -> None:
-    """However long the context, scores exist only for one tile of queries by one tile of context."""
+    """Scores exist only for one tile of queries by one tile of context, however long the context."""
     cache, blocks, _, _ = build_context(200, 4, 2, seed=4)
     q = torch.randn(16, 4, 8)
     sizes = []
@@ -143,8 +143,8 @@ def test_no_score_matrix_exceeds_a_tile(monkeypatch) -> None:
 )
 @pytest.mark.parametrize("num_sinks", [0, 1, 4, pytest.param(7, marks=pytest.mark.grid)])
 @pytest.mark.parametrize("size", [1, 5, pytest.param(16, marks=pytest.mark.grid), 500])
-def test_a_window_shows_its_own_positions_and_the_sinks(size, num_sinks, tile_tokens) -> None:
-    """Chunks and single tokens see the last positions and the first few, equal to dense attention under that mask."""
+def test_a_window_covers_its_positions_and_the_sinks(size, num_sinks, tile_tokens) -> None:
+    """Chunks and single tokens equal dense attention under the window's mask."""
     cache, blocks, keys, values = build_context(90, 4, 2, seed=size)
     window = Window(size, frozenset({1}), num_sinks)
     chunks = [(0, 37), (37, 30), (67, 1), (68, 22)]
@@ -161,8 +161,8 @@ def test_a_window_shows_its_own_positions_and_the_sinks(size, num_sinks, tile_to
 
 
 @pytest.mark.parametrize(("size", "num_sinks", "blocks_read"), [(8, 0, 3), (8, 4, 4), (8, 5, 5), (500, 4, 25)])
-def test_pages_that_no_row_sees_are_not_read(size, num_sinks, blocks_read) -> None:
-    """A tile over a long context holds the sinks' blocks and the window's, and no other."""
+def test_blocks_that_no_row_sees_are_not_read(size, num_sinks, blocks_read) -> None:
+    """A tile over a long context has the sinks' blocks and the window's, and no other."""
     sequence = sequence_of(98, list(range(25)))
     plan = StepPlan(chunks=[Chunk(sequence, 97, 1)])
 

@@ -1,4 +1,4 @@
-"""Which blocks a sequence needs at once, against one position after another."""
+"""The blocks that a sequence needs at once, against a check of each position."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,8 +23,8 @@ def sees(window: Window, row: int, position: int) -> bool:
 
 
 @given(window=windows, num_computed=st.integers(0, 120))
-def test_blocks_behind_are_those_that_no_row_to_come_sees(window: Window, num_computed: int) -> None:
-    """Every block that a later row sees is kept, and every other one behind that of the next token is given up."""
+def test_blocks_behind_are_those_that_no_later_row_sees(window: Window, num_computed: int) -> None:
+    """Every block that a later row sees is kept, and every other block before that of the next token is freed."""
     need = build_need(window, chunk=7)
     behind = set(range(200)[need.behind(num_computed)])
 

@@ -1,11 +1,9 @@
-"""Keys and values in one byte: what that costs in precision, what it gains in room, and that nothing else changes."""
+"""Keys and values in one byte: the error is bounded, rankings hardly change, and batches do not change results."""
 
 import numpy as np
 import pytest
 import torch
 
-from services.errors import ConfigError
-from services.llm.engine.config import EngineConfig
 from services.llm.engine.kv.cache import KvCache
 from services.llm.engine.text.parameters import SamplingParams
 from tests.support.attention_shapes import attention_shape
@@ -21,9 +19,9 @@ def cache_of(kind: str, dtype: torch.dtype = torch.float32) -> KvCache:
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
-@pytest.mark.parametrize("magnitude", [1e-6, 1.0, 1e4])
-def test_what_is_read_is_what_was_written_to_the_last_bit_kept(kind, magnitude) -> None:
-    """Whatever the magnitude, each number comes back within half a step of its code."""
+@pytest.mark.parametrize("magnitude", [0.0, 1e-6, 1.0, 1e4])
+def test_the_error_of_a_number_is_half_a_step(kind, magnitude) -> None:
+    """Whatever the magnitude, zeros included, each number is read back within half a step of its code."""
     torch.manual_seed(1)
     cache, written = cache_of(kind), magnitude * torch.randn(2, 7, 2, 64)
     cache.write(1, torch.tensor([3, 0, 30, 5, 6, 7, 31]), *written)
@@ -37,43 +35,24 @@ def test_what_is_read_is_what_was_written_to_the_last_bit_kept(kind, magnitude) 
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
-def test_a_token_of_zeros_stays_one(kind) -> None:
-    """Nothing is divided by zero."""
-    cache = cache_of(kind)
-    cache.write(0, torch.tensor([2]), torch.zeros(1, 2, 64), torch.zeros(1, 2, 64))
-
-    keys, values = cache.read(0, torch.tensor([[0]]))
-
-    assert not keys.any()
-    assert not values.any()
-
-
-def test_one_byte_holds_nearly_twice_the_context_of_bf16() -> None:
-    """A head of 64 numbers takes 68 bytes with its scale, against 128 in bf16 and 256 in fp32."""
-    per_token = {kind: cache_of(kind, torch.bfloat16).bytes_per_token for kind in ("model", "int8", "fp8")}
-
-    assert per_token == {"model": 2 * 3 * 2 * 128, "int8": 2 * 3 * 2 * 68, "fp8": 2 * 3 * 2 * 68}
-
-
-@pytest.mark.parametrize("kind", ["int8", "fp8"])
 def test_batched_equals_alone_in_one_byte(kind, decoder_of, items_of, engine_of, drained) -> None:
-    """A ranking and a text are the same in a crowd as alone, whatever the cache is made of."""
+    """A ranking and a text are the same in a batch as alone, for every kind of cache."""
     items = items_of(3)
     decoder, allowed = decoder_of(items), np.ones(50, dtype=bool)
 
-    def ask(engine, index: int) -> None:
+    def add(engine, index: int) -> None:
         prompt = [0, *np.random.default_rng(index).integers(1, 18, 5 + 3 * index).tolist()]
         engine.add_rank(f"r{index}", prompt, k=10, allowed=allowed)
         engine.add_text(f"t{index}", prompt, max_new_tokens=6, sampling=SamplingParams(temperature=1.0, seed=index))
 
     crowd = engine_of(decoder, items, kv_kind=kind)
-    for index in range(6):
-        ask(crowd, index)
+    for index in range(4):
+        add(crowd, index)
     together = drained(crowd)
 
-    for index in range(6):
+    for index in range(4):
         engine = engine_of(decoder, items, kv_kind=kind)
-        ask(engine, index)
+        add(engine, index)
         alone = drained(engine)
         assert together[f"r{index}"].item_indices.tolist() == alone[f"r{index}"].item_indices.tolist()
         assert together[f"t{index}"].token_ids == alone[f"t{index}"].token_ids
@@ -81,13 +60,13 @@ def test_batched_equals_alone_in_one_byte(kind, decoder_of, items_of, engine_of,
 
 @pytest.mark.parametrize(("kind", "overlap"), [("int8", 0.95), ("fp8", 0.8)])
 def test_rankings_hardly_change(kind, overlap, decoder_of, items_of, engine_of, drained) -> None:
-    """Most of the ten best items of a random model are the ten best with exact keys and values."""
+    """Most of the ten best items of a random model are also the ten best with exact keys and values."""
     items = items_of(3)
     decoder, allowed = decoder_of(items), np.ones(50, dtype=bool)
     found = {}
     for one in ("model", kind):
         engine = engine_of(decoder, items, kv_kind=one)
-        for index in range(30):
+        for index in range(20):
             prompt = [0, *np.random.default_rng(index).integers(1, 18, 40).tolist()]
             engine.add_rank(str(index), prompt, k=10, allowed=allowed, beam_width=50)
         found[one] = drained(engine)
@@ -96,9 +75,3 @@ def test_rankings_hardly_change(kind, overlap, decoder_of, items_of, engine_of, 
         len(set(found["model"][name].item_indices) & set(found[kind][name].item_indices)) / 10 for name in found[kind]
     ]
     assert np.mean(shared) >= overlap
-
-
-def test_an_unknown_kind_is_refused_by_name() -> None:
-    """The error names the key and what would be right."""
-    with pytest.raises(ConfigError, match="kv_kind: must be model or int8 or fp8, got 'int4'"):
-        EngineConfig(kv_kind="int4")  # type: ignore[arg-type]

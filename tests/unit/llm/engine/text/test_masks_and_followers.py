@@ -1,4 +1,4 @@
-"""Masks hold what may be drawn, and requests with one prompt compute it once."""
+"""Masks restrict the drawn tokens, and requests with one prompt compute it once."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ PROMPT = list(range(1, 22))
 
 
 class Alternating:
-    """A mask that lets even and odd tokens come in turn, and notes what came."""
+    """A mask that allows even and odd tokens in turn, and records the tokens."""
 
     def __init__(self) -> None:
         self.taken: list[int] = []
@@ -23,13 +23,13 @@ class Alternating:
         return np.array([pattern] * 2, dtype=np.uint32).view(np.int32)
 
     def take(self, token_id: int) -> None:
-        """Note a token."""
+        """Record a token."""
         self.taken.append(token_id)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 2.0])
-def test_only_what_the_mask_allows_is_drawn(engine_of, drained, temperature: float) -> None:
-    """Every token keeps to the mask of its place, is told to it once, and other requests are not held by it."""
+def test_only_allowed_tokens_are_drawn(engine_of, drained, temperature: float) -> None:
+    """Every token is allowed by the mask at its place and reported to it once; other requests are not restricted."""
     engine, mask = engine_of(DECODER, None), Alternating()
     sampling = SamplingParams(temperature=temperature, seed=3, num_logprobs=1)
 
@@ -45,7 +45,7 @@ def test_only_what_the_mask_allows_is_drawn(engine_of, drained, temperature: flo
 
 
 def test_followers_wait_for_their_leaders_prompt(engine_of, drained) -> None:
-    """Those that come after a request with the same prompt take it from the cache, and say the same when greedy."""
+    """Followers of a request with the same prompt find it cached, and have the same greedy tokens."""
     engine = engine_of(DECODER, None, max_chunk_tokens=8)
     engine.add_text("0", PROMPT, max_new_tokens=5)
     for index in (1, 2):
@@ -57,8 +57,8 @@ def test_followers_wait_for_their_leaders_prompt(engine_of, drained) -> None:
     assert len({outcome.token_ids for outcome in outcomes.values()}) == 1
 
 
-def test_a_leader_that_ends_early_holds_nobody_back(engine_of, drained) -> None:
-    """When it is cancelled before its prompt is done, its followers go on alone."""
+def test_a_leader_that_ends_early_does_not_block_its_followers(engine_of, drained) -> None:
+    """When it is cancelled before its prompt is computed, its followers run alone."""
     engine = engine_of(DECODER, None)
     engine.add_text("0", PROMPT, max_new_tokens=5)
     engine.add_text("1", PROMPT, max_new_tokens=5, after="0")
@@ -71,7 +71,7 @@ def test_a_leader_that_ends_early_holds_nobody_back(engine_of, drained) -> None:
 
 
 def test_a_text_that_is_finished_from_outside_is_done(engine_of) -> None:
-    """A caller that has all it wanted ends its request as done, with the tokens so far."""
+    """A caller can end its request as done, with the tokens so far."""
     engine = engine_of(DECODER, None)
     engine.add_text("0", PROMPT, max_new_tokens=50)
     while not engine.new_tokens:

@@ -1,4 +1,4 @@
-"""The choice of the next token, against a slow obvious one that sorts and draws in plain Python."""
+"""The choice of the next token, against an oracle that sorts and draws in plain Python."""
 
 import math
 from typing import Any
@@ -39,43 +39,43 @@ draws = st.builds(
 
 
 def changed(logits: list[float], draw: SamplingInput) -> list[float]:
-    """Penalise and bias, one token after another."""
-    asked, generated, out = draw.sampling, draw.tokens[draw.num_prompt_tokens :], list(logits)
+    """Apply penalties and bias to one token after another."""
+    params, generated, out = draw.sampling, draw.tokens[draw.num_prompt_tokens :], list(logits)
     for token in range(VOCAB):
         if token in draw.tokens:
             out[token] = (
-                out[token] / asked.repetition_penalty if out[token] > 0 else out[token] * asked.repetition_penalty
+                out[token] / params.repetition_penalty if out[token] > 0 else out[token] * params.repetition_penalty
             )
-        out[token] -= asked.frequency_penalty * generated.count(token)
-        out[token] -= asked.presence_penalty * (token in generated)
-        out[token] += asked.logit_bias.get(token, 0.0)
+        out[token] -= params.frequency_penalty * generated.count(token)
+        out[token] -= params.presence_penalty * (token in generated)
+        out[token] += params.logit_bias.get(token, 0.0)
     return out
 
 
-def survivors(logits: list[float], asked: SamplingParams) -> dict[int, float]:
-    """Return the tokens that min-p, top-k and top-p leave, with their shares."""
+def survivors(logits: list[float], params: SamplingParams) -> dict[int, float]:
+    """Return the tokens that remain after min-p, top-k and top-p, with their probabilities."""
     peak = max(logits)
-    weight = [math.exp((logit - peak) / asked.temperature) for logit in logits]
+    weight = [math.exp((logit - peak) / params.temperature) for logit in logits]
     best_first = sorted(range(VOCAB), key=lambda token: (-weight[token], token))
-    kept = [token for token in best_first if weight[token] >= asked.min_p][: asked.top_k or VOCAB]
+    kept = [token for token in best_first if weight[token] >= params.min_p][: params.top_k or VOCAB]
     total, before, out = sum(weight[token] for token in kept), 0.0, {}
     for token in kept:
-        if before >= asked.top_p * total:
+        if before >= params.top_p * total:
             break
         out[token] = weight[token]
         before += weight[token]
     return {token: share / sum(out.values()) for token, share in out.items()}
 
 
-@hypothesis_settings(max_examples=40)
+@hypothesis_settings(max_examples=20)
 @given(st.lists(draws, min_size=1, max_size=5), st.integers(0, 2**32 - 1))
-def test_every_choice_is_one_that_the_slow_way_allows(asked: list[SamplingInput], seed: int) -> None:
-    """Greedy takes the best changed logit; a draw takes a survivor, the one that the uniform number points at."""
-    logits_RV = torch.from_numpy(np.random.default_rng(seed).normal(0, 2, (len(asked), VOCAB)))
+def test_every_choice_is_one_of_the_oracle(params: list[SamplingInput], seed: int) -> None:
+    """Greedy takes the best changed logit; a draw takes the survivor that the uniform number selects."""
+    logits_RV = torch.from_numpy(np.random.default_rng(seed).normal(0, 2, (len(params), VOCAB)))
 
-    chosen = sample(logits_RV, asked).tokens()
+    chosen = sample(logits_RV, params).tokens()
 
-    for row, draw, choice in zip(logits_RV.tolist(), asked, chosen, strict=True):
+    for row, draw, choice in zip(logits_RV.tolist(), params, chosen, strict=True):
         logits = changed(row, draw)
         if draw.sampling.temperature == 0:
             assert logits[choice.token_id] == pytest.approx(max(logits))
@@ -87,24 +87,24 @@ def test_every_choice_is_one_that_the_slow_way_allows(asked: list[SamplingInput]
         assert below - 1e-5 <= uniform <= below + shares[choice.token_id] + 1e-5
 
 
-@hypothesis_settings(max_examples=40)
+@hypothesis_settings(max_examples=20)
 @given(st.lists(draws, min_size=1, max_size=5), st.integers(0, 2**32 - 1))
-def test_a_row_is_chosen_the_same_alone(asked: list[SamplingInput], seed: int) -> None:
-    """What others in the batch ask for changes nothing."""
-    logits_RV = torch.from_numpy(np.random.default_rng(seed).normal(0, 2, (len(asked), VOCAB)))
+def test_a_row_is_chosen_the_same_alone(params: list[SamplingInput], seed: int) -> None:
+    """The settings of other requests in the batch do not matter."""
+    logits_RV = torch.from_numpy(np.random.default_rng(seed).normal(0, 2, (len(params), VOCAB)))
 
-    together = sample(logits_RV, asked).tokens()
+    together = sample(logits_RV, params).tokens()
 
-    assert together == [sample(logits_RV[row : row + 1], [draw]).tokens()[0] for row, draw in enumerate(asked)]
+    assert together == [sample(logits_RV[row : row + 1], [draw]).tokens()[0] for row, draw in enumerate(params)]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.3])
 def test_logprobs_are_the_models_own(temperature: float) -> None:
     """Before penalties, bias and temperature; the most probable tokens come best first."""
     logits_RV = torch.randn(1, VOCAB, dtype=torch.float64)
-    asked = SamplingParams(temperature=temperature, num_logprobs=4, logit_bias={2: 50.0}, seed=1)
+    params = SamplingParams(temperature=temperature, num_logprobs=4, logit_bias={2: 50.0}, seed=1)
 
-    (choice,) = sample(logits_RV, [SamplingInput(asked, [5], 1)]).tokens()
+    (choice,) = sample(logits_RV, [SamplingInput(params, [5], 1)]).tokens()
 
     logprob_V = logits_RV[0].log_softmax(-1)
     assert choice.token_id == 2
@@ -133,7 +133,7 @@ def test_logprobs_are_the_models_own(temperature: float) -> None:
     ],
 )
 def test_a_setting_out_of_range_is_refused_by_name(wrong: dict[str, Any]) -> None:
-    """The error names the field and says what would be right."""
+    """The error names the field and a valid value."""
     with pytest.raises(InvalidRequest) as refused:
         SamplingParams(**wrong)
 
@@ -141,8 +141,8 @@ def test_a_setting_out_of_range_is_refused_by_name(wrong: dict[str, Any]) -> Non
     assert refused.value.fix.startswith("send ")
 
 
-def test_a_draw_at_the_very_end_is_still_possible(monkeypatch) -> None:
-    """A uniform number that rounds up to one draws the last token of any probability, not one that may not come."""
+def test_a_draw_at_the_end_is_a_possible_token(monkeypatch) -> None:
+    """A uniform number that rounds up to one draws the last token with a probability above zero."""
     monkeypatch.setattr(sampling, "_uniform", lambda draw: 1 - 2**-30)
     logits_RV = torch.tensor([[0.0, 2.0, 1.0, -torch.inf, -torch.inf]])
 
@@ -166,20 +166,20 @@ def test_a_draw_at_the_very_end_is_still_possible(monkeypatch) -> None:
     ],
 )
 def test_extreme_settings_choose_a_token_of_the_vocabulary(extreme: dict[str, Any]) -> None:
-    """At the ends of what is allowed a token of the vocabulary that may come is drawn; none beyond it, which would end the engine."""
+    """At the limits of the settings an allowed token of the vocabulary is drawn; one beyond it would end the engine."""
     logits_RV = torch.randn(8, VOCAB)
     allowed = np.array([0b11100], dtype=np.int32)
-    asked = [SamplingParams(**{"temperature": 1.0, "seed": seed, **extreme}) for seed in range(8)]
+    params = [SamplingParams(**{"temperature": 1.0, "seed": seed, **extreme}) for seed in range(8)]
 
-    free = sample(logits_RV, [SamplingInput(one, [3, 4], 1) for one in asked]).tokens()
-    masked = sample(logits_RV, [SamplingInput(one, [3, 4], 1, allowed) for one in asked]).tokens()
+    free = sample(logits_RV, [SamplingInput(one, [3, 4], 1) for one in params]).tokens()
+    masked = sample(logits_RV, [SamplingInput(one, [3, 4], 1, allowed) for one in params]).tokens()
 
     assert all(0 <= choice.token_id < VOCAB for choice in free)
     assert all(2 <= choice.token_id <= 4 for choice in masked)
 
 
-def test_logits_that_are_no_numbers_spoil_their_own_row_alone() -> None:
-    """A token of the vocabulary is still chosen for such a row, and another's choice is what it is alone."""
+def test_logits_that_are_not_numbers_affect_their_own_row_alone() -> None:
+    """Such a row still has a token of the vocabulary, and other rows are unchanged."""
     logits_RV = torch.randn(3, VOCAB)
     draws = [SamplingInput(SamplingParams(temperature=1.0, top_p=0.9, seed=seed), [1], 1) for seed in range(3)]
     wanted = sample(logits_RV[1:2], draws[1:2]).tokens()
@@ -191,15 +191,15 @@ def test_logits_that_are_no_numbers_spoil_their_own_row_alone() -> None:
     assert all(0 <= choice.token_id < VOCAB for choice in chosen)
 
 
-def test_no_more_logprobs_are_told_than_there_are_tokens() -> None:
-    """A vocabulary smaller than what is asked for is told whole."""
+def test_there_are_no_more_logprobs_than_tokens() -> None:
+    """A smaller vocabulary is returned whole."""
     (choice,) = sample(torch.randn(1, 5), [SamplingInput(SamplingParams(num_logprobs=20), [1], 1)]).tokens()
 
     assert sorted(token for token, _ in choice.top) == [0, 1, 2, 3, 4]
 
 
-def test_equally_probable_tokens_are_told_by_id() -> None:
-    """Ties are common in bf16: the most probable tokens come by logprob, then by id, so that the greedy one is the first."""
+def test_equally_probable_tokens_are_ordered_by_id() -> None:
+    """Ties are common in bf16: the order is by logprob, then by id, so that the greedy token is the first."""
     logits_RV = torch.zeros(2, 1_000)
     logits_RV[1, 500:] = 3.0
 
