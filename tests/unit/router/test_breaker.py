@@ -1,4 +1,4 @@
-"""The breaker as a state machine, against a plain list of what happened."""
+"""The circuit breaker against a model of its history."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -8,7 +8,7 @@ from services.router.breaker import Breaker, BreakerState
 
 
 def test_failures_in_a_row_open_it_and_one_success_closes_it() -> None:
-    """Closed, open, half open, closed."""
+    """The states are closed, open, half open and closed again."""
     breaker = Breaker(max_failures=2, open_s=10)
     breaker.failed(0)
     assert breaker.state(0) is BreakerState.CLOSED
@@ -25,7 +25,7 @@ def test_failures_in_a_row_open_it_and_one_success_closes_it() -> None:
 
 
 class BreakerMachine(RuleBasedStateMachine):
-    """Many requests at once, in any order of starts, outcomes and waits."""
+    """Concurrent requests, in any order of starts, outcomes and waits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class BreakerMachine(RuleBasedStateMachine):
             self.trial = None
 
     @invariant()
-    def allows_as_the_history_says(self) -> None:
+    def allows_as_the_model(self) -> None:
         """Refuses for open_s after a failure that left three or more in a row, and while the one trial is out."""
         refuses = self.is_broken and (self.now_s < self.refuses_until_s or self.trial is not None)
 
@@ -80,4 +80,4 @@ class BreakerMachine(RuleBasedStateMachine):
 
 
 TestBreakerMachine = BreakerMachine.TestCase
-BreakerMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+BreakerMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=40)

@@ -10,13 +10,13 @@ LIMITS = DeadlineLimits(default_ms=200, min_ms=5, max_ms=5_000, reserve_ms=8.0)
 
 
 @pytest.mark.parametrize(("requested_ms", "granted_ms"), [(None, 200), (1, 5), (5, 5), (300, 300), (60_000, 5_000)])
-def test_a_deadline_is_the_default_or_what_was_asked_clamped(requested_ms: int | None, granted_ms: int) -> None:
-    """Limits hold on both sides."""
+def test_a_deadline_is_the_default_or_the_clamped_request(requested_ms: int | None, granted_ms: int) -> None:
+    """A requested deadline is clamped to the limits on both sides."""
     assert deadline_from(10.0, requested_ms, LIMITS).total_ms == granted_ms
 
 
 def test_time_counts_from_arrival() -> None:
-    """What passed before the asking is gone; the budget leaves the reserve, and is never negative."""
+    """Time before admission counts; the budget excludes the reserve, and is never negative."""
     deadline = deadline_from(10.0, 100, LIMITS)
 
     assert deadline.remaining_s(10.03) == pytest.approx(0.07)
@@ -29,7 +29,7 @@ def test_time_counts_from_arrival() -> None:
 def test_the_budget_ends_before_the_deadline_and_starts_positive(
     requested_ms: int | None, reserve_ms: float, waited_s: float
 ) -> None:
-    """However large the reserve and small the deadline, some time is left to work, and work ends first."""
+    """Whatever the reserve and the deadline, most of the time is left for work, and work ends before the deadline."""
     deadline = deadline_from(0.0, requested_ms, DeadlineLimits(200, 5, 5_000, reserve_ms))
 
     assert deadline.budget_s(0.0) >= 0.7 * deadline.remaining_s(0.0)

@@ -1,4 +1,4 @@
-"""The gate counts what is in flight, and tells breaker and predictor how each request ended."""
+"""The LLM gate counts requests in flight, and reports each outcome to the breaker and the predictor."""
 
 import pytest
 from hypothesis import given
@@ -12,62 +12,55 @@ from services.router.policy import LlmOutcome
 from services.router.predictor import LatencyPredictor
 
 
-def gate(max_failures: int = 2) -> LlmGate:
-    """A fresh gate with room for eight."""
-    return LlmGate(Breaker(max_failures, open_s=10), LatencyPredictor(0.0), max_in_flight=8)
+@pytest.fixture
+def gate() -> LlmGate:
+    """A gate with eight places whose breaker opens at the second failure."""
+    return new_gate()
+
+
+def new_gate() -> LlmGate:
+    """Build a gate."""
+    return LlmGate(Breaker(2, open_s=10), LatencyPredictor(0.0), max_in_flight=8)
 
 
 @given(st.lists(st.sampled_from(LlmOutcome), max_size=50))
 def test_every_request_that_ends_frees_its_place(outcomes: list[LlmOutcome]) -> None:
-    """Whatever the outcome."""
-    counted = gate()
+    """Whatever the outcome, the request no longer counts as in flight."""
+    gate = new_gate()
     for now_s, outcome in enumerate(outcomes):
-        sent = counted.started(float(now_s))
-        assert counted.view(float(now_s), Priority.HIGH).num_in_flight == 1
-        counted.ended(outcome, sent, 0.1, float(now_s))
+        sent = gate.started(float(now_s))
+        assert gate.view(float(now_s), Priority.HIGH).num_in_flight == 1
+        gate.ended(outcome, sent, 0.1, float(now_s))
 
-    assert counted.view(99.0, Priority.HIGH).num_in_flight == 0
-
-
-@pytest.mark.parametrize("outcome", [LlmOutcome.FAILED, LlmOutcome.AWAY])
-def test_failures_open_the_breaker(outcome: LlmOutcome) -> None:
-    """Broken and away alike."""
-    broken = gate()
-    for _ in range(2):
-        broken.ended(outcome, broken.started(0), 0.1, 0)
-
-    assert broken.is_open(0)
-    assert not broken.view(0, Priority.HIGH).breaker_allows
+    assert gate.view(99.0, Priority.HIGH).num_in_flight == 0
 
 
-@pytest.mark.parametrize(
-    "outcome", [LlmOutcome.LATE, LlmOutcome.OVERLOADED, LlmOutcome.REFUSED, LlmOutcome.MISMATCH, LlmOutcome.ABANDONED]
-)
-def test_other_outcomes_do_not(outcome: LlmOutcome) -> None:
-    """They say nothing of a broken tier."""
-    fine = gate()
+@pytest.mark.parametrize("outcome", LlmOutcome)
+def test_only_failures_open_the_breaker(gate: LlmGate, outcome: LlmOutcome) -> None:
+    """A failed or unavailable LLM opens the breaker; lateness, overload and refusals do not."""
     for _ in range(20):
-        fine.ended(outcome, fine.started(0), 0.1, 0)
+        gate.ended(outcome, gate.started(0), 0.1, 0)
 
-    assert fine.view(0, Priority.HIGH).breaker_allows
-
-
-def test_answers_and_late_answers_teach_the_predictor() -> None:
-    """Refusals do not."""
-    taught = gate()
-    taught.ended(LlmOutcome.OVERLOADED, taught.started(0), 5.0, 0)
-    assert taught.view(0, Priority.HIGH).predicted_s == 0
-    taught.ended(LlmOutcome.IN_TIME, taught.started(0), 0.1, 0)
-    assert taught.view(0, Priority.HIGH).predicted_s >= 0.1
-    taught.ended(LlmOutcome.LATE, taught.started(0), 1.0, 0)
-
-    assert taught.view(0, Priority.HIGH).predicted_s > 0.2
+    is_failure = outcome in {LlmOutcome.FAILED, LlmOutcome.AWAY}
+    assert gate.is_open(0) is is_failure
+    assert gate.view(0, Priority.HIGH).breaker_allows is not is_failure
 
 
-def test_an_engines_own_report_counts_other_gateways_requests_for_a_second() -> None:
-    """The larger of the two loads holds while the report is fresh."""
-    told = gate()
-    told.reported(EngineLoad(num_running=3, num_waiting=4, kv_cache_usage=0.5), now_s=10)
+def test_only_answers_and_timeouts_train_the_predictor(gate: LlmGate) -> None:
+    """The time of an answer or of a timeout raises the prediction; the time of a refusal does not."""
+    predicted_s = []
+    for outcome, took_s in [(LlmOutcome.OVERLOADED, 5.0), (LlmOutcome.IN_TIME, 0.1), (LlmOutcome.LATE, 1.0)]:
+        gate.ended(outcome, gate.started(0), took_s, 0)
+        predicted_s.append(gate.view(0, Priority.HIGH).predicted_s)
 
-    assert told.started(11.0).load == 7
-    assert told.started(11.1).load == 1
+    assert predicted_s[0] == 0
+    assert predicted_s[1] >= 0.1
+    assert predicted_s[2] > 0.2
+
+
+def test_the_engines_reported_load_counts_for_a_second(gate: LlmGate) -> None:
+    """The larger of the reported and the own load holds while the report is fresh."""
+    gate.reported(EngineLoad(num_running=3, num_waiting=4, kv_cache_usage=0.5), now_s=10)
+
+    assert gate.started(11.0).load == 7
+    assert gate.started(11.1).load == 1

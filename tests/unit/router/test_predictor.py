@@ -1,4 +1,4 @@
-"""The predictor is cautious, follows changes, knows load, and tries again after a slow spell."""
+"""The latency predictor: an upper bound by load, which follows changes and allows trials after a slow period."""
 
 import random
 
@@ -10,23 +10,23 @@ from hypothesis import strategies as st
 from services.router.predictor import LatencyPredictor
 
 
-def taught(seconds: list[float], load: float = 0, **options: float) -> LatencyPredictor:
-    """A predictor that saw these, one a second."""
-    predictor = LatencyPredictor(first_s=0.0, **options)
+def trained(seconds: list[float], load: float = 0) -> LatencyPredictor:
+    """Return a predictor that observed these latencies, one a second."""
+    predictor = LatencyPredictor(first_s=0.0)
     for now_s, took_s in enumerate(seconds):
         predictor.finished(load, took_s, float(now_s))
     return predictor
 
 
-def test_before_anything_is_known_the_first_guess_holds() -> None:
-    """At any load and time."""
+def test_without_observations_the_initial_prediction_holds() -> None:
+    """The initial prediction is the same at any load and time."""
     predictor = LatencyPredictor(first_s=0.3)
 
     assert (predictor.predict_s(9), predictor.trial_s(9, 1e9)) == (0.3, 0.3)
 
 
 def test_the_prediction_covers_nearly_all_of_a_steady_tier() -> None:
-    """Of a noisy but steady latency, at least 97 % finish within the prediction, which is no wild overestimate."""
+    """At least 97 % of noisy latencies with one mean are within the prediction, which stays under twice the mean."""
     rng = random.Random(7)
     seconds = [rng.gauss(0.05, 0.005) for _ in range(2_000)]
     predictor = LatencyPredictor(first_s=0.0)
@@ -40,7 +40,7 @@ def test_the_prediction_covers_nearly_all_of_a_steady_tier() -> None:
 
 
 def test_the_line_is_the_weighted_least_squares_line() -> None:
-    """The moments give what numpy's weighted fit gives."""
+    """The slope from running moments equals that of numpy's weighted fit."""
     rng = random.Random(3)
     weight, num = 0.1, 60
     loads = [rng.randint(0, 20) for _ in range(num)]
@@ -57,7 +57,7 @@ def test_the_line_is_the_weighted_least_squares_line() -> None:
 
 
 def test_more_load_is_never_predicted_to_be_faster() -> None:
-    """Even after observations that seem to say so."""
+    """The slope is never negative, even after observations with a negative one."""
     predictor = LatencyPredictor(first_s=0.0)
     for now_s, (load, took_s) in enumerate([(0, 0.2), (10, 0.1), (0, 0.2), (10, 0.1)]):
         predictor.finished(load, took_s, float(now_s))
@@ -65,27 +65,23 @@ def test_more_load_is_never_predicted_to_be_faster() -> None:
     assert predictor.predict_s(10) >= predictor.predict_s(0)
 
 
-def test_a_tier_that_becomes_slow_is_noticed_within_a_few_answers() -> None:
-    """The error grows with the surprise."""
-    predictor = taught([0.05] * 100)
-    for now_s in range(100, 104):
-        predictor.finished(0, 0.4, float(now_s))
+@pytest.mark.parametrize(
+    ("ended", "num", "took_s", "at_least_s"), [("finished", 4, 0.4, 0.2), ("gave_up", 10, 0.19, 0.19)]
+)
+def test_slowness_raises_the_prediction_within_a_few_requests(
+    ended: str, num: int, took_s: float, at_least_s: float
+) -> None:
+    """Four slow answers suffice; of requests that timed out, the prediction rises above the time waited."""
+    predictor = trained([0.05] * 100)
+    for now_s in range(100, 100 + num):
+        getattr(predictor, ended)(0, took_s, float(now_s))
 
-    assert predictor.predict_s(0) > 0.2
-
-
-def test_a_late_answer_counts_as_longer_than_the_wait() -> None:
-    """A hanging tier's prediction rises over the deadlines it missed."""
-    predictor = taught([0.05] * 100)
-    for now_s in range(100, 110):
-        predictor.gave_up(0, 0.19, float(now_s))
-
-    assert predictor.predict_s(0) > 0.19
+    assert predictor.predict_s(0) > at_least_s
 
 
-def test_giving_up_early_says_nothing() -> None:
-    """A short deadline does not spoil the tier for longer ones."""
-    predictor = taught([0.1] * 20)
+def test_an_early_timeout_changes_nothing() -> None:
+    """A timeout shorter than the prediction does not raise the prediction."""
+    predictor = trained([0.1] * 20)
     before_s = predictor.predict_s(0)
 
     predictor.gave_up(0, 0.01, 20.0)
@@ -93,9 +89,9 @@ def test_giving_up_early_says_nothing() -> None:
     assert predictor.predict_s(0) == before_s
 
 
-def test_after_a_slow_spell_a_trial_comes_and_success_restores_the_tier() -> None:
-    """The trial's prediction decays with silence; good answers bring the whole prediction down again."""
-    predictor = taught([1.0] * 50)
+def test_after_a_slow_period_a_trial_is_allowed_and_success_restores_the_tier() -> None:
+    """The trial's prediction decays with time; fast answers bring the whole prediction down again."""
+    predictor = trained([1.0] * 50)
     assert predictor.trial_s(0, 49.5) > 0.2
     assert predictor.trial_s(0, 55.0) < 0.2
 
@@ -105,9 +101,9 @@ def test_after_a_slow_spell_a_trial_comes_and_success_restores_the_tier() -> Non
     assert predictor.predict_s(0) < 0.2
 
 
-def test_vain_trials_become_rarer_but_never_stop() -> None:
-    """Patience doubles up to half a minute, so that a hopeless tier costs few requests their wait."""
-    predictor = taught([0.05])
+def test_failed_trials_become_rarer_but_never_stop() -> None:
+    """The interval between failed trials doubles, up to half a minute."""
+    predictor = trained([0.05])
     now_s, trials = 1.0, []
     while now_s < 1_000:
         if predictor.trial_s(0, now_s) <= 0.19:
@@ -121,7 +117,7 @@ def test_vain_trials_become_rarer_but_never_stop() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.floats(0, 10), st.booleans()), max_size=40), st.integers(0, 50))
 def test_predictions_are_finite_and_never_negative(seen: list[tuple[int, float, bool]], load: int) -> None:
-    """Whatever was observed; and a trial is never judged harder than a request."""
+    """After any observations; and a trial's prediction is never above a request's."""
     predictor = LatencyPredictor(first_s=0.1)
     for now_s, (seen_load, seconds, is_late) in enumerate(seen):
         (predictor.gave_up if is_late else predictor.finished)(seen_load, seconds, float(now_s))
