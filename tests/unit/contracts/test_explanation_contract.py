@@ -1,4 +1,4 @@
-"""The stored form of an explanation gives back what was put in, and refuses anything else."""
+"""The stored form of an explanation: encoding and decoding are inverse, and other content is refused."""
 
 import pytest
 from hypothesis import given
@@ -11,7 +11,7 @@ OWN = ("r", "rest", "ok", 5, *[None] * (len(OWN_FIELDS) - 4))
 
 @given(st.text(max_size=20), st.floats(0, 10), st.floats(0, 10), st.integers(0, 2**60))
 def test_values_survive(text: str, offset_s: float, duration_s: float, number: int) -> None:
-    """Text of any kind, times to the microsecond, facts under their names."""
+    """Any text, times to the microsecond and facts by name come back."""
     own = (text, "grpc", "ok", number, text, *OWN[5:])
 
     found = decode_explanation(
@@ -25,8 +25,8 @@ def test_values_survive(text: str, offset_s: float, duration_s: float, number: i
     )
 
 
-def test_stages_are_given_in_the_order_of_their_beginning() -> None:
-    """However they ended."""
+def test_stages_are_in_the_order_of_their_start() -> None:
+    """Decoded stages are sorted by their start, not by their end."""
     stages = [("student", 0.002, 0.001), ("llm", 0.001, 0.005), ("features", 0.0, 0.001)]
 
     found = decode_explanation(encode_explanation(OWN, (), None, stages), ())
@@ -37,7 +37,7 @@ def test_stages_are_given_in_the_order_of_their_beginning() -> None:
 @pytest.mark.parametrize(
     "stored", [b"", b"{}", b"[]", b"nonsense", b'[["only"],[],null,[]]', b'{"a":1,"b":2,"c":3,"d":4}']
 )
-def test_anything_else_is_refused(stored: bytes) -> None:
-    """By an error, never by a wrong explanation."""
+def test_other_content_is_refused(stored: bytes) -> None:
+    """Malformed content raises; it never becomes a wrong explanation."""
     with pytest.raises((ValueError, TypeError)):
         decode_explanation(stored, ())

@@ -1,4 +1,4 @@
-"""Work in the background is done again and again, begins when it is to, and ends when it is told."""
+"""A periodic task repeats its work, starts with it or with a pause, and is cancelled by a stop."""
 
 import asyncio
 
@@ -9,17 +9,17 @@ from tests.support.wait import until
 
 
 class Work:
-    """Counts how often it is done; `error` is raised, `hangs` never ends."""
+    """Counts its calls; `error` is raised, `hangs` never ends."""
 
-    def __init__(self) -> None:
-        self.num_done = 0
-        self.error: Exception | None = None
-        self.hangs = False
+    def __init__(self, error: Exception | None = None, hangs: bool = False) -> None:
+        self.num_calls = 0
+        self.error = error
+        self.hangs = hangs
         self.was_cancelled = False
 
     async def __call__(self) -> None:
-        """Do it once."""
-        self.num_done += 1
+        """Do the work once."""
+        self.num_calls += 1
         if self.error is not None:
             raise self.error
         if self.hangs:
@@ -29,57 +29,55 @@ class Work:
                 self.was_cancelled = True
 
 
-async def test_it_is_done_until_it_is_stopped() -> None:
-    """Again and again, and never after the stop."""
+async def test_work_is_repeated_until_it_is_stopped() -> None:
+    """The work is called again and again, and never after the stop."""
     work = Work()
-    repeating = PeriodicTask(work, 0.0)
+    task = PeriodicTask(work, 0.0)
 
-    repeating.start()
-    await until(lambda: work.num_done > 2)
-    await repeating.stop()
-    num_done = work.num_done
+    task.start()
+    await until(lambda: work.num_calls > 2)
+    await task.stop()
+    num_calls = work.num_calls
     await asyncio.sleep(0)
 
-    assert work.num_done == num_done
+    assert work.num_calls == num_calls
 
 
-@pytest.mark.parametrize(("at_once", "num_done"), [(True, 1), (False, 0)])
-async def test_it_begins_with_the_work_or_with_a_pause(at_once: bool, num_done: int) -> None:
-    """Whoever has done the work once before begins with the pause."""
+@pytest.mark.parametrize(("at_once", "num_calls"), [(True, 1), (False, 0)])
+async def test_it_starts_with_the_work_or_with_a_pause(at_once: bool, num_calls: int) -> None:
+    """With `at_once` the first call is made before the first pause."""
     work = Work()
-    repeating = PeriodicTask(work, 3_600.0, at_once=at_once)
+    task = PeriodicTask(work, 3_600.0, at_once=at_once)
 
-    repeating.start()
+    task.start()
     for _ in range(3):
         await asyncio.sleep(0)
-    await repeating.stop()
+    await task.stop()
 
-    assert work.num_done == num_done
+    assert work.num_calls == num_calls
 
 
-async def test_a_stop_waits_for_nothing() -> None:
-    """Work that is under way is cancelled, and what was never started is stopped already."""
-    work = Work()
-    work.hangs = True
-    repeating = PeriodicTask(work, 0.0, at_once=True)
+async def test_a_stop_cancels_running_work() -> None:
+    """A stop does not wait for the work to end, and a task that was never started can be stopped."""
+    work = Work(hangs=True)
+    task = PeriodicTask(work, 0.0, at_once=True)
 
-    await repeating.stop()
-    repeating.start()
-    await until(lambda: work.num_done)
-    await repeating.stop()
+    await task.stop()
+    task.start()
+    await until(lambda: work.num_calls)
+    await task.stop()
 
     assert work.was_cancelled
 
 
-async def test_an_error_ends_it_and_is_told_at_the_stop() -> None:
-    """Work that may fail minds its errors itself."""
-    work = Work()
-    work.error = ZeroDivisionError()
-    repeating = PeriodicTask(work, 0.0, at_once=True)
+async def test_an_error_ends_the_task_and_is_raised_by_the_stop() -> None:
+    """An error of the work is not swallowed."""
+    work = Work(error=ZeroDivisionError())
+    task = PeriodicTask(work, 0.0, at_once=True)
 
-    repeating.start()
-    await until(lambda: work.num_done)
+    task.start()
+    await until(lambda: work.num_calls)
 
     with pytest.raises(ZeroDivisionError):
-        await repeating.stop()
-    assert work.num_done == 1
+        await task.stop()
+    assert work.num_calls == 1

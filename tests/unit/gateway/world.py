@@ -1,4 +1,4 @@
-"""One data plane on fakes with a small catalogue of twenty items: what the doors of these tests call."""
+"""One data plane on fakes with a catalogue of twenty items, behind the doors of these tests."""
 
 import time
 from dataclasses import dataclass, replace
@@ -10,7 +10,9 @@ from prometheus_client import CollectorRegistry
 
 from models.catalogue import Catalogue
 from models.registry import BundleStore
+from services.contracts.access import ANYONE, Priority
 from services.contracts.features import PrecomputedList, UserFeatures
+from services.contracts.recommend import Recommendation, RecommendRequest
 from services.contracts.text import TextWriter
 from services.gateway.data_plane import DataPlane, PlaneConfig, Ports, build_data_plane
 from services.gateway.request.live_bundle import LiveBundle
@@ -27,7 +29,7 @@ NOW_S = 1_800_000_000.0
 
 
 def catalogue_of(num_items: int = NUM_ITEMS) -> Catalogue:
-    """Items i00, i01, ...: even ones are odd-category "even", the lower the index the more popular."""
+    """Return items i00, i01, ... in the categories "even" and "odd"; the lower the index, the more popular."""
     return Catalogue(
         item_ids=tuple(f"i{index:02}" for index in range(num_items)),
         titles=tuple(f"Item {index}" for index in range(num_items)),
@@ -39,7 +41,7 @@ def catalogue_of(num_items: int = NUM_ITEMS) -> Catalogue:
 
 
 def publish(root: Path, version: str, catalogue: Catalogue, **about: Any) -> None:
-    """Publish and promote a bundle that holds a catalogue alone; `about` is what else its manifest says."""
+    """Publish and promote a bundle that holds a catalogue alone; `about` is added to its manifest."""
     source = root.parent / f"source-{version}"
     source.mkdir()
     catalogue.save(source / "catalogue.parquet")
@@ -107,6 +109,13 @@ class World:
     def live(self) -> LiveBundle:
         """The plane's bundle."""
         return self.plane.live
+
+    async def recommend(
+        self, user_id: str | None = "long", priority: Priority = ANYONE.priority, **fields: Any
+    ) -> Recommendation:
+        """Request three items through the plane as a door does; the user "long" is one whom the LLM answers."""
+        request = RecommendRequest(user_id=user_id, **{"request_id": "r", "k": 3, **fields})
+        return await self.plane.recommend(request, time.monotonic(), "rest", replace(ANYONE, priority=priority))
 
     @property
     def popular(self) -> PopularTier:
