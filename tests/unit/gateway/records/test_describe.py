@@ -1,6 +1,5 @@
-"""An explanation is described with the numbers that decided; every tier and reason has its text."""
+"""Explanations in words: the sentences hold the numbers of the decision, for every tier and reason."""
 
-from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -45,8 +44,8 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
 
 
 def explanation(**changes: Any) -> Explanation:
-    """Build the explanation of a request that was answered in 12 ms."""
-    given: dict[str, Any] = {
+    """Build the explanation of a request answered in 12 ms."""
+    fields: dict[str, Any] = {
         "request_id": "r",
         "door": "rest",
         "outcome": "ok",
@@ -66,21 +65,17 @@ def explanation(**changes: Any) -> Explanation:
         "list_state": "none",
         "facts": FACTS,
     }
-    return Explanation(**{**given, **changes})
+    return Explanation(**{**fields, **changes})
 
 
 @pytest.mark.parametrize(("changes", "words"), CHANGES)
 def test_a_planned_reason_is_described_with_its_facts(changes: dict[str, Any], words: str) -> None:
-    """The sentence of the policy's decision holds the numbers it was made by."""
+    """The sentence of the policy's decision holds the facts that decided."""
     facts = {**FACTS, **changes}
     route = plan(Facts(**facts))
-    found = explanation(
-        facts=facts,
-        tier=route.tier.value,
-        reason=route.reason.value,
-        planned_tier=route.tier.value,
-        planned_reason=route.reason.value,
-    )
+    tier, reason = route.tier.value, route.reason.value
+
+    found = explanation(facts=facts, tier=tier, reason=reason, planned_tier=tier, planned_reason=reason)
 
     assert words in reason_sentence(found)
 
@@ -90,37 +85,20 @@ FAILURES = {failure_of(outcome) for outcome in LlmOutcome} - {None} | {Reason.ST
 
 @pytest.mark.parametrize("reason", sorted(reason for reason in FAILURES if reason))
 def test_each_failure_of_a_tier_has_a_sentence(reason: Reason) -> None:
-    """For each outcome of the LLM, and for a student that failed."""
+    """Each failed outcome of the LLM and a failed student have a sentence."""
     assert reason_sentence(explanation(reason=reason.value))
 
 
-def test_the_facts_here_are_all_facts_of_the_policy() -> None:
-    """A new fact must be added here."""
-    assert set(FACTS) == {one.name for one in fields(Facts)}
-
-
-def test_a_whole_explanation() -> None:
-    """The tier and the reason first, then the LLM's numbers, the deadline, the longest stage and the age."""
-    sentences = describe(
-        explanation(
-            llm=LlmPart(
-                outcome="in_time",
-                num_prompt_tokens=201,
-                num_cached_tokens=192,
-                num_steps=1,
-                queue_ms=0.4,
-                compute_ms=6.0,
-                decode_ms=0.0,
-            ),
-            stages=(
-                StageTime(name="features", offset_ms=0.5, duration_ms=1.0),
-                StageTime(name="rank", offset_ms=2.0, duration_ms=9.1),
-                StageTime(name="llm", offset_ms=2.0, duration_ms=9.0),
-            ),
-        )
+def test_a_complete_explanation() -> None:
+    """The sentences are the tier and reason, the LLM's numbers, the deadline, the longest stage and the age."""
+    counts: dict[str, Any] = {"num_prompt_tokens": 201, "num_cached_tokens": 192, "num_steps": 1}
+    llm = LlmPart(outcome="in_time", queue_ms=0.4, compute_ms=6.0, decode_ms=0.0, **counts)
+    stages = tuple(
+        StageTime(name=name, offset_ms=offset_ms, duration_ms=duration_ms)
+        for name, offset_ms, duration_ms in [("features", 0.5, 1.0), ("rank", 2.0, 9.1), ("llm", 2.0, 9.0)]
     )
 
-    assert sentences == [
+    assert describe(explanation(llm=llm, stages=stages)) == [
         "Answered by llm (llm_in_time) with 3 of 3 items, from bundle v1.",
         "The LLM was predicted to need 12.3 ms of the 50.0 ms that were left, and it answered in time.",
         "No list is stored for the user.",
@@ -142,7 +120,7 @@ def test_a_late_answer_states_by_how_much() -> None:
 
 
 def test_a_refusal_is_described_in_two_sentences() -> None:
-    """The error, and when it was; a refusal has nothing else."""
+    """The sentences are the error and the request."""
     refused = Explanation(request_id="r", door="grpc", outcome="overloaded", message="busy", at_unix_ms=0)
 
     assert describe(refused) == [
@@ -152,7 +130,7 @@ def test_a_refusal_is_described_in_two_sentences() -> None:
 
 
 def test_a_stage_that_contains_others_is_not_the_longest() -> None:
-    """`rank` contains the LLM and the student; it counts only without them."""
+    """`rank` contains the LLM and the student; it is the longest only without them."""
     rank = StageTime(name="rank", offset_ms=0.0, duration_ms=5.0)
     student = StageTime(name="student", offset_ms=0.0, duration_ms=4.0)
 
@@ -161,5 +139,5 @@ def test_a_stage_that_contains_others_is_not_the_longest() -> None:
 
 
 def test_every_tier_and_reason_is_in_the_table() -> None:
-    """The API page, the console and the explanations read one table; it lacks none."""
+    """The table behind API page, console and explanations is complete."""
     assert (set(TIERS), set(REASONS)) == (set(Tier), set(Reason))

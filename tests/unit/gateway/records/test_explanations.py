@@ -1,4 +1,4 @@
-"""Explanations are found by request id for a while; keeping them delays and fails no request."""
+"""Explanations are found by request id; storing them neither delays nor fails a request."""
 
 import json
 from dataclasses import replace
@@ -24,12 +24,12 @@ from tests.unit.gateway.world import World
 
 
 def refusal(number: int, code: str = "overloaded") -> RefusalRecord:
-    """A refused request."""
+    """Build the record of a refused request."""
     return RefusalRecord(request_id=f"r{number}", door="rest", code=code, message="no", now_ms=1)
 
 
 def slow_answer(number: int) -> AnswerRecord:
-    """A request that was answered late, from memory."""
+    """Build the record of a shed request that was answered late."""
     request_id = f"r{number}"
     return AnswerRecord(
         request=RecommendRequest(request_id=request_id, user_id="u"),
@@ -63,13 +63,13 @@ class Shelf:
         self.explanations = Explanations(self.fake, GatewayMetrics(self._registry).explanations)
 
     def counted(self, outcome: str) -> float:
-        """How many were kept or dropped."""
+        """Return how many were kept or dropped."""
         return self._registry.get_sample_value("tailrace_explanations_total", {"outcome": outcome}) or 0.0
 
 
 @pytest.fixture
 def shelf() -> Shelf:
-    """Nothing offered yet."""
+    """An empty store."""
     return Shelf()
 
 
@@ -103,7 +103,7 @@ async def test_an_answer_has_an_explanation(
     list_state: str,
     stages: list[str],
 ) -> None:
-    """Through either door: the tier, the facts, the state of the stored list, and the stages in order of their start."""
+    """Either door stores the tier, the state of the stored list, and the stages in the order of their start."""
     answer = await door.recommend({"user_id": user_id, "k": 3, "request_id": f"why-{user_id}"})
 
     found = await explained(world, rest, f"why-{user_id}")
@@ -117,7 +117,7 @@ async def test_an_answer_has_an_explanation(
 
 
 async def test_the_llms_own_numbers_are_included(world: World, rest: RestClient) -> None:
-    """Its counts when it answered in time, how it ended otherwise."""
+    """An answer in time has the LLM's counts, another outcome has only itself."""
     await rest.recommend({"user_id": "long", "request_id": "in time"})
     world.llm.error = DependencyAway("llm", 1.0)
     await rest.recommend({"user_id": "long", "request_id": "away"})
@@ -131,7 +131,7 @@ async def test_the_llms_own_numbers_are_included(world: World, rest: RestClient)
 
 
 async def test_a_shed_request_has_an_explanation(world: World, rest: RestClient) -> None:
-    """Nothing was read for it, and a sentence gives the reason."""
+    """No list was read for it, and a sentence names the reason."""
     world.strain(2)
     await rest.recommend({"user_id": "long", "request_id": "shed"})
 
@@ -142,7 +142,7 @@ async def test_a_shed_request_has_an_explanation(world: World, rest: RestClient)
 
 
 async def test_a_late_llm_is_explained(world: World, rest: RestClient) -> None:
-    """The student answered instead, after the wait for the LLM."""
+    """The student's answer names the wait for the LLM."""
     world.llm.delay_s = 3_600
     await rest.recommend({"user_id": "long", "request_id": "late", "deadline_ms": 200})
 
@@ -156,7 +156,7 @@ async def test_a_late_llm_is_explained(world: World, rest: RestClient) -> None:
 async def test_a_refused_request_has_an_explanation(
     world: World, door: RestClient | RpcClient, rest: RestClient
 ) -> None:
-    """With the code and the message that the caller got."""
+    """It has the code and the message that the caller got."""
     await door.recommend({"user_id": "long", "k": 0}, {"x-request-id": "refused"})
 
     found = await explained(world, rest, "refused")
@@ -167,7 +167,7 @@ async def test_a_refused_request_has_an_explanation(
 
 @pytest.mark.parametrize("request_id", ["slash/and%2Fslash", "Grüße", "a b"])
 async def test_any_request_id_can_be_looked_up(world: World, rest: RestClient, request_id: str) -> None:
-    """An id may hold whatever is printable."""
+    """An id may hold any printable character."""
     decoded = request_id.replace("%2F", "/")
     await rest.recommend({"user_id": "short", "request_id": decoded})
 
@@ -175,7 +175,7 @@ async def test_any_request_id_can_be_looked_up(world: World, rest: RestClient, r
 
 
 async def test_an_unknown_request_is_not_found_in_the_envelope(rest: RestClient) -> None:
-    """Like every other error."""
+    """The answer is a 404 that names the setting."""
     found = await rest.http.get("/v1/explanations/never-seen", headers={"x-request-id": "mine"})
 
     error = found.json()["error"]
@@ -184,8 +184,8 @@ async def test_an_unknown_request_is_not_found_in_the_envelope(rest: RestClient)
     assert "TAILRACE_EXPLAIN_KEEP_S" in error["fix"]
 
 
-async def test_what_another_version_wrote_is_not_found(world: World, rest: RestClient) -> None:
-    """During an upgrade two versions share the store; one that cannot read the other's words breaks at nothing."""
+async def test_an_explanation_of_another_version_is_not_found(world: World, rest: RestClient) -> None:
+    """During an upgrade two versions share the store; what one cannot decode is a 404."""
     await rest.recommend({"user_id": "long", "request_id": "r1"})
     await world.plane.explanations.flush()
     own, facts, llm, stages = json.loads(world.shelf.records["r1"])
@@ -198,9 +198,8 @@ async def test_what_another_version_wrote_is_not_found(world: World, rest: RestC
 
 
 async def test_an_unavailable_store_is_reported_as_such(world: World, rest: RestClient) -> None:
-    """503, and not "unknown"."""
-    shelf = world.shelf
-    shelf.error = DependencyAway("features", 1.0)
+    """The answer is a 503, not a 404."""
+    world.shelf.error = DependencyAway("features", 1.0)
 
     found = await rest.http.get("/v1/explanations/x")
 
@@ -208,7 +207,7 @@ async def test_an_unavailable_store_is_reported_as_such(world: World, rest: Rest
 
 
 async def test_an_unavailable_store_loses_explanations_and_fails_no_request(shelf: Shelf) -> None:
-    """What waits is dropped and counted, and it goes on when the store is back."""
+    """Waiting records are dropped and counted; later ones are kept when the store is back."""
     shelf.fake.error = DependencyAway("features", 1.0)
     for number in range(40):
         shelf.explanations.refused(refusal(number))
@@ -222,7 +221,7 @@ async def test_an_unavailable_store_loses_explanations_and_fails_no_request(shel
 
 
 async def test_the_buffer_is_bounded(shelf: Shelf) -> None:
-    """Half of the places are for all, half for slow requests; what comes over that between two writes is dropped."""
+    """Half of the places are for all requests, half for slow ones; the excess between two writes is dropped."""
     for number in range(100):
         shelf.explanations.refused(refusal(number))
     for number in range(100, 200):
@@ -236,7 +235,7 @@ async def test_the_buffer_is_bounded(shelf: Shelf) -> None:
 
 @pytest.mark.parametrize("code", ["unauthenticated", "not_allowed"])
 async def test_an_unauthorized_request_leaves_no_explanation(shelf: Shelf, code: str) -> None:
-    """A caller without a key could otherwise overwrite the explanations of others."""
+    """Otherwise a caller without a key could overwrite the explanations of others."""
     shelf.explanations.refused(refusal(1, code))
     await shelf.explanations.flush()
 
@@ -244,7 +243,7 @@ async def test_an_unauthorized_request_leaves_no_explanation(shelf: Shelf, code:
 
 
 async def test_without_a_store_nothing_is_kept() -> None:
-    """Switched off by a keeping time of 0."""
+    """A retention time of 0 switches the store off."""
     explanations = Explanations(None, GatewayMetrics(CollectorRegistry()).explanations)
     await explanations.start()
     explanations.refused(refusal(1))
@@ -255,7 +254,7 @@ async def test_without_a_store_nothing_is_kept() -> None:
 
 
 async def test_it_writes_by_itself_and_at_the_end(shelf: Shelf) -> None:
-    """Within a few turns of its timer; what waits when it stops is written too."""
+    """Records are written by a timer, and those that wait at the stop are written too."""
     await shelf.explanations.start()
     shelf.explanations.refused(refusal(1))
     await until(lambda: shelf.fake.records)
@@ -267,7 +266,7 @@ async def test_it_writes_by_itself_and_at_the_end(shelf: Shelf) -> None:
 
 
 async def test_a_record_that_cannot_be_encoded_stops_nothing(shelf: Shelf) -> None:
-    """A bug in one record costs its batch, and the task goes on."""
+    """A record that raises costs its batch alone."""
     shelf.explanations.answered(replace(slow_answer(1), trace_id=object()))  # type: ignore[arg-type]
     await shelf.explanations.flush()
     shelf.explanations.refused(refusal(2))

@@ -1,13 +1,11 @@
-"""The metrics of quality while serving: agreement, stored lists, and clicks by the tier of their answer."""
+"""The quality metrics of serving: agreement, stored lists, and clicks by the tier of their answer."""
 
-import time
 from dataclasses import replace
 
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.contracts.access import ANYONE
-from services.contracts.recommend import Reason, Recommendation, RecommendRequest, Tier
+from services.contracts.recommend import Reason, Recommendation, Tier
 from services.errors import ErrorKind
 from services.gateway.call import http
 from services.gateway.events.attribution import AnswerSource, Attribution
@@ -18,7 +16,7 @@ from tests.unit.gateway.world import NOW_S, World
 
 
 def answer(request_id: str, tier: Tier = Tier.LLM, version: str = "v1") -> Recommendation:
-    """An answer of this request."""
+    """Build an answer to this request."""
     return Recommendation(
         request_id=request_id,
         items=(),
@@ -32,38 +30,19 @@ def answer(request_id: str, tier: Tier = Tier.LLM, version: str = "v1") -> Recom
     )
 
 
-async def recommend(world: World, request_id: str, user_id: str = "long") -> Recommendation:
-    """Request a recommendation for this user."""
-    request = RecommendRequest(request_id=request_id, user_id=user_id, k=5)
-    return await world.plane.recommend(request, time.monotonic(), "rest", ANYONE)
-
-
 def test_the_oldest_answers_are_forgotten() -> None:
-    """At most so many are kept, and a repeated request id counts as new."""
+    """At most `max_kept` are kept, and a repeated request id is new and stands for its newest answer."""
     kept = Attribution(max_kept=2)
-    for request_id in ("a", "b", "a", "c"):
-        kept.answered(answer(request_id))
+    for shown in (answer("a"), answer("b"), answer("a", Tier.STUDENT, "v2"), answer("c")):
+        kept.answered(shown)
 
-    assert [kept.source_of(request_id) for request_id in ("a", "b", "c")] == [
-        AnswerSource("llm", "v1"),
-        None,
-        AnswerSource("llm", "v1"),
-    ]
-
-
-def test_a_repeated_request_id_stands_for_its_newest_answer() -> None:
-    """The click was on what was shown last."""
-    kept = Attribution(max_kept=2)
-
-    kept.answered(answer("a", Tier.LLM))
-    kept.answered(answer("a", Tier.STUDENT, "v2"))
-
-    assert kept.source_of("a") == AnswerSource("student", "v2")
+    sources = [kept.source_of(request_id) for request_id in ("a", "b", "c")]
+    assert sources == [AnswerSource("student", "v2"), None, AnswerSource("llm", "v1")]
 
 
 async def test_a_click_counts_for_the_tier_and_bundle_of_its_answer(world: World) -> None:
-    """An event that names the request of an answer is attributed; one that names another, or none, is not."""
-    shown = await recommend(world, "shown")
+    """An event with the request id of an answer is attributed; one with another id, or none, is not."""
+    shown = await world.recommend(request_id="shown", k=5)
 
     await world.plane.record(
         [
@@ -89,8 +68,8 @@ def test_agreement_is_the_overlap_of_the_first_k(llm: list[int], student: list[i
 
 
 async def test_both_rankings_of_one_request_are_compared(world: World) -> None:
-    """Whenever the LLM answered in time, the student ranked beside it."""
-    shown = await recommend(world, "shown")
+    """When the LLM answers in time, its agreement with the student is observed."""
+    shown = await world.recommend(request_id="shown", k=5)
 
     assert shown.tier is Tier.LLM
     assert world.metric("tailrace_student_agreement_ratio_count") == 1
@@ -100,13 +79,13 @@ async def test_both_rankings_of_one_request_are_compared(world: World) -> None:
 async def test_the_age_of_a_stored_list_is_observed_whether_shown_or_not(
     world: World, user_id: str, label: str
 ) -> None:
-    """A list of another bundle is found too, and counted apart."""
+    """A list of another bundle is observed too, under its own label."""
     stored = world.features.users[user_id]
     assert stored.precomputed is not None
     made_at_s = int(NOW_S) - 100
     world.features.users[user_id] = replace(stored, precomputed=replace(stored.precomputed, made_at_s=made_at_s))
 
-    await recommend(world, "shown", user_id)
+    await world.recommend(user_id, request_id="shown", k=5)
 
     assert world.metric("tailrace_precomputed_age_seconds_sum") == 100
     assert world.metric("tailrace_precomputed_lists_total", bundle=label) == 1

@@ -1,6 +1,5 @@
-"""The spans of a request, per tier and through both doors, and of events: who hangs under whom, and what they say."""
+"""The spans of a request by tier, through both doors, and of events: their parents and attributes."""
 
-import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -22,7 +21,7 @@ ALWAYS = {"features", "route", "rank", "answer"}
 
 @pytest.fixture
 def recorder() -> Recorder:
-    """Everything that begins at these doors is sampled."""
+    """A recorder that samples every request."""
     return Recorder()
 
 
@@ -60,26 +59,26 @@ def traced_door(request: pytest.FixtureRequest) -> RestClient | RpcClient:
 async def test_each_tier_has_its_tree(
     traced_door: RestClient | RpcClient, recorder: Recorder, user_id: str, tier: str, stages: set[str]
 ) -> None:
-    """The stages are siblings under the request, which goes on with the caller's trace and says who answered."""
+    """The stages are siblings under the request's span, which continues the caller's trace and names the tier."""
     headers = {"traceparent": traceparent(0xFEED)}
 
     reply = await traced_door.recommend({"user_id": user_id, "k": 3, "request_id": "r1"}, headers)
 
     root = ROOTS[traced_door.name]
-    said = recorder.one(root).attributes or {}
+    attributes = recorder.one(root).attributes or {}
     assert reply.body["tier"] == tier
     assert recorder.tree() == {root: None, **dict.fromkeys(stages, root)}
     assert {trace_id_of(span) for span in recorder.spans} == {0xFEED}
     assert recorder.one(root).kind is SpanKind.SERVER
-    assert (said["tailrace.tier"], said["tailrace.request_id"]) == (tier, "r1")
-    assert said["tailrace.reason"] == reply.body["reason"]
-    assert said["tailrace.fact.min_history_for_llm"] == 3
+    assert (attributes["tailrace.tier"], attributes["tailrace.request_id"]) == (tier, "r1")
+    assert attributes["tailrace.reason"] == reply.body["reason"]
+    assert attributes["tailrace.fact.min_history_for_llm"] == 3
 
 
-async def test_the_llm_is_handed_the_span_that_waits_for_it(
+async def test_the_llm_request_carries_the_span_of_its_stage(
     world: World, traced_rest: RestClient, recorder: Recorder
 ) -> None:
-    """What the replica does hangs under the stage `llm`."""
+    """The replica's spans become children of the stage `llm`."""
     await traced_rest.recommend({"user_id": "long"})
 
     carried = dict(world.llm.requests[0].trace)
@@ -89,26 +88,28 @@ async def test_the_llm_is_handed_the_span_that_waits_for_it(
 
 
 async def test_untraced_requests_carry_nothing(world: World, rest: RestClient) -> None:
-    """Switched off, the question to the LLM is as it was before there were traces."""
+    """With tracing off, the request to the LLM has no trace context."""
     await rest.recommend({"user_id": "long"}, {"traceparent": traceparent()})
 
     assert world.llm.requests[0].trace == ()
 
 
 async def test_a_refusal_has_a_span_with_its_code(traced_door: RestClient | RpcClient, recorder: Recorder) -> None:
-    """A caller's mistake is noted and is no error of ours."""
+    """A caller's mistake is an attribute, not an error status."""
     await traced_door.recommend({"user_id": "long", "k": 0})
 
     root = recorder.one(ROOTS[traced_door.name])
-    said = root.attributes or {}
-    assert said["error.type"] == "invalid_request"
-    assert said.get("http.response.status_code", 422) == 422
-    assert said.get("rpc.response.status_code", "INVALID_ARGUMENT") == "INVALID_ARGUMENT"
+    attributes = root.attributes or {}
+    assert attributes["error.type"] == "invalid_request"
+    assert attributes.get("http.response.status_code", 422) == 422
+    assert attributes.get("rpc.response.status_code", "INVALID_ARGUMENT") == "INVALID_ARGUMENT"
     assert root.status.status_code is StatusCode.UNSET
 
 
-async def test_our_fault_is_an_error(world: World, traced_door: RestClient | RpcClient, recorder: Recorder) -> None:
-    """Events that the broker does not have make the span an error."""
+async def test_an_unavailable_dependency_is_an_error(
+    world: World, traced_door: RestClient | RpcClient, recorder: Recorder
+) -> None:
+    """Events that the broker did not acknowledge give the span an error status."""
     world.events.error = DependencyAway("interactions", 1.0)
 
     await traced_door.record([{"user_id": "u", "item_id": "i"}])
@@ -118,16 +119,18 @@ async def test_our_fault_is_an_error(world: World, traced_door: RestClient | Rpc
     assert (root.attributes or {})["error.type"] == "dependency_away"
 
 
-async def test_log_lines_of_a_traced_request_name_the_trace(world: World, traced_rest: RestClient) -> None:
-    """The one line per request can be found from the trace, and the other way round."""
+async def test_log_line_and_explanation_hold_the_trace_id(world: World, traced_rest: RestClient) -> None:
+    """The trace of a request is found from its log line and from its explanation."""
     with structlog.testing.capture_logs([structlog.contextvars.merge_contextvars]) as lines:
-        await traced_rest.recommend({"user_id": "short"}, {"traceparent": traceparent(0xC0FFEE)})
+        await traced_rest.recommend({"user_id": "short", "request_id": "r9"}, {"traceparent": traceparent(0xC0FFEE)})
+    await world.plane.explanations.flush()
+    explanation = await traced_rest.http.get("/v1/explanations/r9")
 
     (line,) = [one for one in lines if one["event"] == "recommended"]
-    assert line["trace_id"] == f"{0xC0FFEE:032x}"
+    assert line["trace_id"] == explanation.json()["trace_id"] == f"{0xC0FFEE:032x}"
 
 
-async def test_the_page_lists_what_spans_say(
+async def test_the_page_lists_every_span_and_attribute(
     world: World, traced_door: RestClient | RpcClient, recorder: Recorder
 ) -> None:
     """Every span and attribute of a request is in docs/traces.md."""
@@ -136,19 +139,9 @@ async def test_the_page_lists_what_spans_say(
     await traced_door.recommend({"user_id": "long", "k": 0})
 
     names = {span.name for span in recorder.spans}
-    said = {name for span in recorder.spans for name in span.attributes or {} if not name.startswith("tailrace.fact.")}
+    used = {name for span in recorder.spans for name in span.attributes or {} if not name.startswith("tailrace.fact.")}
     spelled = {
-        f"`{name}`" if not name.startswith("tailrace.") else f".{name.removeprefix('tailrace.')}`" for name in said
+        f"`{name}`" if not name.startswith("tailrace.") else f".{name.removeprefix('tailrace.')}`" for name in used
     }
     assert not {name for name in names if f"`{name}`" not in page}
     assert not {words for words in spelled if words not in page}
-
-
-async def test_an_explanation_names_the_trace(world: World, traced_rest: RestClient) -> None:
-    """Whoever reads why can go on to the spans."""
-    await traced_rest.recommend({"user_id": "short", "request_id": "r9"}, {"traceparent": traceparent(0xC0FFEE)})
-    await world.plane.explanations.flush()
-
-    found = await traced_rest.http.get("/v1/explanations/r9")
-
-    assert json.loads(found.content)["trace_id"] == f"{0xC0FFEE:032x}"

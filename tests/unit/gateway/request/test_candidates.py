@@ -1,4 +1,4 @@
-"""Rankings become one list: allowed only, none twice, best tier first, scores falling."""
+"""Rankings merge into one list: allowed items, each once, best tier first, by descending score."""
 
 import numpy as np
 import pytest
@@ -43,7 +43,7 @@ RANKINGS = st.lists(
 def test_the_list_is_the_first_k_allowed_over_all_rankings(
     rankings: list[ItemRanking], allowed: list[bool], k: int
 ) -> None:
-    """Against the obvious way: join, drop, cut. Scores never rise."""
+    """The result equals joining, filtering and cutting; scores never rise."""
     joined = [index for ranking in rankings for index in dict.fromkeys(ranking.indices) if allowed[index]]
 
     chosen = choose(rankings, np.array(allowed), k)
@@ -53,8 +53,8 @@ def test_the_list_is_the_first_k_allowed_over_all_rankings(
     assert scores == sorted(scores, reverse=True)
 
 
-def test_later_rankings_are_not_drawn_when_the_list_is_full() -> None:
-    """What costs time is made only when needed."""
+def test_later_rankings_are_not_computed_when_the_list_is_full() -> None:
+    """A ranking that is not needed is never drawn from the iterator."""
 
     def rankings():  # type: ignore[no-untyped-def]  # a generator that must not be drawn twice
         yield ItemRanking(Tier.LLM, [1, 2], [0.5, 0.4])
@@ -65,7 +65,7 @@ def test_later_rankings_are_not_drawn_when_the_list_is_full() -> None:
 
 @given(st.permutations(range(8)), st.lists(st.booleans(), min_size=8, max_size=8), st.integers(1, 10))
 def test_a_full_ranking_is_cut_to_the_first_allowed(order: list[int], allowed: list[bool], k: int) -> None:
-    """In order, with their scores."""
+    """The first k allowed items are kept in order, with their scores."""
     scores = np.linspace(1, 0, 8)
 
     indices, kept = best_allowed(np.array(order), scores, np.array(allowed), k)

@@ -1,4 +1,4 @@
-"""The live bundle follows the pointer, swaps whole, and survives bad bundles."""
+"""The live bundle follows the registry's pointer, is replaced as a whole, and survives bad bundles."""
 
 from pathlib import Path
 
@@ -37,7 +37,7 @@ def follower(root: Path, loads: Loads) -> tuple[LiveBundle, CollectorRegistry]:
 
 
 async def test_before_the_first_promotion_there_is_none(tmp_path: Path) -> None:
-    """Asking is refused with a time to come back."""
+    """Access raises DependencyAway, which has a retry time."""
     live, _ = follower(tmp_path / "bundles", Loads())
     await live.refresh()
 
@@ -47,7 +47,7 @@ async def test_before_the_first_promotion_there_is_none(tmp_path: Path) -> None:
 
 
 async def test_a_promotion_is_followed_in_the_background(tmp_path: Path) -> None:
-    """The old version answers until the new one is loaded; the metric names the one."""
+    """The old version stays live until the new one is loaded; the metric names the live one alone."""
     root = tmp_path / "bundles"
     publish(root, "v1", catalogue_of())
     live, registry = follower(root, Loads())
@@ -65,7 +65,7 @@ async def test_a_promotion_is_followed_in_the_background(tmp_path: Path) -> None
 
 
 async def test_a_bundle_that_does_not_load_keeps_the_old_one_and_is_tried_once(tmp_path: Path) -> None:
-    """A later good one is taken."""
+    """The old one stays live, and a later good one is loaded."""
     root, loads = tmp_path / "bundles", Loads()
     publish(root, "v1", catalogue_of())
     live, _ = follower(root, loads)
@@ -84,14 +84,14 @@ async def test_a_bundle_that_does_not_load_keeps_the_old_one_and_is_tried_once(t
 
 
 @pytest.mark.parametrize("metrics", [{"decoder": {"hr@10": None}}, {"decoder": 0.5}, []])
-async def test_a_manifest_with_strange_figures_does_not_end_the_following(tmp_path: Path, metrics: object) -> None:
-    """The old one goes on serving, and a later good one is taken."""
+async def test_a_manifest_with_bad_metrics_does_not_stop_the_follower(tmp_path: Path, metrics: object) -> None:
+    """The old one stays live, and a later good one is loaded."""
     root = tmp_path / "bundles"
     publish(root, "v1", catalogue_of())
     live, _ = follower(root, Loads())
     await live.start()
 
-    publish(root, "strange", catalogue_of(), metrics=metrics)
+    publish(root, "odd", catalogue_of(), metrics=metrics)
     await live.refresh()
     kept = live.current().version
     publish(root, "v3", catalogue_of())
@@ -102,7 +102,7 @@ async def test_a_manifest_with_strange_figures_does_not_end_the_following(tmp_pa
 
 
 async def test_a_rollback_after_a_bad_bundle_needs_no_load(tmp_path: Path) -> None:
-    """The old one never left; and the bad one is tried again when it is promoted again."""
+    """The old one is still loaded; the bad one is tried again only when it is promoted again."""
     root, loads = tmp_path / "bundles", Loads()
     publish(root, "v1", catalogue_of())
     live, _ = follower(root, loads)

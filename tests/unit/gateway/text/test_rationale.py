@@ -1,4 +1,4 @@
-"""`rationale: true`: a sentence from the text writer with what is left of the deadline, at both doors, and never at its cost."""
+"""`rationale: true`: a sentence from the text writer within the rest of the deadline, at both doors."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -21,7 +21,7 @@ IN_A_HURRY = ASK | {"deadline_ms": SHORT_MS}
 
 @pytest.fixture
 def parrot() -> Parrot:
-    """Who writes."""
+    """The text writer."""
     return Parrot()
 
 
@@ -40,32 +40,32 @@ Door = RestClient | RpcClient
 
 
 async def test_a_sentence_comes_with_the_items(door: Door, world: World, parrot: Parrot) -> None:
-    """It is made from the titles of the history and of the items, short, and behind everybody else's text."""
+    """It is written from the titles of history and items, short, and at low priority."""
     reply = await door.recommend(ASK)
 
-    (asked,) = parrot.requests
+    (request,) = parrot.requests
     assert (reply.body["rationale_reason"], len(reply.body["items"])) == ("written", 3)
     assert reply.body["rationale"].startswith("Someone liked: Item 0; Item 1; Item 2; Item 3.")
-    assert "Item 4; Item 5; Item 6" in asked.messages[-1].content
-    assert (asked.priority, asked.max_tokens, asked.sampling.temperature) == (Priority.LOW, MAX_TOKENS, 0.0)
+    assert "Item 4; Item 5; Item 6" in request.messages[-1].content
+    assert (request.priority, request.max_tokens, request.sampling.temperature) == (Priority.LOW, MAX_TOKENS, 0.0)
     assert "rationale" in reply.body["stages_ms"]
     assert world.metric("tailrace_rationales_total", outcome="written") == 1
 
 
-@pytest.mark.parametrize(("known", "sent"), [((), {}), (("enable_thinking", "effort"), {"enable_thinking": False})])
-async def test_a_model_that_can_think_first_is_told_not_to(
-    door: Door, parrot: Parrot, known: tuple[str, ...], sent: dict[str, bool]
+@pytest.mark.parametrize(("variables", "sent"), [((), {}), (("enable_thinking", "effort"), {"enable_thinking": False})])
+async def test_thinking_is_disabled_where_the_model_has_it(
+    door: Door, parrot: Parrot, variables: tuple[str, ...], sent: dict[str, bool]
 ) -> None:
-    """Where its chat template has the switch; others would refuse a variable that they do not read."""
-    parrot.template_variables = frozenset(known)
+    """The variable is sent only to a chat template that has it; others would refuse it."""
+    parrot.template_variables = frozenset(variables)
 
     await door.recommend(ASK)
 
     assert parrot.requests[0].chat_template_kwargs == sent
 
 
-async def test_who_does_not_ask_gets_none(door: Door, parrot: Parrot) -> None:
-    """Nobody is asked, and the answer does not speak of it."""
+async def test_without_the_flag_there_is_no_rationale(door: Door, parrot: Parrot) -> None:
+    """The writer is not called, and the answer has neither field."""
     reply = await door.recommend({"user_id": "long"})
 
     assert parrot.requests == []
@@ -73,23 +73,23 @@ async def test_who_does_not_ask_gets_none(door: Door, parrot: Parrot) -> None:
     assert "rationale" not in reply.body
 
 
-async def test_a_late_writer_costs_the_sentence_not_the_answer(door: Door, parrot: Parrot) -> None:
-    """A writer that never comes back is given what is left, the reserve kept back, and is left behind."""
+async def test_a_late_writer_costs_only_the_sentence(door: Door, parrot: Parrot) -> None:
+    """A writer that hangs gets the rest of the deadline without the reserve, and is then closed."""
     parrot.hangs_after = 0
 
     reply = await door.recommend(IN_A_HURRY)
 
-    (asked,) = parrot.requests
+    (request,) = parrot.requests
     assert (reply.code, len(reply.body["items"])) == ("ok", 3)
     assert reply.body["rationale_reason"] == "late"
     assert "rationale" not in reply.body
-    assert asked.deadline_unix_s is not None
-    assert asked.deadline_unix_s - NOW_S <= SHORT_MS / 1_000 - RESERVE_S
+    assert request.deadline_unix_s is not None
+    assert request.deadline_unix_s - NOW_S <= SHORT_MS / 1_000 - RESERVE_S
     await until(lambda: parrot.num_open == 0)
 
 
-async def test_half_a_sentence_is_none(door: Door, parrot: Parrot) -> None:
-    """What was written before the deadline, but not to its end, is not shown."""
+async def test_an_unfinished_sentence_is_not_shown(door: Door, parrot: Parrot) -> None:
+    """A sentence cut by the deadline counts as late."""
     parrot.hangs_after = 3
 
     assert (await door.recommend(IN_A_HURRY)).body["rationale_reason"] == "late"
@@ -106,7 +106,7 @@ async def test_half_a_sentence_is_none(door: Door, parrot: Parrot) -> None:
 async def test_a_broken_writer_fails_no_recommendation(
     door: Door, parrot: Parrot, error: Exception, reason: str
 ) -> None:
-    """The reason says how it went."""
+    """The reason names the kind of failure."""
     parrot.error = error
 
     reply = await door.recommend(ASK)
@@ -116,17 +116,17 @@ async def test_a_broken_writer_fails_no_recommendation(
 
 
 async def test_without_a_writer_there_is_no_sentence(world: World) -> None:
-    """A stack without text says so."""
-    told = await RationaleWriter(None, world.plane.text_report.metrics.rationales)([], ["A"], 1.0)
+    """A stack without a text model reports `no_text`."""
+    rationale = await RationaleWriter(None, world.plane.text_report.metrics.rationales)([], ["A"], 1.0)
 
-    assert (told.outcome, told.sentence) == ("no_text", None)
+    assert (rationale.outcome, rationale.sentence) == ("no_text", None)
 
 
-async def test_with_nothing_left_nobody_is_asked(world: World, parrot: Parrot) -> None:
-    """A box that no writer could fill is not opened."""
-    told = await RationaleWriter(world.plane.text, world.plane.text_report.metrics.rationales)([], ["A"], 0.01)
+async def test_without_time_left_the_writer_is_not_called(world: World, parrot: Parrot) -> None:
+    """A budget too short for any sentence is late at once."""
+    rationale = await RationaleWriter(world.plane.text, world.plane.text_report.metrics.rationales)([], ["A"], 0.01)
 
-    assert (told.outcome, parrot.requests) == ("late", [])
+    assert (rationale.outcome, parrot.requests) == ("late", [])
 
 
 @pytest.mark.parametrize(
@@ -148,13 +148,13 @@ def test_a_sentence_is_whole_when_something_follows(text: str, sentence: str | N
 @pytest.mark.parametrize(
     ("text", "sentence"), [("", ""), (" They like\nit. ", "They like it."), ("Word", "Word"), ("They lik", "They …")]
 )
-def test_what_the_token_limit_cuts_ends_behind_a_word(text: str, sentence: str) -> None:
-    """Half a word is not shown."""
+def test_text_cut_by_the_token_limit_ends_after_a_word(text: str, sentence: str) -> None:
+    """A partial word is not shown."""
     assert ended(text) == sentence
 
 
-def test_only_the_newest_titles_are_told() -> None:
-    """The prompt stays short whatever the history."""
+def test_the_prompt_has_only_the_newest_titles() -> None:
+    """The prompt is short for any length of history."""
     prompt = prompt_of([f"old {i}" for i in range(100)], [f"new {i}" for i in range(100)])
 
     assert prompt.count("old") == prompt.count("new") == 5

@@ -1,4 +1,4 @@
-"""The text writer's bounds: places by priority, a strained gateway, the breaker, the deadline."""
+"""The limits around the text writer: places by priority, shedding, the breaker and the deadline."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -20,7 +20,7 @@ NUM_PLACES = 8
 
 @pytest.fixture
 def clock() -> Clock:
-    """The tier's time, wall clock included."""
+    """The tier's clock, also its wall clock."""
     return Clock()
 
 
@@ -32,12 +32,12 @@ def world(tmp_path: Path) -> World:
 
 @pytest.fixture
 def parrot() -> Parrot:
-    """Who writes."""
+    """The text writer."""
     return Parrot()
 
 
 def tier_of(writer: object, world: World, clock: Clock) -> TextTier:
-    """A tier with eight places and a breaker that opens at the second failure for ten seconds."""
+    """Build a tier with eight places and a breaker that opens at the second failure for ten seconds."""
     return TextTier(
         writer=writer,  # type: ignore[arg-type]
         breaker=Breaker(2, 10.0),
@@ -52,19 +52,19 @@ def tier_of(writer: object, world: World, clock: Clock) -> TextTier:
 
 @pytest.fixture
 def tier(parrot: Parrot, world: World, clock: Clock) -> TextTier:
-    """The parrot behind its bounds."""
+    """The tier around the writer."""
     return tier_of(parrot, world, clock)
 
 
 def request(**fields: object) -> TextRequest:
-    """A request for two words."""
-    wanted = {"request_id": "r", "model": MODEL, "prompt": "a b", "max_tokens": 2, **fields}
-    return TextRequest(**wanted)  # type: ignore[arg-type]
+    """Build a request for two words."""
+    merged = {"request_id": "r", "model": MODEL, "prompt": "a b", "max_tokens": 2, **fields}
+    return TextRequest(**merged)  # type: ignore[arg-type]
 
 
-async def all_of(tier: TextTier, asked: TextRequest) -> list[TextEvent]:
-    """Everything that is written."""
-    async with aclosing(tier.write(asked, "chat")) as events:
+async def all_of(tier: TextTier, wanted: TextRequest) -> list[TextEvent]:
+    """Return all events of a text."""
+    async with aclosing(tier.write(wanted, "chat")) as events:
         return [event async for event in events]
 
 
@@ -74,7 +74,7 @@ async def all_of(tier: TextTier, asked: TextRequest) -> list[TextEvent]:
 async def test_the_last_places_are_kept_for_higher_priorities(
     tier: TextTier, world: World, priority: int, num_places: int
 ) -> None:
-    """Choices fill places; one too many is refused with the time to come back, and a place that is left is free."""
+    """One request too many is refused, and a place that is freed can be used again."""
     writing = [tier.write(request(priority=priority), "chat") for _ in range(num_places)]
     for one in writing:
         await anext(one)
@@ -89,8 +89,8 @@ async def test_the_last_places_are_kept_for_higher_priorities(
     assert world.metric("tailrace_text_in_flight") == 0
 
 
-async def test_choices_count_one_by_one(tier: TextTier) -> None:
-    """A request for more choices than there are places left is refused whole."""
+async def test_each_choice_fills_a_place(tier: TextTier) -> None:
+    """A request for more choices than there are free places is refused as a whole."""
     first = tier.write(request(n=4, priority=Priority.NORMAL), "chat")
     await anext(first)
 
@@ -100,8 +100,8 @@ async def test_choices_count_one_by_one(tier: TextTier) -> None:
     await first.aclose()
 
 
-async def test_a_strained_gateway_takes_no_text(tier: TextTier, world: World, parrot: Parrot) -> None:
-    """Where recommendations are answered from memory, text is refused: low priority first."""
+async def test_a_strained_gateway_refuses_text(tier: TextTier, world: World, parrot: Parrot) -> None:
+    """Text is refused where recommendations are shed: low priority first."""
     world.strain(1)
 
     with pytest.raises(Overloaded):
@@ -113,16 +113,16 @@ async def test_a_strained_gateway_takes_no_text(tier: TextTier, world: World, pa
 async def test_failures_in_a_row_open_the_breaker_and_one_trial_closes_it(
     tier: TextTier, world: World, parrot: Parrot, clock: Clock
 ) -> None:
-    """While it is open nobody is asked; afterwards one is, and all are again when that went well."""
+    """While it is open the writer is not called; then one trial is sent, and its success admits all."""
     parrot.error = DependencyAway("text", 1)
     for _ in range(2):
         with pytest.raises(DependencyAway):
             await all_of(tier, request())
-    num_asked = len(parrot.requests)
+    num_called = len(parrot.requests)
 
     with pytest.raises(DependencyAway):
         await all_of(tier, request())
-    assert (len(parrot.requests), world.metric("tailrace_text_breaker_open")) == (num_asked, 1)
+    assert (len(parrot.requests), world.metric("tailrace_text_breaker_open")) == (num_called, 1)
     clock.now_s += 11
     parrot.error = None
     assert len(await all_of(tier, request())) == 4
@@ -134,7 +134,7 @@ async def test_failures_in_a_row_open_the_breaker_and_one_trial_closes_it(
     "error", [Overloaded("text", 1), InvalidRequest("prompt", "long", "cut it"), DeadlineExceeded("text")]
 )
 async def test_refusals_and_lateness_are_no_failures(tier: TextTier, parrot: Parrot, error: Exception) -> None:
-    """They say nothing of the writer's health."""
+    """They do not open the breaker."""
     parrot.error = error
     for _ in range(5):
         with pytest.raises(type(error)):
@@ -143,8 +143,8 @@ async def test_refusals_and_lateness_are_no_failures(tier: TextTier, parrot: Par
     assert len(parrot.requests) == 5
 
 
-async def test_who_leaves_is_no_failure(tier: TextTier, parrot: Parrot) -> None:
-    """Closing midway closes the writer and counts for nothing."""
+async def test_a_disconnect_is_no_failure(tier: TextTier, parrot: Parrot) -> None:
+    """Closing midway closes the writer and does not count as a failure."""
     for _ in range(5):
         writing = tier.write(request(), "chat")
         await anext(writing)
@@ -154,10 +154,8 @@ async def test_who_leaves_is_no_failure(tier: TextTier, parrot: Parrot) -> None:
     assert len(await all_of(tier, request())) == 4
 
 
-async def test_a_writer_that_is_silent_after_the_deadline_is_ended(
-    tier: TextTier, parrot: Parrot, clock: Clock
-) -> None:
-    """What is written stays, open choices end with DEADLINE, and the writer is closed."""
+async def test_a_writer_that_hangs_past_the_deadline_is_closed(tier: TextTier, parrot: Parrot, clock: Clock) -> None:
+    """Written text is kept, and open choices end with DEADLINE."""
     parrot.hangs_after = 1
     events = await all_of(tier, request(deadline_unix_s=clock.now_s - 0.2))
 
@@ -169,7 +167,7 @@ async def test_a_writer_that_is_silent_after_the_deadline_is_ended(
 
 
 async def test_nothing_written_by_the_deadline_is_an_error(tier: TextTier, parrot: Parrot, clock: Clock) -> None:
-    """There is nothing to give."""
+    """Without any text the deadline is an error."""
     parrot.hangs_after = 0
 
     with pytest.raises(DeadlineExceeded):
@@ -177,8 +175,8 @@ async def test_nothing_written_by_the_deadline_is_an_error(tier: TextTier, parro
     assert parrot.num_open == 0
 
 
-class Breaksoff:
-    """A writer whose text just stops."""
+class TruncatedWriter:
+    """A writer whose stream ends without a final event."""
 
     async def models(self) -> tuple[TextModel, ...]:
         """Return none."""
@@ -190,6 +188,6 @@ class Breaksoff:
 
 
 async def test_a_text_without_an_end_is_a_failure(world: World, clock: Clock) -> None:
-    """A cut text is never taken for a whole one."""
+    """A truncated text is never served as a complete one."""
     with pytest.raises(DependencyAway):
-        await all_of(tier_of(Breaksoff(), world, clock), request())
+        await all_of(tier_of(TruncatedWriter(), world, clock), request())

@@ -1,4 +1,4 @@
-"""A request to the LLM ends as one outcome, and teaches the gate for the next."""
+"""A request to the LLM ends with one outcome, which updates the gate."""
 
 import asyncio
 import time
@@ -22,7 +22,7 @@ from tests.unit.gateway.world import World, user
 
 
 class BusyLlm(FakeLlm):
-    """An LLM with requests of other gateways."""
+    """An LLM that also serves other gateways."""
 
     async def rank(self, request: RankRequest, timeout_s: float) -> RankResult:
         """Rank, and report seven other requests."""
@@ -46,7 +46,7 @@ def tier_with(llm: FakeLlm) -> tuple[LlmTier, LlmGate]:
 
 
 async def test_the_load_that_an_engine_reports_counts_for_the_next_request(context: RequestContext) -> None:
-    """One gateway sees its own requests only; the answer reports those of the others."""
+    """A gateway sees only its own requests; the engine's answer reports all."""
     tier, gate = tier_with(BusyLlm(["i01", "i02"], "v1"))
 
     result = await tier.rank(context)
@@ -56,7 +56,7 @@ async def test_the_load_that_an_engine_reports_counts_for_the_next_request(conte
     assert gate.started(time.monotonic()).load == 7
 
 
-async def test_a_request_that_is_cancelled_at_the_other_end_is_a_failure(context: RequestContext) -> None:
+async def test_a_request_that_the_replica_cancels_is_a_failure(context: RequestContext) -> None:
     """Only the caller's own cancellation ends the request without a result."""
     llm = FakeLlm(["i01"], "v1")
     llm.error = asyncio.CancelledError()

@@ -1,7 +1,8 @@
-"""Popularity mixes the prior with recent windows; from memory come the items that the masks would leave, or none."""
+"""Popularity mixes the prior with recent windows; answers from memory equal those of the masks, or there is none."""
 
 import asyncio
 import threading
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,32 +17,26 @@ from services.gateway.tiers.popular import PopularRanking, rank_by_popularity
 from tests.unit.gateway.world import NUM_ITEMS, World, catalogue_of
 
 
-def test_without_windows_the_prior_ranks() -> None:
-    """Ties by index."""
-    ranking = rank_by_popularity("v1", catalogue_of(4), [])
+@pytest.mark.parametrize(
+    ("prior", "windows", "order"),
+    [
+        ([4.0, 3.0, 2.0, 1.0], [], [0, 1, 2, 3]),
+        ([4.0, 3.0, 2.0, 1.0], [("i03", 5.0), ("gone", 100.0), ("i02", -3.0)], [3, 0, 1, 2]),
+        ([0.0, 0.0, 0.0, 0.0], [], [0, 1, 2, 3]),
+    ],
+)
+def test_recent_popularity_is_added_to_the_prior_by_share(
+    prior: list[float], windows: list[tuple[str, float]], order: list[int]
+) -> None:
+    """Ties rank by index; unknown items, negative weights and a prior of zeros are harmless."""
+    ranking = rank_by_popularity("v1", replace(catalogue_of(4), popularity=np.array(prior)), windows)
 
-    assert ranking.order.tolist() == [0, 1, 2, 3]
+    assert ranking.order.tolist() == order
     assert np.all(np.diff(ranking.scores) <= 0)
 
 
-def test_recent_popularity_is_added_by_share() -> None:
-    """One item that makes up all recent events overtakes the prior's best; unknown items and bad weights are harmless."""
-    ranking = rank_by_popularity("v1", catalogue_of(4), [("i03", 5.0), ("gone", 100.0), ("i02", -3.0)])
-
-    assert ranking.order.tolist() == [3, 0, 1, 2]
-
-
-def test_no_popularity_at_all_is_catalogue_order() -> None:
-    """Nothing divides by zero."""
-    from dataclasses import replace
-
-    bare = replace(catalogue_of(3), popularity=np.zeros(3))
-
-    assert rank_by_popularity("v1", bare, []).order.tolist() == [0, 1, 2]
-
-
-async def test_windows_are_refreshed_and_kept_when_they_are_away(world: World) -> None:
-    """The last known windows stay through an outage."""
+async def test_windows_are_refreshed_and_kept_during_an_outage(world: World) -> None:
+    """A failed refresh leaves the last windows in use."""
     catalogue = world.live.current().catalogue
     world.features.popular = [("i19", 1.0)]
     await world.popular.refresh()
@@ -54,7 +49,7 @@ async def test_windows_are_refreshed_and_kept_when_they_are_away(world: World) -
 
 
 async def test_after_a_swap_the_ranking_is_the_new_bundles(world: World) -> None:
-    """Never one bundle's indices with another's catalogue; the windows go along."""
+    """The ranking has the new catalogue's indices, with the same windows."""
     world.features.popular = [("i03", 9.0)]
     await world.popular.refresh()
 
@@ -66,11 +61,11 @@ async def test_after_a_swap_the_ranking_is_the_new_bundles(world: World) -> None
 
 
 async def test_a_slow_refresh_never_overwrites_a_newer_one(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two at once: the first, held up in its thread, ends before the second reads, so the newest windows rank."""
+    """Of two concurrent refreshes, the newer windows rank although the first is delayed in its thread."""
     held, entered = threading.Event(), threading.Event()
 
     def rank(*args: Any) -> PopularRanking:
-        """Rank, the first time only when let go."""
+        """Rank; block the first call until it is released."""
         if not entered.is_set():
             entered.set()
             held.wait(10.0)
@@ -112,7 +107,7 @@ def with_masks(world: World, request: RecommendRequest) -> tuple[ScoredItem, ...
 async def test_items_from_memory_are_those_of_the_masks(
     world: World, k: int, recent: list[str], excluded: list[str], exclude_seen: bool, before: int
 ) -> None:
-    """Whatever is excluded and whatever was requested before: the same items and scores, or None."""
+    """For any exclusions and any earlier request: the same items and scores, or None."""
     request = RecommendRequest(
         request_id="r",
         user_id="u",
@@ -132,14 +127,14 @@ async def test_items_from_memory_are_those_of_the_masks(
 
 
 async def test_filters_need_the_masks(world: World) -> None:
-    """Memory holds nothing by category."""
+    """An answer from memory cannot filter by category."""
     request = RecommendRequest(request_id="r", user_id="u", k=3, filters=Filters(categories=("odd",)))
 
     assert world.popular.items_from_memory(request, world.live.current()) is None
 
 
 async def test_a_new_ranking_is_seen_at_once(world: World) -> None:
-    """The head is formatted again as soon as popularity has been refreshed."""
+    """A refresh replaces the formatted items at once."""
     popular, live = world.popular, world.live.current()
     request = RecommendRequest(request_id="r", user_id="u", k=1)
     before = popular.items_from_memory(request, live)
