@@ -24,7 +24,7 @@ def build_engine(**knobs) -> Engine:
     """Build a tiny engine that ranks 30 items and has a queue of four requests."""
     config = EngineConfig(num_blocks=64, max_waiting=4, cpu_kernels="torch", **knobs)
     catalogue = build_catalogue()
-    items = ItemCodes(catalogue.codes, catalogue.level_sizes, catalogue.token_offsets)
+    items = ItemCodes(codes=catalogue.codes, level_sizes=catalogue.level_sizes, token_offsets=catalogue.token_offsets)
     return Engine(build_decoder(catalogue.vocab_size, seed=0), config, items=items, bundle_version="v1")
 
 

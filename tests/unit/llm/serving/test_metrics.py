@@ -23,7 +23,7 @@ def test_texts_and_rankings_are_counted() -> None:
     """Tokens, their gaps, the parts of a request's time, how it ended and the costs of each kind of step; the rest is 0."""
     catalogue, registry = build_catalogue(), CollectorRegistry()
     config = EngineConfig(block_tokens=4, num_blocks=64, tile_tokens=64, cpu_kernels="torch")
-    items = ItemCodes(catalogue.codes, catalogue.level_sizes, catalogue.token_offsets)
+    items = ItemCodes(codes=catalogue.codes, level_sizes=catalogue.level_sizes, token_offsets=catalogue.token_offsets)
     engine = Engine(build_decoder(catalogue.vocab_size, seed=0), config, items=items, bundle_version="v1")
     metrics = EngineStepMetrics(EngineMetrics(registry), engine, "tiny", LIMITS)
     engine.add_text("text", list(range(9)), max_new_tokens=5)
