@@ -6,6 +6,7 @@ Uses torch's current number of threads and the model's dtype, so that an engine'
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -22,6 +23,8 @@ class MachineLimits:
 _TRIES = 5
 _QUICK_BYTES = {"cpu": 128 * 2**20, "cuda": 2**30}
 _QUICK_SIDE = {"cpu": 1_024, "cuda": 4_096}
+_SMALLEST_SIDE = 256
+_LONGEST_TRY_S = 0.5
 
 
 def measure_limits(device: torch.device, dtype: torch.dtype, *, effort: int = 1) -> MachineLimits:
@@ -32,9 +35,21 @@ def measure_limits(device: torch.device, dtype: torch.dtype, *, effort: int = 1)
     num_bytes, side = effort * _QUICK_BYTES[device.type], effort * _QUICK_SIDE[device.type]
     source = torch.ones(num_bytes // 4, device=device)
     read_s = min(_best_seconds(read, device) for read in _reads(source))
-    left, right = (_matrix(side, seed, device, dtype) for seed in range(2))
-    product_s = _best_seconds(lambda: left @ right, device)
-    return MachineLimits(bytes_per_s=num_bytes / read_s, flops_per_s=2 * side**3 / product_s)
+    return MachineLimits(bytes_per_s=num_bytes / read_s, flops_per_s=_product_rate(side, device, dtype))
+
+
+def _product_rate(max_side: int, device: torch.device, dtype: torch.dtype) -> float:
+    """Return the FLOP/s of the largest square product of at most `max_side` whose single run stays below `_LONGEST_TRY_S`.
+
+    On a processor without bf16 instructions a product in bf16 takes a hundred times as long as one in fp32.
+    """
+    side = min(_SMALLEST_SIDE, max_side)
+    while True:
+        left, right = (_matrix(side, seed, device, dtype) for seed in range(2))
+        product_s = _best_seconds(partial(torch.matmul, left, right), device)
+        if side == max_side or 8 * product_s > _LONGEST_TRY_S:
+            return 2 * side**3 / product_s
+        side *= 2
 
 
 def _reads(source: Tensor) -> list[Callable[[], Tensor]]:
