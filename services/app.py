@@ -40,6 +40,7 @@ from services.gateway.text.tier import NUM_PLACES, TextLimits
 from services.gateway.tiers.llm import Llm
 from services.llm.absent import AbsentLlm, AbsentText
 from services.observability.metrics import (
+    AccessMetrics,
     ProcessMetrics,
     configure_logging,
     node_registry,
@@ -205,7 +206,8 @@ def open_keys(settings: Settings) -> KeyRing | None:
     """Read the API keys; None without a keys file. Raises ConfigError for a bad one."""
     if settings.api_keys_file is None:
         return None
-    return KeyRing(settings.api_keys_file, settings.max_k, settings.gateway_replicas)
+    state = AccessMetrics(REGISTRY).keys_state
+    return KeyRing(settings.api_keys_file, settings.max_k, settings.gateway_replicas, on_state=state.set)
 
 
 def open_features(settings: Settings) -> FeatureReader:

@@ -96,7 +96,8 @@ def _serve(settings: Settings) -> int:
     from infra.local.servers.ray_home import make_ray_home, ray_environment
 
     home = make_ray_home(settings.state_dir)
-    return run_beside_metrics(_python("infra.local.servers.serve"), ray_environment(home), settings)
+    for_ray = ray_environment(home, settings.max_rpc_bytes)
+    return run_beside_metrics(_python("infra.local.servers.serve"), for_ray, settings)
 
 
 def _become(module: str, *words: str) -> NoReturn:

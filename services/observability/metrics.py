@@ -51,6 +51,18 @@ class ProcessMetrics:
         self.started.labels(part).set(time.time())
 
 
+class AccessMetrics:
+    """Metrics of API keys and their limits."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.keys_state = Gauge(
+            "tailrace_keys_file_state",
+            "API keys: 0 as in the file; 1 as in the last right file, because the present one is refused; 2 none, the file is gone",
+            multiprocess_mode="livemax",
+            registry=registry,
+        )
+
+
 class GatewayMetrics:
     """Metrics of the doors and the data plane."""
 

@@ -19,6 +19,8 @@ from services.errors import ConfigError
 from services.settings.addresses import KafkaAddress, RedisAddress
 
 _PREFIX = "TAILRACE_"
+_MIN_RPC_BYTES = 1_048_576
+"""Ray Serve has one bound for requests and answers."""
 
 
 class Settings(BaseSettings):
@@ -208,6 +210,11 @@ class Settings(BaseSettings):
     def grpc_address(self) -> str:
         """Public `host:port` of the gRPC door."""
         return f"{self.http_host}:{self.grpc_port}"
+
+    @property
+    def max_rpc_bytes(self) -> int:
+        """Bound of one gRPC message, which the servers enforce before they read it: max_body_bytes, but room for any answer."""
+        return max(self.max_body_bytes, _MIN_RPC_BYTES)
 
     @property
     def redis_address(self) -> RedisAddress:

@@ -14,6 +14,7 @@ from infra.local.standby.__main__ import rest_server, rpc_server
 
 HOST = "127.0.0.1"
 RAY = "ray"
+MAX_RPC_BYTES = 2**20
 
 
 class NamedDoor:
@@ -33,7 +34,7 @@ class NamedDoor:
 async def serve(name: str, http_port: int, grpc_port: int) -> None:
     """Serve both doors."""
     door: Any = NamedDoor(name)
-    rpc = rpc_server(door, HOST, grpc_port)
+    rpc = rpc_server(door, HOST, grpc_port, MAX_RPC_BYTES)
     await rpc.start()
     await rest_server(PlainTextResponse(name), HOST, http_port).serve()
 

@@ -52,11 +52,12 @@ def ray_logs(state_dir: Path) -> Path:
     return ray_home(state_dir) / "session_latest" / "logs"
 
 
-def ray_environment(home: Path, reserved: Collection[int] = ()) -> dict[str, str]:
+def ray_environment(home: Path, max_rpc_bytes: int, reserved: Collection[int] = ()) -> dict[str, str]:
     """Return the variables that Ray, Ray Serve and HAProxy read at their start.
 
     Calls need a token made for this start, because Ray listens on all interfaces and would run anyone's code. Internal
-    ports are taken from a window that is free now, without those `reserved` for other parts.
+    ports are taken from a window that is free now, without those `reserved` for other parts. gRPC messages over
+    `max_rpc_bytes` are refused unread, before anyone asks for a key.
     """
     first = free_window(_WIDTH, seed=str(home), reserved=reserved)
     http_first, grpc_first = first + 4, first + 4 + _NUM_REPLICA_PORTS
@@ -72,6 +73,7 @@ def ray_environment(home: Path, reserved: Collection[int] = ()) -> dict[str, str
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",  # of 5: a start beside a standby that answers takes longer
+        "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(max_rpc_bytes),
         "RAY_SERVE_HAPROXY_NBTHREAD": "2",
         "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",  # a replica died under a request: ask another
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(proxy / "haproxy.cfg"),

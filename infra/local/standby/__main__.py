@@ -19,10 +19,6 @@ from services.gateway.grpc.door import RpcDoor, add_recommender_to_server
 from services.observability.metrics import configure_logging
 from services.settings.settings import Settings, load_settings
 
-_RPC_OPTIONS = (
-    ("grpc.max_receive_message_length", 2**31 - 1),  # as Ray Serve's: the door itself refuses what is too large
-)
-
 
 def rest_server(app: ASGIApp, host: str, port: int) -> uvicorn.Server:
     """Return the REST server; it ends by itself at SIGTERM."""
@@ -33,9 +29,9 @@ def rest_server(app: ASGIApp, host: str, port: int) -> uvicorn.Server:
     )
 
 
-def rpc_server(door: RpcDoor, host: str, port: int) -> grpc.aio.Server:
-    """Return the gRPC server, not started."""
-    server = grpc.aio.server(options=_RPC_OPTIONS)
+def rpc_server(door: RpcDoor, host: str, port: int, max_rpc_bytes: int) -> grpc.aio.Server:
+    """Return the gRPC server, not started. It refuses larger messages unread, as Ray Serve's does."""
+    server = grpc.aio.server(options=[("grpc.max_receive_message_length", max_rpc_bytes)])
     add_recommender_to_server(door, server)
     server.add_generic_rpc_handlers((_health(door),))
     server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
@@ -56,7 +52,7 @@ async def run(settings: Settings) -> None:
     async with open_standby(settings) as (rest_app, rpc_door):
         gc.collect()
         gc.freeze()
-        rpc = rpc_server(rpc_door, settings.inner_host, settings.standby_grpc_port)
+        rpc = rpc_server(rpc_door, settings.inner_host, settings.standby_grpc_port, settings.max_rpc_bytes)
         await rpc.start()
         try:
             await rest_server(rest_app, settings.inner_host, settings.standby_http_port).serve()

@@ -1,4 +1,7 @@
-"""The valid keys in memory, read again when the keys file changes. A file that is broken leaves the old keys in place.
+"""The valid keys in memory, read again when the keys file changes.
+
+A file that is broken or cannot be read leaves the old keys valid: half an edit locks nobody out. A file that is gone leaves no key valid:
+whoever removes it means that. It must be gone at two polls, since some editors remove a file before they write it anew.
 
 A key is looked up by the first bytes of its hash and compared in constant time, and an unknown key is compared too: the time
 of an answer does not reveal how close a wrong key was. Follows the file through symbolic links, which is how Kubernetes
@@ -7,8 +10,9 @@ replaces a secret.
 
 import asyncio
 import hmac
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
 
 import structlog
@@ -24,6 +28,18 @@ log = structlog.get_logger()
 
 POLL_S = 1.0
 _INDEX_BYTES = 8
+_POLLS_UNTIL_GONE = 2
+
+
+class KeysState(IntEnum):
+    """Which keys are valid, as the metric says it."""
+
+    CURRENT = 0
+    """Those of the file."""
+    OUTDATED = 1
+    """Those of the last file that was right: the present one is refused."""
+    GONE = 2
+    """None: there is no file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +63,29 @@ _NO_ENTRY = _Entry(bytes(len(digest_of(""))), float("inf"), None)
 class KeyRing:
     """Finds the holder of a key. Reads the file at construction and again whenever it changes."""
 
-    def __init__(self, path: Path, max_k: int, num_processes: int = 1) -> None:
-        """Read the file. `max_k` bounds every key's own; rates are divided by `num_processes`. Raises ConfigError."""
+    def __init__(
+        self,
+        path: Path,
+        max_k: int,
+        num_processes: int = 1,
+        on_state: Callable[[KeysState], None] = lambda _: None,
+    ) -> None:
+        """Read the file. Raises ConfigError.
+
+        Args:
+            path: The file.
+            max_k: Bounds every key's own.
+            num_processes: Divides rates and quotas.
+            on_state: Called with the state at construction and at each change of the file.
+        """
         self._path = path
         self._max_k = max_k
         self._num_processes = num_processes
+        self._on_state = on_state
+        self._polls_without_file = 0
         self._stamp = stamp_of(path)
         self._entries = self._read()
+        self._on_state(KeysState.CURRENT)
         self._following = PeriodicTask(lambda: asyncio.to_thread(self.refresh), POLL_S)
 
     def find(self, key: str, now_unix_s: float) -> Holder | None:
@@ -72,18 +104,30 @@ class KeyRing:
         await self._following.stop()
 
     def refresh(self) -> None:
-        """Read the file again if it has changed; if it is broken, keep the old keys and log that once."""
+        """Read the file again if it has changed; log a broken one, and one that is gone, once."""
         stamp = stamp_of(self._path)
+        if stamp is None and _is_gone(self._path):
+            self._polls_without_file += 1
+            if self._polls_without_file == _POLLS_UNTIL_GONE:
+                self._revoke_all()
+            return
+        self._polls_without_file = 0
         if stamp == self._stamp:
             return
         self._stamp = stamp
         try:
-            entries = self._read()
+            self._entries = self._read()
         except ConfigError as error:
             log.error("keys_refused", error=str(error), kept=len(self._entries))  # noqa: TRY400 - no bug of ours
+            self._on_state(KeysState.OUTDATED)
             return
-        self._entries = entries
-        log.info("keys_read", num_keys=len(entries))
+        log.info("keys_read", num_keys=len(self._entries))
+        self._on_state(KeysState.CURRENT)
+
+    def _revoke_all(self) -> None:
+        log.error("keys_gone", path=str(self._path), revoked=len(self._entries), fix="put the keys file back")
+        self._entries, self._stamp = {}, None
+        self._on_state(KeysState.GONE)
 
     def _read(self) -> Mapping[bytes, _Entry]:
         return _index(read_keys(self._path), self._max_k, self._num_processes)
@@ -95,6 +139,17 @@ def holder_of(key: StoredKey, max_k: int, num_processes: int) -> Holder:
     burst = key.burst or max(1.0, key.rate_per_s or 1.0)
     allowance = Allowance(rate_per_s=key.rate_per_s, burst=burst, daily_quota=key.daily_quota)
     return Holder(caller, allowance.shared_by(num_processes))
+
+
+def _is_gone(path: Path) -> bool:
+    """Whether there is no file, which differs from one that cannot be read at the moment."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _index(keys: KeysFile, max_k: int, num_processes: int) -> dict[bytes, _Entry]:

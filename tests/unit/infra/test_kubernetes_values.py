@@ -147,7 +147,11 @@ def test_ray_is_set_up_as_in_the_embedded_stack(tmp_path: Path) -> None:
     """Ray's variables of the embedded stack are set here too, except those of one machine, and Ray Serve reads each name."""
     things = render("prod")
     told = environment(things, pod_of(things, "tailrace-head").containers()[0])
-    here = {key: value for key, value in ray_environment(tmp_path).items() if not SET_FOR_THIS_MACHINE.search(key)}
+    here = {
+        key: value
+        for key, value in ray_environment(tmp_path, Settings.model_construct().max_rpc_bytes).items()
+        if not SET_FOR_THIS_MACHINE.search(key)
+    }
 
     assert here.items() <= told.items()
     source = Path(str(serve_constants.__file__)).read_text()

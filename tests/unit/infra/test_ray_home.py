@@ -22,7 +22,7 @@ def state_dir(tmp_path: Path) -> Iterator[Path]:
 def test_socket_paths_fit(state_dir: Path) -> None:
     """However deep the state folder lies, Unix sockets in the Ray folder stay under the kernel's limit."""
     home = ray_home(state_dir / ("deep/" * 30))
-    proxy = Path(ray_environment(home)["RAY_SERVE_HAPROXY_SOCKET_PATH"]).parent
+    proxy = Path(ray_environment(home, 2**20)["RAY_SERVE_HAPROXY_SOCKET_PATH"]).parent
 
     assert len(str(home / LONGEST_RAY_SOCKET)) <= MAX_SOCKET_PATH
     assert len(str(proxy / LONGEST_PROXY_SOCKET)) <= MAX_SOCKET_PATH
@@ -45,7 +45,7 @@ def test_the_folder_is_ours_alone_and_its_logs_are_kept(state_dir: Path) -> None
 
 def test_two_stacks_share_no_folder_and_no_secret(state_dir: Path) -> None:
     """Another state folder has another home, token and socket; inner ports are all different."""
-    one, other = ray_environment(ray_home(state_dir)), ray_environment(ray_home(state_dir / "other"))
+    one, other = (ray_environment(ray_home(path), 2**20) for path in (state_dir, state_dir / "other"))
     ports = [value for name, value in one.items() if name.endswith("_PORT")]
 
     assert ray_home(state_dir) != ray_home(state_dir / "other")

@@ -8,7 +8,7 @@ import structlog
 
 from services.contracts.access import Priority, Scope
 from services.errors import ConfigError
-from services.gateway.access.keyring import POLL_S, KeyRing
+from services.gateway.access.keyring import POLL_S, KeyRing, KeysState
 from services.gateway.access.keys import KeysFile, StoredHash, StoredKey, hash_of, make_key, write_keys
 from tests.support.wait import until
 
@@ -114,22 +114,52 @@ def test_a_secret_replaced_behind_its_link_is_read_again(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("broken", ["", "{", '{"keys": [{"id": "a"}]}', None])
 def test_a_broken_file_keeps_the_old_keys_and_is_reported_once(path: Path, broken: str | None) -> None:
-    """Half an edit, or a file that is gone, locks nobody out; mending it brings the new keys."""
+    """Half an edit, or a file that cannot be read, locks nobody out; mending it brings the new keys."""
     old, new = make_key(), make_key()
     write_keys(path, one_key(old))
-    ring = KeyRing(path, max_k=100)
+    states: list[KeysState] = []
+    ring = KeyRing(path, max_k=100, on_state=states.append)
 
-    path.unlink() if broken is None else path.write_text(broken)
+    if broken is None:
+        path.unlink()
+        path.mkdir()
+    else:
+        path.write_text(broken)
     with structlog.testing.capture_logs() as logs:
         ring.refresh()
         ring.refresh()
     kept = ring.find(old, NOW_S)
+    if broken is None:
+        path.rmdir()
     write_keys(path, one_key(new))
     ring.refresh()
 
     assert kept is not None
+    assert states == [KeysState.CURRENT, KeysState.OUTDATED, KeysState.CURRENT]
     assert [(line["event"], line["log_level"]) for line in logs] == [("keys_refused", "error")]
     assert ring.find(new, NOW_S) is not None
+
+
+def test_a_file_that_is_gone_leaves_no_key_valid(path: Path) -> None:
+    """The operator deletes the keys file of a running gateway: at the second poll no key is valid; the same file put back is read again."""
+    key = make_key()
+    write_keys(path, one_key(key))
+    states: list[KeysState] = []
+    ring = KeyRing(path, max_k=100, on_state=states.append)
+
+    path.rename(path.with_suffix(".away"))
+    with structlog.testing.capture_logs() as logs:
+        found = []
+        for _ in range(3):
+            ring.refresh()
+            found.append(ring.find(key, NOW_S) is not None)
+    path.with_suffix(".away").rename(path)
+    ring.refresh()
+
+    assert found == [True, False, False]
+    assert [(line["event"], line["log_level"]) for line in logs] == [("keys_gone", "error")]
+    assert ring.find(key, NOW_S) is not None
+    assert states == [KeysState.CURRENT, KeysState.GONE, KeysState.CURRENT]
 
 
 def test_the_first_file_must_be_right(path: Path) -> None:
