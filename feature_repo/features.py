@@ -20,6 +20,7 @@ def _table(name: str) -> FileSource:
 
 
 user = Entity(name="user", join_keys=["user_id"], value_type=ValueType.STRING)
+bundle = Entity(name="bundle", join_keys=["bundle_version"], value_type=ValueType.STRING)
 log_partition = Entity(name="log_partition", join_keys=["partition_id"], value_type=ValueType.STRING)
 
 user_history = FeatureView(
@@ -42,15 +43,17 @@ user_history = FeatureView(
 
 user_recommendations = FeatureView(
     name="user_recommendations",
-    entities=[user],
+    entities=[user, bundle],
     ttl=_FOR_EVER,
     source=_table("user_recommendations"),
     schema=[
         Field(name="user_id", dtype=String),
+        Field(name="bundle_version", dtype=String),
         Field(name="recommended_item_ids", dtype=Array(String), description="best first"),
         Field(name="scores", dtype=Array(Float64)),
-        Field(name="bundle_version", dtype=String),
-        Field(name="watermark_ms", dtype=Int64, description="event time of the newest event that the list has seen"),
+        Field(
+            name="made_from_row_us", dtype=Int64, description="row_time_us of the history that the list was made from"
+        ),
     ],
 )
 

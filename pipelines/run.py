@@ -127,6 +127,7 @@ def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[Stage
     store = BundleStore(places.bundle_root)
     published = bundle.publish(store, bundle_dir, version, manifest)
     store.prune(places.keep_bundles)
+    FeatureWriter(places.feature_repo).remove_precomputed(store.versions())
     yield StageOutput("publish", version, published.path, skipped=False, seconds=0.0)
 
 

@@ -104,13 +104,6 @@ ALERTS = (
         summary="Traffic exceeds capacity; low-priority requests are answered from memory",
     ),
     Alert(
-        name="TailracePrecomputedStale",
-        expr='sum(rate(tailrace_precomputed_lists_total{bundle="other"}[30m])) / sum(rate(tailrace_precomputed_lists_total[30m])) > 0.5',
-        lasts="30m",
-        severity="ticket",
-        summary="{{ $value | humanizePercentage }} of the precomputed lists belong to another bundle and are not used",
-    ),
-    Alert(
         name="TailraceBundleSplit",
         expr="count(count by (version) (tailrace_bundle_info == 1 or tailrace_llm_replicas > 0)) > 1",
         lasts="15m",

@@ -2,8 +2,8 @@
 
     precomputed.parquet   the columns of the view user_recommendations
 
-Histories come from the online store, as a request would read them, and each list carries the time of the newest event that it has seen:
-after a later event the decoder ranks again. A list holds no item of the user's history.
+Histories come from the online store, as a request would read them, and each list carries the version of the row that it was made
+from: after any further event the decoder ranks again. A list holds no item of the user's history.
 """
 
 from collections.abc import Iterator, Sequence
@@ -71,7 +71,7 @@ def precompute(
         prompt = prompt_tokens(catalogue, items, ranker.max_items, ranker.stride)
         allowed = catalogue.allowed(Filters(), history.item_ids)
         engine.add_rank(history.user_id, prompt, k=options.list_len, allowed=allowed)
-    watermarks = {history.user_id: history.newest_event_time_ms for history in histories}
+    row_times_us = {history.user_id: history.row_time_us for history in histories}
     rows = []
     for outcome in _run(engine):
         rows.append(
@@ -80,7 +80,7 @@ def precompute(
                 item_ids=tuple(catalogue.item_ids[index] for index in outcome.item_indices.tolist()),
                 scores=tuple(outcome.scores.tolist()),
                 bundle_version=ranker.bundle_version,
-                watermark_ms=watermarks[outcome.request_id],
+                made_from_row_us=row_times_us[outcome.request_id],
             )
         )
         progress(len(rows), len(histories), "")

@@ -15,7 +15,6 @@ class ListState(StrEnum):
     """Whether the stored list of the user was usable, and if not, why."""
 
     NONE = "none"
-    OTHER_BUNDLE = "other_bundle"
     OLDER_THAN_EVENTS = "older_than_events"
     DOES_NOT_COVER = "does_not_cover"
     USABLE = "usable"

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 class PrecomputedList:
     """The list that the offline pipeline stored for a user.
 
-    `watermark_ms` is the event time (Unix ms) of the newest event of the user that the list has seen. Lengths of
-    `item_ids` and `scores` are equal, best first. `made_at_s` is when it was made (Unix seconds), where the store knows.
+    `made_from_row_us` is the time (Unix µs) of the user's row that the list was made from, as `UserFeatures.as_of_us`. Lengths
+    of `item_ids` and `scores` are equal, best first. `made_at_s` is when it was made (Unix seconds), where the store knows.
     """
 
     item_ids: tuple[str, ...]
     scores: tuple[float, ...]
     bundle_version: str
-    watermark_ms: int
+    made_from_row_us: int
     made_at_s: int | None = None
 
 
@@ -23,7 +23,8 @@ class PrecomputedList:
 class UserFeatures:
     """One user's features from one read. `history_item_ids` run oldest to newest; an unknown user has none.
 
-    `as_of_us` (Unix µs) is the time of the row that was read: the offline features as of then equal these.
+    `as_of_us` (Unix µs) is the time of the row that was read, which rises with each change of it: the offline features as of
+    then equal these.
     """
 
     history_item_ids: tuple[str, ...] = ()

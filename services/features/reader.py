@@ -20,9 +20,11 @@ from services.errors import DependencyAway
 from services.features.redis_calls import redis_as_dependency, within
 from services.features.repo import RepoAddress, open_store
 from services.features.schema import (
+    BUNDLE_VERSION,
+    PARTITION_ID,
     POPULARITY,
     SERVICE,
-    USER_HISTORY,
+    USER_ID,
     USER_RECOMMENDATIONS,
     WINDOW_MS,
     PopularRow,
@@ -51,12 +53,16 @@ class FeatureReader:
         """Open the store; no connection is made yet. Raises EnvironmentFault when no features were applied."""
         self._store = open_store(address)
         self._service = self._store.get_feature_service(SERVICE, allow_cache=True)
-        self._partitions = [{POPULARITY.key.name: str(number)} for number in range(num_partitions)]
+        self._partitions = [{PARTITION_ID.name: str(number)} for number in range(num_partitions)]
         self._breaker = Breaker(_MAX_FAILURES, _OPEN_S)
 
-    async def read(self, user_id: str, timeout_s: float) -> UserFeatures:
-        """Return a user's features within `timeout_s`; those of an unknown user are empty. Raises DependencyAway."""
-        response = await self._read(self._service, [{USER_HISTORY.key.name: user_id}], timeout_s)
+    async def read(self, user_id: str, bundle_version: str, timeout_s: float) -> UserFeatures:
+        """Return a user's features with the list that this bundle made, within `timeout_s`. Raises DependencyAway.
+
+        Those of an unknown user are empty.
+        """
+        entity = {USER_ID.name: user_id, BUNDLE_VERSION.name: bundle_version}
+        response = await self._read(self._service, [entity], timeout_s)
         row = {name: values[0] for name, values in response.to_dict().items()}
         return user_features(row, listed_at_s=_row_time_s(response, USER_RECOMMENDATIONS.features[0].name))
 
@@ -138,7 +144,7 @@ async def _sample_user_ids(store: "FeatureStore", limit: int) -> list[str]:
 
     online: Any = store.provider.online_store
     client = await online._get_client_async(store.config.online_store)  # Feast has no public way to it
-    prefix = serialize_entity_key_prefix([USER_HISTORY.key.name], entity_key_serialization_version=3)
+    prefix = serialize_entity_key_prefix([USER_ID.name], entity_key_serialization_version=3)
     user_ids: list[str] = []
     cursor = 0
     for _ in range(_MAX_SCANS):

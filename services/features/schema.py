@@ -58,13 +58,16 @@ class UserHistory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrecomputedRow:
-    """One user's row of the view user_recommendations: items best first with as many scores."""
+    """One list of the view user_recommendations: items best first with as many scores.
+
+    `made_from_row_us` is the `row_time_us` of the history that it was made from.
+    """
 
     user_id: str
     item_ids: tuple[str, ...]
     scores: tuple[float, ...]
     bundle_version: str
-    watermark_ms: int
+    made_from_row_us: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,17 +126,22 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class ViewSchema(Generic[Row]):
-    """One feature view. `key` is its entity's column; `build` makes a row of values by column name, the key included."""
+    """One feature view. `keys` are its entities' columns; `build` makes a row of values by column name, the keys included."""
 
     name: str
-    key: Column
+    keys: tuple[Column, ...]
     features: tuple[Column, ...]
     build: Callable[[dict[str, Any]], Row]
 
     @property
+    def key(self) -> Column:
+        """The column of the first entity: the only one of most views."""
+        return self.keys[0]
+
+    @property
     def columns(self) -> tuple[Column, ...]:
-        """The key, then the features."""
-        return (self.key, *self.features)
+        """The keys, then the features."""
+        return (*self.keys, *self.features)
 
     @property
     def references(self) -> list[str]:
@@ -147,10 +155,15 @@ class ViewSchema(Generic[Row]):
     def from_columns(self, table: Mapping[str, Sequence[Any]]) -> list[Row]:
         """Return the rows of a table in its order, without those that the store does not hold: their features are all null."""
         rows = zip(*(table[column.name] for column in self.columns), strict=True)
-        return [self._row(cells) for cells in rows if any(cell is not None for cell in cells[1:])]
+        return [self._row(cells) for cells in rows if any(cell is not None for cell in cells[len(self.keys) :])]
 
     def _row(self, cells: Sequence[Any]) -> Row:
         return self.build({column.name: column.read(cell) for column, cell in zip(self.columns, cells, strict=True)})
+
+
+USER_ID = Column("user_id", STRING)
+BUNDLE_VERSION = Column("bundle_version", STRING)
+PARTITION_ID = Column("partition_id", STRING, lambda row: str(row.partition))
 
 
 def _history(cells: dict[str, Any]) -> UserHistory:
@@ -160,7 +173,7 @@ def _history(cells: dict[str, Any]) -> UserHistory:
 
 USER_HISTORY = ViewSchema(
     name="user_history",
-    key=Column("user_id", STRING),
+    keys=(USER_ID,),
     features=(
         Column("item_ids", STRINGS),
         Column("newest_event_time_ms", INT64),
@@ -176,12 +189,11 @@ USER_HISTORY = ViewSchema(
 
 USER_RECOMMENDATIONS = ViewSchema(
     name="user_recommendations",
-    key=Column("user_id", STRING),
+    keys=(USER_ID, BUNDLE_VERSION),
     features=(
         Column("recommended_item_ids", STRINGS, attrgetter("item_ids")),
         Column("scores", FLOAT64S),
-        Column("bundle_version", STRING),
-        Column("watermark_ms", INT64),
+        Column("made_from_row_us", INT64),
     ),
     build=lambda cells: PrecomputedRow(item_ids=cells.pop("recommended_item_ids"), **cells),
 )
@@ -201,7 +213,7 @@ def _popular(cells: dict[str, Any]) -> PopularRow:
 
 POPULARITY = ViewSchema(
     name="popularity",
-    key=Column("partition_id", STRING, lambda row: str(row.partition)),
+    keys=(PARTITION_ID,),
     features=(Column("as_of_ms", INT64), *chain.from_iterable(map(_window_columns, WINDOW_MS))),
     build=_popular,
 )
@@ -222,7 +234,7 @@ def user_features(row: Mapping[str, Any], listed_at_s: int | None) -> UserFeatur
             item_ids=tuple(row["recommended_item_ids"]),
             scores=tuple(row["scores"]),
             bundle_version=row["bundle_version"],
-            watermark_ms=row["watermark_ms"],
+            made_from_row_us=row["made_from_row_us"],
             made_at_s=listed_at_s,
         )
     if not row["item_ids"]:

@@ -283,7 +283,7 @@ async def warm_up(features: Features, llm: Llm) -> None:
         k=1,
         deadline_unix_s=time.time() + _WARM_UP_S,
     )
-    for opening in (features.read("warm-up", _WARM_UP_S), llm.rank(request, _WARM_UP_S)):
+    for opening in (features.read("warm-up", "none", _WARM_UP_S), llm.rank(request, _WARM_UP_S)):
         with suppress(TailraceError):
             await opening
 

@@ -135,10 +135,10 @@ class DrilledStore:
         self._store = store
         self._drills = drills
 
-    async def read(self, user_id: str, timeout_s: float) -> UserFeatures:
+    async def read(self, user_id: str, bundle_version: str, timeout_s: float) -> UserFeatures:
         """Read a user. Raises DependencyAway during a drill."""
         self._check()
-        return await self._store.read(user_id, timeout_s)
+        return await self._store.read(user_id, bundle_version, timeout_s)
 
     async def read_popular(self, timeout_s: float) -> Sequence[tuple[str, float]]:
         """Read the popularity windows. Raises DependencyAway during a drill."""

@@ -101,7 +101,7 @@ class Recommend:
 
         stages = StageTimer(self._clock, arrived_s)
         with self._load.working(), stages.measure("features"):
-            lookup = UNREAD if verdict is Verdict.SHED else await self._read(request, deadline)
+            lookup = UNREAD if verdict is Verdict.SHED else await self._read(request, live.version, deadline)
         with stages.measure("route"):
             context = build_context(request, caller, deadline, live, lookup, stages)
             view, budget_s = self._gate.view(self._clock(), caller.priority), deadline.budget_s(self._clock())
@@ -186,10 +186,10 @@ class Recommend:
             sink(record)
         return record.answer
 
-    async def _read(self, request: RecommendRequest, deadline: Deadline) -> FeatureLookup:
+    async def _read(self, request: RecommendRequest, version: str, deadline: Deadline) -> FeatureLookup:
         """Read the user's features within this stage's share of the deadline."""
         timeout_s = min(self._feature_timeout_s, _FEATURES_SHARE * deadline.budget_s(self._clock()))
-        return await look_up_features(self._features, request.user_id, timeout_s)
+        return await look_up_features(self._features, request.user_id, version, timeout_s)
 
     async def _rank(
         self, context: RequestContext, planned: RoutingDecision

@@ -116,12 +116,6 @@ class GatewayMetrics:
             buckets=LIST_AGE_BUCKETS_S,
             registry=registry,
         )
-        self.lists = Counter(
-            "tailrace_precomputed_lists_total",
-            "Precomputed lists that requests found, made by the live or another bundle",
-            ["bundle"],
-            registry=registry,
-        )
         self.impressions = Counter(
             "tailrace_impressions_total", "Impressions sent, dropped or failed", ["outcome"], registry=registry
         )

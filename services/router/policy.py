@@ -111,13 +111,9 @@ def fall_back(decision: RoutingDecision, failure: Reason | None) -> RoutingDecis
     return decision if failure is None else RoutingDecision(FALLBACKS[decision.tier], failure)
 
 
-def list_is_fresh(
-    stored: PrecomputedList, *, live_version: str, newest_event_time_ms: int | None, has_recent_items: bool
-) -> bool:
-    """Whether a stored list was made by the live bundle from all events of the user."""
-    if stored.bundle_version != live_version or has_recent_items:
-        return False
-    return newest_event_time_ms is None or newest_event_time_ms <= stored.watermark_ms
+def list_is_fresh(stored: PrecomputedList, *, row_us: int | None, has_recent_items: bool) -> bool:
+    """Whether a stored list was made from the user's row as it is now. Event times say nothing: late events change it too."""
+    return row_us == stored.made_from_row_us and not has_recent_items
 
 
 def list_covers(*, exclude_seen: bool, num_survivors: int, num_allowed: int, k: int) -> bool:

@@ -83,7 +83,7 @@ async def test_online_histories_are_the_newest_offline_ones(tables: Path, featur
     """After materialising, what is served equals the offline history as of the served row's own time."""
     serve(tables, features, silent)
     reader = FeatureReader(features, num_partitions=1)
-    served = {row.user_id: await reader.read(row.user_id, 10.0) for row in latest_histories(tables)}
+    served = {row.user_id: await reader.read(row.user_id, "v1", 10.0) for row in latest_histories(tables)}
     await reader.close()
     requested = [(user_id, pd.Timestamp(found.as_of_us, unit="us", tz="UTC")) for user_id, found in served.items()]
 

@@ -13,9 +13,11 @@ from services.contracts.features import PrecomputedList, UserFeatures
 from services.errors import DependencyAway, EnvironmentFault
 from services.features.reader import FeatureReader
 from services.features.repo import RepoAddress
-from services.features.schema import PopularRow, PopularWindow, PrecomputedRow
+from services.features.schema import LogPosition, PopularRow, PopularWindow, PrecomputedRow
 from services.features.writer import FeatureWriter
+from services.router.policy import list_is_fresh
 from services.settings.addresses import RedisAddress
+from services.stream.aggregate import HistoryLimits, LoggedEvent, apply
 from tests.support.rows import history_row
 from tests.support.servers import HOST, Server
 from tests.support.wait import until
@@ -37,19 +39,72 @@ async def test_one_read_gives_history_and_precomputed_list(features: RepoAddress
     writer = FeatureWriter(features)
     writer.write_histories([history_row("u", ("a", "b", "a"))])
     writer.write_precomputed(
-        [PrecomputedRow(user_id="u", item_ids=("x", "y"), scores=(0.5, 0.25), bundle_version="v1", watermark_ms=1_000)],
+        [
+            PrecomputedRow(
+                user_id="u", item_ids=("x", "y"), scores=(0.5, 0.25), bundle_version="v1", made_from_row_us=1_000_000
+            )
+        ],
         made_at_us=5,
     )
 
-    found = await reader.read("u", TIMEOUT_S)
+    found = await reader.read("u", "v1", TIMEOUT_S)
 
     assert found == UserFeatures(
         history_item_ids=("a", "b", "a"),
         newest_event_time_ms=1_000,
         num_events=3,
         as_of_us=1_000_000,
-        precomputed=PrecomputedList(item_ids=("x", "y"), scores=(0.5, 0.25), bundle_version="v1", watermark_ms=1_000),
+        precomputed=PrecomputedList(
+            item_ids=("x", "y"), scores=(0.5, 0.25), bundle_version="v1", made_from_row_us=1_000_000
+        ),
     )
+
+
+async def test_each_bundle_has_its_own_lists_until_it_is_removed(features: RepoAddress, reader: FeatureReader) -> None:
+    """A later bundle's lists leave those of the live one alone, a roll-back finds its own, and removed bundles leave none."""
+    writer = FeatureWriter(features)
+    writer.write_histories([history_row("u", ("a",))])
+    for made_at_us, version in enumerate(("v1", "v2", "v3"), 1):
+        row = PrecomputedRow(
+            user_id="u", item_ids=(f"of-{version}",), scores=(1.0,), bundle_version=version, made_from_row_us=1
+        )
+        writer.write_precomputed([row], made_at_us)
+
+    async def shown(version: str) -> tuple[str, ...] | None:
+        stored = (await reader.read("u", version, TIMEOUT_S)).precomputed
+        return None if stored is None else stored.item_ids
+
+    assert [await shown(version) for version in ("v1", "v2", "v3")] == [("of-v1",), ("of-v2",), ("of-v3",)]
+    assert writer.remove_precomputed({"v1", "v3"}) == 1
+    assert [await shown(version) for version in ("v1", "v2", "v3")] == [("of-v1",), None, ("of-v3",)]
+    assert await reader.sample_user_ids(10, TIMEOUT_S) == ["u"]
+
+
+@pytest.mark.parametrize("event_time_ms", [500, 1_000, 4_070_908_800_000])
+async def test_any_event_makes_a_list_stale(features: RepoAddress, reader: FeatureReader, event_time_ms: int) -> None:
+    """A late event, one of the same time as the newest, and one of the year 2099, then a later one: none leaves the list fresh."""
+    writer = FeatureWriter(features)
+    before = history_row("u", ("a",), row_time_us=1_000_000)
+    for offset, time_ms in ((8, event_time_ms), (9, 2_000)):
+        listed = PrecomputedRow(
+            user_id="u", item_ids=("x",), scores=(1.0,), bundle_version="v1", made_from_row_us=before.row_time_us
+        )
+        writer.write_histories([before])
+        writer.write_precomputed([listed], made_at_us=offset)
+        fresh = await reader.read("u", "v1", TIMEOUT_S)
+        event = LoggedEvent("u", "b", f"id-{offset}", time_ms * 1_000, LogPosition("t", 1, offset))
+        after = apply(before, [event], HistoryLimits(10)).row
+        assert after is not None
+        writer.write_histories([after])
+        moved = await reader.read("u", "v1", TIMEOUT_S)
+
+        assert [_is_fresh(one) for one in (fresh, moved)] == [True, False]
+        before = after
+
+
+def _is_fresh(features: UserFeatures) -> bool:
+    assert features.precomputed is not None
+    return list_is_fresh(features.precomputed, row_us=features.as_of_us, has_recent_items=False)
 
 
 def test_histories_come_back_as_written(features: RepoAddress) -> None:
@@ -101,12 +156,12 @@ async def test_reads_fail_without_the_store_and_recover_with_it(
 ) -> None:
     """Redis gone: DependencyAway, time and again; Redis back: the same reader answers again."""
     FeatureWriter(features).write_histories([history_row("u", ("a",))])
-    await reader.read("u", TIMEOUT_S)
+    await reader.read("u", "v1", TIMEOUT_S)
     valkey.kill()
 
     for _ in range(5):
         with pytest.raises(DependencyAway):
-            await reader.read("u", TIMEOUT_S)
+            await reader.read("u", "v1", TIMEOUT_S)
     with pytest.raises(DependencyAway):
         await reader.sample_user_ids(5, TIMEOUT_S)
     valkey.start()
@@ -121,14 +176,14 @@ async def test_frozen_store_piles_nothing_up_and_answers_are_not_mixed(
     """Reads that timed out while Redis hangs end when it is back, and their late replies reach no other user."""
     users = [f"u{number}" for number in range(20)]
     FeatureWriter(features).write_histories([history_row(user, (user,)) for user in users])
-    await asyncio.gather(*(reader.read(user, TIMEOUT_S) for user in users))
+    await asyncio.gather(*(reader.read(user, "v1", TIMEOUT_S) for user in users))
     valkey.freeze()
 
-    results = await asyncio.gather(*(reader.read(user, 0.05) for user in users * 5), return_exceptions=True)
+    results = await asyncio.gather(*(reader.read(user, "v1", 0.05) for user in users * 5), return_exceptions=True)
     valkey.thaw()
     await _read_when_back(reader, "u0")
     await until(lambda: len(asyncio.all_tasks()) == 1)
-    found = await asyncio.gather(*(reader.read(user, TIMEOUT_S) for user in users))
+    found = await asyncio.gather(*(reader.read(user, "v1", TIMEOUT_S) for user in users))
 
     assert all(isinstance(result, DependencyAway) for result in results)
     assert [features.history_item_ids for features in found] == [(user,) for user in users]
@@ -136,7 +191,7 @@ async def test_frozen_store_piles_nothing_up_and_answers_are_not_mixed(
 
 async def test_a_store_that_does_not_reply_opens_the_breaker(reader: FeatureReader, valkey: Server) -> None:
     """After some reads without a reply the breaker opens, and the next ones fail without one."""
-    await reader.read("u", TIMEOUT_S)
+    await reader.read("u", "v1", TIMEOUT_S)
     valkey.freeze()
     give_up_s = time.monotonic() + 15
 
@@ -144,7 +199,7 @@ async def test_a_store_that_does_not_reply_opens_the_breaker(reader: FeatureRead
     while error is not None:
         assert time.monotonic() < give_up_s
         with pytest.raises(DependencyAway) as away:
-            await reader.read("u", 0.05)
+            await reader.read("u", "v1", 0.05)
         error = away.value.__cause__
     valkey.thaw()
 
@@ -162,7 +217,7 @@ async def test_a_read_ends_within_its_timeout(reader: FeatureReader, monkeypatch
     monkeypatch.setattr(reader._store, "get_online_features_async", stubborn)
     started_s = time.monotonic()
     with pytest.raises(DependencyAway):
-        await reader.read("u", 0.05)
+        await reader.read("u", "v1", 0.05)
     took_s = time.monotonic() - started_s
     let_go.set()
     await until(lambda: len(asyncio.all_tasks()) == 1)
@@ -172,26 +227,26 @@ async def test_a_read_ends_within_its_timeout(reader: FeatureReader, monkeypatch
 
 async def test_callers_without_time_do_not_open_the_breaker(reader: FeatureReader, valkey: Server) -> None:
     """Timeouts of a millisecond are no failure of the store."""
-    await reader.read("u", TIMEOUT_S)
+    await reader.read("u", "v1", TIMEOUT_S)
     valkey.freeze()
     for _ in range(10):
         with pytest.raises(DependencyAway):
-            await reader.read("u", 0.001)
+            await reader.read("u", "v1", 0.001)
     valkey.thaw()
 
-    assert await reader.read("u", TIMEOUT_S) == UserFeatures()
+    assert await reader.read("u", "v1", TIMEOUT_S) == UserFeatures()
 
 
 async def test_a_blocked_event_loop_is_no_failure_of_the_store(reader: FeatureReader) -> None:
     """Reads that time out because the event loop was blocked do not open the breaker."""
-    await reader.read("u", TIMEOUT_S)
-    reads = [asyncio.create_task(reader.read("u", 0.05)) for _ in range(5)]
+    await reader.read("u", "v1", TIMEOUT_S)
+    reads = [asyncio.create_task(reader.read("u", "v1", 0.05)) for _ in range(5)]
     await asyncio.sleep(0)
     time.sleep(0.2)  # noqa: ASYNC251 - the loop stands still
     given_up = await asyncio.gather(*reads, return_exceptions=True)
 
     assert any(isinstance(one, DependencyAway) for one in given_up)
-    assert await reader.read("u", TIMEOUT_S) == UserFeatures()
+    assert await reader.read("u", "v1", TIMEOUT_S) == UserFeatures()
 
 
 async def test_read_time_does_not_grow_with_reads(features: RepoAddress, reader: FeatureReader) -> None:
@@ -234,7 +289,7 @@ async def _read_when_back(reader: FeatureReader, user_id: str) -> UserFeatures:
     give_up = time.monotonic() + 10
     while True:
         try:
-            return await reader.read(user_id, 0.2)
+            return await reader.read(user_id, "v1", 0.2)
         except DependencyAway:
             assert time.monotonic() < give_up
             await asyncio.sleep(0.02)
@@ -244,6 +299,6 @@ async def _quickest_read_s(reader: FeatureReader, num_reads: int) -> float:
     seconds = []
     for _ in range(num_reads):
         started = time.perf_counter()
-        await reader.read("u", TIMEOUT_S)
+        await reader.read("u", "v1", TIMEOUT_S)
         seconds.append(time.perf_counter() - started)
     return min(seconds)

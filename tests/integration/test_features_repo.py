@@ -55,7 +55,7 @@ def test_definitions_and_schema_agree(address: RepoAddress) -> None:
     }
 
     assert applied == {view.name: {column.name: str(column.type) for column in view.columns} for view in VIEWS}
-    assert keys == {view.name: [view.key.name] for view in VIEWS}
+    assert keys == {view.name: [key.name for key in view.keys] for view in VIEWS}
     assert user_features({feature.name: None for feature in served}, listed_at_s=None) == UserFeatures()
     assert store.config.online_store.connection_string.startswith(f"{HOST}:{address.redis.port},")
 

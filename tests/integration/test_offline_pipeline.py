@@ -92,7 +92,7 @@ async def read_lists(places: Places, user_id: str) -> UserFeatures:
     """What a request would read of a user."""
     reader = FeatureReader(places.feature_repo, num_partitions=1)
     try:
-        return await reader.read(user_id, 10.0)
+        return await reader.read(user_id, BundleStore(places.bundle_root).live().version, 10.0)
     finally:
         await reader.close()
 
@@ -119,7 +119,8 @@ async def test_online_store_holds_histories_and_lists_of_the_live_version(places
     address = places.feature_repo
     reader = FeatureReader(address, num_partitions=1)
 
-    features = [await reader.read(f"u{number:03d}", 10.0) for number in range(40)]
+    version = BundleStore(places.bundle_root).live().version
+    features = [await reader.read(f"u{number:03d}", version, 10.0) for number in range(40)]
     await reader.close()
 
     listed = [one for one in features if one.precomputed is not None]
@@ -127,8 +128,7 @@ async def test_online_store_holds_histories_and_lists_of_the_live_version(places
     assert all(len(one.history_item_ids) == 12 for one in features)
     for one in listed:
         assert one.precomputed is not None
-        assert one.precomputed.bundle_version == BundleStore(places.bundle_root).live_version()
-        assert one.precomputed.watermark_ms == one.newest_event_time_ms
+        assert one.precomputed.made_from_row_us == one.as_of_us
         assert not set(one.precomputed.item_ids) & set(one.history_item_ids)
 
 
@@ -233,6 +233,5 @@ def test_lists_made_stale_by_an_event_are_made_anew(places: Places, options: Pip
     lists = asyncio.run(read_lists(places, "u000"))
     assert num_lists == 40
     assert lists.precomputed is not None
-    assert lists.precomputed.watermark_ms == seen_ms
+    assert lists.precomputed.made_from_row_us == after.row_time_us
     assert item_id not in lists.precomputed.item_ids
-    assert lists.precomputed.bundle_version == BundleStore(places.bundle_root).live_version()

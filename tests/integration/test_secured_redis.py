@@ -81,7 +81,7 @@ async def test_features_are_written_and_read_over_tls_with_a_password(secured: R
     reader = FeatureReader(made, num_partitions=1)
     FeatureWriter(made).write_histories([history_row("u", ("a", "b"))])
 
-    found = await reader.read("u", 2.0)
+    found = await reader.read("u", "v1", 2.0)
     await reader.close()
 
     assert found.history_item_ids == ("a", "b")

@@ -200,7 +200,7 @@ async def test_accepted_event_is_seen_by_the_next_read(rig: Rig) -> None:
     reader = FeatureReader(rig.features, num_partitions=4)
     await asyncio.to_thread(rig.send, click(1, event_time_ms=time.time_ns() // 1_000_000))
 
-    seen = await _until(lambda: reader.read("u", TIMEOUT_S), lambda features: features.num_events == 1)
+    seen = await _until(lambda: reader.read("u", "v1", TIMEOUT_S), lambda features: features.num_events == 1)
     popular = await _until(lambda: reader.read_popular(TIMEOUT_S), bool)
     await reader.close()
 

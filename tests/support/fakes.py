@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -19,14 +20,17 @@ class FakeFeatures:
         self.error: BaseException | None = None
         self.delay_s = 0.0
 
-    async def read(self, user_id: str, timeout_s: float) -> UserFeatures:
-        """Return the user's features, within the timeout."""
+    async def read(self, user_id: str, bundle_version: str, timeout_s: float) -> UserFeatures:
+        """Return the user's features with the list of this bundle, within the timeout."""
         await asyncio.sleep(min(self.delay_s, timeout_s))
         if self.delay_s > timeout_s:
             raise DependencyAway("features", 0.5)
         if self.error is not None:
             raise self.error
-        return self.users.get(user_id, UserFeatures())
+        found = self.users.get(user_id, UserFeatures())
+        if found.precomputed is not None and found.precomputed.bundle_version != bundle_version:
+            return replace(found, precomputed=None)
+        return found
 
     async def read_popular(self, timeout_s: float) -> Sequence[tuple[str, float]]:
         """Return the popularity windows."""

@@ -108,13 +108,6 @@ BOARD = Board(
                     ),
                     unit="s",
                 ),
-                Panel(
-                    title="Lists found, by bundle",
-                    queries=(rate("tailrace_precomputed_lists_total", "bundle"),),
-                    unit="reqps",
-                    kind="areas",
-                    help="live: made by the serving bundle; other: not used, since lists never cross versions.",
-                ),
             ),
         ),
     ),

@@ -11,6 +11,7 @@ from typing import Protocol
 from models.catalogue import Catalogue
 from services.contracts.features import UserFeatures
 from services.gateway.request.context import Features
+from services.gateway.request.live_bundle import Live
 
 MAX_SHOWN = 60
 _TIMEOUT_S = 0.5
@@ -59,11 +60,14 @@ EventTimes = Callable[[str], Mapping[int, int]]
 """Returns the Unix ms of a user's nth event, by n (from 1), as far as they are known here. May block."""
 
 
-async def choose_users(directory: UserDirectory, limit: int) -> list[ListedUser]:
+async def choose_users(directory: UserDirectory, bundle_version: str, limit: int) -> list[ListedUser]:
     """Return some known users. Raises DependencyAway."""
     user_ids = await directory.sample_user_ids(_SAMPLED_PER_USER * limit, _TIMEOUT_S)
     # a Redis scan may return a key again while the table grows
-    found = [_listed(user_id, await directory.read(user_id, _TIMEOUT_S)) for user_id in dict.fromkeys(user_ids)]
+    found = [
+        _listed(user_id, await directory.read(user_id, bundle_version, _TIMEOUT_S))
+        for user_id in dict.fromkeys(user_ids)
+    ]
     return spread(found, limit)
 
 
@@ -75,18 +79,16 @@ def spread(found: Sequence[ListedUser], limit: int) -> list[ListedUser]:
     return sorted((*with_list, *others), key=ordered.index)
 
 
-async def read_history(
-    directory: UserDirectory, user_id: str, catalogue: Catalogue, event_times: EventTimes
-) -> History:
+async def read_history(directory: UserDirectory, user_id: str, live: Live, event_times: EventTimes) -> History:
     """Return a user's history with titles. Raises DependencyAway."""
-    features = await directory.read(user_id, _TIMEOUT_S)
+    features = await directory.read(user_id, live.version, _TIMEOUT_S)
     times = await asyncio.to_thread(event_times, user_id) if features.history_item_ids else {}
     return History(
         user_id=user_id,
         num_events=features.num_events,
         newest_event_time_ms=features.newest_event_time_ms,
         has_stored_list=features.precomputed is not None,
-        items=_history_items(features, catalogue, times),
+        items=_history_items(features, live.catalogue, times),
     )
 
 

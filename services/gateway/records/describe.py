@@ -9,7 +9,6 @@ from services.gateway.records.reasons import REASONS
 
 _LIST_SENTENCES: Mapping[str, str] = {
     ListState.NONE: "No list is stored for the user.",
-    ListState.OTHER_BUNDLE: "The stored list was not used: another bundle made it.",
     ListState.OLDER_THAN_EVENTS: "The stored list was not used: the user has newer events.",
     ListState.DOES_NOT_COVER: "The stored list was not used: it holds too few items that this request may show.",
 }

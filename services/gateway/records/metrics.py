@@ -13,7 +13,6 @@ from services.observability.metrics import GatewayMetrics
 
 _NONE = "none"
 _DOORS = ("rest", "grpc", "openai")
-_LIVE, _OTHER = "live", "other"
 _NUM_ANSWERS_KEPT = 20_000
 
 
@@ -83,11 +82,10 @@ class AnswerMetrics:
             self._metrics.agreement.observe(agreement)
 
     def _observe_stored_list(self, routing: RoutingRecord, now_ms: int) -> None:
-        """Count the stored list of the user, whether it was shown or not, and observe its age."""
+        """Observe the age of the user's stored list, whether it was shown or not."""
         stored = routing.context.lookup.features.precomputed
         if stored is None:
             return
-        self._metrics.lists.labels(_LIVE if stored.bundle_version == routing.context.live.version else _OTHER).inc()
         if stored.made_at_s is not None:
             self._metrics.list_age_seconds.observe(max(0.0, now_ms / 1_000 - stored.made_at_s))
 
@@ -115,8 +113,6 @@ def agreement_of(llm: Sequence[int], student: Sequence[int], k: int) -> float | 
 
 def _begin_at_zero(metrics: GatewayMetrics) -> None:
     """Create the series of alerts and objectives: a first error that begins at 1 is no increase to Prometheus."""
-    for bundle in (_LIVE, _OTHER):
-        metrics.lists.labels(bundle)
     for door in _DOORS:
         metrics.deadline_missed.labels(door)
         for kind in ErrorKind:

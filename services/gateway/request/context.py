@@ -27,8 +27,8 @@ log = structlog.get_logger()
 class Features(Protocol):
     """The feature store."""
 
-    async def read(self, user_id: str, timeout_s: float) -> UserFeatures:
-        """Return a user's features, within `timeout_s` and never later; an unknown user has none.
+    async def read(self, user_id: str, bundle_version: str, timeout_s: float) -> UserFeatures:
+        """Return a user's features with the list of this bundle, within `timeout_s` and never later; an unknown user has none.
 
         Raises DependencyAway or DeadlineExceeded.
         """
@@ -128,12 +128,14 @@ class RequestContext:
         )
 
 
-async def look_up_features(features: Features, user_id: str | None, timeout_s: float) -> FeatureLookup:
+async def look_up_features(
+    features: Features, user_id: str | None, bundle_version: str, timeout_s: float
+) -> FeatureLookup:
     """Read a user's features; the store enforces `timeout_s`. Never raises."""
     if user_id is None:
         return FeatureLookup(UserFeatures())
     try:
-        return FeatureLookup(await features.read(user_id, timeout_s))
+        return FeatureLookup(await features.read(user_id, bundle_version, timeout_s))
     except Exception as error:  # noqa: BLE001 - whatever the store fails at, the request is answered without features
         log.warning("features_away", error=repr(error))
         return FeatureLookup(UserFeatures(), is_away=True)
@@ -169,12 +171,7 @@ def _usable_list(
     request: RecommendRequest, live: Live, features: UserFeatures, masks: Masks, *, has_recent_items: bool
 ) -> ItemRanking | None:
     stored = features.precomputed
-    if stored is None or not list_is_fresh(
-        stored,
-        live_version=live.version,
-        newest_event_time_ms=features.newest_event_time_ms,
-        has_recent_items=has_recent_items,
-    ):
+    if stored is None or not list_is_fresh(stored, row_us=features.as_of_us, has_recent_items=has_recent_items):
         return None
     ranking = ItemRanking.of(Tier.PRECOMPUTED, stored.item_ids, stored.scores, live.catalogue)
     num_survivors = int(masks.allowed[sorted(set(ranking.indices))].sum())

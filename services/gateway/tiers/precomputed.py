@@ -4,6 +4,7 @@ from services.contracts.explanation import ListState
 from services.contracts.recommend import Tier
 from services.gateway.request.context import RequestContext
 from services.gateway.tiers.tier import TierResult
+from services.router.policy import list_is_fresh
 
 
 class PrecomputedTier:
@@ -25,9 +26,5 @@ def list_state(context: RequestContext) -> ListState:
         return ListState.NONE
     if context.listed is not None:
         return ListState.USABLE
-    if stored.bundle_version != context.live.version:
-        return ListState.OTHER_BUNDLE
-    has_newer_events = context.has_recent_items or (
-        lookup.features.newest_event_time_ms is not None and lookup.features.newest_event_time_ms > stored.watermark_ms
-    )
-    return ListState.OLDER_THAN_EVENTS if has_newer_events else ListState.DOES_NOT_COVER
+    fresh = list_is_fresh(stored, row_us=lookup.features.as_of_us, has_recent_items=context.has_recent_items)
+    return ListState.DOES_NOT_COVER if fresh else ListState.OLDER_THAN_EVENTS

@@ -40,7 +40,7 @@ HISTORY = UserHistory(
     recent_event_ids=(),
     position=LogPosition("t", 1, 5),
 )
-LISTED = PrecomputedRow(user_id="u", item_ids=("x",), scores=(0.5,), bundle_version="v", watermark_ms=7)
+LISTED = PrecomputedRow(user_id="u", item_ids=("x",), scores=(0.5,), bundle_version="v", made_from_row_us=7)
 POPULAR = PopularRow(
     partition=3,
     as_of_ms=9,
@@ -54,7 +54,8 @@ POPULAR = PopularRow(
 def test_a_row_is_read_back_as_it_was_laid_out(view: ViewSchema[Any], row: Any) -> None:
     """Columns and rows are two forms of the same values; rows that the store does not hold are left out."""
     table = view.to_columns([row])
-    absent = {name: [None if name != view.key.name else "9", *cells] for name, cells in table.items()}
+    keys = {column.name for column in view.keys}
+    absent = {name: [None if name not in keys else "9", *cells] for name, cells in table.items()}
 
     assert list(table) == [column.name for column in view.columns]
     assert view.from_columns(table) == view.from_columns(absent) == [row]

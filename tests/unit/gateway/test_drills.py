@@ -87,7 +87,7 @@ async def test_a_drilled_store_is_unavailable_in_every_call(tmp_path: Path) -> N
     drills = Drills(tmp_path / "drills.json")
     store = DrilledStore(FakeStore({"u": user("i00")}), drills)
     calls: list[Any] = [
-        lambda: store.read("u", 1.0),
+        lambda: store.read("u", "v1", 1.0),
         lambda: store.read_popular(1.0),
         lambda: store.sample_user_ids(5, 1.0),
     ]

@@ -53,13 +53,18 @@ def publish(root: Path, version: str, catalogue: Catalogue, **about: Any) -> Non
 def user(*history: str, newest_ms: int | None = None, listed: tuple[str, ...] = (), **stored: Any) -> UserFeatures:
     """Build a user with this history and, when `listed` is given, a fresh precomputed list."""
     newest_ms = int(NOW_S * 1_000) - 5_000 if newest_ms is None and history else newest_ms
+    row_us = newest_ms * 1_000 if newest_ms is not None else 0
     precomputed = None
     if listed:
-        fields = {"bundle_version": VERSION, "watermark_ms": newest_ms or 0, **stored}
+        fields = {"bundle_version": VERSION, "made_from_row_us": row_us, **stored}
         scores = tuple(1.0 - place / 100 for place in range(len(listed)))
         precomputed = PrecomputedList(item_ids=listed, scores=scores, **fields)
     return UserFeatures(
-        history_item_ids=history, newest_event_time_ms=newest_ms, num_events=len(history), precomputed=precomputed
+        history_item_ids=history,
+        newest_event_time_ms=newest_ms,
+        num_events=len(history),
+        as_of_us=row_us,
+        precomputed=precomputed,
     )
 
 
@@ -70,7 +75,7 @@ def standard_users() -> dict[str, UserFeatures]:
         "listed": user("i00", "i01", "i02", listed=tuple(f"i{index:02}" for index in range(5, 17))),
         "long": user("i00", "i01", "i02", "i03"),
         "short": user("i00"),
-        "stale": user("i00", "i01", "i02", listed=("i05", "i06"), watermark_ms=1),
+        "stale": user("i00", "i01", "i02", listed=("i05", "i06"), made_from_row_us=1),
         "foreign": user("i00", "i01", "i02", listed=("i05", "i06"), bundle_version="v0"),
         "sated": user(*everything),
         "dropouts": user("gone1", "gone2", "gone3"),

@@ -51,7 +51,7 @@ def test_lists_are_what_scoring_everything_would_give(ranker: BatchRanker, tmp_p
         scores[seen] = -np.inf
         best = np.argsort(-scores, kind="stable")[: min(5, len(catalogue.item_ids) - len(seen))]
         assert rows[one.user_id].item_ids == tuple(catalogue.item_ids[index] for index in best)
-        assert (rows[one.user_id].bundle_version, rows[one.user_id].watermark_ms) == ("v1", one.newest_event_time_ms)
+        assert (rows[one.user_id].bundle_version, rows[one.user_id].made_from_row_us) == ("v1", one.row_time_us)
 
 
 @pytest.mark.native

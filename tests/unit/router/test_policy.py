@@ -171,22 +171,22 @@ def test_each_outcome_of_the_llm_has_its_reason(outcome: LlmOutcome, reason: Rea
     assert fall_back(planned, reason) == (planned if reason is None else RoutingDecision(Tier.STUDENT, reason))
 
 
-LIST = PrecomputedList(item_ids=("a",), scores=(1.0,), bundle_version="v1", watermark_ms=100)
+LIST = PrecomputedList(item_ids=("a",), scores=(1.0,), bundle_version="v1", made_from_row_us=100)
 
 
 @pytest.mark.parametrize(
     ("changed", "is_fresh"),
     [
         ({}, True),
-        ({"newest_event_time_ms": 101}, False),
-        ({"newest_event_time_ms": None}, True),
-        ({"live_version": "v2"}, False),
+        ({"row_us": 101}, False),
+        ({"row_us": 99}, False),
+        ({"row_us": None}, False),
         ({"has_recent_items": True}, False),
     ],
 )
-def test_a_list_is_fresh_until_there_is_something_newer(changed: dict[str, Any], is_fresh: bool) -> None:
-    """A newer event, another bundle, or items sent along make it stale."""
-    current = {"live_version": "v1", "newest_event_time_ms": 100, "has_recent_items": False, **changed}
+def test_a_list_is_fresh_until_the_row_moves(changed: dict[str, Any], is_fresh: bool) -> None:
+    """Another state of the user's row, an older or a lost one too, or items sent along make it stale."""
+    current = {"row_us": 100, "has_recent_items": False, **changed}
 
     assert list_is_fresh(LIST, **current) is is_fresh
 

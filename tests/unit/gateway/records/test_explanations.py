@@ -91,7 +91,7 @@ async def explained(world: World, rest: RestClient, request_id: str) -> dict[str
         ("short", "student", "none", ["features", "route", "rank", "student", "answer"]),
         ("nobody", "popular", "none", ["features", "route", "rank", "answer"]),
         ("stale", "llm", "older_than_events", ["features", "route", "rank", "llm", "student", "answer"]),
-        ("foreign", "llm", "other_bundle", ["features", "route", "rank", "llm", "student", "answer"]),
+        ("foreign", "llm", "none", ["features", "route", "rank", "llm", "student", "answer"]),
     ],
 )
 async def test_an_answer_has_an_explanation(
