@@ -11,7 +11,7 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +50,11 @@ def _options() -> argparse.Namespace:
 
 
 async def _measure(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
-    from services.llm.ranking.deployment import engine_config
     from services.llm.text.checkpoint import checkpoint_folder
+    from services.llm.text.deployment import text_engine_config
 
     folder = checkpoint_folder(options.text, settings.cache_dir)
-    config = replace(engine_config(settings), num_blocks=settings.text_kv_num_blocks)
+    config = text_engine_config(settings)
     engine = _bare_engine(settings, folder, config)
     door = TextClient(settings.http_host, settings.http_port, settings.text_model or folder.name)
     try:

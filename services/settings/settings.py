@@ -7,6 +7,7 @@ it. Components receive the few values that they use, never this object, which on
 import difflib
 import ipaddress
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from services.settings.addresses import KafkaAddress, RedisAddress
 _PREFIX = "TAILRACE_"
 _MIN_RPC_BYTES = 1_048_576
 """Ray Serve has one bound for requests and answers."""
+_DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 
 
 class Settings(BaseSettings):
@@ -119,10 +121,14 @@ class Settings(BaseSettings):
 
     # the engine
     llm_device: str = "cpu"
+    """Device of both engines: cpu, cuda, or cuda:N."""
     llm_dtype: Literal["float32", "bfloat16"] = "float32"
     llm_threads: int = Field(1, ge=1)
     kv_block_tokens: int = Field(16, ge=1)
-    kv_num_blocks: int = Field(4_096, ge=2)
+    kv_num_blocks: int | None = Field(None, ge=2)
+    """Blocks of the ranking model's KV pool. None: 4,096 on a CPU, kv_memory_share of a card's memory on a GPU."""
+    kv_memory_share: float = Field(0.4, gt=0, le=0.9)
+    """Share of the card's memory that one KV pool takes, of what is free when the replica starts. While a new bundle is loaded there are two pools."""
     kv_kind: Literal["model", "int8", "fp8"] = "model"
     """Format of cached keys and values: the model's dtype, or one byte per number."""
     llm_weight_kind: Literal["model", "int8"] = "model"
@@ -150,7 +156,8 @@ class Settings(BaseSettings):
     text_threads: int = Field(1, ge=1)
     text_weight_kind: Literal["model", "int8"] = "model"
     """As llm_weight_kind, for the text model."""
-    text_kv_num_blocks: int = Field(2_048, ge=2)
+    text_kv_num_blocks: int | None = Field(None, ge=2)
+    """As kv_num_blocks, for the text model; 2,048 on a CPU."""
     text_max_tokens: int = Field(1_024, ge=1)
     """Maximal tokens per choice."""
     text_max_choices: int = Field(16, ge=1)
@@ -306,7 +313,9 @@ def _check_text(settings: Settings) -> None:
 
 
 def _check_engine(settings: Settings) -> None:
-    """Refuse kinds of weights that the device does not have. Raises ConfigError."""
+    """Refuse a device that no engine runs on, and kinds of weights that the device does not have. Raises ConfigError."""
+    if not _DEVICE.fullmatch(settings.llm_device):
+        raise ConfigError(f"{_PREFIX}LLM_DEVICE: {settings.llm_device!r} is no device; set it to cpu, cuda or cuda:N")
     for name in ("llm_weight_kind", "text_weight_kind"):
         if getattr(settings, name) == "int8" and settings.llm_device != "cpu":
             raise ConfigError(

@@ -44,6 +44,14 @@ class _Started:
     cost: StepCost
 
 
+@dataclass(frozen=True, slots=True)
+class KvSize:
+    """The size of an engine's KV pool."""
+
+    block_tokens: int
+    num_blocks: int
+
+
 class Engine:
     """Ranks items of one catalogue and generates text with one decoder. `items` None: an engine for text alone."""
 
@@ -65,6 +73,7 @@ class Engine:
         need = BlockNeed(config, decoder.config.window_of_all)
         self.max_tokens = need.longest(decoder.config.max_position_embeddings)
         """The most tokens of a prompt and its text together that KV memory and positions allow."""
+        self.kv_size = KvSize(config.block_tokens, config.num_blocks)
         self._builder = RequestBuilder(config, decoder.config, trie, self.max_tokens)
         self._scheduler = Scheduler(config, bundle_version, decoder.config.window_of_all)
         self._runner = Runner(decoder, config, trie, graph_device)

@@ -25,6 +25,7 @@ from services.llm.engine.cost.machine_limits import measure_limits
 from services.llm.engine.outcome import Status
 from services.llm.ranking.model import LoadedBundle, load_bundle
 from services.llm.serving.affinity_router import affinity
+from services.llm.serving.card import KvPoolSize, check_support, open_card
 from services.llm.serving.engine_thread import EngineThread
 from services.llm.serving.metrics import EngineStepMetrics, record_spans
 from services.llm.serving.reply import Reply, refusal_of
@@ -34,6 +35,7 @@ from services.settings.settings import Settings
 
 log = structlog.get_logger()
 
+_CPU_BLOCKS = 4_096
 _MODEL_NAME = "ranker"
 """The name of the ranking model in the metrics, whatever its bundle."""
 
@@ -106,9 +108,8 @@ class LlmDeployment:
         registry = CollectorRegistry()
         self._metrics = EngineMetrics(registry)
         ProcessMetrics(registry, "llm")
+        self._pool = ranking_pool(settings)
         self._limits = measure_limits(torch.device(settings.llm_device), getattr(torch, settings.llm_dtype))
-        config = engine_config(settings)
-        self._metrics.cache_config.labels(_MODEL_NAME, str(config.block_tokens), str(config.num_blocks)).set(1)
         self._live = LiveEngine(BundleStore(settings.bundle_root), settings.bundle_poll_s, self._load, self._start)
 
     def __del__(self) -> None:
@@ -145,7 +146,7 @@ class LlmDeployment:
     def _load(self, bundle: Bundle) -> LoadedBundle:
         settings = self._settings
         dtype: torch.dtype = getattr(torch, settings.llm_dtype)
-        return load_bundle(bundle, engine_config(settings), dtype, settings.llm_device)
+        return load_bundle(bundle, engine_config(settings), dtype, settings.llm_device, self._pool)
 
     def _start(self, bundle: LoadedBundle) -> EngineThread:
         if self._version is not None:
@@ -160,7 +161,7 @@ def engine_config(settings: Settings) -> EngineConfig:
     """Return the ranking engine's configuration from the settings."""
     return EngineConfig(
         block_tokens=settings.kv_block_tokens,
-        num_blocks=settings.kv_num_blocks,
+        num_blocks=settings.kv_num_blocks or _CPU_BLOCKS,
         kv_kind=settings.kv_kind,
         weight_kind=settings.llm_weight_kind,
         max_num_batched_tokens=settings.max_step_tokens,
@@ -171,6 +172,13 @@ def engine_config(settings: Settings) -> EngineConfig:
         max_waiting=settings.max_waiting,
         tile_tokens=32 * settings.kv_block_tokens,
     )
+
+
+def ranking_pool(settings: Settings) -> KvPoolSize:
+    """Return how large the ranking engines' KV pools are. Raises ConfigError where the device does not support the settings."""
+    card = open_card(settings.llm_device)
+    check_support(card, "TAILRACE_LLM_DTYPE", settings.llm_dtype, settings.kv_kind)
+    return KvPoolSize(card, "TAILRACE_KV_NUM_BLOCKS", settings.kv_num_blocks, settings.kv_memory_share)
 
 
 def replica_options(router: RequestRouterConfig) -> dict[str, Any]:

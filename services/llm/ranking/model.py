@@ -20,6 +20,7 @@ from services.errors import BundleCorrupt, Overloaded
 from services.llm.engine.beam.trie import ItemCodes
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
+from services.llm.serving.card import KvPoolSize, pool_of
 from services.llm.serving.engine_thread import AddRequest
 from services.llm.serving.streams import Ended
 
@@ -75,10 +76,13 @@ class LoadedBundle:
         )
 
 
-def load_bundle(bundle: Bundle, config: EngineConfig, dtype: torch.dtype, device: str) -> LoadedBundle:
-    """Load a bundle and warm its engine up. Raises CheckpointError or BundleCorrupt."""
+def load_bundle(
+    bundle: Bundle, config: EngineConfig, dtype: torch.dtype, device: str, pool: KvPoolSize | None = None
+) -> LoadedBundle:
+    """Load a bundle and warm its engine up. Raises CheckpointError or BundleCorrupt, ConfigError where the KV pool does not fit."""
     catalogue = bundle.catalogue()
     decoder = load_decoder(bundle.decoder_dir, dtype, device)
+    config = pool_of(decoder, config, pool)
     window = bundle.manifest.get("prompt", {})
     max_items, stride = int(window.get("max_items", 200)), int(window.get("stride", 50))
     _check_fit(bundle, catalogue, max_items, decoder.config.vocab_size, decoder.config.max_position_embeddings)

@@ -31,6 +31,8 @@ class EngineStepMetrics:
             counter.labels(model_name)
         for kind in StepKind:
             metrics.step_seconds.labels(model_name, kind.value)
+        size = engine.kv_size
+        metrics.cache_config.labels(model_name, str(size.block_tokens), str(size.num_blocks)).set(1)
         metrics.memory_limit.labels(model_name).set(limits.bytes_per_s)
         metrics.compute_limit.labels(model_name).set(limits.flops_per_s)
 

@@ -23,6 +23,7 @@ from services.llm.engine.config import EngineConfig
 from services.llm.engine.cost.machine_limits import measure_limits
 from services.llm.ranking.deployment import engine_config, replica_options
 from services.llm.serving.affinity_router import affinity
+from services.llm.serving.card import KvPoolSize, check_support, open_card
 from services.llm.serving.engine_thread import EngineThread
 from services.llm.serving.metrics import EngineStepMetrics
 from services.llm.serving.reply import Refusal, refusal_of
@@ -33,6 +34,7 @@ from services.observability.metrics import EngineMetrics, ProcessMetrics, config
 from services.observability.tracing import note, note_failure, open_tracing
 from services.settings.settings import Settings
 
+_CPU_BLOCKS = 2_048
 _MESSAGE_S = 0.001
 _LOAD_BOUND = 1.25
 """A conversation leaves its replica when that has this many times the mean load."""
@@ -50,10 +52,8 @@ class TextDeployment:
         registry = CollectorRegistry()
         metrics = EngineMetrics(registry)
         ProcessMetrics(registry, "text")
-        config = text_engine_config(settings)
-        self._text = _load(settings, config)
+        self._text = _load(settings, text_pool(settings))
         name = self._text.model.name
-        metrics.cache_config.labels(name, str(config.block_tokens), str(config.num_blocks)).set(1)
         limits = measure_limits(torch.device(settings.llm_device), getattr(torch, settings.text_dtype))
         report = EngineStepMetrics(metrics, self._text.engine, name, limits)
         self._thread = EngineThread(self._text.engine, settings.text_threads, report.record)
@@ -106,15 +106,25 @@ class TextDeployment:
 def text_engine_config(settings: Settings) -> EngineConfig:
     """Return the text engine's configuration: the ranking engine's, with its own number of blocks and kind of weights."""
     return replace(
-        engine_config(settings), num_blocks=settings.text_kv_num_blocks, weight_kind=settings.text_weight_kind
+        engine_config(settings),
+        num_blocks=settings.text_kv_num_blocks or _CPU_BLOCKS,
+        weight_kind=settings.text_weight_kind,
     )
 
 
-def _load(settings: Settings, config: EngineConfig) -> LoadedText:
+def text_pool(settings: Settings) -> KvPoolSize:
+    """Return how large the text engine's KV pool is. Raises ConfigError where the device does not support the settings."""
+    card = open_card(settings.llm_device)
+    check_support(card, "TAILRACE_TEXT_DTYPE", settings.text_dtype, settings.kv_kind)
+    return KvPoolSize(card, "TAILRACE_TEXT_KV_NUM_BLOCKS", settings.text_kv_num_blocks, settings.kv_memory_share)
+
+
+def _load(settings: Settings, pool: KvPoolSize) -> LoadedText:
     folder = checkpoint_folder(settings.text_path, settings.cache_dir)
     dtype: torch.dtype = getattr(torch, settings.text_dtype)
     limits = RequestLimits(max_tokens=settings.text_max_tokens, max_choices=settings.text_max_choices)
-    return load_text(folder, settings.text_model or folder.name, config, dtype, settings.llm_device, limits)
+    name, config = settings.text_model or folder.name, text_engine_config(settings)
+    return load_text(folder, name, config, dtype, settings.llm_device, limits, pool)
 
 
 def build_text(settings: Settings) -> Any:

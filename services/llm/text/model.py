@@ -18,6 +18,7 @@ from services.errors import CheckpointError, ContextTooLong, InvalidRequest, Not
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
 from services.llm.engine.text.parameters import SamplingParams
+from services.llm.serving.card import KvPoolSize, pool_of
 from services.llm.text.chat_template import (
     ChatTemplate,
     load_chat_template,
@@ -122,10 +123,20 @@ class LoadedText:
 
 
 def load_text(
-    folder: Path, name: str, config: EngineConfig, dtype: torch.dtype, device: str, limits: RequestLimits
+    folder: Path,
+    name: str,
+    config: EngineConfig,
+    dtype: torch.dtype,
+    device: str,
+    limits: RequestLimits,
+    pool: KvPoolSize | None = None,
 ) -> LoadedText:
-    """Load a checkpoint folder and warm its engine up. Raises CheckpointError naming what is missing or unsupported."""
+    """Load a checkpoint folder and warm its engine up.
+
+    Raises CheckpointError naming what is missing or unsupported, ConfigError where the KV pool does not fit.
+    """
     decoder = load_decoder(folder, dtype, device)
+    config = pool_of(decoder, config, pool)
     tokenizer = load_tokenizer(folder)
     eos_ids = read_eos_ids(folder, tokenizer)
     engine = Engine(decoder, config, items=None, bundle_version=name)

@@ -9,12 +9,21 @@ import sys
 import sysconfig
 from pathlib import Path
 
+import yaml
+
 from infra.docker.needs import image_needs
 from services.llm.engine.cpu.compiler import PREBUILT
 from services.settings.settings import Settings
+from tests.support.manifests import pod_of, render
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCKERFILE = (ROOT / "infra" / "docker" / "Dockerfile").read_text()
+
+
+def stage(name: str) -> str:
+    """Return the instructions of a build stage, its FROM line included."""
+    (found,) = re.findall(rf"^(FROM \S+ AS {name}\n(?:(?!FROM ).*\n)*)", DOCKERFILE, re.MULTILINE)
+    return re.sub(r"^#.*\n|^\n", "", found, flags=re.MULTILINE)
 
 
 def test_the_image_installs_the_dependencies_but_the_embedded_servers() -> None:
@@ -70,7 +79,7 @@ def test_variables_and_ports_are_those_of_the_settings() -> None:
     """Variables of the image are settings, and its exposed ports are the settings' defaults."""
     known = {f"TAILRACE_{name.upper()}" for name in Settings.model_fields}
     ports = {str(Settings.model_fields[name].default) for name in ("http_port", "grpc_port", "metrics_port")}
-    (exposed,) = re.findall(r"^EXPOSE (.*)$", DOCKERFILE, re.MULTILINE)
+    (exposed,) = re.findall(r"^EXPOSE (.*)$", stage("rooms"), re.MULTILINE)
 
     assert set(re.findall(r"(TAILRACE_\w+)=", DOCKERFILE)) <= known
     assert set(exposed.split()) == ports
@@ -83,3 +92,39 @@ def test_what_is_copied_is_not_ignored() -> None:
 
     assert all(path.split("/")[0] in let_in and (ROOT / path).is_file() for path in named)
     assert {"services", "models", "pipelines", "infra", "feature_repo"} <= let_in
+
+
+def test_triton_can_compile_and_load_its_launcher_in_the_gpu_image() -> None:
+    """The first start on a card failed: no C compiler, and the cache on a tmpfs that may hold no executables.
+
+    The GPU image is the other image on a base with a compiler, and its cache is a folder of ours that compose and Kubernetes mount from a
+    volume, no tmpfs.
+    """
+    base, *rooms = stage("rooms").splitlines()
+    base_gpu, *rooms_gpu = stage("rooms-gpu").splitlines()
+    (cache,) = re.findall(r"TRITON_CACHE_DIR=(\S+)", stage("gpu"))
+    compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+    serve = compose["services"]["serve-gpu"]
+    pod = pod_of(render("gpu"), "tailrace-llm")
+    (volume,) = [one["name"] for one in pod.container("ray-worker")["volumeMounts"] if one["mountPath"] == cache]
+
+    assert (base.split()[1], base_gpu.split()[1]) == ("${PYTHON_IMAGE}", "${BUILD_IMAGE}")
+    assert re.search(r"^ARG BUILD_IMAGE=python:[\d.]+-bookworm$", DOCKERFILE, re.MULTILINE), "the full image has gcc"
+    assert rooms == rooms_gpu
+    assert stage("gpu").startswith("FROM rooms-gpu ")
+    assert f" {cache} " in (ROOT / "infra/docker/rooms.sh").read_text()
+    assert [one.split(":")[0] for one in serve["volumes"] if one.split(":")[1:] == [cache]] == ["kernels"]
+    assert "kernels" in compose["volumes"]
+    assert [one["emptyDir"] for one in pod.spec["volumes"] if one["name"] == volume] == [{"sizeLimit": "1Gi"}]
+
+
+def test_a_card_is_served_alike_by_compose_and_kubernetes() -> None:
+    """The same engine settings on both, in bf16 (fp32 attention spills its registers), with a KV pool sized by the card."""
+    image = dict(re.findall(r"(TAILRACE_LLM_\w+)=(\w+)", stage("gpu")))
+    compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    own = compose["serve-gpu"]["environment"].items() - compose["serve"]["environment"].items()
+    overlay = (ROOT / "infra/kubernetes/overlays/gpu/settings.env").read_text().splitlines()
+
+    assert image == {"TAILRACE_LLM_DEVICE": "cuda", "TAILRACE_LLM_DTYPE": "bfloat16"}
+    assert dict(own) | image == dict(line.split("=") for line in overlay)
+    assert compose["serve"]["environment"].items() <= compose["serve-gpu"]["environment"].items()

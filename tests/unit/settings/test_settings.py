@@ -93,3 +93,12 @@ def test_a_password_may_cross_in_cleartext_by_permission(monkeypatch: pytest.Mon
     settings = load_with(monkeypatch, {f"KAFKA_{name}": value for name, value in sign_in.items()})
 
     assert settings.kafka_address.security_protocol == "SASL_PLAINTEXT"
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:-1", "CUDA", "cuda:x", "mps", ""])
+def test_a_device_that_no_engine_runs_on_is_refused(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the setting and the devices there are; before, torch failed on it in every replica, again and again."""
+    monkeypatch.setenv("TAILRACE_LLM_DEVICE", device)
+
+    with pytest.raises(ConfigError, match=r"TAILRACE_LLM_DEVICE: .* set it to cpu, cuda or cuda:N"):
+        load_settings()

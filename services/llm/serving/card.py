@@ -1,0 +1,107 @@
+"""The graphics card of one replica: whether it supports the settings, and how many KV blocks its engines get.
+
+Asked when a replica starts, so that settings that cannot work end the start with their names, and not a later step with a compiler's
+message. On a CPU nothing is refused and the configured number of blocks holds.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from models.decoder.config import DecoderConfig
+from models.decoder.decoder import Decoder
+from services.errors import ConfigError
+from services.llm.engine.config import EngineConfig, KvKind
+from services.llm.engine.cost.cost_model import number_sizes
+
+_LEAST_BLOCKS = 2
+_WORKSPACE_SHARE = 0.05
+"""Share of the memory that was free at the start which stays free for captured graphs and activations."""
+_GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A CUDA device, and its memory that was free when the replica started."""
+
+    device: str
+    name: str
+    capability: tuple[int, int]
+    free_bytes: int
+
+
+def open_card(device: str) -> Card | None:
+    """Return the card of a device, None for a CPU. Raises ConfigError where this process does not see it."""
+    if device == "cpu":
+        return None
+    index, count = torch.device(device).index or 0, torch.cuda.device_count()
+    if index >= count:
+        raise ConfigError(
+            f"TAILRACE_LLM_DEVICE: {device} is not there, this process sees {count} CUDA devices; set it to "
+            + (f"cuda:{count - 1} or lower" if count else "cpu, or give the process a card and its driver")
+        )
+    properties = torch.cuda.get_device_properties(index)
+    return Card(device, properties.name, (properties.major, properties.minor), free_bytes_of(device))
+
+
+def free_bytes_of(device: str) -> int:
+    """Return the memory of a CUDA device that is free now."""
+    return torch.cuda.mem_get_info(torch.device(device).index or 0)[0]
+
+
+def check_support(card: Card | None, dtype_setting: str, dtype: str, kv_kind: KvKind) -> None:
+    """Refuse a dtype or a kind of KV cache for which the card has no instructions. Raises ConfigError."""
+    if card is None:
+        return
+    have = f"the {card.name} has compute capability {card.capability[0]}.{card.capability[1]}"
+    if dtype == "bfloat16" and card.capability < (8, 0):
+        raise ConfigError(f"{dtype_setting}: bfloat16 needs compute capability 8.0, and {have}; set it to float32")
+    if kv_kind == "fp8" and card.capability < (8, 9):
+        raise ConfigError(f"TAILRACE_KV_KIND: fp8 needs compute capability 8.9, and {have}; set it to int8 or model")
+
+
+def pool_of(decoder: Decoder, config: EngineConfig, pool: "KvPoolSize | None") -> EngineConfig:
+    """Return the configuration with the pool that a loaded decoder leaves room for. Raises ConfigError."""
+    if pool is None or pool.card is None:
+        return config
+    number_bytes = decoder.head_weight_VD.element_size()
+    return pool.fit(config, decoder.config, number_bytes, free_bytes_of(pool.card.device))
+
+
+@dataclass(frozen=True, slots=True)
+class KvPoolSize:
+    """How many blocks an engine's KV pool has: as many as `num_blocks` says, else `share` of the card's memory.
+
+    The share is of what was free when the replica started, not when a model is loaded: the pool of the next bundle, which is loaded
+    beside the running one, is as large as the first.
+    """
+
+    card: Card | None
+    setting: str
+    num_blocks: int | None
+    share: float
+
+    def fit(self, config: EngineConfig, shape: DecoderConfig, number_bytes: int, free_bytes: int) -> EngineConfig:
+        """Return the configuration with the number of blocks. Raises ConfigError where they do not fit into what is free now."""
+        if self.card is None:
+            return config
+        sizes = number_sizes(shape, number_bytes, config.kv_kind)
+        block_bytes = config.block_tokens * shape.num_hidden_layers * sizes.kv_token_layer
+        wanted = self.num_blocks or int(self.share * self.card.free_bytes / block_bytes)
+        most = int((free_bytes - _WORKSPACE_SHARE * self.card.free_bytes) / block_bytes)
+        if _LEAST_BLOCKS <= wanted <= most:
+            return replace(config, num_blocks=wanted)
+        raise ConfigError(self._refusal(wanted, most, block_bytes, free_bytes))
+
+    def _refusal(self, wanted: int, most: int, block_bytes: float, free_bytes: int) -> str:
+        assert self.card is not None, "only a card refuses"
+        setting, fix = self.setting, f"{max(most, 0)} or less, or leave it out"
+        if self.num_blocks is None:
+            setting = "TAILRACE_KV_MEMORY_SHARE"
+            fix = f"{max(most, 0) * block_bytes / self.card.free_bytes:.2f} or less"
+        if most < _LEAST_BLOCKS:
+            setting, fix = "TAILRACE_LLM_DEVICE", "a card with more free memory"
+        return (
+            f"{setting}: {wanted:,} KV blocks take {wanted * block_bytes / _GIB:.1f} GiB, and {self.card.device} "
+            f"({self.card.name}) has {free_bytes / _GIB:.1f} GiB free beside the weights; set it to {fix}"
+        )

@@ -1,0 +1,104 @@
+"""Settings that a card does not support end the start with their name and the fix; KV pools are sized by its free memory."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from services.errors import ConfigError
+from services.llm.engine.config import EngineConfig
+from services.llm.engine.cost.cost_model import number_sizes
+from services.llm.engine.kv.cache import KvCache
+from services.llm.ranking.deployment import ranking_pool
+from services.llm.serving.card import Card, KvPoolSize, check_support, open_card
+from services.settings.settings import Settings
+from tests.support.attention_shapes import attention_shape
+
+GIB = 2**30
+H100 = Card("cuda:0", "H100", (9, 0), 78 * GIB)
+QWEN3 = attention_shape(16, 8, 128, layers=28)
+"""The heads and layers of Qwen3-1.7B."""
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "dtype", "kv_kind", "refused"),
+    [
+        (
+            "T4",
+            (7, 5),
+            "bfloat16",
+            "model",
+            "TAILRACE_LLM_DTYPE: bfloat16 needs .* 8.0, and the T4 has .* 7.5; set it to float32",
+        ),
+        ("T4", (7, 5), "float32", "int8", None),
+        (
+            "A100",
+            (8, 0),
+            "bfloat16",
+            "fp8",
+            "TAILRACE_KV_KIND: fp8 needs .* 8.9, and the A100 .* 8.0; set it to int8 or model",
+        ),
+        ("A100", (8, 0), "bfloat16", "model", None),
+        ("L4", (8, 9), "bfloat16", "fp8", None),
+    ],
+)
+def test_what_a_card_has_no_instructions_for_is_refused(name, capability, dtype, kv_kind, refused) -> None:
+    """bf16 before Ampere, and fp8 before Ada, where Triton's compiler would fail in the first step."""
+    card = replace(H100, name=name, capability=capability)
+
+    if refused is None:
+        check_support(card, "TAILRACE_LLM_DTYPE", dtype, kv_kind)
+    else:
+        with pytest.raises(ConfigError, match=refused):
+            check_support(card, "TAILRACE_LLM_DTYPE", dtype, kv_kind)
+
+
+def test_a_card_that_is_absent_is_refused_at_the_start() -> None:
+    """A replica on cuda:99 says how many devices it sees; a CPU is no card, and keeps the configured blocks."""
+    with pytest.raises(
+        ConfigError, match=r"TAILRACE_LLM_DEVICE: cuda:99 is not there, this process sees \d+ CUDA devices"
+    ):
+        ranking_pool(Settings(llm_device="cuda:99"))
+
+    assert open_card("cpu") is None
+    on_a_cpu = ranking_pool(Settings()).fit(EngineConfig(num_blocks=77), QWEN3, 2, 0)
+    assert on_a_cpu.num_blocks == 77
+
+
+@pytest.mark.parametrize("kind", ["model", "int8", "fp8"])
+def test_a_pool_takes_its_share_of_the_memory_that_was_free_at_the_start(kind) -> None:
+    """65,536 blocks, the former value for a card, would take 112 GiB of 78; the share of it fits, for the next bundle's pool too."""
+    config, pool = EngineConfig(kv_kind=kind), KvPoolSize(H100, "TAILRACE_KV_NUM_BLOCKS", None, 0.4)
+    cache = KvCache(QWEN3, 2, 16, torch.bfloat16, torch.device("cpu"), kind)
+
+    first = pool.fit(config, QWEN3, 2, 74 * GIB).num_blocks
+    second = pool.fit(config, QWEN3, 2, 74 * GIB - first * 16 * cache.bytes_per_token).num_blocks
+
+    assert cache.bytes_per_token == 28 * number_sizes(QWEN3, 2, kind).kv_token_layer
+    assert first == second == int(0.4 * 78 * GIB / (16 * cache.bytes_per_token))
+
+
+@pytest.mark.parametrize(
+    ("pool", "free_gib", "refused"),
+    [
+        (
+            KvPoolSize(H100, "TAILRACE_KV_NUM_BLOCKS", 65_536, 0.4),
+            74,
+            "TAILRACE_KV_NUM_BLOCKS: 65,536 KV .* set it to 41.* or less, or leave it out",
+        ),
+        (
+            KvPoolSize(H100, "TAILRACE_KV_NUM_BLOCKS", None, 0.7),
+            50,
+            "TAILRACE_KV_MEMORY_SHARE: .* 54.6 GiB, .* 50.0 GiB free .* set it to 0.59 or less",
+        ),
+        (
+            KvPoolSize(H100, "TAILRACE_KV_NUM_BLOCKS", None, 0.4),
+            2,
+            "TAILRACE_LLM_DEVICE: .* set it to a card with more free memory",
+        ),
+    ],
+)
+def test_a_pool_that_does_not_fit_is_refused_with_the_size_that_does(pool, free_gib, refused) -> None:
+    """The error names the setting that asked for it, what it takes, what is free and what to set."""
+    with pytest.raises(ConfigError, match=refused):
+        pool.fit(EngineConfig(), QWEN3, 2, free_gib * GIB)
