@@ -145,14 +145,15 @@ def drain(engine: Engine, clock: Clock) -> tuple[list[EngineOutcome], dict[str, 
     outcomes: list[EngineOutcome] = []
     ran: list[tuple[int, StepCost]] = []
     num_calls = 0
-    clock.stamp()
-    while engine.has_work:
-        started = num_calls - engine.is_ahead
-        outcomes += engine.step(0.0)
+    with engine.stream.entered():
         clock.stamp()
-        if engine.last_cost is not None:
-            ran.append((started, engine.last_cost))
-        num_calls += 1
+        while engine.has_work:
+            started = num_calls - engine.is_ahead
+            outcomes += engine.step(0.0)
+            clock.stamp()
+            if engine.last_cost is not None:
+                ran.append((started, engine.last_cost))
+            num_calls += 1
     seconds = clock.intervals()
     return outcomes, _by_kind((cost, seconds[started]) for started, cost in ran)
 

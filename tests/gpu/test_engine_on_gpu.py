@@ -16,6 +16,7 @@ access. After one failure on the device every later test of the process fails: r
 is not found, an installed package is named `tests` too. docs/lab-notes/kernels-gpu.md has the tolerances and the expected step times.
 """
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -191,6 +192,20 @@ def test_half_precision_stays_near() -> None:
         len(set(half[name].item_indices) & set(full[name].item_indices)) / 20 for name in full if name.startswith("r")
     ]
     assert np.mean(shares) > 0.7
+
+
+def test_an_engine_is_made_ready_while_another_serves() -> None:
+    """Two engines on one card, one ranking in its thread while the other is built and captured, return what each returns alone."""
+    wanted = outcomes_of(warm_engine("cuda", LLAMA, SMALL))
+    serving = warm_engine("cuda", LLAMA, SMALL)
+    with ThreadPoolExecutor(1) as loader:
+        loading = loader.submit(warm_engine, "cuda", LLAMA, SMALL)
+        rounds = [outcomes_of(serving)]
+        while not loading.done():
+            rounds.append(outcomes_of(serving))
+
+    for found in (*rounds, outcomes_of(loading.result())):
+        assert_alike(found, wanted)
 
 
 def test_memory_does_not_grow() -> None:

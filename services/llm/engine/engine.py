@@ -22,6 +22,7 @@ from services.llm.engine.admission import EngineRequest, RequestBuilder
 from services.llm.engine.beam.trie import ItemCodes, Trie
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.cost.cost_model import CostModel, StepCost, number_sizes
+from services.llm.engine.forward.device_stream import DeviceStream
 from services.llm.engine.forward.runner import Runner, RunningStep
 from services.llm.engine.gpu.graph_device import GraphDevice
 from services.llm.engine.gpu.graphs import CaptureProgress, GraphCounts
@@ -69,14 +70,17 @@ class Engine:
         if items is not None and window is not None and window.size < len(items.level_sizes):
             raise CheckpointError(f"a sliding window of {window.size} does not hold a code of {len(items.level_sizes)}")
         device = decoder.head_weight_VD.device
-        trie = Trie(items, device) if items is not None else None
+        self.stream = DeviceStream(device)
+        """The stream of all of the engine's work."""
         need = BlockNeed(config, decoder.config.window_of_all)
         self.max_tokens = need.longest(decoder.config.max_position_embeddings)
         """The most tokens of a prompt and its text together that KV memory and positions allow."""
         self.kv_size = KvSize(config.block_tokens, config.num_blocks)
-        self._builder = RequestBuilder(config, decoder.config, trie, self.max_tokens)
         self._scheduler = Scheduler(config, bundle_version, decoder.config.window_of_all)
-        self._runner = Runner(decoder, config, trie, graph_device)
+        with self.stream.entered():
+            trie = Trie(items, device) if items is not None else None
+            self._builder = RequestBuilder(config, decoder.config, trie, self.max_tokens)
+            self._runner = Runner(decoder, config, trie, graph_device)
         sizes = number_sizes(decoder.config, decoder.head_weight_VD.element_size(), config.kv_kind, config.weight_kind)
         self._costs = CostModel(decoder.config, sizes, items.level_sizes if items is not None else ())
         self._is_asynchronous = device.type == "cuda" if config.is_asynchronous is None else config.is_asynchronous
@@ -105,7 +109,8 @@ class Engine:
 
     def warm_up(self, progress: CaptureProgress = lambda done, total: None) -> None:
         """Capture the graphs of all shapes of decode and beam steps, if graphs are used. Takes minutes for a large model."""
-        self._runner.warm_up(progress)
+        with self.stream.entered():
+            self._runner.warm_up(progress)
 
     def add_rank(
         self,
@@ -140,7 +145,8 @@ class Engine:
             Overloaded: The queue is full.
         """
         request = EngineRequest(request_id, prompt_token_ids, priority, now_s, deadline_s)
-        sequence, num_allowed = self._builder.rank(request, k, allowed, excluded, beam_width)
+        with self.stream.entered():
+            sequence, num_allowed = self._builder.rank(request, k, allowed, excluded, beam_width)
         self._scheduler.add(sequence)
         if not num_allowed:
             self._end(sequence, Status.DONE)
@@ -203,10 +209,11 @@ class Engine:
         plan = self._scheduler.schedule(now_s)
         for sequence in plan.late:
             self._end(sequence, Status.LATE)
-        self._collect()
-        self._start(plan.without_ended())
-        if not self._is_asynchronous:
+        with self.stream.entered():
             self._collect()
+            self._start(plan.without_ended())
+            if not self._is_asynchronous:
+                self._collect()
         ended, self._ended = self._ended, []
         return ended
 

@@ -11,6 +11,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from services.llm.engine.forward.device_stream import DeviceStream
+
 
 @dataclass(frozen=True, slots=True)
 class MachineLimits:
@@ -32,6 +34,11 @@ def measure_limits(device: torch.device, dtype: torch.dtype, *, effort: int = 1)
 
     Load from other processes on the same cores makes both limits look smaller than they are.
     """
+    with DeviceStream(device).entered():
+        return _measured(device, dtype, effort)
+
+
+def _measured(device: torch.device, dtype: torch.dtype, effort: int) -> MachineLimits:
     num_bytes, side = effort * _QUICK_BYTES[device.type], effort * _QUICK_SIDE[device.type]
     source = torch.ones(num_bytes // 4, device=device)
     read_s = min(_best_seconds(read, device) for read in _reads(source))

@@ -34,23 +34,27 @@ class GraphDevice(Protocol):
 
 
 class CudaGraphDevice:
-    """CUDA graphs that share one memory pool: only one runs at a time, and its outputs are copied at once."""
+    """CUDA graphs of one engine that share one memory pool: only one runs at a time, and its outputs are copied at once.
+
+    Graphs are captured on the current stream, the engine's own, and nothing but that stream is waited for: another engine may serve
+    from the same card, in another thread. torch's context manager for captures would wait for the whole device and return its cached
+    memory to the driver, which stops all work on it.
+    """
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def capture(self, body: Body, inputs: Sequence[Tensor]) -> CapturedGraph:
-        """Run the body on a side stream until all kernels are compiled and all memory is allocated, then capture it there."""
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            for _ in range(_NUM_WARM_UP_RUNS):
-                body()
-        torch.cuda.current_stream().wait_stream(self._stream)
-        torch.cuda.synchronize()
+        """Run the body until all kernels are compiled and all memory is allocated, then capture it."""
+        for _ in range(_NUM_WARM_UP_RUNS):
+            body()
+        torch.cuda.current_stream().synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        try:
             outputs = body()
+        finally:
+            graph.capture_end()
         return _CudaGraph(graph, outputs)
 
 

@@ -1,9 +1,21 @@
-"""No step waits for the device: on the meta device, whose tensors have no values, none can be read."""
+"""No step waits for the device (on the meta device, whose tensors have no values, none can be read), and no engine for another."""
+
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from services.llm.engine.config import EngineConfig
+from services.llm.engine.engine import Engine
 from services.llm.engine.text.parameters import SamplingParams
+from tests.support.replaying_device import ReplayingDevice
+
+ROOT = Path(__file__).resolve().parents[4]
 
 SAMPLINGS = (
     SamplingParams(),
@@ -56,3 +68,76 @@ def test_a_step_with_every_kind_of_text_is_started_without_a_read(items_of, deco
     with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor") as copied:
         engine.step(0.0)
     assert "arrays" in [frame.name for frame in copied.traceback]
+
+
+class NamedStream:
+    """In place of a CUDA stream: a thread's current one, by name."""
+
+    current = threading.local()
+
+    def __init__(self, device: torch.device) -> None:
+        self.name = object()
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Make it the thread's current one."""
+        before, self.current.name = getattr(self.current, "name", None), self.name
+        yield
+        self.current.name = before
+
+
+class StreamedDevice(ReplayingDevice):
+    """Notes the streams on which bodies run, in captures and in replays."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.streams: set[object] = set()
+
+    def capture(self, body, inputs):
+        """Capture a body that notes its stream."""
+
+        def noting():
+            self.streams.add(getattr(NamedStream.current, "name", None))
+            return body()
+
+        return super().capture(noting, inputs)
+
+
+def test_an_engine_that_is_made_ready_shares_no_stream_with_the_one_that_serves(
+    items_of, decoder_of, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bundle's engine was captured on the serving engine's stream, whose rankings then waited for each capture.
+
+    One engine ranks in its thread while another one is built and warmed up; everything of each runs on its own stream.
+    """
+    monkeypatch.setattr("services.llm.engine.engine.DeviceStream", NamedStream)
+    devices, items = [StreamedDevice(), StreamedDevice()], items_of(2)
+    config = EngineConfig(num_blocks=64, cpu_kernels="torch", max_running=1, max_beam_rows=8)
+
+    def build(device: StreamedDevice) -> Engine:
+        engine = Engine(decoder_of(items), config, items=items, bundle_version="v", graph_device=device)
+        engine.warm_up()
+        return engine
+
+    serving = build(devices[0])
+    loader = threading.Thread(target=build, args=(devices[1],))
+    loader.start()
+    for request in range(8):
+        serving.add_rank(f"{request}", [1, 2, 3], k=3)
+        while serving.has_work:
+            serving.step(0.0)
+    loader.join()
+
+    assert devices[0].num_replays > 0
+    assert devices[0].streams == {serving.stream.name}
+    assert len(devices[1].streams) == 1
+    assert devices[1].streams.isdisjoint({None, serving.stream.name})
+
+
+def test_no_engine_waits_for_the_whole_device() -> None:
+    """What synchronises a device, or returns memory to its driver, stops every engine on it; none of it is called."""
+    stopping = r"cuda\.(synchronize|empty_cache|graph|device_synchronize)\("
+    sources = [path.read_text() for path in (ROOT / "services/llm").rglob("*.py")]
+
+    assert len(sources) > 50
+    assert not [found for source in sources for found in re.findall(stopping, source)]
