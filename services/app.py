@@ -307,7 +307,9 @@ def plane_config(settings: Settings) -> PlaneConfig:
 
 
 def _explanation_store(settings: Settings) -> RedisExplanations | None:
-    return RedisExplanations(settings.redis_address, settings.explain_keep_s) if settings.explain_keep_s else None
+    if not settings.explain_keep_s:
+        return None
+    return RedisExplanations(settings.redis_address, settings.explain_keep_s, settings.explain_max_bytes)
 
 
 def _producer(settings: Settings, topic: str, max_in_flight: int, gather_s: float = 0.0) -> TopicProducer:

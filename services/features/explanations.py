@@ -1,54 +1,85 @@
-"""Explanations of recent requests in Redis, beside the features: in buckets of some seconds, which expire.
+"""Explanations of recent requests in Redis, beside the features but within a byte budget: the oldest go first.
 
-A bucket is one hash by request id: writing many records is one command, far cheaper for a gateway than a key for each.
+    head ─▶ bucket n ─ n-1 ─ ... ─ n-30      each a hash: digest of the request id ─▶ record
+
+Records go into bucket n. It is closed when it is some seconds old or holds its share of the budget; then n + 1 begins and the oldest is
+deleted. One script writes, so that all gateways keep one count of bytes. A request id is stored as its digest, whatever its length.
 
 Constructed and used on one event loop; a connection is made at the first use. Does not know the content of a record.
 """
 
-import time
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Sequence
 
 from services.features.redis_calls import redis_as_dependency, within
 from services.settings.addresses import RedisAddress
 
-_PREFIX = "tailrace:explain:"
+_HEAD = "{tailrace:explain}"
+"""In braces: all keys of a Redis Cluster's script must have one slot."""
 _BUCKETS = 30
+_DIGEST_BYTES = 16
+_ENTRY_BYTES = 96
+"""What Redis needs for an entry beside its content, at most."""
+
+_PUT = """
+local bucket_s, bucket_bytes, num_buckets, entry_bytes = unpack(ARGV, 1, 4)
+bucket_s, bucket_bytes, num_buckets = tonumber(bucket_s), tonumber(bucket_bytes), tonumber(num_buckets)
+local now_s = tonumber(redis.call('TIME')[1])
+local head = redis.call('HMGET', KEYS[1], 'number', 'since_s', 'bytes')
+local number, since_s, bytes = tonumber(head[1]) or 0, tonumber(head[2]) or now_s, tonumber(head[3]) or 0
+for i = 5, #ARGV, 2 do
+  local size = #ARGV[i] + #ARGV[i + 1] + entry_bytes
+  if bytes + size > bucket_bytes or now_s >= since_s + bucket_s or now_s < since_s then
+    number, since_s, bytes = number + 1, now_s, 0
+    redis.call('UNLINK', KEYS[1] .. number - num_buckets)
+  end
+  redis.call('HSET', KEYS[1] .. number, ARGV[i], ARGV[i + 1])
+  if bytes == 0 then redis.call('EXPIRE', KEYS[1] .. number, (num_buckets + 1) * bucket_s) end
+  bytes = bytes + size
+end
+redis.call('HSET', KEYS[1], 'number', number, 'since_s', since_s, 'bytes', bytes)
+"""
+_GET = """
+local newest = tonumber(redis.call('HGET', KEYS[1], 'number'))
+if not newest then return false end
+for number = newest, newest - ARGV[2], -1 do
+  local record = redis.call('HGET', KEYS[1] .. number, ARGV[1])
+  if record then return record end
+end
+return false
+"""
 
 
 class RedisExplanations:
-    """Keeps each record for at least `keep_s` seconds, and a thirtieth of that longer at most, in steps of whole seconds."""
+    """Keeps each record for `keep_s` seconds if they fit into `max_bytes`, and a tenth longer at most."""
 
-    def __init__(self, address: RedisAddress, keep_s: int, wall_clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, address: RedisAddress, keep_s: int, max_bytes: int) -> None:
         """Make the client. Raises ConfigError for a bad password file."""
         from redis.asyncio import Redis
 
         self._client = Redis(**address.client_options())
-        self._bucket_s = max(1, keep_s // _BUCKETS)
-        self._num_buckets = -(-keep_s // self._bucket_s)
-        self._wall_clock = wall_clock
+        self._put_script, self._get_script = self._client.register_script(_PUT), self._client.register_script(_GET)
+        bucket_s = max(1, keep_s // _BUCKETS)
+        self._num_buckets = -(-keep_s // bucket_s) + 1
+        self._limits = (bucket_s, max_bytes // self._num_buckets, self._num_buckets, _ENTRY_BYTES)
 
     async def put(self, records: Sequence[tuple[str, bytes]], timeout_s: float) -> None:
         """Store records (request id, bytes) in one exchange. Raises DependencyAway; then they may have been stored."""
-        bucket = self._key(0)
+        words = [part for request_id, record in records for part in (_digest(request_id), record)]
         with redis_as_dependency():
-            pipe = self._client.pipeline(transaction=False)
-            pipe.hset(bucket, items=[part for record in records for part in record])
-            pipe.expire(bucket, (self._num_buckets + 1) * self._bucket_s)
-            await within(timeout_s, pipe.execute())
+            await within(timeout_s, self._put_script(keys=[_HEAD], args=[*self._limits, *words]))
 
     async def get(self, request_id: str, timeout_s: float) -> bytes | None:
         """Return the newest record of this id; None without one. Raises DependencyAway."""
         with redis_as_dependency():
-            pipe = self._client.pipeline(transaction=False)
-            for age in range(-1, self._num_buckets + 1):  # -1: another replica's clock may be ahead
-                pipe.hget(self._key(age), request_id)
-            found: list[bytes | None] = await within(timeout_s, pipe.execute())
-        return next((record for record in found if record is not None), None)
-
-    def _key(self, age: int) -> str:
-        """Return the key of the bucket of this many steps ago."""
-        return f"{_PREFIX}{int(self._wall_clock()) // self._bucket_s - age}"
+            call = self._get_script(keys=[_HEAD], args=[_digest(request_id), self._num_buckets])
+            found: bytes | None = await within(timeout_s, call)
+        return found
 
     async def close(self) -> None:
         """Close the connections."""
         await self._client.aclose()
+
+
+def _digest(request_id: str) -> bytes:
+    return hashlib.blake2b(request_id.encode(errors="surrogatepass"), digest_size=_DIGEST_BYTES).digest()

@@ -178,6 +178,8 @@ class Settings(BaseSettings):
     """Share of requests that are traced, unless the caller's traceparent decides."""
     explain_keep_s: int = Field(900, ge=0)
     """How long an explanation is kept. 0: none is."""
+    explain_max_bytes: int = Field(67_108_864, ge=1_048_576)
+    """Memory of all explanations in Redis; the oldest are deleted sooner than explain_keep_s to stay within it."""
     console: bool = True
     """Serve the console at /."""
 

@@ -4,18 +4,23 @@ import asyncio
 import time
 
 import pytest
+from redis import Redis
 
+from services.contracts.recommend import MAX_ID_CHARS
 from services.errors import DependencyAway
 from services.features.explanations import RedisExplanations
+from services.features.repo import RepoAddress
+from services.features.writer import FeatureWriter
 from services.settings.addresses import RedisAddress
+from tests.support.rows import history_row
 from tests.support.servers import HOST, Server
 
 pytestmark = pytest.mark.integration
 
 
-def store_at(valkey: Server, keep_s: int = 60) -> RedisExplanations:
+def store_at(valkey: Server, keep_s: int = 60, max_bytes: int = 2**20) -> RedisExplanations:
     """One replica's client of the store."""
-    return RedisExplanations(RedisAddress(host=HOST, port=valkey.port), keep_s)
+    return RedisExplanations(RedisAddress(host=HOST, port=valkey.port), keep_s, max_bytes)
 
 
 async def test_what_one_replica_keeps_another_finds(valkey: Server) -> None:
@@ -66,3 +71,27 @@ async def test_an_absent_store_is_refused_in_time(valkey: Server) -> None:
     await store.close()
 
     assert found == b"z"
+
+
+async def test_callers_with_long_ids_leave_the_features_their_room(features: RepoAddress, valkey: Server) -> None:
+    """A caller sends the longest ids for as long as it likes: explanations stay within their bytes, the newest are found, and the
+    worker's write of a click succeeds in a Redis that refuses writes when it is full.
+    """
+    budget_bytes = 2**20
+    store, writer = store_at(valkey, max_bytes=budget_bytes), FeatureWriter(features)
+    with Redis(host=HOST, port=valkey.port) as client:
+        writer.write_histories([history_row("before")])
+        used_bytes = client.info("memory")["used_memory"]
+        client.config_set("maxmemory", used_bytes + 4 * budget_bytes)
+        longest = "\U0001f600" * MAX_ID_CHARS
+        for number in range(150):
+            await store.put([(f"{number}.{part}.{longest}", longest.encode()) for part in range(80)], 5.0)
+        held_bytes = sum(client.memory_usage(key) for key in client.scan_iter("{tailrace:explain}*"))
+        writer.write_histories([history_row("after")])
+        newest = await store.get(f"149.79.{longest}", 5.0)
+        oldest = await store.get(f"0.0.{longest}", 5.0)
+        client.config_set("maxmemory", 0)
+    await store.close()
+
+    assert budget_bytes / 3 < held_bytes <= budget_bytes
+    assert (newest, oldest) == (longest.encode(), None)

@@ -155,7 +155,7 @@ def build(settings: Settings, features: FeatureReader, llm: NearLlm) -> DataPlan
         llm=llm,
         events=TopicProducer(settings.kafka_address, TOPIC, 10.0, 10),
         impressions=FakeLog(),
-        explanations=RedisExplanations(settings.redis_address, 60),
+        explanations=RedisExplanations(settings.redis_address, 60, settings.explain_max_bytes),
         registry=CollectorRegistry(),
     )
     admission = AdmissionLimits(max_in_flight=256, max_delay_s=60.0)
