@@ -9,7 +9,7 @@ PROTO := services/contracts/recommend.proto
 UNIT := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 8 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help up down status test test-unit test-grids test-compose lint format proto slo docs bench bench-peers lock
+.PHONY: help up down status test test-unit test-grids test-compose lint format proto slo docs bench bench-peers lock client
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +50,12 @@ format: $(INSTALLED) ## format the code
 
 proto: $(INSTALLED) ## regenerate the gRPC code
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. $(PROTO)
+	$(BIN)/python -m grpc_tools.protoc -I. -I$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
+	  --include_imports --descriptor_set_out=services/client/tailrace_client/messages.binpb $(PROTO) google/rpc/status.proto google/rpc/error_details.proto
+
+client: $(INSTALLED) ## build the wheel of the client that callers install, into dist/
+	scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && cp -r services/client/. "$$scratch" && \
+	$(BIN)/pip wheel --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist "$$scratch"
 
 docs: $(INSTALLED) ## generate docs/api.md
 	$(BIN)/python -m infra.api_page

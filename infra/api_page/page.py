@@ -32,15 +32,13 @@ curl -s localhost:8000/v1/recommendations -H 'content-type: application/json' -d
 {{"request_id":"..."items":[{{"item_id":"..."title":"..."source":"..."tier":"..."reason":"..."bundle_version":"..."stages_ms":{{...}}}}
 ```
 
-And over gRPC, from Python:
+And over gRPC, from Python, with [the client](../services/client/README.md), which is the same over both doors:
 
 ```sh
 python - <<'END'
-import grpc
-from services.contracts import recommend_pb2 as pb, recommend_pb2_grpc as api
-
-recommender = api.RecommenderStub(grpc.insecure_channel("localhost:9000"))
-answer = recommender.Recommend(pb.RecommendRequest(user_id="196", k=3, deadline_ms=200))
+from tailrace_client import Client
+with Client("grpc://localhost:9000") as tailrace:
+    answer = tailrace.recommend("196", k=3, deadline_ms=200)
 print("tier", answer.tier, "items", [item.item_id for item in answer.items])
 END
 ```
@@ -82,11 +80,11 @@ curl -s localhost:8000/v1/recommendations -H 'content-type: application/json' -d
 {{"error":{{"code":"invalid_request","message":"0 is out of range","field":"k","fix":"send 1 to {max_k}","request_id":"..."}}}}
 ```
 
-Over gRPC it is a status with the same sentence; `grpc-status-details-bin` holds a `google.rpc.BadRequest` with the field and a `google.rpc.RetryInfo` where waiting helps.
+Over gRPC it is a status with the same sentence; `grpc-status-details-bin` holds a `google.rpc.ErrorInfo` with the code in capitals and the fix, a `google.rpc.BadRequest` with the field and a `google.rpc.RetryInfo` where waiting helps.
 
 {errors}
 
-REST sends `retry-after` in whole seconds, gRPC as trailer in seconds. PeriodicTask `Recommend` is always safe; events are safe to repeat when they carry an `event_id`.
+REST sends `retry-after` in whole seconds, gRPC as trailer in seconds. Repeating `Recommend` is always safe; events are safe to repeat when they carry an `event_id`, as those of the client do.
 
 ## REST
 
@@ -94,7 +92,7 @@ REST sends `retry-after` in whole seconds, gRPC as trailer in seconds. PeriodicT
 
 ## gRPC
 
-From `{proto}`; the generated Python code lies beside it. `grpc.health.v1.Health` and server reflection answer too.
+From `{proto}`, for clients in any language; Python's is [tailrace_client](../services/client/README.md). `grpc.health.v1.Health` and server reflection answer too.
 
 {rpc}
 """

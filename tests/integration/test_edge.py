@@ -25,6 +25,8 @@ from infra.local.edge.config import edge_folder
 from services.contracts import recommend_pb2 as pb
 from services.contracts import recommend_pb2_grpc as api
 from services.settings.settings import Settings, inherited_environment
+from tailrace_client import Client, TailraceError, Tls
+from tests.support.plain_doors import running_plain_doors
 from tests.support.servers import HOST, free_port
 from tests.support.wait import wait_for
 
@@ -107,14 +109,8 @@ def ca() -> trustme.CA:
 @pytest.fixture(scope="module")
 def doors() -> Iterator[tuple[int, int]]:
     """Both plain doors in a process of their own; the fixture is their ports."""
-    ports = free_port(), free_port()
-    child = subprocess.Popen([sys.executable, "-m", "tests.support.plain_doors", *map(str, ports)])
-    try:
-        wait_for(lambda: all(_accepts(port) for port in ports), 60, "the doors")
+    with running_plain_doors() as ports:
         yield ports
-    finally:
-        child.kill()
-        child.wait()
 
 
 @contextmanager
@@ -282,6 +278,7 @@ def test_mutual_tls_and_a_change_of_the_clients_authority(
             assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
         assert edge.call_rest(edge.context(client=old.issue_cert("shop"))).status_code == 200
         assert edge.call_grpc(client=old.issue_cert("shop")).bundle_version == "v1"
+        _ask_with_and_without_certificate(edge, tmp_path, old.issue_cert("shop"))
         new.cert_pem.write_to_path(edge.settings.tls_client_ca_file)
 
         wait_for(lambda: _is_accepted(edge, new), what="a caller of the new authority")
@@ -289,13 +286,21 @@ def test_mutual_tls_and_a_change_of_the_clients_authority(
         assert not _is_accepted(edge, old)
 
 
+def _ask_with_and_without_certificate(edge: Edge, folder: Path, client: trustme.LeafCert) -> None:
+    """The client that callers install is answered at both doors with its certificate, and told why not without."""
+    edge.ca.cert_pem.write_to_path(folder / "ca.crt")
+    client.private_key_and_cert_chain_pem.write_to_path(folder / "client.pem")
+    shown = Tls(folder / "ca.crt", folder / "client.pem", folder / "client.pem")
+    for address in (edge.rest, f"grpcs://localhost:{edge.settings.grpc_port}"):
+        with Client(address, tls=shown) as tailrace:
+            assert tailrace.recommend("nobody", deadline_ms=5_000).bundle_version == "v1"
+        with Client(address, tls=Tls(folder / "ca.crt")) as tailrace, pytest.raises(TailraceError) as refused:
+            tailrace.recommend("nobody")
+        assert {refused.value.code, getattr(refused.value.__cause__, "code", None)} >= {"unreachable"}
+
+
 def _is_accepted(edge: Edge, clients: trustme.CA) -> bool:
     try:
         return edge.call_rest(edge.context(client=clients.issue_cert("shop"))).status_code == 200
     except httpx.HTTPError:
         return False
-
-
-def _accepts(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex((HOST, port)) == 0

@@ -4,8 +4,12 @@
 """
 
 import asyncio
+import socket
+import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
@@ -15,7 +19,27 @@ from starlette.responses import JSONResponse
 
 from services.gateway.grpc.door import RpcDoor, add_recommender_to_server
 from services.gateway.rest.door import create_rest_app
+from tests.support.servers import HOST, free_port
+from tests.support.wait import wait_for
 from tests.unit.gateway.world import MAX_BODY_BYTES, VERSION, catalogue_of, make_world, publish
+
+
+@contextmanager
+def running_plain_doors() -> Iterator[tuple[int, int]]:
+    """Both doors in a process of their own; gives their ports."""
+    ports = free_port(), free_port()
+    child = subprocess.Popen([sys.executable, "-m", "tests.support.plain_doors", *map(str, ports)])
+    try:
+        wait_for(lambda: all(_accepts(port) for port in ports), 60, "the doors")
+        yield ports
+    finally:
+        child.kill()
+        child.wait()
+
+
+def _accepts(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((HOST, port)) == 0
 
 
 async def serve(http_port: int, grpc_port: int) -> None:

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import sysconfig
 import tomllib
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from services.settings.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 GENERATED = ("recommend_pb2.py", "recommend_pb2.pyi", "recommend_pb2_grpc.py")
-HIDDEN_OR_LOCAL = re.compile(r"^(\.|__pycache__$|build$|.*\.egg-info$)")
+HIDDEN_OR_LOCAL = re.compile(r"^(\.|__pycache__$|build$|dist$|.*\.egg-info$)")
 KNOBS = """
 state_dir cache_dir http_host http_port grpc_port metrics_port max_body_bytes max_events_per_request redis_host redis_port
 kafka_bootstrap interactions_topic dead_letter_topic impressions_topic topic_partitions default_deadline_ms
@@ -68,6 +69,18 @@ def test_the_generated_code_is_fresh(tmp_path: Path) -> None:
     for name in GENERATED:
         committed = (ROOT / "services/contracts" / name).read_text()
         assert (tmp_path / "services/contracts" / name).read_text() == committed, f"{name} is stale: run `make proto`"
+
+
+def test_the_clients_messages_are_fresh(tmp_path: Path) -> None:
+    """The descriptors in the client are those of recommend.proto and of Google's error details."""
+    made = tmp_path / "messages.binpb"
+    sources = ["services/contracts/recommend.proto", "google/rpc/status.proto", "google/rpc/error_details.proto"]
+    places = ["-I.", f"-I{sysconfig.get_path('purelib')}", "--include_imports", f"--descriptor_set_out={made}"]
+
+    subprocess.run([sys.executable, "-m", "grpc_tools.protoc", *places, *sources], cwd=ROOT, check=True)
+
+    committed = (ROOT / "services/client/tailrace_client/messages.binpb").read_bytes()
+    assert made.read_bytes() == committed, "messages.binpb is stale: run `make proto`"
 
 
 def test_the_lock_pins_everything_and_names_no_host() -> None:

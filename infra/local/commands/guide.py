@@ -57,17 +57,10 @@ def rest_call(settings: Settings, user_id: str) -> str:
 
 def grpc_call(settings: Settings, user_id: str, python: str) -> str:
     """Return a shell command that calls gRPC from Python; `python` is the interpreter of the stack's environment."""
-    address, channel = f"'{settings.grpc_address}'", "insecure_channel({})"
-    if settings.tls_dir:
-        channel = (
-            f"secure_channel({{}}, grpc.ssl_channel_credentials(open('{_authority(settings.tls_dir)}', 'rb').read()))"
-        )
-    key = ", metadata=[('authorization', 'Bearer $TAILRACE_KEY')]" if settings.api_keys_file else ""
-    return (
-        f'{python} -c "import grpc; from services.contracts import recommend_pb2 as pb, recommend_pb2_grpc as api; '
-        f"print(api.RecommenderStub(grpc.{channel.format(address)})"
-        f".Recommend(pb.RecommendRequest(user_id='{user_id}', k=5){key}))\""
-    )
+    scheme, trust = ("grpcs", f", tls=Tls('{_authority(settings.tls_dir)}')") if settings.tls_dir else ("grpc", "")
+    key = ", api_key='$TAILRACE_KEY'" if settings.api_keys_file else ""
+    client = f"Client('{scheme}://{settings.grpc_address}'{trust}{key})"
+    return f"""{python} -c "from tailrace_client import Client, Tls; print({client}.recommend('{user_id}', k=5))\""""
 
 
 def _authority(tls_dir: Path) -> Path:

@@ -23,6 +23,8 @@ from services.observability.tracing import Tracing, note, note_failure
 log = structlog.get_logger()
 
 DOOR = "grpc"
+DOMAIN = "tailrace"
+"""Whose error codes a `google.rpc.ErrorInfo` holds."""
 STATUS = {
     ErrorKind.INVALID_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
     ErrorKind.TOO_LARGE: grpc.StatusCode.INVALID_ARGUMENT,
@@ -112,8 +114,11 @@ async def traced(tracing: Tracing, context: GrpcContext, method: str, answering:
 
 
 def _trailers(failure: TailraceError) -> list[tuple[str, str | bytes]]:
-    """Return the error's details for programs: the field and its fix, and when to retry."""
+    """Return the error's details for programs: its code and fix, the field, and when to retry."""
     status = status_pb2.Status(code=STATUS[failure.kind].value[0], message=failure.summary)
+    told = {"message": failure.problem} | ({"fix": failure.fix} if failure.fix else {})
+    info = error_details_pb2.ErrorInfo(reason=failure.kind.value.upper(), domain=DOMAIN, metadata=told)
+    status.details.add().Pack(info)
     if failure.field is not None:
         violation = error_details_pb2.BadRequest.FieldViolation(
             field=failure.field, description=f"{failure.problem}; {failure.fix}", reason=failure.kind.value.upper()

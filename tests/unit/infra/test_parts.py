@@ -65,8 +65,7 @@ def test_printed_calls_have_the_key_and_the_authority(settings: Settings, tmp_pa
 
     assert f"--cacert {tmp_path}/ca.crt https://127.0.0.1:8000/" in rest
     assert '-H "authorization: Bearer $TAILRACE_KEY"' in rest
-    assert "secure_channel('127.0.0.1:9000', grpc.ssl_channel_credentials(open" in rpc
-    assert "('authorization', 'Bearer $TAILRACE_KEY')" in rpc
+    assert f"Client('grpcs://127.0.0.1:9000', tls=Tls('{tmp_path}/ca.crt'), api_key='$TAILRACE_KEY')" in rpc
 
 
 def test_the_edge_alone_has_the_public_ports(settings: Settings) -> None:

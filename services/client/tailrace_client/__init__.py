@@ -1,0 +1,23 @@
+"""Client of Tailrace: recommendations, events and explanations over REST or gRPC, from synchronous and asynchronous code.
+
+Both clients keep one deadline per call, retry what may pass within it, and bound what retries add to the load.
+"""
+
+from tailrace_client.address import Tls
+from tailrace_client.answers import Event, Explanation, Item, Recommendation, Recorded
+from tailrace_client.client import AsyncClient, Client
+from tailrace_client.errors import TailraceError
+from tailrace_client.retry import Patience
+
+__all__ = [
+    "AsyncClient",
+    "Client",
+    "Event",
+    "Explanation",
+    "Item",
+    "Patience",
+    "Recommendation",
+    "Recorded",
+    "TailraceError",
+    "Tls",
+]

@@ -1,0 +1,129 @@
+"""The clients: one call is attempts until an answer, an error that a retry would not mend, or the deadline."""
+
+import asyncio
+import random
+import time
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Self, Unpack
+
+from tailrace_client.address import Tls, parse_address
+from tailrace_client.answers import Event, Explanation, Recommendation, Recorded
+from tailrace_client.calls import A, Call, RecommendOptions, explain_call, recommend_call, record_call
+from tailrace_client.errors import TailraceError
+from tailrace_client.rest import AsyncRestDoor, RestDoor
+from tailrace_client.retry import USUAL, Attempts, Patience, RetryBudget
+from tailrace_client.rpc import AsyncRpcDoor, RpcDoor
+
+_RECOMMEND_MS = 200.0
+_PATIENT_MS = 5_000.0
+
+
+class Client:
+    """A client for synchronous code; many threads may share it. Make it after forking, and close it (or use `with`).
+
+    Args:
+        address: `http://HOST:8000`, `https://...`, `grpc://HOST:9000` or `grpcs://...`: the scheme chooses the door.
+        api_key: The key to send, where the server requires one.
+        tls: The authority to trust and this client's certificate, for `https` and `grpcs`.
+        patience: How the client waits and retries.
+
+    Each call takes `deadline_ms`, which holds for all its attempts together, and raises TailraceError.
+    """
+
+    def __init__(
+        self, address: str, *, api_key: str | None = None, tls: Tls | None = None, patience: Patience = USUAL
+    ) -> None:
+        place = parse_address(address, tls)
+        self._door: Any = (RpcDoor if place.is_grpc else RestDoor)(place, _headers(api_key), tls)
+        self._patience = patience
+        self._budget = RetryBudget(patience)
+
+    def recommend(
+        self, user_id: str | None = None, *, deadline_ms: float = _RECOMMEND_MS, **options: Unpack[RecommendOptions]
+    ) -> Recommendation:
+        """Recommend items to a user, or to a visitor without an id by `recent_item_ids`. Options: see RecommendOptions."""
+        return self._answer(recommend_call(user_id, options), deadline_ms)
+
+    def record(self, events: Event | Iterable[Event], *, deadline_ms: float = _PATIENT_MS) -> Recorded:
+        """Record what users did: all or none, each with its effect once however often it is sent."""
+        return self._answer(record_call(events), deadline_ms)
+
+    def explain(self, request_id: str, *, deadline_ms: float = _PATIENT_MS) -> Explanation:
+        """Explain how a recent request was answered; needs a key with the scope for it, and the REST door."""
+        return self._answer(explain_call(request_id), deadline_ms)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._door.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exit: object) -> None:
+        self.close()
+
+    def _answer(self, call: Call[A], deadline_ms: float) -> A:
+        attempts = Attempts(self._patience, self._budget, deadline_ms, time.monotonic())
+        while True:
+            try:
+                answer: A = self._door.send(call, attempts)
+            except TailraceError as error:
+                time.sleep(attempts.pause_s(error, random.random(), time.monotonic()))
+            else:
+                return answer
+
+
+class AsyncClient:
+    """As Client, for asynchronous code; make it in the event loop that uses it."""
+
+    def __init__(
+        self, address: str, *, api_key: str | None = None, tls: Tls | None = None, patience: Patience = USUAL
+    ) -> None:
+        place = parse_address(address, tls)
+        self._door: Any = (AsyncRpcDoor if place.is_grpc else AsyncRestDoor)(place, _headers(api_key), tls)
+        self._patience = patience
+        self._budget = RetryBudget(patience)
+
+    async def recommend(
+        self, user_id: str | None = None, *, deadline_ms: float = _RECOMMEND_MS, **options: Unpack[RecommendOptions]
+    ) -> Recommendation:
+        """Recommend items to a user, or to a visitor without an id by `recent_item_ids`. Options: see RecommendOptions."""
+        return await self._answer(recommend_call(user_id, options), deadline_ms)
+
+    async def record(self, events: Event | Iterable[Event], *, deadline_ms: float = _PATIENT_MS) -> Recorded:
+        """Record what users did: all or none, each with its effect once however often it is sent."""
+        return await self._answer(record_call(events), deadline_ms)
+
+    async def explain(self, request_id: str, *, deadline_ms: float = _PATIENT_MS) -> Explanation:
+        """Explain how a recent request was answered; needs a key with the scope for it, and the REST door."""
+        return await self._answer(explain_call(request_id), deadline_ms)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._door.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_exit: object) -> None:
+        await self.close()
+
+    async def _answer(self, call: Call[A], deadline_ms: float) -> A:
+        attempts = Attempts(self._patience, self._budget, deadline_ms, time.monotonic())
+        while True:
+            try:
+                answer: A = await self._door.send(call, attempts)
+            except TailraceError as error:
+                await asyncio.sleep(attempts.pause_s(error, random.random(), time.monotonic()))
+            else:
+                return answer
+
+
+def _headers(api_key: str | None) -> dict[str, str]:
+    try:
+        number = version("tailrace-client")
+    except PackageNotFoundError:  # from a source folder
+        number = "0"
+    about = {"user-agent": f"tailrace-client/{number}"}
+    return about if not api_key else {**about, "authorization": f"Bearer {api_key}"}

@@ -1,0 +1,160 @@
+"""The REST door: one attempt of a call as an HTTP request, over httpx. Knows no retry."""
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+
+from tailrace_client.address import Address, Tls
+from tailrace_client.answers import Explanation, Item, Recommendation, Recorded, recommendation_from
+from tailrace_client.calls import A, Call
+from tailrace_client.errors import TailraceError, late
+from tailrace_client.retry import Attempts
+
+_CODES = {
+    401: "unauthenticated",
+    403: "not_allowed",
+    404: "not_found",
+    413: "request_too_large",
+    422: "invalid_request",
+    429: "overloaded",
+    502: "unreachable",
+    503: "dependency_away",
+    504: "deadline_exceeded",
+}
+"""For answers that are not the server's own, such as a proxy's."""
+
+_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=100, keepalive_expiry=60.0)
+"""Idle connections end before the edge's 75 s."""
+
+
+class RestDoor:
+    """From synchronous code.
+
+    Connecting, sending and each wait for bytes are bounded by what is left when they begin.
+    """
+
+    def __init__(self, address: Address, headers: Mapping[str, str], tls: Tls | None) -> None:
+        self._http = httpx.Client(**_options(address, headers, tls))
+        self.close = self._http.close
+
+    def send(self, call: Call[A], attempts: Attempts) -> A:
+        """Make one attempt. Raises TailraceError."""
+        now_s = time.monotonic()
+        left = _TimeLeft(now_s + attempts.left_s(now_s))
+        request = _request(self._http, call, attempts.server_deadline_ms(now_s), {"timeout": left})
+        try:
+            answer = self._http.send(request)
+        except httpx.TimeoutException:
+            raise late() from None
+        except httpx.RequestError as error:
+            raise TailraceError("unreachable", _words(error)) from None
+        return _read(call, answer, attempts.num)
+
+
+class AsyncRestDoor:
+    """From asynchronous code."""
+
+    def __init__(self, address: Address, headers: Mapping[str, str], tls: Tls | None) -> None:
+        self._http = httpx.AsyncClient(**_options(address, headers, tls))
+        self.close = self._http.aclose
+
+    async def send(self, call: Call[A], attempts: Attempts) -> A:
+        """Make one attempt. Raises TailraceError."""
+        now_s = time.monotonic()
+        request = _request(self._http, call, attempts.server_deadline_ms(now_s), {})
+        try:
+            async with asyncio.timeout(attempts.left_s(now_s)):
+                answer = await self._http.send(request)
+        except TimeoutError:
+            raise late() from None
+        except httpx.RequestError as error:
+            raise TailraceError("unreachable", _words(error)) from None
+        return _read(call, answer, attempts.num)
+
+
+class _TimeLeft(dict[str, float]):
+    """The timeouts of a request: each phase that begins gets what is left of one deadline."""
+
+    def __init__(self, ends_s: float) -> None:
+        super().__init__()
+        self._ends_s = ends_s
+
+    def get(self, _phase: str, _default: Any = None) -> float:
+        return max(0.001, self._ends_s - time.monotonic())
+
+
+def _options(address: Address, headers: Mapping[str, str], tls: Tls | None) -> dict[str, Any]:
+    return {
+        "base_url": f"{address.scheme}://{address.host_port}",
+        "headers": headers,
+        "verify": (tls or Tls()).context() if address.is_encrypted else False,
+        "limits": _LIMITS,
+        "timeout": None,
+    }
+
+
+def _request(
+    http: httpx.Client | httpx.AsyncClient, call: Call[Any], deadline_ms: int, extensions: dict[str, Any]
+) -> httpx.Request:
+    if call.verb == "GET":
+        return http.build_request("GET", call.path, extensions=extensions)
+    body = json.dumps(call.with_deadline(deadline_ms)).encode()
+    headers = {"content-type": "application/json"}
+    return http.build_request(call.verb, call.path, content=body, headers=headers, extensions=extensions)
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__} {error}".strip()
+
+
+def _read(call: Call[A], answer: httpx.Response, num_attempts: int) -> A:
+    body = _object(answer)
+    if answer.status_code != httpx.codes.OK or body is None:
+        raise _refusal(answer, (body or {}).get("error"), call.request_id)
+    read: A = _ANSWERS[call.answer](body, num_attempts)
+    return read
+
+
+def _object(answer: httpx.Response) -> dict[str, Any] | None:
+    try:
+        body = answer.json()
+    except ValueError:
+        return None
+    return body if isinstance(body, dict) else None
+
+
+def _refusal(answer: httpx.Response, error: Any, request_id: str | None) -> TailraceError:
+    told = error if isinstance(error, dict) else {}
+    code = told.get("code")
+    try:
+        retry_after_s = float(answer.headers["retry-after"])
+    except (KeyError, ValueError):
+        retry_after_s = None
+    return TailraceError(
+        code if isinstance(code, str) else _CODES.get(answer.status_code, "internal"),
+        str(told.get("message") or f"status {answer.status_code} {answer.reason_phrase}, not from Tailrace"),
+        field=told.get("field"),
+        fix=told.get("fix"),
+        retry_after_s=retry_after_s,
+        request_id=told.get("request_id") or request_id,
+    )
+
+
+def _recommendation(body: dict[str, Any], num_attempts: int) -> Recommendation:
+    items = (Item(one["item_id"], one["score"], one["title"], one["source"]) for one in body["items"])
+    return recommendation_from(body, items, num_attempts)
+
+
+def _recorded(body: dict[str, Any], num_attempts: int) -> Recorded:
+    return Recorded(tuple(body["event_ids"]), num_attempts)
+
+
+def _explanation(body: dict[str, Any], num_attempts: int) -> Explanation:
+    return Explanation(body["request_id"], body["outcome"], tuple(body["sentences"]), body, num_attempts)
+
+
+_ANSWERS: dict[type, Any] = {Recommendation: _recommendation, Recorded: _recorded, Explanation: _explanation}

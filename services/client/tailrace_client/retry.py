@@ -1,0 +1,97 @@
+"""Whether and when a failed attempt is followed by another. Pure: times and chance are arguments.
+
+Retried are failed connections, 503 or UNAVAILABLE, and refusals that name a time within the deadline. Each retry waits a random
+time (full jitter) and takes a token from a bucket that all calls of a client share, so that retries stay a small part of the
+load while a server is down.
+"""
+
+import threading
+from dataclasses import dataclass
+
+from tailrace_client.errors import RETRIED, RETRIED_AFTER, TailraceError, late
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How a client waits and retries.
+
+    Attributes:
+        retry_share: Retries per call, in the long run.
+        retry_reserve: Retries that a client may make beyond that share, in bursts.
+        first_pause_ms: Upper bound of the random pause before the first retry; doubles with each.
+        longest_pause_ms: Where the doubling ends.
+        network_ms: Part of each deadline for the way there and back: the server is given what is left less this.
+        grace_ms: How long after its deadline an answer that is under way is awaited. Nothing is retried then.
+    """
+
+    retry_share: float = 0.1
+    retry_reserve: int = 10
+    first_pause_ms: float = 20.0
+    longest_pause_ms: float = 1_000.0
+    network_ms: float = 10.0
+    grace_ms: float = 0.0
+
+
+USUAL = Patience()
+
+
+class RetryBudget:
+    """A token bucket: each call adds the share, each retry takes one. Used by many threads."""
+
+    def __init__(self, patience: Patience) -> None:
+        self._share = patience.retry_share
+        self._most = self._tokens = float(patience.retry_reserve)
+        self._lock = threading.Lock()
+
+    def deposit(self) -> None:
+        """Count one call."""
+        with self._lock:
+            self._tokens = min(self._most, self._tokens + self._share)
+
+    def withdraw(self) -> bool:
+        """Take the token of one retry, if there is one."""
+        with self._lock:
+            if self._tokens < 1.0:
+                return False
+            self._tokens -= 1.0
+            return True
+
+
+class Attempts:
+    """The attempts of one call, from its start to its deadline; times are seconds of one monotonic clock."""
+
+    def __init__(self, patience: Patience, budget: RetryBudget, deadline_ms: float, now_s: float) -> None:
+        self._patience = patience
+        self._budget = budget
+        self._ends_s = now_s + deadline_ms / 1_000
+        self._earlier: TailraceError | None = None
+        self.num = 1
+        budget.deposit()
+
+    def left_s(self, now_s: float) -> float:
+        """Return how long this attempt may still take. Raises the error of a passed deadline."""
+        left_s = self._ends_s + self._patience.grace_ms / 1_000 - now_s
+        if left_s <= 0:
+            raise late()
+        return left_s
+
+    def server_deadline_ms(self, now_s: float) -> int:
+        """Return what to give the server."""
+        return max(1, round(1_000 * (self._ends_s - now_s) - self._patience.network_ms))
+
+    def pause_s(self, error: TailraceError, chance: float, now_s: float) -> float:
+        """Return how long to wait before the next attempt; `chance` is uniform in 0 to 1.
+
+        Raises the error itself where there is no next attempt: it would not help, or come too late, or the budget is spent. Its
+        cause is the error of the attempt before.
+        """
+        error.num_attempts = self.num
+        if error.code not in RETRIED and (error.code not in RETRIED_AFTER or error.retry_after_s is None):
+            raise error from self._earlier
+        longest_ms = min(self._patience.longest_pause_ms, self._patience.first_pause_ms * 2.0 ** min(self.num - 1, 16))
+        pause_s: float = (error.retry_after_s or 0.0) + chance * longest_ms / 1_000
+        if now_s + pause_s >= self._ends_s or not self._budget.withdraw():
+            raise error from self._earlier
+        self._earlier = error
+        self.num += 1
+        return pause_s

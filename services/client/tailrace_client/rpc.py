@@ -1,0 +1,180 @@
+"""The gRPC door: one attempt of a call, over grpc. Knows no retry.
+
+The messages are made from `messages.binpb` (`make proto`), in a pool of their own: whatever other version of them is loaded in
+the process, and whatever protobuf made it, is no conflict.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib.resources import files
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+from tailrace_client.address import Address, Tls
+from tailrace_client.answers import Item, Recommendation, Recorded, recommendation_from
+from tailrace_client.calls import A, Call
+from tailrace_client.errors import TailraceError, late
+from tailrace_client.retry import Attempts
+
+_OPTIONS = (
+    ("grpc.initial_reconnect_backoff_ms", 100),  # a second by default, in which every call fails
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.min_reconnect_backoff_ms", 2_000),  # how long one connection attempt may take
+    ("grpc.enable_retries", 0),  # one place retries, and counts
+    ("grpc.use_local_subchannel_pool", 1),  # each client has connections of its own
+)
+_CODES = {
+    "INVALID_ARGUMENT": "invalid_request",
+    "UNAUTHENTICATED": "unauthenticated",
+    "PERMISSION_DENIED": "not_allowed",
+    "NOT_FOUND": "not_found",
+    "RESOURCE_EXHAUSTED": "overloaded",
+    "UNAVAILABLE": "unreachable",
+    "DEADLINE_EXCEEDED": "deadline_exceeded",
+}
+"""For statuses without details, which the server's own have."""
+
+
+def _message_types() -> Callable[[str], Any]:
+    """Return a function from a message's full name to its class."""
+    pool = descriptor_pool.DescriptorPool()
+    stored = files(__package__).joinpath("messages.binpb").read_bytes()
+    for file in descriptor_pb2.FileDescriptorSet.FromString(stored).file:
+        pool.AddSerializedFile(file.SerializeToString())
+    return lambda name: message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
+
+
+_message = _message_types()
+_METHODS: dict[str, tuple[Any, Any]] = {
+    "Recommend": (_message("tailrace.v1.RecommendRequest"), _message("tailrace.v1.RecommendResponse")),
+    "RecordEvents": (_message("tailrace.v1.RecordEventsRequest"), _message("tailrace.v1.RecordEventsResponse")),
+}
+_Status, _BadRequest, _RetryInfo, _ErrorInfo = map(
+    _message, ("google.rpc.Status", "google.rpc.BadRequest", "google.rpc.RetryInfo", "google.rpc.ErrorInfo")
+)
+
+
+class RpcDoor:
+    """From synchronous code."""
+
+    def __init__(self, address: Address, headers: Mapping[str, str], tls: Tls | None) -> None:
+        self._channel = _channel(grpc, address, headers, tls)
+        self._methods = _methods(self._channel)
+        self._metadata = _metadata(headers)
+        self.close = self._channel.close
+
+    def send(self, call: Call[A], attempts: Attempts) -> A:
+        """Make one attempt. Raises TailraceError."""
+        send, message, timeout_s = _attempt(self._methods, call, attempts)
+        try:
+            answer = send(message, timeout=timeout_s, metadata=self._metadata, wait_for_ready=attempts.num > 1)
+        except grpc.RpcError as error:
+            raise _refusal(error, call.request_id) from None
+        return _read(call, answer, attempts.num)
+
+
+class AsyncRpcDoor:
+    """From asynchronous code."""
+
+    def __init__(self, address: Address, headers: Mapping[str, str], tls: Tls | None) -> None:
+        self._channel = _channel(grpc.aio, address, headers, tls)
+        self._methods = _methods(self._channel)
+        self._metadata = _metadata(headers)
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._channel.close(None)
+
+    async def send(self, call: Call[A], attempts: Attempts) -> A:
+        """Make one attempt. Raises TailraceError."""
+        send, message, timeout_s = _attempt(self._methods, call, attempts)
+        try:
+            answer = await send(message, timeout=timeout_s, metadata=self._metadata, wait_for_ready=attempts.num > 1)
+        except grpc.aio.AioRpcError as error:
+            raise _refusal(error, call.request_id) from None
+        return _read(call, answer, attempts.num)
+
+
+def _channel(kind: Any, address: Address, headers: Mapping[str, str], tls: Tls | None) -> Any:
+    options = [*_OPTIONS, ("grpc.primary_user_agent", headers["user-agent"])]
+    if not address.is_encrypted:
+        return kind.insecure_channel(address.host_port, options=options)
+    credentials = grpc.ssl_channel_credentials(*(tls or Tls()).pems())
+    return kind.secure_channel(address.host_port, credentials, options=options)
+
+
+def _methods(channel: Any) -> dict[str, Any]:
+    return {
+        name: channel.unary_unary(f"/tailrace.v1.Recommender/{name}", sent.SerializeToString, received.FromString)
+        for name, (sent, received) in _METHODS.items()
+    }
+
+
+def _metadata(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    return tuple((name, value) for name, value in headers.items() if name != "user-agent")
+
+
+def _attempt(methods: dict[str, Any], call: Call[Any], attempts: Attempts) -> tuple[Any, Any, float]:
+    """Return the method, its message and its timeout."""
+    if call.method is None:
+        raise ValueError("the gRPC door has no explanations; make a client of the http:// address for them")
+    now_s = time.monotonic()
+    timeout_s = attempts.left_s(now_s)
+    fields = call.with_deadline(attempts.server_deadline_ms(now_s))
+    return methods[call.method], _METHODS[call.method][0](**fields), timeout_s
+
+
+def _refusal(error: Any, request_id: str | None) -> TailraceError:
+    trailers: dict[str, Any] = dict(error.trailing_metadata() or ())
+    status, stored = error.code().name, trailers.get("grpc-status-details-bin")
+    if status == "DEADLINE_EXCEEDED" and stored is None:
+        return late()
+    told = _details(_Status.FromString(stored).details if stored is not None else ())
+    return TailraceError(
+        told.pop("code", _CODES.get(status, "internal")),
+        told.pop("message", error.details() or status),
+        request_id=trailers.get("x-request-id") or request_id,
+        **told,
+    )
+
+
+def _details(details: Sequence[Any]) -> dict[str, Any]:
+    """Read what the server says of an error: its code and fix, the field, and when to retry."""
+    told: dict[str, Any] = {}
+    for detail in details:
+        match detail.type_url.rpartition("/")[2]:
+            case "google.rpc.ErrorInfo":
+                info = _ErrorInfo.FromString(detail.value)
+                told |= {"code": info.reason.lower(), **info.metadata}
+            case "google.rpc.BadRequest":
+                told["field"] = _BadRequest.FromString(detail.value).field_violations[0].field
+            case "google.rpc.RetryInfo":
+                delay = _RetryInfo.FromString(detail.value).retry_delay
+                told["retry_after_s"] = delay.seconds + delay.nanos / 1e9
+    return told
+
+
+def _read(call: Call[A], answer: Any, num_attempts: int) -> A:
+    read: A = _ANSWERS[call.answer](answer, num_attempts)
+    return read
+
+
+def _recorded(answer: Any, num_attempts: int) -> Recorded:
+    return Recorded(tuple(answer.event_ids), num_attempts)
+
+
+def _recommendation(answer: Any, num_attempts: int) -> Recommendation:
+    fields = {
+        field.name: getattr(answer, field.name)
+        for field in answer.DESCRIPTOR.fields
+        if not field.has_presence or answer.HasField(field.name)
+    }
+    fields["stages_ms"] = dict(answer.stages_ms)
+    items = (Item(one.item_id, one.score, one.title, one.source) for one in answer.items)
+    return recommendation_from(fields, items, num_attempts)
+
+
+_ANSWERS: dict[type, Any] = {Recommendation: _recommendation, Recorded: _recorded}

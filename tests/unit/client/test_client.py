@@ -1,0 +1,223 @@
+"""The client that callers install, sync and async, over REST and gRPC, through a proxy to the real doors: each case runs four times."""
+
+import asyncio
+import functools
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from benchmarks.faults.tcp_proxy import TcpProxy, Wire
+from services.contracts.access import Scope
+from services.contracts.events import interaction_from
+from services.errors import DependencyAway, Overloaded
+from services.features.schema import LogPosition
+from services.gateway.access.authorize import KeyedAccess
+from services.gateway.access.keyring import KeyRing
+from services.gateway.access.keys import KeysFile, write_keys
+from services.gateway.access.rates import Rates
+from services.gateway.grpc.door import RpcDoor, add_recommender_to_server
+from services.gateway.rest.door import create_rest_app
+from services.stream.aggregate import HistoryLimits, LoggedEvent, apply
+from tailrace_client import AsyncClient, Client, Event, Explanation, Patience, Recommendation, TailraceError
+from tests.support.keys import stored_key
+from tests.support.servers import HOST, free_port
+from tests.support.wait import until
+from tests.unit.gateway.openai.conftest import serve
+from tests.unit.gateway.world import MAX_BODY_BYTES, VERSION, World, catalogue_of, make_world, publish
+
+KEY = "shop"
+
+
+class Blocking:
+    """The synchronous client, each call in a thread."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
+        return functools.partial(asyncio.to_thread, getattr(self._client, name))
+
+
+@dataclass
+class Case:
+    """One kind of client, and what is behind it."""
+
+    world: World
+    wire: TcpProxy
+    client: Any
+    scheme: str
+
+    def other(self, **options: Any) -> AsyncClient:
+        """Make an asynchronous client of the same door."""
+        return AsyncClient(f"{self.scheme}://{HOST}:{self.wire.port}", **options)
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    """A started plane on fakes."""
+    publish(tmp_path / "bundles", VERSION, catalogue_of())
+    made = make_world(tmp_path / "bundles")
+    await made.plane.start()
+    yield made
+    await made.plane.stop()
+
+
+@pytest.fixture
+async def ports(world: World, tmp_path: Path) -> AsyncIterator[dict[str, int]]:
+    """The ports of both doors, which require a key."""
+    write_keys(tmp_path / "keys.json", KeysFile(keys=(stored_key(KEY, *Scope),)))
+    access = KeyedAccess(KeyRing(tmp_path / "keys.json", 100), Rates())
+    server = grpc.aio.server()
+    add_recommender_to_server(RpcDoor(lambda: world.plane, MAX_BODY_BYTES, access), server)
+    rpc_port = server.add_insecure_port(f"{HOST}:0")
+    await server.start()
+    app = create_rest_app(lambda: world.plane, lambda: b"", MAX_BODY_BYTES, access=access, echoes_request_id=True)
+    async for url in serve(app):
+        yield {"http": int(url.rpartition(":")[2]), "grpc": rpc_port}
+    await server.stop(None)
+
+
+@pytest.fixture(params=["http-async", "http-sync", "grpc-async", "grpc-sync"])
+async def case(request: pytest.FixtureRequest, world: World, ports: dict[str, int]) -> AsyncIterator[Case]:
+    """Each kind of client in turn."""
+    scheme, kind = request.param.split("-")
+    async with TcpProxy(HOST, free_port(), ports[scheme]) as wire:
+        address = f"{scheme}://{HOST}:{wire.port}"
+        if kind == "async":
+            async with AsyncClient(address, api_key=KEY) as client:
+                yield Case(world, wire, client, scheme)
+        else:
+            with Client(address, api_key=KEY) as client:
+                yield Case(world, wire, Blocking(client), scheme)
+
+
+async def test_both_doors_give_the_same_answer(case: Case) -> None:
+    """Items with scores, tier, reason, bundle, request id and stages; options reach the server."""
+    answer = await case.client.recommend("long", k=3, deadline_ms=5_000, categories=["even"], exclude_item_ids=("i04",))
+
+    assert isinstance(answer, Recommendation)
+    assert (answer.items[0].item_id, answer.items[0].title, answer.items[0].source) == ("i06", "Item 6", "llm")
+    assert [int(item.item_id[1:]) % 2 for item in answer.items] == [0, 0, 0]
+    assert (answer.tier, answer.reason, answer.bundle_version) == ("llm", "llm_in_time", VERSION)
+    assert (answer.num_attempts, answer.deadline_ms <= 5_000, answer.feature_age_ms) == (1, True, 5_000)
+    assert {"features", "rank"} <= answer.stages_ms.keys()
+    stranger = await case.client.recommend(recent_item_ids=["i00"], request_id="mine", deadline_ms=5_000)
+    assert (stranger.request_id, stranger.newest_event_time_ms) == ("mine", None)
+
+
+async def test_errors_are_the_same_over_both_doors(case: Case) -> None:
+    """Code, field, fix, request id and the time to retry; what a retry does not mend is sent once."""
+    with pytest.raises(TailraceError) as wrong:
+        await case.client.recommend("long", k=0)
+    case.world.events.error = Overloaded("events", 2.0)
+    with pytest.raises(TailraceError) as busy:
+        await case.client.record(Event("u", "i00"), deadline_ms=1_900)
+    case.world.events.error = DependencyAway("broker", 2.0)
+    with pytest.raises(TailraceError) as away:
+        await case.client.record(Event("u", "i00"), deadline_ms=1_900)
+    async with case.other() as nobody:
+        with pytest.raises(TailraceError) as unknown:
+            await nobody.recommend("long")
+    with pytest.raises(TypeError, match="no option number"):
+        await case.client.recommend("long", number=3)
+
+    refused = wrong.value
+    assert (refused.code, refused.field, refused.fix) == ("invalid_request", "k", "send 1 to 2000")
+    assert (refused.message, refused.num_attempts) == ("0 is out of range", 1)
+    assert len(refused.request_id or "") == 32
+    assert (busy.value.code, busy.value.retry_after_s, busy.value.num_attempts) == ("overloaded", 2.0, 1)
+    assert (away.value.code, away.value.retry_after_s, away.value.num_attempts) == ("dependency_away", 2.0, 1)
+    assert unknown.value.code == "unauthenticated"
+
+
+async def test_an_answer_is_explained_over_rest(case: Case) -> None:
+    """In words; the gRPC door has no explanations, and the client names the one that does."""
+    answer = await case.client.recommend("long", deadline_ms=5_000)
+    if case.scheme == "grpc":
+        with pytest.raises(ValueError, match="http://"):
+            await case.client.explain(answer.request_id)
+        return
+    await until(lambda: answer.request_id in case.world.shelf.records)
+
+    told = await case.client.explain(answer.request_id)
+
+    assert isinstance(told, Explanation)
+    assert (told.outcome, told.fields["tier"], bool(told.sentences)) == ("ok", "llm", True)
+
+
+async def test_an_event_whose_answer_is_lost_has_its_effect_once(case: Case) -> None:
+    """The connection breaks when the broker has the event: it is sent again, recorded twice, and counts once."""
+    log, answers = case.world.events, asyncio.Event()
+    keep = log.record
+
+    async def record(records: list[tuple[bytes, bytes]]) -> None:
+        """Keep them, and answer late."""
+        await keep(records)
+        await answers.wait()
+
+    log.record = record  # type: ignore[method-assign,assignment]
+    sending = asyncio.create_task(case.client.record(Event("u", "i00"), deadline_ms=20_000))
+    await until(lambda: log.records)
+    await case.wire.become(Wire.RESET)
+    answers.set()
+    await case.wire.become(Wire.PASS)
+    recorded = await sending
+
+    sent = [interaction_from(json.loads(value)) for _, value in log.records]
+    logged = [
+        LoggedEvent(it.user_id, it.item_id, it.event_id, it.event_time_ms * 1_000, LogPosition("t", 0, offset))
+        for offset, it in enumerate(sent)
+    ]
+    row = apply(None, logged, HistoryLimits(10)).row
+    assert recorded.num_attempts >= 2
+    assert [it.event_id for it in sent] == [*recorded.event_ids] * 2
+    assert row is not None
+    assert row.item_ids == ("i00",)
+
+
+async def test_a_broken_connection_is_repaired_within_the_deadline(case: Case) -> None:
+    """The server goes away between two calls and comes back: the next call is answered all the same."""
+    await case.client.recommend("long", deadline_ms=20_000)
+    await case.wire.become(Wire.STOP)
+    asking = asyncio.create_task(case.client.recommend("long", deadline_ms=20_000))
+    await asyncio.sleep(0)
+    await case.wire.become(Wire.PASS)
+
+    assert (await asking).tier == "llm"
+
+
+async def test_a_server_that_hangs_costs_the_deadline(case: Case) -> None:
+    """An attempt that is never answered ends at the deadline and is not repeated; afterwards all is well."""
+    await case.wire.become(Wire.HANG)
+    with pytest.raises(TailraceError) as late:
+        await case.client.recommend("long", deadline_ms=150)
+    await case.wire.become(Wire.PASS)
+
+    assert (late.value.code, late.value.num_attempts) == ("deadline_exceeded", 1)
+    assert (await case.client.recommend("long", deadline_ms=20_000)).tier == "llm"
+
+
+@pytest.mark.parametrize("scheme", ["http", "grpc"])
+async def test_retries_are_a_tenth_while_everything_fails(scheme: str) -> None:
+    """A hundred calls to a server that resets each connection: the reserve and a tenth are sent again."""
+    async with TcpProxy(HOST, free_port(), free_port()) as wire:
+        await wire.become(Wire.RESET)
+        patience = Patience(first_pause_ms=1.0, longest_pause_ms=2.0)
+        async with AsyncClient(f"{scheme}://{HOST}:{wire.port}", patience=patience) as client:
+            calls = [client.recommend("long", deadline_ms=1_000) for _ in range(100)]
+            ends = await asyncio.gather(*calls, return_exceptions=True)
+
+    assert {end.code for end in ends if isinstance(end, TailraceError)} <= {"unreachable", "deadline_exceeded"}
+    assert 105 <= sum(end.num_attempts for end in ends if isinstance(end, TailraceError)) <= 120
+
+
+@pytest.mark.parametrize("address", ["localhost:8000", "http://localhost:8000/v1", "ftp://a", "grpc://"])
+def test_a_wrong_address_is_refused_at_once(address: str) -> None:
+    """With the form that is right."""
+    with pytest.raises(ValueError, match=r"address: .* send such as http://HOST:8000"):
+        Client(address)

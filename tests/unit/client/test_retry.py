@@ -1,0 +1,89 @@
+"""Whether, when and how often a failed attempt is repeated: pure arithmetic."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tailrace_client import Patience, TailraceError
+from tailrace_client.retry import Attempts, RetryBudget
+
+RETRIED = st.sampled_from(["unreachable", "dependency_away", "overloaded"])
+
+
+@given(
+    st.lists(st.tuples(RETRIED, st.floats(0, 1), st.floats(0, 2), st.floats(0, 0.3)), max_size=30),
+    st.integers(1, 3_000),
+    st.integers(0, 12),
+)
+def test_attempts_end_before_the_deadline_and_within_the_budget(
+    failures: list[tuple[str, float, float, float]], deadline_ms: int, reserve: int
+) -> None:
+    """Whatever fails, however long it takes and whatever it asks for: each attempt starts in time, and the server is given less and less."""
+    patience = Patience(retry_reserve=reserve)
+    attempts = Attempts(patience, RetryBudget(patience), deadline_ms, now_s=100.0)
+    now_s, told = 100.0, []
+
+    for code, chance, after_s, took_s in failures:
+        assert now_s < 100 + deadline_ms / 1_000
+        told.append(attempts.server_deadline_ms(now_s))
+        now_s += took_s
+        error = TailraceError(code, "no", retry_after_s=after_s)
+        try:
+            now_s += attempts.pause_s(error, chance, now_s)
+        except TailraceError:
+            break
+
+    assert attempts.num >= len(told)
+    assert attempts.num - 1 <= reserve
+    assert told == sorted(told, reverse=True)
+
+
+def is_sent_again(attempts: Attempts) -> bool:
+    """Whether a call whose connection failed is sent again."""
+    try:
+        attempts.pause_s(TailraceError("unreachable", "no"), 0.5, 0.0)
+    except TailraceError:
+        return False
+    return True
+
+
+def test_a_thousand_failing_calls_add_a_tenth() -> None:
+    """Of a thousand calls that fail for ever, a tenth and the reserve are sent again, not more."""
+    patience = Patience()
+    budget, num_sent = RetryBudget(patience), 0
+
+    for _ in range(1_000):
+        attempts = Attempts(patience, budget, 1e6, now_s=0.0)
+        while num_sent < (num_sent := num_sent + is_sent_again(attempts)):
+            pass
+        num_sent += 1
+
+    assert num_sent == pytest.approx(1_000 + 100 + 10, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("code", "retry_after_s", "is_repeated"),
+    [
+        ("unreachable", None, True),
+        ("dependency_away", None, True),
+        ("dependency_away", 0.5, True),
+        ("dependency_away", 1.0, False),
+        ("overloaded", 0.5, True),
+        ("quota_exceeded", 0.5, True),
+        ("quota_exceeded", 1.0, False),
+        ("overloaded", None, False),
+        *((code, None, False) for code in ("invalid_request", "unauthenticated", "deadline_exceeded", "internal")),
+    ],
+)
+def test_which_errors_are_repeated(code: str, retry_after_s: float | None, is_repeated: bool) -> None:
+    """Connections that fail and what is away; a refusal only where it names a time before the deadline."""
+    patience = Patience()
+    attempts = Attempts(patience, RetryBudget(patience), 1_000, now_s=0.0)
+    error = TailraceError(code, "no", retry_after_s=retry_after_s)
+
+    if is_repeated:
+        assert attempts.pause_s(error, 0.5, 0.0) == pytest.approx((retry_after_s or 0) + 0.01)
+    else:
+        with pytest.raises(TailraceError) as raised:
+            attempts.pause_s(error, 0.5, 0.0)
+        assert raised.value is error
