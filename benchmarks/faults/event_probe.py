@@ -5,17 +5,19 @@ became visible.
 """
 
 import asyncio
-import json
 import time
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass
 
-from benchmarks.load.clients import RestClient
+import tailrace_client
+from tailrace_client import AsyncClient, TailraceError
 
 _EVERY_S = 0.25
 _POLL_S = 0.05
 _NEAR_S = 1.0
 _LAST_CHANCE_S = 20.0
+_LOOK_MS = 2_000.0
 
 
 @dataclass(slots=True)
@@ -39,8 +41,8 @@ class Event:
 class EventProbe:
     """Sends and follows events between `start` and `finish`."""
 
-    def __init__(self, rest: RestClient, item_id: str) -> None:
-        self._rest = rest
+    def __init__(self, client: AsyncClient, item_id: str) -> None:
+        self._client = client
         self._item_id = item_id
         self._began_s = time.perf_counter()
         self._tasks: list[asyncio.Task[None]] = []
@@ -86,10 +88,9 @@ class EventProbe:
     async def _send(self) -> None:
         event = Event(f"probe-{uuid.uuid4().hex}", time.time_ns() // 1_000_000, self._now_s())
         self.events.append(event)
-        fields = {"user_id": event.user_id, "item_id": self._item_id, "event_id": event.user_id}
-        body = json.dumps({**fields, "event_time_ms": event.event_time_ms}).encode()
-        status, _ = await self._rest.call(b"POST", b"/v1/events", body)
-        if status == 200:
+        sent = tailrace_client.Event(event.user_id, self._item_id, event_time_ms=event.event_time_ms)
+        with suppress(TailraceError):
+            await self._client.record(sent)
             event.acknowledged_s = self._now_s()
 
     async def _watch_all(self) -> None:
@@ -101,10 +102,10 @@ class EventProbe:
             await asyncio.sleep(_POLL_S)
 
     async def _look(self, event: Event) -> None:
-        body = json.dumps({"user_id": event.user_id, "k": 1}).encode()
-        status, answer = await self._rest.call(b"POST", b"/v1/recommendations", body)
-        if status == 200 and json.loads(answer)["newest_event_time_ms"] == event.event_time_ms:
-            event.visible_s = self._now_s()
+        with suppress(TailraceError):
+            answer = await self._client.recommend(event.user_id, k=1, deadline_ms=_LOOK_MS)
+            if answer.newest_event_time_ms == event.event_time_ms:
+                event.visible_s = self._now_s()
 
     def _now_s(self) -> float:
         return time.perf_counter() - self._began_s

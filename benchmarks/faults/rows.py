@@ -84,6 +84,7 @@ def row_of(
     acknowledged = [event for event in probe.events if event.acknowledged_s is not None]
     return {
         **summarise(shots, DEADLINE_MS, weights),
+        "answered_at_once": round(sum(map(_is_answered_at_once, base)) / len(base), 5),
         "recovery_s": recovery_s,
         "answers_recovered_s": answers_s,
         "events_recovered_s": events_s and round(events_s, 2),
@@ -93,6 +94,10 @@ def row_of(
         "events": {"sent": len(probe.events), "acknowledged": len(acknowledged), "lost": len(probe.unseen())},
         "generator_cpu_share": round(load.cpu_share, 3),
     }
+
+
+def _is_answered_at_once(shot: Shot) -> bool:
+    return shot.outcome.is_ok and shot.outcome.num_attempts == 1
 
 
 def _by_priority(planned: Sequence[Planned], shots: Sequence[Shot], weights: dict[str, float]) -> dict[str, Any]:

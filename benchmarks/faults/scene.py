@@ -23,7 +23,7 @@ from pathlib import Path
 from benchmarks.faults.processes import StackProcesses
 from benchmarks.faults.tcp_proxy import Slowness, TcpProxy
 from benchmarks.load.audience import Audience, find_audience
-from benchmarks.load.clients import DoorClient, GrpcClient, RestClient
+from benchmarks.load.clients import Caller, GrpcClient, ProductCaller, RestClient
 from benchmarks.load.scoring import tier_weights
 from infra.local.commands.down import stop_stack
 from infra.local.supervisor.ports import free_window
@@ -33,6 +33,7 @@ from services.contracts.access import Priority, Scope
 from services.errors import EnvironmentFault
 from services.gateway.access.keys import KeysFile, StoredHash, StoredKey, hash_of, make_key, write_keys
 from services.settings.settings import Settings, inherited_environment
+from tailrace_client import AsyncClient, Patience
 
 HOST = "127.0.0.1"
 _COPIED = ("bundles", "features", "valkey")
@@ -47,13 +48,15 @@ _NUM_PORTS = 11
 class Scene:
     """A running stack with its proxies ("store" and "broker", or none), callers and processes.
 
-    `doors` holds the callers of one priority, one per door.
+    `doors` holds the callers of one priority, one per door: products with their client, and for low priority, whose wave would
+    cost the product's client a whole core, the minimal ones.
     """
 
     settings: Settings
     wires: dict[str, TcpProxy]
     processes: StackProcesses
-    doors: dict[Priority, tuple[DoorClient, ...]]
+    doors: dict[Priority, tuple[Caller, ...]]
+    events: AsyncClient
     rest: RestClient
     audience: Audience
     weights: dict[str, float]
@@ -107,15 +110,20 @@ async def _set(closing: AsyncExitStack, state_dir: Path, scratch: Path, *, is_wi
     child = _spawn(settings, redis_port=ports["store"], kafka_port=ports["broker"])
     closing.push_async_callback(asyncio.to_thread, _stop, settings, child)
     await _until_ready(settings, child)
-    doors: dict[Priority, tuple[DoorClient, ...]] = {}
+    doors: dict[Priority, tuple[Caller, ...]] = {}
     for priority, key in keys.items():
-        rest = await closing.enter_async_context(RestClient(HOST, settings.http_port, key))
-        rpc = await closing.enter_async_context(GrpcClient(settings.grpc_address, key))
-        doors[priority] = (rest, rpc)
+        rest: ProductCaller | RestClient = ProductCaller(f"http://{HOST}:{settings.http_port}", key)
+        rpc: ProductCaller | GrpcClient = ProductCaller(f"grpc://{settings.grpc_address}", key)
+        if priority is Priority.LOW:
+            rest, rpc = RestClient(HOST, settings.http_port, key), GrpcClient(settings.grpc_address, key)
+        doors[priority] = (await closing.enter_async_context(rest), await closing.enter_async_context(rpc))
+    once = Patience(retry_reserve=0)  # a repeated event would not show when the first of them was accepted again
+    events = AsyncClient(f"http://{HOST}:{settings.http_port}", api_key=keys[Priority.HIGH], patience=once)
+    await closing.enter_async_context(events)
     probe = await closing.enter_async_context(RestClient(HOST, settings.http_port, keys[Priority.HIGH]))
     audience = await find_audience(probe, map(str, range(1, _USERS_TO_TRY)))
     weights = tier_weights(BundleStore(settings.bundle_root).live().report())
-    return Scene(settings, wires, StackProcesses(scratch), doors, probe, audience, weights)
+    return Scene(settings, wires, StackProcesses(scratch), doors, events, probe, audience, weights)
 
 
 def _settings(scratch: Path, first: int) -> Settings:

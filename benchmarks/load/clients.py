@@ -1,6 +1,7 @@
-"""Minimal clients of both doors: HTTP/1.1 by hand over kept-alive connections, and grpc.aio over one channel.
+"""Callers of both doors: minimal ones for load, and the client that products install for what a product sees.
 
-A general HTTP client would use more CPU than the server under test.
+The minimal ones speak HTTP/1.1 by hand over kept-alive connections, and grpc.aio over one channel: the product's client takes
+eight times their processor time over REST, which at hundreds of requests a second the server under test would lack.
 """
 
 import asyncio
@@ -10,23 +11,50 @@ from typing import Any, Protocol, Self
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from benchmarks.load.open_loop import RequestOutcome
+from benchmarks.load.open_loop import GRACE_S, RequestOutcome
 from services.contracts import recommend_pb2, recommend_pb2_grpc
+from tailrace_client import AsyncClient, Patience, TailraceError
 
 RequestFields = dict[str, Any]
 """A recommendation request in the fields that both doors share."""
 
 
-class DoorClient(Protocol):
-    """One door."""
+class Caller(Protocol):
+    """What requests recommendations."""
 
     async def recommend(self, ask: RequestFields) -> RequestOutcome:
         """Request a recommendation. An error response is an outcome, not an exception."""
         ...
 
+
+class DoorClient(Caller, Protocol):
+    """One door, with a call that does nothing."""
+
     async def nothing(self) -> RequestOutcome:
         """Make a no-op call: the cost of the round trip."""
         ...
+
+
+class ProductCaller:
+    """A product with tailrace_client: requests are retried within their deadline. Late answers are waited for, to be counted."""
+
+    def __init__(self, address: str, key: str) -> None:
+        patience = Patience(network_ms=0.0, grace_ms=1_000 * GRACE_S)
+        self.client = AsyncClient(address, api_key=key, patience=patience)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_exit: object) -> None:
+        await self.client.close()
+
+    async def recommend(self, ask: RequestFields) -> RequestOutcome:
+        """Request a recommendation; the outcome says how often it was sent."""
+        try:
+            answer = await self.client.recommend(**ask)
+        except TailraceError as error:
+            return RequestOutcome(is_ok=False, tier="none", reason=error.code, num_attempts=error.num_attempts)
+        return RequestOutcome(is_ok=True, tier=answer.tier, reason=answer.reason, num_attempts=answer.num_attempts)
 
 
 class RestClient:

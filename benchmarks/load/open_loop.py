@@ -20,11 +20,12 @@ GRACE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class RequestOutcome:
-    """One request's end: whether it was answered, by which tier and reason (or with which error)."""
+    """One request's end: whether it was answered, by which tier and reason (or with which error), and how often it was sent."""
 
     is_ok: bool
     tier: str
     reason: str
+    num_attempts: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ def test_a_row_of_the_matrix() -> None:
     """
     planned = [Planned(number / 10, Priority.HIGH) for number in range(100)]
     shots = [
-        Shot(0.01, 0.0, RequestOutcome(is_ok=True, tier=tier, reason=reason), one.at_s, number)
+        Shot(0.01, 0.0, RequestOutcome(True, tier, reason, num_attempts=1 + (number == 20)), one.at_s, number)
         for number, one in enumerate(planned)
         for tier, reason in [("student", "llm_away") if 2 <= one.at_s < 6 else ("llm", "llm_in_time")]
     ]
@@ -47,6 +47,7 @@ def test_a_row_of_the_matrix() -> None:
     row = row_of(planned, Load(shots, 10.0, 0.1), probe, 5.0, PHASES, WEIGHTS)
 
     assert (row["availability"], row["deadline_met"], row["goodput"]) == (1, 1, 0.8)
+    assert row["answered_at_once"] == 0.99
     assert (row["answers_recovered_s"], row["events_recovered_s"], row["recovery_s"]) == (1.0, 0.5, 1.0)
     assert row["events"] == {"sent": 3, "acknowledged": 2, "lost": 0}
     assert row["during"]["tiers"] == {"student": 1}
