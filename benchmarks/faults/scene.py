@@ -110,13 +110,7 @@ async def _set(closing: AsyncExitStack, state_dir: Path, scratch: Path, *, is_wi
     child = _spawn(settings, redis_port=ports["store"], kafka_port=ports["broker"])
     closing.push_async_callback(asyncio.to_thread, _stop, settings, child)
     await _until_ready(settings, child)
-    doors: dict[Priority, tuple[Caller, ...]] = {}
-    for priority, key in keys.items():
-        rest: ProductCaller | RestClient = ProductCaller(f"http://{HOST}:{settings.http_port}", key)
-        rpc: ProductCaller | GrpcClient = ProductCaller(f"grpc://{settings.grpc_address}", key)
-        if priority is Priority.LOW:
-            rest, rpc = RestClient(HOST, settings.http_port, key), GrpcClient(settings.grpc_address, key)
-        doors[priority] = (await closing.enter_async_context(rest), await closing.enter_async_context(rpc))
+    doors = {priority: await _callers(closing, settings, priority, key) for priority, key in keys.items()}
     once = Patience(retry_reserve=0)  # a repeated event would not show when the first of them was accepted again
     events = AsyncClient(f"http://{HOST}:{settings.http_port}", api_key=keys[Priority.HIGH], patience=once)
     await closing.enter_async_context(events)
@@ -124,6 +118,17 @@ async def _set(closing: AsyncExitStack, state_dir: Path, scratch: Path, *, is_wi
     audience = await find_audience(probe, map(str, range(1, _USERS_TO_TRY)))
     weights = tier_weights(BundleStore(settings.bundle_root).live().report())
     return Scene(settings, wires, StackProcesses(scratch), doors, events, probe, audience, weights)
+
+
+async def _callers(closing: AsyncExitStack, settings: Settings, priority: Priority, key: str) -> tuple[Caller, ...]:
+    """Return the callers of one priority, over REST and over gRPC."""
+    if priority is Priority.LOW:
+        return (
+            await closing.enter_async_context(RestClient(HOST, settings.http_port, key)),
+            await closing.enter_async_context(GrpcClient(settings.grpc_address, key)),
+        )
+    addresses = (f"http://{HOST}:{settings.http_port}", f"grpc://{settings.grpc_address}")
+    return tuple([await closing.enter_async_context(ProductCaller(address, key)) for address in addresses])
 
 
 def _settings(scratch: Path, first: int) -> Settings:
