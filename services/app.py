@@ -79,7 +79,7 @@ class Gateway:
         self._plane: DataPlane | None = None
         self._console: ConsoleService | None = None
         self._keys = open_keys(settings)
-        self._access = access_by(self._keys, settings.max_k)
+        self._access = access_by(self._keys, settings.max_k, settings.own_names)
         self._tracing = open_tracing(settings.otlp_endpoint, settings.trace_share, "tailrace-gateway")
         self._rpc = RpcDoor(self._running_plane, settings.max_body_bytes, self._access, self._tracing)
 
@@ -148,7 +148,7 @@ async def open_standby(settings: Settings) -> AsyncIterator[tuple[HttpApp, RpcDo
     """
     alone = settings.model_copy(update={"gateway_replicas": 1, "breaker_failures": sys.maxsize})
     features, keys = open_features(alone), open_keys(alone)
-    drills, access = Drills(alone.drills_file), access_by(keys, alone.max_k)
+    drills, access = Drills(alone.drills_file), access_by(keys, alone.max_k, alone.own_names)
     tracing = open_tracing(alone.otlp_endpoint, alone.trace_share, "tailrace-standby")
     writer = AbsentText() if alone.text_path else text_writer(alone, None)
     plane = build_plane(alone, DrilledStore(features, drills), AbsentLlm(), writer, part="standby")

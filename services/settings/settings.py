@@ -50,6 +50,8 @@ class Settings(BaseSettings):
     """File of hashed API keys, reloaded when it changes. Without it every caller may do everything, on loopback only."""
     allow_anonymous: bool = False
     """Allow addresses other than loopback without API keys."""
+    allowed_hosts: str = Field("", pattern=r"^[^:/]*$")
+    """Names, separated by commas, by which a server without API keys is called, besides localhost, http_host and addresses."""
     tls_dir: Path | None = None
     """Folder with tls.crt and tls.key, as in a Kubernetes TLS secret: the edge then accepts TLS only."""
     tls_client_ca_file: Path | None = None
@@ -221,6 +223,13 @@ class Settings(BaseSettings):
         return f"{self.http_host}:{self.grpc_port}"
 
     @property
+    def own_names(self) -> frozenset[str]:
+        """The names of http_host and allowed_hosts, in lower case."""
+        return frozenset(
+            name.strip().lower() for name in (self.http_host, *self.allowed_hosts.split(",")) if name.strip()
+        )
+
+    @property
     def max_rpc_bytes(self) -> int:
         """Bound of one gRPC message, which the servers enforce before they read it: max_body_bytes, but room for any answer."""
         return max(self.max_body_bytes, _MIN_RPC_BYTES)
@@ -278,7 +287,7 @@ def _check_security(settings: Settings) -> None:
     """Raise ConfigError for public addresses without keys, and for a setting without the one that it needs."""
     is_guarded = settings.api_keys_file is not None or settings.allow_anonymous
     for name, host in (("HTTP_HOST", settings.http_host), ("INNER_HOST", settings.inner_host)):
-        if not (is_guarded or _is_loopback(host)):
+        if not (is_guarded or is_loopback(host)):
             raise ConfigError(
                 f"{_PREFIX}{name}: {host} can be reached by others, and there are no API keys; set "
                 f"{_PREFIX}API_KEYS_FILE (`tailrace keys new` makes one), or set {_PREFIX}ALLOW_ANONYMOUS=true"
@@ -332,7 +341,7 @@ def with_text(settings: Settings, *, path: str = "", url: str = "") -> Settings:
     return changed
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     """Return whether only this machine reaches this address. A name other than localhost may lead anywhere."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback

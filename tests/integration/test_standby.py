@@ -1,6 +1,7 @@
 """The edge in front of two named servers that are killed, frozen and started again: `pytest tests/integration/test_standby.py`."""
 
 import asyncio
+import itertools
 import signal
 import subprocess
 import sys
@@ -198,6 +199,21 @@ async def test_haproxy_killed(running: Scene) -> None:
     failures = calling.failures()
     assert max(len(words) for words in failures.values()) <= 1
     assert not [word for words in failures.values() for word in words if "ConnectError" in word]
+
+
+async def test_a_request_id_that_is_not_utf8_is_refused_by_name(running: Scene) -> None:
+    """Bytes that are no text get 400 with the header's name; any UTF-8 passes."""
+    pieces = [b"a", "é€😀".encode(), b"\x80", b"\xc0\xaf", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xe2\x82"]
+    sent = [b"".join(chosen) for n in (1, 2, 3) for chosen in itertools.product(pieces, repeat=n)]
+    async with httpx.AsyncClient() as client:
+        url = f"http://{HOST}:{running.settings.http_port}/v1/recommendations"
+        answers = [
+            await client.post(url, headers=[(b"x-request-id", one)], json={}) for one in [*sent, b"\xff" * 8_000]
+        ]
+
+    refused = {one for one, answer in zip(sent, answers, strict=False) if answer.status_code == 400}
+    assert refused == {one for one in sent if "\ufffd" in one.decode(errors="replace")}
+    assert answers[-1].json()["error"]["field"] == "x-request-id"
 
 
 async def test_without_any_server_the_edge_answers(scene: Scene) -> None:

@@ -21,15 +21,42 @@ RAY_SERVER, STANDBY_SERVER = "ray", "standby"
 MAX_ADDRESSES = 8
 """Addresses used of a name that resolves to several, such as that of a headless Service."""
 
-_UNAVAILABLE = {
-    "error": {
-        "code": "dependency_away",
-        "message": "the gateway is away",
-        "field": None,
-        "fix": None,
-        "request_id": "",
-    }
-}
+RESOLVERS = """\
+resolvers system
+    parse-resolv-conf
+    accepted_payload_size 8192
+    hold valid 1s
+    hold nx 5s
+    hold obsolete 5s
+"""
+NOT_TWICE = (
+    "    http-request disable-l7-retry if { path /v1/events } or { path /tailrace.v1.Recommender/RecordEvents }\n"
+)
+"""Events that may have been recorded are not sent a second time."""
+RETRYABLE = "    option http-buffer-request\n"
+"""A request can be sent again only if it was read whole before it was sent."""
+CONNECT_TIMEOUT = "200ms"
+"""After a refused connection HAProxy waits as long before it tries the next server."""
+
+
+def error_body(code: str, message: str, field: str | None = None, fix: str | None = None) -> str:
+    """Return the envelope of an error that HAProxy answers itself."""
+    error = {"code": code, "message": message, "field": field, "fix": fix, "request_id": ""}
+    return json.dumps({"error": error}, separators=(",", ":"))
+
+
+UNAVAILABLE = error_body("dependency_away", "the gateway is away")
+_NOT_UTF8 = (  # each kind of mistake by itself, with nothing repeated: the pattern costs no stack, however long the text
+    r"[\xc0\xc1\xf5-\xff]|[\xc2-\xdf](?![\x80-\xbf])|[\xe0-\xef](?![\x80-\xbf]{2})|[\xf0-\xf4](?![\x80-\xbf]{3})"
+    r"|\xe0(?![\xa0-\xbf])|\xed(?![\x80-\x9f])|\xf0(?![\x90-\xbf])|\xf4(?![\x80-\x8f])|(?<![\x80-\xbf\xc2-\xf4])[\x80-\xbf]"
+    r"|[\xc2-\xdf][\x80-\xbf]{2}|[\xe0-\xef][\x80-\xbf]{3}|[\xf0-\xf4][\x80-\xbf]{4}"
+)
+_READABLE_ID = (
+    "    http-request return status 400 content-type application/json string "
+    f"'{error_body('invalid_request', 'x-request-id: not UTF-8', 'x-request-id', 'send UTF-8')}'"
+    f" if {{ req.fhdr(x-request-id) -m reg '{_NOT_UTF8}' }}\n"
+)
+"""Ray Serve would answer a request id that is not UTF-8 with a bare 500."""
 
 
 def check_files(tls_dir: Path, client_ca_file: Path | None) -> None:
@@ -65,6 +92,14 @@ class Upstream:
             return self.host != "localhost"
         return False
 
+    def server(self, name: str, port_field: str, options: str) -> str:
+        """Return HAProxy's line for it, at the port of one door; a name needs the section `RESOLVERS`."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        address = f"{host}:{getattr(self, port_field)}"
+        if self.is_name:
+            return f"    server-template {name} {MAX_ADDRESSES} {address}{options} resolvers system init-addr libc,none"
+        return f"    server {name} {address}{options}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EdgePlan:
@@ -99,7 +134,12 @@ class EdgePlan:
             bind_grpc=f"fd@{self.grpc_fd}{self._tls('h2') or ' proto h2'}",
             http_servers=self._servers("http_port", ""),
             grpc_servers=self._servers("grpc_port", " proto h2"),
-            unavailable=json.dumps(_UNAVAILABLE, separators=(",", ":")),
+            resolvers=RESOLVERS,
+            retryable=RETRYABLE,
+            connect=CONNECT_TIMEOUT,
+            not_twice=NOT_TWICE,
+            readable_id=_READABLE_ID,
+            unavailable=UNAVAILABLE,
         )
 
     def _tls(self, protocols: str) -> str:
@@ -114,17 +154,9 @@ class EdgePlan:
         The standby is not checked: it is the last resort, and a slow check on a busy machine must not take it out.
         """
         check = f" check port {self.ray.http_port} check-proto h1 observe layer4 error-limit 1 on-error mark-down"
-        lines = []
-        for name, upstream, options in ((RAY_SERVER, self.ray, check), (STANDBY_SERVER, self.standby, " backup")):
-            if upstream is None:
-                continue
-            host = f"[{upstream.host}]" if ":" in upstream.host else upstream.host
-            address = f"{host}:{getattr(upstream, port_field)}"
-            if upstream.is_name:
-                resolve = " resolvers system init-addr libc,none"
-                lines.append(f"    server-template {name} {MAX_ADDRESSES} {address}{protocol}{options}{resolve}")
-            else:
-                lines.append(f"    server {name} {address}{protocol}{options}")
+        lines = [self.ray.server(RAY_SERVER, port_field, protocol + check)]
+        if self.standby is not None:
+            lines.append(self.standby.server(STANDBY_SERVER, port_field, protocol + " backup"))
         return "\n".join(lines)
 
 
@@ -144,13 +176,7 @@ global
     ssl-load-extra-del-ext
     hard-stop-after 5s
 
-resolvers system
-    parse-resolv-conf
-    accepted_payload_size 8192
-    hold valid 1s
-    hold nx 5s
-    hold obsolete 5s
-
+{resolvers}
 defaults
     mode http
     log global
@@ -163,13 +189,12 @@ defaults
     timeout server 3600s
     timeout http-request 10s
     timeout http-keep-alive 75s
-    # a refused connection waits this long before it is tried at the next server
-    timeout connect 200ms
+    timeout connect {connect}
     timeout check 500ms
     retries 3
     option redispatch 1
     retry-on conn-failure empty-response
-    option httpchk GET /healthz
+{retryable}    option httpchk GET /healthz
     http-check expect status 200
     default-server inter 300ms fastinter 100ms downinter 200ms fall 2 rise 3
     http-error status 503 content-type application/json hdr retry-after 1 string '{unavailable}'
@@ -179,7 +204,7 @@ frontend rest
     # the caller's own address counts, not what its headers claim, and no caller switches Ray Serve's time limit off
     http-request set-header x-forwarded-for %[src]
     http-request del-header x-request-timeout-seconds
-    default_backend rest
+{readable_id}    default_backend rest
 
 frontend grpc
     bind {bind_grpc}
@@ -188,11 +213,8 @@ frontend grpc
     default_backend grpc
 
 backend rest
-    # events that may have been recorded are not sent a second time
-    http-request disable-l7-retry if {{ path /v1/events }}
-{http_servers}
+{not_twice}{http_servers}
 
 backend grpc
-    http-request disable-l7-retry if {{ path /tailrace.v1.Recommender/RecordEvents }}
-{grpc_servers}
+{not_twice}{grpc_servers}
 """

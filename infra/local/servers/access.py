@@ -10,7 +10,7 @@ from infra.local.edge.config import check_files
 from services.errors import ConfigError
 from services.gateway.access.keys import read_keys
 from services.settings.addresses import read_secret
-from services.settings.settings import Settings
+from services.settings.settings import Settings, is_loopback
 
 
 def check_access(settings: Settings) -> None:
@@ -21,6 +21,12 @@ def check_access(settings: Settings) -> None:
         check_files(settings.tls_dir, settings.tls_client_ca_file)
     if settings.redis_tls_ca_file is not None:
         raise ConfigError("TAILRACE_REDIS_TLS_CA_FILE: the embedded store has no TLS; unset it here")
+    for key, host, is_guarded in (
+        ("REDIS_HOST", settings.redis_host, settings.redis_password_file is not None),
+        ("KAFKA_BOOTSTRAP", settings.kafka_bootstrap.rpartition(":")[0], False),
+    ):
+        if not (is_guarded or is_loopback(host)):
+            raise ConfigError(f"TAILRACE_{key}: everybody could use the embedded server at {host}; set 127.0.0.1")
     if settings.redis_password_file is not None:
         valkey_access(settings.redis_username, read_secret(settings.redis_password_file))
 

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from services.contracts.access import ANYONE, Caller, Scope
 from services.errors import NotAllowed, Unauthenticated
+from services.gateway.access.browsers import refuse_other_names, refuse_other_sites
 from services.gateway.access.keyring import Holder
 from services.gateway.access.rates import Rates
 
@@ -19,6 +20,8 @@ AUTHORIZATION = "authorization"
 API_KEY = "x-api-key"
 
 _BEARER = "bearer "
+_CHANGING = frozenset({Scope.EVENTS, Scope.ADMIN})
+"""The scopes of calls that change something."""
 
 
 class Access(Protocol):
@@ -30,13 +33,19 @@ class Access(Protocol):
 
 
 class OpenAccess:
-    """Admits every call as one caller: for a server without keys."""
+    """Admits every call as one caller, but what other sites' pages make browsers do: for a server without keys."""
 
-    def __init__(self, caller: Caller = ANYONE) -> None:
+    def __init__(self, caller: Caller = ANYONE, names: frozenset[str] | None = None) -> None:
+        """Take the caller, and the server's names besides localhost and addresses; None: any name."""
         self._caller = caller
+        self._names = names
 
-    def authorize(self, _headers: Mapping[str, str], _scope: Scope) -> Caller:
-        """Return the caller."""
+    def authorize(self, headers: Mapping[str, str], scope: Scope) -> Caller:
+        """Return the caller. Raises InvalidRequest."""
+        if self._names is not None:
+            refuse_other_names(headers, self._names)
+        if scope in _CHANGING:
+            refuse_other_sites(headers)
         return self._caller
 
 
@@ -88,6 +97,9 @@ def key_from(headers: Mapping[str, str]) -> str:
     return authorization[len(_BEARER) :].strip() if is_bearer else ""
 
 
-def access_by(keys: Keys | None, max_k: int) -> Access:
-    """Return the access by these keys; without keys everybody may do everything, with at most `max_k` items a request."""
-    return OpenAccess(replace(ANYONE, max_k=max_k)) if keys is None else KeyedAccess(keys, Rates())
+def access_by(keys: Keys | None, max_k: int, names: frozenset[str]) -> Access:
+    """Return the access by these keys; without keys everybody may do everything, with at most `max_k` items a request.
+
+    A server without keys is called by one of its `names`, by localhost or by an address.
+    """
+    return OpenAccess(replace(ANYONE, max_k=max_k), names) if keys is None else KeyedAccess(keys, Rates())

@@ -36,7 +36,7 @@ _REQUEST_ID = Parameter(
     name="X-Request-Id",
     where="header",
     schema={"type": "string", "minLength": 1, "maxLength": MAX_ID_CHARS, "pattern": PRINTABLE},
-    description="Returned with the answer, logged, and kept with the impression",
+    description="In UTF-8, else 400. Returned with the answer, logged, and kept with the impression",
 )
 _KEY_SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "An API key, where keys are set up"},

@@ -103,6 +103,13 @@ def test_missing_files_of_access_are_refused_before_the_start(
     assert re.search(words, found.found)
 
 
+@pytest.mark.parametrize("update", [{"redis_host": "0.0.0.0"}, {"kafka_bootstrap": "10.0.0.1:9092"}])
+def test_an_open_store_or_broker_is_refused(settings: Settings, update: dict[str, str]) -> None:
+    """The embedded servers have no password that others lack, so they listen on loopback only; a store with one may be elsewhere."""
+    with pytest.raises(ConfigError, match=f"TAILRACE_{next(iter(update)).upper()}: everybody"):
+        check_access(settings.model_copy(update=update))
+
+
 def test_ray_starts_one_worker_for_each_process(settings: Settings) -> None:
     """Ray starts one worker for each CPU: controller, proxy and replicas, however many cores a host has."""
     assert _num_processes(settings) == 2 + settings.gateway_replicas + settings.llm_replicas

@@ -1,0 +1,58 @@
+"""What pages of other sites can make a browser do to a server without keys: `pytest tests/unit/gateway/access/test_browsers.py`."""
+
+import pytest
+
+from services.contracts.access import Scope
+from services.errors import InvalidRequest
+from services.gateway.access.authorize import access_by
+
+ACCESS = access_by(None, 10, frozenset({"shop.internal"}))
+HERE = "localhost:8000"
+
+
+def refused_field(scope: Scope, **headers: str) -> str | None:
+    """The header for which a call is refused; None when it is admitted."""
+    try:
+        ACCESS.authorize({name.replace("_", "-"): value for name, value in headers.items()}, scope)
+    except InvalidRequest as error:
+        return error.field
+    return None
+
+
+@pytest.mark.parametrize("scope", Scope)
+def test_a_name_that_is_not_ours_is_refused(scope: Scope) -> None:
+    """DNS rebinding: a page's own name that was made to mean this machine is refused everywhere; addresses and our names pass."""
+    ours = [HERE, "LOCALHOST", "app.localhost:1", "127.0.0.1:8000", "10.1.2.3", "[::1]:8000", "Shop.Internal.:80"]
+    others = [
+        "evil.example",
+        "localhost.evil.example:8000",
+        "127.0.0.1.evil.example",
+        "shop.internal.evil",
+        "x:y:z",
+        "",
+    ]
+
+    assert [host for host in ours if refused_field(scope, host=host)] == []
+    assert [host for host in others if refused_field(scope, host=host) != "host"] == []
+    assert refused_field(scope) is None
+
+
+@pytest.mark.parametrize(
+    ("headers", "field"),
+    [
+        ({"sec_fetch_site": "cross-site"}, "sec-fetch-site"),
+        ({"sec_fetch_site": "same-site", "origin": f"http://{HERE}"}, "sec-fetch-site"),
+        ({"origin": "http://evil.example"}, "origin"),
+        ({"origin": "http://localhost:8001"}, "origin"),
+        ({"origin": "null"}, "origin"),
+        ({"origin": f"https://{HERE}"}, None),
+        ({"sec_fetch_site": "same-origin", "origin": f"http://{HERE}"}, None),
+        ({"sec_fetch_site": "none"}, None),
+        ({}, None),
+    ],
+)
+def test_another_sites_post_is_refused_where_it_changes_something(headers: dict[str, str], field: str | None) -> None:
+    """Events and drills accept calls of our own pages and of programs; what changes nothing is not refused."""
+    for scope in Scope:
+        expected = field if scope in {Scope.EVENTS, Scope.ADMIN} else None
+        assert refused_field(scope, host=HERE, **headers) == expected
