@@ -33,7 +33,7 @@ from services.contracts.access import Priority, Scope
 from services.errors import EnvironmentFault
 from services.gateway.access.keys import KeysFile, StoredHash, StoredKey, hash_of, make_key, write_keys
 from services.settings.settings import Settings, inherited_environment
-from tailrace_client import AsyncClient, Patience
+from tailrace_client import AsyncClient, CallOptions
 
 HOST = "127.0.0.1"
 _COPIED = ("bundles", "features", "valkey")
@@ -111,8 +111,8 @@ async def _set(closing: AsyncExitStack, state_dir: Path, scratch: Path, *, is_wi
     closing.push_async_callback(asyncio.to_thread, _stop, settings, child)
     await _until_ready(settings, child)
     doors = {priority: await _callers(closing, settings, priority, key) for priority, key in keys.items()}
-    once = Patience(retry_reserve=0)  # a repeated event would not show when the first of them was accepted again
-    events = AsyncClient(f"http://{HOST}:{settings.http_port}", api_key=keys[Priority.HIGH], patience=once)
+    once = CallOptions(retry_reserve=0)  # a repeated event would not show when the first of them was accepted again
+    events = AsyncClient(f"http://{HOST}:{settings.http_port}", api_key=keys[Priority.HIGH], options=once)
     await closing.enter_async_context(events)
     probe = await closing.enter_async_context(RestClient(HOST, settings.http_port, keys[Priority.HIGH]))
     audience = await find_audience(probe, map(str, range(1, _USERS_TO_TRY)))

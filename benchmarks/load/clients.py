@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from benchmarks.load.open_loop import GRACE_S, RequestOutcome
 from services.contracts import recommend_pb2, recommend_pb2_grpc
-from tailrace_client import AsyncClient, Patience, TailraceError
+from tailrace_client import AsyncClient, CallOptions, TailraceError
 
 RequestFields = dict[str, Any]
 """A recommendation request in the fields that both doors share."""
@@ -39,8 +39,8 @@ class ProductCaller:
     """A product with tailrace_client: requests are retried within their deadline. Late answers are waited for, to be counted."""
 
     def __init__(self, address: str, key: str) -> None:
-        patience = Patience(network_ms=0.0, grace_ms=1_000 * GRACE_S)
-        self.client = AsyncClient(address, api_key=key, patience=patience)
+        options = CallOptions(network_ms=0.0, grace_ms=1_000 * GRACE_S)
+        self.client = AsyncClient(address, api_key=key, options=options)
 
     async def __aenter__(self) -> Self:
         return self

@@ -7,15 +7,15 @@ from tailrace_client.address import Tls
 from tailrace_client.answers import Event, Explanation, Item, Recommendation, Recorded
 from tailrace_client.client import AsyncClient, Client
 from tailrace_client.errors import TailraceError
-from tailrace_client.retry import Patience
+from tailrace_client.retry import CallOptions
 
 __all__ = [
     "AsyncClient",
+    "CallOptions",
     "Client",
     "Event",
     "Explanation",
     "Item",
-    "Patience",
     "Recommendation",
     "Recorded",
     "TailraceError",

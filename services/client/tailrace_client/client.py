@@ -12,11 +12,11 @@ from tailrace_client.answers import Event, Explanation, Recommendation, Recorded
 from tailrace_client.calls import A, Call, RecommendOptions, explain_call, recommend_call, record_call
 from tailrace_client.errors import TailraceError
 from tailrace_client.rest import AsyncRestDoor, RestDoor
-from tailrace_client.retry import USUAL, Attempts, Patience, RetryBudget
+from tailrace_client.retry import DEFAULTS, Attempts, CallOptions, RetryBudget
 from tailrace_client.rpc import AsyncRpcDoor, RpcDoor
 
 _RECOMMEND_MS = 200.0
-_PATIENT_MS = 5_000.0
+_LONG_MS = 5_000.0
 
 
 class Client:
@@ -26,18 +26,18 @@ class Client:
         address: `http://HOST:8000`, `https://...`, `grpc://HOST:9000` or `grpcs://...`: the scheme chooses the door.
         api_key: The key to send, where the server requires one.
         tls: The authority to trust and this client's certificate, for `https` and `grpcs`.
-        patience: How the client waits and retries.
+        options: How the client waits and retries.
 
     Each call takes `deadline_ms`, which holds for all its attempts together, and raises TailraceError.
     """
 
     def __init__(
-        self, address: str, *, api_key: str | None = None, tls: Tls | None = None, patience: Patience = USUAL
+        self, address: str, *, api_key: str | None = None, tls: Tls | None = None, options: CallOptions = DEFAULTS
     ) -> None:
         place = parse_address(address, tls)
         self._door: Any = (RpcDoor if place.is_grpc else RestDoor)(place, _headers(api_key), tls)
-        self._patience = patience
-        self._budget = RetryBudget(patience)
+        self._options = options
+        self._budget = RetryBudget(options)
 
     def recommend(
         self, user_id: str | None = None, *, deadline_ms: float = _RECOMMEND_MS, **options: Unpack[RecommendOptions]
@@ -45,11 +45,11 @@ class Client:
         """Recommend items to a user, or to a visitor without an id by `recent_item_ids`. Options: see RecommendOptions."""
         return self._answer(recommend_call(user_id, options), deadline_ms)
 
-    def record(self, events: Event | Iterable[Event], *, deadline_ms: float = _PATIENT_MS) -> Recorded:
+    def record(self, events: Event | Iterable[Event], *, deadline_ms: float = _LONG_MS) -> Recorded:
         """Record what users did: all or none, each with its effect once however often it is sent."""
         return self._answer(record_call(events), deadline_ms)
 
-    def explain(self, request_id: str, *, deadline_ms: float = _PATIENT_MS) -> Explanation:
+    def explain(self, request_id: str, *, deadline_ms: float = _LONG_MS) -> Explanation:
         """Explain how a recent request was answered; needs a key with the scope for it, and the REST door."""
         return self._answer(explain_call(request_id), deadline_ms)
 
@@ -64,7 +64,7 @@ class Client:
         self.close()
 
     def _answer(self, call: Call[A], deadline_ms: float) -> A:
-        attempts = Attempts(self._patience, self._budget, deadline_ms, time.monotonic())
+        attempts = Attempts(self._options, self._budget, deadline_ms, time.monotonic())
         while True:
             try:
                 answer: A = self._door.send(call, attempts)
@@ -78,12 +78,12 @@ class AsyncClient:
     """As Client, for asynchronous code; make it in the event loop that uses it."""
 
     def __init__(
-        self, address: str, *, api_key: str | None = None, tls: Tls | None = None, patience: Patience = USUAL
+        self, address: str, *, api_key: str | None = None, tls: Tls | None = None, options: CallOptions = DEFAULTS
     ) -> None:
         place = parse_address(address, tls)
         self._door: Any = (AsyncRpcDoor if place.is_grpc else AsyncRestDoor)(place, _headers(api_key), tls)
-        self._patience = patience
-        self._budget = RetryBudget(patience)
+        self._options = options
+        self._budget = RetryBudget(options)
 
     async def recommend(
         self, user_id: str | None = None, *, deadline_ms: float = _RECOMMEND_MS, **options: Unpack[RecommendOptions]
@@ -91,11 +91,11 @@ class AsyncClient:
         """Recommend items to a user, or to a visitor without an id by `recent_item_ids`. Options: see RecommendOptions."""
         return await self._answer(recommend_call(user_id, options), deadline_ms)
 
-    async def record(self, events: Event | Iterable[Event], *, deadline_ms: float = _PATIENT_MS) -> Recorded:
+    async def record(self, events: Event | Iterable[Event], *, deadline_ms: float = _LONG_MS) -> Recorded:
         """Record what users did: all or none, each with its effect once however often it is sent."""
         return await self._answer(record_call(events), deadline_ms)
 
-    async def explain(self, request_id: str, *, deadline_ms: float = _PATIENT_MS) -> Explanation:
+    async def explain(self, request_id: str, *, deadline_ms: float = _LONG_MS) -> Explanation:
         """Explain how a recent request was answered; needs a key with the scope for it, and the REST door."""
         return await self._answer(explain_call(request_id), deadline_ms)
 
@@ -110,7 +110,7 @@ class AsyncClient:
         await self.close()
 
     async def _answer(self, call: Call[A], deadline_ms: float) -> A:
-        attempts = Attempts(self._patience, self._budget, deadline_ms, time.monotonic())
+        attempts = Attempts(self._options, self._budget, deadline_ms, time.monotonic())
         while True:
             try:
                 answer: A = await self._door.send(call, attempts)

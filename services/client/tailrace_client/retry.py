@@ -12,7 +12,7 @@ from tailrace_client.errors import RETRIED, RETRIED_AFTER, TailraceError, late
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
+class CallOptions:
     """How a client waits and retries.
 
     Attributes:
@@ -32,15 +32,15 @@ class Patience:
     grace_ms: float = 0.0
 
 
-USUAL = Patience()
+DEFAULTS = CallOptions()
 
 
 class RetryBudget:
     """A token bucket: each call adds the share, each retry takes one. Used by many threads."""
 
-    def __init__(self, patience: Patience) -> None:
-        self._share = patience.retry_share
-        self._most = self._tokens = float(patience.retry_reserve)
+    def __init__(self, options: CallOptions) -> None:
+        self._share = options.retry_share
+        self._most = self._tokens = float(options.retry_reserve)
         self._lock = threading.Lock()
 
     def deposit(self) -> None:
@@ -60,8 +60,8 @@ class RetryBudget:
 class Attempts:
     """The attempts of one call, from its start to its deadline; times are seconds of one monotonic clock."""
 
-    def __init__(self, patience: Patience, budget: RetryBudget, deadline_ms: float, now_s: float) -> None:
-        self._patience = patience
+    def __init__(self, options: CallOptions, budget: RetryBudget, deadline_ms: float, now_s: float) -> None:
+        self._options = options
         self._budget = budget
         self._ends_s = now_s + deadline_ms / 1_000
         self._earlier: TailraceError | None = None
@@ -70,14 +70,14 @@ class Attempts:
 
     def left_s(self, now_s: float) -> float:
         """Return how long this attempt may still take. Raises the error of a passed deadline."""
-        left_s = self._ends_s + self._patience.grace_ms / 1_000 - now_s
+        left_s = self._ends_s + self._options.grace_ms / 1_000 - now_s
         if left_s <= 0:
             raise late()
         return left_s
 
     def server_deadline_ms(self, now_s: float) -> int:
         """Return what to give the server."""
-        return max(1, round(1_000 * (self._ends_s - now_s) - self._patience.network_ms))
+        return max(1, round(1_000 * (self._ends_s - now_s) - self._options.network_ms))
 
     def pause_s(self, error: TailraceError, chance: float, now_s: float) -> float:
         """Return how long to wait before the next attempt; `chance` is uniform in 0 to 1.
@@ -88,7 +88,7 @@ class Attempts:
         error.num_attempts = self.num
         if error.code not in RETRIED and (error.code not in RETRIED_AFTER or error.retry_after_s is None):
             raise error from self._earlier
-        longest_ms = min(self._patience.longest_pause_ms, self._patience.first_pause_ms * 2.0 ** min(self.num - 1, 16))
+        longest_ms = min(self._options.longest_pause_ms, self._options.first_pause_ms * 2.0 ** min(self.num - 1, 16))
         pause_s: float = (error.retry_after_s or 0.0) + chance * longest_ms / 1_000
         if now_s + pause_s >= self._ends_s or not self._budget.withdraw():
             raise error from self._earlier

@@ -23,7 +23,7 @@ from services.gateway.access.rates import Rates
 from services.gateway.grpc.door import RpcDoor, add_recommender_to_server
 from services.gateway.rest.door import create_rest_app
 from services.stream.aggregate import HistoryLimits, LoggedEvent, apply
-from tailrace_client import AsyncClient, Client, Event, Explanation, Patience, Recommendation, TailraceError
+from tailrace_client import AsyncClient, CallOptions, Client, Event, Explanation, Recommendation, TailraceError
 from tests.support.keys import stored_key
 from tests.support.servers import HOST, free_port
 from tests.support.wait import until
@@ -207,8 +207,8 @@ async def test_retries_are_a_tenth_while_everything_fails(scheme: str) -> None:
     """A hundred calls to a server that resets each connection: the reserve and a tenth are sent again."""
     async with TcpProxy(HOST, free_port(), free_port()) as wire:
         await wire.become(Wire.RESET)
-        patience = Patience(first_pause_ms=1.0, longest_pause_ms=2.0)
-        async with AsyncClient(f"{scheme}://{HOST}:{wire.port}", patience=patience) as client:
+        options = CallOptions(first_pause_ms=1.0, longest_pause_ms=2.0)
+        async with AsyncClient(f"{scheme}://{HOST}:{wire.port}", options=options) as client:
             calls = [client.recommend("long", deadline_ms=1_000) for _ in range(100)]
             ends = await asyncio.gather(*calls, return_exceptions=True)
 

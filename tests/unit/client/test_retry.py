@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace_client import Patience, TailraceError
+from tailrace_client import CallOptions, TailraceError
 from tailrace_client.retry import Attempts, RetryBudget
 
 RETRIED = st.sampled_from(["unreachable", "dependency_away", "overloaded"])
@@ -19,8 +19,8 @@ def test_attempts_end_before_the_deadline_and_within_the_budget(
     failures: list[tuple[str, float, float, float]], deadline_ms: int, reserve: int
 ) -> None:
     """Whatever fails, however long it takes and whatever it asks for: each attempt starts in time, and the server is given less and less."""
-    patience = Patience(retry_reserve=reserve)
-    attempts = Attempts(patience, RetryBudget(patience), deadline_ms, now_s=100.0)
+    options = CallOptions(retry_reserve=reserve)
+    attempts = Attempts(options, RetryBudget(options), deadline_ms, now_s=100.0)
     now_s, told = 100.0, []
 
     for code, chance, after_s, took_s in failures:
@@ -49,11 +49,11 @@ def is_sent_again(attempts: Attempts) -> bool:
 
 def test_a_thousand_failing_calls_add_a_tenth() -> None:
     """Of a thousand calls that fail for ever, a tenth and the reserve are sent again, not more."""
-    patience = Patience()
-    budget, num_sent = RetryBudget(patience), 0
+    options = CallOptions()
+    budget, num_sent = RetryBudget(options), 0
 
     for _ in range(1_000):
-        attempts = Attempts(patience, budget, 1e6, now_s=0.0)
+        attempts = Attempts(options, budget, 1e6, now_s=0.0)
         while num_sent < (num_sent := num_sent + is_sent_again(attempts)):
             pass
         num_sent += 1
@@ -77,8 +77,8 @@ def test_a_thousand_failing_calls_add_a_tenth() -> None:
 )
 def test_which_errors_are_repeated(code: str, retry_after_s: float | None, is_repeated: bool) -> None:
     """Connections that fail and what is away; a refusal only where it names a time before the deadline."""
-    patience = Patience()
-    attempts = Attempts(patience, RetryBudget(patience), 1_000, now_s=0.0)
+    options = CallOptions()
+    attempts = Attempts(options, RetryBudget(options), 1_000, now_s=0.0)
     error = TailraceError(code, "no", retry_after_s=retry_after_s)
 
     if is_repeated:
