@@ -4,12 +4,14 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 PEERS := .bench
+GPU_PYTHON ?= python3
+GPU_RESULTS ?= benchmarks/results/gpu
 INSTALLED := $(VENV)/.installed
 PROTO := services/contracts/recommend.proto
 UNIT := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 8 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help up down status test test-unit test-grids test-compose lint format proto slo docs bench bench-peers lock client
+.PHONY: help up down status test test-unit test-grids test-compose lint format proto slo docs bench bench-peers gpu-check lock client
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -68,6 +70,9 @@ bench: $(INSTALLED) ## measure the running stack: load per tier and door, and fr
 	@exec $(BIN)/tailrace bench
 
 bench-peers: $(INSTALLED) $(PEERS)/vllm/.installed ## install the engines that the engine benchmark compares with
+
+gpu-check: ## on a graphics card: check and measure everything, at most 25 minutes; GPU_PYTHON has torch and triton
+	@exec $(GPU_PYTHON) -m benchmarks.gpu $(GPU_RESULTS)
 
 $(PEERS)/vllm/.installed: benchmarks/peers/vllm.lock
 	@$(call need-python)

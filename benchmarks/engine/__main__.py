@@ -65,6 +65,7 @@ def _report(options: argparse.Namespace, comparison: Comparison) -> dict[str, An
         "threads": options.threads,
         "rounds": options.rounds,
         "dtype": "bfloat16",
+        "settings": options.settings,
         "model": options.model and Path(options.model).name,
         "engines": comparison.described,
         "absent_peers": comparison.absent,
@@ -91,6 +92,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--threads", type=at_least_one, default=len(os.sched_getaffinity(0)), help="threads of each engine"
     )
+    parser.add_argument(
+        "--settings", choices=["benchmark", "product"], default="benchmark", help="limits of the GPU cases' engines"
+    )
     parser.add_argument("--tiny", action="store_true", help="the GPU cases at their smallest, on any device")
     options = parser.parse_args()
     if options.model is None and options.device == "cpu" and not options.tiny:
@@ -111,7 +115,11 @@ def _peers(text: str) -> tuple[str, ...]:
 
 def _alone(options: argparse.Namespace) -> tuple[ShapeCases, ...]:
     """Return the cases that only our engine runs."""
-    return shape_cases(tiny=options.tiny) if options.device == "cuda" or options.tiny else ()
+    return (
+        shape_cases(tiny=options.tiny, as_product=options.settings == "product")
+        if options.device == "cuda" or options.tiny
+        else ()
+    )
 
 
 def _folder(model: str) -> Path:

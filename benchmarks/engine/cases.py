@@ -5,7 +5,7 @@ Prompts are new in each run, so that no prefix cache helps, and the same for all
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -93,8 +93,21 @@ def text_cases() -> tuple[Case, ...]:
     )
 
 
-def shape_cases(*, tiny: bool = False) -> tuple[ShapeCases, ...]:
-    """Return the cases for a GPU; `tiny` is the same over a shape and sizes that run anywhere in seconds."""
+PRODUCT = {
+    "max_num_batched_tokens": 8_192,
+    "max_chunk_tokens": 512,
+    "max_beam_rows": 8_192,
+    "max_running": 128,
+    "max_waiting": 512,
+}
+"""The engine's limits as the product sets them for a card."""
+
+
+def shape_cases(*, tiny: bool = False, as_product: bool = False) -> tuple[ShapeCases, ...]:
+    """Return the cases for a GPU; `tiny` is the same over a shape and sizes that run anywhere in seconds.
+
+    `as_product` has the limits of a served engine, where each case else has those that suit it best.
+    """
     wide = {"max_num_batched_tokens": 8_192, "max_chunk_tokens": 8_192, "max_beam_rows": 2_048, "num_blocks": 4_096}
     many = {
         "max_num_batched_tokens": 8_192,
@@ -116,7 +129,7 @@ def shape_cases(*, tiny: bool = False) -> tuple[ShapeCases, ...]:
         for length in contexts
         for batch in (1, 4, 8)
     )
-    return (
+    groups = (
         ShapeCases(shape=shapes[0], config=wide, cases=beams),
         ShapeCases(shape=shapes[1], config=many, cases=(_nano_vllm(share),)),
         ShapeCases(
@@ -125,6 +138,9 @@ def shape_cases(*, tiny: bool = False) -> tuple[ShapeCases, ...]:
             cases=(Case(name="llama-3-8b-decode-1", unit="output tokens/s", batch=1, prompt_len=128, num_new=64),),
         ),
     )
+    if not as_product:
+        return groups
+    return tuple(replace(group, config={"num_blocks": group.config["num_blocks"]} | PRODUCT) for group in groups)
 
 
 def _nano_vllm(share: int) -> Case:

@@ -1,16 +1,14 @@
 """The engine on a CUDA device returns what it returns on the CPU, with captured steps and without.
 
-To run on a device that has torch, triton, numpy, safetensors, tokenizers, pytest and hypothesis; Triton's compiler takes most of the
-time, and caches its results in `TRITON_CACHE_DIR`:
+`make gpu-check` runs this file, the kernels' own tests and the benchmarks (docs/benchmarks.md). To run on a device that has torch, triton,
+numpy, safetensors, tokenizers, pytest and hypothesis; Triton's compiler takes most of the time, and caches its results in `TRITON_CACHE_DIR`:
 
 1. `python -m pytest tests/gpu/test_engine_on_gpu.py --maxfail 3`: this file.
-2. `python -m benchmarks.engine --device cuda --peers "" --json engine_gpu.json`: the published figures, one process per shape, each
-   case once before it is timed. The file is written after each shape; `--case NAME ...` runs some cases, into another file.
-3. `python -m pytest -c tests/gpu/pytest.ini tests/unit/llm/engine/gpu/test_triton_kernels.py
+2. `python -m pytest -c tests/gpu/pytest.ini tests/unit/llm/engine/gpu/test_triton_kernels.py
    tests/unit/llm/engine/gpu/test_triton_attention.py tests/unit/llm/engine/forward/test_transfer.py`: the kernels' own tests, compiled
    instead of interpreted.
 
-If the first one fails, the third names the kernel. If that passes, `-k "ahead and False"` runs the engine without captured steps and
+If the first one fails, the second names the kernel. If that passes, `-k "ahead and False"` runs the engine without captured steps and
 `-k "ahead and True"` with them. `CUDA_LAUNCH_BLOCKING=1` names the launch that fails without captured steps, `compute-sanitizer` the
 access. After one failure on the device every later test of the process fails: run one at a time. If `tests.support.attention_shapes`
 is not found, an installed package is named `tests` too. docs/lab-notes/kernels-gpu.md has the tolerances and the expected step times.

@@ -1,0 +1,1 @@
+"""What to run first on a graphics card: `make gpu-check`."""
