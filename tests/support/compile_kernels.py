@@ -11,7 +11,7 @@ from triton.runtime.jit import JITFunction
 
 from models.decoder.window import Window
 from services.llm.engine.beam.tails import Tails
-from services.llm.engine.forward.attention import UniformBatch
+from services.llm.engine.forward.attention import TileBatch, UniformBatch
 from services.llm.engine.forward.tiles import Tile
 from services.llm.engine.forward.weights import HeadNorms
 from services.llm.engine.gpu.attention import TritonAttention
@@ -65,7 +65,7 @@ def compile_layers(kind: str, dtype: torch.dtype) -> None:
 
 
 def compile_attention(kind: str, dtype: torch.dtype, window: Window | None = None) -> None:
-    """Compile attention of a text token, of prefill tiles, whole and split, and of recorded beams with their tails."""
+    """Compile attention of a text token, of prefill tiles, whole and split, of recorded beams with their tails, and of recorded prompts."""
     attention = TritonAttention(HEADS, GROUPS, BLOCK, torch.device("cpu"), window)
     cache = cache_of(kind, dtype)
     for rows, limit in ((1, 40), (1, 400), (40, 40), (40, 400)):
@@ -77,6 +77,10 @@ def compile_attention(kind: str, dtype: torch.dtype, window: Window | None = Non
     )
     pages = attention.prepare_uniform(UniformBatch(one_R, one_R, one_R, blocks_N, 64, max_context=5_000))
     attention.attend(torch.zeros(64, HEADS, HEAD_DIM, dtype=dtype), cache, 0, pages, tails)
+    for rows in (16, 512):
+        tiles_E6, height = torch.zeros(12, 6, dtype=torch.int64), min(rows, attention.max_tile_rows)
+        pages = attention.prepare_tiles(TileBatch(tiles_E6, blocks_N, height, max_context=5_000))
+        attention.attend(torch.zeros(rows, HEADS, HEAD_DIM, dtype=dtype), cache, 0, pages, None)
 
 
 def cache_of(kind: str, dtype: torch.dtype) -> KvCache:

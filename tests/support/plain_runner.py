@@ -19,11 +19,12 @@ from typing import Any
 class _Mark:
     """`pytest.mark`: keeps parametrizations on the function, ignores the rest; a skip condition that holds ends the run."""
 
-    def parametrize(self, names: str, values: Any) -> Callable[[Any], Any]:
-        """Add the values of one argument, or of several with commas between their names."""
+    def parametrize(self, names: str | tuple[str, ...], values: Any) -> Callable[[Any], Any]:
+        """Add the values of one argument, or of several: their names in a tuple, or with commas between them."""
+        split = names.replace(" ", "").split(",") if isinstance(names, str) else list(names)
 
         def mark(test: Any) -> Any:
-            test.cases = [*getattr(test, "cases", []), (names.replace(" ", "").split(","), list(values))]
+            test.cases = [*getattr(test, "cases", []), (split, list(values))]
             return test
 
         return mark
@@ -59,7 +60,7 @@ class _Near:
         self._wanted, self._abs = wanted, abs
 
     def __eq__(self, found: object) -> bool:
-        return isinstance(found, float) and math.isclose(found, self._wanted, rel_tol=0.0, abs_tol=self._abs)
+        return isinstance(found, int | float) and math.isclose(found, self._wanted, rel_tol=0.0, abs_tol=self._abs)
 
     __hash__ = None  # type: ignore[assignment]
 

@@ -39,7 +39,7 @@ _NO_WINDOW = -(2**30)
 
 def cpu_forward(weights: Weights, cache: KvCache, config: EngineConfig) -> Forward:
     """Return the fastest forward pass that this machine supports. Never an error."""
-    reason = _why_not_compiled(weights, config)
+    reason = _why_not_compiled(weights.head_VD.dtype, config)
     if reason is None:
         try:
             return CpuForward(_load_library(config.kernel_cache), weights, cache, config.weight_kind)
@@ -53,11 +53,30 @@ def cpu_forward(weights: Weights, cache: KvCache, config: EngineConfig) -> Forwa
     return LayerLoop(weights, cache, TorchOps(), attention)
 
 
-def _why_not_compiled(weights: Weights, config: EngineConfig) -> str | None:
+def compute_dtype(dtype: torch.dtype, config: EngineConfig) -> torch.dtype:
+    """Return the dtype in which a decoder is computed on this CPU: fp32 where plain torch would multiply bf16 without instructions for it.
+
+    That takes torch three to eighty times as long as in fp32, by the size of the matrices; the compiled kernels take little longer.
+    """
+    has_bf16: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    if dtype is not torch.bfloat16 or has_bf16 or config.cpu_kernels == "torch" or _is_compiled(dtype, config):
+        return dtype
+    _log.warning("weights in bfloat16 are computed in float32: this processor has no bf16 instructions")
+    return torch.float32
+
+
+def _is_compiled(dtype: torch.dtype, config: EngineConfig) -> bool:
+    try:
+        return _why_not_compiled(dtype, config) is None and _load_library(config.kernel_cache) is not None
+    except (BuildFailedError, OSError):
+        return False
+
+
+def _why_not_compiled(dtype: torch.dtype, config: EngineConfig) -> str | None:
     if config.cpu_kernels == "torch":
         return "so configured"
-    if weights.head_VD.dtype not in _DTYPES:
-        return f"weights in {weights.head_VD.dtype}"
+    if dtype not in _DTYPES:
+        return f"weights in {dtype}"
     return None if config.kv_kind == "model" else f"keys and values in {config.kv_kind}"
 
 

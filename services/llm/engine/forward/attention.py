@@ -1,6 +1,6 @@
 """The interface of attention over paged contexts, which the forward pass calls once per layer.
 
-Shape suffixes: T rows of the step, H query heads, K head size, R requests, N block ids of all requests.
+Shape suffixes: T rows of the step, H query heads, K head size, R requests, E tiles, N block ids of all requests.
 """
 
 from dataclasses import dataclass
@@ -35,6 +35,20 @@ class UniformBatch:
     max_context: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TileBatch:
+    """A step of a fixed number of tiles, whose contents change: a recorded step of prompts. All tensors are int64 and stay in place.
+
+    A row of `tile_E6` is: first row, number of rows (0: no tile, the other numbers are those of any tile), first limit, limit step,
+    first position, start of its block ids in `block_table_N`. Row i of a tile sees the first `limit + i * step` tokens of its blocks.
+    """
+
+    tile_E6: Tensor
+    block_table_N: Tensor
+    rows_per_tile: int
+    max_context: int
+
+
 class PagedAttention(Protocol, Generic[Prepared]):
     """Attention of a step's rows, each over its own paged context: prepared once per step, called in each layer."""
 
@@ -44,6 +58,15 @@ class PagedAttention(Protocol, Generic[Prepared]):
 
     def prepare_uniform(self, batch: UniformBatch) -> Prepared:
         """Return the same for a step of one fixed shape, computed on the device alone."""
+        ...
+
+    @property
+    def max_tile_rows(self) -> int:
+        """Rows of the largest tile."""
+        ...
+
+    def prepare_tiles(self, batch: TileBatch) -> Prepared:
+        """Return the same for a fixed number of tiles, computed on the device alone."""
         ...
 
     def attend(self, q_THK: Tensor, cache: KvCache, layer: int, prepared: Prepared, tails: Tails | None) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from models.decoder.rope import rotary_angles
 from services.llm.engine.beam.tails import Tails
-from services.llm.engine.forward.attention import PagedAttention, UniformBatch
+from services.llm.engine.forward.attention import PagedAttention, TileBatch, UniformBatch
 from services.llm.engine.forward.ops import Ops
 from services.llm.engine.forward.weights import LayerWeights, Weights
 from services.llm.engine.kv.cache import KvCache
@@ -65,6 +65,15 @@ class LayerLoop:
     def prepare_uniform(self, batch: UniformBatch) -> Any:
         """Return the same for a step of one fixed shape, computed on the device alone."""
         return self._attention.prepare_uniform(batch)
+
+    @property
+    def max_tile_rows(self) -> int:
+        """Rows of the attention's largest tile."""
+        return self._attention.max_tile_rows
+
+    def prepare_tiles(self, batch: TileBatch) -> Any:
+        """Return the same for a fixed number of tiles, computed on the device alone."""
+        return self._attention.prepare_tiles(batch)
 
     def hidden(self, step: StepInputs) -> Tensor:
         """Embed, run all layers, norm."""

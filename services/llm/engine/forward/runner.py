@@ -16,7 +16,7 @@ from models.decoder.decoder import Decoder
 from services.llm.engine.beam.search import BeamBatch, BeamSearch, RankedItems
 from services.llm.engine.beam.trie import Trie
 from services.llm.engine.config import EngineConfig
-from services.llm.engine.cpu.forward import cpu_forward
+from services.llm.engine.cpu.forward import compute_dtype, cpu_forward
 from services.llm.engine.forward.layers import Forward, LayerLoop, StepInputs
 from services.llm.engine.forward.transfer import HostCopy, to_device
 from services.llm.engine.forward.weights import Weights, join_weights
@@ -71,8 +71,10 @@ class Runner:
     def __init__(
         self, decoder: Decoder, config: EngineConfig, trie: Trie | None, graph_device: GraphDevice | None = None
     ) -> None:
+        device = decoder.head_weight_VD.device
+        if device.type == "cpu":
+            decoder.to(compute_dtype(decoder.head_weight_VD.dtype, config))
         weights = join_weights(decoder)
-        device = weights.head_VD.device
         forward = _forward_for(weights, config)
         ranker = BeamSearch(decoder.config, forward.logits, trie) if trie is not None else None
         self._eager = EagerSteps(forward, ranker, decoder.config.vocab_size, config.block_tokens, device)
@@ -110,7 +112,8 @@ class Runner:
                 rankings += graphs.run_beams(group)
         if rest.is_empty:
             return rankings, sampled
-        eager_rankings, eager_sampled = self._eager.run(rest)
+        hidden_TD = graphs.prompt_hidden(rest)
+        eager_rankings, eager_sampled = self._eager.run(rest) if hidden_TD is None else self._eager.end(rest, hidden_TD)
         return rankings + eager_rankings, sampled + eager_sampled
 
 
@@ -134,6 +137,10 @@ class EagerSteps:
         tails = beams.tails if beams is not None else None
         step = StepInputs(tokens_T, positions_T, slot_mapping_P, self._forward.prepare(plan), tails)
         return self._select(plan, beams, self._forward.hidden(step))
+
+    def end(self, plan: StepPlan, hidden_TD: Tensor) -> tuple[list[RankedItems], SampledTokens]:
+        """Return the same from the hidden states of a plan without beams, which may have more rows."""
+        return self._select(plan, None, hidden_TD)
 
     def _lay_out(self, plan: StepPlan, beams: BeamBatch | None) -> tuple[Tensor, Tensor]:
         tokens = [token for chunk in plan.chunks for token in chunk.sequence.tokens[chunk.start : chunk.end]]

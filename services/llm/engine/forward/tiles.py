@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from models.decoder.window import Window
-from services.llm.engine.forward.attention import UniformBatch
+from services.llm.engine.forward.attention import TileBatch, UniformBatch
 from services.llm.engine.schedule.plan import StepPlan
 
 
@@ -134,6 +134,29 @@ def uniform_group(batch: UniformBatch, block_tokens: int, window: Window | None 
         rows_EQ=row_T.view(num_requests, batch.rows_per_request),
         limits_EQ=batch.limit_R.unsqueeze(-1).expand(-1, batch.rows_per_request),
         block_table_EN=batch.block_table_N[batch.first_block_R.unsqueeze(-1) + place_EN],
+        min_limit=0,
+        context_len=batch.max_context,
+        window=hidden,
+    )
+
+
+def recorded_group(batch: TileBatch, block_tokens: int, window: Window | None = None) -> TileGroup:
+    """Return a fixed number of tiles as one group, each context padded to the longest. In place of no tile, the first row is computed."""
+    row_E, num_rows_E, limit_E, step_E, position_E, first_block_E = batch.tile_E6.unbind(1)
+    last_E1 = (num_rows_E - 1).clamp_min(0).unsqueeze(-1)
+    place_EQ = torch.arange(batch.rows_per_tile, device=row_E.device).minimum(last_E1)
+    step_EQ = place_EQ * step_E.unsqueeze(-1)
+    place_N = torch.arange(-(-batch.max_context // block_tokens), device=row_E.device)
+    last_block_E1 = (limit_E.unsqueeze(-1) + last_E1 * step_E.unsqueeze(-1) - 1) // block_tokens
+    place_EN = place_N.minimum(last_block_E1)
+    hidden = None
+    if window is not None:
+        starts_EQ = (position_E + 1 - window.size).unsqueeze(-1) + step_EQ
+        hidden = GroupWindow(starts_EQ, torch.zeros_like(place_EN), window.num_sinks)
+    return TileGroup(
+        rows_EQ=row_E.unsqueeze(-1) + place_EQ,
+        limits_EQ=limit_E.unsqueeze(-1) + step_EQ,
+        block_table_EN=batch.block_table_N[first_block_E.unsqueeze(-1) + place_EN],
         min_limit=0,
         context_len=batch.max_context,
         window=hidden,

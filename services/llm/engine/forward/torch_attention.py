@@ -14,8 +14,8 @@ from torch import Tensor
 
 from models.decoder.window import Window
 from services.llm.engine.beam.tails import Tails
-from services.llm.engine.forward.attention import UniformBatch
-from services.llm.engine.forward.tiles import TileGroup, cut_tiles, group_tiles, uniform_group
+from services.llm.engine.forward.attention import TileBatch, UniformBatch
+from services.llm.engine.forward.tiles import TileGroup, cut_tiles, group_tiles, recorded_group, uniform_group
 from services.llm.engine.kv.cache import KvCache
 from services.llm.engine.schedule.plan import StepPlan
 
@@ -56,6 +56,17 @@ class TorchAttention:
         """Return one group, padded to the longest context."""
         full = uniform_group(batch, self._block_tokens)
         windowed = [] if self._window is None else [uniform_group(batch, self._block_tokens, self._window)]
+        return TileLayout([full], windowed)
+
+    @property
+    def max_tile_rows(self) -> int:
+        """Rows of the largest tile."""
+        return self._tile_queries
+
+    def prepare_tiles(self, batch: TileBatch) -> TileLayout:
+        """Return one group, padded to the longest context."""
+        full = recorded_group(batch, self._block_tokens)
+        windowed = [] if self._window is None else [recorded_group(batch, self._block_tokens, self._window)]
         return TileLayout([full], windowed)
 
     def attend(self, q_THK: Tensor, cache: KvCache, layer: int, prepared: TileLayout, tails: Tails | None) -> Tensor:

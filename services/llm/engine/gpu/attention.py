@@ -13,7 +13,7 @@ from torch import Tensor
 
 from models.decoder.window import Window
 from services.llm.engine.beam.tails import Tails
-from services.llm.engine.forward.attention import UniformBatch
+from services.llm.engine.forward.attention import TileBatch, UniformBatch
 from services.llm.engine.forward.tiles import Tile, cut_tiles
 from services.llm.engine.forward.transfer import to_device
 from services.llm.engine.gpu.merge_kernel import merge_states
@@ -91,6 +91,14 @@ class TritonAttention:
         )
         num_splits = self._num_splits(num_requests * tiles_each, per_tile, batch.max_context)
         return DeviceTiles(torch.stack(columns, dim=1), batch.block_table_N, per_tile, num_splits)
+
+    def prepare_tiles(self, batch: TileBatch) -> DeviceTiles:
+        """Return the table with no context where there is no tile: its programs end at once."""
+        row_E, num_rows_E, limit_E, step_E, *more = batch.tile_E6.unbind(1)
+        is_tile_E = (num_rows_E > 0).long()
+        tile_E6 = torch.stack((row_E, num_rows_E, limit_E * is_tile_E, step_E * is_tile_E, *more), dim=1)
+        num_splits = self._num_splits(len(tile_E6), batch.rows_per_tile, batch.max_context)
+        return DeviceTiles(tile_E6, batch.block_table_N, batch.rows_per_tile, num_splits)
 
     def _height(self, num_rows: int) -> int:
         """Round the rows of a tile up to one of two sizes, so that eager steps do not trigger compilations."""

@@ -1,7 +1,7 @@
 """The shapes of steps that are captured, and how a plan is cut into them. Pure: no tensors.
 
-Captured are text decode of B requests, and the beams of R requests at the same level with W beams each; B, R and W are rounded up to
-the captured sizes. The rest of a plan (prefill) runs eagerly.
+Captured are text decode of B requests, the beams of R requests at the same level with W beams each, and a few short prompts of T tokens
+together; B, R, W and T are rounded up to the captured sizes. Longer prompts run eagerly: launching them costs less than running them.
 """
 
 from collections import defaultdict
@@ -12,6 +12,8 @@ from services.llm.engine.config import EngineConfig
 from services.llm.engine.schedule.plan import Chunk, StepPlan
 from services.llm.engine.schedule.sequence import Sequence
 
+MAX_PROMPTS = 4
+_PROMPT_SIZES = (16, 64, 256, 512)
 _MIN_BEAMS = 8
 
 
@@ -36,7 +38,14 @@ class BeamShape:
         return self.num_requests * self.num_beams
 
 
-GraphShape = TextShape | BeamShape
+@dataclass(frozen=True, slots=True, order=True)
+class PromptShape:
+    """The tokens of up to `MAX_PROMPTS` prompts, `num_rows` at most together."""
+
+    num_rows: int
+
+
+GraphShape = TextShape | BeamShape | PromptShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +68,7 @@ class GraphShapes:
             beams: sizes_up_to(max(1, min(config.max_running, config.max_beam_rows // beams)))
             for beams in self._beam_sizes
         }
+        self._prompt_sizes = [size for size in _PROMPT_SIZES if size <= config.max_num_batched_tokens]
         self._depth = depth
 
     def all(self) -> list[GraphShape]:
@@ -70,7 +80,14 @@ class GraphShapes:
             for beams in self._beam_sizes
             for requests in self._request_sizes[beams]
         ]
-        return [*sorted(beams, key=lambda shape: -shape.num_rows), *reversed(texts)]
+        prompts = [PromptShape(size) for size in reversed(self._prompt_sizes)]
+        return [*sorted(beams, key=lambda shape: -shape.num_rows), *prompts, *reversed(texts)]
+
+    def of_prompts(self, rest: StepPlan) -> PromptShape | None:
+        """Return the shape of what is left of a plan, None if it has none: too many tokens or prompts, or beams."""
+        if rest.beam_steps or not 0 < len(rest.chunks) <= MAX_PROMPTS:
+            return None
+        return next((PromptShape(size) for size in self._prompt_sizes if size >= rest.num_batched_tokens), None)
 
     def cut(self, plan: StepPlan) -> tuple[StepPlan, list[GraphGroup]]:
         """Split a plan into the rest, which runs eagerly, and groups of captured shapes."""

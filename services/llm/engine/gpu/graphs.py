@@ -1,14 +1,15 @@
 """The captured steps of one engine: all are captured at warm-up, then the set is frozen.
 
-A plan is cut into groups that run as captured shapes, and a rest that runs eagerly. Without a warm-up a shape is captured at its first
-use, and counted as late; after a warm-up a decode or beam step that fits no shape runs eagerly and is counted. Both counts stay 0 in
-an engine that was warmed up.
+A plan is cut into groups that run as captured shapes, and a rest: prompts, captured where they are short. Without a warm-up a decode or
+beam shape is captured at its first use, and counted as late (prompts run eagerly); after a warm-up a decode or beam step that fits no
+shape runs eagerly and is counted. Both counts stay 0 in an engine that was warmed up.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from services.llm.engine.beam.search import RankedItems
 from services.llm.engine.beam.trie import Trie
@@ -17,7 +18,8 @@ from services.llm.engine.forward.layers import LayerLoop
 from services.llm.engine.forward.weights import Weights
 from services.llm.engine.gpu.beam_graph import BeamGraph, BeamInputs
 from services.llm.engine.gpu.graph_device import GraphDevice
-from services.llm.engine.gpu.graph_shapes import BeamShape, GraphGroup, GraphShape, GraphShapes, TextShape
+from services.llm.engine.gpu.graph_shapes import BeamShape, GraphGroup, GraphShape, GraphShapes, PromptShape, TextShape
+from services.llm.engine.gpu.prompt_graph import PromptGraph, PromptTable
 from services.llm.engine.gpu.step_table import StepTable
 from services.llm.engine.gpu.text_graph import TextGraph
 from services.llm.engine.kv.block_table import BlockNeed
@@ -53,11 +55,15 @@ class StepGraphs:
         self._forward = forward
         self._trie = trie
         self._device = device
-        self._captured: dict[GraphShape, TextGraph | BeamGraph] = {}
+        self._captured: dict[GraphShape, TextGraph | BeamGraph | PromptGraph] = {}
         self._is_frozen = False
         longest = BlockNeed(config, weights.config.window_of_all).longest(weights.config.max_position_embeddings)
         self._table = StepTable(
             config.max_running, longest, config.block_tokens, config.num_blocks, weights.head_VD.device
+        )
+        prompt_rows = max((shape.num_rows for shape in self._shapes.all() if isinstance(shape, PromptShape)), default=0)
+        self._prompts = PromptTable(
+            prompt_rows, longest, config.block_tokens, config.num_blocks, forward.max_tile_rows, weights.head_VD.device
         )
         self._inputs = None
         if trie is not None:
@@ -90,6 +96,12 @@ class StepGraphs:
                 ready.append(group)
         return rest, ready
 
+    def prompt_hidden(self, rest: StepPlan) -> Tensor | None:
+        """Return the hidden states of the rest's rows, to be used before the next replay; None where it has no captured shape."""
+        shape = self._shapes.of_prompts(rest)
+        graph = self._captured.get(shape) if shape is not None else None
+        return graph.run(rest) if isinstance(graph, PromptGraph) else None
+
     def run_text(self, group: GraphGroup) -> SampledBatch:
         """Sample the next token of each request of a group. Does not wait."""
         graph = self._captured[group.shape]
@@ -105,6 +117,8 @@ class StepGraphs:
     def _capture(self, shape: GraphShape) -> None:
         if isinstance(shape, TextShape):
             self._captured[shape] = TextGraph(shape, self._forward, self._vocab_size, self._table, self._device)
+        elif isinstance(shape, PromptShape):
+            self._captured[shape] = PromptGraph(shape, self._forward, self._prompts, self._device)
         else:
             assert self._trie is not None, "beams need a catalogue"
             assert self._inputs is not None, "beams need a catalogue"

@@ -112,7 +112,7 @@ def test_an_engine_that_is_made_ready_shares_no_stream_with_the_one_that_serves(
     """
     monkeypatch.setattr("services.llm.engine.engine.DeviceStream", NamedStream)
     devices, items = [StreamedDevice(), StreamedDevice()], items_of(2)
-    config = EngineConfig(num_blocks=64, cpu_kernels="torch", max_running=1, max_beam_rows=8)
+    config = EngineConfig(num_blocks=64, cpu_kernels="torch", max_running=1, max_num_batched_tokens=16, max_beam_rows=8)
 
     def build(device: StreamedDevice) -> Engine:
         engine = Engine(decoder_of(items), config, items=items, bundle_version="v", graph_device=device)

@@ -4,6 +4,7 @@ import logging
 import shutil
 
 import pytest
+import torch
 
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.cpu import compiler
@@ -47,6 +48,22 @@ def test_the_first_error_of_a_failing_compiler_is_logged(ranked, tmp_path, monke
         ranked(kernel_cache=tmp_path / "cache")
 
     assert "g++ failed (x.cpp:1: error: no such thing)" in caplog.text
+
+
+@pytest.mark.parametrize("has_bf16", [True, False])
+def test_torch_computes_bf16_weights_in_fp32_where_the_processor_has_no_bf16(
+    has_bf16, items_of, decoder_of, engine_of, tmp_path, monkeypatch, caplog
+) -> None:
+    """A laptop without AVX-512 and without a compiler served bf16 text, the default, some eighty times slower than in fp32."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: has_bf16)
+    decoder = decoder_of(items_of(1)).to(torch.bfloat16)
+
+    with caplog.at_level(logging.WARNING):
+        engine_of(decoder, None, cpu_kernels="compiled", kernel_cache=tmp_path / "cache")
+
+    assert decoder.head_weight_VD.dtype == (torch.bfloat16 if has_bf16 else torch.float32)
+    assert ("computed in float32" in caplog.text) == (not has_bf16)
 
 
 def test_other_kinds_of_cache_run_on_torch(ranked, caplog) -> None:

@@ -73,7 +73,7 @@ def test_rankings_of_mixed_widths_equal_those_without_graphs(depth: int) -> None
 
     assert_same(drain(graphed), drain(plain))
     assert graphed.graph_counts.late_captures == graphed.graph_counts.eager_fallbacks == 0
-    assert (device.num_replays > 0) == (depth > 1)
+    assert device.num_replays > 0
 
 
 SAMPLINGS = (
@@ -167,7 +167,7 @@ def test_token_masks_are_computed_while_the_device_runs() -> None:
     graphed.add_text("held", prompt_of(1), max_new_tokens=3, mask=Everything())
     drain(graphed)
 
-    assert replays_at_call == [0, 1, 2]
+    assert replays_at_call == [1, 2, 3]
 
 
 def test_a_step_without_a_shape_runs_eagerly_and_is_counted() -> None:

@@ -12,6 +12,7 @@ from services.llm.engine.forward.attention import UniformBatch
 from services.llm.engine.forward.tiles import Tile, group_tiles
 from services.llm.engine.forward.torch_attention import TorchAttention, paged_attention
 from services.llm.engine.gpu.attention import TritonAttention
+from services.llm.engine.gpu.prompt_graph import PromptTable
 from services.llm.engine.kv.cache import KvCache
 from services.llm.engine.schedule.plan import Chunk, StepPlan
 from services.llm.engine.schedule.sequence import Sequence
@@ -148,6 +149,25 @@ def test_steps_of_one_shape_equal_the_reference(window, rows_per_request) -> Non
 
     wanted_THK = reference.attend(q_THK, cache, 1, reference.prepare_uniform(rows), None)
     torch.testing.assert_close(out_THK, wanted_THK, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("window", [WINDOWS[0], pytest.param(WINDOWS[2], marks=pytest.mark.grid)])
+def test_recorded_prompts_equal_the_reference(window) -> None:
+    """Prompts at any place over a table of a fixed number of tiles, most of which are none: their rows agree to 1e-5 with both kernels."""
+    heads, kv_heads, head_dim, rows = 6, 2, 10, 64
+    cache, plan = cache_of("model", kv_heads, head_dim), step_of([(0, 9), (140, 30), (300, 1)], [])
+    kernel = TritonAttention(heads, kv_heads, BLOCK, DEVICE, window)
+    reference = TorchAttention(16, 32, BLOCK, DEVICE, window)
+    q_THK = torch.randn(rows, heads, head_dim, device=DEVICE)
+    wanted_THK = reference.attend(q_THK[:40], cache, 1, reference.prepare(plan), None)
+
+    for attention in (kernel, reference):
+        table = PromptTable(rows, 400, BLOCK, NUM_BLOCKS - 1, attention.max_tile_rows, DEVICE)
+        table.fill(plan.chunks, rows)
+        out_THK = attention.attend(q_THK, cache, 1, attention.prepare_tiles(table.tiles(rows)), None)
+
+        torch.testing.assert_close(out_THK[:40], wanted_THK, atol=1e-5, rtol=1e-5)
+        assert out_THK.isfinite().all()
 
 
 def test_long_contexts_are_split_and_short_ones_are_not() -> None:
