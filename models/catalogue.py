@@ -134,3 +134,11 @@ def load_catalogue(path: Path) -> Catalogue:
         )
     except (OSError, KeyError, ValueError, pa.ArrowException) as error:
         raise BundleCorrupt(f"{path}: not a catalogue ({error})") from error
+
+
+def load_item_ids(path: Path) -> tuple[str, ...]:
+    """Read the ids of what `save` wrote, in index order. Raises BundleCorrupt."""
+    try:
+        return tuple(pq.read_table(path, columns=["item_id"])["item_id"].to_pylist())
+    except (OSError, KeyError, ValueError, pa.ArrowException) as error:
+        raise BundleCorrupt(f"{path}: not a catalogue ({error})") from error

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from models.catalogue import Catalogue, load_catalogue
+from models.catalogue import Catalogue, load_catalogue, load_item_ids
 from models.files import file_sha256, rename_durably
 from services.errors import BundleCorrupt, BundleNotFound
 
@@ -45,6 +45,10 @@ class Bundle:
     def catalogue(self) -> Catalogue:
         """Read the catalogue."""
         return load_catalogue(self.path / "catalogue.parquet")
+
+    def item_ids(self) -> tuple[str, ...]:
+        """Read the ids of the catalogue's items alone, in index order."""
+        return load_item_ids(self.path / "catalogue.parquet")
 
     def report(self) -> dict[str, Any]:
         """Read the evaluation report."""

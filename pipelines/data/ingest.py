@@ -1,12 +1,14 @@
 """Stage 1: any source of events becomes two clean tables; unusable rows are set aside and counted.
 
-    events.parquet      user_id, item_id, event_time (timestamp[us, UTC], strictly rising per user), event_type, value; by time
+    arrivals.parquet    all events in order of arrival, as histories hold them (pipelines.data.arrivals)
+    events.parquet      those of known items: user_id, item_id, event_time, event_type, value; by time. The time is that of the user's row
+                        after the event (timestamp[us, UTC]): it rises strictly per user, also when events came late
     items.parquet       item_id, title, categories (list of text), text
     rejected_*.parquet  the rows that were set aside, as text, with the reason
     ingest.json         counts, and a few samples of each reason
 
-The live log that the stream worker writes is merged in: a user's ratings of last year and clicks of today are one history. This file does
-not know what events mean or how they are split.
+The live log that the stream worker writes follows the recorded events: a user's ratings of last year and clicks of today are one history.
+This file does not know what events mean or how they are split.
 """
 
 import hashlib
@@ -19,16 +21,27 @@ from typing import Any
 import polars as pl
 
 from models.files import file_sha256
-from pipelines.data import schema, sources
+from pipelines.data import arrivals, schema, sources
 from pipelines.data.examples import MIN_EVENTS_TO_EVALUATE
-from pipelines.data.schema import Checked
 from pipelines.runner.stage import content_key
 from services.errors import StageFailed
+from services.stream import aggregate
 from services.stream.log_files import current_files
 
 _MIN_EVENTS = MIN_EVENTS_TO_EVALUATE + 1
 _SAMPLES_PER_REASON = 5
-_LIVE_COLUMNS = ["event_id", "user_id", "item_id", "event_type", "event_time_ms", "value"]
+_PLACE = ["topic_id", "partition", "offset"]
+_LIVE_TYPES = {
+    "event_id": pl.String,
+    "user_id": pl.String,
+    "item_id": pl.String,
+    "event_type": pl.String,
+    "event_time_ms": pl.Int64,
+    "value": pl.Float64,
+    "topic_id": pl.String,
+    "partition": pl.Int32,
+    "offset": pl.Int64,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +54,20 @@ class Source:
 
 
 def live_log_files(offline_log_dir: Path) -> tuple[Path, ...]:
-    """List the stream worker's files of raw interactions, in name order, without those that were merged into larger ones."""
-    return tuple(current_files((offline_log_dir / "interactions").rglob("*.parquet")))
+    """List the stream worker's files of raw interactions in order of arrival, without those that were merged into larger ones.
+
+    Within a partition, topics come in the order in which they were made, and a topic's files by offset.
+    """
+    files = current_files((offline_log_dir / "interactions").rglob("*.parquet"))
+    made = {path.parent: path.stat().st_mtime for path in reversed(files)}
+    return tuple(sorted(files, key=lambda path: (path.parent.parent, made[path.parent], path)))
 
 
 def key(source: Source) -> str:
     """Return the content key of this source: the files' hashes, and the live events however they are cut into files."""
     own = [file_sha256(path) for path in (source.events, source.items) if path is not None and path.is_file()]
     live = hashlib.sha256(_live_events(source.live_log).write_csv().encode()).hexdigest() if source.live_log else ""
-    return content_key({"own": own, "live": live}, [sources.WHEEL_SHA256], [sys.modules[__name__]])
+    return content_key({"own": own, "live": live}, [sources.WHEEL_SHA256], [sys.modules[__name__], arrivals, aggregate])
 
 
 def ingest(source: Source, cache_dir: Path, out: Path) -> None:
@@ -57,11 +75,13 @@ def ingest(source: Source, cache_dir: Path, out: Path) -> None:
     raw_events, raw_items = _read(source, cache_dir)
     items = schema.check_items(raw_items, source.items.name if source.items else "items")
     recorded = schema.check_events(raw_events, items.good["item_id"], source.events.name if source.events else "events")
-    live = _check_live(source.live_log, items.good["item_id"])
-    events = schema.order_events(pl.concat([recorded.good, live.good]))
-    rejected = {"events": recorded.rejected, "items": items.rejected, "live": live.rejected}
-    summary = _summary(events, items.good, live.good.height, rejected)
+    logged, unusable = _check_live(source.live_log, items.good["item_id"])
+    arrived = arrivals.arrange(schema.order_events(recorded.good), logged)
+    events = _of_known_items(arrived, items.good["item_id"])
+    rejected = {"events": recorded.rejected, "items": items.rejected, "live": unusable}
+    summary = _summary(events, items.good, events.height - recorded.good.height, rejected)
     _require_enough(events, items.good, _rejections(summary["rejected"]))
+    arrived.write_parquet(out / "arrivals.parquet")
     events.write_parquet(out / "events.parquet")
     items.good.write_parquet(out / "items.parquet")
     for name, rows in rejected.items():
@@ -105,19 +125,34 @@ def _read(source: Source, cache_dir: Path) -> tuple[pl.DataFrame, pl.DataFrame]:
     return sources.movielens_events(wheel), sources.movielens_items(wheel)
 
 
-def _check_live(files: tuple[Path, ...], known_items: pl.Series) -> Checked:
-    """Check the live log; an event id that came twice counts once."""
-    if not files:
-        empty = pl.DataFrame(schema=dict.fromkeys(("user_id", "item_id", "event_time"), pl.String))
-        return schema.check_events(empty, known_items)
-    once = _live_events(files).drop("event_id")
-    time = pl.from_epoch("event_time_ms", "ms").dt.replace_time_zone("UTC").alias("event_time")
-    return schema.check_events(once.with_columns(time).drop("event_time_ms"), known_items)
+def _check_live(files: tuple[Path, ...], known_items: pl.Series) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return the live log in order of arrival, and which of its rows no model learns from, as text with the reason.
+
+    A history holds events of items outside the catalogue too: the next catalogue may have them.
+    """
+    raw = _live_events(files).with_columns(
+        event_time=pl.from_epoch("event_time_ms", "ms").dt.replace_time_zone("UTC").cast(schema.UTC_US)
+    )
+    raw = raw.drop("event_time_ms")
+    logged = schema.check_events(raw, raw["item_id"], kept=["event_id", *_PLACE])
+    return logged.good, schema.check_events(raw.drop("event_id", *_PLACE), known_items).rejected
 
 
 def _live_events(files: tuple[Path, ...]) -> pl.DataFrame:
-    raw = pl.concat([pl.read_parquet(path, columns=_LIVE_COLUMNS) for path in files])
-    return raw.unique(["user_id", "event_id"], keep="first", maintain_order=True)
+    if not files:
+        return pl.DataFrame(schema=_LIVE_TYPES)
+    raw = pl.concat([pl.read_parquet(path, columns=list(_LIVE_TYPES)) for path in files])
+    return raw.unique(_PLACE, keep="first", maintain_order=True)
+
+
+def _of_known_items(arrived: pl.DataFrame, known_items: pl.Series) -> pl.DataFrame:
+    """Return the events to learn from, at the times of the rows after them."""
+    known = arrived.filter(pl.col("item_id").is_in(known_items.implode()))
+    return (
+        known.select("user_id", "item_id", "row_time", "event_type", "value")
+        .rename({"row_time": "event_time"})
+        .sort("event_time", "user_id")
+    )
 
 
 def _summary(

@@ -4,6 +4,7 @@ A missing column, or one in which not one row can be read, is a mistake of the t
 rows are set aside with a reason instead.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -56,8 +57,11 @@ def check_items(raw: pl.DataFrame, table: str = "items") -> Checked:
     return _split(raw, typed, reason, _ITEM_EXAMPLES, table)
 
 
-def check_events(raw: pl.DataFrame, known_items: pl.Series, table: str = "events") -> Checked:
-    """Return events as (user_id, item_id, event_time, event_type, value) in file order. Raises DataError, which names `table`."""
+def check_events(raw: pl.DataFrame, known_items: pl.Series, table: str = "events", kept: Sequence[str] = ()) -> Checked:
+    """Return events as (user_id, item_id, event_time, event_type, value) in file order, and with them the columns `kept`.
+
+    Raises DataError, which names `table`.
+    """
     _require(raw, _EVENT_EXAMPLES, table)
     typed = raw.select(
         user_id=_text(raw, "user_id"),
@@ -65,6 +69,7 @@ def check_events(raw: pl.DataFrame, known_items: pl.Series, table: str = "events
         event_time=_time(raw),
         event_type=_text(raw, "event_type", default=pl.lit("interaction")).fill_null("interaction"),
         value=_value(raw),
+        **{name: pl.col(name) for name in kept},
     )
     reason = (
         pl.when(_bad_id("user_id"))

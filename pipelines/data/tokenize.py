@@ -49,13 +49,15 @@ def with_histories(rows: pl.DataFrame, read_histories: ReadHistories) -> pl.Data
 
 
 def to_indices(rows: pl.DataFrame, items: pl.DataFrame) -> pl.DataFrame:
-    """Replace item ids by indices in the catalogue's order."""
+    """Replace item ids by indices in the catalogue's order; a history's items outside the catalogue are left out."""
     ordered = items["item_id"].sort()
     index = pl.int_range(len(ordered), dtype=pl.Int32, eager=True)
     return rows.select(
         "user_id",
         "split",
-        history=pl.col("history_item_ids").list.eval(pl.element().replace_strict(ordered, index)),
+        history=pl.col("history_item_ids").list.eval(
+            pl.element().replace_strict(ordered, index, default=None).drop_nulls()
+        ),
         target=pl.col("target_item_id").replace_strict(ordered, index, default=None),
     )
 

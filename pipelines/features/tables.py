@@ -19,16 +19,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from models.files import rename_durably
+from pipelines.data import arrivals
+from pipelines.data.arrivals import BATCH_TOPIC, logged_events
 from pipelines.runner.stage import Progress, content_key
 from services.features import schema
 from services.features.repo import RepoAddress, apply_repo
-from services.features.schema import USER_HISTORY, ColumnType, LogPosition, UserHistory
+from services.features.schema import USER_HISTORY, ColumnType, UserHistory
 from services.features.writer import FeatureWriter
 from services.stream import aggregate
 from services.stream.aggregate import HistoryLimits, LoggedEvent, apply, history_limits
 
-BATCH_TOPIC = "batch"
-"""The topic id of rows that come from a replay; the first event of a real topic goes on top of them."""
 _CHUNK_ROWS = 5_000
 _UTC_US = pa.timestamp("us", tz="UTC")
 _ARROW_TYPES = {
@@ -43,14 +43,13 @@ HISTORY_SCHEMA = pa.schema(
 
 def key(ingested_key: str, max_items: int) -> str:
     """Return the content key of the tables."""
-    return content_key({"max_items": max_items}, [ingested_key], [sys.modules[__name__], aggregate, schema])
+    return content_key({"max_items": max_items}, [ingested_key], [sys.modules[__name__], aggregate, arrivals, schema])
 
 
 def build_tables(ingested: Path, max_items: int, out: Path, progress: Progress) -> None:
     """Write every row of every user, and the newest ones, into `out`, holding one chunk in memory."""
-    events = pl.read_parquet(ingested / "events.parquet")
-    columns = (events["user_id"], events["item_id"], events["event_time"].dt.epoch("us"))
-    rows = replay(zip(*columns, strict=True), history_limits(max_items))
+    events = pl.read_parquet(ingested / "arrivals.parquet")
+    rows = replay(logged_events(events), history_limits(max_items))
     latest: dict[str, UserHistory] = {}
     with pq.ParquetWriter(out / "user_history.parquet", HISTORY_SCHEMA, compression="zstd") as writer:
         for done, chunk in enumerate(_chunks(rows), 1):
@@ -60,14 +59,13 @@ def build_tables(ingested: Path, max_items: int, out: Path, progress: Progress) 
     pq.write_table(_history_table(list(latest.values())), out / "latest_history.parquet", compression="zstd")
 
 
-def replay(events: Iterable[tuple[str, str, int]], limits: HistoryLimits) -> Iterator[UserHistory]:
-    """Yield the user's row after each of these events (user id, item id, Unix µs), in their order. Pure."""
+def replay(events: Iterable[LoggedEvent], limits: HistoryLimits) -> Iterator[UserHistory]:
+    """Yield the user's row after each of these events, in their order of arrival. Pure."""
     rows: dict[str, UserHistory] = {}
-    for number, (user_id, item_id, time_us) in enumerate(events):
-        event = LoggedEvent(user_id, item_id, f"{BATCH_TOPIC}-{number}", time_us, LogPosition(BATCH_TOPIC, 0, number))
-        row = apply(rows.get(user_id), [event], limits).row
+    for event in events:
+        row = apply(rows.get(event.user_id), [event], limits).row
         assert row is not None
-        rows[user_id] = row
+        rows[event.user_id] = row
         yield row
 
 

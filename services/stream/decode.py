@@ -13,8 +13,8 @@ from services.features.schema import LogPosition
 from services.observability.tracing import TraceHeaders
 from services.stream.aggregate import LoggedEvent
 
-_LAST_TIME_MS = 4_102_444_800_000
-"""2100-01-01: beyond any clock that is merely wrong by some days."""
+MAX_CLOCK_LEAD_MS = 3_600_000
+"""How far a producer's clock may be ahead of the worker's: more than clocks drift apart, less than a wrong time zone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,23 +53,26 @@ class DeadLetter:
     reason: str
 
 
-def decode(records: Iterable[Record]) -> tuple[list[LoggedInteraction], list[DeadLetter]]:
-    """Split records into interactions and dead letters, both in the order given."""
+def decode(records: Iterable[Record], now_ms: int) -> tuple[list[LoggedInteraction], list[DeadLetter]]:
+    """Split records into interactions and dead letters, both in the order given. `now_ms` is the worker's Unix ms."""
     good: list[LoggedInteraction] = []
     dead: list[DeadLetter] = []
     for record in records:
         try:
-            good.append(LoggedInteraction(_interaction(record), record.position))
+            good.append(LoggedInteraction(_interaction(record, now_ms), record.position))
         except InvalidRequest as error:
             dead.append(DeadLetter(record, str(error)[:500]))
     return good, dead
 
 
-def _interaction(record: Record) -> Interaction:
+def _interaction(record: Record, now_ms: int) -> Interaction:
     interaction = decode_interaction(record.value)
     if record.key != interaction.key:
         raise InvalidRequest("key", "not the user id", "produce with the user id as the record's key")
-    latest_ms = min(record.timestamp_ms + MAX_EVENT_LEAD_MS, _LAST_TIME_MS)
-    if interaction.event_time_ms > latest_ms:
+    if interaction.event_time_ms > record.timestamp_ms + MAX_EVENT_LEAD_MS:
         raise InvalidRequest("event_time_ms", "later than the record itself", "send Unix time in milliseconds")
+    if interaction.event_time_ms > now_ms + MAX_CLOCK_LEAD_MS:
+        raise InvalidRequest(
+            "event_time_ms", "more than an hour ahead of the worker's clock", "set the producer's clock"
+        )
     return interaction

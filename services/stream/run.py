@@ -6,12 +6,15 @@ from typing import TextIO
 
 import structlog
 
+from models.bundle_follower import BundleFollower
+from models.registry import BundleStore
 from services.features.repo import RepoAddress, ensure_applied
 from services.features.writer import FeatureWriter
 from services.observability.metrics import StreamMetrics
 from services.observability.tracing import open_tracing
 from services.settings.settings import Settings
 from services.stream.aggregate import history_limits
+from services.stream.listed_items import ListedItems
 from services.stream.offline_log import OfflineLog
 from services.stream.partition_consumer import LogAddress, PartitionConsumer
 from services.stream.worker import Interruptions, Pace, StreamWorker
@@ -41,11 +44,16 @@ def run_worker(
         num_workers=settings.num_workers,
         max_poll_records=settings.worker_batch_events,
     )
+    items = ListedItems()
+    follower = BundleFollower(
+        BundleStore(settings.bundle_root), settings.bundle_poll_s, lambda bundle: bundle.item_ids(), items.replace
+    )
     tracing = open_tracing(settings.otlp_endpoint, settings.trace_share, "tailrace-stream")
     worker = StreamWorker(
         open_consumer=lambda: PartitionConsumer(address, log.last_offset),
         writer=FeatureWriter(features),
         log=log,
+        items=items,
         limits=history_limits(settings.history_max_items),
         metrics=metrics,
         pace=pace or Pace(),
@@ -58,7 +66,9 @@ def run_worker(
         folder.mkdir(parents=True, exist_ok=True)
     with lock.open("w") as held:
         if _lock_file(held, stop):
+            follower.start()
             worker.run(stop)
+            follower.stop()
     tracing.stop()
 
 

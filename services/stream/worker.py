@@ -24,6 +24,7 @@ from services.observability.metrics import StreamMetrics
 from services.observability.tracing import Attributes, Tracing, span
 from services.stream.aggregate import AppliedEvents, HistoryLimits, apply
 from services.stream.decode import DeadLetter, LoggedInteraction, Record, decode
+from services.stream.listed_items import ListedItems
 from services.stream.offline_log import OfflineLog
 from services.stream.partition_consumer import PartitionConsumer
 from services.stream.popularity import PopularityCounter
@@ -117,6 +118,7 @@ class StreamWorker:
         open_consumer: Callable[[], PartitionConsumer],
         writer: FeatureWriter,
         log: OfflineLog,
+        items: ListedItems,
         limits: HistoryLimits,
         metrics: StreamMetrics,
         pace: Pace = Pace(),
@@ -124,10 +126,15 @@ class StreamWorker:
         beat: Callable[[], None] = _pass,
         tracing: Tracing | None = None,
     ) -> None:
-        """Keep the parts; nothing is connected yet. `beat`, the heartbeat, is called in every iteration, also while a dependency is unavailable."""
+        """Keep the parts; nothing is connected yet.
+
+        `items` are those whose popularity is counted. `beat`, the heartbeat, is called in every iteration, also while a dependency is
+        unavailable.
+        """
         self._open_consumer = open_consumer
         self._writer = writer
         self._log = log
+        self._items = items
         self._limits = limits
         self._metrics = metrics
         self._pace = pace
@@ -162,7 +169,7 @@ class StreamWorker:
                 records = consumer.poll(_POLL_MS)
                 with self._batch_span(records):
                     with span("decode"):
-                        events, dead = decode(records)
+                        events, dead = decode(records, _now_ms())
                     self._dead_letter(consumer, dead)
                     if not self._apply_with_retries(consumer, events, stop):
                         break
@@ -268,7 +275,7 @@ class StreamWorker:
 
     def _restore_popularity(self, partition: int, stop: threading.Event) -> PopularityCounter:
         """Count the offline log's last week. That may take minutes, so the heartbeat goes on."""
-        counts = PopularityCounter()
+        counts = PopularityCounter(self._items)
         for number, event in enumerate(self._log.read(partition, not_before_ms=_now_ms() - WINDOW_MS["7d"])):
             if number % _EVENTS_PER_BEAT == 0:
                 self._beat()

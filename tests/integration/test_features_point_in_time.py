@@ -17,6 +17,7 @@ from services.features.reader import FeatureReader
 from services.features.repo import RepoAddress
 from services.features.writer import FeatureWriter
 from tests.support.rows import history_row
+from tests.support.synthetic import write_arrivals
 
 pytestmark = [
     pytest.mark.integration,
@@ -47,7 +48,7 @@ EVENTS = random_events(200, num_users=7)
 def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The stage's output for the events above."""
     out = tmp_path_factory.mktemp("tables")
-    EVENTS.write_parquet(out / "events.parquet")
+    write_arrivals(EVENTS, out)
     build_tables(out, MAX_ITEMS, out, silent)
     return out
 

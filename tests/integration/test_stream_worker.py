@@ -33,6 +33,7 @@ from services.stream.log_files import MIN_FILES
 from services.stream.offline_log import OfflineLog
 from services.stream.run import run_worker
 from services.stream.worker import Pace
+from tests.support.bundles import publish_bundle
 from tests.support.servers import Server
 from tests.support.topics import read_topic
 from tests.support.wait import wait_for
@@ -159,7 +160,7 @@ def broker_events(broker: Server) -> list[LoggedEvent]:
 
     records = read_topic(broker, TOPIC)
     raw = [Record(LogPosition(topic_id, r.partition, r.offset), r.key, r.value, r.timestamp) for topic_id, r in records]
-    return [event.event for event in decode(raw)[0]]
+    return [event.event for event in decode(raw, time.time_ns() // 1_000_000)[0]]
 
 
 def test_rows_equal_a_clean_replay_and_the_log_holds_each_event_once(rig: Rig) -> None:
@@ -196,6 +197,7 @@ def test_small_files_of_the_log_are_merged(rig: Rig) -> None:
 
 async def test_accepted_event_is_seen_by_the_next_read(rig: Rig) -> None:
     """Freshness: what the broker has is soon in what a request reads, and popular too."""
+    publish_bundle(rig.settings.bundle_root, "v1")
     rig.start_worker()
     reader = FeatureReader(rig.features, num_partitions=4)
     await asyncio.to_thread(rig.send, click(1, event_time_ms=time.time_ns() // 1_000_000))

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import polars as pl
 
+from pipelines.data.arrivals import arrange
 from pipelines.data.schema import check_events, check_items, order_events
 from pipelines.data.tokenize import ReadHistories
 
@@ -40,6 +41,13 @@ def write_ingested(folder: Path, num_users: int = 40, num_items: int = 30, event
     order_events(events).write_parquet(folder / "events.parquet")
     items.write_parquet(folder / "items.parquet")
     return folder
+
+
+def write_arrivals(events: pl.DataFrame, folder: Path) -> None:
+    """Write recorded events with rising times per user as the ingest stage does."""
+    columns = {"event_id": pl.String, "topic_id": pl.String, "partition": pl.Int32, "offset": pl.Int64}
+    none = events.clear().with_columns(pl.lit(None, kind).alias(name) for name, kind in columns.items())
+    arrange(events, none).write_parquet(folder / "arrivals.parquet")
 
 
 def histories_from(ingested: Path) -> ReadHistories:

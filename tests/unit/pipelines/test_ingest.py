@@ -29,7 +29,8 @@ def live_file(folder: Path, name: str, rows: list[tuple[str, str, str, int]]) ->
     target = folder / "interactions" / name
     target.parent.mkdir(parents=True, exist_ok=True)
     frame = pl.DataFrame(rows, schema=["event_id", "user_id", "item_id", "event_time_ms"], orient="row")
-    frame.with_columns(event_type=pl.lit("click"), value=pl.lit(1.0)).write_parquet(target)
+    place = {"topic_id": pl.lit(target.parent.name), "partition": pl.lit(0, pl.Int32), "offset": pl.int_range(pl.len())}
+    frame.with_columns(event_type=pl.lit("click"), value=pl.lit(1.0), **place).write_parquet(target)
 
 
 def run(source: Source, folder: Path) -> tuple[pl.DataFrame, dict[str, object]]:

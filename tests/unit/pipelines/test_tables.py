@@ -7,6 +7,7 @@ import polars as pl
 import pyarrow.parquet as pq
 
 from pipelines.features.tables import HISTORY_SCHEMA, build_tables, latest_histories
+from tests.support.synthetic import write_arrivals
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -30,7 +31,7 @@ EVENTS = events_of(("u", "a", 1.0), ("v", "b", 2.0), ("u", "b", 3.0), ("u", "c",
 
 def test_tables_are_written_whole(tmp_path: Path) -> None:
     """One row an event in the history table, one a user in the latest one, with the columns of the view."""
-    EVENTS.write_parquet(tmp_path / "events.parquet")
+    write_arrivals(EVENTS, tmp_path)
     reported: list[tuple[int, int, str]] = []
 
     build_tables(tmp_path, 2, tmp_path, lambda *words: reported.append(words))

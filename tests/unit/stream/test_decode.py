@@ -1,6 +1,7 @@
 """Which records can be applied. Run: pytest tests/unit/stream/test_decode.py."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from services.features.schema import LogPosition
 from services.stream.decode import Record, decode
 
 NOW_MS = 1_795_262_400_000
+YEAR_2099_MS = 4_070_908_800_000
 
 
 def record(value: bytes | None, key: bytes | None = b"u", offset: int = 0) -> Record:
@@ -28,7 +30,7 @@ def test_a_readable_record_becomes_an_event() -> None:
     """An encoded interaction is decoded, with its position in the log."""
     interaction = Interaction(event_id="e", user_id="ü", item_id="i", event_time_ms=NOW_MS)
 
-    (good,), dead = decode([record(interaction.encode(), interaction.key, offset=5)])
+    (good,), dead = decode([record(interaction.encode(), interaction.key, offset=5)], NOW_MS)
 
     assert good.interaction == interaction
     assert good.event.position == LogPosition("t", 0, 5)
@@ -48,13 +50,14 @@ def test_a_readable_record_becomes_an_event() -> None:
         (record(value(), key=None), "key"),
         (record(value(item_id="\ud800")), "item_id"),
         (record(value(event_time_ms=NOW_MS + 3_600_000)), "event_time_ms"),
+        (replace(record(value(event_time_ms=YEAR_2099_MS)), timestamp_ms=YEAR_2099_MS), "the worker's clock"),
         (record(value(accepted_time_ms=10**30)), "accepted_time_ms"),
         (record(value(accepted_time_ms=-1)), "accepted_time_ms"),
     ],
 )
 def test_what_cannot_be_applied_is_a_dead_letter_with_a_reason(bad: Record, words: str) -> None:
     """Each kind of bad record becomes a dead letter with the reason, and its neighbours are kept."""
-    good, (letter,) = decode([record(value()), bad, record(value())])
+    good, (letter,) = decode([record(value()), bad, record(value())], NOW_MS)
 
     assert len(good) == 2
     assert letter.record is bad
@@ -64,6 +67,6 @@ def test_what_cannot_be_applied_is_a_dead_letter_with_a_reason(bad: Record, word
 @given(st.binary(max_size=200))
 def test_no_bytes_whatever_stop_the_log(noise: bytes) -> None:
     """Any value is either an event or a dead letter."""
-    good, dead = decode([record(noise)])
+    good, dead = decode([record(noise)], NOW_MS)
 
     assert len(good) + len(dead) == 1

@@ -1,28 +1,40 @@
 """Sliding windows of popularity. Run: pytest tests/unit/stream/test_popularity.py."""
 
-from collections import Counter
+from collections import defaultdict
 from dataclasses import replace
 
-from hypothesis import given
+import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from services.features.schema import WINDOW_MS, LogPosition, PopularWindow
+from services.stream import leaders
 from services.stream.aggregate import LoggedEvent
+from services.stream.last_touches import LastTouches
+from services.stream.listed_items import ListedItems
 from services.stream.popularity import PopularityCounter
 
 HOUR_MS = WINDOW_MS["1h"]
 NOW_MS = 1_000 * HOUR_MS
+NUM_PAIRS = 2**10
+NAMES = ("ahead", "a", "b", "new", "now", "old")
 
 
-def event(offset: int, item_id: str, age_ms: int = 0, *, topic: str = "t", event_id: str | None = None) -> LoggedEvent:
-    """Build an event of a given age."""
-    name = f"{topic}{offset}" if event_id is None else event_id
-    return LoggedEvent("u", item_id, name, (NOW_MS - age_ms) * 1_000, LogPosition(topic, 0, offset))
+def counter(*item_ids: str) -> PopularityCounter:
+    """Count these items, or the usual ones."""
+    return PopularityCounter(ListedItems(item_ids or NAMES), NUM_PAIRS)
+
+
+def event(offset: int, item_id: str, age_ms: int = 0, *, topic: str = "t", user_id: str | None = None) -> LoggedEvent:
+    """Build an event of a given age, of a user of its own unless one is named."""
+    name = f"{topic}{offset}"
+    return LoggedEvent(user_id or name, item_id, name, (NOW_MS - age_ms) * 1_000, LogPosition(topic, 0, offset))
 
 
 def test_each_window_counts_what_lies_within_it() -> None:
     """An event of two hours ago is no longer of the last hour, but of the last day and week."""
-    counts = PopularityCounter()
+    counts = counter()
     for one in (event(0, "old", 2 * HOUR_MS), event(1, "new"), event(2, "new")):
         counts.add(one)
 
@@ -34,7 +46,7 @@ def test_each_window_counts_what_lies_within_it() -> None:
 
 def test_windows_slide_without_events() -> None:
     """Counts leave the hour first and the week last; an event of a clock 30 hours ahead counts when its time has come."""
-    counts = PopularityCounter()
+    counts = counter()
     for one in (event(0, "ahead", -30 * HOUR_MS), event(1, "now")):
         counts.add(one)
 
@@ -45,42 +57,120 @@ def test_windows_slide_without_events() -> None:
     assert ["now" in top["7d"].item_ids for top in tops] == [True, True, True, True, False]
 
 
-def test_event_ids_are_each_users_own() -> None:
-    """Two users whose events are numbered alike both count."""
-    counts = PopularityCounter()
-    counts.add(event(0, "a", event_id="1"))
-    counts.add(replace(event(1, "a", event_id="1"), user_id="v"))
+def test_invented_items_do_not_push_real_ones_out() -> None:
+    """Two hundred ids that the catalogue lacks, each sent by many users, leave the window to the one real item."""
+    counts = counter("real")
+    for offset in range(1_000):
+        counts.add(event(offset, f"invented-{offset % 200}"))
+    counts.add(event(1_000, "real"))
 
-    assert counts.top(NOW_MS, 10)["1h"] == PopularWindow(("a",), (2,))
+    assert counts.top(NOW_MS, 200)["1h"] == PopularWindow(("real",), (1,))
+
+
+def test_a_user_counts_once_per_window() -> None:
+    """A thousand clicks of one user weigh as much as one; the count stays while any of them is within the window."""
+    counts = counter()
+    for offset in range(1_000):
+        counts.add(event(offset, "a", (1_000 - offset) * HOUR_MS // 500, user_id="u"))
+    for offset in (1_000, 1_001):
+        counts.add(event(offset, "b", HOUR_MS // 2))
+
+    assert counts.top(NOW_MS, 10)["24h"] == PopularWindow(("b", "a"), (2, 1))
+    assert counts.top(NOW_MS + HOUR_MS * 3 // 4, 10)["1h"] == PopularWindow(("a",), (1,))
 
 
 def test_a_replay_counts_nothing_twice() -> None:
-    """Offsets are skipped even when their event ids are forgotten, and retries by their id; a topic made anew is counted."""
-    forgetful = PopularityCounter(max_event_ids=1)
-    for offset in (0, 1, 0, 1):
-        forgetful.add(event(offset, "a"))
-    counts = PopularityCounter()
-    log = [event(0, "a"), event(1, "a"), event(2, "b", event_id="t1")]
-    for one in (*log, *log, event(0, "a", topic="anew")):
+    """Offsets and repeated deliveries count once; another user's event counts, and so does a topic made anew."""
+    counts = counter()
+    log = [event(0, "a"), event(1, "a"), event(2, "b", user_id="t1")]
+    again = replace(event(3, "a"), user_id="t1")
+    for one in (*log, *log, again, event(0, "a", topic="anew")):
         counts.add(one)
 
-    assert counts.top(NOW_MS, 10)["1h"] == PopularWindow(("a",), (3,))
-    assert forgetful.top(NOW_MS, 10)["1h"] == PopularWindow(("a",), (2,))
+    assert counts.top(NOW_MS, 10)["1h"] == PopularWindow(("a", "b"), (3, 1))
 
 
-@given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(-HOUR_MS, 3 * HOUR_MS)), max_size=60), st.integers(1, 4))
-def test_counts_equal_a_plain_count(events: list[tuple[str, int]], num_items: int) -> None:
-    """Oracle: count all events of the window and sort, ties by item id; the edge may be off by one bucket."""
-    counts = PopularityCounter()
-    for offset, (item_id, age_ms) in enumerate(events):
-        counts.add(event(offset, item_id, age_ms))
+def test_a_bundle_changes_what_is_listed() -> None:
+    """Counts of an item outlive a bundle that lacks it; an item that no bundle had is counted from then on."""
+    items = ListedItems(("a", "b"))
+    counts = PopularityCounter(items, NUM_PAIRS)
+    shown = []
+    for number, listed in enumerate((("a", "b"), ("b", "c"), ("a", "b", "c"))):
+        items.replace(listed)
+        for place, item_id in enumerate("abc"):
+            counts.add(event(3 * number + place, item_id))
+        shown.append(counts.top(NOW_MS, 10)["1h"])
 
-    bucket_ms = HOUR_MS // 12
-    oldest = NOW_MS // bucket_ms - 12
-    newest = NOW_MS // bucket_ms
-    plain = Counter(item_id for item_id, age_ms in events if oldest <= (NOW_MS - age_ms) // bucket_ms <= newest)
-    ranked = sorted(plain.items(), key=lambda entry: (-entry[1], entry[0]))[:num_items]
+    assert [dict(zip(one.item_ids, one.counts, strict=True)) for one in shown] == [
+        {"a": 1, "b": 1},
+        {"b": 2, "c": 1},
+        {"a": 2, "b": 3, "c": 2},
+    ]
 
-    top = counts.top(NOW_MS, num_items)["1h"]
 
-    assert list(zip(top.item_ids, top.counts, strict=True)) == ranked
+def test_old_pairs_are_forgotten_first() -> None:
+    """A table that is too small for all pairs still knows the newest ones."""
+    touches = LastTouches(NUM_PAIRS)
+    for time_s in range(10 * NUM_PAIRS):
+        assert touches.touch(f"u{time_s}", "i", time_s) is None
+
+    known = [touches.touch(f"u{time_s}", "i", 0) == time_s for time_s in range(10 * NUM_PAIRS)]
+
+    assert all(known[-NUM_PAIRS // 8 :])
+    assert not any(known[: 5 * NUM_PAIRS])
+
+
+class WindowsAgainstSorting(RuleBasedStateMachine):
+    """The oracle: remember each user's newest touch of each item, count those within the window, and sort."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.item_ids = [f"i{number:02d}" for number in range(40)]
+        self.items = ListedItems(self.item_ids)
+        self.counts = PopularityCounter(self.items, 2**14)
+        self.newest: dict[tuple[str, str], int] = defaultdict(int)
+        self.now_ms, self.offset = NOW_MS, 0
+
+    @rule(st_events=st.lists(st.tuples(st.integers(0, 49), st.integers(0, 5), st.integers(-600, 5_400)), max_size=60))
+    def add(self, st_events: list[tuple[int, int, int]]) -> None:
+        """Touch some items, late, now, or in the future; some of them are not in the catalogue."""
+        for item, user, age_s in st_events:
+            time_s = self.now_ms // 1_000 - age_s
+            position = LogPosition("t", 0, self.offset)
+            self.counts.add(LoggedEvent(f"u{user}", f"i{item:02d}", "e", time_s * 1_000_000, position))
+            self.offset += 1
+            if f"i{item:02d}" in self.items.current.number_of:
+                pair = f"u{user}", f"i{item:02d}"
+                self.newest[pair] = max(self.newest[pair], time_s)
+
+    @rule(minutes=st.sampled_from([1, 5, 25, 90]))
+    def wait(self, minutes: int) -> None:
+        """Let time pass."""
+        self.now_ms += minutes * 60_000
+
+    @invariant()
+    def top_is_the_sorted_count(self) -> None:
+        """Every window's best are those of a plain count, ties by item id."""
+        for name, length_ms in WINDOW_MS.items():
+            bucket_s = length_ms // 12_000
+            now = self.now_ms // 1_000 // bucket_s
+            plain: dict[str, int] = defaultdict(int)
+            for (_, item_id), time_s in self.newest.items():
+                if now - 12 <= time_s // bucket_s <= now:
+                    plain[item_id] += 1
+            ranked = sorted(plain.items(), key=lambda entry: (-entry[1], entry[0]))[:3]
+            top = self.counts.top(self.now_ms, 3)[name]
+            assert list(zip(top.item_ids, top.counts, strict=True)) == ranked
+
+
+@pytest.fixture(autouse=True)
+def few_leaders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep so few leaders that they are cut and chosen anew all the time."""
+    monkeypatch.setattr(leaders, "_FEWEST", 6)
+    monkeypatch.setattr(leaders, "_MOST", 9)
+
+
+class TestWindows(WindowsAgainstSorting.TestCase):  # type: ignore[name-defined, misc]
+    """Run the machine."""
+
+    settings = settings(max_examples=15, stateful_step_count=12, deadline=None)

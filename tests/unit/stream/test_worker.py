@@ -16,6 +16,7 @@ from services.features.schema import LogPosition, PopularRow
 from services.observability.metrics import StreamMetrics
 from services.stream.aggregate import history_limits
 from services.stream.decode import LoggedInteraction, Record
+from services.stream.listed_items import ListedItems
 from services.stream.offline_log import OfflineLog
 from services.stream.worker import Pace, Pending, StreamWorker, Timer
 
@@ -91,7 +92,7 @@ def run_over(log: OfflineLog, writer: FakeWriter, pace: Pace = PACE, *, is_quiet
     """Run a worker until its writer or its quiet consumer stops it; return the number of heartbeats."""
     beats: list[int] = []
     connect = partial(FakeConsumer, writer.stop if is_quiet else None)
-    parts: Any = connect, writer, log, history_limits(10), StreamMetrics(CollectorRegistry()), pace
+    parts: Any = connect, writer, log, ListedItems(("i",)), history_limits(10), StreamMetrics(CollectorRegistry()), pace
     StreamWorker(*parts, beat=lambda: beats.append(1)).run(writer.stop)
     return len(beats)
 

@@ -1,0 +1,1 @@
+"""How cost grows with size: one axis at a time."""

@@ -1,0 +1,73 @@
+"""All events in the order in which histories hold them: recorded ones by time, then those of the live log as they arrived.
+
+Which logged events are repetitions, and what time a user's row has after each, is decided by the stream worker's own aggregate. So a history
+read as of a row's time is the one that was served then, whatever came late, twice, or for an item outside the catalogue.
+"""
+
+from collections.abc import Iterator
+
+import polars as pl
+
+from services.features.schema import LogPosition, UserHistory
+from services.stream.aggregate import HistoryLimits, LoggedEvent, apply
+
+BATCH_TOPIC = "batch"
+"""The topic id of recorded events; the first event of a real topic goes on top of them."""
+_ANY_LENGTH = HistoryLimits(max_items=1)
+"""Neither repetitions nor times depend on how many items a row keeps."""
+
+
+def arrange(recorded: pl.DataFrame, logged: pl.DataFrame) -> pl.DataFrame:
+    """Return both as one table in order of arrival, without what the aggregate skips, with the `row_time` after each event.
+
+    Args:
+        recorded: Ordered events with rising times per user.
+        logged: Events in order of arrival with event_id, topic_id, partition and offset.
+    """
+    numbered = recorded.with_columns(
+        event_id=pl.format(f"{BATCH_TOPIC}-{{}}", pl.int_range(pl.len())),
+        topic_id=pl.lit(BATCH_TOPIC),
+        partition=pl.lit(0, pl.Int32),
+        offset=pl.int_range(pl.len(), dtype=pl.Int64),
+        row_time=pl.col("event_time"),
+    )
+    newest = recorded.group_by("user_id").agg(pl.col("event_time").max().dt.epoch("us"))
+    applied = list(_applied(logged, dict(newest.iter_rows())))
+    times = pl.from_epoch(pl.Series([time_us for _, time_us in applied], dtype=pl.Int64), "us")
+    kept = logged[[place for place, _ in applied]].with_columns(row_time=times.dt.replace_time_zone("UTC"))
+    return pl.concat([numbered, kept.select(numbered.columns)])
+
+
+def logged_events(arrivals: pl.DataFrame) -> Iterator[LoggedEvent]:
+    """Yield the rows as the aggregate takes them."""
+    columns = [arrivals[name] for name in ("user_id", "item_id", "event_id")]
+    places = [arrivals[name] for name in ("topic_id", "partition", "offset")]
+    times_us = arrivals["event_time"].dt.epoch("us")
+    for user_id, item_id, event_id, time_us, *place in zip(*columns, times_us, *places, strict=True):
+        yield LoggedEvent(user_id, item_id, event_id, time_us, LogPosition(*place))
+
+
+def _applied(logged: pl.DataFrame, recorded_us: dict[str, int]) -> Iterator[tuple[int, int]]:
+    """Yield the place of each logged event that is applied, and the row's time (Unix µs) after it."""
+    rows: dict[str, UserHistory] = {}
+    for place, event in enumerate(logged_events(logged)):
+        before = rows.get(event.user_id) or _recorded_row(event.user_id, recorded_us.get(event.user_id))
+        outcome = apply(before, [event], _ANY_LENGTH)
+        if outcome.num_applied and outcome.row is not None:
+            rows[event.user_id] = outcome.row
+            yield place, outcome.row.row_time_us
+
+
+def _recorded_row(user_id: str, time_us: int | None) -> UserHistory | None:
+    """Return what matters of a user's row after the recorded events; None without any."""
+    if time_us is None:
+        return None
+    return UserHistory(
+        user_id=user_id,
+        item_ids=(),
+        newest_event_time_ms=time_us // 1_000,
+        num_events=0,
+        row_time_us=time_us,
+        recent_event_ids=(),
+        position=LogPosition(BATCH_TOPIC, 0, 0),
+    )
