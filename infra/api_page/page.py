@@ -38,7 +38,7 @@ And over gRPC, from Python, with [the client](../services/client/README.md), whi
 python - <<'END'
 from tailrace_client import Client
 with Client("grpc://localhost:9000") as tailrace:
-    answer = tailrace.recommend("196", k=3, deadline_ms=200)
+    answer = tailrace.recommend("196", k=3, deadline_ms=2000)
 print("tier", answer.tier, "items", [item.item_id for item in answer.items])
 END
 ```

@@ -60,7 +60,7 @@ def grpc_call(settings: Settings, user_id: str, python: str) -> str:
     scheme, trust = ("grpcs", f", tls=Tls('{_authority(settings.tls_dir)}')") if settings.tls_dir else ("grpc", "")
     key = ", api_key='$TAILRACE_KEY'" if settings.api_keys_file else ""
     client = f"Client('{scheme}://{settings.grpc_address}'{trust}{key})"
-    return f"""{python} -c "from tailrace_client import Client, Tls; print({client}.recommend('{user_id}', k=5))\""""
+    return f"""{python} -c "from tailrace_client import Client, Tls; print({client}.recommend('{user_id}', k=5, deadline_ms=2000))\""""
 
 
 def _authority(tls_dir: Path) -> Path:
