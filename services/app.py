@@ -24,8 +24,10 @@ from services.features.explanations import RedisExplanations
 from services.features.reader import FeatureReader, read_event_times
 from services.features.repo import RepoAddress, ensure_applied
 from services.features.schema import USER_HISTORY
-from services.gateway.access.authorize import access_by
+from services.gateway.access.authorize import Access, KeyedAccess, open_to_all
 from services.gateway.access.keyring import KeyRing
+from services.gateway.access.rate_counts import RedisRateCounts
+from services.gateway.access.shared_rates import SharedRates
 from services.gateway.autoscale import LATE_SHARE
 from services.gateway.call.http import HttpApp
 from services.gateway.console.door import add_console
@@ -78,8 +80,7 @@ class Gateway:
         self._writer = text_writer(settings, text)
         self._plane: DataPlane | None = None
         self._console: ConsoleService | None = None
-        self._keys = open_keys(settings)
-        self._access = access_by(self._keys, settings.max_k, settings.own_names)
+        self._access = open_access(settings)
         self._tracing = open_tracing(settings.otlp_endpoint, settings.trace_share, "tailrace-gateway")
         self._rpc = RpcDoor(self._running_plane, settings.max_body_bytes, self._access, self._tracing)
 
@@ -90,8 +91,7 @@ class Gateway:
         store, llm = _drilled(self._settings, drills, features, self._llm)
         self._plane = build_plane(self._settings, store, llm, self._writer)
         await self._plane.start()
-        if self._keys is not None:
-            await self._keys.start()
+        await self._access.start()
         await warm_up(features, self._llm)
         gc.collect()
         gc.freeze()  # these objects live as long as the process; collecting them would only cause pauses
@@ -131,8 +131,7 @@ class Gateway:
             await self._console.stop()
         if self._plane is not None:
             await self._plane.stop()
-        if self._keys is not None:
-            await self._keys.stop()
+        await self._access.stop()
         await asyncio.to_thread(self._tracing.stop)
 
     def _running_plane(self) -> DataPlane:
@@ -147,13 +146,12 @@ async def open_standby(settings: Settings) -> AsyncIterator[tuple[HttpApp, RpcDo
     The breaker never opens: there is no LLM to protect, and its metric is about the real LLM.
     """
     alone = settings.model_copy(update={"gateway_replicas": 1, "breaker_failures": sys.maxsize})
-    features, keys = open_features(alone), open_keys(alone)
-    drills, access = Drills(alone.drills_file), access_by(keys, alone.max_k, alone.own_names)
+    features, drills, access = open_features(alone), Drills(alone.drills_file), open_access(alone)
     tracing = open_tracing(alone.otlp_endpoint, alone.trace_share, "tailrace-standby")
     writer = AbsentText() if alone.text_path else text_writer(alone, None)
     plane = build_plane(alone, DrilledStore(features, drills), AbsentLlm(), writer, part="standby")
-    for starting in (plane.start(), drills.start(), *(() if keys is None else (keys.start(),))):
-        await starting
+    for part in (plane, drills, access):
+        await part.start()
     await warm_up(features, AbsentLlm())
     folder = alone.metrics_dir
     app = create_rest_app(
@@ -167,8 +165,8 @@ async def open_standby(settings: Settings) -> AsyncIterator[tuple[HttpApp, RpcDo
     try:
         yield app, RpcDoor(lambda: plane, alone.max_body_bytes, access, tracing)
     finally:
-        for stopping in (plane.stop(), drills.stop(), *(() if keys is None else (keys.stop(),))):
-            await stopping
+        for part in (plane, drills, access):
+            await part.stop()
         await asyncio.to_thread(tracing.stop)
 
 
@@ -202,12 +200,14 @@ def build_from_environment(_args: dict[str, str]) -> "Application":
     return build_app(load_settings())
 
 
-def open_keys(settings: Settings) -> KeyRing | None:
-    """Read the API keys; None without a keys file. Raises ConfigError for a bad one."""
+def open_access(settings: Settings) -> Access:
+    """Read the API keys, and make the counter of their calls; without a keys file everybody is admitted. Raises ConfigError."""
     if settings.api_keys_file is None:
-        return None
-    state = AccessMetrics(REGISTRY).keys_state
-    return KeyRing(settings.api_keys_file, settings.max_k, settings.gateway_replicas, on_state=state.set)
+        return open_to_all(settings.max_k, settings.own_names)
+    metrics, num_processes = AccessMetrics(REGISTRY), settings.gateway_replicas
+    keys = KeyRing(settings.api_keys_file, settings.max_k, on_state=metrics.keys_state.set)
+    counts = RedisRateCounts(settings.redis_address, num_processes)
+    return KeyedAccess(keys, SharedRates(counts, num_processes, on_away=metrics.rate_counts_away.set))
 
 
 def open_features(settings: Settings) -> FeatureReader:

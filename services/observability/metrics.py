@@ -61,6 +61,12 @@ class AccessMetrics:
             multiprocess_mode="livemax",
             registry=registry,
         )
+        self.rate_counts_away = Gauge(
+            "tailrace_rate_counts_away",
+            "1 while a gateway counts the calls of each key by itself, because Redis does not answer",
+            multiprocess_mode="livemax",
+            registry=registry,
+        )
 
 
 class GatewayMetrics:

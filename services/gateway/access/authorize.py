@@ -11,10 +11,12 @@ from dataclasses import replace
 from typing import Protocol
 
 from services.contracts.access import ANYONE, Caller, Scope
-from services.errors import NotAllowed, Unauthenticated
+from services.errors import NotAllowed, QuotaExceeded, Unauthenticated
 from services.gateway.access.browsers import refuse_other_names, refuse_other_sites
 from services.gateway.access.keyring import Holder
-from services.gateway.access.rates import Rates
+from services.gateway.access.rates import Allowance
+from services.gateway.access.shared_rates import SharedRates, Standing
+from services.gateway.call.headers import Call
 
 AUTHORIZATION = "authorization"
 API_KEY = "x-api-key"
@@ -27,8 +29,19 @@ _CHANGING = frozenset({Scope.EVENTS, Scope.ADMIN})
 class Access(Protocol):
     """Decides whether a call is admitted; every door calls it before anything else."""
 
-    def authorize(self, headers: Mapping[str, str], scope: Scope) -> Caller:
-        """Return the caller, and count the call. Raises Unauthenticated, NotAllowed or QuotaExceeded. Does not block."""
+    async def authorize(self, call: Call, headers: Mapping[str, str], scope: Scope) -> None:
+        """Set the call's caller, and count the call. Raises Unauthenticated, NotAllowed or QuotaExceeded.
+
+        Waits for some milliseconds at most.
+        """
+        ...
+
+    async def start(self) -> None:
+        """Follow the keys and share the counts from now on. Call in the serving loop."""
+        ...
+
+    async def stop(self) -> None:
+        """End that."""
         ...
 
 
@@ -40,13 +53,19 @@ class OpenAccess:
         self._caller = caller
         self._names = names
 
-    def authorize(self, headers: Mapping[str, str], scope: Scope) -> Caller:
-        """Return the caller. Raises InvalidRequest."""
+    async def authorize(self, call: Call, headers: Mapping[str, str], scope: Scope) -> None:
+        """Set the caller. Raises InvalidRequest."""
         if self._names is not None:
             refuse_other_names(headers, self._names)
         if scope in _CHANGING:
             refuse_other_sites(headers)
-        return self._caller
+        call.caller = self._caller
+
+    async def start(self) -> None:
+        """There is nothing to follow."""
+
+    async def stop(self) -> None:
+        """Nothing runs."""
 
 
 class Keys(Protocol):
@@ -56,33 +75,78 @@ class Keys(Protocol):
         """Return the key's holder; None if it is unknown or has expired."""
         ...
 
+    async def start(self) -> None:
+        """Follow changes."""
+        ...
+
+    async def stop(self) -> None:
+        """Stop following."""
+        ...
+
 
 class KeyedAccess:
     """Checks the key, its scope and its rate, in this order. A call that lacks the scope uses no quota."""
 
-    def __init__(
-        self,
-        keys: Keys,
-        rates: Rates,
-        clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, keys: Keys, rates: SharedRates, wall_clock: Callable[[], float] = time.time) -> None:
+        """Take the valid keys and the counter of their calls, which it starts and stops."""
         self._keys = keys
         self._rates = rates
-        self._clock = clock
         self._wall_clock = wall_clock
 
-    def authorize(self, headers: Mapping[str, str], scope: Scope) -> Caller:
+    async def authorize(self, call: Call, headers: Mapping[str, str], scope: Scope) -> None:
         """See Access."""
-        now_unix_s = self._wall_clock()
-        holder = self._keys.find(key_from(headers), now_unix_s)
+        holder = self._keys.find(key_from(headers), self._wall_clock())
         if holder is None:
             raise Unauthenticated
         caller = holder.caller
         if scope not in caller.scopes:
             raise NotAllowed(scope, caller.key_id)
-        self._rates.spend(caller.key_id, holder.allowance, now_unix_s, self._clock())
-        return caller
+        if holder.allowance.is_limited:
+            meter = call.meter = _KeyMeter(self._rates, caller.key_id, holder.allowance)
+            await meter.count(1)
+        call.caller = caller
+
+    async def start(self) -> None:
+        """See Access."""
+        await self._keys.start()
+        await self._rates.start()
+
+    async def stop(self) -> None:
+        """See Access."""
+        await self._keys.stop()
+        await self._rates.stop()
+
+
+class _KeyMeter:
+    """One call of a key with limits."""
+
+    def __init__(self, rates: SharedRates, key_id: str, allowance: Allowance) -> None:
+        self._rates = rates
+        self._key_id = key_id
+        self._allowance = allowance
+        self._standing: Standing | None = None
+
+    @property
+    def max_cost(self) -> int:
+        return self._allowance.max_cost
+
+    def headers(self) -> Mapping[str, str]:
+        return {} if self._standing is None else self._standing.headers()
+
+    async def count(self, cost: int) -> None:
+        try:
+            self._standing = await self._rates.spend(self._key_id, self._allowance, cost)
+        except QuotaExceeded:
+            self._standing = self._rates.standing_of(self._key_id, self._allowance)
+            raise
+
+    async def charge(self, num_more: int) -> None:
+        try:
+            await self.count(num_more)
+        except QuotaExceeded:
+            self._rates.give_back(self._key_id, 1)
+            self._standing = self._rates.standing_of(self._key_id, self._allowance)
+            raise
 
 
 def key_from(headers: Mapping[str, str]) -> str:
@@ -97,9 +161,9 @@ def key_from(headers: Mapping[str, str]) -> str:
     return authorization[len(_BEARER) :].strip() if is_bearer else ""
 
 
-def access_by(keys: Keys | None, max_k: int, names: frozenset[str]) -> Access:
-    """Return the access by these keys; without keys everybody may do everything, with at most `max_k` items a request.
+def open_to_all(max_k: int, names: frozenset[str]) -> OpenAccess:
+    """Return the access without keys: everybody may do everything, with at most `max_k` items a request.
 
     A server without keys is called by one of its `names`, by localhost or by an address.
     """
-    return OpenAccess(replace(ANYONE, max_k=max_k), names) if keys is None else KeyedAccess(keys, Rates())
+    return OpenAccess(replace(ANYONE, max_k=max_k), names)

@@ -67,7 +67,6 @@ class KeyRing:
         self,
         path: Path,
         max_k: int,
-        num_processes: int = 1,
         on_state: Callable[[KeysState], None] = lambda _: None,
     ) -> None:
         """Read the file. Raises ConfigError.
@@ -75,12 +74,10 @@ class KeyRing:
         Args:
             path: The file.
             max_k: Bounds every key's own.
-            num_processes: Divides rates and quotas.
             on_state: Called with the state at construction and at each change of the file.
         """
         self._path = path
         self._max_k = max_k
-        self._num_processes = num_processes
         self._on_state = on_state
         self._polls_without_file = 0
         self._stamp = stamp_of(path)
@@ -130,15 +127,15 @@ class KeyRing:
         self._on_state(KeysState.GONE)
 
     def _read(self) -> Mapping[bytes, _Entry]:
-        return _index(read_keys(self._path), self._max_k, self._num_processes)
+        return _index(read_keys(self._path), self._max_k)
 
 
-def holder_of(key: StoredKey, max_k: int, num_processes: int) -> Holder:
+def _holder_of(key: StoredKey, max_k: int) -> Holder:
     """Return the holder of a stored key."""
     caller = Caller(key_id=key.id, scopes=key.scopes, priority=key.priority, max_k=min(max_k, key.max_k or max_k))
     burst = key.burst or max(1.0, key.rate_per_s or 1.0)
     allowance = Allowance(rate_per_s=key.rate_per_s, burst=burst, daily_quota=key.daily_quota)
-    return Holder(caller, allowance.shared_by(num_processes))
+    return Holder(caller, allowance)
 
 
 def _is_gone(path: Path) -> bool:
@@ -152,10 +149,10 @@ def _is_gone(path: Path) -> bool:
     return False
 
 
-def _index(keys: KeysFile, max_k: int, num_processes: int) -> dict[bytes, _Entry]:
+def _index(keys: KeysFile, max_k: int) -> dict[bytes, _Entry]:
     entries = {}
     for key in keys.keys:
-        holder = holder_of(key, max_k, num_processes)
+        holder = _holder_of(key, max_k)
         for one in key.hashes:
             digest = bytes.fromhex(one.sha256)
             entries[digest[:_INDEX_BYTES]] = _Entry(digest, one.expires_unix_s(), holder)

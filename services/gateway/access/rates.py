@@ -71,15 +71,27 @@ class Rates:
     def spend(self, key_id: str, allowance: Allowance, now_unix_s: float, now_s: float, cost: int = 1) -> Left:
         """Count a call. Raises QuotaExceeded with the time to the next permitted one. `now_s` is monotonic, for the rate."""
         used = self._brought_up(key_id, allowance, now_unix_s, now_s)
-        if used.tokens < cost - _WHOLE:
-            raise QuotaExceeded(RATE, (cost - used.tokens) / (allowance.rate_per_s or 1.0))
+        needed = min(
+            cost, allowance.burst
+        )  # a call that costs more than this process's share passes with a full bucket
+        if used.tokens < needed - _WHOLE:
+            raise QuotaExceeded(RATE, (needed - used.tokens) / (allowance.rate_per_s or 1.0))
         if allowance.daily_quota is not None and used.today + cost > allowance.daily_quota:
             raise QuotaExceeded(QUOTA, (used.day + 1) * DAY_S - now_unix_s)
-        return _charged(used, cost)
+        used.tokens -= cost
+        used.today += cost
+        return Left(max(0.0, used.tokens), used.today)
 
-    def note(self, key_id: str, allowance: Allowance, now_unix_s: float, now_s: float, cost: int) -> Left:
+    def left(self, key_id: str, allowance: Allowance, now_unix_s: float, now_s: float) -> Left:
+        """Return what the key has left."""
+        used = self._brought_up(key_id, allowance, now_unix_s, now_s)
+        return Left(max(0.0, used.tokens), used.today)
+
+    def note(self, key_id: str, allowance: Allowance, now_unix_s: float, now_s: float, cost: int) -> None:
         """Count a call that was permitted elsewhere."""
-        return _charged(self._brought_up(key_id, allowance, now_unix_s, now_s), cost)
+        used = self._brought_up(key_id, allowance, now_unix_s, now_s)
+        used.tokens = max(0.0, used.tokens - cost)
+        used.today += cost
 
     def today(self, key_id: str, now_unix_s: float) -> int:
         """Return the calls of this day so far."""
@@ -98,9 +110,3 @@ class Rates:
         used.tokens = allowance.burst if allowance.rate_per_s is None else min(allowance.burst, used.tokens + gained)
         used.at_s = now_s
         return used
-
-
-def _charged(used: _Used, cost: int) -> Left:
-    used.tokens = max(0.0, used.tokens - cost)
-    used.today += cost
-    return Left(used.tokens, used.today)

@@ -3,6 +3,7 @@
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from services.contracts.access import Caller
 from services.contracts.recommend import check_id
@@ -14,16 +15,39 @@ DEADLINE_MS = "x-deadline-ms"
 _MAX_DIGITS = 9
 
 
+class Meter(Protocol):
+    """Counts one call against the limits of its key."""
+
+    @property
+    def max_cost(self) -> int:
+        """The most calls that the key's limits ever have room for at once."""
+        ...
+
+    def headers(self) -> Mapping[str, str]:
+        """Return the fields that say the limits and what is left of them."""
+        ...
+
+    async def charge(self, num_more: int) -> None:
+        """Count the call as so many more. Raises QuotaExceeded; then the call uses nothing at all."""
+        ...
+
+
 @dataclass(slots=True)
 class Call:
     """One call at a door.
 
     `request_id` is replaced as better ones are read: the one made at arrival, then the header's, then the body's. `caller` is
-    None until the call is authorized.
+    None until the call is authorized, `meter` for a key without limits.
     """
 
     request_id: str
     caller: Caller | None = None
+    meter: Meter | None = None
+
+    @property
+    def limits(self) -> Mapping[str, str]:
+        """The headers or trailers that say what the key has left; none without limits."""
+        return {} if self.meter is None else self.meter.headers()
 
     @property
     def admitted(self) -> Caller:

@@ -159,7 +159,7 @@ class _Endpoint:
         call, who, outcome = Call(new_request_id()), _NOBODY, "gone"
         try:
             call.request_id = request_id_from(http.headers)
-            call.caller = self._app.access.authorize(http.headers, scope)
+            await self._app.access.authorize(call, http.headers, scope)
             who = call.admitted.key_id
             response = await self._handler(http, call)
             outcome = "ok"
@@ -178,6 +178,7 @@ class _Endpoint:
         finally:  # a caller who leaves cancels the work, but not what it has done by then
             if self.operation.is_audited:
                 _audit(http, who, outcome, call.request_id)
+        response.headers.update(call.limits)
         self._app.echo(call, response)
         return response
 

@@ -86,7 +86,7 @@ async def guarded(
     try:
         headers = {key: value for key, value in context.invocation_metadata() if isinstance(value, str)}
         call.request_id = request_id_from(headers)
-        call.caller = access.authorize(headers, scope)
+        await access.authorize(call, headers, scope)
         response = await handler(call, headers)
     except Exception as error:
         failure = as_tailrace_error(error)
@@ -99,7 +99,7 @@ async def guarded(
         context.set_details(failure.summary)
         trailers = _trailers(failure)
         response = empty
-    context.set_trailing_metadata([*trailers, *call.echo.items()])
+    context.set_trailing_metadata([*trailers, *call.limits.items(), *call.echo.items()])
     return response
 
 

@@ -101,6 +101,7 @@ class _OpenAiDoor:
             limits=limits,
         )
         completion = route.parse(await read_body(http, self._max_body_bytes), context)
+        await _charge(call, completion)
         ranked = RankedChoices(
             plane=plane,
             request_id=call.request_id,
@@ -118,6 +119,17 @@ class _OpenAiDoor:
             silence_s=limits.silence_s,
         )
         return await responder.answer(http)
+
+
+async def _charge(call: Call, completion: CompletionCall) -> None:
+    """Count each choice as a call. Raises QuotaExceeded, or InvalidRequest for more than the key can ever have."""
+    if call.meter is None or completion.num_choices == 1:
+        return
+    if completion.num_choices > call.meter.max_cost:
+        field = "n" if len(completion.requests) == 1 else "prompt"
+        problem = f"{completion.num_choices} choices count as that many calls, more than this key's limits ever allow"
+        raise InvalidRequest(field, problem, f"send at most {call.meter.max_cost} at once")
+    await call.meter.charge(completion.num_choices - 1)
 
 
 def _deadline_ms(http: Request) -> int | None:

@@ -19,7 +19,7 @@ from services.features.schema import LogPosition
 from services.gateway.access.authorize import KeyedAccess
 from services.gateway.access.keyring import KeyRing
 from services.gateway.access.keys import KeysFile, write_keys
-from services.gateway.access.rates import Rates
+from services.gateway.access.shared_rates import SharedRates
 from services.gateway.grpc.door import RpcDoor, add_recommender_to_server
 from services.gateway.rest.door import create_rest_app
 from services.stream.aggregate import HistoryLimits, LoggedEvent, apply
@@ -71,7 +71,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 async def ports(world: World, tmp_path: Path) -> AsyncIterator[dict[str, int]]:
     """The ports of both doors, which require a key."""
     write_keys(tmp_path / "keys.json", KeysFile(keys=(stored_key(KEY, *Scope),)))
-    access = KeyedAccess(KeyRing(tmp_path / "keys.json", 100), Rates())
+    access = KeyedAccess(KeyRing(tmp_path / "keys.json", 100), SharedRates())
     server = grpc.aio.server()
     add_recommender_to_server(RpcDoor(lambda: world.plane, MAX_BODY_BYTES, access), server)
     rpc_port = server.add_insecure_port(f"{HOST}:0")

@@ -1,7 +1,7 @@
 """Both doors with keys: which calls are admitted, the code of each refusal, and that a refusal reveals nothing."""
 
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from services.contracts.access import Priority, Scope
 from services.gateway.access.authorize import KeyedAccess
 from services.gateway.access.keyring import KeyRing
 from services.gateway.access.keys import KeysFile, write_keys
-from services.gateway.access.rates import Rates
+from services.gateway.access.shared_rates import SharedRates
 from services.gateway.call.headers import Call
 from services.gateway.call.http import json_response
 from services.gateway.call.operation import Operation
@@ -62,6 +62,7 @@ class Outcome:
     text: str
     retry_after: float | None = None
     num_items: int = 0
+    limits: Headers = field(default_factory=dict)
 
 
 class RestDoor:
@@ -106,7 +107,7 @@ def access(tmp_path: Path) -> KeyedAccess:
     """A ring with the table's keys."""
     path = tmp_path / "keys.json"
     write_keys(path, KEYS)
-    return KeyedAccess(KeyRing(path, MAX_K), Rates())
+    return KeyedAccess(KeyRing(path, MAX_K), SharedRates())
 
 
 @pytest.fixture
@@ -205,11 +206,15 @@ async def test_a_used_up_key_gets_a_time_to_retry(door: Door, key: str) -> None:
     again = await door.recommend(bearer(key))
     events = await door.record(bearer(key))
 
+    policy = {"slow": "1;w=100;counted=replica", "daily": "1;w=86400;counted=replica"}[key]
     assert first.status in OK
+    assert {**first.limits, "reset": ""} == {"limit": "1", "remaining": "0", "reset": "", "policy": policy}
+    assert 0 < int(again.limits["reset"]) <= 86_400
     assert [again.status in USED_UP, events.status in USED_UP] == [True, True]
     assert again.retry_after is not None
     assert 0 < again.retry_after <= 86_400
-    assert (await door.record(bearer("clicks"))).status in OK
+    clicks = await door.record(bearer("clicks"))
+    assert (clicks.status in OK, clicks.limits) == (True, {})
 
 
 async def test_grpc_health_is_open(rpc: RpcCaller) -> None:
@@ -304,7 +309,8 @@ def _rest(answer: httpx.Response) -> Outcome:
     retry_after = answer.headers.get("retry-after")
     text = f"{sorted(answer.headers.items())} {answer.text}" if answer.status_code != 200 else ""
     num_items = len(answer.json().get("items", ())) if answer.status_code == 200 else 0
-    return Outcome(str(answer.status_code), text, None if retry_after is None else float(retry_after), num_items)
+    wait = None if retry_after is None else float(retry_after)
+    return Outcome(str(answer.status_code), text, wait, num_items, _limits(answer.headers))
 
 
 async def _rpc(method: Callable[..., Any], message: Any, headers: Headers) -> Outcome:
@@ -316,5 +322,12 @@ async def _rpc(method: Callable[..., Any], message: Any, headers: Headers) -> Ou
         status = status_pb2.Status.FromString(trailers["grpc-status-details-bin"])
         text = f"{error.details()} {sorted(trailers.items())} {status}"
         retry_after = trailers.get("retry-after")
-        return Outcome(error.code().name, text, None if retry_after is None else float(retry_after))
-    return Outcome("OK", "", num_items=len(getattr(answer, "items", ())))
+        wait = None if retry_after is None else float(retry_after)
+        return Outcome(error.code().name, text, wait, limits=_limits(trailers))
+    trailers = dict(await call.trailing_metadata())
+    return Outcome("OK", "", num_items=len(getattr(answer, "items", ())), limits=_limits(trailers))
+
+
+def _limits(headers: Mapping[str, str]) -> Headers:
+    """The fields of a key's limits."""
+    return {name.removeprefix("ratelimit-"): value for name, value in headers.items() if name.startswith("ratelimit-")}

@@ -28,18 +28,18 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "keys.json"
 
 
-def test_a_key_gives_its_holder_with_limits_for_this_process(path: Path) -> None:
-    """Priority, scopes, the smaller max_k, and this process's part of the rate."""
+def test_a_key_gives_its_holder_with_its_limits(path: Path) -> None:
+    """Priority, scopes, the smaller max_k, and the rate."""
     key = make_key()
     write_keys(path, one_key(key, priority=Priority.HIGH, rate_per_s=10, burst=20, max_k=50))
 
-    holder = KeyRing(path, max_k=100, num_processes=2).find(key, NOW_S)
+    holder = KeyRing(path, max_k=100).find(key, NOW_S)
 
     assert holder is not None
     caller, allowance = holder.caller, holder.allowance
     assert (caller.key_id, caller.priority, caller.max_k) == ("shop", Priority.HIGH, 50)
     assert caller.scopes == {Scope.RECOMMEND}
-    assert (allowance.rate_per_s, allowance.burst) == (5.0, 10.0)
+    assert (allowance.rate_per_s, allowance.burst) == (10.0, 20.0)
 
 
 def test_the_settings_limit_of_items_bounds_the_keys(path: Path) -> None:

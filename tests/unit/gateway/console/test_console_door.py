@@ -16,6 +16,7 @@ from structlog.testing import capture_logs
 from services.contracts.access import Caller, Scope
 from services.contracts.recommend import Reason, Tier
 from services.errors import NotAllowed, Unauthenticated
+from services.gateway.call.headers import Call
 from services.gateway.console.door import add_console
 from services.gateway.console.samples import MetricSampler
 from services.gateway.console.service import ConsoleService
@@ -46,15 +47,21 @@ TIMES = {1: 11, 2: 22, 3: 33}
 class TwoKeys:
     """Access with two keys: `admin` and `reader`."""
 
-    def authorize(self, headers: Any, scope: Scope) -> Caller:
-        """Return the caller with this key. Raises Unauthenticated or NotAllowed."""
+    async def authorize(self, call: Call, headers: Any, scope: Scope) -> None:
+        """Set the caller with this key. Raises Unauthenticated or NotAllowed."""
         key = headers.get("authorization", "").removeprefix("Bearer ")
         scopes = {"admin": frozenset(Scope), "reader": frozenset({Scope.RECOMMEND})}.get(key)
         if scopes is None:
             raise Unauthenticated
         if scope not in scopes:
             raise NotAllowed(scope, key)
-        return Caller(key_id=key, scopes=scopes)
+        call.caller = Caller(key_id=key, scopes=scopes)
+
+    async def start(self) -> None:
+        """Nothing to follow."""
+
+    async def stop(self) -> None:
+        """Nothing runs."""
 
 
 class ScannedStore(FakeStore):

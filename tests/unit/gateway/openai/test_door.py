@@ -12,7 +12,7 @@ from services.errors import DependencyAway
 from services.gateway.access.authorize import KeyedAccess
 from services.gateway.access.keyring import KeyRing
 from services.gateway.access.keys import KeysFile, write_keys
-from services.gateway.access.rates import Rates
+from services.gateway.access.shared_rates import SharedRates
 from services.gateway.rest.door import create_rest_app
 from tests.support.keys import bearer, stored_key
 from tests.support.parrot import MODEL, Parrot
@@ -30,6 +30,7 @@ KEYS = KeysFile(
         stored_key("both", Scope.TEXT, Scope.RECOMMEND, max_k=2),
         stored_key("shop", Scope.RECOMMEND),
         stored_key("daily", Scope.TEXT, daily_quota=1),
+        stored_key("batches", Scope.TEXT, Scope.RECOMMEND, daily_quota=100),
     )
 )
 
@@ -39,7 +40,7 @@ async def keyed(texts: World, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient
     """The door with API keys."""
     path = tmp_path / "keys.json"
     write_keys(path, KEYS)
-    access = KeyedAccess(KeyRing(path, 100), Rates())
+    access = KeyedAccess(KeyRing(path, 100), SharedRates())
     app = create_rest_app(lambda: texts.plane, lambda: b"", MAX_BODY_BYTES, access=access)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://door") as client:
         yield client
@@ -210,3 +211,16 @@ async def test_unknown_paths_and_methods(
     assert (answer.status_code, answer.headers.get("allow")) == (status, allowed)
     assert set(answer.json()["error"]) == fields
     assert answer.headers["x-request-id"] == "mine"
+
+
+async def test_a_call_costs_as_much_as_it_has_choices(keyed: httpx.AsyncClient) -> None:
+    """A caller puts 64 prompts into one call: it counts as 64; what does not fit is refused as a whole and uses nothing."""
+    batch, one = {**RANKED, "prompt": ["50"] * 64}, {**RANKED, "prompt": ["50"] * 36}
+    answers = [await keyed.post(COMPLETIONS, json=body, headers=bearer("batches")) for body in (batch, batch, one)]
+    too_much = await keyed.post(COMPLETIONS, json={**batch, "n": 2}, headers=bearer("batches"))
+    never = await keyed.post(COMPLETIONS, json={**RANKED, "prompt": ["50"] * 2}, headers=bearer("daily"))
+
+    assert [answer.status_code for answer in answers] == [200, 429, 200]
+    assert [answer.headers["ratelimit-remaining"] for answer in answers] == ["36", "36", "0"]
+    assert too_much.status_code == 429
+    assert never.status_code in (400, 403)

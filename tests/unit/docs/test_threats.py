@@ -1,0 +1,28 @@
+"""The threat table of the access page: `pytest tests/unit/docs/test_threats.py`."""
+
+import ast
+import re
+
+from tests.support.pages import ROOT
+
+ROW = re.compile(r"^\| (API\d+) .*\|(?P<tests>[^|]*)\|$", re.MULTILINE)
+NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
+
+
+def test_every_risk_has_its_row_and_every_named_test_exists() -> None:
+    """A test that was renamed or removed leaves no promise behind."""
+    rows = {row[1]: NAMED.findall(row["tests"]) for row in ROW.finditer((ROOT / "docs/access.md").read_text())}
+    named = {pair for pairs in rows.values() for pair in pairs}
+    missing = [f"{path}::{name}" for path, name in sorted(named) if name not in functions_of(path)]
+
+    assert list(rows) == [f"API{number}" for number in range(1, 11)]
+    assert [risk for risk, pairs in rows.items() if not pairs] == []
+    assert missing == []
+
+
+def functions_of(path: str) -> set[str]:
+    """The functions of a test file; none of one that does not exist."""
+    if not (ROOT / path).is_file():
+        return set()
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef
+    return {node.name for node in ast.parse((ROOT / path).read_text()).body if isinstance(node, kinds)}
