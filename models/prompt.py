@@ -4,7 +4,8 @@ A history grows at its end. Cutting it to the newest `max_items` at every event 
 each time. So it is cut by whole strides: the start is fixed for `stride` events, during which each prompt is a prefix of the next one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from models.catalogue import BOS_TOKEN, Catalogue
 
@@ -16,6 +17,18 @@ def window_start(num_items: int, max_items: int, stride: int) -> int:
     """Return the index of the first item kept: the smallest multiple of `stride` that keeps at most `max_items`."""
     overflow = max(0, num_items - max_items)
     return -(-overflow // stride) * stride
+
+
+def prompt_limits(manifest: Mapping[str, Any]) -> tuple[int, int]:
+    """Return a bundle's most items of a prompt and its stride, from its manifest."""
+    given = manifest.get("prompt", {})
+    return int(given.get("max_items", 200)), int(given.get("stride", STRIDE_ITEMS))
+
+
+def prompt_window(num_items: int, manifest: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the index of the first item of a history that the prompt holds, and how many it holds."""
+    start = window_start(num_items, *prompt_limits(manifest))
+    return start, num_items - start
 
 
 def prompt_tokens(catalogue: Catalogue, history: Sequence[int], max_items: int, stride: int) -> list[int]:

@@ -18,9 +18,10 @@ class EngineLoad:
 class RankRequest:
     """Rank the next items after this history.
 
-    `deadline_unix_s` is absolute wall time, since it crosses hosts. `excluded_item_ids` holds the seen items too. The
-    replica refuses a `bundle_version` other than its own. Lower `priority` goes first. `trace` is the W3C trace context as
-    header pairs, empty when the request is not traced.
+    `budget_ms` is what is left of the deadline when the request is sent; the replica counts it from the arrival on its own
+    monotonic clock, since hosts' wall clocks differ. `excluded_item_ids` holds the seen items too. The replica refuses a
+    `bundle_version` other than its own. Lower `priority` goes first. `replicas` names replicas in the order in which they are to
+    be tried; empty for any. `trace` is the W3C trace context as header pairs, empty when the request is not traced.
     """
 
     request_id: str
@@ -28,10 +29,11 @@ class RankRequest:
     bundle_version: str
     history_item_ids: tuple[str, ...]
     k: int
-    deadline_unix_s: float
+    budget_ms: float
     excluded_item_ids: tuple[str, ...] = ()
     filters: Filters = field(default_factory=Filters)
     priority: int = 0
+    replicas: tuple[str, ...] = ()
     trace: tuple[tuple[str, str], ...] = ()
 
 
@@ -40,7 +42,8 @@ class RankResult:
     """The items, best first (score, then item index), with log-probabilities, and where the time went.
 
     May hold fewer than k items when the masks leave fewer. `num_cached_tokens` of `num_prompt_tokens` came from the prefix cache.
-    `compute_ms` is prefill and decode together; `num_steps` counts the engine's steps that had a part in it.
+    `compute_ms` is prefill and decode together; `num_steps` counts the engine's steps that had a part in it. `replica` names
+    who answered; empty outside Ray Serve.
     """
 
     item_ids: tuple[str, ...]
@@ -53,3 +56,4 @@ class RankResult:
     load: EngineLoad
     decode_ms: float = 0.0
     num_steps: int = 0
+    replica: str = ""

@@ -55,7 +55,7 @@ class TextRequest:
     `max_tokens` None: what the context has room for, within the server's limit. `stop` strings end a choice and are not part of
     it. `json_schema` is the text of a JSON schema that every choice must satisfy; the empty object `{}` means any JSON. Our own
     writer always keeps to it; others may need `is_schema_strict` to. With `in_pieces` False each choice comes as one piece when it is done, which costs less. Lower `priority` goes first.
-    `deadline_unix_s` is absolute wall time. `settings_sent` names what the caller said, be it a default: another server may have
+    `deadline_unix_s` is absolute wall time of the gateway's host; what goes to another host is the time that is left. `settings_sent` names what the caller said, be it a default: another server may have
     other defaults. `trace` is the W3C trace context as header pairs.
     """
 

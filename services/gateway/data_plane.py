@@ -43,6 +43,7 @@ from services.router.breaker import Breaker
 from services.router.deadline import DeadlineLimits
 from services.router.gate import LlmGate
 from services.router.predictor import LatencyPredictor
+from services.router.replica import Replica
 
 log = structlog.get_logger()
 
@@ -226,8 +227,10 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
         ports.bundles, ports.load_student, config.bundle_poll_s, metrics.bundle_info, metrics.bundle_quality
     )
     popular = PopularTier(live, ports.features, config.popular_refresh_s)
-    predictor = LatencyPredictor(config.first_llm_prediction_s)
-    gate = LlmGate(_breaker(config), predictor, config.max_llm_in_flight)
+    gate = LlmGate(
+        lambda: Replica(_breaker(config), LatencyPredictor(config.first_llm_prediction_s)), config.max_llm_in_flight
+    )
+    llm = LlmTier(ports.llm, gate, metrics.breaker_open, ports.clock)
     load = LoadMonitor(Admission(config.admission), metrics.strain)
     explanations = Explanations(ports.explanations, metrics.explanations)
     text_report = TextReport(TextMetrics(ports.registry))
@@ -235,9 +238,9 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
     recommend = Recommend(
         live=live,
         features=ports.features,
-        tiers=_tiers(LlmTier(ports.llm, gate, metrics.breaker_open, ports.clock, ports.wall_clock), popular),
+        tiers=_tiers(llm, popular),
         popular=popular,
-        gate=gate,
+        llm=llm,
         load=load,
         rationale=RationaleWriter(text, text_report.metrics.rationales, ports.wall_clock),
         sinks=(
@@ -281,7 +284,7 @@ async def warm_up(features: Features, llm: Llm) -> None:
         bundle_version="none",
         history_item_ids=(),
         k=1,
-        deadline_unix_s=time.time() + _WARM_UP_S,
+        budget_ms=_WARM_UP_S * 1_000,
     )
     for opening in (features.read("warm-up", "none", _WARM_UP_S), llm.rank(request, _WARM_UP_S)):
         with suppress(TailraceError):

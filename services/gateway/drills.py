@@ -121,6 +121,10 @@ class DrilledLlm:
         self._llm = llm
         self._drills = drills
 
+    def replicas(self) -> Sequence[str]:
+        """Return the names of the replicas."""
+        return self._llm.replicas()
+
     async def rank(self, request: RankRequest, timeout_s: float) -> RankResult:
         """Rank. Raises DependencyAway during a drill."""
         if self._drills.is_off(DrillTarget.LLM):

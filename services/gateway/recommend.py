@@ -35,13 +35,13 @@ from services.gateway.request.context import (
 from services.gateway.request.live_bundle import LiveBundle
 from services.gateway.request.load_monitor import LoadMonitor
 from services.gateway.text.rationale import RationaleWriter
+from services.gateway.tiers.llm import LlmTier
 from services.gateway.tiers.popular import PopularTier
 from services.gateway.tiers.tier import RankingTier, TierResult
 from services.observability.tracing import trace_id
 from services.router import policy
 from services.router.admission import Verdict
 from services.router.deadline import Deadline, DeadlineLimits, deadline_from
-from services.router.gate import LlmGate
 from services.router.policy import RoutingDecision
 
 _FEATURES_SHARE = 0.5
@@ -58,7 +58,7 @@ class Recommend:
         features: Features,
         tiers: Sequence[RankingTier],
         popular: PopularTier,
-        gate: LlmGate,
+        llm: LlmTier,
         load: LoadMonitor,
         rationale: RationaleWriter,
         sinks: Sequence[AnswerSink],
@@ -73,7 +73,7 @@ class Recommend:
         self._features = features
         self._tiers: Mapping[Tier, RankingTier] = {tier.tier: tier for tier in tiers}
         self._popular = popular
-        self._gate = gate
+        self._llm = llm
         self._load = load
         self._rationale = rationale
         self._sinks = sinks
@@ -104,8 +104,8 @@ class Recommend:
             lookup = UNREAD if verdict is Verdict.SHED else await self._read(request, live.version, deadline)
         with stages.measure("route"):
             context = build_context(request, caller, deadline, live, lookup, stages)
-            view, budget_s = self._gate.view(self._clock(), caller.priority), deadline.budget_s(self._clock())
-            facts = context.facts(view, self._min_history_for_llm, budget_s)
+            budget_s = deadline.budget_s(self._clock())
+            facts = context.facts(self._llm.view(context, budget_s), self._min_history_for_llm, budget_s)
             planned = policy.plan(facts)
         with self._load.working(), stages.measure("rank"):
             decided, results = await self._rank(context, planned)

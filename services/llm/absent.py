@@ -1,6 +1,6 @@
 """Stand-ins for the LLM and the text model in the standby gateway, which has neither: every call raises DependencyAway."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from services.contracts.rank import RankRequest, RankResult
 from services.contracts.text import TextEvent, TextModel, TextRequest
@@ -11,6 +11,10 @@ RETRY_AFTER_S = 5.0
 
 class AbsentLlm:
     """An LLM that is never available."""
+
+    def replicas(self) -> Sequence[str]:
+        """Return none."""
+        return ()
 
     async def rank(self, request: RankRequest, timeout_s: float) -> RankResult:
         """Raise DependencyAway."""

@@ -3,7 +3,7 @@
     closed --failures in a row--> open --open_s passed--> half open --one success--> closed
                                    ^------- failure -------'
 
-Pure: time is an argument. The LLM, the text writer, the feature store and the Kafka producers have one each. Which outcomes count
+Pure: time is an argument. Each LLM replica has two, the text writer, the feature store and the Kafka producers one each. Which outcomes count
 as failures is up to the owner: of the LLM, late and refused requests do not, since the predictor and the in-flight bound handle them.
 """
 
@@ -24,11 +24,14 @@ class Breaker:
     Args:
         max_failures: How many failures in a row open it.
         open_s: How long it stays open before one trial.
+        max_open_s: If given, each failed trial doubles the time until the next one, up to this.
     """
 
-    def __init__(self, max_failures: int, open_s: float) -> None:
+    def __init__(self, max_failures: int, open_s: float, max_open_s: float | None = None) -> None:
         self._max_failures = max_failures
+        self._first_open_s = open_s
         self._open_s = open_s
+        self._max_open_s = open_s if max_open_s is None else max_open_s
         self._num_failures = 0
         self._opened_at_s: float | None = None
         self._num_started = 0
@@ -57,10 +60,18 @@ class Breaker:
         """Close: a request succeeded, whichever it was."""
         self._num_failures = 0
         self._opened_at_s = None
+        self._open_s = self._first_open_s
         self._trial = None
 
-    def failed(self, now_s: float) -> None:
-        """Count a failed request towards opening; a breaker that is not closed opens again for the whole time."""
+    def failed(self, now_s: float, number: int | None = None) -> None:
+        """Count a failed request towards opening; a breaker that is not closed opens again for the whole time.
+
+        With its `number`, a request that started before the breaker opened says nothing new and is not counted.
+        """
+        if number is not None and self._opened_at_s is not None:
+            if number != self._trial:
+                return
+            self._open_s = min(self._max_open_s, 2 * self._open_s)
         self._num_failures += 1
         if self._num_failures >= self._max_failures or self._opened_at_s is not None:
             self._opened_at_s = now_s

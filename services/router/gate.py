@@ -1,95 +1,123 @@
-"""One gateway's view of the LLM tier: its own requests in flight, the predicted latency, the breaker.
+"""One gateway's view of the LLM tier: which replica a request goes to, and how its requests there end.
 
-Owns breaker, predictor and count, and updates them with each request's outcome. Pure: time is an argument. What follows from the
-view is decided in policy.py.
+A session has an order of replicas that does not change while the replicas do not (highest random weight, Thaler and
+Ravishankar, 1998), so its prompts meet the prefix cache of the first. A replica that hangs or fails, or whose prediction does
+not fit into the request's budget, is passed over for the next one.
+
+Pure: time is an argument. What follows from the view is decided in policy.py.
 """
 
+import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from services.contracts.access import Priority, places_for
 from services.contracts.rank import EngineLoad
-from services.router.breaker import Breaker, BreakerState
 from services.router.policy import LlmOutcome
-from services.router.predictor import LatencyPredictor
+from services.router.replica import RankSize, Replica, Sent
 
-_LOAD_REPORT_LIFE_S = 1.0
+_ANY = ("",)
+"""The only replica, by no name, while none is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlmView:
-    """The LLM tier as the policy sees it, for one priority.
+    """The LLM tier as the policy sees it, for one request.
 
-    `max_in_flight` counts the places that this priority may fill. `trial_s` is the decayed prediction, for a lone request.
+    `replicas` are in the order in which they are to be tried: the chosen one first; `breaker_allows` says whether it may get a
+    request. `max_in_flight` counts the places that this priority may fill, over all replicas.
     """
 
+    replicas: tuple[str, ...]
     breaker_allows: bool
     num_in_flight: int
     max_in_flight: int
     predicted_s: float
-    trial_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """A request that was sent to the LLM: the load at its start, and its number at the breaker."""
-
-    load: int
-    number: int
 
 
 class LlmGate:
-    """Tracks the LLM tier."""
+    """Tracks the LLM tier. `new_replica` makes the state of a replica that was not known before."""
 
-    def __init__(self, breaker: Breaker, predictor: LatencyPredictor, max_in_flight: int) -> None:
-        self._breaker = breaker
-        self._predictor = predictor
+    def __init__(self, new_replica: Callable[[], Replica], max_in_flight: int) -> None:
+        self._new_replica = new_replica
         self._max_in_flight = max_in_flight
         self._num_in_flight = 0
-        self._reported: EngineLoad | None = None
-        self._reported_at_s = float("-inf")
+        self._replicas: dict[str, Replica] = {}
 
-    def view(self, now_s: float, priority: Priority) -> LlmView:
-        """Return the view at this time for this priority: the last places are kept for higher priorities."""
-        load = self._load(now_s)
+    def view(self, names: Sequence[str], size: RankSize, priority: Priority, budget_s: float, now_s: float) -> LlmView:
+        """Return the view at this time for a request of this size, with the replicas of these names.
+
+        The last places are kept for higher priorities.
+        """
+        self._follow(names or _ANY)
+        order = _order(size.session, names or _ANY)
+        chosen, predicted_s = self._choose(order, size, budget_s, now_s)
         return LlmView(
-            breaker_allows=self._breaker.allows(now_s),
+            replicas=(chosen, *(name for name in order if name != chosen and self._replicas[name].answers(now_s))),
+            breaker_allows=self._replicas[chosen].allows(now_s),
             num_in_flight=self._num_in_flight,
             max_in_flight=places_for(priority, self._max_in_flight),
-            predicted_s=self._predictor.predict_s(load),
-            trial_s=self._predictor.trial_s(load, now_s),
+            predicted_s=predicted_s,
         )
 
     def is_open(self, now_s: float) -> bool:
-        """Whether the breaker is open at this time."""
-        return self._breaker.state(now_s) is BreakerState.OPEN
+        """Whether no replica gets requests at this time, since each one's breaker is open."""
+        return bool(self._replicas) and all(replica.is_open(now_s) for replica in self._replicas.values())
 
-    def started(self, now_s: float) -> Sent:
-        """Count a request that is sent; its result goes to `ended`."""
-        sent = Sent(self._load(now_s), self._breaker.started(now_s))
+    def started(self, name: str, size: RankSize, now_s: float) -> Sent:
+        """Count a request that is sent to a replica; its result goes to `ended`."""
         self._num_in_flight += 1
-        return sent
+        return self._replica(name).started(name, size, now_s)
 
-    def ended(self, outcome: LlmOutcome, sent: Sent, elapsed_s: float, now_s: float) -> None:
-        """Record how a request ended after `elapsed_s`."""
+    def ended(self, outcome: LlmOutcome, sent: Sent, now_s: float, answered_by: str | None = None) -> None:
+        """Record how a request ended. `answered_by`: the replica that answered, which need not be the one chosen."""
         self._num_in_flight -= 1
+        replica = self._replica(sent.replica)
+        replica.left(sent)
         match outcome:
-            case LlmOutcome.IN_TIME:
-                self._breaker.succeeded()
-                self._predictor.finished(sent.load, elapsed_s, now_s)
+            case LlmOutcome.IN_TIME if answered_by in {None, sent.replica}:
+                replica.answered(sent, now_s)
             case LlmOutcome.FAILED | LlmOutcome.AWAY:
-                self._breaker.failed(now_s)
+                replica.failed(sent, now_s)
             case LlmOutcome.LATE:
-                self._breaker.abandoned(sent.number)
-                self._predictor.gave_up(sent.load, elapsed_s, now_s)
-            case LlmOutcome.OVERLOADED | LlmOutcome.REFUSED | LlmOutcome.MISMATCH | LlmOutcome.ABANDONED:
-                self._breaker.abandoned(sent.number)
+                replica.was_late(sent, now_s)
+            case _:
+                replica.said_nothing(sent)
 
-    def reported(self, load: EngineLoad, now_s: float) -> None:
-        """Record an engine's load, which counts other gateways' requests too; valid for a second."""
-        self._reported = load
-        self._reported_at_s = now_s
+    def reported(self, name: str, load: EngineLoad, now_s: float) -> None:
+        """Record an engine's load."""
+        self._replica(name).reported(load, now_s)
 
-    def _load(self, now_s: float) -> int:
-        if self._reported is None or now_s - self._reported_at_s > _LOAD_REPORT_LIFE_S:
-            return self._num_in_flight
-        return max(self._num_in_flight, self._reported.num_running + self._reported.num_waiting)
+    def _choose(self, order: Sequence[str], size: RankSize, budget_s: float, now_s: float) -> tuple[str, float]:
+        """Return the replica to try first, and its prediction.
+
+        The first that may get a request, answers, and is predicted to end in time; else the first that may get one and is predicted
+        to end in time; else the first that may get one; else the first.
+        """
+        predicted = [(name, self._replicas[name].predict_s(size, now_s)) for name in order]
+        able = [one for one in predicted if self._replicas[one[0]].allows(now_s)]
+        in_time = [one for one in able if one[1] <= budget_s]
+        answering = [one for one in in_time if self._replicas[one[0]].answers(now_s)]
+        return next(one for group in (answering, in_time, able, predicted) for one in group)
+
+    def _replica(self, name: str) -> Replica:
+        if name not in self._replicas:
+            self._replicas[name] = self._new_replica()
+        return self._replicas[name]
+
+    def _follow(self, names: Sequence[str]) -> None:
+        """Forget replicas that are gone, unless requests to them are in flight, and add new ones."""
+        if self._replicas.keys() == set(names):
+            return
+        self._replicas = {
+            name: replica for name, replica in self._replicas.items() if name in names or replica.num_in_flight
+        }
+        for name in names:
+            self._replica(name)
+
+
+def _order(session: str, names: Sequence[str]) -> list[str]:
+    """Return the replicas in the session's order."""
+    if len(names) == 1:
+        return list(names)
+    return sorted(names, key=lambda name: hashlib.blake2b(f"{session}\0{name}".encode(), digest_size=8).digest())

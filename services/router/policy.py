@@ -69,7 +69,6 @@ class Facts:
     num_in_flight: int
     max_in_flight: int
     predicted_s: float
-    trial_s: float
     budget_s: float
 
 
@@ -136,10 +135,5 @@ def _llm_refusal(facts: Facts) -> Reason | None:
         return Reason.LLM_AWAY
     if facts.num_in_flight >= facts.max_in_flight:
         return Reason.LLM_OVERLOADED
-    return None if _fits(facts) else Reason.LLM_TOO_SLOW
-
-
-def _fits(facts: Facts) -> bool:
-    """Whether the prediction fits; a lone request may go by the decayed one, so that a slow spell can end."""
-    predicted_s = facts.trial_s if facts.num_in_flight == 0 else facts.predicted_s
-    return facts.budget_s > 0 and predicted_s <= facts.budget_s
+    fits = facts.budget_s > 0 and facts.predicted_s <= facts.budget_s
+    return None if fits else Reason.LLM_TOO_SLOW

@@ -1,45 +1,72 @@
-"""Predicts the latency of the LLM tier from its own results. Pure: time is an argument.
+"""Predicts the latency of one LLM replica from its own results. Pure: time is an argument.
 
-A straight line through (load, seconds), fitted by exponentially weighted moments, plus a multiple of the line's own mean
-absolute error: conservative without a histogram, and it follows a machine that becomes faster or slower. A late answer is
-cancelled, so all that is known is a lower bound of its latency. While nothing is observed the prediction decays, so that a tier that
-was too slow gets a trial again; each failed trial doubles the half-life.
+A plane through (load, work, seconds), fitted by exponentially weighted moments, plus three times the third quartile of the recent
+errors. One outlier moves neither: a slow result enters the fit at the prediction at most doubled, and up to a quarter of
+the recent errors do not move their third quartile. Slow results whose waits overlap have one cause and count once. A late
+answer is cancelled, so all that is known is a lower bound of its latency. While nothing is observed the prediction decays, so
+that a replica that was too slow gets a trial again; each failed trial doubles the half-life.
 
 Does not know deadlines: the policy decides whether a prediction fits.
 """
 
 import math
+from collections import deque
 from dataclasses import dataclass
 
 _ERROR_MARGIN = 3.0
+_ERROR_QUANTILE = 0.75
+_NUM_ERRORS = 12
+_MAX_OUTLIER = 2.0
 _LATE_GROWTH = 1.5
 _MAX_PATIENCE_S = 30.0
 
 
 @dataclass
 class _Moments:
-    """Weighted means of load, seconds, and their products."""
+    """Weighted means of load, work and seconds, and of their products."""
 
     load: float
+    work: float
     seconds: float
     load_load: float
+    load_work: float
+    work_work: float
     load_seconds: float
+    work_seconds: float
 
-    def blend(self, load: float, seconds: float, weight: float) -> None:
-        self.load += weight * (load - self.load)
-        self.seconds += weight * (seconds - self.seconds)
-        self.load_load += weight * (load * load - self.load_load)
-        self.load_seconds += weight * (load * seconds - self.load_seconds)
+    @classmethod
+    def of(cls, load: float, work: float, seconds: float) -> "_Moments":
+        return cls(load, work, seconds, load * load, load * work, work * work, load * seconds, work * seconds)
 
-    def line(self, load: float) -> float:
-        """The fitted seconds at this load; the slope is never negative, for more load is never faster."""
-        variance = self.load_load - self.load**2
-        slope = max(0.0, (self.load_seconds - self.load * self.seconds) / variance) if variance > 1e-9 else 0.0
-        return max(0.0, self.seconds + slope * (load - self.load))
+    def blend(self, other: "_Moments", weight: float) -> None:
+        for name in self.__dataclass_fields__:
+            mean = getattr(self, name)
+            setattr(self, name, mean + weight * (getattr(other, name) - mean))
+
+    def plane(self, load: float, work: float) -> float:
+        """The fitted seconds at this load and work; no slope is negative, for more of either is never faster."""
+        per_load, per_work = self._slopes()
+        return max(0.0, self.seconds + per_load * (load - self.load) + per_work * (work - self.work))
+
+    def _slopes(self) -> tuple[float, float]:
+        load_var = self.load_load - self.load**2
+        work_var = self.work_work - self.work**2
+        both = self.load_work - self.load * self.work
+        by_load = self.load_seconds - self.load * self.seconds
+        by_work = self.work_seconds - self.work * self.seconds
+        alone = _ratio(by_load, load_var, self.load**2), _ratio(by_work, work_var, self.work**2)
+        determinant = load_var * work_var - both**2
+        if determinant <= 1e-6 * load_var * work_var or not all(alone):
+            return (alone[0], 0.0) if alone[0] else (0.0, alone[1])
+        per_load = (by_load * work_var - by_work * both) / determinant
+        per_work = (by_work * load_var - by_load * both) / determinant
+        if per_load < 0:
+            return 0.0, alone[1]
+        return (alone[0], 0.0) if per_work < 0 else (per_load, per_work)
 
 
 class LatencyPredictor:
-    """Predicts seconds from a request's start to its result, as a function of how many others are in the tier.
+    """Predicts seconds from a request's start to its result, by the number of others in the replica and by its own work.
 
     Args:
         first_s: The prediction before anything was observed.
@@ -53,40 +80,59 @@ class LatencyPredictor:
         self._first_patience_s = patience_s
         self._patience_s = patience_s
         self._moments: _Moments | None = None
-        self._error_s = 0.0
+        self._errors_s: deque[float] = deque(maxlen=_NUM_ERRORS)
+        self._margin_s = 0.0
         self._observed_at_s = float("-inf")
+        self._outlier_at_s = float("-inf")
 
-    def predict_s(self, load: float) -> float:
-        """Return a conservative number of seconds for a request that starts with `load` others in the tier."""
+    def predict_s(self, load: float, work: float = 0.0) -> float:
+        """Return a conservative number of seconds for a request of this work that starts with `load` others in the replica."""
         if self._moments is None:
             return self._first_s
-        return self._moments.line(load) + _ERROR_MARGIN * self._error_s
+        return self._moments.plane(load, work) + self._margin_s
 
-    def trial_s(self, load: float, now_s: float) -> float:
+    def trial_s(self, load: float, now_s: float, work: float = 0.0) -> float:
         """Return the prediction, decayed since the last observation: for one single trial."""
         if self._moments is None:
             return self._first_s
         half_lives = max(0.0, now_s - self._observed_at_s) / self._patience_s
-        return self.predict_s(load) * math.exp2(-half_lives)
+        return self.predict_s(load, work) * math.exp2(-half_lives)
 
-    def finished(self, load: float, seconds: float, now_s: float) -> None:
+    def finished(self, load: float, seconds: float, now_s: float, work: float = 0.0) -> None:
         """Learn from a request that took `seconds` to its result."""
         self._patience_s = self._first_patience_s
-        self._learn(load, seconds, now_s)
+        self._learn(load, work, seconds, now_s, now_s - seconds)
 
-    def gave_up(self, load: float, waited_s: float, now_s: float) -> None:
+    def gave_up(self, load: float, waited_s: float, now_s: float, work: float = 0.0) -> None:
         """Learn from a request that had no result after `waited_s`. A wait shorter than the prediction changes nothing."""
-        if self._moments is not None and waited_s < self.trial_s(load, now_s):
+        if self._moments is not None and waited_s < self.trial_s(load, now_s, work):
             return
         self._patience_s = min(_MAX_PATIENCE_S, self._patience_s * 2)
-        self._learn(load, max(_LATE_GROWTH * waited_s, self.predict_s(load)), now_s)
+        fitted_s = 0.0 if self._moments is None else self._moments.plane(load, work)
+        self._learn(load, work, max(_LATE_GROWTH * waited_s, fitted_s), now_s, now_s - waited_s)
 
-    def _learn(self, load: float, seconds: float, now_s: float) -> None:
+    def _learn(self, load: float, work: float, seconds: float, now_s: float, started_s: float) -> None:
         self._observed_at_s = now_s
         if self._moments is None:
-            self._moments = _Moments(load, seconds, load * load, load * seconds)
-            self._error_s = seconds / 4
+            self._moments = _Moments.of(load, work, seconds)
+            self._errors_s.append(seconds / 12)
+            self._margin_s = seconds / 4
             return
-        error_s = abs(seconds - self._moments.line(load))
-        self._error_s += self._weight * (error_s - self._error_s)
-        self._moments.blend(load, seconds, self._weight)
+        fitted_s = self._moments.plane(load, work)
+        highest_s = _MAX_OUTLIER * (fitted_s + self._margin_s)
+        if seconds > highest_s:
+            if started_s < self._outlier_at_s:
+                return
+            self._outlier_at_s = now_s
+        self._errors_s.append(abs(seconds - fitted_s))
+        self._margin_s = _ERROR_MARGIN * _quantile(self._errors_s)
+        self._moments.blend(_Moments.of(load, work, min(seconds, highest_s)), self._weight)
+
+
+def _quantile(errors_s: deque[float]) -> float:
+    return sorted(errors_s)[math.ceil(_ERROR_QUANTILE * len(errors_s)) - 1]
+
+
+def _ratio(covariance: float, variance: float, square: float) -> float:
+    """Return the slope, or 0 where it is negative or the variance is rounding alone."""
+    return max(0.0, covariance / variance) if variance > 1e-9 * max(1.0, square) else 0.0

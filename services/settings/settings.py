@@ -143,6 +143,8 @@ class Settings(BaseSettings):
     """Beams of a ranking that asks for fewer items than this."""
     max_running: int = Field(32, ge=1)
     max_waiting: int = Field(128, ge=1)
+    engine_max_step_s: float = Field(10.0, gt=0)
+    """Longest step of an engine: a replica whose step takes longer fails its health check and is replaced."""
 
     # text
     text_path: str = ""

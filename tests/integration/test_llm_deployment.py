@@ -33,7 +33,7 @@ def build_request(version: str, user_id: str = "u", **fields) -> RankRequest:
         "bundle_version": version,
         "history_item_ids": tuple(f"i{index}" for index in range(10)),
         "k": 5,
-        "deadline_unix_s": time.time() + 5.0,
+        "budget_ms": 5_000.0,
     }
     return RankRequest(**{**known, **fields})
 

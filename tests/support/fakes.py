@@ -48,6 +48,11 @@ class FakeLlm:
         self.error: BaseException | None = None
         self.delay_s = 0.0
         self.requests: list[RankRequest] = []
+        self.names: Sequence[str] = ()
+
+    def replicas(self) -> Sequence[str]:
+        """Return the replicas' names."""
+        return self.names
 
     async def rank(self, request: RankRequest, timeout_s: float) -> RankResult:
         """Rank, within the timeout."""

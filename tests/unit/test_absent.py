@@ -7,9 +7,7 @@ from services.contracts.text import TextRequest
 from services.errors import DependencyAway
 from services.llm.absent import AbsentLlm, AbsentText
 
-QUESTION = RankRequest(
-    request_id="r", user_id=None, bundle_version="v", history_item_ids=(), k=1, deadline_unix_s=float("inf")
-)
+QUESTION = RankRequest(request_id="r", user_id=None, bundle_version="v", history_item_ids=(), k=1, budget_ms=1.0)
 
 
 async def test_nobody_ranks() -> None:

@@ -38,8 +38,7 @@ def reason_sentence(explanation: Explanation) -> str:
     facts = explanation.facts
     if template is None or not facts:  # a shed request has no facts, and its template needs none
         return template or text.meaning
-    predicted_s = facts["trial_s"] if facts["num_in_flight"] == 0 else facts["predicted_s"]
-    numbers = {"predicted_ms": predicted_s * 1_000, "budget_ms": facts["budget_s"] * 1_000}
+    numbers = {"predicted_ms": facts["predicted_s"] * 1_000, "budget_ms": facts["budget_s"] * 1_000}
     return template.format(**facts, **numbers, planned_reason=explanation.planned_reason)
 
 

@@ -78,7 +78,7 @@ REASONS: Mapping[Reason, ReasonText] = {
     ),
     Reason.LLM_AWAY: ReasonText(
         "The language model is unavailable; the student answered.",
-        planned="The breaker was open after repeated failures of the LLM, so it was not called.",
+        planned="Every replica had failed or given no answer of late, so the LLM was not called.",
         ended="The LLM was called and could not be reached.",
     ),
     Reason.LLM_FAILED: ReasonText(

@@ -123,7 +123,6 @@ class RequestContext:
             num_in_flight=llm.num_in_flight,
             max_in_flight=llm.max_in_flight,
             predicted_s=llm.predicted_s,
-            trial_s=llm.trial_s,
             budget_s=budget_s,
         )
 

@@ -6,7 +6,7 @@ Records at the gate how each request ended. Does not know Ray: the port is below
 import asyncio
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,6 +14,7 @@ import structlog
 from opentelemetry.trace import SpanKind
 from prometheus_client import Gauge
 
+from models.prompt import prompt_window
 from services.contracts.rank import RankRequest, RankResult
 from services.contracts.recommend import Tier
 from services.errors import BundleError, DeadlineExceeded, DependencyAway, InvalidRequest, Overloaded
@@ -21,14 +22,19 @@ from services.gateway.request.candidates import ItemRanking
 from services.gateway.request.context import RequestContext
 from services.gateway.tiers.tier import TierResult
 from services.observability.tracing import trace_headers
-from services.router.gate import LlmGate, Sent
+from services.router.gate import LlmGate, LlmView
 from services.router.policy import LlmOutcome, failure_of
+from services.router.replica import RankSize, Sent
 
 log = structlog.get_logger()
 
 
 class Llm(Protocol):
     """The LLM replicas."""
+
+    def replicas(self) -> Sequence[str]:
+        """Return the names of the running replicas; empty while none is known."""
+        ...
 
     async def rank(self, request: RankRequest, timeout_s: float) -> RankResult:
         """Rank, within `timeout_s` and never later.
@@ -57,29 +63,32 @@ class LlmTier:
         gate: LlmGate,
         breaker_open: Gauge,
         clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._llm = llm
         self._gate = gate
         self._breaker_open = breaker_open
         self._clock = clock
-        self._wall_clock = wall_clock
+
+    def view(self, context: RequestContext, budget_s: float) -> LlmView:
+        """Return the LLM as it is for this request now."""
+        names, size = self._llm.replicas(), rank_size(context)
+        return self._gate.view(names, size, context.caller.priority, budget_s, self._clock())
 
     def rank(self, context: RequestContext) -> "asyncio.Task[TierResult]":
         """Start a request to the LLM.
 
         It counts as in flight from this very call, so that requests that are decided one after another see each other.
         """
-        started_s = self._clock()
-        sent = self._gate.started(started_s)
-        ranking = asyncio.create_task(self._rank(context))
-        ranking.add_done_callback(lambda done: self._ended(done, sent, started_s))
+        replicas = self.view(context, context.deadline.budget_s(self._clock())).replicas
+        sent = self._gate.started(replicas[0], rank_size(context), self._clock())
+        ranking = asyncio.create_task(self._rank(context, replicas))
+        ranking.add_done_callback(lambda done: self._ended(done, sent))
         return ranking
 
-    async def _rank(self, context: RequestContext) -> TierResult:
+    async def _rank(self, context: RequestContext, replicas: Sequence[str]) -> TierResult:
         with context.stages.measure("llm", SpanKind.CLIENT):
             budget_s = context.deadline.budget_s(self._clock())
-            outcome, reply = await self._outcome(rank_request(context, self._wall_clock() + budget_s), budget_s)
+            outcome, reply = await self._outcome(rank_request(context, budget_s, replicas), budget_s)
         if reply is None:
             return LlmResult(failure=failure_of(outcome), outcome=outcome)
         ranking = ItemRanking.of(Tier.LLM, reply.item_ids, reply.scores, context.live.catalogue)
@@ -98,18 +107,31 @@ class LlmTier:
             return LlmOutcome.MISMATCH, None
         return (LlmOutcome.IN_TIME, reply) if reply.item_ids else (LlmOutcome.FAILED, None)
 
-    def _ended(self, ranking: "asyncio.Task[TierResult]", sent: Sent, started_s: float) -> None:
+    def _ended(self, ranking: "asyncio.Task[TierResult]", sent: Sent) -> None:
         """Record the outcome at the gate. A callback, since a task cancelled before its first step runs none of its lines."""
         result = None if ranking.cancelled() or ranking.exception() is not None else ranking.result()
         outcome = result.outcome if isinstance(result, LlmResult) else LlmOutcome.ABANDONED
-        now_s = self._clock()
-        self._gate.ended(outcome, sent, now_s - started_s, now_s)
-        if isinstance(result, LlmResult) and result.reply is not None:
-            self._gate.reported(result.reply.load, now_s)
+        now_s, reply = self._clock(), result.reply if isinstance(result, LlmResult) else None
+        answered_by = None if reply is None else reply.replica or sent.replica
+        self._gate.ended(outcome, sent, now_s, answered_by)
+        if reply is not None and answered_by is not None:
+            self._gate.reported(answered_by, reply.load, now_s)
         self._breaker_open.set(self._gate.is_open(now_s))
 
 
-def rank_request(context: RequestContext, deadline_unix_s: float) -> RankRequest:
+def rank_size(context: RequestContext) -> RankSize:
+    """Return how much a ranking computes. A user's requests are one session, an anonymous visitor's each their own."""
+    request, catalogue = context.request, context.live.catalogue
+    window_start, num_items = prompt_window(len(context.history), context.live.manifest)
+    return RankSize(
+        session=f"user {request.user_id}" if request.user_id is not None else f"request {request.request_id}",
+        window_start=window_start,
+        num_prompt_tokens=1 + num_items * catalogue.depth,
+        num_beam_rows=context.num_wanted * (catalogue.depth - 1),
+    )
+
+
+def rank_request(context: RequestContext, budget_s: float, replicas: Sequence[str] = ()) -> RankRequest:
     """Return the request for a replica, under an id of its own: callers may use one id twice at once."""
     request = context.request
     seen = context.history_item_ids if request.exclude_seen else ()
@@ -119,10 +141,11 @@ def rank_request(context: RequestContext, deadline_unix_s: float) -> RankRequest
         bundle_version=context.live.version,
         history_item_ids=context.history_item_ids,
         k=context.num_wanted,
-        deadline_unix_s=deadline_unix_s,
+        budget_ms=budget_s * 1_000,
         excluded_item_ids=tuple(dict.fromkeys(seen + request.exclude_item_ids)),
         filters=request.filters,
         priority=context.caller.priority,
+        replicas=tuple(name for name in replicas if name),
         trace=trace_headers(),
     )
 

@@ -7,7 +7,7 @@ the user. Requests of one user go to one replica: see `services.llm.ranking.hand
 import gc
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
@@ -15,6 +15,7 @@ import torch
 from prometheus_client import CollectorRegistry
 from ray import serve
 from ray.serve.config import RequestRouterConfig
+from ray.serve.exceptions import RayServeException
 
 from models.bundle_follower import BundleFollower
 from models.registry import Bundle, BundleStore
@@ -73,10 +74,10 @@ class LiveEngine:
             raise BundleNotFound("no bundle is loaded yet")
         return self._running
 
-    def check_health(self) -> None:
-        """Raise RuntimeError with the cause when the engine's thread or the follower has died."""
-        if self._running is not None and not self._running.thread.is_alive:
-            raise RuntimeError("the engine thread died") from self._running.thread.failure
+    def check_health(self, max_step_s: float) -> None:
+        """Raise RuntimeError with the cause when the engine's thread hangs or has died, or the follower has died."""
+        if self._running is not None:
+            self._running.thread.check_health(max_step_s)
         if not self._follower.is_alive:
             raise RuntimeError("the bundle follower died")
 
@@ -105,6 +106,7 @@ class LlmDeployment:
         self._tracing = open_tracing(settings.otlp_endpoint, settings.trace_share, "tailrace-llm")
         self._settings = settings
         self._version: str | None = None
+        self._name = replica_name()
         registry = CollectorRegistry()
         self._metrics = EngineMetrics(registry)
         ProcessMetrics(registry, "llm")
@@ -129,19 +131,19 @@ class LlmDeployment:
             running = self._live.current()
             if request.bundle_version != running.bundle.version:
                 raise BundleMismatch(request.bundle_version, running.bundle.version)
-            deadline_s = time.monotonic() + request.deadline_unix_s - time.time()
+            deadline_s = time.monotonic() + request.budget_ms / 1_000
             ended = await running.thread.run_request(running.bundle.engine_call(request, deadline_s))
             record_spans(ended)
             if ended.outcome.status is not Status.DONE:
                 raise DeadlineExceeded("llm")
-            return running.bundle.result_of(ended)
+            return replace(running.bundle.result_of(ended), replica=self._name)
         except TailraceError as error:
             note_failure(type(error).__name__, is_ours=True)
             return refusal_of(error)
 
     def check_health(self) -> None:
-        """Ray Serve's health check: raises when the engine or the bundle follower has died."""
-        self._live.check_health()
+        """Ray Serve's health check: raises when the engine hangs or has died, or the bundle follower has died."""
+        self._live.check_health(self._settings.engine_max_step_s)
 
     def _load(self, bundle: Bundle) -> LoadedBundle:
         settings = self._settings
@@ -155,6 +157,14 @@ class LlmDeployment:
         self._metrics.replicas.labels(bundle.version).set(1)
         report = EngineStepMetrics(self._metrics, bundle.engine, _MODEL_NAME, self._limits)
         return EngineThread(bundle.engine, self._settings.llm_threads, report.record)
+
+
+def replica_name() -> str:
+    """Return this replica's name, by which routers know it; empty outside Ray Serve."""
+    try:
+        return serve.get_replica_context().replica_id.unique_id
+    except RayServeException:
+        return ""
 
 
 def engine_config(settings: Settings) -> EngineConfig:

@@ -1,7 +1,7 @@
 """The gateway's client of the LLM: one call with a timeout, and Ray's failures as this project's errors.
 
-It imports neither torch nor the deployment. Requests carry the user id as session id, so that the affinity router sends
-them to the replica that has the user's context in its prefix cache.
+It imports neither torch nor the deployment. A request names the replicas that it may go to, in order; without names, the
+affinity router sends requests of one user to one replica, which has the user's context in its prefix cache.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ from ray.serve.handle import DeploymentHandle
 
 from services.contracts.rank import RankRequest, RankResult
 from services.errors import DeadlineExceeded, DependencyAway, Overloaded
+from services.llm.serving.replica_names import running
 from services.llm.serving.reply import LLM, Refusal
 
 _RETRY_AFTER_S = 1.0
@@ -23,6 +24,11 @@ class LlmHandle:
 
     def __init__(self, handle: DeploymentHandle[Any]) -> None:
         self._rank = handle.options(method_name="rank")
+        self._deployment = str(handle.deployment_id)
+
+    def replicas(self) -> tuple[str, ...]:
+        """Return the names of the running replicas; empty while none is known."""
+        return running(self._deployment)
 
     async def rank(self, request: RankRequest, timeout_s: float) -> RankResult:
         """Rank, waiting `timeout_s` at most; a wait that ends early cancels the work on the replica.

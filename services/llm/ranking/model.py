@@ -12,7 +12,7 @@ import torch
 
 from models.catalogue import Catalogue
 from models.decoder.weights import load_decoder
-from models.prompt import prompt_tokens
+from models.prompt import prompt_limits, prompt_tokens
 from models.registry import Bundle
 from services.contracts.rank import RankRequest, RankResult
 from services.contracts.recommend import Filters
@@ -83,8 +83,7 @@ def load_bundle(
     catalogue = bundle.catalogue()
     decoder = load_decoder(bundle.decoder_dir, dtype, device)
     config = pool_of(decoder, config, pool)
-    window = bundle.manifest.get("prompt", {})
-    max_items, stride = int(window.get("max_items", 200)), int(window.get("stride", 50))
+    max_items, stride = prompt_limits(bundle.manifest)
     _check_fit(bundle, catalogue, max_items, decoder.config.vocab_size, decoder.config.max_position_embeddings)
     items = ItemCodes(codes=catalogue.codes, level_sizes=catalogue.level_sizes, token_offsets=catalogue.token_offsets)
     engine = Engine(decoder, config, items=items, bundle_version=bundle.version)

@@ -1,10 +1,12 @@
 """The affinity router: Ray Serve's consistent hashing on the session key, with an immediate failure when no replica is left.
 
 A session (a user, or a conversation) goes to the replica that has its beginning in the prefix cache, and to the next replica
-on the ring when that one has no room. Two things differ from Ray's own router:
+on the ring when that one has no room. Three things differ from Ray's own router:
 
 - Ray keeps a request waiting until a replica comes back. Here the request fails at once, because the student answers better
   than a wait does. Before the first replica was ever seen (start-up) requests wait as Ray's do.
+- A request may name replicas itself, in its `replicas`: those that run are tried in that order. The gateway names them for
+  rankings, since it knows which replicas hang or are slow; this router tells it who runs.
 - With a `load_bound`, a session leaves its replica while that one has far more to do than others: the first replica on the
   ring with a load below `load_bound` times the mean is tried first (Mirrokni, Thorup and Zadimoghaddam, "Consistent Hashing
   with Bounded Loads", 2016). Loads are those that this process knows: the requests that it sent, and what replicas reported.
@@ -20,6 +22,8 @@ from ray.serve._private.request_router.replica_wrapper import RunningReplica
 from ray.serve.config import RequestRouterConfig
 from ray.serve.exceptions import ReplicaUnavailableError
 from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
+
+from services.llm.serving.replica_names import set_running
 
 
 class AffinityRouter(ConsistentHashRouter):
@@ -38,12 +42,14 @@ class AffinityRouter(ConsistentHashRouter):
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Take the controller's list of replicas; if it is empty, pending requests fail."""
         super().update_replicas(replicas)
+        self._publish_names()
         self._has_seen_replicas |= bool(replicas)
         self._fail_if_none_left()
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         """Drop a dead replica; if it was the last one, pending requests fail."""
         super().on_replica_actor_died(replica_id)
+        self._publish_names()
         self._fail_if_none_left()
 
     async def choose_replicas(
@@ -51,6 +57,8 @@ class AffinityRouter(ConsistentHashRouter):
     ) -> list[list[RunningReplica]]:
         """Return the replicas in the order in which they are to be tried."""
         ranks = await super().choose_replicas(candidate_replicas, pending_request)
+        if named := self._named_by(pending_request):
+            return named
         if self._load_bound is None:
             return ranks
         loads = {replica.replica_id: self._load(replica) for replica in candidate_replicas}
@@ -69,6 +77,15 @@ class AffinityRouter(ConsistentHashRouter):
             self._cancel_routing_task_for_pending_request(pending_request)
             self._remove_pending_request_from_indices(pending_request)
             raise
+
+    def _named_by(self, pending_request: PendingRequest | None) -> list[list[RunningReplica]]:
+        """Return the running replicas that the request names, in its order."""
+        request = pending_request.args[0] if pending_request is not None and pending_request.args else None
+        running = {replica.replica_id.unique_id: replica for replica in self.curr_replicas.values()}
+        return [[running[name]] for name in getattr(request, "replicas", ()) if name in running]
+
+    def _publish_names(self) -> None:
+        set_running(str(self._deployment_id), (replica_id.unique_id for replica_id in self.curr_replicas))
 
     def _load(self, replica: RunningReplica) -> int:
         return self.replica_queue_len_cache.get(replica.replica_id) or 0

@@ -2,6 +2,7 @@
 
 Only this thread touches the engine. When a caller leaves, by an error or by cancellation, its requests are cancelled in the
 engine before the next step. If the engine fails, every stream ends with an error and the thread ends; `failure` holds the cause.
+A thread that hangs in a step cannot end by itself: `check_health` tells by the time of the step.
 """
 
 import threading
@@ -56,6 +57,7 @@ class EngineThread:
         self._streams = OpenStreams()
         self._ids = count()
         self._returned_s = 0.0
+        self._step_called_s: float | None = None
         self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
@@ -64,6 +66,14 @@ class EngineThread:
     def is_alive(self) -> bool:
         """Whether the thread still runs."""
         return self._thread.is_alive()
+
+    def check_health(self, max_step_s: float) -> None:
+        """Raise RuntimeError with the cause if the thread has died, or if a step has been running for longer than this."""
+        if not self.is_alive:
+            raise RuntimeError("the engine thread died") from self.failure
+        called_s = self._step_called_s
+        if called_s is not None and time.monotonic() - called_s > max_step_s:
+            raise RuntimeError(f"a step of the engine has been running for more than {max_step_s:g} s")
 
     async def run_request(self, add: AddRequest) -> Ended:
         """Add a request and wait for its end. Raises the engine's refusal, DependencyAway if the engine failed."""
@@ -116,9 +126,10 @@ class EngineThread:
             self._streams.fail_all(DependencyAway("the engine", _RETRY_AFTER_S))
 
     def _step(self) -> None:
-        called_s = time.monotonic()
+        self._step_called_s = called_s = time.monotonic()
         began_s = self._returned_s if self._engine.is_ahead else called_s
         outcomes = self._engine.step(called_s)
+        self._step_called_s = None
         load, now_s = self._engine.load(), time.monotonic()
         self._returned_s = now_s
         ended = [Ended(outcome, now_s, load) for outcome in outcomes]

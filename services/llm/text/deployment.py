@@ -47,7 +47,7 @@ class TextDeployment:
         configure_logging(settings.log_level)
         torch.set_num_threads(settings.text_threads)
         self._tracing = open_tracing(settings.otlp_endpoint, settings.trace_share, "tailrace-text")
-        self._default_deadline_s = settings.text_deadline_ms / 1_000
+        self._max_step_s = settings.engine_max_step_s
         self._num_open = 0
         registry = CollectorRegistry()
         metrics = EngineMetrics(registry)
@@ -70,13 +70,17 @@ class TextDeployment:
         """Return the model of this replica."""
         return (self._text.model,)
 
-    async def write(self, request: TextRequest) -> AsyncGenerator[Events | Refusal, None]:
-        """Yield batches of events; a refusal is the last item. Closing the stream cancels the request in the engine."""
+    async def write(self, request: TextRequest, budget_s: float) -> AsyncGenerator[Events | Refusal, None]:
+        """Yield batches of events, within `budget_s` from now; a refusal is the last item.
+
+        Closing the stream cancels the request in the engine.
+        """
+        until_s = time.monotonic() + budget_s
         with self._tracing.continuation("text.write", request.trace):
             note({"tailrace.request_id": request.request_id})
             self._num_open += 1
             try:
-                async with aclosing(self._write(request)) as batches:
+                async with aclosing(self._write(request, until_s)) as batches:
                     async for events in batches:
                         yield events
             except TailraceError as error:
@@ -85,11 +89,8 @@ class TextDeployment:
             finally:
                 self._num_open -= 1
 
-    async def _write(self, request: TextRequest) -> AsyncGenerator[Events, None]:
-        given_s = self._default_deadline_s
-        if request.deadline_unix_s is not None:
-            given_s = request.deadline_unix_s - time.time()
-        plan = await asyncio.to_thread(self._text.plan, request, time.monotonic() + given_s)
+    async def _write(self, request: TextRequest, until_s: float) -> AsyncGenerator[Events, None]:
+        plan = await asyncio.to_thread(self._text.plan, request, until_s)
         next_s = 0.0
         async with aclosing(generate(plan, self._thread, in_pieces=request.in_pieces)) as batches:
             async for events in batches:
@@ -98,9 +99,8 @@ class TextDeployment:
                 await asyncio.sleep(max(0.0, next_s - time.monotonic()))
 
     def check_health(self) -> None:
-        """Ray Serve's health check: raises when the engine has died."""
-        if not self._thread.is_alive:
-            raise RuntimeError("the engine thread died") from self._thread.failure
+        """Ray Serve's health check: raises when the engine hangs or has died."""
+        self._thread.check_health(self._max_step_s)
 
 
 def text_engine_config(settings: Settings) -> EngineConfig:

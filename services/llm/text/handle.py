@@ -53,7 +53,7 @@ class TextHandle:
         has_begun, has_text = False, False
         for num_tries_left in reversed(range(_MAX_TRIES)):
             try:
-                async with aclosing(_events(sticky.remote(request), until_s)) as events:
+                async with aclosing(_events(sticky.remote(request, self._budget_s(until_s)), until_s)) as events:
                     async for event in events:
                         is_beginning = isinstance(event, TextBegan)
                         if not (is_beginning and has_begun):
@@ -71,6 +71,10 @@ class TextHandle:
         if request.deadline_unix_s is not None:
             left_s = request.deadline_unix_s - time.time()
         return asyncio.get_running_loop().time() + left_s + _GRACE_S
+
+    def _budget_s(self, until_s: float) -> float:
+        """Return what is left for a replica, which counts it on its own clock: hosts' wall clocks differ."""
+        return until_s - _GRACE_S - asyncio.get_running_loop().time()
 
 
 async def _events(response: Any, until_s: float) -> AsyncGenerator[TextEvent, None]:

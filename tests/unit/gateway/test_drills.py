@@ -28,9 +28,7 @@ class FakeStore(FakeFeatures):
         return list(self.users)[:limit]
 
 
-REQUEST = RankRequest(
-    request_id="r", user_id=None, bundle_version="v1", history_item_ids=("i00",), k=2, deadline_unix_s=0.0
-)
+REQUEST = RankRequest(request_id="r", user_id=None, bundle_version="v1", history_item_ids=("i00",), k=2, budget_ms=0.0)
 
 
 async def test_a_drill_reaches_the_other_replica(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_lists_are_what_the_llm_tier_answers(built: Built, ranker: BatchRanker, 
             bundle_version="v1",
             history_item_ids=one.item_ids,
             k=5,
-            deadline_unix_s=1e12,
+            budget_ms=1e9,
             excluded_item_ids=one.item_ids,
         )
         loaded.engine_call(request, 1e12)(loaded.engine, row.user_id, 0.0)

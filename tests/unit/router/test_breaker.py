@@ -81,3 +81,21 @@ class BreakerMachine(RuleBasedStateMachine):
 
 TestBreakerMachine = BreakerMachine.TestCase
 BreakerMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=40)
+
+
+def test_failed_trials_double_the_time_until_the_next_and_stragglers_do_not() -> None:
+    """A request from before the opening says nothing new; a success starts again with the first time."""
+    breaker = Breaker(max_failures=1, open_s=1, max_open_s=3)
+    first, straggler = breaker.started(0), breaker.started(0)
+    breaker.failed(0, first)
+    breaker.failed(0.5, straggler)
+    opened_until_s = []
+    for now_s in (1.0, 3.0, 6.0):
+        assert breaker.allows(now_s)
+        breaker.failed(now_s, breaker.started(now_s))
+        opened_until_s.append(next(tenth / 10 for tenth in range(200) if breaker.allows(tenth / 10)))
+
+    assert opened_until_s == [3.0, 6.0, 9.0]
+    breaker.succeeded()
+    breaker.failed(10.0, breaker.started(10.0))
+    assert breaker.allows(11.0)

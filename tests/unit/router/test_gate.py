@@ -1,4 +1,6 @@
-"""The LLM gate counts requests in flight, and reports each outcome to the breaker and the predictor."""
+"""The LLM gate counts requests in flight, chooses a replica for each, and reports each outcome to that replica's state."""
+
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -7,20 +9,32 @@ from hypothesis import strategies as st
 from services.contracts.access import Priority
 from services.contracts.rank import EngineLoad
 from services.router.breaker import Breaker
-from services.router.gate import LlmGate
+from services.router.gate import LlmGate, LlmView
 from services.router.policy import LlmOutcome
 from services.router.predictor import LatencyPredictor
+from services.router.replica import RankSize, Replica
+
+NAMES = ("a", "b", "c")
 
 
-@pytest.fixture
-def gate() -> LlmGate:
-    """A gate with eight places whose breaker opens at the second failure."""
-    return new_gate()
+def size_of(session: str = "s", tokens: int = 100) -> RankSize:
+    """Return the size of a ranking without beams."""
+    return RankSize(session=session, window_start=0, num_prompt_tokens=tokens, num_beam_rows=0)
 
 
-def new_gate() -> LlmGate:
-    """Build a gate."""
-    return LlmGate(Breaker(2, open_s=10), LatencyPredictor(0.0), max_in_flight=8)
+def new_gate(first_s: float = 0.0) -> LlmGate:
+    """Build a gate with eight places whose breakers open at the second failure."""
+    return LlmGate(lambda: Replica(Breaker(2, open_s=10), LatencyPredictor(first_s)), max_in_flight=8)
+
+
+def view(gate: LlmGate, now_s: float, names: tuple[str, ...] = (), session: str = "s") -> LlmView:
+    """Return the view of a request with a tenth of a second left."""
+    return gate.view(names, size_of(session), Priority.HIGH, 0.1, now_s)
+
+
+def rank(gate: LlmGate, name: str, outcome: LlmOutcome, took_s: float, at_s: float = 0.0, tokens: int = 100) -> None:
+    """Send a request, which ends after this time."""
+    gate.ended(outcome, gate.started(name, size_of(tokens=tokens), at_s), at_s + took_s)
 
 
 @given(st.lists(st.sampled_from(LlmOutcome), max_size=50))
@@ -28,39 +42,116 @@ def test_every_request_that_ends_frees_its_place(outcomes: list[LlmOutcome]) -> 
     """Whatever the outcome, the request no longer counts as in flight."""
     gate = new_gate()
     for now_s, outcome in enumerate(outcomes):
-        sent = gate.started(float(now_s))
-        assert gate.view(float(now_s), Priority.HIGH).num_in_flight == 1
-        gate.ended(outcome, sent, 0.1, float(now_s))
+        sent = gate.started("", size_of(), float(now_s))
+        assert view(gate, float(now_s)).num_in_flight == 1
+        gate.ended(outcome, sent, now_s + 0.1)
 
-    assert gate.view(99.0, Priority.HIGH).num_in_flight == 0
+    assert view(gate, 99.0).num_in_flight == 0
 
 
 @pytest.mark.parametrize("outcome", LlmOutcome)
-def test_only_failures_open_the_breaker(gate: LlmGate, outcome: LlmOutcome) -> None:
-    """A failed or unavailable LLM opens the breaker; lateness, overload and refusals do not."""
+def test_failures_and_silence_close_the_only_replica(outcome: LlmOutcome) -> None:
+    """A failed or unavailable LLM gets no request, a silent one no hurried request; overload and refusals say nothing."""
+    gate = new_gate()
     for _ in range(20):
-        gate.ended(outcome, gate.started(0), 0.1, 0)
+        rank(gate, "", outcome, 0.1)
 
     is_failure = outcome in {LlmOutcome.FAILED, LlmOutcome.AWAY}
-    assert gate.is_open(0) is is_failure
-    assert gate.view(0, Priority.HIGH).breaker_allows is not is_failure
+    assert gate.is_open(0.1) is (is_failure or outcome is LlmOutcome.LATE)
+    assert view(gate, 0.1).breaker_allows is not is_failure
+    assert (view(gate, 0.1).predicted_s > 0.1) is (outcome is LlmOutcome.LATE)
 
 
-def test_only_answers_and_timeouts_train_the_predictor(gate: LlmGate) -> None:
+def test_only_answers_and_timeouts_train_the_predictor() -> None:
     """The time of an answer or of a timeout raises the prediction; the time of a refusal does not."""
-    predicted_s = []
-    for outcome, took_s in [(LlmOutcome.OVERLOADED, 5.0), (LlmOutcome.IN_TIME, 0.1), (LlmOutcome.LATE, 1.0)]:
-        gate.ended(outcome, gate.started(0), took_s, 0)
-        predicted_s.append(gate.view(0, Priority.HIGH).predicted_s)
+    gate, predicted_s = new_gate(), []
+    for number, (outcome, took_s) in enumerate(
+        [(LlmOutcome.OVERLOADED, 5.0), (LlmOutcome.IN_TIME, 0.1), (LlmOutcome.LATE, 1.0)]
+    ):
+        rank(gate, "", outcome, took_s, at_s=10.0 * number)
+        predicted_s.append(view(gate, 10.0 * number + took_s).predicted_s)
 
     assert predicted_s[0] == 0
     assert predicted_s[1] >= 0.1
-    assert predicted_s[2] > 0.2
+    assert predicted_s[2] > predicted_s[1]
 
 
-def test_the_engines_reported_load_counts_for_a_second(gate: LlmGate) -> None:
+def test_the_engines_reported_load_counts_for_a_second() -> None:
     """The larger of the reported and the own load holds while the report is fresh."""
-    gate.reported(EngineLoad(num_running=3, num_waiting=4, kv_cache_usage=0.5), now_s=10)
+    gate = new_gate()
+    gate.reported("", EngineLoad(num_running=3, num_waiting=4, kv_cache_usage=0.5), now_s=10)
 
-    assert gate.started(11.0).load == 7
-    assert gate.started(11.1).load == 1
+    assert gate.started("", size_of(), 11.0).load == 7
+    assert gate.started("", size_of(), 11.1).load == 1
+
+
+@given(st.sets(st.sampled_from("abcdefgh"), min_size=2, max_size=6), st.text("ab", max_size=5))
+def test_a_session_keeps_its_order_when_another_replica_goes(names: set[str], session: str) -> None:
+    """The replicas that stay are tried in the same order as before."""
+    gate = new_gate()
+    before = view(gate, 0.0, tuple(names), session).replicas
+    for gone in before:
+        left = tuple(name for name in before if name != gone)
+        assert view(gate, 0.0, left, session).replicas == left
+
+
+def test_a_hung_replica_is_left_before_any_deadline_has_passed_and_tried_ever_more_rarely() -> None:
+    """Overdue requests move the next ones elsewhere; after their deadline one trial goes, then the pause doubles."""
+    gate = new_gate(first_s=0.02)
+    home, *_ = view(gate, 0.0, NAMES).replicas
+    for _ in range(30):
+        rank(gate, home, LlmOutcome.IN_TIME, 0.02)
+    stuck = gate.started(home, size_of(), 1.0)
+    assert view(gate, 1.01, NAMES).replicas[0] == home
+
+    assert home not in view(gate, 1.1, NAMES).replicas
+    gate.ended(LlmOutcome.LATE, stuck, 1.2)
+    trials_s = []
+    for tenth in range(12, 600):
+        if view(gate, tenth / 10, NAMES).replicas[0] == home:
+            trials_s.append(tenth / 10)
+            rank(gate, home, LlmOutcome.LATE, 0.1, at_s=tenth / 10)
+    assert 3 < len(trials_s) < 12
+    pauses_s = [later - earlier for earlier, later in pairwise(trials_s)]
+    assert pauses_s[-1] > 4 * pauses_s[0]
+
+
+def test_one_answer_brings_a_silent_replica_back() -> None:
+    """The trial of a silent replica is one request; its answer opens the replica to all."""
+    gate = new_gate()
+    for _ in range(30):
+        rank(gate, "a", LlmOutcome.IN_TIME, 0.01, at_s=-1.0)
+    rank(gate, "a", LlmOutcome.LATE, 0.1)
+    trial = gate.started("a", size_of(), 1.0)
+    assert view(gate, 1.0, ("a",)).predicted_s == pytest.approx(0.4)
+
+    gate.ended(LlmOutcome.IN_TIME, trial, 1.05)
+
+    assert view(gate, 1.05, ("a",)).predicted_s < 0.1
+
+
+def test_long_prompts_do_not_make_short_ones_slow() -> None:
+    """The prediction grows with the tokens that the replica has to compute, and what it holds of a prompt is not computed."""
+    gate = new_gate()
+    for number in range(40):
+        rank(gate, "a", LlmOutcome.IN_TIME, 0.5 if number % 2 else 0.02, float(number), 5_000 if number % 2 else 100)
+        gate._replicas["a"]._prompts.clear()
+
+    short, long = (gate.view(("a",), size_of("t", tokens), Priority.HIGH, 1.0, 39.5) for tokens in (100, 5_000))
+
+    assert short.predicted_s < 0.1
+    assert long.predicted_s > 0.4
+    rank(gate, "a", LlmOutcome.IN_TIME, 0.5, 39.5, tokens=5_000)
+    assert gate.view(("a",), size_of("s", 5_010), Priority.HIGH, 1.0, 40.0).predicted_s < 0.15
+
+
+def test_a_slow_replica_is_passed_over_for_one_that_is_predicted_in_time() -> None:
+    """Where no prediction fits, the session's own replica is the first, and the policy says that it is too slow."""
+    gate = new_gate()
+    home, other, *_ = view(gate, 0.0, NAMES[:2]).replicas
+    for number in range(20):
+        rank(gate, home, LlmOutcome.IN_TIME, 0.5, float(number))
+    gate.started(home, size_of(), 20.0)
+
+    assert view(gate, 20.01, (home, other)).replicas == (other, home)
+    assert view(gate, 20.01, (home,)).predicted_s > 0.1

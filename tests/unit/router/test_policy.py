@@ -36,7 +36,6 @@ def facts(**changed: Any) -> Facts:
         "num_in_flight": 1,
         "max_in_flight": 8,
         "predicted_s": 0.05,
-        "trial_s": 0.05,
         "budget_s": 0.1,
     }
     return Facts(**{**fields, **changed})
@@ -49,9 +48,7 @@ def facts(**changed: Any) -> Facts:
         ({"num_history": 3, "num_in_flight": 7, "predicted_s": 0.1}, Tier.LLM, Reason.LLM_IN_TIME),
         ({"num_in_flight": 8}, Tier.STUDENT, Reason.LLM_OVERLOADED),
         ({"predicted_s": 0.11}, Tier.STUDENT, Reason.LLM_TOO_SLOW),
-        ({"predicted_s": 0.11, "trial_s": 0.01}, Tier.STUDENT, Reason.LLM_TOO_SLOW),
-        ({"predicted_s": 0.11, "trial_s": 0.01, "num_in_flight": 0}, Tier.LLM, Reason.LLM_IN_TIME),
-        ({"predicted_s": 0.0, "trial_s": 0.0, "budget_s": 0.0}, Tier.STUDENT, Reason.LLM_TOO_SLOW),
+        ({"predicted_s": 0.0, "budget_s": 0.0}, Tier.STUDENT, Reason.LLM_TOO_SLOW),
     ],
 )
 def test_the_plan_at_its_boundaries(changed: dict[str, Any], tier: Tier, reason: Reason) -> None:
@@ -63,10 +60,8 @@ def test_the_plan_is_the_first_rule_that_applies_over_all_facts() -> None:
     """Every combination of facts gets the first matching rule of a plain list, and every reason occurs."""
     seen: set[Reason | None] = set()
     both = (True, False)
-    kinds = itertools.product(
-        ((0, 0), (0, 9), (9, 9)), both, both, both, both, (0, 2, 3), both, (0, 1, 8), (0.05, 0.2), (0.05, 0.2)
-    )
-    for allowed, covers, shed, away, known, history, breaker, flight, predicted_s, trial_s in kinds:
+    kinds = itertools.product(((0, 0), (0, 9), (9, 9)), both, both, both, both, (0, 2, 3), both, (0, 1, 8), (0.05, 0.2))
+    for allowed, covers, shed, away, known, history, breaker, flight, predicted_s in kinds:
         case = facts(
             num_allowed=allowed[0],
             num_allowed_if_seen=allowed[1],
@@ -78,7 +73,6 @@ def test_the_plan_is_the_first_rule_that_applies_over_all_facts() -> None:
             breaker_allows=breaker,
             num_in_flight=flight,
             predicted_s=predicted_s,
-            trial_s=trial_s,
         )
         rules = [
             (allowed == (0, 0), Tier.POPULAR, Reason.NOTHING_ALLOWED),
@@ -92,7 +86,7 @@ def test_the_plan_is_the_first_rule_that_applies_over_all_facts() -> None:
             (history < 3, Tier.STUDENT, Reason.SHORT_HISTORY),
             (not breaker, Tier.STUDENT, Reason.LLM_AWAY),
             (flight >= 8, Tier.STUDENT, Reason.LLM_OVERLOADED),
-            ((trial_s if flight == 0 else predicted_s) > 0.1, Tier.STUDENT, Reason.LLM_TOO_SLOW),
+            (predicted_s > 0.1, Tier.STUDENT, Reason.LLM_TOO_SLOW),
             (True, Tier.LLM, Reason.LLM_IN_TIME),
         ]
         expected = next(RoutingDecision(tier, reason) for applies, tier, reason in rules if applies)
@@ -118,7 +112,6 @@ ANY_FACTS = st.builds(
     num_in_flight=st.integers(0, 100),
     max_in_flight=st.integers(1, 100),
     predicted_s=SECONDS,
-    trial_s=SECONDS,
     budget_s=SECONDS,
 )
 
@@ -133,7 +126,7 @@ def test_the_llm_is_chosen_only_when_it_can_answer(case: Facts) -> None:
         assert not case.features_away
         assert case.num_in_flight < case.max_in_flight
         assert case.num_history >= case.min_history_for_llm
-        assert 0 < case.budget_s >= min(case.predicted_s, case.trial_s)
+        assert 0 < case.budget_s >= case.predicted_s
 
 
 @given(ANY_FACTS, st.sampled_from(LlmOutcome), st.booleans())

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Gauge
 from services.contracts.access import ANYONE
 from services.contracts.rank import EngineLoad, RankRequest, RankResult
 from services.contracts.recommend import RecommendRequest
+from services.errors import DeadlineExceeded
 from services.gateway.request.context import FeatureLookup, RequestContext, StageTimer, build_context
 from services.gateway.tiers.llm import LlmResult, LlmTier
 from services.router.breaker import Breaker
@@ -17,6 +18,7 @@ from services.router.deadline import Deadline
 from services.router.gate import LlmGate
 from services.router.policy import LlmOutcome
 from services.router.predictor import LatencyPredictor
+from services.router.replica import RankSize, Replica
 from tests.support.fakes import FakeLlm
 from tests.unit.gateway.world import World, user
 
@@ -41,7 +43,7 @@ def context(world: World) -> RequestContext:
 
 def tier_with(llm: FakeLlm) -> tuple[LlmTier, LlmGate]:
     """The tier on this LLM, and its gate."""
-    gate = LlmGate(Breaker(2, 60.0), LatencyPredictor(0.0), max_in_flight=8)
+    gate = LlmGate(lambda: Replica(Breaker(2, 60.0), LatencyPredictor(0.0)), max_in_flight=8)
     return LlmTier(llm, gate, Gauge("breaker", "", registry=CollectorRegistry())), gate
 
 
@@ -53,7 +55,8 @@ async def test_the_load_that_an_engine_reports_counts_for_the_next_request(conte
 
     assert isinstance(result, LlmResult)
     assert result.outcome is LlmOutcome.IN_TIME
-    assert gate.started(time.monotonic()).load == 7
+    size = RankSize(session="s", window_start=0, num_prompt_tokens=1, num_beam_rows=0)
+    assert gate.started("", size, time.monotonic()).load == 7
 
 
 async def test_a_request_that_the_replica_cancels_is_a_failure(context: RequestContext) -> None:
@@ -66,3 +69,29 @@ async def test_a_request_that_the_replica_cancels_is_a_failure(context: RequestC
 
     assert isinstance(result, LlmResult)
     assert result.outcome is LlmOutcome.FAILED
+
+
+async def test_what_crosses_hosts_is_the_time_that_is_left(context: RequestContext, monkeypatch) -> None:
+    """The gateway's wall clock may be an hour wrong: the request carries milliseconds to go, not a time of day."""
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    llm = FakeLlm(["i01", "i02"], "v1")
+    tier, _ = tier_with(llm)
+
+    await tier.rank(context)
+
+    assert 5_000 < llm.requests[0].budget_ms <= 10_000
+
+
+async def test_a_ranking_names_its_replicas_and_leaves_one_that_gives_no_answer(context: RequestContext) -> None:
+    """Two requests of one user have the same first replica; after one of them was late, the other replica is the first."""
+    llm = FakeLlm(["i01", "i02"], "v1")
+    llm.names = ("a", "b")
+    tier, _ = tier_with(llm)
+    await tier.rank(context)
+    llm.error = DeadlineExceeded("llm")
+    llm.delay_s = 0.03
+    await tier.rank(context)
+    await tier.rank(context)
+
+    home, again, other = (request.replicas[0] for request in llm.requests)
+    assert (home, {home, other}) == (again, {"a", "b"})

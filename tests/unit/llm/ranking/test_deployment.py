@@ -1,6 +1,7 @@
 """The deployment's class without Ray: versions, deadlines, refusals, and changes of the live bundle."""
 
 import asyncio
+import threading
 import time
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from tests.support.wait import until
 def build_request(version: str, **changes) -> RankRequest:
     """Build a request with a deadline in half a minute."""
     fields = {"request_id": "r", "user_id": "u", "history_item_ids": ("i1", "i2"), "k": 5}
-    return RankRequest(**{**fields, "bundle_version": version, "deadline_unix_s": time.time() + 30.0, **changes})
+    return RankRequest(**{**fields, "bundle_version": version, "budget_ms": 30_000.0, **changes})
 
 
 @pytest.fixture
@@ -112,7 +113,7 @@ async def test_refusals_have_their_kinds(replica, settings) -> None:
     publish_bundle(settings.bundle_root, "v1")
     await served(replica, "v1")
 
-    late = await replica.rank(build_request("v1", deadline_unix_s=time.time() - 0.01))
+    late = await replica.rank(build_request("v1", budget_ms=0.0))
     replies = await asyncio.gather(*(replica.rank(build_request("v1")) for _ in range(200)))
 
     assert absent == Refusal(RefusalKind.NO_BUNDLE)
@@ -134,3 +135,22 @@ async def test_health_fails_when_the_engine_died(replica, settings, monkeypatch)
     assert reply == Refusal(RefusalKind.BROKEN)
     with pytest.raises(RuntimeError, match="engine thread died"):
         replica.check_health()
+
+
+async def test_health_fails_while_a_step_exceeds_its_bound(replica, settings, monkeypatch) -> None:
+    """An engine that hangs in a step makes its replica unhealthy, and one that comes back makes it healthy again."""
+    publish_bundle(settings.bundle_root, "v1")
+    await served(replica, "v1")
+    engine, goes_on = replica._live.current().bundle.engine, threading.Event()
+    step = engine.step
+    monkeypatch.setattr(engine, "step", lambda now_s: (goes_on.wait(60.0), step(now_s))[1])
+    asked = asyncio.create_task(replica.rank(build_request("v1")))
+
+    await until(lambda: replica._live.current().thread._step_called_s is not None)
+    replica.check_health()
+    monkeypatch.setattr(replica, "_settings", settings.model_copy(update={"engine_max_step_s": 1e-9}))
+    with pytest.raises(RuntimeError, match="a step of the engine"):
+        replica.check_health()
+    goes_on.set()
+    assert isinstance(await asked, RankResult)
+    replica.check_health()

@@ -34,7 +34,7 @@ def build_request(**changes) -> RankRequest:
         "bundle_version": "v1",
         "history_item_ids": ("i1", "i2", "gone", "i3"),
         "k": 5,
-        "deadline_unix_s": 0.0,
+        "budget_ms": 0.0,
     }
     return RankRequest(**{**fields, **changes})
 

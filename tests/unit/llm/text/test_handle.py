@@ -13,6 +13,7 @@ from services.llm.text.handle import TextHandle
 BEGAN = TextBegan(num_prompt_tokens=3)
 PIECE = TextPiece(index=0, text="x", num_tokens=1, finish_reason=FinishReason.STOP)
 DONE = TextDone(num_prompt_tokens=3, num_cached_tokens=0, num_completion_tokens=1)
+BUDGET_S = 5.0
 WHOLE = [(BEGAN,), (PIECE, DONE)]
 
 Batches = Sequence[tuple[TextEvent, ...]]
@@ -50,14 +51,15 @@ class Handle:
         self.sessions += [fields["session_id"]] if "session_id" in fields else []
         return self
 
-    def remote(self, _request: TextRequest) -> Response:
+    def remote(self, _request: TextRequest, budget_s: float) -> Response:
         """Return the next response."""
+        assert 0 < budget_s <= BUDGET_S
         return self.left.pop(0)
 
 
 async def events_of(handle: Handle) -> list[TextEvent]:
     """Return all events of a text."""
-    text = TextHandle(handle, default_deadline_s=5.0)
+    text = TextHandle(handle, default_deadline_s=BUDGET_S)
     return [event async for event in text.write(TextRequest(request_id="r", model="m", prompt="p"))]
 
 

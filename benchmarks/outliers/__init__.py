@@ -1,0 +1,1 @@
+"""What outliers of a few rankings or of one replica cost the other requests."""

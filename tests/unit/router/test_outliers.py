@@ -1,0 +1,16 @@
+"""What outliers cost the others, in virtual time: the gate, the predictors, the breakers and the engine's scheduler are the real ones."""
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.outliers.simulation import SCENARIOS, Simulation
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_light_requests_reach_the_llm_whatever_the_others_do(name: str) -> None:
+    """A ranking of 0.6 s, a hung or slow replica, or a burst of long prompts leaves at least 90 % of the light ones in time."""
+    counts = Simulation(replace(SCENARIOS[name], seconds=15.0)).run()
+
+    assert counts.num_light > 800
+    assert counts.share >= 0.9
