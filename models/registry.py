@@ -9,24 +9,29 @@
     <root>/PREVIOUS                     the version that served before it
 
 A bundle is written in a scratch folder and renamed into place. The pointer is replaced by a rename, so a reader sees the
-old version or the new one, never a mixture, also after a power loss.
+old version or the new one, never a mixture, also after a power loss. It moves only from the version that its mover saw (compare
+and swap, under a lock on the folder). A file is hashed when it is first needed, so a process reads its own files alone;
+promotion hashes all.
 """
 
+import fcntl
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from models.catalogue import Catalogue, load_catalogue, load_item_ids
 from models.files import file_sha256, rename_durably
-from services.errors import BundleCorrupt, BundleNotFound
+from services.errors import BundleCorrupt, BundleIncomplete, BundleMoved, BundleNotFound
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """One published version, verified against its manifest."""
+    """One published version. Each file is verified against the manifest when it is asked for: BundleCorrupt, BundleIncomplete."""
 
     version: str
     path: Path
@@ -34,17 +39,17 @@ class Bundle:
 
     @property
     def decoder_dir(self) -> Path:
-        """The decoder's checkpoint folder."""
-        return self.path / "decoder"
+        """The decoder's checkpoint folder, verified."""
+        return self._verified("decoder")
 
     @property
     def student_path(self) -> Path:
-        """The student's ONNX file."""
-        return self.path / "student.onnx"
+        """The student's ONNX file, verified."""
+        return self._verified("student.onnx")
 
     def catalogue(self) -> Catalogue:
         """Read the catalogue."""
-        return load_catalogue(self.path / "catalogue.parquet")
+        return load_catalogue(self._verified("catalogue.parquet"))
 
     def item_ids(self) -> tuple[str, ...]:
         """Read the ids of the catalogue's items alone, in index order."""
@@ -52,8 +57,24 @@ class Bundle:
 
     def report(self) -> dict[str, Any]:
         """Read the evaluation report."""
-        report: dict[str, Any] = json.loads((self.path / "report.json").read_text())
+        report: dict[str, Any] = json.loads(self._verified("report.json").read_text())
         return report
+
+    def verify(self) -> None:
+        """Verify every file. Raises BundleCorrupt or BundleIncomplete."""
+        for name in self.manifest["files"]:
+            self._verified(name)
+
+    def _verified(self, name: str) -> Path:
+        """Return a file or folder of the bundle after verifying it."""
+        for listed, expected in self.manifest["files"].items():
+            if listed == name or listed.startswith(f"{name}/"):
+                path = self.path / listed
+                if not path.is_file():
+                    raise BundleIncomplete(f"{path}: missing")
+                if file_sha256(path) != expected:
+                    raise BundleCorrupt(f"{path}: hash differs")
+        return self.path / name
 
 
 class BundleStore:
@@ -66,7 +87,7 @@ class BundleStore:
         """Copy `source` as `version` with a manifest of hashes. Does not promote. An existing version is kept."""
         target = self._root / version
         if not target.exists():
-            scratch = self._root / f".{version}.{os.getpid()}"
+            scratch = self._scratch(version)
             shutil.rmtree(scratch, ignore_errors=True)  # of a killed publication: a container's ids come again
             try:
                 shutil.copytree(source, scratch)
@@ -75,10 +96,12 @@ class BundleStore:
                 rename_durably(scratch, target)
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
-        return self.open(version)
+        bundle = self.open(version)
+        bundle.verify()
+        return bundle
 
     def open(self, version: str) -> Bundle:
-        """Open one version and verify every hash. Raises BundleNotFound or BundleCorrupt."""
+        """Open one version; its files are verified when they are needed. Raises BundleNotFound or BundleCorrupt."""
         path = self._root / version
         try:
             manifest = json.loads((path / "manifest.json").read_text())
@@ -89,10 +112,6 @@ class BundleStore:
         listed = manifest.get("files") if isinstance(manifest, dict) else None
         if not isinstance(listed, dict):
             raise BundleCorrupt(f"{path}/manifest.json: lists no files")
-        found = hashes(path)
-        for name, expected in listed.items():
-            if found.get(name) != expected:
-                raise BundleCorrupt(f"{path / name}: {'hash differs' if name in found else 'missing'}")
         return Bundle(version, path, manifest)
 
     def versions(self) -> list[str]:
@@ -114,33 +133,56 @@ class BundleStore:
         return self.open(version)
 
     def promote(self, version: str) -> None:
-        """Make this version live by one atomic move, after verifying it."""
-        self.open(version)
-        before = self.live_version()
-        if before == version:
-            return
-        if before is not None:
-            self._write("PREVIOUS", before)
-        self._write("LIVE", version)
+        """Make this version live by one atomic move, after verifying it.
+
+        Raises BundleMoved if the pointer moved meanwhile, BundleNotFound, BundleCorrupt or BundleIncomplete.
+        """
+        self._move(self.live_version(), version)
 
     def rollback(self) -> str:
-        """Make the previously live version live again and return it. Raises BundleNotFound."""
-        previous = self._read("PREVIOUS")
-        if previous is None or previous == self.live_version():  # equal when a promotion was cut short
+        """Make the previously live version live again and return it. Raises BundleNotFound or BundleMoved."""
+        with self._locked():  # both pointers of one promotion
+            previous, live = self._read("PREVIOUS"), self.live_version()
+        if previous is None or previous == live:  # equal when a promotion was cut short
             raise BundleNotFound("no earlier version to go back to")
-        self.promote(previous)
+        self._move(live, previous)
         return previous
 
     def prune(self, keep: int) -> list[str]:
         """Remove all but the newest `keep` versions, the live one and the one before it; return the removed versions."""
-        versions = self.versions()
-        spared = {*versions[-keep:], self.live_version(), self._read("PREVIOUS")}
-        removed = [version for version in versions if version not in spared]
+        with self._locked():  # nothing is promoted while it goes
+            versions = self.versions()
+            spared = {*versions[-keep:], self.live_version(), self._read("PREVIOUS")}
+            removed = [version for version in versions if version not in spared]
+            for version in removed:
+                (self._root / version).rename(self._scratch(version))  # so that no reader opens a part of it
         for version in removed:
-            going = self._root / f".{version}.{os.getpid()}"
-            (self._root / version).rename(going)  # so that no reader opens a part of it
-            shutil.rmtree(going)
+            shutil.rmtree(self._scratch(version))
         return removed
+
+    def _move(self, expected: str | None, version: str) -> None:
+        """Move the pointer from the expected version to this one, after verifying it."""
+        self.open(version).verify()
+        with self._locked():
+            if (live := self.live_version()) != expected:
+                raise BundleMoved(expected, live)
+            if live == version:
+                return
+            self.open(version)  # it may have been pruned
+            if live is not None:
+                self._write("PREVIOUS", live)
+            self._write("LIVE", version)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Keep other processes from moving the pointer, also those of other hosts where the file system has locks (NFS 4)."""
+        self._root.mkdir(parents=True, exist_ok=True)
+        with (self._root / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _scratch(self, version: str) -> Path:
+        return self._root / f".{version}.{os.getpid()}"
 
     def _read(self, pointer: str) -> str | None:
         try:
@@ -149,7 +191,7 @@ class BundleStore:
             return None
 
     def _write(self, pointer: str, version: str) -> None:
-        scratch = self._root / f".{pointer}.{os.getpid()}"
+        scratch = self._scratch(pointer)
         scratch.write_text(version + "\n")
         rename_durably(scratch, self._root / pointer)
 

@@ -14,7 +14,9 @@
     ├── DeadlineExceeded      a stage exceeded the request's deadline
     ├── BundleError
     │   ├── BundleNotFound    no such version, or nothing published yet
-    │   ├── BundleCorrupt     a file is missing or its hash differs from the manifest
+    │   ├── BundleCorrupt     its content is wrong, and stays so: a hash differs from the manifest, or parts do not fit
+    │   │   └── BundleIncomplete  a file is missing, and may yet come
+    │   ├── BundleMoved       the pointer moved to another version while this one was promoted
     │   └── BundleMismatch    the request was planned for another version than the one loaded
     ├── CheckpointError       weights are missing, superfluous or of the wrong shape
     ├── ConfigError           a setting is unknown or its value is bad: names the key
@@ -198,6 +200,17 @@ class BundleNotFound(BundleError):
 
 class BundleCorrupt(BundleError):
     """A bundle's file is missing or does not match the manifest."""
+
+
+class BundleIncomplete(BundleCorrupt):
+    """A file of a bundle is missing."""
+
+
+class BundleMoved(BundleError):
+    """Another promotion was faster."""
+
+    def __init__(self, expected: str | None, found: str | None) -> None:
+        super().__init__(f"the live version is {found} and no longer {expected}: look at it, then promote again")
 
 
 class BundleMismatch(BundleError):

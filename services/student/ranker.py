@@ -61,5 +61,5 @@ def load_student(bundle: Bundle, catalogue: Catalogue) -> StudentRanker:
     ranker = StudentRanker(bundle.student_path)
     num_scored, num_items = len(ranker.score([])), len(catalogue.item_ids)
     if num_scored != num_items:
-        raise BundleCorrupt(f"{bundle.student_path}: scores {num_scored} items, the catalogue has {num_items}")
+        raise BundleCorrupt(f"{bundle.path}: the student scores {num_scored} items, the catalogue has {num_items}")
     return ranker

@@ -1,4 +1,4 @@
-"""Following the live pointer: when a version that failed is tried again, and a pointer that cannot be read."""
+"""Following the live pointer: when a version that failed is tried again, what is read of it, and a pointer that cannot be read."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -7,7 +7,9 @@ import pytest
 
 from models.bundle_follower import BundleFollower
 from models.registry import Bundle, BundleStore
+from services.errors import BundleCorrupt
 from tests.support.bundles import publish_bundle
+from tests.support.clock import Clock
 from tests.support.wait import until
 
 
@@ -57,34 +59,67 @@ def start(root: Path) -> Iterator[Start]:
         follower.stop()
 
 
-async def test_a_version_that_failed_is_tried_again_once_the_pointer_has_moved(start: Start, root: Path) -> None:
-    """After a rollback the same version can be promoted again: the cause may be gone. Until then it is tried once."""
-    loader, store = Loader(), BundleStore(root)
+def test_a_version_that_failed_is_tried_again_ever_more_rarely(root: Path) -> None:
+    """A full disk at the wrong moment does not keep a process at the old bundle; ten minutes of it cost about fifteen tries."""
+    loader, clock = Loader(), Clock()
+    follower = BundleFollower(BundleStore(root), 0.1, loader.load, loader.swap, clock)
+    follower.refresh()
+    BundleStore(root).promote("v1")
     loader.broken = {"v1"}
-    follower = start(loader)
-    store.promote("v1")
-    await until(lambda: loader.tried == ["v2", "v1"])
-    store.rollback()
+    for _ in range(600):
+        follower.refresh()
+        clock.now_s += 1.0
+    num_tries = len(loader.tried) - 1
     loader.broken.clear()
-    await until(lambda: follower.tried is None)
 
-    store.promote("v1")
+    for _ in range(60):
+        follower.refresh()
+        clock.now_s += 1.0
 
-    await until(lambda: follower.loaded == "v1")
-    assert loader.tried == ["v2", "v1", "v1"]
+    assert 10 < num_tries < 20
     assert loader.swapped == ["v2", "v1"]
+    assert follower.loaded == "v1"
 
 
-async def test_with_nothing_loaded_a_version_that_failed_is_tried_until_it_loads(start: Start) -> None:
-    """A replica that started while a bundle could not be loaded does not stay empty."""
-    loader = Loader()
-    loader.broken = {"v2"}
-    follower = start(loader)
-    await until(lambda: len(loader.tried) > 2)
+@pytest.mark.parametrize("harm", ["change", "remove"])
+def test_corrupt_content_is_given_up_and_a_missing_file_is_not(root: Path, harm: str) -> None:
+    """A hash that differs stays different, whatever the pointer does meanwhile; a file that is missing may yet come."""
+    clock, tried = Clock(), []
 
-    loader.broken.clear()
+    def load(bundle: Bundle) -> Bundle:
+        """Read the catalogue."""
+        tried.append(bundle.version)
+        bundle.catalogue()
+        return bundle
 
-    await until(lambda: follower.loaded == "v2")
+    follower = BundleFollower(BundleStore(root), 0.1, load, lambda bundle: None, clock)
+    victim = root / "v1" / "catalogue.parquet"
+    whole = victim.read_bytes()
+    victim.write_bytes(b"other") if harm == "change" else victim.unlink()
+    for version in ("v1", "v2", "v1"):
+        (root / "LIVE").write_text(version)
+        follower.refresh()
+        clock.now_s += 100.0
+    victim.write_bytes(whole)
+    follower.refresh()
+
+    assert follower.loaded == ("v2" if harm == "change" else "v1")
+    assert tried.count("v1") == (1 if harm == "change" else 3)
+
+
+def test_a_process_reads_only_the_files_that_it_needs(root: Path) -> None:
+    """A gateway loads the student and the catalogue of a bundle whose decoder it cannot read."""
+    (root / "v2" / "decoder" / "model.safetensors").write_bytes(b"other")
+    used = []
+    follower = BundleFollower(
+        BundleStore(root), 0.1, lambda bundle: (bundle.student_path, bundle.catalogue()), used.append
+    )
+
+    follower.refresh()
+
+    assert len(used) == 1
+    with pytest.raises(BundleCorrupt, match=r"model\.safetensors"):
+        BundleStore(root).live().decoder_dir  # noqa: B018 - verifies
 
 
 async def test_a_pointer_that_cannot_be_read_ends_nothing(start: Start, root: Path) -> None:

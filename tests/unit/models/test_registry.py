@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from models.registry import BundleStore
-from services.errors import BundleCorrupt, BundleNotFound
+from models.registry import Bundle, BundleStore
+from services.errors import BundleCorrupt, BundleMoved, BundleNotFound
 
 
 def source_with(folder: Path, text: str) -> Path:
@@ -139,7 +139,7 @@ def test_old_versions_are_pruned_and_what_may_serve_is_not(store: BundleStore, t
     assert removed == ["v2", "v4", "v5"]
     assert store.versions() == ["v1", "v3", "v6", "v7"]
     assert store.rollback() == "v1"
-    assert sorted(path.name for path in (tmp_path / "bundles").iterdir() if path.name[0] == ".") == []
+    assert [path.name for path in (tmp_path / "bundles").iterdir() if path.name[0] == "."] == [".lock"]
 
 
 def test_reader_never_sees_a_half_moved_pointer(store: BundleStore) -> None:
@@ -161,3 +161,48 @@ def test_reader_never_sees_a_half_moved_pointer(store: BundleStore) -> None:
     reader.join()
 
     assert seen <= {"v1", "v2"}
+
+
+def test_of_two_promoters_at_once_one_wins_and_the_other_is_told(store: BundleStore, tmp_path: Path) -> None:
+    """Processes that saw the same live version promote another each, again and again: what was live before is always recorded."""
+    store.publish(source_with(tmp_path / "source", "v3"), "v3", {})
+    store.promote("v1")
+    start, outcomes = threading.Barrier(2), []
+
+    def promote(version: str) -> None:
+        start.wait()
+        try:
+            BundleStore(tmp_path / "bundles").promote(version)
+            outcomes.append(version)
+        except BundleMoved:
+            outcomes.append(None)
+
+    for _ in range(20):
+        outcomes.clear()
+        before = store.live_version()
+        racers = [threading.Thread(target=promote, args=(one,)) for one in {"v1", "v2", "v3"} - {before}]
+        for racer in racers:
+            racer.start()
+        for racer in racers:
+            racer.join()
+        won = {version for version in outcomes if version is not None}
+        assert won
+        assert store.live_version() in won
+        assert {(tmp_path / "bundles" / "PREVIOUS").read_text().strip()} == (won - {store.live_version()} or {before})
+
+
+def test_a_promotion_from_a_version_that_is_no_longer_live_is_refused(store: BundleStore, monkeypatch) -> None:
+    """While one promoter verifies its version, another moves the pointer."""
+    store.promote("v1")
+    verify = Bundle.verify
+
+    def overtaken(bundle: Bundle) -> None:
+        verify(bundle)
+        monkeypatch.setattr(Bundle, "verify", verify)
+        BundleStore(bundle.path.parent).promote("v2")
+
+    monkeypatch.setattr(Bundle, "verify", overtaken)
+
+    with pytest.raises(BundleMoved, match="the live version is v2 and no longer v1"):
+        store.promote("v1")
+    assert store.live_version() == "v2"
