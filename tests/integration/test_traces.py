@@ -55,6 +55,10 @@ class NearLlm:
     def __init__(self, replica: LlmDeployment) -> None:
         self._replica = replica
 
+    def replicas(self) -> tuple[str, ...]:
+        """Return no names: there is one replica."""
+        return ()
+
     async def rank(self, request: RankRequest, timeout_s: float) -> RankResult:
         """Rank with the pickled request."""
         reply = await self._replica.rank(pickle.loads(pickle.dumps(request)))

@@ -105,4 +105,4 @@ def test_student_of_another_catalogue_is_refused(tmp_path: Path) -> None:
     onnx.save(student_graph(random_student(num_items=7)), tmp_path / "student.onnx")
 
     with pytest.raises(BundleCorrupt, match="scores 7 items, the catalogue has 30"):
-        load_student(Bundle("v", tmp_path, {}), build_catalogue(30))
+        load_student(Bundle("v", tmp_path, {"files": {}}), build_catalogue(30))
