@@ -21,12 +21,12 @@ from prometheus_client import REGISTRY
 from models.registry import BundleStore
 from services.contracts.text import TextWriter
 from services.features.explanations import RedisExplanations
+from services.features.rate_counts import RedisRateCounts
 from services.features.reader import FeatureReader, read_event_times
 from services.features.repo import RepoAddress, ensure_applied
 from services.features.schema import USER_HISTORY
 from services.gateway.access.authorize import Access, KeyedAccess, open_to_all
 from services.gateway.access.keyring import KeyRing
-from services.gateway.access.rate_counts import RedisRateCounts
 from services.gateway.access.shared_rates import SharedRates
 from services.gateway.autoscale import LATE_SHARE
 from services.gateway.call.http import HttpApp

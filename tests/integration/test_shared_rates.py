@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from redis import Redis
 
+from services.contracts.rates import Allowance
 from services.errors import QuotaExceeded
-from services.gateway.access.rate_counts import RedisRateCounts
-from services.gateway.access.rates import Allowance
+from services.features.rate_counts import RedisRateCounts
 from services.gateway.access.shared_rates import SharedRates, Standing
 from services.settings.addresses import RedisAddress
 from tests.support.rate_process import NUM_PROCESSES, PATIENT_S

@@ -8,9 +8,9 @@ import json
 import sys
 import time
 
+from services.contracts.rates import Allowance
 from services.errors import QuotaExceeded
-from services.gateway.access.rate_counts import RedisRateCounts
-from services.gateway.access.rates import Allowance
+from services.features.rate_counts import RedisRateCounts
 from services.gateway.access.shared_rates import SharedRates
 from services.settings.addresses import RedisAddress
 

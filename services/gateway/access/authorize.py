@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import Protocol
 
 from services.contracts.access import ANYONE, Caller, Scope
+from services.contracts.rates import Allowance
 from services.errors import NotAllowed, QuotaExceeded, Unauthenticated
 from services.gateway.access.browsers import refuse_other_names, refuse_other_sites
 from services.gateway.access.keyring import Holder
-from services.gateway.access.rates import Allowance
 from services.gateway.access.shared_rates import SharedRates, Standing
 from services.gateway.call.headers import Call
 

@@ -19,9 +19,9 @@ import structlog
 
 from models.files import stamp_of
 from services.contracts.access import Caller
+from services.contracts.rates import Allowance
 from services.errors import ConfigError
 from services.gateway.access.keys import KeysFile, StoredKey, digest_of, read_keys
-from services.gateway.access.rates import Allowance
 from services.gateway.periodic_task import PeriodicTask
 
 log = structlog.get_logger()

@@ -8,8 +8,7 @@ A slow caller's lease holds its one call, so the shared count is exact; one with
 
 from dataclasses import dataclass
 
-from services.gateway.access.rate_counts import Ask, Grant
-from services.gateway.access.rates import Allowance
+from services.contracts.rates import Allowance, Ask, Grant
 
 REFRESH_S, IDLE_S = 1.0, 60.0
 """How often a process asks how a key stands that it has seen lately: it must know that when the shared counts go away."""

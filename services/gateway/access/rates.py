@@ -5,43 +5,8 @@ Counts in one process, for the times when the shared counts are unavailable: see
 
 from dataclasses import dataclass
 
+from services.contracts.rates import DAY_S, QUOTA, RATE, WHOLE, Allowance
 from services.errors import QuotaExceeded
-
-DAY_S = 86_400
-RATE, QUOTA = "rate", "daily quota"
-_WHOLE = 1e-9
-"""The rounding error of a sum of floats: a token that is less than this short of whole is whole."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Allowance:
-    """A key's limits. `burst` calls may arrive at once; None means no limit."""
-
-    rate_per_s: float | None = None
-    burst: float = 1.0
-    daily_quota: int | None = None
-
-    @property
-    def is_limited(self) -> bool:
-        """Whether there is any limit."""
-        return self.rate_per_s is not None or self.daily_quota is not None
-
-    @property
-    def max_cost(self) -> int:
-        """The most that one call may ever cost."""
-        burst = int(self.burst + _WHOLE)
-        if self.daily_quota is None:
-            return burst
-        return self.daily_quota if self.rate_per_s is None else min(burst, self.daily_quota)
-
-    def shared_by(self, num_processes: int) -> "Allowance":
-        """Return each process's share; a burst stays at least one call, and a quota is rounded up."""
-        rate, quota = self.rate_per_s, self.daily_quota
-        return Allowance(
-            rate_per_s=None if rate is None else rate / num_processes,
-            burst=max(1.0, self.burst / num_processes),
-            daily_quota=None if quota is None else -(-quota // num_processes),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +39,7 @@ class Rates:
         needed = min(
             cost, allowance.burst
         )  # a call that costs more than this process's share passes with a full bucket
-        if used.tokens < needed - _WHOLE:
+        if used.tokens < needed - WHOLE:
             raise QuotaExceeded(RATE, (needed - used.tokens) / (allowance.rate_per_s or 1.0))
         if allowance.daily_quota is not None and used.today + cost > allowance.daily_quota:
             raise QuotaExceeded(QUOTA, (used.day + 1) * DAY_S - now_unix_s)

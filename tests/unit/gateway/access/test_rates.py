@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
+from services.contracts.rates import DAY_S, Allowance
 from services.errors import QuotaExceeded
-from services.gateway.access.rates import DAY_S, Allowance, Rates
+from services.gateway.access.rates import Rates
 
 
 def accepts(rates: Rates, allowance: Allowance, now_s: float, key_id: str = "k", now_unix_s: float = 0.0) -> bool:

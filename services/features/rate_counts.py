@@ -4,11 +4,10 @@ A hash for each key: the tokens in its bucket and the time of that, the day and 
 one would. Constructed and used on one event loop; a connection is made at the first use, and all exchanges share it.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
+from services.contracts.rates import QUOTA, RATE, Allowance, Ask, Grant
 from services.features.redis_calls import redis_as_dependency, within
-from services.gateway.access.rates import QUOTA, RATE, Allowance
 from services.settings.addresses import RedisAddress
 
 _PREFIX = "tailrace:rate:"
@@ -51,37 +50,6 @@ if quota >= 0 then keep_s = math.max(keep_s, (day + 1) * 86400 - now_s) end
 redis.call('EXPIRE', KEYS[1], math.ceil(keep_s) + 60)
 return {granted, why, number(wait_s), number(tokens), today, day}
 """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
-    """What a process tells the shared counts about a key, and what it asks of them.
-
-    Attributes:
-        cost: Calls to count now; refused as a whole. 0: none, this only settles.
-        batch: Further calls to grant ahead, as far as the key's limits have room for all processes.
-        spent: Calls that the process let through without asking.
-        unspent: Granted calls that it gives back.
-        taken_on: The day (UTC, counted from 1970) on which those were granted.
-    """
-
-    cost: int
-    batch: int = 0
-    spent: int = 0
-    unspent: int = 0
-    taken_on: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grant:
-    """The answer: `num_calls` granted, or 0, why not, and for how long; then what the key has left, and the day."""
-
-    num_calls: int
-    refused_by: str
-    wait_s: float
-    tokens: float
-    today: int
-    day: int
 
 
 class RedisRateCounts:
