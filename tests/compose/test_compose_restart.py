@@ -1,4 +1,4 @@
-"""Durability of the compose stack: `pytest tests/compose --stack compose`."""
+"""Durability of the compose stack."""
 
 import time
 

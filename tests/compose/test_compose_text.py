@@ -1,4 +1,4 @@
-"""Text from containers, over a tiny random checkpoint: `pytest tests/compose --stack compose`."""
+"""Text from containers, over a tiny random checkpoint."""
 
 from pathlib import Path
 

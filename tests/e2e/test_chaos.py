@@ -1,4 +1,4 @@
-"""Faults through the proxy on a stack of its own, in small numbers: `pytest tests/e2e/test_chaos.py`."""
+"""Faults through the proxy on a stack of its own, in small numbers."""
 
 from collections.abc import AsyncIterator
 

@@ -1,4 +1,4 @@
-"""A click changes the next answer: `pytest tests/e2e/test_click.py`."""
+"""A click changes the next answer."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Both doors of the running stack: `pytest tests/e2e/test_doors.py`."""
+"""Both doors of the running stack."""
 
 import subprocess
 import sys
@@ -41,7 +41,7 @@ def test_every_tier_can_be_reached(stack: Stack) -> None:
     assert (nobody["tier"], nobody["reason"]) == ("popular", "unknown_user")
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"[" * 50_000, b'{"user_id": "1", "k": 0}'])
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"[" * 50_000])
 def test_a_bad_body_is_refused_through_the_proxies(stack: Stack, content: bytes) -> None:
     """It has the status 422 and the error envelope."""
     response = stack.rest.post(RECOMMEND, content=content, headers={"content-type": "application/json"})
@@ -49,14 +49,6 @@ def test_a_bad_body_is_refused_through_the_proxies(stack: Stack, content: bytes)
     assert response.status_code == 422, response.text
     assert error_of(response)["field"]
     assert "Traceback" not in response.text
-
-
-def test_a_malformed_message_is_refused_through_the_proxies(stack: Stack) -> None:
-    """Bytes that are no protobuf message have the status INVALID_ARGUMENT."""
-    with pytest.raises(grpc.RpcError) as refused:
-        stack.channel.unary_unary("/tailrace.v1.Recommender/Recommend", None, None)(b"\x0a\x02\xff\xfe")
-
-    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT, refused.value.details()
 
 
 def test_an_oversized_body_is_refused_through_the_proxies(stack: Stack) -> None:
@@ -69,15 +61,6 @@ def test_an_oversized_body_is_refused_through_the_proxies(stack: Stack) -> None:
 
     assert rest.status_code == 413, rest.text
     assert rpc.value.code() in {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED}
-
-
-def test_an_unknown_path_method_or_rpc_is_refused_through_the_proxies(stack: Stack) -> None:
-    """The statuses are 404, 405 and UNIMPLEMENTED."""
-    with pytest.raises(grpc.RpcError) as rpc:
-        stack.channel.unary_unary("/tailrace.v1.Recommender/Nothing", None, None)(b"")
-
-    assert (stack.rest.get("/v1/nothing").status_code, stack.rest.get(RECOMMEND).status_code) == (404, 405)
-    assert rpc.value.code() in {grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.NOT_FOUND}
 
 
 def test_health_reflection_and_the_openapi_page(stack: Stack) -> None:

@@ -1,4 +1,4 @@
-"""`tailrace explain` on the running stack: `pytest tests/e2e/test_explain.py`."""
+"""`tailrace explain` on the running stack."""
 
 import json
 import uuid
@@ -59,15 +59,3 @@ def test_an_answer_without_time_for_the_decoder_is_explained(stack: Stack) -> No
 
     words = ("by student (llm_", answer["reason"], "The longest stage was", "of a deadline of 5 ms")
     assert [part for part in words if part not in shown] == []
-
-
-def test_a_stored_list_is_fresh_until_a_click(stack: Stack) -> None:
-    """The explanations before and after the click state why it was shown and why not."""
-    user_id = stack.listed_user()
-    fresh = explain(stack, recommend(stack, user_id=user_id)[0])
-    stack.sees_click(user_id, "50")
-
-    stale = explain(stack, recommend(stack, user_id=user_id)[0])
-
-    assert "covers every event of the user" in fresh
-    assert "the user has newer events" in stale

@@ -1,4 +1,4 @@
-"""Faults of every part, as the callers see them: `pytest tests/e2e/test_faults.py`."""
+"""Faults of every part, as the callers see them."""
 
 import os
 import signal

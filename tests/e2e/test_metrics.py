@@ -1,4 +1,4 @@
-"""Metrics of the running stack: `pytest tests/e2e/test_metrics.py`."""
+"""Metrics of the running stack."""
 
 from services.contracts import recommend_pb2 as pb
 from tests.support.stack import Stack, new_user_id

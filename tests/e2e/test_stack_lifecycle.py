@@ -1,4 +1,4 @@
-"""Starting, stopping and crashing the whole stack, beside the shared one: `pytest tests/e2e/test_stack_lifecycle.py`."""
+"""Starting, stopping and crashing the whole stack, beside the shared one."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""The standby answers while Ray cannot, on the whole stack: `pytest tests/e2e/test_takeover.py`."""
+"""The standby answers while Ray cannot, on the whole stack."""
 
 import threading
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Rules and alerts, checked by Prometheus' own tool: `pytest tests/integration/test_alerts.py`."""
+"""Rules and alerts, checked by Prometheus' own tool."""
 
 import shutil
 import subprocess

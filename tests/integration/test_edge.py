@@ -1,7 +1,4 @@
-"""TLS at the edge: the real edge process and certificates, and the real doors on fakes behind it.
-
-`pytest tests/integration/test_edge.py`
-"""
+"""TLS at the edge: the real edge process and certificates, and the real doors on fakes behind it."""
 
 import shutil
 import signal
@@ -165,17 +162,6 @@ def test_both_doors_answer_over_tls(edge: Edge) -> None:
     assert rest.http_version == "HTTP/1.1"
     assert rpc.bundle_version == "v1"
     assert [edge.selected(protocol) for protocol in ("h2", "http/1.1")] == ["h2", "http/1.1"]
-
-
-def test_a_client_of_another_authority_refuses_both_doors(edge: Edge) -> None:
-    """The certificates do not verify against another authority."""
-    other = trustme.CA()
-
-    with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
-        edge.call_rest(edge.context(other))
-    with pytest.raises(grpc.RpcError) as refused:
-        edge.call_grpc(other)
-    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
 def test_plaintext_is_refused_at_both_doors(edge: Edge) -> None:

@@ -1,4 +1,4 @@
-"""The engine's benchmark as a command: processes, rounds, file and page. `pytest tests/integration/test_engine_benchmark.py`."""
+"""The engine's benchmark as a command: processes, rounds, file and page."""
 
 import json
 import subprocess

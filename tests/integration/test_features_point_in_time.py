@@ -1,4 +1,4 @@
-"""Offline features through Feast. Run: pytest tests/integration/test_features_point_in_time.py."""
+"""Offline features through Feast."""
 
 import random
 from datetime import UTC, datetime, timedelta

@@ -1,4 +1,4 @@
-"""The feature store over a real Valkey. Run: pytest tests/integration/test_features_reader.py."""
+"""The feature store over a real Valkey."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""The Feast repository of a stack. Run: pytest tests/integration/test_features_repo.py."""
+"""The Feast repository of a stack."""
 
 import json
 import os

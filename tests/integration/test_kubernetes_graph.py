@@ -1,4 +1,4 @@
-"""The application of the RayService's config, built by Ray Serve's own code. `pytest tests/integration/test_kubernetes_graph.py`."""
+"""The application of the RayService's config, built by Ray Serve's own code."""
 
 import json
 import os

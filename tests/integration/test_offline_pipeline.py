@@ -1,4 +1,4 @@
-"""The whole offline flow on a made-up data set and a real store. Run: pytest tests/integration/test_offline_pipeline.py"""
+"""The whole offline flow on a made-up data set and a real store."""
 
 import asyncio
 import io
@@ -106,14 +106,6 @@ def test_own_tables_become_a_live_bundle(places: Places) -> None:
     assert bundle.manifest["prompt"] == {"max_items": 10, "stride": 5}
 
 
-def test_terminal_shows_the_table_and_the_version(places: Places) -> None:
-    """One table of models, one line with what is live."""
-    shown = (places.state_dir / "shown.txt").read_text()
-
-    assert all(name in shown for name in ("popularity", "item_knn", "twin", "student", "decoder"))
-    assert f"{BundleStore(places.bundle_root).live_version()} is live" in shown
-
-
 async def test_online_store_holds_histories_and_lists_of_the_live_version(places: Places) -> None:
     """A busy user's read gives the history and a list made by the live bundle that has seen the newest event."""
     address = places.feature_repo
@@ -179,13 +171,6 @@ def test_gate_stops_models_below_its_minimum(places: Places, options: PipelineOp
         run_pipeline(replace(options, gate=GateOptions(min_student_share=1.5)), places, quiet())
 
     assert BundleStore(places.bundle_root).live_version() == before
-
-
-def test_flow_may_end_early(places: Places, options: PipelineOptions) -> None:
-    """`until` is the last stage that runs."""
-    report = run_pipeline(replace(options, until="features"), places, quiet())
-
-    assert [stage.stage for stage in report.stages] == ["ingest", "features"]
 
 
 def test_live_events_reach_the_next_model(tmp_path: Path, store: Server, options: PipelineOptions) -> None:

@@ -1,4 +1,4 @@
-"""One consumer at a real broker: dead letters of any kind, and a topic that changes. Run: pytest tests/integration/test_partition_consumer.py."""
+"""One consumer at a real broker: dead letters of any kind, and a topic that changes."""
 
 import gc
 from collections.abc import Iterator

@@ -125,25 +125,6 @@ async def test_a_broker_that_lost_everything_is_used_again(broker: Server) -> No
     await asyncio.to_thread(producer.stop)
 
 
-async def test_a_broker_restarted_while_nobody_sent_is_used_again(broker: Server) -> None:
-    """An idle producer finds out at its next record, which at most two callers notice."""
-    producer = producer_of(broker)
-    await producer.record([(b"u", b"old")])
-    await asyncio.to_thread(broker.kill)
-    await asyncio.to_thread(broker.start)
-
-    num_refused = 0
-    for _ in range(3):
-        try:
-            await producer.record([(b"u", b"new")])
-            break
-        except DependencyAway:
-            num_refused += 1
-
-    assert num_refused <= 2
-    await asyncio.to_thread(producer.stop)
-
-
 async def test_without_a_broker_nothing_blocks_and_the_rest_is_dropped() -> None:
     """Offers over the bound are refused at once, even before the start; the accepted ones are reported as failed."""
     producer = TopicProducer(KafkaAddress(bootstrap=f"127.0.0.1:{free_port()}"), TOPIC, 0.3, 5)

@@ -1,7 +1,4 @@
-"""Kafka over TLS against a real broker behind a TLS proxy, and a sign-in spoken over a real wire.
-
-The embedded broker has no passwords, so a server with Kafka's sign-in by SCRAM, written from RFC 5802, stands in front of it. `pytest tests/integration/test_secured_kafka.py`
-"""
+"""Kafka over TLS against a real broker behind a TLS proxy, and the options that a password sets."""
 
 import asyncio
 import gc
@@ -17,7 +14,6 @@ from services.errors import ConfigError, DependencyAway
 from services.gateway.events.producer import TopicProducer
 from services.settings.addresses import KafkaAddress
 from services.stream.partition_consumer import LogAddress, PartitionConsumer
-from tests.support.sasl_broker import SaslBroker
 from tests.support.servers import HOST, Server, free_port
 from tests.support.tls_proxy import tls_proxy
 from tests.support.wait import wait_for
@@ -70,24 +66,6 @@ def over_tls(tmp_path: Path, broker: Server, front: int) -> Iterator[KafkaAddres
     proxy.kill()
 
 
-@pytest.fixture(params=["SCRAM-SHA-256", "SCRAM-SHA-512"])
-def signed_in(
-    request: pytest.FixtureRequest, tmp_path: Path, broker: Server, front: int
-) -> Iterator[tuple[KafkaAddress, SaslBroker]]:
-    """An address with a password, and the server that requires it."""
-    (tmp_path / "password").write_text(PASSWORD + "\n")
-    server = SaslBroker(front, broker.port, request.param, "tailrace", PASSWORD)
-    server.start()
-    address = KafkaAddress(
-        bootstrap=f"{HOST}:{front}",
-        username="tailrace",
-        password_file=tmp_path / "password",
-        sasl_mechanism=request.param,
-    )
-    yield address, server
-    server.stop()
-
-
 async def send_and_read(address: KafkaAddress) -> list[bytes | None]:
     """Send with the gateway's producer, read with the worker's consumer."""
     producer = TopicProducer(address, TOPIC, 5.0, 10)
@@ -117,29 +95,6 @@ def test_an_unverified_broker_is_unavailable(over_tls: KafkaAddress, tmp_path: P
     for stranger in (replace(over_tls, tls_ca_file=tmp_path / "other.pem"), replace(over_tls, tls_ca_file=None)):
         with pytest.raises(DependencyAway):
             PartitionConsumer(log_address(stranger), lambda _topic, _partition: None)
-
-
-async def test_gateway_and_worker_sign_in(signed_in: tuple[KafkaAddress, SaslBroker]) -> None:
-    """Both sign in by SCRAM, which never sends the password."""
-    address, server = signed_in
-
-    assert await send_and_read(address) == [b"event"]
-    assert server.num_signed_in >= 3
-    assert PASSWORD.encode() not in server.received
-
-
-def test_a_wrong_password_is_an_unavailable_broker(signed_in: tuple[KafkaAddress, SaslBroker], tmp_path: Path) -> None:
-    """The error does not hold the password."""
-    address, server = signed_in
-    (tmp_path / "wrong").write_text("wrong-password")
-
-    with pytest.raises(DependencyAway) as refused:
-        PartitionConsumer(
-            log_address(replace(address, password_file=tmp_path / "wrong")), lambda _topic, _partition: None
-        )
-
-    assert server.num_signed_in == 0
-    assert "wrong-password" not in str(refused.value) + repr(refused.value.__cause__)
 
 
 def test_client_options_follow_the_address(tmp_path: Path) -> None:

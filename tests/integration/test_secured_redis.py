@@ -1,7 +1,4 @@
-"""Redis with a password and TLS: a real Valkey that requires both, read and written through Feast.
-
-`pytest tests/integration/test_secured_redis.py`
-"""
+"""Redis with a password and TLS: a real Valkey that requires both, read and written through Feast."""
 
 from collections.abc import Iterator
 from dataclasses import replace

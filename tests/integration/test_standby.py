@@ -1,4 +1,4 @@
-"""The edge in front of two named servers that are killed, frozen and started again: `pytest tests/integration/test_standby.py`."""
+"""The edge in front of two named servers that are killed, frozen and started again."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""The stream worker over a real broker and a real Valkey. Run: pytest tests/integration/test_stream_worker.py."""
+"""The stream worker over a real broker and a real Valkey."""
 
 import asyncio
 import gc

@@ -1,4 +1,4 @@
-"""The topics of a deployment, made on a real broker: `pytest tests/integration/test_topics.py`."""
+"""The topics of a deployment, made on a real broker."""
 
 import subprocess
 import sys

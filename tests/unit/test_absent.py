@@ -1,4 +1,4 @@
-"""What is not there says so in the words of what could be: `pytest tests/unit/test_absent.py`."""
+"""What is not there says so in the words of what could be."""
 
 import pytest
 

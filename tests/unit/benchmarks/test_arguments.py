@@ -3,31 +3,15 @@
 import argparse
 import ast
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from benchmarks.engine.__main__ import main
 from benchmarks.load.command import above_zero, at_least_one, host_and_port
 
 ROOT = Path(__file__).parents[3]
 COMMANDS = [path for path in sorted((ROOT / "benchmarks").rglob("*.py")) if "add_argument(" in path.read_text()]
-
-
-@pytest.mark.parametrize(
-    ("read", "text", "value"),
-    [
-        (above_zero, "0.5", 0.5),
-        (at_least_one, "1", 1),
-        (host_and_port, "localhost:8000", ("localhost", 8000)),
-        (host_and_port, "http://[::1]:80/", ("[::1]", 80)),
-    ],
-)
-def test_valid_arguments_are_read(read: Callable[[str], object], text: str, value: object) -> None:
-    """Valid text becomes the value of its type."""
-    assert read(text) == value
 
 
 @pytest.mark.parametrize(
@@ -43,29 +27,6 @@ def test_an_invalid_argument_is_quoted(read: Callable[[str], object], wrong: tup
     for text in wrong:
         with pytest.raises(argparse.ArgumentTypeError, match=re.escape(f"{text!r} is not ")):
             read(text)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--peers", "vlm"], "argument --peers: 'vlm' is not a known peer; choose from transformers, vllm"),
-        (
-            ["--case", "decode-2"],
-            "argument --case: 'decode-2' is not a case of this run; choose from decode-1, decode-8",
-        ),
-        (["--rounds", "0"], "argument --rounds: '0' is not a whole number from 1 on"),
-    ],
-)
-def test_the_engine_benchmark_refuses_a_wrong_argument(
-    arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """An unknown peer or case is refused before anything is measured."""
-    monkeypatch.setattr(sys, "argv", ["engine", "--json", "OUT", *arguments])
-
-    with pytest.raises(SystemExit, match="2"):
-        main()
-
-    assert words in capsys.readouterr().err
 
 
 def test_a_command_has_the_options_of_its_description() -> None:

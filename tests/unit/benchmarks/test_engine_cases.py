@@ -6,27 +6,9 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks.engine.cases import Case, code_table, draw_prompts, shape_cases, text_cases
+from benchmarks.engine.cases import code_table, draw_prompts, text_cases
 
 BARE = {"ray", "rich", "typer", "transformers", "prometheus_client", "pydantic", "pyarrow", "fastapi", "psutil"}
-
-
-def test_the_published_workload() -> None:
-    """nano-vllm's 256 sequences generate 133,966 tokens, as published on its page."""
-    case = next(case for group in shape_cases() for case in group.cases if case.name == "nano-vllm-256")
-
-    assert (case.batch, case.amount) == (256, 133_966)
-    assert {min(case.prompt_lens) >= 100, max(case.prompt_lens) <= 1_024} == {True}
-
-
-def test_a_value_is_the_amount_by_time() -> None:
-    """The amount is generated tokens, prompt tokens or requests; in milliseconds it is the time itself."""
-    values = {case.name: case.value(2.0) for case in text_cases()}
-
-    assert values["decode-8"] == 8 * 64 / 2
-    assert values["prefill-16x512"] == 16 * 512 / 2
-    assert values["beams-32"] == 0.5
-    assert Case(name="c", unit="ms", batch=4, prompt_len=1, width=2).value(0.25) == 250.0
 
 
 @pytest.mark.parametrize("words", [range(50), list(range(1_000))])

@@ -2,16 +2,12 @@
 
 from typing import Any
 
-import pytest
-
 from benchmarks.engine.cases import Case
 from benchmarks.engine.report import Measured, agreements, best_limits, case_rows, roofline_rows
-from benchmarks.engine.table import tables
 
 WRITE = Case(name="decode-2", unit="output tokens/s", batch=2, prompt_len=4, num_new=5)
 RANK = Case(name="beams-2", unit="requests/s", batch=1, prompt_len=4, width=2)
 WAIT = Case(name="wait", unit="ms", batch=1, prompt_len=4, width=2)
-REPORT = {"device": "a processor", "threads": 2, "date": "2026-11-21", "model": "m", "dtype": "bfloat16"}
 PEERS = ["transformers", "vllm"]
 
 
@@ -90,38 +86,3 @@ def test_agreement_is_counted_place_by_place_or_as_sets() -> None:
     found = {(row["case"], row["engine"]): row["share"] for row in agreements(runs)}
 
     assert found == {("decode-2", "tailrace"): 0.75, ("beams-2", "tailrace"): 0.5}
-
-
-@pytest.mark.parametrize(
-    "quality", [{}, {"tailrace": {"best_share": 1.0, "largest_gap": 0.0, "logits_max_error": 9e-5}}]
-)
-def test_the_page(quality: dict[str, Any]) -> None:
-    """The page has tables with device and date, and names absent peers."""
-    one = measured(WRITE, "tailrace", 0.5)
-    report = REPORT | {
-        "cases": case_rows([one, measured(WRITE, "transformers", 1.0)], PEERS),
-        "roofline": [],
-        "limits": {"bytes_per_s": 24e9, "flops_per_s": 2.3e12},
-        "absent_peers": {"vllm": "not installed: run `make bench-peers`"},
-        "engines": {"transformers": {"constraint": "held to the catalogue by a processor"}},
-        "quality": quality,
-    }
-
-    page = tables(report)
-
-    assert "a processor, 2 threads, 2026-11-21, m in bfloat16" in page
-    assert "| decode-2 | output tokens/s | 20 | 10 | 2.00x |" in page
-    assert "- vllm: not installed: run `make bench-peers`" in page
-    assert "24.0 GB/s read, 2.30 TFLOP/s" in page
-    assert ("| tailrace | 100.0% | 0.000 | 9.0e-05 |" in page) == bool(quality)
-
-
-def test_a_run_in_which_every_case_failed() -> None:
-    """Without a figure the page has the error of each case, and no limits."""
-    failed = Measured(WRITE, "tailrace", error="RuntimeError: an illegal memory access")
-    found = {"cases": case_rows([failed], []), "roofline": roofline_rows([failed]), "limits": best_limits([failed])}
-
-    page = tables(REPORT | {"model": None, "absent_peers": {}, "engines": {}, "quality": {}} | found)
-
-    assert "| decode-2 | output tokens/s | - | - |" in page
-    assert "- decode-2 on tailrace: RuntimeError: an illegal memory access" in page

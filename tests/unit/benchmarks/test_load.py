@@ -5,7 +5,6 @@ import time
 
 import pytest
 
-from benchmarks.load.audience import Audience
 from benchmarks.load.open_loop import Load, RequestOutcome, Shot, percentile, run_load, summary
 
 OK = RequestOutcome(is_ok=True, tier="student", reason="short_history")
@@ -60,13 +59,3 @@ def test_an_error_never_meets_its_deadline() -> None:
 
     assert (row["deadline_met"], row["goodput_rps"], row["num_errors"]) == (0.5, 1.0, 1)
     assert row["tiers"] == {"student": 3, "none": 1}
-
-
-def test_a_mixed_audience_alternates_between_tiers_that_have_users() -> None:
-    """A tier without users is skipped."""
-    audience = Audience(listed_user_ids=(), known_user_ids=("1",), item_ids=("a", "b"))
-    asks = audience.asks("mixed")
-
-    assert audience.asks("precomputed") is None
-    assert asks is not None
-    assert [asks(n).get("user_id") for n in range(6)] == ["1", None, "nobody-0", "1", None, "nobody-1"]

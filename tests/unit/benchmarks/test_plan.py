@@ -1,4 +1,4 @@
-"""The estimates of `tailrace plan`: `pytest tests/unit/benchmarks/test_plan.py`."""
+"""The estimates of `tailrace plan`."""
 
 import json
 from pathlib import Path
@@ -72,17 +72,6 @@ def test_a_larger_catalogue_costs_time_and_memory() -> None:
     assert not [note for note in small.notes if "reckoned" in note]
 
 
-@pytest.mark.parametrize(("rate", "is_extrapolated"), [(25.0, False), (26.0, True)])
-def test_a_rate_beyond_the_measured_one_is_noted(rate: float, is_extrapolated: bool) -> None:
-    """A rate up to the measured one has no note."""
-    notes = plan(demand(rate=rate), MEASURED).notes
-
-    assert (
-        any("was measured at 25 requests a second and is taken to hold at 26" in note for note in notes)
-        is is_extrapolated
-    )
-
-
 def test_replicas_leave_room_for_bursts() -> None:
     """No replica is planned busier than the maximal share, and the total of cores includes that."""
     made = plan(demand(rate=1_000.0), MEASURED)
@@ -113,10 +102,7 @@ def test_store_holds_a_row_per_user_and_item() -> None:
     ("changes", "words"),
     [
         ({"rate": 0.0}, "--rate: 0.0 is not more than 0"),
-        ({"users": -1}, "--users: -1 is not more than 0"),
-        ({"items": 0}, "--items: 0 is not more than 0"),
         ({"events_rate": -1.0}, "--events-rate: -1.0 is less than 0"),
-        ({"kv_users": -1}, "--kv-users: -1 is less than 0"),
         ({"mix": {**MIX, "llm": 0.9}}, "--mix: the shares make 1.7; give shares that make 1"),
     ],
 )

@@ -1,13 +1,11 @@
 """The load profiles: their rates over time, their users, and their determinism."""
 
-from collections import Counter
 from itertools import pairwise
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.load.profiles import SPIKE_FACTOR, Departure, Profile, departures, long_tail
+from benchmarks.load.profiles import SPIKE_FACTOR, Departure, Profile, departures
 
 
 def rate(planned: list[Departure], from_s: float, to_s: float) -> float:
@@ -34,25 +32,3 @@ def test_the_spike_is_twelve_times_the_rate_in_the_middle_third() -> None:
     assert rate(wave, 10, 20) == SPIKE_FACTOR * 10
     assert len(wave) == SPIKE_FACTOR * 10 * 10
     assert rate(planned, 0, 10) == rate(planned, 20, 30) == 10
-
-
-def test_the_rates_of_a_day_and_of_a_steady_load() -> None:
-    """A day has a quarter of the rate at both ends and 1.75 times in the middle; a steady load has even departures."""
-    planned = departures(Profile.DIURNAL, 100, 100)
-
-    assert rate(planned, 0, 2) == pytest.approx(25, abs=2)
-    assert rate(planned, 49, 51) == pytest.approx(175, abs=2)
-    assert rate(planned, 24, 26) == pytest.approx(100, abs=3)
-    steady = departures(Profile.STEADY, 10, 2)
-    assert [one.at_s for one in steady] == pytest.approx([number / 10 for number in range(20)])
-
-
-def test_the_tail_is_long() -> None:
-    """Half of the requests are by users with one request; among the others the first rank has most."""
-    ranks = long_tail(num_heads=100, num_requests=10_000)
-    known = Counter(rank for rank in ranks if rank < 100)
-    newcomers = Counter(rank for rank in ranks if rank >= 100)
-
-    assert 0.48 < sum(newcomers.values()) / 10_000 < 0.52
-    assert set(newcomers.values()) == {1}
-    assert known[0] > 2 * known[4] > 4 * known[60]

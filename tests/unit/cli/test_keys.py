@@ -1,4 +1,4 @@
-"""`tailrace keys` and the audit file: `pytest tests/unit/cli/test_keys.py`."""
+"""`tailrace keys` and the audit file."""
 
 import json
 import re
@@ -120,15 +120,6 @@ def test_a_refused_change_changes_nothing(path: Path, arguments: tuple[str, ...]
     assert words in str(refused.exception)
     assert path.read_bytes() == before
     assert acts(path.parents[1] / "state")[-1]["outcome"] == "ConfigError"
-
-
-def test_a_missing_setting_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Without a keys file in the settings the command names the setting."""
-    monkeypatch.setenv("TAILRACE_STATE_DIR", str(tmp_path))
-
-    refused = tailrace(*SHOP)
-
-    assert "TAILRACE_API_KEYS_FILE" in str(refused.exception)
 
 
 def test_every_act_leaves_one_line_without_a_secret(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The `tailrace` command: `pytest tests/unit/cli/test_main.py`."""
+"""The `tailrace` command."""
 
 import json
 import sys

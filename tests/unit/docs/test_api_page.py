@@ -1,10 +1,8 @@
-"""docs/api.md and README's answer are the doors': `pytest tests/unit/docs/test_api_page.py`."""
+"""docs/api.md and README's answer are the doors'."""
 
 import json
 
 from infra.api_page.page import render
-from infra.api_page.rest import type_of
-from infra.api_page.tables import table
 from services.errors import ErrorKind
 from services.gateway.call.openapi import ERROR_MEANINGS
 from services.gateway.rest.schema import RecommendationBody
@@ -31,17 +29,3 @@ def test_the_answer_in_readme_has_the_fields_of_the_schema() -> None:
 def test_every_error_code_has_its_text() -> None:
     """The page explains each error code."""
     assert set(ERROR_MEANINGS) == set(ErrorKind)
-
-
-def test_types_read_as_a_reader_would_say_them() -> None:
-    """Lists, maps, choices and models."""
-    model = {"$ref": "#/components/schemas/ItemBody"}
-
-    assert type_of({"type": "array", "items": model}) == "list of `ItemBody`"
-    assert type_of({"anyOf": [{"type": "integer"}, {"type": "null"}]}) == "integer or null"
-    assert type_of({"type": "object", "additionalProperties": {"type": "number"}}) == "map to number"
-
-
-def test_a_table_survives_its_cells() -> None:
-    """Bars and line ends inside a cell do not break it; an empty cell shows a dash."""
-    assert table(("a", "b"), [("x|y", "1\n2"), ("", "3")]) == "| a | b |\n|---|---|\n| x\\|y | 1 2 |\n| - | 3 |"

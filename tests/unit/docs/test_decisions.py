@@ -1,4 +1,4 @@
-"""The decisions of docs/adr are dated, short and in their index: `pytest tests/unit/docs/test_decisions.py`."""
+"""The decisions of docs/adr are dated, short and in their index."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Every command on every page exists, and every link leads somewhere: `pytest tests/unit/docs`."""
+"""Every command on every page exists, and every link leads somewhere."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,7 @@ from urllib.parse import unquote
 import pytest
 
 from services.settings.settings import Settings
-from tests.support.documented import complaints, reason_to_skip, runnable
+from tests.support.documented import complaints
 from tests.support.pages import MARKS, ROOT, all_pages, anchors, blocks, fences, links
 from tests.support.shell_words import Command, commands
 
@@ -75,15 +75,10 @@ def test_every_page_is_in_the_index() -> None:
     ("words", "complaint"),
     [
         ("tailrace pipeline --events x.csv --items=y.csv", None),
-        ("tailrace stats", "tailrace has no stats"),
         ("tailrace pipeline --event x.csv", "tailrace pipeline has no --event"),
-        ("make upp", "no make target upp"),
         ("python -m benchmarks.nothing", "no module benchmarks.nothing"),
         ("kubectl -n recs get pods", None),
-        ("kubectl gte pods", "kubectl has no gte"),
-        ("docker compse up", "docker has no compse"),
         ("frobnicate", "unknown program frobnicate"),
-        ("cat services/app.py", None),
         ("cat services/no-such-file.py", "no file services/no-such-file.py"),
     ],
 )
@@ -92,12 +87,17 @@ def test_a_command_that_does_not_exist_is_reported(words: str, complaint: str | 
     assert complaints(Command(tuple(words.split()), words)) == ([complaint] if complaint else [])
 
 
-def test_lines_that_a_test_cannot_run_are_left_out_with_a_reason() -> None:
-    """The others run as they stand."""
-    block = "TAILRACE_HTTP_PORT=1 tailrace up -d\necho a \\\n  b\nmake test # all\n"
-
-    shared = runnable(block)
-
-    assert shared.script == "echo a \\\n  b\n"
-    assert [line for line, _ in shared.left_out] == ["TAILRACE_HTTP_PORT=1 tailrace up -d", "make test # all"]
-    assert reason_to_skip(Command(("tailrace", "status"), "")) is None
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("# a comment\nA=1 B='2 3' tailrace status    # why\n", [("tailrace", "status")]),
+        ("a x | b y && c; d &\n", [("a", "x"), ("b", "y"), ("c",), ("d",)]),
+        ("curl -s \\\n  localhost\n", [("curl", "-s", "localhost")]),
+        ("a > out 2>&1 < in\n", [("a",)]),
+        ("cat > f <<'EOF'\nnot a 'command\nEOF\nb\n", [("cat",), ("b",)]),
+        ("for x in 1 2; do a $x; done\n", [("a", "$x")]),
+    ],
+)
+def test_commands_of_shell_text(text: str, words: list[tuple[str, ...]]) -> None:
+    """Programs and their arguments, without comments, assignments, redirections and keywords."""
+    assert [command.words for command in commands(text)] == words

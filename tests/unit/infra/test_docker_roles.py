@@ -1,4 +1,4 @@
-"""Container roles: secrets, health checks, a process with its metrics endpoint: `pytest tests/unit/infra/test_docker_roles.py`."""
+"""Container roles: secrets, health checks, a process with its metrics endpoint."""
 
 import hashlib
 import stat

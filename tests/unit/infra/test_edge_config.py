@@ -1,5 +1,6 @@
 """The edge's configuration and the health it reports; the running edge is in tests/integration/test_edge.py and test_standby.py."""
 
+import os
 import socket
 import subprocess
 from pathlib import Path
@@ -58,6 +59,7 @@ def test_haproxy_accepts_every_path_and_host(tmp_path: Path, name: str | None, h
             check=False,
             cwd=tmp_path,
             pass_fds=descriptors,
+            env={**os.environ, "RES_OPTIONS": "timeout:1 attempts:1"},  # a name that no server knows is looked up
         )
 
     assert checked.returncode == 0, checked.stderr

@@ -1,4 +1,4 @@
-"""The keeper ends every process of its command: `pytest tests/unit/infra/test_keeper.py`."""
+"""The keeper ends every process of its command."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Allowed connections, evaluated from the NetworkPolicies. `pytest tests/unit/infra/test_kubernetes_network.py`."""
+"""Allowed connections, evaluated from the NetworkPolicies."""
 
 from typing import Any
 
@@ -136,14 +136,3 @@ def test_every_dependency_can_be_reached(overlay: str) -> None:
     assert allowed(things, "egress", head, "stranger", STRANGERS, int(gcs.rpartition(":")[2]))
     assert all(allowed(things, "egress", head, "stranger", STRANGERS, port) for port in (443, 6443, 8443))
     assert not allowed(things, "egress", gateway.labels, "stranger", STRANGERS, 443)
-
-
-def test_the_dev_overlay_s_stores_serve_their_own_namespace_only() -> None:
-    """Redis and Kafka without passwords are open to the pods of their namespace and to no others."""
-    things = render("dev")
-    for pod in [pod for pod in pods(things) if pod.labels.get("tailrace.io/dependency")]:
-        (port,) = [port["containerPort"] for port in pod.containers()[0]["ports"]]
-        stream = pod_of(things, "tailrace-stream").labels
-
-        assert allowed(things, "ingress", pod.labels, "tailrace", stream, port)
-        assert not any(allowed(things, "ingress", pod.labels, other, STRANGERS, port) for other in list(NAMESPACES)[1:])

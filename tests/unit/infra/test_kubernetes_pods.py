@@ -1,4 +1,4 @@
-"""Confinement, bounds, volumes and references of every pod. `pytest tests/unit/infra/test_kubernetes_pods.py`."""
+"""Confinement, bounds, volumes and references of every pod."""
 
 import re
 
@@ -75,27 +75,6 @@ def test_every_container_is_bounded_and_its_volumes_fit(overlay: str) -> None:
             assert "sizeLimit" in volume.get("emptyDir", {"sizeLimit": ""}), (pod.name, name)
 
 
-def test_the_dev_overlay_fits_on_its_node() -> None:
-    """Of 6 cores and 16 GiB, 2 cores and 3 GiB are for the node's own pods and the operators; training runs beside all others."""
-    things = render("dev")
-    cluster = the(things, "RayService")["spec"]["rayClusterConfig"]
-    count = {f"tailrace-{group['groupName']}": group["minReplicas"] for group in cluster["workerGroupSpecs"]}
-    count |= {one["metadata"]["name"]: one["spec"]["replicas"] for one in find(things, "StatefulSet")}
-    wanted = [cluster["autoscalerOptions"]["resources"]["requests"]]
-    for pod in pods(things):
-        running = [one for one in pod.containers() if one["name"] not in {"topics", "format"}]
-        wanted += [one["resources"]["requests"] for one in running] * count.get(pod.name, 1)
-
-    assert sum(quantity(one["cpu"]) for one in wanted) <= 4
-    assert sum(quantity(one["memory"]) for one in wanted) <= 13 * 2**30
-
-
-def quantity(text: str) -> float:
-    """Read a number of processors or bytes in Kubernetes' notation."""
-    number, unit = re.fullmatch(r"(\d+)(\w*)", text).groups()
-    return float(number) * {"": 1, "m": 0.001, "Mi": 2**20, "Gi": 2**30}[unit]
-
-
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_ray_pods_fit_kuberay(overlay: str) -> None:
     """Settings without which KubeRay adds its own or restarts nothing.
@@ -120,17 +99,6 @@ def test_ray_pods_fit_kuberay(overlay: str) -> None:
     ]
     least = {group["groupName"]: group["minReplicas"] for group in cluster["workerGroupSpecs"]}
     assert budget["minAvailable"] == least["gateways"] - 1, "a RayCluster has no scale subresource for maxUnavailable"
-
-
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_the_edge_calls_the_pods_that_have_an_ingress(overlay: str) -> None:
-    """The Service selects gateways and LLM replicas, never the head, which is ready without an ingress."""
-    things = render(overlay)
-    selector = {"matchLabels": the(things, "Service", "tailrace-ray")["spec"]["selector"]}
-
-    taken = {pod.name for pod in pods(things) if matches(selector, pod.labels)}
-
-    assert taken == {"tailrace-gateways", "tailrace-llm"}
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

@@ -1,4 +1,4 @@
-"""Every manifest fits its schema. `pytest tests/unit/infra/test_kubernetes_schemas.py`."""
+"""Every manifest fits its schema."""
 
 from pathlib import Path
 

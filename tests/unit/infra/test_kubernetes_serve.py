@@ -1,4 +1,4 @@
-"""The Serve config of the RayService, read by Ray Serve's own schema. `pytest tests/unit/infra/test_kubernetes_serve.py`."""
+"""The Serve config of the RayService, read by Ray Serve's own schema."""
 
 import pytest
 import yaml

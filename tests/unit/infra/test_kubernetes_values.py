@@ -1,4 +1,4 @@
-"""The manifests' values against the code: settings, ports, commands, metrics. `pytest tests/unit/infra/test_kubernetes_values.py`."""
+"""The manifests' values against the code: settings, ports, commands, metrics."""
 
 import importlib.util
 import os

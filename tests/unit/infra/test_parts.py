@@ -1,4 +1,4 @@
-"""The parts of the stack: `pytest tests/unit/infra/test_parts.py`."""
+"""The parts of the stack."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,6 @@ import pytest
 from infra.local.commands.doctor import examine
 from infra.local.commands.guide import grpc_call, rest_call
 from infra.local.servers.access import check_access
-from infra.local.servers.serve import _num_processes
 from infra.local.supervisor.parts import broker_address, stack_parts
 from services.errors import ConfigError
 from services.settings.settings import Settings
@@ -108,9 +107,3 @@ def test_an_open_store_or_broker_is_refused(settings: Settings, update: dict[str
     """The embedded servers have no password that others lack, so they listen on loopback only; a store with one may be elsewhere."""
     with pytest.raises(ConfigError, match=f"TAILRACE_{next(iter(update)).upper()}: everybody"):
         check_access(settings.model_copy(update=update))
-
-
-def test_ray_starts_one_worker_for_each_process(settings: Settings) -> None:
-    """Ray starts one worker for each CPU: controller, proxy and replicas, however many cores a host has."""
-    assert _num_processes(settings) == 2 + settings.gateway_replicas + settings.llm_replicas
-    assert _num_processes(settings.model_copy(update={"text_path": "x", "text_replicas": 3})) == 2 + 2 + 1 + 3

@@ -1,4 +1,4 @@
-"""Free and taken ports: `pytest tests/unit/infra/test_ports.py`."""
+"""Free and taken ports."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""Health probes against small real servers: `pytest tests/unit/infra/test_probes.py`."""
+"""Health probes against small real servers."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""The folder of a stack's Ray: `pytest tests/unit/infra/test_ray_home.py`."""
+"""The folder of a stack's Ray."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,14 +41,3 @@ def test_the_folder_is_ours_alone_and_its_logs_are_kept(state_dir: Path) -> None
     assert home.stat().st_mode & 0o777 == 0o700
     assert list(home.iterdir()) == []
     assert (state_dir / "logs" / "ray" / "worker.err").read_text() == "why"
-
-
-def test_two_stacks_share_no_folder_and_no_secret(state_dir: Path) -> None:
-    """Another state folder has another home, token and socket; inner ports are all different."""
-    one, other = (ray_environment(ray_home(path), 2**20) for path in (state_dir, state_dir / "other"))
-    ports = [value for name, value in one.items() if name.endswith("_PORT")]
-
-    assert ray_home(state_dir) != ray_home(state_dir / "other")
-    assert one["RAY_AUTH_TOKEN"] != other["RAY_AUTH_TOKEN"]
-    assert one["RAY_SERVE_HAPROXY_SOCKET_PATH"] != other["RAY_SERVE_HAPROXY_SOCKET_PATH"]
-    assert len(set(ports)) >= len(ports) - 1, "where one range ends the next begins"

@@ -1,4 +1,4 @@
-"""The stack's record and lock: `pytest tests/unit/infra/test_stackfile.py`."""
+"""The stack's record and lock."""
 
 import subprocess
 import sys
@@ -7,23 +7,8 @@ from pathlib import Path
 import pytest
 
 from infra.local.supervisor.leftovers import end_leftovers, find_leftovers
-from infra.local.supervisor.stackfile import MARK, PartRecord, StackFile, StackRecord
+from infra.local.supervisor.stackfile import MARK, StackFile
 from services.errors import EnvironmentFault
-
-
-def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
-    """Reading returns what was written, and nothing after `forget`."""
-    stack_file = StackFile(tmp_path)
-    stack_file.claim()
-    stack_file.release()
-    parts = {"valkey": PartRecord(phase="healthy", keeper_pid=7, num_restarts=1)}
-    record = StackRecord(supervisor_pid=5, stage="ready", parts=parts)
-
-    stack_file.write(record)
-
-    assert StackFile(tmp_path).read() == record
-    stack_file.forget()
-    assert stack_file.read() is None
 
 
 def test_one_folder_has_one_supervisor(tmp_path: Path) -> None:

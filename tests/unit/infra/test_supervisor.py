@@ -3,14 +3,11 @@
 Each case runs in an interpreter of its own, because a supervisor ends all processes below it.
 """
 
-import os
 import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -111,35 +108,6 @@ def test_an_old_record_ends_no_other_process(tmp_path: Path) -> None:
     finally:
         stranger.kill()
         stranger.wait()
-
-
-@pytest.fixture
-def open_folder() -> Iterator[Path]:
-    """A folder that every user may read."""
-    with TemporaryDirectory() as folder:
-        Path(folder).chmod(0o755)
-        yield Path(folder)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody else for a while")
-def test_another_user_s_stack_is_not_ours_to_stop(open_folder: Path) -> None:
-    """`tailrace down` reports the owner's pid and stops nothing."""
-    script = """
-        import os, sys
-        from pathlib import Path
-        from infra.local.commands.down import stop_stack
-        from services.settings.settings import Settings
-        os.setuid(10001)
-        stop_stack(Settings(state_dir=Path(sys.argv[1])))
-    """
-    words = [sys.executable, "-c", textwrap.dedent(script), str(open_folder)]
-    stack_file = StackFile(open_folder)
-    stack_file.claim()
-
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
-    stack_file.release()
-
-    assert f"(pid {os.getpid()}) belongs to another user" in done.stderr
 
 
 @pytest.mark.parametrize(("command", "stops"), [("", True), ("nohup", False)])

@@ -1,19 +1,12 @@
-"""Run with: pytest tests/unit/models/test_baselines.py"""
+"""The baselines of the evaluation against slow oracles."""
 
 import numpy as np
 import pytest
 
-from models.baselines import Bigram, ItemKnn, Popularity
+from models.baselines import Bigram, ItemKnn
 
 SEQUENCES = [np.array(items) for items in ([0, 1, 2, 1], [0, 1, 3], [4, 1, 2])]
 NUM_ITEMS = 6
-
-
-def test_popularity_is_the_count_of_training_events() -> None:
-    """The same scores for everyone."""
-    scores = Popularity(SEQUENCES, NUM_ITEMS)([np.array([0]), np.array([5, 4])])
-
-    assert scores.tolist() == [[2, 4, 2, 1, 1, 0]] * 2
 
 
 def test_bigram_counts_what_followed_the_newest_item() -> None:

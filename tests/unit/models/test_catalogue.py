@@ -1,4 +1,4 @@
-"""Run with: pytest tests/unit/models/test_catalogue.py"""
+"""The catalogue: tokens, popularity, masks, and its file."""
 
 from pathlib import Path
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from services.errors import ConfigError
-from services.observability.objectives import OBJECTIVES_PATH, Selector, Tally, load_objectives, seconds_of, tally
+from services.observability.objectives import OBJECTIVES_PATH, Selector, Tally, load_objectives, tally
 
 SERIES = [
     ("tailrace_requests_total", {"door": "rest", "code": "ok"}, 90.0),
@@ -59,12 +59,6 @@ def test_no_observations_are_not_perfect() -> None:
     assert Tally(bad=0, total=1).good_share == 1
     assert objective.target == 0.999
     assert objective.budget == 0.001, "without a floating point's tail"
-
-
-@pytest.mark.parametrize(("duration", "seconds"), [("90s", 90), ("5m", 300), ("6h", 21_600), ("3d", 259_200)])
-def test_a_duration_in_seconds(duration: str, seconds: int) -> None:
-    """Durations are read in Prometheus' units."""
-    assert seconds_of(duration) == seconds
 
 
 @pytest.mark.parametrize(("right", "wrong", "words"), MISTAKES)

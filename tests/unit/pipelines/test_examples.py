@@ -1,4 +1,4 @@
-"""Run with: pytest tests/unit/pipelines/test_examples.py"""
+"""Training examples: split by time, and each history holds only what precedes its label."""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Run with: pytest tests/unit/pipelines/test_fitting.py"""
+"""Training: the learning rate, averaged weights, dropout, and the best validation is kept."""
 
 import numpy as np
 import pytest

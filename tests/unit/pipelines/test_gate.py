@@ -1,4 +1,4 @@
-"""Run with: pytest tests/unit/pipelines/test_gate.py"""
+"""The gate: which models may be published."""
 
 import pytest
 

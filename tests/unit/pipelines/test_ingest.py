@@ -1,4 +1,4 @@
-"""Run with: pytest tests/unit/pipelines/test_ingest.py"""
+"""Ingest reads every kind of table and the live log into one table of events."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Run with: pytest tests/unit/pipelines/test_metrics.py"""
+"""Ranking metrics against values calculated by hand."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Run with: pytest tests/unit/pipelines/test_precompute.py"""
+"""Precomputed lists equal the ranking of all items."""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path

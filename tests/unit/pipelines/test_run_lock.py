@@ -1,4 +1,4 @@
-"""Run with: pytest tests/unit/pipelines/test_run_lock.py"""
+"""One pipeline at a time works in a folder."""
 
 import io
 import subprocess
@@ -30,11 +30,6 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         assert process.stdout.readline() == "True\n"
         yield process
         process.kill()
-
-
-def quiet() -> Console:
-    """A console that keeps its output."""
-    return Console(file=io.StringIO(), width=160)
 
 
 @pytest.mark.parametrize("end", ["exit", "kill"])
@@ -70,12 +65,3 @@ def test_a_waiting_run_prints_that_and_gets_the_lock(tmp_path: Path, holder: sub
 
     assert isinstance(console.file, Ends)
     assert str(tmp_path / "pipeline") in console.file.getvalue().replace("\n", "")
-
-
-def test_a_failed_run_releases_the_lock(tmp_path: Path) -> None:
-    """An error releases it as well."""
-    with pytest.raises(ZeroDivisionError), run_lock(tmp_path / "pipeline", quiet()):
-        1 / 0  # noqa: B018
-
-    with run_lock_if_free(tmp_path / "pipeline") as is_free:
-        assert is_free

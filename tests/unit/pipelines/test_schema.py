@@ -1,4 +1,4 @@
-"""Run with: pytest tests/unit/pipelines/test_schema.py"""
+"""The schema of the input tables: what is read, what is set aside, and what is refused."""
 
 from datetime import UTC, datetime
 

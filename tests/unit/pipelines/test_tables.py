@@ -1,4 +1,4 @@
-"""The offline tables. Run: pytest tests/unit/pipelines/test_tables.py."""
+"""The offline tables."""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Run with: pytest tests/unit/pipelines/test_training_stages.py"""
+"""Train, distill, evaluate and optimize on a small ring of items."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from models.catalogue import load_catalogue
 from models.decoder.weights import load_decoder
 from pipelines.data.examples import Split, read_cases
 from pipelines.data.ingest import Source, ingest
@@ -15,12 +14,11 @@ from pipelines.data.tokenize import tokenize
 from pipelines.evaluation.evaluate import read_report
 from pipelines.publication.bundle import optimize, version_of
 from pipelines.runner.stage import silent
-from pipelines.training.distill import distill
 from pipelines.training.train import train
 from services.errors import StageFailed
 from services.student.ranker import StudentRanker
 from tests.support.synthetic import histories_from, raw_events, raw_items
-from tests.unit.pipelines.conftest import MADE_AT, SMALL_DECODER, SMALL_STUDENT, Built
+from tests.unit.pipelines.conftest import MADE_AT, SMALL_DECODER, Built
 
 
 def test_both_models_learn_the_ring(built: Built) -> None:
@@ -61,16 +59,6 @@ def test_the_least_that_ingest_lets_pass_is_learned_from(tmp_path: Path) -> None
     train(tokens, SMALL_DECODER, trained, silent)
 
     assert load_decoder(trained / "decoder", torch.float32, "cpu").head_weight_VD.isfinite().all()
-
-
-def test_deep_codes_are_refused_by_name(built: Built, tmp_path: Path) -> None:
-    """Distillation needs codes of depth 1, and refuses deeper ones."""
-    catalogue = load_catalogue(built.trained.tokenized / "catalogue.parquet")
-    deep = replace(catalogue, codes=np.repeat(catalogue.codes, 2, axis=1), level_sizes=catalogue.level_sizes * 2)
-    deep.save(tmp_path / "catalogue.parquet")
-
-    with pytest.raises(StageFailed, match="depth 1"):
-        distill(tmp_path, built.trained.decoder_dir, SMALL_STUDENT, tmp_path, silent)
 
 
 def test_bundle_holds_what_the_registry_wants_and_its_student_ranks_as_evaluated(built: Built) -> None:

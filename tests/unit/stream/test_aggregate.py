@@ -1,4 +1,4 @@
-"""What an event does to a row. Run: pytest tests/unit/stream/test_aggregate.py."""
+"""What an event does to a row."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Which records can be applied. Run: pytest tests/unit/stream/test_decode.py."""
+"""Which records can be applied."""
 
 import json
 from dataclasses import replace

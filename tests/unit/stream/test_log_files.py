@@ -1,4 +1,4 @@
-"""Which files are merged: `pytest tests/unit/stream/test_log_files.py`."""
+"""Which files are merged."""
 
 from collections import Counter
 from itertools import pairwise

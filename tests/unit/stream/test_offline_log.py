@@ -1,4 +1,4 @@
-"""Raw events on disk. Run: pytest tests/unit/stream/test_offline_log.py."""
+"""Raw events on disk."""
 
 import errno
 import shutil

@@ -1,4 +1,4 @@
-"""Sliding windows of popularity. Run: pytest tests/unit/stream/test_popularity.py."""
+"""Sliding windows of popularity."""
 
 from collections import defaultdict
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The worker's loop over a log that fails, without a broker or a store. Run: pytest tests/unit/stream/test_worker.py."""
+"""The worker's loop over a log that fails, without a broker or a store."""
 
 import threading
 from collections.abc import Iterator

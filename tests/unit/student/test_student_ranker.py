@@ -1,4 +1,4 @@
-"""Run with: pytest tests/unit/student/test_student_ranker.py"""
+"""The served student scores and ranks as the trained one."""
 
 from pathlib import Path
 

@@ -42,17 +42,6 @@ def test_a_key_gives_its_holder_with_its_limits(path: Path) -> None:
     assert (allowance.rate_per_s, allowance.burst) == (10.0, 20.0)
 
 
-def test_the_settings_limit_of_items_bounds_the_keys(path: Path) -> None:
-    """A key cannot ask for more than the operator allows everyone."""
-    key = make_key()
-    write_keys(path, one_key(key, max_k=2_000))
-
-    holder = KeyRing(path, max_k=100).find(key, NOW_S)
-
-    assert holder is not None
-    assert holder.caller.max_k == 100
-
-
 def test_a_key_ends_when_it_expires(path: Path) -> None:
     """To the second, by the wall clock."""
     key = make_key()
@@ -79,19 +68,6 @@ def test_a_nearly_right_key_has_no_holder(path: Path) -> None:
 
     assert ring.find(key[:-1] + ("a" if key[-1] != "a" else "b"), NOW_S) is None
     assert ring.find(hash_of(key), NOW_S) is None
-
-
-def test_a_changed_file_changes_the_keys(path: Path) -> None:
-    """The new key holds, the revoked one does not."""
-    old, new = make_key(), make_key()
-    write_keys(path, one_key(old))
-    ring = KeyRing(path, max_k=100)
-    write_keys(path, one_key(new))
-
-    ring.refresh()
-
-    assert ring.find(old, NOW_S) is None
-    assert ring.find(new, NOW_S) is not None
 
 
 def test_a_secret_replaced_behind_its_link_is_read_again(tmp_path: Path) -> None:

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from services.contracts.access import Priority, Scope
 from services.errors import ConfigError
@@ -147,9 +145,3 @@ def test_ids_are_added_once_and_revoked_whole() -> None:
     with pytest.raises(ConfigError, match="there is none"):
         keys.without("c")
     assert [key.id for key in keys.without("a").keys] == ["b"]
-
-
-@given(st.text(max_size=60))
-def test_any_text_has_a_hash(key: str) -> None:
-    """Whatever a header holds, looking it up does not break."""
-    assert len(hash_of(key)) == 64

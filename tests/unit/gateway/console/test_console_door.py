@@ -2,7 +2,6 @@
 
 import asyncio
 import fcntl
-import json
 import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ import pytest
 from structlog.testing import capture_logs
 
 from services.contracts.access import Caller, Scope
-from services.contracts.recommend import Reason, Tier
 from services.errors import NotAllowed, Unauthenticated
 from services.gateway.call.headers import Call
 from services.gateway.console.door import add_console
@@ -22,14 +20,14 @@ from services.gateway.console.samples import MetricSampler
 from services.gateway.console.service import ConsoleService
 from services.gateway.console.slo import series_for
 from services.gateway.console.static import PAGE_DIR, load_page
-from services.gateway.console.users import MAX_SHOWN, ListedUser, spread
+from services.gateway.console.users import ListedUser, spread
 from services.gateway.drills import DrilledStore, Drills, DrillTarget, read_drills
 from services.gateway.rest.door import create_rest_app
 from services.observability.metrics import node_registry
 from services.observability.objectives import load_objectives
 from tests.support.wait import until
 from tests.unit.gateway.test_drills import FakeStore
-from tests.unit.gateway.world import MAX_BODY_BYTES, VERSION, World, user
+from tests.unit.gateway.world import MAX_BODY_BYTES, VERSION, World
 
 REPORT = {
     "dataset": "toy",
@@ -157,21 +155,6 @@ def test_the_page_loads_nothing_from_elsewhere_and_inlines_nothing() -> None:
         ), name
 
 
-def test_the_page_has_the_table_of_tiers_and_reasons() -> None:
-    """The generated module holds every tier and every reason."""
-    module = load_page()["reasons.js"].body.decode()
-    tables = [json.loads(line.split(" = ", 1)[1]) for line in module.splitlines()]
-
-    assert [set(table) for table in tables] == [set(Tier), set(Reason)]
-
-
-async def test_openapi_leaves_the_console_out(console: Console) -> None:
-    """The console is no part of the public API."""
-    schema = await console.http.get("/openapi.json")
-
-    assert not [path for path in schema.json()["paths"] if path == "/" or path.startswith("/console")]
-
-
 async def test_users_come_from_the_store(console: Console) -> None:
     """Users are those that the store holds, longest history first, each once."""
     answer = await console.http.get("/console/users")
@@ -191,21 +174,6 @@ async def test_a_history_has_titles_and_times_newest_first(console: Console) -> 
     assert [item["event_time_ms"] for item in history["items"]][1:] == [33, 22, 11]
     assert history["items"][0]["event_time_ms"] == history["newest_event_time_ms"]
     assert history["items"][0]["categories"] == ["odd"]
-
-
-async def test_an_item_without_a_title_is_shown_by_its_id(console: Console) -> None:
-    """An item may have left the catalogue."""
-    answer = await console.http.get("/console/history", params={"user_id": "dropouts"})
-
-    assert [item["title"] for item in answer.json()["items"]] == ["gone3", "gone2", "gone1"]
-
-
-@pytest.mark.parametrize("user_id", ["", "a\nb"])
-async def test_a_bad_user_id_is_refused_by_name(console: Console, user_id: str) -> None:
-    """The error is the same as at the other routes."""
-    answer = await console.http.get("/console/history", params={"user_id": user_id})
-
-    assert (answer.status_code, answer.json()["error"]["field"]) == (422, "user_id")
 
 
 async def test_the_bundle_has_its_evaluation(console: Console) -> None:
@@ -231,18 +199,6 @@ async def test_the_live_view_counts_answers(console: Console) -> None:
     assert [one["num_total"] for one in body["slos"] if one["name"] == "availability"] == [3]
     assert body["steps"][-1]["rates"]["precomputed"] > 0
     assert (body["drills"], body["default_deadline_ms"]) == ({}, 200)
-
-
-async def test_a_drill_shows_and_ends(console: Console) -> None:
-    """Later views show a drill until it is switched back."""
-    off = await console.http.post("/console/drills", json={"llm": "off", "features": "off"})
-    live = await console.http.get("/console/live")
-    users = await console.http.get("/console/users")
-    on = await console.http.post("/console/drills", json={"llm": "on", "features": "on"})
-
-    assert set(off.json()["drills"]) == set(live.json()["drills"]) == {"llm", "features"}
-    assert (users.status_code, users.json()["error"]["code"]) == (503, "dependency_away")
-    assert on.json() == {"drills": {}}
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
@@ -338,15 +294,6 @@ def test_users_are_spread_from_long_to_short_histories() -> None:
     assert [one.num_events for one in chosen] == sorted((one.num_events for one in chosen), reverse=True)
     assert sum(one.has_stored_list for one in chosen) >= 4
     assert spread(found[:3], 12) == found[:3][::-1]
-
-
-async def test_a_long_history_is_cut(console: Console, world: World) -> None:
-    """The answer has the newest items only, and the number of all."""
-    world.features.users["busy"] = user(*(f"i{n % 20:02}" for n in range(MAX_SHOWN + 30)))
-
-    answer = await console.http.get("/console/history", params={"user_id": "busy"})
-
-    assert (len(answer.json()["items"]), answer.json()["num_events"]) == (MAX_SHOWN, MAX_SHOWN + 30)
 
 
 async def test_an_unreadable_metrics_folder_skips_one_sample(tmp_path: Path) -> None:

@@ -153,14 +153,3 @@ def test_chart_steps_are_rates_per_second_by_tier() -> None:
     assert shown.rates == {"precomputed": 0.0, "llm": 0.0, "student": 2.0, "popular": 0.0}
     assert (shown.age_s, shown.span_s, shown.num_refused, shown.num_late) == (1.0, 2.0, 1, 0)
     assert shown.p50_ms == pytest.approx(3.75)
-
-
-def test_samples_keep_every_series_of_the_objectives() -> None:
-    """Each metric and label that an objective selects by is kept."""
-    objectives = load_objectives()
-    series = series_for(objectives)
-
-    for objective in objectives.objectives:
-        for term in (*objective.sli.total_terms, *objective.sli.bad_terms):
-            assert term.selector.metric in series.metrics
-            assert set(term.selector.match) <= series.labels

@@ -95,14 +95,6 @@ async def test_a_ranking(client: AsyncOpenAI) -> None:
     assert {choice.finish_reason for choice in answer.choices} == {"stop"}
 
 
-async def test_an_unknown_path_raises_not_found_with_the_known_ones(client: AsyncOpenAI) -> None:
-    """Its type distinguishes it from a failure of the server."""
-    with pytest.raises(openai.NotFoundError, match=r"/v1/models, .*/v1/chat/completions") as raised:
-        await client.embeddings.create(model="parrot", input="a")
-
-    assert (raised.value.type, raised.value.code) == ("invalid_request_error", "not_found")
-
-
 async def test_a_prompt_longer_than_the_context_has_openais_code(client: AsyncOpenAI, parrot: Parrot) -> None:
     """By which clients know that they must shorten the conversation."""
     parrot.error = ContextTooLong("messages", "9 tokens long", "send at most 8")

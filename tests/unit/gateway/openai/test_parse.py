@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from services.contracts.access import ANYONE, Priority
 from services.contracts.text import ChatMessage, SamplingOptions
 from services.errors import InvalidRequest
-from services.gateway.openai.body import NOT_SUPPORTED, WITHOUT_EFFECT, parse_body
+from services.gateway.openai.body import NOT_SUPPORTED, WITHOUT_EFFECT
 from services.gateway.openai.parse import CallContext, CompletionCall, parse_chat, parse_completion
 from services.gateway.openai.schema import ChatBody, CompletionBody
 from tests.unit.gateway.openai.conftest import LIMITS
@@ -98,13 +98,6 @@ def test_nulls_are_kept_where_they_are_values() -> None:
     assert json.loads(request.json_schema or "") == {"enum": [None, 1]}
 
 
-def test_a_json_object_is_an_object() -> None:
-    """`json_object` stands for a schema that excludes numbers and strings."""
-    (request,) = parsed(CHAT, response_format={"type": "json_object"}).requests
-
-    assert json.loads(request.json_schema or "") == {"type": "object"}
-
-
 HARMLESS: list[dict[str, Any]] = [
     {"user": "u", "store": True, "metadata": {"a": "b"}, "service_tier": "auto", "parallel_tool_calls": True},
     {"tools": [], "tool_choice": "none", "modalities": ["text"], "temperature": None, "stop": None, "n": None},
@@ -126,12 +119,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"tools": [{"type": "function"}]}, "tools"),
     (CHAT, {"modalities": ["text", "audio"]}, "modalities"),
     (CHAT, {"skip_special_tokens": False}, "skip_special_tokens"),
-    (CHAT, {"add_generation_prompt": False}, "add_generation_prompt"),
     (CHAT, {"colour": 1}, "colour"),
-    (CHAT, {"echo": True}, "echo"),
+    (CHAT, {"model": None}, "model"),
     (CHAT, {"messages": []}, "messages"),
-    (CHAT, {"messages": "hello"}, "messages"),
-    (CHAT, {"messages": [{"content": "x"}]}, "messages[0].role"),
     (CHAT, {"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
     (CHAT, {"messages": [{"role": "user", "content": "x", "colour": 1}]}, "messages[0].colour"),
     (CHAT, {"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
@@ -141,39 +131,28 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "messages[0].content[1]",
     ),
     (CHAT, {"top_logprobs": 3}, "top_logprobs"),
-    (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     (CHAT, {"max_completion_tokens": 33}, "max_completion_tokens"),
     (CHAT, {"model": "tailrace-recommender"}, "model"),
-    (CHAT, {"response_format": {"type": "xml"}}, "response_format.type"),
     (CHAT, {"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
-    (CHAT, {"stream_options": {"colour": True}}, "stream_options.colour"),
     (CHAT, {"chat_template_kwargs": "enable_thinking"}, "chat_template_kwargs"),
     (CHAT, {"chat_template_kwargs": {"a": "x" * 8_192}}, "chat_template_kwargs"),
     (CHAT, {"chat_template_kwargs": {"a": 1, "tools": []}}, "chat_template_kwargs.tools"),
     (CHAT, {"chat_template_kwargs": {"bos_token": "x"}}, "chat_template_kwargs.bos_token"),
     (COMPLETIONS, {"chat_template_kwargs": {"a": 1}}, "chat_template_kwargs"),
     (COMPLETIONS, {"prompt": []}, "prompt"),
-    (COMPLETIONS, {"prompt": 7}, "prompt"),
     (COMPLETIONS, {"prompt": ["x"] * 65}, "prompt"),
     (COMPLETIONS, {"prompt": ["x", 1]}, "prompt[1]"),
     (COMPLETIONS, {"top_k": 10**400}, "top_k"),
     (COMPLETIONS, {"logit_bias": {str(token): 1 for token in range(1_025)}}, "logit_bias"),
     (COMPLETIONS, {"logit_bias": {"x": 1}}, "logit_bias"),
-    (COMPLETIONS, {"logit_bias": {"1": 101}}, "logit_bias.1"),
-    (COMPLETIONS, {"stop": ["a", ""]}, "stop[1]"),
     (COMPLETIONS, {"stop": ["a"] * 5}, "stop"),
     (COMPLETIONS, {"suffix": "x"}, "suffix"),
     (COMPLETIONS, {"best_of": 2}, "best_of"),
     (COMPLETIONS, {"echo": True, "logprobs": 1}, "echo"),
     (COMPLETIONS, {"echo": True, "prompt": [1]}, "echo"),
-    (COMPLETIONS, {"n": 0}, "n"),
     (COMPLETIONS, {"n": 5}, "n"),
-    (COMPLETIONS, {"n": "2"}, "n"),
-    (COMPLETIONS, {"max_tokens": 0}, "max_tokens"),
     (COMPLETIONS, {"max_tokens": 33}, "max_tokens"),
-    (COMPLETIONS, {"temperature": "hot"}, "temperature"),
     (COMPLETIONS, {"seed": 2**63}, "seed"),
-    (COMPLETIONS, {"stream": "yes"}, "stream"),
     (COMPLETIONS, {"guided_json": {}, "guided_regex": "a+"}, "guided_regex"),
 ]
 
@@ -252,9 +231,3 @@ def test_every_field_of_the_openai_client_is_known(methods: Any, kind: type[Base
     fields = inspect.signature(methods.create).parameters.keys() - of_http
 
     assert fields - kind.model_fields.keys() - WITHOUT_EFFECT - NOT_SUPPORTED.keys() == set()
-
-
-def test_a_body_without_model_is_refused() -> None:
-    """The model is the one required field of both routes."""
-    with pytest.raises(InvalidRequest, match="model: missing"):
-        parse_body(CompletionBody, b"{}")

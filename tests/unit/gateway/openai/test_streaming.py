@@ -217,17 +217,3 @@ async def test_an_error_after_a_comment_is_an_event(live_url: str, slow: Parrot)
         stream = await client.completions.create(model=MODEL, prompt="a b", stream=True)
         with pytest.raises(openai.APIError, match="text is overloaded"):
             await anext(stream)
-
-
-async def test_a_disconnect_cancels_a_silent_stream(live_url: str, slow: Parrot, texts: World) -> None:
-    """Also if only comments were sent."""
-    slow.hangs_after = 0
-    async with (
-        httpx.AsyncClient(base_url=live_url) as http,
-        http.stream("POST", COMPLETIONS, json=body(stream=True)) as stream,
-    ):
-        line = await anext(stream.aiter_lines())
-
-    assert line == KEEP_ALIVE
-    await until(lambda: slow.num_open == 0)
-    await until(lambda: num_cancelled(texts) == 1)

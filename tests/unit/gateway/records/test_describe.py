@@ -112,11 +112,6 @@ def test_a_complete_explanation() -> None:
     ]
 
 
-def test_a_late_answer_states_by_how_much() -> None:
-    """A late answer is described by how late it was."""
-    assert any("late by 20.0 ms" in sentence for sentence in describe(explanation(elapsed_ms=220.0)))
-
-
 def test_a_refusal_is_described_in_two_sentences() -> None:
     """The sentences are the error and the request."""
     refused = Explanation(request_id="r", door="grpc", outcome="overloaded", message="busy", at_unix_ms=0)

@@ -130,29 +130,6 @@ async def test_the_llms_own_numbers_are_included(world: World, rest: RestClient)
     assert (away["planned_tier"], away["tier"], away["reason"]) == ("llm", "student", "llm_away")
 
 
-async def test_a_shed_request_has_an_explanation(world: World, rest: RestClient) -> None:
-    """No list was read for it, and a sentence names the reason."""
-    world.strain(2)
-    await rest.recommend({"user_id": "long", "request_id": "shed"})
-
-    found = await explained(world, rest, "shed")
-
-    assert (found["tier"], found["reason"], found["list_state"]) == ("popular", "shed", "not_read")
-    assert any("shed this caller's class" in sentence for sentence in found["sentences"])
-
-
-async def test_a_late_llm_is_explained(world: World, rest: RestClient) -> None:
-    """The student's answer names the wait for the LLM."""
-    world.llm.delay_s = 3_600
-    await rest.recommend({"user_id": "long", "request_id": "late", "deadline_ms": 200})
-
-    found = await explained(world, rest, "late")
-
-    assert (found["tier"], found["reason"], found["planned_tier"]) == ("student", "llm_late", "llm")
-    assert any("had not answered when the time was up" in sentence for sentence in found["sentences"])
-    assert any("The longest stage was llm" in sentence for sentence in found["sentences"])
-
-
 async def test_a_refused_request_has_an_explanation(
     world: World, door: RestClient | RpcClient, rest: RestClient
 ) -> None:

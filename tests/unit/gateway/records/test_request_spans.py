@@ -5,13 +5,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-import structlog
 from opentelemetry.trace import SpanKind, StatusCode
 
 from services.errors import DependencyAway
 from services.gateway.grpc.door import RpcDoor
 from services.gateway.rest.door import create_rest_app
-from tests.support.spans import Recorder, span_id, trace_id_of, traceparent
+from tests.support.spans import Recorder, trace_id_of, traceparent
 from tests.unit.gateway.clients import RestClient, RpcClient, rpc_channel
 from tests.unit.gateway.world import MAX_BODY_BYTES, World
 
@@ -75,25 +74,6 @@ async def test_each_tier_has_its_tree(
     assert attributes["tailrace.fact.min_history_for_llm"] == 3
 
 
-async def test_the_llm_request_carries_the_span_of_its_stage(
-    world: World, traced_rest: RestClient, recorder: Recorder
-) -> None:
-    """The replica's spans become children of the stage `llm`."""
-    await traced_rest.recommend({"user_id": "long"})
-
-    carried = dict(world.llm.requests[0].trace)
-    waiting = recorder.one("llm")
-    assert carried["traceparent"].startswith(traceparent(trace_id_of(waiting), span_id(waiting))[:-2])
-    assert waiting.kind is SpanKind.CLIENT
-
-
-async def test_untraced_requests_carry_nothing(world: World, rest: RestClient) -> None:
-    """With tracing off, the request to the LLM has no trace context."""
-    await rest.recommend({"user_id": "long"}, {"traceparent": traceparent()})
-
-    assert world.llm.requests[0].trace == ()
-
-
 async def test_a_refusal_has_a_span_with_its_code(traced_door: RestClient | RpcClient, recorder: Recorder) -> None:
     """A caller's mistake is an attribute, not an error status."""
     await traced_door.recommend({"user_id": "long", "k": 0})
@@ -117,17 +97,6 @@ async def test_an_unavailable_dependency_is_an_error(
     (root,) = recorder.spans
     assert root.status.status_code is StatusCode.ERROR
     assert (root.attributes or {})["error.type"] == "dependency_away"
-
-
-async def test_log_line_and_explanation_hold_the_trace_id(world: World, traced_rest: RestClient) -> None:
-    """The trace of a request is found from its log line and from its explanation."""
-    with structlog.testing.capture_logs([structlog.contextvars.merge_contextvars]) as lines:
-        await traced_rest.recommend({"user_id": "short", "request_id": "r9"}, {"traceparent": traceparent(0xC0FFEE)})
-    await world.plane.explanations.flush()
-    explanation = await traced_rest.http.get("/v1/explanations/r9")
-
-    (line,) = [one for one in lines if one["event"] == "recommended"]
-    assert line["trace_id"] == explanation.json()["trace_id"] == f"{0xC0FFEE:032x}"
 
 
 async def test_the_page_lists_every_span_and_attribute(

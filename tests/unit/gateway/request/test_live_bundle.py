@@ -5,40 +5,25 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
-from models.catalogue import Catalogue
-from models.registry import Bundle, BundleStore
-from services.errors import BundleCorrupt, DependencyAway
+from models.registry import BundleStore
+from services.errors import DependencyAway
 from services.gateway.request.live_bundle import LiveBundle
 from tests.support.fakes import FakeStudent
 from tests.support.wait import until
 from tests.unit.gateway.world import catalogue_of, publish
 
 
-class Loads:
-    """Loads students, and fails for versions named bad."""
-
-    def __init__(self) -> None:
-        self.versions: list[str] = []
-
-    def __call__(self, bundle: Bundle, catalogue: Catalogue) -> FakeStudent:
-        """Load one."""
-        self.versions.append(bundle.version)
-        if bundle.version.startswith("bad"):
-            raise BundleCorrupt("student.onnx: not a model")
-        return FakeStudent()
-
-
-def follower(root: Path, loads: Loads) -> tuple[LiveBundle, CollectorRegistry]:
+def follower(root: Path) -> tuple[LiveBundle, CollectorRegistry]:
     """A live bundle over a folder."""
     registry = CollectorRegistry()
     info = Gauge("info", "", ["version"], registry=registry)
     quality = Gauge("quality", "", ["version", "model", "metric"], registry=registry)
-    return LiveBundle(BundleStore(root), loads, 0.01, info, quality), registry
+    return LiveBundle(BundleStore(root), lambda _bundle, _catalogue: FakeStudent(), 0.01, info, quality), registry
 
 
 async def test_before_the_first_promotion_there_is_none(tmp_path: Path) -> None:
     """Access raises DependencyAway, which has a retry time."""
-    live, _ = follower(tmp_path / "bundles", Loads())
+    live, _ = follower(tmp_path / "bundles")
     await live.refresh()
 
     assert not live.is_loaded
@@ -50,7 +35,7 @@ async def test_a_promotion_is_followed_in_the_background(tmp_path: Path) -> None
     """The old version stays live until the new one is loaded; the metric names the live one alone."""
     root = tmp_path / "bundles"
     publish(root, "v1", catalogue_of())
-    live, registry = follower(root, Loads())
+    live, registry = follower(root)
     await live.start()
     before = live.current().version
 
@@ -64,31 +49,12 @@ async def test_a_promotion_is_followed_in_the_background(tmp_path: Path) -> None
     assert registry.get_sample_value("info", {"version": "v2"}) == 1
 
 
-async def test_a_bundle_that_does_not_load_keeps_the_old_one_and_is_tried_once(tmp_path: Path) -> None:
-    """The old one stays live, and a later good one is loaded."""
-    root, loads = tmp_path / "bundles", Loads()
-    publish(root, "v1", catalogue_of())
-    live, _ = follower(root, loads)
-    await live.refresh()
-
-    publish(root, "bad", catalogue_of())
-    await live.refresh()
-    await live.refresh()
-    kept = live.current().version
-    publish(root, "v3", catalogue_of())
-    await live.refresh()
-
-    assert kept == "v1"
-    assert loads.versions == ["v1", "bad", "v3"]
-    assert live.current().version == "v3"
-
-
 @pytest.mark.parametrize("metrics", [{"decoder": {"hr@10": None}}, {"decoder": 0.5}, []])
 async def test_a_manifest_with_bad_metrics_does_not_stop_the_follower(tmp_path: Path, metrics: object) -> None:
     """The old one stays live, and a later good one is loaded."""
     root = tmp_path / "bundles"
     publish(root, "v1", catalogue_of())
-    live, _ = follower(root, Loads())
+    live, _ = follower(root)
     await live.start()
 
     publish(root, "odd", catalogue_of(), metrics=metrics)
@@ -99,20 +65,3 @@ async def test_a_manifest_with_bad_metrics_does_not_stop_the_follower(tmp_path: 
     await live.stop()
 
     assert kept == "v1"
-
-
-async def test_a_rollback_after_a_bad_bundle_needs_no_load(tmp_path: Path) -> None:
-    """The old one is still loaded; the bad one is tried again only when it is promoted again."""
-    root, loads = tmp_path / "bundles", Loads()
-    publish(root, "v1", catalogue_of())
-    live, _ = follower(root, loads)
-    await live.refresh()
-    publish(root, "bad", catalogue_of())
-    await live.refresh()
-
-    BundleStore(root).rollback()
-    await live.refresh()
-    BundleStore(root).promote("bad")
-    await live.refresh()
-
-    assert loads.versions == ["v1", "bad", "bad"]

@@ -17,30 +17,21 @@ RECOMMEND, EVENTS = "/v1/recommendations", "/v1/events"
 BAD_BODIES = [
     (RECOMMEND, b"", "body"),
     (RECOMMEND, b"{", "body"),
-    (RECOMMEND, b"null", "body"),
     (RECOMMEND, b"\xff\xfe", "body"),
     (RECOMMEND, b"[" * 10_000, "body"),
     (RECOMMEND, b'{"user_id": "u", "colour": 1}', "colour"),
     (RECOMMEND, b'{"user_id": "u", "filters": {"shape": []}}', "filters.shape"),
     (RECOMMEND, b"{" + b",".join(b'"f%d": 1' % number for number in range(101)) + b"}", "body"),
-    (RECOMMEND, b'{"user_id": "u", "k": "5"}', "k"),
     (RECOMMEND, b'{"user_id": "u", "k": true}', "k"),
-    (RECOMMEND, b'{"user_id": "u", "k": null}', "k"),
     (RECOMMEND, b'{"user_id": "u", "k": ' + b"9" * 4_000 + b"}", "k"),
     (RECOMMEND, b'{"user_id": "u", "k": ' + b"9" * 5_000 + b"}", "body"),
-    (RECOMMEND, b'{"user_id": 7}', "user_id"),
     (RECOMMEND, b'{"user_id": "\\ud800"}', "body"),
-    (RECOMMEND, b'{"user_id": "u", "recent_item_ids": "i01"}', "recent_item_ids"),
-    (RECOMMEND, b'{"user_id": "u", "exclude_item_ids": ["a", 1]}', "exclude_item_ids[1]"),
-    (RECOMMEND, b'{"user_id": "u", "filters": {"categories": [3]}}', "filters.categories[0]"),
     (EVENTS, b"", "body"),
     (EVENTS, b"7", "events"),
-    (EVENTS, b'{"events": 7}', "events"),
     (EVENTS, b'{"events": [], "more": 1}', "more"),
     (EVENTS, b'{"events": [1]}', "events[0]"),
     (EVENTS, b'[{"user_id": "u", "item_id": "i", "colour": 1}]', "events[0].colour"),
     (EVENTS, b'[{"user_id": "u", "item_id": "i", "accepted_time_ms": 1}]', "events[0].accepted_time_ms"),
-    (EVENTS, b'{"user_id": "u", "item_id": 5}', "events[0].item_id"),
     (EVENTS, b'{"user_id": "u", "item_id": "i", "value": ' + b"9" * 400 + b"}", "events[0].value"),
 ]
 
@@ -93,13 +84,6 @@ async def test_an_event_may_spell_out_what_the_schema_says_may_be_null(rest: Res
     kept = json.loads(world.events.records[0][1])
     assert kept["event_id"] == answer.json()["event_ids"][0]
     assert "request_id" not in kept
-
-
-async def test_a_declared_oversize_is_a_413(rest: RestClient) -> None:
-    """The length header alone suffices."""
-    answer = await rest.http.post(RECOMMEND, content=b"x" * (MAX_BODY_BYTES + 1))
-
-    assert (answer.status_code, answer.json()["error"]["field"]) == (413, "body")
 
 
 async def test_an_undeclared_oversize_is_refused_while_it_is_read(rest: RestClient) -> None:
@@ -169,14 +153,6 @@ async def test_the_bundle_is_described(rest: RestClient) -> None:
     answer = await rest.http.get("/v1/bundle")
 
     assert answer.json() == {"version": "v1", "num_items": 20, "code_depth": 1, "manifest": {"dataset": "toy"}}
-
-
-async def test_health_readiness_and_metrics(rest: RestClient) -> None:
-    """Three plain GETs."""
-    answers = [await rest.http.get(path) for path in ("/healthz", "/readyz", "/metrics")]
-
-    assert [answer.status_code for answer in answers] == [200, 200, 200]
-    assert answers[2].text == "# metrics\n"
 
 
 async def test_before_the_first_bundle_nothing_is_ready_and_nothing_breaks(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from services.contracts.access import Priority
-from services.contracts.text import FinishReason, TextBegan, TextDone, TextEvent, TextModel, TextPiece, TextRequest
+from services.contracts.text import TextBegan, TextEvent, TextModel, TextRequest
 from services.errors import DeadlineExceeded, DependencyAway, InvalidRequest, Overloaded
 from services.gateway.text.tier import TextLimits, TextTier
 from services.router.breaker import Breaker
@@ -152,27 +152,6 @@ async def test_a_disconnect_is_no_failure(tier: TextTier, parrot: Parrot) -> Non
 
     assert parrot.num_open == 0
     assert len(await all_of(tier, request())) == 4
-
-
-async def test_a_writer_that_hangs_past_the_deadline_is_closed(tier: TextTier, parrot: Parrot, clock: Clock) -> None:
-    """Written text is kept, and open choices end with DEADLINE."""
-    parrot.hangs_after = 1
-    events = await all_of(tier, request(deadline_unix_s=clock.now_s - 0.2))
-
-    assert [event for event in events if isinstance(event, TextPiece)][1:] == [
-        TextPiece(index=0, text="", num_tokens=0, finish_reason=FinishReason.DEADLINE)
-    ]
-    assert events[-1] == TextDone(num_prompt_tokens=2, num_cached_tokens=1, num_completion_tokens=1)
-    assert parrot.num_open == 0
-
-
-async def test_nothing_written_by_the_deadline_is_an_error(tier: TextTier, parrot: Parrot, clock: Clock) -> None:
-    """Without any text the deadline is an error."""
-    parrot.hangs_after = 0
-
-    with pytest.raises(DeadlineExceeded):
-        await all_of(tier, request(deadline_unix_s=clock.now_s - 0.2))
-    assert parrot.num_open == 0
 
 
 class TruncatedWriter:

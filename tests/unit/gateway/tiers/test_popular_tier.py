@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.contracts.recommend import Filters, RecommendRequest, ScoredItem, Tier
+from services.contracts.recommend import RecommendRequest, ScoredItem, Tier
 from services.errors import DependencyAway
 from services.gateway.request.candidates import ItemRanking, as_items, best_allowed, choose, masks_for
 from services.gateway.tiers.popular import PopularRanking, rank_by_popularity
@@ -124,13 +124,6 @@ async def test_items_from_memory_are_those_of_the_masks(
     if k + len({*recent, *excluded}) <= NUM_ITEMS:
         assert items is not None
     assert items in (None, with_masks(world, request))
-
-
-async def test_filters_need_the_masks(world: World) -> None:
-    """An answer from memory cannot filter by category."""
-    request = RecommendRequest(request_id="r", user_id="u", k=3, filters=Filters(categories=("odd",)))
-
-    assert world.popular.items_from_memory(request, world.live.current()) is None
 
 
 async def test_a_new_ranking_is_seen_at_once(world: World) -> None:

@@ -1,10 +1,8 @@
 """Builders of small random decoders, catalogues and engines, and an oracle that scores every item densely."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
 from models.decoder.config import DecoderConfig
@@ -88,33 +86,3 @@ def drain(engine: Engine, now_s: float = 0.0) -> dict[str, EngineOutcome]:
             outcomes[outcome.request_id] = outcome
         engine.check_integrity()
     return outcomes
-
-
-@pytest.fixture
-def items_of() -> Callable[..., ItemCodes]:
-    """The builder of catalogues."""
-    return build_items
-
-
-@pytest.fixture
-def decoder_of() -> Callable[..., Decoder]:
-    """The builder of decoders."""
-    return build_decoder
-
-
-@pytest.fixture
-def engine_of() -> Callable[..., Engine]:
-    """The builder of engines."""
-    return build_engine
-
-
-@pytest.fixture
-def exhaustively() -> Callable[..., tuple[list[int], np.ndarray]]:
-    """The oracle that ranks every item."""
-    return exhaustive_ranking
-
-
-@pytest.fixture
-def drained() -> Callable[..., dict[str, EngineOutcome]]:
-    """The loop that steps an engine until it has no work."""
-    return drain

@@ -122,3 +122,20 @@ def test_every_outcome_is_that_of_the_request_alone(depth, window, longest) -> N
     """Whatever else runs, is cached, preempted or cancelled, with sliding windows and without, and longer than the pool."""
     machine = type("Machine", (EngineMachine,), {"depth": depth, "window": window, "longest": longest})
     run_state_machine_as_test(machine, settings=settings(max_examples=8, stateful_step_count=25))
+
+
+def test_a_cancel_frees_blocks_at_once() -> None:
+    """A cancelled request holds no block, and its outcome comes from the next step."""
+    items = build_items(1)
+    engine = build_engine(build_decoder(items), items, max_chunk_tokens=4)
+    engine.add_rank("a", [0] * 20, k=3, allowed=np.ones(50, dtype=bool))
+    engine.step(0.0)
+    held = engine.load().kv_cache_usage
+
+    cancelled = engine.cancel("a")
+
+    assert held > 0
+    assert cancelled
+    assert engine.load().kv_cache_usage == 0
+    assert [outcome.status for outcome in engine.step(0.0)] == [Status.CANCELLED]
+    assert not engine.cancel("a")

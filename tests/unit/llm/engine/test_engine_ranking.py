@@ -7,6 +7,7 @@ import torch
 from models.decoder.window import Window
 from services.errors import CheckpointError, InvalidRequest
 from services.llm.engine.outcome import Status
+from tests.unit.llm.engine.conftest import build_decoder, build_engine, build_items, drain, exhaustive_ranking
 
 
 def prompts_of(items, count: int, seed: int = 5) -> list[list[int]]:
@@ -20,23 +21,21 @@ def prompts_of(items, count: int, seed: int = 5) -> list[list[int]]:
     ("heads", "kv_heads"),
     [(4, 2), pytest.param(4, 4, marks=pytest.mark.grid), pytest.param(4, 1, marks=pytest.mark.grid)],
 )
-def test_wide_beams_equal_exhaustive_scoring(
-    depth, heads, kv_heads, items_of, decoder_of, engine_of, exhaustively, drained
-) -> None:
+def test_wide_beams_equal_exhaustive_scoring(depth, heads, kv_heads) -> None:
     """With beams as wide as the catalogue, items and order equal scoring every item, masked or not, ties by index."""
-    items = items_of(depth)
-    decoder = decoder_of(items, heads=heads, kv_heads=kv_heads)
-    engine = engine_of(decoder, items)
+    items = build_items(depth)
+    decoder = build_decoder(items, heads=heads, kv_heads=kv_heads)
+    engine = build_engine(decoder, items)
     rng = np.random.default_rng(1)
     prompts = prompts_of(items, 6)
     masks = [rng.random(50) < share for share in (1.0, 0.8, 0.5, 0.2, 0.05, 0.02)]
 
     for index, (prompt, allowed) in enumerate(zip(prompts, masks, strict=True)):
         engine.add_rank(str(index), prompt, k=20, allowed=allowed, beam_width=50)
-    outcomes = drained(engine)
+    outcomes = drain(engine)
 
     for index, (prompt, allowed) in enumerate(zip(prompts, masks, strict=True)):
-        wanted, scores = exhaustively(decoder, items, prompt, allowed, 20)
+        wanted, scores = exhaustive_ranking(decoder, items, prompt, allowed, 20)
         assert outcomes[str(index)].item_indices.tolist() == wanted
         np.testing.assert_allclose(outcomes[str(index)].scores, scores, atol=1e-4)
 
@@ -50,21 +49,19 @@ def test_wide_beams_equal_exhaustive_scoring(
         pytest.param(Window(17, frozenset({0, 1}), num_sinks=6), marks=pytest.mark.grid),
     ],
 )
-def test_windows_and_sinks_hold_for_prompts_and_beams(
-    depth, window, items_of, decoder_of, engine_of, exhaustively, drained
-) -> None:
+def test_windows_and_sinks_hold_for_prompts_and_beams(depth, window) -> None:
     """With sliding layers, items and scores equal spelling each item densely under the same window, cold and cached."""
-    items = items_of(depth)
-    decoder = decoder_of(items, window=window)
-    engine = engine_of(decoder, items, max_chunk_tokens=13)
+    items = build_items(depth)
+    decoder = build_decoder(items, window=window)
+    engine = build_engine(decoder, items, max_chunk_tokens=13)
     allowed = np.ones(50, dtype=bool)
     prompt = prompts_of(items, 1)[0] * 3
 
     for length in (len(prompt) - 30, len(prompt) - 7, len(prompt)):
         engine.add_rank(str(length), prompt[:length], k=20, allowed=allowed, beam_width=50)
-        outcome = drained(engine)[str(length)]
+        outcome = drain(engine)[str(length)]
 
-        wanted, scores = exhaustively(decoder, items, prompt[:length], allowed, 20)
+        wanted, scores = exhaustive_ranking(decoder, items, prompt[:length], allowed, 20)
         assert outcome.item_indices.tolist() == wanted
         np.testing.assert_allclose(outcome.scores, scores, atol=1e-4)
     assert outcome.num_cached_tokens > 0
@@ -72,18 +69,16 @@ def test_windows_and_sinks_hold_for_prompts_and_beams(
 
 @pytest.mark.parametrize("depth", [2, 4])
 @pytest.mark.parametrize("beam_width", [1, 5])
-def test_narrow_beams_return_only_allowed_items_and_never_too_few(
-    depth, beam_width, items_of, decoder_of, engine_of, drained
-) -> None:
+def test_narrow_beams_return_only_allowed_items_and_never_too_few(depth, beam_width) -> None:
     """However narrow the beam, every item is allowed, none occurs twice, and there is at least one for each beam."""
-    items = items_of(depth)
-    engine = engine_of(decoder_of(items), items)
+    items = build_items(depth)
+    engine = build_engine(build_decoder(items), items)
     rng = np.random.default_rng(2)
     masks = [rng.random(50) < 0.15 for _ in range(8)]
 
     for index, (prompt, allowed) in enumerate(zip(prompts_of(items, 8), masks, strict=True)):
         engine.add_rank(str(index), prompt, k=10, allowed=allowed, beam_width=beam_width)
-    outcomes = drained(engine)
+    outcomes = drain(engine)
 
     for index, allowed in enumerate(masks):
         found = outcomes[str(index)].item_indices
@@ -93,29 +88,27 @@ def test_narrow_beams_return_only_allowed_items_and_never_too_few(
 
 
 @pytest.mark.parametrize("depth", [1, 3])
-def test_a_growing_history_prefills_only_what_is_new(
-    depth, items_of, decoder_of, engine_of, exhaustively, drained
-) -> None:
+def test_a_growing_history_prefills_only_what_is_new(depth) -> None:
     """The next request of a user finds all full blocks of the last one cached, and has the items of dense scores."""
-    items = items_of(depth)
-    decoder = decoder_of(items)
-    engine = engine_of(decoder, items)
+    items = build_items(depth)
+    decoder = build_decoder(items)
+    engine = build_engine(decoder, items)
     allowed = np.ones(50, dtype=bool)
     prompt = [0, *np.random.default_rng(4).integers(1, 19, 40).tolist()]
 
     for length in (20, 21, 24, 24, 33):
         engine.add_rank(str(length), prompt[:length], k=5, allowed=allowed, beam_width=50)
-        outcome = drained(engine)[str(length)]
+        outcome = drain(engine)[str(length)]
 
-        assert outcome.item_indices.tolist() == exhaustively(decoder, items, prompt[:length], allowed, 5)[0]
+        assert outcome.item_indices.tolist() == exhaustive_ranking(decoder, items, prompt[:length], allowed, 5)[0]
         assert outcome.num_cached_tokens == {20: 0, 21: 20, 24: 20, 33: 24}[length]
 
 
 @pytest.mark.parametrize("first", ["rank", "text"])
-def test_rankings_and_texts_share_what_is_cached(first, items_of, decoder_of, engine_of, drained) -> None:
+def test_rankings_and_texts_share_what_is_cached(first) -> None:
     """A text finds the cached prompt of a ranking, and a ranking that of a text."""
-    items = items_of(3)
-    engine = engine_of(decoder_of(items), items)
+    items = build_items(3)
+    engine = build_engine(build_decoder(items), items)
     prompt = list(range(19))
     ask = {
         "rank": lambda: engine.add_rank("rank", prompt, k=3),
@@ -123,29 +116,29 @@ def test_rankings_and_texts_share_what_is_cached(first, items_of, decoder_of, en
     }
 
     ask.pop(first)()
-    drained(engine)
+    drain(engine)
     [(second, again)] = ask.items()
     again()
 
-    assert drained(engine)[second].num_cached_tokens == 16
+    assert drain(engine)[second].num_cached_tokens == 16
 
 
-def test_a_window_shorter_than_a_code_is_refused(items_of, decoder_of, engine_of) -> None:
+def test_a_window_shorter_than_a_code_is_refused() -> None:
     """A beam must see its own code and the history's last token."""
-    items = items_of(3)
+    items = build_items(3)
 
     with pytest.raises(CheckpointError, match="window of 2"):
-        engine_of(decoder_of(items, window=Window(2, frozenset({0}))), items)
+        build_engine(build_decoder(items, window=Window(2, frozenset({0}))), items)
 
 
-def test_nothing_allowed_is_an_empty_answer(items_of, decoder_of, engine_of, drained) -> None:
+def test_nothing_allowed_is_an_empty_answer() -> None:
     """A mask without an item is an empty ranking, not an error."""
-    items = items_of(2)
-    engine = engine_of(decoder_of(items), items)
+    items = build_items(2)
+    engine = build_engine(build_decoder(items), items)
 
     engine.add_rank("a", [0, 1], k=5, allowed=np.zeros(50, dtype=bool))
 
-    outcome = drained(engine)["a"]
+    outcome = drain(engine)["a"]
     assert (outcome.status, outcome.item_indices.tolist()) == (Status.DONE, [])
 
 
@@ -166,10 +159,10 @@ def test_nothing_allowed_is_an_empty_answer(items_of, decoder_of, engine_of, dra
         ({"request_id": "taken", "allowed": np.zeros(50, dtype=bool)}, "request_id"),
     ],
 )
-def test_an_impossible_request_is_refused_by_field(change, field, items_of, decoder_of, engine_of) -> None:
+def test_an_impossible_request_is_refused_by_field(change, field) -> None:
     """The refusal comes when the request is added, and names the field."""
-    items = items_of(1)
-    engine = engine_of(decoder_of(items), items)
+    items = build_items(1)
+    engine = build_engine(build_decoder(items), items)
     request = {"request_id": "a", "prompt_token_ids": [0], "k": 3, "allowed": np.ones(50, dtype=bool)}
     engine.add_rank(**{**request, "request_id": "taken"})
 
@@ -179,34 +172,15 @@ def test_an_impossible_request_is_refused_by_field(change, field, items_of, deco
     assert refused.value.field == field
 
 
-def test_excluded_items_are_as_if_not_allowed(items_of, decoder_of, engine_of, drained) -> None:
-    """Excluding items equals a mask without them, with filters and without."""
-    items = items_of(3)
-    engine = engine_of(decoder_of(items), items)
-    rng = np.random.default_rng(6)
-    allowed, seen = rng.random(50) < 0.6, rng.integers(0, 50, 20)
-    unseen = np.ones(50, dtype=bool)
-    unseen[seen] = False
-
-    cases = {"filtered": (allowed, seen), "mask": (allowed & unseen, ()), "all": (None, seen), "unseen": (unseen, ())}
-    for name, (mask, excluded) in cases.items():
-        engine.add_rank(name, [0, 1, 2], k=30, allowed=mask, excluded=excluded)
-    found = {name: outcome.item_indices.tolist() for name, outcome in drained(engine).items()}
-
-    assert found["filtered"] == found["mask"]
-    assert found["all"] == found["unseen"]
-    assert not set(found["all"]) & set(seen.tolist())
-
-
-def test_bf16_stays_close_to_fp32(items_of, decoder_of, engine_of, drained) -> None:
+def test_bf16_stays_close_to_fp32() -> None:
     """Weights and cache in bf16 score the same items to bf16's precision."""
-    items = items_of(3)
+    items = build_items(3)
     scores = []
 
     for dtype in (torch.float32, torch.bfloat16):
-        engine = engine_of(decoder_of(items).to(dtype), items)
+        engine = build_engine(build_decoder(items).to(dtype), items)
         engine.add_rank("a", prompts_of(items, 1)[0], k=50, beam_width=50)
-        outcome = drained(engine)["a"]
+        outcome = drain(engine)["a"]
         scores.append(outcome.scores[np.argsort(outcome.item_indices)])
 
     np.testing.assert_allclose(scores[0], scores[1], atol=0.5, rtol=0.05)

@@ -12,7 +12,7 @@ from models.decoder.window import Window
 from services.errors import InvalidRequest
 from services.llm.engine.outcome import Status
 from services.llm.engine.text.parameters import SamplingParams
-from tests.unit.llm.engine.conftest import build_engine, drain
+from tests.unit.llm.engine.conftest import build_decoder, build_engine, build_items, drain
 
 
 @pytest.fixture(scope="module")
@@ -46,15 +46,15 @@ def prompts_of(count: int) -> list[list[int]]:
     return [[0, *rng.integers(2, 120, rng.integers(1, 40)).tolist()] for _ in range(count)]
 
 
-def test_greedy_equals_transformers(llama, engine_of, drained) -> None:
+def test_greedy_equals_transformers(llama) -> None:
     """Greedy decode of a batch equals transformers' generate token for token, the stop token included."""
     model, decoder = llama
-    engine = engine_of(decoder, None)
+    engine = build_engine(decoder, None)
     prompts = prompts_of(6)
 
     for index, prompt in enumerate(prompts):
         engine.add_text(str(index), prompt, max_new_tokens=30, stop_token_ids=[1])
-    outcomes = drained(engine)
+    outcomes = drain(engine)
 
     for index, prompt in enumerate(prompts):
         tokens = torch.tensor([prompt])
@@ -83,27 +83,27 @@ def requests(llama) -> list[tuple[dict[str, Any], tuple[int, ...]]]:
 
 
 @pytest.mark.parametrize("knobs", [{"num_blocks": 24}, {"max_num_batched_tokens": 5, "max_running": 3}])
-def test_batched_equals_alone(llama, requests, knobs, engine_of, drained) -> None:
+def test_batched_equals_alone(llama, requests, knobs) -> None:
     """A request has the same tokens in a batch as alone, sampled or greedy, preemption included."""
-    engine = engine_of(llama[1], None, **knobs)
+    engine = build_engine(llama[1], None, **knobs)
     for index, (request, _) in enumerate(requests):
         engine.add_text(str(index), **request)
 
-    outcomes = drained(engine)
+    outcomes = drain(engine)
 
     assert [outcomes[str(index)].token_ids for index in range(len(requests))] == [alone for _, alone in requests]
 
 
-def test_a_conversation_goes_on_from_its_cache(llama, engine_of, drained) -> None:
+def test_a_conversation_goes_on_from_its_cache(llama) -> None:
     """Generated tokens are cached like prompts, so that the next turn prefills only its own."""
     _, decoder = llama
-    engine = engine_of(decoder, None)
+    engine = build_engine(decoder, None)
     engine.add_text("one", list(range(2, 12)), max_new_tokens=11)
-    turn = [*range(2, 12), *drained(engine)["one"].token_ids]
+    turn = [*range(2, 12), *drain(engine)["one"].token_ids]
 
     engine.add_text("two", [*turn, 7], max_new_tokens=1)
 
-    assert drained(engine)["two"].num_cached_tokens == 20
+    assert drain(engine)["two"].num_cached_tokens == 20
 
 
 @pytest.mark.parametrize(
@@ -117,9 +117,9 @@ def test_a_conversation_goes_on_from_its_cache(llama, engine_of, drained) -> Non
         (1, {"sampling": SamplingParams(logit_bias={120: 1.0})}, "logit_bias"),
     ],
 )
-def test_an_impossible_request_is_refused_by_field(llama, num_prompt, fields, refusal, engine_of) -> None:
+def test_an_impossible_request_is_refused_by_field(llama, num_prompt, fields, refusal) -> None:
     """The prompt where it leaves no room for a token, else the field out of range; the proposed values are accepted."""
-    engine = engine_of(llama[1], None, num_blocks=10)
+    engine = build_engine(llama[1], None, num_blocks=10)
 
     with pytest.raises(InvalidRequest) as refused:
         engine.add_text("a", [5] * num_prompt, **{"max_new_tokens": 1, **fields})
@@ -129,22 +129,22 @@ def test_an_impossible_request_is_refused_by_field(llama, num_prompt, fields, re
     engine.add_text("b", [5] * 3, max_new_tokens=37)
 
 
-def test_a_text_longer_than_the_pool_is_written_under_a_window(items_of, decoder_of, engine_of, drained) -> None:
+def test_a_text_longer_than_the_pool_is_written_under_a_window() -> None:
     """Where every layer has a window, the blocks behind it are freed: a pool of 24 tokens generates the 60 of a large pool.
 
     With one layer without a window such a text is refused.
     """
-    decoder = decoder_of(items_of(1), window=Window(8, frozenset({0, 1}), num_sinks=2))
+    decoder = build_decoder(build_items(1), window=Window(8, frozenset({0, 1}), num_sinks=2))
     texts = []
 
     for num_blocks in (6, 256):
-        engine = engine_of(decoder, None, num_blocks=num_blocks, max_chunk_tokens=8)
+        engine = build_engine(decoder, None, num_blocks=num_blocks, max_chunk_tokens=8)
         engine.add_text("long", [1, 2, 3] * 12, max_new_tokens=60)
-        texts.append(drained(engine)["long"].token_ids)
+        texts.append(drain(engine)["long"].token_ids)
 
     assert len(texts[0]) == 60
     assert texts[0] == texts[1]
-    full = engine_of(decoder_of(items_of(1), window=Window(8, frozenset({0}))), None, num_blocks=6)
+    full = build_engine(build_decoder(build_items(1), window=Window(8, frozenset({0}))), None, num_blocks=6)
     with pytest.raises(InvalidRequest, match="max_new_tokens: 200 after a prompt of 3; send at most 21"):
         full.add_text("long", [1, 2, 3], max_new_tokens=200)
     assert full.max_tokens == 24

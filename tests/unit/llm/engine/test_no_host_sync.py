@@ -14,6 +14,7 @@ from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
 from services.llm.engine.text.parameters import SamplingParams
 from tests.support.replaying_device import ReplayingDevice
+from tests.unit.llm.engine.conftest import build_decoder, build_engine, build_items
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -38,10 +39,10 @@ class Everything:
 
 
 @pytest.mark.parametrize("depth", [1, 3])
-def test_nothing_is_read_from_the_device_before_the_ranking_is_complete(depth, items_of, decoder_of, engine_of) -> None:
+def test_nothing_is_read_from_the_device_before_the_ranking_is_complete(depth) -> None:
     """Every read, copy to the host or size that depends on values would fail; only the last step's copy does."""
-    items = items_of(depth)
-    engine = engine_of(decoder_of(items).to("meta"), items)
+    items = build_items(depth)
+    engine = build_engine(build_decoder(items).to("meta"), items)
     engine.add_rank("wide", [0, 1, 2, 3], k=20, beam_width=30, excluded=[4, 7])
     engine.add_rank("narrow", [0, 1], k=3, beam_width=3)
 
@@ -53,10 +54,10 @@ def test_nothing_is_read_from_the_device_before_the_ranking_is_complete(depth, i
     assert "arrays" in [frame.name for frame in copied.traceback]
 
 
-def test_a_step_with_every_kind_of_text_is_started_without_a_read(items_of, decoder_of, engine_of) -> None:
+def test_a_step_with_every_kind_of_text_is_started_without_a_read() -> None:
     """Whatever the settings, nothing is read until the next call of the asynchronous engine collects the step."""
-    items = items_of(2)
-    engine = engine_of(decoder_of(items).to("meta"), items, is_asynchronous=True)
+    items = build_items(2)
+    engine = build_engine(build_decoder(items).to("meta"), items, is_asynchronous=True)
     for place, sampling in enumerate(SAMPLINGS):
         engine.add_text(f"{place}", [1, 2, 3 + place], max_new_tokens=4, sampling=sampling)
     engine.add_text("held", [1, 2], max_new_tokens=4, mask=Everything())

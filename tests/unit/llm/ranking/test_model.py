@@ -87,15 +87,6 @@ def test_the_warm_up_leaves_the_engine_empty(bundle, limits) -> None:
     assert len(rank(loaded, build_request()).item_ids) == 5
 
 
-def test_a_long_history_is_cut_by_whole_strides(bundle) -> None:
-    """At most the newest max_items are in the prompt, and the start moves by whole strides."""
-    loaded = load(bundle)
-    histories = [tuple(f"i{index % 30}" for index in range(count)) for count in (20, 21, 25, 26)]
-    lengths = [rank(loaded, build_request(history_item_ids=history)).num_prompt_tokens for history in histories]
-
-    assert lengths == [21, 17, 21, 17]
-
-
 def test_a_prompt_window_beyond_the_decoder_is_refused(bundle) -> None:
     """A bundle whose prompts could outgrow the decoder's positions is corrupt."""
     too_long = dataclasses.replace(bundle, manifest={**bundle.manifest, "prompt": {"max_items": 64, "stride": 5}})

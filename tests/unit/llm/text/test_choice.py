@@ -34,20 +34,6 @@ def test_pieces_add_up_to_decoding_at_once(token_ids, tokens_per_piece) -> None:
     assert [piece.finish_reason for piece in pieces] == [None] * (len(pieces) - 1) + [FinishReason.LENGTH]
 
 
-def test_a_stop_string_ends_the_choice() -> None:
-    """The token that completes it is reported, the text is cut before it, and nothing after it counts."""
-    choice = choice_of(" on t")
-
-    ended = [choice.append(SampledToken(token_id)) for token_id in LIBRARY.encode("the river runs on to the sea").ids]
-    choice.end(FinishReason.LENGTH)
-    piece = choice.take_piece()
-
-    assert sum(ended) == 1
-    assert piece.text == "the river runs"
-    assert piece.finish_reason is FinishReason.STOP
-    assert piece.num_tokens == ended.index(True) + 1
-
-
 def test_each_token_has_its_place_in_the_text() -> None:
     """The number of complete characters before it; tokens that are not shown have no length."""
     choice = choice_of()

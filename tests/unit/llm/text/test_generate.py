@@ -22,7 +22,7 @@ from services.contracts.text import (
     TextPiece,
     TextRequest,
 )
-from services.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, NotFound, Overloaded
+from services.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, Overloaded
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.outcome import Status
 from services.llm.serving.engine_thread import EngineThread, Stepped
@@ -292,9 +292,3 @@ async def test_a_bad_request_is_refused_by_its_field(engine, fields, field: str,
     assert isinstance(refusal.value, ContextTooLong) == bool(fix)
     assert (refusal.value.fix or "").startswith(fix)
     assert await engine.all_events(prompt="x", max_tokens=1)
-
-
-async def test_another_models_name_is_not_found(engine) -> None:
-    """A request for a model that is not served is refused by its name."""
-    with pytest.raises(NotFound, match="'gpt' is not served here"):
-        await engine.all_events(model="gpt", prompt="x")

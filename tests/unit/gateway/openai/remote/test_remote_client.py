@@ -57,11 +57,6 @@ async def remote(live_url: str) -> AsyncIterator[RemoteWriter]:
     await writer.close()
 
 
-async def test_its_models_are_the_servers(remote: RemoteWriter) -> None:
-    """With the longest context, if the server returns it."""
-    assert {model.name: model.max_context_tokens for model in await remote.models()}[MODEL] == 256
-
-
 async def test_one_model_can_be_offered_alone(live_url: str) -> None:
     """Other models of the server are neither listed nor called."""
     writer = RemoteWriter(f"{live_url}/v1", lambda: "", only_model=MODEL)
@@ -180,17 +175,6 @@ async def test_the_deadline_is_sent_on(remote: RemoteWriter, parrot: Parrot) -> 
     received = parrot.requests[0].deadline_unix_s
     assert received is not None
     assert received < deadline_unix_s
-
-
-async def test_a_refused_connection_is_a_dependency_away() -> None:
-    """It counts for the breaker, and the caller may retry."""
-    writer = RemoteWriter("http://127.0.0.1:9/v1", lambda: "")
-
-    with pytest.raises(DependencyAway):
-        await writer.models()
-    with pytest.raises(DependencyAway):
-        await events_of(writer, request())
-    await writer.close()
 
 
 @pytest.mark.parametrize(

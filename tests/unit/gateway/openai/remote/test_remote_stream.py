@@ -220,12 +220,3 @@ async def test_an_error_of_the_model_list_is_a_dependency_away(
         await remote.models()
 
     assert f"/v1/models returned {status}" in logs[0]["error"]
-
-
-async def test_a_missing_context_length_is_none(server: PreparedServer, remote: RemoteWriter) -> None:
-    """Hosted services list names only."""
-    server.parts = [b'{"data": [{"id": "far"}]}']
-
-    (model,) = await remote.models()
-
-    assert (model.name, model.max_context_tokens) == ("far", None)

@@ -41,13 +41,3 @@ def test_tensors_are_moved_unchanged() -> None:
     assert in_huge_pages_bytes() - before >= (62 + 30) * MB
     assert torch.equal(small, torch.arange(16 * MB, dtype=torch.int32))
     assert torch.equal(large, torch.arange(8 * MB, dtype=torch.int32))
-
-
-@pytest.mark.parametrize("size", [0, 1, 5_000])
-def test_what_is_smaller_than_a_page_is_left(size: int) -> None:
-    """Nothing happens to it."""
-    tensor = torch.ones(size)
-
-    use_huge_pages([tensor])
-
-    assert torch.equal(tensor, torch.ones(size))

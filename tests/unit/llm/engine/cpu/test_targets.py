@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.llm.engine.cpu.compiler import suitable, targets_of
+from services.llm.engine.cpu.compiler import suitable
 
 HASWELL = "fpu sse sse2 ssse3 fma movbe xsave avx f16c abm bmi1 avx2 bmi2"
 SKYLAKE = f"{HASWELL} avx512f avx512dq avx512cd avx512bw avx512vl"
@@ -37,11 +37,3 @@ def test_a_processor_takes_the_best_that_it_can_run(machine: str, flags: str, be
     names = [target.name for target in suitable(machine, frozenset(flags.split()))]
 
     assert (names[0] if names else None) == best
-
-
-@pytest.mark.parametrize("flags", [HASWELL, SKYLAKE, ICE_LAKE, ZEN_4, SAPPHIRE_RAPIDS])
-def test_what_suits_a_processor_suits_a_better_one(flags: str) -> None:
-    """The suitable targets are the end of the list: each requires all that the next one does."""
-    found = suitable("x86_64", frozenset(flags.split()))
-
-    assert found == targets_of("x86_64")[-len(found) :]

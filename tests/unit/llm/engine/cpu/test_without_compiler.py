@@ -8,17 +8,18 @@ import torch
 
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.cpu import compiler
+from tests.unit.llm.engine.conftest import build_decoder, build_engine, build_items, drain
 
 
 @pytest.fixture
-def ranked(items_of, decoder_of, engine_of, drained):
+def ranked():
     """Rank with an engine of this configuration."""
 
     def rank(**knobs) -> list[int]:
-        items = items_of(3)
-        engine = engine_of(decoder_of(items), items, **{"cpu_kernels": "compiled", **knobs})
+        items = build_items(3)
+        engine = build_engine(build_decoder(items), items, **{"cpu_kernels": "compiled", **knobs})
         engine.add_rank("a", [0, 3, 9], k=10)
-        return drained(engine)["a"].item_indices.tolist()
+        return drain(engine)["a"].item_indices.tolist()
 
     return rank
 

@@ -65,29 +65,6 @@ def test_a_chunk_sees_its_past_and_itself(kv_heads, tile_tokens, start, count) -
     torch.testing.assert_close(out, dense(q, keys, values, seen), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("tile_tokens", [4, 512])
-def test_requests_of_all_sizes_in_one_step_do_not_affect_each_other(tile_tokens) -> None:
-    """Padding of short tiles and contexts does not change a row."""
-    cache, _, _, _ = build_context(1, 4, 2, seed=0)
-    cache.write(1, torch.arange(64 * BLOCK), *torch.randn(2, 64 * BLOCK, 2, 8))
-    blocks = np.random.default_rng(9).permutation(64).tolist()
-    shapes = [(1, 1, 1), (3, 7, 1), (1, 40, 0), (5, 40, 0), (8, 60, 1), (7, 3, 0), (2, 9, 1)]
-    tiles, row, used = [], 0, 0
-    for rows, limit, step in shapes:
-        need = -(-(limit + (rows - 1) * step) // BLOCK)
-        tiles.append(Tile(row, rows, limit, step, blocks[used : used + need]))
-        row, used = row + rows, used + need
-    q = torch.randn(row, 4, 8)
-
-    together, lse = paged_attention(q, cache, 1, group_tiles(tiles, CPU), tile_tokens)
-
-    for tile in tiles:
-        alone, alone_lse = paged_attention(q, cache, 1, group_tiles([tile], CPU), 512)
-        here = slice(tile.first_row, tile.first_row + tile.num_rows)
-        torch.testing.assert_close(together[here], alone[here], atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(lse[here], alone_lse[here], atol=1e-5, rtol=1e-5)
-
-
 @pytest.mark.parametrize("window", [None, Window(5, frozenset({1}), num_sinks=1)])
 def test_stale_contents_of_a_block_are_not_read(window) -> None:
     """NaN behind a context's end or before its window does not change the result."""

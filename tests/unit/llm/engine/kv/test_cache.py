@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from services.llm.engine.kv.cache import KvCache
-from services.llm.engine.text.parameters import SamplingParams
 from tests.support.attention_shapes import attention_shape
+from tests.unit.llm.engine.conftest import build_decoder, build_engine, build_items, drain
 
 CONFIG = attention_shape(4, 2, 64, layers=3)
 LARGEST_ERROR = {"int8": 0.5 / 127, "fp8": 2.0**-4}
@@ -34,42 +34,18 @@ def test_the_error_of_a_number_is_half_a_step(kind, magnitude) -> None:
         assert ((back - there).abs() <= LARGEST_ERROR[kind] * largest * 1.001 + floor).all()
 
 
-@pytest.mark.parametrize("kind", ["int8", "fp8"])
-def test_batched_equals_alone_in_one_byte(kind, decoder_of, items_of, engine_of, drained) -> None:
-    """A ranking and a text are the same in a batch as alone, for every kind of cache."""
-    items = items_of(3)
-    decoder, allowed = decoder_of(items), np.ones(50, dtype=bool)
-
-    def add(engine, index: int) -> None:
-        prompt = [0, *np.random.default_rng(index).integers(1, 18, 5 + 3 * index).tolist()]
-        engine.add_rank(f"r{index}", prompt, k=10, allowed=allowed)
-        engine.add_text(f"t{index}", prompt, max_new_tokens=6, sampling=SamplingParams(temperature=1.0, seed=index))
-
-    crowd = engine_of(decoder, items, kv_kind=kind)
-    for index in range(4):
-        add(crowd, index)
-    together = drained(crowd)
-
-    for index in range(4):
-        engine = engine_of(decoder, items, kv_kind=kind)
-        add(engine, index)
-        alone = drained(engine)
-        assert together[f"r{index}"].item_indices.tolist() == alone[f"r{index}"].item_indices.tolist()
-        assert together[f"t{index}"].token_ids == alone[f"t{index}"].token_ids
-
-
 @pytest.mark.parametrize(("kind", "overlap"), [("int8", 0.95), ("fp8", 0.8)])
-def test_rankings_hardly_change(kind, overlap, decoder_of, items_of, engine_of, drained) -> None:
+def test_rankings_hardly_change(kind, overlap) -> None:
     """Most of the ten best items of a random model are also the ten best with exact keys and values."""
-    items = items_of(3)
-    decoder, allowed = decoder_of(items), np.ones(50, dtype=bool)
+    items = build_items(3)
+    decoder, allowed = build_decoder(items), np.ones(50, dtype=bool)
     found = {}
     for one in ("model", kind):
-        engine = engine_of(decoder, items, kv_kind=one)
+        engine = build_engine(decoder, items, kv_kind=one)
         for index in range(20):
             prompt = [0, *np.random.default_rng(index).integers(1, 18, 40).tolist()]
             engine.add_rank(str(index), prompt, k=10, allowed=allowed, beam_width=50)
-        found[one] = drained(engine)
+        found[one] = drain(engine)
 
     shared = [
         len(set(found["model"][name].item_indices) & set(found[kind][name].item_indices)) / 10 for name in found[kind]

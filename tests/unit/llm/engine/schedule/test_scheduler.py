@@ -203,14 +203,6 @@ def test_a_flood_of_short_prompts_does_not_starve_a_long_one() -> None:
     assert done["long"] <= 400 / 8
 
 
-def test_a_lone_long_prompt_has_the_whole_step() -> None:
-    """Without other requests a prompt is limited by the size of a chunk alone."""
-    scheduler = build_scheduler(max_chunk_tokens=16)
-    scheduler.add(build_sequence("long", 0, tokens=list(range(40))))
-
-    assert [chunk.num_tokens for chunk in run_step(scheduler)[0].chunks] == [16]
-
-
 def test_short_prompts_of_a_low_class_do_not_slow_a_high_one() -> None:
     """The half for the shortest prompts belongs to the most urgent class; the rest of the step is for others."""
     scheduler = build_scheduler()
@@ -235,17 +227,6 @@ def test_a_large_prompt_is_not_overtaken_by_small_ones() -> None:
         finished += ids_of(run_step(scheduler)[1])
 
     assert finished.index("large") < 6
-
-
-def test_beams_beyond_the_row_budget_wait_for_the_next_step() -> None:
-    """Beam steps share the row budget, the most urgent first."""
-    scheduler = build_scheduler()
-    for order, name in enumerate("abc"):
-        scheduler.add(build_sequence(name, order, num_levels=2, rows_by_level=(4,)))
-    run_step(scheduler)
-    steps = [ids_of(run_step(scheduler)[0].beam_steps) for _ in range(2)]
-
-    assert steps == [["a", "b"], ["c"]]
 
 
 def test_text_that_outgrows_memory_preempts_the_least_urgent() -> None:
@@ -283,20 +264,6 @@ def test_the_cached_prefix_is_shared_by_running_requests(length: int, chunk: tup
     assert [(chunk.start, chunk.num_tokens) for chunk in plan.chunks] == [chunk]
 
 
-def test_late_sequences_end_and_free_their_blocks_in_the_same_step() -> None:
-    """At its deadline a sequence ends, waiting or running, before it is planned."""
-    scheduler = build_scheduler(max_running=1)
-    scheduler.add(build_sequence("runs", 0, tokens=[1] * 30, deadline_s=5.0))
-    scheduler.add(build_sequence("waits", 1, priority=1, deadline_s=5.0))
-    run_step(scheduler, now_s=4.9)
-
-    plan, _ = run_step(scheduler, now_s=5.0)
-
-    assert sorted(ids_of(plan.late)) == ["runs", "waits"]
-    assert plan.is_empty
-    assert scheduler.pool.num_held == 0
-
-
 def test_blocks_behind_the_window_are_free() -> None:
     """A prompt of 12 blocks runs in 5, for its sinks, its window and a chunk; when computed it holds 2, and all 12 are cached."""
     scheduler = build_scheduler(Window(4, frozenset({0}), num_sinks=1), max_chunk_tokens=8)
@@ -308,21 +275,6 @@ def test_blocks_behind_the_window_are_free() -> None:
     assert held == [5, 3, 3, 3, 3, 2]
     assert scheduler.pool.num_cached == 12
     assert long.block_table[1:11] == [CONFIG.num_blocks] * 10
-
-
-def test_a_windowed_sequence_holds_only_the_visible_blocks_of_a_cached_prefix() -> None:
-    """It holds the block of the sinks and those of the window."""
-    scheduler = build_scheduler(Window(4, frozenset({0}), num_sinks=1), num_blocks=16)
-    scheduler.add(build_sequence("one", 0, tokens=list(range(44))))
-    while scheduler.num_running + scheduler.num_waiting:
-        run_step(scheduler)
-    two = build_sequence("two", 1, tokens=list(range(47)))
-    scheduler.add(two)
-
-    plan = scheduler.schedule(0.0)
-
-    assert [(chunk.start, chunk.num_tokens) for chunk in plan.chunks] == [(44, 3)]
-    assert scheduler.pool.num_held == 1 + 1 + 1
 
 
 def test_a_preempted_text_longer_than_the_pool_is_computed_again() -> None:
