@@ -32,8 +32,9 @@ test: $(INSTALLED) ## run all that a change must pass, the whole stack included
 test-unit: $(INSTALLED) ## run the pure tests: no server, no compiler, no Ray
 	$(UNIT) -m "not native and not grid" tests/unit
 
-test-grids: $(INSTALLED) ## run the complete grids, of which `make test` runs a sample, and the quality of a full training
+test-grids: $(INSTALLED) ## run the complete grids and scenarios, of which `make test` runs a sample, and the quality of a full training
 	$(UNIT) -m grid tests/unit
+	$(BIN)/pytest -m grid tests/integration tests/e2e
 	$(BIN)/pytest tests/quality
 
 test-compose: $(INSTALLED) ## run the end-to-end tests against docker compose

@@ -36,10 +36,16 @@ def runs(page: Path) -> bool:
     return any(runnable(block.text).script.strip() for block in blocks(page.read_text()) if not block.mark)
 
 
-PAGES = [page for page in all_pages() if runs(page)]
+TRAINS = ROOT / "docs" / "bring-your-own-data.md"
+"""The page that trains models and starts a stack of its own."""
+PAGES = [
+    pytest.param(page, id=page.relative_to(ROOT).as_posix(), marks=[pytest.mark.grid] if page == TRAINS else [])
+    for page in all_pages()
+    if runs(page)
+]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize("page", PAGES)
 def test_a_page_runs_as_written(stack: Stack, page: Path, tmp_path: Path) -> None:
     """Each block exits with 0 (or the page's code) and prints the page's expected lines."""
     session = PageSession(stack, tmp_path)

@@ -1,13 +1,10 @@
 """Faults of every part, as the callers see them."""
 
-import os
-import signal
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import grpc
-import psutil
 import pytest
 
 from services.contracts import recommend_pb2 as pb
@@ -122,16 +119,3 @@ def test_the_worker_killed(stack: Stack) -> None:
 
     assert not {"50", "181"} & set(rest_items(after))
     assert stack.num_restarts("worker") >= 1
-
-
-def test_ray_killed(stack: Stack) -> None:
-    """When Ray's own server dies the whole serving part is started again, once, and answers."""
-    restarts = stack.num_restarts("serve")
-    tree = psutil.Process(stack.pid("serve")).children(recursive=True)
-    os.kill(next(process.pid for process in tree if process.name() == "raylet"), signal.SIGKILL)
-
-    wait_for(lambda: stack.num_restarts("serve") == restarts + 1, 60.0, "a restart of serve")
-    wait_for(stack.is_healthy, 120.0, "a healthy stack")
-
-    assert "serve: died" in stack.output
-    assert len(stack.recommend("14")["items"]) == 10

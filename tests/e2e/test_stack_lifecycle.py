@@ -1,83 +1,113 @@
-"""Starting, stopping and crashing the whole stack, beside the shared one."""
+"""One stack with keys, TLS and a store's password is started, called, interrupted, started again and crashed, beside the shared one."""
 
 import os
 import shutil
 import signal
+import ssl
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+import grpc
+import httpx
 import pytest
+import trustme
 
+from infra.local.commands.guide import rest_address
 from infra.local.servers.ray_home import ray_home
 from infra.local.supervisor.keeper import children_of
 from infra.local.supervisor.leftovers import find_leftovers
+from services.contracts import recommend_pb2 as pb
+from services.contracts import recommend_pb2_grpc as api
+from tests.support.keys import bearer
+from tests.support.servers import HOST
 from tests.support.stack import Stack, survivors
 from tests.support.wait import wait_for
 
 MAX_STOP_S = 10.0
+AMPLE_MS = 4_000
 
 
-@pytest.fixture
-def second(stack: Stack, tmp_path: Path) -> Iterator[Stack]:
-    """A second stack in its own folder, with the first one's bundle; not started."""
-    shutil.copytree(stack.settings.bundle_root, tmp_path / "state" / "bundles")
-    other = Stack(tmp_path / "state")
-    yield other
+@dataclass
+class Secured:
+    """A secured stack, whose REST client has the shop's key, its keys by id, and the authority that its callers trust."""
+
+    stack: Stack
+    keys: dict[str, str]
+    ca: trustme.CA
+
+    def channel(self) -> grpc.Channel:
+        """Return a connection to the gRPC door."""
+        credentials = grpc.ssl_channel_credentials(self.ca.cert_pem.bytes())
+        return grpc.secure_channel(self.stack.settings.grpc_address, credentials)
+
+
+@pytest.fixture(scope="module")
+def made(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    """A secured stack with a copy of the shared one's bundle; not started."""
+    folder, ca = tmp_path_factory.mktemp("secured"), trustme.CA()
+    (folder / "password").write_text("a,pass=word\n")
+    (folder / "tls").mkdir()
+    leaf = ca.issue_cert(HOST)
+    leaf.cert_chain_pems[0].write_to_path(folder / "tls" / "tls.crt")
+    leaf.private_key_pem.write_to_path(folder / "tls" / "tls.key")
+    other = stack.beside(
+        folder,
+        tls_dir=folder / "tls",
+        api_keys_file=folder / "keys.json",
+        redis_password_file=folder / "password",
+        gateway_replicas=1,
+    )
+    keys = {"shop": other.new_key("shop", "recommend", "events"), "ops": other.new_key("ops", "admin")}
+    context = ssl.create_default_context()
+    ca.configure_trust(context)
+    other.rest.close()
+    other.rest = httpx.Client(
+        base_url=rest_address(other.settings), verify=context, timeout=20, headers=bearer(keys["shop"])
+    )
+    yield Secured(other, keys, ca)
     other.close()
 
 
-def test_two_stacks_live_side_by_side(stack: Stack, second: Stack) -> None:
-    """A stack with a bundle starts beside another one, and neither sees the other's clicks."""
-    second.start()
-    user_id = "side-by-side"
-    second.sees_click(user_id, "50")
-
-    assert stack.known(user_id)["reason"] == "unknown_user"
-    processes = second.processes()
-    began = time.monotonic()
-    assert second.command("down").returncode == 0
-    assert time.monotonic() - began < MAX_STOP_S
-    assert second.reap() == 0
-    assert survivors(processes) == []
-    assert find_leftovers(second.settings.state_dir) == []
-    assert not ray_home(second.settings.state_dir).exists()
-    assert stack.is_healthy()
+@pytest.fixture
+def secured(made: Secured) -> Secured:
+    """The same, running."""
+    if not made.stack.is_running:
+        made.stack.start()
+    return made
 
 
-def test_ctrl_c_leaves_nothing(second: Stack) -> None:
-    """SIGINT stops everything within seconds, and the data stay for the next start."""
-    second.start()
-    seen = second.sees_click("comes-back", "50")
+def test_a_click_over_tls_with_a_key_is_seen_by_both_doors(secured: Secured, stack: Stack) -> None:
+    """It passes edge, key, broker, worker and store; the stack beside does not see it."""
+    seen = secured.stack.sees_click("new", "50")
 
-    processes = second.processes()
-    began = time.monotonic()
-    os.kill(second.supervisor_pid, signal.SIGINT)
-
-    assert second.reap() == 0
-    assert time.monotonic() - began < MAX_STOP_S
-    assert survivors(processes) == []
-    assert list((second.settings.state_dir / "logs" / "ray").glob("worker-*.err"))
-    second.start()
-    assert second.known("comes-back")["newest_event_time_ms"] == seen["newest_event_time_ms"]
+    assert len(seen["items"]) == 10
+    with secured.channel() as channel:
+        request = pb.RecommendRequest(user_id="new", k=5, deadline_ms=AMPLE_MS)
+        stub = api.RecommenderStub(channel)
+        metadata = list(bearer(secured.keys["shop"]).items())
+        wait_for(lambda: stub.Recommend(request, metadata=metadata).newest_event_time_ms, 30, "the click over gRPC")
+    assert stack.known("new")["reason"] == "unknown_user"
 
 
-def test_a_killed_supervisor_leaves_nothing(second: Stack) -> None:
-    """SIGKILL of the supervisor ends every process."""
-    second.start()
-    processes = second.processes()
+def test_without_a_key_only_probes_and_the_document_are_open(secured: Secured) -> None:
+    """At both doors of the running stack; metrics need the scope admin."""
+    http, nobody, operator = secured.stack.rest, {"authorization": ""}, bearer(secured.keys["ops"])
+    paths = ("/healthz", "/readyz", "/v1/bundle", "/metrics", "/openapi.json")
+    statuses = [http.get(path, headers=nobody).status_code for path in paths]
+    with secured.channel() as channel, pytest.raises(grpc.RpcError) as refused:
+        api.RecommenderStub(channel).Recommend(pb.RecommendRequest(user_id="1"))
 
-    os.kill(second.supervisor_pid, signal.SIGKILL)
-    second.reap()
-
-    wait_for(lambda: not survivors(processes), 15.0, "the end of every process")
-    assert find_leftovers(second.settings.state_dir) == []
-    assert second.command("status").returncode == 1
+    assert statuses == [200, 200, 401, 401, 200]
+    assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    assert [http.get("/metrics", headers=headers).status_code for headers in ({}, operator)] == [403, 200]
 
 
-def test_a_start_that_cannot_succeed_is_refused(second: Stack, stack: Stack) -> None:
+def test_a_start_that_cannot_succeed_is_refused(stack: Stack, tmp_path: Path) -> None:
     """Nothing is started when a port is taken, or a second time in one folder."""
-    taken = Stack(second.settings.state_dir)
+    shutil.copytree(stack.settings.bundle_root, tmp_path / "state" / "bundles")
+    taken = Stack(tmp_path / "state")
     taken.settings = taken.settings.model_copy(update={"redis_port": stack.settings.redis_port})
 
     refused, again = taken.command("up"), stack.command("up")
@@ -88,23 +118,53 @@ def test_a_start_that_cannot_succeed_is_refused(second: Stack, stack: Stack) -> 
     assert f"port {stack.settings.redis_port} is taken" in refused.stderr
     assert "TAILRACE_REDIS_PORT" in refused.stderr
     assert "Traceback" not in refused.stderr
-    assert find_leftovers(second.settings.state_dir) == []
+    assert find_leftovers(taken.settings.state_dir) == []
 
 
-def test_down_ends_what_a_killed_supervisor_and_keeper_left(second: Stack) -> None:
+def test_ctrl_c_leaves_no_process_and_the_next_start_has_the_data(secured: Secured, stack: Stack) -> None:
+    """SIGINT stops everything within seconds, but for the stack beside; Ray's logs and the features stay."""
+    own = secured.stack
+    seen, processes = own.sees_click("comes-back", "50"), own.processes()
+    began = time.monotonic()
+    os.kill(own.supervisor_pid, signal.SIGINT)
+
+    assert own.reap() == 0
+    assert time.monotonic() - began < MAX_STOP_S
+    assert survivors(processes) == []
+    assert find_leftovers(own.settings.state_dir) == []
+    assert not ray_home(own.settings.state_dir).exists()
+    assert list((own.settings.state_dir / "logs" / "ray").glob("worker-*.err"))
+    assert stack.is_healthy()
+    own.start()
+    assert own.known("comes-back")["newest_event_time_ms"] == seen["newest_event_time_ms"]
+
+
+def test_down_ends_what_a_killed_supervisor_and_keeper_left(secured: Secured) -> None:
     """`tailrace down` finds the processes that are left by their mark."""
-    second.start()
-    processes = second.processes()
-    keepers = children_of(second.supervisor_pid)
+    own = secured.stack
+    processes, keepers = own.processes(), children_of(own.supervisor_pid)
 
-    for pid in [second.supervisor_pid, *keepers]:
+    for pid in [own.supervisor_pid, *keepers]:
         os.kill(pid, signal.SIGSTOP)
-    for pid in [*keepers, second.supervisor_pid]:
+    for pid in [*keepers, own.supervisor_pid]:
         os.kill(pid, signal.SIGKILL)
-    second.reap()
-    swept = second.command("down")
+    own.reap()
+    swept = own.command("down")
     wait_for(lambda: not survivors(processes), 15.0, "the end of every process")
 
     assert swept.returncode == 0
-    assert survivors(processes) == []
-    assert find_leftovers(second.settings.state_dir) == []
+    assert find_leftovers(own.settings.state_dir) == []
+
+
+@pytest.mark.grid  # tests/unit/infra/test_keeper.py holds it for one part
+def test_a_killed_supervisor_leaves_no_process(secured: Secured) -> None:
+    """SIGKILL of the supervisor ends every process."""
+    own = secured.stack
+    processes = own.processes()
+
+    os.kill(own.supervisor_pid, signal.SIGKILL)
+    own.reap()
+
+    wait_for(lambda: not survivors(processes), 15.0, "the end of every process")
+    assert find_leftovers(own.settings.state_dir) == []
+    assert own.command("status").returncode == 1

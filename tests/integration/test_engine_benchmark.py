@@ -43,6 +43,7 @@ def test_the_cases_of_a_gpu_alone(tmp_path: Path) -> None:
     assert "llama-3-8b-decode-1" in page.stdout
 
 
+@pytest.mark.grid
 def test_beside_transformers(tmp_path: Path) -> None:
     """With the same weights and prompts there is a ratio, the items agree, and greedy tokens are near fp32's choice."""
     save_decoder(random_decoder("tiny", torch.float32, torch.device("cpu")), tmp_path / "model")

@@ -6,12 +6,10 @@ REASONS = {
     "test_docs.py": "runs the pages' commands, which name the embedded stack's ports",
     "test_console.py": "opens pages without an API key",
     "test_dashboards.py": "scrapes the metrics' port, which compose does not publish",
-    "test_secured_stack.py": "starts an embedded stack of its own, on the bundle of the shared one",
     "test_takeover.py": "looks for processes of this machine",
     "test_text.py": "starts an embedded stack of its own; tests/compose asks containers for text",
     "test_doors.py::test_the_printed_calls_work_when_pasted": "is about what `tailrace up` prints",
     "test_doors.py::test_status_shows_every_part": "is about `tailrace status`",
-    "test_faults.py::test_ray_killed": "looks for processes of this machine",
 }
 """By file, or by file and test."""
 

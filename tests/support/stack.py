@@ -76,7 +76,7 @@ class Stack:
                 cwd=ROOT,
                 start_new_session=True,
             )
-        wait_for(lambda: self._is_ready() or self._has_ended(), START_TIMEOUT_S, "the stack's start")
+        wait_for(lambda: self._is_ready() or not self.is_running, START_TIMEOUT_S, "the stack's start")
         if not self._is_ready():
             raise AssertionError(f"`tailrace up` ended:\n{self.output}")
         self._channel = grpc.insecure_channel(self.settings.grpc_address)
@@ -117,6 +117,11 @@ class Stack:
         """The process id of `tailrace up`."""
         assert self._process is not None
         return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the supervisor was started and has not ended."""
+        return self._process is not None and self._process.poll() is None
 
     def reap(self) -> int:
         """Wait for the supervisor's end and return its exit code."""
@@ -241,9 +246,6 @@ class Stack:
     def _is_ready(self) -> bool:
         record = self._file.read()
         return record is not None and record.stage == "ready" and record.supervisor_pid == self.supervisor_pid
-
-    def _has_ended(self) -> bool:
-        return self._process is not None and self._process.poll() is not None
 
 
 def survivors(processes: list[psutil.Process]) -> list[str]:
