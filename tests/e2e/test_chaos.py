@@ -24,7 +24,7 @@ async def scene(stack: Stack) -> AsyncIterator[Scene]:
 
 
 async def test_faults_through_the_wire_and_a_spike(scene: Scene, stack: Stack) -> None:
-    """Every request is answered through all of it, the answers say what was away, and no acknowledged event is lost."""
+    """Every request is answered, the reasons name what was unavailable, and no acknowledged event is lost."""
     rows = {
         name: await run_row(name, scene, RATE_RPS, LiveView(name, DEADLINE_MS), PHASES)
         for name in ("store-hang", "broker-stop", "low-priority-spike")

@@ -1,4 +1,4 @@
-"""The LLM on a real local Ray: ranking through the handle, a replica that dies, other versions, and sticky users."""
+"""The LLM on a real local Ray: ranking through the handle, a replica that dies, other versions, and session affinity."""
 
 import asyncio
 import os
@@ -46,7 +46,7 @@ def settings(tmp_path: Path) -> Settings:
 
 @pytest.fixture
 async def started(local_ray) -> AsyncIterator:
-    """A function that runs the deployment and gives our handle and Ray's; everything is taken down afterwards."""
+    """A function that runs the deployment and returns its handle; the deployment is deleted afterwards."""
     from ray import serve
 
     from services.llm.ranking.deployment import build_llm
@@ -61,8 +61,8 @@ async def started(local_ray) -> AsyncIterator:
     await asyncio.to_thread(serve.delete, APP)
 
 
-async def ask_until_served(handle, version: str, timeout_s: float = 120.0) -> RankResult:
-    """Ask until a result comes."""
+async def rank_until_served(handle, version: str, timeout_s: float = 120.0) -> RankResult:
+    """Rank until there is a result."""
     give_up_s = time.monotonic() + timeout_s
     while time.monotonic() < give_up_s:
         try:
@@ -74,13 +74,13 @@ async def ask_until_served(handle, version: str, timeout_s: float = 120.0) -> Ra
 
 
 def replica_pids() -> list[int]:
-    """Return the processes of this test's LLM replicas, by the title that Ray gives them."""
+    """Return the processes of this test's LLM replicas, by their process titles."""
     titles = {process.pid: " ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])}
     return [pid for pid, title in titles.items() if f"ServeReplica:{APP}:" in title]
 
 
 async def first_failure(handle, within_s: float) -> TailraceError:
-    """Rank again and again until it fails, and give the error."""
+    """Rank until a request fails, and return the error."""
     give_up_s = time.monotonic() + within_s
     while time.monotonic() < give_up_s:
         try:
@@ -91,13 +91,13 @@ async def first_failure(handle, within_s: float) -> TailraceError:
 
 
 async def test_a_replica_ranks_dies_and_comes_back(started, settings) -> None:
-    """Without a bundle it says so; then it ranks, refuses other versions, keeps to timeouts, and its death is told at once and mended."""
+    """Without a bundle it refuses; then it ranks, refuses other versions, and keeps to timeouts; a killed replica fails at once and is replaced."""
     handle = started(settings)
     with pytest.raises(BundleNotFound):
         await handle.rank(build_request("v1"), timeout_s=5.0)
     publish_bundle(settings.bundle_root, "v1")
 
-    result = await ask_until_served(handle, "v1")
+    result = await rank_until_served(handle, "v1")
 
     assert len(result.item_ids) == 5
     assert result.bundle_version == "v1"
@@ -115,7 +115,7 @@ async def test_a_replica_ranks_dies_and_comes_back(started, settings) -> None:
     for _ in range(2):
         assert isinstance(await first_failure(handle, within_s=5.0), DependencyAway)
 
-    again = await ask_until_served(handle, "v1")
+    again = await rank_until_served(handle, "v1")
     assert again.item_ids == result.item_ids
 
 
@@ -129,13 +129,13 @@ async def test_users_stick_to_a_replica(started, settings) -> None:
         """Return each user a history of their own."""
         return tuple(f"i{(user * 7 + place * (user + 2)) % 30}" for place in range(16))
 
-    async def ask(user: int) -> RankResult:
+    async def rank(user: int) -> RankResult:
         """Rank for a user."""
         request = build_request("v1", users[user], history_item_ids=history_of(user))
         return await handle.rank(request, timeout_s=5.0)
 
-    cold = [await ask(user) for user in range(12)]
-    warm = [await ask(user) for user in range(12) for _ in range(4)]
+    cold = [await rank(user) for user in range(12)]
+    warm = [await rank(user) for user in range(12) for _ in range(4)]
 
     assert all(result.num_cached_tokens == 16 for result in warm)
     assert sum(result.num_cached_tokens for result in cold) < 12 * 16

@@ -45,7 +45,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def options(tmp_path_factory: pytest.TempPathFactory) -> PipelineOptions:
-    """Own tables of a ring of items, small models, and a gate that lets them pass."""
+    """Own tables of a ring of items, small models, and a gate that they pass."""
     folder = tmp_path_factory.mktemp("own")
     raw_events(40, 30, 12).write_csv(folder / "events.csv")
     raw_items(30).write_ndjson(folder / "items.jsonl")
@@ -74,7 +74,7 @@ def places_in(folder: Path, store: Server) -> Places:
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory, store: Server, options: PipelineOptions) -> Places:
-    """Where the flow has run once, with what it showed in shown.txt."""
+    """Where the pipeline has run once."""
     places = places_in(tmp_path_factory.mktemp("state"), store)
     console = Console(file=io.StringIO(), width=160)
     run_pipeline(options, places, console)
@@ -89,7 +89,7 @@ def quiet() -> Console:
 
 
 async def read_lists(places: Places, user_id: str) -> UserFeatures:
-    """What a request would read of a user."""
+    """Return the features that a request reads of a user."""
     reader = FeatureReader(places.feature_repo, num_partitions=1)
     try:
         return await reader.read(user_id, BundleStore(places.bundle_root).live().version, 10.0)
@@ -107,7 +107,7 @@ def test_own_tables_become_a_live_bundle(places: Places) -> None:
 
 
 async def test_online_store_holds_histories_and_lists_of_the_live_version(places: Places) -> None:
-    """A busy user's read gives the history and a list made by the live bundle that has seen the newest event."""
+    """A busy user's read returns the history and a list made by the live bundle that has seen the newest event."""
     address = places.feature_repo
     reader = FeatureReader(address, num_partitions=1)
 
@@ -187,8 +187,8 @@ def test_live_events_reach_the_next_model(tmp_path: Path, store: Server, options
     assert events.tail(1)["item_id"].to_list() == ["i07"]
 
 
-def test_lists_are_left_to_a_running_flow(places: Places, options: PipelineOptions) -> None:
-    """While a whole flow runs in the folder, a refresh does nothing and prints why."""
+def test_lists_are_not_refreshed_while_a_run_holds_the_lock(places: Places, options: PipelineOptions) -> None:
+    """While a pipeline runs in the folder, a refresh does nothing and prints why."""
     console = Console(file=io.StringIO(), width=300)
 
     with run_lock(places.stages_dir, quiet()):
@@ -199,7 +199,7 @@ def test_lists_are_left_to_a_running_flow(places: Places, options: PipelineOptio
     assert "another run" in console.file.getvalue()
 
 
-def test_lists_made_stale_by_an_event_are_made_anew(places: Places, options: PipelineOptions) -> None:
+def test_lists_made_stale_by_an_event_are_made_again(places: Places, options: PipelineOptions) -> None:
     """Between two trainings: the live bundle's list of a user who has acted since sees that event and leaves its item out."""
     writer = FeatureWriter(places.feature_repo)
     (before,) = writer.read_histories(["u000"]).values()

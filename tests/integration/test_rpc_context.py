@@ -33,7 +33,7 @@ async def test_the_door_runs_under_ray_serves_context() -> None:
         context,
         work,
         pb.RecommendResponse(),
-        lambda *told: refused.append(told[1]),
+        lambda *refusal: refused.append(refusal[1]),
         access=OpenAccess(),
         scope=Scope.RECOMMEND,
     )

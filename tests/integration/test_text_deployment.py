@@ -39,7 +39,7 @@ def build_request(**fields) -> TextRequest:
 
 @pytest.fixture
 async def started(local_ray, tmp_path: Path) -> AsyncIterator:
-    """A function that runs the deployment over a tiny checkpoint and gives our handle; taken down afterwards."""
+    """A function that runs the deployment over a tiny checkpoint and returns its handle; the deployment is deleted afterwards."""
     from ray import serve
 
     from services.llm.text.deployment import build_text
@@ -56,18 +56,18 @@ async def started(local_ray, tmp_path: Path) -> AsyncIterator:
 
 
 async def written(handle, **fields) -> list[TextEvent]:
-    """Write to the end."""
+    """Return all events of a text."""
     return [event async for event in handle.write(build_request(**fields))]
 
 
 def replica_pids() -> list[int]:
-    """Return the processes of this test's replicas, by the title that Ray gives them."""
+    """Return the processes of this test's replicas, by their process titles."""
     titles = {process.pid: " ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])}
     return [pid for pid, title in titles.items() if f"ServeReplica:{APP}:" in title]
 
 
-async def test_leaving_makes_room_and_a_full_queue_says_so(started) -> None:
-    """With one place to run and one to wait, one of two more is overloaded; when the first listener leaves the other is served."""
+async def test_a_disconnect_frees_a_place_and_a_full_queue_refuses(started) -> None:
+    """With one place to run and one to wait, one of two more is overloaded; when the first caller disconnects the other is served."""
     handle = started(max_running=1, max_waiting=1)
     first = handle.write(build_request(**LONG))
     await anext(first)
@@ -89,10 +89,10 @@ async def test_of_two_replicas_one_may_die(started) -> None:
     prompts = [f"{number} times the tail gets out of the turbine" for number in range(24)]
 
     async def cached_of(prompt: str) -> int:
-        """Ask and give how many tokens of the prompt were cached."""
+        """Generate, and return how many tokens of the prompt were cached."""
         done = (await written(handle, prompt=prompt))[-1]
         assert isinstance(done, TextDone)
-        await asyncio.sleep(0.05)  # the router hears of an answer's end a moment after us
+        await asyncio.sleep(0.05)  # the router records an answer's end a moment later
         return done.num_cached_tokens
 
     cold = [await cached_of(prompt) for prompt in prompts]

@@ -1,4 +1,4 @@
-"""The ports' fakes, ten lines each: they answer at once unless told to be slow, to fail, or to hang."""
+"""The ports' fakes, ten lines each: they answer at once unless a test sets a delay or an error."""
 
 import asyncio
 from collections.abc import Sequence

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 KUBERNETES = ROOT / "infra/kubernetes"
 OVERLAYS = ("dev", "gpu", "prod")
 VERSIONS = ("1.32", "1.37")
-"""The oldest Kubernetes that the manifests are for, and the newest that the schemas know."""
+"""The oldest Kubernetes that the manifests are for, and the newest that has schemas."""
 
 CUSTOM = {"RayService", "PodMonitor", "PrometheusRule"}
 

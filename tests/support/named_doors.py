@@ -18,7 +18,7 @@ MAX_RPC_BYTES = 2**20
 
 
 class NamedDoor:
-    """A gRPC door that tells by its answer which server it belongs to."""
+    """A gRPC door whose answer identifies its server."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -37,7 +37,7 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Commands of a page, and the lines that they must print in this order; empty when the page does not say."""
+    """Commands of a page, and the lines that they must print in this order; empty when the page shows no output."""
 
     line: int
     mark: str

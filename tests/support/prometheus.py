@@ -62,7 +62,7 @@ class Prometheus:
         return found
 
     def unhealthy_rules(self) -> list[str]:
-        """Name the rules that have not been evaluated yet, or not well, with their errors."""
+        """Return the rules that were not evaluated yet, or failed, with their errors."""
         groups = self._http.get("/api/v1/rules").json()["data"]["groups"]
         return [
             f"{rule['name']}: {rule['health']} {rule.get('lastError', '')}"

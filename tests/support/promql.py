@@ -85,7 +85,7 @@ def filled_in(expr: str, interval: str = "1m") -> str:
 
 
 def selectors(expr: str) -> list[tuple[str, dict[str, str]]]:
-    """Return every series name of an expression with the labels and values that it is asked for."""
+    """Return every series name of an expression with the labels and values that it selects."""
     return [
         (node.name, {matcher.name: matcher.value for matcher in node.matchers.matchers})
         for node in _nodes(promql_parser.parse(filled_in(expr)))

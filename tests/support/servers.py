@@ -54,11 +54,11 @@ class Server:
             self._process = None
 
     def freeze(self) -> None:
-        """Let it accept connections and answer nothing."""
+        """Stop the process: it accepts connections and answers nothing."""
         self._signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let it go on."""
+        """Continue a frozen process."""
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: int) -> None:

@@ -1,4 +1,4 @@
-"""The commands in a block of shell, as words: enough of the grammar to know which programs a page calls. Runs nothing."""
+"""The commands in a block of shell, as words: enough of the grammar to find which programs a page calls. Runs nothing."""
 
 import re
 import shlex

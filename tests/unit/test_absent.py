@@ -1,4 +1,4 @@
-"""What is not there says so in the words of what could be."""
+"""A missing LLM or text model refuses like an unavailable one."""
 
 import pytest
 
@@ -7,17 +7,17 @@ from services.contracts.text import TextRequest
 from services.errors import DependencyAway
 from services.llm.absent import AbsentLlm, AbsentText
 
-QUESTION = RankRequest(request_id="r", user_id=None, bundle_version="v", history_item_ids=(), k=1, budget_ms=1.0)
+REQUEST = RankRequest(request_id="r", user_id=None, bundle_version="v", history_item_ids=(), k=1, budget_ms=1.0)
 
 
-async def test_nobody_ranks() -> None:
-    """The policy takes it for an LLM that is away."""
+async def test_a_missing_llm_refuses() -> None:
+    """The error is that of an unavailable LLM."""
     with pytest.raises(DependencyAway, match="llm"):
-        await AbsentLlm().rank(QUESTION, 1.0)
+        await AbsentLlm().rank(REQUEST, 1.0)
 
 
-async def test_nobody_writes() -> None:
-    """A caller is told to come back, rather than that there is no such model."""
+async def test_a_missing_text_model_refuses() -> None:
+    """The error is that of an unavailable text model, not an unknown one."""
     with pytest.raises(DependencyAway, match="text"):
         await AbsentText().models()
     with pytest.raises(DependencyAway, match="text"):

@@ -129,7 +129,7 @@ def test_one_file_reads_the_environment() -> None:
 
 
 def test_files_are_named_for_what_they_hold() -> None:
-    """No file or folder carries a name that says nothing."""
+    """No file or folder has a name without meaning, such as utils."""
     names = {path.relative_to(ROOT).as_posix() for path in source_files()}
     empty = {name for name in names if FORBIDDEN_NAMES & set(re.split(r"[/.]", name))}
 

@@ -50,7 +50,7 @@ def test_every_folder_is_listed() -> None:
 
 
 def test_the_generated_code_is_fresh(tmp_path: Path) -> None:
-    """Running protoc again gives the committed files."""
+    """Running protoc again writes the committed files."""
     outputs = [f"--{kind}_out={tmp_path}" for kind in ("python", "pyi", "grpc_python")]
     command = [sys.executable, "-m", "grpc_tools.protoc", "-I.", *outputs, "services/contracts/recommend.proto"]
 

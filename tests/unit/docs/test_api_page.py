@@ -10,7 +10,7 @@ from tests.support.pages import ROOT, fences
 
 
 def test_the_page_is_fresh() -> None:
-    """Making it again gives the committed text."""
+    """A newly generated page equals the committed one."""
     assert (ROOT / "docs" / "api.md").read_text() == render(ROOT), "docs/api.md is stale: run `make docs`"
 
 

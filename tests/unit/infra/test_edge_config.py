@@ -59,7 +59,7 @@ def test_haproxy_accepts_every_path_and_host(tmp_path: Path, name: str | None, h
             check=False,
             cwd=tmp_path,
             pass_fds=descriptors,
-            env={**os.environ, "RES_OPTIONS": "timeout:1 attempts:1"},  # a name that no server knows is looked up
+            env={**os.environ, "RES_OPTIONS": "timeout:1 attempts:1"},  # an unknown name is looked up once
         )
 
     assert checked.returncode == 0, checked.stderr

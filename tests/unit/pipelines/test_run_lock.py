@@ -50,7 +50,7 @@ def test_a_waiting_run_prints_that_and_gets_the_lock(tmp_path: Path, holder: sub
     """The console names the folder, and the work begins when the other run has ended."""
 
     class Ends(io.StringIO):
-        """Lets the other run end once the waiting has been announced."""
+        """Ends the other run once the waiting has been announced."""
 
         def write(self, words: str) -> int:
             """Write, and release the lock after the announcement."""

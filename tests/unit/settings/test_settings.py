@@ -64,7 +64,7 @@ def test_a_mistake_is_refused_by_its_key(
 
 
 def test_a_child_reads_exactly_the_same_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment that settings are written to gives equal settings."""
+    """Settings that are written to an environment and read again are equal."""
     settings = Settings(http_port=1234, llm_dtype="bfloat16")
     for key, value in settings.as_environment().items():
         monkeypatch.setenv(key, value)

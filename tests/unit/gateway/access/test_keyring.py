@@ -54,7 +54,7 @@ def test_a_key_ends_when_it_expires(path: Path) -> None:
 
 @pytest.mark.parametrize("wrong", ["", "trk_", "x" * 100_000, "\udcff", "ключ"])
 def test_a_wrong_key_has_no_holder(path: Path, wrong: str) -> None:
-    """Neither by length nor by its letters."""
+    """No text but the key itself is accepted, of any length."""
     write_keys(path, one_key(make_key()))
 
     assert KeyRing(path, max_k=100).find(wrong, NOW_S) is None
@@ -71,7 +71,7 @@ def test_a_nearly_right_key_has_no_holder(path: Path) -> None:
 
 
 def test_a_secret_replaced_behind_its_link_is_read_again(tmp_path: Path) -> None:
-    """As Kubernetes does: `..data` points to another folder, with the same name, size and time."""
+    """Kubernetes points `..data` to another folder, whose file has the same name, size and time."""
     old, new = make_key(), make_key()
     for version, key in (("v1", old), ("v2", new)):
         (tmp_path / version).mkdir()
@@ -139,13 +139,13 @@ def test_a_file_that_is_gone_leaves_no_key_valid(path: Path) -> None:
 
 
 def test_the_first_file_must_be_right(path: Path) -> None:
-    """A gateway without keys would let nobody in: it says why at once instead."""
+    """A gateway that could admit nobody fails at its start, with the reason."""
     with pytest.raises(ConfigError, match="keys file"):
         KeyRing(path, max_k=100)
 
 
 async def test_a_started_ring_follows_its_file(path: Path) -> None:
-    """Without anybody asking, within a few polls."""
+    """Without a restart, within a few polls."""
     old, new = make_key(), make_key()
     write_keys(path, one_key(old))
     ring = KeyRing(path, max_k=100)

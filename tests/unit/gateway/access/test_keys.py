@@ -22,7 +22,7 @@ def stored(key_id: str, *keys: str, **fields: Any) -> StoredKey:
 
 
 def test_a_new_key_is_long_random_and_known_by_its_start() -> None:
-    """256 bits, never twice, and found by scanners."""
+    """It has 256 bits, never repeats, and has a prefix that secret scanners find."""
     keys = {make_key() for _ in range(100)}
 
     assert len(keys) == 100
@@ -30,7 +30,7 @@ def test_a_new_key_is_long_random_and_known_by_its_start() -> None:
 
 
 def test_what_is_written_is_read_again_and_holds_no_key(tmp_path: Path) -> None:
-    """The file names priorities and scopes as people say them, is its owner's alone, and has hashes only."""
+    """The file has priorities and scopes by name, is readable by its owner alone, and holds hashes only."""
     path, key = tmp_path / "deep" / "keys.json", make_key()
     limits = {"rate_per_s": 50.0, "burst": 100.0, "daily_quota": 10_000, "max_k": 100}
     keys = KeysFile(keys=(stored("shop", key, priority=Priority.HIGH, **limits),))
@@ -46,7 +46,7 @@ def test_what_is_written_is_read_again_and_holds_no_key(tmp_path: Path) -> None:
 
 
 def test_a_file_behind_a_link_is_replaced_and_the_link_stays(tmp_path: Path) -> None:
-    """As it is laid out by those who link a file into place."""
+    """The link's target is replaced, not the link."""
     target, link = tmp_path / "real.json", tmp_path / "keys.json"
     write_keys(target, KeysFile())
     link.symlink_to(target)
@@ -82,7 +82,7 @@ BAD_FILES: list[tuple[str, Any, str]] = [
 
 @pytest.mark.parametrize(("content", "words"), [case[1:] for case in BAD_FILES], ids=[case[0] for case in BAD_FILES])
 def test_a_bad_file_is_refused_by_its_place_without_its_values(tmp_path: Path, content: Any, words: str) -> None:
-    """The words say where; a key that was put there by mistake is not repeated."""
+    """The error names the place and repeats no value, which may be a key."""
     path = tmp_path / "keys.json"
     path.write_text(content if isinstance(content, str) else json.dumps(content))
 
@@ -120,8 +120,8 @@ def test_rotation_leaves_two_valid_hashes_for_a_while() -> None:
     assert rotated.find("other") == keys.find("other")
 
 
-def test_a_key_with_an_end_is_not_given_a_longer_life_unasked() -> None:
-    """The new hash ends when the key was to, or as told; of a key that has ended the new end must be told."""
+def test_a_key_with_an_end_keeps_its_expiry_when_rotated() -> None:
+    """The new hash keeps the key's expiry unless another is given; for an expired key one must be given."""
     end, later = NOW + timedelta(days=3), NOW + timedelta(days=90)
     hashes = (StoredHash(sha256="a" * 64, expires_at=NOW), StoredHash(sha256="b" * 64, expires_at=end))
     keys = KeysFile(keys=(stored("shop").model_copy(update={"hashes": hashes}),))

@@ -13,7 +13,7 @@ from services.gateway.access.rates import Rates
 
 
 def accepts(rates: Rates, allowance: Allowance, now_s: float, key_id: str = "k", now_unix_s: float = 0.0) -> bool:
-    """Whether a call at this time is let through."""
+    """Whether a call at this time is admitted."""
     try:
         rates.spend(key_id, allowance, now_unix_s, now_s)
     except QuotaExceeded:
@@ -91,7 +91,7 @@ def test_keys_are_counted_apart() -> None:
 
 @given(num_processes=st.integers(1, 50), rate=st.floats(0.1, 1e4), burst=st.floats(1, 1e4))
 def test_processes_share_a_rate(num_processes: int, rate: float, burst: float) -> None:
-    """Together they let through the rate and the day's quota, rounded up, and each at least one call at a time."""
+    """Together they admit the rate and the day's quota, rounded up, and each at least one call at a time."""
     shared = Allowance(rate_per_s=rate, burst=burst, daily_quota=9).shared_by(num_processes)
 
     assert shared.rate_per_s is not None

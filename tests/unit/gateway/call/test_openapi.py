@@ -53,7 +53,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> HttpApp:
 
 @pytest.fixture(scope="module")
 def schema(app: HttpApp) -> schemathesis.BaseSchema:
-    """The document, and what it cannot know: the catalogue, the time and the models."""
+    """The document, limited to what this plane has: its catalogue, its time and its models."""
     schemas = app.openapi()["components"]["schemas"]
     known = {"categories": ["even", "odd"], "allowed_item_ids": ["i00", "i01", "i19"]}
     for name, values in known.items():

@@ -53,7 +53,7 @@ async def test_health_says_serving(rpc: RpcClient, service: str) -> None:
 
 
 async def test_health_of_an_unknown_service_is_not_found(rpc: RpcClient) -> None:
-    """As the health protocol asks."""
+    """The status is NOT_FOUND, as the health protocol requires."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await health_pb2_grpc.HealthStub(rpc.channel).Check(health_pb2.HealthCheckRequest(service="other"))
 

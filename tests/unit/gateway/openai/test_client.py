@@ -96,7 +96,7 @@ async def test_a_ranking(client: AsyncOpenAI) -> None:
 
 
 async def test_a_prompt_longer_than_the_context_has_openais_code(client: AsyncOpenAI, parrot: Parrot) -> None:
-    """By which clients know that they must shorten the conversation."""
+    """Clients shorten the conversation by this code."""
     parrot.error = ContextTooLong("messages", "9 tokens long", "send at most 8")
 
     with pytest.raises(openai.BadRequestError) as raised:

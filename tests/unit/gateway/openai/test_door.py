@@ -177,7 +177,7 @@ async def test_models_are_a_503_while_the_text_writer_is_unavailable(http: httpx
 
 
 async def test_without_text_only_the_recommender_is_listed(texts: World, http: httpx.AsyncClient) -> None:
-    """The error for other models says how to start text."""
+    """The error for other models names the option that starts text."""
     texts.plane.text = None
 
     listed = (await http.get("/v1/models")).json()["data"]

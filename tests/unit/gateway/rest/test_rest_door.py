@@ -123,7 +123,7 @@ async def test_an_absent_broker_is_a_503_with_retry_after(rest: RestClient, worl
 async def test_absent_routes_answer_in_the_envelope(
     rest: RestClient, method: str, path: str, status: int, code: str, allowed: str | None
 ) -> None:
-    """404 and 405 look like every other error; a 405 says which methods there are, as HTTP wants it."""
+    """404 and 405 look like every other error; a 405 names the allowed methods, as HTTP requires."""
     answer = await rest.http.request(method, path, headers={"x-request-id": "mine"})
 
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
@@ -156,7 +156,7 @@ async def test_the_bundle_is_described(rest: RestClient) -> None:
 
 
 async def test_before_the_first_bundle_nothing_is_ready_and_nothing_breaks(tmp_path: Path) -> None:
-    """No bundle yet: alive, not ready, and a 503 that says what is missing; the first promotion mends it."""
+    """No bundle yet: alive, not ready, and a 503 that names what is missing."""
     bare = make_world(tmp_path / "bundles")
     app = create_rest_app(lambda: bare.plane, lambda: b"", MAX_BODY_BYTES)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://door") as http:

@@ -92,7 +92,7 @@ async def test_the_end_of_a_text_survives_the_wire(remote: RemoteWriter) -> None
 
 
 def test_defaults_are_not_sent() -> None:
-    """A server that knows OpenAI's fields only receives no others."""
+    """A server that supports OpenAI's fields only receives no others."""
     assert set(body_of(request(max_tokens=None))) == {"model", "prompt", "stream", "stream_options"}
 
 
@@ -117,13 +117,13 @@ def test_a_strict_schema_stays_strict(is_strict: bool) -> None:
 
 @pytest.mark.parametrize(("json_schema", "kind"), [('{"type": "object"}', "json_object"), ("{}", "json_schema")])
 def test_any_object_is_sent_as_json_object(json_schema: str, kind: str) -> None:
-    """Servers without schemas know `json_object`; any JSON is not the same."""
+    """Servers without schemas support `json_object`, which is not the same as any JSON."""
     assert body_of(request(json_schema=json_schema))["response_format"]["type"] == kind
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 def test_the_token_limit_keeps_the_callers_name(name: str) -> None:
-    """OpenAI's reasoning models refuse the older name; other servers may not know the newer one."""
+    """OpenAI's reasoning models refuse the older name; other servers may not support the newer one."""
     body = body_of(request(settings_sent=frozenset({name})))
 
     assert {key: value for key, value in body.items() if "tokens" in key} == {name: 3}

@@ -180,7 +180,7 @@ async def test_a_malformed_chunk_is_a_dependency_away(
 async def test_the_log_has_the_cause(
     server: PreparedServer, remote: RemoteWriter, status: int, parts: list[bytes], cause: str
 ) -> None:
-    """Callers learn only that the server is unavailable; the log says why, a refused key included."""
+    """Callers learn only that the server is unavailable; the log has the cause, a refused key included."""
     server.status, server.parts = status, parts
 
     with capture_logs() as logs, pytest.raises(DependencyAway):
@@ -213,7 +213,7 @@ async def test_a_response_that_never_ends_holds_nobody(server: PreparedServer, r
 async def test_an_error_of_the_model_list_is_a_dependency_away(
     server: PreparedServer, remote: RemoteWriter, status: int
 ) -> None:
-    """Also a 404, say for a URL without /v1; the log has the status."""
+    """Also a 404, as for a URL without /v1; the log has the status."""
     server.status = status
 
     with capture_logs() as logs, pytest.raises(DependencyAway):
