@@ -249,21 +249,6 @@ async def test_a_blocked_event_loop_is_no_failure_of_the_store(reader: FeatureRe
     assert await reader.read("u", "v1", TIMEOUT_S) == UserFeatures()
 
 
-async def test_read_time_does_not_grow_with_reads(features: RepoAddress, reader: FeatureReader) -> None:
-    """The thousandth reads are about as quick as the first ones (a caching registry once made them grow).
-
-    The quickest of many are compared: what grows shows in these too, and a busy neighbour does not.
-    """
-    FeatureWriter(features).write_histories([history_row("u", tuple(map(str, range(100))))])
-    await _quickest_read_s(reader, 100)
-
-    early = await _quickest_read_s(reader, 200)
-    await _quickest_read_s(reader, 800)
-    late = await _quickest_read_s(reader, 200)
-
-    assert late < 2 * early
-
-
 def test_reader_names_the_command_when_nothing_was_applied(tmp_path: Path) -> None:
     """Without a registry the reader names the command that makes one."""
     with pytest.raises(EnvironmentFault, match="tailrace pipeline"):
@@ -293,12 +278,3 @@ async def _read_when_back(reader: FeatureReader, user_id: str) -> UserFeatures:
         except DependencyAway:
             assert time.monotonic() < give_up
             await asyncio.sleep(0.02)
-
-
-async def _quickest_read_s(reader: FeatureReader, num_reads: int) -> float:
-    seconds = []
-    for _ in range(num_reads):
-        started = time.perf_counter()
-        await reader.read("u", "v1", TIMEOUT_S)
-        seconds.append(time.perf_counter() - started)
-    return min(seconds)

@@ -89,17 +89,6 @@ def test_what_was_applied_is_on_disk_before_it_counts(address: RepoAddress, monk
     assert all(calls[place - 1] == calls[place].split(" -> ")[0] for place in named)
 
 
-def test_other_definitions_are_applied_again(address: RepoAddress) -> None:
-    """A stack that is started with a newer source tree has its features, without a run of the pipeline."""
-    ensure_applied(address)
-    now = address.definitions_path.read_text()
-    address.definitions_path.write_text("# what an older version applied")
-
-    ensure_applied(address)
-
-    assert address.definitions_path.read_text() == now
-
-
 def test_lock_of_a_dead_process_is_taken_over(address: RepoAddress) -> None:
     """A process that died while applying blocks the others no longer than the wait."""
     address.repo_dir.mkdir(parents=True)

@@ -13,7 +13,7 @@ from infra.local.servers.access import prepare_valkey, valkey_access_file
 from infra.local.servers.binaries import valkey_command
 from infra.local.servers.store import feature_store
 from infra.local.supervisor.probes import answers_redis
-from services.errors import ConfigError, DependencyAway, EnvironmentFault
+from services.errors import ConfigError, DependencyAway
 from services.features.reader import FeatureReader
 from services.features.repo import RepoAddress, apply_repo
 from services.features.writer import FeatureWriter
@@ -113,20 +113,6 @@ def test_a_pipeline_uses_a_store_behind_tls(settings: Settings, secured: RedisAd
         started = (settings.state_dir / "run").exists()
 
     assert not started
-
-
-@pytest.mark.parametrize("host", [HOST, "192.0.2.1"])
-def test_a_remote_store_that_does_not_answer_is_named(settings: Settings, tmp_path: Path, host: str) -> None:
-    """A store with TLS or on another machine is not started; the error names its address and setting."""
-    ca = tmp_path / "ca.pem"
-    trustme.CA().cert_pem.write_to_path(ca)
-    theirs = {"redis_host": host, "redis_port": 9, "redis_tls_ca_file": ca if host == HOST else None}
-
-    with (
-        pytest.raises(EnvironmentFault, match=f"no store answers at {host}:9.*TAILRACE_REDIS_HOST"),
-        feature_store(settings.model_copy(update=theirs), print),
-    ):
-        pass
 
 
 def test_the_password_is_in_no_file_argument_or_repr(

@@ -19,7 +19,6 @@ import pytest
 from kafka import KafkaProducer
 from prometheus_client import CollectorRegistry
 
-from pipelines.data.ingest import live_log_files
 from services.contracts.events import Interaction
 from services.features.reader import FeatureReader
 from services.features.repo import RepoAddress
@@ -28,8 +27,6 @@ from services.features.writer import FeatureWriter
 from services.observability.metrics import StreamMetrics
 from services.settings.settings import Settings
 from services.stream.aggregate import LoggedEvent, apply, history_limits
-from services.stream.decode import LoggedInteraction
-from services.stream.log_files import MIN_FILES
 from services.stream.offline_log import OfflineLog
 from services.stream.run import run_worker
 from services.stream.worker import Pace
@@ -179,20 +176,6 @@ def test_rows_equal_a_clean_replay_and_the_log_holds_each_event_once(rig: Rig) -
     assert rig.metric("tailrace_stream_applied_total") == 300
     assert rig.metric("tailrace_stream_skipped_total", reason="duplicate_event") == len(events) - 300
     assert rig.metric("tailrace_event_to_visible_seconds_count") > 0
-
-
-def test_small_files_of_the_log_are_merged(rig: Rig) -> None:
-    """A running worker merges what came in little by little, and no reader gets an event twice."""
-    earlier = OfflineLog(rig.settings.offline_log_dir)
-    for offset in range(MIN_FILES):
-        logged = LoggedInteraction(click(offset), LogPosition("former", 0, offset))
-        earlier.append([logged])
-
-    rig.start_worker()
-    wait_for(lambda: len(live_log_files(rig.settings.offline_log_dir)) == 1, what="one file of many")
-    rig.stop_worker()
-
-    assert [logged.position.offset for logged in earlier.read(0)] == list(range(MIN_FILES))
 
 
 async def test_accepted_event_is_seen_by_the_next_read(rig: Rig) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.load.open_loop import RequestOutcome, Shot
-from benchmarks.load.scoring import answers_recovered_s, degraded_share, summarise, tier_weights
+from benchmarks.load.scoring import answers_recovered_s, summarise, tier_weights
 
 REPORT = {
     "metrics": {"decoder": {"ndcg@10": 0.125}, "student": {"ndcg@10": 0.1}, "popularity": {"ndcg@10": 0.05}},
@@ -35,14 +35,6 @@ def test_a_row_by_hand() -> None:
     assert row["tiers"] == {"llm": 0.5, "none": 0.1, "popular": 0.1, "precomputed": 0.2, "student": 0.1}
     fast = summarise([shot("none", ms=1)], 200, WEIGHTS)
     assert (fast["availability"], fast["deadline_met"], fast["goodput"]) == (0, 0, 0)
-
-
-def test_what_counts_as_degraded() -> None:
-    """Failures and the reasons of faults count, not those of users with little history."""
-    shots = [shot("none"), shot("student"), shot("student", reason="short_history"), shot("popular")]
-
-    assert degraded_share(shots) == 0.5
-    assert degraded_share([]) == 0
 
 
 def test_recovery_is_the_beginning_of_two_calm_seconds() -> None:

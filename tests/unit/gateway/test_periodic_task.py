@@ -43,20 +43,6 @@ async def test_work_is_repeated_until_it_is_stopped() -> None:
     assert work.num_calls == num_calls
 
 
-@pytest.mark.parametrize(("at_once", "num_calls"), [(True, 1), (False, 0)])
-async def test_it_starts_with_the_work_or_with_a_pause(at_once: bool, num_calls: int) -> None:
-    """With `at_once` the first call is made before the first pause."""
-    work = Work()
-    task = PeriodicTask(work, 3_600.0, at_once=at_once)
-
-    task.start()
-    for _ in range(3):
-        await asyncio.sleep(0)
-    await task.stop()
-
-    assert work.num_calls == num_calls
-
-
 async def test_a_stop_cancels_running_work() -> None:
     """A stop does not wait for the work to end, and a task that was never started can be stopped."""
     work = Work(hangs=True)

@@ -133,15 +133,6 @@ async def test_forbidden_items_of_the_llm_are_replaced(world: World) -> None:
     assert scores == sorted(scores, reverse=True)
 
 
-async def test_a_broken_student_leaves_the_llms_answer_alone(world: World) -> None:
-    """The student is only a fallback beside an LLM that answers in time."""
-    world.student.error = ZeroDivisionError()
-
-    answer = await world.recommend()
-
-    assert (answer.tier, answer.reason) == (Tier.LLM, Reason.LLM_IN_TIME)
-
-
 async def test_popularity_answers_when_llm_and_student_both_fail(world: World) -> None:
     """The last tier needs no dependency."""
     world.student.error = ZeroDivisionError()

@@ -8,11 +8,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
 
-from infra.local.commands.explain import Door, ask, bar, show
+from infra.local.commands.explain import Door, ask, show
 from services.errors import EnvironmentFault, NotFound
 from tests.support.servers import free_port
 
@@ -114,12 +112,3 @@ def test_the_sentences_come_first_then_the_stages() -> None:
     assert [line.split()[0] for line in lines[2:]] == ["stage", "features", "student", "whole", "trace"]
     assert lines[3].count("█") == CELLS // 2
     assert lines[4].count("█") == 1
-
-
-@given(st.floats(0, 2), st.floats(0, 2))
-def test_a_bar_stays_in_its_column(begin: float, length: float) -> None:
-    """It has at least one cell, and none outside the column."""
-    drawn_bar = bar(begin, length)
-
-    assert 1 <= drawn_bar.count("█") <= CELLS
-    assert len(drawn_bar) <= CELLS

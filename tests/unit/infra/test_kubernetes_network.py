@@ -87,19 +87,6 @@ def test_other_namespaces_reach_only_public_ports(overlay: str, namespace: str) 
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_ray_reaches_ray(overlay: str) -> None:
-    """Between Ray's pods every port is open both ways; a stream worker or a pipeline reaches none of them."""
-    things = render(overlay)
-    head, gateway = (pod_of(things, name).labels for name in ("tailrace-head", "tailrace-gateways"))
-    for port in DOORS | INNER:
-        assert allowed(things, "ingress", head, "tailrace", gateway, port)
-        assert allowed(things, "ingress", gateway, "tailrace", head, port)
-        assert allowed(things, "egress", gateway, "tailrace", head, port)
-        for other in ("tailrace-stream", "tailrace-train"):
-            assert not allowed(things, "ingress", head, "tailrace", pod_of(things, other).labels, port)
-
-
-@pytest.mark.parametrize("overlay", OVERLAYS)
 def test_only_the_edge_reaches_ingress_and_standby(overlay: str) -> None:
     """Their ports are open to the edge alone, which reaches no store and no broker."""
     things = render(overlay)

@@ -3,8 +3,6 @@
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import numpy as np
-import pandas as pd
 import polars as pl
 import pytest
 
@@ -83,17 +81,3 @@ def test_examples_and_catalogue_use_the_same_indices(tmp_path: Path) -> None:
     assert catalogue.depth == 1
     assert catalogue.vocab_size == 31
     assert catalogue.popularity.sum() == sum(map(len, read_sequences(out))) == 40 * 10
-
-
-@pytest.mark.parametrize("kind", [list, tuple, np.array, None])
-def test_histories_are_any_kind_of_list_or_absent(kind: type | None) -> None:
-    """Feast returns arrays, tests return lists; a row of a user without features is kept, with no items."""
-
-    def read(rows: pd.DataFrame) -> pd.DataFrame:
-        if kind is None:
-            return rows.head(0).assign(history_item_ids=pd.Series(dtype=object))
-        return rows.assign(history_item_ids=[kind(["a", "b"])])
-
-    joined = with_histories(as_of_rows(events_of(ann="ab"), 100), read)
-
-    assert joined["history_item_ids"].to_list() == [["a", "b"] if kind else []]

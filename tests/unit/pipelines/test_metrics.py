@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pipelines.data.examples import Cases
-from pipelines.evaluation.metrics import gains, hit_rate, interval, mean_rank, ndcg, rank_labels
+from pipelines.evaluation.metrics import gains, hit_rate, mean_rank, ndcg, rank_labels
 
 
 @pytest.mark.parametrize(
@@ -43,14 +43,3 @@ def test_masking_removes_the_history_and_only_the_history() -> None:
 
     assert ranks.unmasked.tolist() == [3.0, 3.0]
     assert ranks.masked.tolist() == [1.0, 4.0]
-
-
-def test_interval_holds_the_mean_and_narrows_with_more_cases() -> None:
-    """The bootstrap's interval is about 2 standard errors to each side."""
-    few, many = (np.random.default_rng(0).random(size) for size in (50, 5_000))
-
-    low, high = interval(few, seed=0)
-
-    assert low < few.mean() < high
-    assert high - low == pytest.approx(4 * few.std() / 50**0.5, rel=0.2)
-    assert np.subtract(*interval(many, seed=0)[::-1]) < (high - low) / 5

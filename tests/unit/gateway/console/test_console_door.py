@@ -118,18 +118,6 @@ async def test_the_page_is_served_with_strict_headers(console: Console) -> None:
     assert answer.headers["referrer-policy"] == "no-referrer"
 
 
-async def test_a_file_with_a_known_etag_is_not_sent_again(console: Console) -> None:
-    """A browser that has this version gets 304 without a body; one with another version gets the file."""
-    for name, file in load_page().items():
-        first = await console.http.get(f"/console/page/{name}")
-        again = await console.http.get(f"/console/page/{name}", headers={"if-none-match": f'"x", W/{file.etag}'})
-        other = await console.http.get(f"/console/page/{name}", headers={"if-none-match": '"old"'})
-
-        assert (first.status_code, first.content) == (200, file.body)
-        assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", file.etag)
-        assert other.status_code == 200
-
-
 @pytest.mark.parametrize("name", ["nothing.js", "..%2fdoor.py", "__init__.py", "index.html%00"])
 async def test_nothing_else_can_be_fetched(console: Console, name: str) -> None:
     """Every other name is answered 404 in the REST envelope."""

@@ -7,13 +7,13 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry
 
 from services.contracts.recommend import Reason, Tier
-from services.gateway.console.samples import Buckets, Counts, SampleRing, SeriesSelection, counts_of, quantile_s
+from services.gateway.console.samples import Buckets, Counts, SampleRing, counts_of, quantile_s
 from services.gateway.console.slo import REQUESTS, chart_steps, series_for, slo_statuses
 from services.observability.metrics import REQUEST_BUCKETS_S, GatewayMetrics, StreamMetrics
-from services.observability.objectives import Selector, load_objectives
+from services.observability.objectives import load_objectives
 
 SERIES = (REQUESTS, frozenset({("tier", "llm"), ("code", "ok")}))
 FINE_S, KEEP_S, THIN_S = 10.0, 100.0, 5.0
@@ -93,23 +93,6 @@ def test_a_quantile_lies_in_the_bucket_of_the_exact_one(values: list[float], sha
 def test_quantiles_at_the_edges(buckets: Buckets, expected: float | None) -> None:
     """Empty: None. Beyond the last finite bound: that bound. Within a bucket: linear."""
     assert quantile_s(buckets, 0.5) == expected
-
-
-def test_a_scrape_is_summed_over_unselected_labels() -> None:
-    """Doors and reasons are summed, tiers and codes stay apart, other metrics are left out."""
-    registry = CollectorRegistry()
-    requests = Counter("tailrace_requests_total", "x", ["door", "tier", "reason", "code"], registry=registry)
-    Counter("something_else_total", "x", registry=registry).inc()
-    for door, tier in (("rest", "llm"), ("grpc", "llm"), ("rest", "student")):
-        requests.labels(door, tier, "some_reason", "ok").inc()
-
-    found = counts_of(registry.collect(), SeriesSelection(frozenset({REQUESTS}), frozenset({"tier", "code"})), 5.0)
-
-    assert found.values == {
-        (REQUESTS, frozenset({("tier", "llm"), ("code", "ok")})): 2.0,
-        (REQUESTS, frozenset({("tier", "student"), ("code", "ok")})): 1.0,
-    }
-    assert found.total(Selector(metric=REQUESTS, match={"tier": ("llm", "student")})) == 3.0
 
 
 def test_slos_are_counted_from_the_real_metrics() -> None:

@@ -19,15 +19,6 @@ async def client(live_url: str) -> AsyncIterator[AsyncOpenAI]:
         yield made
 
 
-async def test_models_are_listed(client: AsyncOpenAI) -> None:
-    """The text writer's models and the live bundle; each is found by its id."""
-    listed = [model.id async for model in client.models.list()]
-    found = await client.models.retrieve("tailrace-recommender")
-
-    assert listed == [MODEL, "tailrace-recommender"]
-    assert (found.owned_by, found.object) == ("tailrace", "model")
-
-
 async def test_a_chat_with_logprobs(client: AsyncOpenAI) -> None:
     """Role, text, finish reason, logprobs, and usage with cached tokens."""
     answer = await client.chat.completions.create(

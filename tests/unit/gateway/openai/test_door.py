@@ -82,15 +82,6 @@ async def test_a_deadline_out_of_range_is_a_400(http: httpx.AsyncClient, body: d
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "x-deadline-ms")
 
 
-async def test_the_request_id_is_echoed_and_part_of_the_answers_id(http: httpx.AsyncClient) -> None:
-    """On answers and on errors."""
-    good = await http.post(COMPLETIONS, json=TEXT, headers={"x-request-id": "mine"})
-    bad = await http.post(COMPLETIONS, json={}, headers={"x-request-id": "mine"})
-
-    assert (good.headers["x-request-id"], bad.headers["x-request-id"]) == ("mine", "mine")
-    assert good.json()["id"] == "cmpl-mine"
-
-
 @pytest.mark.parametrize(
     ("key", "body", "status", "kind"),
     [

@@ -193,15 +193,6 @@ async def test_silence_is_filled_with_comments(live_url: str, slow: Parrot) -> N
     assert parts[-2:] == ["data: [DONE]", ""]
 
 
-async def test_a_stream_without_silence_has_no_comment(live_url: str, parrot: Parrot) -> None:
-    """Comments are sent in silence only."""
-    async with httpx.AsyncClient(base_url=live_url) as http:
-        answer = await http.post(COMPLETIONS, json=body(stream=True))
-
-    assert answer.text.endswith("data: [DONE]\n\n")
-    assert KEEP_ALIVE not in answer.text
-
-
 async def test_a_whole_answer_has_no_comment(live_url: str, slow: Parrot) -> None:
     """It has one status and one body, so nothing may be sent before them."""
     async with httpx.AsyncClient(base_url=live_url) as http:

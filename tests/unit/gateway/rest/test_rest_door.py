@@ -131,13 +131,6 @@ async def test_absent_routes_answer_in_the_envelope(
     assert answer.headers.get("allow") == allowed
 
 
-async def test_an_absent_route_ignores_a_bad_request_id(rest: RestClient) -> None:
-    """The answer is 404 with a request id of its own."""
-    answer = await rest.http.get("/nowhere", headers={"x-request-id": "r" * 300})
-
-    assert (answer.status_code, len(answer.json()["error"]["request_id"])) == (404, 32)
-
-
 async def test_behind_an_ingress_that_echoes_the_request_id_the_door_does_not(world: World) -> None:
     """One header, not two; the envelope names the id all the same."""
     app = create_rest_app(lambda: world.plane, lambda: b"", MAX_BODY_BYTES)

@@ -105,18 +105,18 @@ class StreamedDevice(ReplayingDevice):
 
 
 def test_an_engine_that_is_made_ready_shares_no_stream_with_the_one_that_serves(
-    items_of, decoder_of, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A bundle's engine was captured on the serving engine's stream, whose rankings then waited for each capture.
 
     One engine ranks in its thread while another one is built and warmed up; everything of each runs on its own stream.
     """
     monkeypatch.setattr("services.llm.engine.engine.DeviceStream", NamedStream)
-    devices, items = [StreamedDevice(), StreamedDevice()], items_of(2)
+    devices, items = [StreamedDevice(), StreamedDevice()], build_items(2)
     config = EngineConfig(num_blocks=64, cpu_kernels="torch", max_running=1, max_num_batched_tokens=16, max_beam_rows=8)
 
     def build(device: StreamedDevice) -> Engine:
-        engine = Engine(decoder_of(items), config, items=items, bundle_version="v", graph_device=device)
+        engine = Engine(build_decoder(items), config, items=items, bundle_version="v", graph_device=device)
         engine.warm_up()
         return engine
 

@@ -58,19 +58,3 @@ def test_each_part_is_a_span_of_its_length(changes: dict[str, Any], lengths: dic
     del found["llm.rank"]
     assert found == pytest.approx(lengths, abs=1e-3)
     assert recorder.tree() == {**dict.fromkeys(lengths, "llm.rank"), "llm.rank": None}
-
-
-def test_the_counts_are_on_the_replicas_span() -> None:
-    """Prompt tokens, cached tokens and steps; without a trace no span is made."""
-    recorder = Recorder()
-    record_spans(ended())
-    assert not recorder.spans
-
-    with recorder.tracing.entry("llm.rank", {}):
-        record_spans(ended())
-
-    attributes = recorder.one("llm.rank").attributes or {}
-    assert attributes["gen_ai.usage.input_tokens"] == 100
-    assert attributes["gen_ai.usage.cache_read.input_tokens"] == 64
-    assert attributes["tailrace.engine.steps"] == 3
-    assert (recorder.one("prefill").attributes or {})["tailrace.engine.computed_tokens"] == 36
