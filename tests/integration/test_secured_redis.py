@@ -11,7 +11,6 @@ import trustme
 
 from infra.local.servers.access import prepare_valkey, valkey_access_file
 from infra.local.servers.binaries import valkey_command
-from infra.local.servers.store import feature_store
 from infra.local.supervisor.probes import answers_redis
 from services.errors import ConfigError, DependencyAway
 from services.features.reader import FeatureReader
@@ -103,16 +102,6 @@ async def test_a_wrong_password_or_another_authority_is_an_unavailable_store(
         with pytest.raises(DependencyAway) as refused:
             writer.write_histories([history_row("u", ("a", "b"))])
         assert "wrong" not in str(refused.value.__cause__)
-
-
-def test_a_pipeline_uses_a_store_behind_tls(settings: Settings, secured: RedisAddress) -> None:
-    """A pipeline whose store has TLS starts none and claims no folder."""
-    theirs = {"redis_host": secured.host, "redis_port": secured.port, "redis_tls_ca_file": secured.tls_ca_file}
-
-    with feature_store(settings.model_copy(update=theirs), print):
-        started = (settings.state_dir / "run").exists()
-
-    assert not started
 
 
 def test_the_password_is_in_no_file_argument_or_repr(

@@ -6,21 +6,9 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks.engine.cases import code_table, draw_prompts, text_cases
+from benchmarks.engine.cases import code_table
 
 BARE = {"ray", "rich", "typer", "transformers", "prometheus_client", "pydantic", "pyarrow", "fastapi", "psutil"}
-
-
-@pytest.mark.parametrize("words", [range(50), list(range(1_000))])
-def test_prompts_depend_on_case_and_run_alone(words: range | list[int]) -> None:
-    """Every engine gets the same prompts in a run, and other ones in the next run."""
-    case = text_cases()[1]
-
-    first, again, other = (draw_prompts(case, words, run) for run in (0, 0, 1))
-
-    assert [len(prompt) for prompt in first] == case.prompt_lens
-    assert first == again
-    assert first != other
 
 
 @pytest.mark.parametrize("vocab_size", [400, 49_152])

@@ -1,7 +1,5 @@
 """Plan and figures of a row of the fault matrix."""
 
-import pytest
-
 from benchmarks.faults.event_probe import Event, EventProbe
 from benchmarks.faults.rows import Phases, Planned, plan_row, row_of
 from benchmarks.load.open_loop import Load, RequestOutcome, Shot
@@ -9,15 +7,6 @@ from services.contracts.access import Priority
 
 PHASES = Phases(before_s=2, during_s=3, after_s=5)
 WEIGHTS = {"llm": 1.0, "student": 0.5}
-
-
-def test_a_plan_is_even_with_three_of_four_of_high_priority() -> None:
-    """The rate is even from the beginning to the end."""
-    planned = plan_row(20, PHASES, is_spike=False)
-
-    assert len(planned) == 200
-    assert sum(one.priority is Priority.HIGH for one in planned) == 150
-    assert [one.at_s for one in planned] == pytest.approx([number / 20 for number in range(200)])
 
 
 def test_the_spike_adds_twelve_times_the_rate_of_low_priority() -> None:

@@ -9,14 +9,11 @@ import torch
 
 from models.decoder.weights import load_decoder
 from pipelines.data.examples import Split, read_cases
-from pipelines.data.ingest import Source, ingest
-from pipelines.data.tokenize import tokenize
 from pipelines.evaluation.evaluate import read_report
 from pipelines.publication.bundle import version_of
 from pipelines.runner.stage import silent
 from pipelines.training.train import train
 from services.student.ranker import StudentRanker
-from tests.support.synthetic import histories_from, raw_events, raw_items
 from tests.unit.pipelines.conftest import MADE_AT, SMALL_DECODER, Built
 
 
@@ -42,22 +39,6 @@ def test_same_seed_trains_the_same_weights(built: Built, tmp_path: Path) -> None
     one, other = (load_decoder(tmp_path / name / "decoder", torch.float32, "cpu") for name in ("one", "other"))
 
     assert torch.equal(one.head_weight_VD, other.head_weight_VD)
-
-
-def test_the_least_that_ingest_lets_pass_is_learned_from(tmp_path: Path) -> None:
-    """Users with four events: two to learn from, one to validate, one to test."""
-    raw_events(2, 5, 4).write_csv(tmp_path / "events.csv")
-    raw_items(5).write_ndjson(tmp_path / "items.jsonl")
-    folders = [tmp_path / name for name in ("ingest", "tokens", "train")]
-    for folder in folders:
-        folder.mkdir()
-    ingested, tokens, trained = folders
-
-    ingest(Source(tmp_path / "events.csv", tmp_path / "items.jsonl", ()), tmp_path, ingested)
-    tokenize(ingested, histories_from(ingested), 1_000, tokens)
-    train(tokens, SMALL_DECODER, trained, silent)
-
-    assert load_decoder(trained / "decoder", torch.float32, "cpu").head_weight_VD.isfinite().all()
 
 
 def test_bundle_holds_what_the_registry_wants_and_its_student_ranks_as_evaluated(built: Built) -> None:

@@ -44,7 +44,8 @@ TEXT = {"POST /v1/completions", "POST /v1/chat/completions"}
 NOT_CHECKED = ("not_a_server_error",)
 """503 and 504 are described; 500 is looked for below."""
 NOT_FOR_TEXT = ("positive_data_acceptance",)
-"""The fields exclude each other in ways that no schema expresses; a refusal of a valid request must still be described."""
+"""Some fields exclude or need each other (echo and logprobs, top_logprobs and logprobs, json_schema and its type), and n and
+max_tokens have limits of the server's own, which no schema of the body expresses. A refusal must still be described."""
 NUM_SAMPLED, NUM_IN_GRID = 3, 60
 
 

@@ -67,26 +67,6 @@ def test_windows_and_sinks_hold_for_prompts_and_beams(depth, window) -> None:
     assert outcome.num_cached_tokens > 0
 
 
-@pytest.mark.parametrize("depth", [2, 4])
-@pytest.mark.parametrize("beam_width", [1, 5])
-def test_narrow_beams_return_only_allowed_items_and_never_too_few(depth, beam_width) -> None:
-    """However narrow the beam, every item is allowed, none occurs twice, and there is at least one for each beam."""
-    items = build_items(depth)
-    engine = build_engine(build_decoder(items), items)
-    rng = np.random.default_rng(2)
-    masks = [rng.random(50) < 0.15 for _ in range(8)]
-
-    for index, (prompt, allowed) in enumerate(zip(prompts_of(items, 8), masks, strict=True)):
-        engine.add_rank(str(index), prompt, k=10, allowed=allowed, beam_width=beam_width)
-    outcomes = drain(engine)
-
-    for index, allowed in enumerate(masks):
-        found = outcomes[str(index)].item_indices
-        assert allowed[found].all()
-        assert len(set(found.tolist())) == len(found)
-        assert min(beam_width, allowed.sum()) <= len(found) <= 10
-
-
 @pytest.mark.parametrize("depth", [1, 3])
 def test_a_growing_history_prefills_only_what_is_new(depth) -> None:
     """The next request of a user finds all full blocks of the last one cached, and has the items of dense scores."""
@@ -102,25 +82,6 @@ def test_a_growing_history_prefills_only_what_is_new(depth) -> None:
 
         assert outcome.item_indices.tolist() == exhaustive_ranking(decoder, items, prompt[:length], allowed, 5)[0]
         assert outcome.num_cached_tokens == {20: 0, 21: 20, 24: 20, 33: 24}[length]
-
-
-@pytest.mark.parametrize("first", ["rank", "text"])
-def test_rankings_and_texts_share_what_is_cached(first) -> None:
-    """A text finds the cached prompt of a ranking, and a ranking that of a text."""
-    items = build_items(3)
-    engine = build_engine(build_decoder(items), items)
-    prompt = list(range(19))
-    ask = {
-        "rank": lambda: engine.add_rank("rank", prompt, k=3),
-        "text": lambda: engine.add_text("text", prompt, max_new_tokens=2),
-    }
-
-    ask.pop(first)()
-    drain(engine)
-    [(second, again)] = ask.items()
-    again()
-
-    assert drain(engine)[second].num_cached_tokens == 16
 
 
 def test_a_window_shorter_than_a_code_is_refused() -> None:
