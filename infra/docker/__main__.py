@@ -5,12 +5,13 @@ show-key  print the operator's API key
 prepare   make missing topics, the feature registry and the text checkpoint, then end
 pipeline  train and publish, unless a bundle is live already, then end
 worker    Kafka to features, with its metrics endpoint
-serve     Ray Serve with the gateways, with its metrics endpoint
+serve     Ray Serve with the gateways, with its metrics endpoint; --standby-host HOST answers while no gateway lives
 standby   the gateway outside Ray, with its metrics endpoint
 edge      HAProxy in front of both doors, with its metrics endpoint; takes the options of infra.local.edge
 tailrace  the command of that name, with its arguments
 """
 
+import argparse
 import os
 import sys
 from pathlib import Path
@@ -50,7 +51,7 @@ def _run(role: str, words: list[str]) -> int:
     if role == "edge":
         return run_beside_metrics((*_python("infra.local.edge"), *words), {}, settings)
     if role == "serve":
-        return _serve(settings)
+        return _serve(settings, words)
     raise ConfigError(
         f"role {role!r}: none of keys, show-key, prepare, pipeline, worker, serve, standby, edge, tailrace"
     )
@@ -92,11 +93,13 @@ def _pipeline(settings: Settings) -> int:
     return 0
 
 
-def _serve(settings: Settings) -> int:
+def _serve(settings: Settings, words: list[str]) -> int:
     from infra.local.servers.ray_home import make_ray_home, ray_environment
 
+    parser = argparse.ArgumentParser(prog="serve", description="Run Ray Serve with the gateways.")
+    parser.add_argument("--standby-host", default="127.0.0.1", metavar="HOST", help="where the standby listens")
     home = make_ray_home(settings.state_dir)
-    for_ray = ray_environment(home, settings.max_rpc_bytes)
+    for_ray = ray_environment(home, settings, standby_host=parser.parse_args(words).standby_host)
     return run_beside_metrics(_python("infra.local.servers.serve"), for_ray, settings)
 
 

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from infra.local.servers.ray_home import ray_environment
-from services.settings.settings import inherited_environment
+from services.settings.settings import Settings, inherited_environment
 from tests.support.counting_rpc_server import KINDS
 from tests.support.servers import HOST, free_port
 
@@ -24,7 +24,7 @@ def test_a_message_over_the_bound_is_refused_before_it_is_read(kind: str, tmp_pa
     port = free_port()
     child = subprocess.Popen(
         [sys.executable, "-m", "tests.support.counting_rpc_server", kind, str(port), str(MAX_BYTES)],
-        env={**inherited_environment(), **ray_environment(tmp_path, MAX_BYTES)},
+        env={**inherited_environment(), **ray_environment(tmp_path, Settings(max_body_bytes=MAX_BYTES))},
     )
     try:
         with grpc.insecure_channel(f"{HOST}:{port}", [("grpc.max_send_message_length", -1)]) as channel:

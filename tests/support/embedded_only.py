@@ -5,6 +5,7 @@ REASONS = {
     "test_chaos.py": "puts proxies between the parts of the embedded stack",
     "test_docs.py": "runs the pages' commands, which name the embedded stack's ports",
     "test_console.py": "opens pages without an API key",
+    "test_listening.py": "looks for processes of this machine, and sends no API key",
     "test_takeover.py": "looks for processes of this machine",
     "test_text.py": "starts an embedded stack of its own; tests/compose asks containers for text",
     "test_doors.py::test_the_printed_calls_work_when_pasted": "is about what `tailrace up` prints",

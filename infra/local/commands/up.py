@@ -55,7 +55,7 @@ def run_stack(
             check_free(port)
     home = make_ray_home(settings.state_dir)
     reserved = {port.number for part in parts for port in part.ports}
-    for_ray = ray_environment(home, settings.max_rpc_bytes, reserved)
+    for_ray = ray_environment(home, settings, reserved)
     parts = tuple(with_environment(part, for_ray) if part.name == "serve" else part for part in parts)
     supervisor = local_supervisor(settings, stack_file, report)
     try:

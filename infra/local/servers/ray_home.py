@@ -11,8 +11,12 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
+from infra.local.edge.config import Upstream
+from infra.local.servers import loopback
+from infra.local.servers.ray_ingress import IngressPlan, ingress_environment
 from infra.local.supervisor.ports import free_window
 from services.errors import EnvironmentFault
+from services.settings.settings import Settings
 
 _ROOT = Path("/tmp")  # noqa: S108 - short on purpose, owner and mode are checked
 _NUM_REPLICA_PORTS = 30
@@ -52,13 +56,17 @@ def ray_logs(state_dir: Path) -> Path:
     return ray_home(state_dir) / "session_latest" / "logs"
 
 
-def ray_environment(home: Path, max_rpc_bytes: int, reserved: Collection[int] = ()) -> dict[str, str]:
+def ray_environment(
+    home: Path, settings: Settings, reserved: Collection[int] = (), standby_host: str = "127.0.0.1"
+) -> dict[str, str]:
     """Return the variables that Ray, Ray Serve and HAProxy read at their start.
 
-    Calls need a token made for this start, because Ray listens on all interfaces and would run anyone's code. Internal
-    ports are taken from a window that is free now, without those `reserved` for other parts. gRPC messages over
-    `max_rpc_bytes` are refused unread, before anyone asks for a key.
+    Calls need a token made for this start, because Ray would run anyone's code who reaches it. Only the doors of its HAProxy
+    listen where the settings say, all else on loopback. Internal ports are taken from a window that is free now, without
+    those `reserved` for other parts. gRPC messages over the settings' limit are refused unread, before anyone asks for a key.
     """
+    standby = Upstream(standby_host, settings.standby_http_port, settings.standby_grpc_port)
+    plan = IngressPlan(settings.inner_host, standby if settings.standby else None)
     first = free_window(_WIDTH, seed=str(home), reserved=reserved)
     http_first, grpc_first = first + 4, first + 4 + _NUM_REPLICA_PORTS
     proxy = home / "h"
@@ -73,9 +81,12 @@ def ray_environment(home: Path, max_rpc_bytes: int, reserved: Collection[int] = 
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",  # of 5: a start beside a standby that answers takes longer
-        "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(max_rpc_bytes),
+        "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(settings.max_rpc_bytes),
         "RAY_SERVE_HAPROXY_NBTHREAD": "2",
         "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",  # a replica died under a request: ask another
+        "RAY_SERVE_HAPROXY_OBSERVE_ERROR_LIMIT": "1",  # a refused connection: the next request goes elsewhere
+        **ingress_environment(plan),
+        **loopback.ENVIRONMENT,
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(proxy / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(proxy / "admin.sock"),
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(proxy / "m.sock"),

@@ -14,6 +14,7 @@ from typing import NoReturn
 
 import psutil
 
+from infra.local.servers.loopback import LOOPBACK, SETUP_HOOK
 from infra.local.servers.ray_home import ray_home
 from infra.local.supervisor.parts import metrics_environment
 from services.observability.metrics import configure_logging
@@ -43,8 +44,9 @@ def _start_ray(settings: Settings) -> None:
         object_store_memory=OBJECT_STORE_BYTES,
         log_to_driver=False,
         runtime_env={
-            "env_vars": metrics_environment(settings)
-        },  # our actors only: Ray's own metrics stay out of the folder
+            "env_vars": metrics_environment(settings),  # our actors only: Ray's own metrics stay out of the folder
+            "worker_process_setup_hook": SETUP_HOOK,
+        },
         _temp_dir=str(ray_home(settings.state_dir)),
     )
 
@@ -64,7 +66,7 @@ def _run_application(settings: Settings) -> None:
     from services.app import GRPC_SERVICERS, build_app
 
     serve.start(
-        http_options={"host": settings.inner_host, "port": settings.inner_http_port},
+        http_options={"host": LOOPBACK, "port": settings.inner_http_port},
         grpc_options={"port": settings.inner_grpc_port, "grpc_servicer_functions": list(GRPC_SERVICERS)},
     )
     serve.run(build_app(settings), name="tailrace", route_prefix="/")

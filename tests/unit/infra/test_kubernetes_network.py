@@ -87,8 +87,8 @@ def test_other_namespaces_reach_only_public_ports(overlay: str, namespace: str) 
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_only_the_edge_reaches_ingress_and_standby(overlay: str) -> None:
-    """Their ports are open to the edge alone, which reaches no store and no broker."""
+def test_only_the_edge_reaches_the_ingress_and_only_both_the_standby(overlay: str) -> None:
+    """Their ports are open to the edge, which reaches no store and no broker, and the standby's to Ray's HAProxy too."""
     things = render(overlay)
     edge, stream = (pod_of(things, name).labels for name in ("tailrace-edge", "tailrace-stream"))
     for name, ports in (("gateways", INGRESS), ("llm", INGRESS), ("standby", STANDBY)):
@@ -99,6 +99,9 @@ def test_only_the_edge_reaches_ingress_and_standby(overlay: str) -> None:
             }
             assert open_ports == ports, (name, way)
         assert not any(allowed(things, "ingress", labels, "tailrace", stream, port) for port in ports)
+    standby, gateway = (pod_of(things, f"tailrace-{name}").labels for name in ("standby", "gateways"))
+    for way, own, peer in (("ingress", standby, gateway), ("egress", gateway, standby)):
+        assert {port for port in STANDBY | METRICS if allowed(things, way, own, "tailrace", peer, port)} == STANDBY
     assert not any(allowed(things, "egress", edge, "stranger", STRANGERS, port) for port in (6379, 9092, 443))
     assert allowed(things, "egress", edge, "kube-system", {"k8s-app": "kube-dns"}, 53)
 

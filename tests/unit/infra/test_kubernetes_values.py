@@ -22,7 +22,7 @@ PREFIX = "TAILRACE_"
 RAYS = {"tailrace-head", "tailrace-gateways", "tailrace-llm"}
 OURS = RAYS | {"tailrace-edge", "tailrace-standby", "tailrace-stream", "tailrace-train", "tailrace-precompute"}
 SHOW = "from services.settings.settings import load_settings; print(load_settings().model_dump_json())"
-SET_FOR_THIS_MACHINE = re.compile(r"RAY_AUTH|_LOC$|_PATH$|_SERVER_STATE_|_PORT$")
+SET_FOR_THIS_MACHINE = re.compile(r"RAY_AUTH|RAY_ENABLE|RAY_INGRESS|_LOC$|_PATH$|_SERVER_STATE_|_PORT$")
 
 
 def clean(variables: dict[str, str]) -> dict[str, str]:
@@ -149,11 +149,16 @@ def test_ray_is_set_up_as_in_the_embedded_stack(tmp_path: Path) -> None:
     told = environment(things, pod_of(things, "tailrace-head").containers()[0])
     here = {
         key: value
-        for key, value in ray_environment(tmp_path, Settings.model_construct().max_rpc_bytes).items()
+        for key, value in ray_environment(tmp_path, Settings.model_construct()).items()
         if not SET_FOR_THIS_MACHINE.search(key)
     }
 
     assert here.items() <= told.items()
+    ingress = ROOT / Path(told["RAY_SERVE_HAPROXY_BINARY_PATH"]).relative_to(
+        "/app"
+    )  # where the image has the repository
+    assert os.access(ingress, os.X_OK)
+    assert told["RAY_INGRESS_OPTIONS"] == "--standby tailrace-standby.tailrace.svc.cluster.local 18001 19001"
     source = Path(str(serve_constants.__file__)).read_text()
     assert [key for key in told if key.startswith("RAY_SERVE_") and f'"{key}"' not in source] == []
 

