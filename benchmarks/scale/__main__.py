@@ -2,7 +2,8 @@
 
     python -m benchmarks.scale --json OUT [--axis NAME ...] [--sizes N ...]
 
-Axes: `popularity` (distinct items of one log partition; p99_ms and loop_ms: time and processor time of the worker's applying thread per
+Axes: `items` (items of the catalogue; p99_ms: a request's way through the student, loop_ms: the processor time of the gateway's loop for it)
+and `popularity` (distinct items of one log partition; p99_ms and loop_ms: time and processor time of the worker's applying thread per
 publication). Each size is measured in a process of its own, whose memory is rss_mb. A field that an axis does not measure is null. `--sizes`
 replaces 1,000 to 1,000,000.
 """
@@ -21,7 +22,7 @@ from rich.table import Table
 from benchmarks.load.command import about_run, at_least_one, write_report
 from benchmarks.scale.row import FIELDS
 
-AXES = ("popularity",)
+AXES = ("items", "popularity")
 _SIZES = (1_000, 10_000, 100_000, 1_000_000)
 
 

@@ -238,7 +238,7 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
     recommend = Recommend(
         live=live,
         features=ports.features,
-        tiers=_tiers(llm, popular),
+        tiers=_tiers(llm, StudentTier(ports.clock), popular),
         popular=popular,
         llm=llm,
         load=load,
@@ -291,9 +291,9 @@ async def warm_up(features: Features, llm: Llm) -> None:
             await opening
 
 
-def _tiers(llm: LlmTier, popular: PopularTier) -> Sequence[RankingTier]:
+def _tiers(llm: LlmTier, student: StudentTier, popular: PopularTier) -> Sequence[RankingTier]:
     """Return the tiers, in order of quality."""
-    return (PrecomputedTier(), llm, StudentTier(), popular)
+    return (PrecomputedTier(), llm, student, popular)
 
 
 def _text_tier(ports: Ports, config: PlaneConfig, load: LoadMonitor, report: TextReport) -> TextTier | None:

@@ -16,6 +16,8 @@ from services.errors import BundleCorrupt
 
 START_ROW = 0
 """The model's input row for the beginning of a history; item i is row i + 1."""
+_BLOCK = 1_024
+"""Items of one block, of which there are at least four for each item wanted."""
 
 
 class StudentRanker:
@@ -40,11 +42,8 @@ class StudentRanker:
         most histories begin with. `allowed` is (num_items,) bool; where it leaves fewer than `k`, fewer come back.
         """
         scores_V = self.score(history)
-        candidates = np.flatnonzero(allowed)
-        if len(candidates) > k:
-            # everything at or above the k-th best score, so that ties at the edge are decided by index
-            threshold = np.partition(scores_V[candidates], len(candidates) - k)[len(candidates) - k]
-            candidates = candidates[scores_V[candidates] >= threshold]
+        allowed_V = np.where(allowed, scores_V, -np.inf)
+        candidates = np.flatnonzero((allowed_V >= _floor(allowed_V, k)) & allowed)
         best = candidates[np.argsort(-scores_V[candidates], kind="stable")[:k]]
         return best, scores_V[best]
 
@@ -54,6 +53,20 @@ class StudentRanker:
         rows = np.concatenate(([START_ROW], newest + 1))
         scores_V: np.ndarray = self._session.run(None, {"rows": rows})[0]
         return scores_V
+
+
+def _floor(scores_V: np.ndarray, k: int) -> float:
+    """Return a score that at least `k` items reach, and few more; all are reached where there are no more.
+
+    The k-th best of the maxima of equal blocks is one, and costs a pass over the scores instead of a partition of them. All items at or above
+    it are candidates, so ties at the edge are decided by index.
+    """
+    block = min(_BLOCK, len(scores_V) // (4 * k)) if k else 0
+    if block < 2:
+        return -np.inf
+    whole = len(scores_V) // block * block
+    maxima = scores_V[:whole].reshape(-1, block).max(axis=1)
+    return float(np.partition(maxima, len(maxima) - k)[len(maxima) - k])
 
 
 def load_student(bundle: Bundle, catalogue: Catalogue) -> StudentRanker:

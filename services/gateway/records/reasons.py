@@ -94,8 +94,8 @@ REASONS: Mapping[Reason, ReasonText] = {
         planned="The feature store did not answer in its share of the deadline, so the user's seen items were not known.",
     ),
     Reason.STUDENT_FAILED: ReasonText(
-        "The student failed; the popular tier answered.",
-        ended="The student was to answer ({planned_reason}) and failed.",
+        "The student failed or was not done in time; the popular tier answered.",
+        ended="The student was to answer ({planned_reason}), and failed or was not done in time.",
     ),
     Reason.SHED: ReasonText(
         "The gateway is overloaded, and requests of this priority class are answered from memory.",

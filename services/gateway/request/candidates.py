@@ -59,17 +59,20 @@ def merge_history(stored: tuple[str, ...], recent: tuple[str, ...]) -> tuple[str
 def masks_for(request: RecommendRequest, history: Iterable[str], catalogue: Catalogue) -> Masks:
     """Compose filters, exclusions and the history into masks."""
     wide = catalogue.allowed(request.filters, request.exclude_item_ids)
-    num_wide = int(wide.sum())
+    num_wide = int(np.count_nonzero(wide))
     if not request.exclude_seen:
         return Masks(wide, wide, num_wide, num_wide)
     narrow = wide.copy()
     narrow[catalogue.indices(history)] = False
-    return Masks(narrow, wide, int(narrow.sum()), num_wide)
+    return Masks(narrow, wide, int(np.count_nonzero(narrow)), num_wide)
 
 
 def best_allowed(order: np.ndarray, scores: np.ndarray, allowed: np.ndarray, k: int) -> tuple[list[int], list[float]]:
-    """Cut a full ranking to the first k allowed items."""
-    kept = np.flatnonzero(allowed[order])[:k]
+    """Cut a full ranking to the first k allowed items, looking no further than needed."""
+    num_seen = 4 * k
+    while np.count_nonzero(allowed[order[:num_seen]]) < k and num_seen < len(order):
+        num_seen *= 8
+    kept = np.flatnonzero(allowed[order[:num_seen]])[:k]
     return order[kept].tolist(), scores[kept].tolist()
 
 

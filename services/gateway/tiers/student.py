@@ -1,4 +1,12 @@
-"""The student tier: the distilled model in this process, in about a millisecond."""
+"""The student tier: the distilled model in this process, in about a millisecond for a small catalogue.
+
+A large one is scored in a thread of the tier's own, since the model's runtime and most of the selection release the interpreter lock: the
+event loop goes on meanwhile.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import structlog
 
@@ -9,18 +17,40 @@ from services.gateway.tiers.tier import TierResult
 
 log = structlog.get_logger()
 
+_MAX_ITEMS_ON_THE_LOOP = 20_000
+"""A larger catalogue costs the loop more than the way to another thread and back."""
+
 
 class StudentTier:
     """Ranks with the live bundle's student."""
 
     tier = Tier.STUDENT
 
-    def rank(self, context: RequestContext) -> TierResult:
-        """Rank the allowed items by the history."""
-        with context.stages.measure("student"):
-            try:
-                indices, scores = context.live.student.rank(context.history, context.masks.allowed, context.num_wanted)
-            except Exception as error:  # noqa: BLE001 - whatever its runtime fails at, the next tier answers
-                log.warning("student_failed", request_id=context.request.request_id, error=repr(error))
-                return TierResult(failure=Reason.STUDENT_FAILED)
-        return TierResult(ranking=ItemRanking(Tier.STUDENT, indices.tolist(), scores.tolist()))
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="student")
+
+    def rank(self, context: RequestContext) -> "TierResult | asyncio.Task[TierResult]":
+        """Rank the allowed items by the history: at once, or in the thread for a large catalogue."""
+        if len(context.masks.allowed) <= _MAX_ITEMS_ON_THE_LOOP:
+            return _rank(context)
+        return asyncio.create_task(self._rank_in_thread(context))
+
+    async def _rank_in_thread(self, context: RequestContext) -> TierResult:
+        """Rank within the request's budget: what waits longer for the thread is given up before it begins."""
+        ranking = asyncio.get_running_loop().run_in_executor(self._thread, _rank, context)
+        try:
+            return await asyncio.wait_for(ranking, context.deadline.budget_s(self._clock()))
+        except TimeoutError:
+            log.warning("student_late", request_id=context.request.request_id)
+            return TierResult(failure=Reason.STUDENT_FAILED)
+
+
+def _rank(context: RequestContext) -> TierResult:
+    with context.stages.measure("student"):
+        try:
+            indices, scores = context.live.student.rank(context.history, context.masks.allowed, context.num_wanted)
+        except Exception as error:  # noqa: BLE001 - whatever its runtime fails at, the next tier answers
+            log.warning("student_failed", request_id=context.request.request_id, error=repr(error))
+            return TierResult(failure=Reason.STUDENT_FAILED)
+    return TierResult(ranking=ItemRanking(Tier.STUDENT, indices.tolist(), scores.tolist()))
