@@ -53,7 +53,7 @@ class Bundle:
 
     def item_ids(self) -> tuple[str, ...]:
         """Read the ids of the catalogue's items alone, in index order."""
-        return load_item_ids(self.path / "catalogue.parquet")
+        return load_item_ids(self._verified("catalogue.parquet"))
 
     def report(self) -> dict[str, Any]:
         """Read the evaluation report."""

@@ -117,6 +117,12 @@ def curve_and_count_words() -> Iterator[str]:
     yield f"A million final beams over {judged['catalogues']} catalogues"
 
 
+def scale_lines() -> Iterator[str]:
+    """A line for each axis and size."""
+    for row in result("scale")["rows"]:
+        yield f"| {row['axis']} | {row['size']:,} | {row['loop_ms']} | {row['p99_ms']} | {row['rss_mb']} |"
+
+
 def kept_by_kinds_of_keys() -> Iterator[str]:
     """How many of the ten best one-byte keys and values keep."""
     kept = {row["kv_kind"]: f"{100 * row['overlap@10']:.1f} %" for row in result("kv-kinds")["rankings"]}
@@ -187,6 +193,7 @@ PAGES = {
         engine_shares,
         curve_and_count_words,
         kept_by_kinds_of_keys,
+        scale_lines,
         fault_words,
         fault_page,
         text_words,
