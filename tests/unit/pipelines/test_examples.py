@@ -7,11 +7,12 @@ import polars as pl
 import pytest
 
 from models.catalogue import load_catalogue
+from pipelines.data.arrivals import logged_events
 from pipelines.data.examples import Split, as_of_rows, read_cases, read_sequences
 from pipelines.data.tokenize import tokenize, with_histories
 from pipelines.features.tables import replay
 from services.stream.aggregate import history_limits
-from tests.support.synthetic import histories_from, write_ingested
+from tests.support.synthetic import histories_from, write_arrivals, write_ingested
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -40,12 +41,13 @@ def test_last_event_is_test_and_the_one_before_validation() -> None:
 @pytest.mark.parametrize(
     "num_events", [2, 3, 9, 23, *(pytest.param(num, marks=pytest.mark.grid) for num in range(1, 24))]
 )
-def test_training_rows_hold_each_event_once(num_events: int, max_items: int) -> None:
+def test_training_rows_hold_each_event_once(num_events: int, max_items: int, tmp_path: Path) -> None:
     """For any limit of the store, the rows together hold each event to train on exactly once."""
     letters = "abcdefghijklmnopqrstuvwxyz"[:num_events]
     events = events_of(ann=letters)
-    columns = (events["user_id"], events["item_id"], events["event_time"].dt.epoch("us"))
-    stored = {row.row_time_us: row.item_ids for row in replay(zip(*columns, strict=True), history_limits(max_items))}
+    write_arrivals(events, tmp_path)
+    arrived = logged_events(pl.read_parquet(tmp_path / "arrivals.parquet"))
+    stored = {row.row_time_us: row.item_ids for row in replay(arrived, history_limits(max_items))}
 
     rows = as_of_rows(events, max_items).filter(pl.col("split") == Split.TRAIN).sort("event_timestamp")
 
