@@ -107,7 +107,7 @@ class BundleStore:
             manifest = json.loads((path / "manifest.json").read_text())
         except (FileNotFoundError, NotADirectoryError) as error:
             raise BundleNotFound(f"no bundle {version} under {self._root}") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BundleCorrupt(f"{path}/manifest.json: not JSON") from error
         listed = manifest.get("files") if isinstance(manifest, dict) else None
         if not isinstance(listed, dict):

@@ -128,7 +128,7 @@ def read_config(folder: Path) -> DecoderConfig:
     path = folder / "config.json"
     try:
         raw: Raw = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not a readable config ({error})") from error
     try:
         _refuse_unsupported(raw)

@@ -40,13 +40,15 @@ def convert_gguf(path: Path, folder: Path, progress: ConversionProgress) -> None
     try:
         reader = GGUFReader(path)
         metadata = {key: field.contents() for key, field in reader.fields.items()}
-    except (OSError, ValueError, KeyError, IndexError) as error:
-        raise CheckpointError(f"{path}: not readable as GGUF ({error})") from error
+    except Exception as error:  # the reader checks little, so that broken bytes fail anywhere in it
+        raise CheckpointError(f"{path}: not readable as GGUF ({error!r})") from error
     stored = {tensor.name: tensor for tensor in reader.tensors}
     try:
         _write(metadata, stored, folder, progress)
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from error
+    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+        raise CheckpointError(f"{path}: a value is of the wrong type, size or range ({error!r})") from error
 
 
 def _write(metadata: Mapping[str, Any], stored: Mapping[str, Any], folder: Path, progress: ConversionProgress) -> None:

@@ -33,8 +33,8 @@ class ChatTemplate:
             syntax = environment.parse(source)
             self._template = environment.from_string(syntax)
             names = meta.find_undeclared_variables(syntax) - environment.globals.keys() - TEMPLATE_NAMES
-        except TemplateError as error:
-            raise CheckpointError(f"chat template: {error}") from error
+        except Exception as error:  # a template is a foreign program: compiling it may fail in any way
+            raise CheckpointError(f"chat template: {error!r:.200}") from error
         self.variables = frozenset(names)
         """The variables that callers may set."""
 
@@ -48,7 +48,7 @@ class ChatTemplate:
         ours = {"messages": plain, "tools": None, "documents": None, "add_generation_prompt": True}
         try:
             return self._template.render({**(variables or {}), **ours, **self._special_tokens})
-        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+        except Exception as error:  # running it, too
             fix = "send roles in the order that it takes" + (f", and {_FIELD} of its types" if variables else "")
             raise InvalidRequest("messages", f"the model's chat template refuses them ({error})", fix) from error
 
@@ -64,7 +64,10 @@ def load_chat_template(folder: Path) -> ChatTemplate | None:
     """Read the template of a checkpoint folder; None where it has none. Raises CheckpointError if it cannot be read."""
     config = read_tokenizer_config(folder)
     path = folder / "chat_template.jinja"
-    source = path.read_text() if path.exists() else _default_of(config.get("chat_template"))
+    try:
+        source = path.read_text() if path.exists() else _default_of(config.get("chat_template"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: not readable ({error})") from error
     return None if source is None else ChatTemplate(source, special_tokens_of(config))
 
 
@@ -72,7 +75,7 @@ def read_optional(path: Path) -> dict[str, Any]:
     """Read an optional JSON file of a checkpoint; empty where it is missing. Raises CheckpointError if it cannot be read."""
     try:
         found: Any = json.loads(path.read_text()) if path.exists() else {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not readable ({error})") from error
     if not isinstance(found, dict):
         raise CheckpointError(f"{path}: not a JSON object")
@@ -87,13 +90,17 @@ def read_tokenizer_config(folder: Path) -> dict[str, Any]:
 def special_tokens_of(config: Mapping[str, Any]) -> dict[str, str]:
     """Return the special tokens that a tokenizer's config names, by their roles."""
     named = {role: config.get(role) for role in SPECIAL_TOKENS}
-    return {role: token["content"] if isinstance(token, dict) else str(token) for role, token in named.items() if token}
+    texts = {role: token.get("content") if isinstance(token, dict) else token for role, token in named.items()}
+    return {role: str(text) for role, text in texts.items() if text}
 
 
-def _default_of(given: str | list[dict[str, str]] | None) -> str | None:
-    """Return the default template of a config, which holds one template or several by name."""
+def _default_of(given: Any) -> str | None:
+    """Return the default template of a config, which holds one template or several by name. Raises CheckpointError."""
     if isinstance(given, list):
-        return next((one["template"] for one in given if one["name"] == "default"), None)
+        named = [one for one in given if isinstance(one, dict) and one.get("name") == "default"]
+        given = named[0].get("template") if named else None
+    if not isinstance(given, str | None):
+        raise CheckpointError("tokenizer_config.json: chat_template is neither a template nor a list of named ones")
     return given
 
 

@@ -1,0 +1,239 @@
+"""Parsers of bytes that others send or write: whatever comes in, only errors of ours come out.
+
+`pytest tests/unit/test_foreign_bytes.py`; with `-m grid` 100,000 inputs each, or as many as `--foreign-inputs` says.
+"""
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models.decoder.config import read_config
+from models.decoder.gguf import convert_gguf
+from models.decoder.weights import load_decoder
+from models.registry import BundleStore
+from services.contracts import recommend_pb2 as pb
+from services.contracts.access import ANYONE
+from services.contracts.text import ChatMessage
+from services.errors import TailraceError
+from services.features.schema import LogPosition
+from services.gateway.access.keys import read_keys
+from services.gateway.console.door import parse_drills
+from services.gateway.events.record import check_events
+from services.gateway.grpc import schema as rpc
+from services.gateway.openai.parse import CallContext, parse_chat, parse_completion
+from services.gateway.rest import schema as rest
+from services.gateway.text.tier import TextLimits
+from services.llm.text.chat_template import load_chat_template
+from services.stream.decode import Record, decode
+from tests.support.checkpoints import TEMPLATE, write_checkpoint
+from tests.support.foreign_bytes import Maker, json_of, mutations_of
+
+FEW, MANY = 60, 100_000
+MAX_BYTES = 2**20
+NOW_MS = 1_800_000_000_000
+
+EVENT = {"event_id": "e", "user_id": "u", "item_id": "i", "event_time_ms": NOW_MS, "event_type": "click", "value": 1.0}
+ASKED = {
+    "user_id": "u",
+    "k": 3,
+    "recent_item_ids": ["a", "b"],
+    "exclude_item_ids": ["c"],
+    "exclude_seen": True,
+    "filters": {"categories": ["x"], "allowed_item_ids": ["y"]},
+    "deadline_ms": 200,
+    "request_id": "r",
+    "rationale": True,
+}
+SAMPLED = {
+    "model": "m",
+    "max_tokens": 5,
+    "temperature": 0.5,
+    "top_p": 0.9,
+    "n": 2,
+    "stop": ["x"],
+    "seed": 1,
+    "stream": True,
+    "logit_bias": {"1": 2.0},
+    "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}},
+    "stream_options": {"include_usage": True},
+    "logprobs": None,
+    "min_p": 0.1,
+    "stop_token_ids": [1],
+    "tools": None,
+}
+COMPLETION = {**SAMPLED, "prompt": ["a", "b"], "echo": False}
+CHAT = {**SAMPLED, "messages": [{"role": "user", "content": "hi"}], "top_logprobs": 2, "chat_template_kwargs": {"x": 1}}
+KEY = {"id": "shop", "hashes": [{"sha256": "0" * 64, "expires_at": None}], "scopes": ["events"], "priority": "high"}
+KEYS = {"keys": [{**KEY, "rate_per_s": 5, "burst": 9, "daily_quota": 7, "max_k": 5}]}
+CONTEXT = CallContext(request_id="r", caller=ANYONE, deadline_unix_s=NOW_MS / 1_000, limits=TextLimits())
+MESSAGES = (ChatMessage(role="user", content="hi"), ChatMessage(role="assistant", content="ho"))
+TEMPLATES = (
+    TEMPLATE,
+    "{% for m in messages[::-1] %}{{ loop.index0 * 2 }}{{ m.content | trim | upper }}{% endfor %}{{ strftime_now('%Y') }}",
+    "{% set ns = namespace(n=0) %}{% macro f(x) %}{{ x | tojson(indent=2) }}{% endmacro %}{{ f(messages) }}{{ ns.n + 1 }}",
+)
+
+
+def rpc_request() -> bytes:
+    """A message with every field."""
+    filters = pb.Filters(categories=["x"], allowed_item_ids=["y"])
+    return pb.RecommendRequest(**{**ASKED, "filters": filters}).SerializeToString()
+
+
+def rpc_events() -> bytes:
+    """Two events."""
+    return pb.RecordEventsRequest(events=[pb.Interaction(**EVENT)] * 2).SerializeToString()
+
+
+def stream_row(value: bytes) -> None:
+    """What the stream worker does with a record: an event or a dead letter."""
+    good, dead = decode([Record(LogPosition("t", 0, 1), b"u", value, NOW_MS)], NOW_MS)
+    assert len(good) + len(dead) == 1
+
+
+@dataclass(frozen=True, slots=True)
+class Parser:
+    """A parser of bytes, or of a file with a name, and a maker of its inputs."""
+
+    parse: Callable[[Any], object]
+    inputs: Callable[[Path], Maker]
+    file: str = ""
+
+
+def chat_template(path: Path) -> None:
+    """Load a template, and render it."""
+    template = load_chat_template(path.parent)
+    if template is not None:
+        template.render(MESSAGES)
+
+
+def gguf_document(folder: Path) -> bytes:
+    """A small GGUF file."""
+    path = folder / "whole.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(1)
+    writer.add_context_length(64)
+    writer.add_embedding_length(8)
+    writer.add_feed_forward_length(8)
+    writer.add_head_count(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(["a", "b", "ab"])
+    writer.add_token_types([1, 1, 1])
+    writer.add_token_merges(["a b"])
+    writer.add_eos_token_id(0)
+    writer.add_tensor("token_embd.weight", np.zeros((3, 8), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path.read_bytes()
+
+
+def weights_document(folder: Path) -> bytes:
+    """The weights of a small decoder, whose config is left beside the file that is read."""
+    return (write_checkpoint(folder) / "model.safetensors").read_bytes()
+
+
+def manifest_document(folder: Path) -> bytes:
+    """The manifest of a bundle, which is left beside the file that is read."""
+    (folder / "source").mkdir()
+    (folder / "source" / "catalogue.parquet").write_text("x")
+    bundle = BundleStore(folder / "bundles").publish(folder / "source", "v1", {"dataset": "toy"})
+    return (bundle.path / "manifest.json").read_bytes()
+
+
+def of_json(*documents: dict[str, Any]) -> Callable[[Path], Maker]:
+    """Inputs like these documents, and with fields that they lack."""
+    names = sorted({name for document in documents for name in document} | {"unknown", "model", "request_id"})
+    return lambda _: json_of(names, *documents)
+
+
+def of_templates(_: Path) -> Maker:
+    """Chat templates within a tokenizer's config, and configs that are none."""
+    sources = mutations_of(*(source.encode() for source in TEMPLATES))
+    configs = json_of(["chat_template", "eos_token", "bos_token"], {"chat_template": TEMPLATE, "eos_token": "<|end|>"})
+
+    def make(random: Random) -> bytes:
+        """Build a config."""
+        if random.random() < 0.2:
+            return configs(random)
+        return json.dumps({"chat_template": sources(random).decode(errors="replace"), "eos_token": "</s>"}).encode()
+
+    return make
+
+
+PARSERS = {
+    "gRPC recommend": Parser(
+        lambda body: rpc.parse_recommend(body, MAX_BYTES, "r", None), lambda _: mutations_of(rpc_request())
+    ),
+    "gRPC events": Parser(
+        lambda body: check_events(rpc.parse_events(body, MAX_BYTES), 500, NOW_MS), lambda _: mutations_of(rpc_events())
+    ),
+    "REST recommend": Parser(lambda body: rest.parse_recommend(body, "r", None), of_json(ASKED)),
+    "REST events": Parser(
+        lambda body: check_events(rest.parse_events(body), 500, NOW_MS), of_json(EVENT, {"events": [EVENT]})
+    ),
+    "OpenAI completion": Parser(lambda body: parse_completion(body, CONTEXT), of_json(COMPLETION)),
+    "OpenAI chat": Parser(lambda body: parse_chat(body, CONTEXT), of_json(CHAT)),
+    "drills": Parser(parse_drills, of_json({"llm": "off", "features": "on"})),
+    "event row": Parser(stream_row, of_json(EVENT)),
+    "keys file": Parser(read_keys, of_json(KEYS, KEY), "keys.json"),
+    "config.json": Parser(
+        lambda path: read_config(path.parent),
+        lambda folder: of_json(json.loads((write_checkpoint(folder) / "config.json").read_text()))(folder),
+        "config.json",
+    ),
+    "chat template": Parser(chat_template, of_templates, "tokenizer_config.json"),
+    "manifest": Parser(
+        lambda path: BundleStore(path.parents[1]).open("v1"),
+        lambda folder: json_of(["files", "version", "dataset"], json.loads(manifest_document(folder))),
+        "bundles/v1/manifest.json",
+    ),
+    "safetensors": Parser(
+        lambda path: load_decoder(path.parent, torch.float32, "cpu"),
+        lambda folder: mutations_of(weights_document(folder)[:3_000], weights_document(folder)),
+        "model.safetensors",
+    ),
+    "GGUF": Parser(
+        lambda path: convert_gguf(path, path.parent / "out", lambda _done, _total: None),
+        lambda folder: mutations_of(gguf_document(folder)),
+        "m.gguf",
+    ),
+}
+
+
+@pytest.mark.parametrize("num_inputs", [FEW, pytest.param(MANY, marks=[pytest.mark.grid, pytest.mark.timeout(7_200)])])
+@pytest.mark.parametrize("name", PARSERS)
+def test_whatever_comes_in_only_our_errors_come_out(
+    name: str, num_inputs: int, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """A sender changes well-formed bytes, or invents some: they are read, or refused with an error that says why."""
+    parser = PARSERS[name]
+    make = parser.inputs(tmp_path)
+    wanted = request.config.getoption("--foreign-inputs") if num_inputs == MANY else None
+
+    @settings(max_examples=wanted or num_inputs, database=None)
+    @given(seed=st.integers(0, 2**63))
+    def check(seed: int) -> None:
+        """Parse what this seed gives."""
+        content = make(Random(seed))
+        path = tmp_path / parser.file
+        if parser.file:
+            path.write_bytes(content)
+        with suppress(TailraceError):
+            parser.parse(path if parser.file else content)
+
+    check()
