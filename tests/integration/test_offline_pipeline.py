@@ -16,12 +16,16 @@ from pipelines.options import PipelineOptions, Places
 from pipelines.publication.precompute import PrecomputeOptions
 from pipelines.run import refresh_lists, run_pipeline
 from pipelines.runner.run_lock import run_lock
+from services.contracts.events import Interaction
 from services.contracts.features import UserFeatures
 from services.errors import StageFailed
 from services.features.reader import FeatureReader
 from services.features.repo import RepoAddress
+from services.features.schema import LogPosition
 from services.features.writer import FeatureWriter
 from services.settings.addresses import RedisAddress
+from services.stream.decode import LoggedInteraction
+from services.stream.offline_log import OfflineLog
 from services.student.ranker import load_student
 from tests.support.servers import HOST, Server, valkey_server
 from tests.support.synthetic import raw_events, raw_items
@@ -176,10 +180,8 @@ def test_gate_stops_models_below_its_minimum(places: Places, options: PipelineOp
 def test_live_events_reach_the_next_model(tmp_path: Path, store: Server, options: PipelineOptions) -> None:
     """A click in the offline log is an event of the next run."""
     places = places_in(tmp_path, store)
-    log = places.offline_log_dir / "interactions" / "1.parquet"
-    log.parent.mkdir(parents=True)
-    click = {"event_id": ["e"], "user_id": ["u000"], "item_id": ["i07"], "event_type": ["click"], "value": [1.0]}
-    pl.DataFrame({**click, "event_time_ms": [1_800_000_000_000]}).write_parquet(log)
+    click = Interaction(event_id="e", user_id="u000", item_id="i07", event_time_ms=1_800_000_000_000)
+    OfflineLog(places.offline_log_dir).append([LoggedInteraction(click, LogPosition("t", 0, 0))])
 
     report = run_pipeline(replace(options, until="ingest"), places, quiet())
 
