@@ -71,6 +71,7 @@ async def test_each_bundle_has_its_own_lists_until_it_is_removed(features: RepoA
         writer.write_precomputed([row], made_at_us)
 
     async def shown(version: str) -> tuple[str, ...] | None:
+        """The items of the list that a gateway with this bundle reads."""
         stored = (await reader.read("u", version, TIMEOUT_S)).precomputed
         return None if stored is None else stored.item_ids
 

@@ -49,11 +49,13 @@ async def serve(name: str, http_port: int, grpc_port: int) -> None:
     """Serve both doors."""
 
     async def rest(scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer checks at once, and all else after the hold."""
         if scope["path"] not in CHECKS:
             await hold(name)
         await PlainTextResponse(name)(scope, receive, send)
 
     async def passed(_request: bytes, _context: Any) -> bytes:
+        """Answer Ray's health check."""
         return PASSED
 
     door: Any = NamedDoor(name)

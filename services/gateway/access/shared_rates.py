@@ -130,7 +130,7 @@ class SharedRates:
             self._settling.start()
 
     async def stop(self) -> None:
-        """Give back what is left of the leases, and end."""
+        """Return what is left of the leases, and end."""
         if self._counts is not None:
             await self._settling.stop()
             for lease in self._leases.values():
@@ -173,7 +173,7 @@ class SharedRates:
         return Standing(share, self._own.left(key_id, share, now_unix_s, self._clock()), now_unix_s, is_shared=False)
 
     async def settle(self) -> None:
-        """Tell the shared counts what no call will tell soon, and learn how keys stand; or, while they are away, try to reach them."""
+        """Report calls that no exchange will report soon, and read the counts of each key; while the store is away, try to connect."""
         if self._counts is None:
             return
         if self._breaker.state(self._clock()) is not BreakerState.CLOSED:
