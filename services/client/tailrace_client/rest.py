@@ -128,19 +128,19 @@ def _object(answer: httpx.Response) -> dict[str, Any] | None:
 
 
 def _refusal(answer: httpx.Response, error: Any, request_id: str | None) -> TailraceError:
-    told = error if isinstance(error, dict) else {}
-    code = told.get("code")
+    fields = error if isinstance(error, dict) else {}
+    code = fields.get("code")
     try:
         retry_after_s = float(answer.headers["retry-after"])
     except (KeyError, ValueError):
         retry_after_s = None
     return TailraceError(
         code if isinstance(code, str) else _CODES.get(answer.status_code, "internal"),
-        str(told.get("message") or f"status {answer.status_code} {answer.reason_phrase}, not from Tailrace"),
-        field=told.get("field"),
-        fix=told.get("fix"),
+        str(fields.get("message") or f"status {answer.status_code} {answer.reason_phrase}, not from Tailrace"),
+        field=fields.get("field"),
+        fix=fields.get("fix"),
         retry_after_s=retry_after_s,
-        request_id=told.get("request_id") or request_id,
+        request_id=fields.get("request_id") or request_id,
     )
 
 

@@ -15,12 +15,12 @@ REFRESH_S, IDLE_S = 1.0, 60.0
 LEASE_S = 0.1
 """How long a lease lasts, and for how long a caller's calls are granted ahead."""
 MIN_HOLD_S, MAX_HOLD_S = 0.02, 1.0
-"""How long nobody asks again after a refusal: enough for several calls to become due, but other processes may give calls back."""
+"""How long no exchange is made after a refusal: long enough for several calls to become due, short enough to notice what other processes return."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Calls of this cost or more are refused until then (monotonic); the caller is told to come back after that."""
+    """Calls of this cost or more are refused before `until_s`; the answer's Retry-After is taken from `back_at_s` (both monotonic)."""
 
     refused_by: str
     cost: int
@@ -85,11 +85,11 @@ class Lease:
         return True
 
     def unanswered(self, ask: Ask) -> None:
-        """The exchange failed: what it was to tell is told by the next. If Redis counted it all the same, the key has less, not more."""
+        """The exchange failed: the next one reports the same. If Redis counted it all the same, the key has less, not more."""
         self.spent_alone += ask.spent
         self.num_calls += ask.unspent
 
     def needs_settling(self, now_s: float) -> bool:
-        """Whether there is something to tell, or to learn, that no call will tell or learn soon."""
+        """Whether there are counts to report or to fetch that no call will exchange soon."""
         is_outdated = now_s - self.asked_at_s >= REFRESH_S and now_s - self.used_at_s < IDLE_S
         return self.spent_alone > 0 or is_outdated or (self.num_calls > 0 and now_s >= self.ends_s)

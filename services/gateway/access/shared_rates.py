@@ -1,10 +1,10 @@
 """Rates and quotas over all gateway processes: counted in Redis, with a lease of calls for each process.
 
-    call ─▶ no limits ─────────────────────────────────▶ in
-         ─▶ lease of this process has it ──────────────▶ in
-         ─▶ refused a moment ago ──────────────────────▶ out
-         ─▶ shared counts, one exchange of a few ms ───▶ in, with the next lease | out
-         └─▶ shared counts are away ─▶ own counts, this process's share ─▶ in | out; told to the shared counts later
+    call ─▶ no limits ─────────────────────────────────▶ admitted
+         ─▶ covered by this process's lease ───────────▶ admitted
+         ─▶ refused a moment ago ──────────────────────▶ refused
+         ─▶ shared counts, one exchange of a few ms ───▶ admitted, with the next lease | refused
+         └─▶ shared counts are away ─▶ own counts, this process's share ─▶ admitted | refused; reported to the shared counts later
 
 Owned by one event loop. Does not know how the shared counts are kept.
 """

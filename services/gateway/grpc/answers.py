@@ -116,8 +116,8 @@ async def traced(tracing: Tracing, context: GrpcContext, method: str, answering:
 def _trailers(failure: TailraceError) -> list[tuple[str, str | bytes]]:
     """Return the error's details for programs: its code and fix, the field, and when to retry."""
     status = status_pb2.Status(code=STATUS[failure.kind].value[0], message=failure.summary)
-    told = {"message": failure.problem} | ({"fix": failure.fix} if failure.fix else {})
-    info = error_details_pb2.ErrorInfo(reason=failure.kind.value.upper(), domain=DOMAIN, metadata=told)
+    metadata = {"message": failure.problem} | ({"fix": failure.fix} if failure.fix else {})
+    info = error_details_pb2.ErrorInfo(reason=failure.kind.value.upper(), domain=DOMAIN, metadata=metadata)
     status.details.add().Pack(info)
     if failure.field is not None:
         violation = error_details_pb2.BadRequest.FieldViolation(
