@@ -32,12 +32,22 @@ _HEADERS: Mapping[ErrorKind, dict[str, Any]] = {
         for kind in (ErrorKind.QUOTA, ErrorKind.OVERLOADED, ErrorKind.AWAY)
     },
 }
+_RATE_HEADERS: Mapping[str, dict[str, Any]] = {
+    "RateLimit-Limit": {
+        "schema": {"type": "integer"},
+        "description": "The limit of this key that is nearest to its end; absent for a key without limits",
+    },
+    "RateLimit-Remaining": {"schema": {"type": "integer"}, "description": "Calls left of it"},
+    "RateLimit-Reset": {"schema": {"type": "integer"}, "description": "Seconds until it is whole again"},
+    "RateLimit-Policy": {"schema": {"type": "string"}, "description": "Each limit with its window in seconds"},
+}
 _REQUEST_ID = Parameter(
     name="X-Request-Id",
     where="header",
     schema={"type": "string", "minLength": 1, "maxLength": MAX_ID_CHARS, "pattern": PRINTABLE},
     description="In UTF-8, else 400. Returned with the answer, logged, and kept with the impression",
 )
+_RATE_REFERENCES = {name: {"$ref": f"#/components/headers/{name}"} for name in _RATE_HEADERS}
 _KEY_SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "An API key, where keys are set up"},
     "header": {"type": "apiKey", "in": "header", "name": "X-Api-Key", "description": "The same key"},
@@ -52,7 +62,7 @@ def openapi_document(title: str, version: str, operations: Iterable[Operation]) 
     paths: dict[str, dict[str, Any]] = {}
     for operation in described:
         paths.setdefault(_path(operation), {})[operation.method.lower()] = _describe(operation)
-    components = {"schemas": schemas, "securitySchemes": _KEY_SCHEMES}
+    components = {"schemas": schemas, "headers": _RATE_HEADERS, "securitySchemes": _KEY_SCHEMES}
     return {"openapi": "3.1.0", "info": {"title": title, "version": version}, "paths": paths, "components": components}
 
 
@@ -114,8 +124,11 @@ def _responses(operation: Operation) -> dict[int, dict[str, Any]]:
         responses[status] = {
             "description": meaning[0].upper() + meaning[1:],
             "content": {"application/json": {"schema": _reference(operation.errors.model)}},
-            **({"headers": _HEADERS[kind]} if kind in _HEADERS else {}),
+            **({"headers": dict(_HEADERS[kind])} if kind in _HEADERS else {}),
         }
+    if operation.scope is not None:
+        for status in (200, 429):
+            responses[status].setdefault("headers", {}).update(_RATE_REFERENCES)
     return responses
 
 

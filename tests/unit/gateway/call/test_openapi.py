@@ -11,6 +11,9 @@ from hypothesis import HealthCheck, Phase
 from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS
 
+from services.contracts.rates import Allowance
+from services.gateway.access.rates import Left
+from services.gateway.access.shared_rates import Standing
 from services.gateway.call.http import HttpApp
 from services.gateway.openai.parse import RECOMMENDER
 from services.gateway.rest.door import create_rest_app
@@ -81,6 +84,20 @@ def test_every_operation_is_in_the_document(app: HttpApp) -> None:
     for label, operation in described.items():
         declared = {one["name"] for one in operation.get("parameters", ()) if one["in"] == "path"}
         assert declared == {part.strip("{}") for part in label.split("/") if part.startswith("{")}
+
+
+def test_the_headers_of_a_keys_limits_are_described(app: HttpApp) -> None:
+    """Every call that needs a scope names them, with the refusals for a used-up limit as with the answers."""
+    document = app.openapi()
+    sent = Standing(Allowance(rate_per_s=1.0, burst=1, daily_quota=1), Left(1.0, 0), NOW_S, is_shared=True).headers()
+
+    assert {name.lower() for name in document["components"]["headers"]} == set(sent)
+    for methods in document["paths"].values():
+        for operation in methods.values():
+            described = {
+                status for status, one in operation["responses"].items() if "RateLimit-Limit" in one.get("headers", {})
+            }
+            assert described == ({"200", "429"} if "security" in operation else set())
 
 
 @pytest.mark.parametrize("label", OPERATIONS)
