@@ -57,10 +57,12 @@ def rest_call(settings: Settings, user_id: str) -> str:
 
 def grpc_call(settings: Settings, user_id: str, python: str) -> str:
     """Return a shell command that calls gRPC from Python; `python` is the interpreter of the stack's environment."""
-    scheme, trust = ("grpcs", f", tls=Tls('{_authority(settings.tls_dir)}')") if settings.tls_dir else ("grpc", "")
+    scheme, names, trust = "grpc", "Client", ""
+    if settings.tls_dir:
+        scheme, names, trust = "grpcs", "Client, Tls", f", tls=Tls('{_authority(settings.tls_dir)}')"
     key = ", api_key='$TAILRACE_KEY'" if settings.api_keys_file else ""
     client = f"Client('{scheme}://{settings.grpc_address}'{trust}{key})"
-    return f"""{python} -c "from tailrace_client import Client, Tls; print({client}.recommend('{user_id}', k=5, deadline_ms=2000))\""""
+    return f"""{python} -c "from tailrace_client import {names}; print({client}.recommend('{user_id}', k=5, deadline_ms=2000))\""""
 
 
 def _authority(tls_dir: Path) -> Path:

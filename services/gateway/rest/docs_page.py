@@ -4,10 +4,11 @@ DOCS_PAGE = """<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
 <title>Tailrace API</title>
+<link rel="icon" href="/console/page/mark.svg" type="image/svg+xml">
 <style>
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 56rem; margin: 2rem auto; padding: 0 1rem }
 code, pre { font: 13px/1.4 ui-monospace, monospace; background: #f3f4f6 }
-pre { padding: .7rem; overflow-x: auto }
+pre { padding: .7rem; white-space: pre-wrap; overflow-wrap: anywhere }
 summary { cursor: pointer }
 </style>
 <h1>Tailrace API</h1>
@@ -38,7 +39,7 @@ fetch("openapi.json").then(answer => answer.json()).then(spec => {
         const body = JSON.stringify(example.value)
         add(main, "pre", "curl -s " + location.origin + path + " -H 'content-type: application/json' -d '" + body + "'")
       }
-      if (route.parameters) addJson(main, "headers", route.parameters)
+      if (route.parameters) addJson(main, "parameters", route.parameters)
       if (route.requestBody) addJson(main, "request", route.requestBody.content["application/json"].schema)
       addJson(main, "answers", route.responses)
     }
