@@ -15,7 +15,8 @@ from pathlib import Path
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.multiprocess import MultiProcessCollector
+
+from services.observability.node_metrics import NodeCollector
 
 REQUEST_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0.3, 0.5, 1, 2, 5)
 TEXT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 20, 30, 60)
@@ -337,15 +338,9 @@ class EngineMetrics:
 
 
 def node_registry(folder: Path) -> CollectorRegistry:
-    """Return a registry over the metrics of all processes that share `folder`; gauges of dead processes are dropped.
-
-    Reads the folder at each collection. Only for an endpoint that is scraped.
-    """
+    """Return a registry over the metrics of all processes that share `folder`."""
     registry = CollectorRegistry()
-    for path in folder.glob("gauge_live*_*.db"):
-        if not Path(f"/proc/{path.stem.rsplit('_', 1)[1]}").exists():
-            path.unlink(missing_ok=True)
-    MultiProcessCollector(registry, path=str(folder))  # type: ignore[no-untyped-call]  # registers itself
+    registry.register(NodeCollector(folder))
     return registry
 
 

@@ -22,13 +22,16 @@ metrics.request_seconds.labels("rest", "llm").observe(0.04)
 
 
 def test_every_process_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counters of ended processes are kept, their gauges are removed."""
+    """Counters of ended processes are kept in one file, however many end; their gauges are removed."""
     for number in (2, 3):
         subprocess.run(
             [sys.executable, "-c", COUNT, str(number)], check=True, env={"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
         )
+        (tmp_path / f"counter_{2**22 + number}.db").touch()  # no process has this id: killed before its first count
+        page = render_metrics(tmp_path).decode()
 
-    page = render_metrics(tmp_path).decode()
+    assert sorted(path.name for path in tmp_path.glob("*.db")) == ["counter_ended.db", "histogram_ended.db"]
+    assert render_metrics(tmp_path).decode() == page
 
     assert 'tailrace_requests_total{code="ok",door="rest",reason="llm_in_time",tier="llm"} 5.0' in page
     assert 'tailrace_request_seconds_count{door="rest",tier="llm"} 2.0' in page

@@ -1,0 +1,75 @@
+"""The metrics of one node: the files of all its processes, summed; those of ended processes are folded into one file per type.
+
+A process that ends leaves its files behind, and every one that is started again adds more: each scrape would read them all. The counts
+must stay, so they are added to `<type>_ended.db` and the process's own file is removed; gauges of ended processes are dropped. One lock
+per folder, since several processes scrape. A crash between the two steps counts one process twice.
+"""
+
+import fcntl
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import Metric
+from prometheus_client.mmap_dict import MmapedDict
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
+
+_SUMMED = ("counter", "histogram")
+
+
+class NodeCollector(Collector):
+    """Collects the metrics of all processes that share `folder`. Reads the folder each time; only for an endpoint that is scraped."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def collect(self) -> Iterable[Metric]:
+        """Fold what ended processes left, and return the sums."""
+        with _locked(self._folder):
+            _forget_gauges(self._folder)
+            for kind in _SUMMED:
+                _fold(self._folder, kind)
+            found: Iterable[Metric] = MultiProcessCollector(None, path=str(self._folder)).collect()  # type: ignore[no-untyped-call]
+            return list(found)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    with (folder / "lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+
+
+def _forget_gauges(folder: Path) -> None:
+    for path in folder.glob("gauge_live*_*.db"):
+        if _has_ended(path):
+            path.unlink(missing_ok=True)
+
+
+def _fold(folder: Path, kind: str) -> None:
+    """Add the files of ended processes to the one of all ended processes."""
+    ended = [path for path in folder.glob(f"{kind}_*.db") if _has_ended(path)]
+    if not ended:
+        return
+    whole, scratch = folder / f"{kind}_ended.db", folder / f"{kind}.scratch"
+    sums: dict[str, float] = defaultdict(float)
+    for path in [whole, *ended]:
+        if path.exists() and path.stat().st_size:  # a process that was killed at its start left it empty
+            for key, value, _, _ in MmapedDict.read_all_values_from_file(path):  # type: ignore[no-untyped-call]
+                sums[key] += value
+    scratch.unlink(missing_ok=True)
+    written: Any = MmapedDict(scratch)  # type: ignore[no-untyped-call]
+    for key, value in sums.items():
+        written.write_value(key, value, 0.0)
+    written.close()
+    scratch.rename(whole)
+    for path in ended:
+        path.unlink(missing_ok=True)
+
+
+def _has_ended(path: Path) -> bool:
+    pid = path.stem.rsplit("_", 1)[1]
+    return pid.isdecimal() and not Path(f"/proc/{pid}").exists()
