@@ -73,7 +73,7 @@ def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[Stage
     progress = bars.begin("features")
     key = tables.key(ingested.key, max_items)
     built = stages.run("features", key, lambda out: tables.build_tables(ingested.path, max_items, out, progress))
-    tables.serve(built.path, places.feature_repo, progress)
+    tables.serve(built.path, places.feature_repo, places.offline_log_dir, progress)
     yield built
 
     bars.begin("tokenize")

@@ -11,6 +11,8 @@
     │   ├── QuotaExceeded     the key's rate or quota is used up
     │   ├── Overloaded        no capacity at the moment
     │   └── DependencyAway    a store or broker does not answer
+    ├── OwnershipLost         another process owns the partition, or the store lost what was written
+    ├── RowChanged            a row is not at the position at which it was read
     ├── DeadlineExceeded      a stage exceeded the request's deadline
     ├── BundleError
     │   ├── BundleNotFound    no such version, or nothing published yet
@@ -174,6 +176,17 @@ class DependencyAway(RetryLater):
 
     def __init__(self, dependency: str, retry_after_s: float) -> None:
         super().__init__(f"{dependency} is away", retry_after_s)
+
+
+class OwnershipLost(TailraceError):
+    """The store refused a write of this process: it no longer owns the partition, or the store is not at the position written last."""
+
+    def __init__(self, partition: int, why: str) -> None:
+        super().__init__(f"partition {partition}: {why}; claim it again")
+
+
+class RowChanged(TailraceError):
+    """A row is not as it was read; nothing was written. Read it again."""
 
 
 class DeadlineExceeded(TailraceError):

@@ -8,11 +8,9 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from services.features.schema import LogPosition, UserHistory
+from services.features.schema import BASE_TOPIC, LogPosition, UserHistory
 from services.stream.aggregate import HistoryLimits, LoggedEvent, apply
 
-BATCH_TOPIC = "batch"
-"""The topic id of recorded events; the first event of a real topic goes on top of them."""
 _ANY_LENGTH = HistoryLimits(max_items=1)
 """Neither repetitions nor times depend on how many items a row keeps."""
 
@@ -25,8 +23,8 @@ def arrange(recorded: pl.DataFrame, logged: pl.DataFrame) -> pl.DataFrame:
         logged: Events in order of arrival with event_id, topic_id, partition and offset.
     """
     numbered = recorded.with_columns(
-        event_id=pl.format(f"{BATCH_TOPIC}-{{}}", pl.int_range(pl.len())),
-        topic_id=pl.lit(BATCH_TOPIC),
+        event_id=pl.format(f"{BASE_TOPIC}-{{}}", pl.int_range(pl.len())),
+        topic_id=pl.lit(BASE_TOPIC),
         partition=pl.lit(0, pl.Int32),
         offset=pl.int_range(pl.len(), dtype=pl.Int64),
         row_time=pl.col("event_time"),
@@ -69,5 +67,5 @@ def _recorded_row(user_id: str, time_us: int | None) -> UserHistory | None:
         num_events=0,
         row_time_us=time_us,
         recent_event_ids=(),
-        position=LogPosition(BATCH_TOPIC, 0, 0),
+        position=LogPosition(BASE_TOPIC, 0, 0),
     )

@@ -2,10 +2,12 @@
 
     user_history.parquet   the user's row after every event, valid from the event's time on
     latest_history.parquet the newest row of each user
+    base_history.parquet   each user's row after the recorded events, without the live log
 
 Events are replayed through the stream worker's own aggregate, so offline features cannot differ from online ones. Histories grow by one
 item a row, so the table is written in chunks and compresses to a small part of its size. `serve` copies the table into the feature
-repository, applies that and fills the online store.
+repository, applies that, fills the online store with the base rows, and leaves these beside the live log: the stream worker adds the log,
+also after a loss of the store.
 """
 
 import itertools
@@ -20,14 +22,16 @@ import pyarrow.parquet as pq
 
 from models.files import rename_durably
 from pipelines.data import arrivals
-from pipelines.data.arrivals import BATCH_TOPIC, logged_events
+from pipelines.data.arrivals import logged_events
 from pipelines.runner.stage import Progress, content_key
+from services.errors import RowChanged
 from services.features import schema
 from services.features.repo import RepoAddress, apply_repo
-from services.features.schema import USER_HISTORY, ColumnType, UserHistory
+from services.features.schema import BASE_TOPIC, USER_HISTORY, ColumnType, UserHistory
 from services.features.writer import FeatureWriter
 from services.stream import aggregate
 from services.stream.aggregate import HistoryLimits, LoggedEvent, apply, history_limits
+from services.stream.rebuild import base_id, base_table
 
 _CHUNK_ROWS = 5_000
 _UTC_US = pa.timestamp("us", tz="UTC")
@@ -51,12 +55,15 @@ def build_tables(ingested: Path, max_items: int, out: Path, progress: Progress) 
     events = pl.read_parquet(ingested / "arrivals.parquet")
     rows = replay(logged_events(events), history_limits(max_items))
     latest: dict[str, UserHistory] = {}
+    base: dict[str, UserHistory] = {}
     with pq.ParquetWriter(out / "user_history.parquet", HISTORY_SCHEMA, compression="zstd") as writer:
         for done, chunk in enumerate(_chunks(rows), 1):
             writer.write_table(_history_table(chunk))
             latest.update((row.user_id, row) for row in chunk)
+            base.update((row.user_id, row) for row in chunk if row.position.topic_id == BASE_TOPIC)
             progress(min(done * _CHUNK_ROWS, events.height), events.height, "histories")
     pq.write_table(_history_table(list(latest.values())), out / "latest_history.parquet", compression="zstd")
+    pq.write_table(_history_table(list(base.values())), out / "base_history.parquet", compression="zstd")
 
 
 def replay(events: Iterable[LoggedEvent], limits: HistoryLimits) -> Iterator[UserHistory]:
@@ -69,31 +76,43 @@ def replay(events: Iterable[LoggedEvent], limits: HistoryLimits) -> Iterator[Use
         yield row
 
 
-def serve(tables: Path, address: RepoAddress, progress: Progress) -> None:
-    """Copy the table into the feature repository, apply that, and write the newest rows online. Raises DependencyAway.
+def serve(tables: Path, address: RepoAddress, offline_log_dir: Path, progress: Progress) -> None:
+    """Copy the tables to where they are used, apply the repository, and write the base rows online. Raises DependencyAway.
 
     May be repeated. Rows of users whom the stream worker has taken over are left alone: they are newer, and the worker owns them.
     """
     apply_repo(address)
     _replace(tables / "user_history.parquet", address.table_path(USER_HISTORY.name))
+    base = base_table(offline_log_dir)
+    base.parent.mkdir(parents=True, exist_ok=True)
+    _replace(tables / "base_history.parquet", base)
     writer = FeatureWriter(address)
-    histories = latest_histories(tables)
+    rows = _read_rows(base)
     done = 0
-    for chunk in _chunks(iter(histories), 500):
-        _write_unless_live(writer, chunk)
+    for chunk in _chunks(iter(rows), 500):
+        _write_base(writer, chunk)
         done += len(chunk)
-        progress(done, len(histories), USER_HISTORY.name)
+        progress(done, len(rows), USER_HISTORY.name)
+    writer.mark_base(base_id(base))
+    writer.close()
 
 
 def latest_histories(tables: Path) -> list[UserHistory]:
     """Read the newest row of each user from the stage's output."""
-    return USER_HISTORY.from_columns(pq.read_table(tables / "latest_history.parquet").to_pydict())
+    return _read_rows(tables / "latest_history.parquet")
 
 
-def _write_unless_live(writer: FeatureWriter, rows: Sequence[UserHistory]) -> None:
-    online = writer.read_histories([row.user_id for row in rows])
-    live = {user_id for user_id, row in online.items() if row.position.topic_id != BATCH_TOPIC}
-    writer.write_histories([row for row in rows if row.user_id not in live])
+def _read_rows(table: Path) -> list[UserHistory]:
+    return USER_HISTORY.from_columns(pq.read_table(table).to_pydict())
+
+
+def _write_base(writer: FeatureWriter, rows: Sequence[UserHistory]) -> None:
+    """Write base rows, again as often as an event arrives at one of them in the same instant."""
+    while True:
+        try:
+            return writer.write_base(rows)
+        except RowChanged:
+            continue
 
 
 def _chunks(rows: Iterator[UserHistory], size: int = _CHUNK_ROWS) -> Iterator[list[UserHistory]]:

@@ -8,15 +8,16 @@ first read). The registry is read once at construction, never on the request pat
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Coroutine, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow.parquet as pq
 from opentelemetry.trace import SpanKind
 
 from services.contracts.features import UserFeatures
 from services.errors import DependencyAway
+from services.features.ownership import Wholeness
 from services.features.redis_calls import redis_as_dependency, within
 from services.features.repo import RepoAddress, open_store
 from services.features.schema import (
@@ -36,6 +37,7 @@ from services.router.breaker import Breaker
 if TYPE_CHECKING:
     from feast import FeatureStore
 
+T = TypeVar("T")
 _RETRY_AFTER_S = 0.5
 _MIN_WAIT_S = 0.01
 """A shorter wait without a reply is no failure: callers with short deadlines must not open the breaker for the others."""
@@ -54,16 +56,17 @@ class FeatureReader:
         self._store = open_store(address)
         self._service = self._store.get_feature_service(SERVICE, allow_cache=True)
         self._partitions = [{PARTITION_ID.name: str(number)} for number in range(num_partitions)]
+        self._wholeness = Wholeness(num_partitions)
         self._breaker = Breaker(_MAX_FAILURES, _OPEN_S)
 
     async def read(self, user_id: str, bundle_version: str, timeout_s: float) -> UserFeatures:
-        """Return a user's features with the list that this bundle made, within `timeout_s`. Raises DependencyAway.
+        """Return a user's features with the list that this bundle made, within `timeout_s`.
 
-        Those of an unknown user are empty.
+        Those of an unknown user are empty. Raises DependencyAway, also while the store lacks rows of the user's partition.
         """
-        entity = {USER_ID.name: user_id, BUNDLE_VERSION.name: bundle_version}
-        response = await self._read(self._service, [entity], timeout_s)
-        row = {name: values[0] for name, values in response.to_dict().items()}
+        response, row = await self._gated(self._read_row(user_id, bundle_version), timeout_s)
+        if row is None:
+            raise DependencyAway("features", _RETRY_AFTER_S)
         return user_features(row, listed_at_s=_row_time_s(response, USER_RECOMMENDATIONS.features[0].name))
 
     async def read_popular(self, timeout_s: float) -> list[tuple[str, float]]:
@@ -71,7 +74,9 @@ class FeatureReader:
 
         Windows that the worker last wrote longer ago than their own length are left out. Raises DependencyAway.
         """
-        response = await self._read(POPULARITY.references, self._partitions, timeout_s)
+        response = await self._gated(
+            self._store.get_online_features_async(POPULARITY.references, self._partitions), timeout_s
+        )
         return merge_popularity(POPULARITY.from_columns(response.to_dict()), now_ms=time.time_ns() // 1_000_000)
 
     async def sample_user_ids(self, limit: int, timeout_s: float) -> list[str]:
@@ -85,15 +90,25 @@ class FeatureReader:
         if client is not None:
             await client.aclose()
 
-    async def _read(self, features: Any, entities: Sequence[dict[str, str]], timeout_s: float) -> Any:
-        """Read in one exchange, within `timeout_s`. Raises DependencyAway."""
+    async def _read_row(self, user_id: str, bundle_version: str) -> tuple[Any, dict[str, Any] | None]:
+        """Return Feast's response and a user's row; None instead of the row while the store is not whole. Raises Redis' errors."""
+        entity = {USER_ID.name: user_id, BUNDLE_VERSION.name: bundle_version}
+        response = await self._store.get_online_features_async(self._service, [entity])
+        row = {name: values[0] for name, values in response.to_dict().items()}
+        client = await _async_client(self._store)
+        is_whole = await self._wholeness.holds(client, user_id, has_row=bool(row["item_ids"]))
+        return response, row if is_whole else None
+
+    async def _gated(self, call: Coroutine[Any, Any, T], timeout_s: float) -> T:
+        """Await a read within `timeout_s`, unless the breaker is open. Raises DependencyAway."""
         started_s = time.monotonic()
         if not self._breaker.allows(started_s):
+            call.close()
             raise DependencyAway("features", _RETRY_AFTER_S)
         number = self._breaker.started(started_s)
         try:
             with redis_as_dependency(_RETRY_AFTER_S), span("HMGET", SpanKind.CLIENT, _REDIS_SPAN):
-                response = await within(timeout_s, self._store.get_online_features_async(features, list(entities)))
+                found = await within(timeout_s, call)
         except asyncio.CancelledError:  # the caller is gone, which is no sign that the store failed
             self._breaker.abandoned(number)
             raise
@@ -105,7 +120,13 @@ class FeatureReader:
                 self._breaker.failed(now_s)
             raise
         self._breaker.succeeded()
-        return response
+        return found
+
+
+async def _async_client(store: "FeatureStore") -> Any:
+    """Return the Redis client that Feast reads with. Feast has no public way to it."""
+    online: Any = store.provider.online_store
+    return await online._get_client_async(store.config.online_store)
 
 
 def _means_nothing(waited_s: float, timeout_s: float) -> bool:
@@ -142,8 +163,7 @@ async def _sample_user_ids(store: "FeatureStore", limit: int) -> list[str]:
     """
     from feast.infra.key_encoding_utils import serialize_entity_key_prefix
 
-    online: Any = store.provider.online_store
-    client = await online._get_client_async(store.config.online_store)  # Feast has no public way to it
+    client = await _async_client(store)
     prefix = serialize_entity_key_prefix([USER_ID.name], entity_key_serialization_version=3)
     user_ids: list[str] = []
     cursor = 0

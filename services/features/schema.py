@@ -19,6 +19,8 @@ from typing import Any, Generic, TypeVar
 
 from services.contracts.features import PrecomputedList, UserFeatures
 
+BASE_TOPIC = "batch"
+"""The topic id of rows that come from the base tables; the first event of a real topic goes on top of them."""
 SERVICE = "recommend_v1"
 """The feature service that one request reads."""
 WINDOW_MS = {"1h": 3_600_000, "24h": 24 * 3_600_000, "7d": 7 * 24 * 3_600_000}

@@ -1,21 +1,26 @@
 """Writes features in batches, and reads back the rows that are about to change. For the stream worker and the pipeline.
 
-The store drops a row whose event timestamp is older than or equal to the stored one, and that check is not atomic: rows of one entity
-must come from one writer at a time, with rising times. Nothing is retried here: DependencyAway goes to the caller, and a repeated write
-is harmless.
+A history is written only if the store still has it at the position at which it was read; rows of a partition only by the process that owns
+it. Nothing is retried here: DependencyAway goes to the caller, and a repeated write is harmless.
 """
 
-from collections.abc import Collection, Sequence
+import socket
+import uuid
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from services.features.layout import RowLayout
+from services.features.ownership import Partitions, RowWrite, mark_base, write_unowned
 from services.features.redis_calls import redis_as_dependency
 from services.features.repo import RepoAddress, open_store
 from services.features.schema import (
+    BASE_TOPIC,
     BUNDLE_VERSION,
     POPULARITY,
     USER_HISTORY,
     USER_ID,
     USER_RECOMMENDATIONS,
+    LogPosition,
     PopularRow,
     PrecomputedRow,
     UserHistory,
@@ -23,31 +28,75 @@ from services.features.schema import (
 )
 
 _KEYS_PER_SCAN = 1_000
+_POSITION = ("topic_id", "partition", "offset")
 
 
 class FeatureWriter:
     """Writes the feature store. Used from one thread."""
 
-    def __init__(self, address: RepoAddress) -> None:
-        """Open the store; no connection is made yet. Raises EnvironmentFault when no features were applied."""
+    def __init__(self, address: RepoAddress, owner: str = "") -> None:
+        """Open the store; no connection is made yet. `owner` names this process to people. Raises EnvironmentFault when no features were applied."""
+        from redis import Redis
+
         self._store = open_store(address)
+        timeout_s = address.socket_timeout_s
+        self._client: Any = Redis(
+            **address.redis.client_options(), socket_timeout=timeout_s, socket_connect_timeout=timeout_s
+        )
+        self._histories = RowLayout(USER_HISTORY, self._store.project)
+        self._popularity = RowLayout(POPULARITY, self._store.project)
+        self.partitions = Partitions(self._client, uuid.uuid4().hex, owner or socket.gethostname())
 
     def read_histories(self, user_ids: Sequence[str]) -> dict[str, UserHistory]:
         """Read these users' rows in one exchange; users without a row are absent. Raises DependencyAway."""
         if not user_ids:
             return {}
-        entities = {USER_HISTORY.key.name: list(user_ids)}
         with redis_as_dependency():
-            table = self._store.get_online_features(USER_HISTORY.references, entities).to_dict()
-        return {row.user_id: row for row in USER_HISTORY.from_columns(table)}
+            pipe = self._client.pipeline(transaction=False)
+            for user_id in user_ids:
+                pipe.hmget(self._histories.key(user_id), self._histories.fields)
+            found = pipe.execute()
+        rows = (self._histories.row(user_id, cells) for user_id, cells in zip(user_ids, found, strict=True))
+        return {row.user_id: row for row in rows if row is not None}
+
+    def apply_histories(
+        self, position: LogPosition, rows: Sequence[UserHistory], before: Mapping[str, UserHistory]
+    ) -> None:
+        """Write an owned partition's rows in place of those read before, and that they hold the log up to `position`.
+
+        Raises OwnershipLost, RowChanged or DependencyAway.
+        """
+        writes = [self._history_write(row, before.get(row.user_id)) for row in rows]
+        self.partitions.write(position.partition, writes, position)
 
     def write_histories(self, rows: Sequence[UserHistory]) -> None:
-        """Write these rows, one per user, in one exchange. Raises DependencyAway; then some may have been written."""
-        self._write(USER_HISTORY, rows, [row.row_time_us for row in rows])
+        """Write rows that nobody's events change meanwhile, one per user; a row of the same or a later time stays.
+
+        Raises RowChanged (then some were written; repeat it) or DependencyAway.
+        """
+        before = self.read_histories([row.user_id for row in rows])
+        later = [row for row in rows if row.user_id not in before or before[row.user_id].row_time_us < row.row_time_us]
+        write_unowned(self._client, [self._history_write(row, before.get(row.user_id)) for row in later])
+
+    def write_base(self, rows: Sequence[UserHistory]) -> None:
+        """Write rows of the base tables, but for users whom an event has reached: their rows began with one and have gone on.
+
+        Raises RowChanged (then some were written; repeat it) or DependencyAway.
+        """
+        before = self.read_histories([row.user_id for row in rows])
+        live = {user_id for user_id, row in before.items() if row.position.topic_id != BASE_TOPIC}
+        self.write_histories([row for row in rows if row.user_id not in live])
+
+    def mark_base(self, base_id: str) -> None:
+        """Say that the store has all rows of these base tables. Raises DependencyAway."""
+        mark_base(self._client, base_id)
 
     def write_popularity(self, rows: Sequence[PopularRow]) -> None:
-        """Write partitions' popularity windows. Raises DependencyAway."""
-        self._write(POPULARITY, rows, [row.as_of_ms * 1_000 for row in rows])
+        """Write owned partitions' popularity windows. Raises OwnershipLost or DependencyAway."""
+        for row in rows:
+            cells = self._popularity.cells(row, row.as_of_ms * 1_000)
+            write = RowWrite(self._popularity.key(str(row.partition)), cells, expected={})
+            self.partitions.write(row.partition, [write])
 
     def write_precomputed(self, rows: Sequence[PrecomputedRow], made_at_us: int) -> None:
         """Store lists made at this time (Unix µs): a later one of a user and bundle replaces the earlier. Raises DependencyAway."""
@@ -60,15 +109,27 @@ class FeatureWriter:
         """
         from feast.infra.key_encoding_utils import serialize_entity_key_prefix
 
-        online: Any = self._store.provider.online_store
         prefix = serialize_entity_key_prefix([USER_ID.name, BUNDLE_VERSION.name], entity_key_serialization_version=3)
         num_removed = 0
         with redis_as_dependency():
-            client = online._get_client(self._store.config.online_store)  # Feast has no public way to it
-            for key in client.scan_iter(match=prefix + b"*", count=_KEYS_PER_SCAN):
+            for key in self._client.scan_iter(match=prefix + b"*", count=_KEYS_PER_SCAN):
                 if _list_version(key, self._store.project) not in kept_versions:
-                    num_removed += client.unlink(key)
+                    num_removed += self._client.unlink(key)
         return num_removed
+
+    def close(self) -> None:
+        """Give up what is owned, and close the connections."""
+        self.partitions.release()
+        self._client.close()
+
+    def _history_write(self, row: UserHistory, before: UserHistory | None) -> RowWrite:
+        """Return the write of a row if the store still has `before`, or none where that is None."""
+        seen = self._histories.some(before or row, _POSITION)
+        return RowWrite(
+            key=self._histories.key(row.user_id),
+            cells=self._histories.cells(row, row.row_time_us),
+            expected=seen if before is not None else dict.fromkeys(seen, b""),
+        )
 
     def _write(self, view: ViewSchema[Any], rows: Sequence[Any], times_us: list[int]) -> None:
         """Write rows of a view, each with its event timestamp (Unix µs). Raises DependencyAway.

@@ -241,6 +241,11 @@ class StreamMetrics:
         self.dead_lettered = Counter(
             "tailrace_stream_dead_lettered_total", "Records moved to the dead-letter topic", registry=registry
         )
+        self.rerouted = Counter(
+            "tailrace_stream_rerouted_total",
+            "Records sent on from a wrong partition to their user's",
+            registry=registry,
+        )
         self.visible_seconds = Histogram(
             "tailrace_event_to_visible_seconds",
             "Time from an event's acceptance until its features are readable",

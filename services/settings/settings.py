@@ -20,6 +20,7 @@ from services.errors import ConfigError
 from services.settings.addresses import KafkaAddress, RedisAddress
 
 _PREFIX = "TAILRACE_"
+_MIN_LOG_DAYS = 8
 _MIN_RPC_BYTES = 1_048_576
 """Ray Serve has one bound for requests and answers."""
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
@@ -171,9 +172,11 @@ class Settings(BaseSettings):
     # the stream worker
     worker_index: int = Field(0, ge=0)
     num_workers: int = Field(1, ge=1)
-    """Worker i of n owns the partitions p with p mod n == i."""
+    """Worker i of n seeks the partitions p with p mod n == i, and owns those whose lease it gets."""
     worker_batch_events: int = Field(1_000, ge=1)
     history_max_items: int = Field(1_000, ge=1)
+    log_keep_days: int = Field(0, ge=0)
+    """Days that the offline log is kept, at least 8 (popularity counts a week). 0: for ever. A lost store is rebuilt from what is kept."""
 
     # observability and console
     otlp_endpoint: str = ""
@@ -367,6 +370,10 @@ def load_settings() -> Settings:
     _check_security(settings)
     _check_text(settings)
     _check_engine(settings)
+    if 0 < settings.log_keep_days < _MIN_LOG_DAYS:
+        raise ConfigError(
+            f"{_PREFIX}LOG_KEEP_DAYS: popularity counts a week; set {_MIN_LOG_DAYS} or more, or 0 to keep all"
+        )
     if not settings.min_deadline_ms <= settings.default_deadline_ms <= settings.max_deadline_ms:
         raise ConfigError(f"{_PREFIX}DEFAULT_DEADLINE_MS: must be between the minimum and the maximum deadline")
     return settings

@@ -1,7 +1,8 @@
-"""Splits records into interactions and dead letters with a reason. Pure.
+"""Splits records into interactions, misplaced ones, and dead letters with a reason. Pure.
 
-A record that can never be applied must not stop the log: unreadable bytes, unknown fields, a key that is not the user id (then
-another worker might own that user), and times that no row could carry.
+A record that can never be applied must not stop the log: unreadable bytes, unknown fields, a key that is not the user id, and times
+that no row could carry. A record on a partition that is not its user's is misplaced: another process owns that user's row. Producers
+on librdkafka do that unless they are told to partition as Kafka's own client does (`partitioner=murmur2_random`).
 """
 
 from collections.abc import Iterable
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 
 from services.contracts.events import MAX_EVENT_LEAD_MS, Interaction, decode_interaction
 from services.errors import InvalidRequest
+from services.features.ownership import partition_of
 from services.features.schema import LogPosition
 from services.observability.tracing import TraceHeaders
 from services.stream.aggregate import LoggedEvent
@@ -29,6 +31,8 @@ class Record:
     value: bytes | None
     timestamp_ms: int
     trace: TraceHeaders = ()
+    is_rerouted: bool = False
+    """Whether a worker has sent it to this partition, because it had been on a wrong one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +57,47 @@ class DeadLetter:
     reason: str
 
 
-def decode(records: Iterable[Record], now_ms: int) -> tuple[list[LoggedInteraction], list[DeadLetter]]:
-    """Split records into interactions and dead letters, both in the order given. `now_ms` is the worker's Unix ms."""
-    good: list[LoggedInteraction] = []
-    dead: list[DeadLetter] = []
+@dataclass(frozen=True, slots=True)
+class Misplaced:
+    """A readable record on a partition that is not its user's, and the one that is."""
+
+    record: Record
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """A batch of records by what is to be done with them, each in the order given."""
+
+    events: list[LoggedInteraction]
+    misplaced: list[Misplaced]
+    dead: list[DeadLetter]
+
+
+def decode(records: Iterable[Record], num_partitions: int, now_ms: int) -> Decoded:
+    """Split the records of a topic with this many partitions; `now_ms` is the worker's Unix ms. Misplaced twice is a dead letter."""
+    decoded = Decoded([], [], [])
     for record in records:
         try:
-            good.append(LoggedInteraction(_interaction(record, now_ms), record.position))
+            interaction = _interaction(record, now_ms)
+            partition = _partition(record, interaction, num_partitions)
         except InvalidRequest as error:
-            dead.append(DeadLetter(record, str(error)[:500]))
-    return good, dead
+            decoded.dead.append(DeadLetter(record, str(error)[:500]))
+        else:
+            if partition == record.position.partition:
+                decoded.events.append(LoggedInteraction(interaction, record.position))
+            else:
+                decoded.misplaced.append(Misplaced(record, partition))
+    return decoded
+
+
+def _partition(record: Record, interaction: Interaction, num_partitions: int) -> int:
+    """Return the partition of the record's user. Raises InvalidRequest when the record was sent there and is elsewhere."""
+    partition = partition_of(interaction.user_id, num_partitions)
+    if record.is_rerouted and partition != record.position.partition:
+        problem = f"{record.position.partition} is not the user's, though a worker had sent the record on"
+        raise InvalidRequest("partition", problem, "after the topic gained partitions, produce the record again")
+    return partition
 
 
 def _interaction(record: Record, now_ms: int) -> Interaction:

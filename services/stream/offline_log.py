@@ -1,6 +1,9 @@
 """Raw interactions on disk, for replay, training and the popularity windows.
 
-    <root>/interactions/partition=<P>/<topic id>/<first offset>-<last offset>.parquet
+    <root>/interactions/partition=<P>/<topic id>/<day>/<first offset>-<last offset>.parquet
+
+The day is that of writing, in UTC; files are merged within their day, so a day's folder is left alone after the next one, and removed whole when
+it is older than the log is kept. Files without a day's folder are older than these folders.
 
 A file appears whole or not at all (scratch file, fsync, rename, fsync of the folder). Appended files of one partition and
 topic never overlap, since the writer leaves out what is logged already; so a replay after a crash changes nothing, and the
@@ -11,7 +14,10 @@ writers ever ran at once.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
@@ -25,6 +31,8 @@ from services.stream.log_files import Span, choose_merge, current, span_of
 
 KEEP_PARTS_S = 3_600.0
 """How long merged files stay for readers that have listed them."""
+_OPEN_DAYS = 2
+_DAY_S = 86_400.0
 MAX_REMOVED = 256
 """Files that one call of `compact` removes at most."""
 
@@ -47,16 +55,25 @@ SCHEMA = pa.schema(
 class OfflineLog:
     """The files of raw interactions below one folder."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, wall_clock: Callable[[], float] = time.time) -> None:
         self._root = root / "interactions"
+        self._wall_clock = wall_clock
         self._last: dict[tuple[str, int], int | None] = {}
 
     def last_offset(self, topic_id: str, partition: int) -> int | None:
         """Return the offset of the last event that is on disk; None when there is none."""
         key = (topic_id, partition)
         if key not in self._last:
-            self._last[key] = max((span.last for span in _spans(self._folder(topic_id, partition))), default=None)
+            self._last[key] = _last_offset(self._folder(topic_id, partition))
         return self._last[key]
+
+    def forget(self) -> None:
+        """Look at the disk anew at the next call: another process may have written since."""
+        self._last.clear()
+
+    def topic_ids(self, partition: int) -> list[str]:
+        """Return the topics of a partition, in the order in which they were created."""
+        return [folder.name for folder in self._folders(partition)]
 
     def append(self, events: Sequence[LoggedInteraction]) -> None:
         """Write events of one partition and topic, in rising offset order, as one file; those on disk are left out."""
@@ -68,33 +85,49 @@ class OfflineLog:
         if not new:
             return
         span = Span(new[0].position.offset, new[-1].position.offset)
-        _write_atomically(self._folder(topic_id, partition) / span.name, _table(new))
+        _write_atomically(self._folder(topic_id, partition) / _day(self._wall_clock()) / span.name, _table(new))
         self._last[topic_id, partition] = span.last
 
     def compact(self, partition: int, now_s: float) -> int:
         """Merge some neighbouring small files of a partition, and remove what was merged an hour ago. A bounded step.
 
-        Returns the number of files merged; 0 when no merge is worthwhile. `now_s` is Unix time.
+        Looks at the two newest days of each topic only. Returns the number of files merged; 0 when no merge is worthwhile. `now_s` is Unix time.
         """
-        for folder in self._folders(partition):
-            spans = _spans(folder)
-            kept = current(spans)
-            _remove_parts(folder, set(spans) - set(kept), kept, now_s)
-            if parts := choose_merge(kept):
-                _merge(folder, parts)
-                return len(parts)
+        for topic in self._folders(partition):
+            for folder in _days(topic)[-_OPEN_DAYS:]:
+                spans = _spans(folder)
+                kept = current(spans)
+                _remove_parts(folder, set(spans) - set(kept), kept, now_s)
+                if parts := choose_merge(kept):
+                    _merge(folder, parts)
+                    return len(parts)
         return 0
 
-    def read(self, partition: int, not_before_ms: int = 0) -> Iterator[LoggedInteraction]:
+    def remove_days(self, partition: int, keep_days: int, now_s: float) -> list[Path]:
+        """Remove a partition's days that ended `keep_days` days ago or earlier, and return their folders. `now_s` is Unix time."""
+        oldest = _day(now_s - keep_days * _DAY_S)
+        old = [day for topic in self._folders(partition) for day in _days(topic) if day != topic and day.name < oldest]
+        for day in old:
+            shutil.rmtree(day)
+        return old
+
+    def read(
+        self, partition: int, not_before_ms: int = 0, after: LogPosition | None = None
+    ) -> Iterator[LoggedInteraction]:
         """Yield a partition's events, each once: topics in the order in which they were created, offsets rising.
 
-        Files that were last written before `not_before_ms` (Unix ms) are left out.
+        Files that were last written before `not_before_ms` (Unix ms) are left out, and so is what lies at or before `after`.
         """
-        for folder in self._folders(partition):
-            last = -1
-            for span in current(_spans(folder)):
-                path = folder / span.name
-                if path.stat().st_mtime * 1_000 < not_before_ms:
+        folders = self._folders(partition)
+        if after is not None:
+            earlier = [number for number, folder in enumerate(folders) if folder.name == after.topic_id]
+            folders = folders[earlier[0] if earlier else 0 :]
+        for folder in folders:
+            last = after.offset if after is not None and folder.name == after.topic_id else -1
+            paths = _paths(folder)
+            for span in current(paths):
+                path = paths[span]
+                if span.last <= last or path.stat().st_mtime * 1_000 < not_before_ms:
                     continue
                 for event in _events(path):
                     if event.position.offset > last:
@@ -113,9 +146,32 @@ def _spans(folder: Path) -> list[Span]:
     return sorted(span for path in folder.glob("*-*.parquet") if (span := span_of(path)))
 
 
-def _created(folder: Path) -> tuple[float, str]:
-    spans = current(_spans(folder))
-    return ((folder / spans[0].name).stat().st_mtime if spans else 0.0, folder.name)
+def _day(unix_s: float) -> str:
+    return datetime.fromtimestamp(unix_s, UTC).date().isoformat()
+
+
+def _days(topic: Path) -> list[Path]:
+    """Return a topic's folders with files, oldest first: its own, where the files lie that are older than any day's folder, and its days'."""
+    return [topic, *sorted(path for path in topic.iterdir() if path.is_dir())] if topic.exists() else []
+
+
+def _paths(topic: Path) -> dict[Span, Path]:
+    return {span: folder / span.name for folder in _days(topic) for span in _spans(folder)}
+
+
+def _last_offset(topic: Path) -> int | None:
+    for folder in reversed(_days(topic)):
+        if spans := _spans(folder):
+            return max(span.last for span in spans)
+    return None
+
+
+def _created(topic: Path) -> tuple[float, str]:
+    """Return the age of a topic's oldest file, and its id."""
+    for folder in _days(topic):
+        if spans := current(_spans(folder)):
+            return (folder / spans[0].name).stat().st_mtime, topic.name
+    return 0.0, topic.name
 
 
 def _merge(folder: Path, parts: Sequence[Span]) -> None:

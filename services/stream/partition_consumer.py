@@ -1,8 +1,7 @@
 """Consumes the partitions that one worker owns, of one creation of the topic.
 
-Partitions are assigned by number, not by group membership: worker i of n owns the partitions p with p mod n == i, so a
-worker that was killed continues as soon as it is started again, without waiting for a session timeout. Offsets are committed
-under the group's name all the same. A recreated topic (the embedded broker keeps nothing) has another topic id; the id is
+Partitions are sought by number, not by group membership: worker i of n wants the partitions p with p mod n == i, and owns those
+whose lease it gets (services/features/ownership.py). Offsets are committed under a group's name all the same. A recreated topic (the embedded broker keeps nothing) has another topic id; the id is
 checked after each fetch, so that no record is taken for one of the former topic. Every failure of the broker is
 DependencyAway, with one remedy: close, and open a new consumer.
 """
@@ -21,7 +20,7 @@ from services.errors import DependencyAway
 from services.features.schema import LogPosition
 from services.observability.tracing import TraceHeaders
 from services.settings.addresses import KafkaAddress
-from services.stream.decode import DeadLetter, Record
+from services.stream.decode import DeadLetter, Misplaced, Record
 
 _RETRY_AFTER_S = 1.0
 _CONNECT_MS = 2_000
@@ -30,6 +29,7 @@ _CLOSE_MS = 500
 _FETCH_WAIT_MS = 30
 """The embedded broker does not wake a waiting fetch: half of this is added to an event's latency; a shorter wait costs processor time on both sides."""
 _TRACE_HEADERS = frozenset({"traceparent", "tracestate"})
+_REROUTED = "rerouted_from"
 _TOO_LARGE = (MessageSizeTooLargeError, RecordListTooLargeError)
 
 
@@ -50,21 +50,34 @@ class LogAddress:
 class PartitionConsumer:
     """Reads, commits and dead-letters. Used from one thread; close it when any call raises DependencyAway."""
 
-    def __init__(self, address: LogAddress, logged_offset: Callable[[str, int], int | None]) -> None:
-        """Connect, create missing topics, and start after what was committed or logged, whichever is later.
-
-        `logged_offset(topic_id, partition)` returns the last offset in the offline log. Raises DependencyAway.
-        """
+    def __init__(self, address: LogAddress) -> None:
+        """Connect and create missing topics; nothing is read before `assign`. Raises DependencyAway."""
         self._address = address
         self._closers: list[Callable[[], None]] = []
+        self._places: list[TopicPartition] = []
         with self._closing_on_error(), _broker_as_dependency():
             self._connect()
-            self._assign(logged_offset)
+            for topic in (self._address.topic, self._address.dead_letter_topic):
+                self._create(topic)
+            self.topic_id, self.num_partitions = self._describe()
+
+    @property
+    def wanted(self) -> tuple[int, ...]:
+        """The partitions that this worker should own."""
+        return tuple(range(self._address.worker_index, self.num_partitions, self._address.num_workers))
 
     @property
     def partitions(self) -> tuple[int, ...]:
-        """The partitions that this worker owns."""
+        """The partitions that are read."""
         return tuple(place.partition for place in self._places)
+
+    def assign(self, partitions: Sequence[int], start: Callable[[int, int], int]) -> None:
+        """Read these partitions from now on, each from `start(partition, committed offset)`. Raises DependencyAway."""
+        with _broker_as_dependency():
+            self._places = [TopicPartition(self._address.topic, partition) for partition in partitions]
+            self._consumer.assign(self._places)
+            for place in self._places:
+                self._consumer.seek(place, start(place.partition, self._committed(place)))
 
     def poll(self, wait_ms: int) -> list[Record]:
         """Return the next records, each partition's in order; empty when none came in `wait_ms`. Raises DependencyAway."""
@@ -79,6 +92,7 @@ class PartitionConsumer:
                 raw.value,
                 raw.timestamp,
                 _trace(raw.headers),
+                is_rerouted=any(name == _REROUTED for name, _ in raw.headers),
             )
             for place, batch in fetched.items()
             for raw in batch
@@ -88,7 +102,7 @@ class PartitionConsumer:
         """Raise DependencyAway when the broker does not answer, or the topic was recreated or has more partitions."""
         with _broker_as_dependency():
             found = self._describe()
-        if found != (self.topic_id, self._num_partitions):
+        if found != (self.topic_id, self.num_partitions):
             raise DependencyAway("broker", _RETRY_AFTER_S)
 
     def lag(self) -> dict[int, int]:
@@ -120,6 +134,12 @@ class PartitionConsumer:
                 except _TOO_LARGE:
                     self._send_headers(letter).get(timeout=_REQUEST_MS / 1_000)
 
+    def reroute(self, misplaced: Sequence[Misplaced]) -> None:
+        """Copy records to their users' partitions, with a header that names where they were. Raises DependencyAway."""
+        with _broker_as_dependency():
+            for receipt in [self._send_on(one) for one in misplaced]:
+                receipt.get(timeout=_REQUEST_MS / 1_000)
+
     def close(self) -> None:
         """Close the connections; their errors are ignored."""
         for close in self._closers:
@@ -149,18 +169,6 @@ class PartitionConsumer:
         self._producer = KafkaProducer(**shared, max_block_ms=1_000, enable_idempotence=False, acks="all")
         self._closers.append(partial(self._producer.close, timeout=_CLOSE_MS / 1_000))
 
-    def _assign(self, logged_offset: Callable[[str, int], int | None]) -> None:
-        for topic in (self._address.topic, self._address.dead_letter_topic):
-            self._create(topic)
-        self.topic_id, self._num_partitions = self._describe()
-        owned = range(self._address.worker_index, self._num_partitions, self._address.num_workers)
-        self._places = [TopicPartition(self._address.topic, partition) for partition in owned]
-        self._consumer.assign(self._places)
-        for place in self._places:
-            logged = logged_offset(self.topic_id, place.partition)
-            after_logged = 0 if logged is None else logged + 1
-            self._consumer.seek(place, max(after_logged, self._committed(place)))
-
     def _num_behind(self, place: TopicPartition, end: int) -> int:
         """Return the number of records before the end. The embedded broker reports its last batch's first record as the end; fetches do not."""
         last = max(end, self._consumer.highwater(place) or 0)
@@ -181,6 +189,19 @@ class PartitionConsumer:
         if found["error_code"]:
             raise DependencyAway("broker", _RETRY_AFTER_S)
         return str(found["topic_id"]), len(found["partitions"])
+
+    def _send_on(self, misplaced: Misplaced) -> Any:
+        record = misplaced.record
+        place = record.position
+        origin = f"{place.topic_id}/{place.partition}/{place.offset}".encode()
+        return self._producer.send(
+            self._address.topic,
+            key=record.key,
+            value=record.value,
+            headers=[*((name, text.encode()) for name, text in record.trace), (_REROUTED, origin)],
+            partition=misplaced.partition,
+            timestamp_ms=record.timestamp_ms,
+        )
 
     def _send(self, letter: DeadLetter) -> Any:
         """Pass a record to the producer. One with neither key nor value gets an empty value, since one is required."""

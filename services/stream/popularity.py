@@ -32,6 +32,11 @@ class PopularityCounter:
         self._touches = LastTouches(num_remembered_pairs)
         self._position: LogPosition | None = None
 
+    @property
+    def position(self) -> LogPosition | None:
+        """The last event that was counted or skipped; None before the first."""
+        return self._position
+
     def add(self, event: LoggedEvent) -> None:
         """Count one event of a listed item, unless its offset was counted before. Call in log order."""
         if self._position is not None and self._position.covers(event.position):

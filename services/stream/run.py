@@ -1,10 +1,7 @@
 """Composes the stream worker of one process from settings. Decides nothing."""
 
-import fcntl
+import socket
 import threading
-from typing import TextIO
-
-import structlog
 
 from models.bundle_follower import BundleFollower
 from models.registry import BundleStore
@@ -14,13 +11,14 @@ from services.observability.metrics import StreamMetrics
 from services.observability.tracing import open_tracing
 from services.settings.settings import Settings
 from services.stream.aggregate import history_limits
+from services.stream.effects import NO_INTERRUPTIONS, Interruptions
 from services.stream.listed_items import ListedItems
 from services.stream.offline_log import OfflineLog
 from services.stream.partition_consumer import LogAddress, PartitionConsumer
-from services.stream.worker import Interruptions, Pace, StreamWorker
+from services.stream.rebuild import base_table
+from services.stream.worker import Pace, StreamWorker
 
 GROUP = "tailrace-stream"
-_log = structlog.get_logger()
 
 
 def run_worker(
@@ -30,7 +28,7 @@ def run_worker(
     pace: Pace | None = None,
     interruptions: Interruptions | None = None,
 ) -> None:
-    """Apply events until `stop` is set. Waits while another worker of the same index runs on this node."""
+    """Apply events until `stop` is set."""
     features = RepoAddress(settings.feature_repo_dir, settings.redis_address)
     ensure_applied(features)
     log = OfflineLog(settings.offline_log_dir)
@@ -50,36 +48,22 @@ def run_worker(
     )
     tracing = open_tracing(settings.otlp_endpoint, settings.trace_share, "tailrace-stream")
     worker = StreamWorker(
-        open_consumer=lambda: PartitionConsumer(address, log.last_offset),
-        writer=FeatureWriter(features),
+        open_consumer=lambda: PartitionConsumer(address),
+        writer=FeatureWriter(features, owner=f"{socket.gethostname()}/worker-{settings.worker_index}"),
         log=log,
         items=items,
+        base_table=base_table(settings.offline_log_dir),
         limits=history_limits(settings.history_max_items),
         metrics=metrics,
         pace=pace or Pace(),
-        interruptions=interruptions or Interruptions(),
+        interruptions=interruptions or NO_INTERRUPTIONS,
         beat=settings.worker_heartbeat.touch,
         tracing=tracing,
+        keep_days=settings.log_keep_days,
     )
-    lock = settings.offline_log_dir / f"worker-{settings.worker_index}-of-{settings.num_workers}.lock"
-    for folder in (lock.parent, settings.worker_heartbeat.parent):
+    for folder in (settings.offline_log_dir, settings.worker_heartbeat.parent):
         folder.mkdir(parents=True, exist_ok=True)
-    with lock.open("w") as held:
-        if _lock_file(held, stop):
-            follower.start()
-            worker.run(stop)
-            follower.stop()
+    follower.start()
+    worker.run(stop)
+    follower.stop()
     tracing.stop()
-
-
-def _lock_file(lock: TextIO, stop: threading.Event) -> bool:
-    """Lock the open file, since two writers of one user's row would race. False when stopped before that."""
-    while not stop.is_set():
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            _log.warning("stream.waiting_for_other_worker", lock=lock.name)
-            stop.wait(0.5)
-        else:
-            return True
-    return False

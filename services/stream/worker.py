@@ -1,50 +1,49 @@
-"""The event flow, top to bottom: poll, decode, read rows, aggregate, write rows, and periodically log and commit.
+"""The event flow, top to bottom: claim, make whole, poll, decode, apply to rows, and periodically log and commit.
 
 At-least-once delivery, effect exactly once: rows are written before offsets are committed, and a row holds the last applied offset, so what
 is delivered again is skipped. The raw events wait in memory for the offline log, and offsets are committed only after they are on disk; a
 crash in between costs a replay of seconds. While Redis is unavailable the current batch is retried; when the broker is unavailable the
 consumer is opened anew, and what was not committed comes again.
+
+A write that the store refuses ends the work too, because another process owns the partition or the store has lost writes: partitions are
+claimed anew, what the store lacks is replayed, and what was not logged yet is read from the broker again.
 """
 
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, closing
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
+from pathlib import Path
 
 import structlog
 from opentelemetry.trace import Span
 
-from services.errors import DependencyAway
-from services.features.schema import WINDOW_MS, PopularRow
+from services.errors import DependencyAway, OwnershipLost, RowChanged
+from services.features.ownership import Claim
+from services.features.schema import LogPosition, PopularRow
 from services.features.writer import FeatureWriter
 from services.observability.metrics import StreamMetrics
 from services.observability.tracing import Attributes, Tracing, span
-from services.stream.aggregate import AppliedEvents, HistoryLimits, apply
+from services.stream.aggregate import AppliedEvents, HistoryLimits
+from services.stream.beside import Archive, PopularCounts
 from services.stream.decode import DeadLetter, LoggedInteraction, Record, decode
+from services.stream.effects import NO_INTERRUPTIONS, HistoryEffects, Interruptions, last_positions
 from services.stream.listed_items import ListedItems
 from services.stream.offline_log import OfflineLog
 from services.stream.partition_consumer import PartitionConsumer
-from services.stream.popularity import PopularityCounter
+from services.stream.rebuild import Rebuild
 
 _POLL_MS = 100
-_EVENTS_PER_BEAT = 10_000
 _log = structlog.get_logger()
 
 
 def _pass() -> None:
-    """Do nothing: the default at the points where tests interrupt a worker."""
-
-
-@dataclass(frozen=True, slots=True)
-class Interruptions:
-    """Hooks at the three points where a crash must do no harm. Tests inject a crash here."""
-
-    after_read: Callable[[], None] = _pass
-    after_write: Callable[[], None] = _pass
-    before_commit: Callable[[], None] = _pass
+    """Do nothing: the default heartbeat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +57,8 @@ class Pace:
     """Unchanged windows are written again this often, for a store that lost them."""
     popularity_num_items: int = 200
     lag_every_s: float = 1.0
+    renew_every_s: float = 1.0
+    """Leases are renewed, a store that went back is noticed, and partitions that came free are claimed."""
     compact_every_s: float = 5.0
     """Each time one partition's files are compacted, the next one's after that."""
     retry_after_s: float = 0.5
@@ -73,7 +74,8 @@ class Pending:
 
     def __init__(self) -> None:
         self.by_partition: dict[int, list[LoggedInteraction]] = defaultdict(list)
-        self.next_offsets: dict[int, int] = {}
+        self.positions: dict[int, LogPosition] = {}
+        """The last record of each partition."""
 
     @property
     def num_events(self) -> int:
@@ -82,15 +84,14 @@ class Pending:
 
     def add(self, records: Sequence[Record], events: Sequence[LoggedInteraction]) -> None:
         """Add an applied batch: all its records count for the offsets, its readable events for the log."""
-        for record in records:
-            self.next_offsets[record.position.partition] = record.position.offset + 1
+        self.positions |= last_positions(record.position for record in records)
         for event in events:
             self.by_partition[event.position.partition].append(event)
 
     def clear(self) -> None:
         """Empty it after everything was logged and committed."""
         self.by_partition.clear()
-        self.next_offsets.clear()
+        self.positions.clear()
 
 
 class Timer:
@@ -119,12 +120,14 @@ class StreamWorker:
         writer: FeatureWriter,
         log: OfflineLog,
         items: ListedItems,
+        base_table: Path,
         limits: HistoryLimits,
         metrics: StreamMetrics,
         pace: Pace = Pace(),
-        interruptions: Interruptions = Interruptions(),
+        interruptions: Interruptions = NO_INTERRUPTIONS,
         beat: Callable[[], None] = _pass,
         tracing: Tracing | None = None,
+        keep_days: int = 0,
     ) -> None:
         """Keep the parts; nothing is connected yet.
 
@@ -134,14 +137,18 @@ class StreamWorker:
         self._open_consumer = open_consumer
         self._writer = writer
         self._log = log
-        self._items = items
-        self._limits = limits
         self._metrics = metrics
         self._pace = pace
         self._at = interruptions
         self._beat = beat
         self._tracing = tracing or Tracing()
-        self._popularity: dict[int, PopularityCounter] = {}
+        self._effects = HistoryEffects(writer, limits, interruptions)
+        self._rebuild = Rebuild(base_table, log, writer, self._effects, self._stay_alive)
+        self._renewal = Timer(pace.renew_every_s)
+        self._missing: tuple[int, ...] = ()
+        self._beside = ThreadPoolExecutor(1, "beside")
+        self._popularity = PopularCounts(log, items, self._beside)
+        self._archive = Archive(log, self._beside, keep_days)
         self._published: dict[int, PopularRow] = {}
 
     def run(self, stop: threading.Event) -> None:
@@ -154,40 +161,102 @@ class StreamWorker:
                 _log.warning("stream.consumer_lost", error=str(error))
                 self._beat()
                 stop.wait(self._pace.retry_after_s)
+            except (OwnershipLost, RowChanged) as error:
+                _log.warning("stream.write_refused", error=str(error))
+                self._popularity.forget()
+                self._beat()
+        self._popularity.forget()
+        self._beside.shutdown()
+        self._writer.close()
 
     def _work(self, consumer: PartitionConsumer, stop: threading.Event) -> None:
+        claims = self._claim(consumer, stop)
+        self._log.forget()
+        self._rebuild.make_whole(claims, consumer.num_partitions)
+        self._popularity.own(claims)
+        self._published.clear()
+        consumer.assign(tuple(claims), partial(self._start_offset, consumer.topic_id, claims))
         _log.info("stream.consumer_opened", topic_id=consumer.topic_id, partitions=consumer.partitions)
         pending = Pending()
-        for partition in consumer.partitions:
-            if partition not in self._popularity:  # an earlier consumer's counts hold all that it applied
-                self._popularity[partition] = self._restore_popularity(partition, stop)
         owned = cycle(consumer.partitions)
         checkpoint, publish, lag, compact = (Timer(every_s) for every_s in self._pace.timers_s)
         try:
-            while not stop.is_set():
-                self._beat()
+            while not stop.is_set() and not self._stay_alive():
                 records = consumer.poll(_POLL_MS)
                 with self._batch_span(records):
-                    with span("decode"):
-                        events, dead = decode(records, _now_ms())
-                    self._dead_letter(consumer, dead)
-                    if not self._apply_with_retries(consumer, events, stop):
+                    if not self._take(consumer, records, pending, stop):
                         break
-                pending.add(records, events)
-                for event in events:
-                    self._popularity[event.position.partition].add(event.event)
+                self._popularity.adopt(pending.by_partition)
                 if checkpoint.due() or pending.num_events >= self._pace.checkpoint_every_events:
                     self._checkpoint(consumer, pending)
                 if publish.due():
-                    self._publish(consumer.partitions)
+                    self._publish()
                 if lag.due():
                     consumer.check_topic()
                     self._report_lag(consumer, unapplied=())
                 if compact.due() and (next_partition := next(owned, None)) is not None:
-                    self._log.compact(next_partition, time.time())
-        finally:
+                    self._archive.keep_up(next_partition)
+        except DependencyAway:
             self._save(pending)  # what was applied is logged even when the consumer fails
+            raise
         self._checkpoint(consumer, pending)
+
+    def _claim(self, consumer: PartitionConsumer, stop: threading.Event) -> dict[int, Claim]:
+        """Own those of the wanted partitions that no other process does; wait for the first one."""
+        while not stop.is_set():
+            claimed = {number: self._writer.partitions.claim(number) for number in consumer.wanted}
+            claims = {number: claim for number, claim in claimed.items() if claim is not None}
+            missing = tuple(number for number in consumer.wanted if number not in claims)
+            if missing != self._missing:
+                _log.warning("stream.waiting_for_other_worker", partitions=missing)
+            self._missing = missing
+            if claims:
+                return claims
+            self._beat()
+            stop.wait(self._pace.retry_after_s)
+            consumer.check_topic()
+        return {}
+
+    def _stay_alive(self) -> bool:
+        """Give a heartbeat, and renew the leases when that is due; whether a wanted partition came free. Raises OwnershipLost."""
+        self._beat()
+        if not self._renewal.due():
+            return False
+        try:
+            self._renew()
+            return any(self._writer.partitions.claim(number) is not None for number in self._missing)
+        except DependencyAway:  # while the store is away nobody can take a partition
+            return False
+
+    def _renew(self) -> None:
+        for partition in self._writer.partitions.owned:
+            self._writer.partitions.write(partition)
+
+    def _start_offset(self, topic_id: str, claims: Mapping[int, Claim], partition: int, committed: int) -> int:
+        """Return the offset to read from: the first whose record may lack its effect on a row, or its place in the log."""
+
+        def after(position: LogPosition | None) -> int:
+            return position.offset + 1 if position is not None and position.topic_id == topic_id else 0
+
+        logged = self._log.last_offset(topic_id, partition)
+        saved = max(committed, after(claims[partition].saved))
+        applied = after(self._writer.partitions.position(partition))
+        return max(0 if logged is None else logged + 1, min(saved, applied))
+
+    def _take(
+        self, consumer: PartitionConsumer, records: Sequence[Record], pending: Pending, stop: threading.Event
+    ) -> bool:
+        """Handle one batch; False when stopped before the store took it."""
+        with span("decode"):
+            decoded = decode(records, consumer.num_partitions, _now_ms())
+        self._dead_letter(consumer, decoded.dead)
+        consumer.reroute(decoded.misplaced)
+        self._metrics.rerouted.inc(len(decoded.misplaced))
+        if not self._apply_with_retries(consumer, decoded.events, stop):
+            return False
+        pending.add(records, decoded.events)
+        self._popularity.add(decoded.events)
+        return True
 
     def _batch_span(self, records: Sequence[Record]) -> AbstractContextManager[Span]:
         """Open the span of a batch, when any of its producers is traced."""
@@ -213,7 +282,8 @@ class StreamWorker:
         """Apply a batch, retrying while the store is unavailable; False when stopped before that succeeded."""
         while events:
             try:
-                self._apply(events)
+                for outcome, own in self._effects.apply(events):
+                    self._report(outcome, own)
                 break
             except DependencyAway as error:
                 _log.warning("stream.features_unavailable", error=str(error), num_events=len(events))
@@ -223,41 +293,28 @@ class StreamWorker:
                     return False
         return True
 
-    def _apply(self, events: Sequence[LoggedInteraction]) -> None:
-        by_user: dict[str, list[LoggedInteraction]] = defaultdict(list)
-        for event in events:
-            by_user[event.interaction.user_id].append(event)
-        with span("read"):
-            rows = self._writer.read_histories(list(by_user))
-        self._at.after_read()
-        with span("apply"):
-            outcomes = {
-                user_id: apply(rows.get(user_id), [event.event for event in own], self._limits)
-                for user_id, own in by_user.items()
-            }
-        with span("write"):
-            changed = [one.row for one in outcomes.values() if one.row is not None and one.num_applied]
-            self._writer.write_histories(changed)
-        self._at.after_write()
-        for user_id, outcome in outcomes.items():
-            self._report(outcome, by_user[user_id])
-
     def _checkpoint(self, consumer: PartitionConsumer, pending: Pending) -> None:
         self._save(pending)
         self._at.before_commit()
-        consumer.commit(pending.next_offsets)
+        try:
+            for partition, position in pending.positions.items():
+                saved = f"{position.topic_id}/{position.offset}"
+                self._writer.partitions.write(partition, position=position, saved=saved)
+        except DependencyAway as error:  # the next one says it
+            _log.warning("stream.checkpoint_not_written", error=str(error))
+        consumer.commit({partition: position.offset + 1 for partition, position in pending.positions.items()})
         pending.clear()
 
     def _save(self, pending: Pending) -> None:
+        """Write what was applied to the log, unless another process owns a partition by now. Raises OwnershipLost."""
+        if pending.by_partition:
+            with suppress(DependencyAway):
+                self._renew()
         for events in pending.by_partition.values():
             self._log.append(events)
 
-    def _publish(self, partitions: Sequence[int]) -> None:
-        now_ms, num_items = _now_ms(), self._pace.popularity_num_items
-        rows = [
-            PopularRow(partition=one, as_of_ms=now_ms, windows=self._popularity[one].top(now_ms, num_items))
-            for one in partitions
-        ]
+    def _publish(self) -> None:
+        rows = self._popularity.rows(_now_ms(), self._pace.popularity_num_items)
         changed = [row for row in rows if self._has_changed(row)]
         try:
             self._writer.write_popularity(changed)
@@ -272,17 +329,6 @@ class StreamWorker:
         if before is None or before.windows != row.windows:
             return True
         return row.as_of_ms - before.as_of_ms >= 1_000 * self._pace.popularity_at_least_every_s
-
-    def _restore_popularity(self, partition: int, stop: threading.Event) -> PopularityCounter:
-        """Count the offline log's last week. That may take minutes, so the heartbeat goes on."""
-        counts = PopularityCounter(self._items)
-        for number, event in enumerate(self._log.read(partition, not_before_ms=_now_ms() - WINDOW_MS["7d"])):
-            if number % _EVENTS_PER_BEAT == 0:
-                self._beat()
-                if stop.is_set():
-                    break
-            counts.add(event.event)
-        return counts
 
     def _report(self, outcome: AppliedEvents, events: Sequence[LoggedInteraction]) -> None:
         self._metrics.applied.inc(outcome.num_applied)

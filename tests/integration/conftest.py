@@ -1,5 +1,6 @@
 """Real servers for the tests of one real dependency."""
 
+import gc
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -9,7 +10,10 @@ from redis import Redis
 
 from services.features.repo import RepoAddress, apply_repo
 from services.settings.addresses import RedisAddress
+from services.settings.settings import Settings
+from tests.support.rows import declare_whole
 from tests.support.servers import HOST, Server, broker_server, valkey_server
+from tests.support.stream_rig import Rig
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -33,7 +37,9 @@ def valkey(shared_valkey: Server) -> Server:
 
 @pytest.fixture
 def features(valkey: Server, tmp_path: Path) -> RepoAddress:
-    """An applied feature repository on the empty Valkey."""
+    """An applied feature repository on the empty Valkey, which holds all that there is of eight partitions: nothing."""
+    with Redis(host=HOST, port=valkey.port) as client:
+        declare_whole(client)
     address = RepoAddress(tmp_path / "features", RedisAddress(host=HOST, port=valkey.port), socket_timeout_s=1.0)
     apply_repo(address)
     return address
@@ -46,6 +52,22 @@ def broker(tmp_path: Path) -> Iterator[Server]:
     server.start()
     yield server
     server.kill()
+
+
+@pytest.fixture
+def rig(features: RepoAddress, broker: Server, tmp_path: Path) -> Iterator[Rig]:
+    """Everything but the worker is started."""
+    settings = Settings(
+        state_dir=tmp_path,
+        redis_port=features.redis.port,
+        kafka_bootstrap=broker.address,
+        worker_batch_events=7,
+        history_max_items=30,
+    )
+    rig = Rig(settings, features, broker)
+    yield rig
+    rig.stop_worker()
+    gc.collect()
 
 
 @pytest.fixture(scope="module")

@@ -65,7 +65,7 @@ def test_no_row_sees_its_future(tables: Path, features: RepoAddress) -> None:
 
     Before the first event, and of a user without any (u7), there is an empty history.
     """
-    serve(tables, features, silent)
+    serve(tables, features, features.repo_dir / "log", silent)
     near = [timedelta(microseconds=micros) for micros in (-1, 0, 1)]
     moments = sorted({at + shift for at in EVENTS["event_time"].to_list() for shift in near})
     rows = [(f"u{number}", when) for when in moments for number in range(8)]
@@ -82,7 +82,7 @@ def test_no_row_sees_its_future(tables: Path, features: RepoAddress) -> None:
 
 async def test_online_histories_are_the_newest_offline_ones(tables: Path, features: RepoAddress) -> None:
     """After materialising, what is served equals the offline history as of the served row's own time."""
-    serve(tables, features, silent)
+    serve(tables, features, features.repo_dir / "log", silent)
     reader = FeatureReader(features, num_partitions=1)
     served = {row.user_id: await reader.read(row.user_id, "v1", 10.0) for row in latest_histories(tables)}
     await reader.close()
@@ -97,11 +97,11 @@ async def test_online_histories_are_the_newest_offline_ones(tables: Path, featur
 
 def test_materialising_again_leaves_the_workers_rows_alone(tables: Path, features: RepoAddress) -> None:
     """A row that the stream worker has written since is newer than the tables and stays."""
-    serve(tables, features, silent)
+    serve(tables, features, features.repo_dir / "log", silent)
     later_us = FeatureWriter(features).read_histories(["u1"])["u1"].row_time_us + 1
     live = history_row("u1", ("clicked",), later_us, topic_id="topic")
     FeatureWriter(features).write_histories([live])
 
-    serve(tables, features, silent)
+    serve(tables, features, features.repo_dir / "log", silent)
 
     assert FeatureWriter(features).read_histories(["u1"]) == {"u1": live}

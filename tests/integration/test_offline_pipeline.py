@@ -8,6 +8,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from redis import Redis
 from rich.console import Console
 
 from models.registry import BundleStore
@@ -27,6 +28,7 @@ from services.settings.addresses import RedisAddress
 from services.stream.decode import LoggedInteraction
 from services.stream.offline_log import OfflineLog
 from services.student.ranker import load_student
+from tests.support.rows import declare_whole
 from tests.support.servers import HOST, Server, valkey_server
 from tests.support.synthetic import raw_events, raw_items
 from tests.unit.pipelines.conftest import SMALL_DECODER, SMALL_STUDENT
@@ -43,6 +45,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One Valkey for this file."""
     server = valkey_server(tmp_path_factory.mktemp("valkey"))
     server.start()
+    with Redis(host=HOST, port=server.port) as client:
+        declare_whole(client)
     yield server
     server.kill()
 

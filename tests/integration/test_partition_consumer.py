@@ -39,7 +39,8 @@ def consumer(broker: Server) -> Iterator[PartitionConsumer]:
     address = LogAddress(
         KafkaAddress(bootstrap=broker.address), "interactions", DEAD, "group", num_partitions=1, max_poll_records=3
     )
-    consumer = PartitionConsumer(address, lambda _topic, _partition: None)
+    consumer = PartitionConsumer(address)
+    consumer.assign(consumer.wanted, lambda _partition, committed: committed)
     yield consumer
     consumer.close()
     gc.collect()

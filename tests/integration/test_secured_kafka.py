@@ -70,7 +70,8 @@ async def send_and_read(address: KafkaAddress) -> list[bytes | None]:
     """Send with the gateway's producer, read with the worker's consumer."""
     producer = TopicProducer(address, TOPIC, 5.0, 10)
     producer.start()
-    session = await asyncio.to_thread(PartitionConsumer, log_address(address), lambda _topic, _partition: None)
+    session = await asyncio.to_thread(PartitionConsumer, log_address(address))
+    await asyncio.to_thread(session.assign, session.wanted, lambda _partition, committed: committed)
     await producer.record([(b"u", b"event")])
     records = await asyncio.to_thread(wait_for, lambda: session.poll(100), 20, "the record")
     await asyncio.to_thread(session.close)
@@ -94,7 +95,7 @@ def test_an_unverified_broker_is_unavailable(over_tls: KafkaAddress, tmp_path: P
 
     for stranger in (replace(over_tls, tls_ca_file=tmp_path / "other.pem"), replace(over_tls, tls_ca_file=None)):
         with pytest.raises(DependencyAway):
-            PartitionConsumer(log_address(stranger), lambda _topic, _partition: None)
+            PartitionConsumer(log_address(stranger))
 
 
 def test_client_options_follow_the_address(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from services.features.repo import RepoAddress, apply_repo
 from services.features.writer import FeatureWriter
 from services.settings.addresses import RedisAddress
 from services.settings.settings import Settings
-from tests.support.rows import history_row
+from tests.support.rows import declare_whole, history_row
 from tests.support.servers import HOST, Server
 from tests.support.tls_proxy import tls_proxy
 
@@ -68,6 +68,8 @@ def repo(address: RedisAddress, folder: Path) -> RepoAddress:
     """Apply a feature repository."""
     made = RepoAddress(folder, address, socket_timeout_s=1.0)
     apply_repo(made)
+    with redis.Redis(**address.client_options()) as client:
+        declare_whole(client)
     return made
 
 

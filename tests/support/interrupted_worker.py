@@ -1,4 +1,4 @@
-"""A stream worker that kills itself with SIGKILL at one point: `python -m tests.support.interrupted_worker POINT NTH`."""
+"""A stream worker that ends or stops itself at one point: `python -m tests.support.interrupted_worker POINT NTH [SIGSTOP]`."""
 
 import os
 import signal
@@ -8,30 +8,32 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry
 
-from services.observability.metrics import StreamMetrics
+from services.observability.metrics import StreamMetrics, configure_logging
 from services.settings.settings import load_settings
+from services.stream.effects import Interruptions
 from services.stream.run import run_worker
-from services.stream.worker import Interruptions, Pace
+from services.stream.worker import Pace
 
 
-def kill_at(nth: int) -> Callable[[], None]:
-    """Make a call that kills this process when it is made for the nth time."""
+def signal_at(nth: int, number: signal.Signals) -> Callable[[], None]:
+    """Make a call that signals this process when it is made for the nth time."""
     calls = 0
 
     def call() -> None:
         nonlocal calls
         calls += 1
         if calls == nth:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), number)
 
     return call
 
 
 if __name__ == "__main__":
+    configure_logging("info")
     run_worker(
         load_settings(),
         threading.Event(),
         StreamMetrics(CollectorRegistry()),
         Pace(checkpoint_every_events=20),
-        Interruptions(**{sys.argv[1]: kill_at(int(sys.argv[2]))}),
+        Interruptions(**{sys.argv[1]: signal_at(int(sys.argv[2]), signal.Signals[(*sys.argv[3:], "SIGKILL")[0]])}),
     )

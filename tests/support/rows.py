@@ -1,5 +1,8 @@
 """Rows of the feature store with sane defaults, for tests."""
 
+from typing import Any
+
+from services.features.ownership import KEY
 from services.features.schema import LogPosition, UserHistory
 
 
@@ -16,3 +19,8 @@ def history_row(
         recent_event_ids=("e1", "e2"),
         position=LogPosition(topic_id, 1, 7),
     )
+
+
+def declare_whole(client: Any, num_partitions: int = 8) -> None:
+    """Let requests read a store of which no worker has claimed a partition yet."""
+    client.hset(KEY, mapping={f"{partition}:whole": 1 for partition in range(num_partitions)})

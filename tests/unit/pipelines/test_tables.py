@@ -30,7 +30,7 @@ EVENTS = events_of(("u", "a", 1.0), ("v", "b", 2.0), ("u", "b", 3.0), ("u", "c",
 
 
 def test_tables_are_written_whole(tmp_path: Path) -> None:
-    """One row an event in the history table, one a user in the latest one, with the columns of the view."""
+    """One row an event in the history table, one a user in the latest and the base one, with the columns of the view."""
     write_arrivals(EVENTS, tmp_path)
     reported: list[tuple[int, int, str]] = []
 
@@ -41,4 +41,5 @@ def test_tables_are_written_whole(tmp_path: Path) -> None:
     assert table["item_ids"].to_pylist() == [["a"], ["b"], ["a", "b"], ["b", "c"]]
     assert table["event_timestamp"].to_pylist() == EVENTS["event_time"].to_list()
     assert [(row.user_id, row.item_ids) for row in latest_histories(tmp_path)] == [("u", ("b", "c")), ("v", ("b",))]
+    assert pq.read_table(tmp_path / "base_history.parquet")["item_ids"].to_pylist() == [["b", "c"], ["b"]]
     assert reported == [(4, 4, "histories")]

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.contracts.events import Interaction
+from services.features.ownership import partition_of
 from services.features.schema import LogPosition
-from services.stream.decode import Record, decode
+from services.stream.decode import Misplaced, Record, decode
 
 NOW_MS = 1_795_262_400_000
 YEAR_2099_MS = 4_070_908_800_000
@@ -30,12 +31,13 @@ def test_a_readable_record_becomes_an_event() -> None:
     """An encoded interaction is decoded, with its position in the log."""
     interaction = Interaction(event_id="e", user_id="ü", item_id="i", event_time_ms=NOW_MS)
 
-    (good,), dead = decode([record(interaction.encode(), interaction.key, offset=5)], NOW_MS)
+    decoded = decode([record(interaction.encode(), interaction.key, offset=5)], 1, NOW_MS)
 
+    (good,) = decoded.events
     assert good.interaction == interaction
     assert good.event.position == LogPosition("t", 0, 5)
     assert good.event.event_time_us == NOW_MS * 1_000
-    assert dead == []
+    assert decoded.dead == decoded.misplaced == []
 
 
 @pytest.mark.parametrize(
@@ -57,16 +59,28 @@ def test_a_readable_record_becomes_an_event() -> None:
 )
 def test_what_cannot_be_applied_is_a_dead_letter_with_a_reason(bad: Record, words: str) -> None:
     """Each kind of bad record becomes a dead letter with the reason, and its neighbours are kept."""
-    good, (letter,) = decode([record(value()), bad, record(value())], NOW_MS)
+    decoded = decode([record(value()), bad, record(value())], 1, NOW_MS)
 
-    assert len(good) == 2
+    (letter,) = decoded.dead
+    assert len(decoded.events) == 2
     assert letter.record is bad
     assert words in letter.reason
+
+
+def test_a_record_on_another_users_partition_is_sent_on_once() -> None:
+    """A producer that partitions by CRC32 puts user u on partition 0 of 4, Kafka's own clients on 3; if it is misplaced again, it is dead."""
+    foreign = record(value())
+
+    decoded = decode([foreign, replace(foreign, is_rerouted=True)], 4, NOW_MS)
+
+    assert decoded.events == []
+    assert decoded.misplaced == [Misplaced(foreign, partition_of("u", 4))]
+    assert [letter.reason.split(":")[0] for letter in decoded.dead] == ["partition"]
 
 
 @given(st.binary(max_size=200))
 def test_no_bytes_whatever_stop_the_log(noise: bytes) -> None:
     """Any value is either an event or a dead letter."""
-    good, dead = decode([record(noise)], NOW_MS)
+    decoded = decode([record(noise)], 1, NOW_MS)
 
-    assert len(good) + len(dead) == 1
+    assert len(decoded.events) + len(decoded.dead) == 1

@@ -16,7 +16,7 @@ from pipelines.data.ingest import Source, key, live_log_files
 from services.contracts.events import Interaction
 from services.features.schema import LogPosition
 from services.stream.decode import LoggedInteraction
-from services.stream.log_files import MIN_FILES, current, span_of
+from services.stream.log_files import MIN_FILES, Span, current, span_of
 from services.stream.offline_log import KEEP_PARTS_S, OfflineLog
 
 
@@ -108,10 +108,15 @@ class LogUnderCompaction(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.root = Path(tempfile.mkdtemp())
-        self.log = OfflineLog(self.root)
+        self.days = 0
+        self.log = self.opened()
         self.oracle: list[LoggedInteraction] = []
         self.next_offset = 0
         self.listed: tuple[tuple[Path, ...], int] = ((), 0)
+
+    def opened(self) -> OfflineLog:
+        """Open the log as a process does, on a clock that the rules set."""
+        return OfflineLog(self.root, lambda: time.time() + self.days * 86_400)
 
     def teardown(self) -> None:
         """Leave nothing behind."""
@@ -130,6 +135,11 @@ class LogUnderCompaction(RuleBasedStateMachine):
     def deliver_again(self, num_events: int) -> None:
         """After a crash between log and commit the broker repeats itself."""
         self.log.append(self.oracle[-num_events:])
+
+    @rule()
+    def next_day(self) -> None:
+        """From now on files lie in another folder."""
+        self.days += 1
 
     @rule()
     def compact(self) -> None:
@@ -151,7 +161,7 @@ class LogUnderCompaction(RuleBasedStateMachine):
             files[part].unlink()
         if files:
             (next(iter(files.values())).parent / "half.7.tmp").write_bytes(b"half")
-        self.log = OfflineLog(self.root)
+        self.log = self.opened()
 
     @rule()
     def list_for_later(self) -> None:
@@ -227,3 +237,19 @@ def test_a_forgotten_scratch_file_is_removed(tmp_path: Path) -> None:
 
     assert was_kept
     assert not scratch.exists()
+
+
+def test_days_are_removed_whole_when_they_are_old(tmp_path: Path) -> None:
+    """With seven days kept, the events written eight days ago go, those of seven days ago and later stay, also in files without a day."""
+    now_s = time.time()
+    for number, days_ago in enumerate((9, 8, 7, 0)):
+        OfflineLog(tmp_path, lambda ago=days_ago: now_s - ago * 86_400).append(events(number, number))
+    log = OfflineLog(tmp_path)
+    undated = tmp_path / "interactions" / "partition=0" / "t"
+    (undated / Span(100, 100).name).write_bytes(next(undated.rglob("*.parquet")).read_bytes())
+
+    removed = log.remove_days(0, 7, now_s)
+
+    assert len(removed) == 2
+    assert num_files(tmp_path) == 3
+    assert log.remove_days(0, 7, now_s) == []

@@ -1,7 +1,7 @@
 """The worker's loop over a log that fails, without a broker or a store."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from services.contracts.events import Interaction
 from services.errors import DependencyAway
+from services.features.ownership import Claim
 from services.features.schema import LogPosition, PopularRow
 from services.observability.metrics import StreamMetrics
 from services.stream.aggregate import history_limits
@@ -28,25 +29,33 @@ class FakeConsumer:
     """A topic of one partition without records; its broker fails at the second poll, or stays and the worker is stopped in the end."""
 
     topic_id = "t"
-    partitions = (0,)
+    partitions = wanted = (0,)
+    num_partitions = 1
 
-    def __init__(self, stop: threading.Event | None = None) -> None:
+    def __init__(self, stop: threading.Event, quiet_after: Callable[[], bool] | None) -> None:
         self._stop = stop
+        self._quiet_after = quiet_after
         self._num_polls = 0
 
     def poll(self, _wait_ms: int) -> list[Any]:
         """Return no records."""
-        self._num_polls += 1
-        if self._stop is None and self._num_polls > 1:
-            raise DependencyAway("broker", 0.0)
-        if self._stop is not None and self._num_polls == NUM_POLLS:
-            self._stop.set()
+        if self._quiet_after is None:
+            self._num_polls += 1
+            if self._num_polls > 1:
+                raise DependencyAway("broker", 0.0)
+        elif self._quiet_after():
+            self._num_polls += 1
+            if self._num_polls == NUM_POLLS:
+                self._stop.set()
         return []
 
     def commit(self, _: Any) -> None:
         """Do nothing."""
 
-    dead_letter = commit
+    dead_letter = reroute = commit
+
+    def assign(self, _partitions: Any, _start: Any) -> None:
+        """Do nothing: there are no records."""
 
     def close(self) -> None:
         """Do nothing."""
@@ -54,11 +63,25 @@ class FakeConsumer:
     check_topic = close
 
 
+class FakePartitions:
+    """A store that lets this worker own everything and has lost nothing."""
+
+    owned = (0,)
+
+    def claim(self, partition: int) -> Claim:
+        """Own it."""
+        return Claim(LogPosition("t", partition, 10**9), saved=None, is_whole=True, base_ids=frozenset())
+
+    def write(self, partition: int, **_: Any) -> None:
+        """Do nothing."""
+
+
 class FakeWriter:
     """Keeps the popularity written, and ends the worker after some of it."""
 
     def __init__(self, num_writes: int) -> None:
         self.written: list[PopularRow] = []
+        self.partitions = FakePartitions()
         self.stop = threading.Event()
         self._num_writes = num_writes
 
@@ -68,16 +91,36 @@ class FakeWriter:
         if len(self.written) >= self._num_writes:
             self.stop.set()
 
+    def close(self) -> None:
+        """Do nothing."""
+
 
 class CountedLog(OfflineLog):
     """An offline log that counts how often it is read."""
 
     num_reads = 0
 
-    def read(self, partition: int, not_before_ms: int = 0) -> Iterator[LoggedInteraction]:
-        """Count, and read."""
-        self.num_reads += 1
-        return super().read(partition, not_before_ms)
+    def read(
+        self, partition: int, not_before_ms: int = 0, after: LogPosition | None = None
+    ) -> Iterator[LoggedInteraction]:
+        """Count the reads from the start, and read."""
+        self.num_reads += after is None
+        return super().read(partition, not_before_ms, after)
+
+
+class SlowLog(CountedLog):
+    """An offline log that takes as long to read as the consumer has records to poll."""
+
+    def __init__(self, root: Path, polled: threading.Event) -> None:
+        super().__init__(root)
+        self._polled = polled
+
+    def read(
+        self, partition: int, not_before_ms: int = 0, after: LogPosition | None = None
+    ) -> Iterator[LoggedInteraction]:
+        """Wait, and read."""
+        self._polled.wait(20)
+        return super().read(partition, not_before_ms, after)
 
 
 def logged_clicks(root: Path, num_events: int) -> CountedLog:
@@ -88,11 +131,14 @@ def logged_clicks(root: Path, num_events: int) -> CountedLog:
     return log
 
 
-def run_over(log: OfflineLog, writer: FakeWriter, pace: Pace = PACE, *, is_quiet: bool = False) -> int:
+def run_over(
+    log: OfflineLog, writer: FakeWriter, pace: Pace = PACE, quiet_after: Callable[[], bool] | None = None
+) -> int:
     """Run a worker until its writer or its quiet consumer stops it; return the number of heartbeats."""
     beats: list[int] = []
-    connect = partial(FakeConsumer, writer.stop if is_quiet else None)
-    parts: Any = connect, writer, log, ListedItems(("i",)), history_limits(10), StreamMetrics(CollectorRegistry()), pace
+    connect = partial(FakeConsumer, writer.stop, quiet_after)
+    registry = StreamMetrics(CollectorRegistry())
+    parts: Any = connect, writer, log, ListedItems(("i",)), Path("none"), history_limits(10), registry, pace
     StreamWorker(*parts, beat=lambda: beats.append(1)).run(writer.stop)
     return len(beats)
 
@@ -107,22 +153,26 @@ def test_a_lost_consumer_costs_no_second_count_of_the_week(tmp_path: Path) -> No
     assert log.num_reads == 1
 
 
-@pytest.mark.parametrize(("at_least_every_s", "num_written"), [(3_600.0, 1), (0.0, NUM_POLLS)])
+@pytest.mark.parametrize(("at_least_every_s", "num_written"), [(3_600.0, 1), (0.0, 1 + NUM_POLLS)])
 def test_unchanged_popularity_is_written_rarely(tmp_path: Path, at_least_every_s: float, num_written: int) -> None:
     """Popularity that has not changed is written again only when the written one is old."""
     log, writer = logged_clicks(tmp_path, 1), FakeWriter(num_writes=10 * NUM_POLLS)
     pace = replace(PACE, popularity_at_least_every_s=at_least_every_s, lag_every_s=3_600.0)
 
-    run_over(log, writer, pace, is_quiet=True)
+    run_over(log, writer, pace, quiet_after=lambda: bool(writer.written))
 
     assert len(writer.written) == num_written
 
 
-def test_heartbeats_continue_while_a_long_log_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that begins with a week of events is slow, not dead: its supervisor must not end it."""
-    monkeypatch.setattr("services.stream.worker._EVENTS_PER_BEAT", 10)
+def test_events_are_polled_while_a_long_log_is_counted(tmp_path: Path) -> None:
+    """A worker that begins with a week of events reads its first records before these are counted, and gives heartbeats."""
+    writer = FakeWriter(num_writes=10 * NUM_POLLS)
+    log = SlowLog(tmp_path, writer.stop)
 
-    assert run_over(logged_clicks(tmp_path, 100), FakeWriter(num_writes=1)) >= 10
+    num_beats = run_over(log, writer, quiet_after=lambda: True)
+
+    assert num_beats >= NUM_POLLS
+    assert log.num_reads > 0
 
 
 def test_due_once_a_period() -> None:
@@ -141,6 +191,6 @@ def test_unreadable_records_move_the_offset_but_not_the_log() -> None:
 
     pending.add([Record(place, b"u", b"", 0) for place in places], [event])
 
-    assert pending.next_offsets == {2: 9}
+    assert pending.positions == {2: places[1]}
     assert pending.by_partition == {2: [event]}
     assert pending.num_events == 1

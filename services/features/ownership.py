@@ -1,0 +1,233 @@
+"""Who owns each log partition, and up to where the store holds it: one hash in Redis, which two scripts alone change.
+
+    tailrace:partitions
+        <p>:owner, <p>:lease, <p>:until_ms   the process that may write; its lease id is random and made anew by each process
+        <p>:topic_id, <p>:offset             the last record whose effect the rows hold
+        <p>:saved                            the topic id and offset up to which the offline log holds them too
+        <p>:whole                            1 while the rows hold base tables and log; requests read no rows without it
+        <p>:base, base                       the id of the base tables that the rows began with: as written by the partition's
+                                             owner, and for all partitions by the pipeline
+
+This is the fence of every write: a script writes rows only while the lease is this process's own and the position is the one that this
+process wrote last, and moves the position in the same step. Redis keeps, replicates and restores steps in order, so the position of a store that
+was emptied, failed over or restored is exactly how far its rows are, and whoever owns the partition notices at the next write.
+Time is the store's own, so clocks of machines do not matter.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from services.errors import OwnershipLost, RowChanged, TailraceError
+from services.features.redis_calls import redis_as_dependency
+from services.features.schema import LogPosition
+
+if TYPE_CHECKING:
+    from redis import Redis
+
+KEY = "tailrace:partitions"
+LEASE_MS = 3_000
+"""How long a partition stays with a process that no longer renews it; shorter than a process takes to start."""
+_BELIEVED_S = 0.1
+_MAX_ROWS = 200
+"""Rows per script: a script of more would hold requests up."""
+
+_CLAIM = """
+local p, lease, owner, lease_ms = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
+local time = redis.call('TIME')
+local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+local held = redis.call('HMGET', KEYS[1], p..':lease', p..':until_ms', p..':owner')
+if held[1] and held[1] ~= lease and tonumber(held[2]) > now_ms then return {held[3]} end
+redis.call('HSET', KEYS[1], p..':lease', lease, p..':owner', owner, p..':until_ms', now_ms + lease_ms)
+return redis.call('HMGET', KEYS[1], p..':topic_id', p..':offset', p..':saved', p..':whole', p..':base', 'base')
+"""
+
+_UPDATE = """
+local p, lease, lease_ms = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local seen_topic, seen_offset = ARGV[4], ARGV[5]
+local next_argument = 6
+local function take() next_argument = next_argument + 1; return ARGV[next_argument - 1] end
+if p ~= '' then
+    local header = redis.call('HMGET', KEYS[1], p..':lease', p..':topic_id', p..':offset')
+    if header[1] ~= lease then return 'lease' end
+    if (header[2] or '') ~= seen_topic or (header[3] or '') ~= seen_offset then return 'position' end
+end
+local header_fields = {}
+for _ = 1, tonumber(take()) do table.insert(header_fields, take()) end
+local rows = {}
+for number = 2, #KEYS do
+    for _ = 1, tonumber(take()) do
+        local field, expected = take(), take()
+        if (redis.call('HGET', KEYS[number], field) or '') ~= expected then return 'row' end
+    end
+    local cells = {}
+    for _ = 1, tonumber(take()) do table.insert(cells, take()) end
+    rows[number] = cells
+end
+for number, cells in pairs(rows) do redis.call('HSET', KEYS[number], unpack(cells)) end
+if p ~= '' then
+    local time = redis.call('TIME')
+    redis.call('HSET', KEYS[1], p..':until_ms', time[1] * 1000 + math.floor(time[2] / 1000) + lease_ms)
+    if #header_fields > 0 then redis.call('HSET', KEYS[1], unpack(header_fields)) end
+end
+return 'done'
+"""
+
+
+def partition_of(user_id: str, num_partitions: int) -> int:
+    """Return the partition that holds a user's events: the one that Kafka's own client chooses for this key."""
+    from kafka.partitioner.default import murmur2
+
+    return int(murmur2(user_id.encode()) & 0x7FFFFFFF) % num_partitions
+
+
+@dataclass(frozen=True, slots=True)
+class RowWrite:
+    """One hash to write: `cells` if each field of `expected` has that value now, empty for an absent field."""
+
+    key: bytes
+    cells: Mapping[bytes, bytes]
+    expected: Mapping[bytes, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The state of a partition that this process now owns. `position` is None in a store that never held any of it."""
+
+    position: LogPosition | None
+    saved: LogPosition | None
+    """Every record up to it is in the offline log, or nothing of it was to be logged."""
+    is_whole: bool
+    base_ids: frozenset[str]
+    """The base tables of which all rows of this partition are in the store."""
+
+
+class Partitions:
+    """The partitions that this process owns. Used from one thread."""
+
+    def __init__(self, client: "Redis", lease: str, owner: str) -> None:
+        """Take a connected client. `lease` must be unique to this object; `owner` is for people."""
+        self._client = client
+        self._lease, self._owner = lease, owner
+        self._claim = client.register_script(_CLAIM)
+        self._update = client.register_script(_UPDATE)
+        self._positions: dict[int, LogPosition | None] = {}
+
+    def position(self, partition: int) -> LogPosition | None:
+        """Return the position that this process wrote last."""
+        return self._positions[partition]
+
+    @property
+    def owned(self) -> tuple[int, ...]:
+        """The partitions claimed and not released or lost, as far as this process knows."""
+        return tuple(self._positions)
+
+    def claim(self, partition: int) -> Claim | None:
+        """Own a partition; None while another process does. Raises DependencyAway."""
+        with redis_as_dependency():
+            found = self._claim(keys=[KEY], args=[partition, self._lease, self._owner, LEASE_MS])
+        if len(found) == 1:
+            return None
+        topic_id, offset, saved, whole, *base_ids = ("" if cell is None else cell.decode() for cell in found)
+        position = LogPosition(topic_id, partition, int(offset)) if topic_id else None
+        saved_topic, _, saved_offset = saved.rpartition("/")
+        self._positions[partition] = position
+        return Claim(
+            position=position,
+            saved=LogPosition(saved_topic, partition, int(saved_offset)) if saved else None,
+            is_whole=whole == "1",
+            base_ids=frozenset(filter(None, base_ids)),
+        )
+
+    def write(
+        self, partition: int, rows: Sequence[RowWrite] = (), position: LogPosition | None = None, **state: str | int
+    ) -> None:
+        """Write rows and the partition's state, and renew the lease, all in one step (per 200 rows; the state with the last ones).
+
+        From then on the rows hold the effect of the record at `position`; None leaves it as it is. `state` are further fields.
+        Raises OwnershipLost, RowChanged (then some rows may have been written, but not the position) or DependencyAway.
+        """
+        if position is not None:
+            state |= {"topic_id": position.topic_id, "offset": position.offset}
+        *chunks, last = [rows[at : at + _MAX_ROWS] for at in range(0, len(rows), _MAX_ROWS)] or [()]
+        for chunk in chunks:
+            self._write(partition, chunk, {})
+        self._write(partition, last, state)
+        if position is not None:
+            self._positions[partition] = position
+
+    def _write(self, partition: int, rows: Sequence[RowWrite], state: Mapping[str, str | int]) -> None:
+        if partition not in self._positions:
+            raise OwnershipLost(partition, "it is not claimed")
+        seen = self._positions[partition]
+        fence = [partition, self._lease, LEASE_MS, *(("", "") if seen is None else (seen.topic_id, seen.offset))]
+        fields = [part for name, value in state.items() for part in (f"{partition}:{name}", value)]
+        outcome = _run(self._update, [*fence, len(fields), *fields], rows)
+        if outcome == "row":
+            raise RowChanged("a row was written meanwhile; read it again")
+        if outcome != "done":
+            del self._positions[partition]
+            raise OwnershipLost(
+                partition,
+                "the lease is not ours" if outcome == "lease" else "the store is not at the position written last",
+            )
+
+    def release(self) -> None:
+        """Let others have all partitions at once. Raises nothing: a lease that cannot be released expires."""
+        with suppress(TailraceError):
+            for partition in self.owned:
+                self.write(partition, until_ms=0)
+        self._positions.clear()
+
+
+class Wholeness:
+    """Whether the store holds all rows of a user's partition, for requests: what was read last is believed for a tenth of a second.
+
+    Used on one event loop.
+    """
+
+    def __init__(self, num_partitions: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """Take the number of the topic's partitions."""
+        self._fields = [f"{partition}:whole" for partition in range(num_partitions)]
+        self._clock = clock
+        self._known: list[bool] = []
+        self._known_until_s = -math.inf
+
+    async def holds(self, client: Any, user_id: str, *, has_row: bool) -> bool:
+        """Return whether a user's rows are whole. Without a row the store is asked, since it may have been emptied just now.
+
+        `client` is an asynchronous one. Raises Redis' errors.
+        """
+        if not has_row or self._clock() >= self._known_until_s:
+            found = await client.hmget(KEY, self._fields)
+            self._known = [cell == b"1" for cell in found]
+            self._known_until_s = self._clock() + _BELIEVED_S
+        return self._known[partition_of(user_id, len(self._fields))]
+
+
+def mark_base(client: "Redis", base_id: str) -> None:
+    """Say that the store has all rows of these base tables. Raises DependencyAway."""
+    with redis_as_dependency():
+        client.hset(KEY, "base", base_id)
+
+
+def write_unowned(client: "Redis", rows: Sequence[RowWrite]) -> None:
+    """Write rows that nobody owns while they are as expected. Raises RowChanged (then some may have been written) or DependencyAway."""
+    update = client.register_script(_UPDATE)
+    for at in range(0, len(rows), _MAX_ROWS):
+        if _run(update, ["", "", LEASE_MS, "", "", 0], rows[at : at + _MAX_ROWS]) == "row":
+            raise RowChanged("a row was written meanwhile; read it again")
+
+
+def _run(script: Any, arguments: Sequence[Any], rows: Sequence[RowWrite]) -> str:
+    """Run the update of these rows and return its outcome. Raises DependencyAway."""
+    given = list(arguments)
+    for row in rows:
+        given += [len(row.expected), *(part for pair in row.expected.items() for part in pair)]
+        given += [2 * len(row.cells), *(part for pair in row.cells.items() for part in pair)]
+    with redis_as_dependency():
+        outcome: bytes = script(keys=[KEY, *(row.key for row in rows)], args=given)
+    return outcome.decode()

@@ -1,0 +1,107 @@
+"""What is done beside the worker's thread, in one further thread: counting a week's log for popularity, merging and removing files of the log.
+
+So a worker applies its first event as soon as it has its partitions, whatever the log holds; popularity is published again when it is counted.
+"""
+
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain
+
+from services.features.schema import WINDOW_MS, PopularRow
+from services.stream.decode import LoggedInteraction
+from services.stream.listed_items import ListedItems
+from services.stream.offline_log import OfflineLog
+from services.stream.popularity import PopularityCounter
+
+_COUNTING_ROUNDS = 3
+"""A round counts what was logged during the one before: what is left after the last is little."""
+
+
+class PopularCounts:
+    """The popularity of the owned partitions. Called from the worker's thread."""
+
+    def __init__(self, log: OfflineLog, items: ListedItems, thread: ThreadPoolExecutor) -> None:
+        """Take the log, the items to count, and the thread to count in."""
+        self._log = log
+        self._items = items
+        self._thread = thread
+        self._counts: dict[int, PopularityCounter] = {}
+        self._counting: dict[int, Future[PopularityCounter]] = {}
+        self._given_up = threading.Event()
+
+    def own(self, partitions: Iterable[int]) -> None:
+        """Keep what was counted of these partitions, which holds all that was applied, and begin to count the others' last week."""
+        owned = set(partitions)
+        self._counts = {number: counts for number, counts in self._counts.items() if number in owned}
+        self._counting = {
+            number: self._counting.get(number) or self._thread.submit(self._count_week, number, self._given_up)
+            for number in sorted(owned - set(self._counts))
+        }
+
+    def forget(self) -> None:
+        """Drop all: another process may have applied events. The next `own` counts anew."""
+        self._given_up.set()
+        self._given_up = threading.Event()
+        self._counting.clear()
+        self._counts.clear()
+
+    def add(self, events: Iterable[LoggedInteraction]) -> None:
+        """Count applied events, of partitions that are not being counted."""
+        for event in events:
+            if event.position.partition in self._counts:
+                self._counts[event.position.partition].add(event.event)
+
+    def adopt(self, unlogged: Mapping[int, Sequence[LoggedInteraction]]) -> None:
+        """Take over the counts that are finished, with what they lack: the newest of the log, and what is not logged yet."""
+        for partition in [number for number, counting in self._counting.items() if counting.done()]:
+            counts = self._counting.pop(partition).result()
+            for event in chain(self._logged_since(partition, counts), unlogged.get(partition, ())):
+                counts.add(event.event)
+            self._counts[partition] = counts
+
+    def rows(self, now_ms: int, num_items: int) -> list[PopularRow]:
+        """Return the windows of the partitions that are counted."""
+        return [
+            PopularRow(partition=number, as_of_ms=now_ms, windows=counts.top(now_ms, num_items))
+            for number, counts in self._counts.items()
+        ]
+
+    def _count_week(self, partition: int, given_up: threading.Event) -> PopularityCounter:
+        """Count the offline log's last week, then what was logged meanwhile. Runs in the thread beside."""
+        counts = PopularityCounter(self._items)
+        for _ in range(_COUNTING_ROUNDS):
+            for event in self._logged_since(partition, counts):
+                counts.add(event.event)
+                if given_up.is_set():
+                    return counts
+        return counts
+
+    def _logged_since(self, partition: int, counts: PopularityCounter) -> Iterator[LoggedInteraction]:
+        return self._log.read(partition, time.time_ns() // 1_000_000 - WINDOW_MS["7d"], after=counts.position)
+
+
+class Archive:
+    """The upkeep of the log's files, one partition after another."""
+
+    def __init__(self, log: OfflineLog, thread: ThreadPoolExecutor, keep_days: int) -> None:
+        """Take the log, and the thread to work in. `keep_days` is how long events are kept; 0 is for ever."""
+        self._log = log
+        self._thread = thread
+        self._keep_days = keep_days
+        self._last: Future[None] | None = None
+
+    def keep_up(self, partition: int) -> None:
+        """Begin a step for this partition, unless the last one goes on. Raises what that one raised."""
+        if self._last is not None:
+            if not self._last.done():
+                return
+            self._last.result()
+        self._last = self._thread.submit(self._step, partition)
+
+    def _step(self, partition: int) -> None:
+        now_s = time.time()
+        self._log.compact(partition, now_s)
+        if self._keep_days:
+            self._log.remove_days(partition, self._keep_days, now_s)

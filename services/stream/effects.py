@@ -1,0 +1,91 @@
+"""Applies a batch of events to their users' rows in the store: read, aggregate, write under the fence, per partition.
+
+Live events and a rebuild's replay go through here alike.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from services.errors import RowChanged
+from services.features.schema import LogPosition, UserHistory
+from services.features.writer import FeatureWriter
+from services.observability.tracing import span
+from services.stream.aggregate import AppliedEvents, HistoryLimits, LoggedEvent, apply
+from services.stream.decode import LoggedInteraction
+
+Wanted = Callable[[UserHistory | None, LoggedInteraction], bool]
+Outcomes = list[tuple[AppliedEvents, list[LoggedInteraction]]]
+_MAX_TRIES = 10
+
+
+def _pass() -> None:
+    """Do nothing: the default at the points where tests interrupt a worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interruptions:
+    """Hooks at the three points where a crash must do no harm. Tests inject a crash here."""
+
+    after_read: Callable[[], None] = _pass
+    after_write: Callable[[], None] = _pass
+    before_commit: Callable[[], None] = _pass
+
+
+NO_INTERRUPTIONS = Interruptions()
+
+
+def last_positions(positions: Iterable[LogPosition]) -> dict[int, LogPosition]:
+    """Return the last position of each partition."""
+    return {position.partition: position for position in positions}
+
+
+class HistoryEffects:
+    """The effect of events on histories."""
+
+    def __init__(self, writer: FeatureWriter, limits: HistoryLimits, at: Interruptions) -> None:
+        """Take the store's writer, which must own the partitions of whatever is applied."""
+        self._writer = writer
+        self._limits = limits
+        self._at = at
+
+    def apply(self, events: Sequence[LoggedInteraction], is_wanted: Wanted | None = None) -> Outcomes:
+        """Apply events in log order; return each user's outcome and events.
+
+        Those that are not wanted for a user's row count as applied. Raises OwnershipLost or DependencyAway; RowChanged when rows
+        change again and again.
+        """
+        for _ in range(_MAX_TRIES - 1):
+            try:
+                return self._apply(events, is_wanted)
+            except RowChanged:  # the pipeline wrote a user's base row between our read and our write
+                continue
+        return self._apply(events, is_wanted)
+
+    def _apply(self, events: Sequence[LoggedInteraction], is_wanted: Wanted | None) -> Outcomes:
+        by_user: dict[str, list[LoggedInteraction]] = defaultdict(list)
+        for event in events:
+            by_user[event.interaction.user_id].append(event)
+        with span("read"):
+            rows = self._writer.read_histories(list(by_user))
+        self._at.after_read()
+        with span("apply"):
+            outcomes = [
+                (apply(rows.get(user_id), _wanted_events(rows.get(user_id), own, is_wanted), self._limits), own)
+                for user_id, own in by_user.items()
+            ]
+        with span("write"):
+            changed: dict[int, list[UserHistory]] = defaultdict(list)
+            for outcome, own in outcomes:
+                if outcome.row is not None and outcome.num_applied:
+                    changed[own[0].position.partition].append(outcome.row)
+            for partition, position in last_positions(event.position for event in events).items():
+                self._writer.apply_histories(position, changed[partition], rows)
+        self._at.after_write()
+        return outcomes
+
+
+def _wanted_events(
+    row: UserHistory | None, events: Sequence[LoggedInteraction], is_wanted: Wanted | None
+) -> list[LoggedEvent]:
+    return [one.event for one in events if is_wanted is None or is_wanted(row, one)]

@@ -1,0 +1,105 @@
+"""Makes the rows of owned partitions whole in a store that lost them, all or some: base tables, then the offline log on top.
+
+    <offline log>/base_histories.parquet   each user's row after the recorded events, as the pipeline wrote it last
+
+The log is replayed from the position that the store itself names, through the same `apply` as live events and under the same fence. A
+rebuild that is interrupted continues there. Requests read none of a partition's rows before all of them are there.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import structlog
+
+from models.files import file_sha256
+from services.features.ownership import Claim, partition_of
+from services.features.schema import BASE_TOPIC, USER_HISTORY, LogPosition, UserHistory
+from services.features.writer import FeatureWriter
+from services.stream.decode import LoggedInteraction
+from services.stream.effects import HistoryEffects
+from services.stream.offline_log import OfflineLog
+
+_BATCH_EVENTS = 1_000
+_BATCH_ROWS = 500
+_log = structlog.get_logger()
+
+
+def base_table(offline_log_dir: Path) -> Path:
+    """Return the file of the base tables' rows, beside the log that goes on top of them."""
+    return offline_log_dir / "base_histories.parquet"
+
+
+def base_id(table: Path) -> str:
+    """Return the id of these base tables; empty without any."""
+    return file_sha256(table) if table.exists() else ""
+
+
+class Rebuild:
+    """Brings a store to where base tables and log are."""
+
+    def __init__(
+        self,
+        table: Path,
+        log: OfflineLog,
+        writer: FeatureWriter,
+        effects: HistoryEffects,
+        beat: Callable[[], object],
+    ) -> None:
+        """Take the parts. `beat` is called after each batch."""
+        self._table = table
+        self._log = log
+        self._writer = writer
+        self._effects = effects
+        self._beat = beat
+
+    def make_whole(self, claims: Mapping[int, Claim], num_partitions: int) -> None:
+        """Write what these owned partitions lack, then declare them whole. Raises OwnershipLost, RowChanged or DependencyAway."""
+        base = base_id(self._table)
+        baseless = {number for number, claim in claims.items() if base and base not in claim.base_ids}
+        behind = {number for number, claim in claims.items() if self._is_behind(number, claim.position)}
+        for partition in behind:
+            self._writer.partitions.write(partition, whole="")
+        if baseless:
+            _log.warning("stream.rebuilding", what="base tables", partitions=sorted(baseless))
+            self._write_base(baseless, num_partitions)
+        for partition in baseless:
+            self._writer.partitions.write(partition, base=base)
+        for partition in sorted(behind):
+            _log.warning("stream.rebuilding", what="log", partition=partition, after=str(claims[partition].position))
+            self._replay(partition, claims[partition].position)
+        for partition in claims:
+            self._writer.partitions.write(partition, whole=1)
+
+    def _is_behind(self, partition: int, position: LogPosition | None) -> bool:
+        """Whether the log holds events after the store's position. A topic that the log has not seen yet is newer than all of it."""
+        topic_ids = self._log.topic_ids(partition)
+        if not topic_ids or (position is not None and position.topic_id not in topic_ids):
+            return False
+        last = self._log.last_offset(topic_ids[-1], partition)
+        return position is None or position.topic_id != topic_ids[-1] or (last is not None and last > position.offset)
+
+    def _write_base(self, partitions: set[int], num_partitions: int) -> None:
+        owned = (row for row in _base_rows(self._table) if partition_of(row.user_id, num_partitions) in partitions)
+        while chunk := list(itertools.islice(owned, _BATCH_ROWS)):
+            self._beat()
+            self._writer.write_base(chunk)
+
+    def _replay(self, partition: int, after: LogPosition | None) -> None:
+        """Apply the log after this position. A row that holds an event of a later topic has the earlier topics' already."""
+        age = {topic_id: number for number, topic_id in enumerate(self._log.topic_ids(partition))} | {BASE_TOPIC: -1}
+
+        def is_wanted(row: UserHistory | None, event: LoggedInteraction) -> bool:
+            return row is None or age.get(row.position.topic_id, len(age)) <= age[event.position.topic_id]
+
+        events = self._log.read(partition, after=after)
+        while batch := list(itertools.islice(events, _BATCH_EVENTS)):
+            self._beat()
+            self._effects.apply(batch, is_wanted)
+
+
+def _base_rows(table: Path) -> Iterator[UserHistory]:
+    with pq.ParquetFile(table) as file:
+        for batch in file.iter_batches(_BATCH_ROWS):
+            yield from USER_HISTORY.from_columns(batch.to_pydict())
