@@ -140,7 +140,10 @@ async def test_popularity_is_summed_over_partitions(features: RepoAddress, reade
     now_ms = time.time_ns() // 1_000_000
     recent = {"1h": PopularWindow(("a",), (2,)), "24h": PopularWindow(), "7d": PopularWindow(("b",), (168,))}
     stale = {"1h": PopularWindow(("z",), (9,)), "24h": PopularWindow(("a",), (24,)), "7d": PopularWindow()}
-    FeatureWriter(features).write_popularity(
+    writer = FeatureWriter(features)
+    for partition in range(2):
+        writer.partitions.claim(partition)
+    writer.write_popularity(
         [
             PopularRow(partition=0, as_of_ms=now_ms, windows=recent),
             PopularRow(partition=1, as_of_ms=now_ms - 7_200_000, windows=stale),
@@ -262,6 +265,7 @@ async def test_users_are_found_by_their_keys(features: RepoAddress, reader: Feat
     writer = FeatureWriter(features)
     writer.write_histories([history_row(user_id) for user_id in user_ids])
     windows = {name: PopularWindow(("a",), (1,)) for name in ("1h", "24h", "7d")}
+    writer.partitions.claim(0)
     writer.write_popularity([PopularRow(partition=0, as_of_ms=1_000, windows=windows)])
 
     found = await reader.sample_user_ids(50, TIMEOUT_S)
