@@ -26,7 +26,7 @@ from pipelines.data.examples import MIN_EVENTS_TO_EVALUATE
 from pipelines.runner.stage import content_key
 from services.errors import StageFailed
 from services.stream import aggregate
-from services.stream.log_files import current_files
+from services.stream.log_files import current_files, topic_folder
 
 _MIN_EVENTS = MIN_EVENTS_TO_EVALUATE + 1
 _SAMPLES_PER_REASON = 5
@@ -56,11 +56,16 @@ class Source:
 def live_log_files(offline_log_dir: Path) -> tuple[Path, ...]:
     """List the stream worker's files of raw interactions in order of arrival, without those that were merged into larger ones.
 
-    Within a partition, topics come in the order in which they were made, and a topic's files by offset.
+    Within a partition, topics come in the order in which they were made, and a topic's files by day and offset.
     """
     files = current_files((offline_log_dir / "interactions").rglob("*.parquet"))
-    made = {path.parent: path.stat().st_mtime for path in reversed(files)}
-    return tuple(sorted(files, key=lambda path: (path.parent.parent, made[path.parent], path)))
+    made = {topic_folder(path): path.stat().st_mtime for path in reversed(files)}
+
+    def arrival(path: Path) -> tuple[Path, float, Path]:
+        topic = topic_folder(path)
+        return topic.parent, made[topic], path
+
+    return tuple(sorted(files, key=arrival))
 
 
 def key(source: Source) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _NAME = re.compile(r"(\d{20})-(\d{20})\.parquet")
+_DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
 TIERS = 7
 FULL_SIZE = 4**TIERS
 """No merged file is larger, which bounds the work of one merge."""
@@ -40,6 +41,11 @@ def span_of(path: Path) -> Span | None:
     """Read a span from a file's name; None when it is not a file of the log."""
     found = _NAME.fullmatch(path.name)
     return Span(int(found[1]), int(found[2])) if found else None
+
+
+def topic_folder(path: Path) -> Path:
+    """Return the folder of a file's topic: the file's own, or the one that its day's folder is in."""
+    return path.parent.parent if _DAY.fullmatch(path.parent.name) else path.parent
 
 
 def current(spans: Iterable[Span]) -> list[Span]:

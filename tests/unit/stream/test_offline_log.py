@@ -66,12 +66,16 @@ def test_the_same_range_gives_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_a_recreated_topic_is_kept_apart(tmp_path: Path) -> None:
-    """Offsets of two lives of a topic do not meet; both are read, the first life first."""
+    """Offsets of two lives of a topic do not meet; worker and pipeline read both, the first life first, also where it began a day earlier."""
+    now_s = time.time()
     log = OfflineLog(tmp_path)
-    log.append(events(0, 2, topic="zz"))
+    OfflineLog(tmp_path, lambda: now_s - 86_400).append(events(0, 0, topic="zz"))
+    log.append(events(1, 2, topic="zz"))
     log.append(events(0, 1, topic="aa"))
 
-    assert list(log.read(0)) == events(0, 2, topic="zz") + events(0, 1, topic="aa")
+    both = events(0, 2, topic="zz") + events(0, 1, topic="aa")
+    assert list(log.read(0)) == both
+    assert positions_in(live_log_files(tmp_path)) == [event.position for event in both]
 
 
 def test_readers_drop_positions_that_overlapping_files_repeat(tmp_path: Path) -> None:
