@@ -11,9 +11,9 @@ from itertools import chain
 
 from services.features.schema import WINDOW_MS, PopularRow
 from services.stream.decode import LoggedInteraction
-from services.stream.listed_items import ListedItems
 from services.stream.offline_log import OfflineLog
-from services.stream.popularity import PopularityCounter
+from services.stream.popularity.counter import PopularityCounter
+from services.stream.popularity.listed_items import ListedItems
 
 _COUNTING_ROUNDS = 3
 """A round counts what was logged during the one before: what is left after the last is little."""

@@ -1,6 +1,6 @@
 """Applies a batch of events to their users' rows in the store: read, aggregate, write under the fence, per partition.
 
-Live events and a rebuild's replay go through here alike.
+Live events and a rebuild's replay go through here alike. What was applied waits for the next checkpoint.
 """
 
 from collections import defaultdict
@@ -12,7 +12,7 @@ from services.features.schema import LogPosition, UserHistory
 from services.features.writer import FeatureWriter
 from services.observability.tracing import span
 from services.stream.aggregate import AppliedEvents, HistoryLimits, LoggedEvent, apply
-from services.stream.decode import LoggedInteraction
+from services.stream.decode import LoggedInteraction, Record
 
 Wanted = Callable[[UserHistory | None, LoggedInteraction], bool]
 Outcomes = list[tuple[AppliedEvents, list[LoggedInteraction]]]
@@ -38,6 +38,31 @@ NO_INTERRUPTIONS = Interruptions()
 def last_positions(positions: Iterable[LogPosition]) -> dict[int, LogPosition]:
     """Return the last position of each partition."""
     return {position.partition: position for position in positions}
+
+
+class Pending:
+    """What was applied since the last checkpoint: events to write to the offline log, and offsets to commit."""
+
+    def __init__(self) -> None:
+        self.by_partition: dict[int, list[LoggedInteraction]] = defaultdict(list)
+        self.positions: dict[int, LogPosition] = {}
+        """The last record of each partition."""
+
+    @property
+    def num_events(self) -> int:
+        """The number of events to write to the offline log."""
+        return sum(len(events) for events in self.by_partition.values())
+
+    def add(self, records: Sequence[Record], events: Sequence[LoggedInteraction]) -> None:
+        """Add an applied batch: all its records count for the offsets, its readable events for the log."""
+        self.positions |= last_positions(record.position for record in records)
+        for event in events:
+            self.by_partition[event.position.partition].append(event)
+
+    def clear(self) -> None:
+        """Empty it after everything was logged and committed."""
+        self.by_partition.clear()
+        self.positions.clear()
 
 
 class HistoryEffects:

@@ -12,11 +12,12 @@ from services.observability.tracing import open_tracing
 from services.settings.settings import Settings
 from services.stream.aggregate import history_limits
 from services.stream.effects import NO_INTERRUPTIONS, Interruptions
-from services.stream.listed_items import ListedItems
 from services.stream.offline_log import OfflineLog
+from services.stream.pace import DEFAULT_PACE, Pace
 from services.stream.partition_consumer import LogAddress, PartitionConsumer
+from services.stream.popularity.listed_items import ListedItems
 from services.stream.rebuild import base_table
-from services.stream.worker import Pace, StreamWorker
+from services.stream.worker import StreamWorker
 
 GROUP = "tailrace-stream"
 
@@ -55,7 +56,7 @@ def run_worker(
         base_table=base_table(settings.offline_log_dir),
         limits=history_limits(settings.history_max_items),
         metrics=metrics,
-        pace=pace or Pace(),
+        pace=pace or DEFAULT_PACE,
         interruptions=interruptions or NO_INTERRUPTIONS,
         beat=settings.worker_heartbeat.touch,
         tracing=tracing,

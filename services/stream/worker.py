@@ -11,11 +11,10 @@ claimed anew, what the store lacks is replayed, and what was not logged yet is r
 
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -32,10 +31,11 @@ from services.observability.tracing import Attributes, Tracing, span
 from services.stream.aggregate import AppliedEvents, HistoryLimits
 from services.stream.beside import Archive, PopularCounts
 from services.stream.decode import DeadLetter, LoggedInteraction, Record, decode
-from services.stream.effects import NO_INTERRUPTIONS, HistoryEffects, Interruptions, last_positions
-from services.stream.listed_items import ListedItems
+from services.stream.effects import NO_INTERRUPTIONS, HistoryEffects, Interruptions, Pending
 from services.stream.offline_log import OfflineLog
+from services.stream.pace import DEFAULT_PACE, Pace, Timer
 from services.stream.partition_consumer import PartitionConsumer
+from services.stream.popularity.listed_items import ListedItems
 from services.stream.rebuild import Rebuild
 
 _POLL_MS = 100
@@ -44,71 +44,6 @@ _log = structlog.get_logger()
 
 def _pass() -> None:
     """Do nothing: the default heartbeat."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """The periods of what is not done for each batch."""
-
-    checkpoint_every_s: float = 1.0
-    checkpoint_every_events: int = 10_000
-    popularity_every_s: float = 1.0
-    popularity_at_least_every_s: float = 10.0
-    """Unchanged windows are written again this often, for a store that lost them."""
-    popularity_num_items: int = 200
-    lag_every_s: float = 1.0
-    renew_every_s: float = 1.0
-    """Leases are renewed, a store that went back is noticed, and partitions that came free are claimed."""
-    compact_every_s: float = 5.0
-    """Each time one partition's files are compacted, the next one's after that."""
-    retry_after_s: float = 0.5
-
-    @property
-    def timers_s(self) -> tuple[float, float, float, float]:
-        """The periods of checkpoint, popularity, lag and compaction."""
-        return self.checkpoint_every_s, self.popularity_every_s, self.lag_every_s, self.compact_every_s
-
-
-class Pending:
-    """What was applied since the last checkpoint: events to write to the offline log, and offsets to commit."""
-
-    def __init__(self) -> None:
-        self.by_partition: dict[int, list[LoggedInteraction]] = defaultdict(list)
-        self.positions: dict[int, LogPosition] = {}
-        """The last record of each partition."""
-
-    @property
-    def num_events(self) -> int:
-        """The number of events to write to the offline log."""
-        return sum(len(events) for events in self.by_partition.values())
-
-    def add(self, records: Sequence[Record], events: Sequence[LoggedInteraction]) -> None:
-        """Add an applied batch: all its records count for the offsets, its readable events for the log."""
-        self.positions |= last_positions(record.position for record in records)
-        for event in events:
-            self.by_partition[event.position.partition].append(event)
-
-    def clear(self) -> None:
-        """Empty it after everything was logged and committed."""
-        self.by_partition.clear()
-        self.positions.clear()
-
-
-class Timer:
-    """A period on the monotonic clock: due once per `every_s`, first after one period."""
-
-    def __init__(self, every_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._every_s = every_s
-        self._clock = clock
-        self._next_s = clock() + every_s
-
-    def due(self) -> bool:
-        """Whether the period is over; if so the next one begins now."""
-        now_s = self._clock()
-        if now_s < self._next_s:
-            return False
-        self._next_s = now_s + self._every_s
-        return True
 
 
 class StreamWorker:
@@ -123,7 +58,7 @@ class StreamWorker:
         base_table: Path,
         limits: HistoryLimits,
         metrics: StreamMetrics,
-        pace: Pace = Pace(),
+        pace: Pace = DEFAULT_PACE,
         interruptions: Interruptions = NO_INTERRUPTIONS,
         beat: Callable[[], None] = _pass,
         tracing: Tracing | None = None,

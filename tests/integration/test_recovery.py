@@ -28,10 +28,11 @@ from services.observability.metrics import StreamMetrics
 from services.stream.aggregate import apply, history_limits
 from services.stream.decode import decode
 from services.stream.effects import Interruptions
-from services.stream.listed_items import ListedItems
 from services.stream.offline_log import OfflineLog
+from services.stream.pace import Pace
+from services.stream.popularity.listed_items import ListedItems
 from services.stream.rebuild import base_table
-from services.stream.worker import Pace, StreamWorker
+from services.stream.worker import StreamWorker
 from tests.support.memory_topic import MemoryConsumer, MemoryTopic
 from tests.support.rows import history_row
 from tests.support.servers import HOST, Server

@@ -11,8 +11,8 @@ from prometheus_client import CollectorRegistry
 from services.observability.metrics import StreamMetrics, configure_logging
 from services.settings.settings import load_settings
 from services.stream.effects import Interruptions
+from services.stream.pace import Pace
 from services.stream.run import run_worker
-from services.stream.worker import Pace
 
 
 def signal_at(nth: int, number: signal.Signals) -> Callable[[], None]:

@@ -11,9 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from services.features.schema import WINDOW_MS, LogPosition, PopularWindow
 from services.stream import leaders
 from services.stream.aggregate import LoggedEvent
-from services.stream.last_touches import LastTouches
-from services.stream.listed_items import ListedItems
-from services.stream.popularity import PopularityCounter
+from services.stream.popularity.counter import PopularityCounter
+from services.stream.popularity.last_touches import LastTouches
+from services.stream.popularity.listed_items import ListedItems
 
 HOUR_MS = WINDOW_MS["1h"]
 NOW_MS = 1_000 * HOUR_MS

@@ -10,9 +10,9 @@ import numpy as np
 
 from services.features.schema import WINDOW_MS, LogPosition, PopularWindow
 from services.stream.aggregate import LoggedEvent
-from services.stream.last_touches import LastTouches
-from services.stream.leaders import Leaders
-from services.stream.listed_items import ListedItems, Listing
+from services.stream.popularity.last_touches import LastTouches
+from services.stream.popularity.leaders import Leaders
+from services.stream.popularity.listed_items import ListedItems, Listing
 
 _BUCKETS_PER_WINDOW = 12
 _MOST_PER_BUCKET = 65_535

@@ -7,7 +7,7 @@ members are chosen anew over all items.
 
 import numpy as np
 
-from services.stream.listed_items import Listing
+from services.stream.popularity.listed_items import Listing
 
 _FEWEST, _MOST = 512, 2_048
 """Members after a choice, and before the next."""

@@ -1,0 +1,1 @@
+"""What is touched most within sliding windows, of one log partition."""
