@@ -7,6 +7,7 @@ rebuild that is interrupted continues there. Requests read none of a partition's
 """
 
 import itertools
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -54,8 +55,11 @@ class Rebuild:
         self._effects = effects
         self._beat = beat
 
-    def make_whole(self, claims: Mapping[int, Claim], num_partitions: int) -> None:
-        """Write what these owned partitions lack, then declare them whole. Raises OwnershipLost, RowChanged or DependencyAway."""
+    def make_whole(self, claims: Mapping[int, Claim], num_partitions: int, stop: threading.Event) -> None:
+        """Write what these owned partitions lack, then declare them whole, unless stopped before.
+
+        Raises OwnershipLost, RowChanged or DependencyAway.
+        """
         base = base_id(self._table)
         baseless = {number for number, claim in claims.items() if base and base not in claim.base_ids}
         behind = {number for number, claim in claims.items() if self._is_behind(number, claim.position)}
@@ -63,12 +67,16 @@ class Rebuild:
             self._writer.partitions.write(partition, whole="")
         if baseless:
             _log.warning("stream.rebuilding", what="base tables", partitions=sorted(baseless))
-            self._write_base(baseless, num_partitions)
+            self._write_base(baseless, num_partitions, stop)
+            if stop.is_set():
+                return
         for partition in baseless:
             self._writer.partitions.write(partition, base=base)
         for partition in sorted(behind):
             _log.warning("stream.rebuilding", what="log", partition=partition, after=str(claims[partition].position))
-            self._replay(partition, claims[partition].position)
+            self._replay(partition, claims[partition].position, stop)
+            if stop.is_set():
+                return
         for partition in claims:
             self._writer.partitions.write(partition, whole=1)
 
@@ -80,13 +88,13 @@ class Rebuild:
         last = self._log.last_offset(topic_ids[-1], partition)
         return position is None or position.topic_id != topic_ids[-1] or (last is not None and last > position.offset)
 
-    def _write_base(self, partitions: set[int], num_partitions: int) -> None:
+    def _write_base(self, partitions: set[int], num_partitions: int, stop: threading.Event) -> None:
         owned = (row for row in _base_rows(self._table) if partition_of(row.user_id, num_partitions) in partitions)
-        while chunk := list(itertools.islice(owned, _BATCH_ROWS)):
+        while not stop.is_set() and (chunk := list(itertools.islice(owned, _BATCH_ROWS))):
             self._beat()
             self._writer.write_base(chunk)
 
-    def _replay(self, partition: int, after: LogPosition | None) -> None:
+    def _replay(self, partition: int, after: LogPosition | None, stop: threading.Event) -> None:
         """Apply the log after this position. A row that holds an event of a later topic has the earlier topics' already."""
         age = {topic_id: number for number, topic_id in enumerate(self._log.topic_ids(partition))} | {BASE_TOPIC: -1}
 
@@ -94,7 +102,7 @@ class Rebuild:
             return row is None or age.get(row.position.topic_id, len(age)) <= age[event.position.topic_id]
 
         events = self._log.read(partition, after=after)
-        while batch := list(itertools.islice(events, _BATCH_EVENTS)):
+        while not stop.is_set() and (batch := list(itertools.islice(events, _BATCH_EVENTS))):
             self._beat()
             self._effects.apply(batch, is_wanted)
 

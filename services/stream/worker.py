@@ -107,7 +107,7 @@ class StreamWorker:
     def _work(self, consumer: PartitionConsumer, stop: threading.Event) -> None:
         claims = self._claim(consumer, stop)
         self._log.forget()
-        self._rebuild.make_whole(claims, consumer.num_partitions)
+        self._rebuild.make_whole(claims, consumer.num_partitions, stop)
         self._popularity.own(claims)
         self._published.clear()
         consumer.assign(tuple(claims), partial(self._start_offset, consumer.topic_id, claims))

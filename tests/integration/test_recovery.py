@@ -27,11 +27,11 @@ from services.features.writer import FeatureWriter
 from services.observability.metrics import StreamMetrics
 from services.stream.aggregate import apply, history_limits
 from services.stream.decode import decode
-from services.stream.effects import Interruptions
+from services.stream.effects import NO_INTERRUPTIONS, HistoryEffects, Interruptions
 from services.stream.offline_log import OfflineLog
 from services.stream.pace import Pace
 from services.stream.popularity.listed_items import ListedItems
-from services.stream.rebuild import base_table
+from services.stream.rebuild import Rebuild, base_table
 from services.stream.worker import StreamWorker
 from tests.support.memory_topic import MemoryConsumer, MemoryTopic
 from tests.support.rows import history_row
@@ -40,6 +40,7 @@ from tests.support.stream_rig import Rig, clean_replay, click, in_topic, many_cl
 from tests.support.synthetic import write_arrivals
 from tests.support.wait import wait_for
 from tests.unit.pipelines.test_tables import events_of
+from tests.unit.stream.test_offline_log import events
 
 pytestmark = [
     pytest.mark.integration,
@@ -196,6 +197,26 @@ async def test_a_lost_store_is_whole_again_without_a_command(rig: Rig, tmp_path:
     assert before.num_events == 21
     assert after.history_item_ids == (*before.history_item_ids, "i2")
     assert rig.rows("u") == clean_replay(rig.broker, base=(base,))
+
+
+def test_a_rebuild_that_is_stopped_goes_on_where_it_was(features: RepoAddress, tmp_path: Path) -> None:
+    """SIGTERM during a long rebuild: it ends with its batch, requests still see no part of the history, and the next process adds the rest."""
+    log, writer, stop = OfflineLog(tmp_path), FeatureWriter(features), threading.Event()
+    log.append(events(0, 2_499))
+    rebuild = Rebuild(base_table(tmp_path), log, writer, HistoryEffects(writer, LIMITS, NO_INTERRUPTIONS), stop.set)
+    seen: list[tuple[int, bool]] = []
+
+    for stopped in (stop, threading.Event()):
+        claim = writer.partitions.claim(0)
+        assert claim is not None
+        rebuild.make_whole({0: claim}, 1, stopped)
+        left = writer.partitions.claim(0)
+        assert left is not None
+        assert left.position is not None
+        seen.append((left.position.offset, left.is_whole))
+
+    assert seen == [(999, False), (2_499, True)]
+    assert writer.read_histories(["u"])["u"].num_events == 2_500
 
 
 def test_a_store_emptied_below_a_running_worker_is_rebuilt(rig: Rig) -> None:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from services.features.schema import WINDOW_MS, LogPosition, PopularWindow
-from services.stream import leaders
 from services.stream.aggregate import LoggedEvent
+from services.stream.popularity import leaders
 from services.stream.popularity.counter import PopularityCounter
 from services.stream.popularity.last_touches import LastTouches
 from services.stream.popularity.listed_items import ListedItems
