@@ -152,7 +152,7 @@ def test_killed_worker_leaves_what_a_clean_replay_gives(rig: Rig, point: str, nt
     killed = subprocess.run(
         [sys.executable, "-m", "tests.support.interrupted_worker", point, str(nth)],
         env=environment,
-        timeout=120,
+        timeout=300,
         check=False,
     )
 
@@ -170,7 +170,7 @@ def test_sigterm_ends_the_worker_after_a_checkpoint(rig: Rig) -> None:
     rig.send(*(click(number) for number in range(10)))
     environment = os.environ | rig.settings.as_environment()
     worker = subprocess.Popen([sys.executable, "-m", "services.stream"], env=environment)
-    wait_for(lambda: rig.rows("u") and rig.rows("u")["u"].num_events == 10, 60, what="events applied")
+    wait_for(lambda: rig.rows("u") and rig.rows("u")["u"].num_events == 10, 300, what="events applied")
 
     worker.terminate()
 
