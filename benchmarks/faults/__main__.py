@@ -12,8 +12,8 @@ import argparse
 import asyncio
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,51 +22,15 @@ from rich.live import Live
 from rich.table import Table
 
 from benchmarks.faults.event_probe import EventProbe
+from benchmarks.faults.kinds import FAULTS
 from benchmarks.faults.rows import DEADLINE_MS, PHASES, Phases, door_of, plan_row, row_of
 from benchmarks.faults.scene import Scene, scene_from
-from benchmarks.faults.tcp_proxy import Wire
 from benchmarks.load.audience import RequestMix
 from benchmarks.load.command import about_run, above_zero, write_report
 from benchmarks.load.live_view import LiveView
 from benchmarks.load.open_loop import RequestOutcome, run_schedule
 from services.errors import TailraceError
 from services.settings.settings import load_settings
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """One fault. `end` None: the part comes back by itself, and recovery counts from `begin`."""
-
-    begin: Callable[[Scene], Awaitable[None]]
-    end: Callable[[Scene], Awaitable[None]] | None = None
-    is_wired: bool = False
-    is_spike: bool = False
-
-
-def _wire(part: str, wire: Wire) -> Fault:
-    return Fault(
-        lambda scene: scene.wires[part].become(wire), lambda scene: scene.wires[part].become(Wire.PASS), is_wired=True
-    )
-
-
-def _kill(name: str) -> Fault:
-    return Fault(lambda scene: asyncio.to_thread(getattr(scene.processes, f"kill_{name}")))
-
-
-async def _nothing(_: Scene) -> None:
-    """No fault: health, and the spike, which is load."""
-
-
-FAULTS = {
-    "none": Fault(_nothing, _nothing),
-    **{
-        f"{part}-{wire}": _wire(part, wire)
-        for part in ("store", "broker")
-        for wire in (Wire.STOP, Wire.HANG, Wire.SLOW, Wire.RESET)
-    },
-    **{f"{name}-killed": _kill(name) for name in ("store", "gateway", "llm", "worker", "edge", "ingress", "raylet")},
-    "low-priority-spike": Fault(_nothing, _nothing, is_spike=True),
-}
 
 
 async def run_row(name: str, scene: Scene, rate_rps: float, view: LiveView, phases: Phases = PHASES) -> dict[str, Any]:

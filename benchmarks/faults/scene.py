@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.faults.processes import StackProcesses
 from benchmarks.faults.tcp_proxy import Slowness, TcpProxy
@@ -37,8 +38,8 @@ from tailrace_client import AsyncClient, CallOptions
 
 HOST = "127.0.0.1"
 _COPIED = ("bundles", "features", "valkey")
-_START_S = 180.0
-_STOP_S = 60.0
+_START_S = 900.0
+_STOP_S = 180.0
 _USERS_TO_TRY = 120
 _SLOW_S = 0.05
 _NUM_PORTS = 11
@@ -49,13 +50,14 @@ class Scene:
     """A running stack with its proxies ("store" and "broker", or none), callers and processes.
 
     `doors` holds the callers of one priority, one per door: products with their client, and for low priority, whose wave would
-    cost the product's client a whole core, the minimal ones.
+    cost the product's client a whole core, the minimal ones. `operator_key` has every scope.
     """
 
     settings: Settings
     wires: dict[str, TcpProxy]
     processes: StackProcesses
     doors: dict[Priority, tuple[Caller, ...]]
+    operator_key: str
     events: AsyncClient
     rest: RestClient
     audience: Audience
@@ -77,31 +79,34 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene_from(state_dir: Path, logs_to: Path | None, *, is_wired: bool) -> AsyncIterator[Scene]:
+async def scene_from(state_dir: Path, logs_to: Path | None, *, is_wired: bool, **given: Any) -> AsyncIterator[Scene]:
     """Start a stack with a copy of this state, and stop it at the end; its logs are kept in `logs_to`.
 
-    `is_wired`: store and broker are behind proxies. Raises EnvironmentFault.
+    `is_wired`: store and broker are behind proxies. `given` are settings of this stack. Raises EnvironmentFault.
     """
     if BundleStore(state_dir / "bundles").live_version() is None:
         raise EnvironmentFault(f"no bundle in {state_dir}; `tailrace pipeline` makes one")
     scratch = Path(tempfile.mkdtemp(prefix="tailrace-chaos-"))
     try:
         async with AsyncExitStack() as closing:
-            yield await _set(closing, state_dir, scratch, is_wired=is_wired)
+            yield await _set(closing, state_dir, scratch, given, is_wired=is_wired)
     finally:
         if logs_to is not None and (scratch / "logs").is_dir():
             shutil.copytree(scratch / "logs", logs_to, dirs_exist_ok=True)
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-async def _set(closing: AsyncExitStack, state_dir: Path, scratch: Path, *, is_wired: bool) -> Scene:
+async def _set(
+    closing: AsyncExitStack, state_dir: Path, scratch: Path, given: dict[str, Any], *, is_wired: bool
+) -> Scene:
     for name in _COPIED:
         if (state_dir / name).is_dir():
             shutil.copytree(state_dir / name, scratch / name)
     first = free_window(_NUM_PORTS, seed=str(scratch))
     keys = {priority: make_key() for priority in Priority}
-    settings = _settings(scratch, first)
-    _write_keys(settings, keys)
+    operator_key = make_key()
+    settings = _settings(scratch, first, given)
+    _write_keys(settings, keys, operator_key)
     outer, inner = {"store": first + 3, "broker": first + 4}, {"store": first + 5, "broker": first + 6}
     wires = {name: TcpProxy(HOST, outer[name], inner[name], Slowness(_SLOW_S)) for name in outer} if is_wired else {}
     for wire in wires.values():
@@ -117,7 +122,7 @@ async def _set(closing: AsyncExitStack, state_dir: Path, scratch: Path, *, is_wi
     probe = await closing.enter_async_context(RestClient(HOST, settings.http_port, keys[Priority.HIGH]))
     audience = await find_audience(probe, map(str, range(1, _USERS_TO_TRY)))
     weights = tier_weights(BundleStore(settings.bundle_root).live().report())
-    return Scene(settings, wires, StackProcesses(scratch), doors, events, probe, audience, weights)
+    return Scene(settings, wires, StackProcesses(scratch), doors, operator_key, events, probe, audience, weights)
 
 
 async def _callers(closing: AsyncExitStack, settings: Settings, priority: Priority, key: str) -> tuple[Caller, ...]:
@@ -131,7 +136,7 @@ async def _callers(closing: AsyncExitStack, settings: Settings, priority: Priori
     return tuple([await closing.enter_async_context(ProductCaller(address, key)) for address in addresses])
 
 
-def _settings(scratch: Path, first: int) -> Settings:
+def _settings(scratch: Path, first: int, given: dict[str, Any]) -> Settings:
     """Return settings that share nothing with any other stack but the code."""
     return Settings(
         state_dir=scratch,
@@ -145,21 +150,20 @@ def _settings(scratch: Path, first: int) -> Settings:
         standby_http_port=first + 9,
         standby_grpc_port=first + 10,
         api_keys_file=scratch / "keys.json",
+        **given,
     )
 
 
-def _write_keys(settings: Settings, keys: dict[Priority, str]) -> None:
-    stored = tuple(
-        StoredKey(
-            id=priority.name.lower(),
-            hashes=(StoredHash(sha256=hash_of(key)),),
-            scopes=frozenset({Scope.RECOMMEND, Scope.EVENTS}),
-            priority=priority,
-        )
-        for priority, key in keys.items()
-    )
+def _write_keys(settings: Settings, keys: dict[Priority, str], operator_key: str) -> None:
+    callers = frozenset({Scope.RECOMMEND, Scope.EVENTS})
+    stored = [_stored(priority.name.lower(), key, callers, priority) for priority, key in keys.items()]
+    stored.append(_stored("operator", operator_key, frozenset(Scope), Priority.NORMAL))
     assert settings.api_keys_file is not None
-    write_keys(settings.api_keys_file, KeysFile(keys=stored))
+    write_keys(settings.api_keys_file, KeysFile(keys=tuple(stored)))
+
+
+def _stored(key_id: str, key: str, scopes: frozenset[Scope], priority: Priority) -> StoredKey:
+    return StoredKey(id=key_id, hashes=(StoredHash(sha256=hash_of(key)),), scopes=scopes, priority=priority)
 
 
 async def _until_ready(settings: Settings, child: "subprocess.Popen[bytes]") -> None:

@@ -1,0 +1,95 @@
+"""The results of a soak: rows by door, growth by part, and the promises with their verdicts. Pure."""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from benchmarks.load.open_loop import Shot
+from benchmarks.load.scoring import summarise
+from benchmarks.soak.growth import Series, growth_row
+from benchmarks.soak.ledger import Account
+from benchmarks.soak.samples import ProcessSample, Sample
+from benchmarks.soak.traffic import Request
+
+WARM_UP_S = 120.0
+"""A process's first seconds, in which caches fill and libraries load."""
+_OF_PROCESSES: Mapping[str, tuple[float, Callable[[ProcessSample], float]]] = {
+    "memory MB": (60.0, lambda one: one.rss_mb),
+    "descriptors": (30.0, lambda one: one.num_descriptors),
+    "threads": (30.0, lambda one: one.num_threads),
+}
+"""Quantities of each process, and their bounds per hour."""
+_FILE_BOUNDS = {"event log": 400.0, "event log, superseded": 14_400.0, "logs": 400.0, "ray": 1_500.0}
+"""Superseded files stay for an hour: four partitions with one file a second each."""
+_OTHER_FILES, _KEYS = 60.0, 60.0
+_IN_ANSWERS = ("num_requests", "availability", "deadline_met", "p50_ms", "p99_ms", "max_ms", "reasons")
+_SILENT = frozenset({"no_answer", "not_sent", "internal", "http_500"})
+
+
+def door_rows(shots: Sequence[Shot], weights: Mapping[str, float]) -> list[dict[str, Any]]:
+    """Return a row for each kind of request, door and priority."""
+    groups: dict[str, list[Shot]] = defaultdict(list)
+    for shot in shots:
+        groups[Request(shot.number).row].append(shot)
+    rows = []
+    for name, some in sorted(groups.items()):
+        request = Request(some[0].number)
+        numbers = summarise(some, request.deadline_ms, weights)
+        kept = _IN_ANSWERS + (("tiers",) if request.kind == "recommend" else ())
+        rows.append({"row": name, "deadline_ms": request.deadline_ms, **{key: numbers[key] for key in kept}})
+    return rows
+
+
+def growth_rows(samples: Sequence[Sample], warm_up_s: float = WARM_UP_S) -> list[dict[str, Any]]:
+    """Return a row for each quantity of each part: processes each after its own warm-up, files and keys after that of the run."""
+    rows = []
+    for role, processes in _by_role(samples, warm_up_s).items():
+        for quantity, (bound, value_of) in _OF_PROCESSES.items():
+            series = [[(at_s, value_of(one)) for at_s, one in own] for own in processes]
+            rows.append(growth_row(role, quantity, series, bound))
+    settled = [one for one in samples if one.at_s >= samples[0].at_s + warm_up_s]
+    for name, counts in _by_name([(one.at_s, one.files) for one in settled]).items():
+        rows.append(growth_row(name, "files", [counts], _FILE_BOUNDS.get(name, _OTHER_FILES)))
+    for name, counts in _by_name([(one.at_s, one.keys) for one in settled if one.keys]).items():
+        rows.append(growth_row(name, "Redis keys", [counts], _KEYS))
+    return rows
+
+
+def promises(
+    account: Account,
+    explained: Mapping[str, Any],
+    growth: Sequence[Mapping[str, Any]],
+    faults: Sequence[Mapping[str, Any]],
+    doors: Sequence[Mapping[str, Any]],
+) -> list[dict[str, Any]]:
+    """Return each promise with whether it held, and with what was found."""
+    broken = [f"{row['part']}, {row['quantity']}" for row in growth if row["verdict"] == "broken"]
+    silent = {row["row"]: count for row in doors if (count := sum(row["reasons"].get(reason, 0) for reason in _SILENT))}
+    unhealed = [fault["fault"] for fault in faults if fault["healthy_after_s"] is None]
+    unexplained = explained["missing"] + len(explained["different"])
+    found: list[tuple[str, bool, Any]] = [
+        ("no acknowledged event is lost", account.num_lost == 0, account.num_lost),
+        ("no event is doubled", account.num_doubled == 0, account.num_doubled),
+        ("rows are the log's replay", not account.different_rows, list(account.different_rows)),
+        ("every answer is explained", unexplained == 0 and explained["agreeing"] > 0, unexplained),
+        ("every request has an answer or a named error", not silent, silent),
+        ("every part is healthy again", not unhealed, unhealed),
+        ("nothing grows beyond its bound", not broken, broken),
+    ]
+    return [{"promise": name, "is_kept": is_kept, "found": what} for name, is_kept, what in found]
+
+
+def _by_role(samples: Sequence[Sample], warm_up_s: float) -> dict[str, list[list[tuple[float, ProcessSample]]]]:
+    """Group the samples by role, then by process, without each one's first seconds."""
+    found: dict[str, dict[tuple[int, float], list[tuple[float, ProcessSample]]]] = {}
+    for sample in samples:
+        for one in sample.processes:
+            if sample.at_s - max(one.started_s, samples[0].at_s) >= warm_up_s:
+                own = found.setdefault(one.role, {}).setdefault((one.pid, one.started_s), [])
+                own.append((sample.at_s, one))
+    return {role: list(processes.values()) for role, processes in sorted(found.items())}
+
+
+def _by_name(counts: Sequence[tuple[float, Mapping[str, int]]]) -> dict[str, Series]:
+    names = sorted({name for _, count in counts for name in count})
+    return {name: [(at_s, float(count.get(name, 0))) for at_s, count in counts] for name in names}

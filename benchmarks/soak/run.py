@@ -1,0 +1,223 @@
+"""One soak on a running scene: load, faults, samples and the look-up of explanations side by side, then the account."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+
+from benchmarks.faults.kinds import FAULTS
+from benchmarks.faults.scene import HOST, Scene
+from benchmarks.load.audience import RequestMix
+from benchmarks.load.clients import RestClient
+from benchmarks.load.live_view import LiveView
+from benchmarks.load.open_loop import Shot, run_schedule
+from benchmarks.soak.explained import Explained
+from benchmarks.soak.ledger import Account, Ledger, account_for
+from benchmarks.soak.report import WARM_UP_S, door_rows, growth_rows, promises
+from benchmarks.soak.samples import Sample, Sampler
+from benchmarks.soak.timetable import PlannedFault, plan_faults
+from benchmarks.soak.traffic import Traffic, products_of
+from services.errors import EnvironmentFault
+from services.features.repo import RepoAddress
+from services.features.writer import FeatureWriter
+from services.stream.aggregate import history_limits
+from services.stream.decode import LoggedInteraction
+from services.stream.offline_log import OfflineLog
+from tailrace_client import AsyncClient
+
+SETTINGS = {"history_max_items": 40, "explain_keep_s": 60}
+"""Small, so that what is bounded reaches its bound within the warm-up."""
+SAMPLE_EVERY_S = 5.0
+_SLICE_S = 30.0
+_SETTLE_S = 60.0
+_LIVE_DEADLINE_MS = 200.0
+_HIDING = ("store", "gateway", "raylet")
+"""Faults during which explanations can be lost, by the beginning of their names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How long, how much load, and which faults how often. A process's first `warm_up_s` count for no growth."""
+
+    total_s: float
+    rate_rps: float
+    faults: tuple[str, ...]
+    every_s: float
+    seed: int
+    warm_up_s: float = WARM_UP_S
+
+
+@dataclass(frozen=True, slots=True)
+class FaultRecord:
+    """One fault as it was: seconds from the start of the load, and how long until the stack was healthy, None if it never was."""
+
+    fault: str
+    at_s: float
+    lasted_s: float
+    healthy_after_s: float | None
+
+
+@dataclass(slots=True)
+class _Course:
+    """What one run collects. `began_s` is monotonic."""
+
+    plan: Plan
+    view: LiveView
+    began_s: float = field(default_factory=time.monotonic)
+    shots: list[Shot] = field(default_factory=list)
+    faults: list[FaultRecord] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    explained: Explained = field(default_factory=Explained)
+    load_is_over: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self.began_s
+
+    @property
+    def troubles_s(self) -> list[tuple[float, float]]:
+        """The monotonic seconds in which explanations may be lost."""
+        return [
+            (self.began_s + one.at_s, self.began_s + one.at_s + one.lasted_s + (one.healthy_after_s or 0.0))
+            for one in self.faults
+            if one.fault.startswith(_HIDING)
+        ]
+
+
+async def soak(scene: Scene, plan: Plan, console: Console) -> dict[str, Any]:
+    """Run the plan on a healthy scene, and return the report."""
+    await scene.until_healthy()
+    course = _Course(plan, LiveView("soak", _LIVE_DEADLINE_MS))
+    async with AsyncExitStack() as closing:
+        traffic = await _traffic(scene, plan, closing)
+        operator = AsyncClient(f"http://{HOST}:{scene.settings.http_port}", api_key=scene.operator_key)
+        await closing.enter_async_context(operator)
+        with Live(course.view, console=console, refresh_per_second=2, transient=True):
+            await _together(
+                _load(course, traffic),
+                _come_and_go(course, scene),
+                _sample(course, scene),
+                course.explained.read_back(operator, traffic.answered, course.load_is_over),
+            )
+    account = await _account(scene, traffic)
+    return _report(course, scene, account)
+
+
+async def _traffic(scene: Scene, plan: Plan, closing: AsyncExitStack) -> Traffic:
+    text = await closing.enter_async_context(RestClient(HOST, scene.settings.http_port, scene.operator_key))
+    num_requests = round(plan.rate_rps * plan.total_s)
+    crowd = RequestMix(scene.audience, num_requests, is_long_tail=True)
+    model = scene.settings.text_path.rpartition("/")[2]
+    return Traffic(scene, crowd, products_of(scene), text, model, plan.seed)
+
+
+async def _together(*flows: Awaitable[None]) -> None:
+    """Run the flows to their ends; the first error ends them all."""
+    async with asyncio.TaskGroup() as group:
+        for flow in flows:
+            group.create_task(_as_coroutine(flow))
+
+
+async def _as_coroutine(flow: Awaitable[None]) -> None:
+    await flow
+
+
+async def _load(course: _Course, traffic: Traffic) -> None:
+    """Send slice after slice: between two the garbage collector may run, and late requests end."""
+    num_requests, per_slice = round(course.plan.rate_rps * course.plan.total_s), round(course.plan.rate_rps * _SLICE_S)
+    for first in range(0, num_requests, per_slice):
+        num = min(per_slice, num_requests - first)
+        departures_s = [place / course.plan.rate_rps for place in range(num)]
+        course.view.title = f"soak, {100 * first / num_requests:.0f} % of {course.plan.total_s / 60:g} minutes"
+
+        async def send(number: int, first: int = first) -> Any:
+            return await traffic.send(first + number)
+
+        done = await run_schedule(send, departures_s, course.view.ended)
+        course.shots += [replace(shot, number=first + shot.number) for shot in done.shots]
+    course.load_is_over.set()
+
+
+async def _come_and_go(course: _Course, scene: Scene) -> None:
+    plan = course.plan
+    for planned in plan_faults(plan.faults, plan.total_s, plan.every_s, plan.seed):
+        await asyncio.sleep(planned.at_s - course.elapsed_s)
+        course.faults.append(await _one_fault(course, scene, planned))
+        if course.faults[-1].healthy_after_s is None:
+            return
+
+
+async def _one_fault(course: _Course, scene: Scene, planned: PlannedFault) -> FaultRecord:
+    fault, at_s = FAULTS[planned.name], course.elapsed_s
+    course.view.phase = f"[red]{planned.name}[/]"
+    await fault.begin(scene)
+    if fault.end is not None:
+        await asyncio.sleep(planned.lasts_s)
+        await fault.end(scene)
+    ended_s = course.elapsed_s
+    try:
+        await asyncio.sleep(1.0)  # the supervisor needs a moment to notice
+        await scene.until_healthy()
+        healthy_after_s = round(course.elapsed_s - ended_s, 1)
+    except EnvironmentFault:
+        healthy_after_s = None
+    course.view.phase = ""
+    return FaultRecord(planned.name, round(at_s, 1), round(ended_s - at_s, 1), healthy_after_s)
+
+
+async def _sample(course: _Course, scene: Scene) -> None:
+    sampler = Sampler(scene.settings)
+    try:
+        while not course.load_is_over.is_set():
+            course.samples.append(await asyncio.to_thread(sampler.take))
+            await asyncio.sleep(SAMPLE_EVERY_S)
+    finally:
+        sampler.close()
+
+
+async def _account(scene: Scene, traffic: Traffic) -> Account:
+    """Wait a bounded time until all acknowledged events are in the log, then compare log and rows."""
+    give_up_s = time.monotonic() + _SETTLE_S
+    logged = await asyncio.to_thread(_logged, scene)
+    while traffic.ledger.unlogged(logged) and time.monotonic() < give_up_s:
+        await asyncio.sleep(1.0)
+        logged = await asyncio.to_thread(_logged, scene)
+    ours = [one for one in logged if one.interaction.user_id in set(traffic.user_ids)]
+    return await asyncio.to_thread(_compare, scene, traffic.ledger, ours, traffic.user_ids)
+
+
+def _logged(scene: Scene) -> list[LoggedInteraction]:
+    log = OfflineLog(scene.settings.offline_log_dir)
+    return [one for partition in range(scene.settings.topic_partitions) for one in log.read(partition)]
+
+
+def _compare(scene: Scene, ledger: Ledger, logged: Sequence[LoggedInteraction], user_ids: Sequence[str]) -> Account:
+    settings = scene.settings
+    writer = FeatureWriter(RepoAddress(settings.feature_repo_dir, settings.redis_address))
+    rows = writer.read_histories(user_ids)
+    return account_for(ledger, logged, rows, history_limits(settings.history_max_items))
+
+
+def _report(course: _Course, scene: Scene, account: Account) -> dict[str, Any]:
+    doors = door_rows(course.shots, scene.weights)
+    growth = growth_rows(course.samples, course.plan.warm_up_s)
+    faults = [asdict(one) for one in course.faults]
+    explained = course.explained.fields(course.troubles_s)
+    return {
+        "plan": asdict(course.plan),
+        "settings": SETTINGS,
+        "faults": faults,
+        "restarts": scene.processes.num_restarts(),
+        "doors": doors,
+        "events": account.fields(),
+        "explained": explained,
+        "num_samples": len(course.samples),
+        "growth": growth,
+        "promises": promises(account, explained, growth, faults, doors),
+    }

@@ -1,0 +1,151 @@
+"""Mixed load: recommendations of three priorities over REST and gRPC, events over both, and text over the OpenAI door.
+
+Of 25 requests 18 are recommendations, six post events and one is a text. Each has its number, from which all else follows.
+"""
+
+import json
+import random
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tailrace_client
+from benchmarks.faults.scene import Scene
+from benchmarks.load.audience import RequestMix
+from benchmarks.load.clients import ProductCaller, RestClient
+from benchmarks.load.open_loop import RequestOutcome
+from benchmarks.soak.ledger import Ledger
+from services.contracts.access import Priority
+from tailrace_client import AsyncClient, TailraceError
+
+DEADLINES_MS = {Priority.HIGH: 200, Priority.NORMAL: 500, Priority.LOW: 100}
+EVENT_DEADLINE_MS = 3_000.0
+TEXT_DEADLINE_MS = 5_000
+"""What the rows count as in time; the stack's own deadline of texts is longer."""
+_PRIORITIES = (*[Priority.HIGH] * 5, *[Priority.NORMAL] * 2, Priority.LOW)
+_KINDS = (*["recommend"] * 18, *["event"] * 6, "text")
+_STRIDE = 7
+_DOORS = ("REST", "gRPC")
+_NUM_USERS = 24
+_MOST_EVENTS = 3
+_TEXT_TOKENS = 6
+_EXPLAIN_EVERY = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request of the mix. `door` is 0 for REST and 1 for gRPC."""
+
+    number: int
+
+    @property
+    def kind(self) -> str:
+        """Return recommend, event or text."""
+        return _KINDS[self.number * _STRIDE % len(_KINDS)]
+
+    @property
+    def door(self) -> int:
+        """Return the door: four in a row through each."""
+        return self.number // 4 % len(_DOORS)
+
+    @property
+    def priority(self) -> Priority:
+        """Return the caller's priority."""
+        return _PRIORITIES[self.number // len(_KINDS) % len(_PRIORITIES)]
+
+    @property
+    def row(self) -> str:
+        """Name the row of the report that this request counts in."""
+        if self.kind == "text":
+            return "text over OpenAI"
+        what = "events" if self.kind == "event" else f"recommendations, {self.priority.name.lower()}"
+        return f"{what} over {_DOORS[self.door]}"
+
+    @property
+    def deadline_ms(self) -> float:
+        """Return the deadline by which its row judges it."""
+        deadlines = {"event": EVENT_DEADLINE_MS, "text": float(TEXT_DEADLINE_MS)}
+        return deadlines.get(self.kind, float(DEADLINES_MS[self.priority]))
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """An answer whose explanation is read back later. `at_s` is monotonic."""
+
+    request_id: str
+    tier: str
+    reason: str
+    at_s: float
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Sends the requests of one run, and keeps the ledger of events and the answers to look up."""
+
+    scene: Scene
+    crowd: RequestMix
+    products: Sequence[AsyncClient]
+    text: RestClient
+    model: str
+    seed: int
+    ledger: Ledger = field(default_factory=Ledger)
+    answered: list[Answered] = field(default_factory=list)
+    run_id: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
+
+    async def send(self, number: int) -> RequestOutcome:
+        """Send request `number`; a refusal is an outcome."""
+        request = Request(number)
+        if request.kind == "event":
+            return await self._record(request)
+        return await (self._write() if request.kind == "text" else self._recommend(request))
+
+    @property
+    def user_ids(self) -> list[str]:
+        """Return the users whose events are sent: few, so that their rows soon are as long as they may be."""
+        return [f"soak-{self.run_id}-{place}" for place in range(_NUM_USERS)]
+
+    async def _recommend(self, request: Request) -> RequestOutcome:
+        request_id = f"soak-{self.run_id}-{request.number}"
+        caller = self.scene.doors[request.priority][request.door]
+        about = {"deadline_ms": DEADLINES_MS[request.priority], "request_id": request_id}
+        outcome = await caller.recommend({**self._ask(request.number), **about})
+        if outcome.is_ok and request.number % _EXPLAIN_EVERY == 0:
+            self.answered.append(Answered(request_id, outcome.tier, outcome.reason, time.monotonic()))
+        return outcome
+
+    def _ask(self, number: int) -> dict[str, Any]:
+        """Ask in turn for the crowd and for a user whose events are being sent."""
+        return self.crowd.ask(number) if number % 2 else {"user_id": self.user_ids[number // 2 % _NUM_USERS], "k": 10}
+
+    async def _record(self, request: Request) -> RequestOutcome:
+        draw = random.Random(f"{self.seed} {request.number}")
+        events = [
+            tailrace_client.Event(draw.choice(self.user_ids), draw.choice(self.scene.audience.item_ids))
+            for _ in range(draw.randint(1, _MOST_EVENTS))
+        ]
+        sent = {event.event_id for event in events}
+        try:
+            recorded = await self.products[request.door].record(events, deadline_ms=EVENT_DEADLINE_MS)
+        except TailraceError as error:
+            self.ledger.refused |= sent
+            return RequestOutcome(False, "none", error.code, error.num_attempts)
+        except BaseException:
+            self.ledger.refused |= sent
+            raise
+        self.ledger.acknowledged |= sent
+        return RequestOutcome(True, "none", "recorded", recorded.num_attempts)
+
+    async def _write(self) -> RequestOutcome:
+        body = {"model": self.model, "prompt": "The river", "max_tokens": _TEXT_TOKENS, "temperature": 0}
+        status, answer = await self.text.call(b"POST", b"/v1/completions", json.dumps(body).encode())
+        if status != 200:
+            return RequestOutcome(False, "none", f"http_{status}")
+        choice = json.loads(answer)["choices"][0]
+        return RequestOutcome(bool(choice["finish_reason"]), "none", str(choice["finish_reason"]))
+
+
+def products_of(scene: Scene) -> list[AsyncClient]:
+    """Return the clients of high priority, one per door."""
+    return [caller.client for caller in scene.doors[Priority.HIGH] if isinstance(caller, ProductCaller)]

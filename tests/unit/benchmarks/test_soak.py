@@ -1,0 +1,69 @@
+"""What a soak plans, and how it judges: growth with its interval, and the account of every event."""
+
+import random
+
+import pytest
+
+from benchmarks.soak.growth import growth_row, slope_of
+from benchmarks.soak.ledger import Ledger, account_for
+from benchmarks.soak.timetable import plan_faults
+from services.contracts.events import Interaction
+from services.features.schema import LogPosition
+from services.stream.aggregate import HistoryLimits, apply
+from services.stream.decode import LoggedInteraction
+
+LIMITS = HistoryLimits(max_items=8)
+
+
+def test_every_fault_comes_once_before_any_comes_again() -> None:
+    """The order is the seed's; each ends before the next one begins, and the last leaves time to recover."""
+    planned = plan_faults(("a", "b", "c"), total_s=340, every_s=45, seed=3)
+
+    assert planned == plan_faults(("a", "b", "c"), total_s=340, every_s=45, seed=3)
+    assert [sorted(one.name for one in planned[at : at + 3]) for at in (0, 3)] == [["a", "b", "c"]] * 2
+    assert all(one.at_s + one.lasts_s < one.at_s + 45 / 2 for one in planned)
+    assert planned[-1].at_s + 45 <= 340 - 20
+
+
+def test_a_restart_is_no_growth_and_a_leak_is() -> None:
+    """Two processes of one kind with noise: 360 MB an hour are found above a bound of 60; without a leak zero is within the interval."""
+    noise = random.Random(1)
+
+    def series(leak_mb_per_s: float) -> list[list[tuple[float, float]]]:
+        """Two lives, the second one smaller at its start."""
+        lives = ((0, 300.0), (600, 200.0))
+        return [
+            [(t, at + leak_mb_per_s * (t - begin) + noise.gauss(0, 1)) for t in range(begin, begin + 600, 5)]
+            for begin, at in lives
+        ]
+
+    leaking, calm = growth_row("gateway", "memory MB", series(0.1), 60.0), slope_of(series(0.0))
+
+    assert leaking["verdict"] == "broken"
+    assert leaking["per_hour"] == pytest.approx(360, abs=20)
+    assert calm is not None
+    assert calm.low < 0 < calm.high < 60
+    assert (calm.verdict(60.0), slope_of([[(0.0, 1.0), (5.0, 1.0)]])) == ("holds", None)
+
+
+def logged(event_id: str, offset: int) -> LoggedInteraction:
+    """An event of user u in the log."""
+    event = Interaction(event_id=event_id, user_id="u", item_id=f"item-{event_id}", event_time_ms=1_000 + offset)
+    return LoggedInteraction(event, LogPosition("topic", 0, offset))
+
+
+@pytest.mark.parametrize(
+    ("applied", "in_log", "lost", "doubled"),
+    [("abc", "abbc", 0, 0), ("abcb", "abc", 0, 1), ("ab", "abc", 1, 0), ("ab", "ab", 1, 0)],
+    ids=["exact, one sent twice", "doubled", "not in the row", "not in the log"],
+)
+def test_events_are_accounted_for(applied: str, in_log: str, lost: int, doubled: int) -> None:
+    """Events a to c were acknowledged: each must be in the log and once in the row, however often it was sent."""
+    log = [logged(name, offset) for offset, name in enumerate(in_log)]
+    forgetful = HistoryLimits(LIMITS.max_items, max_event_ids=1)
+    row = apply(None, [logged(name, offset).event for offset, name in enumerate(applied)], forgetful).row
+    assert row is not None
+
+    account = account_for(Ledger(acknowledged={"a", "b", "c"}), log, {"u": row}, LIMITS)
+
+    assert (account.num_lost, account.num_doubled) == (lost, doubled)
