@@ -127,7 +127,7 @@ def _responses(operation: Operation) -> dict[int, dict[str, Any]]:
             **({"headers": dict(_HEADERS[kind])} if kind in _HEADERS else {}),
         }
     if operation.scope is not None:
-        for status in (200, 429):
+        for status in (*operation.answers, operation.errors.status[ErrorKind.QUOTA]):
             responses[status].setdefault("headers", {}).update(_RATE_REFERENCES)
     return responses
 
