@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -87,28 +88,28 @@ class Life:
         self._store.client.flushall()
         self._faults = dict(faults)
         self._turn = 0
+        self._is_struck = False
 
     def run(self) -> None:
-        """Work until everything is applied, with a new process after each crash."""
-        done = False
-        while not done:
+        """Work until everything is applied, with a new process after each crash and until one was struck by no fault.
+
+        A fault at the last turn of a process is noticed by the next one.
+        """
+        self._is_struck = True
+        while self._is_struck:
+            self._is_struck = False
             stop = threading.Event()
-            try:
+            with suppress(Crash):
                 self._worker(stop).run(stop)
-                done = self._is_settled()
-            except Crash:
-                pass
+                self._strike_late_faults()
 
     def rows(self, *user_ids: str) -> dict[str, UserHistory]:
         """Read rows."""
         return FeatureWriter(self.features).read_histories(user_ids)
 
-    def _is_settled(self) -> bool:
-        """Whether a further worker finds the store as it was left. A fault of the last turn is noticed by the next worker."""
-        due = [self._faults.pop(turn) for turn in sorted(self._faults) if turn >= self._turn]
-        for fault in due:
-            self._strike(fault, lambda: None)
-        return not due
+    def _strike_late_faults(self) -> None:
+        for turn in sorted(self._faults):
+            self._strike(self._faults.pop(turn), lambda: None)
 
     def _worker(self, stop: threading.Event) -> StreamWorker:
         consumer: Any = partial(MemoryConsumer, self.topic, stop)
@@ -130,6 +131,7 @@ class Life:
             self._strike(fault, self._crash)
 
     def _strike(self, fault: str, crash: Callable[[], None]) -> None:
+        self._is_struck = True
         {"snapshot": self._store.take, "restore": self._store.put_back, "empty": self._store.client.flushall}.get(
             fault, crash
         )()

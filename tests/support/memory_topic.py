@@ -1,6 +1,7 @@
 """A topic in memory with what the worker needs of a consumer, for tests that inject faults between any two steps."""
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 from services.contracts.events import Interaction
@@ -26,7 +27,7 @@ class MemoryTopic:
 
 
 class MemoryConsumer:
-    """Reads all partitions, some records at a time; sets `stop` when nothing is left."""
+    """Reads its partitions, some records at a time; sets `stop` when it has them all and nothing is left."""
 
     topic_id = "t"
 
@@ -47,15 +48,17 @@ class MemoryConsumer:
         """Begin where the worker says."""
         self._next = {number: start(number, self._topic.committed.get(number, 0)) for number in partitions}
 
-    def poll(self, _wait_ms: int) -> list[Record]:
+    def poll(self, wait_ms: int) -> list[Record]:
         """Return the next records of every partition."""
         found: list[Record] = []
         for number, at in self._next.items():
             own = self._topic.records[number][at : at + self._batch]
             self._next[number] += len(own)
             found += own
-        if not found:
+        if not found and len(self._next) == self.num_partitions:
             self._stop.set()
+        elif not found:
+            time.sleep(wait_ms / 1_000)
         return found
 
     def commit(self, next_offsets: Mapping[int, int]) -> None:
