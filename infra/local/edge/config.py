@@ -33,6 +33,8 @@ NOT_TWICE = (
     "    http-request disable-l7-retry if { path /v1/events } or { path /tailrace.v1.Recommender/RecordEvents }\n"
 )
 """Events that may have been recorded are not sent a second time."""
+RETRIES = 8
+"""More than the idle connections that a killed server leaves in HAProxy's pools: each one costs a try before the next server is chosen."""
 RETRYABLE = "    option http-buffer-request\n"
 """A request can be sent again only if it was read whole before it was sent."""
 CONNECT_TIMEOUT = "200ms"
@@ -135,6 +137,7 @@ class EdgePlan:
             http_servers=self._servers("http_port", ""),
             grpc_servers=self._servers("grpc_port", " proto h2"),
             resolvers=RESOLVERS,
+            retries=RETRIES,
             retryable=RETRYABLE,
             connect=CONNECT_TIMEOUT,
             not_twice=NOT_TWICE,
@@ -191,7 +194,7 @@ defaults
     timeout http-keep-alive 75s
     timeout connect {connect}
     timeout check 500ms
-    retries 3
+    retries {retries}
     option redispatch 1
     retry-on conn-failure empty-response
 {retryable}    option httpchk GET /healthz
