@@ -98,8 +98,8 @@ def rpc_events() -> bytes:
 
 def stream_row(value: bytes) -> None:
     """What the stream worker does with a record: an event or a dead letter."""
-    good, dead = decode([Record(LogPosition("t", 0, 1), b"u", value, NOW_MS)], NOW_MS)
-    assert len(good) + len(dead) == 1
+    decoded = decode([Record(LogPosition("t", 0, 1), b"u", value, NOW_MS)], 1, NOW_MS)
+    assert len(decoded.events) + len(decoded.dead) == 1
 
 
 @dataclass(frozen=True, slots=True)

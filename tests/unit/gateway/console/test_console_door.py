@@ -2,6 +2,7 @@
 
 import asyncio
 import fcntl
+import os
 import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -286,10 +287,11 @@ def test_users_are_spread_from_long_to_short_histories() -> None:
 
 async def test_an_unreadable_metrics_folder_skips_one_sample(tmp_path: Path) -> None:
     """A process that has just begun has an empty file for a moment; the next sample succeeds."""
-    (tmp_path / "counter_4711.db").touch()
+    begun = tmp_path / f"counter_{os.getpid()}.db"
+    begun.touch()
     sampler = MetricSampler(lambda: node_registry(tmp_path).collect(), series_for(load_objectives()))
     await sampler.sample()
-    (tmp_path / "counter_4711.db").unlink()
+    begun.unlink()
     await sampler.sample()
     assert sampler.ring.window(60.0) is None, "one sample, not two"
     await sampler.sample()

@@ -11,7 +11,7 @@ from tests.support.promql import PROMETHEUS_OWN, all_rules, complaints, exported
 RUNBOOKS = ROOT / "docs/runbooks"
 ALERTS = sorted({rule["alert"] for rule in all_rules() if "alert" in rule})
 SECTIONS = ["What it means", "Look", "Act"]
-METRIC = re.compile(r"\b((?:tailrace_|vllm:|tailrace:)[a-zA-Z0-9_:]+)")
+METRIC = re.compile(r"(?<!HGETALL )\b((?:tailrace_|vllm:|tailrace:)[a-zA-Z0-9_:]+)")
 KNOWN = {**exported(), **recorded(), **PROMETHEUS_OWN}
 
 
