@@ -37,14 +37,16 @@ class Explained:
     async def _compare(self, operator: AsyncClient, answer: Answered) -> None:
         for _ in range(_TRIES):
             try:
-                told = (await operator.explain(answer.request_id)).fields
+                explained = (await operator.explain(answer.request_id)).fields
             except TailraceError:
                 await asyncio.sleep(0.5)
                 continue
-            if (told["tier"], told["reason"]) == (answer.tier, answer.reason):
+            if (explained["tier"], explained["reason"]) == (answer.tier, answer.reason):
                 self.num_agreeing += 1
             else:
-                self.different.append(f"{answer.request_id}: {answer.tier} {answer.reason}, told {told['tier']}")
+                self.different.append(
+                    f"{answer.request_id}: {answer.tier} {answer.reason}, explained as {explained['tier']}"
+                )
             return
         self.missing.append(answer)
 

@@ -28,7 +28,7 @@ class Slope:
     high: float
 
     def verdict(self, bound_per_hour: float) -> str:
-        """Say "holds" or "broken" where the whole interval is on one side of the bound, otherwise "open": the run was too short."""
+        """Return "holds" or "broken" where the whole interval is on one side of the bound, otherwise "open": the run was too short."""
         if self.high <= bound_per_hour:
             return "holds"
         return "broken" if self.low > bound_per_hour else "open"

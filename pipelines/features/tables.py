@@ -24,7 +24,6 @@ from models.files import rename_durably
 from pipelines.data import arrivals
 from pipelines.data.arrivals import logged_events
 from pipelines.runner.stage import Progress, content_key
-from services.errors import RowChanged
 from services.features import schema
 from services.features.repo import RepoAddress, apply_repo
 from services.features.schema import BASE_TOPIC, USER_HISTORY, ColumnType, UserHistory
@@ -90,7 +89,7 @@ def serve(tables: Path, address: RepoAddress, offline_log_dir: Path, progress: P
     rows = _read_rows(base)
     done = 0
     for chunk in _chunks(iter(rows), 500):
-        _write_base(writer, chunk)
+        writer.write_base(chunk)
         done += len(chunk)
         progress(done, len(rows), USER_HISTORY.name)
     writer.mark_base(base_id(base))
@@ -104,15 +103,6 @@ def latest_histories(tables: Path) -> list[UserHistory]:
 
 def _read_rows(table: Path) -> list[UserHistory]:
     return USER_HISTORY.from_columns(pq.read_table(table).to_pydict())
-
-
-def _write_base(writer: FeatureWriter, rows: Sequence[UserHistory]) -> None:
-    """Write base rows, again as often as an event arrives at one of them in the same instant."""
-    while True:
-        try:
-            return writer.write_base(rows)
-        except RowChanged:
-            continue
 
 
 def _chunks(rows: Iterator[UserHistory], size: int = _CHUNK_ROWS) -> Iterator[list[UserHistory]]:

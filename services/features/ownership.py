@@ -209,7 +209,7 @@ class Wholeness:
 
 
 def mark_base(client: "Redis", base_id: str) -> None:
-    """Say that the store has all rows of these base tables. Raises DependencyAway."""
+    """Record that the store has all rows of these base tables. Raises DependencyAway."""
     with redis_as_dependency():
         client.hset(KEY, "base", base_id)
 

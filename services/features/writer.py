@@ -7,8 +7,10 @@ it. Nothing is retried here: DependencyAway goes to the caller, and a repeated w
 import socket
 import uuid
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
+from services.errors import RowChanged
 from services.features.layout import RowLayout
 from services.features.ownership import Partitions, RowWrite, mark_base, write_unowned
 from services.features.redis_calls import redis_as_dependency
@@ -81,14 +83,16 @@ class FeatureWriter:
     def write_base(self, rows: Sequence[UserHistory]) -> None:
         """Write rows of the base tables, but for users whom an event has reached: their rows began with one and have gone on.
 
-        Raises RowChanged (then some were written; repeat it) or DependencyAway.
+        Read and write are repeated as often as an event arrives at one of them in between. Raises DependencyAway.
         """
-        before = self.read_histories([row.user_id for row in rows])
-        live = {user_id for user_id, row in before.items() if row.position.topic_id != BASE_TOPIC}
-        self.write_histories([row for row in rows if row.user_id not in live])
+        while True:
+            before = self.read_histories([row.user_id for row in rows])
+            live = {user_id for user_id, row in before.items() if row.position.topic_id != BASE_TOPIC}
+            with suppress(RowChanged):
+                return self.write_histories([row for row in rows if row.user_id not in live])
 
     def mark_base(self, base_id: str) -> None:
-        """Say that the store has all rows of these base tables. Raises DependencyAway."""
+        """Record that the store has all rows of these base tables. Raises DependencyAway."""
         mark_base(self._client, base_id)
 
     def write_popularity(self, rows: Sequence[PopularRow]) -> None:
@@ -118,7 +122,7 @@ class FeatureWriter:
         return num_removed
 
     def close(self) -> None:
-        """Give up what is owned, and close the connections."""
+        """Release what is owned, and close the connections."""
         self.partitions.release()
         self._client.close()
 

@@ -19,17 +19,17 @@ Outcomes = list[tuple[AppliedEvents, list[LoggedInteraction]]]
 _MAX_TRIES = 10
 
 
-def _pass() -> None:
-    """Do nothing: the default at the points where tests interrupt a worker."""
+def do_nothing() -> None:
+    """Do nothing: the default of a hook."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interruptions:
     """Hooks at the three points where a crash must do no harm. Tests inject a crash here."""
 
-    after_read: Callable[[], None] = _pass
-    after_write: Callable[[], None] = _pass
-    before_commit: Callable[[], None] = _pass
+    after_read: Callable[[], None] = do_nothing
+    after_write: Callable[[], None] = do_nothing
+    before_commit: Callable[[], None] = do_nothing
 
 
 NO_INTERRUPTIONS = Interruptions()

@@ -1,9 +1,9 @@
 """Consumes the partitions that one worker owns, of one creation of the topic.
 
 Partitions are sought by number, not by group membership: worker i of n wants the partitions p with p mod n == i, and owns those
-whose lease it gets (services/features/ownership.py). Offsets are committed under a group's name all the same. A recreated topic (the embedded broker keeps nothing) has another topic id; the id is
-checked after each fetch, so that no record is taken for one of the former topic. Every failure of the broker is
-DependencyAway, with one remedy: close, and open a new consumer.
+whose lease it gets (services/features/ownership.py). Offsets are committed under a group's name all the same. A recreated topic
+(the embedded broker keeps nothing) has another topic id; the id is checked after each fetch, so that no record is taken for one
+of the former topic. Every failure of the broker is DependencyAway, with one remedy: close, and open a new consumer.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -31,7 +31,7 @@ from services.observability.tracing import Attributes, Tracing, span
 from services.stream.aggregate import AppliedEvents, HistoryLimits
 from services.stream.beside import Archive, PopularCounts
 from services.stream.decode import DeadLetter, LoggedInteraction, Record, decode
-from services.stream.effects import NO_INTERRUPTIONS, HistoryEffects, Interruptions, Pending
+from services.stream.effects import NO_INTERRUPTIONS, HistoryEffects, Interruptions, Pending, do_nothing
 from services.stream.offline_log import OfflineLog
 from services.stream.pace import DEFAULT_PACE, Pace, Timer
 from services.stream.partition_consumer import PartitionConsumer
@@ -40,10 +40,6 @@ from services.stream.rebuild import Rebuild
 
 _POLL_MS = 100
 _log = structlog.get_logger()
-
-
-def _pass() -> None:
-    """Do nothing: the default heartbeat."""
 
 
 class StreamWorker:
@@ -60,7 +56,7 @@ class StreamWorker:
         metrics: StreamMetrics,
         pace: Pace = DEFAULT_PACE,
         interruptions: Interruptions = NO_INTERRUPTIONS,
-        beat: Callable[[], None] = _pass,
+        beat: Callable[[], None] = do_nothing,
         tracing: Tracing | None = None,
         keep_days: int = 0,
     ) -> None:
@@ -153,7 +149,7 @@ class StreamWorker:
         return {}
 
     def _stay_alive(self) -> bool:
-        """Give a heartbeat, and renew the leases when that is due; whether a wanted partition came free. Raises OwnershipLost."""
+        """Call the heartbeat, and renew the leases when that is due; whether a wanted partition came free. Raises OwnershipLost."""
         self._beat()
         if not self._renewal.due():
             return False
