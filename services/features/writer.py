@@ -1,7 +1,7 @@
 """Writes features in batches, and reads back the rows that are about to change. For the stream worker and the pipeline.
 
 A history is written only if the store still has it at the position at which it was read; rows of a partition only by the process that owns
-it. Nothing is retried here: DependencyAway goes to the caller, and a repeated write is harmless.
+it. No lost connection is retried here: DependencyAway goes to the caller, and a repeated write is harmless.
 """
 
 import socket
