@@ -1,4 +1,4 @@
-"""Configuration of the edge: HAProxy in front of both doors, with Ray's ingress behind it and the standby as its backup.
+"""Configuration of the edge: HAProxy in front of both doors, with Ray's ingress behind it and the standby to take over.
 
     callers ── plain or TLS, h2 ──▶ edge ─┬─▶ Ray's ingress ──▶ gateways, LLM
                                           └─▶ standby            while no ingress passes its health check
@@ -155,12 +155,18 @@ class EdgePlan:
         """Both doors are checked at the REST port, each by itself: HAProxy cannot send a gRPC message as a health check.
 
         The standby is not checked: it is the last resort, and a slow check on a busy machine must not take it out.
+
+        Every request goes to Ray while Ray is up, and a request that fails there is sent to another server. Where Ray has one address, that
+        is the standby, at once: as a `backup` it would get the request only after a second failure had marked Ray down, and HAProxy 2.8 loses
+        a gRPC request whose second try is refused. Where Ray is a name with several addresses, another of them is tried first.
         """
         check = f" check port {self.ray.http_port} check-proto h1 observe layer4 error-limit 1 on-error mark-down"
-        lines = [self.ray.server(RAY_SERVER, port_field, protocol + check)]
-        if self.standby is not None:
-            lines.append(self.standby.server(STANDBY_SERVER, port_field, protocol + " backup"))
-        return "\n".join(lines)
+        ray = self.ray.server(RAY_SERVER, port_field, protocol + check)
+        if self.standby is None:
+            return ray
+        if self.ray.is_name:
+            return f"{ray}\n{self.standby.server(STANDBY_SERVER, port_field, f'{protocol} backup')}"
+        return f"    use-server {RAY_SERVER} if TRUE\n{ray}\n{self.standby.server(STANDBY_SERVER, port_field, protocol)}"
 
 
 def _quoted(path: Path) -> str:
