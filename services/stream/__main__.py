@@ -1,19 +1,27 @@
 """`python -m services.stream`: one stream worker, until SIGTERM or Ctrl-C."""
 
 import signal
+import sys
 import threading
 from types import FrameType
 
 from prometheus_client import REGISTRY
 
+from services.errors import ConfigError
 from services.observability.metrics import ProcessMetrics, StreamMetrics, configure_logging
-from services.settings.settings import load_settings
+from services.settings.settings import Settings, load_settings
 from services.stream.run import run_worker
 
 
 def main() -> None:
-    """Read settings, apply events, and end after a last checkpoint on a signal."""
-    settings = load_settings()
+    """Apply events until a signal, then write a last checkpoint and end. Bad settings end it with their error."""
+    try:
+        _run(load_settings())
+    except ConfigError as error:
+        sys.exit(str(error))
+
+
+def _run(settings: Settings) -> None:
     configure_logging(settings.log_level)
     stop = threading.Event()
 

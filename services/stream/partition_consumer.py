@@ -16,7 +16,7 @@ from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.errors import KafkaError, MessageSizeTooLargeError, RecordListTooLargeError, TopicAlreadyExistsError
 from kafka.structs import OffsetAndMetadata
 
-from services.errors import DependencyAway
+from services.errors import ConfigError, DependencyAway
 from services.features.schema import LogPosition
 from services.observability.tracing import TraceHeaders
 from services.settings.addresses import KafkaAddress
@@ -51,7 +51,11 @@ class PartitionConsumer:
     """Reads, commits and dead-letters. Used from one thread; close it when any call raises DependencyAway."""
 
     def __init__(self, address: LogAddress) -> None:
-        """Connect and create missing topics; nothing is read before `assign`. Raises DependencyAway."""
+        """Connect and create missing topics; nothing is read before `assign`.
+
+        Raises DependencyAway, and ConfigError for a topic of another number of partitions than the address has, by which readers look for
+        each user's partition.
+        """
         self._address = address
         self._closers: list[Callable[[], None]] = []
         self._places: list[TopicPartition] = []
@@ -60,6 +64,11 @@ class PartitionConsumer:
             for topic in (self._address.topic, self._address.dead_letter_topic):
                 self._create(topic)
             self.topic_id, self.num_partitions = self._describe()
+            if self.num_partitions != self._address.num_partitions:
+                raise ConfigError(
+                    f"TAILRACE_TOPIC_PARTITIONS: {self._address.num_partitions}, but topic {self._address.topic} has "
+                    f"{self.num_partitions} partitions; set it to {self.num_partitions} for every process"
+                )
 
     @property
     def wanted(self) -> tuple[int, ...]:

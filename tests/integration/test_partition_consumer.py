@@ -2,13 +2,13 @@
 
 import gc
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
-from services.errors import DependencyAway
+from services.errors import ConfigError, DependencyAway
 from services.features.schema import LogPosition
 from services.settings.addresses import KafkaAddress
 from services.stream.decode import DeadLetter, Record
@@ -34,11 +34,16 @@ class GrownTopic:
 
 
 @pytest.fixture
-def consumer(broker: Server) -> Iterator[PartitionConsumer]:
-    """A consumer of a topic of one partition that nothing was logged of."""
-    address = LogAddress(
+def address(broker: Server) -> LogAddress:
+    """The address of a topic of one partition."""
+    return LogAddress(
         KafkaAddress(bootstrap=broker.address), "interactions", DEAD, "group", num_partitions=1, max_poll_records=3
     )
+
+
+@pytest.fixture
+def consumer(address: LogAddress) -> Iterator[PartitionConsumer]:
+    """A consumer of the topic, of which nothing was logged."""
     consumer = PartitionConsumer(address)
     consumer.assign(consumer.wanted, lambda _partition, committed: committed)
     yield consumer
@@ -110,3 +115,13 @@ def test_added_partitions_end_the_consumer(consumer: PartitionConsumer, monkeypa
 
     with pytest.raises(DependencyAway):
         consumer.check_topic()
+
+
+def test_a_topic_of_another_number_of_partitions_is_refused(consumer: PartitionConsumer, address: LogAddress) -> None:
+    """Somebody made the topic with one partition, and readers would look for users in two."""
+    consumer.check_topic()
+
+    with pytest.raises(
+        ConfigError, match="TAILRACE_TOPIC_PARTITIONS: 2, but topic interactions has 1 partitions; set it to 1"
+    ):
+        PartitionConsumer(replace(address, num_partitions=2))

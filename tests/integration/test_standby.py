@@ -111,7 +111,10 @@ class Callers:
 
     def failures(self) -> dict[str, list[str]]:
         """Return the failed requests of each caller, without those whose answer had begun: no other server can go on with it."""
-        return {way: [word for word in words if word.startswith("failed") and BEGUN not in word] for way, words in self.answers.items()}
+        return {
+            way: [word for word in words if word.startswith("failed") and BEGUN not in word]
+            for way, words in self.answers.items()
+        }
 
 
 @asynccontextmanager

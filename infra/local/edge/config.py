@@ -166,7 +166,9 @@ class EdgePlan:
             return ray
         if self.ray.is_name:
             return f"{ray}\n{self.standby.server(STANDBY_SERVER, port_field, f'{protocol} backup')}"
-        return f"    use-server {RAY_SERVER} if TRUE\n{ray}\n{self.standby.server(STANDBY_SERVER, port_field, protocol)}"
+        return (
+            f"    use-server {RAY_SERVER} if TRUE\n{ray}\n{self.standby.server(STANDBY_SERVER, port_field, protocol)}"
+        )
 
 
 def _quoted(path: Path) -> str:
