@@ -17,6 +17,7 @@ pytestmark = pytest.mark.integration
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.grid  # tests/gpu and test_engine_benchmark.py run the parts
 @pytest.mark.timeout(1_800)
 def test_every_step_runs_and_leaves_its_results(tmp_path: Path) -> None:
     """Oracle, benchmark at both settings, swaps under load and profile end well and write their figures into one folder."""

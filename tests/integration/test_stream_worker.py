@@ -143,7 +143,14 @@ def test_two_workers_share_the_partitions(rig: Rig) -> None:
     assert min(applied) > 0
 
 
-@pytest.mark.parametrize(("point", "nth"), [("after_read", 3), ("after_write", 3), ("before_commit", 2)])
+@pytest.mark.parametrize(
+    ("point", "nth"),
+    [
+        pytest.param("after_read", 3, marks=pytest.mark.grid),
+        ("after_write", 3),
+        pytest.param("before_commit", 2, marks=pytest.mark.grid),
+    ],
+)  # test_recovery.py interrupts a worker at every point, in one process
 def test_killed_worker_leaves_what_a_clean_replay_gives(rig: Rig, point: str, nth: int) -> None:
     """SIGKILL at any point, then a normal worker: rows and offline log are those of an undisturbed run."""
     rig.send(*many_clicks(120, num_users=5))
