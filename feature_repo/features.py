@@ -32,12 +32,13 @@ user_history = FeatureView(
         Field(name="user_id", dtype=String),
         Field(name="item_ids", dtype=Array(String), description="oldest to newest, in the order of arrival"),
         Field(name="newest_event_time_ms", dtype=Int64),
-        Field(name="num_events", dtype=Int64, description="over the user's whole life"),
+        Field(name="num_events", dtype=Int64, description="events of the history, over the user's whole life"),
         Field(name="row_time_us", dtype=Int64, description="equals event_timestamp; rises with each change of the row"),
         Field(name="recent_event_ids", dtype=Array(String), description="to recognise a client's retry"),
         Field(name="topic_id", dtype=String, description="with partition and offset: the last event applied"),
         Field(name="partition", dtype=Int64),
         Field(name="offset", dtype=Int64),
+        Field(name="disliked_item_ids", dtype=Array(String), description="kept out of answers; no part of the history"),
     ],
 )
 
@@ -75,5 +76,8 @@ popularity = FeatureView(
 
 recommend_v1 = FeatureService(
     name="recommend_v1",
-    features=[user_history[["item_ids", "newest_event_time_ms", "num_events", "row_time_us"]], user_recommendations],
+    features=[
+        user_history[["item_ids", "newest_event_time_ms", "num_events", "row_time_us", "disliked_item_ids"]],
+        user_recommendations,
+    ],
 )

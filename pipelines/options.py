@@ -8,6 +8,7 @@ from pipelines.publication.precompute import PrecomputeOptions
 from pipelines.training.distill import DistillOptions
 from pipelines.training.fitting import FitOptions
 from pipelines.training.train import TrainOptions
+from services.contracts.event_roles import DEFAULT_ROLES, EventRoles
 from services.errors import ConfigError
 from services.features.repo import RepoAddress
 
@@ -59,6 +60,7 @@ class Places:
     feature_repo: RepoAddress
     history_max_items: int
     keep_bundles: int
+    event_roles: EventRoles = DEFAULT_ROLES
 
     @property
     def stages_dir(self) -> Path:

@@ -52,7 +52,7 @@ def run_pipeline(options: PipelineOptions, places: Places, console: Console) -> 
             if output.stage == options.until:
                 break
     report = _report(done)
-    for sentence in ingest.set_aside(done[0].path):
+    for sentence in (*ingest.roles_found(done[0].path), *ingest.set_aside(done[0].path)):
         console.print(sentence, markup=False)
     if report.evaluation is not None:
         console.print(metrics_table(report.evaluation))
@@ -72,7 +72,11 @@ def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[Stage
 
     progress = bars.begin("features")
     key = tables.key(ingested.key, max_items)
-    built = stages.run("features", key, lambda out: tables.build_tables(ingested.path, max_items, out, progress))
+    built = stages.run(
+        "features",
+        key,
+        lambda out: tables.build_tables(ingested.path, max_items, out, progress, places.event_roles),
+    )
     tables.serve(built.path, places.feature_repo, places.offline_log_dir, progress)
     yield built
 
@@ -162,7 +166,7 @@ def refresh_lists(options: PipelineOptions, places: Places, console: Console) ->
 def _ingest(stages: StageCache, options: PipelineOptions, places: Places) -> StageOutput:
     """Run the stage `ingest` on the given tables and the live log."""
     log = ingest.live_log_files(places.offline_log_dir) if options.with_live_log else ()
-    source = ingest.Source(options.events, options.items, log)
+    source = ingest.Source(options.events, options.items, log, places.event_roles)
     return stages.run("ingest", ingest.key(source), lambda out: ingest.ingest(source, places.cache_dir, out))
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import polars as pl
 
+from services.contracts.event_roles import DEFAULT_ROLES, EventRoles
 from services.features.schema import BASE_TOPIC, LogPosition, UserHistory
 from services.stream.aggregate import HistoryLimits, LoggedEvent, apply
 
@@ -15,12 +16,13 @@ _ANY_LENGTH = HistoryLimits(max_items=1)
 """Neither repetitions nor times depend on how many items a row keeps."""
 
 
-def arrange(recorded: pl.DataFrame, logged: pl.DataFrame) -> pl.DataFrame:
+def arrange(recorded: pl.DataFrame, logged: pl.DataFrame, roles: EventRoles = DEFAULT_ROLES) -> pl.DataFrame:
     """Return both as one table in order of arrival, without what the aggregate skips, with the `row_time` after each event.
 
     Args:
-        recorded: Ordered events with rising times per user.
+        recorded: Ordered events with rising times per user, without ignored ones.
         logged: Events in order of arrival with event_id, topic_id, partition and offset.
+        roles: What event types mean.
     """
     numbered = recorded.with_columns(
         event_id=pl.format(f"{BASE_TOPIC}-{{}}", pl.int_range(pl.len())),
@@ -30,7 +32,7 @@ def arrange(recorded: pl.DataFrame, logged: pl.DataFrame) -> pl.DataFrame:
         row_time=pl.col("event_time"),
     )
     newest = recorded.group_by("user_id").agg(pl.col("event_time").max().dt.epoch("us"))
-    applied = list(_applied(logged, dict(newest.iter_rows())))
+    applied = list(_applied(logged, dict(newest.iter_rows()), roles))
     times = pl.from_epoch(pl.Series([time_us for _, time_us in applied], dtype=pl.Int64), "us")
     kept = logged[[place for place, _ in applied]].with_columns(row_time=times.dt.replace_time_zone("UTC"))
     return pl.concat([numbered, kept.select(numbered.columns)])
@@ -40,17 +42,19 @@ def logged_events(arrivals: pl.DataFrame) -> Iterator[LoggedEvent]:
     """Yield the rows as the aggregate takes them."""
     columns = [arrivals[name] for name in ("user_id", "item_id", "event_id")]
     places = [arrivals[name] for name in ("topic_id", "partition", "offset")]
-    times_us = arrivals["event_time"].dt.epoch("us")
-    for user_id, item_id, event_id, time_us, *place in zip(*columns, times_us, *places, strict=True):
-        yield LoggedEvent(user_id, item_id, event_id, time_us, LogPosition(*place))
+    times_us, meanings = arrivals["event_time"].dt.epoch("us"), (arrivals["event_type"], arrivals["value"])
+    for user_id, item_id, event_id, time_us, event_type, value, *place in zip(
+        *columns, times_us, *meanings, *places, strict=True
+    ):
+        yield LoggedEvent(user_id, item_id, event_id, time_us, LogPosition(*place), event_type, value)
 
 
-def _applied(logged: pl.DataFrame, recorded_us: dict[str, int]) -> Iterator[tuple[int, int]]:
+def _applied(logged: pl.DataFrame, recorded_us: dict[str, int], roles: EventRoles) -> Iterator[tuple[int, int]]:
     """Yield the place of each logged event that is applied, and the row's time (Unix µs) after it."""
     rows: dict[str, UserHistory] = {}
     for place, event in enumerate(logged_events(logged)):
         before = rows.get(event.user_id) or _recorded_row(event.user_id, recorded_us.get(event.user_id))
-        outcome = apply(before, [event], _ANY_LENGTH)
+        outcome = apply(before, [event], _ANY_LENGTH, roles)
         if outcome.num_applied and outcome.row is not None:
             rows[event.user_id] = outcome.row
             yield place, outcome.row.row_time_us

@@ -1,7 +1,7 @@
 """The examples of the protocol's split: leave one out by time. Which rows there are, and how later stages read them.
 
-Of each user with at least three events the last is the test label, the one before it the validation label, and the model trains on all
-before those. Users with fewer events only train. Every row carries the time as of which its history is read, so the feature store, and not
+Of each user with at least three positive events the last is the test label, the one before it the validation label, and the model trains on
+all before those. Users with fewer only train. Every row carries the time as of which its history is read, so the feature store, and not
 this file, decides what was known then.
 """
 
@@ -13,6 +13,7 @@ import numpy as np
 import polars as pl
 
 from models.prompt import window_start
+from services.contracts.event_roles import Role
 from services.stream.aggregate import history_limits
 
 MIN_EVENTS_TO_EVALUATE = 3
@@ -27,22 +28,27 @@ class Split(StrEnum):
 
 
 def as_of_rows(events: pl.DataFrame, max_items: int) -> pl.DataFrame:
-    """Return (user_id, event_timestamp, split, target_item_id) for ordered events.
+    """Return (user_id, event_timestamp, split, target_item_id) for ordered events in their roles.
 
     A label's row is as of the microsecond before it. A training row has no target: its history is the sequence to learn.
     Of a history longer than the `max_items` that the store keeps, one training row begins where the next later one was cut,
     so that each event is learned from once.
     """
+    is_positive = pl.col("role") == Role.POSITIVE
     placed = events.select(
         "user_id",
         "item_id",
         "event_time",
         place=pl.int_range(pl.len()).over("user_id"),
         total=pl.len().over("user_id"),
+        from_end=pl.when(is_positive).then(is_positive.cum_sum(reverse=True).over("user_id")),
+        num_labels=is_positive.sum().over("user_id"),
     )
-    evaluated = pl.col("total") >= MIN_EVENTS_TO_EVALUATE
-    from_end = pl.col("total") - pl.col("place")
-    num_train = pl.when(evaluated).then(pl.col("total") - 2).otherwise(pl.col("total"))
+    evaluated, from_end = pl.col("num_labels") >= MIN_EVENTS_TO_EVALUATE, pl.col("from_end")
+    valid_place = pl.col("place").filter(from_end == 2).first().over("user_id")
+    num_train = pl.when(evaluated).then(valid_place).otherwise(pl.col("total"))
+    placed = placed.with_columns(num_train=num_train)
+    num_train = pl.col("num_train")
     longest = int(placed.select(pl.col("total").max()).item() or 0)
     train = placed.filter(_ends_a_row(pl.col("place").cast(pl.Int64) + 1, num_train.cast(pl.Int64), max_items, longest))
     parts = [
@@ -88,8 +94,13 @@ class Cases:
 
 def read_sequences(tokenized: Path) -> list[np.ndarray]:
     """Read the sequences to train on; those too short to hold a next item are left out."""
-    rows = _read(tokenized, Split.TRAIN)
-    return [np.array(history, dtype=np.int64) for history in rows["history"].to_list() if len(history) > 1]
+    return [np.ma.getdata(sequence) for sequence in read_lessons(tokenized)]
+
+
+def read_lessons(tokenized: Path) -> list[np.ndarray]:
+    """Read the same; a sequence with items that are no labels is a masked array, in which those are masked."""
+    rows = _read(tokenized, Split.TRAIN).select("history", "is_label")
+    return [_sequence(*row) for row in rows.iter_rows() if len(row[0]) > 1]
 
 
 def read_cases(tokenized: Path, split: Split) -> Cases:
@@ -97,6 +108,14 @@ def read_cases(tokenized: Path, split: Split) -> Cases:
     rows = _read(tokenized, split)
     histories = tuple(np.array(history, dtype=np.int64) for history in rows["history"].to_list())
     return Cases(tuple(rows["user_id"]), histories, rows["target"].to_numpy().astype(np.int64))
+
+
+def _sequence(history: list[int], is_label: list[bool] | None) -> np.ndarray:
+    items = np.array(history, dtype=np.int64)
+    if is_label is None:
+        return items
+    masked: np.ndarray = np.ma.MaskedArray(items, mask=~np.array(is_label))
+    return masked
 
 
 def _read(tokenized: Path, split: Split) -> pl.DataFrame:

@@ -1,30 +1,34 @@
 """Stage 1: any source of events becomes two clean tables; unusable rows are set aside and counted.
 
     arrivals.parquet    all events in order of arrival, as histories hold them (pipelines.data.arrivals)
-    events.parquet      those of known items: user_id, item_id, event_time, event_type, value; by time. The time is that of the user's row
-                        after the event (timestamp[us, UTC]): it rises strictly per user, also when events came late
+    events.parquet      those of known items that histories hold: user_id, item_id, event_time, event_type, value, role, is_label; by time.
+                        The time is that of the user's row after the event (timestamp[us, UTC]): it rises strictly per user, also when
+                        events came late
     items.parquet       item_id, title, categories (list of text), text
     rejected_*.parquet  the rows that were set aside, as text, with the reason
     ingest.json         counts, and a few samples of each reason
 
 The live log that the stream worker writes follows the recorded events: a user's ratings of last year and clicks of today are one history.
-This file does not know what events mean or how they are split.
+What events mean is decided by their roles (services.contracts.event_roles). This file does not know how they are split.
 """
 
 import hashlib
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
 from models.files import file_sha256
-from pipelines.data import arrivals, schema, sources
+from pipelines.data import arrivals, roles, schema, sources
 from pipelines.data.examples import MIN_EVENTS_TO_EVALUATE
 from pipelines.runner.stage import content_key
+from services.contracts import event_roles
+from services.contracts.event_roles import DEFAULT_ROLES, EventRoles, Role
 from services.errors import StageFailed
+from services.features.schema import BASE_TOPIC
 from services.stream import aggregate
 from services.stream.log_files import current_files, topic_folder
 
@@ -46,11 +50,12 @@ _LIVE_TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where events and items come from: two files of the user's own, or (both None) ml-100k; and files of the live log."""
+    """Where events and items come from: two files of the user's own, or (both None) ml-100k; and files of the live log. `roles` says what they mean."""
 
     events: Path | None
     items: Path | None
     live_log: tuple[Path, ...]
+    roles: EventRoles = DEFAULT_ROLES
 
 
 def live_log_files(offline_log_dir: Path) -> tuple[Path, ...]:
@@ -72,7 +77,8 @@ def key(source: Source) -> str:
     """Return the content key of this source: the files' hashes, and the live events however they are cut into files."""
     own = [file_sha256(path) for path in (source.events, source.items) if path is not None and path.is_file()]
     live = hashlib.sha256(_live_events(source.live_log).write_csv().encode()).hexdigest() if source.live_log else ""
-    return content_key({"own": own, "live": live}, [sources.WHEEL_SHA256], [sys.modules[__name__], arrivals, aggregate])
+    parameters = {"own": own, "live": live, "roles": asdict(source.roles)}
+    return content_key(parameters, [sources.WHEEL_SHA256], [sys.modules[__name__], arrivals, aggregate, event_roles])
 
 
 def ingest(source: Source, cache_dir: Path, out: Path) -> None:
@@ -81,10 +87,14 @@ def ingest(source: Source, cache_dir: Path, out: Path) -> None:
     items = schema.check_items(raw_items, source.items.name if source.items else "items")
     recorded = schema.check_events(raw_events, items.good["item_id"], source.events.name if source.events else "events")
     logged, unusable = _check_live(source.live_log, items.good["item_id"])
-    arrived = arrivals.arrange(schema.order_events(recorded.good), logged)
-    events = _of_known_items(arrived, items.good["item_id"])
+    past = recorded.good.filter(roles.role_of(source.roles) != Role.IGNORED)
+    arrived = arrivals.arrange(schema.order_events(past), logged, source.roles)
+    events = _of_known_items(arrived, items.good["item_id"], source.roles)
     rejected = {"events": recorded.rejected, "items": items.rejected, "live": unusable}
-    summary = _summary(events, items.good, events.height - recorded.good.height, rejected)
+    is_live = (pl.col("topic_id") != BASE_TOPIC) & pl.col("item_id").is_in(items.good["item_id"].implode())
+    num_live = arrived.filter(is_live).height
+    found = pl.concat([recorded.good.select("event_type", "value"), logged.select("event_type", "value")])
+    summary = _summary(events, items.good, num_live, rejected) | {"roles": roles.describe(found, source.roles)}
     _require_enough(events, items.good, _rejections(summary["rejected"]))
     arrived.write_parquet(out / "arrivals.parquet")
     events.write_parquet(out / "events.parquet")
@@ -92,6 +102,12 @@ def ingest(source: Source, cache_dir: Path, out: Path) -> None:
     for name, rows in rejected.items():
         rows.write_parquet(out / f"rejected_{name}.parquet")
     (out / "ingest.json").write_text(json.dumps(summary, indent=1))
+
+
+def roles_found(ingested: Path) -> list[str]:
+    """Return a sentence for each event type: how many events it has in which roles."""
+    sentences: list[str] = json.loads((ingested / "ingest.json").read_text())["roles"]
+    return sentences
 
 
 def set_aside(ingested: Path) -> list[str]:
@@ -113,9 +129,10 @@ def _describe_row(sample: dict[str, Any]) -> str:
 
 def _require_enough(events: pl.DataFrame, items: pl.DataFrame, set_aside: list[str]) -> None:
     """Refuse data too small to train and evaluate on, naming what was set aside. Raises StageFailed."""
-    longest = max(events["user_id"].value_counts()["count"], default=0)
+    positive = events.filter(pl.col("role") == Role.POSITIVE)
+    longest = max(positive["user_id"].value_counts()["count"], default=0)
     if longest < _MIN_EVENTS:
-        found = f"of {events.height} events that can be used, no user has more than {longest}"
+        found = f"of {positive.height} events that can be used, no user has more than {longest}"
         needed = f"{_MIN_EVENTS} of one user are needed: two to learn from, one to validate, one to test"
         raise StageFailed("ingest", "; ".join((found, needed, *set_aside)))
     if items.height < 2:
@@ -150,14 +167,15 @@ def _live_events(files: tuple[Path, ...]) -> pl.DataFrame:
     return raw.unique(_PLACE, keep="first", maintain_order=True)
 
 
-def _of_known_items(arrived: pl.DataFrame, known_items: pl.Series) -> pl.DataFrame:
+def _of_known_items(arrived: pl.DataFrame, known_items: pl.Series, given: EventRoles) -> pl.DataFrame:
     """Return the events to learn from, at the times of the rows after them."""
     known = arrived.filter(pl.col("item_id").is_in(known_items.implode()))
-    return (
+    ordered = (
         known.select("user_id", "item_id", "row_time", "event_type", "value")
         .rename({"row_time": "event_time"})
         .sort("event_time", "user_id")
     )
+    return roles.with_labels(ordered, given).filter(roles.joins_history())
 
 
 def _summary(

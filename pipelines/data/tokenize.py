@@ -1,7 +1,8 @@
 """Stage 3: assigns codes to items, and reads the history of each row of the split from the feature store, as of the row's time.
 
     catalogue.parquet   every item, also those without events (models.catalogue)
-    examples.parquet    user_id, split, history (item indices, oldest first), target (item index, null in training rows)
+    examples.parquet    user_id, split, history (item indices, oldest first), target (item index, null in training rows),
+                        is_label (of each item of a training row whether it is learned from; null: all are)
 
 Codes have depth 1 here: one token an item. Everything after this stage reads the depth from the catalogue. How histories
 are read is an argument, `read_histories`.
@@ -25,7 +26,7 @@ def tokenize(ingested: Path, read_histories: ReadHistories, max_items: int, out:
     """Write catalogue and examples. `max_items` is how many items of a history the feature store keeps."""
     events, items = pl.read_parquet(ingested / "events.parquet"), pl.read_parquet(ingested / "items.parquet")
     rows = as_of_rows(events, max_items)
-    examples = to_indices(with_histories(rows, read_histories), items)
+    examples = with_labels(to_indices(with_histories(rows, read_histories), items), rows["event_timestamp"], events)
     catalogue = build_catalogue(items, examples)
     catalogue.save(out / "catalogue.parquet")
     examples.write_parquet(out / "examples.parquet")
@@ -60,6 +61,25 @@ def to_indices(rows: pl.DataFrame, items: pl.DataFrame) -> pl.DataFrame:
         ),
         target=pl.col("target_item_id").replace_strict(ordered, index, default=None),
     )
+
+
+def with_labels(examples: pl.DataFrame, as_of: pl.Series, events: pl.DataFrame) -> pl.DataFrame:
+    """Add `is_label`. A history holds the newest of its user's events as of its row's time, so its flags are the last as many."""
+    flags: list[list[bool] | None] = [None] * examples.height
+    if not events["is_label"].all():
+        of_user = {
+            user_id: (own["event_time"].dt.epoch("us").to_numpy(), own["is_label"].to_list())
+            for (user_id,), own in events.group_by("user_id", maintain_order=True)
+        }
+        rows = zip(
+            examples["user_id"], examples["split"], examples["history"].list.len(), as_of.dt.epoch("us"), strict=True
+        )
+        for number, (user_id, split, num_items, time_us) in enumerate(rows):
+            times_us, is_label = of_user[user_id]
+            end = int(np.searchsorted(times_us, time_us, side="right"))
+            if split == Split.TRAIN and not all(is_label[end - num_items : end]):
+                flags[number] = is_label[end - num_items : end]
+    return examples.with_columns(is_label=pl.Series(flags, dtype=pl.List(pl.Boolean)))
 
 
 def build_catalogue(items: pl.DataFrame, examples: pl.DataFrame) -> Catalogue:

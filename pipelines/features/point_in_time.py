@@ -1,7 +1,7 @@
 """Point-in-time features: Feast's join, and the histories of the rows that it finds.
 
 Feast's join pairs each requested row with all earlier rows of its user before it keeps the newest; with the lists of item ids in it, that
-takes gigabytes. So Feast joins small columns alone, which decides the row (the user's nth), and the list of that row is fetched afterwards
+takes gigabytes. So Feast joins small columns alone, which decides the row (by its time), and the list of that row is fetched afterwards
 by its exact key.
 
 The join runs in a process of its own: its memory is returned before training begins, and duckdb and torch in one process end it with
@@ -21,7 +21,7 @@ from services.features.schema import USER_HISTORY
 if TYPE_CHECKING:
     import pandas as pd
 
-_SMALL = [f"{USER_HISTORY.name}:{column}" for column in ("num_events", "newest_event_time_ms")]
+_SMALL = [f"{USER_HISTORY.name}:{column}" for column in ("num_events", "newest_event_time_ms", "row_time_us")]
 
 
 def histories_as_of(address: RepoAddress, rows: "pd.DataFrame") -> "pd.DataFrame":
@@ -37,17 +37,17 @@ def histories_as_of(address: RepoAddress, rows: "pd.DataFrame") -> "pd.DataFrame
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as child:
         joined = child.submit(_join, address, requested).result()
     history = pl.scan_parquet(address.table_path(USER_HISTORY.name)).select(
-        "user_id", "num_events", history_item_ids="item_ids"
+        "user_id", "row_time_us", history_item_ids="item_ids"
     )
-    keys = joined.select("user_id", "num_events").drop_nulls().unique()
-    lists = keys.lazy().join(history, on=["user_id", "num_events"], how="inner").collect(engine="streaming")
-    found = joined.join(lists, on=["user_id", "num_events"], how="left")
+    keys = joined.select("user_id", "row_time_us").drop_nulls().unique()
+    lists = keys.lazy().join(history, on=["user_id", "row_time_us"], how="inner").collect(engine="streaming")
+    found = joined.join(lists, on=["user_id", "row_time_us"], how="left").drop("row_time_us")
     answer = requested.join(found, on=["user_id", "event_timestamp"], how="left", maintain_order="left")
     return answer.with_columns(pl.col("num_events").fill_null(0), pl.col("history_item_ids").fill_null([])).to_pandas()
 
 
 def _join(address: RepoAddress, requested: pl.DataFrame) -> pl.DataFrame:
-    """Return the row that was valid at each time, by Feast's join: (user_id, event_timestamp, num_events, newest_event_time_ms)."""
+    """Return the row that was valid at each time, by Feast's join: (user_id, event_timestamp, num_events, newest_event_time_ms, row_time_us)."""
     store = open_store(address)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # ibis and pandas warn about each other
@@ -58,4 +58,5 @@ def _join(address: RepoAddress, requested: pl.DataFrame) -> pl.DataFrame:
         pl.col("event_timestamp").dt.convert_time_zone("UTC").dt.cast_time_unit("us"),
         pl.col("num_events").cast(pl.Int64),
         pl.col("newest_event_time_ms").cast(pl.Int64),
+        pl.col("row_time_us").cast(pl.Int64),
     )

@@ -1,6 +1,6 @@
 """Stage 2: the offline table of users' histories, and the rows of it that the online store serves.
 
-    user_history.parquet   the user's row after every event, valid from the event's time on
+    user_history.parquet   the user's row after every event that changed it, valid from the event's time on
     latest_history.parquet the newest row of each user
     base_history.parquet   each user's row after the recorded events, without the live log
 
@@ -24,6 +24,7 @@ from models.files import rename_durably
 from pipelines.data import arrivals
 from pipelines.data.arrivals import logged_events
 from pipelines.runner.stage import Progress, content_key
+from services.contracts.event_roles import DEFAULT_ROLES, EventRoles
 from services.features import schema
 from services.features.repo import RepoAddress, apply_repo
 from services.features.schema import BASE_TOPIC, USER_HISTORY, ColumnType, UserHistory
@@ -49,27 +50,39 @@ def key(ingested_key: str, max_items: int) -> str:
     return content_key({"max_items": max_items}, [ingested_key], [sys.modules[__name__], aggregate, arrivals, schema])
 
 
-def build_tables(ingested: Path, max_items: int, out: Path, progress: Progress) -> None:
+def build_tables(
+    ingested: Path, max_items: int, out: Path, progress: Progress, roles: EventRoles = DEFAULT_ROLES
+) -> None:
     """Write every row of every user, and the newest ones, into `out`, holding one chunk in memory."""
     events = pl.read_parquet(ingested / "arrivals.parquet")
-    rows = replay(logged_events(events), history_limits(max_items))
+    rows = replay(logged_events(events), history_limits(max_items), roles)
     latest: dict[str, UserHistory] = {}
     base: dict[str, UserHistory] = {}
     with pq.ParquetWriter(out / "user_history.parquet", HISTORY_SCHEMA, compression="zstd") as writer:
         for done, chunk in enumerate(_chunks(rows), 1):
-            writer.write_table(_history_table(chunk))
-            latest.update((row.user_id, row) for row in chunk)
+            writer.write_table(_history_table(list(_changed(chunk, latest))))
             base.update((row.user_id, row) for row in chunk if row.position.topic_id == BASE_TOPIC)
             progress(min(done * _CHUNK_ROWS, events.height), events.height, "histories")
     pq.write_table(_history_table(list(latest.values())), out / "latest_history.parquet", compression="zstd")
     pq.write_table(_history_table(list(base.values())), out / "base_history.parquet", compression="zstd")
 
 
-def replay(events: Iterable[LoggedEvent], limits: HistoryLimits) -> Iterator[UserHistory]:
+def _changed(rows: Iterable[UserHistory], latest: dict[str, UserHistory]) -> Iterator[UserHistory]:
+    """Record the newest rows, and yield those that differ from the one before by more than their position."""
+    for row in rows:
+        before = latest.get(row.user_id)
+        latest[row.user_id] = row
+        if before is None or before.row_time_us != row.row_time_us:
+            yield row
+
+
+def replay(
+    events: Iterable[LoggedEvent], limits: HistoryLimits, roles: EventRoles = DEFAULT_ROLES
+) -> Iterator[UserHistory]:
     """Yield the user's row after each of these events, in their order of arrival. Pure."""
     rows: dict[str, UserHistory] = {}
     for event in events:
-        row = apply(rows.get(event.user_id), [event], limits).row
+        row = apply(rows.get(event.user_id), [event], limits, roles).row
         assert row is not None
         rows[event.user_id] = row
         yield row

@@ -16,10 +16,11 @@ IGNORED = -1
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """`tokens` and `labels` are (B, L) int64. A label is the token that follows, or IGNORED."""
+    """`tokens` and `labels` are (B, L) int64. A label is the token that follows, or IGNORED. `is_label` (B, L): whether it is learned from."""
 
     tokens: np.ndarray
     labels: np.ndarray
+    is_label: np.ndarray
 
 
 def cut_windows(sequences: Sequence[np.ndarray], max_items: int, rng: np.random.Generator) -> list[np.ndarray]:
@@ -62,12 +63,14 @@ def group_by_length(lengths: Sequence[int], max_tokens: int, rng: np.random.Gene
 
 
 def make_batch(windows: Sequence[np.ndarray], catalogue: Catalogue) -> Batch:
-    """Lay windows of item indices out as tokens, padded to the longest."""
+    """Lay windows of item indices out as tokens, padded to the longest. Masked items of a window are no labels."""
     length = max(len(window) for window in windows) * catalogue.depth
     tokens = np.full((len(windows), length), BOS_TOKEN, dtype=np.int64)
     labels = np.full((len(windows), length), IGNORED, dtype=np.int64)
+    is_label = np.zeros((len(windows), length), dtype=bool)
     for row, window in enumerate(windows):
-        spelled = np.array(catalogue.tokens(window), dtype=np.int64)
+        spelled = np.array(catalogue.tokens(np.ma.getdata(window)), dtype=np.int64)
         tokens[row, 1 : len(spelled)] = spelled[:-1]
         labels[row, : len(spelled)] = spelled
-    return Batch(tokens, labels)
+        is_label[row, : len(spelled)] = np.repeat(~np.ma.getmaskarray(window), catalogue.depth)
+    return Batch(tokens, labels, is_label)

@@ -26,7 +26,7 @@ from models.catalogue import BOS_TOKEN, Catalogue, load_catalogue
 from models.decoder.decoder import Decoder
 from models.decoder.weights import load_decoder
 from models.student import START, StudentConfig, StudentModel, save_student
-from pipelines.data.examples import Cases, Split, read_cases, read_sequences
+from pipelines.data.examples import Cases, Split, read_cases, read_lessons
 from pipelines.evaluation.metrics import ndcg, rank_labels
 from pipelines.runner.stage import Progress, silent
 from pipelines.training.batches import IGNORED, Batch, batch_windows, cut_windows
@@ -84,7 +84,7 @@ def fit_and_save(
     """Train one student on the stage's inputs, with a teacher or without, write it, and return its curve."""
     torch.set_num_threads(num_threads)
     catalogue = load_catalogue(tokenized / "catalogue.parquet")
-    sequences, valid = read_sequences(tokenized), read_cases(tokenized, Split.VALID)
+    sequences, valid = read_lessons(tokenized), read_cases(tokenized, Split.VALID)
     teacher = None if decoder_dir is None else load_decoder(decoder_dir, torch.float32, "cpu")
     student, curve = fit_student(catalogue, teacher, sequences, valid, options, progress)
     save_student(student, path)
@@ -147,7 +147,7 @@ def imitation_loss(
     """Return the mean cross-entropy of the student over all positions, against labels and (if there is one) the teacher."""
     rows_BL, labels_BL = torch.from_numpy(batch.tokens), torch.from_numpy(batch.labels)
     items_BL = torch.where(labels_BL == IGNORED, IGNORED, labels_BL - 1)
-    chosen_BL, seen = next_unseen(items_BL, len(catalogue.item_ids))
+    chosen_BL, seen = next_unseen(items_BL, torch.from_numpy(batch.is_label), len(catalogue.item_ids))
     taught = None
     if teacher is not None:
         token_of_row = _token_of_row(catalogue)

@@ -62,7 +62,7 @@ class _FusedLoss(torch.autograd.Function):
         ctx: Any, hidden_TD: Tensor, head_VD: Tensor, labels_T: Tensor, seen: SeenItems | None, teacher: Teacher | None
     ) -> Tensor:
         grad_hidden_TD, grad_head_VD = torch.empty_like(hidden_TD), torch.zeros_like(head_VD)
-        total = hidden_TD.new_zeros(())
+        total, num_labels = hidden_TD.new_zeros(()), max(1, len(labels_T))
         for start in range(0, len(labels_T), _CHUNK_ROWS):
             rows = slice(start, start + _CHUNK_ROWS)
             penalty_CV = None if seen is None else seen.penalty(rows)
@@ -70,11 +70,11 @@ class _FusedLoss(torch.autograd.Function):
             taught_CV = None if teacher is None else _taught(teacher, rows, penalty_CV)
             loss, error_CV = _loss_and_error(scores_CV, labels_T[rows], taught_CV)
             total += loss
-            error_CV /= len(labels_T)
+            error_CV /= num_labels
             torch.mm(error_CV, head_VD, out=grad_hidden_TD[rows])
             grad_head_VD.addmm_(error_CV.T, hidden_TD[rows])
         ctx.save_for_backward(grad_hidden_TD, grad_head_VD)
-        return total / len(labels_T)
+        return total / num_labels
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor, Tensor, None, None, None]:
@@ -109,15 +109,15 @@ def _take(error_CV: Tensor, at_label_C1: Tensor, share_C1: Tensor) -> Tensor:
     return error_CV.scatter_add_(1, at_label_C1, -share_C1)
 
 
-def next_unseen(labels_BL: Tensor, num_items: int) -> tuple[Tensor, SeenItems]:
+def next_unseen(labels_BL: Tensor, is_label_BL: Tensor, num_items: int) -> tuple[Tensor, SeenItems]:
     """Return the positions (B, L) bool whose label, an item index, is new to its history, and the items seen at each.
 
-    Negative labels are none. Repeats are not learned from: serving would never show them.
+    Negative labels are none, and those that are not to be learned from are seen all the same. Repeats are not learned from: serving would never show them.
     """
     first_BV = first_places(labels_BL, num_items)
     place_BL = torch.arange(labels_BL.shape[1], dtype=torch.float32).expand_as(labels_BL)
     is_first_BL = first_BV.gather(1, labels_BL.clamp(min=0)) == place_BL
-    chosen_BL = (labels_BL >= 0) & is_first_BL
+    chosen_BL = (labels_BL >= 0) & is_label_BL & is_first_BL
     row_T, _ = chosen_BL.nonzero(as_tuple=True)
     return chosen_BL, SeenItems(first_BV, row_T, place_BL[chosen_BL])
 

@@ -21,7 +21,7 @@ from models.decoder.config import DecoderConfig
 from models.decoder.decoder import Decoder
 from models.decoder.weights import save_decoder
 from models.prompt import STRIDE_ITEMS
-from pipelines.data.examples import Split, read_cases, read_sequences
+from pipelines.data.examples import Split, read_cases, read_lessons
 from pipelines.evaluation.metrics import ndcg, rank_labels
 from pipelines.runner.stage import Progress
 from pipelines.training.batches import IGNORED, Batch, batch_windows, cut_windows
@@ -57,7 +57,7 @@ class TrainOptions:
 def train(tokenized: Path, options: TrainOptions, out: Path, progress: Progress) -> None:
     """Train, keep the best epoch by validation, and write the checkpoint with its curve."""
     catalogue = load_catalogue(tokenized / "catalogue.parquet")
-    sequences, valid = read_sequences(tokenized), read_cases(tokenized, Split.VALID)
+    sequences, valid = read_lessons(tokenized), read_cases(tokenized, Split.VALID)
     decoder = new_decoder(catalogue, options)
     rng, mask_seen = np.random.default_rng(options.seed), options.mask_seen and catalogue.depth == 1
     scorer = DecoderScorer(decoder, catalogue, options.max_items, options.stride)
@@ -82,12 +82,14 @@ def train(tokenized: Path, options: TrainOptions, out: Path, progress: Progress)
 def next_token_loss(decoder: Decoder, catalogue: Catalogue, batch: Batch, *, mask_seen: bool) -> Tensor:
     """Return the mean cross-entropy over all positions, each against the codes of its own level only."""
     hidden_BLD = hidden_states(decoder, torch.from_numpy(batch.tokens)).view(*batch.tokens.shape, -1)
-    labels_BL = torch.from_numpy(batch.labels)
+    labels_BL, is_label_BL = torch.from_numpy(batch.labels), torch.from_numpy(batch.is_label)
     losses = []
     for level, (first, size) in enumerate(zip(catalogue.token_offsets, catalogue.level_sizes, strict=True)):
         codes_BL = torch.where(labels_BL == IGNORED, IGNORED, labels_BL - first)
         codes_BL[:, torch.arange(codes_BL.shape[1]) % catalogue.depth != level] = IGNORED
-        chosen_BL, seen = next_unseen(codes_BL, size) if mask_seen else (codes_BL >= 0, None)
+        chosen_BL, seen = (
+            next_unseen(codes_BL, is_label_BL, size) if mask_seen else ((codes_BL >= 0) & is_label_BL, None)
+        )
         head_VD = decoder.head_weight_VD[first : first + size]
         losses.append(catalogue_loss(hidden_BLD[chosen_BL], head_VD, codes_BL[chosen_BL], seen))
     return torch.stack(losses).mean()

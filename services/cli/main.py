@@ -325,6 +325,7 @@ def bundle_row(report: dict[str, Any]) -> list[str]:
 
 def _places(settings: "Settings") -> "Places":
     from pipelines.options import Places
+    from services.contracts.event_roles import read_event_roles
     from services.features.repo import RepoAddress
 
     return Places(
@@ -335,6 +336,7 @@ def _places(settings: "Settings") -> "Places":
         feature_repo=RepoAddress(settings.feature_repo_dir, settings.redis_address),
         history_max_items=settings.history_max_items,
         keep_bundles=settings.keep_bundles,
+        event_roles=read_event_roles(settings.events_file),
     )
 
 

@@ -23,6 +23,7 @@ class PrecomputedList:
 class UserFeatures:
     """One user's features from one read. `history_item_ids` run oldest to newest; an unknown user has none.
 
+    `disliked_item_ids` are never shown, whether or not seen items are.
     `as_of_us` (Unix µs) is the time of the row that was read, which rises with each change of it: the offline features as of
     then equal these.
     """
@@ -32,6 +33,7 @@ class UserFeatures:
     num_events: int = 0
     as_of_us: int | None = None
     precomputed: PrecomputedList | None = None
+    disliked_item_ids: tuple[str, ...] = ()
 
     @property
     def history_digest(self) -> str:

@@ -19,7 +19,7 @@ class RankRequest:
     """Rank the next items after this history.
 
     `budget_ms` is what is left of the deadline when the request is sent; the replica counts it from the arrival on its own
-    monotonic clock, since hosts' wall clocks differ. `excluded_item_ids` holds the seen items too. The replica refuses a
+    monotonic clock, since hosts' wall clocks differ. `excluded_item_ids` holds the seen and disliked items too. The replica refuses a
     `bundle_version` other than its own. Lower `priority` goes first. `replicas` names replicas in the order in which they are to
     be tried; empty for any. `trace` is the W3C trace context as header pairs, empty when the request is not traced.
     """

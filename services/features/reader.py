@@ -96,7 +96,7 @@ class FeatureReader:
         response = await self._store.get_online_features_async(self._service, [entity])
         row = {name: values[0] for name, values in response.to_dict().items()}
         client = await _async_client(self._store)
-        is_whole = await self._wholeness.holds(client, user_id, has_row=bool(row["item_ids"]))
+        is_whole = await self._wholeness.holds(client, user_id, has_row=row["row_time_us"] is not None)
         return response, row if is_whole else None
 
     async def _gated(self, call: Coroutine[Any, Any, T], timeout_s: float) -> T:
@@ -191,4 +191,7 @@ def read_event_times(table: Path, user_id: str) -> dict[int, int]:
     if not table.exists():
         return {}
     rows = pq.read_table(table, columns=["num_events", "newest_event_time_ms"], filters=[("user_id", "=", user_id)])
-    return dict(zip(rows["num_events"].to_pylist(), rows["newest_event_time_ms"].to_pylist(), strict=True))
+    first: dict[int, int] = {}  # a row after a dislike has as many events as the one before it
+    for number, time_ms in zip(rows["num_events"].to_pylist(), rows["newest_event_time_ms"].to_pylist(), strict=True):
+        first.setdefault(number, time_ms)
+    return first

@@ -46,7 +46,8 @@ class UserHistory:
     """One user's row of the view user_history.
 
     `item_ids` run oldest to newest in order of arrival, cut to the newest ones. `row_time_us` (Unix µs) rises with each
-    change of the row: it is the row's event timestamp, in the online store and offline. `num_events` counts the user's whole life.
+    change of the row but that of its position alone: it is the row's event timestamp, in the online store and offline. `num_events` counts
+    the events of the history over the user's whole life. `disliked_item_ids` run oldest to newest, cut like the items; none twice.
     """
 
     user_id: str
@@ -56,6 +57,7 @@ class UserHistory:
     row_time_us: int
     recent_event_ids: tuple[str, ...]
     position: LogPosition
+    disliked_item_ids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,8 +157,12 @@ class ViewSchema(Generic[Row]):
         return {column.name: [column.cell(row) for row in rows] for column in self.columns}
 
     def from_columns(self, table: Mapping[str, Sequence[Any]]) -> list[Row]:
-        """Return the rows of a table in its order, without those that the store does not hold: their features are all null."""
-        rows = zip(*(table[column.name] for column in self.columns), strict=True)
+        """Return the rows of a table in its order, without those that the store does not hold: their features are all null.
+
+        A table written before a feature existed lacks its column.
+        """
+        absent = [None] * len(table[self.key.name])
+        rows = zip(*(table.get(column.name, absent) for column in self.columns), strict=True)
         return [self._row(cells) for cells in rows if any(cell is not None for cell in cells[len(self.keys) :])]
 
     def _row(self, cells: Sequence[Any]) -> Row:
@@ -185,6 +191,7 @@ USER_HISTORY = ViewSchema(
         Column("topic_id", STRING, attrgetter("position.topic_id")),
         Column("partition", INT64, attrgetter("position.partition")),
         Column("offset", INT64, attrgetter("position.offset")),
+        Column("disliked_item_ids", STRINGS),
     ),
     build=_history,
 )
@@ -239,10 +246,12 @@ def user_features(row: Mapping[str, Any], listed_at_s: int | None) -> UserFeatur
             made_from_row_us=row["made_from_row_us"],
             made_at_s=listed_at_s,
         )
-    if not row["item_ids"]:
+    history_item_ids, disliked_item_ids = tuple(row["item_ids"] or ()), tuple(row["disliked_item_ids"] or ())
+    if not (history_item_ids or disliked_item_ids):
         return UserFeatures(precomputed=precomputed)
     return UserFeatures(
-        history_item_ids=tuple(row["item_ids"]),
+        history_item_ids=history_item_ids,
+        disliked_item_ids=disliked_item_ids,
         newest_event_time_ms=row["newest_event_time_ms"],
         num_events=row["num_events"],
         as_of_us=row["row_time_us"],

@@ -175,6 +175,8 @@ class Settings(BaseSettings):
     """Worker i of n seeks the partitions p with p mod n == i, and owns those whose lease it gets."""
     worker_batch_events: int = Field(1_000, ge=1)
     history_max_items: int = Field(1_000, ge=1)
+    events_file: Path | None = None
+    """TOML file with the role and weight of each event type, for stream worker and pipeline. None: the built-in roles."""
     log_keep_days: int = Field(0, ge=0)
     """Days that the offline log is kept, at least 8 (popularity counts a week). 0: for ever. A lost store is rebuilt from what is kept."""
 

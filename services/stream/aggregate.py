@@ -6,10 +6,11 @@ prefix of a user's history stays valid. Late events are appended, and `newest_ev
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from models.prompt import STRIDE_ITEMS, window_start
+from services.contracts.event_roles import DEFAULT_ROLES, EventRoles, Role
 from services.features.schema import LogPosition, UserHistory
 
 
@@ -29,11 +30,13 @@ class LoggedEvent:
     event_id: str
     event_time_us: int
     position: LogPosition
+    event_type: str = "click"
+    value: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryLimits:
-    """How much a row keeps: the newest items, and the newest event ids, by which a client's retry is recognised.
+    """How much a row keeps: the newest items, as many disliked ones, and the newest event ids, by which a client's retry is recognised.
 
     Items are cut by whole strides (1 to `max_items`) as in prompts, so that a full row still grows at its end only and an
     engine's prefix cache stays good.
@@ -58,8 +61,10 @@ class AppliedEvents:
     skipped: tuple[SkipReason, ...]
 
 
-def apply(row: UserHistory | None, events: Sequence[LoggedEvent], limits: HistoryLimits) -> AppliedEvents:
-    """Apply one user's events in log order.
+def apply(
+    row: UserHistory | None, events: Sequence[LoggedEvent], limits: HistoryLimits, roles: EventRoles = DEFAULT_ROLES
+) -> AppliedEvents:
+    """Apply one user's events in log order, each in its role.
 
     Offsets that the row has seen are skipped, unless they are of another topic id or partition: a topic made anew starts
     at 0 again. An event id that the row remembers is skipped too.
@@ -71,7 +76,7 @@ def apply(row: UserHistory | None, events: Sequence[LoggedEvent], limits: Histor
         if reason is not None:
             skipped.append(reason)
             continue
-        row = _append(row, event, limits)
+        row = _after(row, event, roles.role(event.event_type, event.value), limits)
         num_applied += 1
     return AppliedEvents(row, num_applied, tuple(skipped))
 
@@ -86,24 +91,43 @@ def _skip_reason(row: UserHistory | None, event: LoggedEvent) -> SkipReason | No
     return None
 
 
-def _append(row: UserHistory | None, event: LoggedEvent, limits: HistoryLimits) -> UserHistory:
-    if row is None:
-        return UserHistory(
-            user_id=event.user_id,
-            item_ids=(event.item_id,),
-            newest_event_time_ms=event.event_time_us // 1_000,
-            num_events=1,
-            row_time_us=event.event_time_us,
-            recent_event_ids=(event.event_id,),
-            position=event.position,
-        )
-    item_ids = (*row.item_ids, event.item_id)
-    return UserHistory(
-        user_id=row.user_id,
-        item_ids=item_ids[window_start(len(item_ids), limits.max_items, limits.stride) :],
-        newest_event_time_ms=max(row.newest_event_time_ms, event.event_time_us // 1_000),
-        num_events=row.num_events + 1,
-        row_time_us=max(row.row_time_us + 1, event.event_time_us),
-        recent_event_ids=(*row.recent_event_ids, event.event_id)[-limits.max_event_ids :],
+def _after(row: UserHistory | None, event: LoggedEvent, role: Role, limits: HistoryLimits) -> UserHistory:
+    """Return the row after an event in this role. An ignored event moves the position alone: the row's time stays."""
+    before = row or _empty_row(event)
+    if role is Role.IGNORED:
+        return replace(before, position=event.position)
+    changed = replace(
+        before,
+        newest_event_time_ms=max(before.newest_event_time_ms, event.event_time_us // 1_000),
+        row_time_us=max(before.row_time_us + 1, event.event_time_us),
+        recent_event_ids=(*before.recent_event_ids, event.event_id)[-limits.max_event_ids :],
         position=event.position,
     )
+    if role is Role.NEGATIVE:
+        others = _without(before.disliked_item_ids, event.item_id)
+        return replace(changed, disliked_item_ids=(*others, event.item_id)[-limits.max_items :])
+    item_ids = (*before.item_ids, event.item_id)
+    disliked = before.disliked_item_ids
+    return replace(
+        changed,
+        item_ids=item_ids[window_start(len(item_ids), limits.max_items, limits.stride) :],
+        num_events=before.num_events + 1,
+        disliked_item_ids=_without(disliked, event.item_id) if role is Role.POSITIVE else disliked,
+    )
+
+
+def _empty_row(event: LoggedEvent) -> UserHistory:
+    """Return the row of a user before this, their first event."""
+    return UserHistory(
+        user_id=event.user_id,
+        item_ids=(),
+        newest_event_time_ms=0,
+        num_events=0,
+        row_time_us=event.event_time_us - 1,
+        recent_event_ids=(),
+        position=event.position,
+    )
+
+
+def _without(item_ids: tuple[str, ...], item_id: str) -> tuple[str, ...]:
+    return tuple(one for one in item_ids if one != item_id) if item_id in item_ids else item_ids

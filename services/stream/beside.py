@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain
 
+from services.contracts.event_roles import EventRoles
 from services.features.schema import WINDOW_MS, PopularRow
 from services.stream.decode import LoggedInteraction
 from services.stream.offline_log import OfflineLog
@@ -22,10 +23,11 @@ _COUNTING_ROUNDS = 3
 class PopularCounts:
     """The popularity of the owned partitions. Called from the worker's thread."""
 
-    def __init__(self, log: OfflineLog, items: ListedItems, thread: ThreadPoolExecutor) -> None:
-        """Take the log, the items to count, and the thread to count in."""
+    def __init__(self, log: OfflineLog, items: ListedItems, roles: EventRoles, thread: ThreadPoolExecutor) -> None:
+        """Take the log, the items to count, the roles of events, and the thread to count in."""
         self._log = log
         self._items = items
+        self._roles = roles
         self._thread = thread
         self._counts: dict[int, PopularityCounter] = {}
         self._counting: dict[int, Future[PopularityCounter]] = {}
@@ -70,7 +72,7 @@ class PopularCounts:
 
     def _count_week(self, partition: int, given_up: threading.Event) -> PopularityCounter:
         """Count the offline log's last week, then what was logged meanwhile. Runs in the thread beside."""
-        counts = PopularityCounter(self._items)
+        counts = PopularityCounter(self._items, roles=self._roles)
         for _ in range(_COUNTING_ROUNDS):
             for event in self._logged_since(partition, counts):
                 counts.add(event.event)

@@ -46,7 +46,8 @@ class LoggedInteraction:
     def event(self) -> LoggedEvent:
         """The part that the aggregates need."""
         it = self.interaction
-        return LoggedEvent(it.user_id, it.item_id, it.event_id, it.event_time_ms * 1_000, self.position)
+        time_us = it.event_time_ms * 1_000
+        return LoggedEvent(it.user_id, it.item_id, it.event_id, time_us, self.position, it.event_type, it.value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from services.contracts.event_roles import EventRoles
 from services.errors import RowChanged
 from services.features.schema import LogPosition, UserHistory
 from services.features.writer import FeatureWriter
 from services.observability.tracing import span
-from services.stream.aggregate import AppliedEvents, HistoryLimits, LoggedEvent, apply
+from services.stream.aggregate import AppliedEvents, HistoryLimits, apply
 from services.stream.decode import LoggedInteraction, Record
 
 Wanted = Callable[[UserHistory | None, LoggedInteraction], bool]
@@ -68,10 +69,11 @@ class Pending:
 class HistoryEffects:
     """The effect of events on histories."""
 
-    def __init__(self, writer: FeatureWriter, limits: HistoryLimits, at: Interruptions) -> None:
+    def __init__(self, writer: FeatureWriter, limits: HistoryLimits, roles: EventRoles, at: Interruptions) -> None:
         """Take the store's writer, which must own the partitions of whatever is applied."""
         self._writer = writer
         self._limits = limits
+        self._roles = roles
         self._at = at
 
     def apply(self, events: Sequence[LoggedInteraction], is_wanted: Wanted | None = None) -> Outcomes:
@@ -95,10 +97,7 @@ class HistoryEffects:
             rows = self._writer.read_histories(list(by_user))
         self._at.after_read()
         with span("apply"):
-            outcomes = [
-                (apply(rows.get(user_id), _wanted_events(rows.get(user_id), own, is_wanted), self._limits), own)
-                for user_id, own in by_user.items()
-            ]
+            outcomes = [(self._outcome(rows.get(user_id), own, is_wanted), own) for user_id, own in by_user.items()]
         with span("write"):
             changed: dict[int, list[UserHistory]] = defaultdict(list)
             for outcome, own in outcomes:
@@ -109,8 +108,8 @@ class HistoryEffects:
         self._at.after_write()
         return outcomes
 
-
-def _wanted_events(
-    row: UserHistory | None, events: Sequence[LoggedInteraction], is_wanted: Wanted | None
-) -> list[LoggedEvent]:
-    return [one.event for one in events if is_wanted is None or is_wanted(row, one)]
+    def _outcome(
+        self, row: UserHistory | None, events: Sequence[LoggedInteraction], is_wanted: Wanted | None
+    ) -> AppliedEvents:
+        wanted = [one.event for one in events if is_wanted is None or is_wanted(row, one)]
+        return apply(row, wanted, self._limits, self._roles)

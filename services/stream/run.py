@@ -5,6 +5,7 @@ import threading
 
 from models.bundle_follower import BundleFollower
 from models.registry import BundleStore
+from services.contracts.event_roles import read_event_roles
 from services.features.repo import RepoAddress, ensure_applied
 from services.features.writer import FeatureWriter
 from services.observability.metrics import StreamMetrics
@@ -61,6 +62,7 @@ def run_worker(
         beat=settings.worker_heartbeat.touch,
         tracing=tracing,
         keep_days=settings.log_keep_days,
+        roles=read_event_roles(settings.events_file),
     )
     for folder in (settings.offline_log_dir, settings.worker_heartbeat.parent):
         folder.mkdir(parents=True, exist_ok=True)

@@ -22,6 +22,7 @@ from pathlib import Path
 import structlog
 from opentelemetry.trace import Span
 
+from services.contracts.event_roles import DEFAULT_ROLES, EventRoles
 from services.errors import DependencyAway, OwnershipLost, RowChanged
 from services.features.ownership import Claim
 from services.features.schema import LogPosition, PopularRow
@@ -59,6 +60,7 @@ class StreamWorker:
         beat: Callable[[], None] = do_nothing,
         tracing: Tracing | None = None,
         keep_days: int = 0,
+        roles: EventRoles = DEFAULT_ROLES,
     ) -> None:
         """Keep the parts; nothing is connected yet.
 
@@ -73,12 +75,12 @@ class StreamWorker:
         self._at = interruptions
         self._beat = beat
         self._tracing = tracing or Tracing()
-        self._effects = HistoryEffects(writer, limits, interruptions)
+        self._effects = HistoryEffects(writer, limits, roles, interruptions)
         self._rebuild = Rebuild(base_table, log, writer, self._effects, self._stay_alive)
         self._renewal = Timer(pace.renew_every_s)
         self._missing: tuple[int, ...] = ()
         self._beside = ThreadPoolExecutor(1, "beside")
-        self._popularity = PopularCounts(log, items, self._beside)
+        self._popularity = PopularCounts(log, items, roles, self._beside)
         self._archive = Archive(log, self._beside, keep_days)
         self._published: dict[int, PopularRow] = {}
 

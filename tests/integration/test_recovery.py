@@ -20,6 +20,7 @@ from redis import Redis
 
 from pipelines.features.tables import build_tables, serve
 from pipelines.runner.stage import silent
+from services.contracts.event_roles import DEFAULT_ROLES
 from services.errors import DependencyAway, OwnershipLost
 from services.features.reader import FeatureReader
 from services.features.repo import RepoAddress
@@ -205,7 +206,9 @@ def test_a_rebuild_that_is_stopped_goes_on_where_it_was(features: RepoAddress, t
     """SIGTERM during a long rebuild: it ends with its batch, requests still see no part of the history, and the next process adds the rest."""
     log, writer, stop = OfflineLog(tmp_path), FeatureWriter(features), threading.Event()
     log.append(events(0, 2_499))
-    rebuild = Rebuild(base_table(tmp_path), log, writer, HistoryEffects(writer, LIMITS, NO_INTERRUPTIONS), stop.set)
+    rebuild = Rebuild(
+        base_table(tmp_path), log, writer, HistoryEffects(writer, LIMITS, DEFAULT_ROLES, NO_INTERRUPTIONS), stop.set
+    )
     seen: list[tuple[int, bool]] = []
 
     for stopped in (stop, threading.Event()):

@@ -101,14 +101,14 @@ def click(number: int, user_id: str = "u", **changes: Any) -> Interaction:
 
 
 def many_clicks(num_events: int, num_users: int, seed: int = 0) -> list[Interaction]:
-    """Build events of several users with some client retries and some late ones."""
+    """Build events of several users, some of them dislikes, with some client retries and some late ones."""
     draw = random.Random(seed)
     events = []
     for number in range(num_events):
         lateness = draw.choice((0, 0, 0, 50))
-        events.append(
-            click(number, f"u{draw.randrange(num_users)}", event_time_ms=1_700_000_000_000 + number - lateness)
-        )
+        kind = draw.choice(("click", "click", "click", "dislike"))
+        time_ms = 1_700_000_000_000 + number - lateness
+        events.append(click(number, f"u{draw.randrange(num_users)}", event_time_ms=time_ms, event_type=kind))
         if draw.random() < 0.1:
             events.append(events[-1])
     return events

@@ -7,8 +7,10 @@ import pandas as pd
 import polars as pl
 
 from pipelines.data.arrivals import arrange
+from pipelines.data.roles import with_labels
 from pipelines.data.schema import check_events, check_items, order_events
 from pipelines.data.tokenize import ReadHistories
+from services.contracts.event_roles import DEFAULT_ROLES
 
 STEP_S = 60
 BEGIN_S = 1_700_000_000
@@ -38,7 +40,7 @@ def write_ingested(folder: Path, num_users: int = 40, num_items: int = 30, event
     folder.mkdir(parents=True, exist_ok=True)
     items = check_items(raw_items(num_items)).good
     events = check_events(raw_events(num_users, num_items, events_per_user), items["item_id"]).good
-    order_events(events).write_parquet(folder / "events.parquet")
+    with_labels(order_events(events), DEFAULT_ROLES).write_parquet(folder / "events.parquet")
     items.write_parquet(folder / "items.parquet")
     return folder
 

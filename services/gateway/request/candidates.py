@@ -56,9 +56,11 @@ def merge_history(stored: tuple[str, ...], recent: tuple[str, ...]) -> tuple[str
     return stored + recent
 
 
-def masks_for(request: RecommendRequest, history: Iterable[str], catalogue: Catalogue) -> Masks:
-    """Compose filters, exclusions and the history into masks."""
-    wide = catalogue.allowed(request.filters, request.exclude_item_ids)
+def masks_for(
+    request: RecommendRequest, history: Iterable[str], catalogue: Catalogue, disliked: tuple[str, ...] = ()
+) -> Masks:
+    """Compose filters, exclusions, dislikes and the history into masks; what is excluded or disliked is in neither."""
+    wide = catalogue.allowed(request.filters, request.exclude_item_ids + disliked)
     num_wide = int(np.count_nonzero(wide))
     if not request.exclude_seen:
         return Masks(wide, wide, num_wide, num_wide)

@@ -135,6 +135,7 @@ def rank_request(context: RequestContext, budget_s: float, replicas: Sequence[st
     """Return the request for a replica, under an id of its own: callers may use one id twice at once."""
     request = context.request
     seen = context.history_item_ids if request.exclude_seen else ()
+    disliked = context.lookup.features.disliked_item_ids
     return RankRequest(
         request_id=f"{request.request_id}.{uuid.uuid4().hex}",
         user_id=request.user_id,
@@ -142,7 +143,7 @@ def rank_request(context: RequestContext, budget_s: float, replicas: Sequence[st
         history_item_ids=context.history_item_ids,
         k=context.num_wanted,
         budget_ms=budget_s * 1_000,
-        excluded_item_ids=tuple(dict.fromkeys(seen + request.exclude_item_ids)),
+        excluded_item_ids=tuple(dict.fromkeys(seen + disliked + request.exclude_item_ids)),
         filters=request.filters,
         priority=context.caller.priority,
         replicas=tuple(name for name in replicas if name),

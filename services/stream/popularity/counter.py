@@ -8,6 +8,7 @@ counted. An event with a time in the future is counted from that time on.
 
 import numpy as np
 
+from services.contracts.event_roles import DEFAULT_ROLES, HISTORY_ROLES, EventRoles
 from services.features.schema import WINDOW_MS, LogPosition, PopularWindow
 from services.stream.aggregate import LoggedEvent
 from services.stream.popularity.last_touches import LastTouches
@@ -24,8 +25,11 @@ class PopularityCounter:
     A window keeps four bytes per item, and each of its buckets that an event fell into two.
     """
 
-    def __init__(self, items: ListedItems, num_remembered_pairs: int = 2**20) -> None:
+    def __init__(
+        self, items: ListedItems, num_remembered_pairs: int = 2**20, roles: EventRoles = DEFAULT_ROLES
+    ) -> None:
         self._items = items
+        self._roles = roles
         self._windows = {
             name: _Window(length_ms // _BUCKETS_PER_WINDOW // 1_000) for name, length_ms in WINDOW_MS.items()
         }
@@ -38,10 +42,12 @@ class PopularityCounter:
         return self._position
 
     def add(self, event: LoggedEvent) -> None:
-        """Count one event of a listed item, unless its offset was counted before. Call in log order."""
+        """Count one event of a listed item that histories hold, unless its offset was counted before. Call in log order."""
         if self._position is not None and self._position.covers(event.position):
             return
         self._position = event.position
+        if self._roles.role(event.event_type, event.value) not in HISTORY_ROLES:
+            return
         listing = self._items.current
         number = listing.number_of.get(event.item_id)
         if number is None or not listing.is_listed[number]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,24 @@ async def test_the_feature_read_gets_half_of_the_time_at_most(world: World, monk
     await world.recommend(deadline_ms=40)
 
     assert 0 < timeouts_s[0] <= 0.02
+
+
+@pytest.mark.parametrize("error", [None, ZeroDivisionError()])
+@pytest.mark.parametrize("exclude_seen", [True, False])
+async def test_a_disliked_item_is_never_shown(world: World, error: Exception | None, exclude_seen: bool) -> None:
+    """Whichever tier answers, and whether or not seen items are shown, what the user dislikes is not; the replica is told."""
+    disliked = ("i19", "i18", "i10", "i05", "i00")
+    for name in ("listed", "long", "short"):
+        world.features.users[name] = replace(world.features.users[name], disliked_item_ids=disliked)
+    world.llm.error = world.student.error = error
+
+    answers = [await world.recommend(name, k=12, exclude_seen=exclude_seen) for name in ("listed", "long", "short")]
+
+    tiers = {Tier.POPULAR} if error else {Tier.PRECOMPUTED, Tier.LLM, Tier.STUDENT}
+    assert {answer.tier for answer in answers} <= tiers
+    assert all(len(answer.items) == 12 for answer in answers)
+    assert not {item.item_id for answer in answers for item in answer.items} & {*disliked}
+    assert all({*disliked} <= {*request.excluded_item_ids} for request in world.llm.requests)
 
 
 async def test_a_feature_age_is_never_negative(world: World) -> None:

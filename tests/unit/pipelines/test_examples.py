@@ -3,24 +3,30 @@
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 
 from models.catalogue import load_catalogue
 from pipelines.data.arrivals import logged_events
-from pipelines.data.examples import Split, as_of_rows, read_cases, read_sequences
+from pipelines.data.examples import Split, as_of_rows, read_cases, read_lessons, read_sequences
+from pipelines.data.roles import with_labels
 from pipelines.data.tokenize import tokenize, with_histories
 from pipelines.features.tables import replay
+from services.contracts.event_roles import parse_event_roles
 from services.stream.aggregate import history_limits
 from tests.support.synthetic import histories_from, write_arrivals, write_ingested
 
+ROLES = parse_event_roles("[types.view]\nrole = 'weak'")
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def events_of(**users: str) -> pl.DataFrame:
-    """One letter an event: `ann="abc"` did a, b and c, a second apart."""
+    """One letter an event: `ann="abC"` clicked a and b and viewed C, a second apart."""
     rows = [(user, item, T0 + timedelta(seconds=n)) for user, items in users.items() for n, item in enumerate(items)]
-    return pl.DataFrame(rows, schema=["user_id", "item_id", "event_time"], orient="row").sort("event_time", "user_id")
+    events = pl.DataFrame(rows, schema=["user_id", "item_id", "event_time"], orient="row").sort("event_time", "user_id")
+    kind = pl.when(pl.col("item_id").str.contains("[A-Z]")).then(pl.lit("view")).otherwise(pl.lit("click"))
+    return with_labels(events.with_columns(event_type=kind, value=1.0), ROLES)
 
 
 def targets(rows: pl.DataFrame, split: Split) -> dict[str, str]:
@@ -35,6 +41,24 @@ def test_last_event_is_test_and_the_one_before_validation() -> None:
 
     assert targets(rows, Split.TEST) == {"ann": "e", "bob": "z"}
     assert targets(rows, Split.VALID) == {"ann": "d", "bob": "y"}
+
+
+def test_weak_events_are_history_and_no_labels(tmp_path: Path) -> None:
+    """Views among clicks: labels are clicks alone, histories hold both, and of a training row only the clicks are learned from."""
+    events = events_of(ann="aBcDeFgH", bob="XyZ").sort("event_time", "user_id")
+    items = pl.DataFrame({"item_id": [*"BDFHXZaceghy"]}).with_columns(title="item_id", categories=pl.lit([""]))
+    events.write_parquet(tmp_path / "events.parquet")
+    items.write_parquet(tmp_path / "items.parquet")
+    tokenize(tmp_path, histories_from(tmp_path), 1_000, tmp_path)
+
+    names = load_catalogue(tmp_path / "catalogue.parquet").item_ids
+    test, valid = read_cases(tmp_path, Split.TEST), read_cases(tmp_path, Split.VALID)
+    ann, bob = sorted(read_lessons(tmp_path), key=len, reverse=True)
+    assert [[names[item] for item in case] for case in (*test.histories, test.targets)] == [[*"aBcDeF"], ["g"]]
+    assert [[names[item] for item in case] for case in (*valid.histories, valid.targets)] == [[*"aBcD"], ["e"]]
+    assert [names[item] for item in np.ma.getdata(ann)] == [*"aBcD"]
+    assert np.ma.getmaskarray(ann).tolist() == [False, True, False, True]
+    assert np.ma.getmaskarray(bob).tolist() == [True, False, True]
 
 
 @pytest.mark.parametrize("max_items", [1, 2, 4, 5, 7])

@@ -13,7 +13,7 @@ from pipelines.training.train import TrainOptions, new_decoder
 from tests.support.bundles import build_catalogue
 
 DESCENT = DescentOptions(learning_rate=0.1, weight_decay=0.0, warm_up=0.1, average=0.9)
-NOTHING = Batch(np.zeros((1, 1), dtype=np.int64), np.zeros((1, 1), dtype=np.int64))
+NOTHING = Batch(*(np.zeros((1, 1), dtype=kind) for kind in (np.int64, np.int64, np.bool_)))
 
 
 def small_decoder() -> Decoder:

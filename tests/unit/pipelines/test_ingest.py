@@ -3,14 +3,16 @@
 import hashlib
 import json
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
 import pytest
 
 from pipelines.data import sources
-from pipelines.data.ingest import Source, ingest, key, live_log_files, set_aside
+from pipelines.data.ingest import Source, ingest, key, live_log_files, roles_found, set_aside
 from pipelines.data.sources import read_table
+from services.contracts.event_roles import parse_event_roles
 from services.errors import DataError, StageFailed
 from tests.support.synthetic import raw_events, raw_items
 
@@ -66,7 +68,8 @@ def test_contract_of_the_events_table(tmp_path: Path) -> None:
     """The columns and types that the features stage builds on; times rise strictly within a user."""
     events, summary = run(Source(*own_tables(tmp_path), ()), tmp_path)
 
-    assert dict(events.schema) == {**EVENT_COLUMNS, "event_time": pl.Datetime("us", "UTC")}
+    roles = {"role": pl.String, "is_label": pl.Boolean}
+    assert dict(events.schema) == {**EVENT_COLUMNS, **roles, "event_time": pl.Datetime("us", "UTC")}
     gaps = events.select(pl.col("event_time").diff().over("user_id"))["event_time"].drop_nulls()
     assert gaps.dt.total_microseconds().min() > 0
     assert events["event_time"].is_sorted()
@@ -87,6 +90,26 @@ def test_live_log_joins_the_history_and_repeated_events_count_once(tmp_path: Pat
     assert events.tail(2)["user_id"].to_list() == ["u000", "new"]
     assert summary["num_live_events"] == 2
     assert summary["num_events"] == 14
+
+
+def test_roles_are_told_and_decide_what_is_learned_from(tmp_path: Path) -> None:
+    """Of ratings from 4 on, lower ones as dislikes, and impressions: histories and labels are the good ratings; the run says so."""
+    rows = [("u", f"i{n:02d}", 60 * n, "rating", n) for n in range(10)] + [("u", "i01", 700, "impression", 1)]
+    columns = ["user_id", "item_id", "event_time", "event_type", "value"]
+    pl.DataFrame(rows, schema=columns, orient="row").write_parquet(tmp_path / "events.parquet")
+    raw_items(10).write_ndjson(tmp_path / "items.jsonl")
+    roles = parse_event_roles("[types.rating]\nmin_value = 4\nbelow = 'negative'")
+    source = Source(tmp_path / "events.parquet", tmp_path / "items.jsonl", ())
+
+    events, _ = run(replace(source, roles=roles), tmp_path)
+
+    assert events["item_id"].to_list() == [f"i{n:02d}" for n in range(4, 10)]
+    assert roles_found(tmp_path / "out") == [
+        "events of type impression: 1 ignored",
+        "events of type rating: 4 negative, 6 positive (4 and up are positive, lower ones negative)",
+    ]
+    assert pl.read_parquet(tmp_path / "out" / "arrivals.parquet").height == 10
+    assert key(source) != key(replace(source, roles=roles))
 
 
 def test_live_event_of_an_unknown_item_is_set_aside(tmp_path: Path) -> None:

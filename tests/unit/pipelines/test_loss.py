@@ -41,7 +41,7 @@ def test_seen_items_take_no_part(taught: bool) -> None:
     """With masks, the softmax is over unseen items alone: theirs is the oracle's loss, and seen ones get no gradient."""
     hidden, head, _, _ = make()
     labels_BL = torch.stack([torch.randperm(NUM_ITEMS)[:20] for _ in range(3)])
-    chosen_BL, seen = next_unseen(labels_BL, NUM_ITEMS)
+    chosen_BL, seen = next_unseen(labels_BL, torch.ones_like(labels_BL, dtype=torch.bool), NUM_ITEMS)
     hidden_TD, labels_T = hidden[: int(chosen_BL.sum())], labels_BL[chosen_BL]
     teacher = Teacher(torch.randn(len(labels_T), 5), torch.randn(NUM_ITEMS, 5), 0.7)
     is_seen = torch.zeros(len(labels_T), NUM_ITEMS, dtype=torch.bool)
@@ -63,10 +63,12 @@ def test_seen_items_take_no_part(taught: bool) -> None:
 
 
 def test_repeats_and_padding_are_no_lessons() -> None:
-    """A label that its history holds already is left out, and so is what is no label."""
-    chosen, _ = next_unseen(torch.tensor([[3, 1, 3, 2, -1]]), 5)
+    """A label that its history holds already is left out, and so is what is no label; a weak event's item is seen all the same."""
+    is_label = torch.tensor([[True, False, True, True, True, True]])
 
-    assert chosen.tolist() == [[True, True, False, True, False]]
+    chosen, _ = next_unseen(torch.tensor([[3, 1, 3, 2, 1, -1]]), is_label, 5)
+
+    assert chosen.tolist() == [[True, False, False, True, False, False]]
 
 
 def test_first_places_are_where_an_item_comes_first() -> None:

@@ -1,23 +1,36 @@
 """What an event does to a row."""
 
 import itertools
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from models.prompt import window_start
+from services.contracts.event_roles import HISTORY_ROLES, Role, parse_event_roles
 from services.features.schema import LogPosition, UserHistory
 from services.stream.aggregate import HistoryLimits, LoggedEvent, SkipReason, apply
 
 LIMITS = HistoryLimits(max_items=5, max_event_ids=4)
 
 
+ROLES = parse_event_roles("[types.view]\nrole = 'weak'\n[types.rating]\nmin_value = 4\nbelow = 'negative'")
+
+
 def event(
-    offset: int, *, topic: str = "t", partition: int = 0, event_id: str | None = None, time: int = 100
+    offset: int,
+    *,
+    topic: str = "t",
+    partition: int = 0,
+    event_id: str | None = None,
+    time: int = 100,
+    kind: str = "click",
+    item: int | None = None,
 ) -> LoggedEvent:
     """Build an event whose item is named for its offset."""
     name = f"{topic}{offset}" if event_id is None else event_id
-    return LoggedEvent("u", f"item-{offset}", name, time, LogPosition(topic, partition, offset))
+    position = LogPosition(topic, partition, offset)
+    return LoggedEvent("u", f"item-{offset if item is None else item}", name, time, position, kind, offset % 6)
 
 
 def rows_after(events: list[LoggedEvent], limits: HistoryLimits = LIMITS) -> list[UserHistory | None]:
@@ -25,18 +38,22 @@ def rows_after(events: list[LoggedEvent], limits: HistoryLimits = LIMITS) -> lis
     rows: list[UserHistory | None] = []
     row = None
     for one in events:
-        row = apply(row, [one], limits).row
+        row = apply(row, [one], limits, ROLES).row
         rows.append(row)
     return rows
 
 
 EVENTS = st.lists(
     st.builds(
-        lambda offset, topic, name, time: event(offset, topic=topic, event_id=name, time=time),
+        lambda offset, topic, name, time, kind, item: event(
+            offset, topic=topic, event_id=name, time=time, kind=kind, item=item
+        ),
         st.integers(0, 30),
         st.sampled_from("tu"),
         st.sampled_from([f"e{number}" for number in range(12)]),
         st.integers(0, 10_000),
+        st.sampled_from(["click", "view", "rating", "dislike", "impression"]),
+        st.integers(0, 8),
     ),
     max_size=40,
 )
@@ -72,8 +89,8 @@ def test_what_was_seen_is_skipped_with_its_reason() -> None:
 def test_batches_do_not_matter(events: list[LoggedEvent], data: st.DataObject) -> None:
     """Any split of the log into batches leads to the row of one-by-one application."""
     cut = data.draw(st.integers(0, len(events)))
-    first = apply(None, events[:cut], LIMITS)
-    second = apply(first.row, events[cut:], LIMITS)
+    first = apply(None, events[:cut], LIMITS, ROLES)
+    second = apply(first.row, events[cut:], LIMITS, ROLES)
 
     assert second.row == (rows_after(events) or [None])[-1]
     assert first.num_applied + second.num_applied + len(first.skipped) + len(second.skipped) == len(events)
@@ -93,32 +110,43 @@ def test_a_replay_from_any_earlier_offset_changes_nothing(start: int, crash: int
 
 @given(EVENTS)
 def test_the_row_equals_a_list_of_applied_events(events: list[LoggedEvent]) -> None:
-    """Oracle: keep all applied events in a list and derive each column from it."""
+    """Oracle: keep all applied events in a list and derive each column from it, by the events' roles."""
     applied: list[LoggedEvent] = []
     for one in events:
         seen = applied and applied[-1].position.topic_id == one.position.topic_id
         if seen and one.position.offset <= applied[-1].position.offset:
             continue
-        if one.event_id not in [past.event_id for past in applied[-LIMITS.max_event_ids :]]:
+        counted = [past for past in applied if ROLES.role(past.event_type, past.value) is not Role.IGNORED]
+        if one.event_id not in [past.event_id for past in counted[-LIMITS.max_event_ids :]]:
             applied.append(one)
 
-    row = apply(None, events, LIMITS).row
+    row = apply(None, events, LIMITS, ROLES).row
 
     assert (row is None) == (not applied)
     if row is not None:
-        assert row.item_ids == tuple(past.item_id for past in applied[-LIMITS.max_items :])
-        assert row.num_events == len(applied)
-        assert row.newest_event_time_ms == max(past.event_time_us for past in applied) // 1_000
+        roles = [(ROLES.role(past.event_type, past.value), past) for past in applied]
+        held = [past for role, past in roles if role in HISTORY_ROLES]
+        disliked: list[str] = []
+        for role, past in roles:
+            if role in (Role.POSITIVE, Role.NEGATIVE):
+                disliked = [item for item in disliked if item != past.item_id]
+            if role is Role.NEGATIVE:
+                disliked = [*disliked, past.item_id][-LIMITS.max_items :]
+        assert row.item_ids == tuple(past.item_id for past in held[-LIMITS.max_items :])
+        assert row.disliked_item_ids == tuple(disliked)
+        assert row.num_events == len(held)
+        times = [past.event_time_us for role, past in roles if role is not Role.IGNORED]
+        assert row.newest_event_time_ms == max(times, default=0) // 1_000
         assert row.position == applied[-1].position
 
 
 @given(EVENTS)
 def test_row_time_rises_with_each_change(events: list[LoggedEvent]) -> None:
-    """The store drops a row whose time is not later, so every change must have a later time."""
+    """Rows of one time hold the same: every change has a later time, but that of the position alone."""
     rows = [row for row in rows_after(events) if row is not None]
 
     for before, after in itertools.pairwise(rows):
-        assert after is before or after.row_time_us > before.row_time_us
+        assert replace(after, position=before.position) == before or after.row_time_us > before.row_time_us
 
 
 def test_a_full_row_is_cut_where_its_prompt_is_cut() -> None:

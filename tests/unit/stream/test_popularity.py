@@ -33,9 +33,10 @@ def event(offset: int, item_id: str, age_ms: int = 0, *, topic: str = "t", user_
 
 
 def test_each_window_counts_what_lies_within_it() -> None:
-    """An event of two hours ago is no longer of the last hour, but of the last day and week."""
+    """An event of two hours ago is no longer of the last hour, but of the last day and week; a dislike is of none."""
     counts = counter()
-    for one in (event(0, "old", 2 * HOUR_MS), event(1, "new"), event(2, "new")):
+    disliked = replace(event(3, "a"), event_type="dislike")
+    for one in (event(0, "old", 2 * HOUR_MS), event(1, "new"), event(2, "new"), disliked):
         counts.add(one)
 
     top = counts.top(NOW_MS, 10)

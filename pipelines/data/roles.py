@@ -1,0 +1,61 @@
+"""Roles of a whole table of events, and what was found, in words. Pure; the rules are those of services.contracts.event_roles."""
+
+from collections.abc import Callable
+
+import numpy as np
+import polars as pl
+
+from services.contracts.event_roles import EventRoles, Role, TypeRule
+
+_SEED = 0
+
+
+def role_of(roles: EventRoles) -> pl.Expr:
+    """Return the role of each row of (event_type, value)."""
+    return _by_type(roles, _role)
+
+
+def with_labels(events: pl.DataFrame, roles: EventRoles) -> pl.DataFrame:
+    """Add `role`, and `is_label`: whether the event is learned from, drawn once by its rule's weight."""
+    weight = _by_type(roles, _weight)
+    drawn = pl.Series(np.random.default_rng(_SEED).random(events.height))
+    return events.with_columns(role=role_of(roles), is_label=pl.lit(drawn) < weight)
+
+
+def describe(events: pl.DataFrame, roles: EventRoles) -> list[str]:
+    """Return a sentence for each event type: how many there are, and in which roles."""
+    counted = events.with_columns(role=role_of(roles)).group_by("event_type", "role").len().sort("event_type", "role")
+    found: dict[str, list[str]] = {}
+    for event_type, role, count in counted.iter_rows():
+        found.setdefault(event_type, []).append(f"{count} {role}")
+    return [f"events of type {name}: {', '.join(parts)}{_rule(roles.rule(name))}" for name, parts in found.items()]
+
+
+def _rule(rule: TypeRule) -> str:
+    return "" if rule.min_value is None else f" ({rule.min_value:g} and up are {rule.role}, lower ones {rule.below})"
+
+
+def _by_type(roles: EventRoles, of: Callable[[TypeRule], pl.Expr]) -> pl.Expr:
+    chosen = of(roles.other)
+    for name, rule in roles.rules.items():
+        chosen = pl.when(pl.col("event_type") == name).then(of(rule)).otherwise(chosen)
+    return chosen
+
+
+def _role(rule: TypeRule) -> pl.Expr:
+    return _at_value(rule, pl.lit(rule.role.value), pl.lit(rule.below.value))
+
+
+def _weight(rule: TypeRule) -> pl.Expr:
+    return _at_value(rule, pl.lit(rule.weight_of(rule.role)), pl.lit(rule.weight_of(rule.below)))
+
+
+def _at_value(rule: TypeRule, from_it_on: pl.Expr, below: pl.Expr) -> pl.Expr:
+    if rule.min_value is None:
+        return from_it_on
+    return pl.when(pl.col("value") >= rule.min_value).then(from_it_on).otherwise(below)
+
+
+def joins_history() -> pl.Expr:
+    """Whether a row's `role` is one of those that histories hold."""
+    return pl.col("role").is_in([Role.POSITIVE.value, Role.WEAK.value])

@@ -1,0 +1,141 @@
+"""The meaning of an event: its role and weight by type and value. Stream worker, replay and pipelines share it.
+
+    positive   joins the history and is a label to learn from
+    weak       joins the history; a label only as far as its weight says
+    negative   keeps the item out of answers and is no part of the history; a later positive event takes it back
+    ignored    changes nothing
+
+Deciding is pure; `read_event_roles` alone reads a file.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from services.errors import ConfigError
+
+
+class Role(StrEnum):
+    """What an event does."""
+
+    POSITIVE = "positive"
+    WEAK = "weak"
+    NEGATIVE = "negative"
+    IGNORED = "ignored"
+
+
+HISTORY_ROLES = (Role.POSITIVE, Role.WEAK)
+"""The roles of events that histories hold."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TypeRule:
+    """The rule of one event type. Events whose value is under `min_value` have the role `below` instead.
+
+    `weight` is the share (0 to 1) of the events in `role` that are labels; None: 1 for positive ones, else 0.
+    """
+
+    role: Role = Role.POSITIVE
+    weight: float | None = None
+    min_value: float | None = None
+    below: Role = Role.WEAK
+
+    def role_of(self, value: float) -> Role:
+        """Return the role of an event with this value."""
+        return self.role if self.min_value is None or value >= self.min_value else self.below
+
+    def weight_of(self, role: Role) -> float:
+        """Return the share of this type's events in this role that are labels."""
+        return self.weight if self.weight is not None and role is self.role else float(role is Role.POSITIVE)
+
+
+_DEFAULT_RULES = {
+    "dislike": TypeRule(role=Role.NEGATIVE),
+    "hide": TypeRule(role=Role.NEGATIVE),
+    "impression": TypeRule(role=Role.IGNORED),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EventRoles:
+    """The rules by event type; a type without one has the rule `other`."""
+
+    rules: Mapping[str, TypeRule] = field(default_factory=_DEFAULT_RULES.copy)
+    other: TypeRule = TypeRule()
+
+    def rule(self, event_type: str) -> TypeRule:
+        """Return the rule of a type."""
+        return self.rules.get(event_type, self.other)
+
+    def role(self, event_type: str, value: float) -> Role:
+        """Return the role of an event."""
+        return self.rule(event_type).role_of(value)
+
+
+DEFAULT_ROLES = EventRoles()
+
+
+def read_event_roles(path: Path | None) -> EventRoles:
+    """Read the rules from a TOML file; the defaults without one. Raises ConfigError naming the entry and what is allowed."""
+    if path is None:
+        return DEFAULT_ROLES
+    try:
+        return parse_event_roles(path.read_text(encoding="utf-8"), path.name)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"events file: {path} cannot be read ({error}); give a TOML file") from error
+
+
+def parse_event_roles(text: str, name: str = "events.toml") -> EventRoles:
+    """Return the rules of this text on top of the defaults. Raises ConfigError naming the entry and what is allowed."""
+    try:
+        entries = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{name}: not TOML ({error})") from error
+    _refuse_unknown(name, entries, ("other", "types"))
+    types = _table(f"{name}: types", entries.get("types", {}))
+    rules = {key: _rule(f"{name}: types.{key}", value) for key, value in types.items()}
+    return EventRoles(_DEFAULT_RULES | rules, _rule(f"{name}: other", entries.get("other", {})))
+
+
+def _rule(where: str, entry: Any) -> TypeRule:
+    fields = _table(where, entry)
+    _refuse_unknown(where, fields, ("role", "weight", "min_value", "below"))
+    weight, min_value = _number(where, fields, "weight"), _number(where, fields, "min_value")
+    role = _role(f"{where}.role", fields.get("role", Role.POSITIVE))
+    if weight is not None and not (role in HISTORY_ROLES and 0 <= weight <= 1):
+        raise ConfigError(
+            f"{where}.weight: {weight} for the role {role}; give 0 to 1, and to positive or weak types only"
+        )
+    if "below" in fields and min_value is None:
+        raise ConfigError(f"{where}.below: has no meaning without min_value; give min_value too, or leave it out")
+    below = _role(f"{where}.below", fields.get("below", Role.WEAK))
+    return TypeRule(role=role, weight=weight, min_value=min_value, below=below)
+
+
+def _table(where: str, entry: Any) -> dict[str, Any]:
+    if not isinstance(entry, dict):
+        raise ConfigError(f"{where}: {entry!r} is no table; write for example [types.view] with role = 'weak'")
+    return entry
+
+
+def _refuse_unknown(where: str, entries: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    for key in entries.keys() - set(known):
+        raise ConfigError(f"{where}: unknown entry {key!r}; the entries are {', '.join(known)}")
+
+
+def _role(where: str, value: Any) -> Role:
+    if value not in list(Role):
+        raise ConfigError(f"{where}: {value!r} is no role; give one of {', '.join(Role)}")
+    return Role(value)
+
+
+def _number(where: str, fields: Mapping[str, Any], key: str) -> float | None:
+    value = fields.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+        raise ConfigError(f"{where}.{key}: {value!r} is no number; give for example 0.5")
+    return float(value)
