@@ -18,7 +18,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,6 +75,11 @@ class Bundle:
                 if file_sha256(path) != expected:
                     raise BundleCorrupt(f"{path}: hash differs")
         return self.path / name
+
+
+def learned_repeats(manifest: Mapping[str, Any]) -> bool:
+    """Whether a bundle learned that users come back to items: requests then show seen items by default, and its stored lists hold them."""
+    return bool(manifest.get("repeats", False))
 
 
 class BundleStore:

@@ -43,6 +43,11 @@ class PipelineOptions:
         if self.until not in STAGES:
             raise ConfigError(f"--until: {self.until!r} is no stage; the stages are {', '.join(STAGES)}")
 
+    def for_repeats(self) -> "PipelineOptions":
+        """Return these options for data in which users come back to items: seen items are learned like others."""
+        train, distill = replace(self.train, mask_seen=False), replace(self.distill, mask_seen=False)
+        return replace(self, train=train, distill=distill)
+
     @property
     def prompt(self) -> dict[str, int]:
         """The prompt's shape, as models.prompt takes it and the bundle's manifest keeps it."""

@@ -20,7 +20,7 @@ import torch
 from rich.console import Console
 
 from models.catalogue import load_catalogue
-from models.registry import BundleStore
+from models.registry import BundleStore, learned_repeats
 from pipelines.data import ingest, tokenize
 from pipelines.evaluation import evaluate, gate
 from pipelines.features import point_in_time, tables
@@ -52,7 +52,7 @@ def run_pipeline(options: PipelineOptions, places: Places, console: Console) -> 
             if output.stage == options.until:
                 break
     report = _report(done)
-    for sentence in (*ingest.roles_found(done[0].path), *ingest.set_aside(done[0].path)):
+    for sentence in (*ingest.told(done[0].path), *ingest.set_aside(done[0].path)):
         console.print(sentence, markup=False)
     if report.evaluation is not None:
         console.print(metrics_table(report.evaluation))
@@ -68,6 +68,8 @@ def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[Stage
 
     bars.begin("ingest")
     ingested = _ingest(stages, options, places)
+    repeats = ingest.has_repeats(ingested.path)
+    options = options.for_repeats() if repeats else options
     yield ingested
 
     progress = bars.begin("features")
@@ -102,9 +104,9 @@ def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[Stage
     yield distilled
 
     progress = bars.begin("evaluate")
-    models = evaluate.Trained(tokenized.path, decoder_dir, distilled.path, **options.prompt)
+    models = evaluate.Trained(tokenized.path, decoder_dir, distilled.path, repeats=repeats, **options.prompt)
     name = options.events.stem if options.events else options.dataset
-    key = content_key({"name": name}, [distilled.key], [evaluate])
+    key = content_key({"name": name, "repeats": repeats}, [distilled.key], [evaluate])
     evaluated = stages.run("evaluate", key, lambda out: evaluate.evaluate(models, name, out, progress))
     yield evaluated
 
@@ -122,7 +124,7 @@ def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[Stage
 
     progress = bars.begin("precompute")
     catalogue = load_catalogue(bundle_dir / "catalogue.parquet")
-    ranker = precompute.BatchRanker(bundle_dir / "decoder", catalogue, version, **options.prompt)
+    ranker = precompute.BatchRanker(bundle_dir / "decoder", catalogue, version, repeats=repeats, **options.prompt)
     yield _store_lists(stages, options, places, ingested, ranker, progress)
 
     bars.begin("publish")
@@ -149,7 +151,13 @@ def refresh_lists(options: PipelineOptions, places: Places, console: Console) ->
             return 0
         live, stages = BundleStore(places.bundle_root).live(), StageCache(places.stages_dir)
         catalogue = load_catalogue(live.path / "catalogue.parquet")
-        ranker = precompute.BatchRanker(live.path / "decoder", catalogue, live.version, **live.manifest["prompt"])
+        ranker = precompute.BatchRanker(
+            live.path / "decoder",
+            catalogue,
+            live.version,
+            repeats=learned_repeats(live.manifest),
+            **live.manifest["prompt"],
+        )
         with Bars(console) as bars:
             bars.begin("ingest")
             ingested = _ingest(stages, options, places)

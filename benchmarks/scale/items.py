@@ -45,7 +45,9 @@ async def _answer_all(live: Live) -> tuple[list[float], list[float]]:
     for number in range(_NUM_REQUESTS):
         history = tuple(live.catalogue.item_ids[index] for index in rng.integers(0, len(live.catalogue.item_ids), 50))
         started_s, worked_s = time.perf_counter(), time.thread_time()
-        await _answer(tier, live, RecommendRequest(request_id=f"r{number}", user_id="u", k=20), history)
+        await _answer(
+            tier, live, RecommendRequest(request_id=f"r{number}", user_id="u", k=20, exclude_seen=True), history
+        )
         wall_s.append(time.perf_counter() - started_s)
         loop_s.append(time.thread_time() - worked_s)
     return wall_s, loop_s

@@ -33,6 +33,8 @@ from services.stream import aggregate
 from services.stream.log_files import current_files, topic_folder
 
 _MIN_EVENTS = MIN_EVENTS_TO_EVALUATE + 1
+REPEATS_FROM_SHARE = 0.1
+"""The share of labels that repeat their history from which on the data has repeats; below, leaving seen items out costs less than it gains."""
 _SAMPLES_PER_REASON = 5
 _PLACE = ["topic_id", "partition", "offset"]
 _LIVE_TYPES = {
@@ -104,15 +106,28 @@ def ingest(source: Source, cache_dir: Path, out: Path) -> None:
     (out / "ingest.json").write_text(json.dumps(summary, indent=1))
 
 
-def roles_found(ingested: Path) -> list[str]:
-    """Return a sentence for each event type: how many events it has in which roles."""
-    sentences: list[str] = json.loads((ingested / "ingest.json").read_text())["roles"]
-    return sentences
+def has_repeats(ingested: Path) -> bool:
+    """Whether users come back to items so often that seen items are learned, judged and shown again."""
+    share: float = _read_summary(ingested)["repeat_share"]
+    return share >= REPEATS_FROM_SHARE
+
+
+def told(ingested: Path) -> list[str]:
+    """Return a sentence for each event type: how many events it has in which roles; and one on repeats."""
+    summary = _read_summary(ingested)
+    seen = "are learned and may be shown again" if has_repeats(ingested) else "are left out"
+    repeats = f"{summary['repeat_share']:.1%} of labels repeat an item of the user's history: seen items {seen}"
+    return [*summary["roles"], repeats]
 
 
 def set_aside(ingested: Path) -> list[str]:
     """Return a sentence for each reason for which rows were set aside: how many, the reason, and one of them."""
-    return _rejections(json.loads((ingested / "ingest.json").read_text())["rejected"])
+    return _rejections(_read_summary(ingested)["rejected"])
+
+
+def _read_summary(ingested: Path) -> dict[str, Any]:
+    summary: dict[str, Any] = json.loads((ingested / "ingest.json").read_text())
+    return summary
 
 
 def _rejections(rejected: dict[str, dict[str, Any]]) -> list[str]:
@@ -186,6 +201,7 @@ def _summary(
         "num_live_events": num_live,
         "num_users": events["user_id"].n_unique(),
         "num_items": items.height,
+        "repeat_share": roles.repeat_share(events),
         "rejected": {name: _by_reason(rows) for name, rows in rejected.items()},
     }
 

@@ -1,4 +1,7 @@
-"""Roles of a whole table of events, and what was found, in words. Pure; the rules are those of services.contracts.event_roles."""
+"""Roles of a whole table of events, the share of its labels that repeat, and what was found, in words. Pure.
+
+The rules are those of services.contracts.event_roles.
+"""
 
 from collections.abc import Callable
 
@@ -20,6 +23,16 @@ def with_labels(events: pl.DataFrame, roles: EventRoles) -> pl.DataFrame:
     weight = _by_type(roles, _weight)
     drawn = pl.Series(np.random.default_rng(_SEED).random(events.height))
     return events.with_columns(role=role_of(roles), is_label=pl.lit(drawn) < weight)
+
+
+def repeat_share(events: pl.DataFrame) -> float:
+    """Return the share of positive events, but a user's first event, whose item the user's history holds already; 0 without any."""
+    placed = events.with_columns(
+        has_history=pl.int_range(pl.len()).over("user_id") > 0,
+        is_repeat=~pl.struct("user_id", "item_id").is_first_distinct(),
+    )
+    labels = placed.filter(pl.col("has_history") & (pl.col("role") == Role.POSITIVE))
+    return float(labels["is_repeat"].sum() / max(1, labels.height))
 
 
 def describe(events: pl.DataFrame, roles: EventRoles) -> list[str]:

@@ -1,7 +1,7 @@
 """Stage 6: evaluates decoder and student beside their baselines, under one protocol.
 
 Leave one out by time; the label of the test split is ranked among ALL items, with the items of the history removed
-(masked) and without; baselines learn from the same training sequences as the models.
+(masked) and without; where the data has repeats the main metrics are those without. Baselines learn from the same training sequences as the models.
 """
 
 import json
@@ -37,6 +37,8 @@ class Trained:
     students_dir: Path
     max_items: int
     stride: int
+    repeats: bool = False
+    """Whether the data has repeats: seen items then compete in the main metrics."""
 
 
 def evaluate(trained: Trained, dataset: str, out: Path, progress: Progress) -> None:
@@ -48,13 +50,14 @@ def evaluate(trained: Trained, dataset: str, out: Path, progress: Progress) -> N
     scorers = list(_scorers(trained, catalogue))
     metrics: dict[str, dict[str, Any]] = {}
     for done, (name, scorer) in enumerate(scorers, start=1):
-        metrics[name] = summarise(rank_labels(scorer, cases))
+        metrics[name] = summarise(rank_labels(scorer, cases), repeats=trained.repeats)
         progress(done, len(scorers), name)
     decoder = read_config(trained.decoder_dir)
     student = read_student(trained.students_dir / "student.safetensors").config
     report = {
         "dataset": dataset,
         "protocol": PROTOCOL,
+        "repeats": trained.repeats,
         "num_test_users": len(cases),
         "num_items": len(catalogue.item_ids),
         "metrics": metrics,

@@ -26,6 +26,10 @@ class Ranks:
     masked: np.ndarray
     unmasked: np.ndarray
 
+    def as_served(self, *, repeats: bool) -> np.ndarray:
+        """Return the ranks by which a model is judged: where users come back to items, seen ones compete too."""
+        return self.unmasked if repeats else self.masked
+
 
 def rank_labels(scorer: Scorer, cases: Cases) -> Ranks:
     """Score every case and rank its label; histories of about one length go together."""
@@ -70,12 +74,15 @@ def interval(values: np.ndarray, seed: int) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def summarise(ranks: Ranks) -> dict[str, float | list[float]]:
-    """Return all metrics by name: `hr@5`, `ndcg@5`, ... masked; `..._unmasked`; and the interval of the masked NDCG@10."""
+def summarise(ranks: Ranks, *, repeats: bool = False) -> dict[str, float | list[float]]:
+    """Return all metrics by name: `hr@5`, `ndcg@5`, ... as served, `..._unmasked`, and the interval of the NDCG@10 as served.
+
+    As served is masked, unless the data has `repeats`.
+    """
     named: dict[str, float | list[float]] = {}
-    for suffix, values in (("", ranks.masked), ("_unmasked", ranks.unmasked)):
+    for suffix, values in (("", ranks.as_served(repeats=repeats)), ("_unmasked", ranks.unmasked)):
         for cutoff in CUTOFFS:
             named[f"hr@{cutoff}{suffix}"] = hit_rate(values, cutoff)
             named[f"ndcg@{cutoff}{suffix}"] = ndcg(values, cutoff)
-    named["ndcg@10_interval"] = list(interval(gains(ranks.masked, 10), seed=0))
+    named["ndcg@10_interval"] = list(interval(gains(ranks.as_served(repeats=repeats), 10), seed=0))
     return named

@@ -92,6 +92,7 @@ def manifest_of(report: dict[str, Any], training: dict[str, Any], prompt: dict[s
         "feature_service": SERVICE,
         "prompt": prompt,
         "depth": depth,
+        "repeats": report["repeats"],
         "num_items": report["num_items"],
         "num_parameters": training["num_parameters"],
         "multiply_adds": report["multiply_adds"],

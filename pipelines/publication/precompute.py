@@ -3,7 +3,7 @@
     precomputed.parquet   the columns of the view user_recommendations
 
 Histories come from the online store, as a request would read them, and each list carries the version of the row that it was made
-from: after any further event the decoder ranks again. A list holds no item of the user's history, and none that the user dislikes.
+from: after any further event the decoder ranks again. A list holds no item that the user dislikes, and none of the user's history unless the bundle learned repeats.
 """
 
 from collections.abc import Iterator, Sequence
@@ -53,6 +53,8 @@ class BatchRanker:
     bundle_version: str
     max_items: int
     stride: int
+    repeats: bool = False
+    """Whether lists hold seen items too."""
 
 
 def key(bundle_version: str, histories: Sequence[UserHistory], options: PrecomputeOptions) -> str:
@@ -69,7 +71,8 @@ def precompute(
     for history in histories:
         items = catalogue.indices(history.item_ids)
         prompt = prompt_tokens(catalogue, items, ranker.max_items, ranker.stride)
-        allowed = catalogue.allowed(Filters(), history.item_ids + history.disliked_item_ids)
+        seen = () if ranker.repeats else history.item_ids
+        allowed = catalogue.allowed(Filters(), seen + history.disliked_item_ids)
         engine.add_rank(history.user_id, prompt, k=options.list_len, allowed=allowed)
     row_times_us = {history.user_id: history.row_time_us for history in histories}
     rows = []

@@ -32,7 +32,7 @@ from pipelines.runner.stage import Progress, silent
 from pipelines.training.batches import IGNORED, Batch, batch_windows, cut_windows
 from pipelines.training.dense import hidden_states
 from pipelines.training.fitting import DescentOptions, FitOptions, dropout_after, fit
-from pipelines.training.loss import Teacher, catalogue_loss, next_unseen
+from pipelines.training.loss import Teacher, catalogue_loss, lessons
 from services.errors import StageFailed
 
 
@@ -48,6 +48,8 @@ class DistillOptions:
     teacher_weight: float = 0.8
     dropout: float = 0.1
     twin_dropout: float = 0.3
+    mask_seen: bool = True
+    """As of the decoder's TrainOptions."""
     max_batch_tokens: int = 2_048
     seed: int = 0
     fit: FitOptions = field(
@@ -112,8 +114,8 @@ def fit_student(
                     cut_windows(sequences, options.max_items, rng), rows_as_tokens, options.max_batch_tokens, rng
                 )
             ),
-            loss=lambda batch: imitation_loss(student, teacher, catalogue, batch, options.teacher_weight),
-            validate=lambda: ndcg(rank_labels(scorer, valid).masked, 10),
+            loss=lambda batch: imitation_loss(student, teacher, catalogue, batch, options),
+            validate=lambda: ndcg(rank_labels(scorer, valid).as_served(repeats=not options.mask_seen), 10),
             options=options.fit,
             progress=progress,
         )
@@ -142,18 +144,18 @@ def new_student(catalogue: Catalogue, teacher: Decoder | None, options: DistillO
 
 
 def imitation_loss(
-    student: StudentModel, teacher: Decoder | None, catalogue: Catalogue, batch: Batch, teacher_weight: float
+    student: StudentModel, teacher: Decoder | None, catalogue: Catalogue, batch: Batch, options: DistillOptions
 ) -> Tensor:
     """Return the mean cross-entropy of the student over all positions, against labels and (if there is one) the teacher."""
     rows_BL, labels_BL = torch.from_numpy(batch.tokens), torch.from_numpy(batch.labels)
     items_BL = torch.where(labels_BL == IGNORED, IGNORED, labels_BL - 1)
-    chosen_BL, seen = next_unseen(items_BL, torch.from_numpy(batch.is_label), len(catalogue.item_ids))
+    chosen_BL, seen = lessons(items_BL, torch.from_numpy(batch.is_label), len(catalogue.item_ids), options.mask_seen)
     taught = None
     if teacher is not None:
         token_of_row = _token_of_row(catalogue)
         with torch.no_grad():
             hidden_TE = hidden_states(teacher, token_of_row[rows_BL]).view(*rows_BL.shape, -1)[chosen_BL]
-            taught = Teacher(hidden_TE, teacher.head_weight_VD[token_of_row[1:]], teacher_weight)
+            taught = Teacher(hidden_TE, teacher.head_weight_VD[token_of_row[1:]], options.teacher_weight)
     return catalogue_loss(student(rows_BL)[chosen_BL], student.head_weight_VD, items_BL[chosen_BL], seen, taught)
 
 

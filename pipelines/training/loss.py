@@ -109,6 +109,13 @@ def _take(error_CV: Tensor, at_label_C1: Tensor, share_C1: Tensor) -> Tensor:
     return error_CV.scatter_add_(1, at_label_C1, -share_C1)
 
 
+def lessons(labels_BL: Tensor, is_label_BL: Tensor, num_items: int, mask_seen: bool) -> tuple[Tensor, SeenItems | None]:
+    """Return the positions (B, L) bool to learn from, and the items masked at each: those seen, or none where repeats are learned."""
+    if mask_seen:
+        return next_unseen(labels_BL, is_label_BL, num_items)
+    return (labels_BL >= 0) & is_label_BL, None
+
+
 def next_unseen(labels_BL: Tensor, is_label_BL: Tensor, num_items: int) -> tuple[Tensor, SeenItems]:
     """Return the positions (B, L) bool whose label, an item index, is new to its history, and the items seen at each.
 

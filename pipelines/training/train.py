@@ -27,7 +27,7 @@ from pipelines.runner.stage import Progress
 from pipelines.training.batches import IGNORED, Batch, batch_windows, cut_windows
 from pipelines.training.dense import DecoderScorer, hidden_states
 from pipelines.training.fitting import DescentOptions, FitOptions, dropout_after, fit
-from pipelines.training.loss import catalogue_loss, next_unseen
+from pipelines.training.loss import catalogue_loss, lessons
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class TrainOptions:
     max_batch_tokens: int = 1_024
     dropout: float = 0.3
     mask_seen: bool = True
-    """Learn the next item among those not seen yet, as serving ranks by default. Only codes of depth 1 can be masked."""
+    """Learn and validate the next item among those not seen yet, as serving ranks by default. Only codes of depth 1 can be masked."""
     seed: int = 0
     fit: FitOptions = field(
         default_factory=lambda: FitOptions(
@@ -69,7 +69,7 @@ def train(tokenized: Path, options: TrainOptions, out: Path, progress: Progress)
                 batch_windows(cut_windows(sequences, options.max_items, rng), catalogue, options.max_batch_tokens, rng)
             ),
             loss=lambda batch: next_token_loss(decoder, catalogue, batch, mask_seen=mask_seen),
-            validate=lambda: ndcg(rank_labels(scorer, valid).masked, 10),
+            validate=lambda: ndcg(rank_labels(scorer, valid).as_served(repeats=not options.mask_seen), 10),
             options=options.fit,
             progress=progress,
         )
@@ -87,9 +87,7 @@ def next_token_loss(decoder: Decoder, catalogue: Catalogue, batch: Batch, *, mas
     for level, (first, size) in enumerate(zip(catalogue.token_offsets, catalogue.level_sizes, strict=True)):
         codes_BL = torch.where(labels_BL == IGNORED, IGNORED, labels_BL - first)
         codes_BL[:, torch.arange(codes_BL.shape[1]) % catalogue.depth != level] = IGNORED
-        chosen_BL, seen = (
-            next_unseen(codes_BL, is_label_BL, size) if mask_seen else ((codes_BL >= 0) & is_label_BL, None)
-        )
+        chosen_BL, seen = lessons(codes_BL, is_label_BL, size, mask_seen)
         head_VD = decoder.head_weight_VD[first : first + size]
         losses.append(catalogue_loss(hidden_BLD[chosen_BL], head_VD, codes_BL[chosen_BL], seen))
     return torch.stack(losses).mean()

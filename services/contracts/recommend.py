@@ -5,7 +5,7 @@ values are validated here, so that all doors refuse the same values with the sam
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from services.errors import InvalidRequest
@@ -77,7 +77,7 @@ class RecommendRequest:
 
     `user_id` is None for an anonymous visitor, whose `recent_item_ids` (oldest first) then are the history; for a known
     user they are appended to the stored history. `deadline_ms` counts from the request's arrival; None means the default.
-    `rationale` asks for one sentence on why these items, written in what is left of the deadline.
+    `exclude_seen` None means as the live bundle was trained. `rationale` asks for one sentence on why these items, written in what is left of the deadline.
     """
 
     request_id: str
@@ -85,7 +85,7 @@ class RecommendRequest:
     k: int = 10
     recent_item_ids: tuple[str, ...] = ()
     exclude_item_ids: tuple[str, ...] = ()
-    exclude_seen: bool = True
+    exclude_seen: bool | None = None
     filters: Filters = field(default_factory=Filters)
     deadline_ms: int | None = None
     rationale: bool = False
@@ -111,6 +111,10 @@ class RecommendRequest:
                 check_ids(name, ids)
                 if not ids:
                     raise InvalidRequest(name, "empty, so nothing could be shown", "leave it out, or name at least one")
+
+    def excluding_seen(self, default: bool) -> "RecommendRequest":
+        """Return the request with `exclude_seen` decided: as it says, or the default."""
+        return self if self.exclude_seen is not None else replace(self, exclude_seen=default)
 
     def check_k(self, max_k: int) -> None:
         """Refuse more items than this caller may ask for. Raises InvalidRequest."""

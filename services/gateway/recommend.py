@@ -92,6 +92,7 @@ class Recommend:
         request.check_k(caller.max_k)
         live = self._live.current()
         live.catalogue.check_filters(request.filters)
+        request = request.excluding_seen(default=not live.repeats)
         deadline = deadline_from(arrived_s, request.deadline_ms, self._limits)
         verdict = self._load.judge(caller.priority)
         if verdict is Verdict.REFUSE:

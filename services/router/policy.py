@@ -115,9 +115,9 @@ def list_is_fresh(stored: PrecomputedList, *, row_us: int | None, has_recent_ite
     return row_us == stored.made_from_row_us and not has_recent_items
 
 
-def list_covers(*, exclude_seen: bool, num_survivors: int, num_allowed: int, k: int) -> bool:
-    """Whether a fresh list covers this request. Lists hold no seen items, so a request for seen items is not covered."""
-    return exclude_seen and num_survivors >= min(k, num_allowed)
+def list_covers(*, shows_seen: bool, holds_seen: bool, num_survivors: int, num_allowed: int, k: int) -> bool:
+    """Whether a fresh list covers this request. A list without seen items does not cover a request that shows them."""
+    return (holds_seen or not shows_seen) and num_survivors >= min(k, num_allowed)
 
 
 def _no_history_reason(facts: Facts) -> Reason:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 from redis import Redis
@@ -130,6 +131,32 @@ async def test_online_store_holds_histories_and_lists_of_the_live_version(places
         assert one.precomputed is not None
         assert one.precomputed.made_from_row_us == one.as_of_us
         assert not set(one.precomputed.item_ids) & set(one.history_item_ids)
+
+
+async def test_users_who_come_back_to_items_get_a_bundle_that_shows_them(
+    tmp_path: Path, store: Server, options: PipelineOptions
+) -> None:
+    """Each user's three favourites in rotation: the run says so, the decoder reaches the bigram, and lists hold favourites."""
+    draw = np.random.default_rng(0)
+    favourites = [draw.choice(12, 3, replace=False) for _ in range(40)]
+    rows = [(f"u{u:03d}", f"i{own[n % 3]:02d}", 60 * n + u) for u, own in enumerate(favourites) for n in range(12)]
+    columns = ["user_id", "item_id", "event_time"]
+    pl.DataFrame(rows, schema=columns, orient="row").write_csv(tmp_path / "groceries.csv")
+    raw_items(12).write_ndjson(tmp_path / "items.jsonl")
+    own = replace(options, events=tmp_path / "groceries.csv", items=tmp_path / "items.jsonl")
+    places, shown = places_in(tmp_path / "state", store), io.StringIO()
+
+    report = run_pipeline(own, places, Console(file=shown, width=160))
+    listed = (await read_lists(places, "u000")).precomputed
+
+    assert report.evaluation is not None
+    metrics = report.evaluation["metrics"]
+    assert metrics["decoder"]["ndcg@10"] >= metrics["bigram"]["ndcg@10"] > 0.5
+    assert metrics["decoder"]["ndcg@10"] == metrics["decoder"]["ndcg@10_unmasked"]
+    assert BundleStore(places.bundle_root).live().manifest["repeats"] is True
+    assert listed is not None
+    assert {f"i{item:02d}" for item in favourites[0]} & {*listed.item_ids}
+    assert "of labels repeat an item of the user's history: seen items are learned" in shown.getvalue()
 
 
 def test_second_run_does_nothing_again(places: Places, options: PipelineOptions) -> None:

@@ -18,7 +18,7 @@ class RecommendOptions(TypedDict, total=False):
         k: How many items; 10 if absent.
         recent_item_ids: Items that the store cannot know yet, oldest first; required without a user.
         exclude_item_ids: Items never to show.
-        exclude_seen: Whether to leave out what the user has seen; true if absent.
+        exclude_seen: Whether to leave out what the user has seen; if absent, unless the live bundle learned that users come back to items.
         categories: Only items of any of these.
         allowed_item_ids: Only these items.
         rationale: Whether to add a sentence on why these items, if it can be written before the deadline.

@@ -26,7 +26,7 @@ def parse_recommend(body: bytes, max_bytes: int, request_id: str, deadline_ms: i
         k=message.k if message.HasField("k") else 10,
         recent_item_ids=tuple(message.recent_item_ids),
         exclude_item_ids=tuple(message.exclude_item_ids),
-        exclude_seen=message.exclude_seen if message.HasField("exclude_seen") else True,
+        exclude_seen=message.exclude_seen if message.HasField("exclude_seen") else None,
         filters=Filters(
             categories=tuple(message.filters.categories) or None,
             allowed_item_ids=tuple(message.filters.allowed_item_ids) or None,

@@ -175,6 +175,10 @@ def _usable_list(
     ranking = ItemRanking.of(Tier.PRECOMPUTED, stored.item_ids, stored.scores, live.catalogue)
     num_survivors = int(masks.allowed[sorted(set(ranking.indices))].sum())
     covers = list_covers(
-        exclude_seen=request.exclude_seen, num_survivors=num_survivors, num_allowed=masks.num_allowed, k=request.k
+        shows_seen=not request.exclude_seen,
+        holds_seen=live.repeats,
+        num_survivors=num_survivors,
+        num_allowed=masks.num_allowed,
+        k=request.k,
     )
     return ranking if covers else None

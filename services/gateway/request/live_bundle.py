@@ -15,7 +15,7 @@ from prometheus_client import Gauge
 
 from models.bundle_follower import BundleFollower
 from models.catalogue import Catalogue
-from models.registry import Bundle, BundleStore
+from models.registry import Bundle, BundleStore, learned_repeats
 from services.errors import DependencyAway
 
 log = structlog.get_logger()
@@ -41,6 +41,11 @@ class Live:
     catalogue: Catalogue
     student: Student
     manifest: dict[str, Any]
+
+    @property
+    def repeats(self) -> bool:
+        """Whether requests show seen items by default, and stored lists hold them."""
+        return learned_repeats(self.manifest)
 
 
 class LiveBundle:

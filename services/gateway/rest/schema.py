@@ -77,7 +77,10 @@ class RecommendBody(_Body):
     exclude_item_ids: list[Id] = Field(
         [], fail_fast=True, description="Never show these", json_schema_extra=_IDS_SCHEMA
     )
-    exclude_seen: bool = Field(True, description="Leave out what the user has seen")
+    exclude_seen: bool | None = Field(
+        None,
+        description="Leave out what the user has seen; absent: unless the live bundle learned that users come back to items",
+    )
     filters: FiltersBody | None = None
     deadline_ms: Annotated[int, Field(json_schema_extra={"minimum": 1, "maximum": MAX_DEADLINE_MS})] | None = Field(
         None, description="From arrival; or header X-Deadline-Ms", examples=[200]

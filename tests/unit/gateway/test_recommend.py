@@ -54,6 +54,29 @@ async def test_the_feature_read_gets_half_of_the_time_at_most(world: World, monk
     assert 0 < timeouts_s[0] <= 0.02
 
 
+@pytest.mark.parametrize("repeats", [False, True])
+async def test_a_bundle_s_data_decides_whether_seen_items_are_shown(tmp_path: Path, repeats: bool) -> None:
+    """A request that does not say gets seen items from a bundle that learned repeats, its stored lists too; one that says is obeyed."""
+    publish(tmp_path / "bundles", VERSION, catalogue_of(), repeats=repeats)
+    world = make_world(tmp_path / "bundles")
+    await world.plane.start()
+    seen = {"i05", "i06"}
+    world.features.users["listed"] = user(*seen, "i00", listed=("i05", "i06", "i07", "i08", "i09"))
+    world.features.users["long"] = user(*seen, "i19", "i18")
+
+    shown = {
+        (name, said): {item.item_id for item in (await world.recommend(name, k=17, exclude_seen=said)).items}
+        for name in ("listed", "long")
+        for said in (None, True, False)
+    }
+    listed = [await world.recommend("listed", k=2, exclude_seen=said) for said in (None, True, False)]
+    await world.plane.stop()
+
+    assert all((seen <= items) is (repeats if said is None else not said) for (_, said), items in shown.items())
+    expected = [Tier.PRECOMPUTED, Tier.PRECOMPUTED, Tier.PRECOMPUTED if repeats else Tier.LLM]
+    assert [answer.tier for answer in listed] == expected
+
+
 @pytest.mark.parametrize("error", [None, ZeroDivisionError()])
 @pytest.mark.parametrize("exclude_seen", [True, False])
 async def test_a_disliked_item_is_never_shown(world: World, error: Exception | None, exclude_seen: bool) -> None:

@@ -190,11 +190,13 @@ def test_a_list_is_fresh_until_the_row_moves(changed: dict[str, Any], is_fresh: 
         ({}, True),
         ({"num_survivors": 9}, False),
         ({"num_survivors": 9, "num_allowed": 9}, True),
-        ({"exclude_seen": False}, False),
+        ({"shows_seen": True}, False),
+        ({"shows_seen": True, "holds_seen": True}, True),
+        ({"holds_seen": True}, True),
     ],
 )
 def test_a_list_covers_a_request_when_enough_of_it_is_left(changed: dict[str, Any], covers: bool) -> None:
-    """Enough is k or all allowed items; a request that allows seen items is never covered."""
-    counts = {"exclude_seen": True, "num_survivors": 10, "num_allowed": 50, "k": 10, **changed}
+    """Enough is k or all allowed items; a request that shows seen items is covered only by a list that may hold them."""
+    counts = {"shows_seen": False, "holds_seen": False, "num_survivors": 10, "num_allowed": 50, "k": 10, **changed}
 
     assert list_covers(**counts) is covers

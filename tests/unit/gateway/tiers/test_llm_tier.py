@@ -36,7 +36,7 @@ class BusyLlm(FakeLlm):
 def context(world: World) -> RequestContext:
     """A request of a user with a history, with ten seconds left."""
     now_s = time.monotonic()
-    request = RecommendRequest(request_id="r", user_id="u", k=2)
+    request = RecommendRequest(request_id="r", user_id="u", k=2, exclude_seen=True)
     deadline, lookup = Deadline(now_s, now_s + 10.0, 0.0), FeatureLookup(user("i10", "i11", "i12"))
     return build_context(request, ANYONE, deadline, world.live.current(), lookup, StageTimer(time.monotonic, now_s))
 
