@@ -81,6 +81,8 @@ class RestClient:
     async def recommend(self, ask: RequestFields) -> RequestOutcome:
         """Call POST /v1/recommendations."""
         status, body = await self.call(b"POST", b"/v1/recommendations", json.dumps(ask).encode())
+        if status == 429:
+            return RequestOutcome(is_ok=False, tier="none", reason=f"http_429: {_who_refused(body)}")
         if status != 200:
             return RequestOutcome(is_ok=False, tier="none", reason=f"http_{status}")
         answer = json.loads(body)
@@ -109,6 +111,14 @@ class RestClient:
             else:
                 self._idle.append(connection)
                 return answer
+
+
+def _who_refused(body: bytes) -> str:
+    """Return the message of an error; Ray Serve's own refusal is no JSON."""
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return "Ray Serve"
 
 
 async def _exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> tuple[int, bytes]:
@@ -154,7 +164,7 @@ class GrpcClient:
         try:
             answer = await self._recommender.Recommend(recommend_pb2.RecommendRequest(**ask), metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
-            return RequestOutcome(is_ok=False, tier="none", reason=error.code().name.lower())
+            return RequestOutcome(is_ok=False, tier="none", reason=f"{error.code().name.lower()}: {error.details()}")
         return RequestOutcome(is_ok=True, tier=answer.tier, reason=answer.reason)
 
     async def nothing(self) -> RequestOutcome:

@@ -1,0 +1,115 @@
+"""What overload does: the stack's own capacity, then multiples of it, open loop, over REST and gRPC.
+
+    python -m benchmarks.overload --json OUT [--multiples 0.5 1 2 4] [--seconds 5] [--deadline-ms 200] [--url ...] [--grpc ...]
+
+Uses the running stack; `--up` starts one and stops it afterwards. The capacity is what callers get in time that each send their
+next request when the last has returned. Latency counts from the intended departure. Refusals are counted by who refused.
+"""
+
+import argparse
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.load.audience import find_audience
+from benchmarks.load.clients import GrpcClient, RestClient
+from benchmarks.load.command import about_run, above_zero, at_least_one, host_and_port, write_report
+from benchmarks.load.open_loop import RequestOutcome, percentile, run_load, summary
+from benchmarks.load.own_stack import require_ready, stack_for
+from services.settings.settings import Settings, load_settings
+
+Send = Callable[[int], Awaitable[RequestOutcome]]
+
+NUM_CALLERS = 32
+PAUSE_S = 3.0
+"""Between cases, so that each begins calm."""
+
+
+def main() -> None:
+    """Measure, print a table, write the JSON."""
+    settings = load_settings()
+    options = _options(settings)
+    with stack_for(settings, is_started=options.up):
+        report = asyncio.run(_measure(options))
+    write_report(options.json, report)
+
+
+def _options(settings: Settings) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, required=True, metavar="OUT")
+    parser.add_argument("--multiples", type=above_zero, nargs="+", default=[0.5, 1.0, 2.0, 4.0], help="of the capacity")
+    parser.add_argument("--seconds", type=above_zero, default=5.0, help="per case")
+    parser.add_argument("--deadline-ms", type=at_least_one, default=200)
+    parser.add_argument("--users", type=at_least_one, default=200, help="number of user ids, from 1, to ask for")
+    default_url = f"{settings.http_host}:{settings.http_port}"
+    parser.add_argument("--url", type=host_and_port, default=default_url, metavar="HOST:PORT")
+    parser.add_argument("--grpc", default=settings.grpc_address, metavar="HOST:PORT")
+    parser.add_argument("--up", action="store_true", help="start a stack for the run and stop it afterwards")
+    return parser.parse_args()
+
+
+async def _measure(options: argparse.Namespace) -> dict[str, Any]:
+    rows = []
+    async with RestClient(*options.url) as rest, GrpcClient(options.grpc) as rpc:
+        await require_ready(rest)
+        audience = await find_audience(rest, (str(number) for number in range(1, options.users + 1)))
+        asks = audience.asks("mixed")
+        assert asks is not None
+        for door, caller in (("rest", rest), ("grpc", rpc)):
+
+            def send(number: int, caller: RestClient | GrpcClient = caller) -> Awaitable[RequestOutcome]:
+                return caller.recommend({**asks(number), "deadline_ms": options.deadline_ms})
+
+            capacity_rps = await _capacity_rps(send, options)
+            print(f"{door:5} capacity {capacity_rps:.0f}/s", flush=True)
+            for multiple in options.multiples:
+                await asyncio.sleep(PAUSE_S)
+                rows.append(await _row(send, door, multiple, capacity_rps, options))
+    return {**about_run("overload"), "rows": rows}
+
+
+async def _capacity_rps(send: Send, options: argparse.Namespace) -> float:
+    """Return the answers in time per second that callers get of whom each waits for its last answer."""
+    started_s, num_in_time = time.perf_counter(), 0
+
+    async def call_again_and_again(first: int) -> None:
+        nonlocal num_in_time
+        while (departed_s := time.perf_counter()) < started_s + options.seconds:
+            outcome = await send(first)
+            num_in_time += outcome.is_ok and 1_000 * (time.perf_counter() - departed_s) <= options.deadline_ms
+            first += NUM_CALLERS
+
+    await asyncio.gather(*(call_again_and_again(number) for number in range(NUM_CALLERS)))
+    return num_in_time / (time.perf_counter() - started_s)
+
+
+async def _row(
+    send: Send, door: str, multiple: float, capacity_rps: float, options: argparse.Namespace
+) -> dict[str, Any]:
+    rate_rps = multiple * capacity_rps
+    load = await run_load(send, rate_rps, max(1, round(rate_rps * options.seconds)))
+    found = summary(load, rate_rps, options.deadline_ms)
+    answered_ms = [1_000 * shot.latency_s for shot in load.shots if shot.outcome.is_ok]
+    refused_ms = [1_000 * shot.latency_s for shot in load.shots if not shot.outcome.is_ok]
+    row: dict[str, Any] = {
+        "door": door,
+        "multiple": multiple,
+        "capacity_rps": round(capacity_rps, 1),
+        "refused": round(len(refused_ms) / len(load.shots), 5),
+        "answered_p99_ms": round(percentile(answered_ms, 0.99), 2) if answered_ms else None,
+        "refused_p99_ms": round(percentile(refused_ms, 0.99), 2) if refused_ms else None,
+        **found,
+    }
+    print(
+        f"{door:5} x{multiple:<4} {rate_rps:6.0f}/s  in time {row['goodput_rps']:7.1f}/s ({100 * row['deadline_met']:5.1f} %)"
+        f"  refused {100 * row['refused']:5.2f} %  p99 answered {row['answered_p99_ms']} refused {row['refused_p99_ms']} ms"
+        f"  cpu {row['generator_cpu_share']:.2f} late {row['generator_late_p99_ms']}  {row['tiers']} {row['reasons']}",
+        flush=True,
+    )
+    return row
+
+
+if __name__ == "__main__":
+    main()
