@@ -3,6 +3,7 @@
     <root>/<version>/manifest.json      its description, and the SHA-256 of every other file
                      decoder/           Hugging Face layout: config.json, model.safetensors
                      student.onnx
+                     student.safetensors   the same weights, from which a later training may start
                      catalogue.parquet
                      report.json        the evaluation
     <root>/LIVE                         the version that serves

@@ -113,7 +113,7 @@ def _first_recency(config: StudentConfig) -> Tensor:
 
 def save_student(student: StudentModel, path: Path) -> None:
     """Write weights and shape into one safetensors file."""
-    tensors = {name: tensor.detach().contiguous() for name, tensor in student.state_dict().items()}
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in student.state_dict().items()}
     save_file(tensors, path, metadata={"config": json.dumps(asdict(student.config))})
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from pipelines.evaluation.gate import GateOptions
 from pipelines.publication.precompute import PrecomputeOptions
+from pipelines.training.device import Device, choose_device
 from pipelines.training.distill import DistillOptions
 from pipelines.training.fitting import FitOptions
 from pipelines.training.train import TrainOptions
@@ -27,6 +28,11 @@ class PipelineOptions:
     until: str = "publish"
     num_threads: int = 1
     """Threads of torch. One is far better than two where anything else runs, and gives the same weights everywhere."""
+    warm_start: bool = False
+    """Start from the live bundle's weights, with a quarter of the epochs."""
+    device: str = Device.AUTO
+    checkpoint_every_s: float = 60.0
+    """How often a fit saves its state, so that a killed run goes on from there."""
     train: TrainOptions = field(default_factory=TrainOptions)
     distill: DistillOptions = field(default_factory=DistillOptions)
     gate: GateOptions = field(default_factory=GateOptions)
@@ -42,6 +48,11 @@ class PipelineOptions:
             raise ConfigError("--events and --items: give both or none")
         if self.until not in STAGES:
             raise ConfigError(f"--until: {self.until!r} is no stage; the stages are {', '.join(STAGES)}")
+        if not self.checkpoint_every_s >= 0:
+            raise ConfigError(
+                f"--checkpoint-every-s: {self.checkpoint_every_s} is no time; give 0 or more seconds, such as 60"
+            )
+        choose_device(self.device)
 
     def for_repeats(self) -> "PipelineOptions":
         """Return these options for data in which users come back to items: seen items are learned like others."""

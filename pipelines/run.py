@@ -30,6 +30,9 @@ from pipelines.runner.bars import Bars, metrics_table
 from pipelines.runner.run_lock import run_lock, run_lock_if_free
 from pipelines.runner.stage import Progress, StageCache, StageOutput, content_key
 from pipelines.training import distill, train
+from pipelines.training.checkpoints import Checkpoints
+from pipelines.training.device import choose_device
+from pipelines.training.warm_start import live_start
 from services.features.writer import FeatureWriter
 
 
@@ -91,20 +94,31 @@ def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[Stage
     yield tokenized
 
     progress = bars.begin("train")
-    key = content_key(asdict(options.train), [tokenized.key], [train])
-    trained = stages.run("train", key, lambda out: train.train(tokenized.path, options.train, out, progress))
+    device = choose_device(options.device)
+    start = live_start(places.bundle_root) if options.warm_start else None
+    chosen = {"device": device.type, "warm_start": start is not None}  # not which bundle: equal data is skipped
+    key = content_key(chosen | asdict(options.train), [tokenized.key], [train])
+    saved = Checkpoints(stages.checkpoint_dir("train", key), "train", options.checkpoint_every_s)
+    trained = stages.run(
+        "train", key, lambda out: train.train(tokenized.path, options.train, out, saved, device, progress, start)
+    )
     decoder_dir = trained.path / "decoder"
     yield trained
 
     progress = bars.begin("distill")
     key = content_key(asdict(options.distill), [trained.key], [distill])
+    both = Checkpoints(stages.checkpoint_dir("distill", key), "distill", options.checkpoint_every_s)
     distilled = stages.run(
-        "distill", key, lambda out: distill.distill(tokenized.path, decoder_dir, options.distill, out, progress)
+        "distill",
+        key,
+        lambda out: distill.distill(tokenized.path, decoder_dir, options.distill, out, both, device, progress, start),
     )
     yield distilled
 
     progress = bars.begin("evaluate")
-    models = evaluate.Trained(tokenized.path, decoder_dir, distilled.path, repeats=repeats, **options.prompt)
+    models = evaluate.Trained(
+        tokenized.path, decoder_dir, distilled.path, repeats=repeats, device=device, **options.prompt
+    )
     name = options.events.stem if options.events else options.dataset
     key = content_key({"name": name, "repeats": repeats}, [distilled.key], [evaluate])
     evaluated = stages.run("evaluate", key, lambda out: evaluate.evaluate(models, name, out, progress))

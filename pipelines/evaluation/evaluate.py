@@ -6,7 +6,7 @@ Leave one out by time; the label of the test split is ranked among ALL items, wi
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ class Trained:
     stride: int
     repeats: bool = False
     """Whether the data has repeats: seen items then compete in the main metrics."""
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
 
 def evaluate(trained: Trained, dataset: str, out: Path, progress: Progress) -> None:
@@ -98,6 +99,6 @@ def _scorers(trained: Trained, catalogue: Catalogue) -> Iterator[tuple[str, Scor
     yield "bigram", Bigram(sequences, num_items)
     yield "item_knn", ItemKnn(sequences, num_items)
     for name in ("twin", "student"):
-        yield name, StudentScorer(read_student(trained.students_dir / f"{name}.safetensors"))
-    decoder = load_decoder(trained.decoder_dir, torch.float32, "cpu")
+        yield name, StudentScorer(read_student(trained.students_dir / f"{name}.safetensors").to(trained.device))
+    decoder = load_decoder(trained.decoder_dir, torch.float32, trained.device)
     yield "decoder", DecoderScorer(decoder, catalogue, trained.max_items, trained.stride)

@@ -1,6 +1,6 @@
 """Stages 7 and 9: the bundle is assembled from what was trained, its student proven equal to the evaluated one; then it is published.
 
-    bundle/          what models/registry.py lists: decoder/, student.onnx (student_graph), catalogue.parquet, report.json
+    bundle/          what models/registry.py lists: decoder/, student.onnx (student_graph), student.safetensors, catalogue.parquet, report.json
     version.txt      the bundle's name: when it was made (UTC) and a hash of its content
 
 The decoder is served from the checkpoint that was evaluated. The report is the evaluation, and how far the exported student's scores are
@@ -38,6 +38,7 @@ def optimize(trained: Trained, evaluated: Path, made_at: datetime, out: Path) ->
     bundle = out / "bundle"
     shutil.copytree(trained.decoder_dir, bundle / "decoder")
     shutil.copyfile(trained.tokenized / "catalogue.parquet", bundle / "catalogue.parquet")
+    shutil.copyfile(trained.students_dir / "student.safetensors", bundle / "student.safetensors")
     student, cases = (
         read_student(trained.students_dir / "student.safetensors"),
         read_cases(trained.tokenized, Split.TEST),

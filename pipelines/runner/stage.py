@@ -3,7 +3,8 @@
 A stage's output is `<root>/<stage>/<key>/`, where the key is a hash of the stage's parameters, of its inputs' keys and of the source files
 that it uses, found by their imports. Equal key, equal output: a finished folder is used again, and an unfinished one is never seen, because
 the rename is the last step. Of each stage the outputs that were used last are kept and older ones removed, since a nightly run would fill
-the disk otherwise. One run at a time works in a folder (`pipelines.runner.run_lock`). This file does not know what any stage does.
+the disk otherwise. A long stage keeps checkpoints in a folder of its own beside, which a kill or an error leaves for the next run with the
+same key; they are removed when a run of that stage finishes. One run at a time works in a folder (`pipelines.runner.run_lock`). This file does not know what any stage does.
 """
 
 import hashlib
@@ -63,8 +64,12 @@ class StageCache:
         self._prune(stage)
         return StageOutput(stage, key, target, skipped=False, seconds=time.perf_counter() - began)
 
+    def checkpoint_dir(self, stage: str, key: str) -> Path:
+        """Return where the work with this key keeps what a later run goes on from. The folder may not exist."""
+        return self._root / stage / f".{key}.checkpoints"
+
     def _prune(self, stage: str) -> None:
-        """Remove the least recently used outputs, and scratch folders of killed runs."""
+        """Remove the least recently used outputs, and what killed runs left: scratch folders and checkpoints."""
         folders = [path for path in (self._root / stage).iterdir() if path.is_dir() and path not in self._given]
         finished = sorted((path for path in folders if path.name[0] != "."), key=lambda path: path.stat().st_mtime)
         for path in {*folders} - {*finished[-_NUM_KEPT:]}:

@@ -62,6 +62,14 @@ def group_by_length(lengths: Sequence[int], max_tokens: int, rng: np.random.Gene
     return groups
 
 
+def split_batch(batch: Batch, num_parts: int) -> Iterator[Batch]:
+    """Split a batch by its rows into at most this many parts."""
+    size = -(-len(batch.tokens) // num_parts)
+    for start in range(0, len(batch.tokens), size):
+        rows = slice(start, start + size)
+        yield Batch(batch.tokens[rows], batch.labels[rows], batch.is_label[rows])
+
+
 def make_batch(windows: Sequence[np.ndarray], catalogue: Catalogue) -> Batch:
     """Lay windows of item indices out as tokens, padded to the longest. Masked items of a window are no labels."""
     length = max(len(window) for window in windows) * catalogue.depth

@@ -34,9 +34,20 @@ def causal_attention(num_rows: int) -> Attend:
 def hidden_states(decoder: Decoder, tokens_BL: Tensor) -> Tensor:
     """Run the decoder over padded rows, each from position 0. (B, L) -> (B * L, D)."""
     num_rows, length = tokens_BL.shape
-    positions_T = torch.arange(length).repeat(num_rows)
+    positions_T = torch.arange(length, device=tokens_BL.device).repeat(num_rows)
     hidden_TD: Tensor = decoder(tokens_BL.reshape(-1), positions_T, causal_attention(num_rows))
     return hidden_TD
+
+
+def right_padded(
+    rows: Sequence[Sequence[int] | np.ndarray], padding: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return rows of integers as (B, L), filled up at their ends, and the position (B,) of each row's last one."""
+    lengths = np.array([len(row) for row in rows])
+    padded = np.full((len(rows), lengths.max()), padding, dtype=np.int64)
+    for row, values in enumerate(rows):
+        padded[row, : len(values)] = values
+    return torch.from_numpy(padded).to(device), torch.from_numpy(lengths - 1).to(device)
 
 
 class DecoderScorer:
@@ -55,12 +66,10 @@ class DecoderScorer:
         prompts = [
             prompt_tokens(self._catalogue, history.tolist(), self._max_items, self._stride) for history in histories
         ]
-        lengths_B = torch.tensor([len(prompt) for prompt in prompts])
-        tokens_BL = torch.full((len(prompts), int(lengths_B.max())), BOS_TOKEN)
-        for row, prompt in enumerate(prompts):
-            tokens_BL[row, : len(prompt)] = torch.tensor(prompt)
+        tokens_BL, newest_B = right_padded(prompts, BOS_TOKEN, self._decoder.embedding.weight.device)
         hidden_BLD = hidden_states(self._decoder, tokens_BL).view(*tokens_BL.shape, -1)
-        last_BD = hidden_BLD[torch.arange(len(prompts)), lengths_B - 1]
+        last_BD = hidden_BLD[torch.arange(len(prompts), device=tokens_BL.device), newest_B]
         first = self._catalogue.token_offsets[0] + torch.from_numpy(self._catalogue.codes[:, 0]).long()
-        scores_BV: np.ndarray = (last_BD @ self._decoder.head_weight_VD[first].T).float().numpy()
+        head_VD = self._decoder.head_weight_VD[first.to(tokens_BL.device)]
+        scores_BV: np.ndarray = (last_BD @ head_VD.T).float().cpu().numpy()
         return scores_BV

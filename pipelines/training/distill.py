@@ -11,12 +11,12 @@ Shape suffixes: B windows, L positions, T = B * L tokens, D hidden.
 """
 
 import json
+import math
 import multiprocessing
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,15 +25,18 @@ from torch import Tensor, nn
 from models.catalogue import BOS_TOKEN, Catalogue, load_catalogue
 from models.decoder.decoder import Decoder
 from models.decoder.weights import load_decoder
-from models.student import START, StudentConfig, StudentModel, save_student
-from pipelines.data.examples import Cases, Split, read_cases, read_lessons
+from models.student import START, StudentConfig, StudentModel, read_student, save_student
+from pipelines.data.examples import Split, read_cases, read_lessons
 from pipelines.evaluation.metrics import ndcg, rank_labels
 from pipelines.runner.stage import Progress, silent
 from pipelines.training.batches import IGNORED, Batch, batch_windows, cut_windows
-from pipelines.training.dense import hidden_states
-from pipelines.training.fitting import DescentOptions, FitOptions, dropout_after, fit
+from pipelines.training.checkpoints import Checkpoints
+from pipelines.training.dense import hidden_states, right_padded
+from pipelines.training.descent import DescentOptions
+from pipelines.training.fitting import FitOptions, Fitted, Loss, Task, dropout_after, fit
 from pipelines.training.loss import Teacher, catalogue_loss, lessons
-from services.errors import StageFailed
+from pipelines.training.warm_start import WarmStart, rows_before
+from services.errors import CheckpointError, StageFailed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,65 +64,70 @@ class DistillOptions:
     )
 
 
-def distill(tokenized: Path, decoder_dir: Path, options: DistillOptions, out: Path, progress: Progress) -> None:
+def distill(
+    tokenized: Path,
+    decoder_dir: Path,
+    options: DistillOptions,
+    out: Path,
+    checkpoints: Checkpoints,
+    device: torch.device,
+    progress: Progress,
+    start: WarmStart | None = None,
+) -> None:
     """Train both and write them; the twin in a process of its own beside. Raises StageFailed for codes that one token does not spell."""
     catalogue = load_catalogue(tokenized / "catalogue.parquet")
     if catalogue.depth != 1:
         raise StageFailed("distill", "the decoder's distribution is known directly for codes of depth 1 only")
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as beside:
-        twin = beside.submit(fit_and_save, tokenized, None, options, out / "twin.safetensors", torch.get_num_threads())
-        student_curve = fit_and_save(
-            tokenized, decoder_dir, options, out / "student.safetensors", torch.get_num_threads(), progress
+        inputs = Inputs(tokenized, torch.get_num_threads(), device)
+        twin = beside.submit(fit_and_save, inputs, None, options, out / "twin.safetensors", checkpoints.of("twin"))
+        student = fit_and_save(
+            inputs, decoder_dir, options, out / "student.safetensors", checkpoints.of("student"), progress, start
         )
-        curves = {"student_curve": student_curve, "twin_curve": twin.result()}
-    (out / "distillation.json").write_text(json.dumps({"options": asdict(options), **curves}, indent=1))
+        fits = {"student": asdict(student), "twin": asdict(twin.result())}
+    (out / "distillation.json").write_text(json.dumps({"options": asdict(options), **fits}, indent=1))
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """The data of a fit, and where it is computed."""
+
+    tokenized: Path
+    num_threads: int
+    device: torch.device
 
 
 def fit_and_save(
-    tokenized: Path,
+    inputs: Inputs,
     decoder_dir: Path | None,
     options: DistillOptions,
     path: Path,
-    num_threads: int,
+    checkpoints: Checkpoints,
     progress: Progress = silent,
-) -> list[dict[str, Any]]:
-    """Train one student on the stage's inputs, with a teacher or without, write it, and return its curve."""
-    torch.set_num_threads(num_threads)
-    catalogue = load_catalogue(tokenized / "catalogue.parquet")
-    sequences, valid = read_lessons(tokenized), read_cases(tokenized, Split.VALID)
-    teacher = None if decoder_dir is None else load_decoder(decoder_dir, torch.float32, "cpu")
-    student, curve = fit_student(catalogue, teacher, sequences, valid, options, progress)
-    save_student(student, path)
-    return curve
-
-
-def fit_student(
-    catalogue: Catalogue,
-    teacher: Decoder | None,
-    sequences: list[np.ndarray],
-    valid: Cases,
-    options: DistillOptions,
-    progress: Progress,
-) -> tuple[StudentModel, list[dict[str, Any]]]:
-    """Train one student, with a teacher or (None) from the labels alone. Return it with its curve."""
-    student, rows_as_tokens = new_student(catalogue, teacher, options), items_as_codes(catalogue)
-    rng = np.random.default_rng(options.seed)
-    scorer = StudentScorer(student)
+    start: WarmStart | None = None,
+) -> Fitted:
+    """Train one student on the stage's inputs, with a teacher or (None) from the labels alone, write it, and return its curve."""
+    torch.set_num_threads(inputs.num_threads)
+    catalogue = load_catalogue(inputs.tokenized / "catalogue.parquet")
+    sequences, valid = read_lessons(inputs.tokenized), read_cases(inputs.tokenized, Split.VALID)
+    teacher = None if decoder_dir is None else load_decoder(decoder_dir, torch.float32, inputs.device)
+    student, rows_as_tokens = new_student(catalogue, teacher, options).to(inputs.device), items_as_codes(catalogue)
+    fit_options = options.fit if start is None else begin_warm(start, student, catalogue, options.fit)
+    rng, scorer = np.random.default_rng(options.seed), StudentScorer(student)
+    task = Task(
+        batches=lambda: list(
+            batch_windows(cut_windows(sequences, options.max_items, rng), rows_as_tokens, options.max_batch_tokens, rng)
+        ),
+        rng=rng,
+        loss=lambda batch: imitation_loss(student, teacher, catalogue, batch, options),
+        validate=lambda: ndcg(rank_labels(scorer, valid).as_served(repeats=not options.mask_seen), 10),
+        uniform_loss=math.log(max(2, len(catalogue.item_ids))),
+    )
     modules = [module for name, module in student.named_modules() if name.endswith(("embedding", "output", "down"))]
     with dropout_after(modules, options.dropout if teacher else options.twin_dropout):
-        curve = fit(
-            student,
-            batches=lambda: list(
-                batch_windows(
-                    cut_windows(sequences, options.max_items, rng), rows_as_tokens, options.max_batch_tokens, rng
-                )
-            ),
-            loss=lambda batch: imitation_loss(student, teacher, catalogue, batch, options),
-            validate=lambda: ndcg(rank_labels(scorer, valid).as_served(repeats=not options.mask_seen), 10),
-            options=options.fit,
-            progress=progress,
-        )
-    return student, curve
+        fitted = fit(student, task, fit_options, checkpoints, progress)
+    save_student(student, path)
+    return fitted
 
 
 def new_student(catalogue: Catalogue, teacher: Decoder | None, options: DistillOptions) -> StudentModel:
@@ -139,24 +147,42 @@ def new_student(catalogue: Catalogue, teacher: Decoder | None, options: DistillO
             nn.init.normal_(parameter, std=0.02)
     if teacher is not None and teacher.config.hidden_size == options.hidden_size:
         with torch.no_grad():
-            student.embedding.weight.copy_(teacher.embedding.weight[_token_of_row(catalogue)])
+            student.embedding.weight.copy_(
+                teacher.embedding.weight[_token_of_row(catalogue, teacher.embedding.weight.device)]
+            )
     return student
+
+
+def begin_warm(start: WarmStart, student: StudentModel, catalogue: Catalogue, options: FitOptions) -> FitOptions:
+    """Start this student, which has fresh weights, from a bundle's if they fit. Return the schedule."""
+
+    def read(folder: Path) -> StudentModel:
+        path = folder / "student.safetensors"
+        if not path.exists():
+            raise CheckpointError(f"{path}: the bundle was made before bundles kept their student's weights")
+        return read_student(path)
+
+    return start.begin("distill", student, catalogue, options, read, rows_before)
 
 
 def imitation_loss(
     student: StudentModel, teacher: Decoder | None, catalogue: Catalogue, batch: Batch, options: DistillOptions
-) -> Tensor:
-    """Return the mean cross-entropy of the student over all positions, against labels and (if there is one) the teacher."""
-    rows_BL, labels_BL = torch.from_numpy(batch.tokens), torch.from_numpy(batch.labels)
+) -> Loss:
+    """Return the student's mean cross-entropy over all positions, against labels and (if any) the teacher, and their number."""
+    device = student.embedding.weight.device
+    rows_BL, labels_BL, is_label_BL = (
+        torch.from_numpy(values).to(device) for values in (batch.tokens, batch.labels, batch.is_label)
+    )
     items_BL = torch.where(labels_BL == IGNORED, IGNORED, labels_BL - 1)
-    chosen_BL, seen = lessons(items_BL, torch.from_numpy(batch.is_label), len(catalogue.item_ids), options.mask_seen)
+    chosen_BL, seen = lessons(items_BL, is_label_BL, len(catalogue.item_ids), options.mask_seen)
     taught = None
     if teacher is not None:
-        token_of_row = _token_of_row(catalogue)
+        token_of_row = _token_of_row(catalogue, device)
         with torch.no_grad():
             hidden_TE = hidden_states(teacher, token_of_row[rows_BL]).view(*rows_BL.shape, -1)[chosen_BL]
             taught = Teacher(hidden_TE, teacher.head_weight_VD[token_of_row[1:]], options.teacher_weight)
-    return catalogue_loss(student(rows_BL)[chosen_BL], student.head_weight_VD, items_BL[chosen_BL], seen, taught)
+    items_T = items_BL[chosen_BL]
+    return catalogue_loss(student(rows_BL)[chosen_BL], student.head_weight_VD, items_T, seen, taught), len(items_T)
 
 
 def items_as_codes(catalogue: Catalogue) -> Catalogue:
@@ -165,10 +191,10 @@ def items_as_codes(catalogue: Catalogue) -> Catalogue:
     return replace(catalogue, codes=np.arange(num_items, dtype=np.int32).reshape(-1, 1), level_sizes=(num_items,))
 
 
-def _token_of_row(catalogue: Catalogue) -> Tensor:
+def _token_of_row(catalogue: Catalogue, device: torch.device) -> Tensor:
     """Map the student's input rows to the decoder's tokens (depth 1)."""
     tokens = catalogue.tokens(range(len(catalogue.item_ids)))
-    return torch.tensor([BOS_TOKEN, *tokens])
+    return torch.tensor([BOS_TOKEN, *tokens], device=device)
 
 
 class StudentScorer:
@@ -181,11 +207,9 @@ class StudentScorer:
     def __call__(self, histories: Sequence[np.ndarray]) -> np.ndarray:
         """Score histories of item indices -> (B, num_items) float32 logits."""
         self._student.eval()
-        newest = [history[-self._student.config.max_items :] for history in histories]
-        lengths_B = torch.tensor([len(history) for history in newest])
-        rows_BL = torch.full((len(newest), 1 + int(lengths_B.max())), START)
-        for row, history in enumerate(newest):
-            rows_BL[row, 1 : 1 + len(history)] = torch.from_numpy(history) + 1
-        last_BD = self._student(rows_BL)[torch.arange(len(newest)), lengths_B]
-        scores_BV: np.ndarray = (last_BD @ self._student.head_weight_VD.T).numpy()
+        max_items = self._student.config.max_items
+        rows = [np.concatenate(([START], history[-max_items:] + 1)) for history in histories]
+        rows_BL, newest_B = right_padded(rows, START, self._student.embedding.weight.device)
+        last_BD = self._student(rows_BL)[torch.arange(len(rows), device=rows_BL.device), newest_B]
+        scores_BV: np.ndarray = (last_BD @ self._student.head_weight_VD.T).cpu().numpy()
         return scores_BV

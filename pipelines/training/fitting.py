@@ -1,137 +1,213 @@
 """The loop that fits any of our models: epochs of batches, validated now and then, the best weights kept.
 
-The optimizer is AdamW with warm-up, cosine decay, clipped gradients and an exponential (Polyak) average of the weights, which is what gets
-validated and kept. This file does not know the model, the loss or the metric: they are arguments.
+The whole state is saved while the fit runs (`checkpoints.py`). A killed fit goes on from there to the same weights, bit for bit, and a
+batch whose loss or gradient is unusable is left out after a return to the last checkpoint. This file does not know the model, the loss or
+the metric: they are arguments.
 """
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
+import structlog
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from pipelines.runner.stage import Progress
-from pipelines.training.batches import Batch
+from pipelines.training.batches import Batch, split_batch
+from pipelines.training.checkpoints import Checkpoints, FitState
+from pipelines.training.descent import Descent, DescentOptions, UnusableLoss
+from services.errors import StageFailed
 
-_MAX_GRAD_NORM = 1.0
+log = structlog.get_logger()
 
+_MAX_SKIPPED = 3
+_SPIKE = 3.0
+"""A loss of more than this many times the uniform one is a spike: the model is far worse than one that knows nothing."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DescentOptions:
-    """`warm_up` is a share of all steps; `average` is the decay of the weights' average in (0, 1)."""
-
-    learning_rate: float
-    weight_decay: float
-    warm_up: float
-    average: float
+Loss = tuple[Tensor, int]
+"""The mean loss of a batch's labels, and their number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitOptions:
-    """The number of epochs, how often to validate, and the optimizer's options."""
+    """The number of epochs, how often to validate, and the optimizer's options.
+
+    `num_parts` is the number of parts into which a batch is split, whose gradients are added up: less memory for the same step.
+    """
 
     epochs: int
     validate_every: int
     descent: DescentOptions
+    num_parts: int = 1
 
 
-class Descent:
-    """Owns the optimizer and the averaged weights of one model."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What to learn: the epoch's batches (drawn with `rng`), the loss of one, and the validation score.
 
-    def __init__(self, model: nn.Module, options: DescentOptions) -> None:
-        self._parameters = list(model.parameters())
-        self._options, self._num_steps = options, 0
-        matrices = [parameter for parameter in self._parameters if parameter.dim() > 1]
-        vectors = [parameter for parameter in self._parameters if parameter.dim() <= 1]
-        self._optimizer = torch.optim.AdamW(
-            [{"params": matrices, "weight_decay": options.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
-            betas=(0.9, 0.98),
-            fused=True,
-        )
-        self._average = [parameter.detach().clone() for parameter in self._parameters]
+    `uniform_loss` is the loss of a model that scores everything alike.
+    """
 
-    def step(self, loss: Tensor, progress: float) -> None:
-        """Do one optimizer step and update the average. `progress` in [0, 1) is the share of the whole descent that is done."""
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._options.learning_rate * rate_at(progress, self._options.warm_up)
-        self._optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(self._parameters, _MAX_GRAD_NORM)
-        self._optimizer.step()
-        self._num_steps += 1
-        decay = min(self._options.average, (1 + self._num_steps) / (10 + self._num_steps))
-        torch._foreach_lerp_(self._average, [parameter.detach() for parameter in self._parameters], 1 - decay)
+    batches: Callable[[], Sequence[Batch]]
+    rng: np.random.Generator
+    loss: Callable[[Batch], Loss]
+    validate: Callable[[], float]
+    uniform_loss: float
 
-    @contextmanager
-    def averaged(self) -> Iterator[None]:
-        """Load the averaged weights into the model inside this block."""
-        held = [parameter.detach().clone() for parameter in self._parameters]
-        self._load(self._average)
+
+@dataclass(slots=True, kw_only=True)
+class Position:
+    """How far a fit has come: the next batch of the running epoch, and what was noted on the way. JSON values only."""
+
+    rng: dict[str, Any]
+    """The state of the task's generator at the beginning of the epoch."""
+    epoch: int = 1
+    batch: int = 0
+    total_loss: float = 0.0
+    num_steps: int = 0
+    """The optimizer's steps within the epoch."""
+    best_score: float = -1.0
+    curve: list[dict[str, Any]] = field(default_factory=list)
+    skipped: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """The curve of a fit and the batches that it left out."""
+
+    curve: list[dict[str, Any]]
+    skipped_batches: list[dict[str, Any]]
+
+
+def fit(model: nn.Module, task: Task, options: FitOptions, checkpoints: Checkpoints, progress: Progress) -> Fitted:
+    """Fit in place; the model ends in inference mode with the averaged weights that validated best.
+
+    Raises StageFailed when a fourth batch is unusable, or a checkpoint cannot be written.
+    """
+    running = _Fit(model, task, options, checkpoints, progress)
+    running.begin()
+    while running.at.epoch <= options.epochs:
         try:
-            yield
-        finally:
-            self._load(held)
-
-    @torch.no_grad()
-    def _load(self, values: list[Tensor]) -> None:
-        for parameter, value in zip(self._parameters, values, strict=True):
-            parameter.copy_(value)
+            running.do_epoch()
+        except UnusableLoss as unusable:
+            running.skip(unusable)
+    running.take_best()
+    return Fitted(running.at.curve, running.at.skipped)
 
 
-def rate_at(progress: float, warm_up: float) -> float:
-    """Return the share of the learning rate at this progress in [0, 1]: linear up, then half a cosine down to 0."""
-    if progress < warm_up:
-        return (progress + 1e-3) / warm_up if warm_up else 1.0
-    return 0.5 * (1 + math.cos(math.pi * (progress - warm_up) / (1 - warm_up)))
+class _Fit:
+    """Owns the state of one fit."""
+
+    def __init__(
+        self, model: nn.Module, task: Task, options: FitOptions, checkpoints: Checkpoints, progress: Progress
+    ) -> None:
+        self._model, self._task, self._options = model, task, options
+        self._checkpoints, self._progress = checkpoints, progress
+        self._device = next(model.parameters()).device
+        self._descent = Descent(model, options.descent)
+        self._best: dict[str, Tensor] = {}
+        self.at = Position(rng=_state_of(task.rng))
+
+    def begin(self) -> None:
+        """Go on from the newest checkpoint; without one, write the first."""
+        saved = self._checkpoints.newest()
+        if saved is None:
+            self._save()
+            return
+        self._restore(saved)
+        log.info("fit_resumed", stage=self._checkpoints.stage, epoch=self.at.epoch, batch=self.at.batch)
+
+    def do_epoch(self) -> None:
+        """Do the rest of the epoch, then validate if it is time. Raises UnusableLoss."""
+        self._task.rng.bit_generator.state = self.at.rng
+        batches = self._task.batches()
+        left_out = {one["batch"] for one in self.at.skipped if one["epoch"] == self.at.epoch}
+        self._model.train()
+        for index in range(self.at.batch, len(batches)):
+            self.at.batch = index
+            if index not in left_out:
+                done = (self.at.epoch - 1 + index / len(batches)) / self._options.epochs
+                self.at.total_loss += self._descent.step(self._losses(batches[index]), done, self._max_loss)
+                self.at.num_steps += 1
+            self.at.batch = index + 1
+            if self._checkpoints.is_due():
+                self._save()
+        self._end_epoch()
+
+    def skip(self, unusable: UnusableLoss) -> None:
+        """Return to the last checkpoint and leave this batch out from then on. Raises StageFailed when it is one too many."""
+        named = {"epoch": self.at.epoch, "batch": self.at.batch, "loss": str(unusable.loss), "why": str(unusable)}
+        skipped = [*self.at.skipped, named]
+        log.warning("batch_skipped", stage=self._checkpoints.stage, **named)
+        if len(skipped) > _MAX_SKIPPED:
+            listed = "; ".join(f"batch {one['batch']} of epoch {one['epoch']}: {one['why']}" for one in skipped)
+            raise StageFailed(
+                self._checkpoints.stage,
+                f"{len(skipped)} batches are unusable ({listed}); look for broken values in the data, or lower the learning rate",
+            )
+        saved = self._checkpoints.newest()
+        if saved is None:
+            raise StageFailed(self._checkpoints.stage, f"{unusable}, and no checkpoint is readable; run it again")
+        self._restore(saved)
+        self.at.skipped = skipped
+
+    def take_best(self) -> None:
+        """Load the weights that validated best."""
+        self._model.load_state_dict(self._best)
+        self._model.eval()
+
+    @property
+    def _max_loss(self) -> float:
+        return _SPIKE * self._task.uniform_loss
+
+    def _losses(self, batch: Batch) -> Iterator[Loss]:
+        for part in split_batch(batch, self._options.num_parts):
+            with torch.autocast("cuda", torch.bfloat16, enabled=self._device.type == "cuda"):
+                yield self._task.loss(part)
+
+    def _end_epoch(self) -> None:
+        at, epochs = self.at, self._options.epochs
+        mean_loss = at.total_loss / max(at.num_steps, 1)
+        if at.epoch % self._options.validate_every == 0 or at.epoch == epochs:
+            with self._descent.averaged():
+                score = self._task.validate()
+                at.curve.append({"epoch": at.epoch, "loss": mean_loss, "validation": score})
+                if score > at.best_score:
+                    at.best_score = score
+                    self._best = {name: value.clone() for name, value in self._model.state_dict().items()}
+        self._progress(at.epoch, epochs, f"loss {mean_loss:.3f}, best validation {max(at.best_score, 0):.4f}")
+        at.epoch, at.batch, at.total_loss, at.num_steps = at.epoch + 1, 0, 0.0, 0
+        at.rng = _state_of(self._task.rng)
+
+    def _save(self) -> None:
+        tensors = {f"model.{name}": value for name, value in self._model.state_dict().items()}
+        tensors |= {f"best.{name}": value for name, value in self._best.items()}
+        tensors |= {f"descent.{name}": value for name, value in self._descent.tensors().items()}
+        tensors["rng.cpu"] = torch.get_rng_state()
+        if self._device.type == "cuda":
+            tensors["rng.cuda"] = torch.cuda.get_rng_state(self._device)
+        self._checkpoints.save(FitState(tensors, asdict(self.at)))
+
+    def _restore(self, saved: FitState) -> None:
+        self.at = Position(**saved.values)
+        self._model.load_state_dict(_under("model.", saved.tensors))
+        self._best = {name: value.to(self._device) for name, value in _under("best.", saved.tensors).items()}
+        self._descent.load(_under("descent.", saved.tensors))
+        torch.set_rng_state(saved.tensors["rng.cpu"])
+        if self._device.type == "cuda":
+            torch.cuda.set_rng_state(saved.tensors["rng.cuda"], self._device)
 
 
-def fit(
-    model: nn.Module,
-    *,
-    batches: Callable[[], Sequence[Batch]],
-    loss: Callable[[Batch], Tensor],
-    validate: Callable[[], float],
-    options: FitOptions,
-    progress: Progress,
-) -> list[dict[str, Any]]:
-    """Fit in place; the model ends in inference mode with the averaged weights that validated best. Return the curve."""
-    descent = Descent(model, options.descent)
-    curve: list[dict[str, Any]] = []
-    best_score, best = -1.0, {}
-    for epoch in range(1, options.epochs + 1):
-        mean_loss = _epoch(model, descent, batches(), loss, (epoch - 1) / options.epochs, 1 / options.epochs)
-        if epoch % options.validate_every == 0 or epoch == options.epochs:
-            with descent.averaged():
-                score = validate()
-                curve.append({"epoch": epoch, "loss": mean_loss, "validation": score})
-                if score > best_score:
-                    best_score, best = score, {name: value.clone() for name, value in model.state_dict().items()}
-        progress(epoch, options.epochs, f"loss {mean_loss:.3f}, best validation {max(best_score, 0):.4f}")
-    model.load_state_dict(best)
-    model.eval()
-    return curve
+def _under(prefix: str, tensors: Any) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
-def _epoch(
-    model: nn.Module,
-    descent: Descent,
-    batches: Sequence[Batch],
-    loss: Callable[[Batch], Tensor],
-    done_before: float,
-    share: float,
-) -> float:
-    """Go over the batches once; `done_before` and `share` place this epoch in the whole descent. Return the mean loss."""
-    model.train()
-    total = 0.0
-    for index, batch in enumerate(batches):
-        batch_loss = loss(batch)
-        descent.step(batch_loss, done_before + share * index / len(batches))
-        total += float(batch_loss.detach())
-    return total / len(batches)
+def _state_of(rng: np.random.Generator) -> dict[str, Any]:
+    return dict(rng.bit_generator.state)
 
 
 @contextmanager

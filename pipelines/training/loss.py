@@ -50,7 +50,8 @@ def catalogue_loss(
     hidden_TD: Tensor, head_VD: Tensor, labels_T: Tensor, seen: SeenItems | None = None, teacher: Teacher | None = None
 ) -> Tensor:
     """Return the mean cross-entropy (a scalar) of softmax(hidden @ head.T) against the labels, mixed with the teacher's."""
-    loss: Tensor = _FusedLoss.apply(hidden_TD, head_VD, labels_T, seen, teacher)  # type: ignore[no-untyped-call]
+    with torch.autocast(hidden_TD.device.type, enabled=False):  # gradients of the scores need fp32
+        loss: Tensor = _FusedLoss.apply(hidden_TD.float(), head_VD, labels_T, seen, teacher)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -89,7 +90,7 @@ def _scores(hidden_CD: Tensor, head_VD: Tensor, penalty_CV: Tensor | None) -> Te
 
 def _taught(teacher: Teacher, rows: slice, penalty_CV: Tensor | None) -> Tensor:
     """Return the teacher's share of the target."""
-    return _scores(teacher.hidden_TE[rows], teacher.head_VE, penalty_CV).softmax(dim=1).mul_(teacher.weight)
+    return _scores(teacher.hidden_TE[rows].float(), teacher.head_VE, penalty_CV).softmax(dim=1).mul_(teacher.weight)
 
 
 def _loss_and_error(scores_CV: Tensor, labels_C: Tensor, taught_CV: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -122,7 +123,7 @@ def next_unseen(labels_BL: Tensor, is_label_BL: Tensor, num_items: int) -> tuple
     Negative labels are none, and those that are not to be learned from are seen all the same. Repeats are not learned from: serving would never show them.
     """
     first_BV = first_places(labels_BL, num_items)
-    place_BL = torch.arange(labels_BL.shape[1], dtype=torch.float32).expand_as(labels_BL)
+    place_BL = _places(labels_BL)
     is_first_BL = first_BV.gather(1, labels_BL.clamp(min=0)) == place_BL
     chosen_BL = (labels_BL >= 0) & is_label_BL & is_first_BL
     row_T, _ = chosen_BL.nonzero(as_tuple=True)
@@ -132,7 +133,12 @@ def next_unseen(labels_BL: Tensor, is_label_BL: Tensor, num_items: int) -> tuple
 def first_places(labels_BL: Tensor, num_items: int) -> Tensor:
     """Return the position (B, V) at which each item first is the label, L for those that never are. Negative labels are none."""
     length = labels_BL.shape[1]
-    places_BL = torch.arange(length, dtype=torch.float32).expand_as(labels_BL)
-    places_BL = places_BL.masked_fill(labels_BL < 0, length)
-    never_BV = torch.full((len(labels_BL), num_items), float(length))
+    places_BL = _places(labels_BL).masked_fill(labels_BL < 0, length)
+    never_BV = torch.full((len(labels_BL), num_items), float(length), device=labels_BL.device)
     return never_BV.scatter_reduce(1, labels_BL.clamp(min=0), places_BL, "amin")
+
+
+def _places(labels_BL: Tensor) -> Tensor:
+    """Return each label's position in its row, (B, L) fp32."""
+    length = labels_BL.shape[1]
+    return torch.arange(length, dtype=torch.float32, device=labels_BL.device).expand_as(labels_BL)

@@ -9,25 +9,29 @@ Shape suffixes: B windows, L positions, T = B * L tokens, D hidden.
 """
 
 import json
+import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from models.catalogue import Catalogue, load_catalogue
 from models.decoder.config import DecoderConfig
 from models.decoder.decoder import Decoder
-from models.decoder.weights import save_decoder
+from models.decoder.weights import load_decoder, save_decoder
 from models.prompt import STRIDE_ITEMS
 from pipelines.data.examples import Split, read_cases, read_lessons
 from pipelines.evaluation.metrics import ndcg, rank_labels
 from pipelines.runner.stage import Progress
 from pipelines.training.batches import IGNORED, Batch, batch_windows, cut_windows
+from pipelines.training.checkpoints import Checkpoints
 from pipelines.training.dense import DecoderScorer, hidden_states
-from pipelines.training.fitting import DescentOptions, FitOptions, dropout_after, fit
+from pipelines.training.descent import DescentOptions
+from pipelines.training.fitting import FitOptions, Loss, Task, dropout_after, fit
 from pipelines.training.loss import catalogue_loss, lessons
+from pipelines.training.warm_start import WarmStart, tokens_before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,43 +58,72 @@ class TrainOptions:
     )
 
 
-def train(tokenized: Path, options: TrainOptions, out: Path, progress: Progress) -> None:
-    """Train, keep the best epoch by validation, and write the checkpoint with its curve."""
+def train(
+    tokenized: Path,
+    options: TrainOptions,
+    out: Path,
+    checkpoints: Checkpoints,
+    device: torch.device,
+    progress: Progress,
+    start: WarmStart | None = None,
+) -> None:
+    """Train, keep the best epoch by validation, and write the decoder with its curve."""
     catalogue = load_catalogue(tokenized / "catalogue.parquet")
     sequences, valid = read_lessons(tokenized), read_cases(tokenized, Split.VALID)
-    decoder = new_decoder(catalogue, options)
+    decoder = new_decoder(catalogue, options).to(device)
+    fit_options = options.fit if start is None else begin_warm(start, decoder, catalogue, options.fit)
     rng, mask_seen = np.random.default_rng(options.seed), options.mask_seen and catalogue.depth == 1
     scorer = DecoderScorer(decoder, catalogue, options.max_items, options.stride)
     adding = [module for name, module in decoder.named_modules() if name.endswith((".output", ".down", "embedding"))]
     with dropout_after(adding, options.dropout):
-        curve = fit(
-            decoder,
+        task = Task(
             batches=lambda: list(
                 batch_windows(cut_windows(sequences, options.max_items, rng), catalogue, options.max_batch_tokens, rng)
             ),
+            rng=rng,
             loss=lambda batch: next_token_loss(decoder, catalogue, batch, mask_seen=mask_seen),
             validate=lambda: ndcg(rank_labels(scorer, valid).as_served(repeats=not options.mask_seen), 10),
-            options=options.fit,
-            progress=progress,
+            uniform_loss=math.log(max(2, *catalogue.level_sizes)),
         )
+        fitted = fit(decoder, task, fit_options, checkpoints, progress)
     save_decoder(decoder, out / "decoder")
     num_parameters = sum(parameter.numel() for parameter in decoder.parameters())
-    about = {"options": asdict(options), "num_parameters": num_parameters, "curve": curve}
+    about = {
+        "options": asdict(options),
+        "num_parameters": num_parameters,
+        "epochs": fit_options.epochs,
+        **asdict(fitted),
+    }
     (out / "training.json").write_text(json.dumps(about, indent=1))
 
 
-def next_token_loss(decoder: Decoder, catalogue: Catalogue, batch: Batch, *, mask_seen: bool) -> Tensor:
-    """Return the mean cross-entropy over all positions, each against the codes of its own level only."""
-    hidden_BLD = hidden_states(decoder, torch.from_numpy(batch.tokens)).view(*batch.tokens.shape, -1)
-    labels_BL, is_label_BL = torch.from_numpy(batch.labels), torch.from_numpy(batch.is_label)
-    losses = []
+def begin_warm(start: WarmStart, decoder: Decoder, catalogue: Catalogue, options: FitOptions) -> FitOptions:
+    """Start this decoder, which has fresh weights, from a bundle's if they fit. Return the schedule."""
+
+    def read(folder: Path) -> Decoder:
+        return load_decoder(folder / "decoder", torch.float32, decoder.embedding.weight.device)
+
+    return start.begin("train", decoder, catalogue, options, read, tokens_before)
+
+
+def next_token_loss(decoder: Decoder, catalogue: Catalogue, batch: Batch, *, mask_seen: bool) -> Loss:
+    """Return the mean cross-entropy over all positions, each against the codes of its own level only, and their number."""
+    device = decoder.embedding.weight.device
+    tokens_BL, labels_BL, is_label_BL = (
+        torch.from_numpy(values).to(device) for values in (batch.tokens, batch.labels, batch.is_label)
+    )
+    hidden_BLD = hidden_states(decoder, tokens_BL).view(*tokens_BL.shape, -1)
+    level_L = torch.arange(tokens_BL.shape[1], device=device) % catalogue.depth
+    losses, num_labels = [], 0
     for level, (first, size) in enumerate(zip(catalogue.token_offsets, catalogue.level_sizes, strict=True)):
         codes_BL = torch.where(labels_BL == IGNORED, IGNORED, labels_BL - first)
-        codes_BL[:, torch.arange(codes_BL.shape[1]) % catalogue.depth != level] = IGNORED
+        codes_BL[:, level_L != level] = IGNORED
         chosen_BL, seen = lessons(codes_BL, is_label_BL, size, mask_seen)
         head_VD = decoder.head_weight_VD[first : first + size]
-        losses.append(catalogue_loss(hidden_BLD[chosen_BL], head_VD, codes_BL[chosen_BL], seen))
-    return torch.stack(losses).mean()
+        codes_T = codes_BL[chosen_BL]
+        losses.append(catalogue_loss(hidden_BLD[chosen_BL], head_VD, codes_T, seen))
+        num_labels += len(codes_T)
+    return torch.stack(losses).mean(), num_labels
 
 
 def new_decoder(catalogue: Catalogue, options: TrainOptions) -> Decoder:

@@ -155,6 +155,13 @@ def pipeline(
     epochs: Annotated[int | None, typer.Option(help="Epochs of the decoder.", show_default="25")] = None,
     student_epochs: Annotated[int | None, typer.Option(help="Epochs of the student.", show_default="15")] = None,
     seed: Annotated[int, typer.Option(help="Random seed of training.")] = 0,
+    warm_start: Annotated[
+        bool, typer.Option(help="Start from the live bundle's weights, with a quarter of the epochs.")
+    ] = False,
+    device: Annotated[str, typer.Option(help="Where to train and evaluate: auto, cpu or cuda.")] = "auto",
+    checkpoint_every_s: Annotated[
+        float, typer.Option(help="Seconds between two checkpoints of a fit; a killed run goes on from the last.")
+    ] = 60.0,
     baseline: Annotated[
         str, typer.Option(help="Baseline that decoder and student must beat: popularity, bigram or item_knn.")
     ] = "item_knn",
@@ -175,6 +182,9 @@ def pipeline(
         items=items,
         with_live_log=live_log,
         until=until,
+        warm_start=warm_start,
+        device=device,
+        checkpoint_every_s=checkpoint_every_s,
         train=decoder_recipe(epochs, seed),
         distill=student_recipe(student_epochs, seed),
         gate=GateOptions(baseline=baseline, min_student_share=min_student_share),

@@ -1,6 +1,6 @@
 """The stages from tokens to an assembled bundle, run once on a made-up data set."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -11,8 +11,10 @@ from pipelines.data.tokenize import tokenize
 from pipelines.evaluation.evaluate import Trained, evaluate
 from pipelines.publication.bundle import optimize
 from pipelines.runner.stage import silent
-from pipelines.training.distill import DistillOptions, fit_and_save
-from pipelines.training.fitting import DescentOptions, FitOptions
+from pipelines.training.checkpoints import Checkpoints
+from pipelines.training.descent import DescentOptions
+from pipelines.training.distill import DistillOptions, Inputs, fit_and_save
+from pipelines.training.fitting import FitOptions
 from pipelines.training.train import TrainOptions, train
 from tests.support.synthetic import histories_from, write_ingested
 
@@ -28,6 +30,15 @@ SMALL_DECODER = TrainOptions(
 SMALL_STUDENT = DistillOptions(
     hidden_size=16, feed_forward=16, max_items=10, max_batch_tokens=128, dropout=0.0, fit=QUICK
 )
+
+
+DROPPED_DECODER, DROPPED_STUDENT = replace(SMALL_DECODER, dropout=0.2), replace(SMALL_STUDENT, dropout=0.2)
+CPU = torch.device("cpu")
+
+
+def checkpoints_in(folder: Path, every_s: float = 60.0) -> Checkpoints:
+    """Checkpoints of a fit in a test."""
+    return Checkpoints(folder, "train", every_s)
 
 
 @dataclass(frozen=True)
@@ -50,12 +61,13 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     ingested = write_ingested(root / "ingest")
     tokenize(ingested, histories_from(ingested), 1_000, tokens)
     torch.set_num_threads(1)
-    train(tokens, SMALL_DECODER, trained_dir, silent)
+    train(tokens, SMALL_DECODER, trained_dir, checkpoints_in(root / "saved"), CPU, silent)
     for name, teacher in (
         ("student", trained_dir / "decoder"),
         ("twin", None),
     ):  # `distill` trains the twin in another process
-        fit_and_save(tokens, teacher, SMALL_STUDENT, students / f"{name}.safetensors", num_threads=1)
+        saved, path = checkpoints_in(root / "saved").of(name), students / f"{name}.safetensors"
+        fit_and_save(Inputs(tokens, 1, CPU), teacher, SMALL_STUDENT, path, saved)
     trained = Trained(tokens, trained_dir / "decoder", students, SMALL_DECODER.max_items, SMALL_DECODER.stride)
     evaluate(trained, "ring", evaluated, silent)
     optimize(trained, evaluated, MADE_AT, optimized)

@@ -1,4 +1,9 @@
-"""Training: the learning rate, averaged weights, dropout, and the best validation is kept."""
+"""Training: the learning rate, averaged weights, dropout, unusable batches, and the best validation is kept."""
+
+import math
+from collections.abc import Iterable
+from itertools import count
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -6,14 +11,18 @@ import torch
 from torch import nn
 
 from models.decoder.decoder import Decoder
-from pipelines.training.batches import Batch
+from pipelines.training.batches import Batch, make_batch, split_batch
+from pipelines.training.checkpoints import Checkpoints
 from pipelines.training.dense import DecoderScorer, hidden_states
-from pipelines.training.fitting import Descent, DescentOptions, FitOptions, dropout_after, fit, rate_at
-from pipelines.training.train import TrainOptions, new_decoder
+from pipelines.training.descent import Descent, DescentOptions, rate_at
+from pipelines.training.distill import DistillOptions, StudentScorer, imitation_loss, new_student
+from pipelines.training.fitting import FitOptions, Fitted, Task, dropout_after, fit
+from pipelines.training.train import TrainOptions, new_decoder, next_token_loss
+from services.errors import StageFailed
 from tests.support.bundles import build_catalogue
+from tests.unit.pipelines.conftest import checkpoints_in
 
 DESCENT = DescentOptions(learning_rate=0.1, weight_decay=0.0, warm_up=0.1, average=0.9)
-NOTHING = Batch(*(np.zeros((1, 1), dtype=kind) for kind in (np.int64, np.int64, np.bool_)))
 
 
 def small_decoder() -> Decoder:
@@ -34,7 +43,7 @@ def test_averaged_weights_are_carried_only_inside_the_block() -> None:
     model = nn.Linear(2, 1, bias=False)
     descent = Descent(model, DESCENT)
     for step in range(20):
-        descent.step(model(torch.ones(1, 2)).pow(2).sum(), step / 20)
+        descent.step([(model(torch.ones(1, 2)).pow(2).sum(), 1)], step / 20)
     held = model.weight.detach().clone()
 
     with descent.averaged():
@@ -44,27 +53,120 @@ def test_averaged_weights_are_carried_only_inside_the_block() -> None:
     assert torch.equal(model.weight, held)
 
 
-def test_best_validation_is_kept_whatever_came_later() -> None:
-    """The model ends with the weights that validated best, in inference mode."""
-    model = nn.Linear(1, 1, bias=False)
-    scores, carried = iter([0.1, 0.9, 0.3]), []
+def fit_line(
+    model: nn.Linear, checkpoints: Checkpoints, scores: Iterable[float], epochs: int = 3, poison: float = 1.0
+) -> Fitted:
+    """Fit `model` to y = 5 in epochs of four batches; the loss of the third batch is multiplied by `poison`."""
+    left = iter(scores)
+    numbered = [
+        Batch(np.full((1, 1), number), np.zeros((1, 1), dtype=np.int64), np.ones((1, 1), dtype=np.bool_))
+        for number in range(4)
+    ]
 
-    def validate() -> float:
-        carried.append(model.weight.detach().clone())
-        return next(scores)
+    def loss(batch: Batch) -> tuple[torch.Tensor, int]:
+        usual = (model(torch.rand(1, 1)) - 5).pow(2).sum()
+        return usual * (poison if batch.tokens[0, 0] == 2 else 1.0), 1
 
-    curve = fit(
-        model,
-        batches=lambda: [NOTHING],
-        loss=lambda _: (model(torch.ones(1, 1)) - 5).pow(2).sum(),
-        validate=validate,
-        options=FitOptions(epochs=3, validate_every=1, descent=DESCENT),
-        progress=lambda *_: None,
+    task = Task(
+        batches=lambda: numbered,
+        rng=np.random.default_rng(0),
+        loss=loss,
+        validate=lambda: next(left),
+        uniform_loss=100.0,
     )
+    torch.manual_seed(0)
+    return fit(model, task, FitOptions(epochs=epochs, validate_every=1, descent=DESCENT), checkpoints, lambda *_: None)
 
-    assert torch.equal(model.weight, carried[1])
-    assert [point["validation"] for point in curve] == [0.1, 0.9, 0.3]
-    assert not model.training
+
+def line() -> nn.Linear:
+    """A model of one weight, which is always the same."""
+    torch.manual_seed(0)
+    return nn.Linear(1, 1, bias=False)
+
+
+def test_best_validation_is_kept_whatever_came_later(tmp_path: Path) -> None:
+    """The model ends with the weights that validated best, in inference mode."""
+    early, late = line(), line()
+
+    fitted = fit_line(early, checkpoints_in(tmp_path / "early"), (0.1, 0.9, 0.3))
+    fit_line(late, checkpoints_in(tmp_path / "late"), (0.1, 0.3, 0.9))
+
+    assert early.weight.item() < late.weight.item()
+    assert [point["validation"] for point in fitted.curve] == [0.1, 0.9, 0.3]
+    assert not early.training
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf, 1e6])
+def test_a_poisoned_batch_is_named_and_left_out(tmp_path: Path, poison: float) -> None:
+    """NaN, infinity or a far too high loss: back to the checkpoint, on without that batch, whenever the checkpoint was written."""
+    near, far = line(), line()
+
+    fitted = fit_line(near, checkpoints_in(tmp_path / "near", every_s=0.0), count(), poison=poison)
+    fit_line(far, checkpoints_in(tmp_path / "far"), count(), poison=poison)
+
+    assert [(one["epoch"], one["batch"]) for one in fitted.skipped_batches] == [(1, 2), (2, 2), (3, 2)]
+    assert near.weight.isfinite().all()
+    assert torch.equal(near.weight, far.weight)
+
+
+def test_a_fit_that_stays_poisoned_gives_up_and_names_the_batches(tmp_path: Path) -> None:
+    """Three batches are left out; the fourth ends the stage, with all of them named."""
+    with pytest.raises(
+        StageFailed, match=r"4 batches are unusable \(batch 2 of epoch 1.*batch 2 of epoch 4.*learning rate"
+    ):
+        fit_line(line(), checkpoints_in(tmp_path), count(), epochs=4, poison=math.nan)
+
+
+@pytest.mark.parametrize("num_parts", [2, 3])
+def test_parts_of_a_batch_add_up_to_its_step(num_parts: int) -> None:
+    """A batch in two parts, of unequal numbers of labels, moves the weights as the whole one does."""
+    catalogue, moved = build_catalogue(), []
+    batch = make_batch([np.array([1, 2, 3, 4]), np.array([5, 6, 7, 5]), np.array([8, 9])], catalogue)
+    for parts in (1, num_parts):
+        decoder = small_decoder()
+        descent = Descent(decoder, DESCENT)
+        losses = [next_token_loss(decoder, catalogue, part, mask_seen=True) for part in split_batch(batch, parts)]
+        before = decoder.embedding.weight.detach().clone()
+        loss = descent.step(losses, 0.1)
+        moved.append((loss, decoder.embedding.weight.grad, decoder.embedding.weight.detach() - before))
+
+    (whole, grad, _), (added, grad_of_parts, _) = moved
+    assert added == pytest.approx(whole, rel=1e-5)
+    torch.testing.assert_close(grad_of_parts, grad, rtol=1e-4, atol=1e-7)
+
+
+def test_everything_is_made_on_the_models_device() -> None:
+    """With another default device, losses and scores still come out: no tensor relies on the default."""
+    catalogue, decoder = build_catalogue(), small_decoder()
+    student = new_student(catalogue, decoder, DistillOptions(hidden_size=16, num_heads=2, max_items=20))
+    batch = make_batch([np.array([1, 2, 3]), np.array([4, 5])], catalogue)
+    descents = [Descent(decoder, DESCENT), Descent(student, DESCENT)]
+
+    with torch.device("meta"):
+        losses = [
+            next_token_loss(decoder, catalogue, batch, mask_seen=True),
+            imitation_loss(student, decoder, catalogue, batch, DistillOptions()),
+        ]
+        stepped = [descent.step([loss], 0.1) for descent, loss in zip(descents, losses, strict=True)]
+        scorers = DecoderScorer(decoder, catalogue, 20, 5), StudentScorer(student)
+        scores = [scorer([np.array([1, 2, 3]), np.array([4])]) for scorer in scorers]
+
+    assert all(math.isfinite(loss) for loss in stepped)
+    assert [score.shape for score in scores] == [(2, 30), (2, 30)]
+
+
+def test_losses_keep_fp32_under_bf16_autocast() -> None:
+    """As on a GPU: products in bf16, weights, their gradients and the softmax over the catalogue in fp32."""
+    catalogue, decoder = build_catalogue(), small_decoder()
+    batch = make_batch([np.array([1, 2, 3]), np.array([4, 5])], catalogue)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        loss, _ = next_token_loss(decoder, catalogue, batch, mask_seen=True)
+    loss.backward()  # type: ignore[no-untyped-call]
+
+    exact, _ = next_token_loss(decoder, catalogue, batch, mask_seen=True)
+    assert loss.dtype == decoder.embedding.weight.grad.dtype == torch.float32  # type: ignore[union-attr]
+    assert loss.item() == pytest.approx(exact.item(), rel=0.02)
 
 
 def test_dropout_is_there_in_training_only_and_gone_afterwards() -> None:

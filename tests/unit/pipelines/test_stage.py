@@ -49,6 +49,25 @@ def test_failed_work_leaves_nothing(tmp_path: Path) -> None:
     assert not StageCache(tmp_path).run("train", "k1", write("a", [])).skipped
 
 
+def test_checkpoints_survive_a_failure_and_end_with_the_stage(tmp_path: Path) -> None:
+    """What a killed or failed run kept is found under the same key by the next one, and gone once that has finished."""
+
+    def breaks(_out: Path) -> None:
+        kept = StageCache(tmp_path).checkpoint_dir("train", "k1")
+        kept.mkdir()
+        (kept / "1").write_text("half")
+        raise RuntimeError("power cut")
+
+    with pytest.raises(RuntimeError):
+        StageCache(tmp_path).run("train", "k1", breaks)
+    stages = StageCache(tmp_path)
+    found = (stages.checkpoint_dir("train", "k1") / "1").read_text()
+    stages.run("train", "k1", write("a", []))
+
+    assert found == "half"
+    assert [path.name for path in (tmp_path / "train").iterdir()] == ["k1"]
+
+
 def test_two_runs_at_once_share_what_the_first_one_made(tmp_path: Path) -> None:
     """The second to finish finds the place taken and uses that: equal key, equal output."""
 

@@ -14,7 +14,7 @@ from pipelines.publication.bundle import version_of
 from pipelines.runner.stage import silent
 from pipelines.training.train import train
 from services.student.ranker import StudentRanker
-from tests.unit.pipelines.conftest import MADE_AT, SMALL_DECODER, Built
+from tests.unit.pipelines.conftest import CPU, MADE_AT, SMALL_DECODER, Built, checkpoints_in
 
 
 def test_both_models_learn_the_ring(built: Built) -> None:
@@ -34,7 +34,7 @@ def test_same_seed_trains_the_same_weights(built: Built, tmp_path: Path) -> None
     quick = replace(SMALL_DECODER, fit=replace(SMALL_DECODER.fit, epochs=1, validate_every=1))
     for name in ("one", "other"):
         (tmp_path / name).mkdir()
-        train(built.trained.tokenized, quick, tmp_path / name, silent)
+        train(built.trained.tokenized, quick, tmp_path / name, checkpoints_in(tmp_path / "saved" / name), CPU, silent)
 
     one, other = (load_decoder(tmp_path / name / "decoder", torch.float32, "cpu") for name in ("one", "other"))
 
@@ -55,6 +55,7 @@ def test_bundle_holds_what_the_registry_wants_and_its_student_ranks_as_evaluated
         "decoder/config.json",
         "decoder/model.safetensors",
         "student.onnx",
+        "student.safetensors",
         "catalogue.parquet",
         "report.json",
     }

@@ -1,0 +1,113 @@
+"""Keeps the whole state of an unfinished fit on disk, so that a killed run goes on where it was.
+
+One file a checkpoint: tensors as safetensors, everything else as JSON in its header, and the SHA-256 of both beside it. Never pickle. A file
+is flushed before it gets its name, so a kill or a full disk leaves the one before it; two are kept, and a damaged one is passed over. What
+the state consists of is `fitting.py`'s business.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from models.files import rename_durably
+from services.errors import CheckpointError, StageFailed
+
+log = structlog.get_logger()
+
+_NUM_KEPT = 2
+_SUFFIX, _PARTIAL = ".safetensors", ".partial"
+
+
+@dataclass(frozen=True, slots=True)
+class FitState:
+    """What a fit needs to go on: tensors by name, and JSON values."""
+
+    tensors: Mapping[str, Tensor]
+    values: Mapping[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints of one fit in its folder, written every `every_s` seconds. `stage` is the name in errors."""
+
+    def __init__(self, folder: Path, stage: str, every_s: float) -> None:
+        self.folder, self.stage, self._every_s = folder, stage, every_s
+        self._saved_at_s = time.monotonic()
+
+    def of(self, part: str) -> "Checkpoints":
+        """Return the checkpoints of one fit of a stage that has several."""
+        return Checkpoints(self.folder / part, self.stage, self._every_s)
+
+    def is_due(self) -> bool:
+        """Whether the time has come for the next checkpoint."""
+        return time.monotonic() - self._saved_at_s >= self._every_s
+
+    def save(self, state: FitState) -> None:
+        """Write a checkpoint durably and remove all but the newest two. Raises StageFailed, with the files before it untouched."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        number = max((int(path.stem) for path in self._files()), default=0) + 1
+        path = self.folder / f"{number:09d}{_SUFFIX}"
+        partial = path.with_suffix(_PARTIAL)
+        try:
+            _write(state, partial)
+            rename_durably(partial, path)
+        except (OSError, SafetensorError) as error:
+            partial.unlink(missing_ok=True)
+            raise StageFailed(self.stage, self._not_written(path, error)) from error
+        for old in self._files()[_NUM_KEPT:]:
+            old.unlink()
+        self._saved_at_s = time.monotonic()
+
+    def newest(self) -> FitState | None:
+        """Return the newest checkpoint that is whole; None without one. Each damaged one is named in the log."""
+        for path in self._files():
+            try:
+                return _read(path)
+            except CheckpointError as error:
+                log.warning("checkpoint_refused", stage=self.stage, why=str(error))
+        return None
+
+    def _files(self) -> list[Path]:
+        return sorted(self.folder.glob(f"*{_SUFFIX}"), reverse=True)
+
+    def _not_written(self, path: Path, error: Exception) -> str:
+        kept = self._files()
+        last = f"the next run goes on from {kept[0].name}" if kept else "the next run starts over"
+        return f"the checkpoint {path} cannot be written ({error}); free space on that disk and run again: {last}"
+
+
+def _write(state: FitState, path: Path) -> None:
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.tensors.items()}
+    values = json.dumps(state.values)
+    save_file(tensors, path, metadata={"values": values, "sha256": _sha256(tensors, values)})
+
+
+def _read(path: Path) -> FitState:
+    """Read a checkpoint onto the CPU. Raises CheckpointError when it is not what was written."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: not readable as safetensors ({error}); the one before it is used") from error
+    if about.get("sha256") != _sha256(tensors, about.get("values", "")):
+        raise CheckpointError(f"{path}: its content differs from its SHA-256; the one before it is used")
+    return FitState(tensors, json.loads(about["values"]))
+
+
+def _sha256(tensors: Mapping[str, Tensor], values: str) -> str:
+    digest = hashlib.sha256(values.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

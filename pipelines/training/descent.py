@@ -1,0 +1,125 @@
+"""The optimizer of a fit: AdamW with warm-up, cosine decay, clipped gradients and an exponential (Polyak) average of the weights.
+
+The average is what gets validated and kept. Knows no epochs, data or files.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+_MAX_GRAD_NORM = 1.0
+
+
+class UnusableLoss(Exception):
+    """A loss or gradient that would spoil the weights; they are as they were before this step."""
+
+    def __init__(self, why: str, loss: float) -> None:
+        super().__init__(why)
+        self.loss = loss
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescentOptions:
+    """`warm_up` is a share of all steps; `average` is the decay of the weights' average in (0, 1)."""
+
+    learning_rate: float
+    weight_decay: float
+    warm_up: float
+    average: float
+
+
+class Descent:
+    """Owns the optimizer and the averaged weights of one model."""
+
+    def __init__(self, model: nn.Module, options: DescentOptions) -> None:
+        self._parameters = list(model.parameters())
+        self._options, self._num_steps = options, 0
+        matrices = [parameter for parameter in self._parameters if parameter.dim() > 1]
+        vectors = [parameter for parameter in self._parameters if parameter.dim() <= 1]
+        self._optimizer = torch.optim.AdamW(
+            [{"params": matrices, "weight_decay": options.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
+            betas=(0.9, 0.98),
+            fused=True,
+        )
+        self._average = [parameter.detach().clone() for parameter in self._parameters]
+
+    def step(self, losses: Iterable[tuple[Tensor, int]], progress: float, max_loss: float = math.inf) -> float:
+        """Do one optimizer step, update the average, and return the mean loss.
+
+        `losses` are the mean loss and number of labels of each part of the batch; `progress` in [0, 1) is the share of the whole descent
+        that is done. Raises UnusableLoss before any weight changes.
+        """
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._options.learning_rate * rate_at(progress, self._options.warm_up)
+        self._optimizer.zero_grad()
+        loss = self._backward(losses)
+        if not loss <= max_loss:  # which no NaN is
+            raise UnusableLoss(f"its loss is {loss:g}, where at most {max_loss:.3g} is plausible", loss)
+        norm = nn.utils.clip_grad_norm_(self._parameters, _MAX_GRAD_NORM)
+        if not norm.isfinite():
+            raise UnusableLoss("its gradient is not finite", loss)
+        self._optimizer.step()
+        self._num_steps += 1
+        decay = min(self._options.average, (1 + self._num_steps) / (10 + self._num_steps))
+        torch._foreach_lerp_(self._average, [parameter.detach() for parameter in self._parameters], 1 - decay)
+        return loss
+
+    def _backward(self, losses: Iterable[tuple[Tensor, int]]) -> float:
+        """Add up the parts' gradients, each by its share of the labels. The first part counts 1 until the number of all is known."""
+        total, num_labels, num_first = 0.0, 0, 0
+        for mean, number in losses:
+            if not number:  # a part of which nothing is learned has no mean
+                continue
+            num_first = num_first or number
+            (mean * (number / num_first)).backward()  # type: ignore[no-untyped-call]
+            total += float(mean.detach()) * number
+            num_labels += number
+        if num_labels > num_first:
+            grads = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+            torch._foreach_mul_(grads, num_first / num_labels)
+        return total / max(num_labels, 1)
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Load the averaged weights into the model inside this block."""
+        held = [parameter.detach().clone() for parameter in self._parameters]
+        self._load(self._average)
+        try:
+            yield
+        finally:
+            self._load(held)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the whole state beside the model's weights, by name."""
+        named = {f"average.{index}": value for index, value in enumerate(self._average)}
+        for index, parameter in enumerate(self._parameters):
+            named |= {f"{key}.{index}": value for key, value in self._optimizer.state.get(parameter, {}).items()}
+        return named | {"num_steps": torch.tensor(self._num_steps)}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over a state that `tensors` returned."""
+        self._num_steps = int(tensors["num_steps"])
+        self._optimizer.state.clear()
+        for name, value in tensors.items():
+            kind, _, index = name.partition(".")
+            if kind == "average":
+                self._average[int(index)].copy_(value)
+            elif index:
+                parameter = self._parameters[int(index)]
+                self._optimizer.state[parameter][kind] = value.to(parameter.device)
+
+    @torch.no_grad()
+    def _load(self, values: list[Tensor]) -> None:
+        for parameter, value in zip(self._parameters, values, strict=True):
+            parameter.copy_(value)
+
+
+def rate_at(progress: float, warm_up: float) -> float:
+    """Return the share of the learning rate at this progress in [0, 1]: linear up, then half a cosine down to 0."""
+    if progress < warm_up:
+        return (progress + 1e-3) / warm_up if warm_up else 1.0
+    return 0.5 * (1 + math.cos(math.pi * (progress - warm_up) / (1 - warm_up)))

@@ -1,0 +1,25 @@
+"""Where the offline models are computed: one option decides for training and evaluation alike."""
+
+from enum import StrEnum
+
+import torch
+
+from services.errors import ConfigError
+
+
+class Device(StrEnum):
+    """`auto` is the GPU where there is one. On a GPU products are computed in bf16 under fp32 weights."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device of this name. Raises ConfigError naming the option."""
+    if name not in set(Device):
+        raise ConfigError(f"--device: {name!r} is not known; give one of {', '.join(Device)}")
+    if name == Device.CUDA and not torch.cuda.is_available():
+        raise ConfigError("--device: torch finds no CUDA device here; give auto or cpu")
+    has_gpu = name != Device.CPU and torch.cuda.is_available()
+    return torch.device("cuda", torch.cuda.current_device()) if has_gpu else torch.device("cpu")
