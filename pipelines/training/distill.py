@@ -3,9 +3,9 @@
     student.safetensors, twin.safetensors   weights of models.student
     distillation.json                       shapes, curves and the options
 
-The target at each position is a mixture of the decoder's distribution over the whole catalogue and the label. The student also starts
-from the decoder's item embeddings when the sizes agree. The twin has the same size and number of epochs, and neither of these: the
-difference between the two is the gain of distillation.
+The target at each position is a mixture of the decoder's distribution over the whole catalogue and the label. The twin's target is the label.
+Else the two are equal: both start from the decoder's item embeddings when the sizes agree, with the same dropout, batches and schedule. So
+the difference between them is what the decoder's distribution is worth.
 
 Shape suffixes: B windows, L positions, T = B * L tokens, D hidden.
 """
@@ -50,7 +50,6 @@ class DistillOptions:
     max_items: int = 200
     teacher_weight: float = 0.8
     dropout: float = 0.1
-    twin_dropout: float = 0.3
     mask_seen: bool = True
     """As of the decoder's TrainOptions."""
     max_batch_tokens: int = 2_048
@@ -80,7 +79,16 @@ def distill(
         raise StageFailed("distill", "the decoder's distribution is known directly for codes of depth 1 only")
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as beside:
         inputs = Inputs(tokenized, torch.get_num_threads(), device)
-        twin = beside.submit(fit_and_save, inputs, None, options, out / "twin.safetensors", checkpoints.of("twin"))
+        twin = beside.submit(
+            fit_and_save,
+            inputs,
+            decoder_dir,
+            untaught(options),
+            out / "twin.safetensors",
+            checkpoints.of("twin"),
+            silent,
+            start,
+        )
         student = fit_and_save(
             inputs, decoder_dir, options, out / "student.safetensors", checkpoints.of("student"), progress, start
         )
@@ -99,18 +107,18 @@ class Inputs:
 
 def fit_and_save(
     inputs: Inputs,
-    decoder_dir: Path | None,
+    decoder_dir: Path,
     options: DistillOptions,
     path: Path,
     checkpoints: Checkpoints,
     progress: Progress = silent,
     start: WarmStart | None = None,
 ) -> Fitted:
-    """Train one student on the stage's inputs, with a teacher or (None) from the labels alone, write it, and return its curve."""
+    """Train one student on the stage's inputs, write it, and return its curve."""
     torch.set_num_threads(inputs.num_threads)
     catalogue = load_catalogue(inputs.tokenized / "catalogue.parquet")
     sequences, valid = read_lessons(inputs.tokenized), read_cases(inputs.tokenized, Split.VALID)
-    teacher = None if decoder_dir is None else load_decoder(decoder_dir, torch.float32, inputs.device)
+    teacher = load_decoder(decoder_dir, torch.float32, inputs.device)
     student, rows_as_tokens = new_student(catalogue, teacher, options).to(inputs.device), items_as_codes(catalogue)
     fit_options = options.fit if start is None else begin_warm(start, student, catalogue, options.fit)
     rng, scorer = np.random.default_rng(options.seed), StudentScorer(student)
@@ -124,14 +132,19 @@ def fit_and_save(
         uniform_loss=math.log(max(2, len(catalogue.item_ids))),
     )
     modules = [module for name, module in student.named_modules() if name.endswith(("embedding", "output", "down"))]
-    with dropout_after(modules, options.dropout if teacher else options.twin_dropout):
+    with dropout_after(modules, options.dropout):
         fitted = fit(student, task, fit_options, checkpoints, progress)
     save_student(student, path)
     return fitted
 
 
-def new_student(catalogue: Catalogue, teacher: Decoder | None, options: DistillOptions) -> StudentModel:
-    """Return a student with fresh weights, its embeddings taken from the teacher where there is one of that size."""
+def untaught(options: DistillOptions) -> DistillOptions:
+    """Return the twin's options: the labels are its whole target."""
+    return replace(options, teacher_weight=0.0)
+
+
+def new_student(catalogue: Catalogue, teacher: Decoder, options: DistillOptions) -> StudentModel:
+    """Return a student with fresh weights, its embeddings taken from the teacher where that has the same size."""
     torch.manual_seed(options.seed)
     config = StudentConfig(
         num_items=len(catalogue.item_ids),
@@ -145,7 +158,7 @@ def new_student(catalogue: Catalogue, teacher: Decoder | None, options: DistillO
     for name, parameter in student.named_parameters():
         if name.endswith(".weight") and parameter.dim() > 1:
             nn.init.normal_(parameter, std=0.02)
-    if teacher is not None and teacher.config.hidden_size == options.hidden_size:
+    if teacher.config.hidden_size == options.hidden_size:
         with torch.no_grad():
             student.embedding.weight.copy_(
                 teacher.embedding.weight[_token_of_row(catalogue, teacher.embedding.weight.device)]
@@ -166,9 +179,9 @@ def begin_warm(start: WarmStart, student: StudentModel, catalogue: Catalogue, op
 
 
 def imitation_loss(
-    student: StudentModel, teacher: Decoder | None, catalogue: Catalogue, batch: Batch, options: DistillOptions
+    student: StudentModel, teacher: Decoder, catalogue: Catalogue, batch: Batch, options: DistillOptions
 ) -> Loss:
-    """Return the student's mean cross-entropy over all positions, against labels and (if any) the teacher, and their number."""
+    """Return the student's mean cross-entropy over all positions, against labels and teacher, and their number."""
     device = student.embedding.weight.device
     rows_BL, labels_BL, is_label_BL = (
         torch.from_numpy(values).to(device) for values in (batch.tokens, batch.labels, batch.is_label)
@@ -176,7 +189,7 @@ def imitation_loss(
     items_BL = torch.where(labels_BL == IGNORED, IGNORED, labels_BL - 1)
     chosen_BL, seen = lessons(items_BL, is_label_BL, len(catalogue.item_ids), options.mask_seen)
     taught = None
-    if teacher is not None:
+    if options.teacher_weight > 0:
         token_of_row = _token_of_row(catalogue, device)
         with torch.no_grad():
             hidden_TE = hidden_states(teacher, token_of_row[rows_BL]).view(*rows_BL.shape, -1)[chosen_BL]

@@ -9,7 +9,7 @@ from typing import Any
 from pipelines.runner.stage import silent
 from pipelines.training.checkpoints import Checkpoints
 from pipelines.training.descent import Descent
-from pipelines.training.distill import Inputs, fit_and_save
+from pipelines.training.distill import Inputs, fit_and_save, untaught
 from pipelines.training.train import train
 from tests.unit.pipelines.conftest import CPU, DROPPED_DECODER, DROPPED_STUDENT
 
@@ -20,8 +20,10 @@ def fit_one(model: str, folder: Path, checkpoints: Checkpoints) -> None:
     if model == "decoder":
         train(folder / "tokens", DROPPED_DECODER, out, checkpoints, CPU, silent)
         return
-    teacher = folder / "decoder" if model == "student" else None
-    fit_and_save(Inputs(folder / "tokens", 1, CPU), teacher, DROPPED_STUDENT, out / "student.safetensors", checkpoints)
+    options = DROPPED_STUDENT if model == "student" else untaught(DROPPED_STUDENT)
+    fit_and_save(
+        Inputs(folder / "tokens", 1, CPU), folder / "decoder", options, out / "student.safetensors", checkpoints
+    )
 
 
 def kill_before(nth: int) -> None:

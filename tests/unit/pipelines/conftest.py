@@ -13,7 +13,7 @@ from pipelines.publication.bundle import optimize
 from pipelines.runner.stage import silent
 from pipelines.training.checkpoints import Checkpoints
 from pipelines.training.descent import DescentOptions
-from pipelines.training.distill import DistillOptions, Inputs, fit_and_save
+from pipelines.training.distill import DistillOptions, Inputs, fit_and_save, untaught
 from pipelines.training.fitting import FitOptions
 from pipelines.training.train import TrainOptions, train
 from tests.support.synthetic import histories_from, write_ingested
@@ -62,12 +62,12 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     tokenize(ingested, histories_from(ingested), 1_000, tokens)
     torch.set_num_threads(1)
     train(tokens, SMALL_DECODER, trained_dir, checkpoints_in(root / "saved"), CPU, silent)
-    for name, teacher in (
-        ("student", trained_dir / "decoder"),
-        ("twin", None),
+    for name, options in (
+        ("student", SMALL_STUDENT),
+        ("twin", untaught(SMALL_STUDENT)),
     ):  # `distill` trains the twin in another process
         saved, path = checkpoints_in(root / "saved").of(name), students / f"{name}.safetensors"
-        fit_and_save(Inputs(tokens, 1, CPU), teacher, SMALL_STUDENT, path, saved)
+        fit_and_save(Inputs(tokens, 1, CPU), trained_dir / "decoder", options, path, saved)
     trained = Trained(tokens, trained_dir / "decoder", students, SMALL_DECODER.max_items, SMALL_DECODER.stride)
     evaluate(trained, "ring", evaluated, silent)
     optimize(trained, evaluated, MADE_AT, optimized)

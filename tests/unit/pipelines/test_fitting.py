@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from pipelines.training.batches import Batch, make_batch, split_batch
 from pipelines.training.checkpoints import Checkpoints
 from pipelines.training.dense import DecoderScorer, hidden_states
 from pipelines.training.descent import Descent, DescentOptions, rate_at
-from pipelines.training.distill import DistillOptions, StudentScorer, imitation_loss, new_student
+from pipelines.training.distill import DistillOptions, StudentScorer, imitation_loss, new_student, untaught
 from pipelines.training.fitting import FitOptions, Fitted, Task, dropout_after, fit
 from pipelines.training.train import TrainOptions, new_decoder, next_token_loss
 from services.errors import StageFailed
@@ -153,6 +154,23 @@ def test_everything_is_made_on_the_models_device() -> None:
 
     assert all(math.isfinite(loss) for loss in stepped)
     assert [score.shape for score in scores] == [(2, 30), (2, 30)]
+
+
+def test_the_twin_differs_by_the_teachers_distribution_alone() -> None:
+    """Its options differ in the teacher's share and nothing else, and its loss is the same whoever the teacher is."""
+    catalogue, one, other = build_catalogue(), small_decoder(), small_decoder()
+    nn.init.normal_(other.embedding.weight)
+    options = DistillOptions(hidden_size=16, num_heads=2, max_items=20)
+    student, batch = new_student(catalogue, one, options), make_batch([np.array([1, 2, 3])], catalogue)
+
+    taught, alone = (
+        [imitation_loss(student, teacher, catalogue, batch, chosen)[0].item() for teacher in (one, other)]
+        for chosen in (options, untaught(options))
+    )
+
+    assert replace(untaught(options), teacher_weight=options.teacher_weight) == options
+    assert alone[0] == alone[1]
+    assert taught[0] != taught[1]
 
 
 def test_losses_keep_fp32_under_bf16_autocast() -> None:

@@ -42,7 +42,8 @@ def test_rows_follow_their_items_and_a_new_item_starts_from_their_mean(built: Bu
     bundle = built.optimized / "bundle"
     now, start = with_a_first_item(load_catalogue(bundle / "catalogue.parquet")), WarmStart(bundle, "v1")
     old = load_decoder(bundle / "decoder", torch.float32, CPU)
-    decoder, student = new_decoder(now, SMALL_DECODER), new_student(now, None, SMALL_STUDENT)
+    decoder = new_decoder(now, SMALL_DECODER)
+    student = new_student(now, decoder, SMALL_STUDENT)
 
     schedule = train.begin_warm(start, decoder, now, QUICK)
     distill.begin_warm(start, student, now, QUICK)
