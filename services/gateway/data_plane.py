@@ -27,6 +27,7 @@ from services.gateway.records.explanations import Explanations, ExplanationStore
 from services.gateway.records.metrics import AnswerMetrics
 from services.gateway.records.sinks import log_answer, log_refusal, set_span_attributes
 from services.gateway.request.context import Features
+from services.gateway.request.edge_watch import EdgeWatch
 from services.gateway.request.live_bundle import LiveBundle, Student
 from services.gateway.request.load_monitor import LoadMonitor
 from services.gateway.text.metrics import TextReport
@@ -101,6 +102,7 @@ class DataPlane:
         self.popular = popular
         self.load = load
         self.clock = clock
+        self.edge = EdgeWatch(load, clock)
         self._record = record
         self._producers = producers
         self._metrics = metrics
@@ -231,7 +233,7 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
         lambda: Replica(_breaker(config), LatencyPredictor(config.first_llm_prediction_s)), config.max_llm_in_flight
     )
     llm = LlmTier(ports.llm, gate, metrics.breaker_open, ports.clock)
-    load = LoadMonitor(Admission(config.admission), metrics.strain)
+    load = LoadMonitor(Admission(config.admission), metrics.strain, metrics.refused)
     explanations = Explanations(ports.explanations, metrics.explanations)
     text_report = TextReport(TextMetrics(ports.registry))
     text = _text_tier(ports, config, load, text_report)

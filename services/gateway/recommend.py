@@ -20,7 +20,6 @@ from services.contracts.recommend import (
     ScoredItem,
     Tier,
 )
-from services.errors import Overloaded
 from services.gateway.records.answer import AnswerRecord, AnswerSink, RoutingRecord
 from services.gateway.request.candidates import ItemRanking, as_items, choose
 from services.gateway.request.context import (
@@ -41,11 +40,10 @@ from services.gateway.tiers.tier import RankingTier, TierResult
 from services.observability.tracing import trace_id
 from services.router import policy
 from services.router.admission import Verdict
-from services.router.deadline import Deadline, DeadlineLimits, deadline_from
+from services.router.deadline import Arrival, Deadline, DeadlineLimits, deadline_from
 from services.router.policy import RoutingDecision
 
 _FEATURES_SHARE = 0.5
-_RETRY_AFTER_S = 1.0
 
 
 class Recommend:
@@ -83,24 +81,30 @@ class Recommend:
         self._clock = clock
         self._wall_clock = wall_clock
 
-    async def __call__(self, request: RecommendRequest, arrived_s: float, door: str, caller: Caller) -> Recommendation:
-        """Answer a request of `caller` that arrived at `arrived_s` (monotonic seconds) through `door`.
+    async def __call__(self, request: RecommendRequest, arrival: Arrival, door: str, caller: Caller) -> Recommendation:
+        """Answer a request of `caller` that arrived through `door`.
 
         Raises InvalidRequest for more items than the caller may request and for filters that name what the catalogue
-        lacks, DependencyAway before the first bundle, Overloaded if this priority gets no answer even from memory.
+        lacks, DependencyAway before the first bundle, Overloaded if this priority gets no answer even from memory or the deadline passed
+        before the request was read.
         """
         request.check_k(caller.max_k)
         live = self._live.current()
         live.catalogue.check_filters(request.filters)
         request = request.excluding_seen(default=not live.repeats)
-        deadline = deadline_from(arrived_s, request.deadline_ms, self._limits)
+        deadline = deadline_from(arrival.at_s, request.deadline_ms, self._limits)
+        is_in_time = await self._load.turns.begin(caller.priority, deadline)
+        if arrival.waited_s > 0 and deadline.remaining_s(self._clock()) <= 0:  # a slow upload is no queue
+            raise self._load.refusal("expired")
         verdict = self._load.judge(caller.priority)
         if verdict is Verdict.REFUSE:
-            raise Overloaded("the gateway", _RETRY_AFTER_S)
+            raise self._load.refusal("strain")
+        if not is_in_time:
+            verdict = Verdict.SHED
         if verdict is Verdict.SHED and (items := self._popular.items_from_memory(request, live)) is not None:
             return self._answer_from_memory(request, caller, deadline, live.version, items, door)
 
-        stages = StageTimer(self._clock, arrived_s)
+        stages = StageTimer(self._clock, arrival.at_s)
         with self._load.working(), stages.measure("features"):
             lookup = UNREAD if verdict is Verdict.SHED else await self._read(request, live.version, deadline)
         with stages.measure("route"):

@@ -135,6 +135,12 @@ class GatewayMetrics:
             multiprocess_mode="livemax",
             registry=registry,
         )
+        self.refused = Counter(
+            "tailrace_refused_total",
+            "Recommendations that a gateway refused for overload: by its strain, or expired before they began",
+            ["cause"],
+            registry=registry,
+        )
         self.strain = Gauge(
             "tailrace_admission_strain",
             "Load shedding: 0 none; up to 1 low priority is shed; up to 2 normal too; above 2 low is refused",
@@ -210,8 +216,8 @@ class TextMetrics:
         )
 
 
-class StandbyMetrics:
-    """Metrics of the standby's role; its answers are counted like all others."""
+class EdgeMetrics:
+    """Metrics of the edge: the standby's role, whose answers are counted like all others, and what the edge refused."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.active = Gauge(
@@ -221,6 +227,11 @@ class StandbyMetrics:
             registry=registry,
         )
         self.takeovers = Counter("tailrace_standby_takeovers_total", "Takeovers by the standby", registry=registry)
+        self.refused = Counter(
+            "tailrace_edge_refused_total",
+            "Recommendations that the edge refused because too many were in flight",
+            registry=registry,
+        )
 
 
 class StreamMetrics:

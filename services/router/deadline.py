@@ -19,6 +19,14 @@ class DeadlineLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class Arrival:
+    """When a request arrived, and for how many seconds it waited before this process began to read it."""
+
+    at_s: float
+    waited_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Deadline:
     """When the answer must be out. `at_s` and `arrived_s` are seconds of one monotonic clock."""
 

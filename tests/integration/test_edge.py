@@ -7,6 +7,7 @@ import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +18,12 @@ import httpx
 import pytest
 import trustme
 
-from infra.local.edge.admin import edge_answers
-from infra.local.edge.config import edge_folder
+from infra.local.edge.admin import edge_answers, num_refused, send
+from infra.local.edge.config import KEY_SHARES, edge_folder
 from services.contracts import recommend_pb2 as pb
 from services.contracts import recommend_pb2_grpc as api
+from services.contracts.access import Priority, Scope
+from services.gateway.access.keys import KeysFile, StoredHash, StoredKey, hash_of, write_keys
 from services.settings.settings import Settings, inherited_environment
 from tailrace_client import Client, TailraceError, Tls
 from tests.support.plain_doors import running_plain_doors
@@ -30,6 +33,24 @@ from tests.support.wait import wait_for
 pytestmark = pytest.mark.integration
 
 REQUEST = {"user_id": "nobody", "k": 2}
+LONG = {"user_id": "long", "k": 2, "deadline_ms": 5_000}
+KEYS = KeysFile(
+    keys=tuple(
+        StoredKey(
+            id=priority.name.lower(),
+            hashes=(StoredHash(sha256=hash_of(priority.name)),),
+            scopes=frozenset({Scope.RECOMMEND}),
+            priority=priority,
+        )
+        for priority in (Priority.HIGH, Priority.LOW)
+    )
+)
+"""The key of each priority is the priority's name; the doors behind the edge admit every caller."""
+
+
+def key_of(priority: str) -> dict[str, str]:
+    """Return the header of a priority's key."""
+    return {"authorization": f"Bearer {priority}"}
 
 
 def issue(ca: trustme.CA, folder: Path, name: str = "localhost") -> trustme.LeafCert:
@@ -69,7 +90,27 @@ class Edge:
         with httpx.Client(verify=context, timeout=10) as http:
             return http.get(self.rest + path)
 
-    def call_grpc(self, ca: trustme.CA | None = None, client: trustme.LeafCert | None = None) -> Any:
+    def announced(self) -> str | None:
+        """Return the limit that HAProxy holds."""
+        told = send(edge_folder(self.settings.state_dir), "get var proc.limit")
+        return told.rpartition("<")[2].removesuffix(">") if "<" in told else None
+
+    def num_in_flight(self) -> int:
+        """Return how many recommendations HAProxy counts."""
+        table = send(edge_folder(self.settings.state_dir), "show table in_flight")
+        return int(table.rpartition("conn_cur=")[2] or 0) if "conn_cur=" in table else 0
+
+    def shares(self) -> list[str]:
+        """Return the shares of the limit that HAProxy holds for the keys, in the file's order."""
+        rows = send(edge_folder(self.settings.state_dir), f"show map {KEY_SHARES}").splitlines()
+        return [row.split()[-1] for row in rows if row.strip()]
+
+    def call_grpc(
+        self,
+        ca: trustme.CA | None = None,
+        client: trustme.LeafCert | None = None,
+        metadata: dict[str, str] | None = None,
+    ) -> Any:
         """Make one call over a new connection."""
         shown = {}
         if client is not None:
@@ -77,7 +118,9 @@ class Edge:
             shown = {"private_key": client.private_key_pem.bytes(), "certificate_chain": chain}
         credentials = grpc.ssl_channel_credentials((ca or self.ca).cert_pem.bytes(), **shown)
         with grpc.secure_channel(f"localhost:{self.settings.grpc_port}", credentials) as channel:
-            return api.RecommenderStub(channel).Recommend(pb.RecommendRequest(**REQUEST), timeout=5)
+            return api.RecommenderStub(channel).Recommend(
+                pb.RecommendRequest(**REQUEST), timeout=5, metadata=tuple((metadata or {}).items())
+            )
 
     def selected(self, protocol: str) -> str | None:
         """Return the protocol that the REST door selects from this offer."""
@@ -120,6 +163,7 @@ def running_edge(
     client_ca_file = folder / "client ca.crt" if client_ca else None
     if client_ca and client_ca_file:
         client_ca.cert_pem.write_to_path(client_ca_file)
+    write_keys(folder / "keys.json", KEYS)
     settings = Settings(
         state_dir=folder / "state",
         http_port=free_port(),
@@ -127,6 +171,7 @@ def running_edge(
         inner_http_port=doors[0],
         inner_grpc_port=doors[1],
         standby=False,
+        api_keys_file=folder / "keys.json",
         tls_dir=folder / "tls",
         tls_client_ca_file=client_ca_file,
     )
@@ -162,6 +207,55 @@ def test_both_doors_answer_over_tls(edge: Edge) -> None:
     assert rest.http_version == "HTTP/1.1"
     assert rpc.bundle_version == "v1"
     assert [edge.selected(protocol) for protocol in ("h2", "http/1.1")] == ["h2", "http/1.1"]
+
+
+def test_beyond_the_announced_limit_the_edge_refuses_at_once(edge: Edge) -> None:
+    """Of four that may be in flight two are: low, which may fill a half, is refused through both doors while high passes.
+
+    The limit comes with the health checks, so that it holds where nobody calls REST; what is no number limits nothing.
+    """
+    with httpx.Client(verify=edge.context(), timeout=10, base_url=edge.rest) as http, ThreadPoolExecutor(9) as pool:
+
+        def announce(text: str) -> None:
+            assert http.get(f"/limit/{text}").headers.get("x-edge-limit") is None
+            wait_for(lambda: edge.announced() == (text if text.isdecimal() else "0"), what=f"the limit {text}")
+
+        def ask(priority: str) -> httpx.Response:
+            return http.post("/v1/recommendations", json=LONG, headers=key_of(priority))
+
+        announce("4")
+        admitted = [pool.submit(ask, "HIGH") for _ in range(2)]
+        wait_for(lambda: edge.num_in_flight() == 2, what="two in flight")
+        refused = list(pool.map(ask, ["LOW", "LOW", "unknown"]))
+        with pytest.raises(grpc.RpcError) as rpc:
+            edge.call_grpc(metadata=key_of("LOW"))
+        passed = edge.call_grpc(metadata=key_of("HIGH"))
+        assert not any(answer.done() for answer in admitted)
+        announce("none")
+        wait_for(lambda: edge.num_in_flight() == 0, what="none in flight")
+        unlimited = list(pool.map(ask, ["LOW"] * 6))
+
+    assert [answer.status_code for answer in refused] == [429] * 3
+    assert {(answer.json()["error"]["code"], answer.headers["retry-after"]) for answer in refused} == {
+        ("overloaded", "1")
+    }
+    assert rpc.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert num_refused(edge_folder(edge.settings.state_dir)) == 4
+    assert passed.bundle_version == "v1"
+    assert [answer.result().status_code for answer in admitted] == [200, 200]
+    assert [answer.status_code for answer in unlimited] == [200] * 6
+
+
+def test_a_key_of_another_priority_counts_at_once(edge: Edge) -> None:
+    """After the keys file changes a key may fill as much as its new priority does, without a restart."""
+    keys_file = edge.settings.api_keys_file
+    assert keys_file is not None
+    raised = tuple(key.model_copy(update={"priority": Priority.HIGH}) for key in KEYS.keys)
+
+    write_keys(keys_file, KeysFile(keys=raised))
+    wait_for(lambda: edge.shares() == ["100", "100"], what="the new priorities")
+    write_keys(keys_file, KEYS)
+    wait_for(lambda: edge.shares() == ["100", "50"], what="the old priorities")
 
 
 def test_plaintext_is_refused_at_both_doors(edge: Edge) -> None:

@@ -1,6 +1,7 @@
 """Both doors without TLS, on a plane of fakes: `python -m tests.support.plain_doors HTTP_PORT GRPC_PORT`, until killed.
 
-`/headers` returns the request's headers, so that tests see what a proxy in front changes.
+`/headers` returns the request's headers, so that tests see what a proxy in front changes. From `/limit/TEXT` on both doors announce this to
+the edge as their limit; while it is a number the language model is slow, so that recommendations are in flight for a while.
 """
 
 import asyncio
@@ -8,9 +9,11 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import uvicorn
@@ -18,6 +21,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from services.gateway.grpc.door import RpcDoor, add_recommender_to_server
+from services.gateway.request.edge_watch import EdgeWatch
+from services.gateway.request.load_monitor import LoadMonitor
 from services.gateway.rest.door import create_rest_app
 from tests.support.servers import HOST, free_port
 from tests.support.wait import wait_for
@@ -42,6 +47,19 @@ def _accepts(port: int) -> bool:
         return probe.connect_ex((HOST, port)) == 0
 
 
+class FixedWatch(EdgeWatch):
+    """Announces one text."""
+
+    def __init__(self, load: LoadMonitor, text: Any) -> None:
+        super().__init__(load, time.monotonic)
+        self._text = text
+
+    @property
+    def limit(self) -> Any:
+        """What is announced."""
+        return self._text
+
+
 async def serve(http_port: int, grpc_port: int) -> None:
     """Serve both doors."""
     root = Path(tempfile.mkdtemp()) / "bundles"
@@ -54,6 +72,13 @@ async def serve(http_port: int, grpc_port: int) -> None:
     await server.start()
     app = create_rest_app(lambda: world.plane, lambda: b"", MAX_BODY_BYTES)
     app.add_route("/headers", _headers)
+
+    async def limit(http: Request) -> JSONResponse:
+        world.llm.delay_s = 3.0 if http.path_params["limit"].isdecimal() else 0.0
+        world.plane.edge = FixedWatch(world.plane.load, http.path_params["limit"])
+        return JSONResponse({})
+
+    app.add_route("/limit/{limit}", limit)
     await uvicorn.Server(uvicorn.Config(app, "127.0.0.1", http_port, log_level="warning")).serve()
 
 

@@ -10,10 +10,10 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.utils import floatToGoString
 
 from services.observability.metrics import (
+    EdgeMetrics,
     EngineMetrics,
     GatewayMetrics,
     ProcessMetrics,
-    StandbyMetrics,
     StreamMetrics,
     TextMetrics,
 )
@@ -36,7 +36,7 @@ def exported() -> dict[str, set[str]]:
         GatewayMetrics(registry),
         TextMetrics(registry),
         StreamMetrics(registry),
-        StandbyMetrics(registry),
+        EdgeMetrics(registry),
         EngineMetrics(registry),
         ProcessMetrics(registry, "gateway"),
     )

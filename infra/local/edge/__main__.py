@@ -1,7 +1,7 @@
 """Run the edge: `python -m infra.local.edge [--ray-host HOST] [--standby-host HOST]`.
 
 Owns the listening sockets of both doors and hands them to HAProxy, so that connections wait in the kernel while a HAProxy that
-died is replaced. Swaps in new certificates when their files change, and publishes the standby's metrics from HAProxy's own
+died is replaced. Swaps in new certificates and the keys' priorities when their files change, and publishes the standby's metrics from HAProxy's own
 state. Runs beside the servers (the embedded stack) or in a container of its own. HAProxy comes in a wheel.
 """
 
@@ -20,12 +20,13 @@ from typing import NoReturn
 import structlog
 from prometheus_client import REGISTRY
 
-from infra.local.edge.admin import ray_is_up, swap_certificates
+from infra.local.edge.admin import num_refused, ray_is_up, swap_certificates
 from infra.local.edge.config import EdgePlan, Upstream, check_files, edge_folder
+from infra.local.edge.key_shares import swap_key_shares, write_key_shares
 from infra.local.servers.binaries import haproxy_command
 from models.files import Stamp, stamp_of
 from services.errors import ConfigError
-from services.observability.metrics import StandbyMetrics, configure_logging
+from services.observability.metrics import EdgeMetrics, configure_logging
 from services.settings.settings import Settings, load_settings
 
 log = structlog.get_logger()
@@ -41,7 +42,7 @@ BACKLOG = 1_024
 class TakeoverWatch:
     """Publishes whether the standby answers, from the health that HAProxy's checks find."""
 
-    def __init__(self, metrics: StandbyMetrics) -> None:
+    def __init__(self, metrics: EdgeMetrics) -> None:
         self._metrics = metrics
         self._is_active = True
         """Before the first check nothing is known of Ray; its start is no takeover."""
@@ -61,18 +62,45 @@ class TakeoverWatch:
             log.info("standby_handed_back")
 
 
+class RefusalWatch:
+    """Publishes how many requests HAProxy refused, across its restarts."""
+
+    def __init__(self, metrics: EdgeMetrics) -> None:
+        self._metrics = metrics
+        self._num_before = 0
+
+    def observe(self, num: int | None) -> None:
+        """Record what HAProxy has counted since it started; None leaves everything as it is."""
+        if num is None:
+            return
+        self._metrics.refused.inc(num - self._num_before if num >= self._num_before else num)
+        self._num_before = num
+
+
 class Edge:
     """HAProxy, started again when it dies, until SIGTERM."""
 
-    def __init__(self, plan: EdgePlan, folder: Path, watch: TakeoverWatch | None) -> None:
+    def __init__(
+        self,
+        plan: EdgePlan,
+        folder: Path,
+        watch: TakeoverWatch | None,
+        refusals: RefusalWatch,
+        keys_file: Path | None = None,
+    ) -> None:
         self._plan = plan
         self._folder = folder
         self._watch = watch
+        self._refusals = refusals
         self._stamps = self._current_stamps()
+        self._keys_file = keys_file
+        self._keys_stamp = keys_file and stamp_of(keys_file)
 
     def run(self) -> int:
         """Run until SIGTERM or until HAProxy cannot live. Returns its exit code."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if self._keys_file is not None:
+            write_key_shares(self._folder, self._keys_file)
         (self._folder / "haproxy.cfg").write_text(self._plan.render())
         while True:
             started_s = time.monotonic()
@@ -99,9 +127,13 @@ class Edge:
     def _look(self) -> None:
         if self._watch is not None:
             self._watch.observe(ray_is_up(self._folder))
+        self._refusals.observe(num_refused(self._folder))
         if (stamps := self._current_stamps()) != self._stamps:
             self._stamps = stamps
             self._swap()
+        if self._keys_file is not None and (stamp := stamp_of(self._keys_file)) != self._keys_stamp:
+            self._keys_stamp = stamp
+            self._swap_keys(self._keys_file)
 
     def _swap(self) -> None:
         """Swap the certificates, or log why not; a half-written pair is tried again when its other half has changed."""
@@ -111,6 +143,15 @@ class Edge:
             log.error("certificates_refused", error=str(error))  # noqa: TRY400 - no bug of ours
         else:
             log.info("certificates_swapped", certificate=str(self._plan.certificate))
+
+    def _swap_keys(self, keys_file: Path) -> None:
+        """Swap in the priorities of the keys, or log why not; the old ones hold until the file changes again."""
+        try:
+            swap_key_shares(self._folder, keys_file)
+        except (ConfigError, OSError) as error:
+            log.error("key_priorities_refused", error=str(error))  # noqa: TRY400 - no bug of ours
+        else:
+            log.info("key_priorities_swapped")
 
     def _current_stamps(self) -> tuple[Stamp | None, ...]:
         paths = (self._plan.certificate, self._plan.key, self._plan.client_ca_file)
@@ -152,6 +193,9 @@ def run_edge(settings: Settings, ray_host: str, standby_host: str) -> int:
             closing.enter_context(_listen(settings.http_host, port))
             for port in (settings.http_port, settings.grpc_port)
         )
+        keys_file = settings.api_keys_file
+        if keys_file is not None and not keys_file.is_file():  # in a container that has none every priority is one
+            keys_file = None
         standby = Upstream(standby_host, settings.standby_http_port, settings.standby_grpc_port)
         plan = EdgePlan(
             http_fd=http.fileno(),
@@ -160,9 +204,11 @@ def run_edge(settings: Settings, ray_host: str, standby_host: str) -> int:
             standby=standby if settings.standby else None,
             tls_dir=settings.tls_dir,
             client_ca_file=settings.tls_client_ca_file,
+            has_keys=keys_file is not None,
         )
-        watch = TakeoverWatch(StandbyMetrics(REGISTRY)) if settings.standby else None
-        return Edge(plan, edge_folder(settings.state_dir), watch).run()
+        metrics = EdgeMetrics(REGISTRY)
+        watch = TakeoverWatch(metrics) if settings.standby else None
+        return Edge(plan, edge_folder(settings.state_dir), watch, RefusalWatch(metrics), keys_file).run()
 
 
 def main() -> None:

@@ -6,10 +6,11 @@ Open connections keep the certificate that they were made with; new ones get the
 import csv
 import io
 import os
+import re
 import socket
 from pathlib import Path
 
-from infra.local.edge.config import ADMIN_SOCKET, RAY_SERVER, EdgePlan
+from infra.local.edge.config import ADMIN_SOCKET, IN_FLIGHT_TABLE, RAY_SERVER, EdgePlan
 from services.errors import ConfigError
 
 TIMEOUT_S = 2.0
@@ -41,6 +42,15 @@ def judge(stat: str) -> bool | None:
                 return None
             is_up[row["pxname"]] = is_up.get(row["pxname"], False) or row["status"].startswith("UP")
     return all(is_up.values()) if is_up else None
+
+
+def num_refused(folder: Path) -> int | None:
+    """Return how many requests HAProxy has refused since it started because too many were in flight; None when nothing answers."""
+    try:
+        found = re.search(r"gpc0=(\d+)", send(folder, f"show table {IN_FLIGHT_TABLE}"))
+    except OSError:
+        return None
+    return int(found[1]) if found else 0
 
 
 def swap_certificates(folder: Path, plan: EdgePlan) -> None:

@@ -12,12 +12,16 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.contracts.access import Priority, places_for
 from services.errors import ConfigError
 
 CERTIFICATE, KEY = "tls.crt", "tls.key"
 ADMIN_SOCKET = "admin.sock"
 """Relative to the edge's folder, because the path of a Unix socket has room for 107 characters only."""
+KEY_SHARES = "key_shares.map"
+"""In the edge's folder: for each API key's hash, the percentage of the limit that its calls may fill."""
 RAY_SERVER, STANDBY_SERVER = "ray", "standby"
+IN_FLIGHT_TABLE = "in_flight"
 MAX_ADDRESSES = 8
 """Addresses used of a name that resolves to several, such as that of a headless Service."""
 
@@ -61,6 +65,13 @@ _READABLE_ID = (
 """Ray Serve would answer a request id that is not UTF-8 with a bare 500."""
 
 
+_OVERLOADED = error_body("overloaded", "the edge is overloaded")
+_OVER_LIMIT = "{ var(proc.limit) -m int gt 0 } { var(txn.in_flight),sub(proc.limit) gt 0 }"
+"""More recommendations are in flight than the gateways answer in time. A text that is no number is 0, which limits nothing."""
+_MARK = """http-request set-header x-edge-arrived-ms %[date(0,ms)]
+    http-request set-header x-edge-in-flight %[var(txn.in_flight)]"""
+
+
 def check_files(tls_dir: Path, client_ca_file: Path | None) -> None:
     """Raise ConfigError when a certificate file is missing."""
     for path, key in (
@@ -70,6 +81,11 @@ def check_files(tls_dir: Path, client_ca_file: Path | None) -> None:
     ):
         if path is not None and not path.is_file():
             raise ConfigError(f"TAILRACE_{key}: no file {path}")
+
+
+def share_of(priority: Priority) -> int:
+    """Return the percentage of the limit that this priority may fill."""
+    return places_for(priority, 100)
 
 
 def edge_folder(state_dir: Path) -> Path:
@@ -108,7 +124,7 @@ class EdgePlan:
     """What the edge listens on and forwards to.
 
     `http_fd` and `grpc_fd` are listening sockets that HAProxy inherits. Without `tls_dir` both doors speak plaintext; with
-    `client_ca_file` callers must present a certificate of that authority.
+    `client_ca_file` callers must present a certificate of that authority. `has_keys`: the file `KEY_SHARES` is there.
     """
 
     http_fd: int
@@ -117,6 +133,7 @@ class EdgePlan:
     standby: Upstream | None = None
     tls_dir: Path | None = None
     client_ca_file: Path | None = None
+    has_keys: bool = False
 
     @property
     def certificate(self) -> Path | None:
@@ -143,7 +160,29 @@ class EdgePlan:
             not_twice=NOT_TWICE,
             readable_id=_READABLE_ID,
             unavailable=UNAVAILABLE,
+            in_flight=IN_FLIGHT_TABLE,
+            over_limit=_OVER_LIMIT,
+            count_rest=self._count("/v1/recommendations"),
+            count_grpc=self._count("/tailrace.v1.Recommender/Recommend"),
+            mark=_MARK,
+            overloaded=_OVERLOADED,
         )
+
+    def _count(self, path: str) -> str:
+        """Count a recommendation as its caller's priority sees it: low sees twice as many in flight, normal four thirds.
+
+        A caller whose key is not in the file counts as low; without a file of keys all callers may fill the whole limit.
+        """
+        tracking = f"http-request track-sc0 int(1) table {IN_FLIGHT_TABLE} if {{ path {path} }}"
+        if not self.has_keys:
+            return f"{tracking}\n    http-request set-var(txn.in_flight) sc0_conn_cur"
+        least = share_of(Priority.LOW)
+        share = f"sha2(256),hex,lower,map_str_int({KEY_SHARES},{least})"
+        return f"""{tracking}
+    http-request set-var(txn.share) int({least})
+    http-request set-var(txn.share) req.hdr(x-api-key),{share} if {{ req.hdr(x-api-key) -m found }}
+    http-request set-var(txn.share) req.hdr(authorization),word(2,' '),{share} if {{ req.hdr(authorization) -m found }}
+    http-request set-var(txn.in_flight) sc0_conn_cur,mul(100),div(txn.share)"""
 
     def _tls(self, protocols: str) -> str:
         if self.certificate is None:
@@ -207,18 +246,36 @@ defaults
     retry-on conn-failure empty-response
 {retryable}    option httpchk GET /healthz
     http-check expect status 200
+    # the limit, also where no caller uses REST; a gateway that announces none sets none
+    http-check unset-var(proc.limit)
+    http-check set-var(proc.limit) res.hdr(x-edge-limit),add(0)
     default-server inter 300ms fastinter 100ms downinter 200ms fall 2 rise 3
     http-error status 503 content-type application/json hdr retry-after 1 string '{unavailable}'
 
+backend {in_flight}
+    # recommendations in flight through both doors, and those refused, counted by HAProxy under one key
+    stick-table type integer size 1 store conn_cur,gpc0
+
 frontend rest
     bind {bind_http}
+    {count_rest}
+    http-request sc-inc-gpc0(0) if {over_limit}
+    http-request return status 429 content-type application/json hdr retry-after 1 string '{overloaded}' if {over_limit}
+    {mark}
     # the caller's own address counts, not what its headers claim, and no caller switches Ray Serve's time limit off
     http-request set-header x-forwarded-for %[src]
     http-request del-header x-request-timeout-seconds
+    # a gateway announces how many may be in flight; no caller sees it
+    http-response set-var(proc.limit) res.hdr(x-edge-limit),add(0) if {{ res.hdr(x-edge-limit) -m found }}
+    http-response del-header x-edge-limit
 {readable_id}    default_backend rest
 
 frontend grpc
     bind {bind_grpc}
+    {count_grpc}
+    http-request sc-inc-gpc0(0) if {over_limit}
+    http-request return status 200 content-type application/grpc lf-string %[str()] hdr grpc-status 8 hdr grpc-message "the edge is overloaded" hdr retry-after 1 if {over_limit}
+    {mark}
     http-request set-header x-forwarded-for %[src]
     http-request del-header x-request-timeout-seconds
     default_backend grpc

@@ -1,16 +1,19 @@
-"""A call's headers (HTTP) or metadata (gRPC) that every door reads: `x-request-id` and `x-deadline-ms`."""
+"""A call's headers (HTTP) or metadata (gRPC) that every door reads: `x-request-id`, `x-deadline-ms`, and what the edge adds."""
 
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from services.contracts.access import Caller
 from services.contracts.recommend import check_id
 from services.errors import InvalidRequest
+from services.router.edge_limit import EdgeMark
 
 REQUEST_ID = "x-request-id"
 DEADLINE_MS = "x-deadline-ms"
+EDGE_ARRIVED_MS, EDGE_IN_FLIGHT, EDGE_LIMIT = "x-edge-arrived-ms", "x-edge-in-flight", "x-edge-limit"
+"""The edge's clock and count on a request, and the gateway's limit on an answer; the edge lets none of them pass from or to a caller."""
 
 _MAX_DIGITS = 9
 
@@ -43,6 +46,7 @@ class Call:
     request_id: str
     caller: Caller | None = None
     meter: Meter | None = None
+    answer_headers: dict[str, str] = field(default_factory=dict)
 
     @property
     def limits(self) -> Mapping[str, str]:
@@ -78,6 +82,14 @@ def deadline_ms_from(headers: Mapping[str, str]) -> int | None:
     if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS):
         raise InvalidRequest(DEADLINE_MS, "not a whole number of milliseconds", "send for example 200")
     return int(text)
+
+
+def edge_mark_from(headers: Mapping[str, str]) -> EdgeMark | None:
+    """Return what the edge wrote; None where the request did not come through it."""
+    stamp_ms, num_in_flight = headers.get(EDGE_ARRIVED_MS, ""), headers.get(EDGE_IN_FLIGHT, "")
+    if not (stamp_ms.isdecimal() and num_in_flight.isdecimal()):
+        return None
+    return EdgeMark(int(stamp_ms), int(num_in_flight))
 
 
 def new_request_id() -> str:

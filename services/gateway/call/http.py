@@ -180,6 +180,7 @@ class _Endpoint:
                 _audit(http, who, outcome, call.request_id)
         response.headers.update(call.limits)
         self._app.echo(call, response)
+        response.headers.update(call.answer_headers)
         return response
 
 

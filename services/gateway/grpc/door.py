@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2
 from services.contracts import recommend_pb2 as pb
 from services.contracts.access import Scope
 from services.gateway.access.authorize import Access, OpenAccess
-from services.gateway.call.headers import Call, deadline_ms_from
+from services.gateway.call.headers import Call, deadline_ms_from, edge_mark_from
 from services.gateway.data_plane import DataPlane
 from services.gateway.grpc.answers import DOOR, GrpcContext, guarded, traced
 from services.gateway.grpc.schema import format_recommendation, parse_events, parse_recommend
@@ -41,12 +41,12 @@ class RpcDoor:
     async def Recommend(self, request: bytes, context: GrpcContext) -> pb.RecommendResponse:
         """Recommend items to a user, before the deadline."""
         plane = self._plane()
-        arrived_s = plane.clock()
 
         async def handle(call: Call, headers: dict[str, str]) -> pb.RecommendResponse:
+            arrival = plane.edge.arrival(edge_mark_from(headers))
             message = parse_recommend(request, self._max_body_bytes, call.request_id, deadline_ms_from(headers))
             call.request_id = message.request_id
-            return format_recommendation(await plane.recommend(message, arrived_s, DOOR, call.admitted))
+            return format_recommendation(await plane.recommend(message, arrival, DOOR, call.admitted))
 
         refused = plane.recommend_refused
         answering = guarded(

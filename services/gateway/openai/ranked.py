@@ -15,6 +15,7 @@ from services.errors import InvalidRequest, NotAllowed, as_tailrace_error
 from services.gateway.call.headers import DEADLINE_MS
 from services.gateway.data_plane import DataPlane
 from services.gateway.openai.responder import DOOR
+from services.router.deadline import Arrival
 
 _FIELDS = {"k": "n", "recent_item_ids": "prompt", "deadline_ms": DEADLINE_MS}
 """A recommendation's fields and what they are called in a completion."""
@@ -57,7 +58,7 @@ class RankedChoices:
             request = RecommendRequest(
                 request_id=self.request_id, recent_item_ids=history, k=k, deadline_ms=self.deadline_ms
             )
-            return await self.plane.recommend(request, self.arrived_s, DOOR, self.caller)
+            return await self.plane.recommend(request, Arrival(self.arrived_s), DOOR, self.caller)
         except InvalidRequest as error:
             name, _, place = error.field.partition("[")
             problem = f"item [{place}: {error.problem}" if place else error.problem

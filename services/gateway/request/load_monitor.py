@@ -1,7 +1,7 @@
 """Measures the load of this gateway: requests in flight, delay of the event loop, CPU time. Judges each request by it.
 
-A timer samples the loop fifty times a second: everything that is ready to run is delayed as long as the timer. A sample costs
-about ten microseconds, independent of traffic. What follows from load is decided in `services.router.admission`.
+A timer samples the loop fifty times a second: everything that is ready to run is delayed as long as the timer, and requests that
+wait for their turn or between the edge and here longer. A sample costs about ten microseconds, independent of traffic. What follows from load is decided in `services.router.admission`.
 """
 
 import asyncio
@@ -9,24 +9,35 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from prometheus_client import Gauge
+from prometheus_client import Counter, Gauge
 
 from services.contracts.access import Priority
+from services.errors import Overloaded
+from services.gateway.request.turns import Turns
 from services.router.admission import Admission, Verdict
 
+RETRY_AFTER_S = 1.0
 _SAMPLE_EVERY_S = 0.02
+_EDGE_WAIT_LIFE_S = 0.3
+_MOST_WAIT_S = 0.1
+"""By waiting alone normal priority is answered from memory and nobody is refused: that is the edge's part, which is calm at once."""
 
 
 class LoadMonitor:
     """Counts the requests that are served in full, and samples the event loop between `start` and `stop`."""
 
-    def __init__(self, admission: Admission, strain: Gauge, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, admission: Admission, strain: Gauge, refused: Counter, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.admission = admission
+        self.turns = Turns(clock)
         self._strain = strain
+        self._refused = refused
         self._clock = clock
         self._num_in_flight = 0
         self._next_sample: asyncio.TimerHandle | None = None
         self._due_s = 0.0
+        self._edge_wait_s, self._edge_wait_until_s = 0.0, 0.0
 
     def start(self) -> None:
         """Sample the running event loop from now on."""
@@ -38,9 +49,18 @@ class LoadMonitor:
         if self._next_sample is not None:
             self._next_sample.cancel()
 
+    def waited_at_edge(self, wait_s: float, now_s: float) -> None:
+        """Record how long requests wait at present between the edge and here: a delay, too, as long as requests come."""
+        self._edge_wait_s, self._edge_wait_until_s = wait_s, now_s + _EDGE_WAIT_LIFE_S
+
     def judge(self, priority: Priority) -> Verdict:
         """Decide on a request that arrives now."""
         return self.admission.judge(priority, self._num_in_flight)
+
+    def refusal(self, cause: str) -> Overloaded:
+        """Count a request that is refused for this cause, and return its error."""
+        self._refused.labels(cause).inc()
+        return Overloaded("the gateway", RETRY_AFTER_S)
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -57,7 +77,10 @@ class LoadMonitor:
 
     def _sample(self) -> None:
         now_s, before = self._clock(), self.admission.strain
-        self.admission.looked(now_s, max(0.0, now_s - self._due_s), time.process_time())
+        edge_wait_s = self._edge_wait_s if now_s < self._edge_wait_until_s else 0.0
+        wait_s = min(max(edge_wait_s, self.turns.delay_s), _MOST_WAIT_S)
+        delay_s = max(now_s - self._due_s, wait_s)
+        self.admission.looked(now_s, delay_s, time.process_time())
         if self.admission.strain != before:
             self._strain.set(self.admission.strain)
         self._schedule(now_s)

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from services.gateway.access.authorize import Access, OpenAccess
-from services.gateway.call.headers import Call, deadline_ms_from
+from services.gateway.call.headers import EDGE_LIMIT, Call, deadline_ms_from, edge_mark_from
 from services.gateway.call.http import DOOR, HttpApp, json_response, read_body
 from services.gateway.data_plane import DataPlane
 from services.gateway.openai.door import add_openai
@@ -83,11 +83,12 @@ class _RestDoor:
 
     async def recommend(self, http: Request, call: Call) -> Response:
         plane = self._plane()
-        arrived_s = plane.clock()
+        arrival = plane.edge.arrival(edge_mark_from(http.headers))
+        call.answer_headers[EDGE_LIMIT] = str(plane.edge.limit)
         body = await read_body(http, self._max_body_bytes)
         request = parse_recommend(body, call.request_id, deadline_ms_from(http.headers))
         call.request_id = request.request_id
-        return json_response(format_recommendation(await plane.recommend(request, arrived_s, DOOR, call.admitted)))
+        return json_response(format_recommendation(await plane.recommend(request, arrival, DOOR, call.admitted)))
 
     def recommend_refused(self, door: str, code: str, message: str, request_id: str) -> None:
         self._plane().recommend_refused(door, code, message, request_id)
@@ -108,7 +109,7 @@ class _RestDoor:
         return json_response({**found.as_plain(), "sentences": describe(found)})
 
     async def healthz(self, _: Request, __: Call) -> Response:
-        return json_response({"status": "ok"})
+        return json_response({"status": "ok"}, headers={EDGE_LIMIT: str(self._plane().edge.limit)})
 
     async def readyz(self, _: Request, __: Call) -> Response:
         is_ready = self._plane().is_ready()

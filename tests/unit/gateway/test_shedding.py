@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import CollectorRegistry, Counter, Gauge
 from structlog.testing import capture_logs
 
 from services.contracts.access import Priority
@@ -84,7 +84,8 @@ def monitor_on(clock: SteppingClock) -> tuple[LoadMonitor, Gauge]:
     """Return a load monitor with four places, on this clock."""
     gauge = Gauge("strain", "strain", registry=CollectorRegistry())
     admission = Admission(AdmissionLimits(max_in_flight=4, max_busy=1e9))
-    return LoadMonitor(admission, gauge, clock=clock), gauge
+    refused = Counter("refused", "refused", ["cause"], registry=CollectorRegistry())
+    return LoadMonitor(admission, gauge, refused, clock=clock), gauge
 
 
 @pytest.mark.parametrize(("step_s", "is_late"), [(1.0, True), (0.021, False)])
@@ -99,6 +100,19 @@ async def test_a_late_event_loop_raises_the_strain(step_s: float, is_late: bool)
 
     assert (monitor.judge(Priority.LOW) is not Verdict.ADMIT) is is_late
     assert (gauge.collect()[0].samples[0].value >= 1) is is_late
+
+
+async def test_a_wait_at_the_edge_degrades_normal_priority_and_refuses_nobody() -> None:
+    """Requests that wait a second before they are read are a strain of two units, no more."""
+    clock = SteppingClock(0.021)
+    monitor, gauge = monitor_on(clock)
+
+    monitor.waited_at_edge(1.0, 1_000.0)
+    monitor.start()
+    await until(lambda: clock.num_readings > 40)
+    monitor.stop()
+
+    assert gauge.collect()[0].samples[0].value == 2
 
 
 def test_requests_in_flight_fill_the_places() -> None:

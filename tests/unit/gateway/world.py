@@ -19,7 +19,7 @@ from services.gateway.request.live_bundle import LiveBundle
 from services.gateway.request.load_monitor import LoadMonitor
 from services.gateway.tiers.popular import PopularTier
 from services.router.admission import AdmissionLimits
-from services.router.deadline import DeadlineLimits
+from services.router.deadline import Arrival, DeadlineLimits
 from tests.support.fakes import FakeFeatures, FakeLlm, FakeLog, FakeShelf, FakeStudent
 
 NUM_ITEMS = 20
@@ -120,7 +120,9 @@ class World:
     ) -> Recommendation:
         """Request three items through the plane as a door does; the user "long" is one whom the LLM answers."""
         request = RecommendRequest(user_id=user_id, **{"request_id": "r", "k": 3, **fields})
-        return await self.plane.recommend(request, time.monotonic(), "rest", replace(ANYONE, priority=priority))
+        return await self.plane.recommend(
+            request, Arrival(time.monotonic()), "rest", replace(ANYONE, priority=priority)
+        )
 
     @property
     def popular(self) -> PopularTier:

@@ -1,6 +1,8 @@
 """The same cases through both doors: the same answers, and matching errors."""
 
+import asyncio
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -241,3 +243,25 @@ def _comparable(reply: Reply) -> dict[str, Any]:
         "newest_event_time_ms": int(kept["newest_event_time_ms"]),
         "feature_age_ms": int(kept["feature_age_ms"]),
     }
+
+
+async def test_a_request_that_waited_at_the_edge_past_its_deadline_is_refused(door: Door, world: World) -> None:
+    """The deadline counts from the edge's stamp, whatever its clock says; the next request, which waited less, is answered."""
+    marks = [{"x-edge-arrived-ms": str(stamp_ms), "x-edge-in-flight": "1"} for stamp_ms in (5_000_000, 4_000_000)]
+    first, expired = [await door.recommend({"user_id": "long", "deadline_ms": 900}, headers) for headers in marks]
+
+    assert (first.code, expired.code, expired.retry_after) == ("ok", "overloaded", "1")
+    assert len(world.llm.requests) == 1
+
+
+async def test_an_upload_slower_than_its_deadline_is_answered(rest: RestClient) -> None:
+    """Without the edge's stamp the wait for the caller's own bytes is no reason to refuse."""
+
+    async def body() -> AsyncIterator[bytes]:
+        yield b'{"user_id": "nobody", '
+        await asyncio.sleep(0.05)
+        yield b'"deadline_ms": 5}'
+
+    answer = await rest.http.post("/v1/recommendations", content=body())
+
+    assert answer.status_code == 200

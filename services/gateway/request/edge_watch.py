@@ -1,0 +1,32 @@
+"""When a recommendation reached the edge, and how many of them the edge may let in at once: learned from the edge's marks."""
+
+from collections.abc import Callable
+
+from services.gateway.request.load_monitor import LoadMonitor
+from services.router.deadline import Arrival
+from services.router.edge_limit import ArrivalClock, EdgeLimit, EdgeMark
+
+
+class EdgeWatch:
+    """Reads the marks of the requests of one process."""
+
+    def __init__(self, load: LoadMonitor, clock: Callable[[], float]) -> None:
+        self._load = load
+        self._clock = clock
+        self._arrivals = ArrivalClock()
+        self._limit = EdgeLimit()
+
+    @property
+    def limit(self) -> int:
+        """How many recommendations may be in flight at the edge."""
+        return self._limit.limit
+
+    def arrival(self, mark: EdgeMark | None) -> Arrival:
+        """Return when the request that is read now arrived, on this process's clock: at the edge, where it came through it."""
+        now_s = self._clock()
+        if mark is None:
+            return Arrival(now_s)
+        waited_s = self._arrivals.waited_s(mark.stamp_ms, now_s)
+        self._limit.observed(waited_s + self._load.turns.delay_s, mark.num_in_flight, now_s)
+        self._load.waited_at_edge(self._limit.standing_wait_s, now_s)
+        return Arrival(now_s - waited_s, waited_s)

@@ -1,0 +1,78 @@
+"""Turns: what waits begins by priority and the newest first, late ones as such, and is never forgotten."""
+
+import asyncio
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.contracts.access import Priority
+from services.gateway.request.turns import Turns
+from services.router.deadline import Deadline
+
+REQUESTS = st.lists(st.tuples(st.sampled_from(Priority), st.integers(0, 1_000_000), st.booleans()), max_size=30)
+
+
+class Clock:
+    """A clock that stands until it is set."""
+
+    now_s = 1_000.0
+
+    def __call__(self) -> float:
+        """Return the time."""
+        return self.now_s
+
+
+def deadline(arrived_s: float, total_s: float) -> Deadline:
+    """A deadline without a reserve."""
+    return Deadline(arrived_s, arrived_s + total_s, 0.0)
+
+
+@given(requests=REQUESTS)
+def test_each_request_begins_in_order_or_late(requests: list[tuple[Priority, int, bool]]) -> None:
+    """The first begins at once. Of the others each begins alone, by priority and the newest first, or late; none waits on."""
+
+    async def run() -> tuple[list[int], set[int], float]:
+        clock, began, late = Clock(), list[int](), set[int]()
+        turns = Turns(clock)
+
+        async def ask(number: int, priority: Priority, stamp: int, *, is_short: bool) -> None:
+            if await turns.begin(priority, deadline(clock.now_s + stamp / 1e9, 0.1 if is_short else 60.0)):
+                began.append(number)
+            else:
+                late.add(number)
+
+        def pass_time() -> None:
+            clock.now_s += 0.06
+
+        tasks = [asyncio.ensure_future(ask(n, p, at, is_short=short)) for n, (p, at, short) in enumerate(requests)]
+        asyncio.get_running_loop().call_soon(pass_time)
+        await asyncio.gather(*tasks)
+        return began, late, turns.delay_s
+
+    began, late, delay_s = asyncio.run(run())
+
+    short = {number for number, request in enumerate(requests) if request[2] and number}
+    ranks = [(requests[number][0], -requests[number][1], number) for number in began[1:]]
+    assert sorted([*began, *late]) == list(range(len(requests)))
+    assert late == short if len(short) <= 8 else late <= short
+    assert ranks == sorted(ranks)
+    assert began[:1] == [0][: len(requests)]
+    assert delay_s == 0
+
+
+async def test_a_request_whose_caller_left_takes_no_turn() -> None:
+    """Of three that wait, one is cancelled: the other two begin in the next two turns, and the next comer at once."""
+    turns, began = Turns(Clock()), list[int]()
+
+    async def ask(number: int) -> None:
+        await turns.begin(Priority.NORMAL, deadline(1_000.0 + number, 60.0))
+        began.append(number)
+
+    tasks = [asyncio.ensure_future(ask(number)) for number in range(4)]
+    await asyncio.sleep(0)
+    tasks[3].cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.sleep(0)
+    await ask(4)
+
+    assert began == [0, 2, 1, 4]

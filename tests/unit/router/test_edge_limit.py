@@ -1,0 +1,134 @@
+"""The learned limit of the edge against a simulated service: two processes that answer first in, first out, behind an edge that counts."""
+
+import heapq
+import random
+from dataclasses import dataclass
+from itertools import count
+
+import pytest
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from services.router.edge_limit import ArrivalClock, EdgeLimit
+
+DEADLINE_S = 0.2
+CAPACITY_RPS = 600.0
+NUM_PROCESSES = 2
+
+
+@dataclass
+class Outcome:
+    """What callers saw in the second half of a run."""
+
+    goodput_rps: float
+    worst_s: float
+    num_refused: int
+
+
+def run(rate_rps: float, seconds: float, slow_from_s: float = 1e9, skew_ms: int = 0) -> Outcome:
+    """Offer this rate, open loop; from `slow_from_s` on each request costs twice as much."""
+    rng, order = random.Random(1), count()
+    free_at_s = [0.0] * NUM_PROCESSES
+    clocks, limits = ([make() for _ in range(NUM_PROCESSES)] for make in (ArrivalClock, EdgeLimit))
+    in_flight: list[float] = []
+    reads: list[tuple[float, int, int, int, int]] = []
+    limit, now_s, good, worst_s, num_refused = 10**6, 0.0, 0, 0.0, 0
+    while now_s < seconds:
+        now_s += rng.expovariate(rate_rps)
+        while in_flight and in_flight[0] <= now_s:
+            heapq.heappop(in_flight)
+        while reads and reads[0][0] <= now_s:
+            read_s, _, process, stamp_ms, num = heapq.heappop(reads)
+            limits[process].observed(clocks[process].waited_s(stamp_ms, read_s), num, read_s)
+            limit = limits[process].limit
+        if len(in_flight) >= limit:
+            num_refused += now_s > seconds / 2
+            continue
+        process = rng.randrange(NUM_PROCESSES)
+        begins_s = max(now_s, free_at_s[process])
+        cost_s = NUM_PROCESSES / CAPACITY_RPS * rng.uniform(0.5, 1.5) * (2 if now_s > slow_from_s else 1)
+        free_at_s[process] = ends_s = begins_s + cost_s
+        heapq.heappush(in_flight, ends_s)
+        heapq.heappush(reads, (begins_s, next(order), process, int(now_s * 1_000) + skew_ms, len(in_flight)))
+        if now_s > seconds / 2:
+            good += ends_s - now_s <= DEADLINE_S
+            worst_s = max(worst_s, ends_s - now_s)
+    return Outcome(good / (seconds / 2), worst_s, num_refused)
+
+
+@pytest.mark.parametrize("skew_ms", [0, 3_600_000])
+def test_goodput_stays_at_its_peak_from_half_to_five_times_the_capacity(skew_ms: int) -> None:
+    """Nothing is refused while the service keeps up; beyond, goodput stays within 90 % of its peak and nothing is 20 ms late."""
+    outcomes = {multiple: run(multiple * CAPACITY_RPS, 12.0, skew_ms=skew_ms) for multiple in (0.5, 1.0, 2.0, 3.0, 5.0)}
+
+    peak_rps = max(outcome.goodput_rps for outcome in outcomes.values())
+    assert outcomes[0.5].num_refused == 0
+    assert all(outcome.goodput_rps >= 0.9 * peak_rps for multiple, outcome in outcomes.items() if multiple >= 1)
+    assert all(outcome.worst_s <= DEADLINE_S + 0.02 for outcome in outcomes.values())
+
+
+def test_a_service_that_becomes_slower_is_learned() -> None:
+    """Half the capacity is found within seconds, without anybody's answer late afterwards."""
+    outcome = run(2 * CAPACITY_RPS, 12.0, slow_from_s=3.0)
+
+    assert outcome.goodput_rps >= 0.9 * CAPACITY_RPS / 2
+    assert outcome.worst_s <= DEADLINE_S + 0.02
+
+
+def test_without_a_limit_overload_makes_every_answer_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The simulation has the fault that the limit is for."""
+    monkeypatch.setattr(EdgeLimit, "observed", lambda *_: None)
+
+    assert run(2 * CAPACITY_RPS, 12.0).goodput_rps == 0
+
+
+class LimitUnderAnyLoad(RuleBasedStateMachine):
+    """Windows of any waits and counts, in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.limit = EdgeLimit()
+        self.now_s = 0.0
+
+    def window(self, wait_s: float, num_in_flight: int) -> tuple[int, int]:
+        """Pass a window in which every request waits this long; return the limit before and after."""
+        self.now_s += wait_s + 0.11
+        before = self.limit.limit
+        for _ in range(6):
+            self.limit.observed(wait_s, num_in_flight, self.now_s)
+        return before, self.limit.limit
+
+    @rule(wait_s=st.floats(0.061, 30.0), num_in_flight=st.integers(1, 5_000))
+    def standing_queue(self, wait_s: float, num_in_flight: int) -> None:
+        """It falls below what is in flight, to no less than half of it."""
+        before, after = self.window(wait_s, num_in_flight)
+        reached = min(before, num_in_flight)
+        assert max(8, int(reached * 0.5)) <= after <= max(8, int(reached * 0.8))
+
+    @rule(wait_s=st.floats(0.0, 0.029), num_in_flight=st.integers(1, 5_000))
+    def calm(self, wait_s: float, num_in_flight: int) -> None:
+        """It rises, whatever is in flight."""
+        before, after = self.window(wait_s, num_in_flight)
+        assert after > before or after == 4_096
+
+    @rule(seconds=st.floats(0.0, 100.0))
+    def pause(self, seconds: float) -> None:
+        """Nothing arrives."""
+        self.now_s += seconds
+
+    @invariant()
+    def is_within_bounds(self) -> None:
+        """A gateway that has just begun may be asked, too."""
+        assert 8 <= self.limit.limit <= 4_096
+
+    def teardown(self) -> None:
+        """After five calm seconds a burst of ten times what was in flight passes again."""
+        before = self.limit.limit
+        for _ in range(50):
+            self.window(0.0, 1)
+        assert self.limit.limit >= min(4_096, 10 * before)
+
+
+LimitUnderAnyLoad.TestCase.settings = hypothesis_settings(max_examples=50, stateful_step_count=20, deadline=None)
+TestLimitUnderAnyLoad = LimitUnderAnyLoad.TestCase
