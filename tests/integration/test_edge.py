@@ -1,5 +1,6 @@
 """TLS at the edge: the real edge process and certificates, and the real doors on fakes behind it."""
 
+import re
 import shutil
 import signal
 import socket
@@ -24,6 +25,7 @@ from services.contracts import recommend_pb2 as pb
 from services.contracts import recommend_pb2_grpc as api
 from services.contracts.access import Priority, Scope
 from services.gateway.access.keys import KeysFile, StoredHash, StoredKey, hash_of, write_keys
+from services.gateway.request.edge_watch import DOORS
 from services.settings.settings import Settings, inherited_environment
 from tailrace_client import Client, TailraceError, Tls
 from tests.support.plain_doors import running_plain_doors
@@ -91,14 +93,15 @@ class Edge:
             return http.get(self.rest + path)
 
     def announced(self) -> str | None:
-        """Return the limit that HAProxy holds."""
-        told = send(edge_folder(self.settings.state_dir), "get var proc.limit")
-        return told.rpartition("<")[2].removesuffix(">") if "<" in told else None
+        """Return the limit that HAProxy holds for each door, if it is the same."""
+        both = [send(edge_folder(self.settings.state_dir), f"get var proc.limit_{door}") for door in DOORS]
+        limits = {answer.rpartition("<")[2].removesuffix(">") if "<" in answer else None for answer in both}
+        return limits.pop() if len(limits) == 1 else None
 
     def num_in_flight(self) -> int:
         """Return how many recommendations HAProxy counts."""
         table = send(edge_folder(self.settings.state_dir), "show table in_flight")
-        return int(table.rpartition("conn_cur=")[2] or 0) if "conn_cur=" in table else 0
+        return sum(map(int, re.findall(r"conn_cur=(\d+)", table)))
 
     def shares(self) -> list[str]:
         """Return the shares of the limit that HAProxy holds for the keys, in the file's order."""
@@ -110,6 +113,7 @@ class Edge:
         ca: trustme.CA | None = None,
         client: trustme.LeafCert | None = None,
         metadata: dict[str, str] | None = None,
+        request: dict[str, Any] = REQUEST,
     ) -> Any:
         """Make one call over a new connection."""
         shown = {}
@@ -119,7 +123,7 @@ class Edge:
         credentials = grpc.ssl_channel_credentials((ca or self.ca).cert_pem.bytes(), **shown)
         with grpc.secure_channel(f"localhost:{self.settings.grpc_port}", credentials) as channel:
             return api.RecommenderStub(channel).Recommend(
-                pb.RecommendRequest(**REQUEST), timeout=5, metadata=tuple((metadata or {}).items())
+                pb.RecommendRequest(**request), timeout=5, metadata=tuple((metadata or {}).items())
             )
 
     def selected(self, protocol: str) -> str | None:
@@ -210,11 +214,11 @@ def test_both_doors_answer_over_tls(edge: Edge) -> None:
 
 
 def test_beyond_the_announced_limit_the_edge_refuses_at_once(edge: Edge) -> None:
-    """Of four that may be in flight two are: low, which may fill a half, is refused through both doors while high passes.
+    """Of four that may be in flight through each door two are: low, which may fill a half, is refused while high passes.
 
     The limit comes with the health checks, so that it holds where nobody calls REST; what is no number limits nothing.
     """
-    with httpx.Client(verify=edge.context(), timeout=10, base_url=edge.rest) as http, ThreadPoolExecutor(9) as pool:
+    with httpx.Client(verify=edge.context(), timeout=10, base_url=edge.rest) as http, ThreadPoolExecutor(11) as pool:
 
         def announce(text: str) -> None:
             assert http.get(f"/limit/{text}").headers.get("x-edge-limit") is None
@@ -225,7 +229,8 @@ def test_beyond_the_announced_limit_the_edge_refuses_at_once(edge: Edge) -> None
 
         announce("4")
         admitted = [pool.submit(ask, "HIGH") for _ in range(2)]
-        wait_for(lambda: edge.num_in_flight() == 2, what="two in flight")
+        calls = [pool.submit(edge.call_grpc, metadata=key_of("HIGH"), request=LONG) for _ in range(2)]
+        wait_for(lambda: edge.num_in_flight() == 4, what="two in flight through each door")
         refused = list(pool.map(ask, ["LOW", "LOW", "unknown"]))
         with pytest.raises(grpc.RpcError) as rpc:
             edge.call_grpc(metadata=key_of("LOW"))
@@ -243,6 +248,7 @@ def test_beyond_the_announced_limit_the_edge_refuses_at_once(edge: Edge) -> None
     assert num_refused(edge_folder(edge.settings.state_dir)) == 4
     assert passed.bundle_version == "v1"
     assert [answer.result().status_code for answer in admitted] == [200, 200]
+    assert [call.result().bundle_version for call in calls] == ["v1", "v1"]
     assert [answer.status_code for answer in unlimited] == [200] * 6
 
 

@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import grpc
 import uvicorn
@@ -50,14 +49,14 @@ def _accepts(port: int) -> bool:
 class FixedWatch(EdgeWatch):
     """Announces one text."""
 
-    def __init__(self, load: LoadMonitor, text: Any) -> None:
+    def __init__(self, load: LoadMonitor, text: str) -> None:
         super().__init__(load, time.monotonic)
         self._text = text
 
     @property
-    def limit(self) -> Any:
-        """What is announced."""
-        return self._text
+    def announcement(self) -> str:
+        """What is announced for each door."""
+        return f"{self._text} {self._text}"
 
 
 async def serve(http_port: int, grpc_port: int) -> None:

@@ -47,10 +47,10 @@ def judge(stat: str) -> bool | None:
 def num_refused(folder: Path) -> int | None:
     """Return how many requests HAProxy has refused since it started because too many were in flight; None when nothing answers."""
     try:
-        found = re.search(r"gpc0=(\d+)", send(folder, f"show table {IN_FLIGHT_TABLE}"))
+        found = re.findall(r"gpc0=(\d+)", send(folder, f"show table {IN_FLIGHT_TABLE}"))
     except OSError:
         return None
-    return int(found[1]) if found else 0
+    return sum(map(int, found))
 
 
 def swap_certificates(folder: Path, plan: EdgePlan) -> None:

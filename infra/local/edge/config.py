@@ -66,8 +66,8 @@ _READABLE_ID = (
 
 
 _OVERLOADED = error_body("overloaded", "the edge is overloaded")
-_OVER_LIMIT = "{ var(proc.limit) -m int gt 0 } { var(txn.in_flight),sub(proc.limit) gt 0 }"
-"""More recommendations are in flight than the gateways answer in time. A text that is no number is 0, which limits nothing."""
+_OVER_LIMIT = "{{ var(proc.limit_{door}) -m int gt 0 }} {{ var(txn.in_flight),sub(proc.limit_{door}) gt 0 }}"
+"""More recommendations are in flight through this door than the gateways answer in time. A text that is no number is 0, which limits nothing."""
 _MARK = """http-request set-header x-edge-arrived-ms %[date(0,ms)]
     http-request set-header x-edge-in-flight %[var(txn.in_flight)]"""
 
@@ -161,19 +161,20 @@ class EdgePlan:
             readable_id=_READABLE_ID,
             unavailable=UNAVAILABLE,
             in_flight=IN_FLIGHT_TABLE,
-            over_limit=_OVER_LIMIT,
-            count_rest=self._count("/v1/recommendations"),
-            count_grpc=self._count("/tailrace.v1.Recommender/Recommend"),
+            over_limit_rest=_OVER_LIMIT.format(door="rest"),
+            over_limit_grpc=_OVER_LIMIT.format(door="grpc"),
+            count_rest=self._count(1, "/v1/recommendations"),
+            count_grpc=self._count(2, "/tailrace.v1.Recommender/Recommend"),
             mark=_MARK,
             overloaded=_OVERLOADED,
         )
 
-    def _count(self, path: str) -> str:
-        """Count a recommendation as its caller's priority sees it: low sees twice as many in flight, normal four thirds.
+    def _count(self, door: int, path: str) -> str:
+        """Count a recommendation of this door as its caller's priority sees it: low sees twice as many in flight, normal four thirds.
 
         A caller whose key is not in the file counts as low; without a file of keys all callers may fill the whole limit.
         """
-        tracking = f"http-request track-sc0 int(1) table {IN_FLIGHT_TABLE} if {{ path {path} }}"
+        tracking = f"http-request track-sc0 int({door}) table {IN_FLIGHT_TABLE} if {{ path {path} }}"
         if not self.has_keys:
             return f"{tracking}\n    http-request set-var(txn.in_flight) sc0_conn_cur"
         least = share_of(Priority.LOW)
@@ -247,34 +248,37 @@ defaults
 {retryable}    option httpchk GET /healthz
     http-check expect status 200
     # the limit, also where no caller uses REST; a gateway that announces none sets none
-    http-check unset-var(proc.limit)
-    http-check set-var(proc.limit) res.hdr(x-edge-limit),add(0)
+    http-check unset-var(proc.limit_rest)
+    http-check unset-var(proc.limit_grpc)
+    http-check set-var(proc.limit_rest) res.hdr(x-edge-limit),word(1,' '),add(0)
+    http-check set-var(proc.limit_grpc) res.hdr(x-edge-limit),word(2,' '),add(0)
     default-server inter 300ms fastinter 100ms downinter 200ms fall 2 rise 3
     http-error status 503 content-type application/json hdr retry-after 1 string '{unavailable}'
 
 backend {in_flight}
-    # recommendations in flight through both doors, and those refused, counted by HAProxy under one key
-    stick-table type integer size 1 store conn_cur,gpc0
+    # recommendations in flight through each door (1: REST, 2: gRPC), and those refused
+    stick-table type integer size 2 store conn_cur,gpc0
 
 frontend rest
     bind {bind_http}
     {count_rest}
-    http-request sc-inc-gpc0(0) if {over_limit}
-    http-request return status 429 content-type application/json hdr retry-after 1 string '{overloaded}' if {over_limit}
+    http-request sc-inc-gpc0(0) if {over_limit_rest}
+    http-request return status 429 content-type application/json hdr retry-after 1 string '{overloaded}' if {over_limit_rest}
     {mark}
     # the caller's own address counts, not what its headers claim, and no caller switches Ray Serve's time limit off
     http-request set-header x-forwarded-for %[src]
     http-request del-header x-request-timeout-seconds
-    # a gateway announces how many may be in flight; no caller sees it
-    http-response set-var(proc.limit) res.hdr(x-edge-limit),add(0) if {{ res.hdr(x-edge-limit) -m found }}
+    # a gateway announces how many may be in flight through each door; no caller sees it
+    http-response set-var(proc.limit_rest) res.hdr(x-edge-limit),word(1,' '),add(0) if {{ res.hdr(x-edge-limit) -m found }}
+    http-response set-var(proc.limit_grpc) res.hdr(x-edge-limit),word(2,' '),add(0) if {{ res.hdr(x-edge-limit) -m found }}
     http-response del-header x-edge-limit
 {readable_id}    default_backend rest
 
 frontend grpc
     bind {bind_grpc}
     {count_grpc}
-    http-request sc-inc-gpc0(0) if {over_limit}
-    http-request return status 200 content-type application/grpc lf-string %[str()] hdr grpc-status 8 hdr grpc-message "the edge is overloaded" hdr retry-after 1 if {over_limit}
+    http-request sc-inc-gpc0(0) if {over_limit_grpc}
+    http-request return status 200 content-type application/grpc lf-string %[str()] hdr grpc-status 8 hdr grpc-message "the edge is overloaded" hdr retry-after 1 if {over_limit_grpc}
     {mark}
     http-request set-header x-forwarded-for %[src]
     http-request del-header x-request-timeout-seconds

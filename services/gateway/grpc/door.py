@@ -43,7 +43,7 @@ class RpcDoor:
         plane = self._plane()
 
         async def handle(call: Call, headers: dict[str, str]) -> pb.RecommendResponse:
-            arrival = plane.edge.arrival(edge_mark_from(headers))
+            arrival = plane.edge.arrival(edge_mark_from(headers), DOOR)
             message = parse_recommend(request, self._max_body_bytes, call.request_id, deadline_ms_from(headers))
             call.request_id = message.request_id
             return format_recommendation(await plane.recommend(message, arrival, DOOR, call.admitted))

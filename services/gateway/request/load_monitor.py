@@ -37,7 +37,7 @@ class LoadMonitor:
         self._num_in_flight = 0
         self._next_sample: asyncio.TimerHandle | None = None
         self._due_s = 0.0
-        self._edge_wait_s, self._edge_wait_until_s = 0.0, 0.0
+        self._edge_waits: dict[str, tuple[float, float]] = {}
 
     def start(self) -> None:
         """Sample the running event loop from now on."""
@@ -49,9 +49,9 @@ class LoadMonitor:
         if self._next_sample is not None:
             self._next_sample.cancel()
 
-    def waited_at_edge(self, wait_s: float, now_s: float) -> None:
-        """Record how long requests wait at present between the edge and here: a delay, too, as long as requests come."""
-        self._edge_wait_s, self._edge_wait_until_s = wait_s, now_s + _EDGE_WAIT_LIFE_S
+    def waited_at_edge(self, door: str, wait_s: float, now_s: float) -> None:
+        """Record how long this door's requests wait at present between the edge and here: a delay, too, as long as requests come."""
+        self._edge_waits[door] = wait_s, now_s + _EDGE_WAIT_LIFE_S
 
     def judge(self, priority: Priority) -> Verdict:
         """Decide on a request that arrives now."""
@@ -77,8 +77,8 @@ class LoadMonitor:
 
     def _sample(self) -> None:
         now_s, before = self._clock(), self.admission.strain
-        edge_wait_s = self._edge_wait_s if now_s < self._edge_wait_until_s else 0.0
-        wait_s = min(max(edge_wait_s, self.turns.delay_s), _MOST_WAIT_S)
+        edge_waits_s = [wait_s for wait_s, until_s in self._edge_waits.values() if now_s < until_s]
+        wait_s = min(max(self.turns.delay_s, *edge_waits_s, 0.0), _MOST_WAIT_S)
         delay_s = max(now_s - self._due_s, wait_s)
         self.admission.looked(now_s, delay_s, time.process_time())
         if self.admission.strain != before:

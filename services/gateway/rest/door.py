@@ -83,8 +83,8 @@ class _RestDoor:
 
     async def recommend(self, http: Request, call: Call) -> Response:
         plane = self._plane()
-        arrival = plane.edge.arrival(edge_mark_from(http.headers))
-        call.answer_headers[EDGE_LIMIT] = str(plane.edge.limit)
+        arrival = plane.edge.arrival(edge_mark_from(http.headers), DOOR)
+        call.answer_headers[EDGE_LIMIT] = plane.edge.announcement
         body = await read_body(http, self._max_body_bytes)
         request = parse_recommend(body, call.request_id, deadline_ms_from(http.headers))
         call.request_id = request.request_id
@@ -109,7 +109,7 @@ class _RestDoor:
         return json_response({**found.as_plain(), "sentences": describe(found)})
 
     async def healthz(self, _: Request, __: Call) -> Response:
-        return json_response({"status": "ok"}, headers={EDGE_LIMIT: str(self._plane().edge.limit)})
+        return json_response({"status": "ok"}, headers={EDGE_LIMIT: self._plane().edge.announcement})
 
     async def readyz(self, _: Request, __: Call) -> Response:
         is_ready = self._plane().is_ready()

@@ -107,7 +107,7 @@ async def test_a_wait_at_the_edge_degrades_normal_priority_and_refuses_nobody() 
     clock = SteppingClock(0.021)
     monitor, gauge = monitor_on(clock)
 
-    monitor.waited_at_edge(1.0, 1_000.0)
+    monitor.waited_at_edge("grpc", 1.0, 1_000.0)
     monitor.start()
     await until(lambda: clock.num_readings > 40)
     monitor.stop()
