@@ -33,7 +33,7 @@ class EdgeMark:
 
 
 class ArrivalClock:
-    """Tells how long ago a request reached the edge."""
+    """Computes how long ago a request reached the edge."""
 
     def __init__(self) -> None:
         self._least_s = self._least_before_s = float("inf")

@@ -1,4 +1,4 @@
-"""Tells HAProxy which share of the limit each API key may fill: the edge reads the keys' hashes, never a key.
+"""Writes which share of the limit each API key may fill, for HAProxy: the edge reads the keys' hashes, never a key.
 
 The file is written before HAProxy starts and whenever the keys change; a running HAProxy is given the new table at once.
 """
@@ -22,10 +22,10 @@ def write_key_shares(folder: Path, keys_file: Path) -> str:
 def swap_key_shares(folder: Path, keys_file: Path) -> None:
     """Write the file and give it to the running HAProxy. Raises ConfigError, or OSError when none answers."""
     lines = write_key_shares(folder, keys_file)
-    told = send(folder, f"prepare map {KEY_SHARES}")
-    version = told.rpartition(" ")[2]
+    answer = send(folder, f"prepare map {KEY_SHARES}")
+    version = answer.rpartition(" ")[2]
     if not version.isdecimal():
-        raise ConfigError(f"{keys_file}: the edge refuses its priorities: {told}")
+        raise ConfigError(f"{keys_file}: the edge refuses its priorities: {answer}")
     if lines:
         send(folder, f"add map @{version} {KEY_SHARES} <<\n{lines}")
     send(folder, f"commit map @{version} {KEY_SHARES}")
