@@ -55,7 +55,7 @@ def run_pipeline(options: PipelineOptions, places: Places, console: Console) -> 
             if output.stage == options.until:
                 break
     report = _report(done)
-    for sentence in (*ingest.told(done[0].path), *ingest.set_aside(done[0].path)):
+    for sentence in (*ingest.describe_found(done[0].path), *ingest.set_aside(done[0].path)):
         console.print(sentence, markup=False)
     if report.evaluation is not None:
         console.print(metrics_table(report.evaluation))

@@ -94,10 +94,10 @@ class Cases:
 
 def read_sequences(tokenized: Path) -> list[np.ndarray]:
     """Read the sequences to train on; those too short to hold a next item are left out."""
-    return [np.ma.getdata(sequence) for sequence in read_lessons(tokenized)]
+    return [np.ma.getdata(sequence) for sequence in read_labelled_sequences(tokenized)]
 
 
-def read_lessons(tokenized: Path) -> list[np.ndarray]:
+def read_labelled_sequences(tokenized: Path) -> list[np.ndarray]:
     """Read the same; a sequence with items that are no labels is a masked array, in which those are masked."""
     rows = _read(tokenized, Split.TRAIN).select("history", "is_label")
     return [_sequence(*row) for row in rows.iter_rows() if len(row[0]) > 1]

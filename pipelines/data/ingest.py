@@ -112,7 +112,7 @@ def has_repeats(ingested: Path) -> bool:
     return share >= REPEATS_FROM_SHARE
 
 
-def told(ingested: Path) -> list[str]:
+def describe_found(ingested: Path) -> list[str]:
     """Return a sentence for each event type: how many events it has in which roles; and one on repeats."""
     summary = _read_summary(ingested)
     seen = "are learned and may be shown again" if has_repeats(ingested) else "are left out"

@@ -26,7 +26,7 @@ from models.catalogue import BOS_TOKEN, Catalogue, load_catalogue
 from models.decoder.decoder import Decoder
 from models.decoder.weights import load_decoder
 from models.student import START, StudentConfig, StudentModel, read_student, save_student
-from pipelines.data.examples import Split, read_cases, read_lessons
+from pipelines.data.examples import Split, read_cases, read_labelled_sequences
 from pipelines.evaluation.metrics import ndcg, rank_labels
 from pipelines.runner.stage import Progress, silent
 from pipelines.training.batches import IGNORED, Batch, batch_windows, cut_windows
@@ -34,7 +34,7 @@ from pipelines.training.checkpoints import Checkpoints
 from pipelines.training.dense import hidden_states, right_padded
 from pipelines.training.descent import DescentOptions
 from pipelines.training.fitting import FitOptions, Fitted, Loss, Task, dropout_after, fit
-from pipelines.training.loss import Teacher, catalogue_loss, lessons
+from pipelines.training.loss import Teacher, catalogue_loss, labels_to_learn
 from pipelines.training.warm_start import WarmStart, rows_before
 from services.errors import CheckpointError, StageFailed
 
@@ -117,7 +117,7 @@ def fit_and_save(
     """Train one student on the stage's inputs, write it, and return its curve."""
     torch.set_num_threads(inputs.num_threads)
     catalogue = load_catalogue(inputs.tokenized / "catalogue.parquet")
-    sequences, valid = read_lessons(inputs.tokenized), read_cases(inputs.tokenized, Split.VALID)
+    sequences, valid = read_labelled_sequences(inputs.tokenized), read_cases(inputs.tokenized, Split.VALID)
     teacher = load_decoder(decoder_dir, torch.float32, inputs.device)
     student, rows_as_tokens = new_student(catalogue, teacher, options).to(inputs.device), items_as_codes(catalogue)
     fit_options = options.fit if start is None else begin_warm(start, student, catalogue, options.fit)
@@ -187,7 +187,7 @@ def imitation_loss(
         torch.from_numpy(values).to(device) for values in (batch.tokens, batch.labels, batch.is_label)
     )
     items_BL = torch.where(labels_BL == IGNORED, IGNORED, labels_BL - 1)
-    chosen_BL, seen = lessons(items_BL, is_label_BL, len(catalogue.item_ids), options.mask_seen)
+    chosen_BL, seen = labels_to_learn(items_BL, is_label_BL, len(catalogue.item_ids), options.mask_seen)
     taught = None
     if options.teacher_weight > 0:
         token_of_row = _token_of_row(catalogue, device)

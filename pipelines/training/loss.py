@@ -110,7 +110,9 @@ def _take(error_CV: Tensor, at_label_C1: Tensor, share_C1: Tensor) -> Tensor:
     return error_CV.scatter_add_(1, at_label_C1, -share_C1)
 
 
-def lessons(labels_BL: Tensor, is_label_BL: Tensor, num_items: int, mask_seen: bool) -> tuple[Tensor, SeenItems | None]:
+def labels_to_learn(
+    labels_BL: Tensor, is_label_BL: Tensor, num_items: int, mask_seen: bool
+) -> tuple[Tensor, SeenItems | None]:
     """Return the positions (B, L) bool to learn from, and the items masked at each: those seen, or none where repeats are learned."""
     if mask_seen:
         return next_unseen(labels_BL, is_label_BL, num_items)

@@ -22,7 +22,7 @@ from models.decoder.config import DecoderConfig
 from models.decoder.decoder import Decoder
 from models.decoder.weights import load_decoder, save_decoder
 from models.prompt import STRIDE_ITEMS
-from pipelines.data.examples import Split, read_cases, read_lessons
+from pipelines.data.examples import Split, read_cases, read_labelled_sequences
 from pipelines.evaluation.metrics import ndcg, rank_labels
 from pipelines.runner.stage import Progress
 from pipelines.training.batches import IGNORED, Batch, batch_windows, cut_windows
@@ -30,7 +30,7 @@ from pipelines.training.checkpoints import Checkpoints
 from pipelines.training.dense import DecoderScorer, hidden_states
 from pipelines.training.descent import DescentOptions
 from pipelines.training.fitting import FitOptions, Loss, Task, dropout_after, fit
-from pipelines.training.loss import catalogue_loss, lessons
+from pipelines.training.loss import catalogue_loss, labels_to_learn
 from pipelines.training.warm_start import WarmStart, tokens_before
 
 
@@ -69,7 +69,7 @@ def train(
 ) -> None:
     """Train, keep the best epoch by validation, and write the decoder with its curve."""
     catalogue = load_catalogue(tokenized / "catalogue.parquet")
-    sequences, valid = read_lessons(tokenized), read_cases(tokenized, Split.VALID)
+    sequences, valid = read_labelled_sequences(tokenized), read_cases(tokenized, Split.VALID)
     decoder = new_decoder(catalogue, options).to(device)
     fit_options = options.fit if start is None else begin_warm(start, decoder, catalogue, options.fit)
     rng, mask_seen = np.random.default_rng(options.seed), options.mask_seen and catalogue.depth == 1
@@ -118,7 +118,7 @@ def next_token_loss(decoder: Decoder, catalogue: Catalogue, batch: Batch, *, mas
     for level, (first, size) in enumerate(zip(catalogue.token_offsets, catalogue.level_sizes, strict=True)):
         codes_BL = torch.where(labels_BL == IGNORED, IGNORED, labels_BL - first)
         codes_BL[:, level_L != level] = IGNORED
-        chosen_BL, seen = lessons(codes_BL, is_label_BL, size, mask_seen)
+        chosen_BL, seen = labels_to_learn(codes_BL, is_label_BL, size, mask_seen)
         head_VD = decoder.head_weight_VD[first : first + size]
         codes_T = codes_BL[chosen_BL]
         losses.append(catalogue_loss(hidden_BLD[chosen_BL], head_VD, codes_T, seen))

@@ -73,6 +73,7 @@ async def serve(http_port: int, grpc_port: int) -> None:
     app.add_route("/headers", _headers)
 
     async def limit(http: Request) -> JSONResponse:
+        """Announce this text from now on."""
         world.llm.delay_s = 3.0 if http.path_params["limit"].isdecimal() else 0.0
         world.plane.edge = FixedWatch(world.plane.load, http.path_params["limit"])
         return JSONResponse({})

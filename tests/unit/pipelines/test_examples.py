@@ -9,7 +9,7 @@ import pytest
 
 from models.catalogue import load_catalogue
 from pipelines.data.arrivals import logged_events
-from pipelines.data.examples import Split, as_of_rows, read_cases, read_lessons, read_sequences
+from pipelines.data.examples import Split, as_of_rows, read_cases, read_labelled_sequences, read_sequences
 from pipelines.data.roles import with_labels
 from pipelines.data.tokenize import tokenize, with_histories
 from pipelines.features.tables import replay
@@ -53,7 +53,7 @@ def test_weak_events_are_history_and_no_labels(tmp_path: Path) -> None:
 
     names = load_catalogue(tmp_path / "catalogue.parquet").item_ids
     test, valid = read_cases(tmp_path, Split.TEST), read_cases(tmp_path, Split.VALID)
-    ann, bob = sorted(read_lessons(tmp_path), key=len, reverse=True)
+    ann, bob = sorted(read_labelled_sequences(tmp_path), key=len, reverse=True)
     assert [[names[item] for item in case] for case in (*test.histories, test.targets)] == [[*"aBcDeF"], ["g"]]
     assert [[names[item] for item in case] for case in (*valid.histories, valid.targets)] == [[*"aBcD"], ["e"]]
     assert [names[item] for item in np.ma.getdata(ann)] == [*"aBcD"]

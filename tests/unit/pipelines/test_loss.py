@@ -62,7 +62,7 @@ def test_seen_items_take_no_part(taught: bool) -> None:
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
-def test_repeats_and_padding_are_no_lessons() -> None:
+def test_repeats_and_padding_are_not_learned() -> None:
     """A label that its history holds already is left out, and so is what is no label; a weak event's item is seen all the same."""
     is_label = torch.tensor([[True, False, True, True, True, True]])
 

@@ -258,6 +258,7 @@ async def test_an_upload_slower_than_its_deadline_is_answered(rest: RestClient) 
     """Without the edge's stamp the wait for the caller's own bytes is no reason to refuse."""
 
     async def body() -> AsyncIterator[bytes]:
+        """Send the second half after the deadline."""
         yield b'{"user_id": "nobody", '
         await asyncio.sleep(0.05)
         yield b'"deadline_ms": 5}'
