@@ -145,6 +145,7 @@ def test_without_a_gateway_the_standby_answers(stack: Stack) -> None:
     assert [caller.failed for caller in calling if len(caller.failed) > 2] == []
 
 
+@pytest.mark.grid  # the takeover itself is in test_every_request_is_answered_while_ray_restarts
 def test_the_standby_killed(stack: Stack) -> None:
     """No caller is affected, and the next standby takes over when Ray's HAProxy dies."""
     with callers(stack, user_of_the_decoder(stack)) as calling:
