@@ -23,6 +23,7 @@ from models.catalogue import load_catalogue
 from models.registry import BundleStore, learned_repeats
 from pipelines.data import ingest, tokenize
 from pipelines.evaluation import evaluate, gate
+from pipelines.evaluation.gain import describe_gain
 from pipelines.features import point_in_time, tables
 from pipelines.options import PipelineOptions, Places
 from pipelines.publication import bundle, precompute
@@ -59,6 +60,7 @@ def run_pipeline(options: PipelineOptions, places: Places, console: Console) -> 
         console.print(sentence, markup=False)
     if report.evaluation is not None:
         console.print(metrics_table(report.evaluation))
+        console.print(describe_gain(report.evaluation["gain"]), markup=False)
     if report.bundle_version is not None:
         console.print(f"{report.bundle_version} is live")
     return report

@@ -18,8 +18,9 @@ from models.decoder.config import DecoderConfig, read_config
 from models.decoder.weights import load_decoder
 from models.student import StudentConfig, read_student
 from pipelines.data.examples import Split, read_cases, read_sequences
+from pipelines.evaluation.gain import gain_by_slice, slices_of
 from pipelines.evaluation.gate import student_share
-from pipelines.evaluation.metrics import Scorer, rank_labels, summarise
+from pipelines.evaluation.metrics import Ranks, Scorer, rank_labels, summarise
 from pipelines.runner.stage import Progress
 from pipelines.training.dense import DecoderScorer
 from pipelines.training.distill import StudentScorer
@@ -49,10 +50,12 @@ def evaluate(trained: Trained, dataset: str, out: Path, progress: Progress) -> N
         read_cases(trained.tokenized, Split.TEST),
     )
     scorers = list(_scorers(trained, catalogue))
-    metrics: dict[str, dict[str, Any]] = {}
+    ranks: dict[str, Ranks] = {}
     for done, (name, scorer) in enumerate(scorers, start=1):
-        metrics[name] = summarise(rank_labels(scorer, cases), repeats=trained.repeats)
+        ranks[name] = rank_labels(scorer, cases)
         progress(done, len(scorers), name)
+    metrics = {name: summarise(found, repeats=trained.repeats) for name, found in ranks.items()}
+    served = {name: found.as_served(repeats=trained.repeats) for name, found in ranks.items()}
     decoder = read_config(trained.decoder_dir)
     student = read_student(trained.students_dir / "student.safetensors").config
     report = {
@@ -63,6 +66,7 @@ def evaluate(trained: Trained, dataset: str, out: Path, progress: Progress) -> N
         "num_items": len(catalogue.item_ids),
         "metrics": metrics,
         "student_share": student_share(metrics),
+        "gain": gain_by_slice(served["decoder"], served["student"], slices_of(cases, catalogue.popularity)),
         "multiply_adds": {
             "decoder": decoder_work(decoder, trained.max_items),
             "student": student_work(student, trained.max_items),

@@ -1,0 +1,73 @@
+"""Slices of cases, and the paired gain of one model over another."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.data.examples import Cases
+from pipelines.evaluation.gain import describe_gain, gain_by_slice, slices_of
+
+ALL = {"all": np.ones(400, dtype=bool)}
+
+
+def test_slices_by_history_and_by_item() -> None:
+    """Of items with 50, 40, 9, 1 and 0 events the first is the head, the next the torso, two the tail, and one is new."""
+    lengths, targets = [0, 9, 10, 250, 3], [0, 1, 2, 3, 4]
+    cases = Cases(
+        tuple("abcde"), tuple(np.zeros(length, dtype=np.int64) for length in lengths), np.array(targets, dtype=np.int64)
+    )
+
+    found = {
+        name: np.flatnonzero(members).tolist()
+        for name, members in slices_of(cases, np.array([50, 40, 9, 1, 0])).items()
+    }
+
+    assert found == {
+        "all": [0, 1, 2, 3, 4],
+        "history 0-9": [0, 1, 4],
+        "history 10-49": [2],
+        "history 200 and longer": [3],
+        "item head": [0],
+        "item torso": [1],
+        "item tail": [2, 3],
+        "item new": [4],
+    }
+
+
+def test_a_small_gain_on_the_same_users_shows() -> None:
+    """A model that ranks each label one place higher is better beyond the interval, though users differ far more than the models."""
+    student = np.random.default_rng(1).integers(2, 12, 400).astype(float)
+
+    (row,) = gain_by_slice(student - 1, student, ALL)
+
+    assert 0 < row["low"] < row["llm_minus_student"] < row["high"]
+    assert describe_gain([row]).endswith(f"in: all (+{row['llm_minus_student']:.4f})")
+
+
+@given(seed=st.integers(0, 100))
+def test_the_interval_is_that_of_resampled_users(seed: int) -> None:
+    """Against a slow one: users are drawn with both their ranks, and each model's mean is taken of the same draw."""
+    rng = np.random.default_rng(seed)
+    ranks, other = rng.integers(1, 20, (2, 400)).astype(float)
+    ours, theirs = (np.where(found <= 10, 1 / np.log2(1 + found), 0.0) for found in (ranks, other))
+    draws = [rng.integers(0, 400, 400) for _ in range(300)]
+    slow = sorted(ours[draw].mean() - theirs[draw].mean() for draw in draws)
+
+    (row,) = gain_by_slice(ranks, other, ALL)
+    (turned,) = gain_by_slice(other, ranks, ALL)
+
+    width = slow[292] - slow[7]
+    assert row["low"] == pytest.approx(slow[7], abs=0.25 * width)
+    assert row["high"] == pytest.approx(slow[292], abs=0.25 * width)
+    assert (turned["low"], turned["high"]) == pytest.approx((-row["high"], -row["low"]))
+
+
+def test_equal_models_show_no_gain() -> None:
+    """The difference of a model to itself is 0, and the sentence says that nothing is shown."""
+    ranks = np.arange(1.0, 401.0)
+
+    rows = gain_by_slice(ranks, ranks, ALL)
+
+    assert rows == [{"slice": "all", "num_cases": 400, "llm_minus_student": 0.0, "low": 0.0, "high": 0.0}]
+    assert describe_gain(rows).endswith("none of 1 slices")
