@@ -1,7 +1,7 @@
 """The gain of one model over another on the same users, by slice: paired, so that what is hard for both counts for neither. Pure; numpy only.
 
 A slice is a share of the test cases, by what is known of the user (history length) or of the label (how often training saw it). A gain whose
-interval holds 0 is not shown.
+interval holds 0, or of too few cases, is not shown.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,6 +12,8 @@ import numpy as np
 from pipelines.data.examples import Cases
 from pipelines.evaluation.metrics import gains, interval
 
+_MIN_CASES = 30
+"""Of fewer cases the bootstrap knows too little: of a single one it has no width at all."""
 _LENGTHS = (0, 10, 50, 200)
 _HEAD, _TORSO = 0.5, 0.9
 """The most frequent items with half of all training events are the head; with those up to nine tenths the torso; the rest is the tail."""
@@ -45,7 +47,8 @@ def gain_by_slice(ranks: np.ndarray, other: np.ndarray, slices: Mapping[str, np.
 
 def describe_gain(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return a sentence: in which slices the decoder is better than its student by more than the interval."""
-    better = [f"{row['slice']} (+{row['llm_minus_student']:.4f})" for row in rows if row["low"] > 0]
+    shown = [row for row in rows if row["low"] > 0 and row["num_cases"] >= _MIN_CASES]
+    better = [f"{row['slice']} (+{row['llm_minus_student']:.4f})" for row in shown]
     found = ", ".join(better) if better else f"none of {len(rows)} slices"
     return f"the decoder's NDCG@10 is above its student's, beyond the 95 % interval, in: {found}"
 

@@ -63,6 +63,14 @@ def test_the_interval_is_that_of_resampled_users(seed: int) -> None:
     assert (turned["low"], turned["high"]) == pytest.approx((-row["high"], -row["low"]))
 
 
+def test_few_cases_show_nothing() -> None:
+    """One user whom the decoder serves better has an interval without width."""
+    (row,) = gain_by_slice(np.array([3.0]), np.array([4.0]), {"item new": np.array([True])})
+
+    assert row["low"] > 0
+    assert describe_gain([row]).endswith("none of 1 slices")
+
+
 def test_equal_models_show_no_gain() -> None:
     """The difference of a model to itself is 0, and the sentence says that nothing is shown."""
     ranks = np.arange(1.0, 401.0)
