@@ -135,11 +135,15 @@ def _responses(operation: Operation) -> dict[int, dict[str, Any]]:
 def _answer(answer: Answer) -> dict[str, Any]:
     described: dict[str, Any] = {"description": answer.description}
     if answer.content:
-        described["content"] = {
-            media_type: {"schema": {"type": "string"} if model is None else _reference(model)}
-            for media_type, model in answer.content.items()
-        }
+        described["content"] = {media_type: _content(media_type, model) for media_type, model in answer.content.items()}
     return described
+
+
+def _content(media_type: str, model: type[BaseModel] | None) -> dict[str, Any]:
+    """Return a body's description. OpenAPI 3.1 has no schema for a stream's events."""
+    if media_type == "text/event-stream":
+        return {}
+    return {"schema": {"type": "string"} if model is None else _reference(model)}
 
 
 def _reference(model: type[BaseModel]) -> dict[str, str]:
