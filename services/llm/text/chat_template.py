@@ -20,6 +20,7 @@ from services.contracts.text import SPECIAL_TOKENS, TEMPLATE_NAMES, ChatMessage
 from services.errors import CheckpointError, InvalidRequest
 
 _FIELD = "chat_template_kwargs"
+_MAX_FACTOR, _MAX_INDENT = 10_000, 16
 
 
 class ChatTemplate:
@@ -104,10 +105,23 @@ def _default_of(given: Any) -> str | None:
     return given
 
 
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Refuses products that could fill the memory, such as `"a" * 10 ** 11`; compiling evaluates none of them either."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """Compute a product or a power of small numbers, or repeat a short text or list."""
+        sizes = [len(value) if isinstance(value, str | list | tuple) else abs(value) for value in (left, right)]
+        if max(sizes) > _MAX_FACTOR or (
+            isinstance(left, int | float) != isinstance(right, int | float) and sizes[0] * sizes[1] > _MAX_FACTOR
+        ):
+            raise TemplateError(f"{operator}: of sizes {sizes}; the result may have {_MAX_FACTOR} parts")
+        return super().call_binop(context, operator, left, right)
+
+
 def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
-    )
+    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation])
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = _now
@@ -126,6 +140,8 @@ class _Generation(Extension):
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **layout: Any) -> str:
+    if indent is not None and not 0 <= indent <= _MAX_INDENT:
+        raise TemplateError(f"tojson: indent of {indent}; give 0 to {_MAX_INDENT}")
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **layout)
 
 

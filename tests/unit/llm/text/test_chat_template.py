@@ -111,3 +111,13 @@ def test_a_template_is_sandboxed() -> None:
         ChatTemplate("{% if %}", {})
     with pytest.raises(InvalidRequest):
         ChatTemplate("{{ messages.__class__.__mro__[1].__subclasses__() }}", {}).render([])
+
+
+@pytest.mark.parametrize(
+    "source", ["{{ 'a' * 10 ** 11 }}", "{{ messages | tojson(indent=10 ** 3) }}", "{{ messages * 10 ** 4 * 2 }}"]
+)
+def test_a_template_cannot_fill_the_memory(source: str) -> None:
+    """Products of texts and lists, large powers and wide indents are refused when the template runs, and compiling computes none."""
+    with pytest.raises(InvalidRequest, match="refuses them"):
+        ChatTemplate(source, {}).render((ChatMessage(role="user", content="hi"),))
+    assert ChatTemplate("{{ '=' * 3 }}{{ 2 ** 3 }}", {}).render(()) == "===8"
