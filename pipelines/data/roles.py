@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import polars as pl
 
-from services.contracts.event_roles import EventRoles, Role, TypeRule
+from services.contracts.event_roles import HISTORY_ROLES, EventRoles, Role, TypeRule
 
 _SEED = 0
 
@@ -71,4 +71,4 @@ def _at_value(rule: TypeRule, from_it_on: pl.Expr, below: pl.Expr) -> pl.Expr:
 
 def joins_history() -> pl.Expr:
     """Whether a row's `role` is one of those that histories hold."""
-    return pl.col("role").is_in([Role.POSITIVE.value, Role.WEAK.value])
+    return pl.col("role").is_in([role.value for role in HISTORY_ROLES])

@@ -80,9 +80,10 @@ def summarise(ranks: Ranks, *, repeats: bool = False) -> dict[str, float | list[
     As served is masked, unless the data has `repeats`.
     """
     named: dict[str, float | list[float]] = {}
-    for suffix, values in (("", ranks.as_served(repeats=repeats)), ("_unmasked", ranks.unmasked)):
+    served = ranks.as_served(repeats=repeats)
+    for suffix, values in (("", served), ("_unmasked", ranks.unmasked)):
         for cutoff in CUTOFFS:
             named[f"hr@{cutoff}{suffix}"] = hit_rate(values, cutoff)
             named[f"ndcg@{cutoff}{suffix}"] = ndcg(values, cutoff)
-    named["ndcg@10_interval"] = list(interval(gains(ranks.as_served(repeats=repeats), 10), seed=0))
+    named["ndcg@10_interval"] = list(interval(gains(served, 10), seed=0))
     return named

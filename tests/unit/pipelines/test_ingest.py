@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from pipelines.data import sources
-from pipelines.data.ingest import Source, ingest, key, live_log_files, set_aside, told
+from pipelines.data.ingest import Source, describe_found, ingest, key, live_log_files, set_aside
 from pipelines.data.sources import read_table
 from services.contracts.event_roles import parse_event_roles
 from services.errors import DataError, StageFailed
@@ -104,7 +104,7 @@ def test_roles_are_told_and_decide_what_is_learned_from(tmp_path: Path) -> None:
     events, _ = run(replace(source, roles=roles), tmp_path)
 
     assert events["item_id"].to_list() == [f"i{n:02d}" for n in range(4, 10)]
-    assert told(tmp_path / "out") == [
+    assert describe_found(tmp_path / "out") == [
         "events of type impression: 1 ignored",
         "events of type rating: 4 negative, 6 positive (4 and up are positive, lower ones negative)",
         "0.0% of labels repeat an item of the user's history: seen items are left out",
