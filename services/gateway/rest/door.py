@@ -84,11 +84,13 @@ class _RestDoor:
     async def recommend(self, http: Request, call: Call) -> Response:
         plane = self._plane()
         arrival = plane.edge.arrival(edge_mark_from(http.headers), DOOR)
-        call.answer_headers[EDGE_LIMIT] = plane.edge.announcement
-        body = await read_body(http, self._max_body_bytes)
-        request = parse_recommend(body, call.request_id, deadline_ms_from(http.headers))
-        call.request_id = request.request_id
-        return json_response(format_recommendation(await plane.recommend(request, arrival, DOOR, call.admitted)))
+        try:
+            body = await read_body(http, self._max_body_bytes)
+            request = parse_recommend(body, call.request_id, deadline_ms_from(http.headers))
+            call.request_id = request.request_id
+            return json_response(format_recommendation(await plane.recommend(request, arrival, DOOR, call.admitted)))
+        finally:  # a slow answer carries the limit of its end, not of its beginning
+            call.answer_headers[EDGE_LIMIT] = self._plane().edge.announcement
 
     def recommend_refused(self, door: str, code: str, message: str, request_id: str) -> None:
         self._plane().recommend_refused(door, code, message, request_id)
