@@ -131,7 +131,7 @@ class Settings(BaseSettings):
     kv_num_blocks: int | None = Field(None, ge=2)
     """Blocks of the ranking model's KV pool. None: 4,096 on a CPU, kv_memory_share of a card's memory on a GPU."""
     kv_memory_share: float = Field(0.4, gt=0, le=0.9)
-    """Share of the card's memory that one KV pool takes, of what is free when the replica starts. While a new bundle is loaded there are two pools."""
+    """Share of the card's memory that one KV pool takes, of what is free when the replica starts. A new bundle takes over its pool."""
     kv_kind: Literal["model", "int8", "fp8"] = "model"
     """Format of cached keys and values: the model's dtype, or one byte per number."""
     llm_weight_kind: Literal["model", "int8"] = "model"

@@ -27,6 +27,7 @@ from models.decoder.window import Window
 from services.llm.engine.beam.trie import ItemCodes
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
+from services.llm.engine.kv.memory import KvMemory
 from services.llm.engine.outcome import EngineOutcome, Status
 from services.llm.engine.text.parameters import SamplingParams
 
@@ -68,9 +69,16 @@ def decoder(shape: DecoderConfig) -> Decoder:
     return Decoder(shape).eval()
 
 
-def warm_engine(device: str, shape: DecoderConfig, config: EngineConfig, dtype: torch.dtype = torch.float32) -> Engine:
-    """Build an engine and record its steps where there are graphs."""
-    engine = Engine(decoder(shape).to(device, dtype), config, items=items(), bundle_version="v1")
+def warm_engine(
+    device: str,
+    shape: DecoderConfig,
+    config: EngineConfig,
+    dtype: torch.dtype = torch.float32,
+    memory: KvMemory | None = None,
+) -> Engine:
+    """Build an engine and record its steps where there are graphs; one that follows another has a version of its own."""
+    version = "v1" if memory is None else "v2"
+    engine = Engine(decoder(shape).to(device, dtype), config, items=items(), bundle_version=version, memory=memory)
     engine.warm_up()
     return engine
 
@@ -100,7 +108,6 @@ def outcomes_of(engine: Engine) -> dict[str, EngineOutcome]:
     found: dict[str, EngineOutcome] = {}
     while engine.has_work:
         found |= {outcome.request_id: outcome for outcome in engine.step(0.0)}
-    engine.check_integrity()
     assert engine.graph_counts.late_captures == engine.graph_counts.eager_fallbacks == 0
     return found
 
@@ -193,16 +200,22 @@ def test_half_precision_stays_near() -> None:
 
 
 def test_an_engine_is_made_ready_while_another_serves() -> None:
-    """Two engines on one card, one ranking in its thread while the other is built and captured, return what each returns alone."""
+    """Two engines on one card over one KV memory, one ranking while the other is captured, then both at once: each as it is alone."""
+    config = replace(SMALL, is_asynchronous=True, num_blocks=640)
     wanted = outcomes_of(warm_engine("cuda", LLAMA, SMALL))
-    serving = warm_engine("cuda", LLAMA, SMALL)
+    serving = warm_engine("cuda", LLAMA, config)
     with ThreadPoolExecutor(1) as loader:
-        loading = loader.submit(warm_engine, "cuda", LLAMA, SMALL)
+        loading = loader.submit(warm_engine, "cuda", LLAMA, config, memory=serving.memory)
         rounds = [outcomes_of(serving)]
         while not loading.done():
             rounds.append(outcomes_of(serving))
+        following = loading.result()
+        both = [loader.submit(outcomes_of, following), *(outcomes_of(serving) for _ in range(3))]
+        rounds += [both[0].result(), *both[1:], outcomes_of(following)]
 
-    for found in (*rounds, outcomes_of(loading.result())):
+    assert following.memory is serving.memory
+    serving.check_integrity(following)
+    for found in rounds:
         assert_alike(found, wanted)
 
 
@@ -215,3 +228,4 @@ def test_memory_does_not_grow() -> None:
     outcomes_of(engine)
 
     assert torch.cuda.memory_allocated() - before < 2**20
+    engine.check_integrity()

@@ -22,11 +22,13 @@ from services.llm.engine.admission import EngineRequest, RequestBuilder
 from services.llm.engine.beam.trie import ItemCodes, Trie
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.cost.cost_model import CostModel, StepCost, number_sizes
+from services.llm.engine.cpu.forward import compute_dtype
 from services.llm.engine.forward.device_stream import DeviceStream
 from services.llm.engine.forward.runner import Runner, RunningStep
 from services.llm.engine.gpu.graph_device import GraphDevice
 from services.llm.engine.gpu.graphs import CaptureProgress, GraphCounts
 from services.llm.engine.kv.block_table import BlockNeed
+from services.llm.engine.kv.memory import KvMemory
 from services.llm.engine.outcome import EngineOutcome, NewToken, Status
 from services.llm.engine.schedule.plan import StepPlan, StepSize
 from services.llm.engine.schedule.scheduler import Scheduler
@@ -64,23 +66,38 @@ class Engine:
         items: ItemCodes | None,
         bundle_version: str,
         graph_device: GraphDevice | None = None,
+        memory: KvMemory | None = None,
     ) -> None:
-        """`graph_device` None: CUDA graphs where the decoder is on a CUDA device, no graphs elsewhere."""
+        """Make an engine that serves at once; `warm_up` makes its first requests fast.
+
+        Args:
+            decoder: Its weights; the engine joins them in place.
+            config: Sizes and limits.
+            items: The catalogue; None for text alone.
+            bundle_version: Names the cached prefixes.
+            graph_device: None: CUDA graphs where the decoder is on a CUDA device, no graphs elsewhere.
+            memory: The KV memory of an engine that this one follows: used if it fits, in place of a new one.
+        """
         window = decoder.config.window
         if items is not None and window is not None and window.size < len(items.level_sizes):
             raise CheckpointError(f"a sliding window of {window.size} does not hold a code of {len(items.level_sizes)}")
         device = decoder.head_weight_VD.device
+        if device.type == "cpu":
+            decoder.to(compute_dtype(decoder.head_weight_VD.dtype, config))
         self.stream = DeviceStream(device)
         """The stream of all of the engine's work."""
         need = BlockNeed(config, decoder.config.window_of_all)
         self.max_tokens = need.longest(decoder.config.max_position_embeddings)
         """The most tokens of a prompt and its text together that KV memory and positions allow."""
         self.kv_size = KvSize(config.block_tokens, config.num_blocks)
-        self._scheduler = Scheduler(config, bundle_version, decoder.config.window_of_all)
         with self.stream.entered():
+            self.memory = memory if memory is not None and memory.fits(decoder, config) else KvMemory(decoder, config)
+            """The blocks, shared with the engine before this one and the engine after it, where they fit."""
+            self.memory.join(self.stream)
             trie = Trie(items, device) if items is not None else None
             self._builder = RequestBuilder(config, decoder.config, trie, self.max_tokens)
-            self._runner = Runner(decoder, config, trie, graph_device)
+            self._runner = Runner(decoder, config, trie, self.memory.cache, graph_device)
+        self._scheduler = Scheduler(config, bundle_version, decoder.config.window_of_all, self.memory.pool)
         sizes = number_sizes(decoder.config, decoder.head_weight_VD.element_size(), config.kv_kind, config.weight_kind)
         self._costs = CostModel(decoder.config, sizes, items.level_sizes if items is not None else ())
         self._is_asynchronous = device.type == "cuda" if config.is_asynchronous is None else config.is_asynchronous
@@ -96,6 +113,11 @@ class Engine:
     def has_work(self) -> bool:
         """Whether `step` has anything to run or to return."""
         return bool(self._ended or self._started or self._scheduler.num_running or self._scheduler.num_waiting)
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether requests wait and the last `step` started nothing: another engine holds the blocks of the memory."""
+        return bool(self._scheduler.num_waiting) and not (self._ended or self._started or self.last_step.num_requests)
 
     @property
     def is_ahead(self) -> bool:
@@ -206,7 +228,8 @@ class Engine:
         An asynchronous engine returns the outcomes of the previous step, with the new step running.
         """
         self.last_step, self.last_cost, self.new_tokens = _NOTHING, None, []
-        plan = self._scheduler.schedule(now_s)
+        with self.memory.lock:
+            plan = self._scheduler.schedule(now_s)
         for sequence in plan.late:
             self._end(sequence, Status.LATE)
         with self.stream.entered():
@@ -226,17 +249,26 @@ class Engine:
             kv_cache_usage=scheduler.pool.num_held / scheduler.pool.num_blocks,
         )
 
-    def check_integrity(self) -> None:
-        """Assert that no block is lost or shared by mistake. For tests."""
-        self._scheduler.check_integrity()
+    def close(self) -> None:
+        """Free all blocks, for other engines on the memory. For an engine that failed: its requests have no outcome."""
+        with self.memory.lock:
+            self._scheduler.finish_all()
+
+    def check_integrity(self, *others: "Engine") -> None:
+        """Assert that no block is lost or shared by mistake, with the other engines on the memory. For tests."""
+        with self.memory.lock:
+            self._scheduler.check_integrity(*(other._scheduler for other in others))
 
     def _start(self, plan: StepPlan) -> None:
         if plan.is_empty:
             return
+        self.memory.order(self.stream)
         running = self._runner.submit(plan)
+        self.stream.mark()
         size = StepSize(plan.num_batched_tokens, plan.num_requests, plan.num_beam_rows)
         self._started = _Started(running, size, self._costs.of(plan))
-        self._scheduler.advance(plan)
+        with self.memory.lock:
+            self._scheduler.advance(plan)
 
     def _collect(self) -> None:
         """Wait for the running step, if any. Results of requests that ended meanwhile are dropped."""
@@ -265,5 +297,6 @@ class Engine:
 
     def _end(self, sequence: Sequence, status: Status, *ranking: np.ndarray) -> None:
         """Free the blocks of a sequence and add its outcome. `ranking`: items and scores of a ranking that is done."""
-        self._scheduler.finish(sequence)
+        with self.memory.lock:
+            self._scheduler.finish(sequence)
         self._ended.append(EngineOutcome.of(sequence, status, *ranking))

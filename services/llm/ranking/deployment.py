@@ -23,6 +23,7 @@ from services.contracts.rank import RankRequest
 from services.errors import BundleMismatch, BundleNotFound, DeadlineExceeded, TailraceError
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.cost.machine_limits import measure_limits
+from services.llm.engine.kv.memory import KvMemory
 from services.llm.engine.outcome import Status
 from services.llm.ranking.model import LoadedBundle, load_bundle
 from services.llm.serving.affinity_router import affinity
@@ -52,8 +53,8 @@ class RunningBundle:
 class LiveEngine:
     """The engine of the live bundle. A new version is loaded beside the old one, then swapped in.
 
-    Requests that began on the old version finish on it: its engine thread ends when it has no work left, and its memory is
-    freed after that. `load` makes a bundle ready, `start` runs its engine.
+    Requests that began on the old version finish on it: its engine thread ends when it has no work left. Both share one KV pool
+    where their models lay keys and values out alike; the old one's weights are freed after that. `load` makes a bundle ready, `start` runs its engine.
     """
 
     def __init__(
@@ -106,6 +107,7 @@ class LlmDeployment:
         self._tracing = open_tracing(settings.otlp_endpoint, settings.trace_share, "tailrace-llm")
         self._settings = settings
         self._version: str | None = None
+        self._memory: KvMemory | None = None
         self._name = replica_name()
         registry = CollectorRegistry()
         self._metrics = EngineMetrics(registry)
@@ -148,12 +150,12 @@ class LlmDeployment:
     def _load(self, bundle: Bundle) -> LoadedBundle:
         settings = self._settings
         dtype: torch.dtype = getattr(torch, settings.llm_dtype)
-        return load_bundle(bundle, engine_config(settings), dtype, settings.llm_device, self._pool)
+        return load_bundle(bundle, engine_config(settings), dtype, settings.llm_device, self._pool, self._memory)
 
     def _start(self, bundle: LoadedBundle) -> EngineThread:
         if self._version is not None:
             self._metrics.replicas.labels(self._version).set(0)
-        self._version = bundle.version
+        self._version, self._memory = bundle.version, bundle.engine.memory
         self._metrics.replicas.labels(bundle.version).set(1)
         report = EngineStepMetrics(self._metrics, bundle.engine, _MODEL_NAME, self._limits)
         return EngineThread(bundle.engine, self._settings.llm_threads, report.record)

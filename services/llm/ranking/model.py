@@ -4,6 +4,7 @@ It converts between item ids (outside) and item indices, tokens and masks (insid
 first request. It knows neither Ray nor where bundles come from.
 """
 
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -20,11 +21,14 @@ from services.errors import BundleCorrupt, Overloaded
 from services.llm.engine.beam.trie import ItemCodes
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
+from services.llm.engine.kv.memory import KvMemory
 from services.llm.serving.card import KvPoolSize, pool_of
 from services.llm.serving.engine_thread import AddRequest
 from services.llm.serving.streams import Ended
 
 _WARM_UP_K = 10
+_WARM_UP_BATCH_S = 30.0
+_BLOCKED_PAUSE_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +81,30 @@ class LoadedBundle:
 
 
 def load_bundle(
-    bundle: Bundle, config: EngineConfig, dtype: torch.dtype, device: str, pool: KvPoolSize | None = None
+    bundle: Bundle,
+    config: EngineConfig,
+    dtype: torch.dtype,
+    device: str,
+    pool: KvPoolSize | None = None,
+    memory: KvMemory | None = None,
 ) -> LoadedBundle:
-    """Load a bundle and warm its engine up. Raises CheckpointError or BundleCorrupt, ConfigError where the KV pool does not fit."""
+    """Load a bundle and warm its engine up, in the KV memory of the engine that serves if that fits.
+
+    Raises CheckpointError or BundleCorrupt, ConfigError where the KV pool does not fit.
+    """
     catalogue = bundle.catalogue()
     decoder = load_decoder(bundle.decoder_dir, dtype, device)
-    config = pool_of(decoder, config, pool)
+    config = pool_of(decoder, config, pool, memory)
     max_items, stride = prompt_limits(bundle.manifest)
     _check_fit(bundle, catalogue, max_items, decoder.config.vocab_size, decoder.config.max_position_embeddings)
     items = ItemCodes(codes=catalogue.codes, level_sizes=catalogue.level_sizes, token_offsets=catalogue.token_offsets)
-    engine = Engine(decoder, config, items=items, bundle_version=bundle.version)
+    engine = Engine(decoder, config, items=items, bundle_version=bundle.version, memory=memory)
     loaded = LoadedBundle(bundle.version, catalogue, engine, max_items, stride)
-    _warm_up(loaded)
+    try:
+        _warm_up(loaded)
+    except BaseException:
+        engine.close()
+        raise
     return loaded
 
 
@@ -101,14 +117,20 @@ def _check_fit(bundle: Bundle, catalogue: Catalogue, max_items: int, vocab_size:
 
 
 def _warm_up(loaded: LoadedBundle) -> None:
-    """Capture graphs, then run every kind of step: long and short prompts, cold and cached, alone and batched."""
+    """Capture graphs, then run every kind of step: long and short prompts, cold and cached, alone and batched.
+
+    A batch that finds no free blocks beside the engine that serves is given up.
+    """
     loaded.engine.warm_up()
     num_items = len(loaded.catalogue.item_ids)
     longest = (np.arange(loaded.max_items) % num_items).tolist()
     for batch in ([longest], [longest], [longest[:3]], [longest, longest[:3], longest[1:]]):
+        give_up_s = time.monotonic() + _WARM_UP_BATCH_S
         for place, history in enumerate(batch):
             prompt = prompt_tokens(loaded.catalogue, history, loaded.max_items, loaded.stride)
             with suppress(Overloaded):  # the queue may be shorter
-                loaded.engine.add_rank(f"warm-up {place}", prompt, k=_WARM_UP_K)
+                loaded.engine.add_rank(f"warm-up {place}", prompt, k=_WARM_UP_K, deadline_s=give_up_s)
         while loaded.engine.has_work:
-            loaded.engine.step(0.0)
+            loaded.engine.step(time.monotonic())
+            if loaded.engine.is_blocked:
+                time.sleep(_BLOCKED_PAUSE_S)

@@ -13,6 +13,7 @@ from models.decoder.decoder import Decoder
 from services.errors import ConfigError
 from services.llm.engine.config import EngineConfig, KvKind
 from services.llm.engine.cost.cost_model import number_sizes
+from services.llm.engine.kv.memory import KvMemory
 
 _LEAST_BLOCKS = 2
 _WORKSPACE_SHARE = 0.05
@@ -60,10 +61,16 @@ def check_support(card: Card | None, dtype_setting: str, dtype: str, kv_kind: Kv
         raise ConfigError(f"TAILRACE_KV_KIND: fp8 needs compute capability 8.9, and {have}; set it to int8 or model")
 
 
-def pool_of(decoder: Decoder, config: EngineConfig, pool: "KvPoolSize | None") -> EngineConfig:
-    """Return the configuration with the pool that a loaded decoder leaves room for. Raises ConfigError."""
+def pool_of(
+    decoder: Decoder, config: EngineConfig, pool: "KvPoolSize | None", memory: KvMemory | None = None
+) -> EngineConfig:
+    """Return the configuration with the pool of the running engine's memory if it fits, else one that there is room for. Raises ConfigError."""
     if pool is None or pool.card is None:
         return config
+    if memory is not None:
+        shared = replace(config, num_blocks=memory.pool.num_blocks)
+        if memory.fits(decoder, shared):
+            return shared
     number_bytes = decoder.head_weight_VD.element_size()
     return pool.fit(config, decoder.config, number_bytes, free_bytes_of(pool.card.device))
 
@@ -72,8 +79,8 @@ def pool_of(decoder: Decoder, config: EngineConfig, pool: "KvPoolSize | None") -
 class KvPoolSize:
     """How many blocks an engine's KV pool has: as many as `num_blocks` says, else `share` of the card's memory.
 
-    The share is of what was free when the replica started, not when a model is loaded: the pool of the next bundle, which is loaded
-    beside the running one, is as large as the first.
+    The share is of what was free when the replica started, not when a model is loaded. The next bundle's engine takes the running
+    one's pool; one whose model lays keys and values out otherwise needs a pool of its own, as large as the first.
     """
 
     card: Card | None

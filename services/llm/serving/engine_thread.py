@@ -22,6 +22,8 @@ from services.llm.engine.outcome import NewToken, Status
 from services.llm.serving.streams import Ended, EngineStream, OpenStreams
 
 _RETRY_AFTER_S = 1.0
+_BLOCKED_PAUSE_S = 0.001
+"""Between two looks for free blocks while the engine of another bundle holds them."""
 
 AddRequest = Callable[[Engine, str, float], None]
 """Adds a request to the engine: (engine, request id, monotonic seconds of the request's arrival)."""
@@ -124,6 +126,7 @@ class EngineThread:
             self.failure = error
             self._inbox.close()
             self._streams.fail_all(DependencyAway("the engine", _RETRY_AFTER_S))
+            self._engine.close()
 
     def _step(self) -> None:
         self._step_called_s = called_s = time.monotonic()
@@ -136,6 +139,8 @@ class EngineThread:
         stepped = Stepped(load, self._engine.new_tokens, ended, began_s, now_s)
         self._streams.deliver(stepped.new_tokens, ended)
         self._on_step(stepped)
+        if self._engine.is_blocked:
+            time.sleep(_BLOCKED_PAUSE_S)
 
     def _add(self, stream: EngineStream, add: AddRequests, arrival_s: float) -> None:
         try:

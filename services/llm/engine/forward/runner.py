@@ -1,7 +1,6 @@
 """Runs a step on one device: graphs replay the parts that were captured, the rest is launched eagerly.
 
-The rows of a step are the chunks' tokens, then the beams, in plan order. The runner decides nothing and keeps no requests; it
-owns the KV cache. A step is submitted without waiting for the device, and its result is collected later.
+The rows of a step are the chunks' tokens, then the beams, in plan order. The runner decides nothing and keeps no requests. A step is submitted without waiting for the device, and its result is collected later.
 
 Shape suffixes: T rows of the step, P rows that go to the paged cache, D hidden, R requests, V vocabulary.
 """
@@ -16,7 +15,7 @@ from models.decoder.decoder import Decoder
 from services.llm.engine.beam.search import BeamBatch, BeamSearch, RankedItems
 from services.llm.engine.beam.trie import Trie
 from services.llm.engine.config import EngineConfig
-from services.llm.engine.cpu.forward import compute_dtype, cpu_forward
+from services.llm.engine.cpu.forward import cpu_forward
 from services.llm.engine.forward.layers import Forward, LayerLoop, StepInputs
 from services.llm.engine.forward.transfer import HostCopy, to_device
 from services.llm.engine.forward.weights import Weights, join_weights
@@ -66,16 +65,19 @@ class RunningStep:
 
 
 class Runner:
-    """The forward pass over its KV cache and, with a catalogue, the beam search over items, on one device."""
+    """The forward pass over a KV cache and, with a catalogue, the beam search over items, on one device."""
 
     def __init__(
-        self, decoder: Decoder, config: EngineConfig, trie: Trie | None, graph_device: GraphDevice | None = None
+        self,
+        decoder: Decoder,
+        config: EngineConfig,
+        trie: Trie | None,
+        cache: KvCache,
+        graph_device: GraphDevice | None = None,
     ) -> None:
         device = decoder.head_weight_VD.device
-        if device.type == "cpu":
-            decoder.to(compute_dtype(decoder.head_weight_VD.dtype, config))
         weights = join_weights(decoder)
-        forward = _forward_for(weights, config)
+        forward = _forward_for(weights, config, cache)
         ranker = BeamSearch(decoder.config, forward.logits, trie) if trie is not None else None
         self._eager = EagerSteps(forward, ranker, decoder.config.vocab_size, config.block_tokens, device)
         self._graphs = None
@@ -189,15 +191,7 @@ def _slots_of(chunk: Chunk, block_tokens: int) -> np.ndarray:
     return np.array(chunk.sequence.block_table)[positions // block_tokens] * block_tokens + positions % block_tokens
 
 
-def _forward_for(weights: Weights, config: EngineConfig) -> Forward:
-    cache = KvCache(
-        weights.config,
-        config.num_blocks + 1,
-        config.block_tokens,
-        weights.head_VD.dtype,
-        weights.head_VD.device,
-        config.kv_kind,
-    )  # one more block: padding rows write there, and it replaces blocks behind a window in block tables
+def _forward_for(weights: Weights, config: EngineConfig, cache: KvCache) -> Forward:
     if weights.head_VD.device.type != "cuda":
         return cpu_forward(weights, cache, config)
     from services.llm.engine.gpu.forward import triton_forward  # Triton is not installed on every machine

@@ -6,6 +6,7 @@ least urgent running sequence is preempted: it goes back to the queue and is com
 never preempted, so something always finishes. Pure: no torch, no clock; time is an argument.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 
 from services.contracts.access import places_for
@@ -41,6 +42,10 @@ class LiveSequences:
         """Return the live sequence of this request, if any."""
         return self.running.get(request_id) or self.waiting.get(request_id)
 
+    def all(self) -> tuple[Sequence, ...]:
+        """Return every live sequence."""
+        return (*self.waiting.values(), *self.running.values())
+
     def by_urgency(self, group: Iterable[Sequence], now_s: float) -> list[Sequence]:
         """Return the group sorted, the most urgent first."""
         ageing_s = self._config.ageing_s
@@ -48,8 +53,7 @@ class LiveSequences:
 
     def late(self, now_s: float) -> list[Sequence]:
         """Return the sequences whose deadline has passed."""
-        live = (*self.waiting.values(), *self.running.values())
-        return [s for s in live if s.deadline_s is not None and s.deadline_s <= now_s]
+        return [s for s in self.all() if s.deadline_s is not None and s.deadline_s <= now_s]
 
     def has_room_for(self, sequence: Sequence) -> bool:
         """Whether there are enough free blocks, with one reserved for each running text."""
@@ -83,12 +87,12 @@ class LiveSequences:
         self.running.pop(sequence.request_id, None)
         self._free(sequence)
 
-    def check_integrity(self) -> None:
-        """Assert that blocks are held exactly by the running sequences, each as often as it is referenced."""
-        self._tables.check_integrity(self.running.values())
+    def check_integrity(self) -> Counter[int]:
+        """Assert that the running sequences, and they alone, hold blocks. Returns how often each block is held."""
         assert not self.waiting.keys() & self.running.keys(), "a request waits and runs"
         assert all(not sequence.block_table for sequence in self.waiting.values()), "a waiting request holds blocks"
         assert len(self.running) <= self._config.max_running, "more running than allowed"
+        return self._tables.check_integrity(self.running.values())
 
     def _check_can_run(self, sequence: Sequence) -> None:
         if self.find(sequence.request_id) is not None:

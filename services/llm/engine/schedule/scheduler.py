@@ -7,6 +7,7 @@ waits for ever. The shortest prompts do not take the last running slot, and are 
 request finds no free blocks.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 
 from models.decoder.window import Window
@@ -21,13 +22,16 @@ from services.llm.engine.schedule.sequence import Sequence
 class Scheduler:
     """Owns every live sequence and its blocks. Calls in order: `add`, `schedule`, `advance`, `finish`; from one thread.
 
-    `window` is the sliding window of all layers, if they have one: blocks behind it are freed while a sequence runs.
+    `window` is the sliding window of all layers, if they have one: blocks behind it are freed while a sequence runs. `pool` is shared
+    with the schedulers of other versions, one of which runs at a time; None for a pool of its own.
     """
 
-    def __init__(self, config: EngineConfig, bundle_version: str, window: Window | None = None) -> None:
+    def __init__(
+        self, config: EngineConfig, bundle_version: str, window: Window | None = None, pool: BlockPool | None = None
+    ) -> None:
         need = BlockNeed(config, window)
         self._config = config
-        self._tables = BlockTables(config, need, bundle_version)
+        self._tables = BlockTables(config, need, bundle_version, pool or BlockPool(config.num_blocks))
         self._live = LiveSequences(config, need, self._tables)
 
     @property
@@ -92,9 +96,15 @@ class Scheduler:
         if self.find(sequence.request_id) is sequence:
             self._live.remove(sequence)
 
-    def check_integrity(self) -> None:
-        """Assert that blocks are held exactly by the running sequences, each as often as it is referenced."""
-        self._live.check_integrity()
+    def finish_all(self) -> None:
+        """End every sequence and free its blocks."""
+        for sequence in self._live.all():
+            self.finish(sequence)
+
+    def check_integrity(self, *others: "Scheduler") -> None:
+        """Assert that blocks are held exactly by running sequences, of this scheduler and of others on the pool, as often as referenced."""
+        holds = [scheduler._live.check_integrity() for scheduler in (self, *others)]
+        assert sum(holds, Counter()) == self.pool.references(), "references differ from what running requests hold"
 
     def _plan_decode_or_beams(self, plan: StepPlan, budget: "_Budget", sequence: Sequence, now_s: float) -> None:
         """Plan beam steps and decode tokens, and allocate the blocks of a running prompt's next chunk."""

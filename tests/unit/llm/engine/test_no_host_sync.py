@@ -2,7 +2,7 @@
 
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -85,6 +85,12 @@ class NamedStream:
         before, self.current.name = getattr(self.current, "name", None), self.name
         yield
         self.current.name = before
+
+    def mark(self) -> None:
+        """Note nothing: bodies run at once."""
+
+    def follow(self, others: Iterable[object]) -> None:
+        """Wait for nothing."""
 
 
 class StreamedDevice(ReplayingDevice):

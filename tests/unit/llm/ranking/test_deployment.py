@@ -1,6 +1,7 @@
 """The deployment's class without Ray: versions, deadlines, refusals, and changes of the live bundle."""
 
 import asyncio
+import gc
 import threading
 import time
 from pathlib import Path
@@ -10,7 +11,10 @@ from structlog.testing import capture_logs
 
 from models.registry import BundleStore
 from services.contracts.rank import RankRequest, RankResult
+from services.llm.engine.kv.cache import KvCache
+from services.llm.ranking import deployment
 from services.llm.ranking.deployment import LlmDeployment
+from services.llm.serving.engine_thread import EngineThread
 from services.llm.serving.reply import Refusal, RefusalKind
 from services.settings.settings import Settings
 from tests.support.bundles import publish_bundle
@@ -62,10 +66,34 @@ async def test_it_follows_the_live_version(replica, settings) -> None:
     assert second.num_cached_tokens == 0
 
 
-async def test_no_request_is_dropped_by_a_swap(replica, settings) -> None:
-    """While versions change under load, every request is answered or refused with the other version."""
+def live_kv_bytes() -> int:
+    """Return the bytes of the keys and values of all engines that exist."""
+    gc.unfreeze()
+    gc.collect()
+    caches = [one for one in gc.get_objects() if type(one) is KvCache]
+    slots = [cache.slots(0) for cache in caches]
+    tensors = [x for one in slots for x in (one.keys, one.values, one.key_scales, one.value_scales)]
+    memory = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors if x is not None}
+    return sum(memory.values())
+
+
+async def test_a_swap_under_load_answers_all_from_one_kv_pool(replica, settings, monkeypatch) -> None:
+    """While versions change under load, every request has its own version's ranking or is refused with the other version.
+
+    Measured when both engines exist, the bytes of keys and values are those of one pool: each new engine takes blocks of the old one's.
+    """
+    kv_bytes: list[int] = []
+    start_thread = deployment.EngineThread
+
+    def measured(*args: object) -> EngineThread:
+        """Start a new engine's thread, the old one's being at work."""
+        kv_bytes.append(live_kv_bytes())
+        return start_thread(*args)
+
+    before = live_kv_bytes()
+    monkeypatch.setattr(deployment, "EngineThread", measured)
     publish_bundle(settings.bundle_root, "v0")
-    await served(replica, "v0")
+    rankings = {"v0": (await served(replica, "v0")).item_ids}
     replies = []
 
     async def load() -> None:
@@ -81,12 +109,17 @@ async def test_no_request_is_dropped_by_a_swap(replica, settings) -> None:
         loads = [asyncio.create_task(load()) for _ in range(3)]
         for seed in (1, 2, 3):
             await asyncio.to_thread(publish_bundle, settings.bundle_root, f"v{seed}", seed)
-            await served(replica, f"v{seed}")
+            rankings[f"v{seed}"] = (await served(replica, f"v{seed}")).item_ids
         await asyncio.gather(*loads)
 
     refused = [reply for reply in replies if isinstance(reply, Refusal)]
     assert {reply.kind for reply in refused} <= {RefusalKind.OTHER_BUNDLE}
     assert len(replies) > len(refused) > 0
+    ranked = [reply for reply in replies if isinstance(reply, RankResult)]
+    assert all(reply.item_ids == rankings[reply.bundle_version] for reply in ranked)
+    assert len(set(rankings.values())) == 4
+    assert [taken - before for taken in kv_bytes] == [kv_bytes[0] - before] * 4
+    assert kv_bytes[0] > before
 
 
 @pytest.mark.parametrize(("name", "content"), [("decoder/config.json", "{}"), ("manifest.json", '{"files": 1}')])

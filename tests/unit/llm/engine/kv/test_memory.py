@@ -1,0 +1,143 @@
+"""Two engines over one KV memory, as while a bundle is replaced, return what each returns alone."""
+
+from dataclasses import replace
+from typing import ClassVar
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.llm.engine.config import EngineConfig
+from services.llm.engine.engine import Engine
+from services.llm.engine.kv.memory import KvMemory
+from services.llm.engine.outcome import EngineOutcome
+from tests.unit.llm.engine.conftest import SMALL, build_decoder, build_items, drain
+
+CONFIG = EngineConfig(**SMALL | {"num_blocks": 24, "max_num_batched_tokens": 32, "is_asynchronous": True})
+ITEMS = build_items(3)
+DECODERS = [build_decoder(ITEMS), build_decoder(ITEMS)]
+with torch.no_grad():
+    DECODERS[1].embedding.weight += 0.3 * torch.randn_like(DECODERS[1].embedding.weight)
+PROMPT = list(range(1, 18))
+
+
+def build(version: int, memory: KvMemory | None = None) -> Engine:
+    """Build the engine of a version."""
+    return Engine(DECODERS[version], CONFIG, items=ITEMS, bundle_version=f"v{version}", memory=memory)
+
+
+def add(engine: Engine, name: str, kind: str, size: int) -> None:
+    """Add a ranking or a text whose prompt shares its beginning with the others'."""
+    if kind == "rank":
+        engine.add_rank(name, [*PROMPT[:size], size], k=4, beam_width=6)
+    else:
+        engine.add_text(name, [*PROMPT[:size], size], max_new_tokens=size)
+
+
+requests = st.tuples(st.integers(0, 1), st.sampled_from(["rank", "text"]), st.integers(1, 16))
+scripts = st.lists(st.one_of(requests, st.tuples(st.integers(0, 1), st.just("step"), st.integers(1, 3))), max_size=12)
+
+
+@settings(max_examples=8)
+@given(scripts)
+def test_any_mix_on_two_versions_ends_as_on_engines_of_their_own(script: list[tuple[int, str, int]]) -> None:
+    """Requests of both versions with the same prompts, stepped in any order, in a pool too small for all: each has its own answer."""
+    first = build(0)
+    engines = [first, build(1, first.memory)]
+    alone = [build(0), build(1)]
+    found: list[dict[str, EngineOutcome]] = [{}, {}]
+
+    for turn, (version, kind, size) in enumerate(script):
+        if kind != "step":
+            add(engines[version], f"{turn}", kind, size)
+            add(alone[version], f"{turn}", kind, size)
+        for _ in range(size if kind == "step" else 0):
+            found[version] |= {outcome.request_id: outcome for outcome in engines[version].step(0.0)}
+            first.check_integrity(engines[1])
+    while any(engine.has_work for engine in engines):
+        for version, engine in enumerate(engines):
+            found[version] |= {outcome.request_id: outcome for outcome in engine.step(0.0)}
+            first.check_integrity(engines[1])
+
+    for ended, engine in zip(found, alone, strict=True):
+        wanted = drain(engine)
+        assert ended.keys() == wanted.keys()
+        assert all(ended[name].item_indices.tolist() == wanted[name].item_indices.tolist() for name in wanted)
+        assert all(ended[name].token_ids == wanted[name].token_ids for name in wanted)
+
+
+def test_an_engine_without_free_blocks_waits_and_a_failed_one_gives_them_back() -> None:
+    """While the other engine holds the pool the new one starts nothing; when that is closed, its requests run."""
+    old = build(0)
+    new = build(1, old.memory)
+    old.add_text("long", PROMPT * 5, max_new_tokens=2)
+    old.step(0.0)
+    new.add_rank("0", [*PROMPT, *PROMPT], k=3)
+    assert new.step(0.0) == []
+    assert new.is_blocked
+
+    old.close()
+
+    assert drain_shared(new)["0"].item_indices.tolist()
+    assert not new.is_blocked
+    assert old.memory.pool.num_held == 0
+
+
+def drain_shared(engine: Engine) -> dict[str, EngineOutcome]:
+    """Step until the engine has no work."""
+    outcomes: dict[str, EngineOutcome] = {}
+    while engine.has_work:
+        outcomes |= {outcome.request_id: outcome for outcome in engine.step(0.0)}
+    return outcomes
+
+
+@pytest.mark.parametrize("changes", [{"block_tokens": 8}, {"num_blocks": 25}, {"kv_kind": "int8"}])
+def test_memory_that_does_not_fit_is_not_taken(changes) -> None:
+    """Another size of blocks, another number of them, or another kind of numbers: the engine has memory of its own."""
+    first = build(0)
+
+    second = Engine(DECODERS[1], replace(CONFIG, **changes), items=ITEMS, bundle_version="v1", memory=first.memory)
+
+    assert second.memory is not first.memory
+    assert build(1, first.memory).memory is first.memory
+
+
+class OrderedStream:
+    """In place of CUDA streams: a log of what each engine marks and follows."""
+
+    log: ClassVar[list[tuple[str, object]]] = []
+
+    def __init__(self, device: torch.device) -> None:
+        pass
+
+    entered = lambda self: torch.inference_mode()  # noqa: E731
+
+    def mark(self) -> None:
+        """Log the end of what was started."""
+        self.log.append(("mark", self))
+
+    def follow(self, others: list[object]) -> None:
+        """Log the streams that come first."""
+        self.log.append(("follow", (self, tuple(others))))
+
+
+def test_a_step_follows_what_the_other_engine_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A freed block may still be read by the other engine's kernels: each step is ordered after its last one, and marked before blocks are freed."""
+    monkeypatch.setattr("services.llm.engine.engine.DeviceStream", OrderedStream)
+    monkeypatch.setattr(OrderedStream, "log", [])
+    old = build(0)
+    new = build(1, old.memory)
+    free = old.memory.pool.release
+    monkeypatch.setattr(
+        old.memory.pool, "release", lambda blocks: (OrderedStream.log.append(("free", None)), free(blocks))
+    )
+
+    add(old, "0", "rank", 3)
+    drain_shared(old)
+    add(new, "0", "rank", 3)
+    drain_shared(new)
+
+    wanted = [("follow", (old.stream, (new.stream,))), ("mark", old.stream)] * 3 + [("free", None)]
+    wanted += [("follow", (new.stream, (old.stream,))), ("mark", new.stream)] * 3 + [("free", None)]
+    assert OrderedStream.log == wanted
