@@ -84,7 +84,7 @@ Over gRPC it is a status with the same sentence; `grpc-status-details-bin` holds
 
 {errors}
 
-REST sends `retry-after` in whole seconds, gRPC as trailer in seconds. Repeating `Recommend` is always safe; events are safe to repeat when they carry an `event_id`, as those of the client do.
+Both doors and the edge send `retry-after` in whole seconds, at least 1; gRPC as a trailer, and its `RetryInfo` has the milliseconds. Repeating `Recommend` is always safe; events are safe to repeat when they carry an `event_id`, as those of the client do.
 
 ## REST
 

@@ -14,9 +14,7 @@ was emptied, failed over or restored is exactly how far its rows are, and whoeve
 Time is the store's own, so clocks of machines do not matter.
 """
 
-import math
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
 KEY = "tailrace:partitions"
 LEASE_MS = 3_000
 """How long a partition stays with a process that no longer renews it; shorter than a process takes to start."""
-_BELIEVED_S = 0.1
 _MAX_ROWS = 200
 """Rows per script: a script of more would hold requests up."""
 
@@ -183,29 +180,9 @@ class Partitions:
         self._positions.clear()
 
 
-class Wholeness:
-    """Whether the store holds all rows of a user's partition, for requests: what was read last is believed for a tenth of a second.
-
-    Used on one event loop.
-    """
-
-    def __init__(self, num_partitions: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """Take the number of the topic's partitions."""
-        self._fields = [f"{partition}:whole" for partition in range(num_partitions)]
-        self._clock = clock
-        self._known: list[bool] = []
-        self._known_until_s = -math.inf
-
-    async def holds(self, client: Any, user_id: str, *, has_row: bool) -> bool:
-        """Return whether a user's rows are whole. Without a row the store is asked, since it may have been emptied just now.
-
-        `client` is an asynchronous one. Raises Redis' errors.
-        """
-        if not has_row or self._clock() >= self._known_until_s:
-            found = await client.hmget(KEY, self._fields)
-            self._known = [cell == b"1" for cell in found]
-            self._known_until_s = self._clock() + _BELIEVED_S
-        return self._known[partition_of(user_id, len(self._fields))]
+def whole_field(user_id: str, num_partitions: int) -> str:
+    """Return the field of KEY that is 1 while the store holds all rows of a user's partition."""
+    return f"{partition_of(user_id, num_partitions)}:whole"
 
 
 def mark_base(client: "Redis", base_id: str) -> None:

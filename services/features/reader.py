@@ -1,8 +1,9 @@
-"""Reads features at request time: one Feast read per request, with the freshness checks that Feast leaves out.
+"""Reads features at request time: what Feast's feature service names, in one exchange with Redis.
 
+The same exchange says whether the store holds all rows of the user's partition, after the rows, so an emptied store shows nobody as unknown.
 The reader alone enforces the caller's timeout: a read ends within it, with features or with DependencyAway, also when redis-py
 ignores its cancellation. Constructed and used in one process on one event loop (the Redis client is bound to the loop of its
-first read). The registry is read once at construction, never on the request path.
+first read). Feast's registry is read once at construction, never on the request path.
 """
 
 import asyncio
@@ -10,21 +11,22 @@ import time
 from collections import defaultdict
 from collections.abc import Coroutine, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import pyarrow.parquet as pq
 from opentelemetry.trace import SpanKind
 
 from services.contracts.features import UserFeatures
 from services.errors import DependencyAway
-from services.features.ownership import Wholeness
+from services.features.layout import RowLayout
+from services.features.ownership import KEY, whole_field
 from services.features.redis_calls import redis_as_dependency, within
 from services.features.repo import RepoAddress, open_store
 from services.features.schema import (
     BUNDLE_VERSION,
-    PARTITION_ID,
     POPULARITY,
     SERVICE,
+    USER_HISTORY,
     USER_ID,
     USER_RECOMMENDATIONS,
     WINDOW_MS,
@@ -33,9 +35,6 @@ from services.features.schema import (
 )
 from services.observability.tracing import span
 from services.router.breaker import Breaker
-
-if TYPE_CHECKING:
-    from feast import FeatureStore
 
 T = TypeVar("T")
 _RETRY_AFTER_S = 0.5
@@ -53,10 +52,23 @@ class FeatureReader:
 
     def __init__(self, address: RepoAddress, num_partitions: int) -> None:
         """Open the store; no connection is made yet. Raises EnvironmentFault when no features were applied."""
-        self._store = open_store(address)
-        self._service = self._store.get_feature_service(SERVICE, allow_cache=True)
-        self._partitions = [{PARTITION_ID.name: str(number)} for number in range(num_partitions)]
-        self._wholeness = Wholeness(num_partitions)
+        from redis.asyncio import Redis
+
+        store = open_store(address)
+        service = store.get_feature_service(SERVICE, allow_cache=True)
+        served = {one.name: [feature.name for feature in one.features] for one in service.feature_view_projections}
+        timeout_s = address.socket_timeout_s
+        self._client: Any = Redis(
+            **address.redis.client_options(), socket_timeout=timeout_s, socket_connect_timeout=timeout_s
+        )
+        self._project = store.project
+        self._num_partitions = num_partitions
+        self._popularity = RowLayout(POPULARITY, store.project)
+        self._histories = RowLayout(USER_HISTORY, store.project)
+        self._lists = RowLayout(USER_RECOMMENDATIONS, store.project)
+        self._of_history, self._of_list = served[USER_HISTORY.name], served[USER_RECOMMENDATIONS.name]
+        self._history_fields = self._histories.fields_of(self._of_history)
+        self._list_fields = [self._lists.time_field, *self._lists.fields_of(self._of_list)]
         self._breaker = Breaker(_MAX_FAILURES, _OPEN_S)
 
     async def read(self, user_id: str, bundle_version: str, timeout_s: float) -> UserFeatures:
@@ -64,40 +76,63 @@ class FeatureReader:
 
         Those of an unknown user are empty. Raises DependencyAway, also while the store lacks rows of the user's partition.
         """
-        response, row = await self._gated(self._read_row(user_id, bundle_version), timeout_s)
-        if row is None:
+        history, (listed_at, *listed), whole = await self._gated(self._read_rows(user_id, bundle_version), timeout_s)
+        if whole != b"1":
             raise DependencyAway("features", _RETRY_AFTER_S)
-        return user_features(row, listed_at_s=_row_time_s(response, USER_RECOMMENDATIONS.features[0].name))
+        row = self._histories.values(self._of_history, history) | self._lists.values(self._of_list, listed)
+        return user_features(row | {BUNDLE_VERSION.name: bundle_version}, listed_at_s=self._lists.time_s(listed_at))
 
     async def read_popular(self, timeout_s: float) -> list[tuple[str, float]]:
         """Return items by recent popularity, best first, over all partitions; empty before the first events.
 
         Windows that the worker last wrote longer ago than their own length are left out. Raises DependencyAway.
         """
-        response = await self._gated(
-            self._store.get_online_features_async(POPULARITY.references, self._partitions), timeout_s
-        )
-        return merge_popularity(POPULARITY.from_columns(response.to_dict()), now_ms=time.time_ns() // 1_000_000)
+        rows = await self._gated(self._read_windows(), timeout_s)
+        return merge_popularity(rows, now_ms=time.time_ns() // 1_000_000)
 
     async def sample_user_ids(self, limit: int, timeout_s: float) -> list[str]:
         """Return some user ids that the store holds; for the console, not for requests. Raises DependencyAway."""
         with redis_as_dependency(_RETRY_AFTER_S):
-            return await within(timeout_s, _sample_user_ids(self._store, limit))
+            return await within(timeout_s, self._sample_user_ids(limit))
 
     async def close(self) -> None:
         """Close the connections."""
-        client = getattr(self._store.provider.online_store, "_client_async", None)  # Feast's own close leaves it open
-        if client is not None:
-            await client.aclose()
+        await self._client.aclose()
 
-    async def _read_row(self, user_id: str, bundle_version: str) -> tuple[Any, dict[str, Any] | None]:
-        """Return Feast's response and a user's row; None instead of the row while the store is not whole. Raises Redis' errors."""
-        entity = {USER_ID.name: user_id, BUNDLE_VERSION.name: bundle_version}
-        response = await self._store.get_online_features_async(self._service, [entity])
-        row = {name: values[0] for name, values in response.to_dict().items()}
-        client = await _async_client(self._store)
-        is_whole = await self._wholeness.holds(client, user_id, has_row=row["row_time_us"] is not None)
-        return response, row if is_whole else None
+    async def _read_rows(self, user_id: str, bundle_version: str) -> Any:
+        """Return the fields of a user's rows, and whether the partition is whole. Raises Redis' errors."""
+        async with self._client.pipeline(transaction=False) as pipe:
+            pipe.hmget(self._histories.key(user_id), self._history_fields)
+            pipe.hmget(self._lists.key(user_id, bundle_version), self._list_fields)
+            pipe.hget(KEY, whole_field(user_id, self._num_partitions))
+            return await pipe.execute()
+
+    async def _read_windows(self) -> list[PopularRow]:
+        """Return the popularity of all partitions that the store has. Raises Redis' errors."""
+        partitions = [str(number) for number in range(self._num_partitions)]
+        async with self._client.pipeline(transaction=False) as pipe:
+            for partition in partitions:
+                pipe.hmget(self._popularity.key(partition), self._popularity.fields)
+            found = await pipe.execute()
+        rows = (self._popularity.row(partition, cells) for partition, cells in zip(partitions, found, strict=True))
+        return [row for row in rows if row is not None]
+
+    async def _sample_user_ids(self, limit: int) -> list[str]:
+        """Return at most `limit` user ids, looking at ten thousand keys at most. Raises Redis' errors.
+
+        Relies on how Feast writes a key: the entity's name, then its value, then the project.
+        """
+        from feast.infra.key_encoding_utils import serialize_entity_key_prefix
+
+        prefix = serialize_entity_key_prefix([USER_ID.name], entity_key_serialization_version=3)
+        user_ids: list[str] = []
+        cursor = 0
+        for _ in range(_MAX_SCANS):
+            cursor, keys = await self._client.scan(cursor, match=prefix + b"*", count=_KEYS_PER_SCAN)
+            user_ids += [_user_id(key, self._project) for key in keys]
+            if cursor == 0 or len(user_ids) >= limit:
+                break
+        return user_ids[:limit]
 
     async def _gated(self, call: Coroutine[Any, Any, T], timeout_s: float) -> T:
         """Await a read within `timeout_s`, unless the breaker is open. Raises DependencyAway."""
@@ -123,21 +158,9 @@ class FeatureReader:
         return found
 
 
-async def _async_client(store: "FeatureStore") -> Any:
-    """Return the Redis client that Feast reads with. Feast has no public way to it."""
-    online: Any = store.provider.online_store
-    return await online._get_client_async(store.config.online_store)
-
-
 def _means_nothing(waited_s: float, timeout_s: float) -> bool:
     """Whether a timeout is no sign that the store failed: the read had too little time, or this event loop was blocked meanwhile."""
     return min(timeout_s, waited_s) < _MIN_WAIT_S or waited_s > timeout_s + _MIN_WAIT_S
-
-
-def _row_time_s(response: Any, feature: str) -> int | None:
-    """Return the time (Unix seconds) of the row that this feature of the only entity comes from."""
-    names = list(response.proto.metadata.feature_names.val)
-    return int(response.proto.results[names.index(feature)].event_timestamps[0].seconds) or None
 
 
 def merge_popularity(rows: Iterable[PopularRow], now_ms: int) -> list[tuple[str, float]]:
@@ -154,25 +177,6 @@ def merge_popularity(rows: Iterable[PopularRow], now_ms: int) -> list[tuple[str,
                 for item_id, count in zip(window.item_ids, window.counts, strict=True):
                     scores[item_id] += count * weight
     return sorted(scores.items(), key=lambda entry: (-entry[1], entry[0]))
-
-
-async def _sample_user_ids(store: "FeatureStore", limit: int) -> list[str]:
-    """Return at most `limit` user ids, looking at ten thousand keys at most. Raises Redis' errors.
-
-    Relies on how Feast writes a key: the entity's name, then its value, then the project.
-    """
-    from feast.infra.key_encoding_utils import serialize_entity_key_prefix
-
-    client = await _async_client(store)
-    prefix = serialize_entity_key_prefix([USER_ID.name], entity_key_serialization_version=3)
-    user_ids: list[str] = []
-    cursor = 0
-    for _ in range(_MAX_SCANS):
-        cursor, keys = await client.scan(cursor, match=prefix + b"*", count=_KEYS_PER_SCAN)
-        user_ids += [_user_id(key, store.project) for key in keys]
-        if cursor == 0 or len(user_ids) >= limit:
-            break
-    return user_ids[:limit]
 
 
 def _user_id(key: bytes, project: str) -> str:

@@ -8,12 +8,20 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from redis import Redis
 
 from services.contracts.features import PrecomputedList, UserFeatures
 from services.errors import DependencyAway, EnvironmentFault
 from services.features.reader import FeatureReader
-from services.features.repo import RepoAddress
-from services.features.schema import LogPosition, PopularRow, PopularWindow, PrecomputedRow
+from services.features.repo import RepoAddress, open_store
+from services.features.schema import (
+    SERVICE,
+    LogPosition,
+    PopularRow,
+    PopularWindow,
+    PrecomputedRow,
+    user_features,
+)
 from services.features.writer import FeatureWriter
 from services.router.policy import list_is_fresh
 from services.settings.addresses import RedisAddress
@@ -58,6 +66,38 @@ async def test_one_read_gives_history_and_precomputed_list(features: RepoAddress
             item_ids=("x", "y"), scores=(0.5, 0.25), bundle_version="v1", made_from_row_us=1_000_000
         ),
     )
+
+
+async def test_a_read_is_one_exchange_and_notices_an_emptied_store(
+    features: RepoAddress, reader: FeatureReader, valkey: Server
+) -> None:
+    """With or without a row Redis is asked once, Feast finds the same, and after Redis was emptied the next read says that features are away."""
+    writer = FeatureWriter(features)
+    writer.write_histories([history_row("u", ("a", "ü"), row_time_us=2_000_000)])
+    listed = PrecomputedRow(user_id="u", item_ids=("x",), scores=(0.5,), bundle_version="v1", made_from_row_us=7)
+    writer.write_precomputed([listed], made_at_us=9_000_000)
+    users = ("u", "nobody")
+    for user_id in users:
+        await reader.read(user_id, "v1", TIMEOUT_S)  # connects
+    entities = [{"user_id": user_id, "bundle_version": "v1"} for user_id in users]
+    store = open_store(features)
+
+    found = await store.get_online_features_async(store.get_feature_service(SERVICE), entities)
+    with Redis(host=HOST, port=valkey.port) as client:
+        before = int(client.info("stats")["total_reads_processed"])
+        read = [await reader.read(user_id, "v1", TIMEOUT_S) for user_id in users]
+        num_exchanges = int(client.info("stats")["total_reads_processed"]) - before - 1
+        client.flushall()
+    client = await store.provider.online_store._get_client_async(store.config.online_store)
+    await client.aclose()
+
+    by_name = found.to_dict()
+    rows = [{name: values[number] for name, values in by_name.items()} for number in range(2)]
+    assert read == [user_features(row, at_s) for row, at_s in zip(rows, (9, None), strict=True)]
+    assert num_exchanges == 2
+    for user_id in users:
+        with pytest.raises(DependencyAway):
+            await reader.read(user_id, "v1", TIMEOUT_S)
 
 
 async def test_each_bundle_has_its_own_lists_until_it_is_removed(features: RepoAddress, reader: FeatureReader) -> None:
@@ -218,7 +258,7 @@ async def test_a_read_ends_within_its_timeout(reader: FeatureReader, monkeypatch
             with suppress(asyncio.CancelledError):
                 await let_go.wait()
 
-    monkeypatch.setattr(reader._store, "get_online_features_async", stubborn)
+    monkeypatch.setattr(reader, "_read_rows", stubborn)
     started_s = time.monotonic()
     with pytest.raises(DependencyAway):
         await reader.read("u", "v1", 0.05)

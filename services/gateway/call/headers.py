@@ -1,5 +1,6 @@
 """A call's headers (HTTP) or metadata (gRPC) that every door reads: `x-request-id`, `x-deadline-ms`, and what the edge adds."""
 
+import math
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,6 +17,11 @@ EDGE_ARRIVED_MS, EDGE_IN_FLIGHT, EDGE_LIMIT = "x-edge-arrived-ms", "x-edge-in-fl
 """The edge's clock and count on a request, and the gateway's limit on an answer; the edge lets none of them pass from or to a caller."""
 
 _MAX_DIGITS = 9
+
+
+def retry_after(seconds: float) -> str:
+    """Write when a retry may succeed as both doors and the edge do: in whole seconds, at least one."""
+    return str(max(1, math.ceil(seconds)))
 
 
 class Meter(Protocol):

@@ -5,7 +5,6 @@ Starlette without FastAPI: its reading of dependencies costs as much as an answe
 
 import contextlib
 import json
-import math
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
@@ -30,7 +29,7 @@ from services.errors import (
     as_tailrace_error,
 )
 from services.gateway.access.authorize import Access
-from services.gateway.call.headers import Call, new_request_id, request_id_from
+from services.gateway.call.headers import Call, new_request_id, request_id_from, retry_after
 from services.gateway.call.openapi import openapi_document
 from services.gateway.call.operation import JSON, ErrorFormat, Operation
 from services.observability.tracing import Tracing, note_failure
@@ -204,7 +203,7 @@ def error_response(error: TailraceError, request_id: str, errors: ErrorFormat) -
     """Write an error, with the headers that say when to retry or how to authenticate."""
     headers: dict[str, str] = {}
     if error.retry_after_s is not None:
-        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+        headers["retry-after"] = retry_after(error.retry_after_s)
     if error.kind is ErrorKind.UNAUTHENTICATED:
         headers["www-authenticate"] = "Bearer"
     return json_response(errors.body(error, request_id), errors.status[error.kind], headers)

@@ -17,7 +17,7 @@ from opentelemetry.trace import SpanKind
 from services.contracts.access import Scope
 from services.errors import ErrorKind, TailraceError, as_tailrace_error
 from services.gateway.access.authorize import Access
-from services.gateway.call.headers import Call, new_request_id, request_id_from
+from services.gateway.call.headers import Call, new_request_id, request_id_from, retry_after
 from services.observability.tracing import Tracing, note, note_failure
 
 log = structlog.get_logger()
@@ -129,6 +129,6 @@ def _trailers(failure: TailraceError) -> list[tuple[str, str | bytes]]:
         delay = Duration()
         delay.FromMilliseconds(int(failure.retry_after_s * 1_000))
         status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
-        trailers.append(("retry-after", f"{failure.retry_after_s:g}"))
+        trailers.append(("retry-after", retry_after(failure.retry_after_s)))
     trailers.append(("grpc-status-details-bin", status.SerializeToString()))
     return trailers

@@ -7,7 +7,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from services.errors import DependencyAway
 from services.gateway.rest.door import create_rest_app
 from tests.unit.gateway.clients import RestClient
 from tests.unit.gateway.world import MAX_BODY_BYTES, World, make_world
@@ -101,15 +100,6 @@ async def test_an_undeclared_oversize_is_refused_while_it_is_read(rest: RestClie
 
     assert answer.status_code == 413
     assert num_sent <= MAX_BODY_BYTES / 1_000 + 2
-
-
-async def test_an_absent_broker_is_a_503_with_retry_after(rest: RestClient, world: World) -> None:
-    """The header is in whole seconds, at least one."""
-    world.events.error = DependencyAway("events", 0.2)
-
-    answer = await rest.http.post(EVENTS, json={"user_id": "u", "item_id": "i"})
-
-    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
 
 
 @pytest.mark.parametrize(
