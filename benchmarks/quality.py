@@ -1,6 +1,6 @@
 """Model quality: the protocol of pipelines/evaluation/evaluate.py over several seeds, with all baselines.
 
-    python -m benchmarks.quality --json OUT [--seeds 3] [--state FOLDER] [--sequences FOLDER] [--epochs N]
+    python -m benchmarks.quality --json OUT [--seeds 3] [--state FOLDER] [--sequences FOLDER] [--recipes FILE] [--epochs N]
 
 Default data: ml-100k. `--sequences` takes a folder with `sequences.txt` (`user item item ...`, in time order) and
 `items.jsonl` instead. Histories come from the feature store, as in the pipeline; each seed trains decoder, student and twin
@@ -66,18 +66,21 @@ def _options() -> argparse.Namespace:
         help="folder of stage outputs (default: the state folder of the settings)",
     )
     parser.add_argument("--sequences", type=Path, metavar="FOLDER", help="data other than ml-100k")
+    parser.add_argument("--recipes", type=Path, metavar="FILE", help="recipes other than the shipped ones")
     parser.add_argument("--epochs", type=at_least_one, help="epochs of decoder and student, instead of the recipe's")
     return parser.parse_args()
 
 
 def _pipeline(options: argparse.Namespace, state_dir: Path, seed: int) -> "PipelineOptions":
-    from pipelines.options import PipelineOptions, decoder_recipe, student_recipe
+    from pipelines.options import PipelineOptions
+    from pipelines.training.recipes import read_recipes
 
-    chosen = PipelineOptions(until="evaluate", with_live_log=False)
+    recipes = read_recipes(options.recipes, epochs=options.epochs, student_epochs=options.epochs, seed=seed)
+    chosen = PipelineOptions(until="evaluate", with_live_log=False, recipes=recipes)
     if options.sequences is not None:
         events, items = as_tables(options.sequences, state_dir / "tables")
         chosen = replace(chosen, events=events, items=items)
-    return replace(chosen, train=decoder_recipe(options.epochs, seed), distill=student_recipe(options.epochs, seed))
+    return chosen
 
 
 def _places(settings: Settings, state_dir: Path) -> "Places":

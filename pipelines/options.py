@@ -1,14 +1,12 @@
 """What a pipeline run builds and where its files are. Wrong options are refused here, before anything runs."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipelines.evaluation.gate import GateOptions
 from pipelines.publication.precompute import PrecomputeOptions
 from pipelines.training.device import Device, choose_device
-from pipelines.training.distill import DistillOptions
-from pipelines.training.fitting import FitOptions
-from pipelines.training.train import TrainOptions
+from pipelines.training.recipes import Recipe, read_recipes
 from services.contracts.event_roles import DEFAULT_ROLES, EventRoles
 from services.errors import ConfigError
 from services.features.repo import RepoAddress
@@ -33,8 +31,8 @@ class PipelineOptions:
     device: str = Device.AUTO
     checkpoint_every_s: float = 60.0
     """How often a fit saves its state, so that a killed run goes on from there."""
-    train: TrainOptions = field(default_factory=TrainOptions)
-    distill: DistillOptions = field(default_factory=DistillOptions)
+    recipes: tuple[Recipe, ...] = field(default_factory=read_recipes)
+    """How to train, by the size of the data."""
     gate: GateOptions = field(default_factory=GateOptions)
     precompute: PrecomputeOptions = field(default_factory=PrecomputeOptions)
 
@@ -54,16 +52,6 @@ class PipelineOptions:
             )
         choose_device(self.device)
 
-    def for_repeats(self) -> "PipelineOptions":
-        """Return these options for data in which users come back to items: seen items are learned like others."""
-        train, distill = replace(self.train, mask_seen=False), replace(self.distill, mask_seen=False)
-        return replace(self, train=train, distill=distill)
-
-    @property
-    def prompt(self) -> dict[str, int]:
-        """The prompt's shape, as models.prompt takes it and the bundle's manifest keeps it."""
-        return {"max_items": self.train.max_items, "stride": self.train.stride}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
@@ -82,29 +70,3 @@ class Places:
     def stages_dir(self) -> Path:
         """The folder of stage outputs."""
         return self.state_dir / "pipeline"
-
-
-def decoder_recipe(epochs: int | None, seed: int) -> TrainOptions:
-    """Return the decoder's recipe with this many epochs (None: the default number). Raises ConfigError naming the option."""
-    default = TrainOptions()
-    return replace(default, seed=_seed(seed), fit=_fit(default.fit, "--epochs", epochs))
-
-
-def student_recipe(epochs: int | None, seed: int) -> DistillOptions:
-    """Return the recipe of student and twin with this many epochs (None: the default number). Raises ConfigError naming the option."""
-    default = DistillOptions()
-    return replace(default, seed=_seed(seed), fit=_fit(default.fit, "--student-epochs", epochs))
-
-
-def _fit(default: FitOptions, option: str, epochs: int | None) -> FitOptions:
-    if epochs is None:
-        return default
-    if epochs < 1:
-        raise ConfigError(f"{option}: {epochs} epochs train nothing; give at least 1 (usual: {default.epochs})")
-    return replace(default, epochs=epochs)
-
-
-def _seed(seed: int) -> int:
-    if not 0 <= seed < 2**32:
-        raise ConfigError(f"--seed: {seed} is out of range; give 0 to {2**32 - 1}")
-    return seed

@@ -30,7 +30,7 @@ from pipelines.publication import bundle, precompute
 from pipelines.runner.bars import Bars, metrics_table
 from pipelines.runner.run_lock import run_lock, run_lock_if_free
 from pipelines.runner.stage import Progress, StageCache, StageOutput, content_key
-from pipelines.training import distill, train
+from pipelines.training import distill, recipes, train
 from pipelines.training.checkpoints import Checkpoints
 from pipelines.training.device import choose_device
 from pipelines.training.warm_start import live_start
@@ -58,6 +58,10 @@ def run_pipeline(options: PipelineOptions, places: Places, console: Console) -> 
     report = _report(done)
     for sentence in (*ingest.describe_found(done[0].path), *ingest.set_aside(done[0].path)):
         console.print(sentence, markup=False)
+    for output in done:
+        if output.stage == "tokenize":
+            size = recipes.data_size(output.path)
+            console.print(recipes.describe(recipes.choose(options.recipes, size), size), markup=False)
     if report.evaluation is not None:
         console.print(metrics_table(report.evaluation))
         console.print(describe_gain(report.evaluation["gain"]), markup=False)
@@ -74,7 +78,6 @@ def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[Stage
     bars.begin("ingest")
     ingested = _ingest(stages, options, places)
     repeats = ingest.has_repeats(ingested.path)
-    options = options.for_repeats() if repeats else options
     yield ingested
 
     progress = bars.begin("features")
@@ -95,31 +98,33 @@ def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[Stage
     )
     yield tokenized
 
+    recipe = recipes.choose(options.recipes, recipes.data_size(tokenized.path))
+    recipe = recipe.for_repeats() if repeats else recipe
     progress = bars.begin("train")
     device = choose_device(options.device)
     start = live_start(places.bundle_root) if options.warm_start else None
     chosen = {"device": device.type, "warm_start": start is not None}  # not which bundle: equal data is skipped
-    key = content_key(chosen | asdict(options.train), [tokenized.key], [train])
+    key = content_key(chosen | asdict(recipe.train), [tokenized.key], [train])
     saved = Checkpoints(stages.checkpoint_dir("train", key), "train", options.checkpoint_every_s)
     trained = stages.run(
-        "train", key, lambda out: train.train(tokenized.path, options.train, out, saved, device, progress, start)
+        "train", key, lambda out: train.train(tokenized.path, recipe.train, out, saved, device, progress, start)
     )
     decoder_dir = trained.path / "decoder"
     yield trained
 
     progress = bars.begin("distill")
-    key = content_key(asdict(options.distill), [trained.key], [distill])
+    key = content_key(asdict(recipe.distill), [trained.key], [distill])
     both = Checkpoints(stages.checkpoint_dir("distill", key), "distill", options.checkpoint_every_s)
     distilled = stages.run(
         "distill",
         key,
-        lambda out: distill.distill(tokenized.path, decoder_dir, options.distill, out, both, device, progress, start),
+        lambda out: distill.distill(tokenized.path, decoder_dir, recipe.distill, out, both, device, progress, start),
     )
     yield distilled
 
     progress = bars.begin("evaluate")
     models = evaluate.Trained(
-        tokenized.path, decoder_dir, distilled.path, repeats=repeats, device=device, **options.prompt
+        tokenized.path, decoder_dir, distilled.path, repeats=repeats, device=device, **recipe.prompt
     )
     name = options.events.stem if options.events else options.dataset
     key = content_key({"name": name, "repeats": repeats}, [distilled.key], [evaluate])
@@ -132,7 +137,7 @@ def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[Stage
     yield StageOutput("gate", evaluated.key, evaluated.path, skipped=False, seconds=0.0)
 
     bars.begin("optimize")
-    key = content_key(options.prompt, [evaluated.key], [bundle])
+    key = content_key(recipe.prompt, [evaluated.key], [bundle])
     now = datetime.now(UTC)
     optimized = stages.run("optimize", key, lambda out: bundle.optimize(models, evaluated.path, now, out))
     bundle_dir, version = optimized.path / "bundle", (optimized.path / "version.txt").read_text()
@@ -140,12 +145,12 @@ def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[Stage
 
     progress = bars.begin("precompute")
     catalogue = load_catalogue(bundle_dir / "catalogue.parquet")
-    ranker = precompute.BatchRanker(bundle_dir / "decoder", catalogue, version, repeats=repeats, **options.prompt)
+    ranker = precompute.BatchRanker(bundle_dir / "decoder", catalogue, version, repeats=repeats, **recipe.prompt)
     yield _store_lists(stages, options, places, ingested, ranker, progress)
 
     bars.begin("publish")
     training = json.loads((trained.path / "training.json").read_text())
-    manifest = bundle.manifest_of(report, training, options.prompt, catalogue.depth)
+    manifest = bundle.manifest_of(report, training, recipe.prompt, catalogue.depth)
     store = BundleStore(places.bundle_root)
     published = bundle.publish(store, bundle_dir, version, manifest)
     store.prune(places.keep_bundles)

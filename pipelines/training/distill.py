@@ -34,7 +34,9 @@ from pipelines.training.checkpoints import Checkpoints
 from pipelines.training.dense import hidden_states, right_padded
 from pipelines.training.descent import DescentOptions
 from pipelines.training.fitting import FitOptions, Fitted, Loss, Task, dropout_after, fit
-from pipelines.training.loss import Teacher, catalogue_loss, labels_to_learn
+from pipelines.training.loss import Teacher
+from pipelines.training.position_loss import position_loss
+from pipelines.training.sampled_loss import ItemSampler
 from pipelines.training.warm_start import WarmStart, rows_before
 from services.errors import CheckpointError, StageFailed
 
@@ -50,6 +52,8 @@ class DistillOptions:
     max_items: int = 200
     teacher_weight: float = 0.8
     dropout: float = 0.1
+    sample_items: int = 0
+    """As of the decoder's TrainOptions."""
     mask_seen: bool = True
     """As of the decoder's TrainOptions."""
     max_batch_tokens: int = 2_048
@@ -122,12 +126,13 @@ def fit_and_save(
     student, rows_as_tokens = new_student(catalogue, teacher, options).to(inputs.device), items_as_codes(catalogue)
     fit_options = options.fit if start is None else begin_warm(start, student, catalogue, options.fit)
     rng, scorer = np.random.default_rng(options.seed), StudentScorer(student)
+    sampler = ItemSampler(catalogue.popularity, options.sample_items) if options.sample_items else None
     task = Task(
         batches=lambda: list(
             batch_windows(cut_windows(sequences, options.max_items, rng), rows_as_tokens, options.max_batch_tokens, rng)
         ),
         rng=rng,
-        loss=lambda batch: imitation_loss(student, teacher, catalogue, batch, options),
+        loss=lambda batch: imitation_loss(student, teacher, catalogue, batch, options, sampler),
         validate=lambda: ndcg(rank_labels(scorer, valid).as_served(repeats=not options.mask_seen), 10),
         uniform_loss=math.log(max(2, len(catalogue.item_ids))),
     )
@@ -179,7 +184,12 @@ def begin_warm(start: WarmStart, student: StudentModel, catalogue: Catalogue, op
 
 
 def imitation_loss(
-    student: StudentModel, teacher: Decoder, catalogue: Catalogue, batch: Batch, options: DistillOptions
+    student: StudentModel,
+    teacher: Decoder,
+    catalogue: Catalogue,
+    batch: Batch,
+    options: DistillOptions,
+    sampler: ItemSampler | None = None,
 ) -> Loss:
     """Return the student's mean cross-entropy over all positions, against labels and teacher, and their number."""
     device = student.embedding.weight.device
@@ -187,15 +197,21 @@ def imitation_loss(
         torch.from_numpy(values).to(device) for values in (batch.tokens, batch.labels, batch.is_label)
     )
     items_BL = torch.where(labels_BL == IGNORED, IGNORED, labels_BL - 1)
-    chosen_BL, seen = labels_to_learn(items_BL, is_label_BL, len(catalogue.item_ids), options.mask_seen)
     taught = None
     if options.teacher_weight > 0:
         token_of_row = _token_of_row(catalogue, device)
         with torch.no_grad():
-            hidden_TE = hidden_states(teacher, token_of_row[rows_BL]).view(*rows_BL.shape, -1)[chosen_BL]
-            taught = Teacher(hidden_TE, teacher.head_weight_VD[token_of_row[1:]], options.teacher_weight)
-    items_T = items_BL[chosen_BL]
-    return catalogue_loss(student(rows_BL)[chosen_BL], student.head_weight_VD, items_T, seen, taught), len(items_T)
+            hidden_BLE = hidden_states(teacher, token_of_row[rows_BL]).view(*rows_BL.shape, -1)
+            taught = Teacher(hidden_BLE, teacher.head_weight_VD[token_of_row[1:]], options.teacher_weight)
+    return position_loss(
+        student(rows_BL),
+        student.head_weight_VD,
+        items_BL,
+        is_label_BL,
+        mask_seen=options.mask_seen,
+        sampler=sampler,
+        teacher=taught,
+    )
 
 
 def items_as_codes(catalogue: Catalogue) -> Catalogue:

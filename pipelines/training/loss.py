@@ -16,7 +16,7 @@ from torch import Tensor
 
 _CHUNK_ROWS = 512
 _TINY = 1e-38
-_PENALTY = 1e4
+PENALTY = 1e4
 """Taken off the score of a masked item per position of distance: finite, so that 0 times it is 0."""
 
 
@@ -31,7 +31,7 @@ class SeenItems:
     def penalty(self, rows: slice) -> Tensor:
         """Return (C, V) for these tokens: 0, or far below 0 where seen. Arithmetic, since comparing and filling takes longer."""
         first_CV = self.first_place_BV.index_select(0, self.row_T[rows])
-        return first_CV.sub_(self.place_T[rows].unsqueeze(1)).clamp_(max=0).mul_(_PENALTY)
+        return first_CV.sub_(self.place_T[rows].unsqueeze(1)).clamp_(max=0).mul_(PENALTY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,26 +110,19 @@ def _take(error_CV: Tensor, at_label_C1: Tensor, share_C1: Tensor) -> Tensor:
     return error_CV.scatter_add_(1, at_label_C1, -share_C1)
 
 
-def labels_to_learn(
-    labels_BL: Tensor, is_label_BL: Tensor, num_items: int, mask_seen: bool
-) -> tuple[Tensor, SeenItems | None]:
-    """Return the positions (B, L) bool to learn from, and the items masked at each: those seen, or none where repeats are learned."""
-    if mask_seen:
-        return next_unseen(labels_BL, is_label_BL, num_items)
-    return (labels_BL >= 0) & is_label_BL, None
-
-
-def next_unseen(labels_BL: Tensor, is_label_BL: Tensor, num_items: int) -> tuple[Tensor, SeenItems]:
-    """Return the positions (B, L) bool whose label, an item index, is new to its history, and the items seen at each.
+def next_unseen(labels_BL: Tensor, is_label_BL: Tensor) -> Tensor:
+    """Return the positions (B, L) bool whose label, an item index, is new to its history.
 
     Negative labels are none, and those that are not to be learned from are seen all the same. Repeats are not learned from: serving would never show them.
     """
-    first_BV = first_places(labels_BL, num_items)
-    place_BL = _places(labels_BL)
-    is_first_BL = first_BV.gather(1, labels_BL.clamp(min=0)) == place_BL
-    chosen_BL = (labels_BL >= 0) & is_label_BL & is_first_BL
+    is_same_BLL = labels_BL.unsqueeze(2) == labels_BL.unsqueeze(1)
+    return (labels_BL >= 0) & is_label_BL & ~is_same_BLL.tril(-1).any(2)
+
+
+def seen_before(columns_BL: Tensor, chosen_BL: Tensor, num_columns: int) -> SeenItems:
+    """Return the columns seen before each chosen position. A position's own column is that of its label, negative for none."""
     row_T, _ = chosen_BL.nonzero(as_tuple=True)
-    return chosen_BL, SeenItems(first_BV, row_T, place_BL[chosen_BL])
+    return SeenItems(first_places(columns_BL, num_columns), row_T, _places(columns_BL)[chosen_BL])
 
 
 def first_places(labels_BL: Tensor, num_items: int) -> Tensor:

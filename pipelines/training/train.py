@@ -30,7 +30,8 @@ from pipelines.training.checkpoints import Checkpoints
 from pipelines.training.dense import DecoderScorer, hidden_states
 from pipelines.training.descent import DescentOptions
 from pipelines.training.fitting import FitOptions, Loss, Task, dropout_after, fit
-from pipelines.training.loss import catalogue_loss, labels_to_learn
+from pipelines.training.position_loss import position_loss
+from pipelines.training.sampled_loss import ItemSampler
 from pipelines.training.warm_start import WarmStart, tokens_before
 
 
@@ -46,6 +47,8 @@ class TrainOptions:
     stride: int = STRIDE_ITEMS
     max_batch_tokens: int = 1_024
     dropout: float = 0.3
+    sample_items: int = 0
+    """Number of items that the softmax is computed over in training, drawn for each batch; 0: all."""
     mask_seen: bool = True
     """Learn and validate the next item among those not seen yet, as serving ranks by default. Only codes of depth 1 can be masked."""
     seed: int = 0
@@ -74,6 +77,7 @@ def train(
     fit_options = options.fit if start is None else begin_warm(start, decoder, catalogue, options.fit)
     rng, mask_seen = np.random.default_rng(options.seed), options.mask_seen and catalogue.depth == 1
     scorer = DecoderScorer(decoder, catalogue, options.max_items, options.stride)
+    sampler = ItemSampler(catalogue.popularity, options.sample_items) if options.sample_items else None
     adding = [module for name, module in decoder.named_modules() if name.endswith((".output", ".down", "embedding"))]
     with dropout_after(adding, options.dropout):
         task = Task(
@@ -81,7 +85,7 @@ def train(
                 batch_windows(cut_windows(sequences, options.max_items, rng), catalogue, options.max_batch_tokens, rng)
             ),
             rng=rng,
-            loss=lambda batch: next_token_loss(decoder, catalogue, batch, mask_seen=mask_seen),
+            loss=lambda batch: next_token_loss(decoder, catalogue, batch, mask_seen=mask_seen, sampler=sampler),
             validate=lambda: ndcg(rank_labels(scorer, valid).as_served(repeats=not options.mask_seen), 10),
             uniform_loss=math.log(max(2, *catalogue.level_sizes)),
         )
@@ -106,7 +110,9 @@ def begin_warm(start: WarmStart, decoder: Decoder, catalogue: Catalogue, options
     return start.begin("train", decoder, catalogue, options, read, tokens_before)
 
 
-def next_token_loss(decoder: Decoder, catalogue: Catalogue, batch: Batch, *, mask_seen: bool) -> Loss:
+def next_token_loss(
+    decoder: Decoder, catalogue: Catalogue, batch: Batch, *, mask_seen: bool, sampler: ItemSampler | None = None
+) -> Loss:
     """Return the mean cross-entropy over all positions, each against the codes of its own level only, and their number."""
     device = decoder.embedding.weight.device
     tokens_BL, labels_BL, is_label_BL = (
@@ -118,11 +124,10 @@ def next_token_loss(decoder: Decoder, catalogue: Catalogue, batch: Batch, *, mas
     for level, (first, size) in enumerate(zip(catalogue.token_offsets, catalogue.level_sizes, strict=True)):
         codes_BL = torch.where(labels_BL == IGNORED, IGNORED, labels_BL - first)
         codes_BL[:, level_L != level] = IGNORED
-        chosen_BL, seen = labels_to_learn(codes_BL, is_label_BL, size, mask_seen)
         head_VD = decoder.head_weight_VD[first : first + size]
-        codes_T = codes_BL[chosen_BL]
-        losses.append(catalogue_loss(hidden_BLD[chosen_BL], head_VD, codes_T, seen))
-        num_labels += len(codes_T)
+        loss, number = position_loss(hidden_BLD, head_VD, codes_BL, is_label_BL, mask_seen=mask_seen, sampler=sampler)
+        losses.append(loss)
+        num_labels += number
     return torch.stack(losses).mean(), num_labels
 
 

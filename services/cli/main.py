@@ -152,8 +152,18 @@ def pipeline(
     items: Annotated[Path | None, typer.Option(help="Your own items, with --events.")] = None,
     live_log: Annotated[bool, typer.Option(help="Also train on events received over Kafka.")] = True,
     until: Annotated[str, typer.Option(help="Stop after this stage.")] = "publish",
-    epochs: Annotated[int | None, typer.Option(help="Epochs of the decoder.", show_default="25")] = None,
-    student_epochs: Annotated[int | None, typer.Option(help="Epochs of the student.", show_default="15")] = None,
+    recipes: Annotated[
+        Path | None,
+        typer.Option(
+            help="Recipes of training by size of data, as TOML.", show_default="pipelines/training/recipes.toml"
+        ),
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="Epochs of the decoder.", show_default="the recipe's, usually 25")
+    ] = None,
+    student_epochs: Annotated[
+        int | None, typer.Option(help="Epochs of the student.", show_default="the recipe's, usually 15")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Random seed of training.")] = 0,
     warm_start: Annotated[
         bool, typer.Option(help="Start from the live bundle's weights, with a quarter of the epochs.")
@@ -172,8 +182,9 @@ def pipeline(
     """Train, evaluate and publish a bundle. Stages whose inputs have not changed are skipped."""
     from infra.local.servers.store import feature_store
     from pipelines.evaluation.gate import GateOptions
-    from pipelines.options import PipelineOptions, decoder_recipe, student_recipe
+    from pipelines.options import PipelineOptions
     from pipelines.run import run_pipeline
+    from pipelines.training.recipes import read_recipes
 
     settings = _settings()
     options = PipelineOptions(
@@ -185,8 +196,7 @@ def pipeline(
         warm_start=warm_start,
         device=device,
         checkpoint_every_s=checkpoint_every_s,
-        train=decoder_recipe(epochs, seed),
-        distill=student_recipe(student_epochs, seed),
+        recipes=read_recipes(recipes, epochs=epochs, student_epochs=student_epochs, seed=seed),
         gate=GateOptions(baseline=baseline, min_student_share=min_student_share),
     )
     with feature_store(settings, _print_line):

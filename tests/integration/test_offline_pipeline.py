@@ -18,6 +18,7 @@ from pipelines.options import PipelineOptions, Places
 from pipelines.publication.precompute import PrecomputeOptions
 from pipelines.run import refresh_lists, run_pipeline
 from pipelines.runner.run_lock import run_lock
+from pipelines.training.recipes import Recipe
 from services.contracts.events import Interaction
 from services.contracts.features import UserFeatures
 from services.errors import StageFailed
@@ -61,8 +62,7 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> PipelineOptions:
     return PipelineOptions(
         events=folder / "events.csv",
         items=folder / "items.jsonl",
-        train=SMALL_DECODER,
-        distill=SMALL_STUDENT,
+        recipes=(Recipe(train=SMALL_DECODER, distill=SMALL_STUDENT),),
         gate=GateOptions(baseline="popularity", min_student_share=0.5),
         precompute=PrecomputeOptions(num_users=10, list_len=5),
     )
@@ -190,9 +190,10 @@ def test_emptied_store_is_filled_again_though_all_stages_are_done(
 
 def test_changed_parameter_runs_from_its_stage_on(places: Places, options: PipelineOptions) -> None:
     """Another student keeps the decoder."""
-    wider = replace(options, distill=replace(options.distill, feed_forward=24), until="evaluate")
+    given = options.recipes[0]
+    wider = replace(given, distill=replace(given.distill, feed_forward=24))
 
-    report = run_pipeline(wider, places, quiet())
+    report = run_pipeline(replace(options, recipes=(wider,), until="evaluate"), places, quiet())
 
     assert {stage.stage for stage in report.stages if not stage.skipped} == {"distill", "evaluate"}
     assert report.bundle_version is None

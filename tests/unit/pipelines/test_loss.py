@@ -1,11 +1,16 @@
 """The chunked loss and its gradients equal torch's own."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pipelines.training.loss import Teacher, catalogue_loss, first_places, next_unseen
+from pipelines.training.loss import Teacher, catalogue_loss, first_places, next_unseen, seen_before
+from pipelines.training.position_loss import position_loss
+from pipelines.training.sampled_loss import ItemSampler
 
 NUM_ITEMS, SIZE, NUM_TOKENS = 40, 8, 1_100
 
@@ -41,7 +46,8 @@ def test_seen_items_take_no_part(taught: bool) -> None:
     """With masks, the softmax is over unseen items alone: theirs is the oracle's loss, and seen ones get no gradient."""
     hidden, head, _, _ = make()
     labels_BL = torch.stack([torch.randperm(NUM_ITEMS)[:20] for _ in range(3)])
-    chosen_BL, seen = next_unseen(labels_BL, torch.ones_like(labels_BL, dtype=torch.bool), NUM_ITEMS)
+    chosen_BL = next_unseen(labels_BL, torch.ones_like(labels_BL, dtype=torch.bool))
+    seen = seen_before(labels_BL, chosen_BL, NUM_ITEMS)
     hidden_TD, labels_T = hidden[: int(chosen_BL.sum())], labels_BL[chosen_BL]
     teacher = Teacher(torch.randn(len(labels_T), 5), torch.randn(NUM_ITEMS, 5), 0.7)
     is_seen = torch.zeros(len(labels_T), NUM_ITEMS, dtype=torch.bool)
@@ -66,7 +72,7 @@ def test_repeats_and_padding_are_not_learned() -> None:
     """A label that its history holds already is left out, and so is what is no label; a weak event's item is seen all the same."""
     is_label = torch.tensor([[True, False, True, True, True, True]])
 
-    chosen, _ = next_unseen(torch.tensor([[3, 1, 3, 2, 1, -1]]), is_label, 5)
+    chosen = next_unseen(torch.tensor([[3, 1, 3, 2, 1, -1]]), is_label)
 
     assert chosen.tolist() == [[True, False, False, True, False, False]]
 
@@ -86,3 +92,43 @@ def test_certain_model_that_is_wrong_has_a_finite_loss() -> None:
 
     assert torch.isfinite(loss)
     assert all(torch.isfinite(grad).all() for grad in torch.autograd.grad(loss, [hidden, head]))
+
+
+@pytest.mark.parametrize("taught", [False, True])
+@pytest.mark.parametrize("mask_seen", [False, True])
+def test_a_sample_of_everything_is_the_whole_softmax(taught: bool, mask_seen: bool) -> None:
+    """With every item drawn the sampled loss and its gradients equal the whole one's, repeats and masks included."""
+    _, head, _, teacher = make()
+    labels_BL = torch.randint(0, NUM_ITEMS, (3, 20))
+    hidden_BLD = torch.randn(3, 20, SIZE, requires_grad=True)
+    teacher = replace(teacher, hidden_TE=torch.randn(3, 20, 5)) if taught else None
+    losses = [
+        position_loss(
+            hidden_BLD,
+            head,
+            labels_BL,
+            torch.ones_like(labels_BL, dtype=torch.bool),
+            mask_seen=mask_seen,
+            sampler=sampler,
+            teacher=teacher,
+        )
+        for sampler in (None, ItemSampler(np.arange(NUM_ITEMS), NUM_ITEMS))
+    ]
+
+    (whole, num_labels), (sampled, num_sampled) = losses
+    assert num_labels == num_sampled
+    assert sampled.item() == pytest.approx(whole.item(), rel=1e-5)
+    for one, other in zip(*(torch.autograd.grad(loss, [hidden_BLD, head]) for loss, _ in losses), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_the_logq_correction_keeps_the_sum_over_items() -> None:
+    """Averaged over many draws, the sum over drawn items, each divided by its probability, is the sum over the catalogue."""
+    torch.manual_seed(0)
+    sampler, weight_V = ItemSampler(np.arange(NUM_ITEMS) ** 2, 12), torch.rand(NUM_ITEMS)
+    draws = [sampler.draw(torch.device("cpu")) for _ in range(4_000)]
+
+    sums = torch.stack([(weight_V[draw.items_S] / draw.log_q_S.exp()).sum() for draw in draws])
+
+    assert float(sampler.rate_V.sum()) == pytest.approx(12, rel=1e-4)
+    assert float(sums.mean()) == pytest.approx(float(weight_V.sum()), abs=4 * float(sums.std()) / 4_000**0.5)

@@ -1,0 +1,154 @@
+"""The recipes of decoder and student: read from a file, and chosen by what was measured of the data, never by its name.
+
+The shipped file is recipes.toml, which explains its keys.
+"""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from models.catalogue import load_catalogue
+from pipelines.data.examples import read_sequences
+from pipelines.training.distill import DistillOptions
+from pipelines.training.train import TrainOptions
+from services.errors import ConfigError
+
+SHIPPED = Path(__file__).with_name("recipes.toml")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSize:
+    """What is measured of the training data: events to learn from, items of the catalogue, and events of the mean user."""
+
+    events: int
+    items: int
+    mean_length: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How both models are trained on data of which no measure is above its limit in `at_most`."""
+
+    name: str = "given"
+    at_most: Mapping[str, float] = field(default_factory=dict)
+    train: TrainOptions = field(default_factory=TrainOptions)
+    distill: DistillOptions = field(default_factory=DistillOptions)
+
+    def fits(self, size: DataSize) -> bool:
+        """Whether this recipe is for data of this size."""
+        return all(getattr(size, measure) <= limit for measure, limit in self.at_most.items())
+
+    def for_repeats(self) -> "Recipe":
+        """Return this recipe for data in which users come back to items: seen items are learned like others."""
+        train, distill = replace(self.train, mask_seen=False), replace(self.distill, mask_seen=False)
+        return replace(self, train=train, distill=distill)
+
+    @property
+    def prompt(self) -> dict[str, int]:
+        """The prompt's shape, as models.prompt takes it and the bundle's manifest keeps it."""
+        return {"max_items": self.train.max_items, "stride": self.train.stride}
+
+
+def data_size(tokenized: Path) -> DataSize:
+    """Measure the training split."""
+    lengths = [len(sequence) for sequence in read_sequences(tokenized)]
+    num_items = len(load_catalogue(tokenized / "catalogue.parquet").item_ids)
+    return DataSize(events=sum(lengths), items=num_items, mean_length=sum(lengths) / max(1, len(lengths)))
+
+
+def choose(recipes: Sequence[Recipe], size: DataSize) -> Recipe:
+    """Return the first recipe for data of this size; the last one has no limits."""
+    return next(recipe for recipe in recipes if recipe.fits(size))
+
+
+def describe(recipe: Recipe, size: DataSize) -> str:
+    """Return a sentence: what was measured and chosen."""
+    return (
+        f"recipe {recipe.name}: {size.events} training events, {size.items} items, {size.mean_length:.1f} events a user"
+    )
+
+
+def read_recipes(
+    path: Path | None = None, *, epochs: int | None = None, student_epochs: int | None = None, seed: int = 0
+) -> tuple[Recipe, ...]:
+    """Read a file of recipes (None: the shipped one), with these numbers of epochs (None: the recipe's). Raises ConfigError naming the option or key."""
+    path = path or SHIPPED
+    try:
+        raw = tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"--recipes: {path} cannot be read as TOML ({error})") from error
+    listed = raw.get("recipe")
+    if not isinstance(listed, list) or not listed or raw.keys() != {"recipe"}:
+        raise ConfigError(f"--recipes: {path} has to hold [[recipe]] tables and nothing else")
+    recipes = tuple(_recipe(entry, f"{path}: recipe {number}") for number, entry in enumerate(listed, start=1))
+    if recipes[-1].at_most:
+        raise ConfigError(
+            f"--recipes: {path}: the last recipe has limits, so larger data has none; take out its at_most"
+        )
+    _check_seed(seed)
+    return tuple(
+        replace(
+            recipe,
+            train=_with_epochs(replace(recipe.train, seed=seed), "--epochs", epochs),
+            distill=_with_epochs(replace(recipe.distill, seed=seed), "--student-epochs", student_epochs),
+        )
+        for recipe in recipes
+    )
+
+
+def _recipe(entry: Any, where: str) -> Recipe:
+    if not isinstance(entry, dict):
+        raise ConfigError(f"--recipes: {where} is no table")
+    known = {"name", "at_most", "decoder", "student"}
+    if entry.keys() - known or not isinstance(entry.get("name"), str):
+        raise ConfigError(
+            f"--recipes: {where} has the keys {sorted(entry)}; it needs a name and may have {sorted(known)}"
+        )
+    limits = entry.get("at_most", {})
+    measures = [each.name for each in fields(DataSize)]
+    if not isinstance(limits, dict) or limits.keys() - set(measures) or not all(map(_is_number, limits.values())):
+        raise ConfigError(f"--recipes: {where}: at_most holds numbers by {', '.join(measures)}, and not {limits}")
+    return Recipe(
+        name=entry["name"],
+        at_most=limits,
+        train=_changed(TrainOptions(), entry.get("decoder", {}), f"{where}: decoder"),
+        distill=_changed(DistillOptions(), entry.get("student", {}), f"{where}: student"),
+    )
+
+
+def _changed(default: Any, given: Any, where: str) -> Any:
+    """Return these options with the given values, tables within tables. Raises ConfigError naming the key."""
+    if not isinstance(given, dict):
+        raise ConfigError(f"--recipes: {where} is {given!r}; give a table of {', '.join(asdict(default))}")
+    changes = {}
+    for key, value in given.items():
+        if key not in asdict(default):
+            raise ConfigError(f"--recipes: {where}.{key} is not known; give one of {', '.join(asdict(default))}")
+        now = getattr(default, key)
+        if is_dataclass(now):
+            changes[key] = _changed(now, value, f"{where}.{key}")
+        elif type(value) is type(now) or (isinstance(now, float) and _is_number(value)):
+            changes[key] = value
+        else:
+            raise ConfigError(f"--recipes: {where}.{key} is {value!r}; give a value such as {now!r}")
+    return replace(default, **changes)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _with_epochs(options: Any, option: str, epochs: int | None) -> Any:
+    if epochs is None:
+        return options
+    if epochs < 1:
+        usual = options.fit.epochs
+        raise ConfigError(f"{option}: {epochs} epochs train nothing; give at least 1 (usual: {usual})")
+    return replace(options, fit=replace(options.fit, epochs=epochs))
+
+
+def _check_seed(seed: int) -> None:
+    if not 0 <= seed < 2**32:
+        raise ConfigError(f"--seed: {seed} is out of range; give 0 to {2**32 - 1}")

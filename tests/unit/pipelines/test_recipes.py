@@ -1,0 +1,74 @@
+"""Recipes are chosen by the measured size of the data, and a wrong file is refused by the key at fault."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipelines.training.distill import DistillOptions
+from pipelines.training.recipes import DataSize, choose, read_recipes
+from pipelines.training.train import TrainOptions
+from services.errors import ConfigError
+
+SMALL, LARGE = (
+    DataSize(events=98_000, items=1_682, mean_length=104.0),
+    DataSize(events=10**7, items=10**6, mean_length=10.0),
+)
+
+
+def test_the_size_of_the_data_chooses_the_recipe() -> None:
+    """A small catalogue has the published recipe with the whole softmax; a large one computes it over a sample, in both models."""
+    shipped = read_recipes()
+
+    small, large = choose(shipped, SMALL), choose(shipped, LARGE)
+
+    assert (small.train, small.distill) == (TrainOptions(), DistillOptions())
+    assert min(large.train.sample_items, large.distill.sample_items) > 0
+
+
+def test_epochs_and_seed_change_nothing_else() -> None:
+    """Of every recipe, not of the chosen one alone."""
+    for before, after in zip(read_recipes(), read_recipes(epochs=3, student_epochs=2, seed=7), strict=True):
+        train, distill = before.train, before.distill
+        assert after.train == replace(train, seed=7, fit=replace(train.fit, epochs=3))
+        assert after.distill == replace(distill, seed=7, fit=replace(distill.fit, epochs=2))
+
+
+def test_a_file_changes_what_it_names(tmp_path: Path) -> None:
+    """Tables within tables, and a whole number where a fraction is usual."""
+    path = tmp_path / "own.toml"
+    path.write_text('[[recipe]]\nname = "own"\n[recipe.decoder]\nhidden_size = 128\nfit.descent.learning_rate = 1\n')
+
+    (own,) = read_recipes(path)
+
+    assert own.train.hidden_size == 128
+    assert own.train.fit == replace(TrainOptions().fit, descent=replace(TrainOptions().fit.descent, learning_rate=1))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("recipe = 3", "[[recipe]] tables and nothing else"),
+        ("[[recipe]]", "needs a name"),
+        ('[[recipe]]\nname = "a"\nat_most = { items = 9 }', "the last recipe has limits"),
+        ('[[recipe]]\nname = "a"\nat_most = { users = 9 }', "at_most holds numbers by events, items, mean_length"),
+        (
+            '[[recipe]]\nname = "a"\ndecoder = { width = 9 }',
+            "recipe 1: decoder.width is not known; give one of hidden_size",
+        ),
+        (
+            '[[recipe]]\nname = "a"\ndecoder = { fit = { epochs = "9" } }',
+            "decoder.fit.epochs is '9'; give a value such as 25",
+        ),
+        ("[[recipe", "cannot be read as TOML"),
+    ],
+)
+def test_a_wrong_file_is_refused_by_its_key(text: str, words: str, tmp_path: Path) -> None:
+    """Before anything is trained."""
+    path = tmp_path / "own.toml"
+    path.write_text(text)
+
+    with pytest.raises(ConfigError, match="--recipes") as refused:
+        read_recipes(path)
+
+    assert words in str(refused.value)
