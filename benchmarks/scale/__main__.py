@@ -1,17 +1,29 @@
 """How cost grows with size.
 
-    python -m benchmarks.scale --json OUT [--axis NAME ...] [--sizes N ...]
+    python -m benchmarks.scale --json OUT [--axis NAME ...] [--sizes N ...] [--limit-s 300] [--seconds 20]
 
-Axes: `items` (items of the catalogue; p99_ms: a request's way through the student, loop_ms: the processor time of the gateway's loop for it)
-and `popularity` (distinct items of one log partition; p99_ms and loop_ms: time and processor time of the worker's applying thread per
-publication). Each size is measured in a process of its own, whose memory is rss_mb. A field that an axis does not measure is null. `--sizes`
-replaces 1,000 to 1,000,000.
+| axis | p99_ms | loop_ms | other fields |
+|---|---|---|---|
+| items | a request's way through the student | processor time of the gateway's loop for it | |
+| popularity (distinct items of one log partition) | a publication by the worker's applying thread | its processor time | |
+| users | a read of a gateway's from a store of so many users | its processor time | the store's memory and start |
+| replicas (gateways of a whole stack) | a request over REST, 50 a second | processor time of all gateways for it | start of the stack |
+| catalogue (items of 8 partitions on one worker) | | the workers' processor time for an event, 2,000 a second | freshness, restart |
+| workers | | as catalogue | freshness, restart |
+| history (events of the log at a restart) | | as catalogue | freshness while popularity is counted again, restart |
+
+Each point is measured by a process of its own, with real servers of its own, within `--limit-s`; rss_mb is the memory of what the axis is
+about. A field that an axis does not measure is null, and so are all of a point that was not measured in time. `--sizes` replaces each axis'
+own sizes, `--seconds` for how long events come. `replicas` starts its stack from the trained state folder of the settings.
 """
 
 import argparse
 import json
+import os
+import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -19,37 +31,86 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.load.command import about_run, at_least_one, write_report
+from benchmarks.load.command import about_run, above_zero, at_least_one, write_report
 from benchmarks.scale.row import FIELDS
+from services.settings.settings import inherited_environment
 
-AXES = ("items", "popularity")
+_STOP_S = 60.0
 _SIZES = (1_000, 10_000, 100_000, 1_000_000)
+AXES = {
+    "items": (("items",), _SIZES),
+    "popularity": (("popularity",), _SIZES),
+    "users": (("users",), _SIZES),
+    "replicas": (("replicas",), (1, 2, 3)),
+    "catalogue": (("stream", "catalogue"), _SIZES),
+    "workers": (("stream", "workers"), (1, 2, 3, 4)),
+    "history": (("stream", "history"), (100_000, 1_000_000, 10_000_000)),
+}
+"""By axis: the module that measures a point with the words before its size, and the sizes."""
 
 
 def main() -> None:
-    """Measure the axes, print a table, and write the file."""
+    """Measure the axes, print a table, and write the file after each point."""
     options = _options()
-    cases = [(axis, size) for axis in options.axis for size in options.sizes]
-    rows = [_measure(axis, size) for axis, size in track(cases, "measuring", console=Console(stderr=True))]
+    cases = [(axis, size) for axis in options.axis for size in options.sizes or AXES[axis][1]]
+    rows: list[dict[str, Any]] = []
+    for axis, size in track(cases, "measuring", console=Console(stderr=True)):
+        rows.append(_measure(axis, size, options))
+        write_report(options.json, about_run("scale") | {"rows": rows})
     table = Table(*FIELDS)
     for row in rows:
         table.add_row(*("" if row[name] is None else str(row[name]) for name in FIELDS))
     Console().print(table)
-    write_report(options.json, about_run("scale") | {"rows": rows})
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, required=True, metavar="OUT")
     parser.add_argument("--axis", nargs="+", choices=AXES, default=AXES, metavar="NAME", help=f"of {', '.join(AXES)}")
-    parser.add_argument("--sizes", nargs="+", type=at_least_one, default=_SIZES, metavar="N")
+    parser.add_argument("--sizes", nargs="+", type=at_least_one, metavar="N")
+    parser.add_argument("--limit-s", type=above_zero, default=300.0, help="seconds for each point")
+    parser.add_argument(
+        "--seconds", type=above_zero, default=20.0, help="of events, for catalogue, workers and history"
+    )
     return parser.parse_args()
 
 
-def _measure(axis: str, size: int) -> dict[str, Any]:
-    command = [sys.executable, "-m", f"benchmarks.scale.{axis}", str(size)]
-    row: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+def _measure(axis: str, size: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Run one point in a process of its own, which ends with all that it has started."""
+    (module, *words), _ = AXES[axis]
+    ending = [str(options.seconds)] if module == "stream" else []
+    nothing = dict.fromkeys(FIELDS) | {"axis": axis, "size": size}
+    with tempfile.TemporaryDirectory() as folder:
+        point = subprocess.Popen(
+            [sys.executable, "-m", f"benchmarks.scale.{module}", *words, str(size), *ending],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**inherited_environment(), "TMPDIR": folder},
+            start_new_session=True,
+        )
+        try:
+            printed, _ = point.communicate(timeout=options.limit_s)
+        except subprocess.TimeoutExpired:
+            sys.stderr.write(f"{axis} {size}: not measured within {options.limit_s:g} s\n")
+            return nothing
+        finally:
+            _end(point)
+    if point.returncode:
+        sys.stderr.write(f"{axis} {size}: not measured, its process ended with {point.returncode}\n")
+        return nothing
+    row: dict[str, Any] = json.loads(printed.splitlines()[-1])
     return row
+
+
+def _end(point: "subprocess.Popen[str]") -> None:
+    """Let a point that still runs stop its servers; end it with all of its group if it does not."""
+    if point.poll() is None:
+        point.send_signal(signal.SIGINT)
+        try:
+            point.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(point.pid, signal.SIGKILL)
+            point.wait()
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import json
 import resource
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -11,11 +11,16 @@ FIELDS = ("axis", "size", "p99_ms", "loop_ms", "rss_mb", "freshness_p99_ms", "re
 
 def print_row(axis: str, size: int, wall_s: Sequence[float], loop_s: Sequence[float]) -> None:
     """Print a row as JSON: the 99th percentile of the times, the median of the loop's, and this process's largest memory."""
-    measured = {
-        "axis": axis,
-        "size": size,
-        "p99_ms": round(1_000 * float(np.percentile(wall_s, 99)), 3),
-        "loop_ms": round(1_000 * float(np.median(loop_s)), 3),
-        "rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1_024, 1),
-    }
-    print(json.dumps({name: measured.get(name) for name in FIELDS}))
+    rss_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1_024
+    print_fields(axis, size, {**times(wall_s, loop_s), "rss_mb": rss_mb})
+
+
+def times(wall_s: Sequence[float], loop_s: Sequence[float]) -> dict[str, float | None]:
+    """Return the fields of both times, in milliseconds."""
+    return {"p99_ms": 1_000 * float(np.percentile(wall_s, 99)), "loop_ms": 1_000 * float(np.median(loop_s))}
+
+
+def print_fields(axis: str, size: int, measured: Mapping[str, float | None]) -> None:
+    """Print a row as JSON; what was not measured is null."""
+    rounded = {name: None if value is None else round(value, 3) for name, value in measured.items()}
+    print(json.dumps({name: rounded.get(name) for name in FIELDS} | {"axis": axis, "size": size}))

@@ -1,0 +1,50 @@
+"""The axis `replicas`: `python -m benchmarks.scale.replicas SIZE` prints its row.
+
+A whole stack with SIZE gateway processes, started from the trained state folder of the settings (`tailrace pipeline` makes one); REST, 50
+requests a second of all tiers. loop_ms: processor time of all gateways per request, rss_mb: one gateway, restart_s: the stack's start.
+"""
+
+import asyncio
+import sys
+import time
+
+from benchmarks.capacity.footprint import cpu_seconds, find_groups, memory_mb
+from benchmarks.load.audience import RequestMix, find_audience
+from benchmarks.load.clients import RestClient
+from benchmarks.load.open_loop import percentile, run_load
+from benchmarks.load.own_stack import require_ready, stack_for
+from benchmarks.scale.row import print_fields
+from services.settings.settings import Settings, load_settings
+
+_RATE_RPS, _NUM_REQUESTS, _NUM_WARM = 50.0, 1_000, 200
+_USERS_TO_TRY = 50
+
+
+def main(num_replicas: int) -> None:
+    """Start, load, stop."""
+    settings = load_settings().model_copy(update={"gateway_replicas": num_replicas})
+    began_s = time.monotonic()
+    with stack_for(settings, is_started=True):
+        restart_s = time.monotonic() - began_s
+        measured = asyncio.run(_measure(settings))
+    print_fields("replicas", num_replicas, {**measured, "restart_s": restart_s})
+
+
+async def _measure(settings: Settings) -> dict[str, float | None]:
+    async with RestClient(settings.http_host, settings.http_port) as rest:
+        await require_ready(rest)
+        mix = RequestMix(await find_audience(rest, map(str, range(1, _USERS_TO_TRY))), _NUM_REQUESTS)
+        await run_load(lambda number: rest.recommend(mix.ask(number)), _RATE_RPS, _NUM_WARM)
+        groups = find_groups(settings.state_dir.absolute())
+        before_s = cpu_seconds(groups)["gateway"]
+        load = await run_load(lambda number: rest.recommend(mix.ask(number)), _RATE_RPS, _NUM_REQUESTS)
+        used_s = cpu_seconds(groups)["gateway"] - before_s
+    return {
+        "p99_ms": 1_000 * percentile([shot.latency_s for shot in load.shots], 0.99),
+        "loop_ms": 1_000 * used_s / _NUM_REQUESTS,
+        "rss_mb": memory_mb(groups)["gateway"],
+    }
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
