@@ -4,7 +4,7 @@
     distillation.json                       shapes, curves and the options
 
 The target at each position is a mixture of the decoder's distribution over the whole catalogue and the label. The twin's target is the label.
-Else the two are equal: both start from the decoder's item embeddings when the sizes agree, with the same dropout, batches and schedule. So
+Else the two are equal: both start from the decoder's item embeddings (narrowed to their size), with the same dropout, batches and schedule. So
 the difference between them is what the decoder's distribution is worth.
 
 Shape suffixes: B windows, L positions, T = B * L tokens, D hidden.
@@ -149,7 +149,7 @@ def untaught(options: DistillOptions) -> DistillOptions:
 
 
 def new_student(catalogue: Catalogue, teacher: Decoder, options: DistillOptions) -> StudentModel:
-    """Return a student with fresh weights, its embeddings taken from the teacher where that has the same size."""
+    """Return a student with fresh weights, its embeddings taken from the teacher unless that is narrower."""
     torch.manual_seed(options.seed)
     config = StudentConfig(
         num_items=len(catalogue.item_ids),
@@ -163,12 +163,19 @@ def new_student(catalogue: Catalogue, teacher: Decoder, options: DistillOptions)
     for name, parameter in student.named_parameters():
         if name.endswith(".weight") and parameter.dim() > 1:
             nn.init.normal_(parameter, std=0.02)
-    if teacher.config.hidden_size == options.hidden_size:
+    if teacher.config.hidden_size >= options.hidden_size:
         with torch.no_grad():
-            student.embedding.weight.copy_(
-                teacher.embedding.weight[_token_of_row(catalogue, teacher.embedding.weight.device)]
-            )
+            rows_VE = teacher.embedding.weight[_token_of_row(catalogue, teacher.embedding.weight.device)]
+            student.embedding.weight.copy_(_narrowed(rows_VE, options.hidden_size))
     return student
+
+
+def _narrowed(rows_VE: Tensor, size: int) -> Tensor:
+    """Return rows of this size whose inner products are nearest to the given ones'; the rows themselves where they have it."""
+    if rows_VE.shape[1] == size:
+        return rows_VE
+    _, directions_EE = torch.linalg.eigh(rows_VE.T @ rows_VE)  # ascending
+    return rows_VE @ directions_EE[:, -size:]
 
 
 def begin_warm(start: WarmStart, student: StudentModel, catalogue: Catalogue, options: FitOptions) -> FitOptions:

@@ -43,7 +43,7 @@ class ItemSampler:
 
     def draw(self, device: torch.device) -> Sample:
         """Return a fresh sample."""
-        items_S = (torch.rand(len(self.rate_V)) < self.rate_V).nonzero().squeeze(1)
+        items_S = (torch.rand(len(self.rate_V), device="cpu") < self.rate_V).nonzero().squeeze(1)
         return Sample(items_S.to(device), self.rate_V[items_S].log().to(device))
 
 

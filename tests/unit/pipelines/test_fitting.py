@@ -18,6 +18,7 @@ from pipelines.training.dense import DecoderScorer, hidden_states
 from pipelines.training.descent import Descent, DescentOptions, rate_at
 from pipelines.training.distill import DistillOptions, StudentScorer, imitation_loss, new_student, untaught
 from pipelines.training.fitting import FitOptions, Fitted, Task, dropout_after, fit
+from pipelines.training.sampled_loss import ItemSampler
 from pipelines.training.train import TrainOptions, new_decoder, next_token_loss
 from services.errors import StageFailed
 from tests.support.bundles import build_catalogue
@@ -142,11 +143,12 @@ def test_everything_is_made_on_the_models_device() -> None:
     student = new_student(catalogue, decoder, DistillOptions(hidden_size=16, num_heads=2, max_items=20))
     batch = make_batch([np.array([1, 2, 3]), np.array([4, 5])], catalogue)
     descents = [Descent(decoder, DESCENT), Descent(student, DESCENT)]
+    sampler = ItemSampler(catalogue.popularity, 10)
 
     with torch.device("meta"):
         losses = [
             next_token_loss(decoder, catalogue, batch, mask_seen=True),
-            imitation_loss(student, decoder, catalogue, batch, DistillOptions()),
+            imitation_loss(student, decoder, catalogue, batch, DistillOptions(), sampler),
         ]
         stepped = [descent.step([loss], 0.1) for descent, loss in zip(descents, losses, strict=True)]
         scorers = DecoderScorer(decoder, catalogue, 20, 5), StudentScorer(student)
@@ -154,6 +156,18 @@ def test_everything_is_made_on_the_models_device() -> None:
 
     assert all(math.isfinite(loss) for loss in stepped)
     assert [score.shape for score in scores] == [(2, 30), (2, 30)]
+
+
+def test_a_narrow_student_starts_from_what_its_size_can_hold() -> None:
+    """Where the decoder's embeddings span no more directions than the student has, their inner products are the student's at its start."""
+    catalogue, decoder = build_catalogue(), small_decoder()
+    with torch.no_grad():
+        decoder.embedding.weight.copy_(torch.randn(31, 8) @ torch.randn(8, 16))
+
+    student = new_student(catalogue, decoder, DistillOptions(hidden_size=8, num_heads=2, max_items=20))
+
+    narrow, wide = student.embedding.weight, decoder.embedding.weight
+    torch.testing.assert_close(narrow @ narrow.T, wide @ wide.T, rtol=1e-3, atol=1e-3)
 
 
 def test_the_twin_differs_by_the_teachers_distribution_alone() -> None:
