@@ -58,10 +58,12 @@ def compile_layers(kind: str, dtype: torch.dtype) -> None:
     kernels.rms_norm(x_TD, weight_D, 1e-6)
     kernels.add_rms_norm(x_TD, x_TD, weight_D, 1e-6)
     kernels.silu_mul(torch.zeros(3, 2 * HIDDEN, dtype=dtype))
-    cos_sin = (torch.zeros(3, HEAD_DIM, dtype=dtype),) * 2
+    cos_sin, one_P = (torch.zeros(3, HEAD_DIM, dtype=dtype),) * 2, torch.zeros(1, dtype=torch.int64)
+    tail = torch.zeros(1, 2, 2, GROUPS, HEAD_DIM, dtype=dtype)
+    tails = Tails(tail, tail, one_P.expand(2), torch.ones(2, 2).bool())
     for norms in (None, HeadNorms(weight_D[:HEAD_DIM], weight_D[:HEAD_DIM])):
         qkv_TX = torch.zeros(3, (HEADS + 2 * GROUPS) * HEAD_DIM, dtype=dtype)
-        kernels.rope_and_store(qkv_TX, cos_sin, norms, 1e-6, cache, 0, torch.zeros(1, dtype=torch.int64))
+        kernels.rope_and_store(qkv_TX, cos_sin, norms, 1e-6, cache, 0, one_P, tails)
 
 
 def compile_attention(kind: str, dtype: torch.dtype, window: Window | None = None) -> None:

@@ -4,9 +4,18 @@ Shape suffixes: B beams, Y layers, L places of a tail, G key/value heads, K head
 """
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+
+class TailCells(NamedTuple):
+    """One layer's tails (B, L, G, K) and the cells to which a step's keys and values go."""
+
+    keys_BLGK: Tensor
+    values_BLGK: Tensor
+    cell_B: Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -17,14 +26,19 @@ class Tails:
     values_YBLGK: Tensor
     place_B: Tensor
     seen_BL: Tensor
-    _cell_B: Tensor = field(init=False, repr=False)
+    cell_B: Tensor = field(init=False, repr=False)
+    """The flat index of the written places, row * L + place."""
 
     def __post_init__(self) -> None:
-        """Compute the flat index of the written places once for all layers."""
+        """Compute the index once for all layers."""
         row_B = torch.arange(len(self.place_B), device=self.place_B.device)
-        object.__setattr__(self, "_cell_B", row_B * self.keys_YBLGK.shape[2] + self.place_B)
+        object.__setattr__(self, "cell_B", row_B * self.keys_YBLGK.shape[2] + self.place_B)
+
+    def layer(self, layer: int) -> TailCells:
+        """Return one layer's memory, for kernels that write by themselves."""
+        return TailCells(self.keys_YBLGK[layer], self.values_YBLGK[layer], self.cell_B)
 
     def write(self, layer: int, k_BGK: Tensor, v_BGK: Tensor) -> None:
         """Store the step's keys and values in their places."""
         for tail_YBLGK, x_BGK in ((self.keys_YBLGK, k_BGK), (self.values_YBLGK, v_BGK)):
-            tail_YBLGK[layer].view(-1, *x_BGK.shape[1:]).index_copy_(0, self._cell_B, x_BGK)
+            tail_YBLGK[layer].view(-1, *x_BGK.shape[1:]).index_copy_(0, self.cell_B, x_BGK)

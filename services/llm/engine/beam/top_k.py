@@ -31,10 +31,14 @@ def top_by_score(score_RC: Tensor, number_RC: Tensor, count: int) -> Tensor:
 
     Both are packed into one integer with the same order, so that one top-k is exact.
     """
-    bits = score_RC.add(0.0).view(torch.int32)  # adding zero turns -0.0 into 0.0
-    ordered = (bits ^ ((bits >> 31) & 0x7FFF_FFFF)).long()
-    keys = (ordered << 32) | (_LOW_BITS - number_RC.long())
+    keys = (ordered_bits(score_RC) << 32) | (_LOW_BITS - number_RC.long())
     return keys.topk(count, dim=-1).indices
+
+
+def ordered_bits(score: Tensor) -> Tensor:
+    """Return int64 numbers from -2^31 to 2^31 - 1 in the order of fp32 scores, equal where those are."""
+    bits = score.add(0.0).view(torch.int32)  # adding zero turns -0.0 into 0.0
+    return (bits ^ ((bits >> 31) & 0x7FFF_FFFF)).long()
 
 
 def choose_first(level: Level, logp_RS: Tensor, bits_RX: Tensor, count: int) -> TopK:

@@ -98,7 +98,7 @@ class LayerLoop:
     ) -> Tensor:
         ops = self._ops
         qkv_TX = ops.linear(normed_TD, *layer.qkv)
-        heads = ops.rope_and_store(
+        q_THK = ops.rope_and_store(
             qkv_TX,
             cos_sin,
             layer.head_norms,
@@ -106,11 +106,9 @@ class LayerLoop:
             self._cache,
             index,
             step.slot_mapping_P,
+            step.tails,
         )
-        if step.tails is not None:
-            num_paged = len(step.slot_mapping_P)
-            step.tails.write(index, heads.k_TGK[num_paged:], heads.v_TGK[num_paged:])
-        out_THK = self._attention.attend(heads.q_THK, self._cache, index, step.pages, step.tails)
+        out_THK = self._attention.attend(q_THK, self._cache, index, step.pages, step.tails)
         return ops.linear(out_THK.flatten(1), *layer.output)
 
     def _feed_forward(self, layer: LayerWeights, normed_TD: Tensor) -> Tensor:

@@ -7,22 +7,15 @@ Shape suffixes: T rows of the step, P rows whose keys and values go to the paged
 H query heads, G key/value heads, K head size, X = (H + 2 G) * K, F feed-forward, J = 2 F, N and I out and in of a matrix.
 """
 
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from torch import Tensor
 from torch.nn import functional
 
 from models.decoder.rope import rotate
+from services.llm.engine.beam.tails import Tails
 from services.llm.engine.forward.weights import HeadNorms
 from services.llm.engine.kv.cache import KvCache
-
-
-class Heads(NamedTuple):
-    """Queries, keys and values of a step after norms and rope."""
-
-    q_THK: Tensor
-    k_TGK: Tensor
-    v_TGK: Tensor
 
 
 class Ops(Protocol):
@@ -45,11 +38,12 @@ class Ops(Protocol):
         cache: KvCache,
         layer: int,
         slot_mapping_P: Tensor,
-    ) -> Heads:
-        """Apply head norms (if any) and rope to queries and keys, and store the first P rows' keys and values in the cache.
+        tails: Tails | None,
+    ) -> Tensor:
+        """Apply head norms (if any) and rope, store keys and values, and return the queries (T, H, K).
 
-        `cos_sin` are cosine and sine (T, K) of each row's position. Rows beyond P are beams; their keys and values are only
-        returned.
+        `cos_sin` are cosine and sine (T, K) of each row's position. The first P rows' keys and values go to their slots of the cache.
+        Rows beyond P are beams, whose keys and values go to their places in `tails`.
         """
         ...
 
@@ -83,7 +77,8 @@ class TorchOps:
         cache: KvCache,
         layer: int,
         slot_mapping_P: Tensor,
-    ) -> Heads:
+        tails: Tails | None,
+    ) -> Tensor:
         """Split, norm, rotate, write."""
         num_kv_heads, head_dim = cache.num_kv_heads, cos_sin[0].shape[-1]
         heads_TNK = qkv_TX.view(len(qkv_TX), -1, head_dim)
@@ -91,10 +86,11 @@ class TorchOps:
         v_TGK = heads_TNK[:, -num_kv_heads:]
         if norms is not None:
             q_THK, k_TGK = self.rms_norm(q_THK, norms.query_K, eps), self.rms_norm(k_TGK, norms.key_K, eps)
-        heads = Heads(rotate(q_THK, *cos_sin), rotate(k_TGK, *cos_sin), v_TGK)
-        num_stored = len(slot_mapping_P)
-        cache.write(layer, slot_mapping_P, heads.k_TGK[:num_stored], v_TGK[:num_stored])
-        return heads
+        k_TGK, num_stored = rotate(k_TGK, *cos_sin), len(slot_mapping_P)
+        cache.write(layer, slot_mapping_P, k_TGK[:num_stored], v_TGK[:num_stored])
+        if tails is not None:
+            tails.write(layer, k_TGK[num_stored:], v_TGK[num_stored:])
+        return rotate(q_THK, *cos_sin)
 
     def silu_mul(self, gate_up_TJ: Tensor) -> Tensor:
         """Return silu(gate) * up."""

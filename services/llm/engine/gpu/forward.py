@@ -6,8 +6,8 @@ The cost of launching kernels from Python is removed by graphs, see `graphs.py`.
 from torch import Tensor
 from torch.nn import functional
 
+from services.llm.engine.beam.tails import Tails
 from services.llm.engine.forward.layers import LayerLoop
-from services.llm.engine.forward.ops import Heads
 from services.llm.engine.forward.weights import HeadNorms, Weights
 from services.llm.engine.gpu import norm_kernels, rope_kernel
 from services.llm.engine.gpu.attention import TritonAttention
@@ -43,9 +43,11 @@ class TritonOps:
         cache: KvCache,
         layer: int,
         slot_mapping_P: Tensor,
-    ) -> Heads:
+        tails: Tails | None,
+    ) -> Tensor:
         """Norm, rotate and store the heads in one kernel."""
-        return Heads(*rope_kernel.rope_and_store(qkv_TX, cos_sin, norms, eps, cache.slots(layer), slot_mapping_P))
+        tail = None if tails is None else tails.layer(layer)
+        return rope_kernel.rope_and_store(qkv_TX, cos_sin, norms, eps, cache.slots(layer), slot_mapping_P, tail)
 
     def silu_mul(self, gate_up_TJ: Tensor) -> Tensor:
         """Return silu(gate) * up."""

@@ -2,7 +2,7 @@
 
 One program handles a few heads of one row, in fp32. Keys and values are rounded to the rows' dtype, then stored in the cache's
 format: in the model's dtype, or one byte per number with a scale for each token and head. Rows without a slot are beams, whose
-keys and values are only returned. Compared to `TorchOps.rope_and_store` in the tests.
+keys and values go to their tails. Compared to `TorchOps.rope_and_store` in the tests.
 
 Shape suffixes: T rows, M heads of a program, P pairs of a head (K / 2), H query heads, G key/value heads, K head size,
 X = (H + 2 G) * K.
@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from services.llm.engine.beam.tails import TailCells
 from services.llm.engine.forward.weights import HeadNorms
 from services.llm.engine.kv.cache import Slots
 
@@ -26,14 +27,15 @@ def rope_and_store(
     eps: float,
     slots: Slots,
     slot_mapping_P: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries (T, H, K), keys and values (T, G, K); the first P rows' keys and values are also written to their slots."""
+    tail: TailCells | None,
+) -> Tensor:
+    """Return queries (T, H, K). The first P rows' keys and values are written to their slots, the others' to the cells of their tail."""
     cos_TK, sin_TK = cos_sin
     num_rows, head_dim = cos_TK.shape
     num_kv_heads = slots.keys.shape[1]
     num_heads = qkv_TX.shape[1] // head_dim - 2 * num_kv_heads
     q_THK = qkv_TX.new_empty(num_rows, num_heads, head_dim)
-    k_TGK, v_TGK = (qkv_TX.new_empty(num_rows, num_kv_heads, head_dim) for _ in range(2))
+    tail_k, tail_v, cell_B = (qkv_TX, qkv_TX, slot_mapping_P) if tail is None else tail
     query_norm_K, key_norm_K = (qkv_TX, qkv_TX) if norms is None else (norms.query_K, norms.key_K)
     _rope_and_store[(num_rows * triton.cdiv(num_heads + 2 * num_kv_heads, _HEADS_AT_ONCE),)](
         qkv_TX,
@@ -42,9 +44,10 @@ def rope_and_store(
         query_norm_K,
         key_norm_K,
         slot_mapping_P,
+        cell_B,
         q_THK,
-        k_TGK,
-        v_TGK,
+        tail_k,
+        tail_v,
         slots.keys,
         slots.values,
         slots.keys if slots.key_scales is None else slots.key_scales,
@@ -60,7 +63,7 @@ def rope_and_store(
         PEAK=_peak(slots),
         num_warps=1,
     )
-    return q_THK, k_TGK, v_TGK
+    return q_THK
 
 
 def _peak(slots: Slots) -> float:
@@ -78,9 +81,10 @@ def _rope_and_store(  # type: ignore[no-untyped-def]
     query_norm_ptr,  # noqa: ANN001
     key_norm_ptr,  # noqa: ANN001
     slot_mapping_ptr,  # noqa: ANN001
+    cell_ptr,  # noqa: ANN001
     q_ptr,  # noqa: ANN001
-    k_ptr,  # noqa: ANN001
-    v_ptr,  # noqa: ANN001
+    tail_k_ptr,  # noqa: ANN001
+    tail_v_ptr,  # noqa: ANN001
     cache_k_ptr,  # noqa: ANN001
     cache_v_ptr,  # noqa: ANN001
     k_scale_ptr,  # noqa: ANN001
@@ -128,10 +132,11 @@ def _rope_and_store(  # type: ignore[no-untyped-def]
     is_key_MP = is_head_MP & ~(is_query_M | is_value_M)[:, None]
     _store(q_ptr + row * NUM_HEADS * 2 * NUM_PAIRS + cell_MP, low_MP, high_MP, is_query_MP, NUM_PAIRS)
     first_key, first_value = NUM_HEADS, NUM_HEADS + NUM_KV_HEADS
-    place = row * NUM_KV_HEADS
-    _store(k_ptr + (place - first_key) * 2 * NUM_PAIRS + cell_MP, low_MP, high_MP, is_key_MP, NUM_PAIRS)
-    _store(v_ptr + (place - first_value) * 2 * NUM_PAIRS + cell_MP, low_MP, high_MP, is_value_MP, NUM_PAIRS)
-    if row < num_stored:
+    if row >= num_stored:
+        place = tl.load(cell_ptr + row - num_stored).to(tl.int64) * NUM_KV_HEADS
+        _store(tail_k_ptr + (place - first_key) * 2 * NUM_PAIRS + cell_MP, low_MP, high_MP, is_key_MP, NUM_PAIRS)
+        _store(tail_v_ptr + (place - first_value) * 2 * NUM_PAIRS + cell_MP, low_MP, high_MP, is_value_MP, NUM_PAIRS)
+    else:
         slot = tl.load(slot_mapping_ptr + row).to(tl.int64) * NUM_KV_HEADS
         cache_k_MP = cache_k_ptr + (slot - first_key) * 2 * NUM_PAIRS + cell_MP
         cache_v_MP = cache_v_ptr + (slot - first_value) * 2 * NUM_PAIRS + cell_MP

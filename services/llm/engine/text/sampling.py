@@ -19,6 +19,7 @@ from services.llm.engine.beam.top_k import top_by_score
 from services.llm.engine.forward.transfer import HostCopy, to_device
 from services.llm.engine.schedule.sequence import Sequence
 from services.llm.engine.text.parameters import SampledToken, SamplingParams, TextWork
+from services.llm.engine.text.tail_cut import cut_tails
 
 _LARGEST_LOGIT = 1e30
 """Bound of a logit after penalties and biases: divided by the smallest temperature it is still finite in fp32."""
@@ -87,7 +88,7 @@ def sample(logits_RV: Tensor, draws: Many[SamplingInput]) -> SampledBatch:
     if temperature.any():
         temperature_R = to_device(temperature, logits_RV.device)
         scaled_RV = changed_RV / temperature_R.clamp_min(_SMALLEST_TEMPERATURE).unsqueeze(-1)
-        drawn_R = _invert(_cut_tails(scaled_RV, draws), np.array([_uniform(draw) for draw in draws]))
+        drawn_R = _invert(_cut(scaled_RV, draws), np.array([_uniform(draw) for draw in draws]))
         token_R = torch.where(temperature_R > 0, drawn_R, token_R)
     return SampledBatch(token_R, logits_RV, [draw.sampling.num_logprobs for draw in draws])
 
@@ -125,28 +126,12 @@ def _change(row_V: Tensor, draw: SamplingInput) -> None:
     row_V.clamp_(-_LARGEST_LOGIT, _LARGEST_LOGIT)
 
 
-def _cut_tails(scaled_RV: Tensor, draws: Many[SamplingInput]) -> Tensor:
+def _cut(scaled_RV: Tensor, draws: Many[SamplingInput]) -> Tensor:
     rows = [row for row, draw in enumerate(draws) if draw.sampling.cuts_tail]
     if not rows:
         return scaled_RV
-    params = [draws[row].sampling for row in rows]
     row_R = to_device(np.array(rows), scaled_RV.device)
-    cut_RV = scaled_RV[row_R]
-    num_tokens = cut_RV.shape[-1]
-
-    def column(values: list[float]) -> Tensor:
-        return to_device(np.array(values, dtype=np.float64), scaled_RV.device).unsqueeze(-1)
-
-    sorted_RV, order_RV = cut_RV.sort(dim=-1, descending=True, stable=True)
-    mass_RV = sorted_RV.double().softmax(-1)
-    is_kept_RV = mass_RV >= column([one.min_p for one in params]) * mass_RV[:, :1]
-    is_kept_RV &= torch.arange(num_tokens, device=cut_RV.device) < column([one.top_k or num_tokens for one in params])
-    mass_RV *= is_kept_RV
-    before_RV = mass_RV.cumsum(-1) - mass_RV
-    is_kept_RV &= before_RV < column([one.top_p for one in params]) * mass_RV.sum(-1, keepdim=True)
-    is_kept_RV[:, 0] = True  # top-p times the mass that is left may round to zero
-    kept_RV = torch.full_like(cut_RV, -torch.inf).scatter(-1, order_RV, sorted_RV.masked_fill(~is_kept_RV, -torch.inf))
-    return scaled_RV.index_copy(0, row_R, kept_RV)
+    return scaled_RV.index_copy(0, row_R, cut_tails(scaled_RV[row_R], [draws[row].sampling for row in rows]))
 
 
 def _invert(logits_RV: Tensor, uniform_R: np.ndarray) -> Tensor:

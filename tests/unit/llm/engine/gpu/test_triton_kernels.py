@@ -8,6 +8,7 @@ from torch import Tensor
 
 from models.decoder.config import Rope
 from models.decoder.rope import rotary_angles
+from services.llm.engine.beam.tails import Tails
 from services.llm.engine.forward.ops import TorchOps
 from services.llm.engine.forward.weights import HeadNorms
 from services.llm.engine.gpu.forward import TritonOps
@@ -84,7 +85,7 @@ def test_rope_and_store_equals_torch(
     has_norms: bool,
     seed: int,
 ) -> None:
-    """Queries, keys and values, and what the cache then holds, for MHA, GQA and MQA, each kind of cache, with rows of beams."""
+    """Queries, and what the cache and the tails then hold, for MHA, GQA and MQA, each kind of cache, with rows of beams."""
     (num_stored, num_beams), (num_heads, num_kv_heads) = num_rows, heads
     caches = [cache_of(kind, num_kv_heads, head_dim, dtype) for _ in range(2)]
     total = num_stored + num_beams
@@ -97,12 +98,25 @@ def test_rope_and_store_equals_torch(
     )
     slots = torch.randperm(NUM_BLOCKS * BLOCK, generator=torch.Generator().manual_seed(seed))[:num_stored].to(DEVICE)
 
-    found = OPS.rope_and_store(qkv, cos_sin, norms, EPS, caches[0], 1, slots)
+    tails = [tails_of(num_beams, num_kv_heads, head_dim, dtype) if num_beams else None for _ in range(2)]
 
-    wanted = REFERENCE.rope_and_store(qkv, cos_sin, norms, EPS, caches[1], 1, slots)
-    for one, other in zip(found, wanted, strict=True):
-        assert_close(one, other)
+    found = OPS.rope_and_store(qkv, cos_sin, norms, EPS, caches[0], 1, slots, tails[0])
+
+    wanted = REFERENCE.rope_and_store(qkv, cos_sin, norms, EPS, caches[1], 1, slots, tails[1])
+    assert_close(found, wanted)
     assert_same_memory(*caches)
+    if tails[0] is not None and tails[1] is not None:
+        assert_close(tails[0].keys_YBLGK, tails[1].keys_YBLGK)
+        assert_close(tails[0].values_YBLGK, tails[1].values_YBLGK)
+
+
+def tails_of(num_beams: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> Tails:
+    """Build empty tails of two layers and three places, of which each beam writes another one, as views of wider memory."""
+    keys, values = (
+        torch.zeros(2, num_beams + 2, 3, num_kv_heads, head_dim, dtype=dtype, device=DEVICE) for _ in range(2)
+    )
+    place_B = torch.arange(num_beams, device=DEVICE) % 3
+    return Tails(keys[:, :num_beams], values[:, :num_beams], place_B, torch.ones(num_beams, 3, device=DEVICE).bool())
 
 
 def cache_of(kind: str, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device = DEVICE) -> KvCache:
@@ -134,9 +148,10 @@ def test_a_device_stores_the_very_same_bytes(kind: str) -> None:
     still = rotary_angles(torch.zeros(9, device=DEVICE), 64, Rope(), torch.bfloat16)
     slots = torch.arange(9, device=DEVICE)
 
-    OPS.rope_and_store(qkv, still, None, EPS, caches[0], 1, slots)
+    OPS.rope_and_store(qkv, still, None, EPS, caches[0], 1, slots, None)
 
-    REFERENCE.rope_and_store(qkv.to(CPU), (still[0].to(CPU), still[1].to(CPU)), None, EPS, caches[1], 1, slots.to(CPU))
+    angles = (still[0].to(CPU), still[1].to(CPU))
+    REFERENCE.rope_and_store(qkv.to(CPU), angles, None, EPS, caches[1], 1, slots.to(CPU), None)
     found, wanted = (cache.slots(1) for cache in caches)
     assert torch.equal(found.keys.view(torch.uint8).to(CPU), wanted.keys.view(torch.uint8))
     assert torch.equal(found.values.view(torch.uint8).to(CPU), wanted.values.view(torch.uint8))

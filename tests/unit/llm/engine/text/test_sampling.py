@@ -1,6 +1,7 @@
 """The choice of the next token, against an oracle that sorts and draws in plain Python."""
 
 import math
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from services.errors import InvalidRequest
 from services.llm.engine.text import sampling
 from services.llm.engine.text.parameters import SamplingParams
 from services.llm.engine.text.sampling import SamplingInput, sample
+from services.llm.engine.text.tail_cut import cut_tails
 
 VOCAB = 23
 
@@ -85,6 +87,43 @@ def test_every_choice_is_one_of_the_oracle(params: list[SamplingInput], seed: in
         below = sum(share for token, share in shares.items() if token < choice.token_id)
         assert choice.token_id in shares
         assert below - 1e-5 <= uniform <= below + shares[choice.token_id] + 1e-5
+
+
+def sorted_cut(scores: list[float], params: SamplingParams) -> set[int]:
+    """Return the tokens that remain after min-p, top-k and top-p, by sorting; probabilities are summed in units of 2^-52."""
+    mass = torch.tensor(scores).double().softmax(-1).tolist()
+    order = sorted(range(len(scores)), key=lambda token: (-scores[token], token))
+    kept = [token for token in order if mass[token] >= params.min_p * max(mass)][: params.top_k or None]
+    units = {token: int(mass[token] * 2**52) for token in kept}
+    if params.top_p == 1:
+        return set(kept)
+    target = max(1, math.ceil(params.top_p * sum(units.values())))
+    before = [0, *accumulate(units.values())]
+    return {token for token, sum_before in zip(kept, before, strict=False) if sum_before < target}
+
+
+@hypothesis_settings(max_examples=40)
+@given(
+    st.lists(settings, min_size=1, max_size=4),
+    st.integers(1, 3_000),
+    st.sampled_from([0.0, 0.01, 3.0, 1e4]),
+    st.sampled_from([None, 0, 2]),
+    st.integers(0, 2**32 - 1),
+)
+def test_the_cut_keeps_the_very_tokens_that_sorting_keeps(params, size, spread, decimals, seed) -> None:
+    """For any mix of settings, scores that are all different or tie often, equal zeros of both signs, and forbidden tokens."""
+    draw = np.random.default_rng(seed)
+    scores = draw.normal(0, spread, (len(params), size)).astype(np.float32)
+    if decimals is not None:
+        scores = scores.round(decimals)
+    scores[draw.random(scores.shape) < 0.2] = -np.inf
+    scores[:, draw.integers(size)] = -0.0
+
+    kept = cut_tails(torch.from_numpy(scores), params)
+
+    for row, scored, one in zip(kept.tolist(), scores.tolist(), params, strict=True):
+        wanted = sorted_cut(scored, one)
+        assert row == [score if token in wanted else -math.inf for token, score in enumerate(scored)]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.3])
