@@ -150,7 +150,7 @@ def test_every_family_equals_cpu(family: str) -> None:
 
 @pytest.mark.parametrize("uses_graphs", [True, False])
 def test_graphs_and_running_a_step_ahead_change_nothing(uses_graphs: bool) -> None:
-    """The same requests with captured steps or without, planning the next step while one runs, and by an engine with neither."""
+    """The same requests with captured steps, whose tokens are fed on the device, or without, and by an engine with neither."""
     config = replace(SMALL, uses_graphs=uses_graphs, is_asynchronous=True)
 
     ahead = outcomes_of(warm_engine("cuda", LLAMA, config))

@@ -6,7 +6,9 @@ or Ray. One engine serves one version of the weights: its prefix cache is never 
 An asynchronous engine runs one step ahead: `step` plans the next step while the device is busy, collects the results of the
 running step, starts the planned one and returns the collected outcomes, so that the caller handles them while the device
 runs. A text is planned before its latest token is known; if that token is a stop token, the text is removed from the plan
-before the step starts. So no token is computed after a stop token, and the results equal those of a synchronous engine.
+before the step starts. With recorded steps, a plan whose texts need nothing from the host (no mask, no penalties) starts before
+the running step is collected: tokens are fed on the device, and what is computed after a stop token is dropped. The results
+equal those of a synchronous engine.
 """
 
 from collections.abc import Iterable
@@ -233,10 +235,16 @@ class Engine:
         for sequence in plan.late:
             self._end(sequence, Status.LATE)
         with self.stream.entered():
-            self._collect()
-            self._start(plan.without_ended())
+            before, self._started = self._started, None
+            if before is not None and self._runner.can_feed(plan):
+                self._start(plan)
+                self._collect(before)
+            else:
+                self._collect(before)
+                self._start(plan.without_ended())
             if not self._is_asynchronous:
-                self._collect()
+                before, self._started = self._started, None
+                self._collect(before)
         ended, self._ended = self._ended, []
         return ended
 
@@ -270,11 +278,10 @@ class Engine:
         with self.memory.lock:
             self._scheduler.advance(plan)
 
-    def _collect(self) -> None:
-        """Wait for the running step, if any. Results of requests that ended meanwhile are dropped."""
-        if self._started is None:
+    def _collect(self, started: _Started | None) -> None:
+        """Wait for a running step, if any. Results of requests that ended meanwhile are dropped."""
+        if started is None:
             return
-        started, self._started = self._started, None
         self.last_step, self.last_cost = started.size, started.cost
         result = started.running.collect()
         for sequence, items, scores in result.rankings:
@@ -292,7 +299,7 @@ class Engine:
             sequence.work.mask.take(sampled.token_id)
         if sampled.token_id in sequence.work.stop_token_ids:
             self._end(sequence, Status.DONE)
-        elif sequence.is_fully_scheduled:
+        elif len(sequence.generated) == sequence.max_new_tokens:
             self._end(sequence, Status.LENGTH)
 
     def _end(self, sequence: Sequence, status: Status, *ranking: np.ndarray) -> None:

@@ -100,7 +100,13 @@ class Runner:
         """Start one step that is not empty, without waiting for it."""
         if self._graphs is None:
             return RunningStep(*self._eager.run(plan))
-        return RunningStep(*self._replay(plan, self._graphs))
+        rankings, sampled = self._replay(plan, self._graphs)
+        self._graphs.keep(sampled)
+        return RunningStep(rankings, sampled)
+
+    def can_feed(self, plan: StepPlan) -> bool:
+        """Whether a plan can be submitted before the results of the step before are collected."""
+        return self._graphs is not None and self._graphs.can_feed(plan)
 
     def _replay(self, plan: StepPlan, graphs: StepGraphs) -> tuple[list[RankedItems], SampledTokens]:
         """Start the graphs first: while the device runs them, the host launches the rest kernel by kernel."""

@@ -5,7 +5,7 @@ beam shape is captured at its first use, and counted as late (prompts run eagerl
 shape runs eagerly and is counted. Both counts stay 0 in an engine that was warmed up.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,12 +18,22 @@ from services.llm.engine.forward.layers import LayerLoop
 from services.llm.engine.forward.weights import Weights
 from services.llm.engine.gpu.beam_graph import BeamGraph, BeamInputs
 from services.llm.engine.gpu.graph_device import GraphDevice
-from services.llm.engine.gpu.graph_shapes import BeamShape, GraphGroup, GraphShape, GraphShapes, PromptShape, TextShape
+from services.llm.engine.gpu.graph_shapes import (
+    BeamShape,
+    GraphGroup,
+    GraphShape,
+    GraphShapes,
+    PromptShape,
+    TextShape,
+    is_text_decode,
+)
 from services.llm.engine.gpu.prompt_graph import PromptGraph, PromptTable
 from services.llm.engine.gpu.step_table import StepTable
 from services.llm.engine.gpu.text_graph import TextGraph
 from services.llm.engine.kv.block_table import BlockNeed
 from services.llm.engine.schedule.plan import StepPlan
+from services.llm.engine.schedule.sequence import Sequence as Text
+from services.llm.engine.text.parameters import TextWork
 from services.llm.engine.text.sampling import SampledBatch
 
 CaptureProgress = Callable[[int, int], None]
@@ -113,6 +123,18 @@ class StepGraphs:
         graph = self._captured[group.shape]
         assert isinstance(graph, BeamGraph), "not a beam group"
         return graph.run(group.sequences)
+
+    def can_feed(self, plan: StepPlan) -> bool:
+        """Whether the plan can start before the tokens of the step before are on the host: all its texts that await one only decode it."""
+        return all(
+            is_text_decode(chunk) and isinstance(work := chunk.sequence.work, TextWork) and not work.needs_last_token
+            for chunk in plan.chunks
+            if chunk.sequence.num_pending
+        )
+
+    def keep(self, sampled: Sequence[tuple[list[Text], SampledBatch]]) -> None:
+        """Keep a step's sampled tokens on the device for the next step."""
+        self._table.keep([(sequences, batch.token_R) for sequences, batch in sampled])
 
     def _capture(self, shape: GraphShape) -> None:
         if isinstance(shape, TextShape):

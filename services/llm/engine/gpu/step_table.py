@@ -1,11 +1,12 @@
 """The integer inputs of a captured step in one tensor that stays in place: columns of one number per request, then all block ids.
 
-One asynchronous copy brings them to the device. Unused requests of a shape are padding: they see one token of the scratch block and
+One asynchronous copy brings them to the device; tokens that the step before sampled are taken from where they are. Unused requests of a shape are padding: they see one token of the scratch block and
 write to it.
 
 Shape suffixes: R requests of the shape, N block ids.
 """
 
+from collections.abc import Sequence as Many
 from itertools import chain
 
 import numpy as np
@@ -32,11 +33,28 @@ class StepTable:
         blocks_each = -(-max_context // block_tokens)
         num_columns = len(_COLUMNS) * (max_requests + _ALIGNED)
         self.numbers = torch.zeros(num_columns + max_requests * blocks_each, dtype=torch.int64, device=device)
+        self.sampled_B = torch.zeros(max_requests, dtype=torch.int64, device=device)
+        """The tokens that the last step sampled, in the order in which `keep` got them."""
 
     def columns(self, num_requests: int) -> dict[str, Tensor]:
         """Return the columns (R,) that a shape of this many requests reads, as views."""
         stride = _stride(num_requests)
         return {name: self.numbers[place * stride :][:num_requests] for place, name in enumerate(_COLUMNS)}
+
+    def tokens(self, num_requests: int) -> Tensor:
+        """Return the texts' last tokens (R,): as written, or where the host does not know it, as sampled by the step before."""
+        columns = self.columns(num_requests)
+        token_R, is_fed_R = columns["token"], columns["is_fed"]
+        return torch.where(is_fed_R > 0, self.sampled_B[token_R * is_fed_R], token_R)
+
+    def keep(self, sampled: Many[tuple[list[Sequence], Tensor]]) -> None:
+        """Copy a step's sampled tokens, so that the next step can start before the host knows them. Does not wait."""
+        place = 0
+        for sequences, token_R in sampled:
+            self.sampled_B[place : place + len(sequences)] = token_R
+            for row, sequence in enumerate(sequences, start=place):
+                sequence.device_row = row
+            place += len(sequences)
 
     def batch(self, num_requests: int, rows_per_request: int) -> UniformBatch:
         """Return a shape's rows and their pages, as views."""
@@ -55,10 +73,10 @@ class StepTable:
         rows = [self._row(sequence) for sequence in sequences]
         blocks = [
             sequence.block_table[: -(-limit // self._block_tokens)]
-            for sequence, (_, _, _, limit) in zip(sequences, rows, strict=True)
+            for sequence, (_, _, _, limit, _) in zip(sequences, rows, strict=True)
         ]
         num_padding = num_requests - len(sequences)
-        rows += [(0, 0, self._scratch * self._block_tokens, 1)] * num_padding
+        rows += [(0, 0, self._scratch * self._block_tokens, 1, 0)] * num_padding
         *starts, end = np.cumsum([0, *(len(ids) for ids in blocks)]).tolist()
         starts += [end] * num_padding
         stride, num_blocks = _stride(num_requests), end + 1
@@ -68,17 +86,18 @@ class StepTable:
         ids[:] = np.fromiter(chain(*blocks, [self._scratch]), np.int64, num_blocks)
         self.numbers[: len(host)].copy_(host, non_blocking=True)
 
-    def _row(self, sequence: Sequence) -> tuple[int, int, int, int]:
-        """Return token, position, slot and limit of the last generated token; for beams token and slot are not used."""
-        position = len(sequence.tokens) - 1
+    def _row(self, sequence: Sequence) -> tuple[int, int, int, int, int]:
+        """Return token (or its row on the device), position, slot, limit, and whether it is fed; for beams token and slot are not used."""
+        position = sequence.num_tokens - 1
         if sequence.num_levels:
-            return 0, position + sequence.num_levels_done, 0, sequence.num_computed_tokens
+            return 0, position + sequence.num_levels_done, 0, sequence.num_computed_tokens, 0
         block = sequence.block_table[position // self._block_tokens]
         slot = block * self._block_tokens + position % self._block_tokens
-        return sequence.tokens[-1], position, slot, position + 1
+        is_fed = sequence.num_pending > 0
+        return sequence.device_row if is_fed else sequence.tokens[-1], position, slot, position + 1, int(is_fed)
 
 
-_COLUMNS = ("token", "position", "slot_mapping", "limit", "first_block")
+_COLUMNS = ("token", "position", "slot_mapping", "limit", "is_fed", "first_block")
 
 
 def _stride(num_requests: int) -> int:

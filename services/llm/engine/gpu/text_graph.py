@@ -25,7 +25,7 @@ class TextGraph:
         self._vocab_size = vocab_size
         self._table = table
         table.fill([], shape.num_requests)
-        self._graph = device.capture(self._body, [table.numbers])
+        self._graph = device.capture(self._body, [table.numbers, table.sampled_B])
 
     def run(self, sequences: list[Sequence]) -> SampledBatch:
         """Sample each request's next token. Does not wait; sampling parameters and masks are prepared while the device runs the graph."""
@@ -41,7 +41,9 @@ class TextGraph:
         columns = self._table.columns(self._num_requests)
         pages = self._forward.prepare_uniform(self._table.batch(self._num_requests, 1))
         hidden_BD = self._forward.hidden(
-            StepInputs(columns["token"], columns["position"], columns["slot_mapping"], pages, tails=None)
+            StepInputs(
+                self._table.tokens(self._num_requests), columns["position"], columns["slot_mapping"], pages, tails=None
+            )
         )
         logits_BV = self._forward.logits(hidden_BD, 0, self._vocab_size)
         return logits_BV, torch.argmax(logits_BV, dim=-1)

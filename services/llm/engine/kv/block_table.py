@@ -100,11 +100,13 @@ class BlockTables:
 
     def record(self, sequence: Sequence, start: int) -> None:
         """Register the blocks that the tokens from `start` on have filled, and release those that are behind the window now."""
-        num_full = sequence.num_computed_tokens // self._block_tokens
+        num_known = min(sequence.num_computed_tokens, len(sequence.tokens))
+        num_full = num_known // self._block_tokens
         if num_full > len(sequence.block_hashes):
             self.hash_blocks(sequence)
-        for index in range(start // self._block_tokens, num_full):
-            self.pool.register(sequence.block_table[index], sequence.block_hashes[index])
+        for index in range(max(start - 1, 0) // self._block_tokens, num_full):  # the last token may be known only now
+            if sequence.block_table[index] != self._scratch_block:
+                self.pool.register(sequence.block_table[index], sequence.block_hashes[index])
         self._release_behind(sequence, start)
 
     def free(self, sequence: Sequence) -> None:

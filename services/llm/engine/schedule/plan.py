@@ -20,8 +20,8 @@ class Chunk:
 
     @property
     def is_last(self) -> bool:
-        """Whether the chunk reaches the sequence's end, so that its last hidden state selects the next token or level."""
-        return self.end == len(self.sequence.tokens)
+        """Whether the chunk reaches the sequence's end, so that its last hidden state selects the next token or level. Valid before the step has started."""
+        return self.end == self.sequence.num_tokens
 
 
 @dataclass(frozen=True, slots=True)

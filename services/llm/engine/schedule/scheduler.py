@@ -82,7 +82,7 @@ class Scheduler:
             if chunk.is_last and sequence.num_levels:
                 sequence.num_levels_done = 1
             elif chunk.is_last:
-                sequence.is_token_pending = True
+                sequence.num_pending += 1
         for sequence in plan.beam_steps:
             sequence.num_levels_done += 1
         for sequence in plan.sequences:

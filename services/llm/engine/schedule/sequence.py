@@ -38,8 +38,10 @@ class Sequence:
     num_cached_tokens: int = 0
     """Prompt tokens found in the prefix cache when the request first ran."""
     num_levels_done: int = 0
-    is_token_pending: bool = False
-    """Whether a step that was started will bring one more token; all token counts include it already."""
+    num_pending: int = 0
+    """The tokens that started steps will bring: one, or two where a step was fed on the device. All counts include them already."""
+    device_row: int = 0
+    """The runner's: where the last sampled token is among those of its step, on the device."""
     block_table: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
     generated: list[SampledToken] = field(default_factory=list)
@@ -64,12 +66,12 @@ class Sequence:
     @property
     def num_tokens(self) -> int:
         """Tokens of the prompt and generated tokens."""
-        return len(self.tokens) + self.is_token_pending
+        return len(self.tokens) + self.num_pending
 
     @property
     def num_new_tokens(self) -> int:
         """Tokens generated so far."""
-        return len(self.generated) + self.is_token_pending
+        return len(self.generated) + self.num_pending
 
     @property
     def is_decoding(self) -> bool:
@@ -101,7 +103,7 @@ class Sequence:
 
     def append_token(self, sampled: SampledToken) -> None:
         """Append a generated token."""
-        self.is_token_pending = False
+        self.num_pending -= 1
         self.tokens.append(sampled.token_id)
         self.generated.append(sampled)
 

@@ -102,3 +102,8 @@ class TextWork:
     sampling: SamplingParams
     stop_token_ids: frozenset[int]
     mask: TokenMask | None = None
+
+    @property
+    def needs_last_token(self) -> bool:
+        """Whether the host must know the last token before it can prepare the next draw."""
+        return self.mask is not None or self.sampling.changes_logits

@@ -28,15 +28,17 @@ _SMALLEST_TEMPERATURE = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class SamplingInput:
-    """One row to sample: the parameters, all tokens so far, how many of them are the prompt, and the mask's bits.
+    """One row to sample: the parameters, all known tokens, how many of them are the prompt, and the mask's bits.
 
-    `allowed` (ceil(V / 32),) int32 comes from a `TokenMask`; None allows every token.
+    `allowed` (ceil(V / 32),) int32 comes from a `TokenMask`; None allows every token. `num_pending` tokens after the known ones are
+    on the device alone: none where penalties or a mask need them.
     """
 
     sampling: SamplingParams
     tokens: Many[int]
     num_prompt_tokens: int
     allowed: np.ndarray | None = None
+    num_pending: int = 0
 
     @property
     def changes_logits(self) -> bool:
@@ -54,13 +56,14 @@ class SamplingInput:
         assert isinstance(sequence.work, TextWork), "only text is sampled"
         mask = sequence.work.mask
         allowed = mask.allowed() if mask is not None else None
-        return cls(sequence.work.sampling, sequence.tokens, sequence.num_prompt_tokens, allowed)
+        return cls(sequence.work.sampling, sequence.tokens, sequence.num_prompt_tokens, allowed, sequence.num_pending)
 
 
 class SampledBatch:
     """The sampled tokens of some rows and their logprobs, while they are copied to the host."""
 
     def __init__(self, token_R: Tensor, logits_RV: Tensor, num_logprobs: Many[int | None]) -> None:
+        self.token_R = token_R
         self._num_logprobs = num_logprobs
         self._has_logprobs = any(count is not None for count in num_logprobs)
         most = max(count or 0 for count in num_logprobs)
@@ -147,7 +150,8 @@ def _invert(logits_RV: Tensor, uniform_R: np.ndarray) -> Tensor:
 
 
 def _uniform(draw: SamplingInput) -> float:
-    return float(np.random.Generator(np.random.Philox(key=draw.sampling.seed, counter=len(draw.tokens))).random())
+    position = len(draw.tokens) + draw.num_pending
+    return float(np.random.Generator(np.random.Philox(key=draw.sampling.seed, counter=position)).random())
 
 
 def _logprobs(logits_RV: Tensor, token_R: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -13,11 +13,12 @@ from models.decoder.window import Window
 from services.llm.engine.beam.trie import ItemCodes
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
+from services.llm.engine.forward.runner import RunningStep
 from services.llm.engine.outcome import EngineOutcome, Status
 from services.llm.engine.schedule.plan import StepSize
 from services.llm.engine.text.parameters import SamplingParams
 from tests.support.replaying_device import ReplayingDevice
-from tests.unit.llm.engine.conftest import build_decoder, build_items
+from tests.unit.llm.engine.conftest import build_decoder, build_items, drain
 
 SAMPLINGS = (
     SamplingParams(),
@@ -246,6 +247,53 @@ def test_no_token_is_computed_after_a_stop() -> None:
     stopped = [play for play in plays if play.ended["0"].status is Status.DONE]
     assert len(stopped) > 5
     assert [play.sizes for play in plays[::2]] == [play.sizes for play in plays[1::2]]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "mask", "is_fed"),
+    [
+        (SamplingParams(), None, True),
+        (SamplingParams(temperature=0.8, top_p=0.9, seed=3, num_logprobs=2), None, True),
+        (SamplingParams(presence_penalty=1.0), None, False),
+        (SamplingParams(), InTurn(), False),
+    ],
+)
+def test_the_next_token_waits_for_the_host_only_where_the_host_is_needed(
+    sampling: SamplingParams, mask: InTurn | None, is_fed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step of recorded text starts before the token of the step before is read, unless a mask or a penalty needs that token."""
+    engine, calls = build_engine(1, is_asynchronous=True, device=ReplayingDevice()), list[str]()
+    engine.warm_up()
+    submit, collect = engine._runner.submit, RunningStep.collect
+    monkeypatch.setattr(engine._runner, "submit", lambda plan: (calls.append("start"), submit(plan))[1])
+    monkeypatch.setattr(RunningStep, "collect", lambda step: (calls.append("read"), collect(step))[1])
+    engine.add_text("0", [1, 2, 3], max_new_tokens=4, sampling=sampling, mask=mask)
+
+    while engine.has_work:
+        engine.step(0.0)
+
+    pair = ["start", "read"] if is_fed else ["read", "start"]
+    assert calls == ["start", *pair * 3, "read"]
+
+
+def test_a_text_that_stops_while_the_next_step_runs_ends_with_its_stop_token() -> None:
+    """What the running step computes after the stop token is dropped, its block is freed, and the cached prefix is what a synchronous engine caches."""
+    outcomes = []
+    for ahead in (True, False):
+        engine = build_engine(1, is_asynchronous=ahead, device=ReplayingDevice() if ahead else None, num_blocks=200)
+        engine.warm_up()
+        for turn in range(24):
+            engine.add_text(f"{turn}", prompt_of(turn // 2), max_new_tokens=30, stop_token_ids=STOPS)
+            if turn % 4 == 3:
+                outcomes += [(ahead, ended) for ended in drain(engine).values()]
+        assert engine.load().kv_cache_usage == 0
+
+    fed, plain = ([outcome for flag, outcome in outcomes if flag is ahead] for ahead in (True, False))
+    assert sum(outcome.status is Status.DONE for outcome in fed) > 10
+    facts = [
+        {one.request_id: (one.status, one.token_ids, one.num_cached_tokens) for one in found} for found in (fed, plain)
+    ]
+    assert facts[0] == facts[1]
 
 
 @pytest.mark.parametrize("depth", [1, 3])

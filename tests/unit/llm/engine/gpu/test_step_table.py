@@ -33,6 +33,19 @@ def test_rows_have_their_slots_and_padding_has_the_scratch_block() -> None:
     assert blocks[1] == 10
 
 
+def test_tokens_that_the_host_awaits_are_taken_from_the_step_before() -> None:
+    """A text with a pending token has the one of its row in the last step, one whose token is known its own, and padding token 0."""
+    table = StepTable(4, max_context=40, block_tokens=BLOCK, scratch_block=SCRATCH, device=torch.device("cpu"))
+    awaited, known = sequence_of([7, 8, 9], [3]), sequence_of([1, 2**40], [4])
+    table.keep([([known], torch.tensor([50])), ([awaited], torch.tensor([60]))])
+    awaited.num_pending = 1
+
+    table.fill([awaited, known], 3)
+
+    assert table.tokens(3).tolist() == [60, 2**40, 0]
+    assert table.columns(3)["position"].tolist() == [3, 1, 0]
+
+
 def test_columns_begin_where_kernels_expect_them() -> None:
     """For any number of requests, each column lies at a multiple of 16 bytes."""
     table = StepTable(5, max_context=40, block_tokens=BLOCK, scratch_block=SCRATCH, device=torch.device("cpu"))

@@ -41,9 +41,10 @@ def build_scheduler(window: Window | None = None, **knobs) -> Scheduler:
 def run_step(scheduler: Scheduler, now_s: float = 0.0) -> tuple[StepPlan, list[Sequence]]:
     """Apply a plan as the engine does, with token 7 for text; return the plan and the finished sequences."""
     plan = scheduler.schedule(now_s)
+    ending = [chunk.sequence for chunk in plan.chunks if chunk.is_last]
     scheduler.advance(plan)
     done = []
-    for sequence in [chunk.sequence for chunk in plan.chunks if chunk.is_last] + plan.beam_steps:
+    for sequence in ending + plan.beam_steps:
         if not sequence.num_levels:
             sequence.append_token(SampledToken(7))
         if sequence.num_levels_done == sequence.num_levels and sequence.num_new_tokens == sequence.max_new_tokens:
