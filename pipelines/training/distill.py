@@ -175,7 +175,8 @@ def _narrowed(rows_VE: Tensor, size: int) -> Tensor:
     if rows_VE.shape[1] == size:
         return rows_VE
     _, directions_EE = torch.linalg.eigh(rows_VE.T @ rows_VE)  # ascending
-    return rows_VE @ directions_EE[:, -size:]
+    narrow_VD: Tensor = rows_VE @ directions_EE[:, -size:]
+    return narrow_VD
 
 
 def begin_warm(start: WarmStart, student: StudentModel, catalogue: Catalogue, options: FitOptions) -> FitOptions:
