@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pipelines.data.checks import CheckOptions
 from pipelines.evaluation.gate import GateOptions
 from pipelines.publication.precompute import PrecomputeOptions
 from pipelines.training.device import Device, choose_device
@@ -33,6 +34,7 @@ class PipelineOptions:
     """How often a fit saves its state, so that a killed run goes on from there."""
     recipes: tuple[Recipe, ...] = field(default_factory=read_recipes)
     """How to train, by the size of the data."""
+    checks: CheckOptions = field(default_factory=CheckOptions)
     gate: GateOptions = field(default_factory=GateOptions)
     precompute: PrecomputeOptions = field(default_factory=PrecomputeOptions)
 

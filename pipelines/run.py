@@ -8,7 +8,7 @@ the live pointer) is done in any case, since that is cheap and the store may hav
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -21,7 +21,7 @@ from rich.console import Console
 
 from models.catalogue import load_catalogue
 from models.registry import BundleStore, learned_repeats
-from pipelines.data import ingest, tokenize
+from pipelines.data import checks, ingest, tokenize
 from pipelines.evaluation import evaluate, gate
 from pipelines.evaluation.gain import describe_gain
 from pipelines.features import point_in_time, tables
@@ -132,8 +132,10 @@ def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[Stage
     yield evaluated
 
     bars.begin("gate")
-    report = evaluate.read_report(evaluated.path)
-    gate.check(report["metrics"], options.gate)
+    report, store = evaluate.read_report(evaluated.path), BundleStore(places.bundle_root)
+    before = _live_data(store, name)
+    data = checks.describe(ingested.path, before)
+    gate.check(report["metrics"], options.gate, checks.problems(data, before, options.checks))
     yield StageOutput("gate", evaluated.key, evaluated.path, skipped=False, seconds=0.0)
 
     bars.begin("optimize")
@@ -150,8 +152,7 @@ def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[Stage
 
     bars.begin("publish")
     training = json.loads((trained.path / "training.json").read_text())
-    manifest = bundle.manifest_of(report, training, recipe.prompt, catalogue.depth)
-    store = BundleStore(places.bundle_root)
+    manifest = bundle.manifest_of(report, training, data, recipe.prompt, catalogue.depth)
     published = bundle.publish(store, bundle_dir, version, manifest)
     store.prune(places.keep_bundles)
     FeatureWriter(places.feature_repo).remove_precomputed(store.versions())
@@ -190,6 +191,12 @@ def refresh_lists(options: PipelineOptions, places: Places, console: Console) ->
     num_lists = len(precompute.read_rows(listed.path))
     console.print(f"{num_lists} lists are fresh")
     return num_lists
+
+
+def _live_data(store: BundleStore, dataset: str) -> Mapping[str, Any] | None:
+    """Return what the live bundle's manifest says of its data; None before the first bundle, and where it was made of other data."""
+    manifest = store.live().manifest if store.live_version() else {}
+    return manifest.get("data") if manifest.get("dataset") == dataset else None
 
 
 def _ingest(stages: StageCache, options: PipelineOptions, places: Places) -> StageOutput:

@@ -88,7 +88,8 @@ def ingest(source: Source, cache_dir: Path, out: Path) -> None:
     raw_events, raw_items = _read(source, cache_dir)
     items = schema.check_items(raw_items, source.items.name if source.items else "items")
     recorded = schema.check_events(raw_events, items.good["item_id"], source.events.name if source.events else "events")
-    logged, unusable = _check_live(source.live_log, items.good["item_id"])
+    live = _live_events(source.live_log)
+    logged, unusable = _check_live(live, items.good["item_id"])
     past = recorded.good.filter(roles.role_of(source.roles) != Role.IGNORED)
     arrived = arrivals.arrange(schema.order_events(past), logged, source.roles)
     events = _of_known_items(arrived, items.good["item_id"], source.roles)
@@ -96,7 +97,10 @@ def ingest(source: Source, cache_dir: Path, out: Path) -> None:
     is_live = (pl.col("topic_id") != BASE_TOPIC) & pl.col("item_id").is_in(items.good["item_id"].implode())
     num_live = arrived.filter(is_live).height
     found = pl.concat([recorded.good.select("event_type", "value"), logged.select("event_type", "value")])
-    summary = _summary(events, items.good, num_live, rejected) | {"roles": roles.describe(found, source.roles)}
+    num_rows = {"num_recorded_rows": raw_events.height, "num_live_rows": live.height}
+    summary = (
+        _summary(events, items.good, num_live, rejected) | num_rows | {"roles": roles.describe(found, source.roles)}
+    )
     _require_enough(events, items.good, _rejections(summary["rejected"]))
     arrived.write_parquet(out / "arrivals.parquet")
     events.write_parquet(out / "events.parquet")
@@ -162,12 +166,12 @@ def _read(source: Source, cache_dir: Path) -> tuple[pl.DataFrame, pl.DataFrame]:
     return sources.movielens_events(wheel), sources.movielens_items(wheel)
 
 
-def _check_live(files: tuple[Path, ...], known_items: pl.Series) -> tuple[pl.DataFrame, pl.DataFrame]:
+def _check_live(live: pl.DataFrame, known_items: pl.Series) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Return the live log in order of arrival, and which of its rows no model learns from, as text with the reason.
 
     A history holds events of items outside the catalogue too: the next catalogue may have them.
     """
-    raw = _live_events(files).with_columns(
+    raw = live.with_columns(
         event_time=pl.from_epoch("event_time_ms", "ms").dt.replace_time_zone("UTC").cast(schema.UTC_US)
     )
     raw = raw.drop("event_time_ms")

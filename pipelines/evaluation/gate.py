@@ -1,7 +1,7 @@
 """The gate before publication: minimum quality of decoder and student. Pure."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,8 +35,8 @@ def student_share(metrics: Mapping[str, Mapping[str, Any]]) -> float:
     return float(metrics["student"][METRIC] / decoder) if decoder else 0.0
 
 
-def check(metrics: Mapping[str, Mapping[str, Any]], options: GateOptions) -> None:
-    """Check an evaluation. Raises StageFailed with everything that is below its minimum."""
+def check(metrics: Mapping[str, Mapping[str, Any]], options: GateOptions, of_the_data: Sequence[str] = ()) -> None:
+    """Check an evaluation. Raises StageFailed with everything that is below its minimum, and with what was found `of_the_data`."""
     floor = metrics[options.baseline][METRIC]
     decoder, student = metrics["decoder"][METRIC], metrics["student"][METRIC]
     problems = [
@@ -49,5 +49,6 @@ def check(metrics: Mapping[str, Mapping[str, Any]], options: GateOptions) -> Non
             f"the student's {METRIC} of {student:.4f} is {student_share(metrics):.1%} of the decoder's {decoder:.4f}, "
             f"under {options.min_student_share:.0%}"
         )
+    problems += of_the_data
     if problems:
         raise StageFailed("gate", "; ".join(problems) + "; nothing was published")

@@ -178,9 +178,19 @@ def pipeline(
     min_student_share: Annotated[
         float, typer.Option(help="Minimal NDCG@10 of the student as a share of the decoder's.")
     ] = 0.95,
+    min_volume_share: Annotated[
+        float, typer.Option(help="Minimal number of events, users and items as a share of the live bundle's.")
+    ] = 0.8,
+    max_unusable_share: Annotated[
+        float, typer.Option(help="Maximal share of events that are set aside, for each reason.")
+    ] = 0.2,
+    max_drift: Annotated[
+        float, typer.Option(help="Maximal drift (PSI) of the events since the live bundle; inf for none.")
+    ] = 0.25,
 ) -> None:
     """Train, evaluate and publish a bundle. Stages whose inputs have not changed are skipped."""
     from infra.local.servers.store import feature_store
+    from pipelines.data.checks import CheckOptions
     from pipelines.evaluation.gate import GateOptions
     from pipelines.options import PipelineOptions
     from pipelines.run import run_pipeline
@@ -197,6 +207,9 @@ def pipeline(
         device=device,
         checkpoint_every_s=checkpoint_every_s,
         recipes=read_recipes(recipes, epochs=epochs, student_epochs=student_epochs, seed=seed),
+        checks=CheckOptions(
+            min_volume_share=min_volume_share, max_unusable_share=max_unusable_share, max_drift=max_drift
+        ),
         gate=GateOptions(baseline=baseline, min_student_share=min_student_share),
     )
     with feature_store(settings, _print_line):

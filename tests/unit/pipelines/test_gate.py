@@ -33,3 +33,9 @@ def test_bad_models_are_stopped_with_the_reason(decoder: float, student: float, 
         check(metrics(decoder, student), GateOptions())
 
     assert "nothing was published" in str(stopped.value)
+
+
+def test_good_models_of_doubtful_data_are_stopped() -> None:
+    """What the checks of the data found stops the publication by itself."""
+    with pytest.raises(StageFailed, match="too few events; nothing was published"):
+        check(metrics(0.12, 0.12), GateOptions(), ["too few events"])

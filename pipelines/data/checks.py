@@ -1,0 +1,155 @@
+"""Checks of the data against that of the live bundle: how much there is, what cannot be used, and whether new events are like the old ones.
+
+    describe(ingested, since) ──▶ what is kept in the bundle's manifest under `data`, and printed
+    problems(now, before, options) ──▶ what is beyond its bound
+
+The clean tables are made in any case; what is beyond its bound stops the publication, since something before this pipeline has probably changed.
+Drift is the population stability index (PSI) of the new events' shares to the old ones': sum((new - old) * ln(new / old)); by
+a usual rule of thumb below 0.1 nothing has changed, and above 0.25 much has (Siddiqi, Credit Risk Scorecards, 2006).
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from services.errors import ConfigError
+
+_NUM_BINS = 10
+_MIN_ROWS = 1_000
+"""Of fewer rows neither a share nor the index says anything."""
+_MIN_SHARE = 1e-4
+"""What an empty bin counts as, so that the index stays finite."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckOptions:
+    """The bounds.
+
+    Args:
+        min_volume_share: Events, users and items must be at least this share of the live bundle's.
+        max_unusable_share: Rows that cannot be used, or name an unknown item, may be at most this share of the recorded and of the live events.
+        max_drift: The largest PSI of new events.
+    """
+
+    min_volume_share: float = 0.8
+    max_unusable_share: float = 0.2
+    max_drift: float = 0.25
+
+    def __post_init__(self) -> None:
+        """Refuse what bounds nothing. Raises ConfigError naming the option."""
+        for option, value in (
+            ("--min-volume-share", self.min_volume_share),
+            ("--max-unusable-share", self.max_unusable_share),
+        ):
+            if not 0 <= value <= 1:
+                raise ConfigError(f"{option}: {value} is no share; give 0 to 1")
+        if not self.max_drift >= 0:
+            raise ConfigError(f"--max-drift: {self.max_drift} is no PSI; give 0 or more, such as 0.25, or inf for none")
+
+
+def describe(ingested: Path, before: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the facts of these tables (JSON values). `before` are those of the live bundle: events later than its newest are new."""
+    summary = json.loads((ingested / "ingest.json").read_text())
+    events = pl.read_parquet(ingested / "events.parquet")
+    since_us = before["newest_event_us"] if before else None
+    return {
+        "num_events": summary["num_events"],
+        "num_users": summary["num_users"],
+        "num_items": summary["num_items"],
+        "newest_event_us": events["event_time"].dt.epoch("us").max(),
+        "unusable_shares": _unusable_shares(summary),
+        **_drift_since(events, since_us),
+    }
+
+
+def problems(now: Mapping[str, Any], before: Mapping[str, Any] | None, options: CheckOptions) -> list[str]:
+    """Return what is beyond its bound, each with the option that changes the bound."""
+    found = [
+        f"{share:.1%} of the {table} cannot be used ({reason}), over {options.max_unusable_share:.0%} (--max-unusable-share)"
+        for table, by_reason in now["unusable_shares"].items()
+        for reason, share in by_reason.items()
+        if share > options.max_unusable_share
+    ]
+    for name in ("events", "users", "items") if before else ():
+        num, num_before = now[f"num_{name}"], (before or {})[f"num_{name}"]
+        if num < options.min_volume_share * num_before:
+            found.append(
+                f"{num} {name} are {num / num_before:.0%} of the live bundle's {num_before}, "
+                f"under {options.min_volume_share:.0%} (--min-volume-share)"
+            )
+    found += [
+        f"new events differ from the old ones in {what}: PSI {value:.2f}, over {options.max_drift:g} (--max-drift)"
+        for what, value in now["drift"].items()
+        if value > options.max_drift
+    ]
+    return found
+
+
+def psi(new: np.ndarray, old: np.ndarray) -> float:
+    """Return the population stability index of two lists of counts, bin by bin."""
+    shares = [np.maximum(counts / max(1, counts.sum()), _MIN_SHARE) for counts in (new, old)]
+    return float(((shares[0] - shares[1]) * np.log(shares[0] / shares[1])).sum())
+
+
+def _unusable_shares(summary: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Return the share of the rows read, by table of events and reason; of tables that are large enough."""
+    num_rows = {"events": summary["num_recorded_rows"], "live": summary["num_live_rows"]}
+    return {
+        name: {reason: found["num_rows"] / num_rows[table] for reason, found in summary["rejected"][table].items()}
+        for table, name in (("events", "recorded events"), ("live", "live events"))
+        if num_rows[table] >= _MIN_ROWS
+    }
+
+
+def _drift_since(events: pl.DataFrame, since_us: int | None) -> dict[str, Any]:
+    """Return how many events are later than this time, and their PSI by what is compared. Nothing is compared where too few are new or old.
+
+    Items are compared by how often they were used before, types and values among the types that were there before: a new item or type is no
+    drift of the old ones.
+    """
+    micros = pl.col("event_time").dt.epoch("us")
+    is_new = micros > since_us if since_us is not None else pl.lit(value=False)
+    new, old = events.filter(is_new), events.filter(~is_new)
+    drift = {}
+    if min(new.height, old.height) >= _MIN_ROWS:
+        shelves = _shelves(old["item_id"])
+        drift["items"] = _psi_of(
+            new["item_id"].replace_strict(shelves, default=None), old["item_id"].replace_strict(shelves)
+        )
+        types = old["event_type"].unique()
+        drift["event types"] = _psi_of(
+            new["event_type"].filter(new["event_type"].is_in(types.implode())), old["event_type"]
+        )
+        for name in sorted(types):
+            news, olds = (part.filter(pl.col("event_type") == name)["value"] for part in (new, old))
+            if min(len(news), len(olds)) >= _MIN_ROWS:
+                drift[f"values of {name}"] = _psi_of(_binned(news, olds), _binned(olds, olds))
+    return {"num_new_events": new.height, "drift": drift}
+
+
+def _psi_of(new: pl.Series, old: pl.Series) -> float:
+    """Return the PSI of two columns of categories. Of too few new rows it is 0: nothing is known."""
+    new = new.drop_nulls()
+    if len(new) < _MIN_ROWS:
+        return 0.0
+    counts = [dict(zip(*np.unique(column.to_numpy(), return_counts=True), strict=True)) for column in (new, old)]
+    names = sorted({*counts[0], *counts[1]})
+    return psi(*(np.array([found.get(name, 0) for name in names], dtype=np.float64) for found in counts))
+
+
+def _shelves(item_ids: pl.Series) -> dict[str, int]:
+    """Return each item's bin: the most used items with a tenth of all events are the first, and so on."""
+    used = item_ids.value_counts(sort=True)
+    before = used["count"].cum_sum() - used["count"]
+    return dict(zip(used[item_ids.name], (before * _NUM_BINS // len(item_ids)).to_list(), strict=True))
+
+
+def _binned(values: pl.Series, by: pl.Series) -> pl.Series:
+    """Return each value's bin between the deciles of the other column."""
+    edges = np.unique(np.quantile(by.to_numpy(), np.arange(1, _NUM_BINS) / _NUM_BINS))
+    return pl.Series(np.searchsorted(edges, values.to_numpy(), side="left"))

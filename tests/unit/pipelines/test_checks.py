@@ -1,0 +1,107 @@
+"""What stops a publication: too few rows, too many that cannot be used, and new events that differ from the old ones."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from pipelines.data.checks import CheckOptions, describe, problems, psi
+
+DAY_US = 86_400_000_000
+
+
+def write_tables(folder: Path, new_items: np.ndarray, new_values: np.ndarray, num_unknown: int = 0) -> Path:
+    """4,000 old events of 40 items, used alike, with values 1 to 5; and these new ones, a day later."""
+    old_items, old_values = np.arange(4_000) % 40, np.arange(4_000) % 5 + 1
+    items, values = np.concatenate([old_items, new_items]), np.concatenate([old_values, new_values])
+    times = np.concatenate([np.arange(4_000), DAY_US + np.arange(len(new_items))])
+    folder.mkdir()
+    pl.DataFrame(
+        {
+            "item_id": [f"i{item}" for item in items],
+            "event_type": ["rating"] * len(items),
+            "value": values.astype(np.float64),
+            "event_time": pl.from_epoch(pl.Series(times), "us").dt.replace_time_zone("UTC"),
+        }
+    ).write_parquet(folder / "events.parquet")
+    rejected = {"item_id not in items": {"num_rows": num_unknown, "samples": []}} if num_unknown else {}
+    summary = {
+        "num_events": len(items),
+        "num_users": 100,
+        "num_items": 40,
+        "num_recorded_rows": len(items) + num_unknown,
+        "num_live_rows": 0,
+        "rejected": {"events": rejected, "live": {}},
+    }
+    (folder / "ingest.json").write_text(json.dumps(summary))
+    return folder
+
+
+def found_in(folder: Path, before: dict[str, Any] | None, options: CheckOptions | None = None) -> list[str]:
+    """Describe and check."""
+    return problems(describe(folder, before), before, options or CheckOptions())
+
+
+@pytest.fixture
+def before(tmp_path: Path) -> dict[str, Any]:
+    """What the live bundle was made of: the old events alone."""
+    nothing = np.empty(0, dtype=np.int64)
+    return describe(write_tables(tmp_path / "before", nothing, nothing), None)
+
+
+def test_new_events_like_the_old_ones_pass(tmp_path: Path, before: dict[str, Any]) -> None:
+    """Neither more of the same nor the first run is stopped, nor a change in events too few to judge."""
+    rng = np.random.default_rng(1)
+    alike = write_tables(tmp_path / "alike", rng.integers(0, 40, 2_000), rng.integers(1, 6, 2_000))
+    few = write_tables(tmp_path / "few", np.zeros(900, dtype=np.int64), np.ones(900))
+
+    assert found_in(alike, before) == []
+    assert found_in(alike, None) == []
+    assert found_in(few, before) == []
+    assert describe(alike, before)["num_new_events"] == 2_000
+    assert set(describe(alike, before)["drift"]) == {"items", "event types", "values of rating"}
+
+
+def test_drift_names_what_changed(tmp_path: Path, before: dict[str, Any]) -> None:
+    """All new events on one item, or all with the lowest value: named each by itself, unless the bound is lifted."""
+    rng = np.random.default_rng(2)
+    one_item = write_tables(tmp_path / "item", np.zeros(2_000, dtype=np.int64), rng.integers(1, 6, 2_000))
+    one_value = write_tables(tmp_path / "value", rng.integers(0, 40, 2_000), np.ones(2_000))
+
+    (item,), (value,) = found_in(one_item, before), found_in(one_value, before)
+
+    assert item.startswith("new events differ from the old ones in items: PSI ")
+    assert value.startswith("new events differ from the old ones in values of rating: PSI ")
+    assert found_in(one_item, before, CheckOptions(max_drift=float("inf"))) == []
+
+
+def test_new_items_are_no_drift(tmp_path: Path, before: dict[str, Any]) -> None:
+    """Half of the new events are of items that were not there before."""
+    rng = np.random.default_rng(3)
+    half_new = np.concatenate([rng.integers(0, 40, 1_500), rng.integers(40, 80, 1_500)])
+
+    assert found_in(write_tables(tmp_path / "now", half_new, rng.integers(1, 6, 3_000)), before) == []
+
+
+def test_a_half_loaded_table_and_unknown_items_are_stopped(tmp_path: Path, before: dict[str, Any]) -> None:
+    """Fewer events than 80 % of the live bundle's, and more than 20 % of rows with an item that the catalogue lacks."""
+    nothing = np.empty(0, dtype=np.int64)
+    now = write_tables(tmp_path / "now", nothing, nothing, num_unknown=1_500)
+
+    found = found_in(now, before | {"num_events": 10_000, "num_users": 101})
+
+    assert found == [
+        "27.3% of the recorded events cannot be used (item_id not in items), over 20% (--max-unusable-share)",
+        "4000 events are 40% of the live bundle's 10000, under 80% (--min-volume-share)",
+    ]
+
+
+def test_psi_of_a_known_example() -> None:
+    """By hand: shares .5, .5 against .8, .2: .3 * ln(.8 / .5) + .3 * ln(.5 / .2)."""
+    expected = 0.3 * np.log(0.8 / 0.5) + 0.3 * np.log(0.5 / 0.2)
+
+    assert psi(np.array([50.0, 50.0]), np.array([80.0, 20.0])) == pytest.approx(expected)
+    assert psi(np.array([3.0, 5.0]), np.array([30.0, 50.0])) == 0
