@@ -17,7 +17,7 @@ help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 up: $(INSTALLED) ## start the whole stack here; trains on MovieLens-100k the first time
-	@exec $(BIN)/tailrace up
+	@TAILRACE_LLM_ROUTING=$${TAILRACE_LLM_ROUTING:-always} exec $(BIN)/tailrace up
 
 down: $(INSTALLED) ## stop it, and remove leftover processes
 	@exec $(BIN)/tailrace down

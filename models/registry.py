@@ -83,6 +83,17 @@ def learned_repeats(manifest: Mapping[str, Any]) -> bool:
     return bool(manifest.get("repeats", False))
 
 
+def llm_pays(manifest: Mapping[str, Any], num_history: int) -> bool:
+    """Whether the decoder ranked better than its student for histories of this many known items; where nothing was measured, it counts as better.
+
+    `llm_pays` in the manifest lists ranges of lengths, [first, last], where last None is open.
+    """
+    ranges = manifest.get("llm_pays")
+    if ranges is None:
+        return True
+    return any(first <= num_history and (last is None or num_history <= last) for first, last in ranges)
+
+
 class BundleStore:
     """The folder of bundles and its pointer."""
 

@@ -51,6 +51,7 @@ from services.observability.metrics import (
 from services.observability.tracing import open_tracing
 from services.router.admission import AdmissionLimits
 from services.router.deadline import DeadlineLimits
+from services.router.policy import LlmRule
 from services.settings.addresses import read_secret
 from services.settings.settings import Settings, load_settings
 from services.student.ranker import load_student
@@ -288,7 +289,7 @@ def plane_config(settings: Settings) -> PlaneConfig:
         ),
         admission=AdmissionLimits(max_in_flight=settings.gateway_max_ongoing),
         feature_timeout_s=settings.feature_timeout_ms / 1_000,
-        min_history_for_llm=settings.min_history_for_llm,
+        llm_rule=LlmRule(min_history=settings.min_history_for_llm, needs_gain=settings.llm_routing == "gain"),
         max_llm_in_flight=settings.max_llm_in_flight,
         first_llm_prediction_s=settings.llm_first_guess_s,
         breaker_failures=settings.breaker_failures,

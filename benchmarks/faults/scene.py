@@ -150,6 +150,7 @@ def _settings(scratch: Path, first: int, given: dict[str, Any]) -> Settings:
         standby_http_port=first + 9,
         standby_grpc_port=first + 10,
         api_keys_file=scratch / "keys.json",
+        llm_routing="always",
         **given,
     )
 

@@ -15,17 +15,24 @@ from pipelines.evaluation.metrics import gains, interval
 _MIN_CASES = 30
 """Of fewer cases the bootstrap knows too little: of a single one it has no width at all."""
 _LENGTHS = (0, 10, 50, 200)
+"""From how many known items on a history belongs to the next slice."""
 _HEAD, _TORSO = 0.5, 0.9
 """The most frequent items with half of all training events are the head; with those up to nine tenths the torso; the rest is the tail."""
+
+
+_HISTORIES = {
+    f"history {first} and longer" if after is None else f"history {first}-{after - 1}": (first, after and after - 1)
+    for first, after in zip(_LENGTHS, (*_LENGTHS[1:], None), strict=True)
+}
+"""By slice, the first and the last length of its histories; None: no last."""
 
 
 def slices_of(cases: Cases, popularity: np.ndarray) -> dict[str, np.ndarray]:
     """Return, by slice, which cases belong to it (bool). `popularity` is each item's number of training events. Empty slices are left out."""
     lengths = np.array([len(history) for history in cases.histories])
     named = {"all": np.ones(len(cases), dtype=bool)}
-    for low, high in zip(_LENGTHS, (*_LENGTHS[1:], None), strict=True):
-        name = f"history {low} and longer" if high is None else f"history {low}-{high - 1}"
-        named[name] = (lengths >= low) & (True if high is None else lengths < high)
+    for name, (first, last) in _HISTORIES.items():
+        named[name] = (lengths >= first) & (True if last is None else lengths <= last)
     shelves = _shelf_of(popularity)[cases.targets]
     for number, name in enumerate(("head", "torso", "tail", "new")):
         named[f"item {name}"] = shelves == number
@@ -45,12 +52,23 @@ def gain_by_slice(ranks: np.ndarray, other: np.ndarray, slices: Mapping[str, np.
     return rows
 
 
+def llm_pays(rows: Sequence[Mapping[str, Any]]) -> list[tuple[int, int | None]]:
+    """Return for which lengths of history (first, last) the decoder is shown to be better: what a request's routing may depend on.
+
+    Other slices go by the label, which no request knows.
+    """
+    return [_HISTORIES[row["slice"]] for row in rows if row["slice"] in _HISTORIES and _is_shown(row)]
+
+
 def describe_gain(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return a sentence: in which slices the decoder is better than its student by more than the interval."""
-    shown = [row for row in rows if row["low"] > 0 and row["num_cases"] >= _MIN_CASES]
-    better = [f"{row['slice']} (+{row['llm_minus_student']:.4f})" for row in shown]
+    better = [f"{row['slice']} (+{row['llm_minus_student']:.4f})" for row in rows if _is_shown(row)]
     found = ", ".join(better) if better else f"none of {len(rows)} slices"
     return f"the decoder's NDCG@10 is above its student's, beyond the 95 % interval, in: {found}"
+
+
+def _is_shown(row: Mapping[str, Any]) -> bool:
+    return bool(row["low"] > 0 and row["num_cases"] >= _MIN_CASES)
 
 
 def _shelf_of(popularity: np.ndarray) -> np.ndarray:

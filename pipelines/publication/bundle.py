@@ -21,6 +21,7 @@ from models.registry import Bundle, BundleStore, hashes
 from models.student import read_student
 from pipelines.data.examples import Cases, Split, read_cases
 from pipelines.evaluation.evaluate import REPORT, Trained, read_report
+from pipelines.evaluation.gain import llm_pays
 from pipelines.publication.student_graph import student_graph
 from pipelines.runner.stage import content_key
 from pipelines.training.distill import StudentScorer
@@ -97,6 +98,7 @@ def manifest_of(
         "prompt": prompt,
         "depth": depth,
         "repeats": report["repeats"],
+        "llm_pays": llm_pays(report["gain"]),
         "num_items": report["num_items"],
         "num_parameters": training["num_parameters"],
         "multiply_adds": report["multiply_adds"],

@@ -32,6 +32,7 @@ class Reason(StrEnum):
     LLM_IN_TIME = "llm_in_time"
     UNKNOWN_USER = "unknown_user"
     SHORT_HISTORY = "short_history"
+    STUDENT_SUFFICES = "student_suffices"
     LLM_OVERLOADED = "llm_overloaded"
     LLM_TOO_SLOW = "llm_too_slow"
     LLM_LATE = "llm_late"

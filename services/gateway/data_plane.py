@@ -43,6 +43,7 @@ from services.router.admission import Admission, AdmissionLimits
 from services.router.breaker import Breaker
 from services.router.deadline import DeadlineLimits
 from services.router.gate import LlmGate
+from services.router.policy import LlmRule
 from services.router.predictor import LatencyPredictor
 from services.router.replica import Replica
 
@@ -207,7 +208,7 @@ class PlaneConfig:
     deadlines: DeadlineLimits
     admission: AdmissionLimits
     feature_timeout_s: float
-    min_history_for_llm: int
+    llm_rule: LlmRule
     max_llm_in_flight: int
     first_llm_prediction_s: float
     breaker_failures: int
@@ -254,7 +255,7 @@ def build_data_plane(ports: Ports, config: PlaneConfig) -> DataPlane:
         ),
         limits=config.deadlines,
         feature_timeout_s=config.feature_timeout_s,
-        min_history_for_llm=config.min_history_for_llm,
+        llm_rule=config.llm_rule,
         clock=ports.clock,
         wall_clock=ports.wall_clock,
     )

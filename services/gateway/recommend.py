@@ -41,7 +41,7 @@ from services.observability.tracing import trace_id
 from services.router import policy
 from services.router.admission import Verdict
 from services.router.deadline import Arrival, Deadline, DeadlineLimits, deadline_from
-from services.router.policy import RoutingDecision
+from services.router.policy import LlmRule, RoutingDecision
 
 _FEATURES_SHARE = 0.5
 
@@ -62,7 +62,7 @@ class Recommend:
         sinks: Sequence[AnswerSink],
         limits: DeadlineLimits,
         feature_timeout_s: float,
-        min_history_for_llm: int,
+        llm_rule: LlmRule,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -77,7 +77,7 @@ class Recommend:
         self._sinks = sinks
         self._limits = limits
         self._feature_timeout_s = feature_timeout_s
-        self._min_history_for_llm = min_history_for_llm
+        self._llm_rule = llm_rule
         self._clock = clock
         self._wall_clock = wall_clock
 
@@ -110,7 +110,7 @@ class Recommend:
         with stages.measure("route"):
             context = build_context(request, caller, deadline, live, lookup, stages)
             budget_s = deadline.budget_s(self._clock())
-            facts = context.facts(self._llm.view(context, budget_s), self._min_history_for_llm, budget_s)
+            facts = context.facts(self._llm.view(context, budget_s), self._llm_rule, budget_s)
             planned = policy.plan(facts)
         with self._load.working(), stages.measure("rank"):
             decided, results = await self._rank(context, planned)

@@ -48,10 +48,19 @@ FALLBACKS: Mapping[Tier, Tier] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LlmRule:
+    """For whom the LLM may be called: histories of `min_history` known items and more; with `needs_gain`, where the bundle shows a gain."""
+
+    min_history: int
+    needs_gain: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """Everything that the plan depends on.
 
-    `num_history` counts the catalogue items in this user's history (stored and sent along). `num_allowed` counts items that
+    `num_history` counts the catalogue items in this user's history (stored and sent along). `llm_pays`: for such a history the
+    bundle's evaluation showed the LLM to rank better than the student, or routing does not depend on it. `num_allowed` counts items that
     may be shown, `num_allowed_if_seen` the same with seen items allowed again. `list_covers`: the stored list is fresh and
     covers this request. `is_shed`: admission keeps this request from the features and the tiers that need them. `budget_s`
     is the time left for ranking.
@@ -65,6 +74,7 @@ class Facts:
     user_known: bool
     num_history: int
     min_history_for_llm: int
+    llm_pays: bool
     breaker_allows: bool
     num_in_flight: int
     max_in_flight: int
@@ -131,6 +141,8 @@ def _llm_refusal(facts: Facts) -> Reason | None:
         return Reason.FEATURES_AWAY
     if facts.num_history < facts.min_history_for_llm:
         return Reason.SHORT_HISTORY
+    if not facts.llm_pays:
+        return Reason.STUDENT_SUFFICES
     if not facts.breaker_allows:
         return Reason.LLM_AWAY
     if facts.num_in_flight >= facts.max_in_flight:

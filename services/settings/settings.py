@@ -102,6 +102,8 @@ class Settings(BaseSettings):
 
     # routing
     min_history_for_llm: int = Field(3, ge=1)
+    llm_routing: Literal["gain", "always"] = "gain"
+    """`gain`: the LLM is called for histories for which the live bundle's evaluation shows it to rank better than the student."""
     breaker_failures: int = Field(5, ge=1)
     breaker_open_s: float = Field(2.0, gt=0)
     max_llm_in_flight: int = Field(64, ge=1)

@@ -28,6 +28,7 @@ from services.llm.serving.reply import Refusal
 from services.observability.metrics import StreamMetrics
 from services.observability.tracing import open_tracing
 from services.router.admission import AdmissionLimits
+from services.router.policy import LlmRule
 from services.settings.settings import Settings
 from services.stream.run import run_worker
 from tests.support.bundles import publish_bundle
@@ -161,7 +162,7 @@ def build(settings: Settings, features: FeatureReader, llm: NearLlm) -> DataPlan
         registry=CollectorRegistry(),
     )
     admission = AdmissionLimits(max_in_flight=256, max_delay_s=60.0)
-    config = replace(CONFIG, admission=admission, feature_timeout_s=2.0, min_history_for_llm=1)
+    config = replace(CONFIG, admission=admission, feature_timeout_s=2.0, llm_rule=LlmRule(min_history=1))
     return build_data_plane(ports, config)
 
 

@@ -45,7 +45,8 @@ class Stack:
         first = free_window(PORTS_WIDTH, seed=str(state_dir))
         ports = {name: first + place for place, name in enumerate(PORTS)}
         kafka = f"{HOST}:{first + len(PORTS)}"
-        self.settings = Settings(state_dir=state_dir, kafka_bootstrap=kafka, **ports, **settings)
+        given = {"llm_routing": "always", **ports, **settings}  # a short training shows no gain
+        self.settings = Settings(state_dir=state_dir, kafka_bootstrap=kafka, **given)
         self.log_path = state_dir / "up.log"
         self._file = StackFile(state_dir)
         self._process: subprocess.Popen[bytes] | None = None

@@ -15,7 +15,7 @@ HIDDEN_OR_LOCAL = re.compile(r"^(\.|__pycache__$|build$|dist$|.*\.egg-info$)")
 KNOBS = """
 state_dir cache_dir http_host http_port grpc_port metrics_port max_body_bytes max_events_per_request redis_host redis_port
 kafka_bootstrap interactions_topic dead_letter_topic impressions_topic topic_partitions default_deadline_ms
-min_deadline_ms max_deadline_ms deadline_reserve_ms feature_timeout_ms min_history_for_llm breaker_failures
+min_deadline_ms max_deadline_ms deadline_reserve_ms feature_timeout_ms min_history_for_llm llm_routing breaker_failures
 breaker_open_s max_llm_in_flight gateway_replicas llm_replicas bundle_poll_s popular_refresh_s events_ack_timeout_s
 events_max_in_flight gateway_max_ongoing impressions_max_in_flight llm_first_guess_s llm_device llm_dtype
 llm_threads engine_max_step_s kv_block_tokens kv_num_blocks max_step_tokens max_beam_rows max_running max_waiting worker_index

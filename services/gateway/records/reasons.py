@@ -63,6 +63,10 @@ REASONS: Mapping[Reason, ReasonText] = {
         "The history is too short for the language model.",
         planned="{num_history} known items are too few for the LLM, which is called from {min_history_for_llm} on.",
     ),
+    Reason.STUDENT_SUFFICES: ReasonText(
+        "For histories of this length the bundle's evaluation shows no gain of the language model over the student.",
+        planned="For histories of {num_history} known items the bundle's evaluation shows no gain of the LLM over the student, so it was not called.",
+    ),
     Reason.LLM_OVERLOADED: ReasonText(
         "The language model is at capacity; the student answered.",
         planned="All {max_in_flight} places that this caller's class may fill at the LLM were taken ({num_in_flight} in flight).",

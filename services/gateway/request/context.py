@@ -19,7 +19,7 @@ from services.gateway.request.live_bundle import Live
 from services.observability.tracing import here, span
 from services.router.deadline import Deadline
 from services.router.gate import LlmView
-from services.router.policy import Facts, list_covers, list_is_fresh
+from services.router.policy import Facts, LlmRule, list_covers, list_is_fresh
 
 log = structlog.get_logger()
 
@@ -108,7 +108,7 @@ class RequestContext:
         """Whether the request names items that the store has not seen yet."""
         return len(self.history_item_ids) > len(self.lookup.features.history_item_ids)
 
-    def facts(self, llm: LlmView, min_history_for_llm: int, budget_s: float) -> Facts:
+    def facts(self, llm: LlmView, rule: LlmRule, budget_s: float) -> Facts:
         """Return the facts that the policy decides by."""
         return Facts(
             num_allowed=self.masks.num_allowed,
@@ -118,7 +118,8 @@ class RequestContext:
             features_away=self.lookup.is_away,
             user_known=self.lookup.features.num_events > 0,
             num_history=len(self.history),
-            min_history_for_llm=min_history_for_llm,
+            min_history_for_llm=rule.min_history,
+            llm_pays=not rule.needs_gain or self.live.llm_pays(len(self.history)),
             breaker_allows=llm.breaker_allows,
             num_in_flight=llm.num_in_flight,
             max_in_flight=llm.max_in_flight,

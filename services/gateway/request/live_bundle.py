@@ -15,7 +15,7 @@ from prometheus_client import Gauge
 
 from models.bundle_follower import BundleFollower
 from models.catalogue import Catalogue
-from models.registry import Bundle, BundleStore, learned_repeats
+from models.registry import Bundle, BundleStore, learned_repeats, llm_pays
 from services.errors import DependencyAway
 
 log = structlog.get_logger()
@@ -46,6 +46,10 @@ class Live:
     def repeats(self) -> bool:
         """Whether requests show seen items by default, and stored lists hold them."""
         return learned_repeats(self.manifest)
+
+    def llm_pays(self, num_history: int) -> bool:
+        """Whether the bundle's evaluation shows a gain of the LLM for histories of this many known items, or has not looked."""
+        return llm_pays(self.manifest, num_history)
 
 
 class LiveBundle:

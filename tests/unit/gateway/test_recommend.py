@@ -77,6 +77,23 @@ async def test_a_bundle_s_data_decides_whether_seen_items_are_shown(tmp_path: Pa
     assert [answer.tier for answer in listed] == expected
 
 
+async def test_the_llm_answers_where_the_bundle_shows_its_gain(tmp_path: Path) -> None:
+    """For histories of 4 items and more a gain was shown: of users with 3 and 4, the second gets the LLM, and the other is told why not."""
+    publish(tmp_path / "bundles", VERSION, catalogue_of(), llm_pays=[[4, None]])
+    world = make_world(tmp_path / "bundles")
+    await world.plane.start()
+    world.features.users["three"], world.features.users["four"] = (
+        user("i00", "i01", "i02"),
+        user("i00", "i01", "i02", "i03"),
+    )
+
+    three, four = [await world.recommend(name, k=3) for name in ("three", "four")]
+    await world.plane.stop()
+
+    assert (three.tier, three.reason) == (Tier.STUDENT, Reason.STUDENT_SUFFICES)
+    assert (four.tier, four.reason) == (Tier.LLM, Reason.LLM_IN_TIME)
+
+
 @pytest.mark.parametrize("error", [None, ZeroDivisionError()])
 @pytest.mark.parametrize("exclude_seen", [True, False])
 async def test_a_disliked_item_is_never_shown(world: World, error: Exception | None, exclude_seen: bool) -> None:

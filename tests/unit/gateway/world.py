@@ -20,6 +20,7 @@ from services.gateway.request.load_monitor import LoadMonitor
 from services.gateway.tiers.popular import PopularTier
 from services.router.admission import AdmissionLimits
 from services.router.deadline import Arrival, DeadlineLimits
+from services.router.policy import LlmRule
 from tests.support.fakes import FakeFeatures, FakeLlm, FakeLog, FakeShelf, FakeStudent
 
 NUM_ITEMS = 20
@@ -86,7 +87,7 @@ CONFIG = PlaneConfig(
     deadlines=DeadlineLimits(default_ms=1_000, min_ms=5, max_ms=5_000, reserve_ms=8.0),
     admission=AdmissionLimits(max_in_flight=256, max_delay_s=60.0, max_busy=1e9),
     feature_timeout_s=0.05,
-    min_history_for_llm=3,
+    llm_rule=LlmRule(min_history=3),
     max_llm_in_flight=8,
     first_llm_prediction_s=0.0,
     breaker_failures=2,

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.data.examples import Cases
-from pipelines.evaluation.gain import describe_gain, gain_by_slice, slices_of
+from pipelines.evaluation.gain import describe_gain, gain_by_slice, llm_pays, slices_of
 
 ALL = {"all": np.ones(400, dtype=bool)}
 
@@ -69,6 +69,15 @@ def test_few_cases_show_nothing() -> None:
 
     assert row["low"] > 0
     assert describe_gain([row]).endswith("none of 1 slices")
+
+
+def test_the_llm_pays_for_histories_whose_gain_is_shown() -> None:
+    """Of five slices one is of items, one has too few cases, one an interval with 0 in it: two lengths are left, the last one open."""
+    slices = ("item head", "history 0-9", "history 10-49", "history 50-199", "history 200 and longer")
+    rows = [{"slice": name, "num_cases": 40, "llm_minus_student": 0.1, "low": 0.05, "high": 0.15} for name in slices]
+    rows[1]["num_cases"], rows[2]["low"] = 29, 0.0
+
+    assert llm_pays(rows) == [(50, 199), (200, None)]
 
 
 def test_equal_models_show_no_gain() -> None:

@@ -32,6 +32,7 @@ def facts(**changed: Any) -> Facts:
         "user_known": True,
         "num_history": 20,
         "min_history_for_llm": 3,
+        "llm_pays": True,
         "breaker_allows": True,
         "num_in_flight": 1,
         "max_in_flight": 8,
@@ -45,6 +46,7 @@ def facts(**changed: Any) -> Facts:
     ("changed", "tier", "reason"),
     [
         ({"num_history": 2}, Tier.STUDENT, Reason.SHORT_HISTORY),
+        ({"num_history": 2, "llm_pays": False}, Tier.STUDENT, Reason.SHORT_HISTORY),
         ({"num_history": 3, "num_in_flight": 7, "predicted_s": 0.1}, Tier.LLM, Reason.LLM_IN_TIME),
         ({"num_in_flight": 8}, Tier.STUDENT, Reason.LLM_OVERLOADED),
         ({"predicted_s": 0.11}, Tier.STUDENT, Reason.LLM_TOO_SLOW),
@@ -60,8 +62,10 @@ def test_the_plan_is_the_first_rule_that_applies_over_all_facts() -> None:
     """Every combination of facts gets the first matching rule of a plain list, and every reason occurs."""
     seen: set[Reason | None] = set()
     both = (True, False)
-    kinds = itertools.product(((0, 0), (0, 9), (9, 9)), both, both, both, both, (0, 2, 3), both, (0, 1, 8), (0.05, 0.2))
-    for allowed, covers, shed, away, known, history, breaker, flight, predicted_s in kinds:
+    kinds = itertools.product(
+        ((0, 0), (0, 9), (9, 9)), both, both, both, both, (0, 2, 3), both, both, (0, 1, 8), (0.05, 0.2)
+    )
+    for allowed, covers, shed, away, known, history, pays, breaker, flight, predicted_s in kinds:
         case = facts(
             num_allowed=allowed[0],
             num_allowed_if_seen=allowed[1],
@@ -70,6 +74,7 @@ def test_the_plan_is_the_first_rule_that_applies_over_all_facts() -> None:
             features_away=away,
             user_known=known,
             num_history=history,
+            llm_pays=pays,
             breaker_allows=breaker,
             num_in_flight=flight,
             predicted_s=predicted_s,
@@ -84,6 +89,7 @@ def test_the_plan_is_the_first_rule_that_applies_over_all_facts() -> None:
             (history == 0, Tier.POPULAR, Reason.UNKNOWN_USER),
             (away, Tier.STUDENT, Reason.FEATURES_AWAY),
             (history < 3, Tier.STUDENT, Reason.SHORT_HISTORY),
+            (not pays, Tier.STUDENT, Reason.STUDENT_SUFFICES),
             (not breaker, Tier.STUDENT, Reason.LLM_AWAY),
             (flight >= 8, Tier.STUDENT, Reason.LLM_OVERLOADED),
             (predicted_s > 0.1, Tier.STUDENT, Reason.LLM_TOO_SLOW),
@@ -108,6 +114,7 @@ ANY_FACTS = st.builds(
     user_known=st.booleans(),
     num_history=COUNTS,
     min_history_for_llm=st.integers(1, 10),
+    llm_pays=st.booleans(),
     breaker_allows=st.booleans(),
     num_in_flight=st.integers(0, 100),
     max_in_flight=st.integers(1, 100),
@@ -125,6 +132,7 @@ def test_the_llm_is_chosen_only_when_it_can_answer(case: Facts) -> None:
         assert case.breaker_allows
         assert not case.features_away
         assert case.num_in_flight < case.max_in_flight
+        assert case.llm_pays
         assert case.num_history >= case.min_history_for_llm
         assert 0 < case.budget_s >= case.predicted_s
 
