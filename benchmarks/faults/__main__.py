@@ -150,6 +150,8 @@ def main() -> None:
         report = asyncio.run(measure(options, Console(stderr=True)))
     except TailraceError as error:
         sys.exit(f"error: {error}")
+    except asyncio.CancelledError:
+        sys.exit("stopped")
     write_report(options.json, report)
 
 

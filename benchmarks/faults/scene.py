@@ -11,6 +11,7 @@ this. It never touches the given state or a stack that runs from it.
 import asyncio
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -80,17 +81,21 @@ class Scene:
 
 @asynccontextmanager
 async def scene_from(state_dir: Path, logs_to: Path | None, *, is_wired: bool, **given: Any) -> AsyncIterator[Scene]:
-    """Start a stack with a copy of this state, and stop it at the end; its logs are kept in `logs_to`.
+    """Start a stack with a copy of this state, and stop it at the end, also at SIGTERM; its logs are kept in `logs_to`.
 
-    `is_wired`: store and broker are behind proxies. `given` are settings of this stack. Raises EnvironmentFault.
+    `is_wired`: store and broker are behind proxies. `given` are settings of this stack. Raises EnvironmentFault, and CancelledError at SIGTERM.
     """
     if BundleStore(state_dir / "bundles").live_version() is None:
         raise EnvironmentFault(f"no bundle in {state_dir}; `tailrace pipeline` makes one")
     scratch = Path(tempfile.mkdtemp(prefix="tailrace-chaos-"))
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    loop.add_signal_handler(signal.SIGTERM, task.cancel)
     try:
         async with AsyncExitStack() as closing:
             yield await _set(closing, state_dir, scratch, given, is_wired=is_wired)
     finally:
+        loop.remove_signal_handler(signal.SIGTERM)
         if logs_to is not None and (scratch / "logs").is_dir():
             shutil.copytree(scratch / "logs", logs_to, dirs_exist_ok=True)
         shutil.rmtree(scratch, ignore_errors=True)
@@ -179,8 +184,14 @@ async def _until_ready(settings: Settings, child: "subprocess.Popen[bytes]") -> 
 
 
 def _stop(settings: Settings, child: "subprocess.Popen[bytes]") -> None:
-    stop_stack(settings)
-    child.wait(_STOP_S)
+    """Stop the stack; a supervisor that does not stop is killed, and what it leaves is ended."""
+    try:
+        stop_stack(settings)
+        child.wait(_STOP_S)
+    except (EnvironmentFault, subprocess.TimeoutExpired):
+        child.kill()
+        child.wait()
+        stop_stack(settings)
 
 
 def _log_path(settings: Settings) -> Path:

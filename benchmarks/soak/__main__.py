@@ -10,7 +10,6 @@ every event that was sent is looked up in the log and in its user's row. Exits w
 
 import argparse
 import asyncio
-import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,7 +31,6 @@ SOAKED = tuple(name for name, fault in FAULTS.items() if name != "none" and not 
 
 async def measure(options: argparse.Namespace, text_path: str, console: Console) -> dict[str, Any]:
     """Run the soak on a stack of its own and print its tables."""
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _cancel, asyncio.current_task())
     plan = Plan(
         total_s=60 * options.minutes,
         rate_rps=options.rate,
@@ -47,12 +45,6 @@ async def measure(options: argparse.Namespace, text_path: str, console: Console)
     for table in (doors_table(report), growth_table(report), promises_table(report)):
         console.print(table)
     return {**about_run("soak"), **report}
-
-
-def _cancel(task: "asyncio.Task[Any] | None") -> None:
-    """Leave in order, with the stack stopped, when told to stop."""
-    if task is not None:
-        task.cancel()
 
 
 def doors_table(report: Mapping[str, Any]) -> Table:
