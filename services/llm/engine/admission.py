@@ -34,11 +34,15 @@ class EngineRequest:
 class RequestBuilder:
     """Builds the sequences of one engine, numbered in order of request. `trie` None: the engine has no catalogue.
 
-    A prompt and its text together have at most `max_tokens` tokens, for which there are positions and KV memory.
+    A prompt and its text together have at most `max_tokens` tokens, for which there are positions and KV memory. Where steps are recorded,
+    all levels of a ranking that fits a recorded shape are one step.
     """
 
-    def __init__(self, config: EngineConfig, decoder: DecoderConfig, trie: Trie | None, max_tokens: int) -> None:
+    def __init__(
+        self, config: EngineConfig, decoder: DecoderConfig, trie: Trie | None, max_tokens: int, *, records_steps: bool
+    ) -> None:
         self._config = config
+        self._records_steps = records_steps
         self._vocab_size = decoder.vocab_size
         self._max_positions = decoder.max_position_embeddings
         self._max_tokens = max_tokens
@@ -70,7 +74,10 @@ class RequestBuilder:
         beams = beam_width or min(max(k, self._config.default_beam_width), self._config.max_beam_rows)
         sequence.num_levels = self._trie.depth
         sequence.rows_by_level = tuple(min(beams, num_nodes) for num_nodes in inner)
-        sequence.work = RankWork(item_mask=item_mask, width_by_level=(*sequence.rows_by_level, min(k, num_items)))
+        work = RankWork(item_mask=item_mask, width_by_level=(*sequence.rows_by_level, min(k, num_items)))
+        sequence.work = work
+        if self._records_steps and max(work.width_by_level) <= self._config.max_beam_rows:
+            sequence.levels_at_once = self._trie.depth
         return sequence, num_items
 
     def text(

@@ -97,8 +97,10 @@ class Engine:
             """The blocks, shared with the engine before this one and the engine after it, where they fit."""
             self.memory.join(self.stream)
             trie = Trie(items, device) if items is not None else None
-            self._builder = RequestBuilder(config, decoder.config, trie, self.max_tokens)
             self._runner = Runner(decoder, config, trie, self.memory.cache, graph_device)
+            self._builder = RequestBuilder(
+                config, decoder.config, trie, self.max_tokens, records_steps=self._runner.records_steps
+            )
         self._scheduler = Scheduler(config, bundle_version, decoder.config.window_of_all, self.memory.pool)
         sizes = number_sizes(decoder.config, decoder.head_weight_VD.element_size(), config.kv_kind, config.weight_kind)
         self._costs = CostModel(decoder.config, sizes, items.level_sizes if items is not None else ())

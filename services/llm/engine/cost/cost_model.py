@@ -91,7 +91,7 @@ class CostModel:
         head_rows = self._vocab_size if tally.scores_vocabulary else 0
         head_rows += sum(self._level_sizes[level] for level in tally.levels)
         return (
-            (self._matrix_numbers * sizes.matrix if tally.rows else 0.0)
+            self._matrix_numbers * sizes.matrix * tally.passes
             + (tally.rows + head_rows) * self._hidden_size * sizes.head
             + tally.kv_token_layers * sizes.kv_token_layer
             + tally.tail_tokens * self._tail_token_bytes
@@ -105,6 +105,7 @@ class CostModel:
     def _count_chunk(self, tally: "_Tally", chunk: Chunk) -> None:
         count, end = chunk.num_tokens, chunk.end
         tally.rows += count
+        tally.passes = max(tally.passes, 1)
         tally.kv_token_layers += self._seen_by_any(end, count) + count * (self._full_layers + self._windowed_layers)
         tally.pair_layers += self._full_layers * _sum_to(chunk.start, end)
         if self._windowed_layers:
@@ -119,14 +120,16 @@ class CostModel:
             tally.scores += self._vocab_size
 
     def _count_beams(self, tally: "_Tally", sequence: Sequence) -> None:
-        rows, context, spelled = sequence.num_beam_rows, sequence.num_computed_tokens, sequence.num_levels_done
-        tally.rows += rows
-        tally.kv_token_layers += self._seen_by_any(context, 1)
-        tally.tail_tokens += rows * spelled
-        seen = context + spelled
-        tally.pair_layers += rows * (self._full_layers * seen + self._windowed_layers * min(seen, self._reach))
-        tally.levels.add(spelled)
-        tally.scores += rows * self._level_sizes[spelled]
+        context, rows_by_level = sequence.num_computed_tokens, sequence.next_beam_rows
+        tally.passes = max(tally.passes, len(rows_by_level))
+        for spelled, rows in enumerate(rows_by_level, start=sequence.num_levels_done):
+            tally.rows += rows
+            tally.kv_token_layers += self._seen_by_any(context, 1)
+            tally.tail_tokens += rows * spelled
+            seen = context + spelled
+            tally.pair_layers += rows * (self._full_layers * seen + self._windowed_layers * min(seen, self._reach))
+            tally.levels.add(spelled)
+            tally.scores += rows * self._level_sizes[spelled]
 
     def _seen_by_any(self, end: int, num_rows: int) -> int:
         """Count the cached positions that the last `num_rows` of `end` attend to, summed over the layers."""
@@ -135,9 +138,13 @@ class CostModel:
 
 @dataclass(slots=True)
 class _Tally:
-    """Sums over a step's requests. A pair is one row attending to one position; `_layers` sums over the layers."""
+    """Sums over a step's requests. A pair is one row attending to one position; `_layers` sums over the layers.
+
+    A pass reads all matrices: one, or as many as a step selects levels one after another.
+    """
 
     rows: int = 0
+    passes: int = 0
     kv_token_layers: int = 0
     tail_tokens: int = 0
     pair_layers: int = 0

@@ -86,6 +86,11 @@ class Runner:
             self._graphs = StepGraphs(weights, config, forward, trie, graph_device)
 
     @property
+    def records_steps(self) -> bool:
+        """Whether decode and beam steps are replayed."""
+        return self._graphs is not None
+
+    @property
     def graph_counts(self) -> GraphCounts:
         """Events that must not happen after the warm-up."""
         return self._graphs.counts if self._graphs is not None else GraphCounts()

@@ -1,7 +1,7 @@
 """The shapes of steps that are captured, and how a plan is cut into them. Pure: no tensors.
 
-Captured are text decode of B requests, the beams of R requests at the same level with W beams each, and a few short prompts of T tokens
-together; B, R, W and T are rounded up to the captured sizes. Longer prompts run eagerly: launching them costs less than running them.
+Captured are text decode of B requests, all beam levels of R requests with W beams each, and a few short prompts of T tokens together;
+B, R, W and T are rounded up to the captured sizes. Longer prompts run eagerly: launching them costs less than running them.
 """
 
 from collections import defaultdict
@@ -26,15 +26,14 @@ class TextShape:
 
 @dataclass(frozen=True, slots=True, order=True)
 class BeamShape:
-    """The selection of level `level` (from 1) for up to `num_requests` requests with up to `num_beams` beams each, before and after."""
+    """The selection of all levels but the first for up to `num_requests` requests with up to `num_beams` beams each, before and after each."""
 
-    level: int
     num_requests: int
     num_beams: int
 
     @property
     def num_rows(self) -> int:
-        """Rows of the step."""
+        """Rows of one level."""
         return self.num_requests * self.num_beams
 
 
@@ -75,9 +74,8 @@ class GraphShapes:
         """Return every shape, the largest first, so that the smaller ones reuse its memory."""
         texts: list[GraphShape] = [TextShape(size) for size in self._text_sizes]
         beams = [
-            BeamShape(level, requests, beams)
-            for level in range(1, self._depth)
-            for beams in self._beam_sizes
+            BeamShape(requests, beams)
+            for beams in (self._beam_sizes if self._depth > 1 else ())
             for requests in self._request_sizes[beams]
         ]
         prompts = [PromptShape(size) for size in reversed(self._prompt_sizes)]
@@ -93,26 +91,26 @@ class GraphShapes:
         """Split a plan into the rest, which runs eagerly, and groups of captured shapes."""
         rest = StepPlan([chunk for chunk in plan.chunks if not is_text_decode(chunk)], late=plan.late)
         texts = [chunk.sequence for chunk in plan.chunks if is_text_decode(chunk)]
-        by_kind: dict[tuple[int, int], list[Sequence]] = defaultdict(list)
+        by_width: dict[int, list[Sequence]] = defaultdict(list)
         for sequence in plan.beam_steps:
             widest = _widest(sequence)
             if widest > self._beam_sizes[-1]:
                 rest.beam_steps.append(sequence)
             else:
-                by_kind[sequence.num_levels_done, _round_up(widest, self._beam_sizes)].append(sequence)
+                by_width[_round_up(widest, self._beam_sizes)].append(sequence)
         groups = self._text_groups(texts)
-        for (level, beams), members in by_kind.items():
-            groups += self._beam_groups(level, beams, members)
+        for beams, members in by_width.items():
+            groups += self._beam_groups(beams, members)
         return rest, groups
 
     def _text_groups(self, sequences: list[Sequence]) -> list[GraphGroup]:
         sizes = self._text_sizes
         return [GraphGroup(TextShape(_round_up(len(batch), sizes)), batch) for batch in _batches(sequences, sizes[-1])]
 
-    def _beam_groups(self, level: int, beams: int, sequences: list[Sequence]) -> list[GraphGroup]:
+    def _beam_groups(self, beams: int, sequences: list[Sequence]) -> list[GraphGroup]:
         sizes = self._request_sizes[beams]
         return [
-            GraphGroup(BeamShape(level, _round_up(len(batch), sizes), beams), batch)
+            GraphGroup(BeamShape(_round_up(len(batch), sizes), beams), batch)
             for batch in _batches(sequences, sizes[-1])
         ]
 
@@ -129,7 +127,7 @@ def sizes_up_to(largest: int) -> list[int]:
 
 def _widest(sequence: Sequence) -> int:
     assert isinstance(sequence.work, RankWork), "only rankings have beams"
-    return max(sequence.num_beam_rows, sequence.work.width_by_level[sequence.num_levels_done])
+    return max(sequence.work.width_by_level)
 
 
 def _round_up(count: int, sizes: list[int]) -> int:

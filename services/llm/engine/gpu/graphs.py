@@ -1,8 +1,8 @@
 """The captured steps of one engine: all are captured at warm-up, then the set is frozen.
 
 A plan is cut into groups that run as captured shapes, and a rest: prompts, captured where they are short. Without a warm-up a decode or
-beam shape is captured at its first use, and counted as late (prompts run eagerly); after a warm-up a decode or beam step that fits no
-shape runs eagerly and is counted. Both counts stay 0 in an engine that was warmed up.
+beam shape is captured at its first use, and counted as late (prompts run eagerly). Beams that fit no shape run eagerly, level by level,
+and are counted. Both counts stay 0 in an engine that was warmed up and whose requests ask for no more items than beam rows.
 """
 
 from collections.abc import Callable, Sequence
@@ -93,18 +93,12 @@ class StepGraphs:
         """Split a plan into the rest, which runs eagerly, and groups for `run_text` and `run_beams`."""
         rest, groups = self._shapes.cut(plan)
         self.counts.eager_fallbacks += len(rest.beam_steps)
-        ready = []
         for group in groups:
-            if group.shape in self._captured:
-                ready.append(group)
-            elif self._is_frozen:
-                self.counts.eager_fallbacks += 1
-                _put_back(group, plan, rest)
-            else:
+            if group.shape not in self._captured:
+                assert not self._is_frozen, "the warm-up captures every shape of a group"
                 self.counts.late_captures += 1
                 self._capture(group.shape)
-                ready.append(group)
-        return rest, ready
+        return rest, groups
 
     def prompt_hidden(self, rest: StepPlan) -> Tensor | None:
         """Return the hidden states of the rest's rows, to be used before the next replay; None where it has no captured shape."""
@@ -119,7 +113,7 @@ class StepGraphs:
         return graph.run(group.sequences)
 
     def run_beams(self, group: GraphGroup) -> list[RankedItems]:
-        """Select the next level of each request of a group. Returns the rankings that are complete. Does not wait."""
+        """Select all levels of each request of a group. Does not wait."""
         graph = self._captured[group.shape]
         assert isinstance(graph, BeamGraph), "not a beam group"
         return graph.run(group.sequences)
@@ -145,10 +139,3 @@ class StepGraphs:
             assert self._trie is not None, "beams need a catalogue"
             assert self._inputs is not None, "beams need a catalogue"
             self._captured[shape] = BeamGraph(shape, self._forward, self._trie, self._table, self._inputs, self._device)
-
-
-def _put_back(group: GraphGroup, plan: StepPlan, rest: StepPlan) -> None:
-    if isinstance(group.shape, BeamShape):
-        rest.beam_steps.extend(group.sequences)
-    else:
-        rest.chunks.extend(chunk for chunk in plan.chunks if chunk.sequence in group.sequences)

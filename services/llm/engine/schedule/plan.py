@@ -61,8 +61,8 @@ class StepPlan:
 
     @property
     def num_beam_rows(self) -> int:
-        """Beam rows to compute. Valid before the step has run."""
-        return sum(sequence.num_beam_rows for sequence in self.beam_steps)
+        """Beam rows to compute, of all levels. Valid before the step has started."""
+        return sum(sum(sequence.next_beam_rows) for sequence in self.beam_steps)
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,7 +84,7 @@ class Scheduler:
             elif chunk.is_last:
                 sequence.num_pending += 1
         for sequence in plan.beam_steps:
-            sequence.num_levels_done += 1
+            sequence.num_levels_done += len(sequence.next_beam_rows)
         for sequence in plan.sequences:
             sequence.num_steps += 1
             if sequence.is_fully_scheduled:

@@ -27,6 +27,8 @@ class Sequence:
     deadline_s: float | None
     num_levels: int = 0
     rows_by_level: tuple[int, ...] = ()
+    levels_at_once: int = 1
+    """How many levels one beam step selects: all that are left, or one."""
     max_new_tokens: int = 0
     leader: "Sequence | None" = None
     """Another request with the same prompt, whose cached blocks this one waits for."""
@@ -79,11 +81,16 @@ class Sequence:
         return self.num_new_tokens > 0 and self.num_to_compute == 1
 
     @property
+    def next_beam_rows(self) -> tuple[int, ...]:
+        """The rows of each level that the next beam step selects; none while tokens are to be computed, and for text."""
+        if self.num_to_compute or self.num_levels_done == 0:
+            return ()
+        return self.rows_by_level[self.num_levels_done - 1 :][: self.levels_at_once]
+
+    @property
     def num_beam_rows(self) -> int:
-        """Rows of the next beam step; 0 while tokens are to be computed, and for text."""
-        if self.num_to_compute or self.num_levels_done == 0 or self.num_levels_done == self.num_levels:
-            return 0
-        return self.rows_by_level[self.num_levels_done - 1]
+        """Rows of the next beam step at once, at its widest level."""
+        return max(self.next_beam_rows, default=0)
 
     def urgency(self, now_s: float, ageing_s: float) -> tuple[float, int]:
         """Sort key: the smallest goes first. Waiting lowers it, so that a low priority is not starved."""

@@ -8,11 +8,13 @@ import torch
 from services.errors import ConfigError
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.cost.cost_model import number_sizes
+from services.llm.engine.engine import Engine
 from services.llm.engine.kv.cache import KvCache
 from services.llm.ranking.deployment import ranking_pool
-from services.llm.serving.card import Card, KvPoolSize, check_support, open_card
+from services.llm.serving.card import Card, KvPoolSize, check_support, open_card, pool_of
 from services.settings.settings import Settings
 from tests.support.attention_shapes import attention_shape
+from tests.unit.llm.engine.conftest import build_decoder, build_items
 
 GIB = 2**30
 H100 = Card("cuda:0", "H100", (9, 0), 78 * GIB)
@@ -76,6 +78,20 @@ def test_a_pool_takes_its_share_of_the_memory_that_was_free_at_the_start(kind) -
 
     assert cache.bytes_per_token == 28 * number_sizes(QWEN3, 2, kind).kv_token_layer
     assert first == second == int(0.4 * 78 * GIB / (16 * cache.bytes_per_token))
+
+
+def test_the_next_bundle_takes_the_running_pool_though_no_second_one_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A share of 0.7 leaves no room for a second pool: the same decoder needs none, and one with other heads is refused with the size that fits."""
+    monkeypatch.setattr("services.llm.serving.card.free_bytes_of", lambda device: 20 * 2**20)
+    small = replace(H100, free_bytes=60 * 2**20)
+    pool, config = KvPoolSize(small, "TAILRACE_KV_NUM_BLOCKS", None, 0.7), EngineConfig()
+    items = build_items(1)
+    decoder = build_decoder(items)
+    running = Engine(decoder, replace(config, num_blocks=9), items=items, bundle_version="v1")
+
+    assert pool_of(decoder, config, pool, running.memory).num_blocks == 9
+    with pytest.raises(ConfigError, match=r"TAILRACE_KV_MEMORY_SHARE: .* set it to 0\.\d+ or less"):
+        pool_of(build_decoder(items, kv_heads=4), config, pool, running.memory)
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,20 @@ def test_a_beam_step_by_hand() -> None:
     assert cost.flops == 2 * MATRIX_NUMBERS * 6 + 2 * 8 * 40 * 6 + 6 * 3 * 12 * 4 * 8
 
 
+def test_levels_in_one_step_cost_what_they_cost_one_by_one() -> None:
+    """A recorded step of two levels reads matrices and context twice, as two steps do."""
+    model, whole = CostModel(SHAPE, SIZES, (20, 30, 40)), ranking(10, levels_done=1)
+    each = [ranking(10, levels_done=1), ranking(10, levels_done=2)]
+    whole.levels_at_once = 3
+    for sequence in (whole, *each):
+        sequence.num_computed_tokens = 10
+
+    cost, *costs = (model.of(StepPlan(beam_steps=[sequence])) for sequence in (whole, *each))
+
+    assert cost.num_bytes == sum(one.num_bytes for one in costs)
+    assert cost.flops == sum(one.flops for one in costs)
+
+
 def test_a_chunk_in_the_middle_needs_no_head() -> None:
     """Prefill that does not reach the end of its prompt computes no logits."""
     sequence = text(30)

@@ -65,15 +65,31 @@ def test_rankings_of_mixed_widths_equal_those_without_graphs(depth: int) -> None
     """Requests of all widths at mixed levels get the same items and scores, and no step falls back to eager."""
     graphed, plain, device = both(depth)
 
-    for engine in (graphed, plain):
+    ended: list[dict[str, EngineOutcome]] = [{}, {}]
+    for engine, outcomes in zip((graphed, plain), ended, strict=True):
         for index, width in enumerate([1, 3, 8, 20, 33, 50]):
             allowed = np.random.default_rng(index).random(50) < 0.8
             engine.add_rank(f"{index}", prompt_of(index), k=5 + index, allowed=allowed, beam_width=width)
-            engine.step(0.0)
+            outcomes |= {outcome.request_id: outcome for outcome in engine.step(0.0)}
+        outcomes |= drain(engine)
 
-    assert_same(drain(graphed), drain(plain))
+    assert len(ended[0]) == 6
+    assert_same(*ended)
     assert graphed.graph_counts.late_captures == graphed.graph_counts.eager_fallbacks == 0
     assert device.num_replays > 0
+
+
+def test_all_levels_after_the_first_are_one_replay() -> None:
+    """Two rankings of four levels take two steps: their prompts, then one recording for the three levels of both."""
+    graphed, plain, device = both(4)
+
+    for engine in (graphed, plain):
+        for name, width in (("narrow", 3), ("wide", 8)):
+            engine.add_rank(name, [1, 2, 3], k=4, beam_width=width)
+    found = {outcome.request_id: outcome for _ in range(2) for outcome in graphed.step(0.0)}
+
+    assert_same(found, drain(plain))
+    assert device.num_replays == 2
 
 
 SAMPLINGS = (

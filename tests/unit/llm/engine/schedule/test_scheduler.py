@@ -80,8 +80,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         new_tokens=st.integers(1, 9) | st.integers(10, 60),
         priority=st.integers(0, 3),
         lasts_s=st.none() | st.integers(1, 20),
+        levels_at_once=st.sampled_from([1, 3]),
     )
-    def add(self, length, alphabet, depth, rows, new_tokens, priority, lasts_s) -> None:
+    def add(self, length, alphabet, depth, rows, new_tokens, priority, lasts_s, levels_at_once) -> None:
         """A sequence that fits the memory is admitted until the queue is full."""
         sequence = build_sequence(
             str(len(self.added)),
@@ -92,6 +93,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             deadline_s=None if lasts_s is None else self.now_s + lasts_s,
             num_levels=depth,
             rows_by_level=(rows,) * max(0, depth - 1),
+            levels_at_once=levels_at_once,
             max_new_tokens=0 if depth else new_tokens,
         )
         assume(length + sequence.max_new_tokens <= self.longest)
