@@ -16,7 +16,7 @@ Time is the store's own, so clocks of machines do not matter.
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from services.errors import OwnershipLost, RowChanged, TailraceError
@@ -91,6 +91,23 @@ class RowWrite:
 
 
 @dataclass(frozen=True, slots=True)
+class PartitionWrite:
+    """What to write of one owned partition: rows, the position up to which they then hold the log (None: as before), and further fields."""
+
+    partition: int
+    rows: Sequence[RowWrite] = ()
+    position: LogPosition | None = None
+    state: Mapping[str, str | int] = field(default_factory=dict)
+
+    @property
+    def all_state(self) -> Mapping[str, str | int]:
+        """The fields, those of the position included."""
+        if self.position is None:
+            return self.state
+        return {**self.state, "topic_id": self.position.topic_id, "offset": self.position.offset}
+
+
+@dataclass(frozen=True, slots=True)
 class Claim:
     """The state of a partition that this process now owns. `position` is None in a store that never held any of it."""
 
@@ -142,27 +159,54 @@ class Partitions:
     def write(
         self, partition: int, rows: Sequence[RowWrite] = (), position: LogPosition | None = None, **state: str | int
     ) -> None:
-        """Write rows and the partition's state, and renew the lease, all in one step (per 200 rows; the state with the last ones).
+        """Write one partition; see `write_all`."""
+        self.write_all([PartitionWrite(partition, rows, position, state)])
 
-        From then on the rows hold the effect of the record at `position`; None leaves it as it is. `state` are further fields.
-        Raises OwnershipLost, RowChanged (then some rows may have been written, but not the position) or DependencyAway.
+    def write_all(self, writes: Sequence[PartitionWrite]) -> None:
+        """Write partitions, each once, and renew their leases, all in one exchange.
+
+        A partition's rows and state are one step (per 200 rows; the state with the last ones). Raises OwnershipLost, RowChanged (then some
+        rows may have been written, but not the position) or DependencyAway; the other partitions are written all the same.
         """
-        if position is not None:
-            state |= {"topic_id": position.topic_id, "offset": position.offset}
-        *chunks, last = [rows[at : at + _MAX_ROWS] for at in range(0, len(rows), _MAX_ROWS)] or [()]
-        for chunk in chunks:
-            self._write(partition, chunk, {})
-        self._write(partition, last, state)
-        if position is not None:
-            self._positions[partition] = position
+        for one in writes:
+            rest = len(one.rows) - _MAX_ROWS
+            for at in range(0, rest, _MAX_ROWS):
+                (outcome,) = self._run([PartitionWrite(one.partition, one.rows[at : at + _MAX_ROWS])])
+                self._check(one.partition, outcome)
+        last = [
+            PartitionWrite(
+                one.partition, one.rows[(len(one.rows) - 1) // _MAX_ROWS * _MAX_ROWS :], one.position, one.state
+            )
+            for one in writes
+        ]
+        outcomes = self._run(last)
+        for one, outcome in zip(last, outcomes, strict=True):
+            if outcome == "done" and one.position is not None:
+                self._positions[one.partition] = one.position
+        for one, outcome in zip(last, outcomes, strict=True):
+            self._check(one.partition, outcome)
 
-    def _write(self, partition: int, rows: Sequence[RowWrite], state: Mapping[str, str | int]) -> None:
-        if partition not in self._positions:
-            raise OwnershipLost(partition, "it is not claimed")
-        seen = self._positions[partition]
-        fence = [partition, self._lease, LEASE_MS, *(("", "") if seen is None else (seen.topic_id, seen.offset))]
-        fields = [part for name, value in state.items() for part in (f"{partition}:{name}", value)]
-        outcome = _run(self._update, [*fence, len(fields), *fields], rows)
+    def _run(self, writes: Sequence[PartitionWrite]) -> list[str]:
+        """Run the update of each write and return the outcomes."""
+        for one in writes:
+            if one.partition not in self._positions:
+                raise OwnershipLost(one.partition, "it is not claimed")
+        if len(writes) == 1:
+            return [_run(self._update, self._fenced(writes[0]), writes[0].rows)]
+        with redis_as_dependency():
+            pipe = self._client.pipeline(transaction=False)
+            for one in writes:
+                self._update(*_arguments(self._fenced(one), one.rows), client=pipe)
+            return [outcome.decode() for outcome in pipe.execute()]
+
+    def _fenced(self, write: PartitionWrite) -> list[Any]:
+        """Return the arguments before the rows': the fence, and the fields of the partition."""
+        seen, state = self._positions[write.partition], write.all_state
+        fence = [write.partition, self._lease, LEASE_MS, *(("", "") if seen is None else (seen.topic_id, seen.offset))]
+        fields = [part for name, value in state.items() for part in (f"{write.partition}:{name}", value)]
+        return [*fence, len(fields), *fields]
+
+    def _check(self, partition: int, outcome: str) -> None:
         if outcome == "row":
             raise RowChanged("a row was written meanwhile; read it again")
         if outcome != "done":
@@ -201,10 +245,15 @@ def write_unowned(client: "Redis", rows: Sequence[RowWrite]) -> None:
 
 def _run(script: Any, arguments: Sequence[Any], rows: Sequence[RowWrite]) -> str:
     """Run the update of these rows and return its outcome. Raises DependencyAway."""
-    given = list(arguments)
+    with redis_as_dependency():
+        outcome: bytes = script(*_arguments(arguments, rows))
+    return outcome.decode()
+
+
+def _arguments(before: Sequence[Any], rows: Sequence[RowWrite]) -> tuple[list[Any], list[Any]]:
+    """Return the script's keys and arguments: those before the rows', then each row's."""
+    given = list(before)
     for row in rows:
         given += [len(row.expected), *(part for pair in row.expected.items() for part in pair)]
         given += [2 * len(row.cells), *(part for pair in row.cells.items() for part in pair)]
-    with redis_as_dependency():
-        outcome: bytes = script(keys=[KEY, *(row.key for row in rows)], args=given)
-    return outcome.decode()
+    return [KEY, *(row.key for row in rows)], given

@@ -12,7 +12,7 @@ from typing import Any
 
 from services.errors import RowChanged
 from services.features.layout import RowLayout
-from services.features.ownership import Partitions, RowWrite, mark_base, write_unowned
+from services.features.ownership import Partitions, PartitionWrite, RowWrite, mark_base, write_unowned
 from services.features.redis_calls import redis_as_dependency
 from services.features.repo import RepoAddress, open_store
 from services.features.schema import (
@@ -62,14 +62,20 @@ class FeatureWriter:
         return {row.user_id: row for row in rows if row is not None}
 
     def apply_histories(
-        self, position: LogPosition, rows: Sequence[UserHistory], before: Mapping[str, UserHistory]
+        self, changed: Mapping[LogPosition, Sequence[UserHistory]], before: Mapping[str, UserHistory]
     ) -> None:
-        """Write an owned partition's rows in place of those read before, and that they hold the log up to `position`.
+        """Write owned partitions' rows in place of those read before, and that each partition's rows hold the log up to its position.
 
         Raises OwnershipLost, RowChanged or DependencyAway.
         """
-        writes = [self._history_write(row, before.get(row.user_id)) for row in rows]
-        self.partitions.write(position.partition, writes, position)
+        self.partitions.write_all(
+            [
+                PartitionWrite(
+                    at.partition, [self._history_write(row, before.get(row.user_id)) for row in rows], position=at
+                )
+                for at, rows in changed.items()
+            ]
+        )
 
     def write_histories(self, rows: Sequence[UserHistory]) -> None:
         """Write rows that nobody's events change meanwhile, one per user; a row of the same or a later time stays.
@@ -97,10 +103,7 @@ class FeatureWriter:
 
     def write_popularity(self, rows: Sequence[PopularRow]) -> None:
         """Write owned partitions' popularity windows. Raises OwnershipLost or DependencyAway."""
-        for row in rows:
-            cells = self._popularity.cells(row, row.as_of_ms * 1_000)
-            write = RowWrite(self._popularity.key(str(row.partition)), cells, expected={})
-            self.partitions.write(row.partition, [write])
+        self.partitions.write_all([PartitionWrite(row.partition, [self._popularity_write(row)]) for row in rows])
 
     def write_precomputed(self, rows: Sequence[PrecomputedRow], made_at_us: int) -> None:
         """Store lists made at this time (Unix µs): a later one of a user and bundle replaces the earlier. Raises DependencyAway."""
@@ -134,6 +137,10 @@ class FeatureWriter:
             cells=self._histories.cells(row, row.row_time_us),
             expected=seen if before is not None else dict.fromkeys(seen, b""),
         )
+
+    def _popularity_write(self, row: PopularRow) -> RowWrite:
+        cells = self._popularity.cells(row, row.as_of_ms * 1_000)
+        return RowWrite(self._popularity.key(str(row.partition)), cells, expected={})
 
     def _write(self, view: ViewSchema[Any], rows: Sequence[Any], times_us: list[int]) -> None:
         """Write rows of a view, each with its event timestamp (Unix µs). Raises DependencyAway.

@@ -103,8 +103,8 @@ class HistoryEffects:
             for outcome, own in outcomes:
                 if outcome.row is not None and outcome.num_applied:
                     changed[own[0].position.partition].append(outcome.row)
-            for partition, position in last_positions(event.position for event in events).items():
-                self._writer.apply_histories(position, changed[partition], rows)
+            positions = last_positions(event.position for event in events)
+            self._writer.apply_histories({at: changed[partition] for partition, at in positions.items()}, rows)
         self._at.after_write()
         return outcomes
 

@@ -24,7 +24,7 @@ from opentelemetry.trace import Span
 
 from services.contracts.event_roles import DEFAULT_ROLES, EventRoles
 from services.errors import DependencyAway, OwnershipLost, RowChanged
-from services.features.ownership import Claim
+from services.features.ownership import Claim, PartitionWrite
 from services.features.schema import LogPosition, PopularRow
 from services.features.writer import FeatureWriter
 from services.observability.metrics import StreamMetrics
@@ -162,8 +162,7 @@ class StreamWorker:
             return False
 
     def _renew(self) -> None:
-        for partition in self._writer.partitions.owned:
-            self._writer.partitions.write(partition)
+        self._writer.partitions.write_all([PartitionWrite(partition) for partition in self._writer.partitions.owned])
 
     def _start_offset(self, topic_id: str, claims: Mapping[int, Claim], partition: int, committed: int) -> int:
         """Return the offset to read from: the first whose record may lack its effect on a row, or its place in the log."""
@@ -230,9 +229,12 @@ class StreamWorker:
         self._save(pending)
         self._at.before_commit()
         try:
-            for partition, position in pending.positions.items():
-                saved = f"{position.topic_id}/{position.offset}"
-                self._writer.partitions.write(partition, position=position, saved=saved)
+            self._writer.partitions.write_all(
+                [
+                    PartitionWrite(number, position=at, state={"saved": f"{at.topic_id}/{at.offset}"})
+                    for number, at in pending.positions.items()
+                ]
+            )
         except DependencyAway as error:  # the next one says it
             _log.warning("stream.checkpoint_not_written", error=str(error))
         consumer.commit({partition: position.offset + 1 for partition, position in pending.positions.items()})

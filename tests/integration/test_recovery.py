@@ -317,15 +317,15 @@ def test_a_write_needs_the_lease_and_the_position_and_the_row(features: RepoAddr
     first, second = history_row("u", ("a",), 1), history_row("u", ("a", "b"), 2)
     owner.partitions.claim(1)
     store.take()
-    owner.apply_histories(LogPosition("t", 1, 7), [first], {})
+    owner.apply_histories({LogPosition("t", 1, 7): [first]}, {})
 
     assert other.partitions.claim(1) is None
     with pytest.raises(OwnershipLost):
-        other.apply_histories(LogPosition("t", 1, 8), [second], {"u": first})
+        other.apply_histories({LogPosition("t", 1, 8): [second]}, {"u": first})
     assert owner.read_histories(["u"]) == {"u": first}
     store.put_back()
     with pytest.raises(OwnershipLost, match="position"):
-        owner.apply_histories(LogPosition("t", 1, 8), [second], {"u": first})
+        owner.apply_histories({LogPosition("t", 1, 8): [second]}, {"u": first})
     claim = owner.partitions.claim(1)
     assert claim is not None
     assert claim.position is None

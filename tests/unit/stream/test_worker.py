@@ -1,7 +1,7 @@
 """The worker's loop over a log that fails, without a broker or a store."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from services.contracts.events import Interaction
 from services.errors import DependencyAway
-from services.features.ownership import Claim
+from services.features.ownership import Claim, PartitionWrite
 from services.features.schema import LogPosition, PopularRow
 from services.observability.metrics import StreamMetrics
 from services.stream.aggregate import history_limits
@@ -75,6 +75,9 @@ class FakePartitions:
         return Claim(LogPosition("t", partition, 10**9), saved=None, is_whole=True, base_ids=frozenset())
 
     def write(self, partition: int, **_: Any) -> None:
+        """Do nothing."""
+
+    def write_all(self, writes: Sequence[PartitionWrite]) -> None:
         """Do nothing."""
 
 
