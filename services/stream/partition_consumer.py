@@ -163,19 +163,20 @@ class PartitionConsumer:
             "request_timeout_ms": _REQUEST_MS,
             "reconnect_backoff_max_ms": 500,
         }
-        self._admin = KafkaAdminClient(**shared)
+        self._admin = _opened(KafkaAdminClient, shared)
         self._closers.append(self._admin.close)
-        self._consumer = KafkaConsumer(
-            **shared,
-            group_id=self._address.group,
-            enable_auto_commit=False,
-            auto_offset_reset="earliest",
-            fetch_max_wait_ms=_FETCH_WAIT_MS,
-            max_poll_records=self._address.max_poll_records,
-            allow_auto_create_topics=False,
-        )
+        reading = {
+            "group_id": self._address.group,
+            "enable_auto_commit": False,
+            "auto_offset_reset": "earliest",
+            "fetch_max_wait_ms": _FETCH_WAIT_MS,
+            "max_poll_records": self._address.max_poll_records,
+            "allow_auto_create_topics": False,
+        }
+        self._consumer = _opened(KafkaConsumer, shared | reading)
         self._closers.append(partial(self._consumer.close, autocommit=False, timeout_ms=_CLOSE_MS))
-        self._producer = KafkaProducer(**shared, max_block_ms=1_000, enable_idempotence=False, acks="all")
+        writing = {"max_block_ms": 1_000, "enable_idempotence": False, "acks": "all"}
+        self._producer = _opened(KafkaProducer, shared | writing)
         self._closers.append(partial(self._producer.close, timeout=_CLOSE_MS / 1_000))
 
     def _num_behind(self, place: TopicPartition, end: int) -> int:
@@ -241,6 +242,22 @@ class PartitionConsumer:
         except BaseException:
             self.close()
             raise
+
+
+def _opened(kind: Any, options: Mapping[str, Any]) -> Any:
+    """Make a client of kafka-python. One whose constructor fails leaves a thread and three descriptors: its network is closed here."""
+    networks = []
+
+    def network(**given: Any) -> Any:
+        networks.append(kind.DEFAULT_CONFIG["kafka_client"](**given))
+        return networks[-1]
+
+    try:
+        return kind(**options, kafka_client=network)
+    except BaseException:
+        for one in networks:
+            one.close()
+        raise
 
 
 def _trace(headers: Sequence[tuple[str, bytes]]) -> TraceHeaders:

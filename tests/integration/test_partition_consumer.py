@@ -1,10 +1,12 @@
 """One consumer at a real broker: dead letters of any kind, and a topic that changes."""
 
 import gc
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import psutil
 import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
@@ -39,6 +41,21 @@ def address(broker: Server) -> LogAddress:
     return LogAddress(
         KafkaAddress(bootstrap=broker.address), "interactions", DEAD, "group", num_partitions=1, max_poll_records=3
     )
+
+
+def test_a_broker_that_does_not_answer_costs_no_thread_and_no_descriptor(broker: Server, address: LogAddress) -> None:
+    """Three attempts to connect to a broker that accepts connections and answers nothing leave what was there before."""
+    gc.collect()
+    process = psutil.Process()
+    before = threading.active_count(), process.num_fds()
+    broker.freeze()
+
+    for _ in range(3):
+        with pytest.raises(DependencyAway):
+            PartitionConsumer(address)
+    broker.thaw()
+
+    assert (threading.active_count(), process.num_fds()) == before
 
 
 @pytest.fixture
