@@ -65,11 +65,6 @@ class SamplingParams:
         """Whether penalties or biases change the logits before the temperature."""
         return bool(self.repetition_penalty != 1 or self.presence_penalty or self.frequency_penalty or self.logit_bias)
 
-    @property
-    def cuts_tail(self) -> bool:
-        """Whether top-k, top-p or min-p leaves tokens out."""
-        return bool(self.top_k or self.top_p < 1 or self.min_p)
-
 
 GREEDY = SamplingParams()
 

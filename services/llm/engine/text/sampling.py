@@ -91,7 +91,9 @@ def sample(logits_RV: Tensor, draws: Many[SamplingInput]) -> SampledBatch:
     if temperature.any():
         temperature_R = to_device(temperature, logits_RV.device)
         scaled_RV = changed_RV / temperature_R.clamp_min(_SMALLEST_TEMPERATURE).unsqueeze(-1)
-        drawn_R = _invert(_cut(scaled_RV, draws), np.array([_uniform(draw) for draw in draws]))
+        drawn_R = _invert(
+            cut_tails(scaled_RV, [draw.sampling for draw in draws]), np.array([_uniform(draw) for draw in draws])
+        )
         token_R = torch.where(temperature_R > 0, drawn_R, token_R)
     return SampledBatch(token_R, logits_RV, [draw.sampling.num_logprobs for draw in draws])
 
@@ -127,14 +129,6 @@ def _change(row_V: Tensor, draw: SamplingInput) -> None:
     for token_id, bias in sampling.logit_bias.items():
         row_V[token_id] += bias
     row_V.clamp_(-_LARGEST_LOGIT, _LARGEST_LOGIT)
-
-
-def _cut(scaled_RV: Tensor, draws: Many[SamplingInput]) -> Tensor:
-    rows = [row for row, draw in enumerate(draws) if draw.sampling.cuts_tail]
-    if not rows:
-        return scaled_RV
-    row_R = to_device(np.array(rows), scaled_RV.device)
-    return scaled_RV.index_copy(0, row_R, cut_tails(scaled_RV[row_R], [draws[row].sampling for row in rows]))
 
 
 def _invert(logits_RV: Tensor, uniform_R: np.ndarray) -> Tensor:
