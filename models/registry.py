@@ -5,6 +5,7 @@
                      student.onnx
                      student.safetensors   the same weights, from which a later training may start
                      catalogue.parquet
+                     code_book.safetensors   where codes are deeper than 1: how new items get theirs
                      report.json        the evaluation
     <root>/LIVE                         the version that serves
     <root>/PREVIOUS                     the version that served before it

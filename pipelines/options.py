@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pipelines.codes.options import CodesOptions
 from pipelines.data.checks import CheckOptions
 from pipelines.evaluation.gate import GateOptions
 from pipelines.publication.precompute import PrecomputeOptions
@@ -32,6 +33,7 @@ class PipelineOptions:
     device: str = Device.AUTO
     checkpoint_every_s: float = 60.0
     """How often a fit saves its state, so that a killed run goes on from there."""
+    codes: CodesOptions = field(default_factory=CodesOptions)
     recipes: tuple[Recipe, ...] = field(default_factory=read_recipes)
     """How to train, by the size of the data."""
     checks: CheckOptions = field(default_factory=CheckOptions)

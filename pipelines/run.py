@@ -21,6 +21,7 @@ from rich.console import Console
 
 from models.catalogue import load_catalogue
 from models.registry import BundleStore, learned_repeats
+from pipelines.codes import reuse
 from pipelines.data import checks, ingest, tokenize
 from pipelines.evaluation import evaluate, gate
 from pipelines.evaluation.gain import describe_gain
@@ -60,6 +61,7 @@ def run_pipeline(options: PipelineOptions, places: Places, console: Console) -> 
         console.print(sentence, markup=False)
     for output in done:
         if output.stage == "tokenize":
+            console.print(tokenize.describe_codes(output.path), markup=False)
             size = recipes.data_size(output.path)
             console.print(recipes.describe(recipes.choose(options.recipes, size), size), markup=False)
     if report.evaluation is not None:
@@ -92,9 +94,14 @@ def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[Stage
 
     bars.begin("tokenize")
     read_histories = partial(point_in_time.histories_as_of, places.feature_repo)
-    key = content_key({"max_items": max_items}, [ingested.key, built.key], [tokenize, point_in_time])
+    start = live_start(places.bundle_root) if options.warm_start else None
+    kept = reuse.kept_codes(start.folder) if start else None
+    parameters = {"max_items": max_items, "kept": kept.key if kept else None} | asdict(options.codes)
+    key = content_key(parameters, [ingested.key, built.key], [tokenize, point_in_time])
     tokenized = stages.run(
-        "tokenize", key, lambda out: tokenize.tokenize(ingested.path, read_histories, max_items, out)
+        "tokenize",
+        key,
+        lambda out: tokenize.tokenize(ingested.path, read_histories, max_items, out, options.codes, kept),
     )
     yield tokenized
 
@@ -102,7 +109,6 @@ def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[Stage
     recipe = recipe.for_repeats() if repeats else recipe
     progress = bars.begin("train")
     device = choose_device(options.device)
-    start = live_start(places.bundle_root) if options.warm_start else None
     chosen = {"device": device.type, "warm_start": start is not None}  # not which bundle: equal data is skipped
     key = content_key(chosen | asdict(recipe.train), [tokenized.key], [train])
     saved = Checkpoints(stages.checkpoint_dir("train", key), "train", options.checkpoint_every_s)

@@ -109,6 +109,12 @@ def read_cases(tokenized: Path, split: Split) -> Cases:
     return Cases(tuple(rows["user_id"]), histories, rows["target"].to_numpy().astype(np.int64))
 
 
+def sample_cases(cases: Cases, most: int) -> Cases:
+    """Return at most this many cases, evenly taken."""
+    step = max(1, -(-len(cases) // most))
+    return Cases(cases.user_ids[::step], cases.histories[::step], cases.targets[::step])
+
+
 def _sequence(history: list[int], is_label: list[bool] | None) -> np.ndarray:
     items = np.array(history, dtype=np.int64)
     if is_label is None:

@@ -3,33 +3,68 @@
     catalogue.parquet   every item, also those without events (models.catalogue)
     examples.parquet    user_id, split, history (item indices, oldest first), target (item index, null in training rows),
                         is_label (of each item of a training row whether it is learned from; null: all are)
+    codes.json          the codes' depth and why, their balance, dead codes and collisions
+    code_book.safetensors   where the depth is above 1 (pipelines.codes)
 
-Codes have depth 1 here: one token an item. Everything after this stage reads the depth from the catalogue. How histories
+Codes of depth 1 are one token an item. Everything after this stage reads the depth from the catalogue. How histories
 are read is an argument, `read_histories`.
 """
 
+import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import polars as pl
 
 from models.catalogue import Catalogue
+from pipelines.codes.code_book import CODE_BOOK, describe
+from pipelines.codes.embedding import texts_of
+from pipelines.codes.options import CodesOptions
+from pipelines.codes.reuse import KeptCodes, new_codes
 from pipelines.data.examples import Split, as_of_rows
 
 ReadHistories = Callable[[pd.DataFrame], pd.DataFrame]
 """Point-in-time join: (user_id, event_timestamp) -> the same rows with `history_item_ids`, oldest first."""
 
 
-def tokenize(ingested: Path, read_histories: ReadHistories, max_items: int, out: Path) -> None:
-    """Write catalogue and examples. `max_items` is how many items of a history the feature store keeps."""
+def tokenize(
+    ingested: Path,
+    read_histories: ReadHistories,
+    max_items: int,
+    out: Path,
+    codes: CodesOptions | None = None,
+    kept: KeptCodes | None = None,
+) -> None:
+    """Write catalogue and examples. `max_items` is how many items of a history the feature store keeps; `kept` codes stay as they are."""
     events, items = pl.read_parquet(ingested / "events.parquet"), pl.read_parquet(ingested / "items.parquet")
     rows = as_of_rows(events, max_items)
     examples = with_labels(to_indices(with_histories(rows, read_histories), items), rows["event_timestamp"], events)
-    catalogue = build_catalogue(items, examples)
+    catalogue = _coded(build_catalogue(items, examples), items, examples, codes or CodesOptions(), kept, out)
     catalogue.save(out / "catalogue.parquet")
     examples.write_parquet(out / "examples.parquet")
+
+
+def read_codes_report(tokenized: Path) -> dict[str, Any]:
+    """Read codes.json."""
+    report: dict[str, Any] = json.loads((tokenized / "codes.json").read_text())
+    return report
+
+
+def describe_codes(tokenized: Path) -> str:
+    """Return a sentence: the depth of the codes and why, and from 2 on their dead codes and collisions."""
+    report = read_codes_report(tokenized)
+    chosen = f"codes have depth {report['depth']} ({report['reason']})"
+    if report["depth"] == 1:
+        return chosen
+    dead = "+".join(str(level["dead"]) for level in report["levels"])
+    fullest = ", ".join(f"{level['fullest_to_mean']:.1f}" for level in report["levels"])
+    sizes = " x ".join(str(level["size"]) for level in report["levels"])
+    apart = f"{report['collisions_before_last_level']} items are told apart by the last level alone"
+    return f"{chosen}: {sizes}, {dead} dead, the fullest of each level {fullest} times the mean; {apart}"
 
 
 def with_histories(rows: pl.DataFrame, read_histories: ReadHistories) -> pl.DataFrame:
@@ -94,6 +129,29 @@ def build_catalogue(items: pl.DataFrame, examples: pl.DataFrame) -> Catalogue:
         level_sizes=(ordered.height,),
         popularity=np.bincount(trained.to_numpy(), minlength=ordered.height).astype(np.float64),
     )
+
+
+def _coded(
+    catalogue: Catalogue,
+    items: pl.DataFrame,
+    examples: pl.DataFrame,
+    options: CodesOptions,
+    kept: KeptCodes | None,
+    out: Path,
+) -> Catalogue:
+    """Return the catalogue with codes of the chosen depth, and write how good they are."""
+    num_items = len(catalogue.item_ids)
+    depth = options.depth_for(num_items)
+    report: dict[str, Any] = {"depth": depth, "reason": options.reason_for(num_items)}
+    if depth > 1:
+        trained = examples.filter(pl.col("split") == Split.TRAIN)["history"].to_list()
+        sequences = [np.array(history, dtype=np.int64) for history in trained]
+        book, codes = new_codes(catalogue.item_ids, texts_of(items.sort("item_id")), sequences, depth, options, kept)
+        book.save(out / CODE_BOOK)
+        catalogue = replace(catalogue, codes=codes, level_sizes=book.level_sizes)
+        report |= describe(codes, book.level_sizes)
+    (out / "codes.json").write_text(json.dumps(report, indent=1))
+    return catalogue
 
 
 def _listed(value: object) -> list[str]:

@@ -22,7 +22,7 @@ from pipelines.evaluation.gain import gain_by_slice, slices_of
 from pipelines.evaluation.gate import student_share
 from pipelines.evaluation.metrics import Ranks, Scorer, rank_labels, summarise
 from pipelines.runner.stage import Progress
-from pipelines.training.dense import DecoderScorer
+from pipelines.training.beam_scoring import decoder_scorer
 from pipelines.training.distill import StudentScorer
 
 REPORT = "report.json"
@@ -105,4 +105,4 @@ def _scorers(trained: Trained, catalogue: Catalogue) -> Iterator[tuple[str, Scor
     for name in ("twin", "student"):
         yield name, StudentScorer(read_student(trained.students_dir / f"{name}.safetensors").to(trained.device))
     decoder = load_decoder(trained.decoder_dir, torch.float32, trained.device)
-    yield "decoder", DecoderScorer(decoder, catalogue, trained.max_items, trained.stride)
+    yield "decoder", decoder_scorer(decoder, catalogue, trained.max_items, trained.stride)

@@ -1,6 +1,7 @@
 """Stages 7 and 9: the bundle is assembled from what was trained, its student proven equal to the evaluated one; then it is published.
 
-    bundle/          what models/registry.py lists: decoder/, student.onnx (student_graph), student.safetensors, catalogue.parquet, report.json
+    bundle/          what models/registry.py lists: decoder/, student.onnx (student_graph), student.safetensors, catalogue.parquet, report.json,
+                     and code_book.safetensors where codes are deeper than 1
     version.txt      the bundle's name: when it was made (UTC) and a hash of its content
 
 The decoder is served from the checkpoint that was evaluated. The report is the evaluation, and how far the exported student's scores are
@@ -19,6 +20,7 @@ import onnx
 
 from models.registry import Bundle, BundleStore, hashes
 from models.student import read_student
+from pipelines.codes.code_book import CODE_BOOK
 from pipelines.data.examples import Cases, Split, read_cases
 from pipelines.evaluation.evaluate import REPORT, Trained, read_report
 from pipelines.evaluation.gain import llm_pays
@@ -39,6 +41,8 @@ def optimize(trained: Trained, evaluated: Path, made_at: datetime, out: Path) ->
     bundle = out / "bundle"
     shutil.copytree(trained.decoder_dir, bundle / "decoder")
     shutil.copyfile(trained.tokenized / "catalogue.parquet", bundle / "catalogue.parquet")
+    if (trained.tokenized / CODE_BOOK).exists():
+        shutil.copyfile(trained.tokenized / CODE_BOOK, bundle / CODE_BOOK)
     shutil.copyfile(trained.students_dir / "student.safetensors", bundle / "student.safetensors")
     student, cases = (
         read_student(trained.students_dir / "student.safetensors"),

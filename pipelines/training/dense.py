@@ -15,7 +15,6 @@ from torch.nn import functional
 from models.catalogue import BOS_TOKEN, Catalogue
 from models.decoder.decoder import Attend, Decoder
 from models.prompt import prompt_tokens
-from services.errors import StageFailed
 
 
 def causal_attention(num_rows: int) -> Attend:
@@ -54,8 +53,7 @@ class DecoderScorer:
     """Scores histories over the whole catalogue with the prompt that serving uses. For codes of depth 1."""
 
     def __init__(self, decoder: Decoder, catalogue: Catalogue, max_items: int, stride: int) -> None:
-        if catalogue.depth != 1:
-            raise StageFailed("evaluate", "codes deeper than 1 need beam search, which dense scoring does not do")
+        assert catalogue.depth == 1, "deeper codes are scored by beam search"
         self._decoder, self._catalogue = decoder, catalogue
         self._max_items, self._stride = max_items, stride
 

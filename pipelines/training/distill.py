@@ -4,6 +4,8 @@
     distillation.json                       shapes, curves and the options
 
 The target at each position is a mixture of the decoder's distribution over the whole catalogue and the label. The twin's target is the label.
+Where codes are deeper than 1, that distribution is over the items that the decoder's beams find (lessons.py), and the rows of items
+without training events are made from their codes (item_rows.py).
 Else the two are equal: both start from the decoder's item embeddings (narrowed to their size), with the same dropout, batches and schedule. So
 the difference between them is what the decoder's distribution is worth.
 
@@ -22,23 +24,24 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from models.catalogue import BOS_TOKEN, Catalogue, load_catalogue
+from models.catalogue import Catalogue, load_catalogue
 from models.decoder.decoder import Decoder
 from models.decoder.weights import load_decoder
 from models.student import START, StudentConfig, StudentModel, read_student, save_student
 from pipelines.data.examples import Split, read_cases, read_labelled_sequences
 from pipelines.evaluation.metrics import ndcg, rank_labels
 from pipelines.runner.stage import Progress, silent
-from pipelines.training.batches import IGNORED, Batch, batch_windows, cut_windows
+from pipelines.training.batches import Batch, batch_windows, cut_windows
 from pipelines.training.checkpoints import Checkpoints
-from pipelines.training.dense import hidden_states, right_padded
+from pipelines.training.dense import right_padded
 from pipelines.training.descent import DescentOptions
 from pipelines.training.fitting import FitOptions, Fitted, Loss, Task, dropout_after, fit
-from pipelines.training.loss import Teacher
+from pipelines.training.item_rows import fill_rows, spelled_rows
+from pipelines.training.lessons import BeamLessons, TeacherLessons, new_lessons
 from pipelines.training.position_loss import position_loss
 from pipelines.training.sampled_loss import ItemSampler
 from pipelines.training.warm_start import WarmStart, rows_before
-from services.errors import CheckpointError, StageFailed
+from services.errors import CheckpointError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,10 +80,7 @@ def distill(
     progress: Progress,
     start: WarmStart | None = None,
 ) -> None:
-    """Train both and write them; the twin in a process of its own beside. Raises StageFailed for codes that one token does not spell."""
-    catalogue = load_catalogue(tokenized / "catalogue.parquet")
-    if catalogue.depth != 1:
-        raise StageFailed("distill", "the decoder's distribution is known directly for codes of depth 1 only")
+    """Train both and write them; the twin in a process of its own beside."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as beside:
         inputs = Inputs(tokenized, torch.get_num_threads(), device)
         twin = beside.submit(
@@ -123,22 +123,27 @@ def fit_and_save(
     catalogue = load_catalogue(inputs.tokenized / "catalogue.parquet")
     sequences, valid = read_labelled_sequences(inputs.tokenized), read_cases(inputs.tokenized, Split.VALID)
     teacher = load_decoder(decoder_dir, torch.float32, inputs.device)
-    student, rows_as_tokens = new_student(catalogue, teacher, options).to(inputs.device), items_as_codes(catalogue)
+    student = new_student(catalogue, teacher, options).to(inputs.device)
+    lessons = new_lessons(teacher, catalogue, sequences, options.teacher_weight, mask_seen=options.mask_seen)
     fit_options = options.fit if start is None else begin_warm(start, student, catalogue, options.fit)
     rng, scorer = np.random.default_rng(options.seed), StudentScorer(student)
     sampler = ItemSampler(catalogue.popularity, options.sample_items) if options.sample_items else None
     task = Task(
         batches=lambda: list(
-            batch_windows(cut_windows(sequences, options.max_items, rng), rows_as_tokens, options.max_batch_tokens, rng)
+            batch_windows(
+                cut_windows(lessons.sequences, options.max_items, rng), lessons.spelling, options.max_batch_tokens, rng
+            )
         ),
         rng=rng,
-        loss=lambda batch: imitation_loss(student, teacher, catalogue, batch, options, sampler),
+        loss=lambda batch: imitation_loss(student, lessons, batch, options, sampler),
         validate=lambda: ndcg(rank_labels(scorer, valid).as_served(repeats=not options.mask_seen), 10),
         uniform_loss=math.log(max(2, len(catalogue.item_ids))),
     )
     modules = [module for name, module in student.named_modules() if name.endswith(("embedding", "output", "down"))]
     with dropout_after(modules, options.dropout):
         fitted = fit(student, task, fit_options, checkpoints, progress)
+    if catalogue.depth > 1:
+        fill_rows(student, catalogue, np.flatnonzero(catalogue.popularity == 0))
     save_student(student, path)
     return fitted
 
@@ -165,8 +170,7 @@ def new_student(catalogue: Catalogue, teacher: Decoder, options: DistillOptions)
             nn.init.normal_(parameter, std=0.02)
     if teacher.config.hidden_size >= options.hidden_size:
         with torch.no_grad():
-            rows_VE = teacher.embedding.weight[_token_of_row(catalogue, teacher.embedding.weight.device)]
-            student.embedding.weight.copy_(_narrowed(rows_VE, options.hidden_size))
+            student.embedding.weight.copy_(_narrowed(spelled_rows(teacher, catalogue), options.hidden_size))
     return student
 
 
@@ -193,24 +197,17 @@ def begin_warm(start: WarmStart, student: StudentModel, catalogue: Catalogue, op
 
 def imitation_loss(
     student: StudentModel,
-    teacher: Decoder,
-    catalogue: Catalogue,
+    lessons: TeacherLessons | BeamLessons,
     batch: Batch,
     options: DistillOptions,
     sampler: ItemSampler | None = None,
 ) -> Loss:
     """Return the student's mean cross-entropy over all positions, against labels and teacher, and their number."""
     device = student.embedding.weight.device
-    rows_BL, labels_BL, is_label_BL = (
+    tokens_BL, labels_BL, is_label_BL = (
         torch.from_numpy(values).to(device) for values in (batch.tokens, batch.labels, batch.is_label)
     )
-    items_BL = torch.where(labels_BL == IGNORED, IGNORED, labels_BL - 1)
-    taught = None
-    if options.teacher_weight > 0:
-        token_of_row = _token_of_row(catalogue, device)
-        with torch.no_grad():
-            hidden_BLE = hidden_states(teacher, token_of_row[rows_BL]).view(*rows_BL.shape, -1)
-            taught = Teacher(hidden_BLE, teacher.head_weight_VD[token_of_row[1:]], options.teacher_weight)
+    rows_BL, items_BL = lessons.read(tokens_BL, labels_BL)
     return position_loss(
         student(rows_BL),
         student.head_weight_VD,
@@ -218,20 +215,8 @@ def imitation_loss(
         is_label_BL,
         mask_seen=options.mask_seen,
         sampler=sampler,
-        teacher=taught,
+        teacher=lessons.taught(tokens_BL, labels_BL) if options.teacher_weight > 0 else None,
     )
-
-
-def items_as_codes(catalogue: Catalogue) -> Catalogue:
-    """Return the catalogue under which a window's tokens are the student's input rows: item i is row i + 1."""
-    num_items = len(catalogue.item_ids)
-    return replace(catalogue, codes=np.arange(num_items, dtype=np.int32).reshape(-1, 1), level_sizes=(num_items,))
-
-
-def _token_of_row(catalogue: Catalogue, device: torch.device) -> Tensor:
-    """Map the student's input rows to the decoder's tokens (depth 1)."""
-    tokens = catalogue.tokens(range(len(catalogue.item_ids)))
-    return torch.tensor([BOS_TOKEN, *tokens], device=device)
 
 
 class StudentScorer:

@@ -5,10 +5,11 @@ them. Here logits exist for one chunk of rows that stays in the processor's cach
 at once. The target may be a mixture of the label and a teacher's distribution. Items that a history holds already may be masked at each
 position, since serving would not show them.
 
-Shape suffixes: B histories, L positions, T tokens (C of a chunk), D hidden of the model, E hidden of the teacher, V items.
+Shape suffixes: B histories, L positions, T tokens (C of a chunk), D hidden of the model, E hidden of the teacher, V items,
+N items that the teacher named.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -45,9 +46,39 @@ class Teacher:
     head_VE: Tensor
     weight: float
 
+    def at(self, chosen_BL: Tensor) -> "Teacher":
+        """Return the teacher at these positions, where its hidden states are (B, L, E)."""
+        return replace(self, hidden_TE=self.hidden_TE[chosen_BL])
+
+    def share(self, rows: slice, penalty_CV: Tensor | None, _scores_CV: Tensor) -> Tensor:
+        """Return (C, V): the teacher's part of the target of these tokens."""
+        scores_CV = _scores(self.hidden_TE[rows].float(), self.head_VE, penalty_CV)
+        return scores_CV.softmax(dim=1).mul_(self.weight)
+
+
+@dataclass(frozen=True, slots=True)
+class TaughtItems:
+    """The items that the teacher's beams found for each token, and their part of the target: sums of 0 where it was not asked."""
+
+    items_TN: Tensor
+    shares_TN: Tensor
+
+    def at(self, chosen_BL: Tensor) -> "TaughtItems":
+        """Return what is taught at these positions, where the lists are (B, L, N)."""
+        return TaughtItems(self.items_TN[chosen_BL], self.shares_TN[chosen_BL])
+
+    def share(self, rows: slice, _penalty_CV: Tensor | None, scores_CV: Tensor) -> Tensor:
+        """Return (C, V): the teacher's part of the target of these tokens."""
+        shares_CN = self.shares_TN[rows]
+        return torch.zeros_like(scores_CV).scatter_add_(1, self.items_TN[rows], shares_CN)
+
 
 def catalogue_loss(
-    hidden_TD: Tensor, head_VD: Tensor, labels_T: Tensor, seen: SeenItems | None = None, teacher: Teacher | None = None
+    hidden_TD: Tensor,
+    head_VD: Tensor,
+    labels_T: Tensor,
+    seen: SeenItems | None = None,
+    teacher: Teacher | TaughtItems | None = None,
 ) -> Tensor:
     """Return the mean cross-entropy (a scalar) of softmax(hidden @ head.T) against the labels, mixed with the teacher's."""
     with torch.autocast(hidden_TD.device.type, enabled=False):  # gradients of the scores need fp32
@@ -60,7 +91,12 @@ class _FusedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden_TD: Tensor, head_VD: Tensor, labels_T: Tensor, seen: SeenItems | None, teacher: Teacher | None
+        ctx: Any,
+        hidden_TD: Tensor,
+        head_VD: Tensor,
+        labels_T: Tensor,
+        seen: SeenItems | None,
+        teacher: Teacher | TaughtItems | None,
     ) -> Tensor:
         grad_hidden_TD, grad_head_VD = torch.empty_like(hidden_TD), torch.zeros_like(head_VD)
         total, num_labels = hidden_TD.new_zeros(()), max(1, len(labels_T))
@@ -68,7 +104,7 @@ class _FusedLoss(torch.autograd.Function):
             rows = slice(start, start + _CHUNK_ROWS)
             penalty_CV = None if seen is None else seen.penalty(rows)
             scores_CV = _scores(hidden_TD[rows], head_VD, penalty_CV)
-            taught_CV = None if teacher is None else _taught(teacher, rows, penalty_CV)
+            taught_CV = None if teacher is None else teacher.share(rows, penalty_CV, scores_CV)
             loss, error_CV = _loss_and_error(scores_CV, labels_T[rows], taught_CV)
             total += loss
             error_CV /= num_labels
@@ -86,11 +122,6 @@ class _FusedLoss(torch.autograd.Function):
 def _scores(hidden_CD: Tensor, head_VD: Tensor, penalty_CV: Tensor | None) -> Tensor:
     scores_CV = hidden_CD @ head_VD.T
     return scores_CV if penalty_CV is None else scores_CV.add_(penalty_CV)
-
-
-def _taught(teacher: Teacher, rows: slice, penalty_CV: Tensor | None) -> Tensor:
-    """Return the teacher's share of the target."""
-    return _scores(teacher.hidden_TE[rows].float(), teacher.head_VE, penalty_CV).softmax(dim=1).mul_(teacher.weight)
 
 
 def _loss_and_error(scores_CV: Tensor, labels_C: Tensor, taught_CV: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -3,12 +3,10 @@
 Shape suffixes: B histories, L positions, T chosen positions, D hidden of the model, V items.
 """
 
-from dataclasses import replace
-
 from torch import Tensor
 
 from pipelines.training.fitting import Loss
-from pipelines.training.loss import Teacher, catalogue_loss, next_unseen, seen_before
+from pipelines.training.loss import TaughtItems, Teacher, catalogue_loss, next_unseen, seen_before
 from pipelines.training.sampled_loss import ItemSampler, sampled_loss
 
 
@@ -20,16 +18,16 @@ def position_loss(
     *,
     mask_seen: bool,
     sampler: ItemSampler | None = None,
-    teacher: Teacher | None = None,
+    teacher: Teacher | TaughtItems | None = None,
 ) -> Loss:
     """Return the mean cross-entropy over the positions learned from, and their number.
 
     A label is an item index, negative for none. With `mask_seen` only labels new to their history are learned, among the unseen items.
-    The hidden states of `teacher` are (B, L, E) here.
+    The hidden states or lists of `teacher` are (B, L, ...) here.
     """
     chosen_BL = next_unseen(labels_BL, is_label_BL) if mask_seen else (labels_BL >= 0) & is_label_BL
     hidden_TD, labels_T = hidden_BLD[chosen_BL], labels_BL[chosen_BL]
-    taught = None if teacher is None else replace(teacher, hidden_TE=teacher.hidden_TE[chosen_BL])
+    taught = None if teacher is None else teacher.at(chosen_BL)
     if sampler is None:
         seen = seen_before(labels_BL, chosen_BL, len(head_VD)) if mask_seen else None
         return catalogue_loss(hidden_TD, head_VD, labels_T, seen, taught), len(labels_T)

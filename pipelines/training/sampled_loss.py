@@ -4,7 +4,8 @@ Each item is drawn on its own, with its own probability q. In the sum over items
 score (the logQ correction), so the sum's expectation is the sum over the whole catalogue. The label is always in the sum, once. If every q is 1
 the loss is the whole softmax's.
 
-Shape suffixes: B histories, L positions, T tokens, S drawn items, D hidden of the model, E hidden of the teacher, V items.
+Shape suffixes: B histories, L positions, T tokens, S drawn items, D hidden of the model, E hidden of the teacher, V items,
+N items that the teacher named.
 """
 
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pipelines.training.loss import PENALTY, SeenItems, Teacher
+from pipelines.training.loss import PENALTY, SeenItems, TaughtItems, Teacher
 
 _FLATTENING = 0.5
 """The power of an item's count of training events that its probability is proportional to."""
@@ -66,16 +67,21 @@ def sampled_loss(
     labels_T: Tensor,
     sample: Sample,
     seen: SeenItems | None = None,
-    teacher: Teacher | None = None,
+    teacher: Teacher | TaughtItems | None = None,
 ) -> Tensor:
     """Return the mean cross-entropy (a scalar) against the labels, mixed with the teacher's; `seen` is over the sample's columns."""
     with torch.autocast(hidden_TD.device.type, enabled=False):  # differences of scores need fp32
         left_out_TS = (sample.items_S == labels_T.unsqueeze(1)) * -PENALTY - sample.log_q_S
         if seen is not None:
             left_out_TS += seen.penalty(slice(None))
-        log_p_TS = _scores(hidden_TD.float(), head_VD, labels_T, sample, left_out_TS).log_softmax(1)
+        scores_TS = _scores(hidden_TD.float(), head_VD, labels_T, sample, left_out_TS)
+        log_p_TS = scores_TS.log_softmax(1)
         loss_T = -log_p_TS[:, 0]
-        if teacher is not None:
+        if isinstance(teacher, TaughtItems):
+            log_sum_T = scores_TS[:, 0] - log_p_TS[:, 0]
+            named_TN = torch.einsum("td,tnd->tn", hidden_TD.float(), head_VD[teacher.items_TN]) - log_sum_T.unsqueeze(1)
+            loss_T = (1 - teacher.shares_TN.sum(1)) * loss_T - (teacher.shares_TN * named_TN).sum(1)
+        elif teacher is not None:
             taught_TS = _scores(teacher.hidden_TE.float(), teacher.head_VE, labels_T, sample, left_out_TS).softmax(1)
             loss_T = (1 - teacher.weight) * loss_T - teacher.weight * (taught_TS * log_p_TS).sum(1)
         return loss_T.sum() / max(1, len(labels_T))

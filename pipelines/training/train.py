@@ -22,17 +22,21 @@ from models.decoder.config import DecoderConfig
 from models.decoder.decoder import Decoder
 from models.decoder.weights import load_decoder, save_decoder
 from models.prompt import STRIDE_ITEMS
-from pipelines.data.examples import Split, read_cases, read_labelled_sequences
+from pipelines.data.examples import Split, read_cases, read_labelled_sequences, sample_cases
 from pipelines.evaluation.metrics import ndcg, rank_labels
 from pipelines.runner.stage import Progress
 from pipelines.training.batches import IGNORED, Batch, batch_windows, cut_windows
+from pipelines.training.beam_scoring import decoder_scorer
 from pipelines.training.checkpoints import Checkpoints
-from pipelines.training.dense import DecoderScorer, hidden_states
+from pipelines.training.dense import hidden_states
 from pipelines.training.descent import DescentOptions
 from pipelines.training.fitting import FitOptions, Loss, Task, dropout_after, fit
 from pipelines.training.position_loss import position_loss
 from pipelines.training.sampled_loss import ItemSampler
 from pipelines.training.warm_start import WarmStart, tokens_before
+
+_BEAM_CASES = 2_000
+"""Cases of a validation by beam search, which takes far longer than dense scores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +80,15 @@ def train(
     decoder = new_decoder(catalogue, options).to(device)
     fit_options = options.fit if start is None else begin_warm(start, decoder, catalogue, options.fit)
     rng, mask_seen = np.random.default_rng(options.seed), options.mask_seen and catalogue.depth == 1
-    scorer = DecoderScorer(decoder, catalogue, options.max_items, options.stride)
-    sampler = ItemSampler(catalogue.popularity, options.sample_items) if options.sample_items else None
+    samples = options.sample_items and catalogue.depth == 1  # a level of deeper codes is small
+    sampler = ItemSampler(catalogue.popularity, options.sample_items) if samples else None
+    if catalogue.depth > 1:
+        valid = sample_cases(valid, _BEAM_CASES)
+
+    def validate() -> float:
+        scorer = decoder_scorer(decoder, catalogue, options.max_items, options.stride)
+        return ndcg(rank_labels(scorer, valid).as_served(repeats=not options.mask_seen), 10)
+
     adding = [module for name, module in decoder.named_modules() if name.endswith((".output", ".down", "embedding"))]
     with dropout_after(adding, options.dropout):
         task = Task(
@@ -86,7 +97,7 @@ def train(
             ),
             rng=rng,
             loss=lambda batch: next_token_loss(decoder, catalogue, batch, mask_seen=mask_seen, sampler=sampler),
-            validate=lambda: ndcg(rank_labels(scorer, valid).as_served(repeats=not options.mask_seen), 10),
+            validate=validate,
             uniform_loss=math.log(max(2, *catalogue.level_sizes)),
         )
         fitted = fit(decoder, task, fit_options, checkpoints, progress)

@@ -92,9 +92,12 @@ def tokens_before(before: Catalogue, now: Catalogue) -> np.ndarray:
     """Return each token's older token, -1 for a new one. Codes deeper than 1 are shared by items, so their book must be the same."""
     if before.depth != now.depth or (now.depth > 1 and before.level_sizes != now.level_sizes):
         raise CheckpointError(f"its codes have levels of {before.level_sizes}, and these have {now.level_sizes}")
-    if now.depth > 1:
-        return np.arange(now.vocab_size)
     old_items = _items_before(before, now)
+    if now.depth > 1:
+        shared = old_items >= 0
+        if not np.array_equal(before.codes[old_items[shared]], now.codes[shared]):
+            raise CheckpointError("its codes are of another code book")
+        return np.arange(now.vocab_size)
     tokens = np.full(now.vocab_size, -1, dtype=np.int64)
     tokens[:NUM_SPECIAL_TOKENS] = np.arange(NUM_SPECIAL_TOKENS)
     known = old_items >= 0

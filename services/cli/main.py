@@ -165,6 +165,10 @@ def pipeline(
         int | None, typer.Option(help="Epochs of the student.", show_default="the recipe's, usually 15")
     ] = None,
     seed: Annotated[int, typer.Option(help="Random seed of training.")] = 0,
+    code_depth: Annotated[
+        int | None,
+        typer.Option(help="Tokens of one item, 1 to 4.", show_default="1, and 3 from 100 000 items on"),
+    ] = None,
     warm_start: Annotated[
         bool, typer.Option(help="Start from the live bundle's weights, with a quarter of the epochs.")
     ] = False,
@@ -190,6 +194,7 @@ def pipeline(
 ) -> None:
     """Train, evaluate and publish a bundle. Stages whose inputs have not changed are skipped."""
     from infra.local.servers.store import feature_store
+    from pipelines.codes.options import CodesOptions
     from pipelines.data.checks import CheckOptions
     from pipelines.evaluation.gate import GateOptions
     from pipelines.options import PipelineOptions
@@ -206,6 +211,7 @@ def pipeline(
         warm_start=warm_start,
         device=device,
         checkpoint_every_s=checkpoint_every_s,
+        codes=CodesOptions(depth=code_depth),
         recipes=read_recipes(recipes, epochs=epochs, student_epochs=student_epochs, seed=seed),
         checks=CheckOptions(
             min_volume_share=min_volume_share, max_unusable_share=max_unusable_share, max_drift=max_drift

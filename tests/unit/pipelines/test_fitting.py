@@ -18,6 +18,7 @@ from pipelines.training.dense import DecoderScorer, hidden_states
 from pipelines.training.descent import Descent, DescentOptions, rate_at
 from pipelines.training.distill import DistillOptions, StudentScorer, imitation_loss, new_student, untaught
 from pipelines.training.fitting import FitOptions, Fitted, Task, dropout_after, fit
+from pipelines.training.lessons import new_lessons
 from pipelines.training.sampled_loss import ItemSampler
 from pipelines.training.train import TrainOptions, new_decoder, next_token_loss
 from services.errors import StageFailed
@@ -148,7 +149,9 @@ def test_everything_is_made_on_the_models_device() -> None:
     with torch.device("meta"):
         losses = [
             next_token_loss(decoder, catalogue, batch, mask_seen=True),
-            imitation_loss(student, decoder, catalogue, batch, DistillOptions(), sampler),
+            imitation_loss(
+                student, new_lessons(decoder, catalogue, [], 0.8, mask_seen=True), batch, DistillOptions(), sampler
+            ),
         ]
         stepped = [descent.step([loss], 0.1) for descent, loss in zip(descents, losses, strict=True)]
         scorers = DecoderScorer(decoder, catalogue, 20, 5), StudentScorer(student)
@@ -178,7 +181,10 @@ def test_the_twin_differs_by_the_teachers_distribution_alone() -> None:
     student, batch = new_student(catalogue, one, options), make_batch([np.array([1, 2, 3])], catalogue)
 
     taught, alone = (
-        [imitation_loss(student, teacher, catalogue, batch, chosen)[0].item() for teacher in (one, other)]
+        [
+            imitation_loss(student, new_lessons(teacher, catalogue, [], 0.8, mask_seen=True), batch, chosen)[0].item()
+            for teacher in (one, other)
+        ]
         for chosen in (options, untaught(options))
     )
 

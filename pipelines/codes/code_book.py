@@ -1,0 +1,103 @@
+"""The code book: the encoder of items and the codes of all levels, in one file of the bundle. It is learned once and then only read.
+
+code_book.safetensors   rarity, text, use (embedding.py); centroids.L and prices.L of each level
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from pipelines.codes.embedding import ItemEncoder, fit_encoder
+from pipelines.codes.options import CodesOptions
+from pipelines.codes.paths import place
+from pipelines.codes.quantizer import CodeLevel, fit_level
+from services.errors import BundleCorrupt
+
+CODE_BOOK = "code_book.safetensors"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CodeBook:
+    """The encoder and the levels of codes, the first level first."""
+
+    encoder: ItemEncoder
+    levels: tuple[CodeLevel, ...]
+
+    @property
+    def level_sizes(self) -> tuple[int, ...]:
+        """The number of codes of each level."""
+        return tuple(len(level.prices_S) for level in self.levels)
+
+    def append(self, texts: Sequence[str], taken: np.ndarray) -> np.ndarray:
+        """Return codes (N, depth) for new items by their texts, beside the `taken` ones, which stay."""
+        return place(self.levels, self.encoder.encode(texts), taken)
+
+    def save(self, path: Path) -> None:
+        """Write the file."""
+        encoder = self.encoder
+        tensors = {"rarity": encoder.rarity_W, "text": encoder.text_WT, "use": encoder.use_TU}
+        for number, level in enumerate(self.levels):
+            tensors |= {f"centroids.{number}": level.centroids_SD, f"prices.{number}": level.prices_S}
+        save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, path)
+
+
+def load_code_book(path: Path) -> CodeBook:
+    """Read what `save` wrote. Raises BundleCorrupt."""
+    try:
+        tensors = load_file(path)
+        depth = sum(name.startswith("prices.") for name in tensors)
+        levels = tuple(CodeLevel(tensors[f"centroids.{level}"], tensors[f"prices.{level}"]) for level in range(depth))
+        return CodeBook(ItemEncoder(tensors["rarity"], tensors["text"], tensors["use"]), levels)
+    except (OSError, KeyError, SafetensorError) as error:
+        raise BundleCorrupt(f"{path}: not a code book ({error})") from error
+
+
+def make_code_book(
+    texts: Sequence[str], sequences: Sequence[np.ndarray], depth: int, options: CodesOptions
+) -> tuple[CodeBook, np.ndarray]:
+    """Learn a code book from items and training events, and return it with the items' codes (N, depth)."""
+    encoder, embeddings_ND = fit_encoder(texts, sequences, options.embedding_size, options.seed)
+    size = options.level_size(len(texts), depth)
+    levels, codes = make_codes(embeddings_ND, size, depth, options.seed)
+    return CodeBook(encoder, levels), codes
+
+
+def make_codes(embeddings_ND: np.ndarray, size: int, depth: int, seed: int) -> tuple[tuple[CodeLevel, ...], np.ndarray]:
+    """Learn levels of this many codes each from embeddings, and place the items."""
+    levels: list[CodeLevel] = []
+    residuals_ND = embeddings_ND
+    for number in range(depth):
+        level = fit_level(residuals_ND, min(size, len(embeddings_ND)), seed + number)
+        levels.append(level)
+        if number < depth - 1:
+            residuals_ND = level.leave(residuals_ND, level.assign(residuals_ND))
+    return tuple(levels), place(levels, embeddings_ND, np.zeros((0, depth), dtype=np.int32))
+
+
+def describe(codes: np.ndarray, level_sizes: Sequence[int]) -> dict[str, Any]:
+    """Return balance, dead codes and collisions: by level how full the fullest code is beside the mean and how many have no item."""
+    levels = []
+    for number, size in enumerate(level_sizes):
+        loads = np.bincount(codes[:, number], minlength=size)
+        share = len(codes) / size
+        shares = loads / len(codes)
+        entropy = float(-(shares[shares > 0] * np.log(shares[shares > 0])).sum() / np.log(size))
+        levels.append(
+            {
+                "size": size,
+                "dead": int((loads == 0).sum()),
+                "fullest_to_mean": float(loads.max() / share),
+                "entropy_share": entropy,
+            }
+        )
+    shared = len(codes) - len(np.unique(codes[:, :-1], axis=0)) if codes.shape[1] > 1 else 0
+    return {
+        "levels": levels,
+        "collisions_before_last_level": shared,
+        "collisions": len(codes) - len(np.unique(codes, axis=0)),
+    }

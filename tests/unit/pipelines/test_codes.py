@@ -1,0 +1,130 @@
+"""Codes deeper than 1: their assignment against brute force, their book, and all stages with them."""
+
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models.catalogue import load_catalogue
+from models.decoder.weights import load_decoder
+from models.prompt import prompt_tokens
+from pipelines.codes import quantizer
+from pipelines.codes.code_book import CODE_BOOK, describe, load_code_book, make_codes
+from pipelines.codes.options import CodesOptions
+from pipelines.codes.paths import place
+from pipelines.codes.reuse import extended_codes, kept_codes
+from pipelines.data.examples import Split, read_cases
+from pipelines.data.tokenize import describe_codes, tokenize
+from pipelines.evaluation.evaluate import Trained, evaluate, read_report
+from pipelines.publication.bundle import optimize
+from pipelines.runner.stage import silent
+from pipelines.training.beam_scoring import BeamScorer
+from pipelines.training.dense import hidden_states
+from pipelines.training.distill import Inputs, fit_and_save
+from pipelines.training.train import train
+from tests.support.synthetic import histories_from, write_ingested
+from tests.unit.pipelines.conftest import CPU, MADE_AT, SMALL_DECODER, SMALL_STUDENT, Built, checkpoints_in
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """Learn the ring with codes of depth 3."""
+    root = tmp_path_factory.mktemp("deep")
+    folders = [root / name for name in ("tokens", "train", "students", "evaluate", "optimize")]
+    for folder in folders:
+        folder.mkdir()
+    tokens, trained_dir, students, evaluated, optimized = folders
+    ingested = write_ingested(root / "ingest")
+    tokenize(ingested, histories_from(ingested), 1_000, tokens, CodesOptions(depth=3))
+    torch.set_num_threads(1)
+    longer = replace(SMALL_DECODER, fit=replace(SMALL_DECODER.fit, epochs=16))  # three tokens an item
+    train(tokens, longer, trained_dir, checkpoints_in(root / "saved"), CPU, silent)
+    saved, student = checkpoints_in(root / "saved").of("student"), students / "student.safetensors"
+    fit_and_save(Inputs(tokens, 1, CPU), trained_dir / "decoder", SMALL_STUDENT, student, saved)
+    shutil.copyfile(student, students / "twin.safetensors")
+    trained = Trained(tokens, trained_dir / "decoder", students, SMALL_DECODER.max_items, SMALL_DECODER.stride)
+    evaluate(trained, "ring", evaluated, silent)
+    optimize(trained, evaluated, MADE_AT, optimized)
+    return Built(trained, evaluated, optimized)
+
+
+def test_every_stage_works_with_deep_codes(deep: Built) -> None:
+    """Decoder and student learn the ring through codes of depth 3, and the bundle keeps the book."""
+    ndcg = {name: found["ndcg@10"] for name, found in read_report(deep.evaluated)["metrics"].items()}
+
+    assert min(ndcg["decoder"], ndcg["student"]) > 0.7
+    assert load_catalogue(deep.optimized / "bundle" / "catalogue.parquet").depth == 3
+    assert len(load_code_book(deep.optimized / "bundle" / CODE_BOOK).levels) == 3
+    assert "codes have depth 3 (as given)" in describe_codes(deep.trained.tokenized)
+
+
+def test_beams_equal_dense_scores_of_all_items(deep: Built) -> None:
+    """A beam as wide as the catalogue gives each item the sum of its tokens' log-probabilities, and their probabilities sum to at most 1."""
+    catalogue = load_catalogue(deep.trained.tokenized / "catalogue.parquet")
+    decoder = load_decoder(deep.trained.decoder_dir, torch.float32, CPU)
+    histories = read_cases(deep.trained.tokenized, Split.TEST).histories[:3]
+
+    found = BeamScorer(decoder, catalogue, 10, 5)(histories)
+
+    for row, history in zip(found, histories, strict=True):
+        prompt = prompt_tokens(catalogue, history.tolist(), 10, 5)
+        paths = np.array(catalogue.tokens(range(30))).reshape(30, 3)
+        rows = torch.tensor([[*prompt, *path] for path in paths.tolist()])
+        with torch.inference_mode():
+            hidden_VLD = hidden_states(decoder, rows).view(30, len(prompt) + 3, -1)
+        expected = torch.zeros(30)
+        for level, (first, size) in enumerate(zip(catalogue.token_offsets, catalogue.level_sizes, strict=True)):
+            logits = hidden_VLD[:, len(prompt) - 1 + level] @ decoder.head_weight_VD[first : first + size].T.detach()
+            expected += logits.log_softmax(-1)[torch.arange(30), torch.from_numpy(paths[:, level] - first)]
+        np.testing.assert_allclose(row, expected.numpy(), atol=1e-4)
+        assert np.exp(row).sum() <= 1 + 1e-4
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**16), num_items=st.integers(8, 60), depth=st.integers(1, 4))
+def test_each_item_has_its_own_path_of_the_nearest_codes(seed: int, num_items: int, depth: int) -> None:
+    """No two paths are equal, and an item alone in its cell has the codes that brute force finds, level by level."""
+    embeddings = np.random.default_rng(seed).normal(size=(num_items, 4)).astype(np.float32)
+    embeddings[1] = embeddings[0]  # two items of one text
+
+    levels, codes = make_codes(embeddings, CodesOptions().level_size(num_items, depth), depth, seed)
+
+    assert describe(codes, [len(level.prices_S) for level in levels])["collisions"] == 0
+    alone = place(levels, embeddings[5:6], np.zeros((0, depth), dtype=np.int32))[0]
+    residual = embeddings[5].astype(np.float64)
+    for level, code in zip(levels, alone, strict=True):
+        costs = [
+            ((residual - one) ** 2).sum() + price for one, price in zip(level.centroids_SD, level.prices_S, strict=True)
+        ]
+        assert costs[code] == pytest.approx(min(costs), abs=1e-4)
+        residual = residual - level.centroids_SD[code]
+
+
+def test_crowded_codes_give_items_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where most items are close together and few far away, the prices bring the fullest code down."""
+    embeddings = (np.random.default_rng(0).exponential(size=(3000, 6)) ** 2).astype(np.float32)
+
+    fullest = []
+    for rounds in (0, 30):
+        monkeypatch.setattr(quantizer, "_ROUNDS", rounds)
+        codes = quantizer.fit_level(embeddings, 32, seed=0).assign(embeddings)
+        fullest.append(np.bincount(codes, minlength=32).max())
+
+    assert fullest[1] < 0.9 * fullest[0]
+
+
+def test_new_items_get_codes_and_old_codes_stay(deep: Built) -> None:
+    """A book that was learned codes items that it never saw, beside those it has; what it gave before does not change."""
+    kept = kept_codes(deep.optimized / "bundle")
+    assert kept is not None
+    ids = [*kept.catalogue.item_ids, "new1", "new2"]
+
+    codes = extended_codes(ids, [f"Item {name}" for name in ids], kept)
+
+    assert np.array_equal(codes[:30], kept.catalogue.codes)
+    assert len(np.unique(codes, axis=0)) == 32
+    assert (codes < np.array(kept.catalogue.level_sizes)).all()
