@@ -13,7 +13,8 @@
 | history (events of the log at a restart) | | as catalogue | freshness while popularity is counted again, restart |
 
 Each point is measured by a process of its own, with real servers of its own, within `--limit-s`; rss_mb is the memory of what the axis is
-about. A field that an axis does not measure is null, and so are all of a point that was not measured in time. `--sizes` replaces each axis'
+about. A field that an axis does not measure is null, and so are all of a point that was not measured in time. Points that OUT has already
+are kept, so that one axis may be measured again, or another added. `--sizes` replaces each axis'
 own sizes, `--seconds` for how long events come. `replicas` starts its stack from the trained state folder of the settings.
 """
 
@@ -53,12 +54,12 @@ def main() -> None:
     """Measure the axes, print a table, and write the file after each point."""
     options = _options()
     cases = [(axis, size) for axis in options.axis for size in options.sizes or AXES[axis][1]]
-    rows: list[dict[str, Any]] = []
+    rows = _rows_of(options.json)
     for axis, size in track(cases, "measuring", console=Console(stderr=True)):
-        rows.append(_measure(axis, size, options))
-        write_report(options.json, about_run("scale") | {"rows": rows})
+        rows[axis, size] = _measure(axis, size, options)
+        write_report(options.json, about_run("scale") | {"rows": [rows[point] for point in sorted(rows, key=_place)]})
     table = Table(*FIELDS)
-    for row in rows:
+    for row in (rows[case] for case in cases):
         table.add_row(*("" if row[name] is None else str(row[name]) for name in FIELDS))
     Console().print(table)
 
@@ -73,6 +74,16 @@ def _options() -> argparse.Namespace:
         "--seconds", type=above_zero, default=20.0, help="of events, for catalogue, workers and history"
     )
     return parser.parse_args()
+
+
+def _rows_of(path: Path) -> dict[tuple[str, int], dict[str, Any]]:
+    """Return the rows of a results file by axis and size; none where there is no file."""
+    found = json.loads(path.read_text())["rows"] if path.exists() else []
+    return {(row["axis"], row["size"]): row for row in found}
+
+
+def _place(point: tuple[str, int]) -> tuple[int, int]:
+    return list(AXES).index(point[0]), point[1]
 
 
 def _measure(axis: str, size: int, options: argparse.Namespace) -> dict[str, Any]:
