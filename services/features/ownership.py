@@ -194,10 +194,25 @@ class Partitions:
         if len(writes) == 1:
             return [_run(self._update, self._fenced(writes[0]), writes[0].rows)]
         with redis_as_dependency():
+            return [outcome.decode() for outcome in self._exchange(writes)]
+
+    def _exchange(self, writes: Sequence[PartitionWrite]) -> list[bytes]:
+        """Run the updates in one exchange. redis-py's own way asks before each exchange whether the store has the script."""
+        from redis.exceptions import NoScriptError
+
+        def run() -> list[bytes]:
             pipe = self._client.pipeline(transaction=False)
             for one in writes:
-                self._update(*_arguments(self._fenced(one), one.rows), client=pipe)
-            return [outcome.decode() for outcome in pipe.execute()]
+                keys, arguments = _arguments(self._fenced(one), one.rows)
+                pipe.evalsha(self._update.sha, len(keys), *keys, *arguments)
+            outcomes: list[bytes] = pipe.execute()
+            return outcomes
+
+        try:
+            return run()
+        except NoScriptError:  # a store that was started anew has made none of the writes
+            self._client.script_load(_UPDATE)
+            return run()
 
     def _fenced(self, write: PartitionWrite) -> list[Any]:
         """Return the arguments before the rows': the fence, and the fields of the partition."""

@@ -22,6 +22,7 @@ from pipelines.features.tables import build_tables, serve
 from pipelines.runner.stage import silent
 from services.contracts.event_roles import DEFAULT_ROLES
 from services.errors import DependencyAway, OwnershipLost
+from services.features.ownership import KEY, PartitionWrite
 from services.features.reader import FeatureReader
 from services.features.repo import RepoAddress
 from services.features.schema import POPULARITY, USER_HISTORY, LogPosition, PopularRow, PopularWindow, UserHistory
@@ -329,6 +330,29 @@ def test_a_write_needs_the_lease_and_the_position_and_the_row(features: RepoAddr
     claim = owner.partitions.claim(1)
     assert claim is not None
     assert claim.position is None
+
+
+def test_partitions_that_are_written_together_are_fenced_each_by_itself(features: RepoAddress, valkey: Server) -> None:
+    """More rows than a script takes, a store that lost its scripts, then one partition owned by another: the rest are written all the same."""
+    writer = FeatureWriter(features)
+    rows = [history_row(f"u{number}") for number in range(450)]
+    for partition in range(3):
+        writer.partitions.claim(partition)
+
+    with Redis(host=HOST, port=valkey.port) as client:
+        client.script_flush()
+        writer.apply_histories({LogPosition("t", 0, 7): rows[:2], LogPosition("t", 1, 7): rows[2:]}, {})
+        client.hset(KEY, "1:lease", "another")
+    with pytest.raises(OwnershipLost, match="lease"):
+        writer.partitions.write_all(
+            [PartitionWrite(number, position=LogPosition("t", number, 8)) for number in range(3)]
+        )
+
+    assert writer.read_histories([row.user_id for row in rows]) == {row.user_id: row for row in rows}
+    assert writer.partitions.owned == (0, 2)
+    assert [writer.partitions.position(number) for number in (0, 2)] == [
+        LogPosition("t", number, 8) for number in (0, 2)
+    ]
 
 
 def test_rows_are_laid_out_as_feast_lays_them_out(features: RepoAddress, valkey: Server) -> None:
