@@ -242,6 +242,22 @@ def precompute(
         refresh_lists(options, _places(settings), out)
 
 
+@app.command("add-items")
+def add_items(
+    items: Annotated[Path, typer.Argument(help="Items, as for `tailrace pipeline`; known ones stay as they are.")],
+) -> None:
+    """Make new items recommendable at once: the live bundle with these items, without training. Codes must be deeper than 1."""
+    from datetime import UTC, datetime
+
+    from models.registry import BundleStore
+    from pipelines.codes.append import append_items
+    from pipelines.data.sources import read_table
+
+    store = BundleStore(_settings().bundle_root)
+    bundle, num_new = append_items(store, read_table(items), items.name, datetime.now(UTC))
+    _print_line(f"{num_new} new items; {bundle.version} is live")
+
+
 @app.command()
 def explain(
     request_id: Annotated[str, typer.Argument(help="request_id of the answer, or the one that the caller sent.")],

@@ -2,8 +2,10 @@
 
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,7 +14,9 @@ from hypothesis import strategies as st
 from models.catalogue import load_catalogue
 from models.decoder.weights import load_decoder
 from models.prompt import prompt_tokens
+from models.registry import BundleStore
 from pipelines.codes import quantizer
+from pipelines.codes.append import append_items
 from pipelines.codes.code_book import CODE_BOOK, describe, load_code_book, make_codes
 from pipelines.codes.options import CodesOptions
 from pipelines.codes.paths import place
@@ -26,6 +30,7 @@ from pipelines.training.beam_scoring import BeamScorer
 from pipelines.training.dense import hidden_states
 from pipelines.training.distill import Inputs, fit_and_save
 from pipelines.training.train import train
+from services.student.ranker import StudentRanker
 from tests.support.synthetic import histories_from, write_ingested
 from tests.unit.pipelines.conftest import CPU, MADE_AT, SMALL_DECODER, SMALL_STUDENT, Built, checkpoints_in
 
@@ -128,3 +133,28 @@ def test_new_items_get_codes_and_old_codes_stay(deep: Built) -> None:
     assert np.array_equal(codes[:30], kept.catalogue.codes)
     assert len(np.unique(codes, axis=0)) == 32
     assert (codes < np.array(kept.catalogue.level_sizes)).all()
+
+
+def test_a_new_item_is_ranked_by_both_models_without_training(deep: Built, tmp_path: Path) -> None:
+    """Appended to the live bundle, an item can be returned by decoder and student, whose answers on old items stay; old codes stay too."""
+    store = BundleStore(tmp_path)
+    bundle = deep.optimized / "bundle"
+    store.publish(bundle, "first", {"num_items": 30})
+    store.promote("first")
+    raw = pl.DataFrame({"item_id": ["a-new", "i03"], "title": ["Item a-new", "Another title"]})
+
+    live, num_new = append_items(store, raw, "items", MADE_AT)
+
+    before, now = load_catalogue(bundle / "catalogue.parquet"), live.catalogue()
+    rows = now.indices(before.item_ids)
+    history = [before.index_of[name] for name in ("i03", "i04", "i05")]
+    decoder = load_decoder(live.decoder_dir, torch.float32, CPU)
+    widened = StudentRanker(live.student_path).score(now.indices(["i03", "i04", "i05"]))
+    beams = BeamScorer(decoder, now, 10, 5)([np.array(now.indices(["i03", "i04", "i05"]))])[0]
+    assert (num_new, store.live_version(), live.manifest["num_items"]) == (1, live.version, 31)
+    assert np.array_equal(now.codes[rows], before.codes)
+    assert now.titles[now.index_of["i03"]] == "Item i03"
+    np.testing.assert_allclose(widened[rows], StudentRanker(bundle / "student.onnx").score(history), atol=1e-4)
+    assert np.isfinite(beams[now.index_of["a-new"]])
+    assert widened[now.index_of["a-new"]] > widened[rows].min()
+    assert append_items(store, raw, "items", MADE_AT) == (live, 0)
