@@ -1,0 +1,239 @@
+"""Cold items: how often a model finds an item that no training event named, beside what knows items by popularity or by text alone.
+
+    python -m benchmarks.cold_items --sequences FOLDER --json OUT [--share 0.05] [--depth 3] --state FOLDER [--epochs N]
+
+`sequences.txt` (`user item item ...`, in time order) and `items.jsonl` as benchmarks.quality takes them. A share of the items, drawn by seed, is
+removed from all training sequences and stays in the catalogue. A case is each held-out item's event with at least one event of another kind
+before it; the item is ranked among ALL items that its user has not seen. `nearest_text` ranks items by the cosine of their text with that of the
+newest item, `nearest_embedding` by the whole embedding that a new item gets its codes from. recall@10 over all items (`all`), and among the held-out items
+alone (`among_cold`), with 95 % bootstrap intervals; `gains` are differences on the same cases.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import torch
+from rich.console import Console
+
+from benchmarks.load.command import about_run, at_least_one, write_report
+from models.baselines import Popularity
+from models.catalogue import Catalogue, load_catalogue
+from models.decoder.weights import load_decoder
+from models.student import read_student
+from pipelines.codes.code_book import CODE_BOOK, describe, load_code_book, make_code_book
+from pipelines.codes.embedding import texts_of
+from pipelines.codes.options import CodesOptions
+from pipelines.data.examples import Split
+from pipelines.evaluation.metrics import Scorer, interval
+from pipelines.training.beam_scoring import BeamScorer
+from pipelines.training.checkpoints import Checkpoints
+from pipelines.training.distill import DistillOptions, Inputs, StudentScorer, fit_and_save
+from pipelines.training.train import TrainOptions, train
+
+_AT = 10
+_CASES_PER_BATCH = 64
+_WIDTH = 128
+
+
+def main() -> None:
+    """Train on what is left, rank the held-out items, and write the file."""
+    options = _options()
+    data = read_data(options.sequences, options.share, options.seed)
+    tokenized = options.state / "tokens"
+    tokenized.mkdir(parents=True, exist_ok=True)
+    save_tokenized(data, CodesOptions(depth=options.depth, seed=options.seed), tokenized)
+    console, began = Console(stderr=True), time.perf_counter()
+    decoder_dir, student = fit_models(tokenized, options, console)
+    spent_s = time.perf_counter() - began
+    catalogue = load_catalogue(tokenized / "catalogue.parquet")
+    scorers = list(make_scorers(data, catalogue, tokenized, decoder_dir, student))
+    hits = {name: recall_hits(scorer, data, most=options.cases) for name, scorer in scorers}
+    write_report(options.json, about_run("cold_items") | report_of(data, catalogue, hits) | {"training_s": spent_s})
+
+
+class Data:
+    """Items in index order, the sequences without held-out items, and the cases: history and held-out item."""
+
+    def __init__(
+        self, items: pl.DataFrame, train: list[np.ndarray], cases: list[tuple[np.ndarray, int]], cold: np.ndarray
+    ) -> None:
+        self.items, self.train, self.cases, self.cold = items, train, cases, cold
+
+
+def read_data(folder: Path, share: float, seed: int) -> Data:
+    """Read a folder of sequences and hold a share of its items out."""
+    rows = [json.loads(line) for line in (folder / "items.jsonl").read_text().splitlines()]
+    rows.sort(key=lambda row: str(row["item_id"]))
+    items = pl.DataFrame(
+        {
+            "item_id": [str(row["item_id"]) for row in rows],
+            "title": [str(row.get("title") or "untitled") for row in rows],
+            "categories": [[str(name) for name in row.get("attributes") or []] for row in rows],
+            "text": [None] * len(rows),
+        },
+        schema_overrides={"text": pl.String},
+    )
+    index = {item_id: number for number, item_id in enumerate(items["item_id"])}
+    lines = (folder / "sequences.txt").read_text().splitlines()
+    sequences = [np.array([index[item] for item in line.split()[1:]]) for line in lines]
+    is_cold = np.random.default_rng(seed).random(len(items)) < share
+    train, cases = [], []
+    for sequence in sequences:
+        warm = ~is_cold[sequence]
+        train.append(sequence[warm])
+        cases += [(sequence[:place][warm[:place]], int(sequence[place])) for place in np.flatnonzero(~warm)]
+    return Data(items, train, [case for case in cases if len(case[0])], np.flatnonzero(is_cold))
+
+
+def save_tokenized(data: Data, options: CodesOptions, out: Path) -> None:
+    """Write catalogue, code book and examples as the stage does. Of each sequence the last event validates."""
+    num_items = len(data.items)
+    train = [sequence[:-1] for sequence in data.train if len(sequence) > 2]
+    valid = [(sequence[:-1], int(sequence[-1])) for sequence in data.train if len(sequence) > 2]
+    book, codes = make_code_book(texts_of(data.items), train, options.depth_for(num_items), options)
+    book.save(out / CODE_BOOK)
+    Catalogue(
+        item_ids=tuple(data.items["item_id"]),
+        titles=tuple(data.items["title"]),
+        categories=tuple(tuple(names) for names in data.items["categories"].to_list()),
+        codes=codes,
+        level_sizes=book.level_sizes,
+        popularity=np.bincount(np.concatenate(train), minlength=num_items).astype(np.float64),
+    ).save(out / "catalogue.parquet")
+    rows: list[tuple[str, list[int], int | None]] = [(Split.TRAIN.value, sequence.tolist(), None) for sequence in train]
+    rows += [(Split.VALID.value, history.tolist(), target) for history, target in valid]
+    pl.DataFrame(
+        {
+            "user_id": [str(number) for number in range(len(rows))],
+            "split": [row[0] for row in rows],
+            "history": [row[1] for row in rows],
+            "target": pl.Series([row[2] for row in rows], dtype=pl.Int32),
+            "is_label": pl.Series([None] * len(rows), dtype=pl.List(pl.Boolean)),
+        }
+    ).write_parquet(out / "examples.parquet")
+
+
+def fit_models(tokenized: Path, options: argparse.Namespace, console: Console) -> tuple[Path, Path]:
+    """Train decoder and student, unless the state folder has them; return where they are."""
+
+    def progress(done: int, total: int, words: str) -> None:
+        console.print(f"{done} of {total} {words}", markup=False)
+
+    device, recipe = torch.device("cpu"), TrainOptions(seed=options.seed, max_batch_tokens=options.batch_tokens)
+    decoder_fit = replace(recipe.fit, epochs=options.epochs, validate_every=options.epochs)
+    torch.set_num_threads(1)
+    out, student = options.state / "train", options.state / "student.safetensors"
+    out.mkdir(exist_ok=True)
+    if not (out / "training.json").exists():
+        saved = Checkpoints(options.state / "saved", "train", 60.0)
+        train(tokenized, replace(recipe, fit=decoder_fit), out, saved, device, progress)
+    if not student.exists():
+        lesson = DistillOptions(seed=options.seed)
+        student_fit = replace(lesson.fit, epochs=options.epochs, validate_every=options.epochs)
+        saved = Checkpoints(options.state / "saved_student", "distill", 60.0)
+        inputs = Inputs(tokenized, 1, device)
+        fit_and_save(inputs, out / "decoder", replace(lesson, fit=student_fit), student, saved, progress)
+    return out / "decoder", student
+
+
+def make_scorers(
+    data: Data, catalogue: Catalogue, tokenized: Path, decoder_dir: Path, student: Path
+) -> Sequence[tuple[str, Scorer]]:
+    """Return the baselines and the models by name."""
+    book, texts = load_code_book(tokenized / CODE_BOOK), texts_of(data.items)
+    embeddings = book.encoder.encode(texts)
+    text_size = book.encoder.text_WT.shape[1]
+    decoder = load_decoder(decoder_dir, torch.float32, "cpu")
+    return (
+        ("popularity", Popularity([sequence for sequence in data.train if len(sequence)], len(texts))),
+        ("nearest_text", _nearest(embeddings[:, :text_size])),
+        ("nearest_embedding", _nearest(embeddings)),
+        ("student", StudentScorer(read_student(student))),
+        ("decoder", BeamScorer(decoder, catalogue, 200, 50, width=_WIDTH)),
+    )
+
+
+def _nearest(rows: np.ndarray) -> Callable[[Sequence[np.ndarray]], np.ndarray]:
+    def score(histories: Sequence[np.ndarray]) -> np.ndarray:
+        scores: np.ndarray = rows[[history[-1] for history in histories]] @ rows.T
+        return scores
+
+    return score
+
+
+def recall_hits(scorer: Scorer, data: Data, most: int) -> dict[str, np.ndarray]:
+    """Return for each case whether the held-out item is among the ten best unseen items: of all, and of the held-out ones."""
+    cases = data.cases[:: max(1, -(-len(data.cases) // most))]
+    found: dict[str, list[float]] = {"all": [], "among_cold": []}
+    for start in range(0, len(cases), _CASES_PER_BATCH):
+        batch = cases[start : start + _CASES_PER_BATCH]
+        for (history, target), row in zip(batch, scorer([history for history, _ in batch]), strict=True):
+            scores = row.astype(np.float64)
+            scores[history] = -np.inf
+            found["all"].append(_is_hit(scores, scores[target]))
+            found["among_cold"].append(_is_hit(scores[data.cold], scores[target]))
+    return {name: np.array(values) for name, values in found.items()}
+
+
+def _is_hit(scores: np.ndarray, own: float) -> float:
+    """Return the chance that ties, broken at random, leave the item among the ten best. An item that no beam found is missed."""
+    if own == -np.inf:
+        return 0.0
+    above, tied = int((scores > own).sum()), int((scores == own).sum())
+    return float(np.clip((_AT - above) / tied, 0, 1))
+
+
+def report_of(data: Data, catalogue: Catalogue, hits: dict[str, dict[str, np.ndarray]]) -> dict[str, Any]:
+    """Return recalls with intervals, and the gains of both models over each baseline."""
+    rows, gains = [], []
+    for name, found in hits.items():
+        for scope, values in found.items():
+            low, high = interval(values, seed=0)
+            rows.append({"model": name, "scope": scope, "recall10": float(values.mean()), "ci95": [low, high]})
+    for model in ("student", "decoder"):
+        for baseline in ("popularity", "nearest_text", "nearest_embedding"):
+            for scope in ("all", "among_cold"):
+                difference = hits[model][scope] - hits[baseline][scope]
+                low, high = interval(difference, seed=0)
+                gains.append(
+                    {
+                        "model": model,
+                        "over": baseline,
+                        "scope": scope,
+                        "gain": float(difference.mean()),
+                        "ci95": [low, high],
+                    }
+                )
+    return {
+        "num_items": len(catalogue.item_ids),
+        "num_cold_items": len(data.cold),
+        "num_cases": len(next(iter(hits.values()))["all"]),
+        "codes": describe(catalogue.codes, catalogue.level_sizes),
+        "rows": rows,
+        "gains": gains,
+    }
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sequences", type=Path, required=True, metavar="FOLDER")
+    parser.add_argument("--json", type=Path, required=True, metavar="OUT")
+    parser.add_argument("--state", type=Path, required=True, metavar="FOLDER", help="folder of what was trained")
+    parser.add_argument("--share", type=float, default=0.05, help="share of the items that is held out")
+    parser.add_argument("--depth", type=int, default=3, choices=(2, 3, 4))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--epochs", type=at_least_one, default=15, help="epochs of decoder and student")
+    parser.add_argument("--batch-tokens", type=at_least_one, default=4_096, help="tokens of a batch of the decoder")
+    parser.add_argument("--cases", type=at_least_one, default=5_000, help="most cases that are ranked")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
