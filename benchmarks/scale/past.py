@@ -40,6 +40,8 @@ def publish_items(root: Path, item_ids: Sequence[str]) -> None:
 def write_log(settings: Settings, client: Any, item_ids: Sequence[str], num_events: int) -> None:
     """Write merged files of a former topic, its newest event an hour old, and let the store hold their effect."""
     num_each = num_events // settings.topic_partitions
+    if not num_each:
+        return
     day = time.strftime("%Y-%m-%d", time.gmtime())
     items = pa.array(item_ids)
     for partition in range(settings.topic_partitions):
@@ -54,8 +56,7 @@ def write_log(settings: Settings, client: Any, item_ids: Sequence[str], num_even
                 compression="zstd",
             )
         header = {"topic_id": _TOPIC_ID, "offset": num_each - 1, "saved": f"{_TOPIC_ID}/{num_each - 1}", "whole": 1}
-        if num_each:
-            client.hset(KEY, mapping={f"{partition}:{name}": value for name, value in header.items()})
+        client.hset(KEY, mapping={f"{partition}:{name}": value for name, value in header.items()})
 
 
 def _events(items: pa.Array, numbers: np.ndarray, offsets: np.ndarray, partition: int) -> pa.Table:

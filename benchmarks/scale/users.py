@@ -63,12 +63,19 @@ def _fill(settings: Settings, layout: RowLayout[UserHistory], num_users: int) ->
                 pipe.hset(layout.key(f"user-{number}"), mapping=cells)
             pipe.execute()
         client.hset(KEY, mapping={f"{partition}:whole": 1 for partition in range(settings.topic_partitions)})
+        _wait_for_rewrite(client)  # one may have begun by itself
         client.bgrewriteaof()
-        servers.wait_until(
-            lambda: client.info("persistence")["aof_rewrite_in_progress"] == 0,
-            120.0,
-            "the store's file was not written",
-        )
+        _wait_for_rewrite(client)
+
+
+def _wait_for_rewrite(client: Redis) -> None:
+    """Wait until the store rewrites no file."""
+
+    def rewrites() -> bool:
+        state = client.info("persistence")
+        return bool(state["aof_rewrite_in_progress"] or state["aof_rewrite_scheduled"])
+
+    servers.wait_until(lambda: not rewrites(), 120.0, "the store's file was not written")
 
 
 async def _read(address: RepoAddress, num_partitions: int, num_users: int) -> tuple[Sequence[float], Sequence[float]]:

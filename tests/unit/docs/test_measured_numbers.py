@@ -120,7 +120,9 @@ def curve_and_count_words() -> Iterator[str]:
 def scale_lines() -> Iterator[str]:
     """A line for each axis and size."""
     for row in result("scale")["rows"]:
-        yield f"| {row['axis']} | {row['size']:,} | {row['loop_ms']} | {row['p99_ms']} | {row['rss_mb']} |"
+        names = ("loop_ms", "p99_ms", "rss_mb", "freshness_p99_ms", "restart_s")
+        cells = " | ".join("" if row[name] is None else str(row[name]) for name in names)
+        yield f"| {row['axis']} | {row['size']:,} | {cells} |"
 
 
 def kept_by_kinds_of_keys() -> Iterator[str]:
