@@ -14,6 +14,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -105,7 +106,7 @@ def _one_user_per_partition() -> list[str]:
 
 def _num_applied(client: Redis) -> int:
     """Return how many events of the topic the store's rows hold."""
-    offsets = client.hmget(KEY, [f"{partition}:offset" for partition in range(_PARTITIONS)])
+    offsets: Any = client.hmget(KEY, [f"{partition}:offset" for partition in range(_PARTITIONS)])
     return sum(int(offset) + 1 for offset in offsets if offset is not None)
 
 

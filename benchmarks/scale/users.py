@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -72,7 +73,7 @@ def _wait_for_rewrite(client: Redis) -> None:
     """Wait until the store rewrites no file."""
 
     def rewrites() -> bool:
-        state = client.info("persistence")
+        state: Any = client.info("persistence")
         return bool(state["aof_rewrite_in_progress"] or state["aof_rewrite_scheduled"])
 
     servers.wait_until(lambda: not rewrites(), 120.0, "the store's file was not written")
