@@ -38,6 +38,8 @@ class PipelineOptions:
     """How to train, by the size of the data."""
     checks: CheckOptions = field(default_factory=CheckOptions)
     gate: GateOptions = field(default_factory=GateOptions)
+    force: bool = False
+    """Publish what the gate or the checks of the data refuse; the manifest says what that was."""
     precompute: PrecomputeOptions = field(default_factory=PrecomputeOptions)
 
     def __post_init__(self) -> None:

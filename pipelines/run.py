@@ -8,7 +8,7 @@ the live pointer) is done in any case, since that is cheap and the store may hav
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -16,14 +16,15 @@ from functools import partial
 from typing import Any
 
 import polars as pl
+import structlog
 import torch
 from rich.console import Console
 
 from models.catalogue import load_catalogue
-from models.registry import BundleStore, learned_repeats
+from models.registry import Bundle, BundleStore, learned_repeats
 from pipelines.codes import reuse
 from pipelines.data import checks, ingest, tokenize
-from pipelines.evaluation import evaluate, gate
+from pipelines.evaluation import champion, evaluate, gate
 from pipelines.evaluation.gain import describe_gain
 from pipelines.features import point_in_time, tables
 from pipelines.options import PipelineOptions, Places
@@ -36,6 +37,8 @@ from pipelines.training.checkpoints import Checkpoints
 from pipelines.training.device import choose_device
 from pipelines.training.warm_start import live_start
 from services.features.writer import FeatureWriter
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,9 +142,16 @@ def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[Stage
 
     bars.begin("gate")
     report, store = evaluate.read_report(evaluated.path), BundleStore(places.bundle_root)
-    before = _live_data(store, name)
+    live = _live_of(store, name)
+    before = live.manifest.get("data") if live else None
     data = checks.describe(ingested.path, before)
-    gate.check(report["metrics"], options.gate, checks.problems(data, before, options.checks))
+    against_live = champion.compare(models, evaluated.path, live) if live else []
+    problems = gate.find_problems(report["metrics"], against_live, options.gate)
+    problems += checks.problems(data, before, options.checks)
+    if options.force and problems:
+        log.warning("gate_forced", problems=problems)
+    else:
+        gate.refuse(problems)
     yield StageOutput("gate", evaluated.key, evaluated.path, skipped=False, seconds=0.0)
 
     bars.begin("optimize")
@@ -159,6 +169,7 @@ def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[Stage
     bars.begin("publish")
     training = json.loads((trained.path / "training.json").read_text())
     manifest = bundle.manifest_of(report, training, data, recipe.prompt, catalogue.depth)
+    manifest |= {"against_live": against_live, "forced": problems}
     published = bundle.publish(store, bundle_dir, version, manifest)
     store.prune(places.keep_bundles)
     FeatureWriter(places.feature_repo).remove_precomputed(store.versions())
@@ -199,10 +210,10 @@ def refresh_lists(options: PipelineOptions, places: Places, console: Console) ->
     return num_lists
 
 
-def _live_data(store: BundleStore, dataset: str) -> Mapping[str, Any] | None:
-    """Return what the live bundle's manifest says of its data; None before the first bundle, and where it was made of other data."""
-    manifest = store.live().manifest if store.live_version() else {}
-    return manifest.get("data") if manifest.get("dataset") == dataset else None
+def _live_of(store: BundleStore, dataset: str) -> Bundle | None:
+    """Return the live bundle; None before the first one, and where it was made of other data."""
+    live = store.live() if store.live_version() else None
+    return live if live and live.manifest.get("dataset") == dataset else None
 
 
 def _ingest(stages: StageCache, options: PipelineOptions, places: Places) -> StageOutput:

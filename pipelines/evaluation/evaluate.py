@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from models.baselines import Bigram, ItemKnn, Popularity
@@ -26,6 +27,7 @@ from pipelines.training.beam_scoring import decoder_scorer
 from pipelines.training.distill import StudentScorer
 
 REPORT = "report.json"
+_RANKS = "ranks.npz"
 PROTOCOL = "leave one out by time, all items ranked, test split, mean rank on ties; ndcg@10_interval: 95 % bootstrap"
 
 
@@ -44,7 +46,7 @@ class Trained:
 
 
 def evaluate(trained: Trained, dataset: str, out: Path, progress: Progress) -> None:
-    """Rank every test label with every model and write report.json."""
+    """Rank every test label with every model; write report.json and ranks.npz."""
     catalogue, cases = (
         load_catalogue(trained.tokenized / "catalogue.parquet"),
         read_cases(trained.tokenized, Split.TEST),
@@ -72,7 +74,14 @@ def evaluate(trained: Trained, dataset: str, out: Path, progress: Progress) -> N
             "student": student_work(student, trained.max_items),
         },
     }
+    np.savez(out / _RANKS, **served)
     (out / REPORT).write_text(json.dumps(report, indent=1))
+
+
+def read_ranks(evaluated: Path) -> dict[str, np.ndarray]:
+    """Return, by model, the rank of each test case's label as served."""
+    with np.load(evaluated / _RANKS) as saved:
+        return dict(saved)
 
 
 def read_report(folder: Path) -> dict[str, Any]:

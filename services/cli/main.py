@@ -5,6 +5,7 @@ A TailraceError, or a folder that cannot be written, is one red line and exit co
 
 import errno
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -177,11 +178,14 @@ def pipeline(
         float, typer.Option(help="Seconds between two checkpoints of a fit; a killed run goes on from the last.")
     ] = 60.0,
     baseline: Annotated[
-        str, typer.Option(help="Baseline that decoder and student must beat: popularity, bigram or item_knn.")
-    ] = "item_knn",
+        str, typer.Option(help="Baseline that decoder and student must beat: popularity, bigram, item_knn or best.")
+    ] = "best",
     min_student_share: Annotated[
         float, typer.Option(help="Minimal NDCG@10 of the student as a share of the decoder's.")
     ] = 0.95,
+    max_loss: Annotated[
+        float, typer.Option(help="How much worse than the live bundle's a model may be, as a share of its NDCG@10.")
+    ] = 0.02,
     min_volume_share: Annotated[
         float, typer.Option(help="Minimal number of events, users and items as a share of the live bundle's.")
     ] = 0.8,
@@ -191,6 +195,7 @@ def pipeline(
     max_drift: Annotated[
         float, typer.Option(help="Maximal drift (PSI) of the events since the live bundle; inf for none.")
     ] = 0.25,
+    force: Annotated[bool, typer.Option(help="Publish although the gate refuses; this is audited.")] = False,
 ) -> None:
     """Train, evaluate and publish a bundle. Stages whose inputs have not changed are skipped."""
     from infra.local.servers.store import feature_store
@@ -216,9 +221,11 @@ def pipeline(
         checks=CheckOptions(
             min_volume_share=min_volume_share, max_unusable_share=max_unusable_share, max_drift=max_drift
         ),
-        gate=GateOptions(baseline=baseline, min_student_share=min_student_share),
+        gate=GateOptions(baseline=baseline, min_student_share=min_student_share, max_loss=max_loss),
+        force=force,
     )
-    with feature_store(settings, _print_line):
+    audit = audited(settings.state_dir, "pipeline --force") if force else nullcontext()
+    with audit, feature_store(settings, _print_line):
         run_pipeline(options, _places(settings), out)
 
 

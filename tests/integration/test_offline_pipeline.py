@@ -199,14 +199,24 @@ def test_changed_parameter_runs_from_its_stage_on(places: Places, options: Pipel
     assert report.bundle_version is None
 
 
-def test_gate_stops_models_below_its_minimum(places: Places, options: PipelineOptions) -> None:
-    """Nothing is published, and the version before stays live."""
-    before = BundleStore(places.bundle_root).live_version()
+def test_the_gate_stops_models_unless_it_is_forced(places: Places, options: PipelineOptions) -> None:
+    """Nothing is published, and the version before stays live; --force publishes, and the manifest has the reason and both comparisons."""
+    store, beyond = BundleStore(places.bundle_root), replace(options, gate=GateOptions(min_student_share=1.5))
+    before = store.live_version()
 
-    with pytest.raises(StageFailed, match="nothing was published"):
-        run_pipeline(replace(options, gate=GateOptions(min_student_share=1.5)), places, quiet())
+    with pytest.raises(StageFailed, match="under 150%; nothing was published"):
+        run_pipeline(beyond, places, quiet())
 
-    assert BundleStore(places.bundle_root).live_version() == before
+    assert store.live_version() == before
+    forced = run_pipeline(replace(beyond, force=True), places, quiet())
+    manifest = store.live().manifest
+    assert store.live_version() == forced.bundle_version
+    assert [problem.endswith("under 150%") for problem in manifest["forced"]] == [True]
+    assert [(row["model"], row["champion"]) for row in manifest["against_live"]] == [
+        ("decoder", before),
+        ("student", before),
+    ]
+    assert manifest["data"]["num_users"] == 40
 
 
 def test_live_events_reach_the_next_model(tmp_path: Path, store: Server, options: PipelineOptions) -> None:

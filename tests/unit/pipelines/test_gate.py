@@ -1,41 +1,59 @@
 """The gate: which models may be published."""
 
+from typing import Any
+
 import pytest
 
-from pipelines.evaluation.gate import GateOptions, check
+from pipelines.evaluation.gate import GateOptions, find_problems, refuse
 from services.errors import StageFailed
 
 
-def metrics(decoder: float, student: float, item_knn: float = 0.09) -> dict[str, dict[str, float]]:
+def metrics(
+    decoder: float, student: float, item_knn: float = 0.09, bigram: float = 0.05
+) -> dict[str, dict[str, float]]:
     """An evaluation with these NDCGs."""
-    found = {"decoder": decoder, "student": student, "item_knn": item_knn}
+    found = {"decoder": decoder, "student": student, "item_knn": item_knn, "bigram": bigram, "popularity": 0.01}
     return {name: {"ndcg@10": value} for name, value in found.items()}
 
 
+def against_live(low: float, high: float) -> list[dict[str, Any]]:
+    """The decoder against a live one of .1000, with this interval of the difference."""
+    means = {"champion_ndcg": 0.1, "challenger_ndcg": 0.1 + (low + high) / 2}
+    return [{"model": "decoder", "champion": "v1", "num_users": 500, **means, "low": low, "high": high}]
+
+
 def test_good_models_pass() -> None:
-    """Both beat the baseline, the student with 95 % of the decoder or more."""
+    """Both beat the best baseline, the student with 95 % of the decoder or more, and neither is surely worse than the live one by 2 %."""
     for student in (0.12, 0.114, 0.2):
-        check(metrics(0.12, student), GateOptions())
+        assert find_problems(metrics(0.12, student), [], GateOptions()) == []
+    for interval in ((-0.03, 0.0), (-0.03, -0.001), (-0.01, 0.01), (0.01, 0.02)):
+        assert find_problems(metrics(0.12, 0.12), against_live(*interval), GateOptions()) == []
+    refuse([])
 
 
 @pytest.mark.parametrize(
-    ("decoder", "student", "complaint"),
+    ("found", "complaint"),
     [
-        (0.08, 0.1, "the decoder's ndcg@10 of 0.0800 does not beat item_knn's 0.0900"),
-        (0.12, 0.113, r"94\.2% of the decoder's 0\.1200, under 95%"),
-        (0.092, 0.0899, "the student's ndcg@10 of 0.0899 does not beat item_knn's"),
-        (0.0, 0.0, "does not beat item_knn"),
+        (metrics(0.08, 0.1), "the decoder's ndcg@10 of 0.0800 does not beat item_knn's 0.0900"),
+        (metrics(0.12, 0.12, bigram=0.12), "the decoder's ndcg@10 of 0.1200 does not beat bigram's 0.1200"),
+        (metrics(0.12, 0.113), r"94\.2% of the decoder's 0\.1200, under 95%"),
+        (metrics(0.092, 0.0899), "the student's ndcg@10 of 0.0899 does not beat item_knn's"),
+        (metrics(0.0, 0.0), "does not beat item_knn"),
     ],
 )
-def test_bad_models_are_stopped_with_the_reason(decoder: float, student: float, complaint: str) -> None:
-    """The message names the number that is too low, and that nothing was published."""
+def test_bad_models_are_stopped_with_the_reason(found: dict[str, dict[str, float]], complaint: str) -> None:
+    """The message names the number that is too low, that nothing was published, and what would publish it."""
     with pytest.raises(StageFailed, match=complaint) as stopped:
-        check(metrics(decoder, student), GateOptions())
+        refuse(find_problems(found, [], GateOptions()))
 
-    assert "nothing was published" in str(stopped.value)
+    assert "nothing was published (--force" in str(stopped.value)
 
 
-def test_good_models_of_doubtful_data_are_stopped() -> None:
-    """What the checks of the data found stops the publication by itself."""
-    with pytest.raises(StageFailed, match="too few events; nothing was published"):
-        check(metrics(0.12, 0.12), GateOptions(), ["too few events"])
+def test_a_model_worse_than_the_live_one_is_named_with_both_figures() -> None:
+    """At least 2 % worse at 95 %: the message has both means, the interval, and the option."""
+    (problem,) = find_problems(metrics(0.12, 0.12), against_live(-0.02, -0.003), GateOptions())
+
+    assert problem == (
+        "the decoder's ndcg@10 of 0.0885 is below that of the live bundle v1, 0.1000 on the same 500 users: "
+        "95 % interval of the difference -0.0200 to -0.0030, beyond -2% (--max-loss)"
+    )

@@ -1,0 +1,73 @@
+"""Ranks the test users' labels with the models of the live bundle, and compares the new ones with them user by user.
+
+The champion ranks the items that its own catalogue has; an item that it lacks comes last. Test labels are the newest event of each user, which no
+earlier training saw.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import structlog
+import torch
+
+from models.catalogue import Catalogue, load_catalogue
+from models.decoder.weights import load_decoder
+from models.registry import Bundle
+from models.student import read_student
+from pipelines.data.examples import Split, read_cases
+from pipelines.evaluation.evaluate import Trained, read_ranks
+from pipelines.evaluation.metrics import Scorer, gains, interval, rank_labels
+from pipelines.training.dense import DecoderScorer
+from pipelines.training.distill import StudentScorer
+from services.errors import TailraceError
+
+log = structlog.get_logger()
+
+
+def compare(challenger: Trained, evaluated: Path, champion: Bundle) -> list[dict[str, Any]]:
+    """Return rows {model, champion, num_users, champion_ndcg, challenger_ndcg, low, high}; the last two bound the difference at 95 %, paired.
+
+    A champion that cannot be read is logged, and nothing is compared.
+    """
+    now = load_catalogue(challenger.tokenized / "catalogue.parquet")
+    cases, ranks = read_cases(challenger.tokenized, Split.TEST), read_ranks(evaluated)
+    try:
+        champion.verify()
+        before = load_catalogue(champion.path / "catalogue.parquet")
+        found = {
+            name: rank_labels(MappedScorer(scorer, before, now), cases).as_served(repeats=challenger.repeats)
+            for name, scorer in _scorers(champion, before, challenger.device)
+        }
+    except TailraceError as error:
+        log.warning("champion_not_compared", bundle=champion.version, why=str(error))
+        return []
+    return [_row(name, champion.version, gains(ranks[name], 10), gains(found[name], 10)) for name in found]
+
+
+class MappedScorer:
+    """Scores histories of one catalogue's item indices by a model of an earlier catalogue, matched by item id."""
+
+    def __init__(self, scorer: Scorer, before: Catalogue, now: Catalogue) -> None:
+        self._scorer = scorer
+        self._earlier = np.array([before.index_of.get(item_id, -1) for item_id in now.item_ids])
+
+    def __call__(self, histories: Sequence[np.ndarray]) -> np.ndarray:
+        """Score -> (B, V) by present index; -inf for items that the model does not know."""
+        known = [self._earlier[history] for history in histories]
+        scores = self._scorer([history[history >= 0] for history in known])
+        return np.where(self._earlier >= 0, scores[:, self._earlier], -np.inf)
+
+
+def _scorers(champion: Bundle, catalogue: Catalogue, device: torch.device) -> Iterator[tuple[str, Scorer]]:
+    prompt = champion.manifest["prompt"]
+    decoder = load_decoder(champion.path / "decoder", torch.float32, device)
+    yield "decoder", DecoderScorer(decoder, catalogue, prompt["max_items"], prompt["stride"])
+    yield "student", StudentScorer(read_student(champion.path / "student.safetensors").to(device))
+
+
+def _row(name: str, version: str, new: np.ndarray, old: np.ndarray) -> dict[str, Any]:
+    low, high = interval(new - old, seed=0)
+    means = {"champion_ndcg": float(old.mean()), "challenger_ndcg": float(new.mean())}
+    return {"model": name, "champion": version, "num_users": len(new), **means, "low": low, "high": high}
