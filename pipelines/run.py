@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -141,17 +142,8 @@ def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[Stage
     yield evaluated
 
     bars.begin("gate")
-    report, store = evaluate.read_report(evaluated.path), BundleStore(places.bundle_root)
-    live = _live_of(store, name)
-    before = live.manifest.get("data") if live else None
-    data = checks.describe(ingested.path, before)
-    against_live = champion.compare(models, evaluated.path, live) if live else []
-    problems = gate.find_problems(report["metrics"], against_live, options.gate)
-    problems += checks.problems(data, before, options.checks)
-    if options.force and problems:
-        log.warning("gate_forced", problems=problems)
-    else:
-        gate.refuse(problems)
+    store = BundleStore(places.bundle_root)
+    judged = _judge(models, evaluated.path, ingested.path, _live_of(store, name), options)
     yield StageOutput("gate", evaluated.key, evaluated.path, skipped=False, seconds=0.0)
 
     bars.begin("optimize")
@@ -168,9 +160,9 @@ def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[Stage
 
     bars.begin("publish")
     training = json.loads((trained.path / "training.json").read_text())
-    manifest = bundle.manifest_of(report, training, data, recipe.prompt, catalogue.depth)
-    manifest |= {"against_live": against_live, "forced": problems}
-    published = bundle.publish(store, bundle_dir, version, manifest)
+    report = evaluate.read_report(evaluated.path)
+    manifest = bundle.manifest_of(report, training, recipe.prompt, catalogue.depth)
+    published = bundle.publish(store, bundle_dir, version, manifest | judged)
     store.prune(places.keep_bundles)
     FeatureWriter(places.feature_repo).remove_precomputed(store.versions())
     yield StageOutput("publish", version, published.path, skipped=False, seconds=0.0)
@@ -208,6 +200,22 @@ def refresh_lists(options: PipelineOptions, places: Places, console: Console) ->
     num_lists = len(precompute.read_rows(listed.path))
     console.print(f"{num_lists} lists are fresh")
     return num_lists
+
+
+def _judge(
+    models: evaluate.Trained, evaluated: Path, ingested: Path, live: Bundle | None, options: PipelineOptions
+) -> dict[str, Any]:
+    """Return what the manifest keeps of the gate: the data's facts, the comparison with the live bundle, and what was forced. Raises StageFailed."""
+    before = live.manifest.get("data") if live else None
+    data = checks.describe(ingested, before)
+    against_live = champion.compare(models, evaluated, live) if live else []
+    problems = gate.find_problems(evaluate.read_report(evaluated)["metrics"], against_live, options.gate)
+    problems += checks.problems(data, before, options.checks)
+    if options.force and problems:
+        log.warning("gate_forced", problems=problems)
+    else:
+        gate.refuse(problems)
+    return {"data": data, "against_live": against_live, "forced": problems}
 
 
 def _live_of(store: BundleStore, dataset: str) -> Bundle | None:

@@ -19,7 +19,7 @@ from models.student import read_student
 from pipelines.data.examples import Split, read_cases
 from pipelines.evaluation.evaluate import Trained, read_ranks
 from pipelines.evaluation.metrics import Scorer, gains, interval, rank_labels
-from pipelines.training.dense import DecoderScorer
+from pipelines.training.beam_scoring import decoder_scorer
 from pipelines.training.distill import StudentScorer
 from services.errors import TailraceError
 
@@ -63,7 +63,7 @@ class MappedScorer:
 def _scorers(champion: Bundle, catalogue: Catalogue, device: torch.device) -> Iterator[tuple[str, Scorer]]:
     prompt = champion.manifest["prompt"]
     decoder = load_decoder(champion.path / "decoder", torch.float32, device)
-    yield "decoder", DecoderScorer(decoder, catalogue, prompt["max_items"], prompt["stride"])
+    yield "decoder", decoder_scorer(decoder, catalogue, prompt["max_items"], prompt["stride"])
     yield "student", StudentScorer(read_student(champion.path / "student.safetensors").to(device))
 
 

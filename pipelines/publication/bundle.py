@@ -92,12 +92,11 @@ def publish(store: BundleStore, folder: Path, version: str, about: dict[str, Any
 
 
 def manifest_of(
-    report: dict[str, Any], training: dict[str, Any], data: dict[str, Any], prompt: dict[str, int], depth: int
+    report: dict[str, Any], training: dict[str, Any], prompt: dict[str, int], depth: int
 ) -> dict[str, Any]:
-    """Return the manifest's content beside the version and the hashes. `data` is what `pipelines.data.checks` found."""
+    """Return the manifest's content on the models: all but the version, the hashes, and what the gate found."""
     return {
         "dataset": report["dataset"],
-        "data": data,
         "feature_service": SERVICE,
         "prompt": prompt,
         "depth": depth,
