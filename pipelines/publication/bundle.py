@@ -91,9 +91,7 @@ def publish(store: BundleStore, folder: Path, version: str, about: dict[str, Any
     return bundle
 
 
-def manifest_of(
-    report: dict[str, Any], training: dict[str, Any], prompt: dict[str, int], depth: int
-) -> dict[str, Any]:
+def manifest_of(report: dict[str, Any], training: dict[str, Any], prompt: dict[str, int], depth: int) -> dict[str, Any]:
     """Return the manifest's content on the models: all but the version, the hashes, and what the gate found."""
     return {
         "dataset": report["dataset"],
