@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import torch
 
 from models.baselines import Bigram, ItemKnn, Popularity
@@ -27,7 +28,7 @@ from pipelines.training.beam_scoring import decoder_scorer
 from pipelines.training.distill import StudentScorer
 
 REPORT = "report.json"
-_RANKS = "ranks.npz"
+_RANKS = "ranks.parquet"
 PROTOCOL = "leave one out by time, all items ranked, test split, mean rank on ties; ndcg@10_interval: 95 % bootstrap"
 
 
@@ -46,7 +47,7 @@ class Trained:
 
 
 def evaluate(trained: Trained, dataset: str, out: Path, progress: Progress) -> None:
-    """Rank every test label with every model; write report.json and ranks.npz."""
+    """Rank every test label with every model; write report.json and ranks.parquet."""
     catalogue, cases = (
         load_catalogue(trained.tokenized / "catalogue.parquet"),
         read_cases(trained.tokenized, Split.TEST),
@@ -74,14 +75,13 @@ def evaluate(trained: Trained, dataset: str, out: Path, progress: Progress) -> N
             "student": student_work(student, trained.max_items),
         },
     }
-    np.savez(out / _RANKS, **served)
+    pl.DataFrame(served).write_parquet(out / _RANKS)
     (out / REPORT).write_text(json.dumps(report, indent=1))
 
 
 def read_ranks(evaluated: Path) -> dict[str, np.ndarray]:
     """Return, by model, the rank of each test case's label as served."""
-    with np.load(evaluated / _RANKS) as saved:
-        return dict(saved)
+    return {ranks.name: ranks.to_numpy() for ranks in pl.read_parquet(evaluated / _RANKS)}
 
 
 def read_report(folder: Path) -> dict[str, Any]:

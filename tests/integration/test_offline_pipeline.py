@@ -201,7 +201,9 @@ def test_changed_parameter_runs_from_its_stage_on(places: Places, options: Pipel
 
 def test_the_gate_stops_models_unless_it_is_forced(places: Places, options: PipelineOptions) -> None:
     """Nothing is published, and the version before stays live; --force publishes, and the manifest has the reason and both comparisons."""
-    store, beyond = BundleStore(places.bundle_root), replace(options, gate=GateOptions(min_student_share=1.5))
+    store, given = BundleStore(places.bundle_root), options.recipes[0]
+    other = replace(given, distill=replace(given.distill, feed_forward=24))
+    beyond = replace(options, recipes=(other,), gate=GateOptions(min_student_share=1.5))
     before = store.live_version()
 
     with pytest.raises(StageFailed, match="under 150%; nothing was published"):
