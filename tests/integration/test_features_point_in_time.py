@@ -41,7 +41,7 @@ def random_events(num_events: int, num_users: int) -> pl.DataFrame:
     return pl.DataFrame(rows, columns, orient="row", schema_overrides={"event_time": pl.Datetime("us", "UTC")})
 
 
-EVENTS = random_events(200, num_users=7)
+EVENTS = random_events(80, num_users=7)
 
 
 @pytest.fixture(scope="module")

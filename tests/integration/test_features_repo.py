@@ -111,7 +111,7 @@ os.kill(os.getpid(), 9)
 """
 
 
-@pytest.mark.parametrize("is_sharing", [True, False])
+@pytest.mark.parametrize("is_sharing", [True, pytest.param(False, marks=pytest.mark.grid)])
 def test_importing_feast_leaves_nothing_behind(tmp_path: Path, is_sharing: bool) -> None:
     """import_feast: no torch, no variable, and no folder or file of Feast's, even in a process that is killed."""
     temporary, shared = tmp_path / "tmp", tmp_path / "shared"

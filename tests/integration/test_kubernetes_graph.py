@@ -63,7 +63,9 @@ def built(overlay: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@pytest.mark.parametrize(
+    "overlay", ["gpu", *(pytest.param(name, marks=pytest.mark.grid) for name in OVERLAYS if name != "gpu")]
+)
 def test_the_graph_is_built_from_the_config(overlay: str) -> None:
     """The gateway is in front of the LLM, with the config's replicas, resources and policy."""
     graph = built(overlay)

@@ -8,6 +8,8 @@ import psutil
 import pytest
 import redis
 import trustme
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from infra.local.servers.access import prepare_valkey, valkey_access_file
 from infra.local.servers.binaries import valkey_command
@@ -132,7 +134,7 @@ def test_only_the_one_user_is_accepted(address: RedisAddress) -> None:
     with redis.Redis(**address.client_options()) as client:
         assert client.ping()
     with (
-        redis.Redis(host=HOST, port=address.port) as anonymous,
+        redis.Redis(host=HOST, port=address.port, retry=Retry(NoBackoff(), 0)) as anonymous,
         pytest.raises(redis.AuthenticationError, match="Authentication required"),
     ):
         anonymous.ping()

@@ -43,7 +43,9 @@ def written(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file() and "saved" not in path.parts}
 
 
-@pytest.mark.parametrize("model", ["decoder", "student", "twin"])
+@pytest.mark.parametrize(
+    "model", ["decoder", *(pytest.param(name, marks=pytest.mark.grid) for name in ("student", "twin"))]
+)
 def test_a_killed_fit_ends_with_the_same_bytes(model: str, data: Path, tmp_path: Path) -> None:
     """SIGKILL before random steps of a child process, again and again: weights and curve are those of a run that nobody killed."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
