@@ -28,6 +28,8 @@ _CHECKPOINT_MODULES = {row.gguf: row.checkpoint for row in LAYER} | {
     gguf: checkpoint for checkpoint, gguf in OUTSIDE_LAYERS.values()
 }
 _SHARD_BYTES = 2 * 1024**3
+_MAX_VALUES = 4_000_000
+"""Twice what the largest vocabularies need: two for each text, one for each number."""
 
 ConversionProgress = Callable[[int, int], None]
 """(number of tensors done, total number of tensors)."""
@@ -35,10 +37,8 @@ ConversionProgress = Callable[[int, int], None]
 
 def convert_gguf(path: Path, folder: Path, progress: ConversionProgress) -> None:
     """Write the folder, which must be empty or absent. Raises CheckpointError naming what is missing or not supported."""
-    from gguf import GGUFReader
-
     try:
-        reader = GGUFReader(path)
+        reader = _bounded_reader()(path)
         metadata = {key: field.contents() for key, field in reader.fields.items()}
     except Exception as error:  # the reader checks little, so that broken bytes fail anywhere in it
         raise CheckpointError(f"{path}: not readable as GGUF ({error!r})") from error
@@ -49,6 +49,27 @@ def convert_gguf(path: Path, folder: Path, progress: ConversionProgress) -> None
         raise CheckpointError(f"{path}: {error}") from error
     except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
         raise CheckpointError(f"{path}: a value is of the wrong type, size or range ({error!r})") from error
+
+
+def _bounded_reader() -> Any:
+    """Return a reader that refuses what lies behind the file's end, and more values than memory should hold.
+
+    The package's own returns nothing for what is missing, so that an array of a claimed 10^12 values fills the memory with empty ones.
+    """
+    from gguf import GGUFReader
+
+    class BoundedReader(GGUFReader):
+        num_values = 0
+
+        def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
+            self.num_values += 1
+            if offset + int(count) * np.dtype(dtype).itemsize > len(self.data):
+                raise ValueError(f"cut off: a value at byte {offset} ends behind the file's end")
+            if self.num_values > _MAX_VALUES:
+                raise ValueError(f"more than {_MAX_VALUES} values of metadata")
+            return super()._get(offset, dtype, count, override_order)
+
+    return BoundedReader
 
 
 def _write(metadata: Mapping[str, Any], stored: Mapping[str, Any], folder: Path, progress: ConversionProgress) -> None:

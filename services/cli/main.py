@@ -168,7 +168,7 @@ def pipeline(
     seed: Annotated[int, typer.Option(help="Random seed of training.")] = 0,
     code_depth: Annotated[
         int | None,
-        typer.Option(help="Tokens of one item, 1 to 4.", show_default="1, and 3 from 100 000 items on"),
+        typer.Option(help="Tokens of one item, 1 to 4.", show_default="1, and 3 from 100,000 items on"),
     ] = None,
     warm_start: Annotated[
         bool, typer.Option(help="Start from the live bundle's weights, with a quarter of the epochs.")
@@ -260,8 +260,10 @@ def add_items(
     from pipelines.codes.append import append_items
     from pipelines.data.sources import read_table
 
-    store = BundleStore(_settings().bundle_root)
-    bundle, num_new = append_items(store, read_table(items), items.name, datetime.now(UTC))
+    settings = _settings()
+    with audited(settings.state_dir, "add-items"):
+        store = BundleStore(settings.bundle_root)
+        bundle, num_new = append_items(store, read_table(items), items.name, datetime.now(UTC))
     _print_line(f"{num_new} new items; {bundle.version} is live")
 
 

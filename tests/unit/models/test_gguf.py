@@ -1,6 +1,7 @@
 """A GGUF file becomes a folder with the same logits and the same tokens; what it lacks is named."""
 
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -195,3 +196,16 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
         load_decoder(tmp_path / "out", torch.float32, "cpu")
     with pytest.raises(CheckpointError, match=r"bad\.gguf: not readable as GGUF"):
         convert(tmp_path / "bad.gguf", tmp_path / "other")
+
+
+@pytest.mark.parametrize("claimed", [1_000_000_000_000, 5_000_000])
+def test_a_claimed_length_takes_no_memory(claimed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An array that claims more values than the file holds ends at the file's end; one that the file could hold, at the limit."""
+    path = tmp_path / "m.gguf"
+    head = struct.pack("<4sIQQ", b"GGUF", 3, 0, 1)
+    field = struct.pack("<Q1sIIQ", 1, b"a", gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.UINT8, claimed)
+    path.write_bytes(head + field + bytes(3_000))
+    monkeypatch.setattr("models.decoder.gguf._MAX_VALUES", 10_000 if claimed > 10**9 else 1_000)
+
+    with pytest.raises(CheckpointError, match="cut off" if claimed > 10**9 else "more than 1000 values"):
+        convert_gguf(path, tmp_path / "out", lambda _done, _total: None)
