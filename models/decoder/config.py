@@ -120,6 +120,8 @@ _SHAPE = (
     "head_dim",
     "max_position_embeddings",
 )
+_MAX_SIZE, _MAX_LAYERS = 2**24, 1_000
+"""Far beyond every decoder; a claimed size must not fill the memory."""
 _SAME_NAMES = (*_SHAPE, "rms_norm_eps", "tie_word_embeddings")
 
 
@@ -198,6 +200,8 @@ def _config_from(raw: Raw) -> DecoderConfig:
 def _window_from(raw: Raw, family: Family) -> Window | None:
     """Return the sliding window and its layers. If optional, it starts at layer `max_window_layers`."""
     num_layers, is_always = int(raw["num_hidden_layers"]), family.window == "always"
+    if num_layers > _MAX_LAYERS:
+        raise ValueError(f"num_hidden_layers {num_layers} is over {_MAX_LAYERS}")
     size = raw.get("sliding_window") if is_always or raw.get("use_sliding_window") else None
     first = 0 if is_always else int(raw.get("max_window_layers", 28))
     types = raw.get("layer_types") or [_SLIDING if layer >= first and size else _FULL for layer in range(num_layers)]
@@ -263,6 +267,8 @@ def _refuse_impossible(config: DecoderConfig) -> None:
     for name in _SHAPE:
         if getattr(config, name) < 1:
             raise ValueError(f"{name} {getattr(config, name)} is not positive")
+        if getattr(config, name) > _MAX_SIZE:
+            raise ValueError(f"{name} {getattr(config, name)} is over {_MAX_SIZE}")
     if config.num_attention_heads % config.num_key_value_heads:
         raise ValueError(f"num_attention_heads is no multiple of num_key_value_heads {config.num_key_value_heads}")
     if config.head_dim % 2:

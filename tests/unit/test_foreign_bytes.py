@@ -4,8 +4,9 @@
 """
 
 import json
-from collections.abc import Callable
-from contextlib import suppress
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -13,6 +14,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+import psutil
 import pytest
 import torch
 from hypothesis import given, settings
@@ -236,4 +238,17 @@ def test_whatever_comes_in_only_our_errors_come_out(
         with suppress(TailraceError):
             parser.parse(path if parser.file else content)
 
-    check()
+    with at_most_more(2**31):
+        check()
+
+
+@contextmanager
+def at_most_more(num_bytes: int) -> Iterator[None]:
+    """Give this process so much more address space and no more: what fills the memory is a MemoryError, not the end of the machine."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    used = psutil.Process().memory_info().vms
+    resource.setrlimit(resource.RLIMIT_AS, (used + num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)

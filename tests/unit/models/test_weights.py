@@ -68,6 +68,8 @@ def test_a_wrong_tensor_is_named(folder: Path, change: object, message: str) -> 
         ("use_sliding_window", True, "use_sliding_window True is not supported"),
         ("hidden_act", "gelu", "hidden_act 'gelu' is not supported"),
         ("num_attention_heads", 0, "num_attention_heads 0 is not positive"),
+        ("num_hidden_layers", 10**12, "num_hidden_layers 1000000000000 is over 1000"),
+        ("vocab_size", 10**12, "vocab_size 1000000000000 is over 16777216"),
         ("num_key_value_heads", 3, "num_attention_heads is no multiple of num_key_value_heads 3"),
         ("head_dim", 5, "head_dim 5 is odd"),
         ("vocab_size", [], "config.json: not a decoder's config"),
