@@ -158,10 +158,11 @@ def _run(*command: str) -> str:
 
 
 def _loaded_openmp() -> Path | None:
-    """Return the GNU OpenMP runtime among the files that this process has mapped (Linux)."""
+    """Return the GNU OpenMP runtime among the files that this process has mapped (Linux): torch's, where another package has one of its own."""
     maps = Path("/proc/self/maps")
     found = re.findall(r"\s(/\S*libgomp\S*)$", maps.read_text(), re.MULTILINE) if maps.exists() else []
-    return Path(found[0]) if found else None
+    paths = sorted(map(Path, found), key=lambda path: "torch" not in path.parts)
+    return paths[0] if paths else None
 
 
 def _processor() -> str:

@@ -65,6 +65,20 @@ def test_one_for_this_processor_is_used_without_a_compiler(own_target, built, pr
     assert not (tmp_path / "cache").exists()
 
 
+def test_torch_s_openmp_counts_beside_another() -> None:
+    """scikit-learn brings an OpenMP runtime of its own: libraries are those for torch's."""
+    program = """
+import torch, sklearn.cluster
+from services.llm.engine.cpu.compiler import _loaded_openmp
+print(sum("scikit" in line for line in open("/proc/self/maps")) > 0, _loaded_openmp())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+
+    is_other_loaded, path = done.stdout.split()
+    assert is_other_loaded == "True"
+    assert "torch" in Path(path).parts
+
+
 @pytest.mark.parametrize("difference", ["sources", "openmp", "processor"])
 @pytest.mark.usefixtures("no_compiler")
 def test_one_that_does_not_fit_is_not_used(prebuilt, tmp_path, monkeypatch, difference) -> None:
