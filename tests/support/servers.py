@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from infra.local.servers.binaries import tansu_command, valkey_command
+from infra.local.supervisor.probes import answers_redis
 from tests.support.wait import wait_for
 
 HOST = "127.0.0.1"
@@ -21,10 +22,17 @@ def free_port() -> int:
 
 
 class Server:
-    """One server process on a port of its own, the same port after each start."""
+    """One server process on a port of its own, the same port after each start, and what says that it answers."""
 
-    def __init__(self, command: Callable[[int], list[str]], log: Path, port: int | None = None) -> None:
+    def __init__(
+        self,
+        command: Callable[[int], list[str]],
+        log: Path,
+        port: int | None = None,
+        answers: Callable[[str, int], bool] | None = None,
+    ) -> None:
         self.port = port or free_port()
+        self._answers = answers or _accepts
         self._command = command(self.port)
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
@@ -35,10 +43,10 @@ class Server:
         return f"{HOST}:{self.port}"
 
     def start(self) -> None:
-        """Start it and wait until it accepts connections."""
+        """Start it and wait until it answers."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
-        wait_for(self._accepts, what=self._command[0])
+        wait_for(lambda: self._answers(HOST, self.port), what=self._command[0])
 
     def ensure_running(self) -> None:
         """Thaw it, or start it if it has ended."""
@@ -65,15 +73,16 @@ class Server:
         assert self._process is not None
         os.kill(self._process.pid, number)
 
-    def _accepts(self) -> bool:
-        with socket.socket() as probe:
-            return probe.connect_ex((HOST, self.port)) == 0
+
+def _accepts(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((host, port)) == 0
 
 
 def valkey_server(folder: Path) -> Server:
     """Make a Valkey that keeps its data in `folder`; not started."""
     folder.mkdir(parents=True, exist_ok=True)
-    return Server(lambda port: valkey_command(port, folder), folder / "valkey.log")
+    return Server(lambda port: valkey_command(port, folder), folder / "valkey.log", answers=answers_redis)
 
 
 def broker_server(folder: Path) -> Server:
