@@ -123,7 +123,13 @@ def test_a_closed_terminal_stops_the_stack_unless_under_nohup(tmp_path: Path, co
     words = [*command.split(), sys.executable, "-c", textwrap.dedent(script)]
 
     done = subprocess.run(
-        words, cwd=ROOT, env=inherited_environment(), check=False, stdin=subprocess.DEVNULL, timeout=60
+        words,
+        cwd=ROOT,
+        env=inherited_environment(),
+        check=False,
+        stdin=subprocess.DEVNULL,
+        timeout=60,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
     )
 
     assert done.returncode == (0 if stops else 3)
