@@ -73,7 +73,7 @@ class Gateway:
     """Both doors of one replica: HTTP through the ASGI app, gRPC through the methods below."""
 
     def __init__(self, settings: Settings, llm: Any, text: Any | None = None) -> None:
-        from services.llm.ranking.handle import LlmHandle
+        from services.llm.handles import LlmHandle
 
         configure_logging(settings.log_level)
         self._settings = settings
@@ -249,7 +249,7 @@ def text_writer(settings: Settings, text: Any | None) -> TextWriter | None:
         return RemoteWriter(settings.text_url, key, only_model=settings.text_model)
     if text is None:
         return None
-    from services.llm.text.handle import TextHandle
+    from services.llm.handles import TextHandle
 
     return TextHandle(text, settings.text_deadline_ms / 1_000)
 

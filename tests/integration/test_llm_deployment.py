@@ -49,8 +49,8 @@ async def started(local_ray) -> AsyncIterator:
     """A function that runs the deployment and returns its handle; the deployment is deleted afterwards."""
     from ray import serve
 
+    from services.llm.handles import LlmHandle
     from services.llm.ranking.deployment import build_llm
-    from services.llm.ranking.handle import LlmHandle
 
     def start(settings: Settings):
         """Run it."""

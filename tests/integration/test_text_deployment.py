@@ -42,8 +42,8 @@ async def started(local_ray, tmp_path: Path) -> AsyncIterator:
     """A function that runs the deployment over a tiny checkpoint and returns its handle; the deployment is deleted afterwards."""
     from ray import serve
 
+    from services.llm.handles import TextHandle
     from services.llm.text.deployment import build_text
-    from services.llm.text.handle import TextHandle
 
     def start(**fields):
         """Run it."""

@@ -89,7 +89,7 @@ def environment_reads(path: Path) -> Iterator[int]:
         ("services.llm.engine.engine", {"grpc", "pandas", "prometheus_client", "pyarrow", "pydantic", "structlog"}),
         ("services.llm.engine.schedule.scheduler", {"torch"}),
         ("services.llm.engine.kv.block_pool", {"torch", "numpy"}),
-        ("services.llm.ranking.handle", {"torch", "services.llm.ranking.deployment"}),
+        ("services.llm.handles", {"torch", "services.llm.ranking.deployment"}),
         ("services.student", {"torch", "ray", "feast", "kafka"}),
         ("services.stream", {"torch", "ray"}),
         ("services.cli.main", {"torch", "ray", "feast", "kafka", "pydantic", "numpy"}),

@@ -25,7 +25,7 @@ from services.llm.engine.beam.trie import ItemCodes, Trie
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.cost.cost_model import CostModel, StepCost, number_sizes
 from services.llm.engine.cpu.forward import compute_dtype
-from services.llm.engine.forward.device_stream import DeviceStream
+from services.llm.engine.forward.device import DeviceStream
 from services.llm.engine.forward.runner import Runner, RunningStep
 from services.llm.engine.gpu.graph_device import GraphDevice
 from services.llm.engine.gpu.graphs import CaptureProgress, GraphCounts

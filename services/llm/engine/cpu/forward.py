@@ -18,9 +18,8 @@ from torch import Tensor
 from models.decoder.window import Window
 from services.llm.engine.config import EngineConfig, WeightKind
 from services.llm.engine.cpu.compiler import BuildFailedError, built_library
-from services.llm.engine.cpu.huge_pages import use_huge_pages
 from services.llm.engine.cpu.library import Library, StepStruct
-from services.llm.engine.cpu.packing import PackedModel
+from services.llm.engine.cpu.packing import PackedModel, use_huge_pages
 from services.llm.engine.forward.layers import Forward, LayerLoop, StepInputs
 from services.llm.engine.forward.ops import TorchOps
 from services.llm.engine.forward.tiles import Tile, cut_tiles

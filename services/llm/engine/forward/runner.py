@@ -16,8 +16,8 @@ from services.llm.engine.beam.search import BeamBatch, BeamSearch, RankedItems
 from services.llm.engine.beam.trie import Trie
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.cpu.forward import cpu_forward
+from services.llm.engine.forward.device import HostCopy, to_device
 from services.llm.engine.forward.layers import Forward, LayerLoop, StepInputs
-from services.llm.engine.forward.transfer import HostCopy, to_device
 from services.llm.engine.forward.weights import Weights, join_weights
 from services.llm.engine.gpu.graph_device import CudaGraphDevice, GraphDevice
 from services.llm.engine.gpu.graph_shapes import TextShape

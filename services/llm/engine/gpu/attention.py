@@ -1,8 +1,7 @@
 """Attention over paged contexts on a CUDA device, in Triton: prefill chunks, text decode and beams alike.
 
 Cuts a step into tiles that fit one program each, chooses the number of splits of each context (split-KV, as in FlashDecoding), and
-launches two kernels: attention over one split (`split_kv_kernel.py`), then the merge of the splits with the beams' tails
-(`merge_kernel.py`). Compared to `TorchAttention` in the tests.
+launches the two kernels of `attention_kernels.py`: attention over one split, then the merge of the splits with the beams' tails. Compared to `TorchAttention` in the tests.
 
 Shape suffixes: T rows of the step, E tiles, R requests, Q tiles of a request, S splits of a context, H query heads, K head size.
 """
@@ -14,10 +13,15 @@ from torch import Tensor
 from models.decoder.window import Window
 from services.llm.engine.beam.tails import Tails
 from services.llm.engine.forward.attention import TileBatch, UniformBatch
+from services.llm.engine.forward.device import to_device
 from services.llm.engine.forward.tiles import Tile, cut_tiles
-from services.llm.engine.forward.transfer import to_device
-from services.llm.engine.gpu.merge_kernel import merge_states
-from services.llm.engine.gpu.split_kv_kernel import MIN_PROGRAM_ROWS, MIN_SPLIT_TOKENS, DeviceTiles, attend_splits
+from services.llm.engine.gpu.attention_kernels import (
+    MIN_PROGRAM_ROWS,
+    MIN_SPLIT_TOKENS,
+    DeviceTiles,
+    attend_splits,
+    merge_states,
+)
 from services.llm.engine.kv.cache import KvCache
 from services.llm.engine.schedule.plan import StepPlan
 

@@ -20,8 +20,8 @@ from services.llm.engine.beam.tails import Tails
 from services.llm.engine.beam.top_k import TopK, choose_next
 from services.llm.engine.beam.trie import Level, Trie
 from services.llm.engine.forward.attention import UniformBatch
+from services.llm.engine.forward.device import to_device
 from services.llm.engine.forward.layers import LayerLoop, StepInputs
-from services.llm.engine.forward.transfer import to_device
 from services.llm.engine.gpu.graph_device import GraphDevice
 from services.llm.engine.gpu.graph_shapes import BeamShape
 from services.llm.engine.gpu.step_table import StepTable

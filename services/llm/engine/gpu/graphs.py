@@ -27,9 +27,8 @@ from services.llm.engine.gpu.graph_shapes import (
     TextShape,
     is_text_decode,
 )
-from services.llm.engine.gpu.prompt_graph import PromptGraph, PromptTable
 from services.llm.engine.gpu.step_table import StepTable
-from services.llm.engine.gpu.text_graph import TextGraph
+from services.llm.engine.gpu.token_graphs import PromptGraph, PromptTable, TextGraph
 from services.llm.engine.kv.block_table import BlockNeed
 from services.llm.engine.schedule.plan import StepPlan
 from services.llm.engine.schedule.sequence import Sequence as Text

@@ -5,13 +5,16 @@ in the prefix cache. An entry whose block is behind the sliding window is the sc
 pool's last: no row reads it. Pure: no torch and no clock; it does not decide what runs.
 """
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterable
+from collections.abc import Sequence as Tokens
+
+import numpy as np
 
 from models.decoder.window import Window
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.kv.block_pool import BlockPool
-from services.llm.engine.kv.prefix_hashes import PrefixHasher
 from services.llm.engine.schedule.sequence import Sequence
 
 
@@ -137,3 +140,25 @@ class BlockTables:
         if first < end:
             self.pool.release(sequence.block_table[first:end])
             sequence.block_table[first:end] = [self._scratch_block] * (end - first)
+
+
+class PrefixHasher:
+    """Block hashes of the prefix cache, for one version of the weights: a hash chain over the version and all tokens up to a block's end.
+
+    Equal hashes mean equal tokens at equal positions under equal weights, so blocks are shared by hash alone. The hash is
+    cryptographic: a collision would serve one user's context to another.
+    """
+
+    def __init__(self, bundle_version: str, block_tokens: int) -> None:
+        self._root = hashlib.blake2b(bundle_version.encode(), digest_size=16).digest()
+        self._block_tokens = block_tokens
+
+    def extend(self, hashes: list[bytes], tokens: Tokens[int]) -> None:
+        """Append to `hashes` those of further blocks that `tokens` fill."""
+        size = self._block_tokens
+        first = len(hashes) * size
+        flat = np.asarray(tokens[first : len(tokens) // size * size], dtype=np.int32).tobytes()
+        parent = hashes[-1] if hashes else self._root
+        for start in range(0, len(flat), 4 * size):
+            parent = hashlib.blake2b(parent + flat[start : start + 4 * size], digest_size=16).digest()
+            hashes.append(parent)

@@ -8,7 +8,7 @@ from ray.exceptions import ActorDiedError
 
 from services.contracts.text import FinishReason, TextBegan, TextDone, TextEvent, TextPiece, TextRequest
 from services.errors import DependencyAway
-from services.llm.text.handle import TextHandle
+from services.llm.handles import TextHandle
 
 BEGAN = TextBegan(num_prompt_tokens=3)
 PIECE = TextPiece(index=0, text="x", num_tokens=1, finish_reason=FinishReason.STOP)

@@ -1,7 +1,7 @@
 """Routing by session: which requests are sent to the same replica."""
 
 from services.contracts.text import ChatMessage, TextRequest
-from services.llm.text.handle import session_of
+from services.llm.handles import session_of
 
 
 def chat(*turns: tuple[str, str], **fields) -> TextRequest:

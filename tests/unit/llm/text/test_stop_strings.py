@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.llm.text.stop_strings import StopStrings
+from services.llm.text.generate import StopStrings
 
 TEXTS = st.text("abc", max_size=24)
 STOPS = st.lists(st.text("abc", min_size=1, max_size=4), max_size=3)

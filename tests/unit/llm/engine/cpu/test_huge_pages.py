@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.llm.engine.cpu.huge_pages import use_huge_pages
+from services.llm.engine.cpu.packing import use_huge_pages
 
 HAVE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 KERNEL = tuple(int(number) for number in re.findall(r"\d+", platform.release())[:2])

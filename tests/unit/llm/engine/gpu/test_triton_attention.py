@@ -12,7 +12,7 @@ from services.llm.engine.forward.attention import UniformBatch
 from services.llm.engine.forward.tiles import Tile, group_tiles
 from services.llm.engine.forward.torch_attention import TorchAttention, paged_attention
 from services.llm.engine.gpu.attention import TritonAttention
-from services.llm.engine.gpu.prompt_graph import PromptTable
+from services.llm.engine.gpu.token_graphs import PromptTable
 from services.llm.engine.kv.cache import KvCache
 from services.llm.engine.schedule.plan import Chunk, StepPlan
 from services.llm.engine.schedule.sequence import Sequence

@@ -1,6 +1,6 @@
 """Block hashes: equal exactly when version, position and all tokens up to the block's end are equal."""
 
-from services.llm.engine.kv.prefix_hashes import PrefixHasher
+from services.llm.engine.kv.block_table import PrefixHasher
 
 TOKENS = [1, 2, 3, 4, 1, 2, 3, 4]
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from services.errors import InvalidRequest
 from services.llm.engine.text import sampling
 from services.llm.engine.text.parameters import SamplingParams
-from services.llm.engine.text.sampling import SamplingInput, sample
-from services.llm.engine.text.tail_cut import cut_tails
+from services.llm.engine.text.sampling import SamplingInput, cut_tails, sample
 
 VOCAB = 23
 

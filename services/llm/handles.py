@@ -1,7 +1,8 @@
-"""The gateway's client of the text deployment: a `TextWriter` over a Ray Serve handle, with timeouts and this project's errors.
+"""The gateway's clients of the two deployments: calls over Ray Serve handles, with timeouts, and Ray's failures as this project's errors.
 
-Requests that begin alike carry the same session id, so that the affinity router sends them to the replica that has their
-beginning in its prefix cache. It imports neither torch nor the deployment.
+A ranking names the replicas that it may go to, in order; without names, the affinity router sends requests of one user to one replica,
+which has the user's context in its prefix cache. Texts that begin alike carry the same session id for the same reason. It imports
+neither torch nor the deployments.
 """
 
 import asyncio
@@ -15,18 +16,60 @@ from ray.exceptions import RayActorError, RayError
 from ray.serve.exceptions import BackPressureError, RayServeException
 from ray.serve.handle import DeploymentHandle
 
+from services.contracts.rank import RankRequest, RankResult
 from services.contracts.text import TextBegan, TextDone, TextEvent, TextModel, TextRequest
 from services.errors import DeadlineExceeded, DependencyAway, Overloaded
-from services.llm.serving.reply import TEXT, Refusal
+from services.llm.serving.affinity_router import running_replicas
+from services.llm.serving.reply import LLM, TEXT, Refusal
 
 _RETRY_AFTER_S = 1.0
 _GRACE_S = 2.0
 """The replica ends a text at its deadline; its last message may take this much longer."""
 _MAX_TRIES = 3
+_MAX_CHARACTERS = 256
+_MAX_TOKENS = 64
+"""Characters or tokens of a prompt that identify its session."""
+
+
+class LlmHandle:
+    """Calls the LLM's replicas."""
+
+    def __init__(self, handle: DeploymentHandle[Any]) -> None:
+        self._rank = handle.options(method_name="rank")
+        self._deployment = str(handle.deployment_id)
+
+    def replicas(self) -> tuple[str, ...]:
+        """Return the names of the running replicas; empty while none is known."""
+        return running_replicas(self._deployment)
+
+    async def rank(self, request: RankRequest, timeout_s: float) -> RankResult:
+        """Rank, waiting `timeout_s` at most; a wait that ends early cancels the work on the replica.
+
+        Raises Overloaded, DeadlineExceeded, DependencyAway, BundleMismatch, BundleNotFound or InvalidRequest.
+        """
+        sticky = self._rank if request.user_id is None else self._rank.options(session_id=request.user_id)
+        response = sticky.remote(request)
+        try:
+            async with asyncio.timeout(timeout_s):
+                reply = await response
+        except TimeoutError as error:
+            response.cancel()  # type: ignore[no-untyped-call]
+            raise DeadlineExceeded("llm") from error
+        except asyncio.CancelledError:
+            response.cancel()  # type: ignore[no-untyped-call]
+            raise
+        except BackPressureError as error:
+            raise Overloaded(LLM, _RETRY_AFTER_S) from error
+        except (RayError, RayServeException) as error:
+            raise DependencyAway(LLM, _RETRY_AFTER_S) from error
+        if isinstance(reply, Refusal):
+            raise reply.as_error()
+        result: RankResult = reply
+        return result
 
 
 class TextHandle:
-    """Calls the replicas behind a Ray Serve handle."""
+    """A `TextWriter` that calls the text deployment's replicas."""
 
     def __init__(self, handle: DeploymentHandle[Any], default_deadline_s: float, models_timeout_s: float = 5.0) -> None:
         self._models = handle.options(method_name="models")
@@ -104,10 +147,6 @@ async def _events(response: Any, until_s: float) -> AsyncGenerator[TextEvent, No
     finally:
         if not is_over:
             response.cancel()
-
-
-_MAX_CHARACTERS = 256
-_MAX_TOKENS = 64
 
 
 def session_of(request: TextRequest) -> str:

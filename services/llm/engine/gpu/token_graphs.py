@@ -1,9 +1,9 @@
-"""Short prompts as a captured step: tokens, slots and tiles are inputs, the hidden states of all rows are the output.
+"""Captured steps of tokens: text decode, and short prompts.
 
-All integers are in one tensor that stays in place: columns of one number per row, then the tiles, then their block ids. Rows beyond the
-prompts' tokens are padding: they write to the scratch block and see one token of it, so that nothing in it is infinite.
+Text decode takes the last token of each request and puts out logits and the most probable next tokens. Prompts take tokens, slots and
+tiles, and put out the hidden states of all rows.
 
-Shape suffixes: T rows of the shape, E tiles, N block ids, D hidden.
+Shape suffixes: B requests, V vocabulary, T rows of a prompt shape, E tiles, N block ids, D hidden.
 """
 
 import numpy as np
@@ -13,16 +13,58 @@ from torch import Tensor
 from services.llm.engine.forward.attention import TileBatch
 from services.llm.engine.forward.layers import LayerLoop, StepInputs
 from services.llm.engine.gpu.graph_device import GraphDevice
-from services.llm.engine.gpu.graph_shapes import MAX_PROMPTS, PromptShape
+from services.llm.engine.gpu.graph_shapes import MAX_PROMPTS, PromptShape, TextShape
+from services.llm.engine.gpu.step_table import StepTable
 from services.llm.engine.schedule.plan import Chunk, StepPlan
+from services.llm.engine.schedule.sequence import Sequence
+from services.llm.engine.text.sampling import SampledBatch, SamplingInput, sample
 
 _COLUMNS = 3
 """Token, position, slot."""
 _TILE_NUMBERS = 6
 
 
+class TextGraph:
+    """One captured shape of text decode."""
+
+    def __init__(
+        self, shape: TextShape, forward: LayerLoop, vocab_size: int, table: StepTable, device: GraphDevice
+    ) -> None:
+        self._num_requests = shape.num_requests
+        self._forward = forward
+        self._vocab_size = vocab_size
+        self._table = table
+        table.fill([], shape.num_requests)
+        self._graph = device.capture(self._body, [table.numbers, table.sampled_B])
+
+    def run(self, sequences: list[Sequence]) -> SampledBatch:
+        """Sample each request's next token. Does not wait; sampling parameters and masks are prepared while the device runs the graph."""
+        self._table.fill(sequences, self._num_requests)
+        self._graph.replay()
+        draws = [SamplingInput.of(sequence) for sequence in sequences]
+        logits_BV, token_B = self._graph.outputs
+        if any(not draw.is_plain_greedy for draw in draws):
+            return sample(logits_BV[: len(draws)], draws)
+        return SampledBatch(token_B[: len(draws)].clone(), logits_BV, [None] * len(draws))
+
+    def _body(self) -> tuple[Tensor, ...]:
+        columns = self._table.columns(self._num_requests)
+        pages = self._forward.prepare_uniform(self._table.batch(self._num_requests, 1))
+        hidden_BD = self._forward.hidden(
+            StepInputs(
+                self._table.tokens(self._num_requests), columns["position"], columns["slot_mapping"], pages, tails=None
+            )
+        )
+        logits_BV = self._forward.logits(hidden_BD, 0, self._vocab_size)
+        return logits_BV, torch.argmax(logits_BV, dim=-1)
+
+
 class PromptTable:
-    """The inputs of captured prompts, shared by all shapes, of which one runs at a time."""
+    """The inputs of captured prompts, shared by all shapes, of which one runs at a time.
+
+    All integers are in one tensor that stays in place: columns of one number per row, then the tiles, then their block ids. Rows beyond
+    the prompts' tokens are padding: they write to the scratch block and see one token of it, so that nothing in it is infinite.
+    """
 
     def __init__(
         self,
@@ -105,7 +147,7 @@ class PromptTable:
 
 
 class PromptGraph:
-    """One captured shape."""
+    """One captured shape of prompts."""
 
     def __init__(self, shape: PromptShape, forward: LayerLoop, table: PromptTable, device: GraphDevice) -> None:
         self._num_rows = shape.num_rows
