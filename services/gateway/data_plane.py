@@ -19,17 +19,15 @@ from models.registry import Bundle, BundleStore
 from services.contracts.rank import RankRequest
 from services.contracts.text import TextWriter
 from services.errors import TailraceError
-from services.gateway.events.impressions import Impressions, RecordSink
 from services.gateway.events.record import Draft, EventLog, RecordEvents
 from services.gateway.recommend import Recommend
 from services.gateway.records.answer import RefusalRecord, RefusalSink
 from services.gateway.records.explanations import Explanations, ExplanationStore
 from services.gateway.records.metrics import AnswerMetrics
-from services.gateway.records.sinks import log_answer, log_refusal, set_span_attributes
+from services.gateway.records.sinks import Impressions, RecordSink, log_answer, log_refusal, set_span_attributes
 from services.gateway.request.context import Features
-from services.gateway.request.edge_watch import EdgeWatch
 from services.gateway.request.live_bundle import LiveBundle, Student
-from services.gateway.request.load_monitor import LoadMonitor
+from services.gateway.request.load_monitor import EdgeWatch, LoadMonitor
 from services.gateway.text.metrics import TextReport
 from services.gateway.text.rationale import RationaleWriter
 from services.gateway.text.tier import NUM_PLACES, TextLimits, TextTier

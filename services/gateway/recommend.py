@@ -7,6 +7,7 @@ answers. Knows neither JSON nor protobuf, no tier by name but the last one, and 
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from opentelemetry.trace import SpanKind
 
@@ -44,6 +45,16 @@ from services.router.deadline import Arrival, Deadline, DeadlineLimits, deadline
 from services.router.policy import LlmRule, RoutingDecision
 
 _FEATURES_SHARE = 0.5
+
+
+class _Admitted(NamedTuple):
+    """A request that gets an answer, and what every answer to it names."""
+
+    request: RecommendRequest
+    caller: Caller
+    door: str
+    deadline: Deadline
+    version: str
 
 
 class Recommend:
@@ -101,8 +112,9 @@ class Recommend:
             raise self._load.refusal("strain")
         if not is_in_time:
             verdict = Verdict.SHED
+        admitted = _Admitted(request, caller, door, deadline, live.version)
         if verdict is Verdict.SHED and (items := self._popular.items_from_memory(request, live)) is not None:
-            return self._answer_from_memory(request, caller, deadline, live.version, items, door)
+            return self._answer_from_memory(admitted, items)
 
         stages = StageTimer(self._clock, arrival.at_s)
         with self._load.working(), stages.measure("features"):
@@ -119,77 +131,57 @@ class Recommend:
             items = as_items(choose(rankings, context.masks.showable, request.k), live.catalogue)
         rationale = await self._write_rationale(context, items) if request.rationale else None
 
+        routing = RoutingRecord(context=context, facts=facts, results=results)
+        return self._answered(admitted, planned, decided, items, stages.as_ms(), rationale, routing)
+
+    def _answer_from_memory(self, admitted: _Admitted, items: tuple[ScoredItem, ...]) -> Recommendation:
+        """Answer a request that is shed with these popular items."""
+        shed = RoutingDecision(Tier.POPULAR, Reason.SHED)
+        stages_ms = {"answer": round((self._clock() - admitted.deadline.arrived_s) * 1_000, 3)}
+        rationale = Rationale(RationaleOutcome.BUSY) if admitted.request.rationale else None
+        return self._answered(admitted, shed, shed, items, stages_ms, rationale, routing=None)
+
+    def _answered(
+        self,
+        admitted: _Admitted,
+        planned: RoutingDecision,
+        decided: RoutingDecision,
+        items: tuple[ScoredItem, ...],
+        stages_ms: dict[str, float],
+        rationale: Rationale | None,
+        routing: RoutingRecord | None,
+    ) -> Recommendation:
+        """Return the answer, after every sink has its record. `routing` is None if nothing was read or ranked."""
+        request, caller, door, deadline, version = admitted
         now_ms = int(self._wall_clock() * 1_000)
-        newest_ms = lookup.features.newest_event_time_ms
+        newest_ms = None if routing is None else routing.context.lookup.features.newest_event_time_ms
         answer = Recommendation(
             request_id=request.request_id,
             items=items,
             tier=decided.tier,
             reason=decided.reason,
-            bundle_version=live.version,
+            bundle_version=version,
             newest_event_time_ms=newest_ms,
             feature_age_ms=None if newest_ms is None else max(0, now_ms - newest_ms),
             deadline_ms=deadline.total_ms,
-            stages_ms=stages.as_ms(),
+            stages_ms=stages_ms,
             rationale=rationale,
         )
-        return self._recorded(
-            AnswerRecord(
-                request=request,
-                caller=caller,
-                door=door,
-                deadline=deadline,
-                planned=planned,
-                answer=answer,
-                answered_s=self._clock(),
-                now_ms=now_ms,
-                trace_id=trace_id(),
-                routing=RoutingRecord(context=context, facts=facts, results=results),
-            )
+        record = AnswerRecord(
+            request=request,
+            caller=caller,
+            door=door,
+            deadline=deadline,
+            planned=planned,
+            answer=answer,
+            answered_s=self._clock(),
+            now_ms=now_ms,
+            trace_id=trace_id(),
+            routing=routing,
         )
-
-    def _answer_from_memory(
-        self,
-        request: RecommendRequest,
-        caller: Caller,
-        deadline: Deadline,
-        version: str,
-        items: tuple[ScoredItem, ...],
-        door: str,
-    ) -> Recommendation:
-        """Answer a request that is shed with these popular items."""
-        answered_s = self._clock()
-        answer = Recommendation(
-            request_id=request.request_id,
-            items=items,
-            tier=Tier.POPULAR,
-            reason=Reason.SHED,
-            bundle_version=version,
-            newest_event_time_ms=None,
-            feature_age_ms=None,
-            deadline_ms=deadline.total_ms,
-            stages_ms={"answer": round((answered_s - deadline.arrived_s) * 1_000, 3)},
-            rationale=Rationale(RationaleOutcome.BUSY) if request.rationale else None,
-        )
-        return self._recorded(
-            AnswerRecord(
-                request=request,
-                caller=caller,
-                door=door,
-                deadline=deadline,
-                planned=RoutingDecision(Tier.POPULAR, Reason.SHED),
-                answer=answer,
-                answered_s=answered_s,
-                now_ms=int(self._wall_clock() * 1_000),
-                trace_id=trace_id(),
-            )
-        )
-
-    def _recorded(self, record: AnswerRecord) -> Recommendation:
-        """Pass the record to every sink, and return its answer."""
         for sink in self._sinks:
             sink(record)
-        return record.answer
+        return answer
 
     async def _read(self, request: RecommendRequest, version: str, deadline: Deadline) -> FeatureLookup:
         """Read the user's features within this stage's share of the deadline."""

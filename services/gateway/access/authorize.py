@@ -5,15 +5,16 @@
 Knows neither HTTP nor gRPC: header names are lower case in both.
 """
 
+import ipaddress
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Protocol
+from urllib.parse import urlsplit
 
 from services.contracts.access import ANYONE, Caller, Scope
 from services.contracts.rates import Allowance
-from services.errors import NotAllowed, QuotaExceeded, Unauthenticated
-from services.gateway.access.browsers import refuse_other_names, refuse_other_sites
+from services.errors import InvalidRequest, NotAllowed, QuotaExceeded, Unauthenticated
 from services.gateway.access.keyring import Holder
 from services.gateway.access.shared_rates import SharedRates, Standing
 from services.gateway.call.headers import Call
@@ -21,6 +22,7 @@ from services.gateway.call.headers import Call
 AUTHORIZATION = "authorization"
 API_KEY = "x-api-key"
 
+_LOOPBACK_NAME = "localhost"
 _BEARER = "bearer "
 _CHANGING = frozenset({Scope.EVENTS, Scope.ADMIN})
 """The scopes of calls that change something."""
@@ -46,7 +48,15 @@ class Access(Protocol):
 
 
 class OpenAccess:
-    """Admits every call as one caller, but what other sites' pages make browsers do: for a server without keys."""
+    """Admits every call as one caller, but what other sites' pages make a visitor's browser do: for a server without keys.
+
+    A page cannot send a key for another site, so that only a server without keys is at risk. Two ways lead there:
+
+    - DNS rebinding: the page's own name is made to mean this machine. The browser then sends that name as `Host`. Addresses are
+      accepted, since no name can be rebound to them.
+    - A form or a script posts to this machine. The browser says so in `Sec-Fetch-Site`, older ones in `Origin`; other programs
+      send neither.
+    """
 
     def __init__(self, caller: Caller = ANYONE, names: frozenset[str] | None = None) -> None:
         """Take the caller, and the server's names besides localhost and addresses; None: any name."""
@@ -56,9 +66,9 @@ class OpenAccess:
     async def authorize(self, call: Call, headers: Mapping[str, str], scope: Scope) -> None:
         """Set the caller. Raises InvalidRequest."""
         if self._names is not None:
-            refuse_other_names(headers, self._names)
+            _refuse_other_names(headers, self._names)
         if scope in _CHANGING:
-            refuse_other_sites(headers)
+            _refuse_other_sites(headers)
         call.caller = self._caller
 
     async def start(self) -> None:
@@ -66,6 +76,49 @@ class OpenAccess:
 
     async def stop(self) -> None:
         """Nothing runs."""
+
+
+def open_to_all(max_k: int, names: frozenset[str]) -> OpenAccess:
+    """Return the access without keys: everybody may do everything, with at most `max_k` items a request.
+
+    A server without keys is called by one of its `names`, by localhost or by an address.
+    """
+    return OpenAccess(replace(ANYONE, max_k=max_k), names)
+
+
+def _refuse_other_names(headers: Mapping[str, str], names: frozenset[str]) -> None:
+    """Refuse a `Host` that is neither an address, nor localhost, nor one of these names. Raises InvalidRequest."""
+    host = headers.get("host")
+    if host is None:
+        return
+    name = _name_of(host)
+    if not (_is_address(name) or name == _LOOPBACK_NAME or name.endswith(f".{_LOOPBACK_NAME}") or name in names):
+        raise InvalidRequest(
+            "host", f"{name!r} is no name of this server", "call its address, or add the name to TAILRACE_ALLOWED_HOSTS"
+        )
+
+
+def _refuse_other_sites(headers: Mapping[str, str]) -> None:
+    """Refuse a call that another site's page makes from a visitor's browser (CSRF). Raises InvalidRequest."""
+    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+    fix = "use the console's own page, or no browser"
+    if site not in (None, "same-origin", "none"):
+        raise InvalidRequest("sec-fetch-site", f"a page of another site ({site})", fix)
+    if site is None and origin is not None and urlsplit(origin).netloc != headers.get("host"):
+        raise InvalidRequest("origin", f"a page of another site ({origin})", fix)
+
+
+def _name_of(host: str) -> str:
+    """Return a `Host` header's name without its port, in lower case."""
+    return (urlsplit(f"//{host}").hostname or host).rstrip(".").lower()
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 class Keys(Protocol):
@@ -159,11 +212,3 @@ def key_from(headers: Mapping[str, str]) -> str:
         return headers.get(API_KEY, "")
     is_bearer = authorization[: len(_BEARER)].lower() == _BEARER
     return authorization[len(_BEARER) :].strip() if is_bearer else ""
-
-
-def open_to_all(max_k: int, names: frozenset[str]) -> OpenAccess:
-    """Return the access without keys: everybody may do everything, with at most `max_k` items a request.
-
-    A server without keys is called by one of its `names`, by localhost or by an address.
-    """
-    return OpenAccess(replace(ANYONE, max_k=max_k), names)

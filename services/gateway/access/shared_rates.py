@@ -20,8 +20,7 @@ import structlog
 
 from services.contracts.rates import DAY_S, Allowance, Ask, Grant
 from services.errors import DependencyAway, QuotaExceeded
-from services.gateway.access.lease import Lease
-from services.gateway.access.rates import Left, Rates
+from services.gateway.access.rates import Lease, Left, Rates
 from services.gateway.periodic_task import PeriodicTask
 from services.router.breaker import Breaker, BreakerState
 

@@ -7,10 +7,15 @@
     GET  /console/history       a user's history with titles                    scope admin
     POST /console/drills        {"llm": "off", "features": "on"}                scope admin, audited
 
-The routes are no part of the public API, so OpenAPI leaves them out.
+The routes are no part of the public API, so OpenAPI leaves them out. The page's files are read once, and served with an ETag and a
+strict content security policy, without a build step. One is generated: the tiers and reasons in words, which the API page has too.
 """
 
-from dataclasses import asdict
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import pydantic_core
 from starlette.exceptions import HTTPException
@@ -23,10 +28,32 @@ from services.gateway.call.headers import Call
 from services.gateway.call.http import HttpApp, json_response, read_body
 from services.gateway.call.operation import Operation
 from services.gateway.console.service import ConsoleService
-from services.gateway.console.static import HEADERS, INDEX, load_page
 from services.gateway.drills import DrillTarget
+from services.gateway.records.reasons import REASONS, TIERS
 from services.gateway.rest.operations import REST_ERRORS
 
+PAGE_DIR = Path(__file__).parent / "page"
+INDEX = "index.html"
+REASONS_FILE = "reasons.js"
+HEADERS = {
+    "cache-control": "no-cache",
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+}
+_MEDIA_TYPES = {
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
 _MAX_BODY_BYTES = 1_024
 _STATES = {"off": True, "on": False}
 
@@ -113,3 +140,37 @@ def _state(name: str, state: object) -> bool:
     if not isinstance(state, str) or state not in _STATES:
         raise InvalidRequest(name, "neither on nor off", 'send "on" or "off"')
     return _STATES[state]
+
+
+@dataclass(frozen=True, slots=True)
+class StaticFile:
+    """One file with its ETag."""
+
+    body: bytes
+    media_type: str
+    etag: str
+
+    def answer(self, if_none_match: str | None) -> Response:
+        """Return the file, or 304 when the caller has this version."""
+        headers = {**HEADERS, "etag": self.etag}
+        known = {tag.strip().removeprefix("W/") for tag in (if_none_match or "").split(",")}
+        if self.etag in known:
+            return Response(status_code=304, headers=headers)
+        return Response(self.body, headers=headers, media_type=self.media_type)
+
+
+def load_page(folder: Path = PAGE_DIR) -> Mapping[str, StaticFile]:
+    """Return the page's files by name, the generated one included."""
+    bodies = {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.suffix in _MEDIA_TYPES}
+    return {name: _static_file(name, body) for name, body in {**bodies, REASONS_FILE: _reasons_module()}.items()}
+
+
+def _static_file(name: str, body: bytes) -> StaticFile:
+    return StaticFile(body, _MEDIA_TYPES[Path(name).suffix], f'"{hashlib.sha256(body).hexdigest()[:20]}"')
+
+
+def _reasons_module() -> bytes:
+    """Return the table of tiers and reasons as a JavaScript module."""
+    tiers = {tier.value: {"title": text.title, "meaning": text.meaning} for tier, text in TIERS.items()}
+    reasons = {reason.value: text.meaning for reason, text in REASONS.items()}
+    return f"export const TIER_TEXTS = {json.dumps(tiers)}\nexport const REASONS = {json.dumps(reasons)}\n".encode()

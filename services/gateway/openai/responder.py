@@ -16,7 +16,7 @@ from services.contracts.text import TextBegan, TextDone, TextEvent, TextPiece, T
 from services.errors import ErrorKind, as_tailrace_error
 from services.gateway.call.http import json_response
 from services.gateway.openai.chunks import AnswerFormat, Choice, Json, usage_of
-from services.gateway.openai.errors import error_json
+from services.gateway.openai.operations import error_json
 from services.gateway.openai.parse import CompletionCall
 from services.gateway.openai.streaming import DONE, EventStream, PrefetchedStream, sse, unless_disconnected
 from services.gateway.text.deadline import NOTHING, added, counted

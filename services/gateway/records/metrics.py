@@ -1,5 +1,6 @@
 """The metrics of every request: the only place where the doors' recommendations and events are counted."""
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -7,7 +8,6 @@ from prometheus_client import Counter, Histogram
 
 from services.contracts.recommend import Recommendation, Tier
 from services.errors import ErrorKind
-from services.gateway.events.attribution import Attribution
 from services.gateway.records.answer import AnswerRecord, RefusalRecord, RoutingRecord
 from services.observability.metrics import GatewayMetrics
 
@@ -103,6 +103,36 @@ class AnswerMetrics:
     def events_refused(self, door: str, code: str) -> None:
         """Count a refused request to record events; how many events it held may be unknown."""
         self._metrics.events.labels(door, code).inc()
+
+
+class AnswerSource(NamedTuple):
+    """What made an answer."""
+
+    tier: str
+    bundle_version: str
+
+
+class Attribution:
+    """The sources of the newest `max_kept` answers, by request id: a click that names its request is counted for them.
+
+    Per process: a click that reaches another replica than its answer did, or comes long after it, is not attributed. Replicas are
+    chosen without regard to tiers, so the shares of tiers are comparable; their sum is too low by the number of replicas.
+    """
+
+    def __init__(self, max_kept: int) -> None:
+        self._max_kept = max_kept
+        self._sources: OrderedDict[str, AnswerSource] = OrderedDict()
+
+    def answered(self, answer: Recommendation) -> None:
+        """Keep the answer's source; a repeated request id stands for its newest answer."""
+        self._sources[answer.request_id] = AnswerSource(answer.tier.value, answer.bundle_version)
+        self._sources.move_to_end(answer.request_id)
+        if len(self._sources) > self._max_kept:
+            self._sources.popitem(last=False)
+
+    def source_of(self, request_id: str) -> AnswerSource | None:
+        """Return the source of the answer to this request, if it is still kept."""
+        return self._sources.get(request_id)
 
 
 def agreement_of(llm: Sequence[int], student: Sequence[int], k: int) -> float | None:

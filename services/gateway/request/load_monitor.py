@@ -1,7 +1,8 @@
 """Measures the load of this gateway: requests in flight, delay of the event loop, CPU time. Judges each request by it.
 
 A timer samples the loop fifty times a second: everything that is ready to run is delayed as long as the timer, and requests that
-wait for their turn or between the edge and here longer. A sample costs about ten microseconds, independent of traffic. What follows from load is decided in `services.router.admission`.
+wait for their turn or between the edge and here longer. A sample costs about ten microseconds, independent of traffic. What follows from load is decided in
+`services.router.admission`, and how many requests the edge may let in at once in `services.router.edge_limit`.
 """
 
 import asyncio
@@ -15,7 +16,11 @@ from services.contracts.access import Priority
 from services.errors import Overloaded
 from services.gateway.request.turns import Turns
 from services.router.admission import Admission, Verdict
+from services.router.deadline import Arrival
+from services.router.edge_limit import ArrivalClock, EdgeLimit, EdgeMark
 
+DOORS = ("rest", "grpc")
+"""Each has a limit at the edge of its own: gRPC reads calls more slowly, and its queue would not show beside REST's short waits."""
 RETRY_AFTER_S = 1.0
 _SAMPLE_EVERY_S = 0.02
 _EDGE_WAIT_LIFE_S = 0.3
@@ -84,3 +89,29 @@ class LoadMonitor:
         if self.admission.strain != before:
             self._strain.set(self.admission.strain)
         self._schedule(now_s)
+
+
+class EdgeWatch:
+    """When a recommendation reached the edge, and how many the edge may let in at once: both learned from the marks of its requests."""
+
+    def __init__(self, load: LoadMonitor, clock: Callable[[], float]) -> None:
+        self._load = load
+        self._clock = clock
+        self._arrivals = ArrivalClock()
+        self._limits = {door: EdgeLimit() for door in DOORS}
+
+    @property
+    def announcement(self) -> str:
+        """How many recommendations may be in flight at the edge, by door, as the edge reads it."""
+        return " ".join(str(limit.limit) for limit in self._limits.values())
+
+    def arrival(self, mark: EdgeMark | None, door: str) -> Arrival:
+        """Return when the request that is read now arrived, on this process's clock: at the edge, where it came through it."""
+        now_s = self._clock()
+        if mark is None:
+            return Arrival(now_s)
+        waited_s = self._arrivals.waited_s(mark.stamp_ms, now_s)
+        limit = self._limits[door]
+        limit.observed(waited_s + self._load.turns.delay_s, mark.num_in_flight, now_s)
+        self._load.waited_at_edge(door, limit.standing_wait_s, now_s)
+        return Arrival(now_s - waited_s, waited_s)

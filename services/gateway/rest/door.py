@@ -6,6 +6,7 @@ Knows HTTP and nothing of how answers are made. The plane is looked up at each r
 import asyncio
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
@@ -16,7 +17,6 @@ from services.gateway.call.http import DOOR, HttpApp, json_response, read_body
 from services.gateway.data_plane import DataPlane
 from services.gateway.openai.door import add_openai
 from services.gateway.records.describe import describe
-from services.gateway.rest.docs_page import DOCS_PAGE
 from services.gateway.rest.operations import (
     BUNDLE,
     DOCS,
@@ -30,6 +30,9 @@ from services.gateway.rest.operations import (
 )
 from services.gateway.rest.schema import format_recommendation, parse_events, parse_recommend
 from services.observability.tracing import Tracing
+
+DOCS_PAGE = Path(__file__).with_name("docs.html")
+"""The page at /docs: shows /openapi.json, with no script or style from anywhere else."""
 
 
 def create_rest_app(
@@ -80,6 +83,7 @@ class _RestDoor:
         self._plane = plane
         self._render_metrics = render_metrics
         self._max_body_bytes = max_body_bytes
+        self._docs_page = DOCS_PAGE.read_text()
 
     async def recommend(self, http: Request, call: Call) -> Response:
         plane = self._plane()
@@ -122,4 +126,4 @@ class _RestDoor:
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def docs(self, _: Request, __: Call) -> Response:
-        return HTMLResponse(DOCS_PAGE)
+        return HTMLResponse(self._docs_page)

@@ -18,7 +18,7 @@ from services.errors import (
     Overloaded,
     TailraceError,
 )
-from services.gateway.openai.errors import CONTEXT_TOO_LONG
+from services.gateway.openai.operations import CONTEXT_TOO_LONG
 
 _RETRY_AFTER_S = 1.0
 _MAX_MESSAGE_CHARS = 500

@@ -16,11 +16,10 @@ from structlog.testing import capture_logs
 from services.contracts.access import Caller, Scope
 from services.errors import NotAllowed, Unauthenticated
 from services.gateway.call.headers import Call
-from services.gateway.console.door import add_console
+from services.gateway.console.door import PAGE_DIR, add_console, load_page
 from services.gateway.console.samples import MetricSampler
 from services.gateway.console.service import ConsoleService
 from services.gateway.console.slo import series_for
-from services.gateway.console.static import PAGE_DIR, load_page
 from services.gateway.console.users import ListedUser, spread
 from services.gateway.drills import DrilledStore, Drills, DrillTarget, read_drills
 from services.gateway.rest.door import create_rest_app

@@ -8,9 +8,8 @@ from prometheus_client import CollectorRegistry
 from services.contracts.recommend import Reason, Recommendation, Tier
 from services.errors import ErrorKind
 from services.gateway.call import http
-from services.gateway.events.attribution import AnswerSource, Attribution
 from services.gateway.grpc import answers as rpc_answers
-from services.gateway.records.metrics import AnswerMetrics, agreement_of
+from services.gateway.records.metrics import AnswerMetrics, AnswerSource, Attribution, agreement_of
 from services.observability.metrics import GatewayMetrics
 from tests.unit.gateway.world import NOW_S, World
 

@@ -29,8 +29,7 @@ from services.errors import (
     Unauthenticated,
 )
 from services.gateway.openai.parse import CallContext, parse_completion
-from services.gateway.openai.remote.body import body_of
-from services.gateway.openai.remote.client import RemoteWriter
+from services.gateway.openai.remote.client import RemoteWriter, body_of
 from services.gateway.openai.remote.errors import error_of_event, error_of_response
 from tests.support.parrot import MODEL, Parrot
 from tests.support.wait import until
