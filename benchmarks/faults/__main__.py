@@ -1,6 +1,7 @@
 """The fault matrix: what callers see while one part after another fails, on a separate stack behind faulty connections.
 
     python -m benchmarks.faults --json OUT [--fault NAME ...] [--rate 50] [--state FOLDER] [--logs FOLDER]
+    python -m benchmarks.faults --nodes 3 --rate 20 ...     a cluster: head, and one gateway and one LLM replica on each other node
 
 Each row: healthy seconds, the fault, then time to recover, with recommendations through both doors at a fixed rate throughout
 (three of four at high priority, one at normal, all with the client that products install, which retries) and an event
@@ -22,7 +23,11 @@ from rich.live import Live
 from rich.table import Table
 
 from benchmarks.faults.event_probe import EventProbe
-from benchmarks.faults.kinds import FAULTS
+from benchmarks.faults.kinds import FAULTS, Fault
+from benchmarks.faults.nodes.kinds import NODE_FAULTS
+from benchmarks.faults.nodes.kinds import PHASES as NODE_PHASES
+from benchmarks.faults.nodes.layout import Layout
+from benchmarks.faults.nodes.scene import ClusterProcesses, cluster_scene, layout_of
 from benchmarks.faults.rows import DEADLINE_MS, PHASES, Phases, door_of, plan_row, row_of
 from benchmarks.faults.scene import Scene, scene_from
 from benchmarks.load.audience import RequestMix
@@ -32,10 +37,15 @@ from benchmarks.load.open_loop import RequestOutcome, run_schedule
 from services.errors import TailraceError
 from services.settings.settings import load_settings
 
+_FEWEST_NODES = 3
+_CLUSTER_HEALTHY_S = 240.0
 
-async def run_row(name: str, scene: Scene, rate_rps: float, view: LiveView, phases: Phases = PHASES) -> dict[str, Any]:
-    """Run one row on a healthy stack, and return its numbers."""
-    fault = FAULTS[name]
+
+async def run_row(
+    name: str, scene: Scene, rate_rps: float, view: LiveView, phases: Phases = PHASES, fault: Fault | None = None
+) -> dict[str, Any]:
+    """Run one row on a healthy stack, and return its numbers; without `fault` it is the one of that name."""
+    fault = fault or FAULTS[name]
     planned = plan_row(rate_rps, phases, is_spike=fault.is_spike)
     crowd = RequestMix(scene.audience, len(planned))
     probe = EventProbe(scene.events, scene.audience.item_ids[0])
@@ -52,7 +62,7 @@ async def run_row(name: str, scene: Scene, rate_rps: float, view: LiveView, phas
         view.phase = "[red]fault[/]"
         await fault.begin(scene)
         back_s = time.perf_counter() - began_s
-        await asyncio.sleep(began_s + phases.mended_at_s - time.perf_counter())
+        await asyncio.sleep(max(0.0, began_s + phases.mended_at_s - time.perf_counter()))
         if fault.end is not None:
             await fault.end(scene)
             back_s = time.perf_counter() - began_s
@@ -64,7 +74,7 @@ async def run_row(name: str, scene: Scene, rate_rps: float, view: LiveView, phas
     harming = asyncio.create_task(harm())
     load = await run_schedule(send, [one.at_s for one in planned], view.ended)
     back_s = await harming
-    await scene.until_healthy()
+    await scene.until_healthy(_CLUSTER_HEALTHY_S)
     await probe.finish()
     now = scene.processes.num_restarts()
     restarted = {part: now[part] - count for part, count in restarts.items() if now.get(part, 0) > count}
@@ -88,6 +98,34 @@ async def measure(options: argparse.Namespace, console: Console) -> dict[str, An
         "phases": asdict(PHASES),
         "rows": rows,
     }
+
+
+async def measure_nodes(layout: Layout, options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Run the rows of a cluster one after another."""
+    wanted = options.fault or list(NODE_FAULTS)
+    console.print(f"starting a cluster of {layout.num_nodes} nodes ...")
+    async with cluster_scene(layout, options.state.absolute(), options.logs) as scene:
+        rows = [await _run_node_row(name, scene, options.rate, console) for name in wanted]
+        answered = scene.processes.answered_by_node() if isinstance(scene.processes, ClusterProcesses) else {}
+    console.print(table_of(rows))
+    return {
+        **about_run("faults"),
+        "num_nodes": layout.num_nodes,
+        "rate_rps": options.rate,
+        "deadline_ms": DEADLINE_MS,
+        "phases": asdict(NODE_PHASES),
+        "answered_by_node": answered,
+        "rows": rows,
+    }
+
+
+async def _run_node_row(name: str, scene: Scene, rate_rps: float, console: Console) -> dict[str, Any]:
+    await scene.until_healthy(_CLUSTER_HEALTHY_S)
+    fault, view = NODE_FAULTS[name], LiveView(name, DEADLINE_MS)
+    with Live(view, console=console, refresh_per_second=4, transient=True):
+        row = await run_row(name, scene, rate_rps, view, fault.phases or NODE_PHASES, fault)
+    console.print(_line(row))
+    return row
 
 
 async def _run_rows(
@@ -139,15 +177,28 @@ def main() -> None:
     settings = load_settings()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, required=True, metavar="OUT")
-    parser.add_argument("--fault", nargs="+", choices=list(FAULTS), help="only these")
+    parser.add_argument("--fault", nargs="+", choices=list(dict.fromkeys((*FAULTS, *NODE_FAULTS))), help="only these")
     parser.add_argument("--rate", type=above_zero, default=50.0, help="requests a second")
+    parser.add_argument("--nodes", type=int, metavar="N", help="a cluster of N nodes, 3 or more, in network namespaces")
     parser.add_argument(
         "--state", type=Path, default=settings.state_dir, help="state folder whose bundle and store are copied"
     )
     parser.add_argument("--logs", type=Path, help="folder for the stack's logs")
     options = parser.parse_args()
+    faults = FAULTS if options.nodes is None else NODE_FAULTS
+    if unknown := [name for name in options.fault or () if name not in faults]:
+        parser.error(
+            f"argument --fault: {', '.join(unknown)}: no fault {'without' if options.nodes is None else 'with'} --nodes"
+        )
+    if options.nodes is not None and options.nodes < _FEWEST_NODES:
+        parser.error(f"argument --nodes: a head and two nodes with replicas are {_FEWEST_NODES} at least")
+    console = Console(stderr=True)
     try:
-        report = asyncio.run(measure(options, Console(stderr=True)))
+        if options.nodes is None:
+            report = asyncio.run(measure(options, console))
+        else:
+            with layout_of(options.nodes) as layout:
+                report = asyncio.run(measure_nodes(layout, options, console))
     except TailraceError as error:
         sys.exit(f"error: {error}")
     except asyncio.CancelledError:

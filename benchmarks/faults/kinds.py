@@ -4,18 +4,23 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from benchmarks.faults.rows import Phases
 from benchmarks.faults.scene import Scene
 from benchmarks.faults.tcp_proxy import Wire
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault. `end` None: the part comes back by itself, and recovery counts from `begin`."""
+    """One fault. `end` None: the part comes back by itself, and recovery counts from the end of `begin`.
+
+    `phases` None: those of the run.
+    """
 
     begin: Callable[[Scene], Awaitable[None]]
     end: Callable[[Scene], Awaitable[None]] | None = None
     is_wired: bool = False
     is_spike: bool = False
+    phases: Phases | None = None
 
 
 def _wire(part: str, wire: Wire) -> Fault:
@@ -24,21 +29,27 @@ def _wire(part: str, wire: Wire) -> Fault:
     )
 
 
-def _kill(name: str) -> Fault:
-    return Fault(lambda scene: asyncio.to_thread(getattr(scene.processes, f"kill_{name}")))
+def kill(name: str) -> Fault:
+    """Return the fault that kills these processes."""
+    return Fault(run_process(f"kill_{name}"))
 
 
-async def _nothing(_: Scene) -> None:
+def run_process(method: str) -> Callable[[Scene], Awaitable[None]]:
+    """Return the step that calls this method of the scene's processes."""
+    return lambda scene: asyncio.to_thread(getattr(scene.processes, method))
+
+
+async def nothing(_: Scene) -> None:
     """No fault: health, and the spike, which is load."""
 
 
 FAULTS = {
-    "none": Fault(_nothing, _nothing),
+    "none": Fault(nothing, nothing),
     **{
         f"{part}-{wire}": _wire(part, wire)
         for part in ("store", "broker")
         for wire in (Wire.STOP, Wire.HANG, Wire.SLOW, Wire.RESET)
     },
-    **{f"{name}-killed": _kill(name) for name in ("store", "gateway", "llm", "worker", "edge", "ingress", "raylet")},
-    "low-priority-spike": Fault(_nothing, _nothing, is_spike=True),
+    **{f"{name}-killed": kill(name) for name in ("store", "gateway", "llm", "worker", "edge", "ingress", "raylet")},
+    "low-priority-spike": Fault(nothing, nothing, is_spike=True),
 }

@@ -15,10 +15,14 @@ _REPLICA = "ray::ServeReplica:tailrace:"
 
 
 class StackProcesses:
-    """The processes of the stack in one state folder."""
+    """The processes of the stack in one state folder. `rays` and `workers` name the parts that run Ray with replicas, and the stream workers."""
 
-    def __init__(self, state_dir: Path) -> None:
+    def __init__(
+        self, state_dir: Path, rays: tuple[str, ...] = ("serve",), workers: tuple[str, ...] = ("worker",)
+    ) -> None:
         self._file = StackFile(state_dir)
+        self._rays = rays
+        self._workers = workers
 
     def kill_gateway(self) -> None:
         """Kill one gateway replica."""
@@ -29,20 +33,20 @@ class StackProcesses:
         self._kill(self._replicas("llm"))
 
     def kill_worker(self) -> None:
-        """Kill the stream worker."""
-        self._kill([self._part("worker")])
+        """Kill a stream worker."""
+        self._kill([self._part(self._workers[0])])
 
     def kill_edge(self) -> None:
         """Kill the edge's HAProxy."""
         self._kill(self._below("edge", _is_haproxy))
 
     def kill_ingress(self) -> None:
-        """Kill Ray's HAProxy: after a reload there is an older one beside the one that listens."""
-        self._kill(self._below("serve", _is_haproxy))
+        """Kill the HAProxy of one of Ray's nodes: after a reload there is an older one beside the one that listens."""
+        self._kill(self._below(self._rays[0], _is_haproxy))
 
     def kill_raylet(self) -> None:
-        """Kill Ray's node server, and with it every replica."""
-        self._kill(self._below("serve", lambda process: process.name() == "raylet"))
+        """Kill the node server of one of Ray's nodes, and with it every replica there."""
+        self._kill(self._below(self._rays[0], lambda process: process.name() == "raylet"))
 
     def kill_store(self) -> None:
         """Kill the store's server."""
@@ -67,10 +71,12 @@ class StackProcesses:
         return psutil.Process(pids[0])
 
     def _replicas(self, deployment: str) -> list[psutil.Process]:
-        return self._below("serve", lambda process: _title(process).startswith(_REPLICA + deployment))
+        return self._below(self._rays, lambda process: _title(process).startswith(_REPLICA + deployment))
 
-    def _below(self, part: str, is_wanted: Callable[[psutil.Process], bool]) -> list[psutil.Process]:
-        found = [process for process in self._part(part).children(recursive=True) if _is(process, is_wanted)]
+    def _below(self, part: str | tuple[str, ...], is_wanted: Callable[[psutil.Process], bool]) -> list[psutil.Process]:
+        parts = (part,) if isinstance(part, str) else part
+        below = [process for name in parts for process in self._part(name).children(recursive=True)]
+        found = [process for process in below if _is(process, is_wanted)]
         if not found:
             raise EnvironmentFault(f"nothing of the kind runs below {part}")
         return found

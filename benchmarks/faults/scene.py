@@ -85,6 +85,16 @@ async def scene_from(state_dir: Path, logs_to: Path | None, *, is_wired: bool, *
 
     `is_wired`: store and broker are behind proxies. `given` are settings of this stack. Raises EnvironmentFault, and CancelledError at SIGTERM.
     """
+    async with scratch_folder(state_dir, logs_to) as scratch, AsyncExitStack() as closing:
+        yield await _set(closing, state_dir, scratch, given, is_wired=is_wired)
+
+
+@asynccontextmanager
+async def scratch_folder(state_dir: Path, logs_to: Path | None) -> AsyncIterator[Path]:
+    """Make a stack's folder, and remove it at the end, also at SIGTERM; its logs are kept in `logs_to`.
+
+    Raises EnvironmentFault where `state_dir` has no bundle, and CancelledError at SIGTERM.
+    """
     if BundleStore(state_dir / "bundles").live_version() is None:
         raise EnvironmentFault(f"no bundle in {state_dir}; `tailrace pipeline` makes one")
     scratch = Path(tempfile.mkdtemp(prefix="tailrace-chaos-"))
@@ -92,8 +102,7 @@ async def scene_from(state_dir: Path, logs_to: Path | None, *, is_wired: bool, *
     assert task is not None
     loop.add_signal_handler(signal.SIGTERM, task.cancel)
     try:
-        async with AsyncExitStack() as closing:
-            yield await _set(closing, state_dir, scratch, given, is_wired=is_wired)
+        yield scratch
     finally:
         loop.remove_signal_handler(signal.SIGTERM)
         if logs_to is not None and (scratch / "logs").is_dir():
@@ -104,40 +113,58 @@ async def scene_from(state_dir: Path, logs_to: Path | None, *, is_wired: bool, *
 async def _set(
     closing: AsyncExitStack, state_dir: Path, scratch: Path, given: dict[str, Any], *, is_wired: bool
 ) -> Scene:
-    for name in _COPIED:
-        if (state_dir / name).is_dir():
-            shutil.copytree(state_dir / name, scratch / name)
+    copy_state(state_dir, scratch)
     first = free_window(_NUM_PORTS, seed=str(scratch))
-    keys = {priority: make_key() for priority in Priority}
-    operator_key = make_key()
     settings = _settings(scratch, first, given)
-    _write_keys(settings, keys, operator_key)
     outer, inner = {"store": first + 3, "broker": first + 4}, {"store": first + 5, "broker": first + 6}
     wires = {name: TcpProxy(HOST, outer[name], inner[name], Slowness(_SLOW_S)) for name in outer} if is_wired else {}
     for wire in wires.values():
         await closing.enter_async_context(wire)
     ports = inner if is_wired else outer
-    child = _spawn(settings, redis_port=ports["store"], kafka_port=ports["broker"])
+    command = ("benchmarks.faults.stack", str(ports["store"]), str(ports["broker"]))
+    return await started_scene(closing, settings, command, StackProcesses(scratch), wires)
+
+
+def copy_state(state_dir: Path, scratch: Path) -> None:
+    """Copy what a stack starts from."""
+    for name in _COPIED:
+        if (state_dir / name).is_dir():
+            shutil.copytree(state_dir / name, scratch / name)
+
+
+async def started_scene(
+    closing: AsyncExitStack,
+    settings: Settings,
+    command: tuple[str, ...],
+    processes: StackProcesses,
+    wires: dict[str, TcpProxy],
+) -> Scene:
+    """Start the stack that the module `command` runs, with keys of its own, and return it with its callers. Raises EnvironmentFault."""
+    keys = {priority: make_key() for priority in Priority}
+    operator_key = make_key()
+    _write_keys(settings, keys, operator_key)
+    child = _spawn(settings, command)
     closing.push_async_callback(asyncio.to_thread, _stop, settings, child)
     await _until_ready(settings, child)
     doors = {priority: await _callers(closing, settings, priority, key) for priority, key in keys.items()}
     once = CallOptions(retry_reserve=0)  # a repeated event would not show when the first of them was accepted again
-    events = AsyncClient(f"http://{HOST}:{settings.http_port}", api_key=keys[Priority.HIGH], options=once)
+    host, port = settings.http_host, settings.http_port
+    events = AsyncClient(f"http://{host}:{port}", api_key=keys[Priority.HIGH], options=once)
     await closing.enter_async_context(events)
-    probe = await closing.enter_async_context(RestClient(HOST, settings.http_port, keys[Priority.HIGH]))
+    probe = await closing.enter_async_context(RestClient(host, port, keys[Priority.HIGH]))
     audience = await find_audience(probe, map(str, range(1, _USERS_TO_TRY)))
     weights = tier_weights(BundleStore(settings.bundle_root).live().report())
-    return Scene(settings, wires, StackProcesses(scratch), doors, operator_key, events, probe, audience, weights)
+    return Scene(settings, wires, processes, doors, operator_key, events, probe, audience, weights)
 
 
 async def _callers(closing: AsyncExitStack, settings: Settings, priority: Priority, key: str) -> tuple[Caller, ...]:
     """Return the callers of one priority, over REST and over gRPC."""
     if priority is Priority.LOW:
         return (
-            await closing.enter_async_context(RestClient(HOST, settings.http_port, key)),
+            await closing.enter_async_context(RestClient(settings.http_host, settings.http_port, key)),
             await closing.enter_async_context(GrpcClient(settings.grpc_address, key)),
         )
-    addresses = (f"http://{HOST}:{settings.http_port}", f"grpc://{settings.grpc_address}")
+    addresses = (f"http://{settings.http_host}:{settings.http_port}", f"grpc://{settings.grpc_address}")
     return tuple([await closing.enter_async_context(ProductCaller(address, key)) for address in addresses])
 
 
@@ -198,12 +225,12 @@ def _log_path(settings: Settings) -> Path:
     return settings.state_dir / "logs" / "up.log"
 
 
-def _spawn(settings: Settings, redis_port: int, kafka_port: int) -> "subprocess.Popen[bytes]":
+def _spawn(settings: Settings, command: tuple[str, ...]) -> "subprocess.Popen[bytes]":
     log_path = _log_path(settings)
     log_path.parent.mkdir(parents=True, exist_ok=True)
     with log_path.open("wb") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.faults.stack", str(redis_port), str(kafka_port)],
+            [sys.executable, "-m", *command],
             env={**inherited_environment(), **settings.as_environment()},
             stdin=subprocess.DEVNULL,
             stdout=log,

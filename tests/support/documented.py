@@ -45,6 +45,8 @@ TOOLS = frozenset(_TOOLS.split())
 DOCKER = frozenset(_DOCKER.split())
 KUBECTL = frozenset(_KUBECTL.split())
 CLUSTER_TOOLS = {"helm", "kind", "minikube"}
+RAY = {"ray", "serve"}
+"""Ray's own programs, which come with it."""
 GUESTS = {"aiperf", "guidellm"}
 """Programs that pages name and the project does not install."""
 
@@ -93,7 +95,7 @@ def complaints(command: Command) -> list[str]:
             found = _kubectl(arguments)
         case _:
             known = (
-                program in TOOLS | CLUSTER_TOOLS | GUESTS
+                program in TOOLS | CLUSTER_TOOLS | RAY | GUESTS
                 or program.startswith(("./", "$"))
                 or (ROOT / program).is_file()
             )

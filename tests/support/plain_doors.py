@@ -1,4 +1,4 @@
-"""Both doors without TLS, on a plane of fakes: `python -m tests.support.plain_doors HTTP_PORT GRPC_PORT`, until killed.
+"""Both doors without TLS, on a plane of fakes: `python -m tests.support.plain_doors HTTP_PORT GRPC_PORT HOST`, until killed.
 
 `/headers` returns the request's headers, so that tests see what a proxy in front changes. From `/limit/TEXT` on both doors announce this to
 the edge as their limit; while it is a number the language model is slow, so that recommendations are in flight for a while.
@@ -31,18 +31,25 @@ from tests.unit.gateway.world import MAX_BODY_BYTES, VERSION, catalogue_of, make
 def running_plain_doors() -> Iterator[tuple[int, int]]:
     """Both doors in a process of their own; gives their ports."""
     ports = free_port(), free_port()
-    child = subprocess.Popen([sys.executable, "-m", "tests.support.plain_doors", *map(str, ports)])
-    try:
-        wait_for(lambda: all(_accepts(port) for port in ports), 60, "the doors")
+    with doors_at(HOST, ports):
         yield ports
+
+
+@contextmanager
+def doors_at(host: str, ports: tuple[int, int]) -> Iterator[int]:
+    """Both doors on this host, which is one of loopback's addresses; gives the process id."""
+    child = subprocess.Popen([sys.executable, "-m", "tests.support.plain_doors", *map(str, ports), host])
+    try:
+        wait_for(lambda: all(_accepts(host, port) for port in ports), 60, "the doors")
+        yield child.pid
     finally:
         child.kill()
         child.wait()
 
 
-def _accepts(port: int) -> bool:
+def _accepts(host: str, port: int) -> bool:
     with socket.socket() as probe:
-        return probe.connect_ex((HOST, port)) == 0
+        return probe.connect_ex((host, port)) == 0
 
 
 class FixedWatch(EdgeWatch):
@@ -58,7 +65,7 @@ class FixedWatch(EdgeWatch):
         return f"{self._text} {self._text}"
 
 
-async def serve(http_port: int, grpc_port: int) -> None:
+async def serve(http_port: int, grpc_port: int, host: str) -> None:
     """Serve both doors."""
     root = Path(tempfile.mkdtemp()) / "bundles"
     publish(root, VERSION, catalogue_of())
@@ -66,7 +73,7 @@ async def serve(http_port: int, grpc_port: int) -> None:
     await world.plane.start()
     server = grpc.aio.server()
     add_recommender_to_server(RpcDoor(lambda: world.plane, MAX_BODY_BYTES), server)
-    server.add_insecure_port(f"127.0.0.1:{grpc_port}")
+    server.add_insecure_port(f"{host}:{grpc_port}")
     await server.start()
     app = create_rest_app(lambda: world.plane, lambda: b"", MAX_BODY_BYTES)
     app.add_route("/headers", _headers)
@@ -78,7 +85,7 @@ async def serve(http_port: int, grpc_port: int) -> None:
         return JSONResponse({})
 
     app.add_route("/limit/{limit}", limit)
-    await uvicorn.Server(uvicorn.Config(app, "127.0.0.1", http_port, log_level="warning")).serve()
+    await uvicorn.Server(uvicorn.Config(app, host, http_port, log_level="warning")).serve()
 
 
 async def _headers(http: Request) -> JSONResponse:
@@ -86,4 +93,4 @@ async def _headers(http: Request) -> JSONResponse:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(int(sys.argv[1]), int(sys.argv[2])))
+    asyncio.run(serve(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]))

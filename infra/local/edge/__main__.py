@@ -1,4 +1,4 @@
-"""Run the edge: `python -m infra.local.edge [--ray-host HOST] [--standby-host HOST]`.
+"""Run the edge: `python -m infra.local.edge [--ray-host HOST ...] [--standby-host HOST]`.
 
 Owns the listening sockets of both doors and hands them to HAProxy, so that connections wait in the kernel while a HAProxy that
 died is replaced. Swaps in new certificates and the keys' priorities when their files change, and publishes the standby's metrics from HAProxy's own
@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
@@ -184,8 +185,8 @@ def _listen(host: str, port: int) -> socket.socket:
     return listening
 
 
-def run_edge(settings: Settings, ray_host: str, standby_host: str) -> int:
-    """Open both doors and run HAProxy behind them. Raises ConfigError."""
+def run_edge(settings: Settings, ray_hosts: Sequence[str], standby_host: str) -> int:
+    """Open both doors and run HAProxy behind them; one host for each of Ray's nodes. Raises ConfigError."""
     if settings.tls_dir is not None:
         check_files(settings.tls_dir, settings.tls_client_ca_file)
     with ExitStack() as closing:
@@ -200,11 +201,12 @@ def run_edge(settings: Settings, ray_host: str, standby_host: str) -> int:
         plan = EdgePlan(
             http_fd=http.fileno(),
             grpc_fd=grpc.fileno(),
-            ray=Upstream(ray_host, settings.inner_http_port, settings.inner_grpc_port),
+            ray=tuple(Upstream(host, settings.inner_http_port, settings.inner_grpc_port) for host in ray_hosts),
             standby=standby if settings.standby else None,
             tls_dir=settings.tls_dir,
             client_ca_file=settings.tls_client_ca_file,
             has_keys=keys_file is not None,
+            default_deadline_ms=settings.default_deadline_ms,
         )
         metrics = EdgeMetrics(REGISTRY)
         watch = TakeoverWatch(metrics) if settings.standby else None
@@ -218,11 +220,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m infra.local.edge", description="Run HAProxy in front of both doors."
     )
-    parser.add_argument("--ray-host", default="127.0.0.1", metavar="HOST", help="where Ray's ingress listens")
+    parser.add_argument(
+        "--ray-host", action="append", metavar="HOST", help="where Ray's ingress listens; once for each of Ray's nodes"
+    )
     parser.add_argument("--standby-host", default="127.0.0.1", metavar="HOST", help="where the standby listens")
     hosts = parser.parse_args()
     configure_logging(settings.log_level)
-    raise SystemExit(run_edge(settings, hosts.ray_host, hosts.standby_host))
+    raise SystemExit(run_edge(settings, hosts.ray_host or ["127.0.0.1"], hosts.standby_host))
 
 
 if __name__ == "__main__":

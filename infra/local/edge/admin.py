@@ -1,19 +1,25 @@
 """Client of a running edge's admin socket: its health, that of the servers behind it, and new certificates.
 
+As a command it takes one of Ray's nodes out of service, or puts it back: `python -m infra.local.edge.admin out|in HOST`.
+
 Open connections keep the certificate that they were made with; new ones get the new one.
 """
 
+import argparse
 import csv
 import io
 import os
 import re
 import socket
+from collections import Counter
 from pathlib import Path
 
-from infra.local.edge.config import ADMIN_SOCKET, IN_FLIGHT_TABLE, RAY_SERVER, EdgePlan
+from infra.local.edge.config import ADMIN_SOCKET, IN_FLIGHT_TABLE, RAY_SERVER, EdgePlan, edge_folder
 from services.errors import ConfigError
+from services.settings.settings import load_settings
 
 TIMEOUT_S = 2.0
+NUM_DOORS = 2
 
 
 def edge_answers(folder: Path) -> bool:
@@ -33,15 +39,49 @@ def ray_is_up(folder: Path) -> bool | None:
     return judge(stat)
 
 
+def num_ray_up(folder: Path) -> int:
+    """Return how many of Ray's servers pass their checks at every door and are in use; 0 when nothing answers."""
+    try:
+        return count_up(send(folder, "show stat"))
+    except OSError:
+        return 0
+
+
+def count_up(stat: str) -> int:
+    """Read the table of `show stat` (CSV) as `num_ray_up`."""
+    ups = Counter(row["svname"] for row in _table(stat) if row["status"].startswith("UP"))
+    return sum(ups[name] == NUM_DOORS for name in ups if name.startswith(RAY_SERVER))
+
+
+def use_ray_host(folder: Path, host: str, *, is_used: bool) -> None:
+    """Take one of Ray's nodes out of service at both doors, or put it back. Requests in progress there go on.
+
+    Raises ConfigError when no server has this address, and OSError when nothing answers.
+    """
+    found = [
+        f"{row['pxname']}/{row['svname']}"
+        for row in _table(send(folder, "show stat"))
+        if row["svname"].startswith(RAY_SERVER) and row["addr"].rpartition(":")[0].strip("[]") == host
+    ]
+    if not found:
+        raise ConfigError(f"{host}: none of the edge's --ray-host")
+    for server in found:
+        send(folder, f"set server {server} state {'ready' if is_used else 'drain'}")
+
+
 def judge(stat: str) -> bool | None:
     """Read the table of `show stat` (CSV) as `ray_is_up`."""
     is_up: dict[str, bool] = {}
-    for row in csv.DictReader(io.StringIO(stat.removeprefix("# "))):
+    for row in _table(stat):
         if row["svname"].startswith(RAY_SERVER):
             if row["check_status"] == "INI":
                 return None
             is_up[row["pxname"]] = is_up.get(row["pxname"], False) or row["status"].startswith("UP")
     return all(is_up.values()) if is_up else None
+
+
+def _table(stat: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(stat.removeprefix("# "))))
 
 
 def num_refused(folder: Path) -> int | None:
@@ -93,3 +133,19 @@ def _swap(folder: Path, kind: str, path: Path, pem: str) -> None:
         send(folder, f"abort ssl {kind} {name}")
         set_answer = commit_answer
     raise ConfigError(f"{path}: the edge refuses it: {set_answer.splitlines()[-1] if set_answer else 'no answer'}")
+
+
+def main() -> None:
+    """Take a node out of service, or put it back."""
+    parser = argparse.ArgumentParser(prog="python -m infra.local.edge.admin", description="A node of Ray at the edge.")
+    parser.add_argument("state", choices=("out", "in"), help="out of service, or in service again")
+    parser.add_argument("host", help="as in the edge's --ray-host")
+    options = parser.parse_args()
+    try:
+        use_ray_host(edge_folder(load_settings().state_dir), options.host, is_used=options.state == "in")
+    except (ConfigError, OSError) as error:
+        raise SystemExit(f"error: {error}") from error
+
+
+if __name__ == "__main__":
+    main()

@@ -1,6 +1,6 @@
 """Configuration of the edge: HAProxy in front of both doors, with Ray's ingress behind it and the standby to take over.
 
-    callers ── plain or TLS, h2 ──▶ edge ─┬─▶ Ray's ingress ──▶ gateways, LLM
+    callers ── plain or TLS, h2 ──▶ edge ─┬─▶ Ray's ingress, one on each of Ray's nodes ──▶ gateways, LLM
                                           └─▶ standby            while no ingress passes its health check
 
 Renders HAProxy's configuration from a plan; starts nothing. Certificates are named by path and read by HAProxy, so a private
@@ -43,6 +43,12 @@ RETRYABLE = "    option http-buffer-request\n"
 """A request can be sent again only if it was read whole before it was sent."""
 CONNECT_TIMEOUT = "200ms"
 """After a refused connection HAProxy waits as long before it tries the next server."""
+NODE_CONNECT_TIMEOUT = "60ms"
+"""Where Ray has several nodes: one that cannot be reached must leave time for an answer of another within a deadline of 200 ms."""
+_PATIENCE_PERCENT = 60
+"""Part of a recommendation's deadline after which one node's silence sends it to another."""
+_LEAST_DEADLINE_MS = 100
+"""A shorter deadline leaves no time for a second node."""
 
 
 def error_body(code: str, message: str, field: str | None = None, fix: str | None = None) -> str:
@@ -123,17 +129,18 @@ class Upstream:
 class EdgePlan:
     """What the edge listens on and forwards to.
 
-    `http_fd` and `grpc_fd` are listening sockets that HAProxy inherits. Without `tls_dir` both doors speak plaintext; with
+    `http_fd` and `grpc_fd` are listening sockets that HAProxy inherits. `ray` has the ingress of each of Ray's nodes. Without `tls_dir` both doors speak plaintext; with
     `client_ca_file` callers must present a certificate of that authority. `has_keys`: the file `KEY_SHARES` is there.
     """
 
     http_fd: int
     grpc_fd: int
-    ray: Upstream
+    ray: tuple[Upstream, ...]
     standby: Upstream | None = None
     tls_dir: Path | None = None
     client_ca_file: Path | None = None
     has_keys: bool = False
+    default_deadline_ms: int = 200
 
     @property
     def certificate(self) -> Path | None:
@@ -156,7 +163,9 @@ class EdgePlan:
             resolvers=RESOLVERS,
             retries=RETRIES,
             retryable=RETRYABLE,
-            connect=CONNECT_TIMEOUT,
+            connect=NODE_CONNECT_TIMEOUT if self._has_nodes else CONNECT_TIMEOUT,
+            patience_rest=self._patience("rest") if self._has_nodes else "",
+            patience_grpc=self._patience("grpc") if self._has_nodes else "",
             not_twice=NOT_TWICE,
             readable_id=_READABLE_ID,
             unavailable=UNAVAILABLE,
@@ -185,6 +194,39 @@ class EdgePlan:
     http-request set-var(txn.share) req.hdr(authorization),word(2,' '),{share} if {{ req.hdr(authorization) -m found }}
     http-request set-var(txn.in_flight) sc0_conn_cur,mul(100),div(txn.share)"""
 
+    @property
+    def _has_nodes(self) -> bool:
+        """Whether Ray may have several nodes, so that one can answer for another."""
+        return len(self.ray) > 1 or self.ray[0].is_name
+
+    def _patience(self, door: str) -> str:
+        """Send a recommendation to another node when one is silent for a part of the deadline: a node whose network is cut closes no connection.
+
+        Not while more than half of the limit is in flight, when slow answers are a matter of load and a second request would add to it, and not
+        for a rationale, which may take until the deadline.
+        """
+        if door == "rest":
+            path, sent = "/v1/recommendations", "json_query('$.deadline_ms','int')"
+            rationale, is_rationale = "json_query('$.rationale')", "-m str true"
+        else:
+            path, sent = "/tailrace.v1.Recommender/Recommend", "ungrpc(7,int32)"
+            rationale, is_rationale = "ungrpc(9,int32)", "-m int 1"
+        return f"""    retry-on conn-failure empty-response response-timeout
+    http-request set-var(txn.deadline) int({self.default_deadline_ms})
+    http-request set-var(txn.sent) req.hdr(x-deadline-ms)
+    http-request set-var(txn.deadline) var(txn.sent),add(0) if {{ var(txn.sent) -m int gt 0 }}
+    http-request set-var(txn.sent) req.body,{sent}
+    http-request set-var(txn.deadline) var(txn.sent),add(0) if {{ var(txn.sent) -m int gt 0 }}
+    acl is_recommendation path {path}
+    acl is_short var(txn.deadline) -m int lt {_LEAST_DEADLINE_MS}
+    http-request set-var(txn.rationale) req.body,{rationale}
+    acl is_rationale var(txn.rationale) {is_rationale}
+    acl is_unlimited var(proc.limit_{door}) -m int le 0
+    acl has_room var(txn.in_flight),mul(2),sub(proc.limit_{door}) -m int le 0
+    http-request set-var(txn.patience) var(txn.deadline),mul({_PATIENCE_PERCENT}),div(100) if is_recommendation !is_short !is_rationale
+    http-request set-timeout server var(txn.patience) if {{ var(txn.patience) -m found }} is_unlimited or {{ var(txn.patience) -m found }} has_room
+"""
+
     def _tls(self, protocols: str) -> str:
         if self.certificate is None:
             return ""
@@ -198,17 +240,21 @@ class EdgePlan:
 
         Every request goes to Ray while Ray is up, and a request that fails there is sent to another server. Where Ray has one address, that
         is the standby, at once: as a `backup` it would get the request only after a second failure had marked Ray down, and HAProxy 2.8 loses
-        a gRPC request whose second try is refused. Where Ray is a name with several addresses, another of them is tried first.
+        a gRPC request whose second try is refused. Where Ray has several, by a name or by a list, another of them is tried first.
         """
-        check = f" check port {self.ray.http_port} check-proto h1 observe layer4 error-limit 1 on-error mark-down"
-        ray = self.ray.server(RAY_SERVER, port_field, protocol + check)
+        lines = [
+            one.server(
+                RAY_SERVER if len(self.ray) == 1 else f"{RAY_SERVER}{number}",
+                port_field,
+                f"{protocol} check port {one.http_port} check-proto h1 observe layer4 error-limit 1 on-error mark-down",
+            )
+            for number, one in enumerate(self.ray, start=1)
+        ]
         if self.standby is None:
-            return ray
-        if self.ray.is_name:
-            return f"{ray}\n{self.standby.server(STANDBY_SERVER, port_field, f'{protocol} backup')}"
-        return (
-            f"    use-server {RAY_SERVER} if TRUE\n{ray}\n{self.standby.server(STANDBY_SERVER, port_field, protocol)}"
-        )
+            return "\n".join(lines)
+        backup = self.standby.server(STANDBY_SERVER, port_field, protocol + (" backup" if self._has_nodes else ""))
+        first = [] if self._has_nodes else [f"    use-server {RAY_SERVER} if TRUE"]
+        return "\n".join([*first, *lines, backup])
 
 
 def _quoted(path: Path) -> str:
@@ -285,8 +331,8 @@ frontend grpc
     default_backend grpc
 
 backend rest
-{not_twice}{http_servers}
+{not_twice}{patience_rest}{http_servers}
 
 backend grpc
-{not_twice}{grpc_servers}
+{not_twice}{patience_grpc}{grpc_servers}
 """

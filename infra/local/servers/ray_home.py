@@ -21,6 +21,21 @@ from services.settings.settings import Settings
 _ROOT = Path("/tmp")  # noqa: S108 - short on purpose, owner and mode are checked
 _NUM_REPLICA_PORTS = 30
 _WIDTH = 2 * _NUM_REPLICA_PORTS + 4
+SERVING_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ROTATION_MAX_BYTES": str(20 * 2**20),
+    "RAY_ROTATION_BACKUP_COUNT": "1",
+    "RAY_worker_niceness": "0",  # Ray's default of 15 gives replicas a thirtieth of what their neighbours get
+    "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+    "RAY_SERVE_ENABLE_HA_PROXY": "1",
+    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",  # of 5: a start beside a standby that answers takes longer
+    "RAY_SERVE_HAPROXY_NBTHREAD": "2",
+    "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",  # a replica died under a request: ask another
+    "RAY_SERVE_HAPROXY_OBSERVE_ERROR_LIMIT": "1",  # a refused connection: the next request goes elsewhere
+    "OMP_NUM_THREADS": "1",
+}
+"""What Ray and Ray Serve read on every node, of one or of several."""
 
 
 def ray_home(state_dir: Path) -> Path:
@@ -73,18 +88,8 @@ def ray_environment(
     return {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_ROTATION_MAX_BYTES": str(20 * 2**20),
-        "RAY_ROTATION_BACKUP_COUNT": "1",
-        "RAY_worker_niceness": "0",  # Ray's default of 15 gives replicas a thirtieth of what their neighbours get
-        "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
-        "RAY_SERVE_ENABLE_HA_PROXY": "1",
-        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
-        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",  # of 5: a start beside a standby that answers takes longer
+        **SERVING_ENVIRONMENT,
         "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(settings.max_rpc_bytes),
-        "RAY_SERVE_HAPROXY_NBTHREAD": "2",
-        "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",  # a replica died under a request: ask another
-        "RAY_SERVE_HAPROXY_OBSERVE_ERROR_LIMIT": "1",  # a refused connection: the next request goes elsewhere
         **ingress_environment(plan),
         **loopback.ENVIRONMENT,
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(proxy / "haproxy.cfg"),
@@ -100,5 +105,4 @@ def ray_environment(
         "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(http_first + _NUM_REPLICA_PORTS),
         "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT": str(grpc_first),
         "RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT": str(grpc_first + _NUM_REPLICA_PORTS),
-        "OMP_NUM_THREADS": "1",
     }

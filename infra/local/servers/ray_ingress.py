@@ -37,6 +37,8 @@ _DOOR = re.compile(r"^(frontend (?:http|grpc)_frontend\n(?:    #.*\n)*    bind )
 _HTTP_DOOR = re.compile(r"^(frontend http_frontend\n)", re.MULTILINE)
 _APPLICATION = re.compile(r"^(backend (?P<name>(?P<kind>http|grpc)-\S+)\n)", re.MULTILINE)
 _FALLBACK = re.compile(r"^(    server \S+ \S+ (?:proto h2 )?check backup)$", re.MULTILINE)
+_NEAR = re.compile(r"^(?:backend (\S+)|    server (\S+) (\S+):\d+ .*check(?! backup))", re.MULTILINE)
+_LOOPBACK = ("127.0.0.1", "::1", "[::1]", "localhost")
 _SERVER = re.compile(r"^(?:backend (\S+)|    server (\S+) .* check(?! backup))", re.MULTILINE)
 
 
@@ -54,6 +56,8 @@ class IngressPlan:
         - Events that may have been recorded are not sent a second time.
         - While no gateway lives, the standby answers instead of Ray's fallback proxy, which would hold requests until one is
           back; `/healthz` fails, so that the edge asks the standby itself.
+        - Where one gateway is on this node and others are elsewhere, requests go to this one while it is up: a node whose network is cut
+          closes no connection, and would hold what the ingress of another sends there.
         - Without a standby callers get our error, not a bare 500.
         """
         if config.startswith(_MARK):
@@ -69,10 +73,13 @@ class IngressPlan:
             config = _replace(_DOOR, rf"\g<1>{host}\2", config)
         config = _replace(_HTTP_DOOR, lambda found: found[1] + _healthz(config), config)
         config = _FALLBACK.sub(r"\1 disabled", config)
-        return _MARK + _APPLICATION.sub(self._application, config) + RESOLVERS
+        near = _near(config)
+        return _MARK + _APPLICATION.sub(lambda found: self._application(found, near), config) + RESOLVERS
 
-    def _application(self, found: re.Match[str]) -> str:
+    def _application(self, found: re.Match[str], near: dict[str, str]) -> str:
         lines = [found[1], NOT_TWICE]
+        if found["name"] in near:
+            lines.append(f"    use-server {near[found['name']]} if TRUE\n")
         if self.standby is not None:
             port_field, protocol = ("http_port", "") if found["kind"] == "http" else ("grpc_port", " proto h2")
             lines.append(self.standby.server(STANDBY_SERVER, port_field, f"{protocol} backup") + "\n")
@@ -104,6 +111,20 @@ def _healthz(config: str) -> str:
             lines.append(f"    acl gateway_is_up srv_is_up({backend}/{found[2]})\n")
     condition = "{ path /healthz }" + (" !gateway_is_up" if lines else "")
     return "".join([*lines, f"    http-request return status 503 if {condition}\n"])
+
+
+def _near(config: str) -> dict[str, str]:
+    """Return by backend the only gateway on this node, where there are others elsewhere."""
+    here: dict[str, list[str]] = {}
+    elsewhere: set[str] = set()
+    backend = ""
+    for found in _NEAR.finditer(config):
+        backend = found[1] or backend
+        if found[2] and found[3] in _LOOPBACK:
+            here.setdefault(backend, []).append(found[2])
+        elif found[2]:
+            elsewhere.add(backend)
+    return {name: servers[0] for name, servers in here.items() if len(servers) == 1 and name in elsewhere}
 
 
 def ingress_environment(plan: IngressPlan) -> dict[str, str]:

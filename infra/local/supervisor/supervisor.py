@@ -118,9 +118,9 @@ class Supervisor:
         time.sleep(TICK_S)
 
     def stop(self) -> None:
-        """Stop all parts in order, each within its grace period, and kill what they left behind."""
+        """Stop all parts in order, those that have no place in it first, each within its grace period, and kill what they left behind."""
         self.enter("stopping")
-        for name in sorted(self._running, key=STOP_ORDER.index):
+        for name in sorted(self._running, key=lambda name: STOP_ORDER.index(name) if name in STOP_ORDER else -1):
             self._stop_one(self._running[name])
         self._running.clear()
         sweep()

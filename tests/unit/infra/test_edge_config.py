@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from infra.local.edge.admin import judge
+from infra.local.edge.admin import count_up, judge
 from infra.local.edge.config import EdgePlan, Upstream, check_files
 from infra.local.servers.binaries import haproxy_command
 from services.errors import ConfigError
@@ -20,8 +20,9 @@ HEADER = "# pxname,svname,status,check_status\n"
 def plan(
     tls_dir: Path | None, host: str = HOST, client_ca_file: Path | None = None, http_fd: int = 3, grpc_fd: int = 4
 ) -> EdgePlan:
-    """An edge in front of an ingress and a standby on this host."""
-    ray, standby = Upstream(host, 18_000, 19_000), Upstream(host, 18_001, 19_001)
+    """An edge in front of a standby on this host, and of an ingress on each of these, separated by commas."""
+    ray = tuple(Upstream(one, 18_000, 19_000) for one in host.split(","))
+    standby = Upstream(ray[0].host, 18_001, 19_001)
     return EdgePlan(
         http_fd=http_fd, grpc_fd=grpc_fd, ray=ray, standby=standby, tls_dir=tls_dir, client_ca_file=client_ca_file
     )
@@ -35,6 +36,7 @@ def plan(
         ("a blank and it's", "localhost"),
         ('a "quote" and a#hash', "serve"),
         ("a$dollar and a back\\slash", HOST),
+        (None, "10.0.0.1,10.0.0.2,serve"),
     ],
 )
 def test_haproxy_accepts_every_path_and_host(tmp_path: Path, name: str | None, host: str) -> None:
@@ -80,6 +82,17 @@ def test_haproxy_accepts_every_path_and_host(tmp_path: Path, name: str | None, h
 def test_ray_is_up_when_each_door_has_a_server_that_passes_its_checks(rows: str, is_up: bool | None) -> None:
     """Before the first check has ended, or without a row of Ray's, the state is unknown."""
     assert judge(HEADER + rows) is is_up
+
+
+def test_a_node_counts_when_it_passes_its_checks_at_both_doors() -> None:
+    """One that is out of service, or down at a door, does not; nor does the standby."""
+    rows = "".join(
+        f"{door},{row},L7OK\n"
+        for door in ("rest", "grpc")
+        for row in ("ray1,UP", "ray2,DRAIN", "ray3,UP" if door == "rest" else "ray3,DOWN", "standby,UP")
+    )
+
+    assert count_up(HEADER + rows) == 1
 
 
 def test_a_missing_file_is_named_with_its_setting(tmp_path: Path) -> None:

@@ -1,0 +1,133 @@
+"""Network namespaces that stand for machines, each with an address of its own on one bridge. Linux, and root's rights.
+
+    front (edge, standby, stores, callers) ── bridge ─┬─ head    (Ray's control plane)
+                                                      ├─ node1   (gateway, LLM, stream worker)
+                                                      └─ node2   ...
+
+The bridge is in `front`, so nothing of this is reached from outside, and two layouts on one machine never meet. A machine's
+processes see its own folder at `Layout.seen_as`: the same path on every machine, with different content, as on machines.
+"""
+
+import ctypes
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.errors import EnvironmentFault
+
+FRONT, HEAD = "front", "head"
+_NETWORK = "10.77.0"
+_BRIDGE = "bridge0"
+_RUN_DIR = Path("/run/netns")
+_CLONE_NEWNET = 0x40000000
+_BIND_THEN_RUN = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
+
+
+def why_not() -> str | None:
+    """Return why this machine cannot have namespaces, None when it can."""
+    if os.geteuid() != 0:
+        return "network namespaces need root's rights; run it as root"
+    if shutil.which("ip") is None:
+        return "network namespaces need the command `ip`; install iproute2"
+    probe = f"tailrace-probe-{os.getpid()}"
+    try:
+        _ip("netns", "add", probe)
+        _ip("netns", "del", probe)
+    except EnvironmentFault as error:
+        return f"network namespaces are refused here: {error}"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The machines of one cluster. `name` begins the namespaces' names; `folder` holds one folder for each machine."""
+
+    name: str
+    folder: Path
+    num_nodes: int
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """The nodes that run replicas."""
+        return tuple(f"node{number}" for number in range(1, self.num_nodes))
+
+    @property
+    def machines(self) -> tuple[str, ...]:
+        """Every machine, the front first."""
+        return (FRONT, HEAD, *self.workers)
+
+    @property
+    def seen_as(self) -> Path:
+        """Where each node's processes see that node's folder; short, since paths of Unix sockets below it have room for 107 characters."""
+        return Path("/tmp") / self.name  # noqa: S108 - made with mode 700, and bound over in the nodes
+
+    def address(self, machine: str) -> str:
+        """Return the machine's address."""
+        return f"{_NETWORK}.{1 if machine == FRONT else 10 + self.machines.index(machine) - 1}"
+
+    def folder_of(self, machine: str) -> Path:
+        """Return the machine's own folder, by the path that all see."""
+        return self.folder / machine
+
+    def namespace(self, machine: str) -> str:
+        """Return the name of the machine's namespace."""
+        return f"{self.name}-{machine}"
+
+    def make(self) -> None:
+        """Make the namespaces, the bridge and the folders. Raises EnvironmentFault when one cannot be made."""
+        self.seen_as.mkdir(mode=0o700, exist_ok=True)
+        for machine in self.machines:
+            self.folder_of(machine).mkdir(parents=True, exist_ok=True)
+            _ip("netns", "add", self.namespace(machine))
+            self._in(machine, "link", "set", "lo", "up")
+        self._in(FRONT, "link", "add", _BRIDGE, "type", "bridge")
+        self._in(FRONT, "addr", "add", f"{self.address(FRONT)}/24", "dev", _BRIDGE)
+        self._in(FRONT, "link", "set", _BRIDGE, "up")
+        for machine in (HEAD, *self.workers):
+            self._in(FRONT, "link", "add", machine, "type", "veth", "peer", "eth0", "netns", self.namespace(machine))
+            self._in(FRONT, "link", "set", machine, "master", _BRIDGE, "up")
+            self._in(machine, "addr", "add", f"{self.address(machine)}/24", "dev", "eth0")
+            self._in(machine, "link", "set", "eth0", "up")
+            self._in(machine, "route", "add", "default", "via", self.address(FRONT))
+
+    def remove(self) -> None:
+        """Remove the namespaces, with their bridge and links, by name. Processes in them must have ended."""
+        for machine in self.machines:
+            if (_RUN_DIR / self.namespace(machine)).exists():
+                _ip("netns", "del", self.namespace(machine))
+        shutil.rmtree(self.seen_as, ignore_errors=True)
+
+    def enter(self) -> None:
+        """Move this thread, and the processes that it starts, to the front. Call before any other thread is started."""
+        with (_RUN_DIR / self.namespace(FRONT)).open() as namespace:
+            if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _CLONE_NEWNET):
+                raise EnvironmentFault(f"cannot enter {self.namespace(FRONT)}: {os.strerror(ctypes.get_errno())}")
+
+    def inside(self, machine: str, command: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the command that runs this one on the machine, with that machine's folder at `seen_as`."""
+        bind = ("sh", "-c", _BIND_THEN_RUN, "sh", str(self.folder_of(machine)), str(self.seen_as))
+        return ("ip", "netns", "exec", self.namespace(machine), *bind, *command)
+
+    def pids(self, machine: str) -> list[int]:
+        """Return every process on the machine."""
+        return [int(word) for word in _ip("netns", "pids", self.namespace(machine)).split()]
+
+    def cut(self, machine: str) -> None:
+        """Cut the machine's network: what is sent to it or by it is lost, and no connection is closed."""
+        self._in(FRONT, "link", "set", machine, "nomaster")
+
+    def mend(self, machine: str) -> None:
+        """End `cut`."""
+        self._in(FRONT, "link", "set", machine, "master", _BRIDGE)
+
+    def _in(self, machine: str, *words: str) -> None:
+        _ip("-n", self.namespace(machine), *words)
+
+
+def _ip(*words: str) -> str:
+    done = subprocess.run([shutil.which("ip") or "ip", *words], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise EnvironmentFault(f"`ip {' '.join(words)}` failed: {done.stderr.strip()}")
+    return done.stdout

@@ -1,0 +1,76 @@
+"""What a machine needs as one of several nodes of Ray, without Kubernetes: `python -m infra.local.servers.node environment|serve ...`.
+
+`environment` prints the variables of Ray and its replicas on every node, for a shell or systemd's EnvironmentFile; `serve` prints the Serve
+configuration of the `prod` overlay with one gateway and one LLM replica on each node that has room for them. Starts nothing.
+"""
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from infra.local.edge.config import Upstream
+from infra.local.servers.ray_home import SERVING_ENVIRONMENT
+from infra.local.servers.ray_ingress import IngressPlan, ingress_environment
+from services.settings.settings import Settings, load_settings
+
+_SERVE = Path(__file__).resolve().parents[2] / "kubernetes/overlays/prod/serve.yaml"
+_RECONNECT_S = 600
+"""How long nodes wait for a head that is away, as under KubeRay; their replicas answer meanwhile."""
+
+
+def node_environment(settings: Settings, standby_host: str, token_file: Path) -> dict[str, str]:
+    """Return the variables of Ray, Ray Serve and HAProxy on one of several nodes. `token_file` has what every call to Ray must show."""
+    proxy = settings.state_dir / "h"
+    standby = Upstream(standby_host, settings.standby_http_port, settings.standby_grpc_port)
+    return {
+        **SERVING_ENVIRONMENT,
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(token_file),
+        "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(settings.max_rpc_bytes),
+        **ingress_environment(IngressPlan(standby=standby if settings.standby else None)),
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(proxy / "haproxy.cfg"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(proxy / "admin.sock"),
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(proxy / "m.sock"),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(proxy),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(proxy / "state"),
+        "RAY_gcs_rpc_server_reconnect_timeout_s": str(_RECONNECT_S),
+    }
+
+
+def serve_config(settings: Settings, num_nodes: int) -> dict[str, Any]:
+    """Return what Ray Serve runs on so many nodes with replicas: one gateway and one LLM replica on each, so that any node may end."""
+    config: dict[str, Any] = yaml.safe_load(_SERVE.read_text())
+    config["http_options"]["port"] = settings.inner_http_port
+    config["grpc_options"]["port"] = settings.inner_grpc_port
+    (application,) = config["applications"]
+    application["runtime_env"]["env_vars"] = {"PROMETHEUS_MULTIPROC_DIR": str(settings.metrics_dir)}
+    for deployment in application["deployments"]:
+        del deployment["autoscaling_config"]
+        deployment |= {"num_replicas": num_nodes, "max_replicas_per_node": 1, "ray_actor_options": {"num_cpus": 1}}
+    return config
+
+
+def main() -> None:
+    """Print one of the two."""
+    parser = argparse.ArgumentParser(prog="python -m infra.local.servers.node", description="Settings of Ray's nodes.")
+    kinds = parser.add_subparsers(dest="kind", required=True)
+    environment = kinds.add_parser("environment", help="the variables of every node")
+    environment.add_argument("--standby-host", required=True, metavar="HOST", help="where the standby listens")
+    environment.add_argument("--token-file", type=Path, required=True, metavar="FILE", help="the cluster's token")
+    serve = kinds.add_parser("serve", help="the Serve configuration")
+    serve.add_argument("--nodes", type=int, required=True, metavar="N", help="nodes that run replicas")
+    options = parser.parse_args()
+    settings = load_settings()
+    if options.kind == "serve":
+        sys.stdout.write(yaml.safe_dump(serve_config(settings, options.nodes), sort_keys=False))
+        return
+    for name, value in node_environment(settings, options.standby_host, options.token_file.absolute()).items():
+        sys.stdout.write(f"{name}={shlex.quote(value)}\n")
+
+
+if __name__ == "__main__":
+    main()

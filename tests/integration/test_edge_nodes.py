@@ -1,0 +1,130 @@
+"""The edge in front of two of Ray's nodes, for which two processes with the real doors stand."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import grpc
+import httpx
+import pytest
+
+from infra.local.edge.admin import num_ray_up, use_ray_host
+from infra.local.edge.config import edge_folder
+from services.contracts import recommend_pb2 as pb
+from services.contracts import recommend_pb2_grpc as api
+from services.errors import ConfigError
+from services.settings.settings import Settings, inherited_environment
+from tests.support.plain_doors import doors_at
+from tests.support.servers import free_port
+from tests.support.wait import wait_for
+
+pytestmark = pytest.mark.integration
+
+NODES = ("127.0.0.1", "127.0.0.2")
+DEADLINE_MS = 2_000
+
+
+class Nodes(NamedTuple):
+    """The edge's folder, its doors, and each node's process."""
+
+    folder: Path
+    rest: httpx.Client
+    rpc: api.RecommenderStub
+    pids: tuple[int, ...]
+
+    def ask_rest(self) -> bool:
+        """Ask over REST; whether there were items."""
+        asked = {"user_id": "nobody", "k": 2, "deadline_ms": DEADLINE_MS}
+        return bool(self.rest.post("/v1/recommendations", json=asked).json()["items"])
+
+    def ask_grpc(self) -> bool:
+        """Ask over gRPC; whether there were items."""
+        return bool(self.rpc.Recommend(pb.RecommendRequest(user_id="nobody", k=2, deadline_ms=DEADLINE_MS)).items)
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    """Two nodes, both in service."""
+    ports, state = (free_port(), free_port()), tmp_path_factory.mktemp("edge")
+    with (
+        doors_at(NODES[0], ports) as first,
+        doors_at(NODES[1], ports) as second,
+        running_edge(state, ports) as settings,
+    ):
+        folder = edge_folder(state)
+        wait_for(lambda: num_ray_up(folder) == len(NODES), what="both nodes")
+        base = f"http://{settings.http_host}:{settings.http_port}"
+        with httpx.Client(base_url=base, timeout=10) as http, grpc.insecure_channel(settings.grpc_address) as channel:
+            yield Nodes(folder, http, api.RecommenderStub(channel), (first, second))
+
+
+@contextmanager
+def running_edge(state: Path, ports: tuple[int, int]) -> Iterator[Settings]:
+    """Run the edge in front of both nodes, without a standby."""
+    settings = Settings(
+        state_dir=state,
+        http_port=free_port(),
+        grpc_port=free_port(),
+        inner_http_port=ports[0],
+        inner_grpc_port=ports[1],
+        standby=False,
+    )
+    hosts = [word for host in NODES for word in ("--ray-host", host)]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "infra.local.edge", *hosts],
+        env={**inherited_environment(), **settings.as_environment()},
+    )
+    try:
+        yield settings
+    finally:
+        child.terminate()
+        child.wait(timeout=15)
+
+
+@contextmanager
+def silent(pid: int) -> Iterator[None]:
+    """Stop a node: it accepts connections and answers nothing."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("ask", [Nodes.ask_rest, Nodes.ask_grpc])
+def test_a_silent_node_is_passed_over_within_the_deadline(nodes: Nodes, ask: Callable[[Nodes], bool]) -> None:
+    """Before any health check has failed, what a silent node holds is answered by the other, in time."""
+    wait_for(lambda: num_ray_up(nodes.folder) == len(NODES), what="both nodes")
+    assert ask(nodes)
+    took_ms = []
+
+    with silent(nodes.pids[0]):
+        for _ in NODES:
+            began = time.perf_counter()
+            assert ask(nodes)
+            took_ms.append(1_000 * (time.perf_counter() - began))
+
+    assert max(took_ms) < DEADLINE_MS
+    assert max(took_ms) > DEADLINE_MS / 2, "no request met the silent node"
+
+
+def test_a_node_is_taken_out_of_service_and_put_back(nodes: Nodes) -> None:
+    """While it is out, nothing new is sent to it; a node that the edge does not have is refused."""
+    wait_for(lambda: num_ray_up(nodes.folder) == len(NODES), what="both nodes")
+
+    use_ray_host(nodes.folder, NODES[0], is_used=False)
+    with silent(nodes.pids[0]):
+        began = time.perf_counter()
+        assert all(nodes.ask_rest() for _ in range(6))
+        assert time.perf_counter() - began < DEADLINE_MS / 2_000
+    use_ray_host(nodes.folder, NODES[0], is_used=True)
+
+    wait_for(lambda: num_ray_up(nodes.folder) == len(NODES), what="both nodes again")
+    with pytest.raises(ConfigError, match=r"10\.0\.0\.9: none of the edge"):
+        use_ray_host(nodes.folder, "10.0.0.9", is_used=True)
