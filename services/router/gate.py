@@ -81,6 +81,8 @@ class LlmGate:
                 replica.failed(sent, now_s)
             case LlmOutcome.LATE:
                 replica.was_late(sent, now_s)
+            case LlmOutcome.ABANDONED:
+                replica.was_left(sent, now_s)
             case _:
                 replica.said_nothing(sent)
 

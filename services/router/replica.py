@@ -120,13 +120,17 @@ class Replica:
 
     def was_late(self, sent: Sent, now_s: float) -> None:
         """Record a request that got no result within its deadline."""
+        self.was_left(sent, now_s)
+        self.predictor.gave_up(sent.load, now_s - sent.started_s, now_s, sent.work)
+
+    def was_left(self, sent: Sent, now_s: float) -> None:
+        """Record a request whose caller did not wait for the result: silence, if it was overdue and nothing was answered meanwhile."""
         self.failures.abandoned(sent.failure_number)
         if now_s >= sent.due_s and self._answered_at_s < sent.started_s:
             self._silent_s = max(self._silent_s, now_s - sent.started_s)
             self.silence.failed(now_s, sent.silence_number)
         else:
             self.silence.abandoned(sent.silence_number)
-        self.predictor.gave_up(sent.load, now_s - sent.started_s, now_s, sent.work)
 
     def said_nothing(self, sent: Sent) -> None:
         """Record an end that is evidence of neither health nor failure."""

@@ -3,6 +3,7 @@
 REASONS = {
     "test_stack_lifecycle.py": "is about `tailrace up` and its processes; tests/compose has its own",
     "test_chaos.py": "puts proxies between the parts of the embedded stack",
+    "test_nodes.py": "starts a cluster of its own with the embedded stack's state",
     "test_docs.py": "runs the pages' commands, which name the embedded stack's ports",
     "test_console.py": "opens pages without an API key",
     "test_listening.py": "looks for processes of this machine, and sends no API key",

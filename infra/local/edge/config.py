@@ -39,6 +39,8 @@ NOT_TWICE = (
 """Events that may have been recorded are not sent a second time."""
 RETRIES = 8
 """More than the idle connections that a killed server leaves in HAProxy's pools: each one costs a try before the next server is chosen."""
+NODE_RETRIES = 3
+"""Where Ray has several nodes each try goes to another one."""
 RETRYABLE = "    option http-buffer-request\n"
 """A request can be sent again only if it was read whole before it was sent."""
 CONNECT_TIMEOUT = "200ms"
@@ -47,6 +49,8 @@ NODE_CONNECT_TIMEOUT = "60ms"
 """Where Ray has several nodes: one that cannot be reached must leave time for an answer of another within a deadline of 200 ms."""
 _PATIENCE_PERCENT = 60
 """Part of a recommendation's deadline after which one node's silence sends it to another."""
+_ALWAYS_ROOM = 3
+"""So many in flight are no crowd, whatever the rate."""
 _LEAST_DEADLINE_MS = 100
 """A shorter deadline leaves no time for a second node."""
 
@@ -161,7 +165,7 @@ class EdgePlan:
             http_servers=self._servers("http_port", ""),
             grpc_servers=self._servers("grpc_port", " proto h2"),
             resolvers=RESOLVERS,
-            retries=RETRIES,
+            retries=NODE_RETRIES if self._has_nodes else RETRIES,
             retryable=RETRYABLE,
             connect=NODE_CONNECT_TIMEOUT if self._has_nodes else CONNECT_TIMEOUT,
             patience_rest=self._patience("rest") if self._has_nodes else "",
@@ -202,8 +206,8 @@ class EdgePlan:
     def _patience(self, door: str) -> str:
         """Send a recommendation to another node when one is silent for a part of the deadline: a node whose network is cut closes no connection.
 
-        Not while more than half of the limit is in flight, when slow answers are a matter of load and a second request would add to it, and not
-        for a rationale, which may take until the deadline.
+        Not while the requests in flight are more than the last second's would be if each took half of its deadline: then slowness is a matter of
+        load, and second requests would add to it. Not for a rationale, which may take until the deadline.
         """
         if door == "rest":
             path, sent = "/v1/recommendations", "json_query('$.deadline_ms','int')"
@@ -221,10 +225,10 @@ class EdgePlan:
     acl is_short var(txn.deadline) -m int lt {_LEAST_DEADLINE_MS}
     http-request set-var(txn.rationale) req.body,{rationale}
     acl is_rationale var(txn.rationale) {is_rationale}
-    acl is_unlimited var(proc.limit_{door}) -m int le 0
-    acl has_room var(txn.in_flight),mul(2),sub(proc.limit_{door}) -m int le 0
-    http-request set-var(txn.patience) var(txn.deadline),mul({_PATIENCE_PERCENT}),div(100) if is_recommendation !is_short !is_rationale
-    http-request set-timeout server var(txn.patience) if {{ var(txn.patience) -m found }} is_unlimited or {{ var(txn.patience) -m found }} has_room
+    http-request set-var(txn.usual) sc0_http_req_rate,mul(txn.deadline),div(2000),add({_ALWAYS_ROOM})
+    acl is_crowded var(txn.in_flight),sub(txn.usual) -m int gt 0
+    http-request set-var(txn.patience) var(txn.deadline),mul({_PATIENCE_PERCENT}),div(100)
+    http-request set-timeout server var(txn.patience) if is_recommendation !is_short !is_rationale !is_crowded
 """
 
     def _tls(self, protocols: str) -> str:
@@ -303,7 +307,7 @@ defaults
 
 backend {in_flight}
     # recommendations in flight through each door (1: REST, 2: gRPC), and those refused
-    stick-table type integer size 2 store conn_cur,gpc0
+    stick-table type integer size 2 store conn_cur,gpc0,http_req_rate(1s)
 
 frontend rest
     bind {bind_http}

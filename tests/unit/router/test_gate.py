@@ -51,15 +51,17 @@ def test_every_request_that_ends_frees_its_place(outcomes: list[LlmOutcome]) -> 
 
 @pytest.mark.parametrize("outcome", LlmOutcome)
 def test_failures_and_silence_close_the_only_replica(outcome: LlmOutcome) -> None:
-    """A failed or unavailable LLM gets no request, a silent one no hurried request; overload and refusals say nothing."""
+    """A failed or unavailable LLM gets no request, a silent one no hurried request, whoever gave up first; overload and refusals say nothing."""
     gate = new_gate()
     for _ in range(20):
         rank(gate, "", outcome, 0.1)
 
-    is_failure = outcome in {LlmOutcome.FAILED, LlmOutcome.AWAY}
-    assert gate.is_open(0.1) is (is_failure or outcome is LlmOutcome.LATE)
+    is_failure, is_silence = (
+        outcome in kinds for kinds in ({LlmOutcome.FAILED, LlmOutcome.AWAY}, {LlmOutcome.LATE, LlmOutcome.ABANDONED})
+    )
+    assert gate.is_open(0.1) is (is_failure or is_silence)
     assert view(gate, 0.1).breaker_allows is not is_failure
-    assert (view(gate, 0.1).predicted_s > 0.1) is (outcome is LlmOutcome.LATE)
+    assert (view(gate, 0.1).predicted_s > 0.1) is is_silence
 
 
 def test_only_answers_and_timeouts_train_the_predictor() -> None:
