@@ -17,7 +17,7 @@ from infra.local.servers.binaries import valkey_command
 from infra.local.servers.node import node_environment
 from infra.local.supervisor.lifecycle import RestartPolicy
 from infra.local.supervisor.parts import Part, broker_part, edge_part, standby_part, valkey_part
-from infra.local.supervisor.probes import accepts, answers_http, answers_redis, beats
+from infra.local.supervisor.probes import Probe, accepts, answers_http, answers_redis, beats
 from services.settings.settings import Settings
 
 _ALL = "0.0.0.0"  # noqa: S104 - of the node's own namespace
@@ -159,7 +159,7 @@ def _worker_part(layout: Layout, index: int, settings: Settings, environment: di
 def _edge_part(layout: Layout, settings: Settings) -> Part:
     part = edge_part(settings)
     hosts = [word for node in layout.workers for word in ("--ray-host", layout.address(node))]
-    probes = (*part.probes, partial(accepts, settings.http_host, settings.http_port))
+    probes: tuple[Probe, ...] = (*part.probes, partial(accepts, settings.http_host, settings.http_port))
     return replace(part, command=(*part.command, *hosts, "--standby-host", settings.inner_host), probes=probes)
 
 
