@@ -115,6 +115,7 @@ def save_tokenized(data: Data, options: CodesOptions, out: Path) -> None:
             "split": [row[0] for row in rows],
             "history": [row[1] for row in rows],
             "target": pl.Series([row[2] for row in rows], dtype=pl.Int32),
+            "idle_s": pl.Series([None] * len(rows), dtype=pl.Float64),
             "is_label": pl.Series([None] * len(rows), dtype=pl.List(pl.Boolean)),
         }
     ).write_parquet(out / "examples.parquet")

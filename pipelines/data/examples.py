@@ -28,9 +28,9 @@ class Split(StrEnum):
 
 
 def as_of_rows(events: pl.DataFrame, max_items: int) -> pl.DataFrame:
-    """Return (user_id, event_timestamp, split, target_item_id) for ordered events in their roles.
+    """Return (user_id, event_timestamp, split, target_item_id, idle_s) for ordered events in their roles.
 
-    A label's row is as of the microsecond before it. A training row has no target: its history is the sequence to learn.
+    A label's row is as of the microsecond before it, and `idle_s` is its time after the user's event before, in seconds. A training row has no target: its history is the sequence to learn.
     Of a history longer than the `max_items` that the store keeps, one training row begins where the next later one was cut,
     so that each event is learned from once.
     """
@@ -39,6 +39,7 @@ def as_of_rows(events: pl.DataFrame, max_items: int) -> pl.DataFrame:
         "user_id",
         "item_id",
         "event_time",
+        idle_s=pl.col("event_time").diff().over("user_id").dt.total_microseconds() / 1e6,
         place=pl.int_range(pl.len()).over("user_id"),
         total=pl.len().over("user_id"),
         from_end=pl.when(is_positive).then(is_positive.cum_sum(reverse=True).over("user_id")),
@@ -75,16 +76,26 @@ def _just_before() -> pl.Expr:
 
 
 def _rows(events: pl.DataFrame, split: Split, when: pl.Expr, target: pl.Expr) -> pl.DataFrame:
-    return events.select("user_id", event_timestamp=when, split=pl.lit(split.value), target_item_id=target)
+    idle_s = pl.when(target.is_not_null()).then("idle_s")
+    return events.select(
+        "user_id", event_timestamp=when, split=pl.lit(split.value), target_item_id=target, idle_s=idle_s
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Cases:
-    """Labelled histories of one split, aligned: user ids, item indices oldest first, and the index of the item that came next."""
+    """Labelled histories of one split, aligned.
+
+    Args:
+        histories: Item indices, oldest first.
+        targets: The index of the item that came next.
+        idle_s: Its time after the history's newest event, in seconds; NaN where that is not known.
+    """
 
     user_ids: tuple[str, ...]
     histories: tuple[np.ndarray, ...]
     targets: np.ndarray
+    idle_s: np.ndarray
 
     def __len__(self) -> int:
         """The number of cases."""
@@ -106,13 +117,14 @@ def read_cases(tokenized: Path, split: Split) -> Cases:
     """Read the cases of the validation or the test split."""
     rows = _read(tokenized, split)
     histories = tuple(np.array(history, dtype=np.int64) for history in rows["history"].to_list())
-    return Cases(tuple(rows["user_id"]), histories, rows["target"].to_numpy().astype(np.int64))
+    idle_s = rows["idle_s"].cast(pl.Float64).fill_null(np.nan).to_numpy()
+    return Cases(tuple(rows["user_id"]), histories, rows["target"].to_numpy().astype(np.int64), idle_s)
 
 
 def sample_cases(cases: Cases, most: int) -> Cases:
     """Return at most this many cases, evenly taken."""
     step = max(1, -(-len(cases) // most))
-    return Cases(cases.user_ids[::step], cases.histories[::step], cases.targets[::step])
+    return Cases(cases.user_ids[::step], cases.histories[::step], cases.targets[::step], cases.idle_s[::step])
 
 
 def _sequence(history: list[int], is_label: list[bool] | None) -> np.ndarray:

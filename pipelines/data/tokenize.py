@@ -2,7 +2,8 @@
 
     catalogue.parquet   every item, also those without events (models.catalogue)
     examples.parquet    user_id, split, history (item indices, oldest first), target (item index, null in training rows),
-                        is_label (of each item of a training row whether it is learned from; null: all are)
+                        is_label (of each item of a training row whether it is learned from; null: all are),
+                        idle_s (seconds from the user's event before to the target, null in training rows)
     codes.json          the codes' depth and why, their balance, dead codes and collisions
     code_book.safetensors   where the depth is above 1 (pipelines.codes)
 
@@ -95,6 +96,7 @@ def to_indices(rows: pl.DataFrame, items: pl.DataFrame) -> pl.DataFrame:
             pl.element().replace_strict(ordered, index, default=None).drop_nulls()
         ),
         target=pl.col("target_item_id").replace_strict(ordered, index, default=None),
+        idle_s="idle_s",
     )
 
 

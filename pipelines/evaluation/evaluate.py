@@ -2,6 +2,7 @@
 
 Leave one out by time; the label of the test split is ranked among ALL items, with the items of the history removed
 (masked) and without; where the data has repeats the main metrics are those without. Baselines learn from the same training sequences as the models.
+Beside the ranks, the lists that would be shown are measured (variety.py).
 """
 
 import json
@@ -20,9 +21,10 @@ from models.decoder.config import DecoderConfig, read_config
 from models.decoder.weights import load_decoder
 from models.student import StudentConfig, read_student
 from pipelines.data.examples import Split, read_cases, read_sequences
-from pipelines.evaluation.gain import gain_by_slice, slices_of
+from pipelines.evaluation.gain import gain_by_slice, shelf_of, slices_of
 from pipelines.evaluation.gate import student_share
 from pipelines.evaluation.metrics import Ranks, Scorer, rank_labels, summarise
+from pipelines.evaluation.variety import ListedScorer
 from pipelines.runner.stage import Progress
 from pipelines.training.beam_scoring import decoder_scorer
 from pipelines.training.distill import StudentScorer
@@ -52,12 +54,14 @@ def evaluate(trained: Trained, dataset: str, out: Path, progress: Progress) -> N
         load_catalogue(trained.tokenized / "catalogue.parquet"),
         read_cases(trained.tokenized, Split.TEST),
     )
-    scorers = list(_scorers(trained, catalogue))
+    scorers, shelves = list(_scorers(trained, catalogue)), shelf_of(catalogue.popularity)
     ranks: dict[str, Ranks] = {}
+    metrics: dict[str, dict[str, Any]] = {}
     for done, (name, scorer) in enumerate(scorers, start=1):
-        ranks[name] = rank_labels(scorer, cases)
+        listed = ListedScorer(scorer, shelves, repeats=trained.repeats)
+        ranks[name] = rank_labels(listed, cases)
+        metrics[name] = summarise(ranks[name], repeats=trained.repeats) | listed.summary()
         progress(done, len(scorers), name)
-    metrics = {name: summarise(found, repeats=trained.repeats) for name, found in ranks.items()}
     served = {name: found.as_served(repeats=trained.repeats) for name, found in ranks.items()}
     decoder = read_config(trained.decoder_dir)
     student = read_student(trained.students_dir / "student.safetensors").config

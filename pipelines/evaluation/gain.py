@@ -1,7 +1,7 @@
 """The gain of one model over another on the same users, by slice: paired, so that what is hard for both counts for neither. Pure; numpy only.
 
-A slice is a share of the test cases, by what is known of the user (history length) or of the label (how often training saw it). A gain whose
-interval holds 0, or of too few cases, is not shown.
+A slice is a share of the test cases, by what is known of the user (history length, time since the last event) or of the label (how often training
+saw it). A gain whose interval holds 0, or of too few cases, is not shown.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,8 +18,16 @@ _LENGTHS = (0, 10, 50, 200)
 """From how many known items on a history belongs to the next slice."""
 _HEAD, _TORSO = 0.5, 0.9
 """The most frequent items with half of all training events are the head; with those up to nine tenths the torso; the rest is the tail."""
-
-
+SHELVES = ("head", "torso", "tail", "new")
+"""An item's place by its training events; new: it has none."""
+_HOUR_S, _DAY_S = 3_600.0, 86_400.0
+_IDLE = {
+    "idle under 1 hour": (0.0, _HOUR_S),
+    "idle 1-24 hours": (_HOUR_S, _DAY_S),
+    "idle 1-7 days": (_DAY_S, 7 * _DAY_S),
+    "idle 7 days and longer": (7 * _DAY_S, np.inf),
+}
+"""By slice, the time from the user's last event to the label in seconds: from, and below."""
 _HISTORIES = {
     f"history {first} and longer" if after is None else f"history {first}-{after - 1}": (first, after and after - 1)
     for first, after in zip(_LENGTHS, (*_LENGTHS[1:], None), strict=True)
@@ -33,8 +41,10 @@ def slices_of(cases: Cases, popularity: np.ndarray) -> dict[str, np.ndarray]:
     named = {"all": np.ones(len(cases), dtype=bool)}
     for name, (first, last) in _HISTORIES.items():
         named[name] = (lengths >= first) & (True if last is None else lengths <= last)
-    shelves = _shelf_of(popularity)[cases.targets]
-    for number, name in enumerate(("head", "torso", "tail", "new")):
+    for name, (least_s, below_s) in _IDLE.items():
+        named[name] = (cases.idle_s >= least_s) & (cases.idle_s < below_s)  # not so where it is NaN
+    shelves = shelf_of(popularity)[cases.targets]
+    for number, name in enumerate(SHELVES):
         named[f"item {name}"] = shelves == number
     return {name: members for name, members in named.items() if members.any()}
 
@@ -55,7 +65,7 @@ def gain_by_slice(ranks: np.ndarray, other: np.ndarray, slices: Mapping[str, np.
 def llm_pays(rows: Sequence[Mapping[str, Any]]) -> list[tuple[int, int | None]]:
     """Return for which lengths of history (first, last) the decoder is shown to be better: what a request's routing may depend on.
 
-    Other slices go by the label, which no request knows.
+    Other slices go by the label, or by a time that no request is routed by.
     """
     return [_HISTORIES[row["slice"]] for row in rows if row["slice"] in _HISTORIES and _is_shown(row)]
 
@@ -71,8 +81,8 @@ def _is_shown(row: Mapping[str, Any]) -> bool:
     return bool(row["low"] > 0 and row["num_cases"] >= _MIN_CASES)
 
 
-def _shelf_of(popularity: np.ndarray) -> np.ndarray:
-    """Return each item's place in the catalogue: 0 head, 1 torso, 2 tail, 3 new (no training event). Ties by index."""
+def shelf_of(popularity: np.ndarray) -> np.ndarray:
+    """Return each item's number in `SHELVES` by its number of training events. Ties by index."""
     order = np.argsort(-popularity, kind="stable")
     before = np.cumsum(popularity[order]) - popularity[order]
     share = before / max(1.0, float(popularity.sum()))

@@ -34,6 +34,8 @@ from services.student.ranker import StudentRanker
 _MAX_RELATIVE_ERROR = 1e-4
 _NUM_COMPARED = 200
 _NUM_TIMED = 500
+_KEPT_METRICS = ("hr@10", "ndcg@10", "coverage@10", "calibration@10")
+"""What the manifest has of each model's metrics."""
 
 
 def optimize(trained: Trained, evaluated: Path, made_at: datetime, out: Path) -> None:
@@ -104,7 +106,7 @@ def manifest_of(report: dict[str, Any], training: dict[str, Any], prompt: dict[s
         "num_parameters": training["num_parameters"],
         "multiply_adds": report["multiply_adds"],
         "metrics": {
-            name: {metric: report["metrics"][name][metric] for metric in ("hr@10", "ndcg@10")}
+            name: {metric: report["metrics"][name][metric] for metric in _KEPT_METRICS}
             for name in ("decoder", "student")
         },
     }

@@ -11,12 +11,12 @@ from pipelines.evaluation.gain import describe_gain, gain_by_slice, llm_pays, sl
 ALL = {"all": np.ones(400, dtype=bool)}
 
 
-def test_slices_by_history_and_by_item() -> None:
-    """Of items with 50, 40, 9, 1 and 0 events the first is the head, the next the torso, two the tail, and one is new."""
+def test_slices_by_history_recency_and_item() -> None:
+    """Of items with 50, 40, 9, 1 and 0 events the first is the head, the next the torso, two the tail, and one is new; an unknown time is in no slice."""
     lengths, targets = [0, 9, 10, 250, 3], [0, 1, 2, 3, 4]
-    cases = Cases(
-        tuple("abcde"), tuple(np.zeros(length, dtype=np.int64) for length in lengths), np.array(targets, dtype=np.int64)
-    )
+    histories = tuple(np.zeros(length, dtype=np.int64) for length in lengths)
+    idle_s = np.array([np.nan, 3_599.0, 3_600.0, 86_400.0, 1e9])
+    cases = Cases(tuple("abcde"), histories, np.array(targets, dtype=np.int64), idle_s)
 
     found = {
         name: np.flatnonzero(members).tolist()
@@ -28,6 +28,10 @@ def test_slices_by_history_and_by_item() -> None:
         "history 0-9": [0, 1, 4],
         "history 10-49": [2],
         "history 200 and longer": [3],
+        "idle under 1 hour": [1],
+        "idle 1-24 hours": [2],
+        "idle 1-7 days": [3],
+        "idle 7 days and longer": [4],
         "item head": [0],
         "item torso": [1],
         "item tail": [2, 3],

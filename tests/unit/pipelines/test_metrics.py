@@ -37,7 +37,7 @@ def test_metrics_of_known_ranks() -> None:
 
 def test_masking_removes_the_history_and_only_the_history() -> None:
     """Masked, the label moves up by the seen items above it; one that repeats the history can only be missed."""
-    cases = Cases(("u", "v"), (np.array([0, 1]), np.array([2])), np.array([2, 2]))
+    cases = Cases(("u", "v"), (np.array([0, 1]), np.array([2])), np.array([2, 2]), np.zeros(2))
 
     ranks = rank_labels(lambda histories: np.tile([9.0, 8.0, 7.0, 6.0], (len(histories), 1)), cases)
 

@@ -1,0 +1,77 @@
+"""What the top ten of all test users hold, hits or not: how much of the catalogue, and whose mix of popular and rare items. Pure; numpy only.
+
+Coverage is the share of the catalogue that is in at least one list. Calibration is C_KL of Steck, "Calibrated Recommendations" (RecSys 2018, equations 5 and 6),
+over the shelves head, torso, tail and new instead of genres, which not all data has: with p the shares of the user's history and q those of the list,
+sum(p * ln(p / (.99 q + .01 p))), the mean over users. It is 0 where each list has its user's own mix, and at most ln(100) = 4.6.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pipelines.evaluation.gain import SHELVES
+from pipelines.evaluation.metrics import Scorer, interval
+
+_LENGTH = 10
+_SMOOTHING = 0.01
+"""Steck's alpha: the history's share in the list's mix, so that an absent shelf is no infinite divergence."""
+
+
+class ListedScorer:
+    """Scores as another scorer does, and takes each history's list from the scores. `shelves` is each item's place in `SHELVES`.
+
+    Lists are as served: without the items of the history, unless the data has `repeats`; an item with the score -inf or NaN is in no list. Ties are cut anywhere.
+    """
+
+    def __init__(self, scorer: Scorer, shelves: np.ndarray, *, repeats: bool) -> None:
+        self._scorer, self._shelves, self._repeats = scorer, shelves, repeats
+        self._num_lists = np.zeros(len(shelves), dtype=np.int64)
+        self._divergences: list[float] = []
+        self._in_histories, self._in_lists = np.zeros(len(SHELVES)), np.zeros(len(SHELVES))
+
+    def __call__(self, histories: Sequence[np.ndarray]) -> np.ndarray:
+        """Score histories of item indices -> (B, V)."""
+        scores_BV = self._scorer(histories)
+        for history, scores in zip(histories, scores_BV, strict=True):
+            self._count(history, best_items(scores, () if self._repeats else history))
+        return scores_BV
+
+    def summary(self) -> dict[str, Any]:
+        """Return `coverage@10`, `calibration@10` with its 95 % interval, and the mean shares of the shelves in histories and lists."""
+        divergences, num = np.array(self._divergences), max(1, len(self._divergences))
+        return {
+            "coverage@10": float((self._num_lists > 0).mean()),
+            "calibration@10": float(divergences.mean()),
+            "calibration@10_interval": list(interval(divergences, seed=0)),
+            "shares": {
+                of: dict(zip(SHELVES, (summed / num).tolist(), strict=True))
+                for of, summed in (("histories", self._in_histories), ("lists", self._in_lists))
+            },
+        }
+
+    def _count(self, history: np.ndarray, listed: np.ndarray) -> None:
+        self._num_lists[listed] += 1
+        of_history, of_list = (self._shares(items) for items in (history, listed))
+        self._divergences.append(divergence(of_history, of_list))
+        self._in_histories += of_history
+        self._in_lists += of_list
+
+    def _shares(self, items: np.ndarray) -> np.ndarray:
+        counts = np.bincount(self._shelves[items], minlength=len(SHELVES))
+        return np.asarray(counts / max(1, len(items)))
+
+
+def best_items(scores: np.ndarray, excluded: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Return the indices of the ten highest scores without excluded items, in any order; fewer where fewer have a score."""
+    ranked = np.where(np.isfinite(scores), scores, -np.inf)
+    ranked[np.asarray(excluded, dtype=np.int64)] = -np.inf
+    first = np.argpartition(-ranked, min(_LENGTH, len(ranked)) - 1)[:_LENGTH]
+    return np.asarray(first[np.isfinite(ranked[first])])
+
+
+def divergence(history: np.ndarray, listed: np.ndarray) -> float:
+    """Return the smoothed divergence of a list's shares from the history's, in nats. A user without history has no mix to keep: 0."""
+    mixed = (1 - _SMOOTHING) * listed + _SMOOTHING * history
+    held = history > 0
+    return float((history[held] * np.log(history[held] / mixed[held])).sum())
