@@ -5,6 +5,7 @@ from pathlib import Path
 
 from pipelines.codes.options import CodesOptions
 from pipelines.data.checks import CheckOptions
+from pipelines.data.examples import SplitKind
 from pipelines.evaluation.gate import GateOptions
 from pipelines.publication.precompute import PrecomputeOptions
 from pipelines.training.device import Device, choose_device
@@ -14,6 +15,8 @@ from services.errors import ConfigError
 from services.features.repo import RepoAddress
 
 STAGES = ("ingest", "features", "tokenize", "train", "distill", "evaluate", "gate", "optimize", "precompute", "publish")
+_AFTER_GATE = ("optimize", "precompute")
+"""The stages that only a run which publishes has; "publish" itself is the default of `until`."""
 ML_100K = "ml-100k"
 
 
@@ -25,6 +28,8 @@ class PipelineOptions:
     events: Path | None = None
     items: Path | None = None
     with_live_log: bool = True
+    split: str = SplitKind.LEAVE_ONE_OUT
+    """How events are split. A run with global-time ends after the gate: it evaluates, and publishes nothing."""
     until: str = "publish"
     num_threads: int = 1
     """Threads of torch. One is far better than two where anything else runs, and gives the same weights everywhere."""
@@ -52,11 +57,24 @@ class PipelineOptions:
             raise ConfigError("--events and --items: give both or none")
         if self.until not in STAGES:
             raise ConfigError(f"--until: {self.until!r} is no stage; the stages are {', '.join(STAGES)}")
+        if self.split not in list(SplitKind):
+            raise ConfigError(f"--split: {self.split!r} is not known; give {' or '.join(SplitKind)}")
+        if self.split == SplitKind.GLOBAL_TIME:
+            self._check_global_time()
         if not self.checkpoint_every_s >= 0:
             raise ConfigError(
                 f"--checkpoint-every-s: {self.checkpoint_every_s} is no time; give 0 or more seconds, such as 60"
             )
         choose_device(self.device)
+
+    def _check_global_time(self) -> None:
+        if self.warm_start:
+            raise ConfigError(
+                f"--warm-start: the live bundle has learned from events after the cut; leave it out with --split {self.split}"
+            )
+        for option, is_given in (("--force", self.force), (f"--until {self.until}", self.until in _AFTER_GATE)):
+            if is_given:
+                raise ConfigError(f"{option}: a run with --split {self.split} publishes nothing; leave one of them out")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

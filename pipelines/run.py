@@ -3,7 +3,7 @@
     ingest -> features -> tokenize -> train -> distill -> evaluate -> gate -> optimize -> precompute -> publish
 
 Each stage is skipped when its output for these inputs exists; what has an effect outside of its folder (the online store,
-the live pointer) is done in any case, since that is cheap and the store may have been emptied in between.
+the live pointer) is done in any case, since that is cheap and the store may have been emptied in between. A run with the global time split ends after the gate.
 """
 
 import json
@@ -25,6 +25,7 @@ from models.catalogue import load_catalogue
 from models.registry import Bundle, BundleStore, learned_repeats
 from pipelines.codes import reuse
 from pipelines.data import checks, ingest, tokenize
+from pipelines.data.examples import SplitKind
 from pipelines.evaluation import champion, evaluate, gate
 from pipelines.evaluation.gain import describe_gain
 from pipelines.features import point_in_time, tables
@@ -65,7 +66,8 @@ def run_pipeline(options: PipelineOptions, places: Places, console: Console) -> 
         console.print(sentence, markup=False)
     for output in done:
         if output.stage == "tokenize":
-            console.print(tokenize.describe_codes(output.path), markup=False)
+            for sentence in (*tokenize.describe_split(output.path), tokenize.describe_codes(output.path)):
+                console.print(sentence, markup=False)
             size = recipes.data_size(output.path)
             console.print(recipes.describe(recipes.choose(options.recipes, size), size), markup=False)
     if report.evaluation is not None:
@@ -73,6 +75,8 @@ def run_pipeline(options: PipelineOptions, places: Places, console: Console) -> 
         console.print(describe_gain(report.evaluation["gain"]), markup=False)
     if report.bundle_version is not None:
         console.print(f"{report.bundle_version} is live")
+    elif options.split == SplitKind.GLOBAL_TIME and report.evaluation is not None:
+        console.print(f"--split {options.split} publishes nothing; its report: {done[-1].path / evaluate.REPORT}")
     return report
 
 
@@ -100,12 +104,13 @@ def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[Stage
     read_histories = partial(point_in_time.histories_as_of, places.feature_repo)
     start = live_start(places.bundle_root) if options.warm_start else None
     kept = reuse.kept_codes(start.folder) if start else None
-    parameters = {"max_items": max_items, "kept": kept.key if kept else None} | asdict(options.codes)
+    split = SplitKind(options.split)
+    parameters = {"max_items": max_items, "kept": kept.key if kept else None, "split": split} | asdict(options.codes)
     key = content_key(parameters, [ingested.key, built.key], [tokenize, point_in_time])
     tokenized = stages.run(
         "tokenize",
         key,
-        lambda out: tokenize.tokenize(ingested.path, read_histories, max_items, out, options.codes, kept),
+        lambda out: tokenize.tokenize(ingested.path, read_histories, max_items, out, options.codes, kept, split),
     )
     yield tokenized
 
@@ -143,8 +148,11 @@ def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[Stage
 
     bars.begin("gate")
     store = BundleStore(places.bundle_root)
-    judged = _judge(models, evaluated.path, ingested.path, _live_of(store, name), options)
+    live = _live_of(store, name) if split == SplitKind.LEAVE_ONE_OUT else None  # it learned from what is after the cut
+    judged = _judge(models, evaluated.path, ingested.path, live, options)
     yield StageOutput("gate", evaluated.key, evaluated.path, skipped=False, seconds=0.0)
+    if split == SplitKind.GLOBAL_TIME:
+        return
 
     bars.begin("optimize")
     key = content_key(recipe.prompt, [evaluated.key], [bundle])
@@ -213,6 +221,8 @@ def _judge(
     problems += checks.problems(data, before, options.checks)
     if options.force and problems:
         log.warning("gate_forced", problems=problems)
+    elif options.split == SplitKind.GLOBAL_TIME:
+        gate.refuse(problems, f"a run with --split {options.split} publishes nothing")
     else:
         gate.refuse(problems)
     return {"data": data, "against_live": against_live, "forced": problems}

@@ -1,11 +1,18 @@
-"""The examples of the protocol's split: leave one out by time. Which rows there are, and how later stages read them.
+"""The examples of a split: which rows there are, and how later stages read them.
 
-Of each user with at least three positive events the last is the test label, the one before it the validation label, and the model trains on
-all before those. Users with fewer only train. Every row carries the time as of which its history is read, so the feature store, and not
-this file, decides what was known then.
+    leave-one-out   of each user with at least three positive events the last is the test label, the one before it the validation label, and the
+                    model trains on all before those; users with fewer only train
+    global-time     one cut in time for all users: the model trains on all events before the last fifth of the positive ones, is validated on each user's last label
+                    in the tenth after it, and tested on each user's last label in the final tenth. So no model has learned from what lies after a label that it
+                    is judged by, or from anything after the first cut
+
+A test label is the user's last positive event and at least the third, in both. Every row carries the time as of which its history is read, so the feature
+store, and not this file, decides what was known then.
 """
 
+import json
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 
@@ -17,6 +24,16 @@ from services.contracts.event_roles import Role
 from services.stream.aggregate import history_limits
 
 MIN_EVENTS_TO_EVALUATE = 3
+SPLIT = "split.json"
+_VALID_FROM_SHARE, _TEST_FROM_SHARE = 0.8, 0.9
+"""How much of the positive events, in order of time, lies before each cut of the global time split."""
+
+
+class SplitKind(StrEnum):
+    """How events are split into training, validation and test."""
+
+    LEAVE_ONE_OUT = "leave-one-out"
+    GLOBAL_TIME = "global-time"
 
 
 class Split(StrEnum):
@@ -27,36 +44,71 @@ class Split(StrEnum):
     TEST = "test"
 
 
-def as_of_rows(events: pl.DataFrame, max_items: int) -> pl.DataFrame:
-    """Return (user_id, event_timestamp, split, target_item_id, idle_s) for ordered events in their roles.
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """The two times of the global time split: events before the first are learned from."""
 
-    A label's row is as of the microsecond before it, and `idle_s` is its time after the user's event before, in seconds. A training row has no target: its history is the sequence to learn.
-    Of a history longer than the `max_items` that the store keeps, one training row begins where the next later one was cut,
-    so that each event is learned from once.
+    valid_from: datetime
+    test_from: datetime
+
+
+def global_cuts(events: pl.DataFrame) -> Cuts:
+    """Return the cuts for these events, of which at least one is positive."""
+    times = events.filter(pl.col("role") == Role.POSITIVE)["event_time"].sort()
+    valid_from, test_from = (times[int(share * len(times))] for share in (_VALID_FROM_SHARE, _TEST_FROM_SHARE))
+    return Cuts(valid_from, test_from)
+
+
+def as_of_rows(events: pl.DataFrame, max_items: int, cuts: Cuts | None = None) -> pl.DataFrame:
+    """Return (user_id, event_timestamp, split, target_item_id, idle_s) for ordered events in their roles; without cuts it leaves one out.
+
+    A label's row is as of the microsecond before it, and `idle_s` is its time after the user's event before, in seconds. A training row has no
+    target: its history is the sequence to learn. Of a history longer than the `max_items` that the store keeps, one training row begins where the
+    next later one was cut, so that each event is learned from once.
     """
     is_positive = pl.col("role") == Role.POSITIVE
     placed = events.select(
         "user_id",
         "item_id",
         "event_time",
+        is_positive=is_positive,
         idle_s=pl.col("event_time").diff().over("user_id").dt.total_microseconds() / 1e6,
         place=pl.int_range(pl.len()).over("user_id"),
         total=pl.len().over("user_id"),
-        from_end=pl.when(is_positive).then(is_positive.cum_sum(reverse=True).over("user_id")),
+        nth_label=is_positive.cum_sum().over("user_id"),
         num_labels=is_positive.sum().over("user_id"),
     )
-    evaluated, from_end = pl.col("num_labels") >= MIN_EVENTS_TO_EVALUATE, pl.col("from_end")
-    valid_place = pl.col("place").filter(from_end == 2).first().over("user_id")
-    placed = placed.with_columns(num_train=pl.when(evaluated).then(valid_place).otherwise(pl.col("total")))
+    placed = _left_out(placed) if cuts is None else _after(placed, cuts)
     num_train = pl.col("num_train")
     longest = int(placed.select(pl.col("total").max()).item() or 0)
     train = placed.filter(_ends_a_row(pl.col("place").cast(pl.Int64) + 1, num_train.cast(pl.Int64), max_items, longest))
     parts = [
         _rows(train, Split.TRAIN, pl.col("event_time"), pl.lit(None, pl.String)),
-        _rows(placed.filter(evaluated & (from_end == 2)), Split.VALID, _just_before(), pl.col("item_id")),
-        _rows(placed.filter(evaluated & (from_end == 1)), Split.TEST, _just_before(), pl.col("item_id")),
+        _rows(placed.filter("is_valid"), Split.VALID, _just_before(), pl.col("item_id")),
+        _rows(placed.filter("is_test"), Split.TEST, _just_before(), pl.col("item_id")),
     ]
     return pl.concat(parts)
+
+
+def _left_out(placed: pl.DataFrame) -> pl.DataFrame:
+    """Add is_valid, is_test and the user's `num_train` first events, which are learned from: leave one out."""
+    is_evaluated = pl.col("is_positive") & (pl.col("num_labels") >= MIN_EVENTS_TO_EVALUATE)
+    from_end = pl.col("num_labels") - pl.col("nth_label")
+    placed = placed.with_columns(is_valid=is_evaluated & (from_end == 1), is_test=is_evaluated & (from_end == 0))
+    valid_place = pl.col("place").filter("is_valid").first().over("user_id")
+    return placed.with_columns(num_train=pl.coalesce(valid_place, "total"))
+
+
+def _after(placed: pl.DataFrame, cuts: Cuts) -> pl.DataFrame:
+    """Add the same by the global time split."""
+    time, may_test = pl.col("event_time"), pl.col("is_positive") & (pl.col("nth_label") >= MIN_EVENTS_TO_EVALUATE)
+    in_test = may_test & (time >= cuts.test_from)
+    in_valid = may_test & (time >= cuts.valid_from) & (time < cuts.test_from)
+    return placed.with_columns(
+        is_valid=in_valid & (in_valid.cum_sum(reverse=True).over("user_id") == 1),
+        is_test=in_test & (in_test.cum_sum(reverse=True).over("user_id") == 1),
+        num_train=(time < cuts.valid_from).sum().over("user_id"),
+    )
 
 
 def _ends_a_row(count: pl.Expr, num_train: pl.Expr, max_items: int, longest: int) -> pl.Expr:
@@ -119,6 +171,12 @@ def read_cases(tokenized: Path, split: Split) -> Cases:
     histories = tuple(np.array(history, dtype=np.int64) for history in rows["history"].to_list())
     idle_s = rows["idle_s"].cast(pl.Float64).fill_null(np.nan).to_numpy()
     return Cases(tuple(rows["user_id"]), histories, rows["target"].to_numpy().astype(np.int64), idle_s)
+
+
+def read_split(tokenized: Path) -> dict[str, str]:
+    """Read the `kind` of the split, and of the global time split the cuts (ISO 8601)."""
+    about: dict[str, str] = json.loads((tokenized / SPLIT).read_text())
+    return about
 
 
 def sample_cases(cases: Cases, most: int) -> Cases:

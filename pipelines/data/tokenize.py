@@ -4,6 +4,7 @@
     examples.parquet    user_id, split, history (item indices, oldest first), target (item index, null in training rows),
                         is_label (of each item of a training row whether it is learned from; null: all are),
                         idle_s (seconds from the user's event before to the target, null in training rows)
+    split.json          the kind of the split, and the cuts of global-time
     codes.json          the codes' depth and why, their balance, dead codes and collisions
     code_book.safetensors   where the depth is above 1 (pipelines.codes)
 
@@ -13,7 +14,7 @@ are read is an argument, `read_histories`.
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ from pipelines.codes.code_book import CODE_BOOK, describe
 from pipelines.codes.embedding import texts_of
 from pipelines.codes.options import CodesOptions
 from pipelines.codes.reuse import KeptCodes, new_codes
-from pipelines.data.examples import Split, as_of_rows
+from pipelines.data.examples import SPLIT, Split, SplitKind, as_of_rows, global_cuts, read_split
+from services.errors import StageFailed
 
 ReadHistories = Callable[[pd.DataFrame], pd.DataFrame]
 """Point-in-time join: (user_id, event_timestamp) -> the same rows with `history_item_ids`, oldest first."""
@@ -39,14 +41,43 @@ def tokenize(
     out: Path,
     codes: CodesOptions | None = None,
     kept: KeptCodes | None = None,
+    split: SplitKind = SplitKind.LEAVE_ONE_OUT,
 ) -> None:
-    """Write catalogue and examples. `max_items` is how many items of a history the feature store keeps; `kept` codes stay as they are."""
+    """Write catalogue and examples. `max_items` is how many items of a history the feature store keeps; `kept` codes stay as they are.
+
+    Raises StageFailed where the global time split leaves nothing to learn from, to validate or to test.
+    """
     events, items = pl.read_parquet(ingested / "events.parquet"), pl.read_parquet(ingested / "items.parquet")
-    rows = as_of_rows(events, max_items)
+    cuts = global_cuts(events) if split == SplitKind.GLOBAL_TIME else None
+    rows = as_of_rows(events, max_items, cuts)
+    about = {"kind": split} | ({name: when.isoformat() for name, when in asdict(cuts).items()} if cuts else {})
+    _require_all_parts(rows, about)
+    (out / SPLIT).write_text(json.dumps(about, indent=1))
     examples = with_labels(to_indices(with_histories(rows, read_histories), items), rows["event_timestamp"], events)
     catalogue = _coded(build_catalogue(items, examples), items, examples, codes or CodesOptions(), kept, out)
     catalogue.save(out / "catalogue.parquet")
     examples.write_parquet(out / "examples.parquet")
+
+
+def describe_split(tokenized: Path) -> list[str]:
+    """Return a sentence on the global time split: what was learned, validated and tested when. None on the usual split."""
+    about = read_split(tokenized)
+    if about["kind"] == SplitKind.LEAVE_ONE_OUT:
+        return []
+    first, second = about["valid_from"], about["test_from"]
+    return [
+        f"split {about['kind']}: events before {first} are learned, labels before {second} validate, later ones test"
+    ]
+
+
+def _require_all_parts(rows: pl.DataFrame, about: dict[str, str]) -> None:
+    missing = [part.value for part in Split if part not in rows["split"]]
+    if missing and about["kind"] == SplitKind.GLOBAL_TIME:
+        raise StageFailed(
+            "tokenize",
+            f"--split: {SplitKind.GLOBAL_TIME} with the cuts {about['valid_from']} and {about['test_from']} leaves no row for {' and '.join(missing)}; "
+            f"give events over a longer time, or leave the option out",
+        )
 
 
 def read_codes_report(tokenized: Path) -> dict[str, Any]:

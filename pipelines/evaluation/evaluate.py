@@ -1,6 +1,6 @@
 """Stage 6: evaluates decoder and student beside their baselines, under one protocol.
 
-Leave one out by time; the label of the test split is ranked among ALL items, with the items of the history removed
+The label of the test split (pipelines.data.examples) is ranked among ALL items, with the items of the history removed
 (masked) and without; where the data has repeats the main metrics are those without. Baselines learn from the same training sequences as the models.
 Beside the ranks, the lists that would be shown are measured (variety.py).
 """
@@ -20,7 +20,7 @@ from models.catalogue import Catalogue, load_catalogue
 from models.decoder.config import DecoderConfig, read_config
 from models.decoder.weights import load_decoder
 from models.student import StudentConfig, read_student
-from pipelines.data.examples import Split, read_cases, read_sequences
+from pipelines.data.examples import Split, SplitKind, read_cases, read_sequences, read_split
 from pipelines.evaluation.gain import gain_by_slice, shelf_of, slices_of
 from pipelines.evaluation.gate import student_share
 from pipelines.evaluation.metrics import Ranks, Scorer, rank_labels, summarise
@@ -31,7 +31,11 @@ from pipelines.training.distill import StudentScorer
 
 REPORT = "report.json"
 _RANKS = "ranks.parquet"
-PROTOCOL = "leave one out by time, all items ranked, test split, mean rank on ties; ndcg@10_interval: 95 % bootstrap"
+_PROTOCOL = "{split}, all items ranked, test split, mean rank on ties; ndcg@10_interval: 95 % bootstrap"
+_SPLITS = {
+    SplitKind.LEAVE_ONE_OUT: "leave one out by time",
+    SplitKind.GLOBAL_TIME: "one cut in time for all users, models trained on what is before it",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +69,11 @@ def evaluate(trained: Trained, dataset: str, out: Path, progress: Progress) -> N
     served = {name: found.as_served(repeats=trained.repeats) for name, found in ranks.items()}
     decoder = read_config(trained.decoder_dir)
     student = read_student(trained.students_dir / "student.safetensors").config
+    split = read_split(trained.tokenized)
     report = {
         "dataset": dataset,
-        "protocol": PROTOCOL,
+        "protocol": _PROTOCOL.format(split=_SPLITS[SplitKind(split["kind"])]),
+        "split": split,
         "repeats": trained.repeats,
         "num_test_users": len(cases),
         "num_items": len(catalogue.item_ids),

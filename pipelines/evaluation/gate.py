@@ -11,6 +11,7 @@ METRIC = "ndcg@10"
 BASELINES = ("popularity", "bigram", "item_knn")
 """The baselines, weakest first."""
 BEST = "best"
+_NOT_PUBLISHED = "nothing was published (--force publishes all the same)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +74,7 @@ def find_problems(
     ]
 
 
-def refuse(problems: Sequence[str]) -> None:
-    """Raise StageFailed if there are any."""
+def refuse(problems: Sequence[str], outcome: str = _NOT_PUBLISHED) -> None:
+    """Raise StageFailed if there are any, with the outcome of the run."""
     if problems:
-        raise StageFailed("gate", "; ".join(problems) + "; nothing was published (--force publishes all the same)")
+        raise StageFailed("gate", "; ".join((*problems, outcome)))

@@ -152,6 +152,12 @@ def pipeline(
     events: Annotated[Path | None, typer.Option(help="Your own events, as Parquet, CSV or JSON Lines.")] = None,
     items: Annotated[Path | None, typer.Option(help="Your own items, with --events.")] = None,
     live_log: Annotated[bool, typer.Option(help="Also train on events received over Kafka.")] = True,
+    split: Annotated[
+        str,
+        typer.Option(
+            help="leave-one-out; or global-time, which trains on what lies before one cut and publishes nothing."
+        ),
+    ] = "leave-one-out",
     until: Annotated[str, typer.Option(help="Stop after this stage.")] = "publish",
     recipes: Annotated[
         Path | None,
@@ -212,6 +218,7 @@ def pipeline(
         events=events,
         items=items,
         with_live_log=live_log,
+        split=split,
         until=until,
         warm_start=warm_start,
         device=device,
