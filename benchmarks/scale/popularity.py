@@ -12,8 +12,7 @@ import numpy as np
 from benchmarks.scale.row import print_row
 from services.features.schema import LogPosition
 from services.stream.aggregate import LoggedEvent
-from services.stream.popularity.counter import PopularityCounter
-from services.stream.popularity.listed_items import ListedItems
+from services.stream.popularity import ListedItems, PopularityCounter
 
 _BEGIN_S = 1_800_000_000
 _SECONDS, _EVENTS_PER_S, _NUM_ITEMS = 720, 250, 200

@@ -6,7 +6,7 @@ one would. Constructed and used on one event loop; a connection is made at the f
 
 from typing import Any
 
-from services.contracts.rates import QUOTA, RATE, Allowance, Ask, Grant
+from services.contracts.access import QUOTA, RATE, Allowance, Ask, Grant
 from services.features.redis_calls import redis_as_dependency, within
 from services.settings.addresses import RedisAddress
 

@@ -1,23 +1,67 @@
-"""What is done beside the worker's thread, in one further thread: counting a week's log for popularity, merging and removing files of the log.
+"""What a worker does not do for each batch: how often it is done, and what is done beside the worker's thread, in one further thread.
 
-So a worker applies its first event as soon as it has its partitions, whatever the log holds; popularity is published again when it is counted.
+That is counting a week's log for popularity, and merging and removing files of the log. So a worker applies its first event as soon as it has
+its partitions, whatever the log holds; popularity is published again when it is counted.
 """
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import chain
 
 from services.contracts.event_roles import EventRoles
 from services.features.schema import WINDOW_MS, PopularRow
 from services.stream.decode import LoggedInteraction
 from services.stream.offline_log import OfflineLog
-from services.stream.popularity.counter import PopularityCounter
-from services.stream.popularity.listed_items import ListedItems
+from services.stream.popularity import ListedItems, PopularityCounter
 
 _COUNTING_ROUNDS = 3
 """A round counts what was logged during the one before: what is left after the last is little."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """The periods of what is not done for each batch."""
+
+    checkpoint_every_s: float = 1.0
+    checkpoint_every_events: int = 10_000
+    popularity_every_s: float = 1.0
+    popularity_at_least_every_s: float = 10.0
+    """Unchanged windows are written again this often, for a store that lost them."""
+    popularity_num_items: int = 200
+    lag_every_s: float = 1.0
+    renew_every_s: float = 1.0
+    """Leases are renewed, a store that went back is noticed, and partitions that came free are claimed."""
+    compact_every_s: float = 5.0
+    """Each time one partition's files are compacted, the next one's after that."""
+    retry_after_s: float = 0.5
+
+    @property
+    def timers_s(self) -> tuple[float, float, float, float]:
+        """The periods of checkpoint, popularity, lag and compaction."""
+        return self.checkpoint_every_s, self.popularity_every_s, self.lag_every_s, self.compact_every_s
+
+
+DEFAULT_PACE = Pace()
+
+
+class Timer:
+    """A period on the monotonic clock: due once per `every_s`, first after one period."""
+
+    def __init__(self, every_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._every_s = every_s
+        self._clock = clock
+        self._next_s = clock() + every_s
+
+    def due(self) -> bool:
+        """Whether the period is over; if so the next one begins now."""
+        now_s = self._clock()
+        if now_s < self._next_s:
+            return False
+        self._next_s = now_s + self._every_s
+        return True
 
 
 class PopularCounts:

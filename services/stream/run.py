@@ -12,11 +12,11 @@ from services.observability.metrics import StreamMetrics
 from services.observability.tracing import open_tracing
 from services.settings.settings import Settings
 from services.stream.aggregate import history_limits
+from services.stream.beside import DEFAULT_PACE, Pace
 from services.stream.effects import NO_INTERRUPTIONS, Interruptions
 from services.stream.offline_log import OfflineLog
-from services.stream.pace import DEFAULT_PACE, Pace
 from services.stream.partition_consumer import LogAddress, PartitionConsumer
-from services.stream.popularity.listed_items import ListedItems
+from services.stream.popularity import ListedItems
 from services.stream.rebuild import base_table
 from services.stream.worker import StreamWorker
 
@@ -34,16 +34,7 @@ def run_worker(
     features = RepoAddress(settings.feature_repo_dir, settings.redis_address)
     ensure_applied(features)
     log = OfflineLog(settings.offline_log_dir)
-    address = LogAddress(
-        kafka=settings.kafka_address,
-        topic=settings.interactions_topic,
-        dead_letter_topic=settings.dead_letter_topic,
-        group=GROUP,
-        num_partitions=settings.topic_partitions,
-        worker_index=settings.worker_index,
-        num_workers=settings.num_workers,
-        max_poll_records=settings.worker_batch_events,
-    )
+    address = _log_address(settings)
     items = ListedItems()
     follower = BundleFollower(
         BundleStore(settings.bundle_root), settings.bundle_poll_s, lambda bundle: bundle.item_ids(), items.replace
@@ -70,3 +61,16 @@ def run_worker(
     worker.run(stop)
     follower.stop()
     tracing.stop()
+
+
+def _log_address(settings: Settings) -> LogAddress:
+    return LogAddress(
+        kafka=settings.kafka_address,
+        topic=settings.interactions_topic,
+        dead_letter_topic=settings.dead_letter_topic,
+        group=GROUP,
+        num_partitions=settings.topic_partitions,
+        worker_index=settings.worker_index,
+        num_workers=settings.num_workers,
+        max_poll_records=settings.worker_batch_events,
+    )

@@ -30,13 +30,12 @@ from services.features.writer import FeatureWriter
 from services.observability.metrics import StreamMetrics
 from services.observability.tracing import Attributes, Tracing, span
 from services.stream.aggregate import AppliedEvents, HistoryLimits
-from services.stream.beside import Archive, PopularCounts
+from services.stream.beside import DEFAULT_PACE, Archive, Pace, PopularCounts, Timer
 from services.stream.decode import DeadLetter, LoggedInteraction, Record, decode
 from services.stream.effects import NO_INTERRUPTIONS, HistoryEffects, Interruptions, Pending, do_nothing
 from services.stream.offline_log import OfflineLog
-from services.stream.pace import DEFAULT_PACE, Pace, Timer
 from services.stream.partition_consumer import PartitionConsumer
-from services.stream.popularity.listed_items import ListedItems
+from services.stream.popularity import ListedItems
 from services.stream.rebuild import Rebuild
 
 _POLL_MS = 100

@@ -29,11 +29,11 @@ from services.features.schema import POPULARITY, USER_HISTORY, LogPosition, Popu
 from services.features.writer import FeatureWriter
 from services.observability.metrics import StreamMetrics
 from services.stream.aggregate import apply, history_limits
+from services.stream.beside import Pace
 from services.stream.decode import decode
 from services.stream.effects import NO_INTERRUPTIONS, HistoryEffects, Interruptions
 from services.stream.offline_log import OfflineLog
-from services.stream.pace import Pace
-from services.stream.popularity.listed_items import ListedItems
+from services.stream.popularity import ListedItems
 from services.stream.rebuild import Rebuild, base_table
 from services.stream.worker import StreamWorker
 from tests.support.memory_topic import MemoryConsumer, MemoryTopic

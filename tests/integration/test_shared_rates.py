@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from services.contracts.rates import Allowance
+from services.contracts.access import Allowance
 from services.errors import QuotaExceeded
 from services.features.rate_counts import RedisRateCounts
 from services.gateway.access.shared_rates import SharedRates, Standing

@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry
 
 from services.observability.metrics import StreamMetrics, configure_logging
 from services.settings.settings import load_settings
+from services.stream.beside import Pace
 from services.stream.effects import Interruptions
-from services.stream.pace import Pace
 from services.stream.run import run_worker
 
 

@@ -8,7 +8,7 @@ import json
 import sys
 import time
 
-from services.contracts.rates import Allowance
+from services.contracts.access import Allowance
 from services.errors import QuotaExceeded
 from services.features.rate_counts import RedisRateCounts
 from services.gateway.access.shared_rates import SharedRates

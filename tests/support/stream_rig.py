@@ -16,7 +16,7 @@ from services.features.writer import FeatureWriter
 from services.observability.metrics import StreamMetrics
 from services.settings.settings import Settings
 from services.stream.aggregate import LoggedEvent, apply, history_limits
-from services.stream.pace import Pace
+from services.stream.beside import Pace
 from services.stream.run import run_worker
 from tests.support.servers import Server
 from tests.support.topics import read_topic

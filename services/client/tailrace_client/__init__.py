@@ -4,10 +4,9 @@ Both clients keep one deadline per call, retry what may pass within it, and boun
 """
 
 from tailrace_client.address import Tls
-from tailrace_client.answers import Event, Explanation, Item, Recommendation, Recorded
+from tailrace_client.calls import Event, Explanation, Item, Recommendation, Recorded
 from tailrace_client.client import AsyncClient, Client
-from tailrace_client.errors import TailraceError
-from tailrace_client.retry import CallOptions
+from tailrace_client.retry import CallOptions, TailraceError
 
 __all__ = [
     "AsyncClient",

@@ -8,11 +8,20 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Self, Unpack
 
 from tailrace_client.address import Tls, parse_address
-from tailrace_client.answers import Event, Explanation, Recommendation, Recorded
-from tailrace_client.calls import A, Call, RecommendOptions, explain_call, recommend_call, record_call
-from tailrace_client.errors import TailraceError
+from tailrace_client.calls import (
+    A,
+    Call,
+    Event,
+    Explanation,
+    Recommendation,
+    RecommendOptions,
+    Recorded,
+    explain_call,
+    recommend_call,
+    record_call,
+)
 from tailrace_client.rest import AsyncRestDoor, RestDoor
-from tailrace_client.retry import DEFAULTS, Attempts, CallOptions, RetryBudget
+from tailrace_client.retry import DEFAULTS, Attempts, CallOptions, RetryBudget, TailraceError
 from tailrace_client.rpc import AsyncRpcDoor, RpcDoor
 
 _RECOMMEND_MS = 200.0

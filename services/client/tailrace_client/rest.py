@@ -9,10 +9,8 @@ from typing import Any
 import httpx
 
 from tailrace_client.address import Address, Tls
-from tailrace_client.answers import Explanation, Item, Recommendation, Recorded, recommendation_from
-from tailrace_client.calls import A, Call
-from tailrace_client.errors import TailraceError, late
-from tailrace_client.retry import Attempts
+from tailrace_client.calls import A, Call, Explanation, Item, Recommendation, Recorded, recommendation_from
+from tailrace_client.retry import Attempts, TailraceError, late
 
 _CODES = {
     401: "unauthenticated",

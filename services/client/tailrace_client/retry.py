@@ -1,4 +1,4 @@
-"""Whether and when a failed attempt is followed by another. Pure: times and chance are arguments.
+"""The one error of the calls, and whether and when a failed attempt is followed by another. Pure: times and chance are arguments.
 
 Retried are failed connections, 503 or UNAVAILABLE, and refusals that name a time within the deadline. Each retry waits a random
 time (full jitter) and takes a token from a bucket that all calls of a client share, so that retries stay a small part of the
@@ -8,7 +8,52 @@ load while a server is down.
 import threading
 from dataclasses import dataclass
 
-from tailrace_client.errors import RETRIED, RETRIED_AFTER, TailraceError, late
+_RETRIED = frozenset({"unreachable", "dependency_away"})
+"""Codes of errors that are retried in any case."""
+
+_RETRIED_AFTER = frozenset({"overloaded", "quota_exceeded"})
+"""Codes of errors that are retried only after the time that the server named."""
+
+
+class TailraceError(Exception):
+    """A call failed. What this holds is the same over REST and gRPC.
+
+    Attributes:
+        code: One of the server's codes (invalid_request, request_too_large, unauthenticated, not_allowed, not_found,
+            quota_exceeded, overloaded, dependency_away, deadline_exceeded, internal), or "unreachable": no answer came.
+        message: What is wrong, in one sentence.
+        field: The field of the request that is wrong.
+        fix: What to send instead.
+        retry_after_s: When a retry may succeed.
+        request_id: The request's id, which the server logs.
+        num_attempts: How often the request was sent.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        *,
+        field: str | None = None,
+        fix: str | None = None,
+        retry_after_s: float | None = None,
+        request_id: str | None = None,
+    ) -> None:
+        where = f"{field}: " if field else ""
+        what = f"; {fix}" if fix else ""
+        super().__init__(f"{code}: {where}{message}{what}")
+        self.code = code
+        self.message = message
+        self.field = field
+        self.fix = fix
+        self.retry_after_s = retry_after_s
+        self.request_id = request_id
+        self.num_attempts = 1
+
+
+def late() -> TailraceError:
+    """Return the error of a call whose deadline passed here, without an answer."""
+    return TailraceError("deadline_exceeded", "no answer came before the deadline")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +131,7 @@ class Attempts:
         cause is the error of the attempt before.
         """
         error.num_attempts = self.num
-        if error.code not in RETRIED and (error.code not in RETRIED_AFTER or error.retry_after_s is None):
+        if error.code not in _RETRIED and (error.code not in _RETRIED_AFTER or error.retry_after_s is None):
             raise error from self._earlier
         longest_ms = min(self._options.longest_pause_ms, self._options.first_pause_ms * 2.0 ** min(self.num - 1, 16))
         pause_s: float = (error.retry_after_s or 0.0) + chance * longest_ms / 1_000

@@ -14,10 +14,8 @@ import grpc.aio
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from tailrace_client.address import Address, Tls
-from tailrace_client.answers import Item, Recommendation, Recorded, recommendation_from
-from tailrace_client.calls import A, Call
-from tailrace_client.errors import TailraceError, late
-from tailrace_client.retry import Attempts
+from tailrace_client.calls import A, Call, Item, Recommendation, Recorded, recommendation_from
+from tailrace_client.retry import Attempts, TailraceError, late
 
 _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),  # a second by default, in which every call fails

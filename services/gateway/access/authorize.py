@@ -12,8 +12,7 @@ from dataclasses import replace
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from services.contracts.access import ANYONE, Caller, Scope
-from services.contracts.rates import Allowance
+from services.contracts.access import ANYONE, Allowance, Caller, Scope
 from services.errors import InvalidRequest, NotAllowed, QuotaExceeded, Unauthenticated
 from services.gateway.access.keyring import Holder
 from services.gateway.access.shared_rates import SharedRates, Standing

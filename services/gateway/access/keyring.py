@@ -18,8 +18,7 @@ from pathlib import Path
 import structlog
 
 from models.files import stamp_of
-from services.contracts.access import Caller
-from services.contracts.rates import Allowance
+from services.contracts.access import Allowance, Caller
 from services.errors import ConfigError
 from services.gateway.access.keys import KeysFile, StoredKey, digest_of, read_keys
 from services.gateway.periodic_task import PeriodicTask

@@ -8,7 +8,7 @@ Pure: the time is an argument. A refused call uses nothing. `shared_rates` decid
 
 from dataclasses import dataclass
 
-from services.contracts.rates import DAY_S, QUOTA, RATE, WHOLE, Allowance, Ask, Grant
+from services.contracts.access import DAY_S, QUOTA, RATE, WHOLE, Allowance, Ask, Grant
 from services.errors import QuotaExceeded
 
 REFRESH_S, IDLE_S = 1.0, 60.0

@@ -18,7 +18,7 @@ from typing import Protocol
 
 import structlog
 
-from services.contracts.rates import DAY_S, Allowance, Ask, Grant
+from services.contracts.access import DAY_S, Allowance, Ask, Grant
 from services.errors import DependencyAway, QuotaExceeded
 from services.gateway.access.rates import Lease, Left, Rates
 from services.gateway.periodic_task import PeriodicTask

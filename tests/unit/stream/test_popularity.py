@@ -9,11 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from services.features.schema import WINDOW_MS, LogPosition, PopularWindow
+from services.stream import popularity
 from services.stream.aggregate import LoggedEvent
-from services.stream.popularity import leaders
-from services.stream.popularity.counter import PopularityCounter
-from services.stream.popularity.last_touches import LastTouches
-from services.stream.popularity.listed_items import ListedItems
+from services.stream.popularity import LastTouches, ListedItems, PopularityCounter
 
 HOUR_MS = WINDOW_MS["1h"]
 NOW_MS = 1_000 * HOUR_MS
@@ -167,8 +165,8 @@ class WindowsAgainstSorting(RuleBasedStateMachine):
 @pytest.fixture(autouse=True)
 def few_leaders(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep so few leaders that they are cut and chosen anew all the time."""
-    monkeypatch.setattr(leaders, "_FEWEST", 6)
-    monkeypatch.setattr(leaders, "_MOST", 9)
+    monkeypatch.setattr(popularity, "_FEWEST_LEADERS", 6)
+    monkeypatch.setattr(popularity, "_MOST_LEADERS", 9)
 
 
 class TestWindows(WindowsAgainstSorting.TestCase):  # type: ignore[name-defined, misc]

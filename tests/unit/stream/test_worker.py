@@ -16,11 +16,11 @@ from services.features.ownership import Claim, PartitionWrite
 from services.features.schema import LogPosition, PopularRow
 from services.observability.metrics import StreamMetrics
 from services.stream.aggregate import history_limits
+from services.stream.beside import Pace, Timer
 from services.stream.decode import LoggedInteraction, Record
 from services.stream.effects import Pending
 from services.stream.offline_log import OfflineLog
-from services.stream.pace import Pace, Timer
-from services.stream.popularity.listed_items import ListedItems
+from services.stream.popularity import ListedItems
 from services.stream.worker import StreamWorker
 
 PACE = Pace(popularity_every_s=0.0, popularity_at_least_every_s=0.0, checkpoint_every_s=0.0, retry_after_s=0.0)

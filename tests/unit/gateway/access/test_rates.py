@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from services.contracts.rates import DAY_S, Allowance
+from services.contracts.access import DAY_S, Allowance
 from services.errors import QuotaExceeded
 from services.gateway.access.rates import Rates
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase
 from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS
 
-from services.contracts.rates import Allowance
+from services.contracts.access import Allowance
 from services.gateway.access.rates import Left
 from services.gateway.access.shared_rates import Standing
 from services.gateway.call.http import HttpApp

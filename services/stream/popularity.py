@@ -1,0 +1,286 @@
+"""How many users touched each item of the catalogue within sliding windows, for one log partition: what is popular.
+
+    ListedItems        the items that may be counted: those of the live catalogue
+    PopularityCounter  counts an event's touch in each window, and returns each window's best items
+      LastTouches      when a user last touched an item
+      _Window          twelve buckets by event time and their total
+        _Leaders       the items with the highest totals
+
+Pure: the time is an argument. A window reaches back its length plus at most one bucket. A user counts once per item and window, at the time
+of the newest touch, so what is delivered twice counts once; that is remembered for a bounded number of pairs, and a pair that is forgotten
+counts once more. Items that the catalogue lacks are not counted. An event with a time in the future is counted from that time on.
+"""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import numpy as np
+
+from services.contracts.event_roles import DEFAULT_ROLES, HISTORY_ROLES, EventRoles
+from services.features.schema import WINDOW_MS, LogPosition, PopularWindow
+from services.stream.aggregate import LoggedEvent
+
+_BUCKETS_PER_WINDOW = 12
+_MOST_PER_BUCKET = 65_535
+_WAYS = 4
+_TIME_BITS = 32
+_TIME_MASK = (1 << _TIME_BITS) - 1
+_FEWEST_LEADERS, _MOST_LEADERS = 512, 2_048
+"""Leaders after a choice, and before the next."""
+_PLACE_BITS = 32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Listing:
+    """All items so far: `number_of` their ids, `is_listed` and `place` (n,) by number. Places follow the order of the ids, from 0."""
+
+    number_of: dict[str, int]
+    item_ids: tuple[str, ...]
+    is_listed: np.ndarray
+    place: np.ndarray
+
+
+class ListedItems:
+    """The listing of the live bundle; empty before the first. Replaced in one assignment, so that any thread may read it.
+
+    An item keeps its number while the process lives, so counts outlive a bundle; one that a later catalogue lacks is no longer listed.
+    """
+
+    def __init__(self, item_ids: Sequence[str] = ()) -> None:
+        self.current = Listing({}, (), np.zeros(0, dtype=bool), np.zeros(0, dtype=np.int64))
+        self.replace(item_ids)
+
+    def replace(self, item_ids: Sequence[str]) -> None:
+        """List these items, and no others. Takes a second for a million: call it in a thread of its own."""
+        before = self.current
+        new = [item_id for item_id in item_ids if item_id not in before.number_of]
+        every_id = (*before.item_ids, *new)
+        number_of = {item_id: number for number, item_id in enumerate(every_id)}
+        is_listed = np.zeros(len(every_id), dtype=bool)
+        is_listed[[number_of[item_id] for item_id in item_ids]] = True
+        place = np.empty(len(every_id), dtype=np.int64)
+        place[sorted(range(len(every_id)), key=every_id.__getitem__)] = np.arange(len(every_id))
+        self.current = Listing(number_of, every_id, is_listed, place)
+
+
+class PopularityCounter:
+    """Counts of one partition. Owned by the worker that owns the partition.
+
+    A window keeps four bytes per item, and each of its buckets that an event fell into two.
+    """
+
+    def __init__(
+        self, items: ListedItems, num_remembered_pairs: int = 2**20, roles: EventRoles = DEFAULT_ROLES
+    ) -> None:
+        self._items = items
+        self._roles = roles
+        self._windows = {
+            name: _Window(length_ms // _BUCKETS_PER_WINDOW // 1_000) for name, length_ms in WINDOW_MS.items()
+        }
+        self._touches = LastTouches(num_remembered_pairs)
+        self._position: LogPosition | None = None
+
+    @property
+    def position(self) -> LogPosition | None:
+        """The last event that was counted or skipped; None before the first."""
+        return self._position
+
+    def add(self, event: LoggedEvent) -> None:
+        """Count one event of a listed item that histories hold, unless its offset was counted before. Call in log order."""
+        if self._position is not None and self._position.covers(event.position):
+            return
+        self._position = event.position
+        if self._roles.role(event.event_type, event.value) not in HISTORY_ROLES:
+            return
+        listing = self._items.current
+        number = listing.number_of.get(event.item_id)
+        if number is None or not listing.is_listed[number]:
+            return
+        time_s = event.event_time_us // 1_000_000
+        before_s = self._touches.touch(event.user_id, event.item_id, time_s)
+        for window in self._windows.values():
+            window.touch(number, before_s, time_s, listing)
+
+    def top(self, now_ms: int, num_items: int) -> dict[str, PopularWindow]:
+        """Slide to `now_ms` and return each window's most frequent items, ties by item id."""
+        listing = self._items.current
+        return {name: window.top(now_ms // 1_000, num_items, listing) for name, window in self._windows.items()}
+
+
+class _Window:
+    """The total sums the buckets from `_oldest` to `_newest`; later events wait in their bucket."""
+
+    def __init__(self, bucket_s: int) -> None:
+        self._bucket_s = bucket_s
+        self._buckets: dict[int, np.ndarray] = {}
+        self._total = np.zeros(0, dtype=np.int32)
+        self._leaders = _Leaders()
+        self._oldest = 0
+        self._newest = -1
+
+    def touch(self, number: int, before_s: int | None, time_s: int, listing: Listing) -> None:
+        """Count a user's touch of an item instead of the same user's touch before."""
+        bucket = time_s // self._bucket_s
+        if before_s is not None:
+            before = before_s // self._bucket_s
+            if before >= bucket:
+                return
+            self._change(number, before, -1, listing)
+        self._change(number, bucket, 1, listing)
+
+    def _change(self, number: int, bucket: int, by: int, listing: Listing) -> None:
+        if bucket < self._oldest:
+            return
+        counts = self._counts(bucket, len(listing.item_ids))
+        changed = int(counts[number]) + by
+        if not 0 <= changed <= _MOST_PER_BUCKET:  # below: another pair was taken for this one
+            return
+        counts[number] = changed
+        if bucket <= self._newest:
+            self._total[number] += by
+            if by > 0:
+                self._leaders.rose(number, self._total, listing)
+
+    def _counts(self, bucket: int, num_items: int) -> np.ndarray:
+        """Return a bucket's counts, with room for this many items, as the total then has."""
+        if len(self._total) < num_items:
+            self._total = _extended(self._total, num_items)
+        counts = self._buckets.get(bucket)
+        if counts is None:
+            counts = np.zeros(num_items, dtype=np.uint16)
+        self._buckets[bucket] = counts = _extended(counts, num_items)
+        return counts
+
+    def top(self, now_s: int, num_items: int, listing: Listing) -> PopularWindow:
+        self._total = _extended(self._total, len(listing.item_ids))
+        self._slide(now_s // self._bucket_s)
+        best = self._leaders.best(num_items, self._total, listing)
+        return PopularWindow(
+            tuple(listing.item_ids[number] for number in best), tuple(int(self._total[number]) for number in best)
+        )
+
+    def _slide(self, now: int) -> None:
+        for bucket in [bucket for bucket in self._buckets if self._newest < bucket <= now]:
+            counts = self._buckets[bucket]
+            self._total[: len(counts)] += counts
+            self._leaders.forget()
+        self._newest = max(self._newest, now)
+        self._oldest = max(self._oldest, now - _BUCKETS_PER_WINDOW)
+        for bucket in [bucket for bucket in self._buckets if bucket < self._oldest]:
+            counts = self._buckets.pop(bucket)
+            self._total[: len(counts)] -= counts
+
+
+class _Leaders:
+    """The items with the highest totals of one window, kept while single totals rise, so that nobody sorts them all.
+
+    A *score* orders items: the total first, then the place of the id, so no two are equal. The members hold every listed item whose score
+    reaches the floor. Rising totals keep that true one item at a time. Falling ones do not break it, but may leave too few members above the
+    floor; then the members are chosen anew over all items.
+    """
+
+    def __init__(self) -> None:
+        self._members: set[int] = set()
+        self._floor: int | None = None
+        """The lowest score that makes a member; None while every counted item is one."""
+        self._listing: Listing | None = None
+
+    def forget(self) -> None:
+        """Choose anew at the next call of `best`: totals have risen that `rose` was not told of."""
+        self._listing = None
+
+    def rose(self, number: int, total: np.ndarray, listing: Listing) -> None:
+        """Take an item in, whose total has risen, if its score reaches the floor."""
+        if number in self._members or listing is not self._listing:
+            return
+        if self._floor is None or (int(total[number]) << _PLACE_BITS) - int(listing.place[number]) >= self._floor:
+            self._members.add(number)
+            if len(self._members) > _MOST_LEADERS:
+                self._raise_floor(total, listing)
+
+    def best(self, num_items: int, total: np.ndarray, listing: Listing) -> list[int]:
+        """Return the numbers of the best listed items whose total is above 0, best first."""
+        members, scores = self._ranked(total, listing)
+        if listing is not self._listing or not self._suffice(num_items, scores):
+            self._listing = listing
+            self._choose(max(_FEWEST_LEADERS, 2 * num_items), total, listing)
+            members, _ = self._ranked(total, listing)
+        best = members[:num_items]
+        numbers: list[int] = best[total[best] > 0].tolist()
+        return numbers
+
+    def _suffice(self, num_items: int, scores: np.ndarray) -> bool:
+        """Whether no item that is no member may be among the best."""
+        return self._floor is None or (len(scores) >= num_items and int(scores[num_items - 1]) >= self._floor)
+
+    def _ranked(self, total: np.ndarray, listing: Listing) -> tuple[np.ndarray, np.ndarray]:
+        """Return the members and their scores, best first."""
+        members = np.fromiter(self._members, np.int64, len(self._members))
+        scores = _scores(members, total, listing)
+        order = np.argsort(-scores)
+        return members[order], scores[order]
+
+    def _raise_floor(self, total: np.ndarray, listing: Listing) -> None:
+        members, scores = self._ranked(total, listing)
+        floor = int(scores[_FEWEST_LEADERS - 1])
+        self._members = set(members[:_FEWEST_LEADERS].tolist())
+        self._floor = floor if self._floor is None else max(self._floor, floor)
+
+    def _choose(self, num_members: int, total: np.ndarray, listing: Listing) -> None:
+        """Choose the members over all items, first among those whose total is near the floor's or above."""
+        near = 1 if self._floor is None else (self._floor >> _PLACE_BITS) * 7 // 8
+        listed = total[: len(listing.is_listed)]
+        for lowest in (max(1, near), 1):
+            counted = np.flatnonzero((listed >= lowest) & listing.is_listed)
+            if len(counted) >= num_members:
+                break
+        if len(counted) <= num_members:
+            self._members, self._floor = set(counted.tolist()), None
+            return
+        scores = _scores(counted, total, listing)
+        self._floor = int(np.partition(scores, -num_members)[-num_members])
+        self._members = set(counted[scores >= self._floor].tolist())
+
+
+class LastTouches:
+    """Remembers the last time of about `num_pairs` (user, item) pairs, a power of two. What was touched longest ago is forgotten first, roughly.
+
+    One entry of eight bytes per pair. Its bucket follows from the pair's hash, and half of the hash stays in the entry: two pairs are taken
+    for one about once in a billion.
+    """
+
+    def __init__(self, num_pairs: int) -> None:
+        self._entries = array("Q", bytes(8 * num_pairs))
+        self._mask = num_pairs - _WAYS
+
+    def touch(self, user_id: str, item_id: str, time_s: int) -> int | None:
+        """Record a touch at this time (Unix s), and return the latest one before this call; None if none is remembered."""
+        pair = int.from_bytes(blake2b(f"{user_id}\0{item_id}".encode(), digest_size=8).digest())
+        mark = pair >> _TIME_BITS
+        first = pair & self._mask
+        entries = self._entries
+        oldest = first
+        for slot in range(first, first + _WAYS):
+            entry = entries[slot]
+            if entry >> _TIME_BITS == mark and entry:
+                before_s = entry & _TIME_MASK
+                entries[slot] = mark << _TIME_BITS | max(before_s, time_s)
+                return before_s
+            if entry & _TIME_MASK < entries[oldest] & _TIME_MASK:
+                oldest = slot
+        entries[oldest] = mark << _TIME_BITS | time_s
+        return None
+
+
+def _extended(counts: np.ndarray, num_items: int) -> np.ndarray:
+    """Return the counts with room for this many items: the same array if it has."""
+    if len(counts) >= num_items:
+        return counts
+    return np.concatenate((counts, np.zeros(num_items - len(counts), dtype=counts.dtype)))
+
+
+def _scores(numbers: np.ndarray, total: np.ndarray, listing: Listing) -> np.ndarray:
+    scores: np.ndarray = (total[numbers].astype(np.int64) << _PLACE_BITS) - listing.place[numbers]
+    return scores

@@ -1,1 +1,0 @@
-"""What is touched most within sliding windows, of one log partition."""
