@@ -15,7 +15,7 @@ from rich.markup import escape
 
 from services.cli.audit import audited, write_act
 from services.cli.keys import keys_app
-from services.cli.load import bench_app, chaos
+from services.cli.load import bench_app, chaos, plan
 from services.errors import BundleCorrupt, BundleNotFound, TailraceError
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ app = typer.Typer(
 app.add_typer(keys_app, name="keys")
 app.add_typer(bench_app, name="bench")
 app.command()(chaos)
+app.command()(plan)
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -301,46 +302,6 @@ def explain(
         out.print_json(data=explanation)
     else:
         show(explanation, out)
-
-
-@app.command()
-def plan(
-    rate: Annotated[float, typer.Option(help="Requests per second at peak.")],
-    users: Annotated[int, typer.Option(help="Users in the feature store.")],
-    items: Annotated[int, typer.Option(help="Items in the catalogue.")],
-    events_rate: Annotated[
-        float | None, typer.Option(help="Events per second.", show_default="a tenth of --rate")
-    ] = None,
-    mix: Annotated[
-        str, typer.Option(help="Share of requests per tier.")
-    ] = "precomputed=0.5,llm=0.2,student=0.25,popular=0.05",
-    kv_users: Annotated[int, typer.Option(help="Users whose context stays in the KV cache.")] = 300,
-    basis: Annotated[Path | None, typer.Option(help="Results file of benchmarks.capacity.")] = None,
-) -> None:
-    """Estimate cores, replicas and memory for a load, from measured costs."""
-    from rich.table import Table
-
-    from benchmarks.capacity.plan import Demand, parse_mix, read_basis
-    from benchmarks.capacity.plan import plan as make_plan
-
-    demand = Demand(
-        rate=rate,
-        users=users,
-        items=items,
-        events_rate=rate / 10 if events_rate is None else events_rate,
-        mix=parse_mix(mix),
-        kv_users=kv_users,
-    )
-    made = make_plan(demand, read_basis(basis))
-    table = Table("part", "busy cores", "replicas", "memory", box=None)
-    for line in made.lines:
-        table.add_row(line.part, f"{line.cores:.2f}", str(line.replicas), f"{line.memory_mb:,.0f} MB")
-    out.print(table)
-    out.print(f"provide   {made.cores:.1f} cores and {made.memory_gb:.1f} GB for the processes")
-    out.print(f"KV cache  TAILRACE_KV_NUM_BLOCKS={made.kv_num_blocks} keeps the whole context of {kv_users} users")
-    out.print(f"log       {made.log_gb_per_day:.2f} GB of events a day")
-    for note in made.notes:
-        out.print(escape(f"note: {note}"))
 
 
 @app.command()
