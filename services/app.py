@@ -45,9 +45,8 @@ from services.observability.metrics import (
     AccessMetrics,
     ProcessMetrics,
     configure_logging,
-    node_registry,
-    render_metrics,
 )
+from services.observability.node_metrics import node_registry, render_metrics
 from services.observability.tracing import open_tracing
 from services.router.admission import AdmissionLimits
 from services.router.deadline import DeadlineLimits

@@ -1,22 +1,21 @@
 """Every metric on one screen, and the logging configuration.
 
 All processes of a node share a folder (prometheus-client's multi-process mode): each writes its own file there and one
-endpoint sums them, so that every replica is counted once. The variable that names the folder (`PROMETHEUS_MULTIPROC_DIR`)
-must be set before Python starts. Without it (unit tests) the metrics live in the process. Engine metrics carry vLLM's names,
-so that its dashboards work unchanged.
+endpoint sums them (`node_metrics`), so that every replica is counted once. The variable that names the folder
+(`PROMETHEUS_MULTIPROC_DIR`) must be set before Python starts. Without it (unit tests) the metrics live in the process. Engine
+metrics carry vLLM's names, so that its dashboards work unchanged.
 """
 
 import logging
 import platform
 import sys
 import time
+from collections.abc import Callable, Sequence
 from importlib import metadata
-from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 import structlog
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-
-from services.observability.node_metrics import NodeCollector
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 REQUEST_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0.3, 0.5, 1, 2, 5)
 TEXT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 20, 30, 60)
@@ -30,339 +29,239 @@ STEP_TOKENS_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1_024, 2_048, 4_096, 8_1
 BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
-class ProcessMetrics:
+Kind = TypeVar("Kind", bound=Counter | Gauge | Histogram)
+
+
+class _Declared(Generic[Kind]):
+    """A metric that each object of a class below makes for itself, under the attribute's name."""
+
+    def __init__(self, make: Callable[[CollectorRegistry], Kind]) -> None:
+        self.make = make
+
+    def __get__(self, _holder: object, _class: type) -> Kind:
+        """For the type checker, and for the class itself: an object's own attribute comes first."""
+        raise AttributeError("metrics belong to an object, not to its class")
+
+
+class _Metrics:
+    """Makes what its class declares. Names of labels are separated by spaces."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        for name, declared in vars(type(self)).items():
+            if isinstance(declared, _Declared):
+                setattr(self, name, declared.make(registry))
+
+
+def _counter(name: str, text: str, labels: str = "") -> _Declared[Counter]:
+    return _Declared(lambda registry: Counter(name, text, labels.split(), registry=registry))
+
+
+def _gauge(name: str, text: str, labels: str = "", of_node: str = "max") -> _Declared[Gauge]:
+    """Declare a gauge whose value for the node is the max, the sum or the mostrecent of its processes' values."""
+    mode: Any = f"live{of_node}"
+    return _Declared(lambda registry: Gauge(name, text, labels.split(), multiprocess_mode=mode, registry=registry))
+
+
+def _histogram(name: str, text: str, buckets: Sequence[float], labels: str = "") -> _Declared[Histogram]:
+    return _Declared(lambda registry: Histogram(name, text, labels.split(), buckets=buckets, registry=registry))
+
+
+class ProcessMetrics(_Metrics):
     """Metrics of every process; `part` is gateway, standby, llm or worker."""
 
+    build_info = _gauge("tailrace_build_info", "1 for each running version of this software", "part version python")
+    started = _gauge(
+        "tailrace_process_start_time_seconds", "Start time of the newest process of each part (Unix time)", "part"
+    )
+
     def __init__(self, registry: CollectorRegistry, part: str) -> None:
-        self.build_info = Gauge(
-            "tailrace_build_info",
-            "1 for each running version of this software",
-            ["part", "version", "python"],
-            multiprocess_mode="livemax",
-            registry=registry,
-        )
-        self.started = Gauge(
-            "tailrace_process_start_time_seconds",
-            "Start time of the newest process of each part (Unix time)",
-            ["part"],
-            multiprocess_mode="livemax",
-            registry=registry,
-        )
+        super().__init__(registry)
         self.build_info.labels(part, metadata.version("tailrace"), platform.python_version()).set(1)
         self.started.labels(part).set(time.time())
 
 
-class AccessMetrics:
+class AccessMetrics(_Metrics):
     """Metrics of API keys and their limits."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self.keys_state = Gauge(
-            "tailrace_keys_file_state",
-            "API keys: 0 as in the file; 1 as in the last right file, because the present one is refused; 2 none, the file is gone",
-            multiprocess_mode="livemax",
-            registry=registry,
-        )
-        self.rate_counts_away = Gauge(
-            "tailrace_rate_counts_away",
-            "1 while a gateway counts the calls of each key by itself, because Redis does not answer",
-            multiprocess_mode="livemax",
-            registry=registry,
-        )
+    keys_state = _gauge(
+        "tailrace_keys_file_state",
+        "API keys: 0 as in the file; 1 as in the last right file, because the present one is refused; 2 none, the file is gone",
+    )
+    rate_counts_away = _gauge(
+        "tailrace_rate_counts_away",
+        "1 while a gateway counts the calls of each key by itself, because Redis does not answer",
+    )
 
 
-class GatewayMetrics:
+class GatewayMetrics(_Metrics):
     """Metrics of the doors and the data plane."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self.requests = Counter(
-            "tailrace_requests_total",
-            "Recommendation requests by tier, reason and error code",
-            ["door", "tier", "reason", "code"],
-            registry=registry,
-        )
-        self.request_seconds = Histogram(
-            "tailrace_request_seconds",
-            "Latency of recommendation requests, arrival to answer",
-            ["door", "tier"],
-            buckets=REQUEST_BUCKETS_S,
-            registry=registry,
-        )
-        self.stage_seconds = Histogram(
-            "tailrace_stage_seconds", "Time in each stage", ["stage"], buckets=STAGE_BUCKETS_S, registry=registry
-        )
-        self.deadline_missed = Counter(
-            "tailrace_deadline_missed_total", "Answers after their deadline", ["door"], registry=registry
-        )
-        self.feature_age_seconds = Histogram(
-            "tailrace_feature_age_seconds",
-            "Age of the newest event included in an answer",
-            buckets=AGE_BUCKETS_S,
-            registry=registry,
-        )
-        self.events = Counter(
-            "tailrace_events_total", "Events by door and outcome", ["door", "code"], registry=registry
-        )
-        self.answers = Counter(
-            "tailrace_answers_total", "Answers by tier and bundle", ["tier", "bundle_version"], registry=registry
-        )
-        self.attributed_events = Counter(
-            "tailrace_attributed_events_total",
-            "Events attributed to an answer of this gateway by their request_id, by tier",
-            ["tier", "bundle_version"],
-            registry=registry,
-        )
-        self.agreement = Histogram(
-            "tailrace_student_agreement_ratio",
-            "Share of the LLM's top k that is also in the student's, for requests that both ranked",
-            buckets=SHARE_BUCKETS,
-            registry=registry,
-        )
-        self.list_age_seconds = Histogram(
-            "tailrace_precomputed_age_seconds",
-            "Age of the precomputed lists that requests found, used or not",
-            buckets=LIST_AGE_BUCKETS_S,
-            registry=registry,
-        )
-        self.impressions = Counter(
-            "tailrace_impressions_total", "Impressions sent, dropped or failed", ["outcome"], registry=registry
-        )
-        self.explanations = Counter(
-            "tailrace_explanations_total", "Explanations of requests, kept or dropped", ["outcome"], registry=registry
-        )
-        self.breaker_open = Gauge(
-            "tailrace_breaker_open",
-            "1 while the LLM's circuit breaker is open",
-            multiprocess_mode="livemax",
-            registry=registry,
-        )
-        self.refused = Counter(
-            "tailrace_refused_total",
-            "Recommendations that a gateway refused for overload: by its strain, or expired before they began",
-            ["cause"],
-            registry=registry,
-        )
-        self.strain = Gauge(
-            "tailrace_admission_strain",
-            "Load shedding: 0 none; up to 1 low priority is shed; up to 2 normal too; above 2 low is refused",
-            multiprocess_mode="livemax",
-            registry=registry,
-        )
-        self.bundle_info = Gauge(
-            "tailrace_bundle_info",
-            "1 for the loaded bundle",
-            ["version"],
-            multiprocess_mode="livemax",
-            registry=registry,
-        )
-        self.bundle_quality = Gauge(
-            "tailrace_bundle_quality",
-            "Offline evaluation figures of a loaded bundle",
-            ["version", "model", "metric"],
-            multiprocess_mode="livemax",
-            registry=registry,
-        )
-        self.llm_replicas_wanted = Gauge(
-            "tailrace_llm_replicas_wanted",
-            "Minimum number of LLM replicas",
-            multiprocess_mode="livemax",
-            registry=registry,
-        )
+    requests = _counter(
+        "tailrace_requests_total", "Recommendation requests by tier, reason and error code", "door tier reason code"
+    )
+    request_seconds = _histogram(
+        "tailrace_request_seconds",
+        "Latency of recommendation requests, arrival to answer",
+        REQUEST_BUCKETS_S,
+        "door tier",
+    )
+    stage_seconds = _histogram("tailrace_stage_seconds", "Time in each stage", STAGE_BUCKETS_S, "stage")
+    deadline_missed = _counter("tailrace_deadline_missed_total", "Answers after their deadline", "door")
+    feature_age_seconds = _histogram(
+        "tailrace_feature_age_seconds", "Age of the newest event included in an answer", AGE_BUCKETS_S
+    )
+    events = _counter("tailrace_events_total", "Events by door and outcome", "door code")
+    answers = _counter("tailrace_answers_total", "Answers by tier and bundle", "tier bundle_version")
+    attributed_events = _counter(
+        "tailrace_attributed_events_total",
+        "Events attributed to an answer of this gateway by their request_id, by tier",
+        "tier bundle_version",
+    )
+    agreement = _histogram(
+        "tailrace_student_agreement_ratio",
+        "Share of the LLM's top k that is also in the student's, for requests that both ranked",
+        SHARE_BUCKETS,
+    )
+    list_age_seconds = _histogram(
+        "tailrace_precomputed_age_seconds",
+        "Age of the precomputed lists that requests found, used or not",
+        LIST_AGE_BUCKETS_S,
+    )
+    impressions = _counter("tailrace_impressions_total", "Impressions sent, dropped or failed", "outcome")
+    explanations = _counter("tailrace_explanations_total", "Explanations of requests, kept or dropped", "outcome")
+    breaker_open = _gauge("tailrace_breaker_open", "1 while the LLM's circuit breaker is open")
+    refused = _counter(
+        "tailrace_refused_total",
+        "Recommendations that a gateway refused for overload: by its strain, or expired before they began",
+        "cause",
+    )
+    strain = _gauge(
+        "tailrace_admission_strain",
+        "Load shedding: 0 none; up to 1 low priority is shed; up to 2 normal too; above 2 low is refused",
+    )
+    bundle_info = _gauge("tailrace_bundle_info", "1 for the loaded bundle", "version")
+    bundle_quality = _gauge(
+        "tailrace_bundle_quality", "Offline evaluation figures of a loaded bundle", "version model metric"
+    )
+    llm_replicas_wanted = _gauge("tailrace_llm_replicas_wanted", "Minimum number of LLM replicas")
 
 
-class TextMetrics:
+class TextMetrics(_Metrics):
     """Metrics of the text tier; the engine's own have vLLM's names."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self.requests = Counter(
-            "tailrace_text_requests_total", "Text requests by outcome", ["route", "code"], registry=registry
-        )
-        self.first_token_seconds = Histogram(
-            "tailrace_text_first_token_seconds",
-            "Time from arrival at the text tier to the first token",
-            ["route"],
-            buckets=TEXT_BUCKETS_S,
-            registry=registry,
-        )
-        self.token_gap_seconds = Histogram(
-            "tailrace_text_token_gap_seconds",
-            "Time between two tokens of a choice",
-            ["route"],
-            buckets=STAGE_BUCKETS_S,
-            registry=registry,
-        )
-        self.tokens = Counter(
-            "tailrace_text_tokens_total",
-            "Tokens: prompt, cached (part of prompt), completion",
-            ["kind"],
-            registry=registry,
-        )
-        self.in_flight = Gauge(
-            "tailrace_text_in_flight",
-            "Choices being generated",
-            multiprocess_mode="livesum",
-            registry=registry,
-        )
-        self.breaker_open = Gauge(
-            "tailrace_text_breaker_open",
-            "1 while the text server's circuit breaker is open",
-            multiprocess_mode="livemax",
-            registry=registry,
-        )
-        self.rationales = Counter(
-            "tailrace_rationales_total",
-            "Recommendations that asked for a rationale, by outcome",
-            ["outcome"],
-            registry=registry,
-        )
+    requests = _counter("tailrace_text_requests_total", "Text requests by outcome", "route code")
+    first_token_seconds = _histogram(
+        "tailrace_text_first_token_seconds",
+        "Time from arrival at the text tier to the first token",
+        TEXT_BUCKETS_S,
+        "route",
+    )
+    token_gap_seconds = _histogram(
+        "tailrace_text_token_gap_seconds", "Time between two tokens of a choice", STAGE_BUCKETS_S, "route"
+    )
+    tokens = _counter("tailrace_text_tokens_total", "Tokens: prompt, cached (part of prompt), completion", "kind")
+    in_flight = _gauge("tailrace_text_in_flight", "Choices being generated", of_node="sum")
+    breaker_open = _gauge("tailrace_text_breaker_open", "1 while the text server's circuit breaker is open")
+    rationales = _counter(
+        "tailrace_rationales_total", "Recommendations that asked for a rationale, by outcome", "outcome"
+    )
 
 
-class EdgeMetrics:
+class EdgeMetrics(_Metrics):
     """Metrics of the edge: the standby's role, whose answers are counted like all others, and what the edge refused."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self.active = Gauge(
-            "tailrace_standby_active",
-            "1 while the standby answers because Ray Serve cannot",
-            multiprocess_mode="livemax",
-            registry=registry,
-        )
-        self.takeovers = Counter("tailrace_standby_takeovers_total", "Takeovers by the standby", registry=registry)
-        self.refused = Counter(
-            "tailrace_edge_refused_total",
-            "Recommendations that the edge refused because too many were in flight",
-            registry=registry,
-        )
+    active = _gauge("tailrace_standby_active", "1 while the standby answers because Ray Serve cannot")
+    takeovers = _counter("tailrace_standby_takeovers_total", "Takeovers by the standby")
+    refused = _counter(
+        "tailrace_edge_refused_total", "Recommendations that the edge refused because too many were in flight"
+    )
 
 
-class StreamMetrics:
+class StreamMetrics(_Metrics):
     """Metrics of the stream worker."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self.lag = Gauge(
-            "tailrace_stream_lag_events",
-            "Events in the log that are not applied yet",
-            ["partition"],
-            multiprocess_mode="livemostrecent",
-            registry=registry,
-        )
-        self.applied = Counter("tailrace_stream_applied_total", "Events applied to features", registry=registry)
-        self.skipped = Counter(
-            "tailrace_stream_skipped_total", "Events skipped, by reason", ["reason"], registry=registry
-        )
-        self.dead_lettered = Counter(
-            "tailrace_stream_dead_lettered_total", "Records moved to the dead-letter topic", registry=registry
-        )
-        self.rerouted = Counter(
-            "tailrace_stream_rerouted_total",
-            "Records sent on from a wrong partition to their user's",
-            registry=registry,
-        )
-        self.visible_seconds = Histogram(
-            "tailrace_event_to_visible_seconds",
-            "Time from an event's acceptance until its features are readable",
-            buckets=FRESHNESS_BUCKETS_S,
-            registry=registry,
-        )
+    lag = _gauge(
+        "tailrace_stream_lag_events", "Events in the log that are not applied yet", "partition", of_node="mostrecent"
+    )
+    applied = _counter("tailrace_stream_applied_total", "Events applied to features")
+    skipped = _counter("tailrace_stream_skipped_total", "Events skipped, by reason", "reason")
+    dead_lettered = _counter("tailrace_stream_dead_lettered_total", "Records moved to the dead-letter topic")
+    rerouted = _counter("tailrace_stream_rerouted_total", "Records sent on from a wrong partition to their user's")
+    visible_seconds = _histogram(
+        "tailrace_event_to_visible_seconds",
+        "Time from an event's acceptance until its features are readable",
+        FRESHNESS_BUCKETS_S,
+    )
 
 
-class EngineMetrics:
+class EngineMetrics(_Metrics):
     """Metrics of an engine, under vLLM's names; `model_name` separates ranking from text."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        def gauge(name: str, text: str) -> Gauge:
-            return Gauge(f"vllm:{name}", text, ["model_name"], multiprocess_mode="livesum", registry=registry)
-
-        def counter(name: str, text: str) -> Counter:
-            return Counter(name, text, ["model_name"], registry=registry)
-
-        def steps(name: str, text: str) -> Counter:
-            return Counter(name, text, ["model_name", "kind"], registry=registry)
-
-        def limit(name: str, text: str) -> Gauge:
-            return Gauge(name, text, ["model_name"], multiprocess_mode="livemax", registry=registry)
-
-        def seconds(name: str, text: str, buckets: tuple[float, ...] = ENGINE_BUCKETS_S) -> Histogram:
-            return Histogram(f"vllm:{name}_seconds", text, ["model_name"], buckets=buckets, registry=registry)
-
-        self.running = gauge("num_requests_running", "Requests in the running batch")
-        self.waiting = gauge("num_requests_waiting", "Requests waiting for admission")
-        self.kv_cache_usage = Gauge(
-            "vllm:kv_cache_usage_perc",
-            "Share (0 to 1) of KV blocks held by live requests",
-            ["model_name"],
-            multiprocess_mode="livemax",
-            registry=registry,
-        )
-        self.prefix_queries = counter("vllm:prefix_cache_queries_total", "Prompt tokens looked up")
-        self.prefix_hits = counter("vllm:prefix_cache_hits_total", "Prompt tokens found cached")
-        self.preemptions = counter("vllm:num_preemptions_total", "Preemptions: a request lost its blocks and restarted")
-        self.prompt_tokens = counter("vllm:prompt_tokens_total", "Prompt tokens prefilled")
-        self.generation_tokens = counter("vllm:generation_tokens_total", "Text tokens generated")
-        self.finished = Counter(
-            "vllm:request_success_total",
-            "Finished requests by reason",
-            ["model_name", "finished_reason"],
-            registry=registry,
-        )
-        self.step_tokens = Histogram(
-            "vllm:iteration_tokens_total",
-            "Tokens computed in one step, without beam rows",
-            ["model_name"],
-            buckets=STEP_TOKENS_BUCKETS,
-            registry=registry,
-        )
-        self.batch_size = Histogram(
-            "tailrace_engine_batch_size",
-            "Requests in one step",
-            ["model_name"],
-            buckets=BATCH_BUCKETS,
-            registry=registry,
-        )
-        self.beam_rows = counter("tailrace_engine_beam_rows_total", "Beam rows computed")
-        self.late_captures = counter("tailrace_engine_late_captures_total", "Graphs captured after warm-up")
-        self.eager_fallbacks = counter("tailrace_engine_eager_fallbacks_total", "Steps run without their graph")
-        self.step_seconds = steps("tailrace_engine_step_seconds_total", "Time in steps, by kind of rows")
-        self.step_bytes = steps("tailrace_engine_step_bytes_total", "Minimum bytes moved by steps")
-        self.step_flops = steps("tailrace_engine_step_flops_total", "Minimum FLOPs computed by steps")
-        self.memory_limit = limit(
-            "tailrace_engine_memory_limit_bytes_per_second", "Memory bandwidth in bytes per second, measured at start"
-        )
-        self.compute_limit = limit(
-            "tailrace_engine_compute_limit_flops_per_second", "FLOPs per second, measured at start"
-        )
-        self.cache_config = Gauge(
-            "vllm:cache_config_info",
-            "1 for the configuration of the KV cache",
-            ["model_name", "block_size", "num_gpu_blocks"],
-            multiprocess_mode="livemax",
-            registry=registry,
-        )
-        self.replicas = Gauge(
-            "tailrace_llm_replicas",
-            "Serving LLM replicas by bundle",
-            ["version"],
-            multiprocess_mode="livesum",
-            registry=registry,
-        )
-        self.queue_seconds = seconds("request_queue_time", "Time in the queue before the first step")
-        self.prefill_seconds = seconds("request_prefill_time", "Time from the first step to the end of prefill")
-        self.decode_seconds = seconds("request_decode_time", "Time from the end of prefill to the last step")
-        self.inference_seconds = seconds("request_inference_time", "Time from the first step to the last")
-        self.e2e_seconds = seconds("e2e_request_latency", "Time from arrival to finish")
-        self.first_token_seconds = seconds("time_to_first_token", "Time to the first text token")
-        self.inter_token_seconds = seconds("inter_token_latency", "Time between two text tokens", STAGE_BUCKETS_S)
-
-
-def node_registry(folder: Path) -> CollectorRegistry:
-    """Return a registry over the metrics of all processes that share `folder`."""
-    registry = CollectorRegistry()
-    registry.register(NodeCollector(folder))
-    return registry
-
-
-def render_metrics(folder: Path) -> bytes:
-    """Return the metrics of all processes that share `folder`, in Prometheus' text format."""
-    return generate_latest(node_registry(folder))
+    running = _gauge("vllm:num_requests_running", "Requests in the running batch", "model_name", of_node="sum")
+    waiting = _gauge("vllm:num_requests_waiting", "Requests waiting for admission", "model_name", of_node="sum")
+    kv_cache_usage = _gauge(
+        "vllm:kv_cache_usage_perc", "Share (0 to 1) of KV blocks held by live requests", "model_name"
+    )
+    prefix_queries = _counter("vllm:prefix_cache_queries_total", "Prompt tokens looked up", "model_name")
+    prefix_hits = _counter("vllm:prefix_cache_hits_total", "Prompt tokens found cached", "model_name")
+    preemptions = _counter(
+        "vllm:num_preemptions_total", "Preemptions: a request lost its blocks and restarted", "model_name"
+    )
+    prompt_tokens = _counter("vllm:prompt_tokens_total", "Prompt tokens prefilled", "model_name")
+    generation_tokens = _counter("vllm:generation_tokens_total", "Text tokens generated", "model_name")
+    finished = _counter("vllm:request_success_total", "Finished requests by reason", "model_name finished_reason")
+    step_tokens = _histogram(
+        "vllm:iteration_tokens_total",
+        "Tokens computed in one step, without beam rows",
+        STEP_TOKENS_BUCKETS,
+        "model_name",
+    )
+    batch_size = _histogram("tailrace_engine_batch_size", "Requests in one step", BATCH_BUCKETS, "model_name")
+    beam_rows = _counter("tailrace_engine_beam_rows_total", "Beam rows computed", "model_name")
+    late_captures = _counter("tailrace_engine_late_captures_total", "Graphs captured after warm-up", "model_name")
+    eager_fallbacks = _counter("tailrace_engine_eager_fallbacks_total", "Steps run without their graph", "model_name")
+    step_seconds = _counter("tailrace_engine_step_seconds_total", "Time in steps, by kind of rows", "model_name kind")
+    step_bytes = _counter("tailrace_engine_step_bytes_total", "Minimum bytes moved by steps", "model_name kind")
+    step_flops = _counter("tailrace_engine_step_flops_total", "Minimum FLOPs computed by steps", "model_name kind")
+    memory_limit = _gauge(
+        "tailrace_engine_memory_limit_bytes_per_second",
+        "Memory bandwidth in bytes per second, measured at start",
+        "model_name",
+    )
+    compute_limit = _gauge(
+        "tailrace_engine_compute_limit_flops_per_second", "FLOPs per second, measured at start", "model_name"
+    )
+    cache_config = _gauge(
+        "vllm:cache_config_info", "1 for the configuration of the KV cache", "model_name block_size num_gpu_blocks"
+    )
+    replicas = _gauge("tailrace_llm_replicas", "Serving LLM replicas by bundle", "version", of_node="sum")
+    queue_seconds = _histogram(
+        "vllm:request_queue_time_seconds", "Time in the queue before the first step", ENGINE_BUCKETS_S, "model_name"
+    )
+    prefill_seconds = _histogram(
+        "vllm:request_prefill_time_seconds",
+        "Time from the first step to the end of prefill",
+        ENGINE_BUCKETS_S,
+        "model_name",
+    )
+    decode_seconds = _histogram(
+        "vllm:request_decode_time_seconds",
+        "Time from the end of prefill to the last step",
+        ENGINE_BUCKETS_S,
+        "model_name",
+    )
+    inference_seconds = _histogram(
+        "vllm:request_inference_time_seconds", "Time from the first step to the last", ENGINE_BUCKETS_S, "model_name"
+    )
+    e2e_seconds = _histogram(
+        "vllm:e2e_request_latency_seconds", "Time from arrival to finish", ENGINE_BUCKETS_S, "model_name"
+    )
+    first_token_seconds = _histogram(
+        "vllm:time_to_first_token_seconds", "Time to the first text token", ENGINE_BUCKETS_S, "model_name"
+    )
+    inter_token_seconds = _histogram(
+        "vllm:inter_token_latency_seconds", "Time between two text tokens", STAGE_BUCKETS_S, "model_name"
+    )
 
 
 def configure_logging(level: str) -> None:

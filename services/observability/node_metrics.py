@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from prometheus_client import Metric
+from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.mmap_dict import MmapedDict
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
@@ -34,6 +34,18 @@ class NodeCollector(Collector):
                 _fold(self._folder, kind)
             found: Iterable[Metric] = MultiProcessCollector(None, path=str(self._folder)).collect()  # type: ignore[no-untyped-call]
             return list(found)
+
+
+def node_registry(folder: Path) -> CollectorRegistry:
+    """Return a registry over the metrics of all processes that share `folder`."""
+    registry = CollectorRegistry()
+    registry.register(NodeCollector(folder))
+    return registry
+
+
+def render_metrics(folder: Path) -> bytes:
+    """Return the metrics of all processes that share `folder`, in Prometheus' text format."""
+    return generate_latest(node_registry(folder))
 
 
 @contextmanager

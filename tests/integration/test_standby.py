@@ -18,7 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from infra.local.edge.admin import ray_is_up
 from infra.local.edge.config import edge_folder
-from services.observability.metrics import node_registry
+from services.observability.node_metrics import node_registry
 from services.settings.settings import Settings, inherited_environment
 from tests.support.named_doors import RAY
 from tests.support.servers import HOST, free_port

@@ -19,7 +19,7 @@ from benchmarks.faults.scene import Scene, copy_state, scratch_folder, started_s
 from infra.local.edge.admin import num_ray_up, use_ray_host
 from infra.local.edge.config import edge_folder
 from services.errors import EnvironmentFault
-from services.observability.metrics import node_registry
+from services.observability.node_metrics import node_registry
 
 _EMPTY_WITHIN_S = 1.0
 """How long requests in progress may take after a node is out of service: longer than their deadline."""

@@ -7,7 +7,7 @@ import psutil
 from infra.local.supervisor.keeper import children_of
 from infra.local.supervisor.parts import Part, stack_parts
 from infra.local.supervisor.stackfile import PartRecord, StackFile
-from services.observability.metrics import render_metrics
+from services.observability.node_metrics import render_metrics
 from services.settings.settings import Settings
 
 

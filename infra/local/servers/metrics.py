@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from services.observability.metrics import render_metrics
+from services.observability.node_metrics import render_metrics
 from services.settings.settings import load_settings
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import structlog
 
-from services.observability.metrics import configure_logging, render_metrics
+from services.observability.metrics import configure_logging
+from services.observability.node_metrics import render_metrics
 
 COUNT = """
 import os, sys

@@ -23,7 +23,7 @@ from services.gateway.console.slo import series_for
 from services.gateway.console.users import ListedUser, spread
 from services.gateway.drills import DrilledStore, Drills, DrillTarget, read_drills
 from services.gateway.rest.door import create_rest_app
-from services.observability.metrics import node_registry
+from services.observability.node_metrics import node_registry
 from services.observability.objectives import load_objectives
 from tests.support.wait import until
 from tests.unit.gateway.test_drills import FakeStore
