@@ -78,7 +78,9 @@ async def run_row(
     await probe.finish()
     now = scene.processes.num_restarts()
     restarted = {part: now[part] - count for part, count in restarts.items() if now.get(part, 0) > count}
-    return {"fault": name, **row_of(planned, load, probe, back_s, phases, scene.weights), "restarts": restarted}
+    row = row_of(planned, load, probe, back_s, phases, scene.weights)
+    row["events"]["doubled"] = await scene.num_doubled(probe.events)
+    return {"fault": name, **row, "restarts": restarted}
 
 
 async def measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:
@@ -146,7 +148,7 @@ async def _run_rows(
 def table_of(rows: Sequence[dict[str, Any]]) -> Table:
     """Return the matrix as a table."""
     table = Table(box=None)
-    columns = "fault, available, at once, in time, p99 ms, goodput, recovery s, events lost, tiers"
+    columns = "fault, available, at once, in time, p99 ms, goodput, recovery s, events lost, doubled, tiers"
     for column in columns.split(", "):
         table.add_column(column, justify="left" if column in {"fault", "tiers"} else "right")
     for row in rows:
@@ -160,6 +162,7 @@ def table_of(rows: Sequence[dict[str, Any]]) -> Table:
             f"{row['goodput']:.3f}",
             "-" if row["recovery_s"] is None else f"{row['recovery_s']:.1f}",
             str(row["events"]["lost"]),
+            str(row["events"]["doubled"]),
             tiers,
         )
     return table

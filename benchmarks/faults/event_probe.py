@@ -16,7 +16,8 @@ from tailrace_client import AsyncClient, TailraceError
 _EVERY_S = 0.25
 _POLL_S = 0.05
 _NEAR_S = 1.0
-_LAST_CHANCE_S = 20.0
+_LAST_CHANCE_S = 60.0
+"""A stream worker that is started again beside everything else of its node takes longer on a busy machine than one alone."""
 _LOOK_MS = 2_000.0
 
 

@@ -16,12 +16,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.faults.event_probe import Event
 from benchmarks.faults.processes import StackProcesses
 from benchmarks.faults.tcp_proxy import Slowness, TcpProxy
 from benchmarks.load.audience import Audience, find_audience
@@ -33,6 +34,8 @@ from infra.local.supervisor.stackfile import StackFile
 from models.registry import BundleStore
 from services.contracts.access import Priority, Scope
 from services.errors import EnvironmentFault
+from services.features.reader import FeatureReader
+from services.features.repo import RepoAddress
 from services.gateway.access.keys import KeysFile, StoredHash, StoredKey, hash_of, make_key, write_keys
 from services.settings.settings import Settings, inherited_environment
 from tailrace_client import AsyncClient, CallOptions
@@ -43,6 +46,7 @@ _START_S = 900.0
 _STOP_S = 180.0
 _USERS_TO_TRY = 120
 _SLOW_S = 0.05
+_READ_S = 5.0
 _NUM_PORTS = 11
 
 
@@ -63,6 +67,12 @@ class Scene:
     rest: RestClient
     audience: Audience
     weights: dict[str, float]
+    features: FeatureReader
+
+    async def num_doubled(self, events: Sequence[Event]) -> int:
+        """Return how many of these events, each of a user of its own, the store has more than once."""
+        rows = [await self.features.read(event.user_id, "", _READ_S) for event in events]
+        return sum(row.num_events > 1 for row in rows)
 
     async def until_healthy(self, timeout_s: float = 120.0) -> None:
         """Wait until the supervisor holds every part for healthy. Raises EnvironmentFault."""
@@ -154,7 +164,9 @@ async def started_scene(
     probe = await closing.enter_async_context(RestClient(host, port, keys[Priority.HIGH]))
     audience = await find_audience(probe, map(str, range(1, _USERS_TO_TRY)))
     weights = tier_weights(BundleStore(settings.bundle_root).live().report())
-    return Scene(settings, wires, processes, doors, operator_key, events, probe, audience, weights)
+    features = FeatureReader(RepoAddress(settings.feature_repo_dir, settings.redis_address), settings.topic_partitions)
+    closing.push_async_callback(features.close)
+    return Scene(settings, wires, processes, doors, operator_key, events, probe, audience, weights, features)
 
 
 async def _callers(closing: AsyncExitStack, settings: Settings, priority: Priority, key: str) -> tuple[Caller, ...]:

@@ -31,8 +31,10 @@ pytestmark = pytest.mark.integration
 STANDBY = "standby"
 
 
-def write_configuration(folder: Path, settings: Settings, http_port: int, grpc_port: int) -> Path:
-    """Write the configuration as Ray Serve does, for one replica and Ray's fallback proxy, which holds requests."""
+def write_configuration(
+    folder: Path, settings: Settings, http_port: int, grpc_port: int, hosts: tuple[str, ...] = (HOST,)
+) -> Path:
+    """Write the configuration as Ray Serve does, for a replica on each host and Ray's fallback proxy, which holds requests."""
     from ray.serve._private.common import RequestProtocol
     from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig, ServerConfig
     from ray.serve.config import HTTPOptions, gRPCOptions
@@ -61,7 +63,10 @@ def write_configuration(folder: Path, settings: Settings, http_port: int, grpc_p
                 name=f"{protocol.value.lower()}-tailrace",
                 path_prefix="/",
                 app_name="tailrace",
-                servers=[ServerConfig(name="SERVE_REPLICA::tailrace-Gateway-abc", host=HOST, port=port)],
+                servers=[
+                    ServerConfig(name=f"SERVE_REPLICA::tailrace-Gateway-abc{number}", host=host, port=port)
+                    for number, host in enumerate(hosts)
+                ],
                 fallback_server=ServerConfig(name="SERVE_PROXY_ACTOR-abc", host=HOST, port=settings.metrics_port),
                 protocol=protocol,
             )
@@ -214,6 +219,26 @@ async def test_an_event_reaches_a_gateway_once(scene: Scene) -> None:
 
     assert events == 1
     assert replica.paths.count("/v1/recommendations") > 1
+
+
+@pytest.mark.parametrize(
+    ("hosts", "own"),
+    [
+        ((HOST,), None),
+        (("10.0.0.2", HOST, "10.0.0.3"), "abc1"),
+        ((HOST, HOST, "10.0.0.2"), None),
+        (("10.0.0.2", "10.0.0.3"), None),
+    ],
+)
+def test_of_several_nodes_each_sends_to_its_own_gateway(
+    tmp_path: Path, hosts: tuple[str, ...], own: str | None
+) -> None:
+    """Where there is exactly one on this node, and others elsewhere, both doors prefer it."""
+    written = write_configuration(tmp_path, Settings(state_dir=tmp_path), free_port(), free_port(), hosts).read_text()
+
+    rules = [line.split()[1] for line in IngressPlan().amend(written).splitlines() if "use-server" in line]
+
+    assert rules == ([] if own is None else [f"SERVE_REPLICA::tailrace-Gateway-{own}"] * 2)
 
 
 def test_another_configuration_is_refused(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import yaml
 
 from infra.kubernetes.rules import RULES, TARGET
 from infra.kubernetes.rules import render as render_rules
+from infra.local.servers.node import node_environment
 from infra.local.servers.ray_home import ray_environment
 from services.settings.settings import Settings
 from tests.support.manifests import OVERLAYS, ROOT, Pod, environment, pod_of, pods, render, settings_of, the
@@ -144,7 +145,7 @@ def test_ports_are_those_of_the_settings(overlay: str) -> None:
 
 
 def test_ray_is_set_up_as_in_the_embedded_stack(tmp_path: Path) -> None:
-    """Ray's variables of the embedded stack are set here too, except those of one machine, and Ray Serve reads each name."""
+    """Ray's variables of the embedded stack are set here and on machines too, except those of one machine, and Ray Serve reads each name."""
     things = render("prod")
     told = environment(things, pod_of(things, "tailrace-head").containers()[0])
     here = {
@@ -153,7 +154,9 @@ def test_ray_is_set_up_as_in_the_embedded_stack(tmp_path: Path) -> None:
         if not SET_FOR_THIS_MACHINE.search(key)
     }
 
+    machine = node_environment(Settings.model_construct(), "standby", tmp_path / "token")
     assert here.items() <= told.items()
+    assert here.items() <= machine.items()
     ingress = ROOT / Path(told["RAY_SERVE_HAPROXY_BINARY_PATH"]).relative_to(
         "/app"
     )  # where the image has the repository
