@@ -111,7 +111,7 @@ def test_a_silent_node_is_passed_over_within_the_deadline(nodes: Nodes, ask: Cal
             took_ms.append(1_000 * (time.perf_counter() - began))
 
     assert max(took_ms) < DEADLINE_MS
-    assert max(took_ms) > DEADLINE_MS / 2, "no request met the silent node"
+    assert max(took_ms) > DEADLINE_MS / 3, "no request met the silent node"
 
 
 def test_a_node_is_taken_out_of_service_and_put_back(nodes: Nodes) -> None:

@@ -47,7 +47,7 @@ CONNECT_TIMEOUT = "200ms"
 """After a refused connection HAProxy waits as long before it tries the next server."""
 NODE_CONNECT_TIMEOUT = "60ms"
 """Where Ray has several nodes: one that cannot be reached must leave time for an answer of another within a deadline of 200 ms."""
-_PATIENCE_PERCENT = 60
+_PATIENCE_PERCENT = 50
 """Part of a recommendation's deadline after which one node's silence sends it to another."""
 _ALWAYS_ROOM = 3
 """So many in flight are no crowd, whatever the rate."""
