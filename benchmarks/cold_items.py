@@ -22,7 +22,7 @@ import polars as pl
 import torch
 from rich.console import Console
 
-from benchmarks.load.command import about_run, at_least_one, write_report
+from benchmarks.load.command import about_run, at_least_one, report_parser, write_report
 from models.baselines import Popularity
 from models.catalogue import Catalogue, load_catalogue
 from models.decoder.weights import load_decoder
@@ -223,9 +223,8 @@ def report_of(data: Data, catalogue: Catalogue, hits: dict[str, dict[str, np.nda
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = report_parser(__doc__)
     parser.add_argument("--sequences", type=Path, required=True, metavar="FOLDER")
-    parser.add_argument("--json", type=Path, required=True, metavar="OUT")
     parser.add_argument("--state", type=Path, required=True, metavar="FOLDER", help="folder of what was trained")
     parser.add_argument("--share", type=float, default=0.05, help="share of the items that is held out")
     parser.add_argument("--depth", type=int, default=3, choices=(2, 3, 4))

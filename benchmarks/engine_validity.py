@@ -7,20 +7,18 @@ there are beams, with random histories, filters and seen items. The previous rou
 the next one starts, and both are stepped alternately, as in a reload.
 """
 
-import argparse
 import platform
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from benchmarks.engine_curves.engines import random_items
-from benchmarks.load.command import at_least_one, command_of, write_report
+from benchmarks.engine_curves import random_items
+from benchmarks.load.command import at_least_one, command_of, report_parser, write_report
 from models.decoder.config import DecoderConfig
 from models.decoder.decoder import Decoder
 from services.llm.engine.beam.trie import ItemCodes
@@ -34,8 +32,7 @@ _REQUESTS_PER_ROUND = 24
 
 def main() -> None:
     """Count until enough beams were checked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, required=True, metavar="OUT")
+    parser = report_parser(__doc__)
     parser.add_argument("--beams", type=at_least_one, default=1_000_000, help="minimum number of beams to check")
     options = parser.parse_args()
     torch.set_num_threads(1)

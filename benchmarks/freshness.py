@@ -16,19 +16,17 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from benchmarks.load.audience import Audience, find_audience
 from benchmarks.load.clients import RestClient
-from benchmarks.load.command import about_run, above_zero, at_least_one, host_and_port, write_report
+from benchmarks.load.command import about_run, above_zero, at_least_one, report_parser, write_report
 from benchmarks.load.open_loop import RequestOutcome, percentile, run_load
-from benchmarks.load.own_stack import require_ready, stack_for
+from benchmarks.load.own_stack import add_stack_options, require_ready, stack_for
 from services.settings.settings import Settings, load_settings
 
 PAUSE_S = 0.002
 GIVE_UP_S = 10.0
-USERS_TO_TRY = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +47,17 @@ def main() -> None:
 
 
 def _options(settings: Settings) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, required=True, metavar="OUT")
+    parser = report_parser(__doc__)
     parser.add_argument("--events", type=at_least_one, default=500, help="number of events, one after another")
     parser.add_argument("--rate", type=above_zero, default=20.0, help="background recommendations a second")
-    default_url = f"{settings.http_host}:{settings.http_port}"
-    parser.add_argument("--url", type=host_and_port, default=default_url, metavar="HOST:PORT")
-    parser.add_argument("--up", action="store_true", help="start a stack for the run and stop it afterwards")
+    add_stack_options(parser, settings)
     return parser.parse_args()
 
 
 async def _measure(options: argparse.Namespace) -> dict[str, Any]:
     async with RestClient(*options.url) as rest:
         await require_ready(rest)
-        audience = await find_audience(rest, [*map(str, range(1, USERS_TO_TRY)), "nobody"])
+        audience = await find_audience(rest)
         background = asyncio.create_task(_background(rest, audience, options.rate))
         try:
             sightings = [await _sight(rest, audience.item_ids[0]) for _ in range(options.events)]

@@ -9,18 +9,15 @@ next request when the last has returned. Latency counts from the intended depart
 import argparse
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from pathlib import Path
+from collections.abc import Awaitable
 from typing import Any
 
 from benchmarks.load.audience import find_audience
 from benchmarks.load.clients import GrpcClient, RestClient
-from benchmarks.load.command import about_run, above_zero, at_least_one, host_and_port, write_report
-from benchmarks.load.open_loop import RequestOutcome, percentile, run_load, summary
-from benchmarks.load.own_stack import require_ready, stack_for
+from benchmarks.load.command import about_run, above_zero, at_least_one, report_parser, write_report
+from benchmarks.load.open_loop import RequestOutcome, Send, percentile, run_load, summary
+from benchmarks.load.own_stack import add_stack_options, require_ready, stack_for
 from services.settings.settings import Settings, load_settings
-
-Send = Callable[[int], Awaitable[RequestOutcome]]
 
 NUM_CALLERS = 32
 PAUSE_S = 3.0
@@ -37,16 +34,12 @@ def main() -> None:
 
 
 def _options(settings: Settings) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, required=True, metavar="OUT")
+    parser = report_parser(__doc__)
     parser.add_argument("--multiples", type=above_zero, nargs="+", default=[0.5, 1.0, 2.0, 4.0], help="of the capacity")
     parser.add_argument("--seconds", type=above_zero, default=5.0, help="per case")
     parser.add_argument("--deadline-ms", type=at_least_one, default=200)
-    parser.add_argument("--users", type=at_least_one, default=200, help="number of user ids, from 1, to ask for")
-    default_url = f"{settings.http_host}:{settings.http_port}"
-    parser.add_argument("--url", type=host_and_port, default=default_url, metavar="HOST:PORT")
+    add_stack_options(parser, settings)
     parser.add_argument("--grpc", default=settings.grpc_address, metavar="HOST:PORT")
-    parser.add_argument("--up", action="store_true", help="start a stack for the run and stop it afterwards")
     return parser.parse_args()
 
 
@@ -54,7 +47,7 @@ async def _measure(options: argparse.Namespace) -> dict[str, Any]:
     rows = []
     async with RestClient(*options.url) as rest, GrpcClient(options.grpc) as rpc:
         await require_ready(rest)
-        audience = await find_audience(rest, (str(number) for number in range(1, options.users + 1)))
+        audience = await find_audience(rest)
         asks = audience.asks("mixed")
         assert asks is not None
         for door, caller in (("rest", rest), ("grpc", rpc)):
@@ -91,8 +84,8 @@ async def _row(
     rate_rps = multiple * capacity_rps
     load = await run_load(send, rate_rps, max(1, round(rate_rps * options.seconds)))
     found = summary(load, rate_rps, options.deadline_ms)
-    answered_ms = [1_000 * shot.latency_s for shot in load.shots if shot.outcome.is_ok]
-    refused_ms = [1_000 * shot.latency_s for shot in load.shots if not shot.outcome.is_ok]
+    answered_ms = [shot.latency_ms for shot in load.shots if shot.outcome.is_ok]
+    refused_ms = [shot.latency_ms for shot in load.shots if not shot.outcome.is_ok]
     row: dict[str, Any] = {
         "door": door,
         "multiple": multiple,

@@ -7,7 +7,6 @@ reported separately. Bounded in requests and time.
 import argparse
 import asyncio
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -19,7 +18,7 @@ from rich.table import Table
 
 from benchmarks.load.audience import RequestMix, find_audience
 from benchmarks.load.clients import DoorClient, GrpcClient, RestClient
-from benchmarks.load.command import above_zero, at_least_one, command_of, write_report
+from benchmarks.load.command import about_run, above_zero, at_least_one, write_report
 from benchmarks.load.live_view import LiveView
 from benchmarks.load.open_loop import Load, RequestOutcome, run_schedule
 from benchmarks.load.own_stack import require_ready
@@ -29,8 +28,6 @@ from models.registry import BundleStore
 from services.errors import ConfigError
 from services.settings.addresses import read_secret
 from services.settings.settings import Settings, load_settings
-
-_USERS_TO_TRY = 100
 
 
 def main() -> None:
@@ -65,7 +62,7 @@ async def _measure(settings: Settings, options: argparse.Namespace, console: Con
     async with AsyncExitStack() as closing:
         rest = await closing.enter_async_context(RestClient(settings.http_host, settings.http_port, key))
         await require_ready(rest)
-        audience = await find_audience(rest, map(str, range(1, _USERS_TO_TRY)))
+        audience = await find_audience(rest)
         crowd = RequestMix(audience, len(planned), is_long_tail=options.profile is Profile.LONG_TAIL)
         doors = {
             is_spike: await _doors(closing, settings, options.door, one)
@@ -108,9 +105,7 @@ def _report(
         "spike": [shot for shot in load.shots if planned[shot.number].is_spike],
     }
     return {
-        "benchmark": "profile_load",
-        "command": command_of("profile_load"),
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        **about_run("profile_load"),
         "profile": options.profile,
         "rate_rps": options.rate,
         "duration_s": options.duration,

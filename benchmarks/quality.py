@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 from rich.console import Console
 
-from benchmarks.load.command import at_least_one, command_of, write_report
+from benchmarks.load.command import at_least_one, command_of, report_parser, write_report
 from infra.local.servers.store import feature_store
 from services.features.repo import RepoAddress
 from services.settings.settings import Settings, load_settings
@@ -56,8 +56,7 @@ def main() -> None:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, required=True, metavar="OUT")
+    parser = report_parser(__doc__)
     parser.add_argument("--seeds", type=at_least_one, default=3, help="number of seeds, from 0")
     parser.add_argument(
         "--state",

@@ -9,15 +9,14 @@ Latency counts from the intended departure. Bounded in requests and time.
 import argparse
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable
-from pathlib import Path
+from collections.abc import Awaitable
 from typing import Any
 
 from benchmarks.load.audience import TIERS, Audience, find_audience
 from benchmarks.load.clients import DoorClient, GrpcClient, RestClient
-from benchmarks.load.command import about_run, above_zero, at_least_one, host_and_port, write_report
-from benchmarks.load.open_loop import RequestOutcome, run_load, summary
-from benchmarks.load.own_stack import require_ready, stack_for
+from benchmarks.load.command import about_run, above_zero, at_least_one, report_parser, write_report
+from benchmarks.load.open_loop import RequestOutcome, Send, run_load, summary
+from benchmarks.load.own_stack import add_stack_options, require_ready, stack_for
 from services.settings.settings import Settings, load_settings
 
 NOOP = "noop"
@@ -34,29 +33,19 @@ def main() -> None:
 
 
 def _options(settings: Settings) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, required=True, metavar="OUT")
+    parser = report_parser(__doc__)
     parser.add_argument("--rate", type=above_zero, default=50.0, help="requests a second")
     parser.add_argument("--seconds", type=above_zero, default=10.0, help="per case")
     parser.add_argument("--deadline-ms", type=at_least_one, nargs="+", default=[50, 200], help="one case for each")
-    parser.add_argument("--tiers", nargs="+", default=[*TIERS, "mixed"], choices=[*TIERS, "mixed"])
-    parser.add_argument(
-        "--users",
-        type=at_least_one,
-        default=200,
-        help="number of user ids, from 1, to try when looking for users of each tier",
-    )
-    default_url = f"{settings.http_host}:{settings.http_port}"
-    parser.add_argument("--url", type=host_and_port, default=default_url, metavar="HOST:PORT")
+    add_stack_options(parser, settings)
     parser.add_argument("--grpc", default=settings.grpc_address, metavar="HOST:PORT")
-    parser.add_argument("--up", action="store_true", help="start a stack for the run and stop it afterwards")
     return parser.parse_args()
 
 
 async def _measure(options: argparse.Namespace) -> dict[str, Any]:
     async with RestClient(*options.url) as rest, GrpcClient(options.grpc) as rpc:
         await require_ready(rest)
-        audience = await find_audience(rest, (str(number) for number in range(1, options.users + 1)))
+        audience = await find_audience(rest)
         cases = []
         for door, caller in (("rest", rest), ("grpc", rpc)):
             cases += await _measure_door(door, caller, audience, options)
@@ -77,7 +66,7 @@ async def _measure_door(
     """Measure the no-op call, then each tier at each deadline, and relate the medians."""
     noop = await _case(lambda _: caller.nothing(), door, NOOP, options.deadline_ms[0], options)
     cases = [noop]
-    for tier in options.tiers:
+    for tier in (*TIERS, "mixed"):
         asks = audience.asks(tier)
         if asks is None:
             print(f"{door:5} {tier:12} no user for this tier", file=sys.stderr)
@@ -93,7 +82,7 @@ async def _measure_door(
 
 
 async def _case(
-    send: Callable[[int], Awaitable[RequestOutcome]],
+    send: Send,
     door: str,
     tier: str,
     deadline_ms: int,

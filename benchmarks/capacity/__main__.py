@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,8 +23,8 @@ import torch
 from benchmarks.capacity.footprint import cpu_seconds, find_groups, log_bytes_per_event, memory_mb, store_bytes
 from benchmarks.load.audience import TIERS, find_audience
 from benchmarks.load.clients import RequestFields, RestClient
-from benchmarks.load.command import about_run, above_zero, write_report
-from benchmarks.load.open_loop import RequestOutcome, run_load
+from benchmarks.load.command import about_run, above_zero, report_parser, write_report
+from benchmarks.load.open_loop import RequestOutcome, Send, run_load
 from benchmarks.load.own_stack import require_ready
 from models.decoder.config import read_config
 from models.registry import BundleStore
@@ -37,14 +37,11 @@ _PATIENT_MS = 5_000
 _NUM_CHECKED = 20
 _MIN_SHARE = 0.95
 
-Send = Callable[[int], Awaitable[RequestOutcome]]
-
 
 def main() -> None:
     """Measure, print, write the JSON."""
     settings = load_settings()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, required=True, metavar="OUT")
+    parser = report_parser(__doc__)
     parser.add_argument("--rate", type=above_zero, default=25.0, help="requests a second")
     parser.add_argument("--seconds", type=above_zero, default=15.0, help="per case")
     options = parser.parse_args()
@@ -55,7 +52,7 @@ def main() -> None:
 async def _measure(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
     async with RestClient(settings.http_host, settings.http_port) as rest:
         await require_ready(rest)
-        audience = await find_audience(rest, (str(number) for number in range(1, 201)))
+        audience = await find_audience(rest)
         state_dir = settings.state_dir.absolute()
         idle_ms_per_s = await _idle_ms_per_s(state_dir, options.seconds)
         requests = {}

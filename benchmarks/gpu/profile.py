@@ -20,9 +20,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.engine.cases import code_table
 from benchmarks.engine.shapes import SHAPES, random_decoder
-from benchmarks.engine.tailrace import CudaClock, HostClock, drain
+from benchmarks.engine.tailrace import HostClock, clock_of, drain, item_codes
 from benchmarks.load.command import write_report
-from services.llm.engine.beam.trie import ItemCodes
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.cost.machine_limits import MachineLimits, measure_limits
 from services.llm.engine.engine import Engine
@@ -124,7 +123,7 @@ def _torch(q: Tensor, kv: Tensor, mask: Tensor | None) -> Tensor:
 def _seconds(work: Callable[[], object], runs: int, device: torch.device) -> float:
     """Return the mean time of a run, after one that compiles."""
     work()
-    clock = CudaClock() if device.type == "cuda" else HostClock()
+    clock = clock_of(device)
     clock.stamp()
     for _ in range(runs):
         work()
@@ -146,9 +145,7 @@ def _row(kind: str, seconds: float, num_bytes: float, flops: float, limits: Mach
 def step_rows(sizes: Sizes, device: torch.device, dtype: torch.dtype, limits: MachineLimits) -> list[dict[str, Any]]:
     """Time steps of texts and of rankings, with their shares of the roofline; then profile the same again and print its tables."""
     decoder = random_decoder(sizes.shape, dtype, device)
-    codes = code_table(decoder.config.vocab_size)
-    level_sizes = (codes.level_size,) * len(codes.token_offsets)
-    items = ItemCodes(codes=codes.codes, level_sizes=level_sizes, token_offsets=codes.token_offsets)
+    items = item_codes(code_table(decoder.config.vocab_size))
     blocks = 2 * sizes.texts * -(-sizes.context // _BLOCK)
     config = EngineConfig(num_blocks=blocks, max_beam_rows=sizes.beams, max_running=sizes.texts, cpu_kernels="torch")
     engine = Engine(decoder, config, items=items, bundle_version="profile")
@@ -156,7 +153,7 @@ def step_rows(sizes: Sizes, device: torch.device, dtype: torch.dtype, limits: Ma
     rows = []
     for number, name in enumerate(("texts", "ranking")):
         _add(engine, name, sizes, 2 * number)
-        _, steps = drain(engine, CudaClock() if device.type == "cuda" else HostClock())
+        _, steps = drain(engine, clock_of(device))
         for kind, spent in steps.items():
             row = _row(f"{name}: {kind}", spent["seconds"], spent["num_bytes"], spent["flops"], limits)
             rows.append(row | {"steps": spent["steps"]})

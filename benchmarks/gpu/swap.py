@@ -16,8 +16,8 @@ import torch
 
 from benchmarks.engine.cases import code_table
 from benchmarks.engine.shapes import random_decoder
+from benchmarks.engine.tailrace import item_codes
 from benchmarks.load.command import write_report
-from services.llm.engine.beam.trie import ItemCodes
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
 
@@ -100,9 +100,7 @@ def main() -> None:
 def _engine(shape: str, device: torch.device, before: Engine | None = None) -> tuple[Engine, float]:
     began_s = time.perf_counter()
     decoder = random_decoder(shape, torch.bfloat16 if device.type == "cuda" else torch.float32, device)
-    codes = code_table(decoder.config.vocab_size)
-    sizes = (codes.level_size,) * len(codes.token_offsets)
-    items = ItemCodes(codes=codes.codes, level_sizes=sizes, token_offsets=codes.token_offsets)
+    items = item_codes(code_table(decoder.config.vocab_size))
     config = EngineConfig(num_blocks=256, max_running=8, max_beam_rows=128, cpu_kernels="torch")
     memory = None if before is None else before.memory
     engine = Engine(decoder, config, items=items, bundle_version="swap", memory=memory)

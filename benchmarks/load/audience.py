@@ -17,6 +17,8 @@ from benchmarks.load.profiles import long_tail
 TIERS = ("precomputed", "llm", "student", "popular")
 K = 10
 _PATIENT_MS = 5_000
+_FIRST_USERS = (*map(str, range(1, 201)), "nobody")
+"""Users of MovieLens-100k, and one whom no stack knows, whose answer names items of any catalogue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class Audience:
                 return None
 
 
-async def find_audience(rest: RestClient, user_ids: Iterable[str]) -> Audience:
+async def find_audience(rest: RestClient, user_ids: Iterable[str] = _FIRST_USERS) -> Audience:
     """Request once for each of these users, with a long deadline, and group them by the tier that answered."""
     listed, known, items = [], [], dict[str, None]()
     for user_id in user_ids:

@@ -38,6 +38,13 @@ def host_and_port(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def report_parser(description: str) -> argparse.ArgumentParser:
+    """Return the parser of a benchmark that writes one results file, `--json`."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, required=True, metavar="OUT")
+    return parser
+
+
 def results_file(description: str) -> Path:
     """Parse the command line of a program that prints one results file as Markdown."""
     parser = argparse.ArgumentParser(description=description)

@@ -1,8 +1,9 @@
-"""A live table of a running load: the last two seconds, and the whole run."""
+"""Tables on the terminal: of rows of results, and live of a running load, its last two seconds and the whole run."""
 
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.table import Table
 
@@ -11,6 +12,14 @@ from benchmarks.load.open_loop import Shot, percentile
 _WINDOW_S = 2.0
 _BAR = 24
 _COLOURS = {"precomputed": "cyan", "llm": "green", "student": "yellow", "popular": "magenta", "none": "red"}
+
+
+def table_of(rows: Sequence[Mapping[str, Any]], fields: Sequence[str]) -> Table:
+    """Return these fields of the rows, one column each; what was not measured is empty."""
+    table = Table(*fields, box=None)
+    for row in rows:
+        table.add_row(*("" if row[name] is None else str(row[name]) for name in fields))
+    return table
 
 
 class LiveView:
@@ -27,7 +36,7 @@ class LiveView:
         """Record a request that finished or was given up."""
         self._recent.append((time.monotonic(), shot))
         self._num += 1
-        self._num_in_time += self._is_in_time(shot)
+        self._num_in_time += shot.is_in_time(self._deadline_ms)
 
     def __rich__(self) -> Table:
         """Render the table."""
@@ -44,15 +53,12 @@ class LiveView:
     def _latencies(self, recent: Sequence[Shot]) -> tuple[str, str, str]:
         if not recent:
             return "-", "-", "-"
-        latencies_ms = [1_000 * shot.latency_s for shot in recent]
-        in_time = sum(map(self._is_in_time, recent)) / len(recent)
+        latencies_ms = [shot.latency_ms for shot in recent]
+        in_time = sum(shot.is_in_time(self._deadline_ms) for shot in recent) / len(recent)
         return f"{percentile(latencies_ms, 0.5):.1f}", f"{percentile(latencies_ms, 0.99):.1f}", f"{100 * in_time:.1f} %"
 
     def _share(self) -> str:
         return f"{100 * self._num_in_time / self._num:.2f} %" if self._num else "-"
-
-    def _is_in_time(self, shot: Shot) -> bool:
-        return shot.outcome.is_ok and 1_000 * shot.latency_s <= self._deadline_ms
 
 
 def tier_bar(shots: Sequence[Shot]) -> str:

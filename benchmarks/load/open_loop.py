@@ -28,6 +28,10 @@ class RequestOutcome:
     num_attempts: int = 1
 
 
+Send = Callable[[int], Awaitable[RequestOutcome]]
+"""Sends the request of this number, and never raises."""
+
+
 @dataclass(frozen=True, slots=True)
 class Shot:
     """One request: seconds from its intended departure to its end, how late it departed, and when that was intended.
@@ -41,6 +45,15 @@ class Shot:
     at_s: float = 0.0
     number: int = 0
 
+    @property
+    def latency_ms(self) -> float:
+        """Milliseconds from the intended departure to the end."""
+        return 1_000 * self.latency_s
+
+    def is_in_time(self, deadline_ms: float) -> bool:
+        """Whether it was answered by the deadline; an error never is."""
+        return self.outcome.is_ok and self.latency_ms <= deadline_ms
+
 
 @dataclass(frozen=True, slots=True)
 class Load:
@@ -51,13 +64,13 @@ class Load:
     cpu_share: float
 
 
-async def run_load(send: Callable[[int], Awaitable[RequestOutcome]], rate_rps: float, num_requests: int) -> Load:
-    """Send `num_requests` at `rate_rps`, evenly spaced; `send` gets the request's number and never raises."""
+async def run_load(send: Send, rate_rps: float, num_requests: int) -> Load:
+    """Send `num_requests` at `rate_rps`, evenly spaced."""
     return await run_schedule(send, [number / rate_rps for number in range(num_requests)])
 
 
 async def run_schedule(
-    send: Callable[[int], Awaitable[RequestOutcome]],
+    send: Send,
     departures_s: Sequence[float],
     ended: Callable[[Shot], None] = lambda _: None,
 ) -> Load:
@@ -77,9 +90,7 @@ def _without_pauses() -> Iterator[None]:
         gc.enable()
 
 
-async def _run_schedule(
-    send: Callable[[int], Awaitable[RequestOutcome]], departures_s: Sequence[float], ended: Callable[[Shot], None]
-) -> Load:
+async def _run_schedule(send: Send, departures_s: Sequence[float], ended: Callable[[Shot], None]) -> Load:
     started_s, cpu_before_s = time.perf_counter(), _cpu_s()
     shots: list[Shot] = []
     running: set[asyncio.Task[None]] = set()
@@ -119,11 +130,9 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def summary(load: Load, rate_rps: float, deadline_ms: int) -> dict[str, object]:
-    """Return the reported numbers of a run. An error never meets its deadline."""
-    latencies_ms = [1_000 * shot.latency_s for shot in load.shots]
-    num_met = sum(shot.outcome.is_ok and 1_000 * shot.latency_s <= deadline_ms for shot in load.shots)
-    tiers = Counter(shot.outcome.tier for shot in load.shots)
-    reasons = Counter(shot.outcome.reason for shot in load.shots)
+    """Return the reported numbers of a run."""
+    latencies_ms = [shot.latency_ms for shot in load.shots]
+    num_met = sum(shot.is_in_time(deadline_ms) for shot in load.shots)
     return {
         "rate_rps": rate_rps,
         "num_requests": len(load.shots),
@@ -135,8 +144,8 @@ def summary(load: Load, rate_rps: float, deadline_ms: int) -> dict[str, object]:
         "deadline_met": round(num_met / len(load.shots), 5),
         "goodput_rps": round(num_met / load.wall_s, 2),
         "num_errors": sum(not shot.outcome.is_ok for shot in load.shots),
-        "tiers": dict(tiers),
-        "reasons": dict(reasons),
+        "tiers": dict(Counter(shot.outcome.tier for shot in load.shots)),
+        "reasons": dict(Counter(shot.outcome.reason for shot in load.shots)),
         "generator_cpu_share": round(load.cpu_share, 3),
         "generator_late_p99_ms": round(percentile([1_000 * shot.departed_late_s for shot in load.shots], 0.99), 3),
     }

@@ -1,11 +1,20 @@
 """The stack that a benchmark asks: the one that runs, or one of these settings for as long as the benchmark lasts (`--up`)."""
 
+import argparse
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from benchmarks.load.clients import RestClient
+from benchmarks.load.command import host_and_port
 from services.settings.settings import Settings
+
+
+def add_stack_options(parser: argparse.ArgumentParser, settings: Settings) -> None:
+    """Add `--url`, the REST door that is called, and `--up`."""
+    default_url = f"{settings.http_host}:{settings.http_port}"
+    parser.add_argument("--url", type=host_and_port, default=default_url, metavar="HOST:PORT")
+    parser.add_argument("--up", action="store_true", help="start a stack for the run and stop it afterwards")
 
 
 @contextmanager

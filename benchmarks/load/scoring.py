@@ -39,8 +39,8 @@ def summarise(shots: Sequence[Shot], deadline_ms: float, weights: Mapping[str, f
     latter by tier: 1 means that the LLM answered every request in time.
     """
     num = len(shots)
-    in_time = [shot for shot in shots if shot.outcome.is_ok and 1_000 * shot.latency_s <= deadline_ms]
-    latencies_ms = [1_000 * shot.latency_s for shot in shots]
+    in_time = [shot for shot in shots if shot.is_in_time(deadline_ms)]
+    latencies_ms = [shot.latency_ms for shot in shots]
     tiers = Counter(shot.outcome.tier for shot in shots)
     return {
         "num_requests": num,

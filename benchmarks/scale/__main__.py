@@ -30,9 +30,9 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
-from benchmarks.load.command import about_run, above_zero, at_least_one, write_report
+from benchmarks.load.command import about_run, above_zero, at_least_one, report_parser, write_report
+from benchmarks.load.live_view import table_of
 from benchmarks.scale.row import FIELDS
 from services.settings.settings import inherited_environment
 
@@ -58,15 +58,11 @@ def main() -> None:
     for axis, size in track(cases, "measuring", console=Console(stderr=True)):
         rows[axis, size] = _measure(axis, size, options)
         write_report(options.json, about_run("scale") | {"rows": [rows[point] for point in sorted(rows, key=_place)]})
-    table = Table(*FIELDS)
-    for row in (rows[case] for case in cases):
-        table.add_row(*("" if row[name] is None else str(row[name]) for name in FIELDS))
-    Console().print(table)
+    Console().print(table_of([rows[case] for case in cases], FIELDS))
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, required=True, metavar="OUT")
+    parser = report_parser(__doc__)
     parser.add_argument("--axis", nargs="+", choices=AXES, default=AXES, metavar="NAME", help=f"of {', '.join(AXES)}")
     parser.add_argument("--sizes", nargs="+", type=at_least_one, metavar="N")
     parser.add_argument("--limit-s", type=above_zero, default=300.0, help="seconds for each point")

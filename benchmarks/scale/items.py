@@ -78,9 +78,10 @@ def _check(context: RequestContext, num_shown: int) -> None:
         raise SystemExit(f"error: {num_shown} items instead of {context.num_wanted}")
 
 
-def _live(num_items: int) -> Live:
+def catalogue_of(num_items: int) -> Catalogue:
+    """Return a catalogue of this many items, each with a code of its own."""
     item_ids = tuple(f"item-{number:07d}" for number in range(num_items))
-    catalogue = Catalogue(
+    return Catalogue(
         item_ids=item_ids,
         titles=item_ids,
         categories=((),) * num_items,
@@ -88,6 +89,10 @@ def _live(num_items: int) -> Live:
         level_sizes=(num_items,),
         popularity=np.ones(num_items),
     )
+
+
+def _live(num_items: int) -> Live:
+    catalogue = catalogue_of(num_items)
     catalogue.index_of  # noqa: B018 - fills the cached property
     config = StudentConfig(
         num_items=num_items, hidden_size=64, feed_forward=128, num_heads=4, num_hops=2, max_items=200

@@ -12,26 +12,38 @@ in the topic, was applied.
 import sys
 import tempfile
 import time
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+from kafka import KafkaAdminClient, KafkaProducer
 from redis import Redis
 
-from benchmarks.scale import feed, servers
-from benchmarks.scale.past import publish_items, write_log
+from benchmarks.scale import servers
+from benchmarks.scale.items import catalogue_of
 from benchmarks.scale.row import print_fields
+from models.catalogue import Catalogue
+from models.registry import BundleStore
+from services.contracts.events import Interaction
 from services.features.layout import RowLayout
 from services.features.ownership import KEY, partition_of
 from services.features.repo import RepoAddress, ensure_applied, open_store
 from services.features.schema import POPULARITY, USER_HISTORY
 from services.settings.settings import Settings
+from services.stream.log_files import FULL_SIZE, Span
+from services.stream.offline_log import SCHEMA
 
 _PARTITIONS = 8
 _RATE, _SECONDS, _SETTLE_S = 2_000, 20.0, 3.0
 _MOST_S = 200.0
+_NUM_USERS = 10_000
+_TOPIC_ID, _VERSION = "topic-before", "v1"
+_HOUR_MS = 3_600_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,22 +65,23 @@ def main(axis: str, size: int, seconds: float = _SECONDS) -> None:
     }[axis]
     with tempfile.TemporaryDirectory() as folder:
         settings = servers.settings_in(Path(folder), topic_partitions=_PARTITIONS, log_level="warning")
-        item_ids = [f"item-{number:07d}" for number in range(case.num_items)]
-        publish_items(settings.bundle_root, item_ids)
+        catalogue = catalogue_of(case.num_items)
+        item_ids = catalogue.item_ids
+        _publish(settings.bundle_root, catalogue)
         with servers.valkey(settings), servers.broker(settings), Redis(port=settings.redis_port) as client:
             ensure_applied(RepoAddress(settings.feature_repo_dir, settings.redis_address))
-            write_log(settings, client, item_ids, case.num_logged)
+            _write_log(settings, client, item_ids, case.num_logged)
             print_fields(axis, size, _measure(settings, client, case, item_ids, seconds))
 
 
 def _measure(
-    settings: Settings, client: Redis, case: Case, item_ids: list[str], seconds: float
+    settings: Settings, client: Redis, case: Case, item_ids: Sequence[str], seconds: float
 ) -> dict[str, float | None]:
     notes = settings.state_dir / "notes"
     notes.mkdir()
     first = _one_user_per_partition()
-    feed.create_topic(settings)
-    feed.send(settings, [(user_id, item_ids[0]) for user_id in first], _RATE)
+    _create_topic(settings)
+    _send(settings, [(user_id, item_ids[0]) for user_id in first], _RATE)
     project = open_store(RepoAddress(settings.feature_repo_dir, settings.redis_address)).project
     histories, popularity = RowLayout(USER_HISTORY, project), RowLayout(POPULARITY, project)
     rows = [histories.key(user_id) for user_id in first]
@@ -80,7 +93,7 @@ def _measure(
             servers.wait_until(lambda: client.exists(*counted) == _PARTITIONS, _MOST_S, "popularity was not counted")
         time.sleep(_SETTLE_S)
         used_s, began_s = _cpu_s(processes), time.time()
-        num_events = feed.send(settings, feed.draw(item_ids, round(_RATE * seconds)), _RATE)
+        num_events = _send(settings, _draw(item_ids, round(_RATE * seconds)), _RATE)
         servers.wait_until(
             lambda: _num_applied(client) == _PARTITIONS + num_events, _MOST_S, "the last event was not applied"
         )
@@ -112,6 +125,95 @@ def _num_applied(client: Redis) -> int:
 
 def _cpu_s(processes: list[psutil.Process]) -> float:
     return float(sum(times.user + times.system for times in (one.cpu_times() for one in processes)))
+
+
+def _publish(root: Path, catalogue: Catalogue) -> None:
+    """Publish a bundle of a catalogue alone, and make it live."""
+    with tempfile.TemporaryDirectory() as folder:
+        catalogue.save(Path(folder) / "catalogue.parquet")
+        BundleStore(root).publish(Path(folder), _VERSION, {})
+    BundleStore(root).promote(_VERSION)
+
+
+def _write_log(settings: Settings, client: Any, item_ids: Sequence[str], num_events: int) -> None:
+    """Write merged files of a former topic, its newest event an hour old, and let the store hold their effect."""
+    num_each = num_events // settings.topic_partitions
+    if not num_each:
+        return
+    day = time.strftime("%Y-%m-%d", time.gmtime())
+    items = pa.array(item_ids)
+    for partition in range(settings.topic_partitions):
+        folder = settings.offline_log_dir / "interactions" / f"partition={partition}" / _TOPIC_ID / day
+        folder.mkdir(parents=True)
+        for first in range(0, num_each, FULL_SIZE):
+            offsets = np.arange(first, min(first + FULL_SIZE, num_each))
+            numbers = offsets * settings.topic_partitions + partition
+            pq.write_table(
+                _events(items, numbers, offsets, partition),
+                folder / Span(first, int(offsets[-1])).name,
+                compression="zstd",
+            )
+        header = {"topic_id": _TOPIC_ID, "offset": num_each - 1, "saved": f"{_TOPIC_ID}/{num_each - 1}", "whole": 1}
+        client.hset(KEY, mapping={f"{partition}:{name}": value for name, value in header.items()})
+
+
+def _events(items: pa.Array, numbers: np.ndarray, offsets: np.ndarray, partition: int) -> pa.Table:
+    """Return one file's events: event n is of item n, in turn, so that all items are touched."""
+    size = len(numbers)
+    times_ms = time.time_ns() // 1_000_000 - _HOUR_MS - np.arange(size)[::-1]
+    columns = {
+        "event_id": [f"past-{number}" for number in numbers],
+        "user_id": [f"past-{number % 100_003}" for number in numbers],
+        "item_id": items.take(pa.array(numbers % len(items))),
+        "event_type": ["click"] * size,
+        "event_time_ms": times_ms,
+        "value": np.ones(size),
+        "topic_id": [_TOPIC_ID] * size,
+        "partition": np.full(size, partition, dtype=np.int32),
+        "offset": offsets,
+        "accepted_time_ms": times_ms,
+    }
+    return pa.table(columns, schema=SCHEMA)
+
+
+def _create_topic(settings: Settings) -> None:
+    """Create the topic of interactions."""
+    admin = KafkaAdminClient(**settings.kafka_address.client_options())
+    admin.create_topics(
+        {settings.interactions_topic: {"num_partitions": settings.topic_partitions, "replication_factor": -1}}
+    )
+    admin.close()
+
+
+def _draw(item_ids: Sequence[str], num_events: int) -> Iterator[tuple[str, str]]:
+    """Draw users and items, each as likely as any other."""
+    rng = np.random.default_rng(0)
+    for user, item in zip(
+        rng.integers(0, _NUM_USERS, num_events), rng.integers(0, len(item_ids), num_events), strict=True
+    ):
+        yield f"user-{user}", item_ids[item]
+
+
+def _send(settings: Settings, touches: Iterable[tuple[str, str]], rate: int) -> int:
+    """Send an event for each (user, item), accepted at the moment of sending, and return their number once all are acknowledged."""
+    producer = KafkaProducer(**settings.kafka_address.client_options(), acks="all", metrics_enabled=False)
+    began_s, number = time.monotonic(), 0
+    stamp = time.time_ns()
+    for number, (user_id, item_id) in enumerate(touches, 1):
+        if (ahead_s := began_s + number / rate - time.monotonic()) > 0:
+            time.sleep(ahead_s)
+        now_ms = time.time_ns() // 1_000_000
+        event = Interaction(
+            event_id=f"{stamp}-{number}",
+            user_id=user_id,
+            item_id=item_id,
+            event_time_ms=now_ms,
+            accepted_time_ms=now_ms,
+        )
+        producer.send(settings.interactions_topic, event.encode(), event.key)
+    producer.flush(30)
+    producer.close()
+    return number
 
 
 if __name__ == "__main__":

@@ -11,21 +11,26 @@ every event that was sent is looked up in the log and in its user's row. Exits w
 import argparse
 import asyncio
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks.faults.kinds import FAULTS
 from benchmarks.faults.scene import scene_from
-from benchmarks.load.command import about_run, above_zero, write_report
+from benchmarks.load.command import about_run, above_zero, report_parser, write_report
+from benchmarks.load.live_view import table_of
 from benchmarks.soak.run import SETTINGS, Plan, soak
 from services.errors import TailraceError
 from services.llm.text.checkpoint import checkpoint_folder
 from services.settings.settings import load_settings
 
+_SHOWN = {
+    "doors": ("row", "num_requests", "availability", "deadline_met", "p50_ms", "p99_ms"),
+    "growth": ("part", "quantity", "last", "per_hour", "interval", "bound_per_hour", "verdict"),
+    "promises": ("promise", "is_kept", "found"),
+}
+"""The fields of the report that are printed."""
 SOAKED = tuple(name for name, fault in FAULTS.items() if name != "none" and not fault.is_spike)
 
 
@@ -42,51 +47,15 @@ async def measure(options: argparse.Namespace, text_path: str, console: Console)
     given = {**SETTINGS, "text_path": text_path}
     async with scene_from(options.state.absolute(), options.logs, is_wired=True, **given) as scene:
         report = await soak(scene, plan, console)
-    for table in (doors_table(report), growth_table(report), promises_table(report)):
-        console.print(table)
+    for part, fields in _SHOWN.items():
+        console.print(table_of(report[part], fields))
     return {**about_run("soak"), **report}
-
-
-def doors_table(report: Mapping[str, Any]) -> Table:
-    """Return what callers saw."""
-    table = _table("requests", "number", "answered", "in time", "p50 ms", "p99 ms")
-    for row in report["doors"]:
-        shares = (f"{100 * row[name]:.2f} %" for name in ("availability", "deadline_met"))
-        table.add_row(row["row"], str(row["num_requests"]), *shares, f"{row['p50_ms']:.1f}", f"{row['p99_ms']:.1f}")
-    return table
-
-
-def growth_table(report: Mapping[str, Any]) -> Table:
-    """Return what grew."""
-    table = _table("part", "quantity", "last", "per hour", "95 % interval", "bound", "verdict")
-    for row in report["growth"]:
-        slope = ("-", "-") if row["interval"] is None else (str(row["per_hour"]), "{} to {}".format(*row["interval"]))
-        table.add_row(
-            row["part"], row["quantity"], str(row["last"]), *slope, str(row["bound_per_hour"]), row["verdict"]
-        )
-    return table
-
-
-def promises_table(report: Mapping[str, Any]) -> Table:
-    """Return the promises."""
-    table = _table("promise", "kept", "found")
-    for row in report["promises"]:
-        table.add_row(row["promise"], "yes" if row["is_kept"] else "[red]no[/]", str(row["found"]))
-    return table
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None)
-    for column in columns:
-        table.add_column(column)
-    return table
 
 
 def main() -> None:
     """Measure, print the tables, write the JSON; exit with 1 when a promise was broken."""
     settings = load_settings()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, required=True, metavar="OUT")
+    parser = report_parser(__doc__)
     parser.add_argument("--minutes", type=above_zero, default=30.0, help="how long the load lasts")
     parser.add_argument("--rate", type=above_zero, default=25.0, help="requests a second, of all kinds together")
     parser.add_argument("--seed", type=int, default=1, help="of the faults' order and the events' content")

@@ -1,5 +1,7 @@
-"""Accounts for every event that was sent: acknowledged ones must have had their effect once, refused ones once or never. Pure."""
+"""Accounts for what was sent: acknowledged events must have had their effect once, refused ones once or never; answers have explanations."""
 
+import asyncio
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -8,6 +10,11 @@ from typing import Any
 from services.features.schema import UserHistory
 from services.stream.aggregate import HistoryLimits, apply
 from services.stream.decode import LoggedInteraction
+from tailrace_client import AsyncClient, TailraceError
+
+_AFTER_S = 2.0
+_TRIES = 3
+_SPARED_S = 1.0
 
 
 @dataclass(slots=True)
@@ -66,3 +73,63 @@ def account_for(
         num_users=len(by_user),
         different_rows=tuple(sorted(user for user, row in replayed.items() if rows.get(user) != row)),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """An answer whose explanation is read back later. `at_s` is monotonic."""
+
+    request_id: str
+    tier: str
+    reason: str
+    at_s: float
+
+
+@dataclass(slots=True)
+class Explained:
+    """Explanations read back some seconds after each answer: how many agree with it, and the answers without one or with another.
+
+    Explanations are in Redis, stored some tenths of a second after the answer: those of answers during a fault of the store, or by a
+    gateway that dies at once, may be missing, and are counted apart.
+    """
+
+    num_agreeing: int = 0
+    missing: list[Answered] = field(default_factory=list)
+    different: list[str] = field(default_factory=list)
+
+    async def read_back(self, operator: AsyncClient, answered: list[Answered], is_over: asyncio.Event) -> None:
+        """Take answers from the list as they become old enough, until it is empty and no more will come."""
+        while answered or not is_over.is_set():
+            if answered and time.monotonic() - answered[0].at_s >= _AFTER_S:
+                await self._compare(operator, answered.pop(0))
+            else:
+                await asyncio.sleep(0.2)
+
+    async def _compare(self, operator: AsyncClient, answer: Answered) -> None:
+        for _ in range(_TRIES):
+            try:
+                explained = (await operator.explain(answer.request_id)).fields
+            except TailraceError:
+                await asyncio.sleep(0.5)
+                continue
+            if (explained["tier"], explained["reason"]) == (answer.tier, answer.reason):
+                self.num_agreeing += 1
+            else:
+                self.different.append(
+                    f"{answer.request_id}: {answer.tier} {answer.reason}, explained as {explained['tier']}"
+                )
+            return
+        self.missing.append(answer)
+
+    def fields(self, troubles_s: Sequence[tuple[float, float]]) -> dict[str, Any]:
+        """Return the counts; `troubles_s` are the monotonic seconds in which explanations could not be stored."""
+        num_excused = sum(
+            any(begin - _SPARED_S <= one.at_s <= end + _SPARED_S for begin, end in troubles_s) for one in self.missing
+        )
+        return {
+            "asked": self.num_agreeing + len(self.different) + len(self.missing),
+            "agreeing": self.num_agreeing,
+            "different": self.different,
+            "missing": len(self.missing) - num_excused,
+            "missing_in_faults": num_excused,
+        }

@@ -1,8 +1,9 @@
 """One soak on a running scene: load, faults, samples and the look-up of explanations side by side, then the account."""
 
 import asyncio
+import random
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -16,11 +17,9 @@ from benchmarks.load.audience import RequestMix
 from benchmarks.load.clients import RestClient
 from benchmarks.load.live_view import LiveView
 from benchmarks.load.open_loop import Shot, run_schedule
-from benchmarks.soak.explained import Explained
-from benchmarks.soak.ledger import Account, Ledger, account_for
+from benchmarks.soak.ledger import Account, Explained, Ledger, account_for
 from benchmarks.soak.report import WARM_UP_S, door_rows, growth_rows, promises
 from benchmarks.soak.samples import Sample, Sampler
-from benchmarks.soak.timetable import PlannedFault, plan_faults
 from benchmarks.soak.traffic import Traffic, products_of
 from services.errors import EnvironmentFault
 from services.features.repo import RepoAddress
@@ -33,6 +32,9 @@ from tailrace_client import AsyncClient
 SETTINGS = {"history_max_items": 40, "explain_keep_s": 60}
 """Small, so that what is bounded reaches its bound within the warm-up."""
 SAMPLE_EVERY_S = 5.0
+CALM_S = 20.0
+"""Seconds without a fault at the beginning and at the end."""
+_SHORTEST_S, _LONGEST_S = 4.0, 10.0
 _SLICE_S = 30.0
 _SETTLE_S = 60.0
 _LIVE_DEADLINE_MS = 200.0
@@ -50,6 +52,15 @@ class Plan:
     every_s: float
     seed: int
     warm_up_s: float = WARM_UP_S
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedFault:
+    """One fault: its name, seconds from the start of the load, and how long it lasts at least."""
+
+    name: str
+    at_s: float
+    lasts_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +110,11 @@ async def soak(scene: Scene, plan: Plan, console: Console) -> dict[str, Any]:
         operator = AsyncClient(f"http://{HOST}:{scene.settings.http_port}", api_key=scene.operator_key)
         await closing.enter_async_context(operator)
         with Live(course.view, console=console, refresh_per_second=2, transient=True):
-            await _together(
-                _load(course, traffic),
-                _come_and_go(course, scene),
-                _sample(course, scene),
-                course.explained.read_back(operator, traffic.answered, course.load_is_over),
-            )
+            async with asyncio.TaskGroup() as group:  # the first error ends them all
+                group.create_task(_load(course, traffic))
+                group.create_task(_come_and_go(course, scene))
+                group.create_task(_sample(course, scene))
+                group.create_task(course.explained.read_back(operator, traffic.answered, course.load_is_over))
     account = await _account(scene, traffic)
     return _report(course, scene, account)
 
@@ -115,17 +125,6 @@ async def _traffic(scene: Scene, plan: Plan, closing: AsyncExitStack) -> Traffic
     crowd = RequestMix(scene.audience, num_requests, is_long_tail=True)
     model = scene.settings.text_path.rpartition("/")[2]
     return Traffic(scene, crowd, products_of(scene), text, model, plan.seed)
-
-
-async def _together(*flows: Awaitable[None]) -> None:
-    """Run the flows to their ends; the first error ends them all."""
-    async with asyncio.TaskGroup() as group:
-        for flow in flows:
-            group.create_task(_as_coroutine(flow))
-
-
-async def _as_coroutine(flow: Awaitable[None]) -> None:
-    await flow
 
 
 async def _load(course: _Course, traffic: Traffic) -> None:
@@ -142,6 +141,22 @@ async def _load(course: _Course, traffic: Traffic) -> None:
         done = await run_schedule(send, departures_s, course.view.ended)
         course.shots += [replace(shot, number=first + shot.number) for shot in done.shots]
     course.load_is_over.set()
+
+
+def plan_faults(names: Sequence[str], total_s: float, every_s: float, seed: int) -> list[PlannedFault]:
+    """Return a fault every `every_s` seconds, in order; the same for the same seed."""
+    draw = random.Random(seed)
+    order = _endless(names, draw)
+    starts = range(max(0, int((total_s - 2 * CALM_S) // every_s)))
+    return [
+        PlannedFault(next(order), CALM_S + start * every_s, draw.uniform(_SHORTEST_S, min(_LONGEST_S, every_s / 2)))
+        for start in starts
+    ]
+
+
+def _endless(names: Sequence[str], draw: random.Random) -> Iterator[str]:
+    while True:
+        yield from draw.sample(names, len(names))
 
 
 async def _come_and_go(course: _Course, scene: Scene) -> None:

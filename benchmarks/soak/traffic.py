@@ -16,7 +16,7 @@ from benchmarks.faults.scene import Scene
 from benchmarks.load.audience import RequestMix
 from benchmarks.load.clients import ProductCaller, RestClient
 from benchmarks.load.open_loop import RequestOutcome
-from benchmarks.soak.ledger import Ledger
+from benchmarks.soak.ledger import Answered, Ledger
 from services.contracts.access import Priority
 from tailrace_client import AsyncClient, TailraceError
 
@@ -68,16 +68,6 @@ class Request:
         """Return the deadline by which its row judges it."""
         deadlines = {"event": EVENT_DEADLINE_MS, "text": float(TEXT_DEADLINE_MS)}
         return deadlines.get(self.kind, float(DEADLINES_MS[self.priority]))
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """An answer whose explanation is read back later. `at_s` is monotonic."""
-
-    request_id: str
-    tier: str
-    reason: str
-    at_s: float
 
 
 @dataclass(slots=True)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from benchmarks.engine_curves.engines import RankingRunner, build_engine, random_decoder, random_items
+from benchmarks.engine_curves import RankingRunner, build_engine, random_decoder, random_items
 
 
 def test_a_ranking_is_timed_from_request_to_answer() -> None:

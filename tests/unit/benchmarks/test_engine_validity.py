@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from benchmarks.engine_curves.engines import random_items
+from benchmarks.engine_curves import random_items
 from benchmarks.engine_validity import Count, Served, judged
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from benchmarks.soak.growth import growth_row, slope_of
 from benchmarks.soak.ledger import Ledger, account_for
-from benchmarks.soak.timetable import plan_faults
+from benchmarks.soak.report import growth_row, slope_of
+from benchmarks.soak.run import plan_faults
 from services.contracts.events import Interaction
 from services.features.schema import LogPosition
 from services.stream.aggregate import HistoryLimits, apply

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.outliers.simulation import SCENARIOS, Simulation
+from benchmarks.outliers import SCENARIOS, Simulation
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

@@ -12,6 +12,7 @@ All in fp32 on plain torch, so that only the KV data type differs.
 import argparse
 import platform
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +20,35 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import track
+from tokenizers import Tokenizer
+from torch.nn import functional
 
-from benchmarks.kv_kinds.text import overlap_in_beams, perplexity, read_windows
-from benchmarks.load.command import command_of, write_report
+from benchmarks.load.command import command_of, report_parser, write_report
 from models.decoder.decoder import Decoder
 from models.decoder.weights import load_decoder
 from models.prompt import prompt_tokens
 from models.registry import BundleStore
 from pipelines.data.examples import Cases, Split, read_cases
+from pipelines.evaluation.metrics import hit_rate, ndcg
 from services.llm.engine.beam.trie import ItemCodes
 from services.llm.engine.config import EngineConfig, KvKind
 from services.llm.engine.engine import Engine
+from services.llm.engine.forward.layers import LayerLoop, StepInputs
+from services.llm.engine.forward.ops import TorchOps
+from services.llm.engine.forward.torch_attention import TorchAttention
+from services.llm.engine.forward.weights import join_weights
 from services.llm.engine.kv.cache import KvCache
+from services.llm.engine.schedule.plan import Chunk, StepPlan
+from services.llm.engine.schedule.sequence import Sequence
 
 KINDS: tuple[KvKind, ...] = ("model", "int8", "fp8")
 _K = 10
-_CPU = torch.device("cpu")
+_CPU, _NOTHING = torch.device("cpu"), np.zeros(0, dtype=np.int64)
+_WINDOW_TOKENS = 512
+_MAX_WINDOWS = 6
+_BLOCK_TOKENS = 16
+_LEVEL_SIZE, _NUM_LEVELS, _NUM_ITEMS, _BEAMS = 1_024, 3, 20_000, 32
+_PROMPTS_PER_WINDOW = 4
 
 
 def main() -> None:
@@ -52,8 +66,7 @@ def main() -> None:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, required=True, metavar="OUT")
+    parser = report_parser(__doc__)
     parser.add_argument("--bundle", type=Path, required=True, metavar="PATH", help="a published bundle")
     parser.add_argument("--cases", type=Path, metavar="FOLDER", help="folder with examples.parquet")
     parser.add_argument("--checkpoint", type=Path, metavar="PATH", help="a Hugging Face folder with its tokenizer.json")
@@ -78,22 +91,31 @@ def _rankings(path: Path, tokenized: Path) -> list[dict[str, Any]]:
         prompt_tokens(catalogue, past.tolist(), window["max_items"], window["stride"]) for past in cases.histories
     ]
     items = ItemCodes(codes=catalogue.codes, level_sizes=catalogue.level_sizes, token_offsets=catalogue.token_offsets)
-    tops = {kind: _tops(decoder, items, kind, prompts, cases) for kind in KINDS}
+    tops = {kind: _tops(decoder, items, kind, prompts, cases.histories) for kind in KINDS}
     return [
         {"kv_kind": kind, "users": len(cases), "depth": catalogue.depth}
         | _quality(top, cases)
-        | {"overlap@10": round(float(np.mean([_overlap(a, b) for a, b in zip(top, tops["model"], strict=True)])), 4)}
+        | {"overlap@10": _overlap(top, tops["model"])}
         | _capacity(decoder, kind)
         for kind, top in tops.items()
     ]
 
 
-def _tops(decoder: Decoder, items: ItemCodes, kind: KvKind, prompts: list[list[int]], cases: Cases) -> list[np.ndarray]:
+def _tops(
+    decoder: Decoder,
+    items: ItemCodes,
+    kind: KvKind,
+    prompts: list[list[int]],
+    histories: Iterable[np.ndarray],
+    width: int | None = None,
+) -> list[np.ndarray]:
+    """Return the best ten items after each prompt, without those of its history."""
     config = EngineConfig(kv_kind=kind, cpu_kernels="torch", num_blocks=256)
     engine = Engine(decoder, config, items=items, bundle_version=kind)
     tops = []
-    for user in track(range(len(prompts)), f"rankings, {kind}".ljust(20), console=Console(stderr=True)):
-        engine.add_rank(str(user), prompts[user], k=_K, excluded=cases.histories[user])
+    asked = zip(track(prompts, f"rankings, {kind}".ljust(20), console=Console(stderr=True)), histories, strict=True)
+    for number, (prompt, history) in enumerate(asked):
+        engine.add_rank(str(number), prompt, k=_K, beam_width=width, excluded=history)
         while engine.has_work:
             tops += [outcome.item_indices for outcome in engine.step(0.0)]
     return tops
@@ -102,15 +124,14 @@ def _tops(decoder: Decoder, items: ItemCodes, kind: KvKind, prompts: list[list[i
 def _quality(tops: list[np.ndarray], cases: Cases) -> dict[str, float]:
     """Return the masked metrics; a label outside the top ten counts 0, as in the full protocol."""
     places = [np.flatnonzero(top == target) for top, target in zip(tops, cases.targets, strict=True)]
-    gains = [1 / np.log2(2 + place[0]) if len(place) else 0.0 for place in places]
-    return {
-        "ndcg@10": round(float(np.mean(gains)), 5),
-        "hr@10": round(float(np.mean([len(place) > 0 for place in places])), 5),
-    }
+    ranks = np.array([1 + place[0] if len(place) else np.inf for place in places])
+    return {"ndcg@10": round(ndcg(ranks, _K), 5), "hr@10": round(hit_rate(ranks, _K), 5)}
 
 
-def _overlap(top: np.ndarray, wanted: np.ndarray) -> float:
-    return len(np.intersect1d(top, wanted)) / len(wanted)
+def _overlap(tops: list[np.ndarray], exact: list[np.ndarray]) -> float:
+    """Return the mean share of the exact items that were found."""
+    shares = [len(np.intersect1d(top, wanted)) / len(wanted) for top, wanted in zip(tops, exact, strict=True)]
+    return round(float(np.mean(shares)), 4)
 
 
 def _capacity(decoder: Decoder, kind: KvKind) -> dict[str, float]:
@@ -130,17 +151,13 @@ def _capacity(decoder: Decoder, kind: KvKind) -> dict[str, float]:
 def _text(checkpoint: Path, folder: Path) -> dict[str, Any]:
     decoder = load_decoder(checkpoint, torch.float32, "cpu")
     windows = read_windows(checkpoint / "tokenizer.json", folder)
-    exact = None
-    rows = []
-    for kind in KINDS:
-        tops = overlap_in_beams(decoder, kind, windows)
-        exact = exact if exact is not None else tops
-        overlap = float(np.mean([_overlap(a, b) for a, b in zip(tops, exact, strict=True)]))
-        rows.append(
-            {"kv_kind": kind, "perplexity": round(perplexity(decoder, kind, windows), 4)}
-            | {"beam_overlap@10": round(overlap, 4)}
-            | _capacity(decoder, kind)
-        )
+    tops = {kind: _tops_after(windows, decoder, kind) for kind in KINDS}
+    rows = [
+        {"kv_kind": kind, "perplexity": round(perplexity(decoder, kind, windows), 4)}
+        | {"beam_overlap@10": _overlap(top, tops["model"])}
+        | _capacity(decoder, kind)
+        for kind, top in tops.items()
+    ]
     return {
         "checkpoint": checkpoint.name,
         "text": str(folder),
@@ -148,6 +165,50 @@ def _text(checkpoint: Path, folder: Path) -> dict[str, Any]:
         "window_tokens": len(windows[0]),
         "kinds": rows,
     }
+
+
+def read_windows(tokenizer: Path, folder: Path) -> list[list[int]]:
+    """Cut the Markdown files below a folder into windows of 512 tokens, spread evenly over all of them."""
+    text = "\n\n".join(path.read_text() for path in sorted(folder.rglob("*.md")))
+    tokens = Tokenizer.from_file(str(tokenizer)).encode(text).ids
+    windows = [tokens[at : at + _WINDOW_TOKENS] for at in range(0, len(tokens) - _WINDOW_TOKENS + 1, _WINDOW_TOKENS)]
+    return windows[:: -(-len(windows) // _MAX_WINDOWS)]
+
+
+@torch.inference_mode()
+def perplexity(decoder: Decoder, kind: KvKind, windows: list[list[int]]) -> float:
+    """Return exp of the mean negative log-likelihood of each window's tokens after its first."""
+    weights = join_weights(decoder)
+    cache = KvCache(decoder.config, _WINDOW_TOKENS // _BLOCK_TOKENS, _BLOCK_TOKENS, torch.float32, _CPU, kind)
+    attention = TorchAttention(_WINDOW_TOKENS, _WINDOW_TOKENS, _BLOCK_TOKENS, _CPU, decoder.config.window)
+    forward = LayerLoop(weights, cache, TorchOps(), attention)
+    losses = []
+    for window in track(windows, f"perplexity, {kind}".ljust(20), console=Console(stderr=True)):
+        tokens_T, positions_T = torch.tensor(window), torch.arange(len(window))
+        pages = forward.prepare(StepPlan(chunks=[Chunk(_in_order(window), 0, len(window))]))
+        hidden_TD = forward.hidden(StepInputs(tokens_T, positions_T, positions_T, pages, None))
+        logits_TV = forward.logits(hidden_TD, 0, decoder.config.vocab_size)
+        losses.append(functional.cross_entropy(logits_TV[:-1], tokens_T[1:]))
+    return float(torch.stack(losses).mean().exp())
+
+
+def _tops_after(windows: list[list[int]], decoder: Decoder, kind: KvKind) -> list[np.ndarray]:
+    """Return the best ten items after pieces of each window, by beam search over random codes of the vocabulary's first tokens."""
+    items = ItemCodes(
+        codes=np.random.default_rng(0).integers(0, _LEVEL_SIZE, (_NUM_ITEMS, _NUM_LEVELS), dtype=np.int32),
+        level_sizes=(_LEVEL_SIZE,) * _NUM_LEVELS,
+        token_offsets=tuple(_LEVEL_SIZE * (1 + level) for level in range(_NUM_LEVELS)),
+    )
+    piece = _WINDOW_TOKENS // _PROMPTS_PER_WINDOW
+    pieces = [window[at : at + piece] for window in windows for at in range(0, len(window), piece)]
+    return _tops(decoder, items, kind, pieces, [_NOTHING] * len(pieces), _BEAMS)
+
+
+def _in_order(window: list[int]) -> Sequence:
+    """A sequence whose blocks are 0, 1, 2, ..., so that a token's slot is its position."""
+    sequence = Sequence(request_id="w", order=0, tokens=window, priority=0, arrival_s=0.0, deadline_s=None)
+    sequence.block_table = list(range(-(-len(window) // _BLOCK_TOKENS)))
+    return sequence
 
 
 if __name__ == "__main__":

@@ -1,1 +1,0 @@
-"""How the engine's cost grows with history, catalogue and beams."""

