@@ -14,8 +14,7 @@ import numpy as np
 import onnx
 import torch
 
-from benchmarks.scale.row import print_row
-from models.catalogue import Catalogue
+from benchmarks.scale.row import catalogue_of, print_row
 from models.student import StudentConfig, StudentModel
 from pipelines.publication.student_graph import student_graph
 from services.contracts.access import ANYONE
@@ -76,19 +75,6 @@ async def _ranked(tier: StudentTier, context: RequestContext) -> int:
 def _check(context: RequestContext, num_shown: int) -> None:
     if num_shown != context.num_wanted:
         raise SystemExit(f"error: {num_shown} items instead of {context.num_wanted}")
-
-
-def catalogue_of(num_items: int) -> Catalogue:
-    """Return a catalogue of this many items, each with a code of its own."""
-    item_ids = tuple(f"item-{number:07d}" for number in range(num_items))
-    return Catalogue(
-        item_ids=item_ids,
-        titles=item_ids,
-        categories=((),) * num_items,
-        codes=np.arange(num_items, dtype=np.int32)[:, None],
-        level_sizes=(num_items,),
-        popularity=np.ones(num_items),
-    )
 
 
 def _live(num_items: int) -> Live:

@@ -1,12 +1,31 @@
-"""One row of the scale benchmark: an axis, a size, and what was measured there."""
+"""What points of the scale benchmark share: the catalogue of a size, and the row: axis, size and what was measured there."""
 
 import json
 import resource
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+if TYPE_CHECKING:
+    from models.catalogue import Catalogue
+
 FIELDS = ("axis", "size", "p99_ms", "loop_ms", "rss_mb", "freshness_p99_ms", "restart_s")
+
+
+def catalogue_of(num_items: int) -> "Catalogue":
+    """Return a catalogue of this many items, each with a code of its own."""
+    from models.catalogue import Catalogue  # not at the top: a point that needs none would count its memory
+
+    item_ids = tuple(f"item-{number:07d}" for number in range(num_items))
+    return Catalogue(
+        item_ids=item_ids,
+        titles=item_ids,
+        categories=((),) * num_items,
+        codes=np.arange(num_items, dtype=np.int32)[:, None],
+        level_sizes=(num_items,),
+        popularity=np.ones(num_items),
+    )
 
 
 def print_row(axis: str, size: int, wall_s: Sequence[float], loop_s: Sequence[float]) -> None:

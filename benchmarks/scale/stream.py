@@ -25,8 +25,7 @@ from kafka import KafkaAdminClient, KafkaProducer
 from redis import Redis
 
 from benchmarks.scale import servers
-from benchmarks.scale.items import catalogue_of
-from benchmarks.scale.row import print_fields
+from benchmarks.scale.row import catalogue_of, print_fields
 from models.catalogue import Catalogue
 from models.registry import BundleStore
 from services.contracts.events import Interaction

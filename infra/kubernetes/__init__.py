@@ -1,1 +1,0 @@
-"""Kubernetes manifests, and what makes those of them that repeat other files."""
