@@ -66,7 +66,6 @@ docs: $(INSTALLED) ## generate docs/api.md
 
 slo: $(INSTALLED) ## make rules, alerts, their tests, dashboards and the docs' table from infra/prometheus/objectives.yaml
 	$(BIN)/python -m infra.slo
-	$(BIN)/python -m infra.kubernetes.rules
 
 bench: $(INSTALLED) ## measure the running stack: load per tier and door, and freshness
 	@exec $(BIN)/tailrace bench

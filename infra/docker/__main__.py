@@ -13,15 +13,23 @@ tailrace  the command of that name, with its arguments
 
 import argparse
 import os
+import shutil
+import signal
+import subprocess
 import sys
+import threading
+from collections.abc import Mapping
 from pathlib import Path
+from types import FrameType
 from typing import NoReturn
 
-from infra.docker.beside_metrics import run_beside_metrics
+from infra.local.servers.metrics import metrics_server
+from infra.local.supervisor.parts import metrics_environment
 from services.errors import ConfigError, TailraceError
 from services.settings.settings import Settings, inherited_environment, load_settings
 
 SECRETS = Path("/secrets")
+EVERYWHERE = "0.0.0.0"  # noqa: S104 - inside the container; no port of the metrics is published
 
 
 def main() -> None:
@@ -110,6 +118,39 @@ def _become(module: str, *words: str) -> NoReturn:
 
 def _python(module: str) -> tuple[str, ...]:
     return (sys.executable, "-m", module)
+
+
+def run_beside_metrics(command: tuple[str, ...], environment: Mapping[str, str], settings: Settings) -> int:
+    """Run the command to its end beside the endpoint that Prometheus scrapes, and return its exit code.
+
+    The child has `PROMETHEUS_MULTIPROC_DIR` before its Python starts; the endpoint is a thread of this process. SIGTERM and SIGINT are
+    forwarded. Empties the metrics folder.
+    """
+    shutil.rmtree(settings.metrics_dir, ignore_errors=True)
+    settings.metrics_dir.mkdir(parents=True)
+    endpoint = metrics_server(EVERYWHERE, settings.metrics_port, settings.metrics_dir)
+    thread = threading.Thread(target=endpoint.serve_forever, name="metrics", daemon=True)
+    thread.start()
+    try:
+        return _run_child({**inherited_environment(), **metrics_environment(settings), **environment}, command)
+    finally:
+        endpoint.shutdown()
+        thread.join()
+        endpoint.server_close()
+
+
+def _run_child(environment: Mapping[str, str], command: tuple[str, ...]) -> int:
+    child = subprocess.Popen(command, env=environment)
+
+    def forward(number: int, _frame: FrameType | None) -> None:
+        child.send_signal(number)
+
+    before = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        return child.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """The capacity dashboard: load, distance to the limits, shedding."""
 
-from infra.slo.dashboards.board import RANGE, Board, Panel, Query, Row
-from infra.slo.dashboards.queries import rate
+from infra.slo.dashboards.board import RANGE, Board, Panel, Query, Row, rate
 from infra.slo.operations import JOB
 
 BOARD = Board(

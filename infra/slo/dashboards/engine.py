@@ -1,7 +1,6 @@
 """The dashboard of the LLM engine: memory, prefix cache, batches, queues. Metrics carry vLLM's names where it has them."""
 
-from infra.slo.dashboards.board import RANGE, Board, Panel, Query, Row
-from infra.slo.dashboards.queries import mean, quantile, rate
+from infra.slo.dashboards.board import RANGE, Board, Panel, Query, Row, mean, quantile, rate
 
 
 def _share_of_limit(what: str, limit: str) -> Query:

@@ -3,8 +3,7 @@
 While an upgrade rolls both versions answer, so every panel by version is the canary's comparison.
 """
 
-from infra.slo.dashboards.board import RANGE, Board, Panel, Query, Row
-from infra.slo.dashboards.queries import mean, quantile, rate, share
+from infra.slo.dashboards.board import RANGE, Board, Panel, Query, Row, mean, quantile, rate, share
 
 _CLICKS, _ANSWERS = "tailrace_attributed_events_total", "tailrace_answers_total"
 

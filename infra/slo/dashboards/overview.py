@@ -1,7 +1,6 @@
 """The overview dashboard: objectives met, answers by tier, and firing alerts."""
 
-from infra.slo.dashboards.board import RANGE, Board, Panel, Query, Row
-from infra.slo.dashboards.queries import quantile, rate
+from infra.slo.dashboards.board import RANGE, Board, Panel, Query, Row, quantile, rate
 from infra.slo.rules import BUDGET_LEFT
 
 BOARD = Board(

@@ -1,7 +1,6 @@
 """The dashboard of the event flow: events accepted, the worker's lag, dead letters."""
 
-from infra.slo.dashboards.board import Board, Panel, Query, Row
-from infra.slo.dashboards.queries import quantile, rate
+from infra.slo.dashboards.board import Board, Panel, Query, Row, quantile, rate
 
 BOARD = Board(
     name="stream",

@@ -1,7 +1,6 @@
 """The dashboard of text generation: requests by outcome, time to first token, gaps between tokens. Empty without text."""
 
-from infra.slo.dashboards.board import Board, Panel, Query, Row
-from infra.slo.dashboards.queries import quantile, rate, share
+from infra.slo.dashboards.board import Board, Panel, Query, Row, quantile, rate, share
 
 BOARD = Board(
     name="text",

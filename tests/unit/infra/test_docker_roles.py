@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.docker.beside_metrics import run_beside_metrics
+from infra.docker.__main__ import run_beside_metrics
 from infra.docker.credentials import OPERATOR, make_missing, operator_key
 from infra.docker.healthy import probe_of
 from services.contracts.access import Scope
