@@ -40,25 +40,20 @@ def serve_lines() -> Iterator[str]:
         yield f"| {name} | {' | '.join(latencies)} | {100 * in_time:.2f} % |"
 
 
+def share_in_time() -> tuple[int, float]:
+    """Return how many requests were sent to tiers, and the percentage that came in time."""
+    cases = [case for case in result("serve")["cases"] if case["tier"] != "noop"]
+    num = sum(case["num_requests"] for case in cases)
+    return num, 100 * sum(case["num_requests"] * case["deadline_met"] for case in cases) / num
+
+
 def serve_ratios() -> Iterator[str]:
     """What the student costs over a call that does nothing, and how many of all answers came in time."""
-    every_case = result("serve")["cases"]
-    cases = [case for case in every_case if case["tier"] != "noop"]
-    student, nothing = ([case["p50_ms"] for case in every_case if case["tier"] == tier] for tier in ("student", "noop"))
+    cases = result("serve")["cases"]
+    student, nothing = ([case["p50_ms"] for case in cases if case["tier"] == tier] for tier in ("student", "noop"))
     rest, grpc = (one / other for one, other in zip(student, nothing, strict=True))
-    num = sum(case["num_requests"] for case in cases)
-    met = sum(case["num_requests"] * case["deadline_met"] for case in cases) / num
     yield f"The student costs {rest:.1f} times a call that does nothing over REST, {grpc:.1f} times over gRPC."
-    yield f"Of {num} answers {100 * met:.2f} % came within 50 ms."
-
-
-def busy_serve_shares() -> Iterator[str]:
-    """The share in time of all of an earlier run, and of its worst case."""
-    cases = [case for case in result("serve-busy")["cases"] if case["tier"] != "noop"]
-    num = sum(case["num_requests"] for case in cases)
-    met = sum(case["num_requests"] * case["deadline_met"] for case in cases) / num
-    yield f"{100 * met:.2f} % of {num:,} for deadlines of 50 and 200 ms"
-    yield f"{100 * min(case['deadline_met'] for case in cases):.2f} % ([serve-busy.json]"
+    yield "Of {} answers {:.2f} % came within 50 ms.".format(*share_in_time())
 
 
 def freshness_line() -> Iterator[str]:
@@ -166,16 +161,13 @@ def text_words() -> Iterator[str]:
 
 def readme_lines() -> Iterator[str]:
     """The six numbers of README."""
-    cases = result("serve")["cases"]
-    rest = {case["tier"]: case for case in cases if case["door"] == "rest"}
-    answered = [case for case in cases if case["tier"] != "noop"]
-    num = sum(case["num_requests"] for case in answered)
-    met = sum(case["num_requests"] * case["deadline_met"] for case in answered) / num
+    rest = {case["tier"]: case for case in result("serve")["cases"] if case["door"] == "rest"}
+    num, met = share_in_time()
     freshness, models = result("freshness"), result("quality")["metrics"]
     engine = {(row["name"], row["engine"]): row for row in result("engine")["cases"]}
     for name, tier in (("student", "student"), ("LLM", "llm")):
         yield f"| {name} over REST, p50 / p99 | {rest[tier]['p50_ms']:.1f} / {rest[tier]['p99_ms']:.1f} ms |"
-    yield f"| answers within a deadline of 50 ms | {100 * met:.2f} % of {num:,} |"
+    yield f"| answers within a deadline of 50 ms | {met:.2f} % of {num:,} |"
     yield f"| event accepted until visible in an answer, p50 / p99 | {freshness['p50_ms']:.0f} / {freshness['p99_ms']:.0f} ms |"
     hits = (f"{models[name]['hr@10']['mean']:.4f}" for name in ("decoder", "student", "item_knn"))
     yield f"| HR@10 on MovieLens-100k, decoder / student / item-kNN | {' / '.join(hits)} |"
@@ -188,7 +180,6 @@ PAGES = {
     "docs/benchmarks.md": (
         serve_lines,
         serve_ratios,
-        busy_serve_shares,
         freshness_line,
         quality_line,
         engine_lines,
