@@ -7,10 +7,9 @@ import sys
 from typing import Any
 
 import pytest
-import yaml
 from ray.serve.schema import ServeDeploySchema
 
-from tests.support.manifests import OVERLAYS, ROOT, environment, pod_of, render, the
+from tests.support.manifests import OVERLAYS, ROOT, environment, pod_of, render, serve_config
 
 pytestmark = pytest.mark.integration
 
@@ -46,8 +45,7 @@ def built(overlay: str) -> dict[str, Any]:
     """Build the config's application as Ray Serve does, in an interpreter with the environment of a worker pod."""
     things = render(overlay)
     variables = environment(things, pod_of(things, "tailrace-gateways").containers()[0])
-    config = yaml.safe_load(the(things, "RayService")["spec"]["serveConfigV2"])
-    (application,) = ServeDeploySchema.model_validate(config).applications
+    (application,) = ServeDeploySchema.model_validate(serve_config(things)).applications
     rest = {key: value for key, value in os.environ.items() if not key.startswith(("TAILRACE_", "RAY_"))}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", BUILD],

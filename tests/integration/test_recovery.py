@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from redis import Redis
+from tests.unit.pipelines.test_tables import events_of
 
 from pipelines.features.tables import build_tables, serve
 from pipelines.runner.stage import silent
@@ -42,7 +43,6 @@ from tests.support.servers import HOST, Server
 from tests.support.stream_rig import Rig, clean_replay, click, in_topic, many_clicks
 from tests.support.synthetic import write_arrivals
 from tests.support.wait import wait_for
-from tests.unit.pipelines.test_tables import events_of
 from tests.unit.stream.test_offline_log import events
 
 pytestmark = [

@@ -6,6 +6,7 @@ in infra/kubernetes/schemas and refer to Kubernetes' definitions.
 
 import functools
 import json
+import os
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -48,6 +49,20 @@ def render(overlay: str) -> list[Thing]:
 def parse(text: str) -> list[Thing]:
     """Return the objects of a rendering."""
     return list(yaml.load_all(text, yaml.CSafeLoader))
+
+
+def with_component(overlay: str, component: str, folder: Path) -> list[Thing]:
+    """Return an overlay's objects with a component upon it; `folder` is an empty one."""
+    names = KUBERNETES / "overlays" / overlay, KUBERNETES / "components" / component
+    resource, upon = (os.path.relpath(name, folder.resolve()) for name in names)
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump({"resources": [resource], "components": [upon]}))
+    return parse(rendered_text(folder.resolve()))
+
+
+def serve_config(things: list[Thing]) -> Thing:
+    """Return the RayService's config as written."""
+    config: Thing = yaml.safe_load(the(things, "RayService")["spec"]["serveConfigV2"])
+    return config
 
 
 def find(things: list[Thing], kind: str, name: str | None = None) -> list[Thing]:

@@ -1,13 +1,11 @@
 """The count of invalid items: 0 on a short run across reloads, and a wrong item is seen."""
 
+from dataclasses import replace
+
 import numpy as np
 
-from benchmarks.engine_curves import random_items
+from benchmarks.engine_curves import RankingRunner, build_engine, random_decoder, random_items
 from benchmarks.engine_validity import Count, Served, judged
-from services.llm.engine.config import EngineConfig
-from services.llm.engine.engine import Engine
-from services.llm.engine.outcome import EngineOutcome, Status
-from tests.unit.llm.engine.conftest import build_decoder
 
 
 def test_every_beam_is_a_valid_item() -> None:
@@ -21,29 +19,19 @@ def test_every_beam_is_a_valid_item() -> None:
     assert (count.invalid, count.repeated, count.short) == (0, 0, 0)
 
 
-def test_a_wrong_answer_is_counted() -> None:
-    """An item seen, an item twice and a list that is too short are each counted."""
+def test_a_wrong_answer_is_counted_and_its_time_measured() -> None:
+    """An item that may not be shown, an item twice and a list that is too short are each counted."""
     items = random_items(30, 2)
-    engine = Engine(build_decoder(items), EngineConfig(), items=items, bundle_version="v")
-    shown = np.ones(30, dtype=bool)
+    engine = build_engine(random_decoder(1 + 2 * 256), items)
+    served, count, shown = Served(engine, items), Count(), np.ones(30, dtype=bool)
+    engine.add_rank("a", [0], k=9, beam_width=16)
+    (outcome,) = [one for _ in range(3) for one in engine.step(0.0)]
     shown[4] = False
-    served, count = Served(engine, items, {"a": (shown, 9)}), Count()
+    served.asked["a"] = shown, 9
 
-    served.judge(outcome_of("a", [4, 7, 7]), count)
+    served.judge(replace(outcome, item_indices=np.array([4, 7, 7])), count)
+    taken = RankingRunner(engine, items, np.random.default_rng(0)).rank(np.array([1, 2]), width=16)
 
     assert (count.invalid, count.repeated, count.short) == (1, 1, 1)
-
-
-def outcome_of(name: str, found: list[int]) -> EngineOutcome:
-    """Build a finished ranking of these items."""
-    return EngineOutcome(
-        request_id=name,
-        status=Status.DONE,
-        item_indices=np.array(found),
-        scores=np.zeros(len(found), dtype=np.float32),
-        tokens=(),
-        num_prompt_tokens=1,
-        num_cached_tokens=0,
-        arrival_s=0.0,
-        started_s=0.0,
-    )
+    assert taken.ms > 0
+    assert taken.cpu_ms > 0

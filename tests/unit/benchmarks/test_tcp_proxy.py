@@ -1,7 +1,7 @@
 """The proxy's faults on real sockets: the client's errors, and the bytes that pass afterwards."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
@@ -31,84 +31,67 @@ async def proxy(echo_port: int) -> AsyncIterator[TcpProxy]:
         yield made
 
 
-class Client:
-    """One connection through the proxy."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-
-    @classmethod
-    async def to(cls, proxy: TcpProxy) -> "Client":
-        """Connect."""
-        return cls(*await asyncio.open_connection(HOST, proxy.port))
-
-    async def send(self, question: bytes, timeout_s: float = 5.0) -> bytes:
-        """Send, and read as many bytes back."""
-        self._writer.write(question)
-        return await asyncio.wait_for(self._reader.readexactly(len(question)), timeout_s)
-
-    def close(self) -> None:
-        """Close."""
-        self._writer.close()
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Connect = Callable[[], Awaitable[Connection]]
 
 
-async def test_a_close_travels_through(proxy: TcpProxy, echo_port: int) -> None:
+@pytest.fixture
+async def connect(proxy: TcpProxy) -> AsyncIterator[Connect]:
+    """Connect through the proxy; all connections are closed afterwards."""
+    opened: list[Connection] = []
+
+    async def make() -> Connection:
+        """Open one more."""
+        opened.append(await asyncio.open_connection(HOST, proxy.port))
+        return opened[-1]
+
+    yield make
+    for _, writer in opened:
+        writer.close()
+
+
+async def echoed(connection: Connection, words: bytes) -> bytes:
+    """Send, and read as many bytes back."""
+    reader, writer = connection
+    writer.write(words)
+    return await asyncio.wait_for(reader.readexactly(len(words)), 5.0)
+
+
+async def test_a_close_travels_through(connect: Connect) -> None:
     """After the client's end of stream the server's last bytes arrive, then its end of stream."""
-    reader, writer = await asyncio.open_connection(HOST, proxy.port)
+    reader, writer = await connect()
     writer.write(b"last words")
     writer.write_eof()
 
     assert await asyncio.wait_for(reader.read(), 5) == b"last words"
-    writer.close()
 
 
-async def test_stop_refuses_and_resets(proxy: TcpProxy) -> None:
-    """Connections fail as without a server process; afterwards the same port serves again."""
-    client = await Client.to(proxy)
-    await client.send(b"before")
+@pytest.mark.parametrize("wire", [Wire.STOP, Wire.RESET])
+async def test_stop_and_reset_break_every_connection(proxy: TcpProxy, connect: Connect, wire: Wire) -> None:
+    """Open and new connections fail, as without a server process when stopped; afterwards the same port serves again."""
+    old = await connect()
+    await echoed(old, b"before")
 
-    await proxy.become(Wire.STOP)
+    await proxy.become(wire)
     with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
-        await client.send(b"during")
-    with pytest.raises(ConnectionRefusedError):
-        await Client.to(proxy)
+        await echoed(old, b"during")
+    with pytest.raises(ConnectionRefusedError if wire is Wire.STOP else (ConnectionError, asyncio.IncompleteReadError)):
+        await echoed(await connect(), b"during")
     await proxy.become(Wire.PASS)
-    again = await Client.to(proxy)
 
-    assert await again.send(b"after") == b"after"
-    again.close()
+    assert await echoed(await connect(), b"after") == b"after"
 
 
-async def test_hang_keeps_sent_bytes(proxy: TcpProxy) -> None:
+async def test_hang_keeps_sent_bytes(proxy: TcpProxy, connect: Connect) -> None:
     """Old and new connections stay open without a byte, and nothing is lost."""
-    old = await Client.to(proxy)
-    await old.send(b"before")
+    old = await connect()
+    await echoed(old, b"before")
 
     await proxy.become(Wire.HANG)
-    new = await Client.to(proxy)
-    waiting = [asyncio.create_task(client.send(b"during")) for client in (old, new)]
+    new = await connect()
+    waiting = [asyncio.create_task(echoed(one, b"during")) for one in (old, new)]
     done, _ = await asyncio.wait(waiting, timeout=0.2)
     await proxy.become(Wire.PASS)
 
     assert not done
     assert await asyncio.gather(*waiting) == [b"during"] * 2
-    old.close()
-    new.close()
-
-
-async def test_reset_breaks_every_connection(proxy: TcpProxy) -> None:
-    """Later connections are reset too."""
-    old = await Client.to(proxy)
-    await old.send(b"before")
-
-    await proxy.become(Wire.RESET)
-    with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
-        await old.send(b"during")
-    with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
-        await (await Client.to(proxy)).send(b"during")
-    await proxy.become(Wire.PASS)
-    again = await Client.to(proxy)
-
-    assert await again.send(b"after") == b"after"
-    again.close()

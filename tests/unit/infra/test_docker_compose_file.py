@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from infra.docker.credentials import make_missing
-from services.settings.settings import Settings, load_settings
+from services.settings.settings import load_settings
 
 ROOT = Path(__file__).resolve().parents[3]
 TEXT = (ROOT / "docker-compose.yml").read_text()
@@ -75,28 +75,6 @@ def test_networks_lead_only_where_they_must() -> None:
     assert SERVICES["edge"]["command"] == ["edge", "--ray-host", "serve", "--standby-host", "standby"]
     assert all("doors" in SERVICES[name]["networks"] for name in ("edge", "serve", "standby"))
     assert "data" not in SERVICES["edge"]["networks"]
-
-
-def test_ports_are_those_of_the_settings() -> None:
-    """Published, checked and scraped ports are the code's default ports."""
-    settings = Settings()
-    scraped = (ROOT / "infra" / "prometheus" / "prometheus.yml").read_text()
-    doors = {
-        "edge": (settings.http_port, settings.grpc_port),
-        "serve": (settings.inner_http_port, settings.inner_grpc_port),
-        "standby": (settings.standby_http_port, settings.standby_grpc_port),
-    }
-
-    assert [port.rpartition(":")[2] for port in SERVICES["edge"]["ports"]] == [str(port) for port in doors["edge"]]
-    for name, (http, grpc) in doors.items():
-        rest = f"tcp:{http}" if name == "edge" else f"http:{http}/healthz"
-        assert SERVICES[name]["healthcheck"]["test"][4:] == [
-            rest,
-            f"tcp:{grpc}",
-            f"http:{settings.metrics_port}/healthz",
-        ]
-    for name in (*doors, "worker"):
-        assert f"{name}:{settings.metrics_port}" in scraped
 
 
 def test_every_secret_that_is_named_is_made(tmp_path: Path) -> None:

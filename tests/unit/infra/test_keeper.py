@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
 
 from infra.local.supervisor.keeper import children_of, keeper_command
 from tests.support.wait import wait_for
@@ -50,23 +51,18 @@ def test_a_keeper_exits_as_its_command_does() -> None:
     assert "/no/such/server" in ended[-1].stderr
 
 
-def test_stopping_a_keeper_ends_the_whole_family(tmp_path: Path) -> None:
-    """SIGTERM to the keeper ends the command and all that it started, sessions and orphans included."""
+@pytest.mark.parametrize(
+    ("victim", "number", "code"), [("keeper", signal.SIGTERM, 143), ("command", signal.SIGKILL, 137)]
+)
+def test_the_end_of_a_keeper_or_its_command_ends_the_whole_family(
+    tmp_path: Path, victim: str, number: int, code: int
+) -> None:
+    """All that the command started ends before the keeper does, sessions and orphans included."""
     keeper, pids = start_family(tmp_path / "pids")
 
-    keeper.terminate()
-    keeper.wait(timeout=10)
+    os.kill(keeper.pid if victim == "keeper" else pids[0], number)
 
-    assert all(is_gone(pid) for pid in pids)
-
-
-def test_the_death_of_the_command_ends_its_family(tmp_path: Path) -> None:
-    """When the command is killed, its remaining processes end before the keeper does."""
-    keeper, pids = start_family(tmp_path / "pids")
-
-    os.kill(pids[0], signal.SIGKILL)
-
-    assert keeper.wait(timeout=10) == 137
+    assert keeper.wait(timeout=10) == code
     assert all(is_gone(pid) for pid in pids)
 
 

@@ -1,11 +1,8 @@
 """Every manifest fits its schema."""
 
-from pathlib import Path
-
 import pytest
-import yaml
 
-from tests.support.manifests import KUBERNETES, OVERLAYS, VERSIONS, complaints, parse, render, rendered_text, the
+from tests.support.manifests import OVERLAYS, VERSIONS, complaints, render
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -18,19 +15,3 @@ def test_every_object_is_valid(overlay: str, version: str) -> None:
 
     assert len(things) > 15
     assert {name: found for name, found in wrong.items() if found} == {}
-
-
-def test_the_canary_component_fits_every_overlay(tmp_path: Path) -> None:
-    """With the component, the service is valid and moves traffic in steps."""
-    up = Path(*[".."] * len(tmp_path.parts[1:]))
-    names = {
-        kind: (up / KUBERNETES.relative_to("/") / kind).as_posix() for kind in ("overlays/prod", "components/canary")
-    }
-    kustomization = {"resources": [names["overlays/prod"]], "components": [names["components/canary"]]}
-    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
-
-    things = parse(rendered_text(tmp_path))
-    service = the(things, "RayService")
-
-    assert complaints(service, VERSIONS[-1]) == []
-    assert service["spec"]["upgradeStrategy"]["type"] == "NewClusterWithIncrementalUpgrade"

@@ -4,55 +4,48 @@ import importlib.util
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ray.serve._private.constants as serve_constants
-import yaml
 
-from infra.kubernetes.rules import RULES, TARGET
-from infra.kubernetes.rules import render as render_rules
 from infra.local.servers.node import node_environment
 from infra.local.servers.ray_home import ray_environment
-from services.settings.settings import Settings
-from tests.support.manifests import OVERLAYS, ROOT, Pod, environment, pod_of, pods, render, settings_of, the
+from services.settings.settings import Settings, load_settings
+from tests.support.manifests import (
+    OVERLAYS,
+    ROOT,
+    Pod,
+    environment,
+    pod_of,
+    pods,
+    render,
+    serve_config,
+    settings_of,
+    the,
+)
 
 PREFIX = "TAILRACE_"
 RAYS = {"tailrace-head", "tailrace-gateways", "tailrace-llm"}
 OURS = RAYS | {"tailrace-edge", "tailrace-standby", "tailrace-stream", "tailrace-train", "tailrace-precompute"}
-SHOW = "from services.settings.settings import load_settings; print(load_settings().model_dump_json())"
 SET_FOR_THIS_MACHINE = re.compile(r"RAY_AUTH|RAY_ENABLE|RAY_INGRESS|_LOC$|_PATH$|_SERVER_STATE_|_PORT$")
 
 
-def clean(variables: dict[str, str]) -> dict[str, str]:
-    """Return an environment with these variables and none of this process's settings."""
-    return {key: value for key, value in os.environ.items() if not key.startswith((PREFIX, "RAY_"))} | variables
-
-
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_every_container_loads_its_settings(overlay: str) -> None:
-    """Each process accepts its environment, in an interpreter of its own, and its module exists."""
+def test_every_container_loads_its_settings(overlay: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each process accepts its environment, of which every variable is a setting, and its module exists."""
     things = render(overlay)
-    told = {
-        (pod.name, container["name"]): environment(things, container)
-        for pod in pods(things)
-        if pod.name in OURS
-        for container in pod.containers()
-    }
-    read = [{key: value for key, value in told[name].items() if key.startswith(PREFIX)} for name in told]
-
-    for variables in [one for index, one in enumerate(read) if one not in read[:index]]:
-        done = subprocess.run(
-            [sys.executable, "-c", SHOW], env=clean(variables), capture_output=True, text=True, cwd=ROOT, check=False
-        )
-        assert done.returncode == 0, done.stderr[-500:]
-        loaded = Settings.model_validate_json(done.stdout)
-        assert {key for key in loaded.model_fields_set if f"{PREFIX}{key.upper()}" in variables}
-        assert str(loaded.state_dir) == "/var/lib/tailrace"
-    assert {pod for pod, _ in told} == OURS
-    commands = [one.get("command", []) for pod in pods(things) if pod.name in OURS for one in pod.containers()]
+    ours = [(pod.name, container) for pod in pods(things) if pod.name in OURS for container in pod.containers()]
+    for name, container in ours:
+        with monkeypatch.context() as context:
+            for key in [key for key in os.environ if key.startswith(PREFIX)]:
+                context.delenv(key)
+            for key, value in environment(things, container).items():
+                context.setenv(key, value)
+            assert str(load_settings().state_dir) == "/var/lib/tailrace", (name, container["name"])
+    assert {name for name, _ in ours} == OURS
+    commands = [container.get("command", []) for _, container in ours]
     modules = {command[2] for command in commands if command[:2] == ["python", "-m"]}
     assert modules == {"services.stream", "infra.kafka.topics", "infra.local.servers.metrics", "infra.docker"}
     assert all(importlib.util.find_spec(name) for name in modules)
@@ -117,7 +110,7 @@ def test_ray_can_check_its_redis_certificate(overlay: str) -> None:
 def test_ports_are_those_of_the_settings(overlay: str) -> None:
     """Containers, Services and Ray Serve's config have the settings' ports, and the edge calls Services that exist."""
     things = render(overlay)
-    serve = yaml.safe_load(the(things, "RayService")["spec"]["serveConfigV2"])
+    serve = serve_config(things)
     edge = pod_of(things, "tailrace-edge").container("edge")
     settings = settings_of(things, edge)
     expected = {
@@ -187,7 +180,7 @@ def test_metrics_are_written_where_they_are_read(overlay: str) -> None:
     It drops the gauges of pids that /proc lacks, so it must see the other containers' processes.
     """
     things = render(overlay)
-    serve = yaml.safe_load(the(things, "RayService")["spec"]["serveConfigV2"])
+    serve = serve_config(things)
     folder = str(Settings(state_dir=Path("/var/lib/tailrace")).metrics_dir)
     for pod in [pod for pod in pods(things) if pod.name in {"tailrace-gateways", "tailrace-llm", "tailrace-stream"}]:
         writer, endpoint = pod.containers()[0], pod.container("node-metrics")
@@ -229,13 +222,8 @@ def test_the_heartbeat_probe_finds_a_stalled_worker(age_s: int, code: int, tmp_p
 
     done = subprocess.run(
         [shell, flag, line.replace("/var/lib/tailrace/run", str(tmp_path))],
-        env=clean({"TAILRACE_WORKER_INDEX": "0"}),
+        env={**os.environ, "TAILRACE_WORKER_INDEX": "0"},
         check=False,
     )
 
     assert done.returncode == code
-
-
-def test_the_rules_are_those_of_prometheus() -> None:
-    """The PrometheusRule is generated from the current rule files."""
-    assert TARGET.read_text() == render_rules(RULES), "run `python -m infra.kubernetes.rules`"

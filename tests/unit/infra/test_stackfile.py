@@ -1,7 +1,6 @@
 """The stack's record and lock."""
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -25,18 +24,6 @@ def test_one_folder_has_one_supervisor(tmp_path: Path) -> None:
     for stack_file in (first, second):
         stack_file.release()
     assert not StackFile(tmp_path / "a").is_claimed()
-
-
-def test_a_dead_supervisor_claims_nothing(tmp_path: Path) -> None:
-    """The claim ends with the process, SIGKILL included."""
-    script = (
-        "import os, sys, pathlib; from infra.local.supervisor.stackfile import StackFile; "
-        "s = StackFile(pathlib.Path(sys.argv[1])); s.claim(); os.kill(os.getpid(), 9)"
-    )
-
-    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False)
-
-    assert not StackFile(tmp_path).is_claimed()
 
 
 def test_leftovers_are_found_by_mark_and_session(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from pipelines.codes.options import CodesOptions
 from pipelines.data.tokenize import tokenize
 from pipelines.evaluation.evaluate import Trained, evaluate
 from pipelines.publication.bundle import optimize
@@ -33,7 +34,7 @@ SMALL_STUDENT = DistillOptions(
 
 
 DROPPED_DECODER, DROPPED_STUDENT = replace(SMALL_DECODER, dropout=0.2), replace(SMALL_STUDENT, dropout=0.2)
-CPU = torch.device("cpu")
+CPU, DEPTH_1 = torch.device("cpu"), CodesOptions()
 
 
 def checkpoints_in(folder: Path, every_s: float = 60.0) -> Checkpoints:
@@ -52,22 +53,23 @@ class Built:
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """Learn the ring."""
-    root = tmp_path_factory.mktemp("built")
+    """The ring, learned at depth 1."""
+    return learn_the_ring(tmp_path_factory.mktemp("built"), SMALL_DECODER)
+
+
+def learn_the_ring(root: Path, options: TrainOptions, codes: CodesOptions = DEPTH_1) -> Built:
+    """Run the stages below this folder; `distill` trains the twin in another process."""
     folders = [root / name for name in ("tokens", "train", "distill", "evaluate", "optimize")]
     for folder in folders:
         folder.mkdir()
     tokens, trained_dir, students, evaluated, optimized = folders
     ingested = write_ingested(root / "ingest")
-    tokenize(ingested, histories_from(ingested), 1_000, tokens)
+    tokenize(ingested, histories_from(ingested), 1_000, tokens, codes)
     torch.set_num_threads(1)
-    train(tokens, SMALL_DECODER, trained_dir, checkpoints_in(root / "saved"), CPU, silent)
-    for name, options in (
-        ("student", SMALL_STUDENT),
-        ("twin", untaught(SMALL_STUDENT)),
-    ):  # `distill` trains the twin in another process
+    train(tokens, options, trained_dir, checkpoints_in(root / "saved"), CPU, silent)
+    for name, lesson in (("student", SMALL_STUDENT), ("twin", untaught(SMALL_STUDENT))):
         saved, path = checkpoints_in(root / "saved").of(name), students / f"{name}.safetensors"
-        fit_and_save(Inputs(tokens, 1, CPU), trained_dir / "decoder", options, path, saved)
+        fit_and_save(Inputs(tokens, 1, CPU), trained_dir / "decoder", lesson, path, saved)
     trained = Trained(tokens, trained_dir / "decoder", students, SMALL_DECODER.max_items, SMALL_DECODER.stride)
     evaluate(trained, "ring", evaluated, silent)
     optimize(trained, evaluated, MADE_AT, optimized)

@@ -1,6 +1,5 @@
 """Codes deeper than 1: their assignment against brute force, their book, and all stages with them."""
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,39 +21,19 @@ from pipelines.codes.options import CodesOptions
 from pipelines.codes.paths import place
 from pipelines.codes.reuse import extended_codes, kept_codes
 from pipelines.data.examples import Split, read_cases
-from pipelines.data.tokenize import describe_codes, tokenize
-from pipelines.evaluation.evaluate import Trained, evaluate, read_report
-from pipelines.publication.bundle import optimize
-from pipelines.runner.stage import silent
+from pipelines.data.tokenize import describe_codes
+from pipelines.evaluation.evaluate import read_report
 from pipelines.training.beam_scoring import BeamScorer
 from pipelines.training.dense import hidden_states
-from pipelines.training.distill import Inputs, fit_and_save
-from pipelines.training.train import train
 from services.student.ranker import StudentRanker
-from tests.support.synthetic import histories_from, write_ingested
-from tests.unit.pipelines.conftest import CPU, MADE_AT, SMALL_DECODER, SMALL_STUDENT, Built, checkpoints_in
+from tests.unit.pipelines.conftest import CPU, MADE_AT, SMALL_DECODER, Built, learn_the_ring
 
 
 @pytest.fixture(scope="module")
 def deep(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """Learn the ring with codes of depth 3."""
-    root = tmp_path_factory.mktemp("deep")
-    folders = [root / name for name in ("tokens", "train", "students", "evaluate", "optimize")]
-    for folder in folders:
-        folder.mkdir()
-    tokens, trained_dir, students, evaluated, optimized = folders
-    ingested = write_ingested(root / "ingest")
-    tokenize(ingested, histories_from(ingested), 1_000, tokens, CodesOptions(depth=3))
-    torch.set_num_threads(1)
-    longer = replace(SMALL_DECODER, fit=replace(SMALL_DECODER.fit, epochs=16))  # three tokens an item
-    train(tokens, longer, trained_dir, checkpoints_in(root / "saved"), CPU, silent)
-    saved, student = checkpoints_in(root / "saved").of("student"), students / "student.safetensors"
-    fit_and_save(Inputs(tokens, 1, CPU), trained_dir / "decoder", SMALL_STUDENT, student, saved)
-    shutil.copyfile(student, students / "twin.safetensors")
-    trained = Trained(tokens, trained_dir / "decoder", students, SMALL_DECODER.max_items, SMALL_DECODER.stride)
-    evaluate(trained, "ring", evaluated, silent)
-    optimize(trained, evaluated, MADE_AT, optimized)
-    return Built(trained, evaluated, optimized)
+    """The ring, learned with codes of depth 3, which are three tokens an item."""
+    longer = replace(SMALL_DECODER, fit=replace(SMALL_DECODER.fit, epochs=16))
+    return learn_the_ring(tmp_path_factory.mktemp("deep"), longer, CodesOptions(depth=3))
 
 
 def test_every_stage_works_with_deep_codes(deep: Built) -> None:

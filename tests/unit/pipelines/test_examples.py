@@ -29,20 +29,6 @@ def events_of(**users: str) -> pl.DataFrame:
     return with_labels(events.with_columns(event_type=kind, value=1.0), ROLES)
 
 
-def targets(rows: pl.DataFrame, split: Split) -> dict[str, str]:
-    """The labels of a split by user."""
-    chosen = rows.filter(pl.col("split") == split)
-    return dict(zip(chosen["user_id"], chosen["target_item_id"], strict=True))
-
-
-def test_last_event_is_test_and_the_one_before_validation() -> None:
-    """Leave one out by time: last for test, second-last for validation."""
-    rows = as_of_rows(events_of(ann="abcde", bob="xyz"), 100)
-
-    assert targets(rows, Split.TEST) == {"ann": "e", "bob": "z"}
-    assert targets(rows, Split.VALID) == {"ann": "d", "bob": "y"}
-
-
 def test_weak_events_are_history_and_no_labels(tmp_path: Path) -> None:
     """Views among clicks: labels are clicks alone, histories hold both, and of a training row only the clicks are learned from."""
     events = events_of(ann="aBcDeFgH", bob="XyZ").sort("event_time", "user_id")

@@ -229,16 +229,3 @@ def test_a_row_depends_on_its_own_earlier_tokens_alone() -> None:
     torch.testing.assert_close(states[1, :2], hidden_states(decoder, rows[1:2, :2]), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(states[0, :3], states[2, :3])
     assert not torch.allclose(states[0, 3], states[2, 3])
-
-
-def test_scorer_reads_the_prompt_that_serving_makes() -> None:
-    """A long history is cut by whole strides: items before the window change nothing, those in it do."""
-    scorer = DecoderScorer(small_decoder(), build_catalogue(), max_items=20, stride=5)
-    history = np.arange(23) % 30
-
-    before, inside = history.copy(), history.copy()
-    before[4], inside[5] = 29, 29
-    scores, same, changed = scorer([history, before, inside])
-
-    np.testing.assert_allclose(scores, same, rtol=1e-5)
-    assert not np.allclose(scores, changed)

@@ -24,47 +24,30 @@ def make() -> tuple[Tensor, Tensor, Tensor, Teacher]:
 
 
 @pytest.mark.parametrize("taught", [False, True])
-def test_loss_and_gradients_equal_torch_own(taught: bool) -> None:
-    """The chunked loss equals cross-entropy over all logits, with and without a teacher."""
-    hidden, head, labels, teacher = make()
-    target = functional.one_hot(labels, NUM_ITEMS).float()
-    if taught:
-        target = 0.3 * target + 0.7 * (teacher.hidden_TE @ teacher.head_VE.T).softmax(1)
-    plain = functional.cross_entropy(hidden @ head.T, target)
-    wanted = torch.autograd.grad(2 * plain, [hidden, head])
-
-    fused = catalogue_loss(hidden, head, labels, None, teacher if taught else None)
-    found = torch.autograd.grad(2 * fused, [hidden, head])
-
-    assert fused.item() == pytest.approx(plain.item(), rel=1e-5)
-    for one, other in zip(found, wanted, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("taught", [False, True])
-def test_seen_items_take_no_part(taught: bool) -> None:
-    """With masks, the softmax is over unseen items alone: theirs is the oracle's loss, and seen ones get no gradient."""
-    hidden, head, _, _ = make()
-    labels_BL = torch.stack([torch.randperm(NUM_ITEMS)[:20] for _ in range(3)])
-    chosen_BL = next_unseen(labels_BL, torch.ones_like(labels_BL, dtype=torch.bool))
-    seen = seen_before(labels_BL, chosen_BL, NUM_ITEMS)
-    hidden_TD, labels_T = hidden[: int(chosen_BL.sum())], labels_BL[chosen_BL]
-    teacher = Teacher(torch.randn(len(labels_T), 5), torch.randn(NUM_ITEMS, 5), 0.7)
-    is_seen = torch.zeros(len(labels_T), NUM_ITEMS, dtype=torch.bool)
-    for token in range(len(labels_T)):
-        is_seen[token, labels_BL[token // 20, : token % 20]] = True
+@pytest.mark.parametrize("masked", [False, True])
+def test_loss_and_gradients_equal_torch_own(taught: bool, masked: bool) -> None:
+    """The chunked loss is the cross-entropy over all logits, with masks over those of unseen items; seen ones get no gradient."""
+    hidden_TD, head, labels_T, teacher = make()
+    seen, is_seen = None, torch.zeros(NUM_TOKENS, NUM_ITEMS, dtype=torch.bool)
+    if masked:
+        labels_BL = torch.stack([torch.randperm(NUM_ITEMS)[:20] for _ in range(3)])
+        chosen_BL = next_unseen(labels_BL, torch.ones_like(labels_BL, dtype=torch.bool))
+        seen, labels_T = seen_before(labels_BL, chosen_BL, NUM_ITEMS), labels_BL[chosen_BL]
+        teacher = Teacher(teacher.hidden_TE[: len(labels_T)], teacher.head_VE, 0.7)
+        is_seen = is_seen[: len(labels_T)]
+        for token in range(len(labels_T)):
+            is_seen[token, labels_BL[token // 20, : token % 20]] = True
+    used_TD = hidden_TD[: len(labels_T)]
     target = functional.one_hot(labels_T, NUM_ITEMS).float()
     if taught:
         answer = (teacher.hidden_TE @ teacher.head_VE.T).masked_fill(is_seen, -torch.inf).softmax(1)
         target = 0.3 * target + 0.7 * answer
-    plain = -(target * (hidden_TD @ head.T).masked_fill(is_seen, -1e9).log_softmax(1)).sum(1).mean()
+    plain = -(target * (used_TD @ head.T).masked_fill(is_seen, -1e9).log_softmax(1)).sum(1).mean()
 
-    fused = catalogue_loss(hidden_TD, head, labels_T, seen, teacher if taught else None)
+    fused = catalogue_loss(used_TD, head, labels_T, seen, teacher if taught else None)
 
     assert fused.item() == pytest.approx(plain.item(), rel=1e-5)
-    for one, other in zip(
-        torch.autograd.grad(fused, [hidden, head]), torch.autograd.grad(plain, [hidden, head]), strict=True
-    ):
+    for one, other in zip(*(torch.autograd.grad(2 * loss, [hidden_TD, head]) for loss in (fused, plain)), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 

@@ -1,0 +1,90 @@
+"""The engine's benchmark: its catalogue, the peers' mask, the time of steps, and what its process imports."""
+
+import itertools
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.engine.cases import code_table
+from benchmarks.engine.catalogue import CodeTrie
+from benchmarks.engine.shapes import random_decoder
+from benchmarks.engine.tailrace import drain, item_codes
+from services.llm.engine.config import EngineConfig
+from services.llm.engine.engine import Engine
+
+BARE = {"ray", "rich", "typer", "transformers", "prometheus_client", "pydantic", "pyarrow", "fastapi", "psutil"}
+TABLE = code_table(30)
+"""Ten codes a level."""
+
+
+@pytest.mark.parametrize("vocab_size", [400, 49_152])
+def test_the_catalogue_lies_in_the_vocabulary(vocab_size: int) -> None:
+    """Codes are distinct, and the levels' tokens are disjoint, the last ones of the vocabulary."""
+    table = code_table(vocab_size)
+
+    assert len(np.unique(table.codes, axis=0)) == len(table.codes)
+    assert table.codes.max() < table.level_size
+    assert np.diff(table.token_offsets).tolist() == [table.level_size] * 2
+    assert table.token_offsets[-1] + table.level_size == vocab_size
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_a_peer_s_beams_may_spell_the_codes_of_some_item(level: int) -> None:
+    """The mask of every prefix is that of a search through all items; tokens map back to their codes."""
+    trie, offsets = CodeTrie(TABLE), np.array(TABLE.token_offsets)
+    prefixes = list(itertools.product(range(TABLE.level_size), repeat=level))
+    tokens_BL = np.array(prefixes, dtype=np.int64).reshape(len(prefixes), level) + offsets[:level]
+
+    allowed_BS = trie.allowed(tokens_BL)
+
+    following = [{int(code[level]) for code in TABLE.codes if tuple(code[:level]) == prefix} for prefix in prefixes]
+    assert allowed_BS.tolist() == [[code in found for code in range(TABLE.level_size)] for found in following]
+    assert trie.codes_of((TABLE.codes[:3] + offsets).tolist()) == TABLE.codes[:3].tolist()
+
+
+def test_the_benchmark_imports_little() -> None:
+    """The command and our engine's process import only torch, numpy, safetensors and tokenizers."""
+    script = (
+        "import sys, benchmarks.engine, benchmarks.engine.tailrace; "
+        f"sys.exit(', '.join({BARE!r} & set(sys.modules)) or 0)"
+    )
+
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+
+
+class DoublingClock:
+    """A clock with 1, 2, 4 and so on seconds between its stamps, so that a sum identifies its terms."""
+
+    def __init__(self) -> None:
+        self.num_stamps = 0
+
+    def stamp(self) -> None:
+        """Count."""
+        self.num_stamps += 1
+
+    def intervals(self) -> list[float]:
+        """Return powers of two."""
+        return [2.0**place for place in range(self.num_stamps - 1)]
+
+
+@pytest.mark.parametrize("is_asynchronous", [True, False])
+def test_each_kind_of_step_gets_the_time_between_its_start_and_the_next(is_asynchronous: bool) -> None:
+    """A ranking's prompt ran first and its two levels after it, also where the host is ahead and costs are reported later."""
+    decoder = random_decoder("tiny", torch.float32, torch.device("cpu"))
+    items = item_codes(code_table(decoder.config.vocab_size))
+    config = EngineConfig(num_blocks=16, cpu_kernels="torch", is_asynchronous=is_asynchronous)
+    engine = Engine(decoder, config, items=items, bundle_version="v1")
+    engine.add_rank("a", [1, 2, 3], k=5, beam_width=8)
+
+    outcomes, steps = drain(engine, DoublingClock())
+
+    assert [len(outcome.item_indices) for outcome in outcomes] == [5]
+    assert {kind: (one["steps"], one["seconds"]) for kind, one in steps.items()} == {
+        "prefill": (1, 1.0),
+        "beam": (2, 2.0 + 4.0),
+    }

@@ -1,0 +1,124 @@
+"""Load: departures, latency from the intended one, and the figures of a run against numbers calculated by hand."""
+
+import asyncio
+import time
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.load.open_loop import Load, RequestOutcome, Shot, percentile, run_load, summary
+from benchmarks.load.profiles import SPIKE_FACTOR, Departure, Profile, departures
+from benchmarks.load.scoring import answers_recovered_s, summarise, tier_weights
+
+OK = RequestOutcome(is_ok=True, tier="student", reason="short_history")
+REPORT = {"metrics": {"decoder": {"ndcg@10": 0.125}, "student": {"ndcg@10": 0.1}, "popularity": {"ndcg@10": 0.05}}}
+REASONS = {"llm": "llm_in_time", "precomputed": "precomputed_fresh", "student": "llm_away", "popular": "unknown_user"}
+
+
+def shot(tier: str, ms: float = 10.0, at_s: float = 0.0) -> Shot:
+    """Build a shot answered by this tier, or failed ("none")."""
+    outcome = RequestOutcome(is_ok=tier != "none", tier=tier, reason=REASONS.get(tier, "http_500"))
+    return Shot(ms / 1_000, 0.0, outcome, at_s)
+
+
+def rate(planned: list[Departure], from_s: float, to_s: float) -> float:
+    """The mean rate in a stretch of time."""
+    return sum(from_s <= one.at_s < to_s for one in planned) / (to_s - from_s)
+
+
+@given(st.sampled_from(Profile), st.sampled_from([1.0, 7.5, 40.0]), st.sampled_from([3.0, 30.0]))
+def test_every_shape_keeps_its_mean_rate_and_its_time(profile: Profile, rate_rps: float, duration_s: float) -> None:
+    """Without the spike's addition the mean is the rate; departures are in order, inside the duration and deterministic."""
+    planned = departures(profile, rate_rps, duration_s)
+
+    assert len([one for one in planned if not one.is_spike]) == round(rate_rps * duration_s)
+    assert all(one.at_s <= other.at_s for one, other in pairwise(planned))
+    assert all(0 <= one.at_s <= duration_s for one in planned)
+    assert planned == departures(profile, rate_rps, duration_s)
+
+
+def test_the_spike_is_twelve_times_the_rate_in_the_middle_third() -> None:
+    """It adds nothing before and after."""
+    planned = departures(Profile.SPIKE, 10, 30)
+    wave = [one for one in planned if one.is_spike]
+
+    assert rate(wave, 10, 20) == SPIKE_FACTOR * 10
+    assert len(wave) == SPIKE_FACTOR * 10 * 10
+    assert rate(planned, 0, 10) == rate(planned, 20, 30) == 10
+
+
+async def test_requests_leave_at_their_rate() -> None:
+    """Open loop: a server that pauses receives all requests meanwhile."""
+    gate, at_once = asyncio.Event(), 0
+
+    async def send(number: int) -> RequestOutcome:
+        """Count the waiting requests; release all when the last has arrived."""
+        nonlocal at_once
+        at_once += 1
+        if number == 19:
+            gate.set()
+        await gate.wait()
+        return OK
+
+    load = await run_load(send, rate_rps=200, num_requests=20)
+
+    assert at_once == 20
+    assert max(one.latency_s for one in load.shots) > 0.09  # the first waited for the last, 19 departures later
+    assert load.wall_s > 0.09
+
+
+async def test_a_generator_that_falls_behind_counts_it_as_latency() -> None:
+    """The wait for a blocked event loop is latency (no coordinated omission)."""
+
+    async def send(number: int) -> RequestOutcome:
+        """Block the loop once."""
+        if number == 0:
+            time.sleep(0.1)  # noqa: ASYNC251 - the very thing under test
+        return OK
+
+    load = await run_load(send, rate_rps=100, num_requests=5)
+
+    assert sorted(one.latency_s for one in load.shots)[-2] > 0.05
+
+
+@pytest.mark.parametrize(("share", "value"), [(0.5, 5), (0.95, 10), (0.99, 10), (0.1, 1), (0.0, 1)])
+def test_percentiles_are_by_nearest_rank(share: float, value: int) -> None:
+    """The percentiles of one to ten are members of them."""
+    assert percentile(list(range(10, 0, -1)), share) == value
+
+
+def test_a_run_by_hand() -> None:
+    """Ten requests: one failed, one late, one at the last moment. A failure is never in time; a tier is worth its NDCG over the LLM's."""
+    weights = tier_weights(REPORT)
+    shots = [shot("llm")] * 4 + [shot("precomputed")] * 2 + [shot("student", ms=200), shot("popular")]
+    shots += [shot("none", ms=1), shot("llm", ms=201)]
+
+    row, whole = summarise(shots, 200, weights), summary(Load(shots, 2.0, 0.5), rate_rps=5, deadline_ms=200)
+
+    assert weights == pytest.approx({"llm": 1.0, "precomputed": 1.0, "student": 0.8, "popular": 0.4})
+    assert (row["availability"], row["deadline_met"]) == (0.9, 0.8)
+    assert row["goodput"] == pytest.approx((4 + 2 + 0.8 + 0.4) / 10)
+    assert (row["p50_ms"], row["p99_ms"], row["max_ms"]) == (10, 201, 201)
+    assert row["tiers"] == {"llm": 0.5, "none": 0.1, "popular": 0.1, "precomputed": 0.2, "student": 0.1}
+    assert (whole["deadline_met"], whole["goodput_rps"], whole["num_errors"]) == (0.8, 4.0, 1)
+
+
+def test_recovery_is_the_beginning_of_two_calm_seconds() -> None:
+    """A shorter calm is no recovery."""
+    good = {10.0 + number / 10 for number in range(100)}
+    bad = {at_s for at_s in good if at_s < 11.5 or 12.0 <= at_s < 13.0}
+    shots = [shot("student" if at_s in bad else "llm", at_s=at_s) for at_s in sorted(good)]
+
+    assert answers_recovered_s(shots, back_at_s=10.0, usual_share=0.0) == 3.0
+    assert answers_recovered_s(shots[::-1], back_at_s=10.0, usual_share=0.0) == 3.0
+
+
+@pytest.mark.parametrize(("usual_share", "recovered_s"), [(0.0, None), (0.5, 0.0)])
+def test_recovery_is_relative_to_the_usual_share(usual_share: float, recovered_s: float | None) -> None:
+    """Degradation to the end is no recovery, unless it was as usual before; without requests there is none."""
+    shots = [shot("student" if number % 2 else "llm", at_s=number / 10) for number in range(100)]
+
+    assert answers_recovered_s(shots, 2.0, usual_share) == recovered_s
+    assert answers_recovered_s([], 2.0, usual_share) is None
