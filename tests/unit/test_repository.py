@@ -1,4 +1,4 @@
-"""The repository agrees with itself: README, Makefile, generated code, lock, knobs."""
+"""The repository agrees with itself: README, generated code, lock."""
 
 import re
 import subprocess
@@ -7,24 +7,9 @@ import sysconfig
 import tomllib
 from pathlib import Path
 
-from services.settings.settings import Settings
-
 ROOT = Path(__file__).resolve().parents[2]
 GENERATED = ("recommend_pb2.py", "recommend_pb2.pyi", "recommend_pb2_grpc.py")
 HIDDEN_OR_LOCAL = re.compile(r"^(\.|__pycache__$|build$|dist$|.*\.egg-info$)")
-KNOBS = """
-state_dir cache_dir http_host http_port grpc_port metrics_port max_body_bytes max_events_per_request redis_host redis_port
-kafka_bootstrap interactions_topic dead_letter_topic impressions_topic topic_partitions default_deadline_ms
-min_deadline_ms max_deadline_ms deadline_reserve_ms feature_timeout_ms min_history_for_llm llm_routing breaker_failures
-breaker_open_s max_llm_in_flight gateway_replicas llm_replicas bundle_poll_s popular_refresh_s events_ack_timeout_s
-events_max_in_flight gateway_max_ongoing impressions_max_in_flight llm_first_guess_s llm_device llm_dtype
-llm_threads engine_max_step_s kv_block_tokens kv_num_blocks max_step_tokens max_beam_rows max_running max_waiting worker_index
-num_workers worker_batch_events history_max_items events_file log_keep_days log_level api_keys_file allow_anonymous allowed_hosts tls_dir tls_client_ca_file
-inner_host inner_http_port inner_grpc_port standby_http_port standby_grpc_port max_k redis_username redis_password_file redis_tls_ca_file kafka_username kafka_password_file kafka_sasl_mechanism
-kafka_tls_ca_file otlp_endpoint trace_share explain_keep_s explain_max_bytes console kv_kind text_path text_url text_url_key_file text_model text_dtype
-keep_bundles kafka_allow_cleartext text_replicas text_threads text_kv_num_blocks text_max_tokens text_max_choices text_deadline_ms standby
-llm_weight_kind text_weight_kind kv_memory_share max_chunk_tokens default_beam_width
-"""
 
 
 def listed_paths() -> list[str]:
@@ -34,19 +19,14 @@ def listed_paths() -> list[str]:
     return [line.split()[0] for line in tree.group(1).splitlines() if line.strip()]
 
 
-def test_every_listed_path_exists() -> None:
-    """Every path of README's tree exists."""
-    assert [path for path in listed_paths() if not (ROOT / path).exists()] == []
-
-
-def test_every_folder_is_listed() -> None:
-    """Each top-level folder, or something in it, and each folder of services is in README's tree."""
+def test_the_tree_of_the_readme_is_the_repositorys() -> None:
+    """Every path of README's tree exists, and each top-level folder, or something in it, and each folder of services is in it."""
     listed = {path.rstrip("/") for path in listed_paths()}
-    listed |= {path.partition("/")[0] for path in listed}
     folders = [path for place in (ROOT, ROOT / "services") for path in place.iterdir() if path.is_dir()]
     names = {path.relative_to(ROOT).as_posix() for path in folders if not HIDDEN_OR_LOCAL.match(path.name)}
 
-    assert names - listed == set()
+    assert [path for path in listed if not (ROOT / path).exists()] == []
+    assert names - listed - {path.partition("/")[0] for path in listed} == set()
 
 
 def test_the_generated_code_is_fresh(tmp_path: Path) -> None:
@@ -91,8 +71,3 @@ def test_the_lock_covers_what_is_declared() -> None:
         name = re.split(r"[<>=~! ]", name)[0].lower().replace("_", "-")
         assert name in lock, f"{requirement} is not locked: run `make lock`"
         assert not version or lock[name] == version, f"{requirement} is locked at {lock[name]}"
-
-
-def test_the_list_of_settings_is_frozen() -> None:
-    """The list of settings is this one; a change of it is a change of the product."""
-    assert sorted(Settings.model_fields) == sorted(KNOBS.split())

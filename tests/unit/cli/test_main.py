@@ -56,15 +56,6 @@ def store(tmp_path: Path) -> BundleStore:
     return store
 
 
-def test_help_lists_every_command(tailrace: Run) -> None:
-    """`tailrace --help` lists all commands."""
-    shown = tailrace("--help")
-
-    assert shown.code == 0
-    for command in ("up", "down", "status", "doctor", "pipeline", "bench", "chaos", "bundles", "promote", "rollback"):
-        assert f" {command} " in shown.out
-
-
 @pytest.mark.parametrize(
     ("arguments", "settings", "words"),
     [

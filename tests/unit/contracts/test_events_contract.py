@@ -32,21 +32,6 @@ def test_what_is_written_is_read_back(event: Interaction) -> None:
     assert decode_interaction(event.encode()) == event
 
 
-@given(st.binary(max_size=200) | st.none())
-def test_arbitrary_bytes_are_read_or_refused(value: bytes | None) -> None:
-    """Any bytes decode or raise InvalidRequest, so that no record can stop a consumer."""
-    try:
-        found: Interaction | InvalidRequest = decode_interaction(value)
-    except InvalidRequest as refusal:
-        found = refusal
-
-    if isinstance(found, Interaction):
-        assert decode_interaction(found.encode()) == found
-    else:
-        assert found.field
-        assert found.fix
-
-
 @pytest.mark.parametrize(
     ("changed", "field"),
     [
@@ -71,6 +56,7 @@ def test_a_bad_field_is_refused_by_name(changed: dict[str, Any], field: str) -> 
         decode_interaction(json.dumps({**FIELDS, **changed}).encode())
 
     assert caught.value.field == field
+    assert caught.value.fix
 
 
 @pytest.mark.parametrize("value", [b"", b"{", b"[]", b"7", b"\xff", b"[" * 100_000, b"9" * 10_000, b"NaN"])

@@ -124,31 +124,6 @@ def test_every_priority_has_a_place(priority: int, num_places: int) -> None:
     assert places >= places_for(priority + 1, num_places)
 
 
-def test_a_standing_queue_sheds_low_within_a_quarter_of_a_second() -> None:
-    """When every look is late, low priority is shed in under 250 ms."""
-    admission, now_s = Admission(LIMITS), 0.0
-    while admission.judge(Priority.LOW, 0) is Verdict.ADMIT and now_s < 10:
-        now_s += 0.02 + 0.05
-        admission.looked(now_s, 0.05, 0.0)
-
-    assert now_s < 0.25
-
-
-def test_recovery_is_slow_and_in_order() -> None:
-    """After an overload each priority is served in full before the next lower one, and low is admitted gradually."""
-    admission = strained(2)
-    served_in_full = dict.fromkeys(Priority, 0)
-    for window in range(100, 200):
-        watch(admission, 0.0, window)
-        for priority in Priority:
-            if not served_in_full[priority] and verdicts(admission, priority) == {Verdict.ADMIT}:
-                served_in_full[priority] = window - 99
-
-    assert served_in_full[Priority.HIGH] == 1
-    assert 30 <= served_in_full[Priority.NORMAL] < served_in_full[Priority.LOW]
-    assert admission.strain == 0
-
-
 @given(st.floats(0, 1), st.floats(0.7, 1))
 def test_between_calm_and_late_nothing_changes(strain: float, pressure: float) -> None:
     """Pressure between 0.7 and 1 leaves the strain as it is (hysteresis)."""
@@ -162,6 +137,7 @@ def test_it_rises_twenty_times_as_fast_as_it_falls(strain: float, pressure: floa
 
     assert -0.026 <= step <= (1.0 if strain < 1 and pressure > 1.5 else 0.501)
     assert step >= 0 or strain_after(strain, pressure + 20) > strain or strain == MAX_STRAIN
+    assert strain_after(strain, 0.0) == max(0.0, strain - 0.025)
 
 
 @pytest.mark.parametrize(
@@ -169,9 +145,9 @@ def test_it_rises_twenty_times_as_fast_as_it_falls(strain: float, pressure: floa
     [
         ([(number * 0.02, 3.0 if number % 7 == 0 else 0.0, 0.0) for number in range(200)], 0),
         ([(number * 0.02, 0.0, number * (0.018 if abs(number - 920) > 20 else 0.002)) for number in range(1_000)], 1),
-        ([(1.0, 1.6 * LIMITS.max_delay_s, 0.0), (1.5, 1.6 * LIMITS.max_delay_s, 0.0)], 1),
+        ([(0.07, 0.05, 0.0), (0.14, 0.05, 0.0), (0.21, 0.05, 0.0)], 1),
     ],
-    ids=["single stalls are no queue", "a busy process", "a flood counts at once"],
+    ids=["single stalls are no queue", "a busy process", "a standing queue counts within a quarter of a second"],
 )
 def test_a_course_of_looks_leads_to_its_strain(looks: list[tuple[float, float, float]], strain: float) -> None:
     """Only a standing delay or a busy process raises the strain; a busy one stops at one unit."""

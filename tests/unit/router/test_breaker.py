@@ -7,23 +7,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from services.router.breaker import Breaker, BreakerState
 
 
-def test_failures_in_a_row_open_it_and_one_success_closes_it() -> None:
-    """The states are closed, open, half open and closed again."""
-    breaker = Breaker(max_failures=2, open_s=10)
-    breaker.failed(0)
-    assert breaker.state(0) is BreakerState.CLOSED
-    breaker.failed(1)
-    assert breaker.state(1) is BreakerState.OPEN
-    assert not breaker.allows(10.9)
-    assert breaker.state(11) is BreakerState.HALF_OPEN
-
-    breaker.started(11)
-    assert not breaker.allows(11)
-    breaker.succeeded()
-
-    assert breaker.state(11) is BreakerState.CLOSED
-
-
 class BreakerMachine(RuleBasedStateMachine):
     """Concurrent requests, in any order of starts, outcomes and waits."""
 
@@ -77,6 +60,10 @@ class BreakerMachine(RuleBasedStateMachine):
         refuses = self.is_broken and (self.now_s < self.refuses_until_s or self.trial is not None)
 
         assert self.breaker.allows(self.now_s) is not refuses
+        assert (self.breaker.state(self.now_s) is BreakerState.CLOSED) is not self.is_broken
+        assert (self.breaker.state(self.now_s) is BreakerState.OPEN) is (
+            self.is_broken and self.now_s < self.refuses_until_s
+        )
 
 
 TestBreakerMachine = BreakerMachine.TestCase

@@ -51,7 +51,9 @@ def test_every_request_that_ends_frees_its_place(outcomes: list[LlmOutcome]) -> 
 
 @pytest.mark.parametrize("outcome", LlmOutcome)
 def test_failures_and_silence_close_the_only_replica(outcome: LlmOutcome) -> None:
-    """A failed or unavailable LLM gets no request, a silent one no hurried request, whoever gave up first; overload and refusals say nothing."""
+    """A failed or unavailable LLM gets no request, a silent one no hurried request, whoever gave up first; of the others only answers
+    train the predictor.
+    """
     gate = new_gate()
     for _ in range(20):
         rank(gate, "", outcome, 0.1)
@@ -62,20 +64,7 @@ def test_failures_and_silence_close_the_only_replica(outcome: LlmOutcome) -> Non
     assert gate.is_open(0.1) is (is_failure or is_silence)
     assert view(gate, 0.1).breaker_allows is not is_failure
     assert (view(gate, 0.1).predicted_s > 0.1) is is_silence
-
-
-def test_only_answers_and_timeouts_train_the_predictor() -> None:
-    """The time of an answer or of a timeout raises the prediction; the time of a refusal does not."""
-    gate, predicted_s = new_gate(), []
-    for number, (outcome, took_s) in enumerate(
-        [(LlmOutcome.OVERLOADED, 5.0), (LlmOutcome.IN_TIME, 0.1), (LlmOutcome.LATE, 1.0)]
-    ):
-        rank(gate, "", outcome, took_s, at_s=10.0 * number)
-        predicted_s.append(view(gate, 10.0 * number + took_s).predicted_s)
-
-    assert predicted_s[0] == 0
-    assert predicted_s[1] >= 0.1
-    assert predicted_s[2] > predicted_s[1]
+    assert (view(gate, 0.1).predicted_s > 0.05) is (is_silence or outcome is LlmOutcome.IN_TIME)
 
 
 def test_the_engines_reported_load_counts_for_a_second() -> None:

@@ -1,11 +1,9 @@
-"""The policy over all combinations of facts, at its boundaries, and its invariants for any facts."""
+"""The policy over all combinations of facts, at their boundaries."""
 
 import itertools
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from services.contracts.features import PrecomputedList
 from services.contracts.recommend import Reason, Tier
@@ -21,52 +19,14 @@ from services.router.policy import (
 )
 
 
-def facts(**changed: Any) -> Facts:
-    """A user with a history, a healthy idle LLM, and time enough."""
-    fields: dict[str, Any] = {
-        "num_allowed": 100,
-        "num_allowed_if_seen": 120,
-        "list_covers": False,
-        "is_shed": False,
-        "features_away": False,
-        "user_known": True,
-        "num_history": 20,
-        "min_history_for_llm": 3,
-        "llm_pays": True,
-        "breaker_allows": True,
-        "num_in_flight": 1,
-        "max_in_flight": 8,
-        "predicted_s": 0.05,
-        "budget_s": 0.1,
-    }
-    return Facts(**{**fields, **changed})
-
-
-@pytest.mark.parametrize(
-    ("changed", "tier", "reason"),
-    [
-        ({"num_history": 2}, Tier.STUDENT, Reason.SHORT_HISTORY),
-        ({"num_history": 2, "llm_pays": False}, Tier.STUDENT, Reason.SHORT_HISTORY),
-        ({"num_history": 3, "num_in_flight": 7, "predicted_s": 0.1}, Tier.LLM, Reason.LLM_IN_TIME),
-        ({"num_in_flight": 8}, Tier.STUDENT, Reason.LLM_OVERLOADED),
-        ({"predicted_s": 0.11}, Tier.STUDENT, Reason.LLM_TOO_SLOW),
-        ({"predicted_s": 0.0, "budget_s": 0.0}, Tier.STUDENT, Reason.LLM_TOO_SLOW),
-    ],
-)
-def test_the_plan_at_its_boundaries(changed: dict[str, Any], tier: Tier, reason: Reason) -> None:
-    """A history, a number in flight or a prediction at its limit, and one past it."""
-    assert plan(facts(**changed)) == RoutingDecision(tier, reason)
-
-
 def test_the_plan_is_the_first_rule_that_applies_over_all_facts() -> None:
-    """Every combination of facts gets the first matching rule of a plain list, and every reason occurs."""
+    """Every combination of facts, at its limit and one past it, gets the first matching rule of a plain list, and every reason occurs."""
     seen: set[Reason | None] = set()
     both = (True, False)
-    kinds = itertools.product(
-        ((0, 0), (0, 9), (9, 9)), both, both, both, both, (0, 2, 3), both, both, (0, 1, 8), (0.05, 0.2)
-    )
-    for allowed, covers, shed, away, known, history, pays, breaker, flight, predicted_s in kinds:
-        case = facts(
+    times = ((0.1, 0.1), (0.11, 0.1), (0.0, 0.0))
+    kinds = itertools.product(((0, 0), (0, 9), (9, 9)), both, both, both, both, (0, 2, 3), both, both, (0, 7, 8), times)
+    for allowed, covers, shed, away, known, history, pays, breaker, flight, (predicted_s, budget_s) in kinds:
+        case = Facts(
             num_allowed=allowed[0],
             num_allowed_if_seen=allowed[1],
             list_covers=covers,
@@ -74,10 +34,13 @@ def test_the_plan_is_the_first_rule_that_applies_over_all_facts() -> None:
             features_away=away,
             user_known=known,
             num_history=history,
+            min_history_for_llm=3,
             llm_pays=pays,
             breaker_allows=breaker,
             num_in_flight=flight,
+            max_in_flight=8,
             predicted_s=predicted_s,
+            budget_s=budget_s,
         )
         rules = [
             (allowed == (0, 0), Tier.POPULAR, Reason.NOTHING_ALLOWED),
@@ -92,7 +55,7 @@ def test_the_plan_is_the_first_rule_that_applies_over_all_facts() -> None:
             (not pays, Tier.STUDENT, Reason.STUDENT_SUFFICES),
             (not breaker, Tier.STUDENT, Reason.LLM_AWAY),
             (flight >= 8, Tier.STUDENT, Reason.LLM_OVERLOADED),
-            (predicted_s > 0.1, Tier.STUDENT, Reason.LLM_TOO_SLOW),
+            (predicted_s > budget_s or not budget_s, Tier.STUDENT, Reason.LLM_TOO_SLOW),
             (True, Tier.LLM, Reason.LLM_IN_TIME),
         ]
         expected = next(RoutingDecision(tier, reason) for applies, tier, reason in rules if applies)
@@ -100,55 +63,6 @@ def test_the_plan_is_the_first_rule_that_applies_over_all_facts() -> None:
 
         assert plan(case) == expected, case
     assert seen | {failure_of(outcome) for outcome in LlmOutcome} - {None} | {Reason.STUDENT_FAILED} == set(Reason)
-
-
-COUNTS = st.integers(0, 3_000)
-SECONDS = st.floats(0, 10) | st.just(float("inf"))
-ANY_FACTS = st.builds(
-    Facts,
-    num_allowed=COUNTS,
-    num_allowed_if_seen=COUNTS,
-    list_covers=st.booleans(),
-    is_shed=st.booleans(),
-    features_away=st.booleans(),
-    user_known=st.booleans(),
-    num_history=COUNTS,
-    min_history_for_llm=st.integers(1, 10),
-    llm_pays=st.booleans(),
-    breaker_allows=st.booleans(),
-    num_in_flight=st.integers(0, 100),
-    max_in_flight=st.integers(1, 100),
-    predicted_s=SECONDS,
-    budget_s=SECONDS,
-)
-
-
-@given(ANY_FACTS)
-def test_the_llm_is_chosen_only_when_it_can_answer(case: Facts) -> None:
-    """Never without time, places, features or enough history, and never while the breaker is open."""
-    route = plan(case)
-
-    if route.tier is Tier.LLM:
-        assert case.breaker_allows
-        assert not case.features_away
-        assert case.num_in_flight < case.max_in_flight
-        assert case.llm_pays
-        assert case.num_history >= case.min_history_for_llm
-        assert 0 < case.budget_s >= case.predicted_s
-
-
-@given(ANY_FACTS, st.sampled_from(LlmOutcome), st.booleans())
-def test_every_request_ends_at_a_tier_that_can_answer(case: Facts, outcome: LlmOutcome, student_ranked: bool) -> None:
-    """Whatever fails, each tier has a fallback and the last one cannot fail."""
-    route = plan(case)
-    if route.tier is Tier.LLM:
-        route = fall_back(route, failure_of(outcome))
-    if route.tier is Tier.STUDENT and not student_ranked:
-        route = fall_back(route, Reason.STUDENT_FAILED)
-
-    assert route.tier is not Tier.LLM or outcome is LlmOutcome.IN_TIME
-    assert route.tier is not Tier.STUDENT or student_ranked
-    assert route.tier is not Tier.PRECOMPUTED or case.list_covers
 
 
 @pytest.mark.parametrize(
@@ -165,11 +79,13 @@ def test_every_request_ends_at_a_tier_that_can_answer(case: Facts, outcome: LlmO
     ],
 )
 def test_each_outcome_of_the_llm_has_its_reason(outcome: LlmOutcome, reason: Reason | None) -> None:
-    """An answer in time is served; after any other outcome the student answers, with the reason of the outcome."""
+    """An answer in time is served; after any other outcome the student answers, with its reason, and popularity if that fails too."""
     planned = RoutingDecision(Tier.LLM, Reason.LLM_IN_TIME)
 
     assert failure_of(outcome) is reason
     assert fall_back(planned, reason) == (planned if reason is None else RoutingDecision(Tier.STUDENT, reason))
+    fallen = fall_back(RoutingDecision(Tier.STUDENT, Reason.LLM_LATE), Reason.STUDENT_FAILED)
+    assert fallen == RoutingDecision(Tier.POPULAR, Reason.STUDENT_FAILED)
 
 
 LIST = PrecomputedList(item_ids=("a",), scores=(1.0,), bundle_version="v1", made_from_row_us=100)

@@ -1,8 +1,5 @@
 """What an event does to a row."""
 
-import itertools
-from dataclasses import replace
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,8 +9,6 @@ from services.features.schema import LogPosition, UserHistory
 from services.stream.aggregate import HistoryLimits, LoggedEvent, SkipReason, apply
 
 LIMITS = HistoryLimits(max_items=5, max_event_ids=4)
-
-
 ROLES = parse_event_roles("[types.view]\nrole = 'weak'\n[types.rating]\nmin_value = 4\nbelow = 'negative'")
 
 
@@ -33,16 +28,6 @@ def event(
     return LoggedEvent("u", f"item-{offset if item is None else item}", name, time, position, kind, offset % 6)
 
 
-def rows_after(events: list[LoggedEvent], limits: HistoryLimits = LIMITS) -> list[UserHistory | None]:
-    """Apply one by one; return the row after each."""
-    rows: list[UserHistory | None] = []
-    row = None
-    for one in events:
-        row = apply(row, [one], limits, ROLES).row
-        rows.append(row)
-    return rows
-
-
 EVENTS = st.lists(
     st.builds(
         lambda offset, topic, name, time, kind, item: event(
@@ -59,22 +44,6 @@ EVENTS = st.lists(
 )
 
 
-def test_first_event_makes_the_row() -> None:
-    """A user without a row gets one that holds the event."""
-    outcome = apply(None, [event(3, time=1_234_567)], LIMITS)
-
-    assert outcome.row == UserHistory(
-        user_id="u",
-        item_ids=("item-3",),
-        newest_event_time_ms=1_234,
-        num_events=1,
-        row_time_us=1_234_567,
-        recent_event_ids=("t3",),
-        position=LogPosition("t", 0, 3),
-    )
-    assert outcome.num_applied == 1
-
-
 def test_what_was_seen_is_skipped_with_its_reason() -> None:
     """Offsets up to the row's, and a client's retry of one event id at another offset, change nothing."""
     row = apply(None, [event(4), event(5)], LIMITS).row
@@ -83,17 +52,6 @@ def test_what_was_seen_is_skipped_with_its_reason() -> None:
 
     assert outcome.row is row
     assert outcome.skipped == (SkipReason.OLD_OFFSET, SkipReason.OLD_OFFSET, SkipReason.DUPLICATE_EVENT)
-
-
-@given(EVENTS, st.data())
-def test_batches_do_not_matter(events: list[LoggedEvent], data: st.DataObject) -> None:
-    """Any split of the log into batches leads to the row of one-by-one application."""
-    cut = data.draw(st.integers(0, len(events)))
-    first = apply(None, events[:cut], LIMITS, ROLES)
-    second = apply(first.row, events[cut:], LIMITS, ROLES)
-
-    assert second.row == (rows_after(events) or [None])[-1]
-    assert first.num_applied + second.num_applied + len(first.skipped) + len(second.skipped) == len(events)
 
 
 @given(st.integers(0, 25), st.integers(0, 25), st.integers(1, 25))
@@ -108,45 +66,50 @@ def test_a_replay_from_any_earlier_offset_changes_nothing(start: int, crash: int
     assert again == apply(None, log, LIMITS).row
 
 
-@given(EVENTS)
-def test_the_row_equals_a_list_of_applied_events(events: list[LoggedEvent]) -> None:
-    """Oracle: keep all applied events in a list and derive each column from it, by the events' roles."""
+@given(EVENTS, st.integers(0, 40))
+def test_the_row_equals_a_list_of_applied_events(events: list[LoggedEvent], cut: int) -> None:
+    """Oracle: keep all applied events in a list and derive each column from it, by the events' roles, for any split into batches.
+
+    Every change has a later row time, but that of the position alone.
+    """
     applied: list[LoggedEvent] = []
+    counted: list[LoggedEvent] = []
     for one in events:
         seen = applied and applied[-1].position.topic_id == one.position.topic_id
         if seen and one.position.offset <= applied[-1].position.offset:
             continue
-        counted = [past for past in applied if ROLES.role(past.event_type, past.value) is not Role.IGNORED]
         if one.event_id not in [past.event_id for past in counted[-LIMITS.max_event_ids :]]:
             applied.append(one)
+            counted += [one] if ROLES.role(one.event_type, one.value) is not Role.IGNORED else []
 
-    row = apply(None, events, LIMITS, ROLES).row
+    first = apply(None, events[:cut], LIMITS, ROLES)
+    second = apply(first.row, events[cut:], LIMITS, ROLES)
 
-    assert (row is None) == (not applied)
-    if row is not None:
-        roles = [(ROLES.role(past.event_type, past.value), past) for past in applied]
-        held = [past for role, past in roles if role in HISTORY_ROLES]
+    assert first.num_applied + second.num_applied == len(applied)
+    assert first.num_applied + second.num_applied + len(first.skipped) + len(second.skipped) == len(events)
+    assert (second.row is None) == (not applied)
+    if second.row is not None:
+        held: list[str] = []
         disliked: list[str] = []
-        for role, past in roles:
+        row_time_us = applied[0].event_time_us - 1
+        for past in counted:
+            role = ROLES.role(past.event_type, past.value)
+            held += [past.item_id] if role in HISTORY_ROLES else []
             if role in (Role.POSITIVE, Role.NEGATIVE):
                 disliked = [item for item in disliked if item != past.item_id]
             if role is Role.NEGATIVE:
                 disliked = [*disliked, past.item_id][-LIMITS.max_items :]
-        assert row.item_ids == tuple(past.item_id for past in held[-LIMITS.max_items :])
-        assert row.disliked_item_ids == tuple(disliked)
-        assert row.num_events == len(held)
-        times = [past.event_time_us for role, past in roles if role is not Role.IGNORED]
-        assert row.newest_event_time_ms == max(times, default=0) // 1_000
-        assert row.position == applied[-1].position
-
-
-@given(EVENTS)
-def test_row_time_rises_with_each_change(events: list[LoggedEvent]) -> None:
-    """Rows of one time hold the same: every change has a later time, but that of the position alone."""
-    rows = [row for row in rows_after(events) if row is not None]
-
-    for before, after in itertools.pairwise(rows):
-        assert replace(after, position=before.position) == before or after.row_time_us > before.row_time_us
+            row_time_us = max(row_time_us + 1, past.event_time_us)
+        assert second.row == UserHistory(
+            user_id="u",
+            item_ids=tuple(held[-LIMITS.max_items :]),
+            newest_event_time_ms=max((past.event_time_us for past in counted), default=0) // 1_000,
+            num_events=len(held),
+            row_time_us=row_time_us,
+            recent_event_ids=tuple(past.event_id for past in counted[-LIMITS.max_event_ids :]),
+            position=applied[-1].position,
+            disliked_item_ids=tuple(disliked),
+        )
 
 
 def test_a_full_row_is_cut_where_its_prompt_is_cut() -> None:
@@ -154,7 +117,7 @@ def test_a_full_row_is_cut_where_its_prompt_is_cut() -> None:
     limits = HistoryLimits(max_items=12, stride=4)
     for length in range(1, 60):
         whole = [event(offset).item_id for offset in range(length)]
-        row = rows_after([event(offset) for offset in range(length)], limits)[-1]
+        row = apply(None, [event(offset) for offset in range(length)], limits).row
         assert row is not None
         kept = row.item_ids
 

@@ -199,33 +199,22 @@ def num_files(root: Path) -> int:
     return len(list(root.rglob("*.parquet")))
 
 
-def test_parts_go_an_hour_after_their_merge(tmp_path: Path) -> None:
-    """Until then both are there; then one file is."""
-    log = OfflineLog(tmp_path)
-    for offset in range(MIN_FILES):
-        log.append(events(offset, offset))
-
-    num_merged = log.compact(0, time.time())
-    log.compact(0, time.time())
-    num_beside = num_files(tmp_path)
-    log.compact(0, time.time() + LATER_S)
-
-    assert (num_merged, num_beside, num_files(tmp_path)) == (MIN_FILES, MIN_FILES + 1, 1)
-    assert list(log.read(0)) == events(0, MIN_FILES - 1)
-
-
-def test_a_merge_keeps_the_age_of_its_events_and_the_pipelines_key(tmp_path: Path) -> None:
-    """Old events are still skipped by age, and a merge alone causes no new training."""
+def test_a_merge_keeps_what_readers_need(tmp_path: Path) -> None:
+    """Old events are still skipped by age, and a merge alone causes no new training; the parts go an hour later."""
     log = OfflineLog(tmp_path)
     for offset in range(MIN_FILES):
         log.append(events(offset, offset))
     key_before = key(Source(None, None, live_log_files(tmp_path)))
     after_appending_ms = int(time.time() * 1_000) + 1
 
+    num_merged = log.compact(0, time.time())
     log.compact(0, time.time())
+    num_beside = num_files(tmp_path)
 
     assert list(log.read(0, not_before_ms=after_appending_ms)) == []
     assert key(Source(None, None, live_log_files(tmp_path))) == key_before
+    log.compact(0, time.time() + LATER_S)
+    assert (num_merged, num_beside, num_files(tmp_path)) == (MIN_FILES, MIN_FILES + 1, 1)
 
 
 def test_a_forgotten_scratch_file_is_removed(tmp_path: Path) -> None:

@@ -56,28 +56,6 @@ def test_windows_slide_without_events() -> None:
     assert ["now" in top["7d"].item_ids for top in tops] == [True, True, True, True, False]
 
 
-def test_invented_items_do_not_push_real_ones_out() -> None:
-    """Two hundred ids that the catalogue lacks, each sent by many users, leave the window to the one real item."""
-    counts = counter("real")
-    for offset in range(1_000):
-        counts.add(event(offset, f"invented-{offset % 200}"))
-    counts.add(event(1_000, "real"))
-
-    assert counts.top(NOW_MS, 200)["1h"] == PopularWindow(("real",), (1,))
-
-
-def test_a_user_counts_once_per_window() -> None:
-    """A thousand clicks of one user weigh as much as one; the count stays while any of them is within the window."""
-    counts = counter()
-    for offset in range(1_000):
-        counts.add(event(offset, "a", (1_000 - offset) * HOUR_MS // 500, user_id="u"))
-    for offset in (1_000, 1_001):
-        counts.add(event(offset, "b", HOUR_MS // 2))
-
-    assert counts.top(NOW_MS, 10)["24h"] == PopularWindow(("b", "a"), (2, 1))
-    assert counts.top(NOW_MS + HOUR_MS * 3 // 4, 10)["1h"] == PopularWindow(("a",), (1,))
-
-
 def test_a_replay_counts_nothing_twice() -> None:
     """Offsets and repeated deliveries count once; another user's event counts, and so does a topic made anew."""
     counts = counter()
