@@ -91,7 +91,7 @@ class Allowance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """What a process tells the counts that all processes share about a key, and what it asks of them.
+    """A process's request to the counts that all processes share, about one key.
 
     Attributes:
         cost: Calls to count now; refused as a whole. 0: none, this only settles.

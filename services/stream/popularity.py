@@ -188,7 +188,7 @@ class _Leaders:
         self._listing: Listing | None = None
 
     def forget(self) -> None:
-        """Choose anew at the next call of `best`: totals have risen that `rose` was not told of."""
+        """Choose anew at the next call of `best`: totals have risen without a call of `rose`."""
         self._listing = None
 
     def rose(self, number: int, total: np.ndarray, listing: Listing) -> None:

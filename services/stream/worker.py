@@ -234,7 +234,7 @@ class StreamWorker:
                     for number, at in pending.positions.items()
                 ]
             )
-        except DependencyAway as error:  # the next one says it
+        except DependencyAway as error:  # the next checkpoint writes it
             _log.warning("stream.checkpoint_not_written", error=str(error))
         consumer.commit({partition: position.offset + 1 for partition, position in pending.positions.items()})
         pending.clear()

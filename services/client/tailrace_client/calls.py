@@ -91,7 +91,7 @@ A = TypeVar("A", Recommendation, Recorded, Explanation)
 
 
 class RecommendOptions(TypedDict, total=False):
-    """What a recommendation may be told besides the user.
+    """What a recommendation takes besides the user.
 
     Attributes:
         k: How many items; 10 if absent.

@@ -130,29 +130,29 @@ def _refusal(error: Any, request_id: str | None) -> TailraceError:
     status, stored = error.code().name, trailers.get("grpc-status-details-bin")
     if status == "DEADLINE_EXCEEDED" and stored is None:
         return late()
-    told = _details(_Status.FromString(stored).details if stored is not None else ())
+    found = _details(_Status.FromString(stored).details if stored is not None else ())
     return TailraceError(
-        told.pop("code", _CODES.get(status, "internal")),
-        told.pop("message", error.details() or status),
+        found.pop("code", _CODES.get(status, "internal")),
+        found.pop("message", error.details() or status),
         request_id=trailers.get("x-request-id") or request_id,
-        **told,
+        **found,
     )
 
 
 def _details(details: Sequence[Any]) -> dict[str, Any]:
-    """Read what the server says of an error: its code and fix, the field, and when to retry."""
-    told: dict[str, Any] = {}
+    """Read the details of an error: its code and fix, the field, and when to retry."""
+    found: dict[str, Any] = {}
     for detail in details:
         match detail.type_url.rpartition("/")[2]:
             case "google.rpc.ErrorInfo":
                 info = _ErrorInfo.FromString(detail.value)
-                told |= {"code": info.reason.lower(), **info.metadata}
+                found |= {"code": info.reason.lower(), **info.metadata}
             case "google.rpc.BadRequest":
-                told["field"] = _BadRequest.FromString(detail.value).field_violations[0].field
+                found["field"] = _BadRequest.FromString(detail.value).field_violations[0].field
             case "google.rpc.RetryInfo":
                 delay = _RetryInfo.FromString(detail.value).retry_delay
-                told["retry_after_s"] = delay.seconds + delay.nanos / 1e9
-    return told
+                found["retry_after_s"] = delay.seconds + delay.nanos / 1e9
+    return found
 
 
 def _read(call: Call[A], answer: Any, num_attempts: int) -> A:
