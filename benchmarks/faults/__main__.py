@@ -34,7 +34,7 @@ from benchmarks.load.audience import RequestMix
 from benchmarks.load.command import about_run, above_zero, write_report
 from benchmarks.load.live_view import LiveView
 from benchmarks.load.open_loop import RequestOutcome, run_schedule
-from services.errors import TailraceError
+from services.errors import EnvironmentFault, TailraceError
 from services.settings.settings import load_settings
 
 _FEWEST_NODES = 3
@@ -106,17 +106,28 @@ async def measure_nodes(layout: Layout, options: argparse.Namespace, console: Co
     """Run the rows of a cluster one after another."""
     wanted = options.fault or list(NODE_FAULTS)
     console.print(f"starting a cluster of {layout.num_nodes} nodes ...")
-    async with cluster_scene(layout, options.state.absolute(), options.logs) as scene:
-        rows = [await _run_node_row(name, scene, options.rate, console) for name in wanted]
-        answered = scene.processes.answered_by_node() if isinstance(scene.processes, ClusterProcesses) else {}
+    rows: list[dict[str, Any]] = []
+    ended_early, answered = None, {}
+    try:
+        async with cluster_scene(layout, options.state.absolute(), options.logs) as scene:
+            for name in wanted:
+                rows.append(await _run_node_row(name, scene, options.rate, console))
+            if isinstance(scene.processes, ClusterProcesses):
+                answered = scene.processes.answered_by_node()
+    except EnvironmentFault as error:
+        if not rows:
+            raise
+        ended_early = str(error)
     console.print(table_of(rows))
     return {
         **about_run("faults"),
         "num_nodes": layout.num_nodes,
+        "has_cpu_shares": layout.has_cpu_shares,
         "rate_rps": options.rate,
         "deadline_ms": DEADLINE_MS,
         "phases": asdict(NODE_PHASES),
         "answered_by_node": answered,
+        "ended_early": ended_early,
         "rows": rows,
     }
 
@@ -207,6 +218,8 @@ def main() -> None:
     except asyncio.CancelledError:
         sys.exit("stopped")
     write_report(options.json, report)
+    if ended_early := report.get("ended_early"):
+        sys.exit(f"error: the other rows were not run: {ended_early}")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@
                                                       ├─ node1   (gateway, LLM, stream worker)
                                                       └─ node2   ...
 
-The bridge is in `front`, so nothing of this is reached from outside, and two layouts on one machine never meet. A machine's
+CPUs are shared evenly between the machines that want them (control groups, where the kernel has them), so that one that starts takes
+none of the others' part. The bridge is in `front`, so nothing of this is reached from outside, and two layouts on one machine never meet. A machine's
 processes see its own folder at `Layout.seen_as`: the same path on every machine, with different content, as on machines.
 """
 
@@ -12,6 +13,7 @@ import ctypes
 import os
 import shutil
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +24,10 @@ _NETWORK = "10.77.0"
 _BRIDGE = "bridge0"
 _RUN_DIR = Path("/run/netns")
 _CLONE_NEWNET = 0x40000000
+_CPU_GROUPS = Path("/sys/fs/cgroup/cpu")
+"""The hierarchy of control groups, version 1, where CPU time is divided; absent under version 2, and where there are none."""
+_ONE_HIERARCHY = Path("/sys/fs/cgroup")
+_JOIN_THEN_RUN = 'echo $$ > "$1" && shift && exec "$@"'
 _BIND_THEN_RUN = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
 
 
@@ -78,6 +84,7 @@ class Layout:
     def make(self) -> None:
         """Make the namespaces, the bridge and the folders. Raises EnvironmentFault when one cannot be made."""
         self.seen_as.mkdir(mode=0o700, exist_ok=True)
+        self._make_groups()
         for machine in self.machines:
             self.folder_of(machine).mkdir(parents=True, exist_ok=True)
             _ip("netns", "add", self.namespace(machine))
@@ -93,22 +100,27 @@ class Layout:
             self._in(machine, "route", "add", "default", "via", self.address(FRONT))
 
     def remove(self) -> None:
-        """Remove the namespaces, with their bridge and links, by name. Processes in them must have ended."""
+        """Remove the namespaces, with their bridge and links, by name. Processes in them must have ended, but for this one."""
         for machine in self.machines:
             if (_RUN_DIR / self.namespace(machine)).exists():
                 _ip("netns", "del", self.namespace(machine))
         shutil.rmtree(self.seen_as, ignore_errors=True)
+        self._remove_groups()
 
     def enter(self) -> None:
         """Move this thread, and the processes that it starts, to the front. Call before any other thread is started."""
+        if (tasks := self._tasks(FRONT)) is not None:
+            tasks.write_text(str(os.getpid()))
         with (_RUN_DIR / self.namespace(FRONT)).open() as namespace:
             if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _CLONE_NEWNET):
                 raise EnvironmentFault(f"cannot enter {self.namespace(FRONT)}: {os.strerror(ctypes.get_errno())}")
 
     def inside(self, machine: str, command: tuple[str, ...]) -> tuple[str, ...]:
         """Return the command that runs this one on the machine, with that machine's folder at `seen_as`."""
+        tasks = self._tasks(machine)
+        join = () if tasks is None else ("sh", "-c", _JOIN_THEN_RUN, "sh", str(tasks))  # `ip` hides the groups
         bind = ("sh", "-c", _BIND_THEN_RUN, "sh", str(self.folder_of(machine)), str(self.seen_as))
-        return ("ip", "netns", "exec", self.namespace(machine), *bind, *command)
+        return (*join, "ip", "netns", "exec", self.namespace(machine), *bind, *command)
 
     def pids(self, machine: str) -> list[int]:
         """Return every process on the machine."""
@@ -121,6 +133,39 @@ class Layout:
     def mend(self, machine: str) -> None:
         """End `cut`."""
         self._in(FRONT, "link", "set", machine, "master", _BRIDGE)
+
+    @property
+    def has_cpu_shares(self) -> bool:
+        """Whether the kernel divides CPU time between the machines."""
+        return self._group is not None
+
+    @property
+    def _group(self) -> Path | None:
+        if _CPU_GROUPS.is_dir():
+            return _CPU_GROUPS / self.name
+        controllers = _ONE_HIERARCHY / "cgroup.subtree_control"
+        return (
+            _ONE_HIERARCHY / self.name if controllers.is_file() and "cpu" in controllers.read_text().split() else None
+        )
+
+    def _tasks(self, machine: str) -> Path | None:
+        return None if self._group is None else self._group / machine / "cgroup.procs"
+
+    def _make_groups(self) -> None:
+        if self._group is None:
+            return
+        for machine in self.machines:
+            (self._group / machine).mkdir(parents=True)
+            if (control := self._group / "cgroup.subtree_control").is_file():
+                control.write_text("+cpu")
+
+    def _remove_groups(self) -> None:
+        if self._group is None or not self._group.is_dir():
+            return
+        (self._group.parent / "cgroup.procs").write_text(str(os.getpid()))
+        for folder in (*(self._group / machine for machine in self.machines), self._group):
+            with suppress(OSError):
+                folder.rmdir()
 
     def _in(self, machine: str, *words: str) -> None:
         _ip("-n", self.namespace(machine), *words)

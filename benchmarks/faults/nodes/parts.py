@@ -27,6 +27,8 @@ CONTROL_PORT, DASHBOARD_PORT, AGENT_PORT, CONTROL_STORE_PORT = 6379, 8265, 52365
 OBJECT_STORE_BYTES = 100 * 2**20
 SLOTS = 2
 """CPUs that each worker node offers to Ray: one for its gateway, one for its LLM replica, whatever the machine has."""
+_FORGET = ("sh", "-c", 'rm -f "$1" && shift && exec "$@"', "sh")
+"""Ray's head refuses to start where it finds its address here and in any process of the machine, and all nodes' processes are of this one."""
 _PATIENT = RestartPolicy(start_timeout_s=300.0, unhealthy_timeout_s=600.0)
 """A node whose network is cut is unhealthy and lives; it is not killed for that."""
 
@@ -102,13 +104,14 @@ def _head_part(layout: Layout, settings: Settings, environment: dict[str, str]) 
         *("--head", f"--port={CONTROL_PORT}", "--num-cpus=0"),
         *("--dashboard-host=0.0.0.0", f"--dashboard-port={DASHBOARD_PORT}"),
     )
+    start = _ray_start(layout, host, *command)
     store = {
         "RAY_REDIS_ADDRESS": f"{settings.redis_host}:{CONTROL_STORE_PORT}",
         "RAY_external_storage_namespace": layout.name,
     }
     return Part(
         name=HEAD,
-        command=layout.inside(HEAD, _ray_start(layout, host, *command)),
+        command=layout.inside(HEAD, (*_FORGET, str(layout.seen_as / "r/ray_current_cluster"), *start)),
         probes=(partial(answers_http, host, DASHBOARD_PORT, "/api/gcs_healthz"),),
         environment={**environment, **store},
         needs=("control-store",),
