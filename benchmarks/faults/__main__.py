@@ -106,19 +106,19 @@ async def measure_nodes(layout: Layout, options: argparse.Namespace, console: Co
     """Run the rows of a cluster one after another."""
     wanted = options.fault or list(NODE_FAULTS)
     console.print(f"starting a cluster of {layout.num_nodes} nodes ...")
-    rows: list[dict[str, Any]] = []
+    rows: dict[str, dict[str, Any]] = {}
     ended_early, answered = None, {}
     try:
         async with cluster_scene(layout, options.state.absolute(), options.logs) as scene:
             for name in wanted:
-                rows.append(await _run_node_row(name, scene, options.rate, console))
+                rows[name] = await _run_node_row(name, scene, options.rate, console)
             if isinstance(scene.processes, ClusterProcesses):
                 answered = scene.processes.answered_by_node()
     except EnvironmentFault as error:
         if not rows:
             raise
         ended_early = str(error)
-    console.print(table_of(rows))
+    console.print(table_of(list(rows.values())))
     return {
         **about_run("faults"),
         "num_nodes": layout.num_nodes,
@@ -128,7 +128,7 @@ async def measure_nodes(layout: Layout, options: argparse.Namespace, console: Co
         "phases": asdict(NODE_PHASES),
         "answered_by_node": answered,
         "ended_early": ended_early,
-        "rows": rows,
+        "rows": list(rows.values()),
     }
 
 
