@@ -1,29 +1,56 @@
 """Clients of both doors with one form of reply."""
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
 import httpx
+from google.protobuf.json_format import MessageToDict
 from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2_grpc
+from starlette.types import ASGIApp
 
+from services.contracts import recommend_pb2, recommend_pb2_grpc
 from services.gateway.grpc.door import RpcDoor, add_recommender_to_server
+
+CLIENT_HOST = "192.0.2.7"
+WIRE = {
+    "ok": (200, "OK"),
+    "invalid_request": (422, "INVALID_ARGUMENT"),
+    "request_too_large": (413, "INVALID_ARGUMENT"),
+    "unauthenticated": (401, "UNAUTHENTICATED"),
+    "not_allowed": (403, "PERMISSION_DENIED"),
+    "quota_exceeded": (429, "RESOURCE_EXHAUSTED"),
+    "overloaded": (429, "RESOURCE_EXHAUSTED"),
+    "dependency_away": (503, "UNAVAILABLE"),
+    "internal": (500, "INTERNAL"),
+}
+"""The status of each code at the REST and at the gRPC door; each reply is held to it."""
 
 
 @dataclass
 class Reply:
-    """A door's reply; `code` is "ok" or the error's kind."""
+    """A door's reply; `code` is "ok" or the error's kind. `sent` is all that came with an error, `limits` a key's by short name."""
 
     code: str
     body: dict[str, Any] = field(default_factory=dict)
+    limits: dict[str, str] = field(default_factory=dict)
     field: str | None = None
     message: str = ""
     retry_after: str | None = None
     request_id: str | None = None
+    sent: str = ""
+
+
+@asynccontextmanager
+async def in_process(app: ASGIApp) -> AsyncIterator[httpx.AsyncClient]:
+    """Yield a client of an app in this process."""
+    transport = httpx.ASGITransport(app, client=(CLIENT_HOST, 4711))
+    async with httpx.AsyncClient(transport=transport, base_url="http://door") as http:
+        yield http
 
 
 class RestClient:
@@ -45,16 +72,16 @@ class RestClient:
     async def _post(self, path: str, body: dict[str, Any], headers: dict[str, str] | None) -> Reply:
         """Post and return the reply."""
         answer = await self.http.post(path, content=json.dumps(body), headers=headers)
-        return reply_of(answer)
-
-
-def reply_of(answer: httpx.Response) -> Reply:
-    """Return an HTTP answer as a reply."""
-    request_id, retry_after = answer.headers.get("x-request-id"), answer.headers.get("retry-after")
-    if answer.status_code == 200:
-        return Reply("ok", answer.json(), request_id=request_id)
-    error = answer.json()["error"]
-    return Reply(error["code"], {}, error["field"], error["message"], retry_after, request_id)
+        reply = Reply(
+            "ok", answer.json(), request_id=answer.headers.get("x-request-id"), limits=_limits(answer.headers)
+        )
+        if answer.status_code != 200:
+            error = reply.body.pop("error")
+            reply.code, reply.field, reply.message = error["code"], error["field"], error["message"]
+            reply.retry_after = answer.headers.get("retry-after")
+            reply.sent = f"{sorted(answer.headers.items())} {answer.text}"
+        assert answer.status_code == WIRE[reply.code][0]
+        return reply
 
 
 class RpcClient:
@@ -63,33 +90,30 @@ class RpcClient:
     name = "grpc"
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
-        from services.contracts import recommend_pb2, recommend_pb2_grpc
-
-        self._pb = recommend_pb2
-        self.stub = recommend_pb2_grpc.RecommenderStub(channel)
+        self._stub = recommend_pb2_grpc.RecommenderStub(channel)
         self.channel = channel
 
     async def recommend(self, body: dict[str, Any], headers: dict[str, str] | None = None) -> Reply:
         """Request a recommendation."""
-        return await self.call(self.stub.Recommend, self._pb.RecommendRequest(**body), headers)
+        return await self.call(self._stub.Recommend, recommend_pb2.RecommendRequest(**body), headers)
 
     async def record(self, events: list[dict[str, Any]], headers: dict[str, str] | None = None) -> Reply:
         """Record events."""
-        return await self.call(self.stub.RecordEvents, self._pb.RecordEventsRequest(events=events), headers)
+        return await self.call(self._stub.RecordEvents, recommend_pb2.RecordEventsRequest(events=events), headers)
 
     async def call(self, method: Callable[..., Any], message: Any, headers: dict[str, str] | None = None) -> Reply:
         """Call and return the reply."""
-        from google.protobuf.json_format import MessageToDict
-
         call = method(message, metadata=tuple((headers or {}).items()))
         try:
             answer = await call
         except grpc.aio.AioRpcError as error:
-            trailers = dict(error.trailing_metadata() or ())
-            return _rpc_error(error, trailers)
+            return _refused(error, dict(error.trailing_metadata() or ()))
         trailers = dict(await call.trailing_metadata())
         body = MessageToDict(answer, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
-        return Reply("ok", body, request_id=trailers.get("x-request-id"))
+        return Reply("ok", body, request_id=trailers.get("x-request-id"), limits=_limits(trailers))
+
+
+Door = RestClient | RpcClient
 
 
 @asynccontextmanager
@@ -106,21 +130,27 @@ async def rpc_channel(door: RpcDoor) -> AsyncIterator[grpc.aio.Channel]:
     await server.stop(None)
 
 
-_KIND = {
-    "INVALID_ARGUMENT": "invalid_request",
-    "RESOURCE_EXHAUSTED": "overloaded",
-    "UNAVAILABLE": "dependency_away",
-    "INTERNAL": "internal",
-}
-
-
-def _rpc_error(error: grpc.aio.AioRpcError, trailers: dict[str, Any]) -> Reply:
-    """Return a status as a reply."""
+def _refused(error: grpc.aio.AioRpcError, trailers: dict[str, Any]) -> Reply:
+    """Return a status and its details as a reply."""
     status = status_pb2.Status.FromString(trailers["grpc-status-details-bin"])
-    broken, place = error_details_pb2.BadRequest(), None
-    code = _KIND[error.code().name]
+    info, violated, place = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), None
     for detail in status.details:
-        if detail.Unpack(broken):
-            place = broken.field_violations[0].field
-            code = broken.field_violations[0].reason.lower()
-    return Reply(code, {}, place, error.details() or "", trailers.get("retry-after"), trailers.get("x-request-id"))
+        detail.Unpack(info)
+        if detail.Unpack(violated):
+            place = violated.field_violations[0].field
+    code = info.reason.lower()
+    assert error.code().name == WIRE[code][1]
+    return Reply(
+        code,
+        field=place,
+        message=error.details() or "",
+        retry_after=trailers.get("retry-after"),
+        request_id=trailers.get("x-request-id"),
+        sent=f"{error.details()} {sorted(trailers.items())} {status}",
+        limits=_limits(trailers),
+    )
+
+
+def _limits(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the fields of a key's limits."""
+    return {name.removeprefix("ratelimit-"): value for name, value in headers.items() if name.startswith("ratelimit-")}

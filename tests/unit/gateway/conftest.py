@@ -3,44 +3,73 @@
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import httpx
 import pytest
 
+from services.gateway.access.authorize import Access
 from services.gateway.grpc.door import RpcDoor
 from services.gateway.rest.door import create_rest_app
-from tests.unit.gateway.clients import RestClient, RpcClient, rpc_channel
-from tests.unit.gateway.world import MAX_BODY_BYTES, VERSION, World, catalogue_of, make_world, publish
+from services.observability.tracing import Tracing
+from tests.support.clock import Clock
+from tests.support.parrot import Parrot
+from tests.unit.gateway.clients import Door, RestClient, RpcClient, in_process, rpc_channel
+from tests.unit.gateway.world import MAX_BODY_BYTES, World, started_world
 
 
 @pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    """A started plane on fakes with the standard users."""
-    root = tmp_path / "bundles"
-    publish(root, VERSION, catalogue_of())
-    made = make_world(root)
-    await made.plane.start()
-    yield made
-    await made.plane.stop()
+def clock() -> Clock:
+    """A clock that stands still."""
+    return Clock()
 
 
 @pytest.fixture
-async def rest(world: World) -> AsyncIterator[RestClient]:
+def parrot() -> Parrot:
+    """The text writer."""
+    return Parrot()
+
+
+@pytest.fixture
+async def world(tmp_path: Path, parrot: Parrot) -> AsyncIterator[World]:
+    """A started plane on fakes with the standard users and the text writer."""
+    async with started_world(tmp_path, parrot) as made:
+        yield made
+
+
+@pytest.fixture
+def access() -> Access | None:
+    """Who is admitted at the doors; None: everybody."""
+    return None
+
+
+@pytest.fixture
+def tracing() -> Tracing | None:
+    """Where the doors' spans go; None: nowhere."""
+    return None
+
+
+@pytest.fixture
+async def rest(world: World, access: Access | None, tracing: Tracing | None) -> AsyncIterator[RestClient]:
     """The REST door."""
-    app = create_rest_app(lambda: world.plane, lambda: b"# metrics\n", MAX_BODY_BYTES, echoes_request_id=True)
-    transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://door") as http:
+    app = create_rest_app(
+        lambda: world.plane,
+        lambda: b"# metrics\n",
+        MAX_BODY_BYTES,
+        access=access,
+        tracing=tracing,
+        echoes_request_id=True,
+    )
+    async with in_process(app) as http:
         yield RestClient(http)
 
 
 @pytest.fixture
-async def rpc(world: World) -> AsyncIterator[RpcClient]:
+async def rpc(world: World, access: Access | None, tracing: Tracing | None) -> AsyncIterator[RpcClient]:
     """The gRPC door, on a free port."""
-    async with rpc_channel(RpcDoor(lambda: world.plane, MAX_BODY_BYTES)) as channel:
+    async with rpc_channel(RpcDoor(lambda: world.plane, MAX_BODY_BYTES, access, tracing)) as channel:
         yield RpcClient(channel)
 
 
 @pytest.fixture(params=["rest", "rpc"])
-def door(request: pytest.FixtureRequest) -> RestClient | RpcClient:
+def door(request: pytest.FixtureRequest) -> Door:
     """Each door in turn."""
-    client: RestClient | RpcClient = request.getfixturevalue(request.param)
+    client: Door = request.getfixturevalue(request.param)
     return client

@@ -2,14 +2,10 @@
 
 import asyncio
 import json
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from services.contracts.rank import RankRequest
 from services.errors import DependencyAway
@@ -99,50 +95,26 @@ async def test_a_drilled_store_is_unavailable_in_every_call(tmp_path: Path) -> N
     assert answers == [user("i00"), [], ["u"]]
 
 
-class DrillsMachine(RuleBasedStateMachine):
-    """Switching, waiting and reading in any order, against a dict of end times."""
+async def test_a_drill_ends_by_itself_or_by_a_switch_and_leaves_the_others(tmp_path: Path, clock: Clock) -> None:
+    """Each part has its own end, at every replica that reads the file; the next switch removes what has ended from it."""
+    path = tmp_path / "drills.json"
+    one, other = Drills(path, clock), Drills(path, clock)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._folder = tempfile.TemporaryDirectory()
-        self.path = Path(self._folder.name) / "drills.json"
-        self.clock = Clock()
-        self.replicas = [Drills(self.path, self.clock) for _ in range(2)]
-        self.expected: dict[DrillTarget, float] = {}
+    async def off_at_both() -> set[DrillTarget]:
+        """Return the parts that are off, alike at both replicas."""
+        for replica in (one, other):
+            await replica.refresh()
+            assert replica.remaining_s().keys() == {part for part in DrillTarget if replica.is_off(part)}
+        assert one.remaining_s() == other.remaining_s()
+        return {*one.remaining_s()}
 
-    @rule(at=st.integers(0, 1), wanted=st.dictionaries(st.sampled_from(DrillTarget), st.booleans(), min_size=1))
-    def switch(self, at: int, wanted: dict[DrillTarget, bool]) -> None:
-        """Switch some parts at one replica."""
-        _run(self.replicas[at].switch(wanted))
-        for part, is_off in wanted.items():
-            self.expected.pop(part, None)
-            if is_off:
-                self.expected[part] = self.clock.now_s + HOLD_S
-
-    @rule(seconds=st.floats(0, HOLD_S))
-    def wait(self, seconds: float) -> None:
-        """Let time pass."""
-        self.clock.now_s += seconds
-
-    @invariant()
-    def all_replicas_agree_with_the_model(self) -> None:
-        """After a read of the file every replica agrees with the model."""
-        off = {part for part, until_s in self.expected.items() if until_s > self.clock.now_s}
-        for replica in self.replicas:
-            _run(replica.refresh())
-            assert {part for part in DrillTarget if replica.is_off(part)} == off
-            assert replica.remaining_s().keys() == off
-
-    def teardown(self) -> None:
-        """Check that the file holds known parts alone, and remove it."""
-        if self.path.exists():
-            assert json.loads(self.path.read_text()).keys() <= set(DrillTarget)
-        self._folder.cleanup()
-
-
-def _run(work: Any) -> None:
-    asyncio.run(work)
-
-
-TestDrillsMachine = DrillsMachine.TestCase
-TestDrillsMachine.settings = settings(max_examples=12, stateful_step_count=10)
+    await one.switch({DrillTarget.LLM: True})
+    clock.now_s += HOLD_S / 2
+    await other.switch({DrillTarget.FEATURES: True})
+    assert await off_at_both() == {*DrillTarget}
+    clock.now_s += HOLD_S / 2
+    assert await off_at_both() == {DrillTarget.FEATURES}
+    await one.switch({DrillTarget.FEATURES: True})
+    assert json.loads(path.read_text()) == {"features": clock.now_s + HOLD_S}
+    await other.switch({DrillTarget.FEATURES: False})
+    assert await off_at_both() == set()

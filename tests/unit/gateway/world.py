@@ -1,6 +1,8 @@
 """One data plane on fakes with a catalogue of twenty items, behind the doors of these tests."""
 
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +14,13 @@ from models.catalogue import Catalogue
 from models.registry import BundleStore
 from services.contracts.access import ANYONE, Priority
 from services.contracts.features import PrecomputedList, UserFeatures
-from services.contracts.recommend import Recommendation, RecommendRequest
+from services.contracts.recommend import Reason, Recommendation, RecommendRequest, Tier
 from services.contracts.text import TextWriter
+from services.gateway.access.authorize import KeyedAccess
+from services.gateway.access.keyring import KeyRing
+from services.gateway.access.keys import KeysFile, StoredKey, write_keys
+from services.gateway.access.shared_rates import SharedRates
 from services.gateway.data_plane import DataPlane, PlaneConfig, Ports, build_data_plane
-from services.gateway.request.live_bundle import LiveBundle
-from services.gateway.request.load_monitor import LoadMonitor
-from services.gateway.tiers.popular import PopularTier
 from services.router.admission import AdmissionLimits
 from services.router.deadline import Arrival, DeadlineLimits
 from services.router.policy import LlmRule
@@ -111,11 +114,6 @@ class World:
     shelf: FakeShelf
     registry: CollectorRegistry
 
-    @property
-    def live(self) -> LiveBundle:
-        """The plane's bundle."""
-        return self.plane.live
-
     async def recommend(
         self, user_id: str | None = "long", priority: Priority = ANYONE.priority, **fields: Any
     ) -> Recommendation:
@@ -125,16 +123,6 @@ class World:
             request, Arrival(time.monotonic()), "rest", replace(ANYONE, priority=priority)
         )
 
-    @property
-    def popular(self) -> PopularTier:
-        """The plane's popular tier."""
-        return self.plane.popular
-
-    @property
-    def load(self) -> LoadMonitor:
-        """The plane's load monitor."""
-        return self.plane.load
-
     def metric(self, name: str, **labels: str) -> float:
         """Read one sample; 0 without one."""
         return self.registry.get_sample_value(name, labels) or 0.0
@@ -142,9 +130,9 @@ class World:
     def strain(self, num_units: int) -> None:
         """Report a late event loop to admission until the strain is this high; the windows end after the test."""
         look_s = time.monotonic() + 86_400
-        while self.load.admission.strain < num_units:
+        while self.plane.load.admission.strain < num_units:
             look_s += 0.5
-            self.load.admission.looked(look_s, 1_200.0, 0.0)
+            self.plane.load.admission.looked(look_s, 1_200.0, 0.0)
 
 
 def make_world(root: Path, writer: TextWriter | None = None, reserve_ms: float = 8.0) -> World:
@@ -167,3 +155,39 @@ def make_world(root: Path, writer: TextWriter | None = None, reserve_ms: float =
     deadlines = replace(CONFIG.deadlines, reserve_ms=reserve_ms)
     plane = build_data_plane(ports, replace(CONFIG, deadlines=deadlines))
     return World(plane, features, llm, student, events, impressions, shelf, registry)
+
+
+@asynccontextmanager
+async def started_world(
+    root: Path, writer: TextWriter | None = None, reserve_ms: float = 8.0, **about: Any
+) -> AsyncIterator[World]:
+    """Yield a started plane on a bundle that is published below `root`; `about` is added to its manifest."""
+    publish(root / "bundles", VERSION, catalogue_of(), **about)
+    world = make_world(root / "bundles", writer, reserve_ms)
+    await world.plane.start()
+    yield world
+    await world.plane.stop()
+
+
+def keyed_access(folder: Path, *keys: StoredKey, max_k: int = 100) -> KeyedAccess:
+    """Return access control with these keys, which are written into the folder."""
+    path = folder / "keys.json"
+    write_keys(path, KeysFile(keys=keys))
+    return KeyedAccess(KeyRing(path, max_k), SharedRates())
+
+
+def answer_of(
+    request_id: str, tier: Tier = Tier.POPULAR, reason: Reason = Reason.SHED, version: str = VERSION
+) -> Recommendation:
+    """Build an empty answer to this request."""
+    return Recommendation(
+        request_id=request_id,
+        items=(),
+        tier=tier,
+        reason=reason,
+        bundle_version=version,
+        newest_event_time_ms=None,
+        feature_age_ms=None,
+        deadline_ms=100,
+        stages_ms={},
+    )

@@ -11,14 +11,15 @@ import pytest
 from services.contracts.access import Priority, Scope
 from services.errors import ConfigError
 from services.gateway.access.keys import KeysFile, StoredHash, StoredKey, hash_of, make_key, read_keys, write_keys
+from tests.support.keys import stored_key
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 
 
-def stored(key_id: str, *keys: str, **fields: Any) -> StoredKey:
-    """A key that may recommend."""
-    hashes = tuple(StoredHash(sha256=hash_of(key)) for key in keys or (f"trk_{key_id}",))
-    return StoredKey(id=key_id, hashes=hashes, **{"scopes": frozenset({Scope.RECOMMEND}), **fields})
+def stored(key_id: str, *hashes: StoredHash, **fields: Any) -> StoredKey:
+    """Build a key that may recommend, with these hashes if there are any."""
+    made = stored_key(key_id, Scope.RECOMMEND, **fields)
+    return made.model_copy(update={"hashes": hashes}) if hashes else made
 
 
 def test_a_new_key_is_long_random_and_known_by_its_start() -> None:
@@ -33,7 +34,7 @@ def test_what_is_written_is_read_again_and_holds_no_key(tmp_path: Path) -> None:
     """The file has priorities and scopes by name, is readable by its owner alone, and holds hashes only."""
     path, key = tmp_path / "deep" / "keys.json", make_key()
     limits = {"rate_per_s": 50.0, "burst": 100.0, "daily_quota": 10_000, "max_k": 100}
-    keys = KeysFile(keys=(stored("shop", key, priority=Priority.HIGH, **limits),))
+    keys = KeysFile(keys=(stored("shop", StoredHash(sha256=hash_of(key)), priority=Priority.HIGH, **limits),))
 
     write_keys(path, keys)
 
@@ -106,7 +107,7 @@ def test_rotation_leaves_two_valid_hashes_for_a_while() -> None:
         StoredHash(sha256="b" * 64, expires_at=soon),
         StoredHash(sha256="c" * 64, expires_at=gone),
     )
-    keys = KeysFile(keys=(stored("other"), stored("shop").model_copy(update={"hashes": hashes})))
+    keys = KeysFile(keys=(stored("other"), stored("shop", *hashes)))
 
     rotated = keys.rotated("shop", "d" * 64, NOW, timedelta(hours=24))
 
@@ -124,7 +125,7 @@ def test_a_key_with_an_end_keeps_its_expiry_when_rotated() -> None:
     """The new hash keeps the key's expiry unless another is given; for an expired key one must be given."""
     end, later = NOW + timedelta(days=3), NOW + timedelta(days=90)
     hashes = (StoredHash(sha256="a" * 64, expires_at=NOW), StoredHash(sha256="b" * 64, expires_at=end))
-    keys = KeysFile(keys=(stored("shop").model_copy(update={"hashes": hashes}),))
+    keys = KeysFile(keys=(stored("shop", *hashes),))
 
     for told, expected in ((None, end), (later, later)):
         shop = keys.rotated("shop", "d" * 64, NOW, timedelta(hours=24), told).find("shop")
@@ -141,7 +142,7 @@ def test_ids_are_added_once_and_revoked_whole() -> None:
     keys = KeysFile().with_new(stored("a")).with_new(stored("b"))
 
     with pytest.raises(ConfigError, match="one already"):
-        keys.with_new(stored("a", "another"))
+        keys.with_new(stored("a", StoredHash(sha256="b" * 64)))
     with pytest.raises(ConfigError, match="there is none"):
         keys.without("c")
     assert [key.id for key in keys.without("a").keys] == ["b"]

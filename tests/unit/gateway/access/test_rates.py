@@ -80,15 +80,6 @@ def test_a_day_ends_at_midnight_and_says_so() -> None:
     assert accepts(rates, allowance, 0.0, now_unix_s=noon + 43_200)
 
 
-def test_keys_are_counted_apart() -> None:
-    """Buckets are apart."""
-    rates, allowance = Rates(), Allowance(rate_per_s=1.0, burst=1.0, daily_quota=1)
-    accepts(rates, allowance, 0.0, "a")
-
-    assert not accepts(rates, allowance, 0.0, "a")
-    assert accepts(rates, allowance, 0.0, "b")
-
-
 @given(num_processes=st.integers(1, 50), rate=st.floats(0.1, 1e4), burst=st.floats(1, 1e4))
 def test_processes_share_a_rate(num_processes: int, rate: float, burst: float) -> None:
     """Together they admit the rate and the day's quota, rounded up, and each at least one call at a time."""
@@ -102,7 +93,7 @@ def test_processes_share_a_rate(num_processes: int, rate: float, burst: float) -
 
 
 class RatesMachine(RuleBasedStateMachine):
-    """Two keys, a clock, and limits that change under way: never more than the day's quota, and without a rate all of it."""
+    """Two keys, a clock, and limits that change under way: never more than the day's quota, without a rate all of it, by each key."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,17 +101,12 @@ class RatesMachine(RuleBasedStateMachine):
         self.allowance = Allowance(rate_per_s=4.0, burst=3.0, daily_quota=5)
         self.today: dict[str, int] = {}
 
-    @property
-    def unix_s(self) -> float:
-        """A day lasts as long as ever."""
-        return self.now_s
-
     @rule(gap_s=st.one_of(st.floats(0, 2), st.just(float(DAY_S))))
     def wait(self, gap_s: float) -> None:
         """Let time pass."""
-        before = int(self.unix_s // DAY_S)
+        before = int(self.now_s // DAY_S)
         self.now_s += gap_s
-        if int(self.unix_s // DAY_S) != before:
+        if int(self.now_s // DAY_S) != before:
             self.today = {}
 
     @rule(rate=st.sampled_from([None, 0.5, 4.0]), quota=st.sampled_from([None, 0, 5]))
@@ -132,7 +118,7 @@ class RatesMachine(RuleBasedStateMachine):
     def call(self, key_id: str) -> None:
         """Make a call; at the quota it is refused."""
         is_at_quota = self.allowance.daily_quota is not None and self.today.get(key_id, 0) >= self.allowance.daily_quota
-        is_in = accepts(self.rates, self.allowance, self.now_s, key_id, self.unix_s)
+        is_in = accepts(self.rates, self.allowance, self.now_s, key_id, self.now_s)
         assert not (is_in and is_at_quota)
         if self.allowance.rate_per_s is None:
             assert is_in is not is_at_quota

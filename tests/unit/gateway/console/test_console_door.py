@@ -7,15 +7,12 @@ import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from services.contracts.access import Caller, Scope
-from services.errors import NotAllowed, Unauthenticated
-from services.gateway.call.headers import Call
+from services.contracts.access import Scope
 from services.gateway.console.door import PAGE_DIR, add_console, load_page
 from services.gateway.console.samples import MetricSampler
 from services.gateway.console.service import ConsoleService
@@ -25,9 +22,11 @@ from services.gateway.drills import DrilledStore, Drills, DrillTarget, read_dril
 from services.gateway.rest.door import create_rest_app
 from services.observability.node_metrics import node_registry
 from services.observability.objectives import load_objectives
+from tests.support.keys import bearer, stored_key
 from tests.support.wait import until
+from tests.unit.gateway.clients import in_process
 from tests.unit.gateway.test_drills import FakeStore
-from tests.unit.gateway.world import MAX_BODY_BYTES, VERSION, World
+from tests.unit.gateway.world import MAX_BODY_BYTES, VERSION, World, keyed_access
 
 REPORT = {
     "dataset": "toy",
@@ -40,26 +39,6 @@ REPORT = {
 }
 API = ["/console/live", "/console/bundle", "/console/users", "/console/history?user_id=long"]
 TIMES = {1: 11, 2: 22, 3: 33}
-
-
-class TwoKeys:
-    """Access with two keys: `admin` and `reader`."""
-
-    async def authorize(self, call: Call, headers: Any, scope: Scope) -> None:
-        """Set the caller with this key. Raises Unauthenticated or NotAllowed."""
-        key = headers.get("authorization", "").removeprefix("Bearer ")
-        scopes = {"admin": frozenset(Scope), "reader": frozenset({Scope.RECOMMEND})}.get(key)
-        if scopes is None:
-            raise Unauthenticated
-        if scope not in scopes:
-            raise NotAllowed(scope, key)
-        call.caller = Caller(key_id=key, scopes=scopes)
-
-    async def start(self) -> None:
-        """Nothing to follow."""
-
-    async def stop(self) -> None:
-        """Nothing runs."""
 
 
 class ScannedStore(FakeStore):
@@ -82,12 +61,12 @@ class Console:
 
 @pytest.fixture
 async def console(world: World, tmp_path: Path) -> AsyncIterator[Console]:
-    """Two apps around one service: one open, one with keys."""
+    """Two apps around one service: one open, one with the keys `admin` and `reader`."""
     objectives, drills = load_objectives(), Drills(tmp_path / "drills.json")
     sampler = MetricSampler(world.registry.collect, series_for(objectives))
     store = ScannedStore(world.features.users)
     service = ConsoleService(
-        live=world.live,
+        live=world.plane.live,
         users=DrilledStore(store, drills),
         event_times=lambda _: TIMES,
         sampler=sampler,
@@ -96,12 +75,13 @@ async def console(world: World, tmp_path: Path) -> AsyncIterator[Console]:
         read_report=lambda _: REPORT,
         default_deadline_ms=200,
     )
-    clients = []
-    for access in (None, TwoKeys()):
-        app = create_rest_app(lambda: world.plane, lambda: b"", MAX_BODY_BYTES, access=access)
-        add_console(app, service)
-        clients.append(httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://door"))
-    async with clients[0] as http, clients[1] as keyed:
+    keyed_app, app = [
+        create_rest_app(lambda: world.plane, lambda: b"", MAX_BODY_BYTES, access=access)
+        for access in (keyed_access(tmp_path, stored_key("admin", *Scope), stored_key("reader", Scope.RECOMMEND)), None)
+    ]
+    add_console(app, service)
+    add_console(keyed_app, service)
+    async with in_process(app) as http, in_process(keyed_app) as keyed:
         yield Console(http, keyed, drills, sampler)
 
 
@@ -189,10 +169,10 @@ async def test_the_live_view_counts_answers(console: Console) -> None:
     assert (body["drills"], body["default_deadline_ms"]) == ({}, 200)
 
 
-@pytest.mark.parametrize("site", ["cross-site", "same-site"])
-async def test_another_sites_page_cannot_switch(console: Console, site: str) -> None:
+async def test_another_sites_page_cannot_switch(console: Console) -> None:
     """Browsers send the origin's relation in Sec-Fetch-Site; calls from other sites are refused."""
-    answer = await console.http.post("/console/drills", content=b'{"llm": "off"}', headers={"sec-fetch-site": site})
+    headers = {"sec-fetch-site": "cross-site"}
+    answer = await console.http.post("/console/drills", content=b'{"llm": "off"}', headers=headers)
 
     assert (answer.status_code, answer.json()["error"]["field"]) == (422, "sec-fetch-site")
     assert not console.drills.is_off(DrillTarget.LLM)
@@ -221,37 +201,33 @@ async def test_a_bad_drill_is_refused_whole(console: Console, body: bytes, field
 async def test_with_keys_the_page_is_open_and_its_api_is_not(console: Console, path: str) -> None:
     """The page holds no secret; its API needs a key, and users and histories need the scope admin."""
     page = await console.keyed.get("/")
-    nobody = await console.keyed.get(path)
-    reader = await console.keyed.get(path, headers={"authorization": "Bearer reader"})
-    admin = await console.keyed.get(path, headers={"authorization": "Bearer admin"})
+    answers = [await console.keyed.get(path, headers=bearer(key)) for key in (None, "reader", "admin")]
 
     may_read = path in {"/console/live", "/console/bundle"}
-    assert (page.status_code, nobody.status_code, admin.status_code) == (200, 401, 200)
-    assert reader.status_code == (200 if may_read else 403)
+    assert page.status_code == 200
+    assert [answer.status_code for answer in answers] == [401, 200 if may_read else 403, 200]
 
 
 async def test_switching_needs_admin_and_is_audited(console: Console) -> None:
     """Every attempt is audited, refused ones too."""
     with capture_logs() as logs:
-        refused = await console.keyed.post(
-            "/console/drills", json={"llm": "off"}, headers={"authorization": "Bearer reader"}
-        )
-        switched = await console.keyed.post(
-            "/console/drills", json={"llm": "off"}, headers={"authorization": "Bearer admin"}
-        )
+        answers = [
+            await console.keyed.post("/console/drills", json={"llm": "off"}, headers=bearer(key))
+            for key in ("reader", "admin")
+        ]
 
-    audited = [str(line) for line in logs if line["event"] == "audit"]
-    assert (refused.status_code, switched.status_code) == (403, 200)
-    assert len(audited) == 2
-    assert all("/console/drills" in line for line in audited)
+    acts = [line["act"] for line in logs if line["event"] == "audit"]
+    assert [answer.status_code for answer in answers] == [403, 200]
+    assert acts == ["POST /console/drills"] * 2
 
 
 async def test_a_switch_is_audited_even_if_its_caller_disconnects(console: Console, tmp_path: Path) -> None:
     """Ray Serve cancels the work of a caller who has disconnected; the drill may have begun by then."""
     with (tmp_path / "drills.lock").open("w") as lock, capture_logs() as logs:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        headers = {"authorization": "Bearer admin"}
-        switching = asyncio.create_task(console.keyed.post("/console/drills", json={"llm": "off"}, headers=headers))
+        switching = asyncio.create_task(
+            console.keyed.post("/console/drills", json={"llm": "off"}, headers=bearer("admin"))
+        )
         for _ in range(10):  # threads take work in order: after these the switch has begun and waits for the lock
             await asyncio.to_thread(int)
         switching.cancel()

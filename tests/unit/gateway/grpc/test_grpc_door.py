@@ -44,14 +44,6 @@ async def test_an_unknown_field_in_an_event_is_refused_by_place(rpc: RpcClient, 
     assert world.events.records == []
 
 
-@pytest.mark.parametrize("service", ["", "tailrace.v1.Recommender"])
-async def test_health_says_serving(rpc: RpcClient, service: str) -> None:
-    """The server and its one service are the same."""
-    answer = await health_pb2_grpc.HealthStub(rpc.channel).Check(health_pb2.HealthCheckRequest(service=service))
-
-    assert answer.status == health_pb2.HealthCheckResponse.SERVING
-
-
 async def test_health_of_an_unknown_service_is_not_found(rpc: RpcClient) -> None:
     """The status is NOT_FOUND, as the health protocol requires."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
 
 import httpx
 import pytest
@@ -18,7 +17,8 @@ from services.router.breaker import Breaker
 from tests.support.clock import Clock
 from tests.support.parrot import Parrot
 from tests.support.wait import until
-from tests.unit.gateway.world import MAX_BODY_BYTES, VERSION, World, catalogue_of, make_world, publish
+from tests.unit.gateway.clients import in_process
+from tests.unit.gateway.world import MAX_BODY_BYTES, World
 
 LIMITS = TextLimits(max_tokens=32, max_choices=4, deadline_ms=20_000)
 NUM_PLACES = 8
@@ -33,27 +33,10 @@ def quiet_logs() -> Iterator[None]:
 
 
 @pytest.fixture
-def parrot() -> Parrot:
-    """The text writer."""
-    return Parrot()
-
-
-@pytest.fixture
-def breaker_clock() -> Clock:
-    """The clock of the tier's breaker, which stays open for ten seconds."""
-    return Clock()
-
-
-@pytest.fixture
-async def texts(tmp_path: Path, parrot: Parrot, breaker_clock: Clock) -> AsyncIterator[World]:
-    """A started plane that serves text."""
-    root = tmp_path / "bundles"
-    publish(root, VERSION, catalogue_of())
-    world = make_world(root)
-    let_write(world, parrot, breaker_clock)
-    await world.plane.start()
-    yield world
-    await world.plane.stop()
+def texts(world: World, parrot: Parrot) -> World:
+    """The plane with these limits of its text."""
+    let_write(world, parrot, Clock())
+    return world
 
 
 def let_write(world: World, writer: TextWriter, clock: Callable[[], float] = time.monotonic) -> None:
@@ -61,7 +44,7 @@ def let_write(world: World, writer: TextWriter, clock: Callable[[], float] = tim
     world.plane.text = TextTier(
         writer=writer,
         breaker=Breaker(BREAKER_FAILURES, 10.0),
-        load=world.load,
+        load=world.plane.load,
         report=world.plane.text_report,
         limits=LIMITS,
         num_places=NUM_PLACES,
@@ -78,7 +61,7 @@ def app(texts: World) -> ASGIApp:
 @pytest.fixture
 async def http(app: ASGIApp) -> AsyncIterator[httpx.AsyncClient]:
     """A client in process."""
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://door") as client:
+    async with in_process(app) as client:
         yield client
 
 

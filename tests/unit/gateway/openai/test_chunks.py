@@ -26,11 +26,3 @@ def test_of_tokens_with_equal_text_the_chosen_or_the_best_counts() -> None:
     logprobs = completion_logprobs([token(b"\xe6", -2.0, *parts), token(b"a", -4.0, *parts)], 3)
 
     assert logprobs["top_logprobs"] == [{"\ufffd": -2.0}, {"\ufffd": -0.1, "a": -4.0}]
-
-
-def test_without_top_tokens_the_chosen_ones_are_listed() -> None:
-    """With their offsets in the text."""
-    logprobs = completion_logprobs([token(b"a", -1.0), token(b"b", -2.0, text_offset=1)], 0)
-
-    expected = {"tokens": ["a", "b"], "token_logprobs": [-1.0, -2.0], "top_logprobs": None, "text_offset": [0, 1]}
-    assert logprobs == expected

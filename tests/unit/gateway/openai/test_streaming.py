@@ -170,15 +170,6 @@ async def test_continuous_usage_is_in_every_chunk(http: httpx.AsyncClient) -> No
     assert [chunk["usage"]["completion_tokens"] for chunk in chunks(answer.text)] == [1, 2, 2]
 
 
-async def test_a_ranking_can_be_streamed(http: httpx.AsyncClient) -> None:
-    """One chunk per item, in the order of the list."""
-    ranked = {"model": "tailrace-recommender", "prompt": "i00 i01 i02", "n": 2, "stream": True}
-    answer = await http.post(COMPLETIONS, json=ranked)
-
-    choices = [choice for chunk in chunks(answer.text) for choice in chunk["choices"]]
-    assert [(choice["index"], choice["text"]) for choice in choices] == [(0, "i04"), (1, "i05")]
-
-
 async def test_silence_is_filled_with_comments(live_url: str, slow: Parrot) -> None:
     """The head does not wait for the first token, comments stand between events, and none follows the end."""
     async with httpx.AsyncClient(base_url=live_url) as http:

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from services.contracts.access import ANYONE
-from services.contracts.recommend import Reason, Recommendation, RecommendRequest, Tier
+from services.contracts.recommend import Reason, RecommendRequest, Tier
 from services.errors import DependencyAway, NotFound
 from services.gateway.records import explanations as module
 from services.gateway.records.answer import AnswerRecord, RefusalRecord
@@ -19,8 +19,8 @@ from services.router.deadline import Deadline
 from services.router.policy import RoutingDecision
 from tests.support.fakes import FakeShelf
 from tests.support.wait import until
-from tests.unit.gateway.clients import RestClient, RpcClient
-from tests.unit.gateway.world import World
+from tests.unit.gateway.clients import Door, RestClient
+from tests.unit.gateway.world import World, answer_of
 
 
 def refusal(number: int, code: str = "overloaded") -> RefusalRecord:
@@ -37,17 +37,7 @@ def slow_answer(number: int) -> AnswerRecord:
         door="rest",
         deadline=Deadline(0.0, 0.1, 0.0),
         planned=RoutingDecision(Tier.POPULAR, Reason.SHED),
-        answer=Recommendation(
-            request_id=request_id,
-            items=(),
-            tier=Tier.POPULAR,
-            reason=Reason.SHED,
-            bundle_version="v1",
-            newest_event_time_ms=None,
-            feature_age_ms=None,
-            deadline_ms=100,
-            stages_ms={},
-        ),
+        answer=answer_of(request_id),
         answered_s=1.0,
         now_ms=1,
         trace_id=None,
@@ -83,25 +73,27 @@ async def explained(world: World, rest: RestClient, request_id: str) -> dict[str
     return found
 
 
+STAGES = {
+    "precomputed": ["features", "route", "rank", "answer"],
+    "llm": ["features", "route", "rank", "llm", "student", "answer"],
+    "student": ["features", "route", "rank", "student", "answer"],
+    "popular": ["features", "route", "rank", "answer"],
+}
+
+
 @pytest.mark.parametrize(
-    ("user_id", "tier", "list_state", "stages"),
+    ("user_id", "tier", "list_state"),
     [
-        ("listed", "precomputed", "usable", ["features", "route", "rank", "answer"]),
-        ("long", "llm", "none", ["features", "route", "rank", "llm", "student", "answer"]),
-        ("short", "student", "none", ["features", "route", "rank", "student", "answer"]),
-        ("nobody", "popular", "none", ["features", "route", "rank", "answer"]),
-        ("stale", "llm", "older_than_events", ["features", "route", "rank", "llm", "student", "answer"]),
-        ("foreign", "llm", "none", ["features", "route", "rank", "llm", "student", "answer"]),
+        ("listed", "precomputed", "usable"),
+        ("long", "llm", "none"),
+        ("short", "student", "none"),
+        ("nobody", "popular", "none"),
+        ("stale", "llm", "older_than_events"),
+        ("foreign", "llm", "none"),
     ],
 )
 async def test_an_answer_has_an_explanation(
-    world: World,
-    door: RestClient | RpcClient,
-    rest: RestClient,
-    user_id: str,
-    tier: str,
-    list_state: str,
-    stages: list[str],
+    world: World, door: Door, rest: RestClient, user_id: str, tier: str, list_state: str
 ) -> None:
     """Either door stores the tier, the state of the stored list, and the stages in the order of their start."""
     answer = await door.recommend({"user_id": user_id, "k": 3, "request_id": f"why-{user_id}"})
@@ -111,7 +103,7 @@ async def test_an_answer_has_an_explanation(
     assert (found["tier"], found["door"], found["list_state"]) == (tier, door.name, list_state)
     assert (found["outcome"], found["user_id"], found["caller"]) == ("ok", user_id, "anonymous")
     assert found["reason"] == answer.body["reason"]
-    assert [stage["name"] for stage in found["stages"]] == stages
+    assert [stage["name"] for stage in found["stages"]] == STAGES[tier]
     assert found["sentences"]
     assert all(stage["offset_ms"] + stage["duration_ms"] <= found["elapsed_ms"] + 0.01 for stage in found["stages"])
 
@@ -130,9 +122,7 @@ async def test_the_llms_own_numbers_are_included(world: World, rest: RestClient)
     assert (away["planned_tier"], away["tier"], away["reason"]) == ("llm", "student", "llm_away")
 
 
-async def test_a_refused_request_has_an_explanation(
-    world: World, door: RestClient | RpcClient, rest: RestClient
-) -> None:
+async def test_a_refused_request_has_an_explanation(world: World, door: Door, rest: RestClient) -> None:
     """It has the code and the message that the caller got."""
     await door.recommend({"user_id": "long", "k": 0}, {"x-request-id": "refused"})
 

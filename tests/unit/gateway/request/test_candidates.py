@@ -63,12 +63,12 @@ def test_later_rankings_are_not_computed_when_the_list_is_full() -> None:
     assert len(choose(rankings(), np.ones(5, dtype=bool), 2)) == 2
 
 
-@given(st.permutations(range(8)), st.lists(st.booleans(), min_size=8, max_size=8), st.integers(1, 10))
-def test_a_full_ranking_is_cut_to_the_first_allowed(order: list[int], allowed: list[bool], k: int) -> None:
-    """The first k allowed items are kept in order, with their scores."""
-    scores = np.linspace(1, 0, 8)
+@given(st.permutations(range(40)), st.sets(st.integers(0, 39)), st.integers(1, 6))
+def test_a_full_ranking_is_cut_to_the_first_allowed(order: list[int], allowed_items: set[int], k: int) -> None:
+    """The first k allowed items are kept in order, with their scores, also those at the far end."""
+    scores, allowed = np.linspace(1, 0, 40), np.isin(np.arange(40), list(allowed_items))
 
-    indices, kept = best_allowed(np.array(order), scores, np.array(allowed), k)
+    indices, kept = best_allowed(np.array(order), scores, allowed, k)
 
     expected = [(index, scores[place]) for place, index in enumerate(order) if allowed[index]][:k]
     assert list(zip(indices, kept, strict=True)) == expected

@@ -8,18 +8,9 @@ from hypothesis import strategies as st
 from services.contracts.access import Priority
 from services.gateway.request.turns import Turns
 from services.router.deadline import Deadline
+from tests.support.clock import Clock
 
 REQUESTS = st.lists(st.tuples(st.sampled_from(Priority), st.integers(0, 1_000_000), st.booleans()), max_size=30)
-
-
-class Clock:
-    """A clock that stands until it is set."""
-
-    now_s = 1_000.0
-
-    def __call__(self) -> float:
-        """Return the time."""
-        return self.now_s
 
 
 def deadline(arrived_s: float, total_s: float) -> Deadline:

@@ -4,11 +4,10 @@ import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import httpx
 import pytest
 
 from services.gateway.rest.door import create_rest_app
-from tests.unit.gateway.clients import RestClient
+from tests.unit.gateway.clients import RestClient, in_process
 from tests.unit.gateway.world import MAX_BODY_BYTES, World, make_world
 
 RECOMMEND, EVENTS = "/v1/recommendations", "/v1/events"
@@ -124,7 +123,7 @@ async def test_absent_routes_answer_in_the_envelope(
 async def test_behind_an_ingress_that_echoes_the_request_id_the_door_does_not(world: World) -> None:
     """One header, not two; the envelope names the id all the same."""
     app = create_rest_app(lambda: world.plane, lambda: b"", MAX_BODY_BYTES)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://door") as http:
+    async with in_process(app) as http:
         answer = await http.post(RECOMMEND, json={"k": 0}, headers={"x-request-id": "mine"})
 
     assert "x-request-id" not in answer.headers
@@ -142,7 +141,7 @@ async def test_before_the_first_bundle_nothing_is_ready_and_nothing_breaks(tmp_p
     """No bundle yet: alive, not ready, and a 503 that names what is missing."""
     bare = make_world(tmp_path / "bundles")
     app = create_rest_app(lambda: bare.plane, lambda: b"", MAX_BODY_BYTES)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://door") as http:
+    async with in_process(app) as http:
         asked = await http.post(RECOMMEND, json={"user_id": "u"})
         ready = await http.get("/readyz")
         alive = await http.get("/healthz")

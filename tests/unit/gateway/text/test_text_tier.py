@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from pathlib import Path
 
 import pytest
 
@@ -13,27 +12,9 @@ from services.gateway.text.tier import TextLimits, TextTier
 from services.router.breaker import Breaker
 from tests.support.clock import Clock
 from tests.support.parrot import MODEL, Parrot
-from tests.unit.gateway.world import World, make_world
+from tests.unit.gateway.world import World
 
 NUM_PLACES = 8
-
-
-@pytest.fixture
-def clock() -> Clock:
-    """The tier's clock, also its wall clock."""
-    return Clock()
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    """Metrics and load of a plane that is not started."""
-    return make_world(tmp_path)
-
-
-@pytest.fixture
-def parrot() -> Parrot:
-    """The text writer."""
-    return Parrot()
 
 
 def tier_of(writer: object, world: World, clock: Clock) -> TextTier:
@@ -41,7 +22,7 @@ def tier_of(writer: object, world: World, clock: Clock) -> TextTier:
     return TextTier(
         writer=writer,  # type: ignore[arg-type]
         breaker=Breaker(2, 10.0),
-        load=world.load,
+        load=world.plane.load,
         report=world.plane.text_report,
         limits=TextLimits(),
         num_places=NUM_PLACES,

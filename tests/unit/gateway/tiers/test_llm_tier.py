@@ -38,7 +38,9 @@ def context(world: World) -> RequestContext:
     now_s = time.monotonic()
     request = RecommendRequest(request_id="r", user_id="u", k=2, exclude_seen=True)
     deadline, lookup = Deadline(now_s, now_s + 10.0, 0.0), FeatureLookup(user("i10", "i11", "i12"))
-    return build_context(request, ANYONE, deadline, world.live.current(), lookup, StageTimer(time.monotonic, now_s))
+    return build_context(
+        request, ANYONE, deadline, world.plane.live.current(), lookup, StageTimer(time.monotonic, now_s)
+    )
 
 
 def tier_with(llm: FakeLlm) -> tuple[LlmTier, LlmGate]:

@@ -36,24 +36,33 @@ def test_recent_popularity_is_added_to_the_prior_by_share(
 
 
 async def test_windows_are_refreshed_and_kept_during_an_outage(world: World) -> None:
-    """A failed refresh leaves the last windows in use."""
-    catalogue = world.live.current().catalogue
-    world.features.popular = [("i19", 1.0)]
-    await world.popular.refresh()
-    refreshed = world.popular.ranking("v1", catalogue).order[0]
-    world.features.error = DependencyAway("features", 1.0)
-    await world.popular.refresh()
+    """A refresh replaces the ranking and the formatted items at once; a failed one leaves the last windows in use."""
+    popular, live = world.plane.popular, world.plane.live.current()
+    request = RecommendRequest(request_id="r", user_id="u", k=1)
 
-    assert refreshed == 19
-    assert world.popular.ranking("v1", catalogue).order[0] == 19
+    def first() -> tuple[int, str]:
+        """Return the most popular item, by the ranking and from memory."""
+        items = popular.items_from_memory(request, live)
+        assert items is not None
+        return popular.ranking("v1", live.catalogue).order[0], items[0].item_id
+
+    before = first()
+    world.features.popular = [("i19", 1.0)]
+    await popular.refresh()
+    refreshed = first()
+    world.features.error = DependencyAway("features", 1.0)
+    await popular.refresh()
+
+    assert (before, refreshed) == ((0, "i00"), (19, "i19"))
+    assert first() == refreshed
 
 
 async def test_after_a_swap_the_ranking_is_the_new_bundles(world: World) -> None:
     """The ranking has the new catalogue's indices, with the same windows."""
     world.features.popular = [("i03", 9.0)]
-    await world.popular.refresh()
+    await world.plane.popular.refresh()
 
-    ranking = world.popular.ranking("v2", catalogue_of(5))
+    ranking = world.plane.popular.ranking("v2", catalogue_of(5))
 
     assert ranking.version == "v2"
     assert sorted(ranking.order.tolist()) == [0, 1, 2, 3, 4]
@@ -71,17 +80,17 @@ async def test_a_slow_refresh_never_overwrites_a_newer_one(world: World, monkeyp
             held.wait(10.0)
         return rank_by_popularity(*args)
 
-    await world.popular.stop()
+    await world.plane.popular.stop()
     monkeypatch.setattr("services.gateway.tiers.popular.rank_by_popularity", rank)
-    older = asyncio.create_task(world.popular.refresh())
+    older = asyncio.create_task(world.plane.popular.refresh())
     await asyncio.to_thread(entered.wait, 10.0)
     world.features.popular = [("i19", 1.0)]
-    newer = asyncio.create_task(world.popular.refresh())
+    newer = asyncio.create_task(world.plane.popular.refresh())
     await asyncio.wait({newer}, timeout=0.05)
     held.set()
     await asyncio.gather(older, newer)
 
-    assert world.popular.ranking("v1", world.live.current().catalogue).order[0] == 19
+    assert world.plane.popular.ranking("v1", world.plane.live.current().catalogue).order[0] == 19
 
 
 item_ids = st.lists(st.sampled_from([*(f"i{index:02}" for index in range(NUM_ITEMS)), "gone"]), max_size=8)
@@ -89,9 +98,9 @@ item_ids = st.lists(st.sampled_from([*(f"i{index:02}" for index in range(NUM_ITE
 
 def with_masks(world: World, request: RecommendRequest) -> tuple[ScoredItem, ...]:
     """Return the items by masks over the whole catalogue and the popular ranking, as for a request that is not shed."""
-    live = world.live.current()
+    live = world.plane.live.current()
     masks = masks_for(request, request.recent_item_ids, live.catalogue)
-    popular = world.popular.ranking(live.version, live.catalogue)
+    popular = world.plane.popular.ranking(live.version, live.catalogue)
     best = best_allowed(popular.order, popular.scores, masks.showable, NUM_ITEMS)
     return as_items(choose([ItemRanking(Tier.POPULAR, *best)], masks.showable, request.k), live.catalogue)
 
@@ -116,7 +125,7 @@ async def test_items_from_memory_are_those_of_the_masks(
         exclude_item_ids=tuple(excluded),
         exclude_seen=exclude_seen,
     )
-    popular, live = world.popular, world.live.current()
+    popular, live = world.plane.popular, world.plane.live.current()
     popular.items_from_memory(RecommendRequest(request_id="r", user_id="u", k=before), live)
 
     items = popular.items_from_memory(request, live)
@@ -124,18 +133,3 @@ async def test_items_from_memory_are_those_of_the_masks(
     if k + len({*recent, *excluded}) <= NUM_ITEMS:
         assert items is not None
     assert items in (None, with_masks(world, request))
-
-
-async def test_a_new_ranking_is_seen_at_once(world: World) -> None:
-    """A refresh replaces the formatted items at once."""
-    popular, live = world.popular, world.live.current()
-    request = RecommendRequest(request_id="r", user_id="u", k=1)
-    before = popular.items_from_memory(request, live)
-    world.features.popular = [("i19", 1.0)]
-    await world.popular.refresh()
-
-    after = popular.items_from_memory(request, live)
-
-    assert before is not None
-    assert after is not None
-    assert (before[0].item_id, after[0].item_id) == ("i00", "i19")

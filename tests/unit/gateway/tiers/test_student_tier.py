@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from services.contracts.recommend import Reason, Tier
-from services.gateway.request.candidates import best_allowed
 from services.gateway.tiers import student
 from tests.support.fakes import FakeStudent
 from tests.unit.gateway.world import World
@@ -38,19 +37,6 @@ async def test_a_large_catalogue_is_ranked_beside_the_loop(
     assert (answer.tier, answer.reason, answer.items) == (expected.tier, expected.reason, expected.items)
     assert (answer.tier is Tier.STUDENT) is not fails
     assert (answer.reason is Reason.STUDENT_FAILED) is fails
-
-
-@pytest.mark.parametrize("num_allowed", [0, 1, 5, 900])
-def test_a_full_ranking_is_cut_as_if_all_of_it_were_looked_at(num_allowed: int) -> None:
-    """Allowed items at the far end are found, and no more than k."""
-    order = np.random.default_rng(0).permutation(1_000)
-    allowed = np.zeros(1_000, dtype=bool)
-    allowed[order[-num_allowed:] if num_allowed else []] = True
-
-    indices, scores = best_allowed(order, np.arange(1_000.0), allowed, 5)
-
-    kept = [place for place in range(1_000) if allowed[order[place]]][:5]
-    assert (indices, scores) == (order[kept].tolist(), [float(place) for place in kept])
 
 
 async def test_a_request_does_not_wait_for_the_thread_beyond_its_deadline(
