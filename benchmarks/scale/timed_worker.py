@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Histogram
 
 from services.observability.metrics import StreamMetrics, configure_logging
 from services.settings.settings import load_settings
-from services.stream.run import run_worker
+from services.stream.__main__ import run_worker
 
 
 class _Noting(Histogram):

@@ -1,16 +1,32 @@
-"""`python -m services.stream`: one stream worker, until SIGTERM or Ctrl-C."""
+"""`python -m services.stream`: one stream worker, composed from the settings, until SIGTERM or Ctrl-C."""
 
 import signal
+import socket
 import sys
 import threading
 from types import FrameType
 
 from prometheus_client import REGISTRY
 
+from models.bundle_follower import BundleFollower
+from models.registry import BundleStore
+from services.contracts.event_roles import read_event_roles
 from services.errors import ConfigError
+from services.features.repo import RepoAddress, ensure_applied
+from services.features.writer import FeatureWriter
 from services.observability.metrics import ProcessMetrics, StreamMetrics, configure_logging
+from services.observability.tracing import open_tracing
 from services.settings.settings import Settings, load_settings
-from services.stream.run import run_worker
+from services.stream.aggregate import history_limits
+from services.stream.beside import DEFAULT_PACE, Pace
+from services.stream.effects import NO_INTERRUPTIONS, Interruptions
+from services.stream.offline_log import OfflineLog
+from services.stream.partition_consumer import LogAddress, PartitionConsumer
+from services.stream.popularity import ListedItems
+from services.stream.rebuild import base_table
+from services.stream.worker import StreamWorker
+
+GROUP = "tailrace-stream"
 
 
 def main() -> None:
@@ -32,6 +48,59 @@ def _run(settings: Settings) -> None:
         signal.signal(number, end)
     ProcessMetrics(REGISTRY, "worker")
     run_worker(settings, stop, StreamMetrics(REGISTRY))
+
+
+def run_worker(
+    settings: Settings,
+    stop: threading.Event,
+    metrics: StreamMetrics,
+    pace: Pace | None = None,
+    interruptions: Interruptions | None = None,
+) -> None:
+    """Apply events until `stop` is set."""
+    features = RepoAddress(settings.feature_repo_dir, settings.redis_address)
+    ensure_applied(features)
+    log = OfflineLog(settings.offline_log_dir)
+    address = _log_address(settings)
+    items = ListedItems()
+    follower = BundleFollower(
+        BundleStore(settings.bundle_root), settings.bundle_poll_s, lambda bundle: bundle.item_ids(), items.replace
+    )
+    tracing = open_tracing(settings.otlp_endpoint, settings.trace_share, "tailrace-stream")
+    worker = StreamWorker(
+        open_consumer=lambda: PartitionConsumer(address),
+        writer=FeatureWriter(features, owner=f"{socket.gethostname()}/worker-{settings.worker_index}"),
+        log=log,
+        items=items,
+        base_table=base_table(settings.offline_log_dir),
+        limits=history_limits(settings.history_max_items),
+        metrics=metrics,
+        pace=pace or DEFAULT_PACE,
+        interruptions=interruptions or NO_INTERRUPTIONS,
+        beat=settings.worker_heartbeat.touch,
+        tracing=tracing,
+        keep_days=settings.log_keep_days,
+        roles=read_event_roles(settings.events_file),
+    )
+    for folder in (settings.offline_log_dir, settings.worker_heartbeat.parent):
+        folder.mkdir(parents=True, exist_ok=True)
+    follower.start()
+    worker.run(stop)
+    follower.stop()
+    tracing.stop()
+
+
+def _log_address(settings: Settings) -> LogAddress:
+    return LogAddress(
+        kafka=settings.kafka_address,
+        topic=settings.interactions_topic,
+        dead_letter_topic=settings.dead_letter_topic,
+        group=GROUP,
+        num_partitions=settings.topic_partitions,
+        worker_index=settings.worker_index,
+        num_workers=settings.num_workers,
+        max_poll_records=settings.worker_batch_events,
+    )
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from services.observability.tracing import open_tracing
 from services.router.admission import AdmissionLimits
 from services.router.policy import LlmRule
 from services.settings.settings import Settings
-from services.stream.run import run_worker
+from services.stream.__main__ import run_worker
 from tests.support.bundles import publish_bundle
 from tests.support.collector import Collector
 from tests.support.fakes import FakeLog, FakeStudent

@@ -10,9 +10,9 @@ from prometheus_client import CollectorRegistry
 
 from services.observability.metrics import StreamMetrics, configure_logging
 from services.settings.settings import load_settings
+from services.stream.__main__ import run_worker
 from services.stream.beside import Pace
 from services.stream.effects import Interruptions
-from services.stream.run import run_worker
 
 
 def signal_at(nth: int, number: signal.Signals) -> Callable[[], None]:

@@ -15,9 +15,9 @@ from services.features.schema import LogPosition, UserHistory
 from services.features.writer import FeatureWriter
 from services.observability.metrics import StreamMetrics
 from services.settings.settings import Settings
+from services.stream.__main__ import run_worker
 from services.stream.aggregate import LoggedEvent, apply, history_limits
 from services.stream.beside import Pace
-from services.stream.run import run_worker
 from tests.support.servers import Server
 from tests.support.topics import read_topic
 

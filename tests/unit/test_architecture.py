@@ -71,7 +71,7 @@ def python(script: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
         ("services.llm.engine.engine", {"grpc", "pandas", "prometheus_client", "pyarrow", "pydantic", "structlog"}),
         ("services.llm.handles", {"torch", "services.llm.ranking.deployment"}),
         ("services.student", {"torch", "ray", "feast", "kafka"}),
-        ("services.stream", {"torch", "ray"}),
+        ("services.stream.__main__", {"torch", "ray"}),
         ("services.cli.main", {"torch", "ray", "feast", "kafka", "pydantic", "numpy"}),
         ("infra.local", {"torch", "ray", "feast", "kafka"}),
     ],
