@@ -147,6 +147,7 @@ def fault_page() -> Iterator[str]:
     """The whole matrix and the spike's callers, as the benchmark prints them."""
     rows = result("faults")["rows"]
     yield matrix(rows)
+    yield matrix(result("faults-nodes")["rows"])
     yield from (priorities(row) for row in rows if "low" in row["by_priority"])
 
 
