@@ -70,7 +70,7 @@ class RankingRunner:
 
     def rank(self, history: np.ndarray, *, k: int = 10, width: int = 32) -> Elapsed:
         """Rank items outside the history, one request alone, and return the time from request to result."""
-        prompt = [0, *(self.items.codes[history] + np.array(self.items.token_offsets)).ravel().tolist()]
+        prompt = prompt_of(self.items, history)
         self.num_asked += 1
         began, began_cpu = time.perf_counter(), time.process_time()
         self.engine.add_rank(str(self.num_asked), prompt, k=k, beam_width=width, excluded=history)
@@ -257,11 +257,18 @@ def random_items(num_items: int, depth: int, seed: int = 0, skew: float = 1.0) -
     )
 
 
-def random_decoder(vocab_size: int, window: Window | None = None) -> Decoder:
+def random_decoder(
+    vocab_size: int, window: Window | None = None, *, seed: int = 0, shape: dict[str, Any] = _SHAPE
+) -> Decoder:
     """Draw a decoder in fp32."""
-    torch.manual_seed(0)
-    config = DecoderConfig(vocab_size=vocab_size, max_position_embeddings=_MAX_POSITIONS, window=window, **_SHAPE)
-    return Decoder(config).eval()
+    torch.manual_seed(seed)
+    positions = {"max_position_embeddings": _MAX_POSITIONS}
+    return Decoder(DecoderConfig(vocab_size=vocab_size, window=window, **{**positions, **shape})).eval()
+
+
+def prompt_of(items: ItemCodes, history: np.ndarray) -> list[int]:
+    """Return the tokens that spell a history of items, after the token of the beginning."""
+    return [0, *(items.codes[history] + np.array(items.token_offsets)).ravel().tolist()]
 
 
 def describe(decoder: Decoder) -> dict[str, Any]:

@@ -17,10 +17,8 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from benchmarks.engine_curves import random_items
+from benchmarks.engine_curves import prompt_of, random_decoder, random_items
 from benchmarks.load.command import at_least_one, command_of, report_parser, write_report
-from models.decoder.config import DecoderConfig
-from models.decoder.decoder import Decoder
 from services.llm.engine.beam.trie import ItemCodes
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
@@ -28,6 +26,15 @@ from services.llm.engine.outcome import EngineOutcome
 
 _WIDTHS = (1, 8, 32, 128, 256, 512, 1_024)
 _REQUESTS_PER_ROUND = 24
+_SHAPE = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+}
 
 
 def main() -> None:
@@ -83,8 +90,9 @@ class Served:
         shown = np.ones(num_items, dtype=bool) if allowed is None else allowed.copy()
         shown[history] = False
         width = int(rng.choice(_WIDTHS))
-        prompt = [0, *(self.items.codes[history] + np.array(self.items.token_offsets)).ravel().tolist()]
-        self.engine.add_rank(name, prompt, k=width, beam_width=width, allowed=allowed, excluded=history)
+        self.engine.add_rank(
+            name, prompt_of(self.items, history), k=width, beam_width=width, allowed=allowed, excluded=history
+        )
         self.asked[name] = shown, width
 
     def judge(self, outcome: EngineOutcome, count: Count) -> int:
@@ -131,23 +139,8 @@ def _load(rng: np.random.Generator, count: Count) -> Served:
         int(rng.choice([300, 5_000, 40_000])), depth, seed=count.catalogues, skew=rng.choice([1.0, 3.0])
     )
     config = EngineConfig(num_blocks=512, max_beam_rows=2_048, max_waiting=_REQUESTS_PER_ROUND)
-    engine = Engine(_decoder(1 + sum(items.level_sizes), count.catalogues), config, items=items, bundle_version="v")
-    return Served(engine, items)
-
-
-def _decoder(vocab_size: int, seed: int) -> Decoder:
-    torch.manual_seed(seed)
-    config = DecoderConfig(
-        vocab_size=vocab_size,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        max_position_embeddings=256,
-    )
-    return Decoder(config).eval()
+    decoder = random_decoder(1 + sum(items.level_sizes), seed=count.catalogues, shape=_SHAPE)
+    return Served(Engine(decoder, config, items=items, bundle_version="v"), items)
 
 
 if __name__ == "__main__":

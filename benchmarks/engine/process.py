@@ -116,9 +116,8 @@ def peer_entry(name: str, model: str, device: str, threads: int) -> Entry | None
 
 def reference_entry(model: str, threads: int) -> Entry:
     """Return the entry of the fp32 reference."""
-    return Entry(
-        Path(sys.executable), "benchmarks.engine.reference", {"model": model, "threads": threads}, _threads(threads)
-    )
+    options = {"model": model, "threads": threads, "is_reference": True}
+    return Entry(Path(sys.executable), "benchmarks.engine.transformers", options, _threads(threads))
 
 
 def _threads(threads: int) -> dict[str, str]:

@@ -1,5 +1,6 @@
-"""transformers in the comparison: plain `generate`, its beams constrained to the catalogue by a logits processor."""
+"""transformers in the comparison: plain `generate`, its beams constrained to the catalogue by a logits processor; and in fp32 the reference."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,7 +10,9 @@ from transformers import AutoModelForCausalLM, GenerationConfig, LogitsProcessor
 
 from benchmarks.engine.cases import NUM_LEVELS, code_table
 from benchmarks.engine.catalogue import CodeTrie, mask_scores
-from benchmarks.engine.worker import Reply, Request, serve
+from benchmarks.engine.worker import BenchmarkEngine, Reply, Request, serve
+from models.decoder.weights import load_decoder
+from pipelines.training.dense import hidden_states
 
 
 class TransformersEngine:
@@ -66,5 +69,48 @@ class _CatalogueProcessor(LogitsProcessor):
         return mask_scores(self._trie, input_ids[:, self._num_prompt :].cpu().numpy(), scores)
 
 
+class Reference:
+    """The reference for outputs: transformers and our decoder over the same weights, both in fp32, no cache.
+
+    A token that is not the reference's best is a tie broken differently, or a fault: the gap between the best logit and the chosen one
+    distinguishes them. The same sequences through our decoder give the largest difference of logits.
+    """
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        torch.set_num_threads(options["threads"])
+        self._theirs: Any = AutoModelForCausalLM.from_pretrained(options["model"], dtype=torch.float32)
+        self._ours = load_decoder(Path(options["model"]), torch.float32, "cpu")
+
+    def describe(self) -> Reply:
+        """Return nothing: the reference adds no description."""
+        return {}
+
+    @torch.inference_mode()
+    def answer(self, ask: Request) -> Reply:
+        """Compare one engine's outputs for these prompts with the reference."""
+        prompts_BT, new_BN = torch.tensor(ask["prompts"]), torch.tensor(ask["outputs"])
+        rows_BT = torch.cat((prompts_BT, new_BN), dim=1)[:, :-1]
+        first = prompts_BT.shape[1] - 1
+        logits_BTV = self._theirs(rows_BT).logits
+        gap_BN = _gap(logits_BTV[:, first:], new_BN)
+        return {
+            "best_share": float((gap_BN == 0).float().mean()),
+            "largest_gap": float(gap_BN.max()),
+            "logits_max_error": float((self._our_logits(rows_BT) - logits_BTV).abs().max()),
+        }
+
+    def _our_logits(self, rows_BT: Tensor) -> Tensor:
+        logits_XV = hidden_states(self._ours, rows_BT) @ self._ours.head_weight_VD.T
+        return logits_XV.view(*rows_BT.shape, -1)
+
+
+def _gap(logits_BNV: Tensor, chosen_BN: Tensor) -> Tensor:
+    return logits_BNV.amax(-1) - logits_BNV.gather(-1, chosen_BN.unsqueeze(-1)).squeeze(-1)
+
+
+def _build(options: dict[str, Any]) -> BenchmarkEngine:
+    return Reference(options) if options.get("is_reference") else TransformersEngine(options)
+
+
 if __name__ == "__main__":
-    serve(TransformersEngine)
+    serve(_build)
