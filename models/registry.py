@@ -7,6 +7,7 @@
                      catalogue.parquet
                      code_book.safetensors   where codes are deeper than 1: how new items get theirs
                      report.json        the evaluation
+                     report.md          the same for readers, with what the bundle was made from
     <root>/LIVE                         the version that serves
     <root>/PREVIOUS                     the version that served before it
 
@@ -101,14 +102,18 @@ class BundleStore:
     def __init__(self, root: Path) -> None:
         self._root = root
 
-    def publish(self, source: Path, version: str, about: dict[str, Any]) -> Bundle:
-        """Copy `source` as `version` with a manifest of hashes. Does not promote. An existing version is kept."""
+    def publish(
+        self, source: Path, version: str, about: dict[str, Any], pages: Mapping[str, str] | None = None
+    ) -> Bundle:
+        """Copy `source`, and these texts by file name, as `version` with a manifest of hashes. Does not promote. An existing version is kept."""
         target = self._root / version
         if not target.exists():
             scratch = self._scratch(version)
             shutil.rmtree(scratch, ignore_errors=True)  # of a killed publication: a container's ids come again
             try:
                 shutil.copytree(source, scratch)
+                for name, text in (pages or {}).items():
+                    (scratch / name).write_text(text)
                 manifest = {"version": version, **about, "files": hashes(scratch)}
                 (scratch / "manifest.json").write_text(json.dumps(manifest, indent=1, sort_keys=True))
                 rename_durably(scratch, target)

@@ -7,8 +7,10 @@ the live pointer) is done in any case, since that is cheap and the store may hav
 """
 
 import json
+import shlex
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -22,15 +24,17 @@ import torch
 from rich.console import Console
 
 from models.catalogue import load_catalogue
+from models.files import file_sha256
 from models.registry import Bundle, BundleStore, learned_repeats
 from pipelines.codes import reuse
 from pipelines.data import checks, ingest, tokenize
 from pipelines.data.examples import SplitKind
 from pipelines.evaluation import champion, evaluate, gate
 from pipelines.evaluation.gain import describe_gain
+from pipelines.evaluation.held_out import HeldOut
 from pipelines.features import point_in_time, tables
 from pipelines.options import PipelineOptions, Places
-from pipelines.publication import bundle, precompute
+from pipelines.publication import bundle, model_card, precompute
 from pipelines.runner.bars import Bars, metrics_table
 from pipelines.runner.run_lock import run_lock, run_lock_if_free
 from pipelines.runner.stage import Progress, StageCache, StageOutput, content_key
@@ -74,9 +78,11 @@ def run_pipeline(options: PipelineOptions, places: Places, console: Console) -> 
         console.print(metrics_table(report.evaluation))
         console.print(describe_gain(report.evaluation["gain"]), markup=False)
     if report.bundle_version is not None:
+        console.print(f"report: {done[-1].path / model_card.CARD}", markup=False)
         console.print(f"{report.bundle_version} is live")
     elif options.split == SplitKind.GLOBAL_TIME and report.evaluation is not None:
-        console.print(f"--split {options.split} publishes nothing; its report: {done[-1].path / evaluate.REPORT}")
+        where = done[-1].path / evaluate.REPORT
+        console.print(f"--split {options.split} publishes nothing; its report: {where}", markup=False)
     return report
 
 
@@ -143,13 +149,14 @@ def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[Stage
     )
     name = options.events.stem if options.events else options.dataset
     key = content_key({"name": name, "repeats": repeats}, [distilled.key], [evaluate])
-    evaluated = stages.run("evaluate", key, lambda out: evaluate.evaluate(models, name, out, progress))
+    held_out = HeldOut(tokenized.path, places.stages_dir, _command())
+    evaluated = stages.run("evaluate", key, lambda out: evaluate.evaluate(models, held_out, name, out, progress))
     yield evaluated
 
     bars.begin("gate")
     store = BundleStore(places.bundle_root)
     live = _live_of(store, name) if split == SplitKind.LEAVE_ONE_OUT else None  # it learned from what is after the cut
-    judged = _judge(models, evaluated.path, ingested.path, live, options)
+    judged = _judge(models, held_out, evaluated.path, ingested.path, live, options)
     yield StageOutput("gate", evaluated.key, evaluated.path, skipped=False, seconds=0.0)
     if split == SplitKind.GLOBAL_TIME:
         return
@@ -169,8 +176,12 @@ def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[Stage
     bars.begin("publish")
     training = json.loads((trained.path / "training.json").read_text())
     report = evaluate.read_report(evaluated.path)
-    manifest = bundle.manifest_of(report, training, recipe.prompt, catalogue.depth)
-    published = bundle.publish(store, bundle_dir, version, manifest | judged)
+    made_by = (ingested, built, tokenized, trained, distilled, evaluated, optimized)
+    parents = {"started_from": training["started_from"], "compared_with": live.version if live else None}
+    manifest = bundle.manifest_of(report, training, recipe.prompt, catalogue.depth) | judged
+    manifest |= {"test_set": held_out.record(), "lineage": _lineage(made_by, options, recipe, parents)}
+    card = model_card.render(version, manifest, evaluate.read_report(bundle_dir))
+    published = bundle.publish(store, bundle_dir, version, manifest, {model_card.CARD: card})
     store.prune(places.keep_bundles)
     FeatureWriter(places.feature_repo).remove_precomputed(store.versions())
     yield StageOutput("publish", version, published.path, skipped=False, seconds=0.0)
@@ -211,12 +222,17 @@ def refresh_lists(options: PipelineOptions, places: Places, console: Console) ->
 
 
 def _judge(
-    models: evaluate.Trained, evaluated: Path, ingested: Path, live: Bundle | None, options: PipelineOptions
+    models: evaluate.Trained,
+    held_out: HeldOut,
+    evaluated: Path,
+    ingested: Path,
+    live: Bundle | None,
+    options: PipelineOptions,
 ) -> dict[str, Any]:
     """Return what the manifest keeps of the gate: the data's facts, the comparison with the live bundle, and what was forced. Raises StageFailed."""
     before = live.manifest.get("data") if live else None
     data = checks.describe(ingested, before)
-    against_live = champion.compare(models, evaluated, live) if live else []
+    against_live = champion.compare(models, held_out, evaluated, live) if live else []
     problems = gate.find_problems(evaluate.read_report(evaluated)["metrics"], against_live, options.gate)
     problems += checks.problems(data, before, options.checks)
     if options.force and problems:
@@ -259,6 +275,28 @@ def _store_lists(
     )
     writer.write_precomputed(precompute.read_rows(listed.path), time.time_ns() // 1_000)
     return listed
+
+
+def _lineage(
+    made_by: Sequence[StageOutput], options: PipelineOptions, recipe: recipes.Recipe, parents: dict[str, str | None]
+) -> dict[str, Any]:
+    """Return what a bundle was made from (JSON values): hashes of its data, of the sources and of each stage's inputs, options, parents."""
+    ingested = made_by[0].path
+    given = {name: value for name, value in asdict(options).items() if name != "recipes"} | {"recipe": asdict(recipe)}
+    return {
+        "data": {name: file_sha256(ingested / name) for name in ("events.parquet", "items.parquet")},
+        "code": content_key({}, [], [sys.modules[__name__]]),
+        "options": json.loads(json.dumps(given, default=str)),
+        "seed": recipe.train.seed,
+        "parents": parents,
+        "stages": {output.stage: output.key for output in made_by},
+        "command": _command(),
+    }
+
+
+def _command() -> str:
+    """Return what this process was started as."""
+    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from pipelines.codes.embedding import texts_of
 from pipelines.codes.reuse import KeptCodes, extended_codes, kept_codes
 from pipelines.data import schema
 from pipelines.publication.bundle import publish, version_of
+from pipelines.publication.model_card import CARD
 from pipelines.publication.student_graph import student_graph
 from pipelines.training.item_rows import fill_rows
 from services.errors import ConfigError
@@ -52,6 +53,10 @@ def append_items(store: BundleStore, raw_items: pl.DataFrame, table: str, now: d
         onnx.save(student_graph(student), folder / "student.onnx")
         about = {name: value for name, value in live.manifest.items() if name not in {"version", "files"}}
         about["num_items"] = len(catalogue.item_ids)
+        about["lineage"] = about.get("lineage", {}) | {"items_added_to": live.version}
+        if (card := folder / CARD).exists():
+            note = f"This bundle is {live.version} with {len(new)} items more, without training; what follows is on that one.\n\n"
+            card.write_text(note + card.read_text())
         return publish(store, folder, version_of(folder, now), about), len(new)
 
 

@@ -16,8 +16,8 @@ from models.catalogue import Catalogue, load_catalogue
 from models.decoder.weights import load_decoder
 from models.registry import Bundle
 from models.student import read_student
-from pipelines.data.examples import Split, read_cases
 from pipelines.evaluation.evaluate import Trained, read_ranks
+from pipelines.evaluation.held_out import HeldOut
 from pipelines.evaluation.metrics import Scorer, gains, interval, rank_labels
 from pipelines.training.beam_scoring import decoder_scorer
 from pipelines.training.distill import StudentScorer
@@ -26,13 +26,13 @@ from services.errors import TailraceError
 log = structlog.get_logger()
 
 
-def compare(challenger: Trained, evaluated: Path, champion: Bundle) -> list[dict[str, Any]]:
+def compare(challenger: Trained, held_out: HeldOut, evaluated: Path, champion: Bundle) -> list[dict[str, Any]]:
     """Return rows {model, champion, num_users, champion_ndcg, challenger_ndcg, low, high}; the last two bound the difference at 95 %, paired.
 
     A champion that cannot be read is logged, and nothing is compared.
     """
     now = load_catalogue(challenger.tokenized / "catalogue.parquet")
-    cases, ranks = read_cases(challenger.tokenized, Split.TEST), read_ranks(evaluated)
+    cases, ranks = held_out.open(f"comparison with {champion.version}"), read_ranks(evaluated)
     try:
         champion.verify()
         before = load_catalogue(champion.path / "catalogue.parquet")

@@ -20,9 +20,10 @@ from models.catalogue import Catalogue, load_catalogue
 from models.decoder.config import DecoderConfig, read_config
 from models.decoder.weights import load_decoder
 from models.student import StudentConfig, read_student
-from pipelines.data.examples import Split, SplitKind, read_cases, read_sequences, read_split
+from pipelines.data.examples import SplitKind, read_sequences, read_split
 from pipelines.evaluation.gain import gain_by_slice, shelf_of, slices_of
 from pipelines.evaluation.gate import student_share
+from pipelines.evaluation.held_out import HeldOut
 from pipelines.evaluation.metrics import Ranks, Scorer, rank_labels, summarise
 from pipelines.evaluation.variety import ListedScorer
 from pipelines.runner.stage import Progress
@@ -52,11 +53,11 @@ class Trained:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
 
-def evaluate(trained: Trained, dataset: str, out: Path, progress: Progress) -> None:
+def evaluate(trained: Trained, held_out: HeldOut, dataset: str, out: Path, progress: Progress) -> None:
     """Rank every test label with every model; write report.json and ranks.parquet."""
     catalogue, cases = (
         load_catalogue(trained.tokenized / "catalogue.parquet"),
-        read_cases(trained.tokenized, Split.TEST),
+        held_out.open("evaluation of new models"),
     )
     scorers, shelves = list(_scorers(trained, catalogue)), shelf_of(catalogue.popularity)
     ranks: dict[str, Ranks] = {}

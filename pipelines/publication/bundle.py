@@ -1,7 +1,7 @@
 """Stages 7 and 9: the bundle is assembled from what was trained, its student proven equal to the evaluated one; then it is published.
 
     bundle/          what models/registry.py lists: decoder/, student.onnx (student_graph), student.safetensors, catalogue.parquet, report.json,
-                     and code_book.safetensors where codes are deeper than 1
+                     and code_book.safetensors where codes are deeper than 1; publication adds report.md (model_card)
     version.txt      the bundle's name: when it was made (UTC) and a hash of its content
 
 The decoder is served from the checkpoint that was evaluated. The report is the evaluation, and how far the exported student's scores are
@@ -11,6 +11,7 @@ from the evaluated ones and how long one ranking takes here.
 import json
 import shutil
 import time
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ def optimize(trained: Trained, evaluated: Path, made_at: datetime, out: Path) ->
     shutil.copyfile(trained.students_dir / "student.safetensors", bundle / "student.safetensors")
     student, cases = (
         read_student(trained.students_dir / "student.safetensors"),
-        read_cases(trained.tokenized, Split.TEST),
+        read_cases(trained.tokenized, Split.VALID),
     )
     onnx.save(student_graph(student), bundle / "student.onnx")
     ranker = StudentRanker(bundle / "student.onnx")
@@ -86,9 +87,11 @@ def time_ranking(ranker: StudentRanker, cases: Cases, num_items: int) -> dict[st
     return {"rank_p50_ms": float(np.percentile(spent_ms, 50)), "rank_p99_ms": float(np.percentile(spent_ms, 99))}
 
 
-def publish(store: BundleStore, folder: Path, version: str, about: dict[str, Any]) -> Bundle:
-    """Publish the folder under this version and make it live. A version that exists already is only made live."""
-    bundle = store.publish(folder, version, about)
+def publish(
+    store: BundleStore, folder: Path, version: str, about: dict[str, Any], pages: Mapping[str, str] | None = None
+) -> Bundle:
+    """Publish the folder, and these pages by file name, under this version and make it live. A version that exists already is only made live."""
+    bundle = store.publish(folder, version, about, pages)
     store.promote(version)
     return bundle
 

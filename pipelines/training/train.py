@@ -107,6 +107,7 @@ def train(
         "options": asdict(options),
         "num_parameters": num_parameters,
         "epochs": fit_options.epochs,
+        "started_from": start.version if start is not None and fit_options is not options.fit else None,
         **asdict(fitted),
     }
     (out / "training.json").write_text(json.dumps(about, indent=1))

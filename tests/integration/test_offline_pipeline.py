@@ -113,6 +113,26 @@ def test_own_tables_become_a_live_bundle(places: Places) -> None:
     assert load_student(bundle, bundle.catalogue()) is not None
     assert bundle.manifest["dataset"] == "events"
     assert bundle.manifest["prompt"] == {"max_items": 10, "stride": 5}
+    assert bundle.manifest["test_set"]["num_openings"] == 1
+    assert bundle.manifest["lineage"]["parents"] == {"started_from": None, "compared_with": None}
+    assert (bundle.path / "report.md").read_text().startswith(f"# Bundle {bundle.version}\n")
+    assert f"report: {bundle.path / 'report.md'}" in (places.state_dir / "shown.txt").read_text()
+
+
+def test_the_global_time_split_is_evaluated_and_not_published(places: Places, options: PipelineOptions) -> None:
+    """It trains anew on what lies before the cut, ends at the gate, prints where the report is, and leaves the live bundle."""
+    before, shown = BundleStore(places.bundle_root).live_version(), io.StringIO()
+
+    report = run_pipeline(replace(options, split="global-time"), places, Console(file=shown, width=300))
+
+    assert [stage.stage for stage in report.stages if not stage.skipped] == [
+        "tokenize", "train", "distill", "evaluate", "gate"
+    ]  # fmt: skip
+    assert report.evaluation is not None
+    assert report.evaluation["split"]["kind"] == "global-time"
+    assert "events before 2023-11-14T22:2" in shown.getvalue()
+    assert f"publishes nothing; its report: {report.stages[-1].path / 'report.json'}" in shown.getvalue()
+    assert BundleStore(places.bundle_root).live_version() == before
 
 
 async def test_online_store_holds_histories_and_lists_of_the_live_version(places: Places) -> None:

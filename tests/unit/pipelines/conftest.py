@@ -10,6 +10,7 @@ import torch
 from pipelines.codes.options import CodesOptions
 from pipelines.data.tokenize import tokenize
 from pipelines.evaluation.evaluate import Trained, evaluate
+from pipelines.evaluation.held_out import HeldOut
 from pipelines.publication.bundle import optimize
 from pipelines.runner.stage import silent
 from pipelines.training.checkpoints import Checkpoints
@@ -71,6 +72,6 @@ def learn_the_ring(root: Path, options: TrainOptions, codes: CodesOptions = DEPT
         saved, path = checkpoints_in(root / "saved").of(name), students / f"{name}.safetensors"
         fit_and_save(Inputs(tokens, 1, CPU), trained_dir / "decoder", lesson, path, saved)
     trained = Trained(tokens, trained_dir / "decoder", students, SMALL_DECODER.max_items, SMALL_DECODER.stride)
-    evaluate(trained, "ring", evaluated, silent)
+    evaluate(trained, HeldOut(tokens, root, "tailrace pipeline"), "ring", evaluated, silent)
     optimize(trained, evaluated, MADE_AT, optimized)
     return Built(trained, evaluated, optimized)

@@ -7,6 +7,7 @@ import numpy as np
 
 from models.registry import Bundle, BundleStore
 from pipelines.evaluation.champion import MappedScorer, compare
+from pipelines.evaluation.held_out import HeldOut
 from tests.support.bundles import build_catalogue
 from tests.unit.pipelines.conftest import Built
 
@@ -17,9 +18,14 @@ def published(built: Built, root: Path) -> Bundle:
     return BundleStore(root).publish(built.optimized / "bundle", "v1", {"prompt": prompt})
 
 
+def held_out(built: Built, folder: Path) -> HeldOut:
+    """The test labels of what was trained."""
+    return HeldOut(built.trained.tokenized, folder, "tailrace pipeline")
+
+
 def test_equal_models_differ_by_nothing(built: Built, tmp_path: Path) -> None:
     """The bundle of the same models has the same ranks for every user."""
-    rows = compare(built.trained, built.evaluated, published(built, tmp_path))
+    rows = compare(built.trained, held_out(built, tmp_path), built.evaluated, published(built, tmp_path))
 
     assert [row["model"] for row in rows] == ["decoder", "student"]
     assert all(row["low"] == row["high"] == 0 and row["champion_ndcg"] == row["challenger_ndcg"] > 0 for row in rows)
@@ -30,7 +36,7 @@ def test_a_damaged_champion_is_not_compared(built: Built, tmp_path: Path) -> Non
     bundle = published(built, tmp_path)
     (bundle.path / "student.safetensors").write_bytes(b"")
 
-    assert compare(built.trained, built.evaluated, bundle) == []
+    assert compare(built.trained, held_out(built, tmp_path), built.evaluated, bundle) == []
 
 
 def test_items_are_matched_by_id() -> None:

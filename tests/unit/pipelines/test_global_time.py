@@ -5,7 +5,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.catalogue import load_catalogue
@@ -41,6 +41,7 @@ def events_at(drawn: list[tuple[int, int, str]]) -> pl.DataFrame:
     return with_labels(frame, ROLES)
 
 
+@settings(max_examples=40)
 @given(drawn=TIMES)
 def test_what_is_learned_ends_before_all_that_validates_and_that_before_all_that_tests(
     drawn: list[tuple[int, int, str]],
@@ -67,7 +68,7 @@ def test_what_is_learned_ends_before_all_that_validates_and_that_before_all_that
 @pytest.mark.parametrize("depth", [1, 2])
 def test_other_events_after_the_cut_change_nothing_that_is_learned(tmp_path: Path, depth: int) -> None:
     """Items swapped after the first cut: sequences, popularity, codes and code book are the same, byte for byte; with leave-one-out they are not."""
-    known, other = (write_ingested(tmp_path / name) for name in ("known", "other"))
+    known, other = (write_ingested(tmp_path / name, num_users=15) for name in ("known", "other"))
     events = pl.read_parquet(known / "events.parquet")
     mirrored = pl.format("i{}", (29 - pl.col("item_id").str.slice(1).cast(pl.Int64)).cast(pl.String).str.zfill(2))
     is_later = pl.col("event_time") >= global_cuts(events).valid_from

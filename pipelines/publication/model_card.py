@@ -1,0 +1,183 @@
+"""report.md of a bundle: what it is and for whom, how good, where the LLM pays, what the data was, and what it was made from. Pure.
+
+Everything in it is from the manifest and the evaluation report, so that whoever has the bundle can check it. Plots are text: one width fits a terminal,
+a code review and a rendered page.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+CARD = "report.md"
+_WIDTH = 40
+_MIN_CASES = 30
+"""Fewer test users than this are marked: their interval knows too little (pipelines.evaluation.gain)."""
+
+
+def render(version: str, manifest: Mapping[str, Any], report: Mapping[str, Any]) -> str:
+    """Return the page of this bundle. `manifest` is its manifest without version and hashes."""
+    sections = (
+        _card(version, manifest, report),
+        _quality(report),
+        _lists(report["metrics"]),
+        _gain(manifest["llm_pays"], report["gain"]),
+        _against_live(manifest["against_live"]),
+        _data(manifest["data"], manifest["forced"]),
+        _test_set(manifest["test_set"], report),
+        _lineage(manifest["lineage"]),
+    )
+    return "\n\n".join(sections) + "\n"
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a Markdown table."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def interval_plot(rows: Sequence[tuple[str, float, float, float]], *, zero: bool = False) -> str:
+    """Return a fenced plot of (name, low, mean, high) rows on one scale, which holds 0 if `zero`: `--o--`, and `|` at 0."""
+    ends = [value for _, low, _, high in rows for value in (low, high)] + [0.0] * zero
+    first, last = min(ends), max(ends)
+    step = (last - first) / (_WIDTH - 1) or 1.0
+
+    def place(value: float) -> int:
+        return min(_WIDTH - 1, max(0, round((value - first) / step)))
+
+    indent = max(len(name) for name, *_ in rows)
+    lines = []
+    for name, low, mean, high in rows:
+        marks = [" "] * _WIDTH
+        marks[place(low) : place(high) + 1] = "-" * (place(high) + 1 - place(low))
+        if zero:
+            marks[place(0.0)] = "|"
+        marks[place(mean)] = "o"
+        lines.append(f"{name:<{indent}}  {''.join(marks)}  {mean:{'+' if zero else ''}.4f}")
+    return "\n".join(["```text", *lines, f"{'':<{indent}}  {first:<{_WIDTH // 2}.4f}{last:>{_WIDTH // 2}.4f}", "```"])
+
+
+def _card(version: str, manifest: Mapping[str, Any], report: Mapping[str, Any]) -> str:
+    data, shown = manifest["data"], manifest["repeats"]
+    newest = datetime.fromtimestamp(data["newest_event_us"] / 1e6, UTC)
+    facts = (
+        ("what", "a decoder that ranks items for a user from the user's history, and a student distilled from it"),
+        ("for", f"users and items like those of `{manifest['dataset']}`, asked for the next item"),
+        ("learned from", f"{data['num_events']} events of {data['num_users']} users on {manifest['num_items']} items"),
+        ("newest event", f"{newest:%Y-%m-%d %H:%M} UTC"),
+        ("seen items", "are learned and shown" if shown else "are left out unless a request asks for them"),
+        ("decoder", f"{manifest['num_parameters']:,} parameters, codes of depth {manifest['depth']}"),
+        ("work of one ranking", ", ".join(f"{name} {num:,}" for name, num in manifest["multiply_adds"].items())),
+        ("random seed", manifest["lineage"]["seed"]),
+    )
+    return "\n".join([f"# Bundle {version}", "", table(("", ""), facts), "", "Limits:", *_limits(manifest, report)])
+
+
+def _limits(manifest: Mapping[str, Any], report: Mapping[str, Any]) -> list[str]:
+    found = [
+        "- Quality is that of past behaviour: whether a user's next item was in the list, not whether the list was the reason.",
+        f"- It was measured on {report['num_test_users']} users who have enough events; it says nothing of visitors without history.",
+    ]
+    if manifest["depth"] == 1:
+        found.append("- An item that no training event names has no learned score; only the next training learns it.")
+    small = [row["slice"] for row in report["gain"] if row["num_cases"] < _MIN_CASES]
+    if small:
+        found.append(f"- Slices of fewer than {_MIN_CASES} test users show nothing: {', '.join(small)}.")
+    if manifest["forced"]:
+        found.append(f"- It was published by force although: {'; '.join(manifest['forced'])}.")
+    return found
+
+
+def _quality(report: Mapping[str, Any]) -> str:
+    metrics = report["metrics"]
+    rows = [
+        (name, f"{found['ndcg@10']:.4f}", _interval(found["ndcg@10_interval"]), f"{found['hr@10']:.4f}")
+        for name, found in metrics.items()
+    ]
+    plotted = [
+        (name, found["ndcg@10_interval"][0], found["ndcg@10"], found["ndcg@10_interval"][1])
+        for name, found in metrics.items()
+    ]
+    share = f"The student keeps {report['student_share']:.1%} of the decoder's NDCG@10."
+    heads = ("model", "NDCG@10", "95 %", "HR@10")
+    return "\n\n".join(
+        ["## Quality", f"Protocol: {report['protocol']}.", table(heads, rows), interval_plot(plotted), share]
+    )
+
+
+def _lists(metrics: Mapping[str, Any]) -> str:
+    shelves = list(next(iter(metrics.values()))["shares"]["lists"])
+    histories = next(iter(metrics.values()))["shares"]["histories"]
+    rows: list[Sequence[object]] = [("(histories)", "", "", *(f"{histories[name]:.0%}" for name in shelves))]
+    for model, found in metrics.items():
+        calibration = f"{found['calibration@10']:.2f} {_interval(found['calibration@10_interval'], 2)}"
+        shares = [f"{found['shares']['lists'][name]:.0%}" for name in shelves]
+        rows.append((model, f"{found['coverage@10']:.1%}", calibration, *shares))
+    words = "Of the lists of ten: how much of the catalogue they hold, how far their mix is from that of their users' histories (0: the same), and the mix."
+    return "\n\n".join(["## What lists hold", words, table(("model", "coverage", "calibration", *shelves), rows)])
+
+
+def _gain(llm_pays: Sequence[Sequence[int | None]], gain: Sequence[Mapping[str, Any]]) -> str:
+    rows = [
+        (row["slice"], row["num_cases"], f"{row['llm_minus_student']:+.4f}", _interval((row["low"], row["high"])))
+        for row in gain
+    ]
+    enough = [row for row in gain if row["num_cases"] >= _MIN_CASES] or gain
+    plot = interval_plot(
+        [(row["slice"], row["low"], row["llm_minus_student"], row["high"]) for row in enough], zero=True
+    )
+    ranges = [f"{first} and more" if last is None else f"{first} to {last}" for first, last in llm_pays]
+    routed = f"histories of {', '.join(ranges)} items" if ranges else "no request: the student answers all"
+    heads = ("slice", "test users", "decoder minus student", "95 %")
+    words = f"With `TAILRACE_LLM_ROUTING=gain` the LLM is called for {routed}."
+    return "\n\n".join(["## Gain of the decoder over its student, NDCG@10", table(heads, rows), plot, words])
+
+
+def _against_live(rows: Sequence[Mapping[str, Any]]) -> str:
+    if not rows:
+        return "## Against the bundle that was live\n\nNone of this data was live, or it could not be read."
+    cells = [
+        (row["model"], row["champion"], row["num_users"], f"{row['champion_ndcg']:.4f}", f"{row['challenger_ndcg']:.4f}", _interval((row["low"], row["high"])))
+        for row in rows
+    ]  # fmt: skip
+    heads = ("model", "live bundle", "test users", "its NDCG@10", "now", "difference, 95 %")
+    return "\n\n".join(["## Against the bundle that was live", table(heads, cells)])
+
+
+def _data(data: Mapping[str, Any], forced: Sequence[str]) -> str:
+    unusable = [
+        (f"{name} not used: {reason}", f"{share:.2%}")
+        for name, by_reason in data["unusable_shares"].items()
+        for reason, share in by_reason.items()
+    ]
+    drift = [(f"drift of {what} (PSI)", f"{value:.3f}") for what, value in data["drift"].items()]
+    rows = [("events since the live bundle's", data["num_new_events"]), *unusable, *drift]
+    outcome = "beyond their bounds: " + "; ".join(forced) if forced else "all within their bounds"
+    return "\n\n".join(["## Checks of the data", table(("", ""), rows), f"Gate and checks: {outcome}."])
+
+
+def _test_set(record: Mapping[str, Any], report: Mapping[str, Any]) -> str:
+    words = (
+        f"{record['num_users']} labels (SHA-256 {record['sha256'][:16]}), openings in this state folder: {record['num_openings']}. "
+        "The more models were chosen by these labels, the more of a gain is chance."
+    )
+    rows = [(one["at"], f"`{one['command']}`", one["purpose"]) for one in record["openings"]]
+    split = report["split"]["kind"]
+    return "\n\n".join([f"## Test set ({split})", words, table(("opened", "by", "for"), rows)])
+
+
+def _lineage(lineage: Mapping[str, Any]) -> str:
+    rows = [
+        *((f"data: {name}", f"SHA-256 `{digest}`") for name, digest in lineage["data"].items()),
+        ("code", f"sources `{lineage['code']}`"),
+        *((f"parent: {name}", parent or "none") for name, parent in lineage["parents"].items()),
+        *((f"stage: {name}", f"`{key}`") for name, key in lineage["stages"].items()),
+        ("command", f"`{lineage['command']}`"),
+    ]
+    options = json.dumps(lineage["options"], indent=1, sort_keys=True)
+    return "\n\n".join(["## Lineage", table(("", ""), rows), f"Options:\n\n```json\n{options}\n```"])
+
+
+def _interval(ends: Sequence[float], digits: int = 4) -> str:
+    low, high = ends
+    return f"[{low:.{digits}f}, {high:.{digits}f}]"

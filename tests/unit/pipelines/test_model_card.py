@@ -1,0 +1,109 @@
+"""The report of a bundle for readers."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.catalogue import load_catalogue
+from models.registry import BundleStore
+from pipelines.evaluation.evaluate import read_report
+from pipelines.evaluation.held_out import HeldOut
+from pipelines.publication.bundle import manifest_of, publish
+from pipelines.publication.model_card import CARD, interval_plot, render
+from tests.unit.pipelines.conftest import Built
+
+VALUES = st.floats(-1, 1, allow_subnormal=False)
+ROWS = st.lists(st.tuples(VALUES, VALUES, VALUES).map(sorted), min_size=1, max_size=6)
+
+
+@pytest.fixture
+def manifest(built: Built, tmp_path: Path) -> dict[str, Any]:
+    """The manifest of what was trained, published by force."""
+    catalogue = load_catalogue(built.trained.tokenized / "catalogue.parquet")
+    held_out = HeldOut(built.trained.tokenized, tmp_path, "tailrace pipeline --force")
+    held_out.open("evaluation of new models")
+    live = {"model": "decoder", "champion": "v1", "num_users": 40, "champion_ndcg": 0.9, "challenger_ndcg": 0.8}
+    data = {
+        "num_events": 480,
+        "num_users": 40,
+        "num_items": 30,
+        "newest_event_us": 1_790_000_000_000_000,
+        "unusable_shares": {"recorded events": {"item_id not in items": 0.031}},
+        "num_new_events": 1_200,
+        "drift": {"items": 0.27},
+    }
+    lineage = {
+        "data": {"events.parquet": "e" * 64},
+        "code": "c0de",
+        "options": {"split": "leave-one-out"},
+        "seed": 7,
+        "parents": {"started_from": "v0", "compared_with": "v1"},
+        "stages": {"ingest": "1a", "train": "2b"},
+        "command": "tailrace pipeline --force",
+    }
+    made = manifest_of(read_report(built.evaluated), {"num_parameters": 12_345}, {"max_items": 10}, catalogue.depth)
+    judged = {"data": data, "against_live": [live | {"low": -0.15, "high": -0.05}], "forced": ["drift of items"]}
+    return made | judged | {"test_set": held_out.record(), "lineage": lineage}
+
+
+def test_the_page_has_what_a_reader_decides_by(built: Built, manifest: dict[str, Any]) -> None:
+    """Every model with its interval, every slice, the routing, the comparison, the checks, the openings of the test set and the lineage."""
+    report = read_report(built.optimized / "bundle")
+
+    page = render("v2", manifest, report)
+
+    assert page.startswith("# Bundle v2\n")
+    for name, found in report["metrics"].items():
+        low, high = found["ndcg@10_interval"]
+        assert f"| {name} | {found['ndcg@10']:.4f} | [{low:.4f}, {high:.4f}] |" in page
+        assert f"| {name} | {found['coverage@10']:.1%} | {found['calibration@10']:.2f} [" in page
+    for row in report["gain"]:
+        assert f"| {row['slice']} | {row['num_cases']} | {row['llm_minus_student']:+.4f} |" in page
+    for words in (
+        "the LLM is called for",
+        "| decoder | v1 | 40 | 0.9000 | 0.8000 | [-0.1500, -0.0500] |",
+        "published by force although: drift of items",
+        "| recorded events not used: item_id not in items | 3.10% |",
+        "| drift of items (PSI) | 0.270 |",
+        "openings in this state folder: 1",
+        "| `tailrace pipeline --force` | evaluation of new models |",
+        f"| data: events.parquet | SHA-256 `{'e' * 64}` |",
+        "| parent: started_from | v0 |",
+        "| stage: train | `2b` |",
+        "| random seed | 7 |",
+        "12,345 parameters, codes of depth 1",
+    ):
+        assert words in page
+
+
+def test_the_page_is_in_the_bundle_and_under_its_hash(built: Built, manifest: dict[str, Any], tmp_path: Path) -> None:
+    """A changed report is found out like a changed model."""
+    store = BundleStore(tmp_path / "bundles")
+
+    published = publish(store, built.optimized / "bundle", "v2", manifest, {CARD: "# Bundle v2\n"})
+
+    assert (published.path / CARD).read_text() == "# Bundle v2\n"
+    assert CARD in published.manifest["files"]
+    assert not (built.optimized / "bundle" / CARD).exists()
+
+
+@given(rows=ROWS, zero=st.booleans())
+def test_a_plot_keeps_the_order_of_its_values(rows: list[list[float]], *, zero: bool) -> None:
+    """For any intervals: as many columns in each row, `o` within its dashes, and of two values the larger is never left of the smaller."""
+    named = [(f"row{number}", *row) for number, row in enumerate(rows)]
+
+    _, *lines, scale, _ = interval_plot(named, zero=zero).splitlines()  # type: ignore[arg-type]
+
+    drawn = [re.fullmatch(r"row\d  (.{40})  [+-]?\d\.\d{4}", line) for line in lines]
+    bodies = [found[1] for found in drawn if found]
+    places = [(min(body.index(mark) for mark in "-o" if mark in body), body.index("o")) for body in bodies]
+    assert len(bodies) == len(rows)
+    assert len(scale.strip().split()) == 2
+    assert all(first <= mean for first, mean in places)
+    for (_, _, mean, _), (_, place) in zip(named, places, strict=True):
+        for (_, _, other, _), (_, elsewhere) in zip(named, places, strict=True):
+            assert place <= elsewhere or mean >= other
