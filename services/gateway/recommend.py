@@ -95,9 +95,8 @@ class Recommend:
     async def __call__(self, request: RecommendRequest, arrival: Arrival, door: str, caller: Caller) -> Recommendation:
         """Answer a request of `caller` that arrived through `door`.
 
-        Raises InvalidRequest for more items than the caller may request and for filters that name what the catalogue
-        lacks, DependencyAway before the first bundle, Overloaded if this priority gets no answer even from memory or the deadline passed
-        before the request was read.
+        Raises InvalidRequest for more items than the caller may request and for filters that name what the catalogue lacks,
+        DependencyAway before the first bundle, Overloaded if this priority gets no answer even from memory, or past the deadline.
         """
         request.check_k(caller.max_k)
         live = self._live.current()
@@ -152,26 +151,25 @@ class Recommend:
         routing: RoutingRecord | None,
     ) -> Recommendation:
         """Return the answer, after every sink has its record. `routing` is None if nothing was read or ranked."""
-        request, caller, door, deadline, version = admitted
         now_ms = int(self._wall_clock() * 1_000)
         newest_ms = None if routing is None else routing.context.lookup.features.newest_event_time_ms
         answer = Recommendation(
-            request_id=request.request_id,
+            request_id=admitted.request.request_id,
             items=items,
             tier=decided.tier,
             reason=decided.reason,
-            bundle_version=version,
+            bundle_version=admitted.version,
             newest_event_time_ms=newest_ms,
             feature_age_ms=None if newest_ms is None else max(0, now_ms - newest_ms),
-            deadline_ms=deadline.total_ms,
+            deadline_ms=admitted.deadline.total_ms,
             stages_ms=stages_ms,
             rationale=rationale,
         )
         record = AnswerRecord(
-            request=request,
-            caller=caller,
-            door=door,
-            deadline=deadline,
+            request=admitted.request,
+            caller=admitted.caller,
+            door=admitted.door,
+            deadline=admitted.deadline,
             planned=planned,
             answer=answer,
             answered_s=self._clock(),

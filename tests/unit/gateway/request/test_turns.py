@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.contracts.access import Priority
-from services.gateway.request.turns import Turns
+from services.gateway.request.load_monitor import Turns
 from services.router.deadline import Deadline
 from tests.support.clock import Clock
 
