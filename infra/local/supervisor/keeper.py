@@ -53,8 +53,12 @@ def main(arguments: list[str]) -> NoReturn:
     parent_pid, grace_s, command = int(arguments[0]), float(arguments[1]), arguments[2:]
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     adopt_orphans()
+    signal.pthread_sigmask(
+        signal.SIG_BLOCK, {signal.SIGTERM}
+    )  # it would end the keeper alone until its handler is there
     child_pid = os.fork()
     if child_pid == 0:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         _become(command)
 
     def kill_child(_number: int, _frame: FrameType | None) -> None:
@@ -67,6 +71,7 @@ def main(arguments: list[str]) -> NoReturn:
     signal.signal(signal.SIGALRM, kill_child)
     signal.signal(signal.SIGTERM, stop_child)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     if os.getppid() != parent_pid:  # the parent died before the signal was requested
         stop_child(signal.SIGTERM, None)
     status = _wait_for(child_pid)
