@@ -98,6 +98,8 @@ class Settings(BaseSettings):
     max_deadline_ms: int = Field(5_000, ge=1)
     deadline_reserve_ms: float = Field(8.0, ge=0)
     """Subtracted from every deadline for formatting and sending the answer."""
+    node_patience_percent: int = Field(50, ge=0, le=100)
+    """Where Ray has several nodes: part of a recommendation's deadline after which the edge asks another node. 0: it never does."""
     feature_timeout_ms: float = Field(30.0, gt=0)
 
     # routing

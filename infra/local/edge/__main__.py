@@ -207,6 +207,7 @@ def run_edge(settings: Settings, ray_hosts: Sequence[str], standby_host: str) ->
             client_ca_file=settings.tls_client_ca_file,
             has_keys=keys_file is not None,
             default_deadline_ms=settings.default_deadline_ms,
+            node_patience_percent=settings.node_patience_percent,
         )
         metrics = EdgeMetrics(REGISTRY)
         watch = TakeoverWatch(metrics) if settings.standby else None

@@ -47,8 +47,6 @@ CONNECT_TIMEOUT = "200ms"
 """After a refused connection HAProxy waits as long before it tries the next server."""
 NODE_CONNECT_TIMEOUT = "60ms"
 """Where Ray has several nodes: one that cannot be reached must leave time for an answer of another within a deadline of 200 ms."""
-_PATIENCE_PERCENT = 50
-"""Part of a recommendation's deadline after which one node's silence sends it to another."""
 _ALWAYS_ROOM = 3
 """So many in flight are no crowd, whatever the rate."""
 _LEAST_DEADLINE_MS = 100
@@ -134,7 +132,8 @@ class EdgePlan:
     """What the edge listens on and forwards to.
 
     `http_fd` and `grpc_fd` are listening sockets that HAProxy inherits. `ray` has the ingress of each of Ray's nodes. Without `tls_dir` both doors speak plaintext; with
-    `client_ca_file` callers must present a certificate of that authority. `has_keys`: the file `KEY_SHARES` is there.
+    `client_ca_file` callers must present a certificate of that authority. `has_keys`: the file `KEY_SHARES` is there. `node_patience_percent` of a
+    recommendation's deadline is what one of Ray's nodes gets before another is asked; 0: all of it.
     """
 
     http_fd: int
@@ -145,6 +144,7 @@ class EdgePlan:
     client_ca_file: Path | None = None
     has_keys: bool = False
     default_deadline_ms: int = 200
+    node_patience_percent: int = 50
 
     @property
     def certificate(self) -> Path | None:
@@ -168,8 +168,8 @@ class EdgePlan:
             retries=NODE_RETRIES if self._has_nodes else RETRIES,
             retryable=RETRYABLE,
             connect=NODE_CONNECT_TIMEOUT if self._has_nodes else CONNECT_TIMEOUT,
-            patience_rest=self._patience("rest") if self._has_nodes else "",
-            patience_grpc=self._patience("grpc") if self._has_nodes else "",
+            patience_rest=self._patience("rest"),
+            patience_grpc=self._patience("grpc"),
             not_twice=NOT_TWICE,
             readable_id=_READABLE_ID,
             unavailable=UNAVAILABLE,
@@ -206,9 +206,12 @@ class EdgePlan:
     def _patience(self, door: str) -> str:
         """Send a recommendation to another node when one is silent for a part of the deadline: a node whose network is cut closes no connection.
 
+        Only where another is up: a name may have one address.
         Not while the requests in flight are more than the last second's would be if each took half of its deadline: then slowness is a matter of
         load, and second requests would add to it. Not for a rationale, which may take until the deadline.
         """
+        if not (self._has_nodes and self.node_patience_percent):
+            return ""
         if door == "rest":
             path, sent = "/v1/recommendations", "json_query('$.deadline_ms','int')"
             rationale, is_rationale = "json_query('$.rationale')", "-m str true"
@@ -227,8 +230,9 @@ class EdgePlan:
     acl is_rationale var(txn.rationale) {is_rationale}
     http-request set-var(txn.usual) sc0_http_req_rate,mul(txn.deadline),div(2000),add({_ALWAYS_ROOM})
     acl is_crowded var(txn.in_flight),sub(txn.usual) -m int gt 0
-    http-request set-var(txn.patience) var(txn.deadline),mul({_PATIENCE_PERCENT}),div(100)
-    http-request set-timeout server var(txn.patience) if is_recommendation !is_short !is_rationale !is_crowded
+    http-request set-var(txn.patience) var(txn.deadline),mul({self.node_patience_percent}),div(100)
+    acl has_others nbsrv({door}) ge 2
+    http-request set-timeout server var(txn.patience) if is_recommendation has_others !is_short !is_rationale !is_crowded
 """
 
     def _tls(self, protocols: str) -> str:
