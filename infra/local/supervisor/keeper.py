@@ -53,9 +53,8 @@ def main(arguments: list[str]) -> NoReturn:
     parent_pid, grace_s, command = int(arguments[0]), float(arguments[1]), arguments[2:]
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     adopt_orphans()
-    signal.pthread_sigmask(
-        signal.SIG_BLOCK, {signal.SIGTERM}
-    )  # it would end the keeper alone until its handler is there
+    # until its handler is there, the signal would end the keeper alone
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     child_pid = os.fork()
     if child_pid == 0:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
