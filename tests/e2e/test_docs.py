@@ -33,7 +33,7 @@ trap 'code=$?; { export -p; printf "cd %q\\n" "$PWD"; } > "$DOCS_SESSION"; exit 
 
 def runs(page: Path) -> bool:
     """Whether a test can run anything of a page."""
-    return any(runnable(block.text).script.strip() for block in blocks(page.read_text()) if not block.mark)
+    return any(runnable(block.text).strip() for block in blocks(page.read_text()) if not block.mark)
 
 
 TRAINS = ROOT / "docs" / "bring-your-own-data.md"
@@ -79,7 +79,7 @@ class PageSession:
 
     def run(self, block: Block) -> list[str]:
         """Run a block; return how it differed from the page."""
-        script = runnable(block.text).script
+        script = runnable(block.text)
         if not script.strip():
             return []
         code, output = self._shell(self._with_ports(script))

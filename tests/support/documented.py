@@ -1,8 +1,7 @@
-"""Check the commands of a page: which programs exist, and which lines a test must leave out and why."""
+"""Check the commands of a page, and leave out the lines that a test cannot run beside others. Looks for words; does not parse the shell."""
 
 import importlib.util
 import re
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -11,21 +10,7 @@ from typer.core import TyperGroup
 
 from services.cli.main import app
 from tests.support.pages import ROOT
-from tests.support.shell_words import Command, commands, logical_lines
 
-_TOOLS = """
-apt-get awk bash basename cat cd chmod cp curl cut date df diff dirname du echo env export false find free git grep head id
-install jq kill ls mkdir mktemp mv nproc openssl pip printf promtool ps pytest read rm sed seq set sha256sum sleep sort source
-ss stat sudo tail tar tee test top touch tr true trap uniq unset uptime wait watch wc xargs
-"""
-_DOCKER = """
-build compose cp exec image images inspect kill load logs network ps pull push restart rm run save start stats stop system
-tag top volume buildx version info
-"""
-_KUBECTL = """
-annotate apply auth config cordon cp create delete describe diff drain edit events exec explain expose get kustomize label
-logs patch port-forward rollout run scale set top uncordon version wait
-"""
 EXEMPT = {
     r"make up|tailrace up( .*)?": "would start what the fixture has started",
     r"make down|tailrace down": "would stop what the other tests still need",
@@ -39,70 +24,38 @@ EXEMPT = {
     r"git clone .*|cd tailrace": "the tests run in a clone already",
     r"(pip|apt-get|sudo) .*": "installs on the machine",
 }
-"""Commands (in full, as patterns) that are only checked where others run, with the reason."""
+"""Lines (in full, as patterns) that are only checked where others run, with the reason."""
 
-TOOLS = frozenset(_TOOLS.split())
-DOCKER = frozenset(_DOCKER.split())
-KUBECTL = frozenset(_KUBECTL.split())
-CLUSTER_TOOLS = {"helm", "kind", "minikube"}
-RAY = {"ray", "serve"}
-"""Ray's own programs, which come with it."""
-GUESTS = {"aiperf", "guidellm"}
-"""Programs that pages name and the project does not install."""
+_CALL = re.compile(r"\s*(?:\w+=\S*\s+)*(tailrace|make|python3?)\s+(.*)")
+_PATH = re.compile(r"(?<![\w./$:-])(?:\./)?(\w[\w.-]*)/([\w.-]+(?:/[\w.-]+)*)")
 
 
-@dataclass(frozen=True, slots=True)
-class Shared:
-    """The lines of a block that run, and those left out with their reasons."""
-
-    script: str
-    left_out: tuple[tuple[str, str], ...]
+def runnable(text: str) -> str:
+    """Return a block without the lines that a test cannot run beside others."""
+    return "".join(line for line in text.splitlines(keepends=True) if not _is_exempt(line))
 
 
-def runnable(text: str) -> Shared:
-    """Leave out the lines of a block that a test cannot run beside others."""
-    kept, left_out = [], []
-    for line in logical_lines(text):
-        reasons = [reason for command in commands(line) if (reason := reason_to_skip(command))]
-        if reasons:
-            left_out.append((line.strip(), reasons[0]))
-        else:
-            kept.append(line)
-    return Shared("".join(kept), tuple(left_out))
+def _is_exempt(line: str) -> bool:
+    command = re.sub(r"(^|\s)#.*", "", line).strip()
+    return any(re.fullmatch(pattern, command) for pattern in EXEMPT)
 
 
-def reason_to_skip(command: Command) -> str | None:
-    """Return why a test leaves this command out; None when it runs."""
-    words = " ".join(command.words)
-    return next((reason for pattern, reason in EXEMPT.items() if re.fullmatch(pattern, words)), None)
-
-
-def complaints(command: Command) -> list[str]:
-    """Return what is wrong with a command: a program, subcommand, option or file that does not exist."""
-    program, *arguments = command.words
-    match program:
-        case "tailrace":
-            found = _tailrace(arguments)
-        case "make":
-            found = [
-                f"no make target {word}" for word in _plain(arguments) if "=" not in word and word not in _targets()
-            ]
-        case "python" | "python3":
-            found = _python(arguments)
-        case "docker":
-            found = [] if not (verb := _plain(arguments)[:1]) or verb[0] in DOCKER else [f"docker has no {verb[0]}"]
-        case "kubectl":
-            found = _kubectl(arguments)
-        case _:
-            known = (
-                program in TOOLS | CLUSTER_TOOLS | RAY | GUESTS
-                or program.startswith(("./", "$"))
-                or (ROOT / program).is_file()
-            )
-            found = [] if known else [f"unknown program {program}"]
-    return found + [
-        f"no file {word}" for word in map(_value, arguments) if _is_of_the_repository(word) and not _exists(word)
-    ]
+def complaints(text: str) -> list[str]:
+    """Return what a block names and does not exist: commands and options of ours, make's targets, modules and files."""
+    text = re.sub(r"(^|\s)#.*", "", text.replace("\\\n", " "))
+    found: list[str] = []
+    for command in re.split(r"[|&;()\n]", text):
+        if call := _CALL.match(command):
+            arguments = call[2].split()
+            match call[1]:
+                case "tailrace":
+                    found += _tailrace(arguments)
+                case "make":
+                    found += [f"no make target {word}" for word in arguments if not _is_target(word)]
+                case _ if arguments[:1] == ["-m"] and not _is_module(arguments[1]):
+                    found.append(f"no module {arguments[1]}")
+    paths = [f"{folder}/{rest}" for folder, rest in _PATH.findall(text) if (ROOT / folder).is_dir()]
+    return found + [f"no file {path}" for path in paths if not (ROOT / path).exists()]
 
 
 def _tailrace(arguments: list[str]) -> list[str]:
@@ -117,43 +70,17 @@ def _tailrace(arguments: list[str]) -> list[str]:
     return [f"tailrace {command.name} has no {option}" for option in given if option not in options]
 
 
-def _python(arguments: list[str]) -> list[str]:
-    if arguments[:1] == ["-m"]:
-        try:
-            found = importlib.util.find_spec(arguments[1])
-        except ModuleNotFoundError:
-            found = None
-        return [] if found else [f"no module {arguments[1]}"]
-    return []
-
-
-def _kubectl(arguments: list[str]) -> list[str]:
-    words = list(arguments)
-    while words and words[0].startswith("-"):
-        words = words[1:] if "=" in words[0] else words[2:]
-    return [] if not words or words[0] in KUBECTL else [f"kubectl has no {words[0]}"]
-
-
-def _plain(arguments: list[str]) -> list[str]:
-    return [word for word in arguments if not word.startswith("-")]
-
-
 @cache
 def _targets() -> set[str]:
     return set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
-def _value(word: str) -> str:
-    return word.partition("=")[2] if word.startswith("-") else word
+def _is_target(word: str) -> bool:
+    return word.startswith("-") or "=" in word or word in _targets()
 
 
-def _is_of_the_repository(word: str) -> bool:
-    """Whether a word is a path into a folder of the repository, with nothing for the shell to fill in."""
-    return (
-        bool(re.fullmatch(r"(\./)?\w[\w.-]*/[\w./-]*", word))
-        and (ROOT / word.removeprefix("./").split("/")[0]).is_dir()
-    )
-
-
-def _exists(word: str) -> bool:
-    return (ROOT / word).exists()
+def _is_module(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False

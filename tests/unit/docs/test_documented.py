@@ -7,9 +7,8 @@ from urllib.parse import unquote
 import pytest
 
 from services.settings.settings import Settings
-from tests.support.documented import complaints
+from tests.support.documented import complaints, runnable
 from tests.support.pages import MARKS, ROOT, all_pages, anchors, blocks, fences, links
-from tests.support.shell_words import Command, commands
 
 OTHER_SHELLS = {"bash", "shell", "console", "zsh", "shell-session"}
 TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text() for page in all_pages()}
@@ -28,13 +27,12 @@ def test_every_block_of_commands_is_fenced_as_one() -> None:
 
 
 def test_every_command_exists() -> None:
-    """Programs, subcommands, options, modules and files that a page names exist, whether a test runs them or not."""
+    """Our subcommands, options, targets, modules and files that a page names exist, whether a test runs them or not."""
     wrong = [
-        f"{name}:{block.line}: {complaint} in `{command.source.strip()}`"
+        f"{name}:{block.line}: {complaint}"
         for name, text in TEXTS.items()
         for block in blocks(text)
-        for command in commands(block.text)
-        for complaint in complaints(command)
+        for complaint in complaints(block.text)
     ]
 
     assert wrong == []
@@ -72,32 +70,30 @@ def test_every_page_is_in_the_index() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "complaint"),
+    ("text", "complaint"),
     [
-        ("tailrace pipeline --events x.csv --items=y.csv", None),
-        ("tailrace pipeline --event x.csv", "tailrace pipeline has no --event"),
+        ("tailrace pipeline --events x.csv \\\n  --items=y.csv  # tailrace none", None),
+        ("A=1 tailrace pipeline --event x.csv", "tailrace pipeline has no --event"),
+        ("true && tailrace statu | cat", "tailrace has no statu"),
+        ("make PYTHON=python3.11 nothing", "no make target nothing"),
         ("python -m benchmarks.nothing", "no module benchmarks.nothing"),
-        ("kubectl -n recs get pods", None),
-        ("frobnicate", "unknown program frobnicate"),
         ("cat services/no-such-file.py", "no file services/no-such-file.py"),
+        ("curl -s localhost:8000/services/none http://services/none", None),
     ],
 )
-def test_a_command_that_does_not_exist_is_reported(words: str, complaint: str | None) -> None:
-    """By the program's name, or by the file's."""
-    assert complaints(Command(tuple(words.split()), words)) == ([complaint] if complaint else [])
+def test_what_does_not_exist_is_reported(text: str, complaint: str | None) -> None:
+    """By the command's name and the word, or by the file's."""
+    assert complaints(text) == ([complaint] if complaint else [])
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "left"),
     [
-        ("# a comment\nA=1 B='2 3' tailrace status    # why\n", [("tailrace", "status")]),
-        ("a x | b y && c; d &\n", [("a", "x"), ("b", "y"), ("c",), ("d",)]),
-        ("curl -s \\\n  localhost\n", [("curl", "-s", "localhost")]),
-        ("a > out 2>&1 < in\n", [("a",)]),
-        ("cat > f <<'EOF'\nnot a 'command\nEOF\nb\n", [("cat",), ("b",)]),
-        ("for x in 1 2; do a $x; done\n", [("a", "$x")]),
+        ("make up  # starts\nls\n", "ls\n"),
+        ("tailrace up -d\n# why\n", "# why\n"),
+        ("tailrace upon\n", "tailrace upon\n"),
     ],
 )
-def test_commands_of_shell_text(text: str, words: list[tuple[str, ...]]) -> None:
-    """Programs and their arguments, without comments, assignments, redirections and keywords."""
-    assert [command.words for command in commands(text)] == words
+def test_lines_that_would_disturb_others_are_left_out(text: str, left: str) -> None:
+    """Whole lines, whatever their comment."""
+    assert runnable(text) == left
