@@ -12,7 +12,7 @@ from hypothesis import settings as hypothesis_settings
 from models.registry import BundleStore
 from tests.support.compose_stack import ComposeStack, why_not
 from tests.support.embedded_only import why_embedded_only
-from tests.support.stack import Stack
+from tests.support.stack import TEXT_MAX_TOKENS, TEXT_MODEL, Stack
 
 if not Path("/dev/nvidia0").exists():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which transformers does too
@@ -23,7 +23,7 @@ hypothesis_settings.register_profile(
 hypothesis_settings.load_profile("untimed")  # a busy machine is no fault of what is tested
 
 E2E_TIMEOUT_S = 1_800
-SHORT_TRAINING = ("--epochs", "5", "--student-epochs", "5", "--baseline", "popularity", "--min-student-share", "0.5")
+SHORT_TRAINING = ("--epochs", "1", "--student-epochs", "1", "--force")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -39,10 +39,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests below e2e and compose are marked so, and may wait for the pipeline; all that need the stack run last, so that it does not
-    take the cores from the others.
+    """Tests below integration, e2e and compose are marked so, and the latter may wait for the pipeline; all that need the stack run last,
+    so that it does not take the cores from the others, and those that end it after all others.
     """
     for item in items:
+        if "integration" in item.path.parts:
+            item.add_marker(pytest.mark.integration)
         if {"e2e", "compose"} & set(item.path.parts):
             item.add_marker(pytest.mark.e2e)
             item.add_marker(pytest.mark.timeout(E2E_TIMEOUT_S))
@@ -50,17 +52,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if reason := why_embedded_only(item.path.name, getattr(item, "originalname", item.name)):
                 item.add_marker(pytest.mark.skip(reason=reason))
-    items.sort(key=lambda item: "stack" in getattr(item, "fixturenames", ()))
+    items.sort(key=lambda item: [name in getattr(item, "fixturenames", ()) for name in ("interrupted", "stack")])
 
 
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Stack]:
-    """A running stack with two gateway replicas, on a bundle of few epochs on ml-100k; tests/quality trains in full."""
+    """A running stack with two gateway replicas, on a bundle of one epoch on ml-100k; tests/quality trains in full.
+
+    It serves text of a tiny random checkpoint too.
+    """
     if request.config.getoption("--stack") == "compose":
         yield from composed(request.config)
         return
+    from tests.support.checkpoints import write_checkpoint
+
     kept: Path | None = request.config.getoption("--state")
-    running = Stack((kept or tmp_path_factory.mktemp("stack")).absolute(), gateway_replicas=2)
+    checkpoint = write_checkpoint(tmp_path_factory.mktemp("text") / TEXT_MODEL, max_positions=4_096)
+    running = Stack(
+        (kept or tmp_path_factory.mktemp("stack")).absolute(),
+        gateway_replicas=2,
+        text_path=str(checkpoint),
+        text_max_tokens=TEXT_MAX_TOKENS,
+    )
     try:
         if BundleStore(running.settings.bundle_root).live_version() is None:
             trained = running.command("pipeline", *SHORT_TRAINING, timeout_s=E2E_TIMEOUT_S)

@@ -17,7 +17,7 @@ def test_after_a_click_the_stored_list_is_not_used(stack: Stack) -> None:
 
     assert after["tier"] != "precomputed"
     assert after["newest_event_time_ms"] > before["newest_event_time_ms"]
-    assert after["feature_age_ms"] < 20_000
+    assert 0 <= after["feature_age_ms"] < 60_000
     assert clicked not in rest_items(after)
 
 

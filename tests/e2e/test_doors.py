@@ -51,6 +51,15 @@ def test_a_bad_body_is_refused_through_the_proxies(stack: Stack, content: bytes)
     assert "Traceback" not in response.text
 
 
+def test_a_refusal_over_grpc_keeps_its_details_through_ray(stack: Stack) -> None:
+    """The caller gets the status, the structured error and the request's id as the door set them."""
+    with pytest.raises(grpc.RpcError) as refused:
+        stack.rpc.Recommend(pb.RecommendRequest(user_id="1", k=-1))
+
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert {key for key, _ in refused.value.trailing_metadata()} >= {"grpc-status-details-bin", "x-request-id"}
+
+
 def test_an_oversized_body_is_refused_through_the_proxies(stack: Stack) -> None:
     """Both doors refuse a body over the limit, and no proxy turns that into a 500."""
     huge = "x" * (stack.settings.max_body_bytes + 1)

@@ -24,46 +24,22 @@ from infra.local.edge.config import KEY_SHARES, edge_folder
 from services.contracts import recommend_pb2 as pb
 from services.contracts import recommend_pb2_grpc as api
 from services.contracts.access import Priority, Scope
-from services.gateway.access.keys import KeysFile, StoredHash, StoredKey, hash_of, write_keys
+from services.gateway.access.keys import KeysFile, write_keys
 from services.gateway.request.load_monitor import DOORS
 from services.settings.settings import Settings, inherited_environment
 from tailrace_client import Client, TailraceError, Tls
+from tests.support.keys import bearer, stored_key
 from tests.support.plain_doors import running_plain_doors
 from tests.support.servers import HOST, free_port
+from tests.support.tls_proxy import issue
 from tests.support.wait import wait_for
-
-pytestmark = pytest.mark.integration
 
 REQUEST = {"user_id": "nobody", "k": 2}
 LONG = {"user_id": "long", "k": 2, "deadline_ms": 5_000}
 KEYS = KeysFile(
-    keys=tuple(
-        StoredKey(
-            id=priority.name.lower(),
-            hashes=(StoredHash(sha256=hash_of(priority.name)),),
-            scopes=frozenset({Scope.RECOMMEND}),
-            priority=priority,
-        )
-        for priority in (Priority.HIGH, Priority.LOW)
-    )
+    keys=tuple(stored_key(one.name.lower(), Scope.RECOMMEND, priority=one) for one in (Priority.HIGH, Priority.LOW))
 )
-"""The key of each priority is the priority's name; the doors behind the edge admit every caller."""
-
-
-def key_of(priority: str) -> dict[str, str]:
-    """Return the header of a priority's key."""
-    return {"authorization": f"Bearer {priority}"}
-
-
-def issue(ca: trustme.CA, folder: Path, name: str = "localhost") -> trustme.LeafCert:
-    """Write tls.crt and tls.key as a Kubernetes secret has them."""
-    folder.mkdir(exist_ok=True)
-    leaf = ca.issue_cert(name, HOST)
-    for file, pems in (("tls.crt", leaf.cert_chain_pems), ("tls.key", [leaf.private_key_pem])):
-        scratch = folder / f".{file}"
-        scratch.write_bytes(b"".join(pem.bytes() for pem in pems))
-        scratch.replace(folder / file)
-    return leaf
+"""The key of each priority is its name; the doors behind the edge admit every caller."""
 
 
 @dataclass
@@ -191,7 +167,7 @@ def running_edge(
         yield Edge(settings, ca, child.pid)
     finally:
         child.send_signal(signal.SIGTERM)
-        assert child.wait(timeout=15) == 0, (folder / "edge.log").read_text()
+        assert child.wait(timeout=60) == 0, (folder / "edge.log").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -225,20 +201,20 @@ def test_beyond_the_announced_limit_the_edge_refuses_at_once(edge: Edge) -> None
             wait_for(lambda: edge.announced() == (text if text.isdecimal() else "0"), what=f"the limit {text}")
 
         def ask(priority: str) -> httpx.Response:
-            return http.post("/v1/recommendations", json=LONG, headers=key_of(priority))
+            return http.post("/v1/recommendations", json=LONG, headers=bearer(priority))
 
         announce("4")
-        admitted = [pool.submit(ask, "HIGH") for _ in range(2)]
-        calls = [pool.submit(edge.call_grpc, metadata=key_of("HIGH"), request=LONG) for _ in range(2)]
+        admitted = [pool.submit(ask, "high") for _ in range(2)]
+        calls = [pool.submit(edge.call_grpc, metadata=bearer("high"), request=LONG) for _ in range(2)]
         wait_for(lambda: edge.num_in_flight() == 4, what="two in flight through each door")
-        refused = list(pool.map(ask, ["LOW", "LOW", "unknown"]))
+        refused = list(pool.map(ask, ["low", "low", "unknown"]))
         with pytest.raises(grpc.RpcError) as rpc:
-            edge.call_grpc(metadata=key_of("LOW"))
-        passed = edge.call_grpc(metadata=key_of("HIGH"))
+            edge.call_grpc(metadata=bearer("low"))
+        passed = edge.call_grpc(metadata=bearer("high"))
         assert not any(answer.done() for answer in admitted)
         announce("none")
         wait_for(lambda: edge.num_in_flight() == 0, what="none in flight")
-        unlimited = list(pool.map(ask, ["LOW"] * 6))
+        unlimited = list(pool.map(ask, ["low"] * 6))
 
     assert [answer.status_code for answer in refused] == [429] * 3
     assert {(answer.json()["error"]["code"], answer.headers["retry-after"]) for answer in refused} == {

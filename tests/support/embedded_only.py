@@ -8,7 +8,7 @@ REASONS = {
     "test_console.py": "opens pages without an API key",
     "test_listening.py": "looks for processes of this machine, and sends no API key",
     "test_takeover.py": "looks for processes of this machine",
-    "test_text.py": "starts an embedded stack of its own; tests/compose asks containers for text",
+    "test_text.py": "asks for the text model of the embedded stack; tests/compose asks containers for text",
     "test_doors.py::test_the_printed_calls_work_when_pasted": "is about what `tailrace up` prints",
     "test_doors.py::test_status_shows_every_part": "is about `tailrace status`",
 }

@@ -17,7 +17,6 @@ MARKS = {
     "data": "needs the reader's own data",
     "bench": "measures for minutes, on idle cores",
     "guest": "needs a program that the project does not install",
-    "text": "needs a stack that serves text; tests/e2e/test_text.py runs it",
 }
 _FENCE = re.compile(r"^(?P<indent> *)(?P<ticks>`{3,})(?P<info>[^`]*)$")
 _LINK = re.compile(r"!?\[[^\]]*\]\((?P<target>[^)\s]+)(?:\s+\"[^\"]*\")?\)")

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import httpx
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
+from infra.local.commands.status import inspect_stack
 from infra.local.supervisor.keeper import children_of
 from infra.local.supervisor.ports import free_window
 from infra.local.supervisor.stackfile import StackFile
@@ -29,12 +29,15 @@ from tests.support.wait import wait_for
 
 Answer = TypeVar("Answer")
 START_TIMEOUT_S = 1_500.0
+TEXT_MODEL, TEXT_MAX_TOKENS = "tiny", 3_500
+"""The text model of the shared stack, and the longest text that it writes."""
 PORTS = (
     *("http_port", "grpc_port", "metrics_port", "redis_port"),
     *("inner_http_port", "inner_grpc_port", "standby_http_port", "standby_grpc_port"),
 )
 PORTS_WIDTH = 64
 """As wide as Ray's own windows, so that no two overlap; the system assigns none of these ports to others."""
+STANDBY_ACTIVE = "tailrace_standby_active"
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -52,12 +55,6 @@ class Stack:
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: grpc.Channel | None = None
         self.rest = httpx.Client(base_url=f"http://{HOST}:{self.settings.http_port}", timeout=20.0)
-
-    def beside(self, folder: Path, **settings: Any) -> "Stack":
-        """Return another stack with a copy of this one's bundle and features; not started."""
-        for name in ("bundles", "features"):
-            shutil.copytree(self.settings.state_dir / name, folder / "state" / name)
-        return Stack(folder / "state", **settings)
 
     def new_key(self, key_id: str, *scopes: str) -> str:
         """Make an API key by the operator's command and return it."""
@@ -98,10 +95,7 @@ class Stack:
         """Stop it in order, whatever state it is in, and close the connections."""
         self.command("down")
         if self._process is not None:
-            self._process.wait(timeout=60)
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
+            self.reap()
 
     def close(self) -> None:
         """Stop, and close the client."""
@@ -125,9 +119,13 @@ class Stack:
         return self._process is not None and self._process.poll() is None
 
     def reap(self) -> int:
-        """Wait for the supervisor's end and return its exit code."""
+        """Wait for the supervisor's end, close the gRPC connection, and return the exit code."""
         assert self._process is not None
-        return self._process.wait(timeout=60)
+        code = self._process.wait(timeout=60)
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        return code
 
     @property
     def rpc(self) -> Any:
@@ -161,14 +159,20 @@ class Stack:
         """Record one event over REST."""
         return self.rest.post("/v1/events", json={"user_id": user_id, "item_id": item_id, **fields})
 
-    def sees_click(self, user_id: str, item_id: str, timeout_s: float = 20.0) -> dict[str, Any]:
+    def sees_click(self, user_id: str, item_id: str, timeout_s: float = 60.0) -> dict[str, Any]:
         """Record a click, which must be accepted, and return the first answer that has seen it."""
         event_time_ms = int(time.time() * 1_000)
-        accepted = self.click(user_id, item_id, event_time_ms=event_time_ms)
+
+        def recorded() -> httpx.Response | None:
+            """Send it; again where a gateway on full cores refuses."""
+            answer = self.click(user_id, item_id, event_time_ms=event_time_ms)
+            return None if answer.status_code == 429 else answer
+
+        accepted: httpx.Response = wait_for(recorded, what="a gateway that takes the click")
         assert accepted.status_code == 200, accepted.text
         return self.sees(user_id, event_time_ms, timeout_s)
 
-    def sees(self, user_id: str, event_time_ms: int, timeout_s: float = 20.0) -> dict[str, Any]:
+    def sees(self, user_id: str, event_time_ms: int, timeout_s: float = 60.0) -> dict[str, Any]:
         """Return the first answer that has seen an event of this time."""
 
         def fresh() -> dict[str, Any] | None:
@@ -236,8 +240,13 @@ class Stack:
         return [supervisor, *supervisor.children(recursive=True)]
 
     def is_healthy(self) -> bool:
-        """Whether `tailrace status` exits with 0."""
-        return self.command("status").returncode == 0
+        """Whether all parts are healthy, as `tailrace status` finds them."""
+        parts = inspect_stack(self.settings)
+        return bool(parts) and all(part.is_healthy for part in parts)
+
+    def until_healthy(self) -> None:
+        """Wait until all parts are healthy and the standby is idle."""
+        wait_for(lambda: self.is_healthy() and self.metric(STANDBY_ACTIVE) == 0, 180.0, "a healthy stack")
 
     def _pids(self, part: str) -> list[int]:
         record = self._file.read()

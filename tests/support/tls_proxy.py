@@ -23,6 +23,16 @@ backend plain
 """
 
 
+def issue(ca: trustme.CA, folder: Path) -> None:
+    """Write tls.crt and tls.key for this machine, as a Kubernetes secret has them."""
+    folder.mkdir(exist_ok=True)
+    leaf = ca.issue_cert("localhost", HOST)
+    for file, pems in (("tls.crt", leaf.cert_chain_pems), ("tls.key", [leaf.private_key_pem])):
+        scratch = folder / f".{file}"
+        scratch.write_bytes(b"".join(pem.bytes() for pem in pems))
+        scratch.replace(folder / file)
+
+
 def tls_proxy(folder: Path, ca: trustme.CA, to_port: int, port: int | None = None) -> Server:
     """Build a TLS proxy to `to_port` with a certificate of this authority; not started."""
     folder.mkdir(parents=True, exist_ok=True)
