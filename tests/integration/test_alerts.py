@@ -12,7 +12,6 @@ PROMETHEUS = ROOT / "infra/prometheus"
 DRILLS = sorted((PROMETHEUS / "tests").glob("*.yaml"))
 SAMPLE = {"operations", "objectives-15s", "objectives-7200s"}
 pytestmark = [
-    pytest.mark.integration,
     pytest.mark.skipif(
         shutil.which("promtool") is None, reason="promtool is not here: apt-get install prometheus, or PATH to one"
     ),

@@ -15,8 +15,6 @@ from packaging.requirements import Requirement
 from tests.support.plain_doors import running_plain_doors
 from tests.support.servers import HOST
 
-pytestmark = pytest.mark.integration
-
 ROOT = Path(__file__).parents[2]
 THREE_LINES = """
 import json, sys

@@ -24,8 +24,6 @@ from tests.support.plain_doors import doors_at
 from tests.support.servers import free_port
 from tests.support.wait import wait_for
 
-pytestmark = pytest.mark.integration
-
 NODES = ("127.0.0.1", "127.0.0.2")
 DEADLINE_MS = 2_000
 
@@ -84,7 +82,7 @@ def running_edge(state: Path, ports: tuple[int, int]) -> Iterator[Settings]:
         yield settings
     finally:
         child.terminate()
-        child.wait(timeout=15)
+        child.wait(timeout=60)
 
 
 @contextmanager

@@ -13,8 +13,6 @@ from benchmarks.engine.process import EngineFailed, EngineProcess
 from benchmarks.engine.shapes import random_decoder
 from models.decoder.weights import save_decoder
 
-pytestmark = pytest.mark.integration
-
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -29,6 +27,7 @@ def benchmark(out: Path, *options: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.grid  # `test_a_process_that_cannot_start...` starts one in every run
 def test_the_cases_of_a_gpu_alone(tmp_path: Path) -> None:
     """The smallest versions run on any device; each has a value, and each kind of step its share of the limits."""
     names = ("qwen3-1.7b-beams-16-context-40-batch-1", "llama-3-8b-decode-1")

@@ -15,8 +15,6 @@ from services.settings.addresses import RedisAddress
 from tests.support.rows import history_row
 from tests.support.servers import HOST, Server
 
-pytestmark = pytest.mark.integration
-
 
 def store_at(valkey: Server, keep_s: int = 60, max_bytes: int = 2**20) -> RedisExplanations:
     """One replica's client of the store."""
@@ -42,7 +40,7 @@ async def test_a_record_expires(valkey: Server) -> None:
     await store.put([("r", b"x")], 5.0)
 
     first = await store.get("r", 5.0)
-    give_up_s = time.monotonic() + 15
+    give_up_s = time.monotonic() + 60
     while await store.get("r", 5.0) is not None:
         assert time.monotonic() < give_up_s
         await asyncio.sleep(0.05)

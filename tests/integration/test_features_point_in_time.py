@@ -20,7 +20,6 @@ from tests.support.rows import history_row
 from tests.support.synthetic import write_arrivals
 
 pytestmark = [
-    pytest.mark.integration,
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Feast, ibis and pandas about each other
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]

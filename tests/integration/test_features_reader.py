@@ -30,7 +30,6 @@ from tests.support.rows import history_row
 from tests.support.servers import HOST, Server
 from tests.support.wait import until
 
-pytestmark = pytest.mark.integration
 TIMEOUT_S = 10.0
 
 
@@ -40,32 +39,6 @@ async def reader(features: RepoAddress) -> AsyncIterator[FeatureReader]:
     reader = FeatureReader(features, num_partitions=2)
     yield reader
     await reader.close()
-
-
-async def test_one_read_gives_history_and_precomputed_list(features: RepoAddress, reader: FeatureReader) -> None:
-    """One read returns the history and the list that were written for a user."""
-    writer = FeatureWriter(features)
-    writer.write_histories([history_row("u", ("a", "b", "a"))])
-    writer.write_precomputed(
-        [
-            PrecomputedRow(
-                user_id="u", item_ids=("x", "y"), scores=(0.5, 0.25), bundle_version="v1", made_from_row_us=1_000_000
-            )
-        ],
-        made_at_us=5,
-    )
-
-    found = await reader.read("u", "v1", TIMEOUT_S)
-
-    assert found == UserFeatures(
-        history_item_ids=("a", "b", "a"),
-        newest_event_time_ms=1_000,
-        num_events=3,
-        as_of_us=1_000_000,
-        precomputed=PrecomputedList(
-            item_ids=("x", "y"), scores=(0.5, 0.25), bundle_version="v1", made_from_row_us=1_000_000
-        ),
-    )
 
 
 async def test_a_read_is_one_exchange_and_notices_an_emptied_store(
@@ -94,6 +67,15 @@ async def test_a_read_is_one_exchange_and_notices_an_emptied_store(
     by_name = found.to_dict()
     rows = [{name: values[number] for name, values in by_name.items()} for number in range(2)]
     assert read == [user_features(row, at_s) for row, at_s in zip(rows, (9, None), strict=True)]
+    assert read[0] == UserFeatures(
+        history_item_ids=("a", "ü"),
+        newest_event_time_ms=2_000,
+        num_events=2,
+        as_of_us=2_000_000,
+        precomputed=PrecomputedList(
+            item_ids=("x",), scores=(0.5,), bundle_version="v1", made_from_row_us=7, made_at_s=9
+        ),
+    )
     assert num_exchanges == 2
     for user_id in users:
         with pytest.raises(DependencyAway):
@@ -237,7 +219,7 @@ async def test_a_store_that_does_not_reply_opens_the_breaker(reader: FeatureRead
     """After some reads without a reply the breaker opens, and the next ones fail without one."""
     await reader.read("u", "v1", TIMEOUT_S)
     valkey.freeze()
-    give_up_s = time.monotonic() + 15
+    give_up_s = time.monotonic() + 60
 
     error: BaseException | None = TimeoutError()
     while error is not None:
@@ -316,7 +298,7 @@ async def test_users_are_found_by_their_keys(features: RepoAddress, reader: Feat
 
 
 async def _read_when_back(reader: FeatureReader, user_id: str) -> UserFeatures:
-    give_up = time.monotonic() + 10
+    give_up = time.monotonic() + 60
     while True:
         try:
             return await reader.read(user_id, "v1", 0.2)

@@ -16,7 +16,6 @@ from services.settings.addresses import RedisAddress
 from tests.support.disk import noted
 from tests.support.servers import HOST, Server
 
-pytestmark = pytest.mark.integration
 NAMES = {view.name for view in VIEWS}
 
 

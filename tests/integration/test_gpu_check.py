@@ -12,8 +12,6 @@ from benchmarks.gpu.__main__ import steps
 from services.llm.ranking.deployment import engine_config
 from services.settings.settings import Settings
 
-pytestmark = pytest.mark.integration
-
 ROOT = Path(__file__).resolve().parents[2]
 
 

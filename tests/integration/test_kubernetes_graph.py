@@ -11,8 +11,6 @@ from ray.serve.schema import ServeDeploySchema
 
 from tests.support.manifests import OVERLAYS, ROOT, environment, pod_of, render, serve_config
 
-pytestmark = pytest.mark.integration
-
 BUILD = """
 import json, sys
 from ray.serve._private.api import call_user_app_builder_with_args_if_necessary as call_builder

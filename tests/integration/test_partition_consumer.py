@@ -18,7 +18,6 @@ from services.stream.partition_consumer import LogAddress, PartitionConsumer
 from tests.support.servers import Server
 
 pytestmark = [
-    pytest.mark.integration,
     pytest.mark.filterwarnings("ignore:.*socket:pytest.PytestUnraisableExceptionWarning"),
 ]
 DEAD = "interactions.dlq"
@@ -44,13 +43,13 @@ def address(broker: Server) -> LogAddress:
 
 
 def test_a_broker_that_does_not_answer_costs_no_thread_and_no_descriptor(broker: Server, address: LogAddress) -> None:
-    """Three attempts to connect to a broker that accepts connections and answers nothing leave what was there before."""
+    """Two attempts to connect to a broker that accepts connections and answers nothing leave what was there before."""
     gc.collect()
     process = psutil.Process()
     before = threading.active_count(), process.num_fds()
     broker.freeze()
 
-    for _ in range(3):
+    for _ in range(2):
         with pytest.raises(DependencyAway):
             PartitionConsumer(address)
     broker.thaw()

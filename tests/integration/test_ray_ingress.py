@@ -6,11 +6,9 @@ The configuration is the one that the installed Ray Serve writes; a server of ou
 import asyncio
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
@@ -19,16 +17,13 @@ import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from infra.local.edge.admin import ray_is_up
-from infra.local.edge.config import Upstream, edge_folder
+from infra.local.edge.config import Upstream
 from infra.local.servers.ray_ingress import IngressPlan, ingress_environment
 from services.settings.settings import Settings, inherited_environment
+from tests.support.edge_scene import STANDBY, EdgeScene
 from tests.support.named_doors import HELD
 from tests.support.servers import HOST, free_port
 from tests.support.wait import until, wait_for
-
-pytestmark = pytest.mark.integration
-STANDBY = "standby"
 
 
 def write_configuration(
@@ -77,46 +72,24 @@ def write_configuration(
     return path
 
 
-@dataclass
-class Scene:
-    """The edge, the standby, Ray's HAProxy, and one replica behind it."""
+class Scene(EdgeScene):
+    """The edge, the standby, Ray's HAProxy, and the ports of one replica behind it."""
 
-    settings: Settings
-    http_port: int = field(default_factory=free_port)
-    grpc_port: int = field(default_factory=free_port)
-    children: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
-
-    @property
-    def doors(self) -> tuple[int, int]:
-        """The doors of the ingress."""
-        return self.settings.inner_http_port, self.settings.inner_grpc_port
-
-    @property
-    def url(self) -> str:
-        """The edge's REST door."""
-        return f"http://{HOST}:{self.settings.http_port}"
-
-    def start(self, name: str, *command: str, **variables: str) -> None:
-        """Start a program; its output goes to a file of its name."""
-        with (self.settings.state_dir / f"{name}.log").open("ab") as log:
-            environment = {**inherited_environment(), **self.settings.as_environment(), **variables}
-            self.children[name] = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.replica = free_port(), free_port()
 
     def start_around(self) -> None:
         """Start everything but the replica, and wait until the ingress passes the edge's checks."""
-        settings, folder = self.settings, self.settings.state_dir
+        settings = self.settings
         standby = Upstream(HOST, settings.standby_http_port, settings.standby_grpc_port)
-        path = write_configuration(folder, settings, self.http_port, self.grpc_port)
+        path = write_configuration(self.folder, settings, *self.replica)
         told = ingress_environment(IngressPlan("0.0.0.0", standby))
         self.start("ingress", told["RAY_SERVE_HAPROXY_BINARY_PATH"], "-db", "-f", str(path), **told)
-        self.start("edge", sys.executable, "-m", "infra.local.edge")
-        self.start_doors(STANDBY, settings.standby_http_port, settings.standby_grpc_port)
-        wait_for(lambda: ray_is_up(edge_folder(folder)), 30.0, "the ingress behind the edge")
-
-    def start_doors(self, name: str, http_port: int, grpc_port: int) -> None:
-        """Start both doors of a server and wait for them."""
-        self.start(name, sys.executable, "-m", "tests.support.named_doors", name, str(http_port), str(grpc_port))
-        wait_for(lambda: all(accepts(port) for port in (http_port, grpc_port)), 30.0, name)
+        self.start_edge()
+        self.start_doors(STANDBY)
+        self.until_open()
+        wait_for(lambda: self.is_ray_up, 60.0, "the ingress behind the edge")
 
     def listening(self) -> set[tuple[str, int]]:
         """What the ingress listens on beyond loopback."""
@@ -132,26 +105,14 @@ class Scene:
 @pytest.fixture
 def scene(tmp_path: Path) -> Iterator[Scene]:
     """A scene on free ports; nothing runs yet."""
-    names = ["http_port", "grpc_port", "inner_http_port", "inner_grpc_port", "standby_http_port", "standby_grpc_port"]
-    made = Scene(Settings(state_dir=tmp_path, metrics_port=free_port(), **{name: free_port() for name in names}))
-    made.settings.metrics_dir.mkdir(parents=True)
-    try:
-        yield made
-    finally:
-        for child in made.children.values():
-            child.terminate()
-            child.wait()
-
-
-def accepts(port: int) -> bool:
-    """Whether something listens here."""
-    with socket.socket() as probe:
-        return probe.connect_ex((HOST, port)) == 0
+    made = Scene(tmp_path)
+    yield made
+    made.close()
 
 
 async def test_requests_in_flight_are_answered_by_the_standby_when_every_gateway_dies(scene: Scene) -> None:
     """Requests that a killed gateway held, and those after it, are answered by the standby at once; an event is not sent on."""
-    scene.start_doors(HELD, scene.http_port, scene.grpc_port)
+    scene.start_doors(HELD, scene.replica)
     scene.start_around()
     async with (
         httpx.AsyncClient(base_url=scene.url, timeout=20) as http,
@@ -165,18 +126,19 @@ async def test_requests_in_flight_are_answered_by_the_standby_when_every_gateway
 
         held = asyncio.ensure_future(http.post("/v1/recommendations", json={"user_id": "u"})), check()
         event = asyncio.ensure_future(http.post("/v1/events", json={"user_id": "u"}))
-        await until(lambda: scene.open_connections(scene.http_port) >= 2 and scene.open_connections(scene.grpc_port))
-        scene.children[HELD].kill()
+        http_port, grpc_port = scene.replica
+        await until(lambda: scene.open_connections(http_port) >= 2 and scene.open_connections(grpc_port))
+        scene.kill(HELD)
         rest, rpc = await asyncio.gather(*held)
         (lost,) = await asyncio.gather(event, return_exceptions=True)
         later = [(await http.get("/")).text for _ in range(5)]
-        await until(lambda: ray_is_up(edge_folder(scene.settings.state_dir)) is False)
+        await until(lambda: scene.is_ray_up is False)
 
         listening = scene.listening()
     assert rest.text == STANDBY
     assert rpc.status == health_pb2.HealthCheckResponse.NOT_SERVING
     assert later == [STANDBY] * 5
-    assert listening == {("0.0.0.0", port) for port in scene.doors}
+    assert listening == {("0.0.0.0", port) for port in (scene.settings.inner_http_port, scene.settings.inner_grpc_port)}
     assert isinstance(lost, httpx.HTTPError) or (lost.status_code, lost.headers["retry-after"]) == (502, "1")
 
 
@@ -206,7 +168,7 @@ class Closing:
 
 async def test_an_event_reaches_a_gateway_once(scene: Scene) -> None:
     """A gateway that reads the event and dies may have recorded it: neither edge nor ingress sends it again, and a ranking is."""
-    replica = Closing(scene.http_port)
+    replica = Closing(scene.replica[0])
     try:
         scene.start_around()
         async with httpx.AsyncClient(base_url=scene.url, timeout=20) as http:

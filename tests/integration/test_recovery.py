@@ -17,7 +17,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from redis import Redis
-from tests.unit.pipelines.test_tables import events_of
 
 from pipelines.features.tables import build_tables, serve
 from pipelines.runner.stage import silent
@@ -41,12 +40,11 @@ from tests.support.memory_topic import MemoryConsumer, MemoryTopic
 from tests.support.rows import history_row
 from tests.support.servers import HOST, Server
 from tests.support.stream_rig import Rig, clean_replay, click, in_topic, many_clicks
-from tests.support.synthetic import write_arrivals
+from tests.support.synthetic import ratings, write_arrivals
 from tests.support.wait import wait_for
 from tests.unit.stream.test_offline_log import events
 
 pytestmark = [
-    pytest.mark.integration,
     pytest.mark.filterwarnings("ignore:.*socket:pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Feast, ibis and pandas about each other
 ]
@@ -175,7 +173,7 @@ def test_effect_exactly_once_whatever_the_store_forgets(
 
 async def test_a_lost_store_is_whole_again_without_a_command(rig: Rig, tmp_path: Path) -> None:
     """Redis is emptied between two clicks of a user with 20 recorded events: no read shows part of the history, then all 22 are back."""
-    recorded = events_of(*(("u", f"old{number}", 1.0) for number in range(20)))
+    recorded = ratings(*(("u", f"old{number}") for number in range(20)))
     write_arrivals(recorded, tmp_path)
     build_tables(tmp_path, 30, tmp_path, silent)
     serve(tmp_path, rig.features, rig.settings.offline_log_dir, silent)
@@ -193,7 +191,7 @@ async def test_a_lost_store_is_whole_again_without_a_command(rig: Rig, tmp_path:
         await reader.read("u", "v1", 10.0)
     rig.start_worker()
     rig.send(click(2))
-    wait_for(lambda: "u" in rig.rows("u") and rig.rows("u")["u"].num_events == 22, 30, what="both clicks and the base")
+    wait_for(lambda: "u" in rig.rows("u") and rig.rows("u")["u"].num_events == 22, what="both clicks and the base")
     after = await reader.read("u", "v1", 10.0)
     await reader.close()
 
@@ -236,7 +234,7 @@ def test_a_store_emptied_below_a_running_worker_is_rebuilt(rig: Rig) -> None:
     with Redis(host=HOST, port=rig.features.redis.port) as client:
         client.flushall()
 
-    wait_for(lambda: rig.rows(*expected) == expected, 30, what="all back")
+    wait_for(lambda: rig.rows(*expected) == expected, what="all back")
 
 
 def test_a_stopped_owner_writes_nothing_when_it_goes_on(rig: Rig) -> None:
@@ -255,7 +253,7 @@ def test_a_stopped_owner_writes_nothing_when_it_goes_on(rig: Rig) -> None:
         rig.start_worker()
         rig.send(*many_clicks(30, num_users=4, seed=1))
         expected = clean_replay(rig.broker)
-        wait_for(lambda: rig.rows(*expected) == expected, 60, what="the other worker's rows")
+        wait_for(lambda: rig.rows(*expected) == expected, what="the other worker's rows")
 
         stopped.send_signal(signal.SIGCONT)
         assert stopped.stdout is not None
@@ -288,7 +286,7 @@ def test_two_workers_that_want_the_same_partitions_never_share_one(rig: Rig) -> 
     rig.send(*many_clicks(40, num_users=20, seed=2))
     expected = clean_replay(rig.broker)
 
-    wait_for(lambda: rig.rows(*expected) == expected, 30, what="rows equal the replay")
+    wait_for(lambda: rig.rows(*expected) == expected, what="rows equal the replay")
     other.stop_worker()
 
     assert applied_beside == 0
@@ -300,7 +298,7 @@ def test_events_of_a_foreign_partitioner_reach_their_users(rig: Rig) -> None:
     rig.start_worker()
     rig.send_to(0, *(click(number, f"u{number % 5}") for number in range(25)))
 
-    wait_for(lambda: rig.metric("tailrace_stream_applied_total") == 25, 30, what="all events applied")
+    wait_for(lambda: rig.metric("tailrace_stream_applied_total") == 25, what="all events applied")
     rig.stop_worker()
 
     users = [f"u{number}" for number in range(5)]

@@ -13,7 +13,6 @@ from services.settings.settings import Settings, inherited_environment
 from tests.support.counting_rpc_server import KINDS
 from tests.support.servers import HOST, free_port
 
-pytestmark = pytest.mark.integration
 MAX_BYTES = 2**20
 FLOOD_BYTES = 150 * 2**20
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.grid
 
 
 def test_points_are_measured_on_real_servers_and_within_their_time(tmp_path: Path) -> None:

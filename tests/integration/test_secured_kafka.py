@@ -19,7 +19,6 @@ from tests.support.tls_proxy import tls_proxy
 from tests.support.wait import wait_for
 
 pytestmark = [
-    pytest.mark.integration,
     pytest.mark.filterwarnings("ignore:unclosed <s:ResourceWarning"),  # kafka-python's, of refused connections
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # how pytest reports the same
 ]
@@ -73,7 +72,7 @@ async def send_and_read(address: KafkaAddress) -> list[bytes | None]:
     session = await asyncio.to_thread(PartitionConsumer, log_address(address))
     await asyncio.to_thread(session.assign, session.wanted, lambda _partition, committed: committed)
     await producer.record([(b"u", b"event")])
-    records = await asyncio.to_thread(wait_for, lambda: session.poll(100), 20, "the record")
+    records = await asyncio.to_thread(wait_for, lambda: session.poll(100), what="the record")
     await asyncio.to_thread(session.close)
     await asyncio.to_thread(producer.stop)
     return [record.value for record in records]

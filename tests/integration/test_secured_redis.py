@@ -24,8 +24,6 @@ from tests.support.rows import declare_whole, history_row
 from tests.support.servers import HOST, Server
 from tests.support.tls_proxy import tls_proxy
 
-pytestmark = pytest.mark.integration
-
 PASSWORD = "p=1,\\u00e9#{}:/@7"
 """Characters that could break a connection string or a configuration file."""
 

@@ -1,12 +1,9 @@
 """Rates and quotas that several gateways count in a real Valkey: `pytest tests/integration/test_shared_rates.py`."""
 
 import asyncio
-import json
-import subprocess
-import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 from redis import Redis
@@ -16,20 +13,13 @@ from services.errors import QuotaExceeded
 from services.features.rate_counts import RedisRateCounts
 from services.gateway.access.shared_rates import SharedRates, Standing
 from services.settings.addresses import RedisAddress
-from tests.support.rate_process import NUM_PROCESSES, PATIENT_S
 from tests.support.servers import HOST, Server
 from tests.support.wait import until
 
-pytestmark = pytest.mark.integration
-
-
-def run_gateways(valkey: Server, num_calls: int, count: int = NUM_PROCESSES, **limits: float) -> list[dict[str, Any]]:
-    """Let so many processes make calls of one key at once; return what each printed."""
-    words = [sys.executable, "-m", "tests.support.rate_process", str(valkey.port), json.dumps(limits), str(num_calls)]
-    children = [subprocess.Popen(words, stdout=subprocess.PIPE) for _ in range(count)]
-    printed = [child.communicate(timeout=240)[0] for child in children]
-    assert [child.returncode for child in children] == [0] * count
-    return [json.loads(text) for text in printed]
+PATIENT_S = 1.0
+"""The time of an exchange, so that no result depends on how fast this machine is."""
+FORGET_S = 1.1
+"""Longer than a refusal is remembered."""
 
 
 def num_exchanges(valkey: Server) -> int:
@@ -39,7 +29,7 @@ def num_exchanges(valkey: Server) -> int:
 
 
 @asynccontextmanager
-async def gateways(valkey: Server, count: int = NUM_PROCESSES) -> AsyncIterator[list[SharedRates]]:
+async def gateways(valkey: Server, count: int = 2) -> AsyncIterator[list[SharedRates]]:
     """So many counters on one Valkey."""
     address = RedisAddress(host=HOST, port=valkey.port)
     made = [SharedRates(RedisRateCounts(address, count), count, timeout_s=PATIENT_S) for _ in range(count)]
@@ -50,35 +40,44 @@ async def gateways(valkey: Server, count: int = NUM_PROCESSES) -> AsyncIterator[
         await rates.stop()
 
 
-async def spend_all(rates: SharedRates, allowance: Allowance, at_most: int = 10_000) -> list[Standing]:
-    """Call until a refusal."""
+async def spend_all(
+    rates: SharedRates, allowance: Allowance, at_most: int = 10_000, num_refusals: int = 1
+) -> list[Standing]:
+    """Call until so many refusals, with time in between for another gateway to give back what it did not use."""
     standings: list[Standing] = []
-    try:
-        while len(standings) < at_most:
+    while len(standings) < at_most:
+        try:
             standings.append(await rates.spend("key", allowance))
-    except QuotaExceeded:
-        pass
+        except QuotaExceeded as refused:
+            num_refusals -= 1
+            if num_refusals == 0:
+                break
+            await asyncio.sleep(min(FORGET_S, refused.retry_after_s or 0.0))
     return standings
 
 
-def test_two_processes_have_one_quota_and_a_restart_has_none_more(valkey: Server) -> None:
+async def test_two_gateways_have_one_quota_and_a_restart_has_none_more(valkey: Server) -> None:
     """A caller with 3,000 calls a day sends them through two gateways, which restart: 3,000 pass in all, with few exchanges."""
-    before = num_exchanges(valkey)
-    both = run_gateways(valkey, 10_000, daily_quota=3_000)
+    allowance, before = Allowance(daily_quota=3_000), num_exchanges(valkey)
+    async with gateways(valkey) as both:
+        admitted = await asyncio.gather(*(spend_all(rates, allowance, num_refusals=2) for rates in both))
     exchanges = num_exchanges(valkey) - before
-    again = run_gateways(valkey, 100, count=1, daily_quota=3_000)
+    async with gateways(valkey, 1) as (again,):
+        after_restart = await spend_all(again, allowance)
 
-    assert sum(one["admitted"] for one in both) == 3_000
-    assert again[0]["admitted"] == 0
+    assert sum(map(len, admitted)) == 3_000
+    assert after_restart == []
     assert exchanges < 3_000 / 5
 
 
-def test_two_processes_have_one_rate(valkey: Server) -> None:
-    """Two gateways at full speed: together never more than the burst and the rate times the time, and the burst at least."""
-    both = run_gateways(valkey, 100_000, rate_per_s=200, burst=300)
+async def test_two_gateways_have_one_rate(valkey: Server) -> None:
+    """At full speed they admit together never more than the burst and the rate times the time, and the burst at least."""
+    allowance, began_s = Allowance(rate_per_s=200, burst=300), time.monotonic()
+    async with gateways(valkey) as both:
+        admitted = await asyncio.gather(*(spend_all(rates, allowance, num_refusals=3) for rates in both))
+        lasted_s = time.monotonic() - began_s
 
-    lasted_s = max(one["to_unix_s"] for one in both) - min(one["from_unix_s"] for one in both)
-    assert 300 <= sum(one["admitted"] for one in both) <= 300 + 200 * lasted_s
+    assert 300 <= sum(map(len, admitted)) <= 300 + 200 * lasted_s
 
 
 @pytest.mark.parametrize("fault", ["kill", "freeze"])

@@ -20,7 +20,6 @@ from services.settings.settings import Settings
 from tests.support.dense import logits_of
 
 pytestmark = [
-    pytest.mark.integration,
     pytest.mark.grid,  # tests/unit/models/test_gguf.py holds the conversion for small models
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),

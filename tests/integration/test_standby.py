@@ -3,8 +3,6 @@
 import asyncio
 import itertools
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -12,90 +10,41 @@ from pathlib import Path
 
 import grpc
 import httpx
-import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from infra.local.edge.admin import ray_is_up
-from infra.local.edge.config import edge_folder
 from services.observability.node_metrics import node_registry
-from services.settings.settings import Settings, inherited_environment
+from tests.support.edge_scene import STANDBY, EdgeScene
 from tests.support.named_doors import RAY
-from tests.support.servers import HOST, free_port
 from tests.support.wait import until
 
-pytestmark = pytest.mark.integration
-STANDBY = "standby"
 BEGUN = "peer closed connection without sending complete message body"
 ACTIVE, TAKEOVERS = "tailrace_standby_active", "tailrace_standby_takeovers_total"
 
 
-@dataclass
-class Scene:
-    """An edge, and behind it the servers that stand for Ray's ingress and for the standby."""
-
-    settings: Settings
-    children: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
-
-    def start(self, name: str) -> None:
-        """Start a server, or the edge."""
-        ports = {
-            RAY: (self.settings.inner_http_port, self.settings.inner_grpc_port),
-            STANDBY: (self.settings.standby_http_port, self.settings.standby_grpc_port),
-        }
-        words = ["infra.local.edge"] if name == "edge" else ["tests.support.named_doors", name, *map(str, ports[name])]
-        metrics = {"PROMETHEUS_MULTIPROC_DIR": str(self.settings.metrics_dir)}
-        with (self.settings.state_dir / f"{name}.log").open("ab") as log:
-            self.children[name] = subprocess.Popen(
-                [sys.executable, "-m", *words],
-                env={**inherited_environment(), **self.settings.as_environment(), **metrics},
-                stdout=log,
-                stderr=log,
-            )
-
-    def kill(self, name: str) -> None:
-        """SIGKILL it."""
-        self.children[name].kill()
-        self.children[name].wait()
-
-    def kill_haproxy(self) -> None:
-        """SIGKILL the edge's HAProxy."""
-        for process in psutil.Process(self.children["edge"].pid).children():
-            process.kill()
-
-    def metric(self, name: str) -> float:
-        """The edge's own metric; 0 before it is published."""
-        families = node_registry(self.settings.metrics_dir).collect()
-        return sum(sample.value for family in families for sample in family.samples if sample.name == name)
-
-    def close(self) -> None:
-        """End what runs."""
-        for child in self.children.values():
-            child.send_signal(signal.SIGCONT)
-            child.terminate()
-            child.wait()
-
-
 @pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
+def scene(tmp_path: Path) -> Iterator[EdgeScene]:
     """A scene on free ports; nothing runs yet."""
-    names = ["http_port", "grpc_port", "inner_http_port", "inner_grpc_port", "standby_http_port", "standby_grpc_port"]
-    settings = Settings(state_dir=tmp_path, **{name: free_port() for name in names})
-    settings.metrics_dir.mkdir(parents=True)
-    made = Scene(settings)
-    try:
-        yield made
-    finally:
-        made.close()
+    made = EdgeScene(tmp_path)
+    yield made
+    made.close()
 
 
 @pytest.fixture
-async def running(scene: Scene) -> Scene:
+async def running(scene: EdgeScene) -> EdgeScene:
     """Edge, ingress and standby, all answering."""
-    for name in (RAY, STANDBY, "edge"):
-        scene.start(name)
-    await until(lambda: ray_is_up(edge_folder(scene.settings.state_dir)), 30.0)
+    for name in (RAY, STANDBY):
+        scene.start_doors(name)
+    scene.start_edge()
+    scene.until_open()
+    await until(lambda: scene.is_ray_up)
     return scene
+
+
+def metric(scene: EdgeScene, name: str) -> float:
+    """The edge's own metric; 0 before it is published."""
+    families = node_registry(scene.settings.metrics_dir).collect()
+    return sum(sample.value for family in families for sample in family.samples if sample.name == name)
 
 
 @dataclass
@@ -107,7 +56,7 @@ class Callers:
 
     async def answered_by(self, name: str) -> None:
         """Wait until this server answers every caller."""
-        await until(lambda: all(words[-5:] == [name] * 5 for words in self.answers.values()), 20.0)
+        await until(lambda: all(words[-5:] == [name] * 5 for words in self.answers.values()))
 
     def failures(self) -> dict[str, list[str]]:
         """Return the failed requests of each caller, without those whose answer had begun: no other server can go on with it."""
@@ -118,9 +67,9 @@ class Callers:
 
 
 @asynccontextmanager
-async def callers(scene: Scene) -> AsyncIterator[Callers]:
+async def callers(scene: EdgeScene) -> AsyncIterator[Callers]:
     """Send requests without a pause until the end."""
-    url = f"http://{HOST}:{scene.settings.http_port}/"
+    url = f"{scene.url}/"
     async with AsyncExitStack() as closing:
         kept = await closing.enter_async_context(httpx.AsyncClient(timeout=4))
         once = httpx.AsyncClient(timeout=4, limits=httpx.Limits(max_keepalive_connections=0))
@@ -162,24 +111,24 @@ async def _call_on(call: Callable[[], Awaitable[str]], answers: list[str]) -> No
         await asyncio.sleep(0.005)
 
 
-async def test_the_ingress_killed_and_back(running: Scene) -> None:
+async def test_the_ingress_killed_and_back(running: EdgeScene) -> None:
     """Every request is answered over both doors; the ingress answers again once it passes its checks."""
     async with callers(running) as calling:
         await calling.answered_by(RAY)
-        await until(lambda: running.metric(ACTIVE) == 0)
+        await until(lambda: metric(running, ACTIVE) == 0)
 
         running.kill(RAY)
         await calling.answered_by(STANDBY)
-        await until(lambda: running.metric(ACTIVE) == 1)
-        running.start(RAY)
+        await until(lambda: metric(running, ACTIVE) == 1)
+        running.start_doors(RAY)
         await calling.answered_by(RAY)
-        await until(lambda: running.metric(ACTIVE) == 0)
+        await until(lambda: metric(running, ACTIVE) == 0)
 
     assert calling.failures() == {"once": [], "kept": [], "rpc": []}
-    assert running.metric(TAKEOVERS) == 1
+    assert metric(running, TAKEOVERS) == 1
 
 
-async def test_an_ingress_that_hangs(running: Scene) -> None:
+async def test_an_ingress_that_hangs(running: EdgeScene) -> None:
     """After two checks without an answer the standby answers; only the requests that the ingress holds fail."""
     async with callers(running) as calling:
         await calling.answered_by(RAY)
@@ -192,7 +141,7 @@ async def test_an_ingress_that_hangs(running: Scene) -> None:
     assert max(len(words) for words in calling.failures().values()) <= 1
 
 
-async def test_haproxy_killed(running: Scene) -> None:
+async def test_haproxy_killed(running: EdgeScene) -> None:
     """Only its requests in flight fail: connections wait at the edge's sockets until the next HAProxy accepts them."""
     async with callers(running) as calling:
         await calling.answered_by(RAY)
@@ -205,12 +154,12 @@ async def test_haproxy_killed(running: Scene) -> None:
     assert not [word for words in failures.values() for word in words if "ConnectError" in word]
 
 
-async def test_a_request_id_that_is_not_utf8_is_refused_by_name(running: Scene) -> None:
+async def test_a_request_id_that_is_not_utf8_is_refused_by_name(running: EdgeScene) -> None:
     """Bytes that are no text get 400 with the header's name; any UTF-8 passes."""
     pieces = [b"a", "é€😀".encode(), b"\x80", b"\xc0\xaf", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xe2\x82"]
     sent = [b"".join(chosen) for n in (1, 2, 3) for chosen in itertools.product(pieces, repeat=n)]
     async with httpx.AsyncClient() as client:
-        url = f"http://{HOST}:{running.settings.http_port}/v1/recommendations"
+        url = f"{running.url}/v1/recommendations"
         answers = [
             await client.post(url, headers=[(b"x-request-id", one)], json={}) for one in [*sent, b"\xff" * 8_000]
         ]
@@ -220,12 +169,12 @@ async def test_a_request_id_that_is_not_utf8_is_refused_by_name(running: Scene) 
     assert answers[-1].json()["error"]["field"] == "x-request-id"
 
 
-async def test_without_any_server_the_edge_answers(scene: Scene) -> None:
+async def test_without_any_server_the_edge_answers(scene: EdgeScene) -> None:
     """REST gets our error envelope with Retry-After, gRPC the status UNAVAILABLE."""
-    scene.start("edge")
-    url = f"http://{HOST}:{scene.settings.http_port}/v1/recommendations"
+    scene.start_edge()
+    url = f"{scene.url}/v1/recommendations"
     async with httpx.AsyncClient() as client:
-        await until(lambda: ray_is_up(edge_folder(scene.settings.state_dir)) is False, 30.0)
+        await until(lambda: scene.is_ray_up is False)
         answer = await client.post(url, json={})
     async with grpc.aio.insecure_channel(scene.settings.grpc_address) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as refused:

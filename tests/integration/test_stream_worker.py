@@ -6,16 +6,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections import defaultdict
 from typing import Any
 
 import pytest
 
 from services.features.reader import FeatureReader
-from services.features.schema import UserHistory
-from services.features.writer import FeatureWriter
-from services.stream.aggregate import apply, history_limits
-from services.stream.offline_log import OfflineLog
 from tests.support.bundles import publish_bundle
 from tests.support.servers import Server
 from tests.support.stream_rig import TOPIC, Rig, clean_replay, click, in_topic, many_clicks
@@ -23,7 +18,6 @@ from tests.support.topics import read_topic
 from tests.support.wait import wait_for
 
 pytestmark = [
-    pytest.mark.integration,
     # kafka-python may leave a socket unclosed whose connection was under way when the broker died
     pytest.mark.filterwarnings("ignore:.*socket:pytest.PytestUnraisableExceptionWarning"),
 ]
@@ -97,10 +91,10 @@ def test_events_wait_while_the_store_is_away(rig: Rig, valkey: Server) -> None:
 
     for number in range(2, 12):
         rig.send(click(number))
-    wait_for(lambda: sum(lag or 0 for lag in _lags(rig)) == 10, 30, what="lag that counts what waits")
+    wait_for(lambda: sum(lag or 0 for lag in _lags(rig)) == 10, what="lag that counts what waits")
     logged_meanwhile = len(rig.logged())
     valkey.start()
-    wait_for(lambda: "u" in rig.rows("u") and rig.rows("u")["u"].num_events == 11, 30, what="late events")
+    wait_for(lambda: "u" in rig.rows("u") and rig.rows("u")["u"].num_events == 11, what="late events")
 
     assert logged_meanwhile <= 1
     assert rig.rows("u") == clean_replay(rig.broker)
@@ -116,7 +110,7 @@ def test_a_recreated_topic_is_read_from_its_start(rig: Rig) -> None:
     rig.broker.kill()
     rig.broker.start()
     rig.send(*(click(number) for number in range(5, 12)))
-    wait_for(lambda: rig.rows("u")["u"].num_events == 12, 30, what="second life")
+    wait_for(lambda: rig.rows("u")["u"].num_events == 12, what="second life")
     rig.stop_worker()
 
     row = rig.rows("u")["u"]
@@ -125,46 +119,23 @@ def test_a_recreated_topic_is_read_from_its_start(rig: Rig) -> None:
     assert sorted(event_id for event_id, _, _ in rig.logged()) == sorted(f"e{number}" for number in range(12))
 
 
-def test_two_workers_share_the_partitions(rig: Rig) -> None:
-    """Worker i of n owns every nth partition: together they do the whole, neither does the other's."""
-    other_settings = rig.settings.model_copy(update={"worker_index": 1, "num_workers": 2})
-    rig.settings = rig.settings.model_copy(update={"num_workers": 2})
-    other = Rig(other_settings, rig.features, rig.broker)
-    rig.start_worker()
-    other.start_worker()
-    rig.send(*many_clicks(100, num_users=20))
-    expected = clean_replay(rig.broker)
+def test_killed_worker_leaves_what_a_clean_replay_gives(rig: Rig) -> None:
+    """SIGKILL after a write, then a normal worker: rows and offline log are those of an undisturbed run.
 
-    wait_for(lambda: rig.rows(*expected) == expected, what="rows equal the replay")
-    other.stop_worker()
-
-    applied = [part.metric("tailrace_stream_applied_total") for part in (rig, other)]
-    assert sum(applied) == 100
-    assert min(applied) > 0
-
-
-@pytest.mark.parametrize(
-    ("point", "nth"),
-    [
-        pytest.param("after_read", 3, marks=pytest.mark.grid),
-        ("after_write", 3),
-        pytest.param("before_commit", 2, marks=pytest.mark.grid),
-    ],
-)  # test_recovery.py interrupts a worker at every point, in one process
-def test_killed_worker_leaves_what_a_clean_replay_gives(rig: Rig, point: str, nth: int) -> None:
-    """SIGKILL at any point, then a normal worker: rows and offline log are those of an undisturbed run."""
+    test_recovery.py interrupts a worker at every point, in one process.
+    """
     rig.send(*many_clicks(120, num_users=5))
     expected, sent = clean_replay(rig.broker), in_topic(rig.broker)
     environment = os.environ | rig.settings.as_environment()
     killed = subprocess.run(
-        [sys.executable, "-m", "tests.support.interrupted_worker", point, str(nth)],
+        [sys.executable, "-m", "tests.support.interrupted_worker", "after_write", "3"],
         env=environment,
         timeout=300,
         check=False,
     )
 
     rig.start_worker()
-    wait_for(lambda: len(rig.logged()) >= len(sent), 60, what="every partition taken over and logged")
+    wait_for(lambda: len(rig.logged()) >= len(sent), what="every partition taken over and logged")
     rig.stop_worker()
 
     assert rig.rows(*expected) == expected
@@ -181,39 +152,8 @@ def test_sigterm_ends_the_worker_after_a_checkpoint(rig: Rig) -> None:
 
     worker.terminate()
 
-    assert worker.wait(20) == 0
+    assert worker.wait(60) == 0
     assert len(rig.logged()) == 10
-
-
-def test_history_served_equals_the_offline_history_as_of_then(rig: Rig) -> None:
-    """Training/serving skew: for every row ever served, the offline log replayed up to its time has the same history."""
-    rig.start_worker()
-    served = []
-    events = many_clicks(60, num_users=3)
-    reader_rows = FeatureWriter(rig.features)
-    for event in events:
-        rig.send(event)
-        served += list(reader_rows.read_histories(["u0", "u1", "u2"]).values())
-    rig.stop_worker()
-
-    offline = replayed_rows(OfflineLog(rig.settings.offline_log_dir))
-
-    assert len(served) > 60
-    for row in served:
-        as_of = [past for past in offline[row.user_id] if past.row_time_us <= row.row_time_us][-1]
-        assert as_of.item_ids == row.item_ids
-
-
-def replayed_rows(log: OfflineLog) -> dict[str, list[UserHistory]]:
-    """Return each user's rows after every event of the offline log."""
-    rows: dict[str, list[UserHistory]] = defaultdict(list)
-    for partition in range(4):
-        for logged in log.read(partition):
-            past = rows[logged.interaction.user_id]
-            outcome = apply(past[-1] if past else None, [logged.event], history_limits(30))
-            if outcome.num_applied and outcome.row is not None:
-                past.append(outcome.row)
-    return rows
 
 
 def _lags(rig: Rig) -> list[float | None]:
@@ -221,7 +161,7 @@ def _lags(rig: Rig) -> list[float | None]:
 
 
 async def _until(ask: Any, good: Any) -> Any:
-    give_up = time.monotonic() + 20
+    give_up = time.monotonic() + 60
     while not good(answer := await ask()):
         assert time.monotonic() < give_up
         await asyncio.sleep(0.01)

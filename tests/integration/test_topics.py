@@ -1,51 +1,44 @@
 """The topics of a deployment, made on a real broker."""
 
-import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from kafka import KafkaAdminClient
 
-from infra.kafka.topics import create_missing, wanted_topics
-from services.settings.settings import Settings, inherited_environment
-from tests.support.servers import Server, broker_server
+from infra.kafka import topics
+from services.settings.settings import Settings
+from tests.support.servers import broker_server
+from tests.support.wait import wait_for
 
-pytestmark = pytest.mark.integration
-
-
-def topics_at(broker: Server) -> set[str]:
-    """The topics that a broker has."""
-    admin = KafkaAdminClient(bootstrap_servers=broker.address)
-    try:
-        return set(admin.list_topics())
-    finally:
-        admin.close()
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*socket:pytest.PytestUnraisableExceptionWarning"),  # of refused connections
+]
+NAMES = {"interactions", "interactions.dlq", "impressions"}
 
 
-def test_topics_are_made_once_a_broker_answers(tmp_path: Path) -> None:
+def test_topics_are_made_once_a_broker_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A start before the broker prints that it waits, and then creates all three; a second run creates none."""
     broker = broker_server(tmp_path / "broker")
     settings = Settings(state_dir=tmp_path, kafka_bootstrap=broker.address)
-    waiting = subprocess.Popen(
-        [sys.executable, "-m", "infra.kafka.topics"],
-        env={**inherited_environment(), **settings.as_environment()},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert waiting.stderr is not None
-    printed = waiting.stderr.readline()
-    broker.start()
+    for name, value in settings.as_environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(topics, "_CONNECT_MS", 200)
     try:
-        made, _ = waiting.communicate(timeout=60)
-        again = create_missing(settings.kafka_address.client_options(), wanted_topics(settings))
-
-        assert "broker is away" in printed
-        assert waiting.returncode == 0
-        assert set(made.split()) >= {"interactions", "interactions.dlq", "impressions"}
-        assert topics_at(broker) >= {"interactions", "interactions.dlq", "impressions"}
-        assert again == []
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(topics.main)
+            wait_for(lambda: "broker is away" in capsys.readouterr().err, 60, "the first attempt")
+            broker.start()
+            waiting.result(60)
+        again = topics.create_missing(settings.kafka_address.client_options(), topics.wanted_topics(settings))
+        admin = KafkaAdminClient(bootstrap_servers=broker.address)
+        found = set(admin.list_topics())
+        admin.close()
     finally:
-        waiting.kill()
         broker.kill()
+
+    assert {line.removeprefix("made topic ") for line in capsys.readouterr().out.splitlines()} == NAMES
+    assert found >= NAMES
+    assert again == []

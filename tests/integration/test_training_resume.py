@@ -22,7 +22,6 @@ from tests.support.killed_fit import fit_one
 from tests.support.synthetic import histories_from, write_ingested
 from tests.unit.pipelines.conftest import CPU, DROPPED_DECODER
 
-pytestmark = pytest.mark.integration
 STATE = FitState({"weight": torch.arange(1_000.0)}, {"epoch": 1})
 
 

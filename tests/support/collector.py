@@ -46,7 +46,7 @@ class Collector(api.TraceServiceServicer):
         wanted = trace_id.to_bytes(16, "big")
         return {span.name: (service, span) for service, span in list(self._received) if span.trace_id == wanted}
 
-    def wait_for(self, trace_id: int, *names: str, timeout_s: float = 20.0) -> dict[str, tuple[str, Span]]:
+    def wait_for(self, trace_id: int, *names: str, timeout_s: float = 60.0) -> dict[str, tuple[str, Span]]:
         """Wait until the trace has spans of these names, and return all of its spans."""
         missing: Callable[[], set[str]] = lambda: set(names) - set(self.spans(trace_id))  # noqa: E731
         wait_for(lambda: not missing(), timeout_s, f"spans of {trace_id:x}")

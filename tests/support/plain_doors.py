@@ -5,7 +5,6 @@ the edge as their limit; while it is a number the language model is slow, so tha
 """
 
 import asyncio
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,7 +21,7 @@ from starlette.responses import JSONResponse
 from services.gateway.grpc.door import RpcDoor, add_recommender_to_server
 from services.gateway.request.load_monitor import EdgeWatch, LoadMonitor
 from services.gateway.rest.door import create_rest_app
-from tests.support.servers import HOST, free_port
+from tests.support.servers import HOST, accepts, free_port
 from tests.support.wait import wait_for
 from tests.unit.gateway.world import MAX_BODY_BYTES, VERSION, catalogue_of, make_world, publish
 
@@ -40,16 +39,11 @@ def doors_at(host: str, ports: tuple[int, int]) -> Iterator[int]:
     """Both doors on this host, which is one of loopback's addresses; gives the process id."""
     child = subprocess.Popen([sys.executable, "-m", "tests.support.plain_doors", *map(str, ports), host])
     try:
-        wait_for(lambda: all(_accepts(host, port) for port in ports), 60, "the doors")
+        wait_for(lambda: all(accepts(host, port) for port in ports), what="the doors")
         yield child.pid
     finally:
         child.kill()
         child.wait()
-
-
-def _accepts(host: str, port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex((host, port)) == 0
 
 
 class FixedWatch(EdgeWatch):

@@ -32,7 +32,7 @@ class Server:
         answers: Callable[[str, int], bool] | None = None,
     ) -> None:
         self.port = port or free_port()
-        self._answers = answers or _accepts
+        self._answers = answers or accepts
         self._command = command(self.port)
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
@@ -74,7 +74,8 @@ class Server:
         os.kill(self._process.pid, number)
 
 
-def _accepts(host: str, port: int) -> bool:
+def accepts(host: str, port: int) -> bool:
+    """Whether something listens there."""
     with socket.socket() as probe:
         return probe.connect_ex((host, port)) == 0
 

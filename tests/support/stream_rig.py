@@ -56,7 +56,7 @@ class Rig:
         """Stop the worker and wait for its end."""
         self._stop.set()
         if self._thread is not None:
-            self._thread.join(20)
+            self._thread.join(60)
             assert not self._thread.is_alive()
 
     def send_to(self, partition: int, *events: Interaction) -> None:

@@ -1,5 +1,6 @@
 """A synthetic data set: users walk along a ring of items, so the next item can be learned from few events."""
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +44,14 @@ def write_ingested(folder: Path, num_users: int = 40, num_items: int = 30, event
     with_labels(order_events(events), DEFAULT_ROLES).write_parquet(folder / "events.parquet")
     items.write_parquet(folder / "items.parquet")
     return folder
+
+
+def ratings(*pairs: tuple[str, str]) -> pl.DataFrame:
+    """Build recorded events of (user, item), one microsecond apart."""
+    times = [datetime(2026, 1, 1, tzinfo=UTC) + timedelta(microseconds=number) for number in range(len(pairs))]
+    rows = [(user, item, at, "rating", 1.0) for (user, item), at in zip(pairs, times, strict=True)]
+    columns = ["user_id", "item_id", "event_time", "event_type", "value"]
+    return pl.DataFrame(rows, columns, orient="row", schema_overrides={"event_time": pl.Datetime("us", "UTC")})
 
 
 def write_arrivals(events: pl.DataFrame, folder: Path) -> None:

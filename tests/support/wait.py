@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def wait_for(condition: Callable[[], Any], timeout_s: float = 15.0, what: str = "condition") -> Any:
+def wait_for(condition: Callable[[], Any], timeout_s: float = 60.0, what: str = "condition") -> Any:
     """Poll until the condition holds and return its value. Raises AssertionError after the timeout."""
     give_up = time.monotonic() + timeout_s
     while time.monotonic() < give_up:
@@ -16,7 +16,7 @@ def wait_for(condition: Callable[[], Any], timeout_s: float = 15.0, what: str = 
     raise AssertionError(f"{what}: not within {timeout_s} s")
 
 
-async def until(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
+async def until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
     """Poll until the condition holds. Raises TimeoutError."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 - the condition is outside of this event loop's control
