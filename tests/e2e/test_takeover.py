@@ -12,7 +12,7 @@ import pytest
 
 from services.contracts import recommend_pb2 as pb
 from services.contracts import recommend_pb2_grpc as api
-from tests.support.stack import STANDBY_ACTIVE, Stack, new_user_id
+from tests.support.stack import STANDBY_ACTIVE, Stack, admitted, new_user_id
 from tests.support.wait import wait_for
 
 pytestmark = pytest.mark.usefixtures("healthy")
@@ -48,7 +48,8 @@ def callers(stack: Stack, user_id: str) -> Iterator[list[Caller]]:
     """Request recommendations for one user over both doors, until the end."""
 
     def over_rest() -> str:
-        answer = stack.rest.post("/v1/recommendations", json={"user_id": user_id, "deadline_ms": DEADLINE_MS})
+        body = {"user_id": user_id, "deadline_ms": DEADLINE_MS}
+        answer = admitted(lambda: stack.rest.post("/v1/recommendations", json=body))
         return str(answer.raise_for_status().json()["tier"])
 
     def over_rpc() -> str:

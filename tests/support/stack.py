@@ -142,7 +142,7 @@ class Stack:
 
     def recommend(self, user_id: str | None = None, **fields: Any) -> dict[str, Any]:
         """Request a recommendation over REST. Fails unless the status is 200."""
-        response = self.rest.post("/v1/recommendations", json={"user_id": user_id, **fields})
+        response = admitted(lambda: self.rest.post("/v1/recommendations", json={"user_id": user_id, **fields}))
         assert response.status_code == 200, response.text
         answer: dict[str, Any] = response.json()
         return answer
@@ -162,13 +162,7 @@ class Stack:
     def sees_click(self, user_id: str, item_id: str, timeout_s: float = 60.0) -> dict[str, Any]:
         """Record a click, which must be accepted, and return the first answer that has seen it."""
         event_time_ms = int(time.time() * 1_000)
-
-        def recorded() -> httpx.Response | None:
-            """Send it; again where a gateway on full cores refuses."""
-            answer = self.click(user_id, item_id, event_time_ms=event_time_ms)
-            return None if answer.status_code == 429 else answer
-
-        accepted: httpx.Response = wait_for(recorded, what="a gateway that takes the click")
+        accepted = admitted(lambda: self.click(user_id, item_id, event_time_ms=event_time_ms))
         assert accepted.status_code == 200, accepted.text
         return self.sees(user_id, event_time_ms, timeout_s)
 
@@ -266,6 +260,18 @@ def survivors(processes: list[psutil.Process]) -> list[str]:
             if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(f"{process.pid} {process.name()}")
     return found
+
+
+def admitted(send: Callable[[], httpx.Response]) -> httpx.Response:
+    """Send a request, again while a gateway on full cores refuses it."""
+
+    def taken() -> list[httpx.Response]:
+        """Send it once."""
+        response = send()
+        return [] if response.status_code == 429 else [response]
+
+    response: httpx.Response = wait_for(taken, what="a request that is not refused")[0]
+    return response
 
 
 def with_features(ask: Callable[[], Answer]) -> Answer:
