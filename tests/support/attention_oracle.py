@@ -10,7 +10,6 @@ import itertools
 import sys
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -18,12 +17,13 @@ from torch.nn import functional
 from services.llm.engine.beam.tails import Tails
 from services.llm.engine.gpu.attention import TritonAttention
 from services.llm.engine.kv.cache import KvCache
-from services.llm.engine.schedule.plan import Chunk, StepPlan
+from services.llm.engine.schedule.plan import StepPlan
 from services.llm.engine.schedule.sequence import Sequence
 from tests.support.attention_shapes import attention_shape
 from tests.support.interpreter import multiply_bf16_as_numbers
+from tests.support.sequences import PLACES, step_of, tails_of
 
-KV_HEADS, BLOCK, NUM_BLOCKS, PLACES = 2, 16, 96, 3
+KV_HEADS, BLOCK, NUM_BLOCKS = 2, 16, 96
 TALL = 0
 """In place of as many rows as fill a program's 128 with their query heads, and some more in a second tile."""
 WORK = {
@@ -71,7 +71,7 @@ def deviations(case: Case, device: torch.device, *, beside_torch: bool = False) 
     heads = KV_HEADS * case.heads_per_group
     rows = plan.num_batched_tokens + sum(sequence.num_beam_rows for sequence in plan.beam_steps)
     q_THK = torch.randn(rows, heads, case.head_dim, device=device).bfloat16()
-    tails = _tails_of(plan, case.head_dim, device)
+    tails = tails_of(plan, 1, KV_HEADS, case.head_dim, device, torch.bfloat16)
     kernel = TritonAttention(heads, KV_HEADS, BLOCK, device)
     prepared = kernel.prepare(plan)
     assert (prepared.num_splits > 1) == (case.parts == "split"), "the case is not what its name says"
@@ -94,32 +94,12 @@ def _cache_of(case: Case, device: torch.device) -> KvCache:
 def _plan_of(case: Case) -> StepPlan:
     chunks, beams = WORK[case.work, case.parts]
     tall = 128 // case.heads_per_group + 5
-    free = np.random.default_rng(5).permutation(NUM_BLOCKS).tolist()
-
-    def sequence(length: int, rows: int = 0, levels_done: int = 0) -> Sequence:
-        new = Sequence(request_id="", order=0, tokens=[0] * length, priority=0, arrival_s=0.0, deadline_s=None)
-        new.block_table = [free.pop() for _ in range(-(-length // BLOCK))]
-        if rows:
-            new.num_computed_tokens, new.num_levels, new.num_levels_done = length, PLACES + 1, levels_done
-            new.rows_by_level = (rows,) * PLACES
-        return new
-
-    return StepPlan(
-        chunks=[Chunk(sequence(start + (count or tall)), start, count or tall) for start, count in chunks],
-        beam_steps=[sequence(length, rows or tall, levels_done) for length, rows, levels_done in beams],
+    return step_of(
+        [(start, count or tall) for start, count in chunks],
+        [(length, rows or tall, levels_done) for length, rows, levels_done in beams],
+        block_tokens=BLOCK,
+        num_blocks=NUM_BLOCKS,
     )
-
-
-def _tails_of(plan: StepPlan, head_dim: int, device: torch.device) -> Tails | None:
-    if not plan.beam_steps:
-        return None
-    spelled_B = torch.tensor(
-        [sequence.num_levels_done - 1 for sequence in plan.beam_steps for _ in range(sequence.num_beam_rows)],
-        device=device,
-    )
-    shape = (2, 1, len(spelled_B), PLACES, KV_HEADS, head_dim)
-    keys_YBLGK, values_YBLGK = torch.randn(shape, device=device).bfloat16()
-    return Tails(keys_YBLGK, values_YBLGK, spelled_B, torch.arange(PLACES, device=device) <= spelled_B[:, None])
 
 
 def _dense(q_THK: Tensor, cache: KvCache, plan: StepPlan, tails: Tails | None, dtype: torch.dtype) -> Tensor:

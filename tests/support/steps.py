@@ -15,7 +15,7 @@ from services.llm.engine.forward.layers import Forward, StepInputs
 from services.llm.engine.forward.weights import Weights
 from services.llm.engine.kv.cache import KvCache
 from services.llm.engine.schedule.plan import Chunk, StepPlan
-from services.llm.engine.schedule.sequence import Sequence
+from tests.support.sequences import sequence_of
 
 CPU = torch.device("cpu")
 BLOCK, NUM_BLOCKS, VOCABULARY, PLACES = 4, 64, 50, 2
@@ -55,15 +55,11 @@ def plans(draw) -> StepPlan:
     """Build a step of chunks at any place of their prompts and of beams, over shuffled blocks."""
     blocks = np.random.default_rng(draw(st.integers(0, 99))).permutation(NUM_BLOCKS).tolist()
     plan, used = StepPlan(), 0
-    for order, (start, count, beams) in enumerate(
-        draw(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 40), st.integers(0, 9)), min_size=1, max_size=4))
-    ):
+    work = st.tuples(st.integers(0, 20), st.integers(1, 40), st.integers(0, 9))
+    for start, count, beams in draw(st.lists(work, min_size=1, max_size=4)):
         tokens = draw(st.lists(st.integers(0, VOCABULARY - 1), min_size=start + count, max_size=start + count))
-        sequence = Sequence(
-            request_id=str(order), order=order, tokens=tokens, priority=0, arrival_s=0.0, deadline_s=None
-        )
         need = -(-len(tokens) // BLOCK)
-        sequence.block_table = blocks[used : used + need]
+        sequence = sequence_of(tokens, blocks[used : used + need])
         used += need
         if beams and used:
             sequence.num_levels, sequence.num_levels_done, sequence.num_computed_tokens = 3, 1, len(tokens)
@@ -117,9 +113,7 @@ def filled_cache(config: DecoderConfig, dtype: torch.dtype) -> KvCache:
 
 def prompt_of(rows: int) -> StepPlan:
     """Build the step of one prompt."""
-    tokens = [n % VOCABULARY for n in range(rows)]
-    sequence = Sequence(request_id="a", order=0, tokens=tokens, priority=0, arrival_s=0.0, deadline_s=None)
-    sequence.block_table = list(range(-(-rows // BLOCK)))
+    sequence = sequence_of([n % VOCABULARY for n in range(rows)], list(range(-(-rows // BLOCK))))
     return StepPlan(chunks=[Chunk(sequence, 0, rows)])
 
 

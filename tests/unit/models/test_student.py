@@ -5,19 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from models.student import START, StudentConfig, StudentModel, read_student, save_student
-
-
-def random_student(num_hops: int = 2) -> StudentModel:
-    """A small student with random weights everywhere, also where training starts from zero."""
-    torch.manual_seed(0)
-    student = StudentModel(
-        StudentConfig(num_items=20, hidden_size=16, feed_forward=24, num_heads=4, num_hops=num_hops, max_items=12)
-    )
-    with torch.no_grad():
-        for parameter in student.parameters():
-            parameter.normal_()
-    return student.eval()
+from models.student import START, read_student, save_student
+from tests.support.students import random_student
 
 
 def test_a_row_depends_on_its_own_earlier_items_alone() -> None:
@@ -34,7 +23,7 @@ def test_a_row_depends_on_its_own_earlier_items_alone() -> None:
 @pytest.mark.parametrize("num_hops", [1, 3])
 def test_what_is_saved_is_read(tmp_path: Path, num_hops: int) -> None:
     """Weights and shape are read back from the one file."""
-    student, rows = random_student(num_hops), torch.tensor([[START, 3, 4]])
+    student, rows = random_student(num_hops=num_hops), torch.tensor([[START, 3, 4]])
     save_student(student, tmp_path / "student.safetensors")
 
     read = read_student(tmp_path / "student.safetensors")

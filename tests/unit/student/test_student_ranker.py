@@ -10,27 +10,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from models.registry import Bundle
-from models.student import START, StudentConfig, StudentModel
+from models.student import START, StudentModel
 from pipelines.publication.student_graph import student_graph
 from services.errors import BundleCorrupt
 from services.student.ranker import StudentRanker, load_student
 from tests.support.bundles import build_catalogue
+from tests.support.students import random_student
 
 NUM_ITEMS, MAX_ITEMS = 30, 12
 EVERYTHING = np.ones(NUM_ITEMS, dtype=bool)
-
-
-def random_student(num_items: int = NUM_ITEMS, size: int = 16, max_items: int = MAX_ITEMS) -> StudentModel:
-    """A student with random weights everywhere."""
-    torch.manual_seed(0)
-    config = StudentConfig(
-        num_items=num_items, hidden_size=size, feed_forward=2 * size, num_heads=4, num_hops=2, max_items=max_items
-    )
-    student = StudentModel(config)
-    with torch.no_grad():
-        for parameter in student.parameters():
-            parameter.normal_()
-    return student.eval()
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import torch
 from models.decoder.window import Window
 from services.errors import CheckpointError, InvalidRequest
 from services.llm.engine.outcome import Status
-from tests.unit.llm.engine.conftest import build_decoder, build_engine, build_items, drain, exhaustive_ranking
+from tests.support.engines import build_decoder, build_engine, build_items, drain, exhaustive_ranking
 
 
 def prompts_of(items, count: int, seed: int = 5) -> list[list[int]]:
@@ -44,44 +44,33 @@ def test_wide_beams_equal_exhaustive_scoring(depth, heads, kv_heads) -> None:
 @pytest.mark.parametrize(
     "window",
     [
+        None,
         Window(9, frozenset({1}), num_sinks=3),
         pytest.param(Window(4, frozenset({0, 1})), marks=pytest.mark.grid),
         pytest.param(Window(17, frozenset({0, 1}), num_sinks=6), marks=pytest.mark.grid),
     ],
 )
-def test_windows_and_sinks_hold_for_prompts_and_beams(depth, window) -> None:
-    """With sliding layers, items and scores equal spelling each item densely under the same window, cold and cached."""
+def test_a_growing_history_prefills_only_what_is_new(depth, window) -> None:
+    """The next request finds all full blocks of the last one cached, and has the items and scores of spelling each item densely.
+
+    With sliding layers and sinks, under the same window.
+    """
     items = build_items(depth)
     decoder = build_decoder(items, window=window)
     engine = build_engine(decoder, items, max_chunk_tokens=13)
     allowed = np.ones(50, dtype=bool)
     prompt = prompts_of(items, 1)[0] * 3
+    longest, cached = len(prompt), 0
 
-    for length in (len(prompt) - 30, len(prompt) - 7, len(prompt)):
+    for length in (longest - 30, longest - 29, longest - 7, longest - 7, longest):
         engine.add_rank(str(length), prompt[:length], k=20, allowed=allowed, beam_width=50)
         outcome = drain(engine)[str(length)]
 
         wanted, scores = exhaustive_ranking(decoder, items, prompt[:length], allowed, 20)
         assert outcome.item_indices.tolist() == wanted
         np.testing.assert_allclose(outcome.scores, scores, atol=1e-4)
-    assert outcome.num_cached_tokens > 0
-
-
-@pytest.mark.parametrize("depth", [1, 3])
-def test_a_growing_history_prefills_only_what_is_new(depth) -> None:
-    """The next request of a user finds all full blocks of the last one cached, and has the items of dense scores."""
-    items = build_items(depth)
-    decoder = build_decoder(items)
-    engine = build_engine(decoder, items)
-    allowed = np.ones(50, dtype=bool)
-    prompt = [0, *np.random.default_rng(4).integers(1, 19, 40).tolist()]
-
-    for length in (20, 21, 24, 24, 33):
-        engine.add_rank(str(length), prompt[:length], k=5, allowed=allowed, beam_width=50)
-        outcome = drain(engine)[str(length)]
-
-        assert outcome.item_indices.tolist() == exhaustive_ranking(decoder, items, prompt[:length], allowed, 5)[0]
-        assert outcome.num_cached_tokens == {20: 0, 21: 20, 24: 20, 33: 24}[length]
+        assert outcome.num_cached_tokens == min(cached, (length - 1) // 4 * 4)
+        cached = length // 4 * 4
 
 
 def test_a_window_shorter_than_a_code_is_refused() -> None:

@@ -6,36 +6,16 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
-from services.llm.engine.text.parameters import SamplingParams
+from tests.support.engine_scripts import SAMPLINGS, EvenAndOdd
+from tests.support.engines import build_decoder, build_engine, build_items
 from tests.support.replaying_device import ReplayingDevice
-from tests.unit.llm.engine.conftest import build_decoder, build_engine, build_items
 
 ROOT = Path(__file__).resolve().parents[4]
-
-SAMPLINGS = (
-    SamplingParams(),
-    SamplingParams(num_logprobs=2),
-    SamplingParams(temperature=0.8, seed=3),
-    SamplingParams(temperature=0.5, top_k=5, top_p=0.9, min_p=0.01),
-    SamplingParams(repetition_penalty=1.2, presence_penalty=1.0, frequency_penalty=0.5, logit_bias={3: 2.0}),
-)
-
-
-class Everything:
-    """A mask that allows every token."""
-
-    def allowed(self) -> np.ndarray:
-        """Return all bits."""
-        return np.full(2, -1, dtype=np.int32)
-
-    def take(self, token_id: int) -> None:
-        """Ignore the token."""
 
 
 @pytest.mark.parametrize("depth", [1, 3])
@@ -60,7 +40,7 @@ def test_a_step_with_every_kind_of_text_is_started_without_a_read() -> None:
     engine = build_engine(build_decoder(items).to("meta"), items, is_asynchronous=True)
     for place, sampling in enumerate(SAMPLINGS):
         engine.add_text(f"{place}", [1, 2, 3 + place], max_new_tokens=4, sampling=sampling)
-    engine.add_text("held", [1, 2], max_new_tokens=4, mask=Everything())
+    engine.add_text("held", [1, 2], max_new_tokens=4, mask=EvenAndOdd())
     engine.add_rank("rank", [0, 1, 2, 3], k=20, beam_width=30, excluded=[4, 7])
 
     engine.step(0.0)

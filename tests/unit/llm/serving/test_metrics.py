@@ -1,19 +1,22 @@
-"""Metrics of an engine's steps: vLLM's names by model, costs by kind, and zeros for what has not happened."""
+"""Metrics of an engine's steps: vLLM's names by model, costs by kind, zeros for what has not happened; and the spans of a request's time."""
+
+import time
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from prometheus_client import CollectorRegistry
 
-from services.llm.engine.beam.trie import ItemCodes
-from services.llm.engine.config import EngineConfig
+from services.contracts.rank import EngineLoad
 from services.llm.engine.cost.machine_limits import MachineLimits, measure_limits
-from services.llm.engine.engine import Engine
+from services.llm.engine.outcome import EngineOutcome, Status
 from services.llm.serving.engine_thread import Stepped
-from services.llm.serving.metrics import EngineStepMetrics
+from services.llm.serving.metrics import EngineStepMetrics, record_spans
 from services.llm.serving.streams import Ended
 from services.observability.metrics import EngineMetrics
-from tests.support.bundles import build_catalogue, build_decoder
+from tests.support.engines import build_decoder, build_engine, build_items
+from tests.support.spans import Recorder
 
 STEP_S = 0.25
 LIMITS = MachineLimits(bytes_per_s=1e9, flops_per_s=1e12)
@@ -21,13 +24,11 @@ LIMITS = MachineLimits(bytes_per_s=1e9, flops_per_s=1e12)
 
 def test_texts_and_rankings_are_counted() -> None:
     """Tokens, their gaps, the parts of a request's time, how it ended and the costs of each kind of step; the rest is 0."""
-    catalogue, registry = build_catalogue(), CollectorRegistry()
-    config = EngineConfig(block_tokens=4, num_blocks=64, tile_tokens=64, cpu_kernels="torch")
-    items = ItemCodes(codes=catalogue.codes, level_sizes=catalogue.level_sizes, token_offsets=catalogue.token_offsets)
-    engine = Engine(build_decoder(catalogue.vocab_size, seed=0), config, items=items, bundle_version="v1")
+    items, registry = build_items(1), CollectorRegistry()
+    engine = build_engine(build_decoder(items), items)
     metrics = EngineStepMetrics(EngineMetrics(registry), engine, "tiny", LIMITS)
     engine.add_text("text", list(range(9)), max_new_tokens=5)
-    engine.add_rank("rank", list(range(9)), k=3, allowed=np.ones(30, dtype=bool))
+    engine.add_rank("rank", list(range(9)), k=3)
 
     costs: dict[str, list[float]] = {}
     now_s = 0.0
@@ -71,3 +72,45 @@ def test_limits_are_measured() -> None:
 
     assert limits.bytes_per_s > 1e8
     assert limits.flops_per_s > 1e8
+
+
+def ended(**changes: Any) -> Ended:
+    """A request that waited 1 s, prefilled 2 s and decoded 3 s."""
+    now_s = time.monotonic()
+    fields: dict[str, Any] = {
+        "request_id": "r",
+        "status": Status.DONE,
+        "item_indices": np.zeros(0, dtype=np.int64),
+        "scores": np.zeros(0, dtype=np.float32),
+        "tokens": (),
+        "num_prompt_tokens": 100,
+        "num_cached_tokens": 64,
+        "arrival_s": now_s - 6.0,
+        "started_s": now_s - 5.0,
+        "decoding_s": now_s - 3.0,
+        "num_steps": 3,
+    }
+    return Ended(
+        EngineOutcome(**{**fields, **changes}), now_s, EngineLoad(num_running=0, num_waiting=0, kv_cache_usage=0.0)
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "lengths"),
+    [
+        ({}, {"queue": 1.0, "prefill": 2.0, "decode": 3.0}),
+        ({"decoding_s": None}, {"queue": 1.0, "prefill": 5.0}),
+        ({"started_s": None, "decoding_s": None, "status": Status.LATE}, {"queue": 6.0}),
+    ],
+)
+def test_each_part_is_a_span_of_its_length(changes: dict[str, Any], lengths: dict[str, float]) -> None:
+    """A request that never ran has a queue span alone; one that ended with its prompt has no decode span."""
+    recorder = Recorder()
+
+    with recorder.tracing.entry("llm.rank", {}):
+        record_spans(ended(**changes))
+
+    found = {span.name: ((span.end_time or 0) - (span.start_time or 0)) / 1e9 for span in recorder.spans}
+    del found["llm.rank"]
+    assert found == pytest.approx(lengths, abs=1e-3)
+    assert recorder.tree() == {**dict.fromkeys(lengths, "llm.rank"), "llm.rank": None}

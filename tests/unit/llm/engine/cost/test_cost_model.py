@@ -8,6 +8,7 @@ from services.llm.engine.cost.cost_model import CostModel, NumberSizes, StepKind
 from services.llm.engine.schedule.plan import Chunk, StepPlan
 from services.llm.engine.schedule.sequence import Sequence
 from services.llm.engine.text.parameters import SampledToken
+from tests.support.sequences import sequence_of
 
 SHAPE = DecoderConfig(
     vocab_size=100,
@@ -26,17 +27,12 @@ MATRIX_NUMBERS = 3 * (8 * 8 + 8 * 8 + 8 * 8 + 3 * 8 * 16)
 
 def text(num_tokens: int, *, num_new: int = 0) -> Sequence:
     """A text request with this many tokens, the last of which are generated."""
-    sequence = Sequence(request_id="t", order=0, tokens=[1] * num_tokens, priority=0, arrival_s=0.0, deadline_s=None)
-    sequence.max_new_tokens = 5
-    sequence.generated = [SampledToken(1)] * num_new
-    return sequence
+    return sequence_of(num_tokens, max_new_tokens=5, generated=[SampledToken(1)] * num_new)
 
 
 def ranking(num_tokens: int, *, levels_done: int = 0, rows: tuple[int, ...] = (4, 6)) -> Sequence:
     """A ranking of three levels."""
-    sequence = text(num_tokens)
-    sequence.num_levels, sequence.rows_by_level, sequence.num_levels_done = 3, rows, levels_done
-    return sequence
+    return sequence_of(num_tokens, num_levels=3, rows_by_level=rows, num_levels_done=levels_done)
 
 
 def test_a_decode_step_by_hand() -> None:

@@ -17,8 +17,8 @@ from services.llm.engine.forward.ops import TorchOps
 from services.llm.engine.forward.torch_attention import TorchAttention
 from services.llm.engine.forward.weights import join_weights
 from services.llm.engine.schedule.plan import Chunk, StepPlan
-from services.llm.engine.schedule.sequence import Sequence
 from tests.support.attention_shapes import attention_shape
+from tests.support.sequences import sequence_of
 from tests.support.steps import BLOCK, CPU, NUM_BLOCKS, VOCABULARY, decoders, plans, prompt_of, run_step
 
 pytestmark = pytest.mark.native
@@ -44,10 +44,7 @@ def decodes(draw) -> StepPlan:
         num_shared, offset = draw(st.integers(0, NUM_BLOCKS - 12)), draw(st.integers(0, BLOCK - 1))
         start, count = num_shared * BLOCK + offset, draw(st.integers(1, BLOCK - offset))
         tokens = [position % VOCABULARY for position in range(start + count)]
-        sequence = Sequence(
-            request_id=str(order), order=order, tokens=tokens, priority=0, arrival_s=0.0, deadline_s=None
-        )
-        sequence.block_table = [*blocks[12 : 12 + num_shared], blocks[order]]
+        sequence = sequence_of(tokens, [*blocks[12 : 12 + num_shared], blocks[order]])
         plan.chunks.append(Chunk(sequence, start, count))
     return plan
 

@@ -1,5 +1,7 @@
 """Attention over pages and tails against dense attention over the same keys, whatever the tiling."""
 
+from itertools import pairwise, product
+
 import numpy as np
 import pytest
 import torch
@@ -10,9 +12,9 @@ from services.llm.engine.forward.tiles import Tile, cut_tiles, group_tiles
 from services.llm.engine.forward.torch_attention import merge_states, paged_attention, tail_attention
 from services.llm.engine.kv.cache import KvCache
 from services.llm.engine.schedule.plan import Chunk, StepPlan
-from services.llm.engine.schedule.sequence import Sequence
 from tests.support.attention_shapes import attention_shape
 from tests.support.dense import seen_by_rows
+from tests.support.sequences import sequence_of
 
 BLOCK = 4
 CPU = torch.device("cpu")
@@ -31,13 +33,6 @@ def build_context(length: int, heads: int, kv_heads: int, seed: int):
     return cache, blocks.tolist(), keys, values
 
 
-def sequence_of(num_tokens: int, blocks: list[int]) -> Sequence:
-    """Build a sequence of this length in these blocks."""
-    sequence = Sequence(request_id="a", order=0, tokens=[0] * num_tokens, priority=0, arrival_s=0.0, deadline_s=None)
-    sequence.block_table = blocks
-    return sequence
-
-
 def dense(q, keys, values, seen):
     """Attend densely: (T, H, K) queries, (C, G, K) keys, (T, C) bool."""
     q, keys, values = (x.transpose(0, 1)[None] for x in (q, keys, values))
@@ -45,24 +40,32 @@ def dense(q, keys, values, seen):
     return out[0].transpose(0, 1)
 
 
+SAMPLE = {(None, 0), (1, 1), (5, 0), (5, 4), (16, 7), (500, 4)}
+WINDOWS = [
+    pytest.param(
+        None if size is None else Window(size, frozenset({1}), num_sinks),
+        id=f"{size}-{num_sinks}",
+        marks=() if (size, num_sinks) in SAMPLE else pytest.mark.grid,
+    )
+    for size, num_sinks in [(None, 0), *product((1, 5, 16, 500), (0, 1, 4, 7))]
+]
+
+
 @pytest.mark.parametrize("kv_heads", [1, 2, pytest.param(6, marks=pytest.mark.grid)])
 @pytest.mark.parametrize("tile_tokens", [4, pytest.param(12, marks=pytest.mark.grid), 512])
-@pytest.mark.parametrize(("start", "count"), [(0, 1), (0, 37), (36, 1), (11, 26), (4, 4)])
-def test_a_chunk_sees_its_past_and_itself(kv_heads, tile_tokens, start, count) -> None:
-    """Rows of a chunk attend causally over cached positions, equal to dense attention."""
-    cache, blocks, keys, values = build_context(start + count, 6, kv_heads, seed=start + count)
-    q = torch.randn(count, 6, 8)
-    tiles = [
-        Tile(
-            first, min(10, count - first), start + first + 1, 1, blocks[: -(-(start + min(first + 10, count)) // BLOCK)]
-        )
-        for first in range(0, count, 10)
-    ]
+@pytest.mark.parametrize("window", WINDOWS)
+def test_chunks_see_what_dense_attention_sees(kv_heads, tile_tokens, window) -> None:
+    """Rows of chunks and single tokens see their past and themselves, under a window its positions and the sinks."""
+    cache, blocks, keys, values = build_context(90, 6, kv_heads, seed=kv_heads)
+    q = torch.randn(90, 6, 8)
+    wanted = dense(q, keys, values, seen_by_rows(90, window))
 
-    out, _ = paged_attention(q, cache, 1, group_tiles(tiles, CPU), tile_tokens)
+    for start, end in pairwise([0, 1, 37, 67, 68, 90]):
+        plan = StepPlan(chunks=[Chunk(sequence_of(90, blocks), start, end - start)])
+        groups = group_tiles(cut_tiles(plan, 10, BLOCK, window), CPU)
+        out, _ = paged_attention(q[start:end], cache, 1, groups, tile_tokens)
 
-    seen = torch.arange(start + count) <= torch.arange(start, start + count)[:, None]
-    torch.testing.assert_close(out, dense(q, keys, values, seen), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(out, wanted[start:end], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("window", [None, Window(5, frozenset({1}), num_sinks=1)])
@@ -113,28 +116,6 @@ def test_no_score_matrix_exceeds_a_tile(monkeypatch) -> None:
     paged_attention(q, cache, 1, group_tiles([Tile(0, 16, 185, 1, blocks)], CPU), 16)
 
     assert max(sizes) == 16 * 4 * 16
-
-
-@pytest.mark.parametrize(
-    "tile_tokens", [pytest.param(4, marks=pytest.mark.grid), 12, pytest.param(512, marks=pytest.mark.grid)]
-)
-@pytest.mark.parametrize("num_sinks", [0, 1, 4, pytest.param(7, marks=pytest.mark.grid)])
-@pytest.mark.parametrize("size", [1, 5, pytest.param(16, marks=pytest.mark.grid), 500])
-def test_a_window_covers_its_positions_and_the_sinks(size, num_sinks, tile_tokens) -> None:
-    """Chunks and single tokens equal dense attention under the window's mask."""
-    cache, blocks, keys, values = build_context(90, 4, 2, seed=size)
-    window = Window(size, frozenset({1}), num_sinks)
-    chunks = [(0, 37), (37, 30), (67, 1), (68, 22)]
-    sequence = sequence_of(90, blocks)
-    q = torch.randn(90, 4, 8)
-
-    for start, count in chunks:
-        plan = StepPlan(chunks=[Chunk(sequence, start, count)])
-        groups = group_tiles(cut_tiles(plan, 10, BLOCK, window), CPU)
-        out, _ = paged_attention(q[start : start + count], cache, 1, groups, tile_tokens)
-
-        wanted = dense(q, keys, values, seen_by_rows(90, window))[start : start + count]
-        torch.testing.assert_close(out, wanted, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("size", "num_sinks", "blocks_read"), [(8, 0, 3), (8, 4, 4), (8, 5, 5), (500, 4, 25)])

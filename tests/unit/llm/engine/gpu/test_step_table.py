@@ -3,25 +3,19 @@
 import torch
 
 from services.llm.engine.gpu.step_table import StepTable
-from services.llm.engine.schedule.sequence import Sequence
+from tests.support.sequences import sequence_of
 
 BLOCK, SCRATCH = 4, 99
-
-
-def sequence_of(tokens: list[int], block_ids: list[int], *, levels_done: int = 0) -> Sequence:
-    """Build a text in these blocks, or a ranking that has done so many levels."""
-    sequence = Sequence(request_id="", order=0, tokens=tokens, priority=0, arrival_s=0.0, deadline_s=None)
-    sequence.block_table, sequence.num_computed_tokens = block_ids, len(tokens)
-    sequence.num_levels, sequence.num_levels_done = (3, levels_done) if levels_done else (0, 0)
-    return sequence
 
 
 def test_rows_have_their_slots_and_padding_has_the_scratch_block() -> None:
     """A text's last token has its slot, beams the position after their prompt; a padding row reads and writes the scratch block alone."""
     table = StepTable(4, max_context=40, block_tokens=BLOCK, scratch_block=SCRATCH, device=torch.device("cpu"))
     table.numbers.fill_(2**40)
+    text = sequence_of([7, 8, 9, 5, 6], [3, 10])
+    ranking = sequence_of([1, 2, 3], [4, 5], num_computed_tokens=3, num_levels=3, num_levels_done=2)
 
-    table.fill([sequence_of([7, 8, 9, 5, 6], [3, 10]), sequence_of([1, 2, 3], [4, 5], levels_done=2)], 3)
+    table.fill([text, ranking], 3)
 
     columns = {name: column.tolist() for name, column in table.columns(3).items()}
     blocks = table.batch(3, 1).block_table_N.tolist()

@@ -7,22 +7,21 @@ import pytest
 import torch
 
 from models.decoder.window import Window
-from services.llm.engine.beam.tails import Tails
 from services.llm.engine.forward.attention import UniformBatch
 from services.llm.engine.forward.tiles import Tile, group_tiles
 from services.llm.engine.forward.torch_attention import TorchAttention, paged_attention
 from services.llm.engine.gpu.attention import TritonAttention
 from services.llm.engine.gpu.token_graphs import PromptTable
 from services.llm.engine.kv.cache import KvCache
-from services.llm.engine.schedule.plan import Chunk, StepPlan
-from services.llm.engine.schedule.sequence import Sequence
 from tests.support.attention_shapes import attention_shape
+from tests.support.sequences import step_of, tails_of
 
 pytestmark = pytest.mark.native
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BLOCK = 4
 NUM_BLOCKS = 600
+POOL = {"block_tokens": BLOCK, "num_blocks": NUM_BLOCKS}
 
 
 def cache_of(kind: str, kv_heads: int, head_dim: int) -> KvCache:
@@ -79,35 +78,6 @@ def test_the_kernel_equals_the_reference(kind: str, shape: str, work: str) -> No
     torch.testing.assert_close(out_THK, wanted_THK, atol=1e-5, rtol=1e-5)
 
 
-def step_of(chunks: list[tuple[int, int]], beams: list[tuple[int, int, int]]) -> StepPlan:
-    """A step of chunks (start, tokens) and of beams (prompt tokens, rows, levels done), each request over pages of its own."""
-    free = np.random.default_rng(5).permutation(NUM_BLOCKS).tolist()
-
-    def sequence(length: int, rows: int = 0, levels_done: int = 0) -> Sequence:
-        new = Sequence(request_id="", order=0, tokens=[0] * length, priority=0, arrival_s=0.0, deadline_s=None)
-        new.block_table = [free.pop() for _ in range(-(-length // BLOCK))]
-        if rows:
-            new.num_computed_tokens, new.num_levels, new.num_levels_done = length, 4, levels_done
-            new.rows_by_level = (rows, rows, rows)
-        return new
-
-    return StepPlan(
-        chunks=[Chunk(sequence(start + count), start, count) for start, count in chunks],
-        beam_steps=[sequence(*facts) for facts in beams],
-    )
-
-
-def tails_of(plan: StepPlan, kv_heads: int, head_dim: int) -> Tails | None:
-    """Random tails of three places, seen as far as each request has spelled."""
-    if not plan.beam_steps:
-        return None
-    spelled = torch.tensor(
-        [s.num_levels_done - 1 for s in plan.beam_steps for _ in range(s.num_beam_rows)], device=DEVICE
-    )
-    numbers = torch.randn(2, 2, len(spelled), 3, kv_heads, head_dim, device=DEVICE)
-    return Tails(numbers[0], numbers[1], spelled, torch.arange(3, device=DEVICE) <= spelled[:, None])
-
-
 WINDOWS = [None, Window(4, frozenset({1})), Window(70, frozenset({1}), 3), Window(5, frozenset({1}), 130)]
 STEPS = {
     "prefill": ([(0, 9), (140, 12)], []),
@@ -120,9 +90,9 @@ STEPS = {
 def test_steps_with_tails_and_windows_equal_the_reference(name, window) -> None:
     """A step's chunks and beams, their tails included, agree to 1e-5 in layers with and without a window and sinks."""
     heads, kv_heads, head_dim = 6, 2, 10
-    cache, plan = cache_of("model", kv_heads, head_dim), step_of(*STEPS[name])
+    cache, plan = cache_of("model", kv_heads, head_dim), step_of(*STEPS[name], **POOL)
     rows = plan.num_batched_tokens + sum(sequence.num_beam_rows for sequence in plan.beam_steps)
-    q_THK, tails = torch.randn(rows, heads, head_dim, device=DEVICE), tails_of(plan, kv_heads, head_dim)
+    q_THK, tails = torch.randn(rows, heads, head_dim, device=DEVICE), tails_of(plan, 2, kv_heads, head_dim, DEVICE)
     kernel = TritonAttention(heads, kv_heads, BLOCK, DEVICE, window)
     reference = TorchAttention(16, 32, BLOCK, DEVICE, window)
 
@@ -155,7 +125,7 @@ def test_steps_of_one_shape_equal_the_reference(window, rows_per_request) -> Non
 def test_recorded_prompts_equal_the_reference(window) -> None:
     """Prompts at any place over a table of a fixed number of tiles, most of which are none: their rows agree to 1e-5 with both kernels."""
     heads, kv_heads, head_dim, rows = 6, 2, 10, 64
-    cache, plan = cache_of("model", kv_heads, head_dim), step_of([(0, 9), (140, 30), (300, 1)], [])
+    cache, plan = cache_of("model", kv_heads, head_dim), step_of([(0, 9), (140, 30), (300, 1)], [], **POOL)
     kernel = TritonAttention(heads, kv_heads, BLOCK, DEVICE, window)
     reference = TorchAttention(16, 32, BLOCK, DEVICE, window)
     q_THK = torch.randn(rows, heads, head_dim, device=DEVICE)

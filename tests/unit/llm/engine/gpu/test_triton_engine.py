@@ -8,8 +8,9 @@ from services.llm.engine.engine import Engine
 from services.llm.engine.forward import runner
 from services.llm.engine.gpu.forward import triton_forward
 from services.llm.engine.outcome import EngineOutcome
+from tests.support.engine_scripts import assert_same_answer
+from tests.support.engines import build_decoder, build_items, drain
 from tests.support.replaying_device import ReplayingDevice
-from tests.unit.llm.engine.conftest import build_decoder, build_items
 
 pytestmark = pytest.mark.native
 
@@ -33,10 +34,7 @@ def outcomes_of(device: ReplayingDevice | None) -> tuple[dict[str, EngineOutcome
     engine.add_text("long", [2, 7, 1, 8, 2], max_new_tokens=3)
     engine.add_rank("narrow", [9, 9], k=2, beam_width=2)
     engine.add_text("short", [6], max_new_tokens=2)
-    found: dict[str, EngineOutcome] = {}
-    while engine.has_work:
-        found |= {outcome.request_id: outcome for outcome in engine.step(0.0)}
-    return found, engine
+    return drain(engine), engine
 
 
 def test_an_engine_of_kernels_and_graphs_gives_what_plain_torch_gives(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,8 +47,6 @@ def test_an_engine_of_kernels_and_graphs_gives_what_plain_torch_gives(monkeypatc
 
     assert found.keys() == wanted.keys()
     for name, outcome in wanted.items():
-        assert found[name].token_ids == outcome.token_ids
-        assert found[name].item_indices.tolist() == outcome.item_indices.tolist()
-        np.testing.assert_allclose(found[name].scores, outcome.scores, atol=1e-4)
+        assert_same_answer(found[name], outcome)
     assert device.num_replays >= 5
     assert engine.graph_counts.late_captures == engine.graph_counts.eager_fallbacks == 0

@@ -12,7 +12,8 @@ from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
 from services.llm.engine.kv.memory import KvMemory
 from services.llm.engine.outcome import EngineOutcome
-from tests.unit.llm.engine.conftest import SMALL, build_decoder, build_items, drain
+from tests.support.engine_scripts import assert_same_answer
+from tests.support.engines import SMALL, build_decoder, build_items, drain
 
 CONFIG = EngineConfig(**SMALL | {"num_blocks": 24, "max_num_batched_tokens": 32, "is_asynchronous": True})
 ITEMS = build_items(3)
@@ -63,8 +64,8 @@ def test_any_mix_on_two_versions_ends_as_on_engines_of_their_own(script: list[tu
     for ended, engine in zip(found, alone, strict=True):
         wanted = drain(engine)
         assert ended.keys() == wanted.keys()
-        assert all(ended[name].item_indices.tolist() == wanted[name].item_indices.tolist() for name in wanted)
-        assert all(ended[name].token_ids == wanted[name].token_ids for name in wanted)
+        for name, outcome in wanted.items():
+            assert_same_answer(ended[name], outcome)
 
 
 def test_an_engine_without_free_blocks_waits_and_a_failed_one_gives_them_back() -> None:
@@ -79,17 +80,9 @@ def test_an_engine_without_free_blocks_waits_and_a_failed_one_gives_them_back() 
 
     old.close()
 
-    assert drain_shared(new)["0"].item_indices.tolist()
+    assert drain(new, old)["0"].item_indices.tolist()
     assert not new.is_blocked
     assert old.memory.pool.num_held == 0
-
-
-def drain_shared(engine: Engine) -> dict[str, EngineOutcome]:
-    """Step until the engine has no work."""
-    outcomes: dict[str, EngineOutcome] = {}
-    while engine.has_work:
-        outcomes |= {outcome.request_id: outcome for outcome in engine.step(0.0)}
-    return outcomes
 
 
 @pytest.mark.parametrize("changes", [{"block_tokens": 8}, {"num_blocks": 25}, {"kv_kind": "int8"}])
@@ -134,9 +127,9 @@ def test_a_step_follows_what_the_other_engine_started(monkeypatch: pytest.Monkey
     )
 
     add(old, "0", "rank", 3)
-    drain_shared(old)
+    drain(old, new)
     add(new, "0", "rank", 3)
-    drain_shared(new)
+    drain(new, old)
 
     wanted = [("follow", (old.stream, (new.stream,))), ("mark", old.stream)] * 3 + [("free", None)]
     wanted += [("follow", (new.stream, (old.stream,))), ("mark", new.stream)] * 3 + [("free", None)]

@@ -13,6 +13,7 @@ from services.llm.engine.schedule.plan import StepPlan
 from services.llm.engine.schedule.scheduler import Scheduler
 from services.llm.engine.schedule.sequence import Sequence
 from services.llm.engine.text.parameters import SampledToken
+from tests.support.sequences import sequence_of
 
 CONFIG = EngineConfig(
     block_tokens=4,
@@ -28,8 +29,7 @@ CONFIG = EngineConfig(
 
 def build_sequence(name: str, order: int = 0, *, tokens: list[int] | None = None, **fields) -> Sequence:
     """Build a sequence, by default a depth-1 ranking of 5 tokens."""
-    known = {"priority": 0, "arrival_s": 0.0, "deadline_s": None, "num_levels": 1, **fields}
-    return Sequence(request_id=name, order=order, tokens=tokens or [1, 2, 3, 4, 5], **known)
+    return sequence_of(tokens or [1, 2, 3, 4, 5], request_id=name, order=order, **{"num_levels": 1, **fields})
 
 
 def build_scheduler(window: Window | None = None, **knobs) -> Scheduler:
@@ -278,19 +278,3 @@ def test_blocks_behind_the_window_are_free() -> None:
     assert held == [5, 3, 3, 3, 3, 2]
     assert scheduler.pool.num_cached == 12
     assert long.block_table[1:11] == [CONFIG.num_blocks] * 10
-
-
-def test_a_preempted_text_longer_than_the_pool_is_computed_again() -> None:
-    """A text longer than the pool is preempted by a more urgent one, computed again by chunks, and ends with all its tokens."""
-    scheduler = build_scheduler(Window(4, frozenset({0})), max_chunk_tokens=8)
-    long = build_sequence("long", 0, priority=2, num_levels=0, max_new_tokens=100)
-    scheduler.add(long)
-    for _ in range(70):
-        run_step(scheduler)
-    urgent = build_sequence("urgent", 1, tokens=[9] * 38, num_levels=0, max_new_tokens=12)
-    scheduler.add(urgent)
-
-    finished = [name for _ in range(120) for name in ids_of(run_step(scheduler)[1])]
-
-    assert finished == ["urgent", "long"]
-    assert long.num_new_tokens == 100

@@ -1,11 +1,11 @@
-"""The blocks that a sequence needs at once, against a check of each position."""
+"""Block tables: the blocks that a sequence needs at once, against a check of each position, and the hashes of the prefix cache."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from models.decoder.window import Window
 from services.llm.engine.config import EngineConfig
-from services.llm.engine.kv.block_table import BlockNeed
+from services.llm.engine.kv.block_table import BlockNeed, PrefixHasher
 
 BLOCK = 4
 windows = st.builds(Window, st.integers(1, 30), st.just(frozenset({0})), st.integers(0, 9))
@@ -66,3 +66,33 @@ def test_without_a_window_every_block_is_needed(chunk: int, num_computed: int, m
     assert range(100)[need.behind(num_computed)] == range(0)
     assert need.table_len(num_computed, num_computed + more) == -(-(num_computed + more) // BLOCK)
     assert need.longest(num_computed + more) == min(num_computed + more, 40)
+
+
+def hashes_of(tokens: list[int], version: str = "v1") -> list[bytes]:
+    """Return the hashes of the full blocks of 4 tokens."""
+    hashes: list[bytes] = []
+    PrefixHasher(version, BLOCK).extend(hashes, tokens)
+    return hashes
+
+
+def test_a_hash_covers_the_version_the_position_and_all_tokens_before() -> None:
+    """A change of a token changes its block's hash and all later ones; equal blocks at two positions differ."""
+    tokens = [1, 2, 3, 4, 1, 2, 3, 4]
+    base = hashes_of(tokens)
+
+    assert base[0] != base[1]
+    assert not set(base) & set(hashes_of([9, *tokens[1:]]))
+    assert not set(base) & set(hashes_of(tokens, "v2"))
+    changed = hashes_of([*tokens[:7], 9])
+    assert changed[0] == base[0]
+    assert changed[1] != base[1]
+
+
+def test_a_growing_sequence_has_the_hashes_of_its_full_blocks() -> None:
+    """Extended token by token, the hashes equal those of all tokens at once."""
+    hasher, hashes = PrefixHasher("v1", BLOCK), []
+    for count in range(20):
+        hasher.extend(hashes, list(range(count)))
+
+        assert len(hashes) == count // 4
+    assert hashes == hashes_of(list(range(19)))

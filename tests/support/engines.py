@@ -77,12 +77,12 @@ def exhaustive_ranking(
     return order.tolist(), scores[order]
 
 
-def drain(engine: Engine, now_s: float = 0.0) -> dict[str, EngineOutcome]:
-    """Step until the engine has no work, checking its integrity after each step."""
+def drain(engine: Engine, *others: Engine) -> dict[str, EngineOutcome]:
+    """Step until the engine has no work, checking its integrity after each step, with the others on its memory."""
     outcomes: dict[str, EngineOutcome] = {}
     while engine.has_work:
-        for outcome in engine.step(now_s):
+        for outcome in engine.step(0.0):
             assert outcome.request_id not in outcomes
             outcomes[outcome.request_id] = outcome
-        engine.check_integrity()
+        engine.check_integrity(*others)
     return outcomes
