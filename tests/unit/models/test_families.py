@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
-from models.decoder.decoder import Decoder
+from models.decoder.decoder import Decoder, RMSNorm
 from models.decoder.weights import load_decoder, save_decoder
 from models.decoder.window import Window
 from services.errors import CheckpointError
@@ -152,3 +152,14 @@ def test_a_pattern_of_layers_that_cannot_be_is_refused(tmp_path: Path, types: li
 
     with pytest.raises(CheckpointError, match=message):
         load_decoder(tmp_path, torch.float32, "cpu")
+
+
+def test_the_norm_is_computed_in_fp32() -> None:
+    """A bf16 row is normalised in fp32 and rounded once, at the end."""
+    row = torch.randn(3, 64).to(torch.bfloat16)
+
+    normed = RMSNorm(64, 1e-5)(row)
+
+    wanted = row.float() * row.float().pow(2).mean(-1, keepdim=True).add(1e-5).rsqrt()
+    assert normed.dtype == torch.bfloat16
+    torch.testing.assert_close(normed, wanted.to(torch.bfloat16), atol=0.0, rtol=0.01)

@@ -21,22 +21,6 @@ from tests.support.hub_models import build_hub_model, hub_logits
 
 CONFIGS = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
 RULES = {"llama": "smollm", "qwen2": "qwen2", "qwen3": "qwen2"}
-NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
 LIBRARY = build_tokenizer()
 HEADS, KV_HEADS = 4, 2
 THETA = 500_000.0
@@ -52,13 +36,6 @@ def build(family: str, *, tied: bool) -> Any:
         rms_norm_eps=1e-5,
         tie_word_embeddings=tied,
     )
-
-
-def gguf_name(name: str) -> str:
-    """Name a tensor as llama.cpp does."""
-    stem, kind = name.rsplit(".", 1)
-    layer = stem.removeprefix("model.layers.").split(".", 1)
-    return f"{NAMES[stem]}.{kind}" if stem in NAMES else f"blk.{layer[0]}.{NAMES[layer[1]]}.{kind}"
 
 
 def in_pairs(rows: np.ndarray, num_heads: int) -> np.ndarray:
@@ -89,6 +66,7 @@ def write_gguf(path: Path, model: Any, family: str, *, left_out: str = "", **cha
     writer.add_token_merges([" ".join(merge) for merge in json.loads(LIBRARY.to_str())["model"]["merges"]])
     writer.add_eos_token_id(0)
     writer.add_chat_template("{{ messages[0]['content'] }}")
+    names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, family.upper()), 2)
     for name, tensor in model.state_dict().items():
         if (left_out and left_out in name) or (config.tie_word_embeddings and name == "lm_head.weight"):
             continue
@@ -96,7 +74,7 @@ def write_gguf(path: Path, model: Any, family: str, *, left_out: str = "", **cha
         for part, num_heads in (("q_proj", HEADS), ("k_proj", KV_HEADS)):
             if family == "llama" and part in name:
                 values = in_pairs(values, num_heads)
-        writer.add_tensor(gguf_name(name), np.ascontiguousarray(values))
+        writer.add_tensor(names.get_name(name, try_suffixes=(".weight", ".bias")), np.ascontiguousarray(values))
     for name, value in changed.items():
         writer.add_tensor(name, value)
     writer.write_header_to_file()

@@ -1,4 +1,4 @@
-"""The text handle when replicas die, over a fake of Ray's handle."""
+"""The text handle over a fake of Ray's handle: when replicas die, and which requests are sent to the same replica."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError
 
-from services.contracts.text import FinishReason, TextBegan, TextDone, TextEvent, TextPiece, TextRequest
+from services.contracts.text import ChatMessage, FinishReason, TextBegan, TextDone, TextEvent, TextPiece, TextRequest
 from services.errors import DependencyAway
-from services.llm.handles import TextHandle
+from services.llm.handles import TextHandle, session_of
 
 BEGAN = TextBegan(num_prompt_tokens=3)
 PIECE = TextPiece(index=0, text="x", num_tokens=1, finish_reason=FinishReason.STOP)
@@ -81,3 +81,47 @@ async def test_a_text_with_tokens_and_a_third_failure_are_not_retried(attempts: 
     with pytest.raises(DependencyAway):
         await events_of(handle)
     assert len(handle.left) == 1
+
+
+def chat(*turns: tuple[str, str], **fields) -> TextRequest:
+    """A request with these turns."""
+    messages = tuple(ChatMessage(role=role, content=content) for role, content in turns)
+    return TextRequest(request_id="r", model="m", messages=messages, **fields)
+
+
+def prompt(value: str | tuple[int, ...]) -> TextRequest:
+    """A request with this prompt."""
+    return TextRequest(request_id="r", model="m", prompt=value)
+
+
+def test_a_conversation_keeps_its_session() -> None:
+    """Later turns and other settings do not change the session."""
+    first = chat(("system", "be brief"), ("user", "hello"))
+    later = chat(("system", "be brief"), ("user", "hello"), ("assistant", "hi"), ("user", "and now?"), n=3)
+
+    assert session_of(first) == session_of(later)
+
+
+def test_conversations_that_begin_differently_have_different_sessions() -> None:
+    """Content, role and the border between turns count."""
+    requests = [
+        chat(("system", "be brief"), ("user", "hello")),
+        chat(("system", "be brief"), ("user", "hello!")),
+        chat(("system", "be long"), ("user", "hello")),
+        chat(("user", "be brief"), ("user", "hello")),
+        chat(("system", "be briefhello"), ("user", "")),
+        chat(("system", "be brief")),
+        prompt("be brief"),
+        prompt(()),
+    ]
+
+    assert len({session_of(request) for request in requests}) == len(requests)
+
+
+def test_the_session_of_a_prompt_depends_on_its_beginning() -> None:
+    """256 characters of text or 64 token ids count; a lone surrogate is accepted."""
+    assert session_of(prompt("x" * 256)) == session_of(prompt("x" * 256 + "y"))
+    assert session_of(prompt("x" * 255)) != session_of(prompt("x" * 255 + "y"))
+    assert session_of(prompt((7,) * 64)) == session_of(prompt((7,) * 64 + (8,)))
+    assert session_of(prompt((1, 23))) != session_of(prompt((12, 3)))
+    assert session_of(prompt("\ud800"))
