@@ -30,7 +30,7 @@ def build_request(version: str, **changes) -> RankRequest:
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
     """Settings of a small engine with quick polls. The compiled kernels do not support int8 keys and values, so torch runs."""
-    return Settings(state_dir=tmp_path, bundle_poll_s=0.02, kv_num_blocks=64, max_waiting=4, kv_kind="int8")
+    return Settings(state_dir=tmp_path, bundle_poll_s=0.02, kv_num_blocks=64, max_waiting=16, kv_kind="int8")
 
 
 @pytest.fixture
