@@ -50,15 +50,15 @@ def slices_of(cases: Cases, popularity: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def gain_by_slice(ranks: np.ndarray, other: np.ndarray, slices: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
-    """Return rows {slice, num_cases, llm_minus_student, low, high}: the difference in NDCG@10 with its 95 % paired bootstrap interval."""
-    difference = gains(ranks, 10) - gains(other, 10)
+    """Return rows {slice, num_cases, llm_ndcg, student_ndcg, llm_minus_student, low, high}: NDCG@10, and its difference with the 95 % paired bootstrap interval."""
+    llm, student = gains(ranks, 10), gains(other, 10)
     rows = []
     for name, members in slices.items():
-        low, high = interval(difference[members], seed=0)
-        mean = float(difference[members].mean())
-        rows.append(
-            {"slice": name, "num_cases": int(members.sum()), "llm_minus_student": mean, "low": low, "high": high}
-        )
+        difference = llm[members] - student[members]
+        low, high = interval(difference, seed=0)
+        means = {"llm_ndcg": float(llm[members].mean()), "student_ndcg": float(student[members].mean())}
+        gain = {"llm_minus_student": float(difference.mean()), "low": low, "high": high}
+        rows.append({"slice": name, "num_cases": int(members.sum()), **means, **gain})
     return rows
 
 

@@ -119,7 +119,14 @@ def _lists(metrics: Mapping[str, Any]) -> str:
 
 def _gain(llm_pays: Sequence[Sequence[int | None]], gain: Sequence[Mapping[str, Any]]) -> str:
     rows = [
-        (row["slice"], row["num_cases"], f"{row['llm_minus_student']:+.4f}", _interval((row["low"], row["high"])))
+        (
+            row["slice"],
+            row["num_cases"],
+            f"{row['llm_ndcg']:.4f}",
+            f"{row['student_ndcg']:.4f}",
+            f"{row['llm_minus_student']:+.4f}",
+            _interval((row["low"], row["high"])),
+        )
         for row in gain
     ]
     enough = [row for row in gain if row["num_cases"] >= _MIN_CASES] or gain
@@ -128,7 +135,7 @@ def _gain(llm_pays: Sequence[Sequence[int | None]], gain: Sequence[Mapping[str, 
     )
     ranges = [f"{first} and more" if last is None else f"{first} to {last}" for first, last in llm_pays]
     routed = f"histories of {', '.join(ranges)} items" if ranges else "no request: the student answers all"
-    heads = ("slice", "test users", "decoder minus student", "95 %")
+    heads = ("slice", "test users", "decoder", "student", "difference", "95 %")
     words = f"With `TAILRACE_LLM_ROUTING=gain` the LLM is called for {routed}."
     return "\n\n".join(["## Gain of the decoder over its student, NDCG@10", table(heads, rows), plot, words])
 

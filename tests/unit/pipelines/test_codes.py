@@ -23,6 +23,7 @@ from pipelines.codes.reuse import extended_codes, kept_codes
 from pipelines.data.examples import Split, read_cases
 from pipelines.data.tokenize import describe_codes
 from pipelines.evaluation.evaluate import read_report
+from pipelines.publication.model_card import CARD
 from pipelines.training.beam_scoring import BeamScorer
 from pipelines.training.dense import hidden_states
 from services.student.ranker import StudentRanker
@@ -118,7 +119,7 @@ def test_a_new_item_is_ranked_by_both_models_without_training(deep: Built, tmp_p
     """Appended to the live bundle, an item can be returned by decoder and student, whose answers on old items stay; old codes stay too."""
     store = BundleStore(tmp_path)
     bundle = deep.optimized / "bundle"
-    store.publish(bundle, "first", {"num_items": 30})
+    store.publish(bundle, "first", {"num_items": 30, "lineage": {"seed": 0}}, {CARD: "# Bundle first\n"})
     store.promote("first")
     raw = pl.DataFrame({"item_id": ["a-new", "i03"], "title": ["Item a-new", "Another title"]})
 
@@ -131,6 +132,8 @@ def test_a_new_item_is_ranked_by_both_models_without_training(deep: Built, tmp_p
     widened = StudentRanker(live.student_path).score(now.indices(["i03", "i04", "i05"]))
     beams = BeamScorer(decoder, now, 10, 5)([np.array(now.indices(["i03", "i04", "i05"]))])[0]
     assert (num_new, store.live_version(), live.manifest["num_items"]) == (1, live.version, 31)
+    assert live.manifest["lineage"] == {"seed": 0, "items_added_to": "first"}
+    assert (live.path / CARD).read_text().startswith("This bundle is first with 1 items more, without training;")
     assert np.array_equal(now.codes[rows], before.codes)
     assert now.titles[now.index_of["i03"]] == "Item i03"
     np.testing.assert_allclose(widened[rows], StudentRanker(bundle / "student.onnx").score(history), atol=1e-4)

@@ -83,6 +83,8 @@ def test_equal_models_and_few_cases_show_no_gain() -> None:
     rows = gain_by_slice(ranks, ranks, ALL)
     (one,) = gain_by_slice(np.array([3.0]), np.array([4.0]), {"item new": np.array([True])})
 
-    assert rows == [{"slice": "all", "num_cases": 400, "llm_minus_student": 0.0, "low": 0.0, "high": 0.0}]
+    ndcg = float(np.mean([1 / np.log2(1 + rank) if rank <= 10 else 0 for rank in ranks]))
+    means = {"llm_ndcg": pytest.approx(ndcg), "student_ndcg": pytest.approx(ndcg)}
+    assert rows == [{"slice": "all", "num_cases": 400, **means, "llm_minus_student": 0.0, "low": 0.0, "high": 0.0}]
     assert one["low"] > 0
     assert all(describe_gain(found).endswith("none of 1 slices") for found in (rows, [one]))

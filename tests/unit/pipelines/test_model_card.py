@@ -62,7 +62,8 @@ def test_the_page_has_what_a_reader_decides_by(built: Built, manifest: dict[str,
         assert f"| {name} | {found['ndcg@10']:.4f} | [{low:.4f}, {high:.4f}] |" in page
         assert f"| {name} | {found['coverage@10']:.1%} | {found['calibration@10']:.2f} [" in page
     for row in report["gain"]:
-        assert f"| {row['slice']} | {row['num_cases']} | {row['llm_minus_student']:+.4f} |" in page
+        both = f"{row['llm_ndcg']:.4f} | {row['student_ndcg']:.4f}"
+        assert f"| {row['slice']} | {row['num_cases']} | {both} | {row['llm_minus_student']:+.4f} |" in page
     for words in (
         "the LLM is called for",
         "| decoder | v1 | 40 | 0.9000 | 0.8000 | [-0.1500, -0.0500] |",
