@@ -24,7 +24,7 @@ class BreakerMachine(RuleBasedStateMachine):
         """Whether no request has succeeded since it opened."""
         return self.failures_in_a_row >= 3
 
-    @rule(seconds=st.floats(0, 6))
+    @rule(seconds=st.sampled_from([0.1, 2.0, 6.0]))
     def wait(self, seconds: float) -> None:
         """Time passes."""
         self.now_s += seconds
@@ -38,7 +38,7 @@ class BreakerMachine(RuleBasedStateMachine):
             self.trial = self.out[-1]
 
     @precondition(lambda self: self.out)
-    @rule(data=st.data(), outcome=st.sampled_from(["succeeded", "failed", "abandoned"]))
+    @rule(data=st.data(), outcome=st.sampled_from(["failed", "failed", "failed", "abandoned", "succeeded"]))
     def end(self, data: st.DataObject, outcome: str) -> None:
         """One of the open requests ends, perhaps one from before the breaker opened."""
         number = self.out.pop(data.draw(st.integers(0, len(self.out) - 1)))
@@ -79,7 +79,9 @@ def test_failed_trials_double_the_time_until_the_next_and_stragglers_do_not() ->
     opened_until_s = []
     for now_s in (1.0, 3.0, 6.0):
         assert breaker.allows(now_s)
-        breaker.failed(now_s, breaker.started(now_s))
+        trial = breaker.started(now_s)
+        assert not breaker.allows(now_s)
+        breaker.failed(now_s, trial)
         opened_until_s.append(next(tenth / 10 for tenth in range(200) if breaker.allows(tenth / 10)))
 
     assert opened_until_s == [3.0, 6.0, 9.0]
