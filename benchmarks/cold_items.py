@@ -1,9 +1,10 @@
 """Cold items: how often a model finds an item that no training event named, beside what knows items by popularity or by text alone.
 
-    python -m benchmarks.cold_items --sequences FOLDER --json OUT [--share 0.05] [--depth 3] --state FOLDER [--epochs N]
+    python -m benchmarks.cold_items --sequences FOLDER --json OUT [--share 0.05] [--depth 1] --state FOLDER [--epochs N] [--sample-items N]
 
 `sequences.txt` (`user item item ...`, in time order) and `items.jsonl` as benchmarks.quality takes them. A share of the items, drawn by seed, is
-removed from all training sequences and stays in the catalogue. A case is each held-out item's event with at least one event of another kind
+removed from all training sequences. Where an item is one token (depth 1) training does not know these items at all, and both models get them as `tailrace
+add-items` appends them, from their texts; with deeper codes they stay in the catalogue. A case is each held-out item's event with at least one event of another kind
 before it; the item is ranked among ALL items that its user has not seen. `nearest_text` ranks items by the cosine of their text with that of the
 newest item, `nearest_embedding` by the whole embedding that a new item gets its codes from. recall@10 over all items (`all`), and among the held-out items
 alone (`among_cold`), with 95 % bootstrap intervals; `gains` are differences on the same cases.
@@ -13,7 +14,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +26,22 @@ from rich.console import Console
 from benchmarks.load.command import about_run, at_least_one, report_parser, write_report
 from models.baselines import Popularity
 from models.catalogue import Catalogue, load_catalogue
+from models.decoder.decoder import Decoder
 from models.decoder.weights import load_decoder
-from models.student import read_student
-from pipelines.codes.code_book import CODE_BOOK, describe, load_code_book, make_code_book
-from pipelines.codes.embedding import texts_of
+from models.student import StudentModel, read_student
+from pipelines.codes.append import with_items, with_text_rows
+from pipelines.codes.code_book import CODE_BOOK, describe, make_code_book
+from pipelines.codes.embedding import ItemEncoder, fit_encoder, save_texts, texts_of
 from pipelines.codes.options import CodesOptions
 from pipelines.data.examples import Split
 from pipelines.evaluation.metrics import Scorer, interval
 from pipelines.training.beam_scoring import BeamScorer
 from pipelines.training.checkpoints import Checkpoints
-from pipelines.training.distill import DistillOptions, Inputs, StudentScorer, fit_and_save
-from pipelines.training.train import TrainOptions, train
+from pipelines.training.dense import DecoderScorer
+from pipelines.training.distill import Inputs, StudentScorer, fit_and_save
+from pipelines.training.item_text import load_item_text
+from pipelines.training.recipes import choose, data_size, read_recipes
+from pipelines.training.train import train
 
 _AT = 10
 _CASES_PER_BATCH = 64
@@ -46,14 +52,17 @@ def main() -> None:
     """Train on what is left, rank the held-out items, and write the file."""
     options = _options()
     data = read_data(options.sequences, options.share, options.seed)
+    known = data.without_cold() if options.depth == 1 else data
     tokenized = options.state / "tokens"
     tokenized.mkdir(parents=True, exist_ok=True)
-    save_tokenized(data, CodesOptions(depth=options.depth, seed=options.seed), tokenized)
+    encoder = save_tokenized(known, CodesOptions(depth=options.depth, seed=options.seed), tokenized)
     console, began = Console(stderr=True), time.perf_counter()
-    decoder_dir, student = fit_models(tokenized, options, console)
+    trained = fit_models(tokenized, options, console)
     spent_s = time.perf_counter() - began
     catalogue = load_catalogue(tokenized / "catalogue.parquet")
-    scorers = list(make_scorers(data, catalogue, tokenized, decoder_dir, student))
+    if options.depth == 1:
+        catalogue, trained = appended(data, catalogue, trained, options.state / "train")
+    scorers = list(make_scorers(data, catalogue, encoder, trained))
     hits = {name: recall_hits(scorer, data, most=options.cases) for name, scorer in scorers}
     write_report(options.json, about_run("cold_items") | report_of(data, catalogue, hits) | {"training_s": spent_s})
 
@@ -65,6 +74,13 @@ class Data:
         self, items: pl.DataFrame, train: list[np.ndarray], cases: list[tuple[np.ndarray, int]], cold: np.ndarray
     ) -> None:
         self.items, self.train, self.cases, self.cold = items, train, cases, cold
+
+    def without_cold(self) -> "Data":
+        """Return items and sequences as if the held-out items did not exist, and no case."""
+        is_warm = ~np.isin(np.arange(len(self.items)), self.cold)
+        index = np.cumsum(is_warm) - 1
+        none = np.zeros(0, dtype=np.int64)
+        return Data(self.items.filter(is_warm), [index[sequence] for sequence in self.train], [], none)
 
 
 def read_data(folder: Path, share: float, seed: int) -> Data:
@@ -92,19 +108,35 @@ def read_data(folder: Path, share: float, seed: int) -> Data:
     return Data(items, train, [case for case in cases if len(case[0])], np.flatnonzero(is_cold))
 
 
-def save_tokenized(data: Data, options: CodesOptions, out: Path) -> None:
-    """Write catalogue, code book and examples as the stage does. Of each sequence the last event validates."""
+@dataclass(frozen=True, slots=True)
+class Models:
+    """What was trained."""
+
+    decoder: Decoder
+    student: StudentModel
+
+
+def save_tokenized(data: Data, options: CodesOptions, out: Path) -> ItemEncoder:
+    """Write catalogue, code book, texts and examples as the stage does, and return the encoder. Of each sequence the last event validates."""
     num_items = len(data.items)
     train = [sequence[:-1] for sequence in data.train if len(sequence) > 2]
     valid = [(sequence[:-1], int(sequence[-1])) for sequence in data.train if len(sequence) > 2]
-    book, codes = make_code_book(texts_of(data.items), train, options.depth_for(num_items), options)
-    book.save(out / CODE_BOOK)
+    texts = texts_of(data.items)
+    save_texts(texts, out)
+    depth = options.depth_for(num_items)
+    if depth == 1:
+        encoder, _ = fit_encoder(texts, train, options.embedding_size, options.seed)
+        codes = np.arange(num_items, dtype=np.int32).reshape(-1, 1)
+    else:
+        book, codes = make_code_book(texts, train, depth, options)
+        book.save(out / CODE_BOOK)
+        encoder = book.encoder
     Catalogue(
         item_ids=tuple(data.items["item_id"]),
         titles=tuple(data.items["title"]),
         categories=tuple(tuple(names) for names in data.items["categories"].to_list()),
         codes=codes,
-        level_sizes=book.level_sizes,
+        level_sizes=(num_items,) if depth == 1 else book.level_sizes,
         popularity=np.bincount(np.concatenate(train), minlength=num_items).astype(np.float64),
     ).save(out / "catalogue.parquet")
     rows: list[tuple[str, list[int], int | None]] = [(Split.TRAIN.value, sequence.tolist(), None) for sequence in train]
@@ -119,15 +151,18 @@ def save_tokenized(data: Data, options: CodesOptions, out: Path) -> None:
             "is_label": pl.Series([None] * len(rows), dtype=pl.List(pl.Boolean)),
         }
     ).write_parquet(out / "examples.parquet")
+    return encoder
 
 
-def fit_models(tokenized: Path, options: argparse.Namespace, console: Console) -> tuple[Path, Path]:
-    """Train decoder and student, unless the state folder has them; return where they are."""
+def fit_models(tokenized: Path, options: argparse.Namespace, console: Console) -> Models:
+    """Train decoder and student by the recipe for this data, unless the state folder has them."""
 
     def progress(done: int, total: int, words: str) -> None:
         console.print(f"{done} of {total} {words}", markup=False)
 
-    device, recipe = torch.device("cpu"), TrainOptions(seed=options.seed, max_batch_tokens=options.batch_tokens)
+    chosen = choose(read_recipes(seed=options.seed), data_size(tokenized))
+    device, recipe = torch.device("cpu"), replace(chosen.train, max_batch_tokens=options.batch_tokens)
+    recipe = replace(recipe, sample_items=options.sample_items or recipe.sample_items)
     decoder_fit = replace(recipe.fit, epochs=options.epochs, validate_every=options.epochs)
     torch.set_num_threads(1)
     out, student = options.state / "train", options.state / "student.safetensors"
@@ -136,28 +171,40 @@ def fit_models(tokenized: Path, options: argparse.Namespace, console: Console) -
         saved = Checkpoints(options.state / "saved", "train", 60.0)
         train(tokenized, replace(recipe, fit=decoder_fit), out, saved, device, progress)
     if not student.exists():
-        lesson = DistillOptions(seed=options.seed)
+        lesson = replace(chosen.distill, sample_items=options.sample_items or chosen.distill.sample_items)
         student_fit = replace(lesson.fit, epochs=options.epochs, validate_every=options.epochs)
         saved = Checkpoints(options.state / "saved_student", "distill", 60.0)
         inputs = Inputs(tokenized, 1, device)
         fit_and_save(inputs, out / "decoder", replace(lesson, fit=student_fit), student, saved, progress)
-    return out / "decoder", student
+    return Models(load_decoder(out / "decoder", torch.float32, "cpu"), read_student(student))
+
+
+def appended(data: Data, known: Catalogue, trained: Models, folder: Path) -> tuple[Catalogue, Models]:
+    """Return catalogue and models with the held-out items."""
+    text = load_item_text(folder)
+    assert text is not None, "the recipe learns from text"
+    new = data.items.filter(~pl.col("item_id").is_in(list(known.item_ids)))
+    catalogue = with_items(known, new, None)
+    rows = text.rows(texts_of(new))
+    student, decoder = with_text_rows(trained.student, trained.decoder, known, catalogue, rows)
+    return catalogue, Models(decoder, student)
 
 
 def make_scorers(
-    data: Data, catalogue: Catalogue, tokenized: Path, decoder_dir: Path, student: Path
+    data: Data, catalogue: Catalogue, encoder: ItemEncoder, trained: Models
 ) -> Sequence[tuple[str, Scorer]]:
     """Return the baselines and the models by name."""
-    book, texts = load_code_book(tokenized / CODE_BOOK), texts_of(data.items)
-    embeddings = book.encoder.encode(texts)
-    text_size = book.encoder.text_WT.shape[1]
-    decoder = load_decoder(decoder_dir, torch.float32, "cpu")
+    texts = texts_of(data.items)
+    embeddings = encoder.encode(texts)
+    text_size = encoder.text.text_WT.shape[1]
+    deep = catalogue.depth > 1
+    decoder = BeamScorer(trained.decoder, catalogue, 200, 50, width=_WIDTH) if deep else None
     return (
         ("popularity", Popularity([sequence for sequence in data.train if len(sequence)], len(texts))),
         ("nearest_text", _nearest(embeddings[:, :text_size])),
         ("nearest_embedding", _nearest(embeddings)),
-        ("student", StudentScorer(read_student(student))),
-        ("decoder", BeamScorer(decoder, catalogue, 200, 50, width=_WIDTH)),
+        ("student", StudentScorer(trained.student)),
+        ("decoder", decoder or DecoderScorer(trained.decoder, catalogue, 200, 50)),
     )
 
 
@@ -227,10 +274,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--sequences", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--state", type=Path, required=True, metavar="FOLDER", help="folder of what was trained")
     parser.add_argument("--share", type=float, default=0.05, help="share of the items that is held out")
-    parser.add_argument("--depth", type=int, default=3, choices=(2, 3, 4))
+    parser.add_argument("--depth", type=int, default=1, choices=(1, 2, 3, 4))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--epochs", type=at_least_one, default=15, help="epochs of decoder and student")
     parser.add_argument("--batch-tokens", type=at_least_one, default=4_096, help="tokens of a batch of the decoder")
+    parser.add_argument("--sample-items", type=at_least_one, help="items of the softmax, instead of the recipe's")
     parser.add_argument("--cases", type=at_least_one, default=5_000, help="most cases that are ranked")
     return parser.parse_args()
 

@@ -6,6 +6,7 @@
                      student.safetensors   the same weights, from which a later training may start
                      catalogue.parquet
                      code_book.safetensors   where codes are deeper than 1: how new items get theirs
+                     item_text.safetensors   where the decoder's rows are learned from text: those of new items
                      report.json        the evaluation
                      report.md          the same for readers, with what the bundle was made from
     <root>/LIVE                         the version that serves

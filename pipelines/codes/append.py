@@ -1,6 +1,7 @@
-"""New items join the live bundle without training: codes from its book, rows of the student from these codes, and the same decoder.
+"""New items join the live bundle without training.
 
-Old items keep their codes and their rows. The new version is made live like any other, so gateways and replicas take it over within seconds.
+Where codes are deeper than 1 they get codes from the bundle's book, the student's rows from these codes, and the decoder stays. Where an item
+is one token, the decoder gets a row for each from its text, and the student's come from these. Old items keep their codes and their rows. The new version is made live like any other, so gateways and replicas take it over within seconds.
 """
 
 import shutil
@@ -13,8 +14,11 @@ import numpy as np
 import onnx
 import polars as pl
 import torch
+from torch import Tensor
 
 from models.catalogue import Catalogue
+from models.decoder.decoder import Decoder
+from models.decoder.weights import load_decoder, save_decoder
 from models.registry import Bundle, BundleStore
 from models.student import StudentModel, read_student, save_student
 from pipelines.codes.embedding import texts_of
@@ -23,32 +27,41 @@ from pipelines.data import schema
 from pipelines.publication.bundle import publish, version_of
 from pipelines.publication.model_card import CARD
 from pipelines.publication.student_graph import student_graph
-from pipelines.training.item_rows import fill_rows
+from pipelines.training.item_rows import fill_rows, rows_like_teachers
+from pipelines.training.item_text import load_item_text
+from pipelines.training.warm_start import rows_before, tokens_before
 from services.errors import ConfigError
 
 
 def append_items(store: BundleStore, raw_items: pl.DataFrame, table: str, now: datetime) -> tuple[Bundle, int]:
     """Publish the live bundle with the items that it lacks, and return it with their number; without new ones it stays as it is.
 
-    Raises ConfigError for codes of depth 1, which a training alone extends; DataError naming `table`; BundleNotFound, BundleCorrupt.
+    Raises ConfigError for codes of depth 1 without text, which a training alone extends; DataError naming `table`; BundleNotFound, BundleCorrupt.
     """
     live = store.live()
     live.verify()
     items = schema.check_items(raw_items, table).good
-    kept = kept_codes(live.path)
-    if kept is None:
+    kept, text, before = kept_codes(live.path), load_item_text(live.path), live.catalogue()
+    if kept is None and text is None:
         raise ConfigError(
-            f"{live.version}: its codes have depth 1, a token an item; train once with `tailrace pipeline --code-depth 3`"
+            f"{live.version}: its codes have depth 1, a token an item, and its rows are not learned from text; "
+            "train once with a recipe whose decoder has a text_size, or with `tailrace pipeline --code-depth 3`"
         )
-    new = items.filter(~pl.col("item_id").is_in(list(kept.catalogue.item_ids)))
+    new = items.filter(~pl.col("item_id").is_in(list(before.item_ids))).sort("item_id")
     if not len(new):
         return live, 0
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "bundle"
         shutil.copytree(live.path, folder, ignore=shutil.ignore_patterns("manifest.json"))
-        catalogue = with_items(kept, new)
+        student = read_student(folder / "student.safetensors")
+        catalogue = with_items(before, new, kept)
+        if kept is not None:
+            student = with_rows(student, before, catalogue)
+        elif text is not None:
+            decoder = load_decoder(folder / "decoder", torch.float32, "cpu")
+            student, decoder = with_text_rows(student, decoder, before, catalogue, text.rows(texts_of(new)))
+            save_decoder(decoder, folder / "decoder")
         catalogue.save(folder / "catalogue.parquet")
-        student = with_rows(read_student(folder / "student.safetensors"), kept.catalogue, catalogue)
         save_student(student, folder / "student.safetensors")
         onnx.save(student_graph(student), folder / "student.onnx")
         about = {name: value for name, value in live.manifest.items() if name not in {"version", "files"}}
@@ -60,23 +73,51 @@ def append_items(store: BundleStore, raw_items: pl.DataFrame, table: str, now: d
         return publish(store, folder, version_of(folder, now), about), len(new)
 
 
-def with_items(kept: KeptCodes, new: pl.DataFrame) -> Catalogue:
-    """Return the bundle's catalogue with new items, each at its place by id, with codes from the book and no training event."""
-    old, order = kept.catalogue, new.sort("item_id")
-    ids = (*old.item_ids, *order["item_id"])
-    codes = extended_codes(ids, ["" for _ in old.item_ids] + texts_of(order), kept)
+def with_items(old: Catalogue, new: pl.DataFrame, kept: KeptCodes | None) -> Catalogue:
+    """Return the catalogue with new items, each at its place by id, with codes from the book (None: a token an item) and no training event."""
+    ids = (*old.item_ids, *new["item_id"])
     place = sorted(range(len(ids)), key=ids.__getitem__)
-    titles = (*old.titles, *order["title"])
-    categories = (*old.categories, *(tuple(names) for names in order["categories"].to_list()))
-    popularity = np.concatenate([old.popularity, np.zeros(len(order))])
+    codes, sizes = np.arange(len(ids), dtype=np.int32).reshape(-1, 1), old.level_sizes
+    if kept is None:
+        sizes = (len(ids),)
+    else:
+        codes = extended_codes(ids, ["" for _ in old.item_ids] + texts_of(new), kept)[place]
+    titles = (*old.titles, *new["title"])
+    categories = (*old.categories, *(tuple(names) for names in new["categories"].to_list()))
+    popularity = np.concatenate([old.popularity, np.zeros(len(new))])
     return replace(
         old,
         item_ids=tuple(ids[number] for number in place),
         titles=tuple(titles[number] for number in place),
         categories=tuple(categories[number] for number in place),
-        codes=codes[place],
+        codes=codes,
+        level_sizes=sizes,
         popularity=popularity[place],
     )
+
+
+@torch.no_grad()
+def with_text_rows(
+    student: StudentModel, decoder: Decoder, before: Catalogue, now: Catalogue, new_rows_ND: Tensor
+) -> tuple[StudentModel, Decoder]:
+    """Return both models over the larger catalogue of depth 1. `new_rows_ND` are the decoder's, of new items by id."""
+    in_student_ND = rows_like_teachers(student, decoder, before, new_rows_ND)
+    wider_decoder = Decoder(replace(decoder.config, vocab_size=now.vocab_size))
+    weights = decoder.state_dict()
+    rows = _with_new(weights["embedding.weight"], tokens_before(before, now), new_rows_ND)
+    wider_decoder.load_state_dict(weights | {"embedding.weight": rows})
+    wider = StudentModel(replace(student.config, num_items=len(now.item_ids)))
+    weights = student.state_dict()
+    rows = _with_new(weights["embedding.weight"], rows_before(before, now), in_student_ND)
+    wider.load_state_dict(weights | {"embedding.weight": rows})
+    return wider.eval(), wider_decoder.eval()
+
+
+def _with_new(old_VD: Tensor, rows_before_V: np.ndarray, new_ND: Tensor) -> Tensor:
+    """Return the old rows at their new places, and the new ones, in their order, at those that have none before."""
+    rows_VD = old_VD[torch.from_numpy(np.maximum(rows_before_V, 0))]
+    rows_VD[torch.from_numpy(np.flatnonzero(rows_before_V < 0))] = new_ND.to(old_VD)
+    return rows_VD
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from pipelines.codes.embedding import ItemEncoder, fit_encoder
+from pipelines.codes.embedding import ItemEncoder, TextEncoder, fit_encoder
 from pipelines.codes.options import CodesOptions
 from pipelines.codes.paths import place
 from pipelines.codes.quantizer import CodeLevel, fit_level
@@ -40,7 +40,7 @@ class CodeBook:
     def save(self, path: Path) -> None:
         """Write the file."""
         encoder = self.encoder
-        tensors = {"rarity": encoder.rarity_W, "text": encoder.text_WT, "use": encoder.use_TU}
+        tensors = {"rarity": encoder.text.rarity_W, "text": encoder.text.text_WT, "use": encoder.use_TU}
         for number, level in enumerate(self.levels):
             tensors |= {f"centroids.{number}": level.centroids_SD, f"prices.{number}": level.prices_S}
         save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, path)
@@ -52,7 +52,8 @@ def load_code_book(path: Path) -> CodeBook:
         tensors = load_file(path)
         depth = sum(name.startswith("prices.") for name in tensors)
         levels = tuple(CodeLevel(tensors[f"centroids.{level}"], tensors[f"prices.{level}"]) for level in range(depth))
-        return CodeBook(ItemEncoder(tensors["rarity"], tensors["text"], tensors["use"]), levels)
+        text = TextEncoder(tensors["rarity"], tensors["text"])
+        return CodeBook(ItemEncoder(text, tensors["use"]), levels)
     except (OSError, KeyError, SafetensorError) as error:
         raise BundleCorrupt(f"{path}: not a code book ({error})") from error
 

@@ -1,5 +1,7 @@
 """An embedding of each item from its text and from who uses it, such that a new item has one from its text alone.
 
+`TextEncoder` is the part of text alone, which training takes too (pipelines.training.item_text).
+
 Text: hashed words and pairs of words, weighted by rarity, reduced by a truncated SVD. Use: the truncated SVD of users by items, on training
 events only. What use says of an item is predicted from its text by ridge regression, and the more events an item has, the more its own
 use counts. Both parts are of length 1.
@@ -7,15 +9,19 @@ use counts. Both parts are of length 1.
 Shape suffixes: N items, W hashed words, T size of the text part, U size of the part of use.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import polars as pl
 from scipy import sparse
 from sklearn.feature_extraction.text import HashingVectorizer
 from sklearn.utils.extmath import randomized_svd
+from threadpoolctl import threadpool_limits
 
+_TEXTS = "item_texts.parquet"
 _NUM_WORDS = 1 << 14
 _RIDGE = 1.0
 _PRIOR_EVENTS = 5.0
@@ -24,27 +30,35 @@ _words = HashingVectorizer(n_features=_NUM_WORDS, ngram_range=(1, 2), alternate_
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ItemEncoder:
-    """What an item's text becomes: `rarity_W`, `text_WT` and `use_TU`, the use that its text predicts."""
+class TextEncoder:
+    """How rare each hashed word is, and the vector of each."""
 
     rarity_W: np.ndarray
     text_WT: np.ndarray
+
+    def encode(self, texts: Sequence[str]) -> np.ndarray:
+        """Return the texts' vectors (N, T) float32, of length 1."""
+        return _unit(_weighted(_words.transform(texts), self.rarity_W) @ self.text_WT)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ItemEncoder:
+    """What an item's text becomes: its vector, and by `use_TU` the use that this predicts."""
+
+    text: TextEncoder
     use_TU: np.ndarray
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         """Return the embeddings of items that nobody has used."""
-        text_NT = self._text(texts)
+        text_NT = self.text.encode(texts)
         return np.hstack([text_NT, _unit(text_NT @ self.use_TU)])
 
     def encode_used(self, texts: Sequence[str], use_NU: np.ndarray, num_events: np.ndarray) -> np.ndarray:
         """Return the embeddings of items with their own use."""
-        text_NT, weight_N1 = self._text(texts), (num_events / (num_events + _PRIOR_EVENTS))[:, None]
+        text_NT, weight_N1 = self.text.encode(texts), (num_events / (num_events + _PRIOR_EVENTS))[:, None]
         predicted_NU = _unit(text_NT @ self.use_TU)
         use = weight_N1 * use_NU + (1 - weight_N1) * predicted_NU
         return np.hstack([text_NT, _unit(use)]).astype(np.float32)
-
-    def _text(self, texts: Sequence[str]) -> np.ndarray:
-        return _unit(_unit_rows(_words.transform(texts).multiply(self.rarity_W).tocsr()) @ self.text_WT)
 
 
 def texts_of(items: pl.DataFrame) -> list[str]:
@@ -53,21 +67,43 @@ def texts_of(items: pl.DataFrame) -> list[str]:
     return [" ".join((title, *categories, text if text and text != title else "")) for title, categories, text in rows]
 
 
+def save_texts(texts: Sequence[str], tokenized: Path) -> None:
+    """Write the items' texts, in the catalogue's order, beside it."""
+    pl.DataFrame({"text": texts}, schema={"text": pl.String}).write_parquet(tokenized / _TEXTS)
+
+
+def read_texts(tokenized: Path) -> list[str]:
+    """Read what `save_texts` wrote; nothing where there is no file."""
+    path = tokenized / _TEXTS
+    return pl.read_parquet(path)["text"].to_list() if path.exists() else []
+
+
+def share_told_apart(texts: Sequence[str]) -> float:
+    """Return the share of items with a text that no other item has; 0 without items."""
+    return sum(number == 1 for number in Counter(texts).values()) / max(1, len(texts))
+
+
+def fit_text(texts: Sequence[str], size: int, seed: int) -> TextEncoder:
+    """Learn the encoder of texts from a catalogue's own. Its vectors have `size` numbers, or as many as there are texts if those are fewer."""
+    counts_NW = _words.transform(texts)
+    num_with = np.bincount(counts_NW.indices, minlength=_NUM_WORDS)
+    rarity_W = (np.log((1 + len(texts)) / (1 + num_with)) + 1).astype(np.float32)
+    _, _, right = _svd(_weighted(counts_NW, rarity_W), size, seed)
+    return TextEncoder(rarity_W, np.ascontiguousarray(right.T))
+
+
 def fit_encoder(
     texts: Sequence[str], sequences: Sequence[np.ndarray], size: int, seed: int
 ) -> tuple[ItemEncoder, np.ndarray]:
     """Learn the encoder and return it with the items' embeddings. `sequences` are the training events, as item indices."""
-    counts_NW = _words.transform(texts)
-    num_with = np.bincount(counts_NW.indices, minlength=_NUM_WORDS)
-    rarity_W = (np.log((1 + len(texts)) / (1 + num_with)) + 1).astype(np.float32)
-    _, _, right = _svd(_unit_rows(counts_NW.multiply(rarity_W).tocsr()), size, seed)
+    text = fit_text(texts, size, seed)
     num_events, use_NU = _use(sequences, len(texts), size, seed)
-    text_NT = _unit(_unit_rows(counts_NW.multiply(rarity_W).tocsr()) @ right.T)
+    text_NT = text.encode(texts)
     used = num_events > 0
     weighted_NT = text_NT[used] * num_events[used, None]
     gram_TT = weighted_NT.T @ text_NT[used] + _RIDGE * np.eye(text_NT.shape[1])
     use_TU = np.linalg.solve(gram_TT, weighted_NT.T @ use_NU[used]).astype(np.float32)
-    encoder = ItemEncoder(rarity_W, np.ascontiguousarray(right.T), use_TU)
+    encoder = ItemEncoder(text, use_TU)
     return encoder, encoder.encode_used(texts, use_NU, num_events)
 
 
@@ -90,11 +126,14 @@ def _root(degrees: np.ndarray) -> np.ndarray:
 
 def _svd(matrix: sparse.csr_matrix, size: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     rank = min(size, *matrix.shape)
-    left, strengths, right = randomized_svd(matrix, rank, random_state=seed)
+    with threadpool_limits(1):  # sums in one order: a fit that goes on has the vectors that it began with
+        left, strengths, right = randomized_svd(matrix, rank, random_state=seed)
     return left.astype(np.float32), strengths.astype(np.float32), right.astype(np.float32)
 
 
-def _unit_rows(matrix: sparse.csr_matrix) -> sparse.csr_matrix:
+def _weighted(counts_NW: sparse.csr_matrix, rarity_W: np.ndarray) -> sparse.csr_matrix:
+    """Return the counts by rarity, each row of length 1."""
+    matrix = counts_NW.multiply(rarity_W).tocsr()
     norms = np.sqrt(np.asarray(matrix.multiply(matrix).sum(axis=1)).ravel())
     scaled: sparse.csr_matrix = sparse.diags_array((1 / np.maximum(norms, 1e-9)).astype(np.float32)) @ matrix
     return scaled

@@ -5,6 +5,7 @@
                         is_label (of each item of a training row whether it is learned from; null: all are),
                         idle_s (seconds from the user's event before to the target, null in training rows)
     split.json          the kind of the split, and the cuts of global-time
+    item_texts.parquet  the text of each item, in the catalogue's order
     codes.json          the codes' depth and why, their balance, dead codes and collisions
     code_book.safetensors   where the depth is above 1 (pipelines.codes)
 
@@ -24,7 +25,7 @@ import polars as pl
 
 from models.catalogue import Catalogue
 from pipelines.codes.code_book import CODE_BOOK, describe
-from pipelines.codes.embedding import texts_of
+from pipelines.codes.embedding import save_texts, texts_of
 from pipelines.codes.options import CodesOptions
 from pipelines.codes.reuse import KeptCodes, new_codes
 from pipelines.data.examples import SPLIT, Split, SplitKind, as_of_rows, global_cuts, read_split
@@ -54,7 +55,9 @@ def tokenize(
     _require_all_parts(rows, about)
     (out / SPLIT).write_text(json.dumps(about, indent=1))
     examples = with_labels(to_indices(with_histories(rows, read_histories), items), rows["event_timestamp"], events)
-    catalogue = _coded(build_catalogue(items, examples), items, examples, codes or CodesOptions(), kept, out)
+    texts = texts_of(items.sort("item_id"))
+    save_texts(texts, out)
+    catalogue = _coded(build_catalogue(items, examples), texts, examples, codes or CodesOptions(), kept, out)
     catalogue.save(out / "catalogue.parquet")
     examples.write_parquet(out / "examples.parquet")
 
@@ -166,7 +169,7 @@ def build_catalogue(items: pl.DataFrame, examples: pl.DataFrame) -> Catalogue:
 
 def _coded(
     catalogue: Catalogue,
-    items: pl.DataFrame,
+    texts: list[str],
     examples: pl.DataFrame,
     options: CodesOptions,
     kept: KeptCodes | None,
@@ -179,7 +182,7 @@ def _coded(
     if depth > 1:
         trained = examples.filter(pl.col("split") == Split.TRAIN)["history"].to_list()
         sequences = [np.array(history, dtype=np.int64) for history in trained]
-        book, codes = new_codes(catalogue.item_ids, texts_of(items.sort("item_id")), sequences, depth, options, kept)
+        book, codes = new_codes(catalogue.item_ids, texts, sequences, depth, options, kept)
         book.save(out / CODE_BOOK)
         catalogue = replace(catalogue, codes=codes, level_sizes=book.level_sizes)
         report |= describe(codes, book.level_sizes)

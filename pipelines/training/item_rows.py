@@ -1,7 +1,8 @@
 """Rows of the student's embedding from codes: what the teacher's tokens say of an item, and what an item that nobody used inherits.
 
 An unused item's row is the sum of one vector for each of its codes. These vectors are fitted by ridge regression to the rows of the items that
-were trained, so that new items are ranked without training.
+were trained, so that new items are ranked without training. For codes of depth 1 the decoder's rows of new items, which come from text, take the
+place of codes.
 
 Shape suffixes: I items, S codes of all levels, D hidden.
 """
@@ -16,6 +17,7 @@ from models.decoder.decoder import Decoder
 from models.student import StudentModel
 
 _RIDGE = 1.0
+_SMALL_RIDGE = 1e-3
 
 
 def token_of_row(catalogue: Catalogue, device: torch.device) -> Tensor:
@@ -40,14 +42,25 @@ def fill_rows(student: StudentModel, catalogue: Catalogue, unused: np.ndarray) -
         return
     weight = student.embedding.weight
     trained_ID = student.head_weight_VD.detach().cpu().double().numpy()[used]
-    is_code_IS = _one_hot(catalogue, used)
+    is_code_IS = is_code(catalogue, used)
     gram_SS = (is_code_IS.T @ is_code_IS).toarray() + _RIDGE * np.eye(is_code_IS.shape[1])
     vectors_SD = np.linalg.solve(gram_SS, is_code_IS.T @ trained_ID)
-    filled_ID = torch.from_numpy(_one_hot(catalogue, unused) @ vectors_SD)
+    filled_ID = torch.from_numpy(is_code(catalogue, unused) @ vectors_SD)
     weight[1 + torch.from_numpy(unused).to(weight.device)] = filled_ID.to(weight)
 
 
-def _one_hot(catalogue: Catalogue, items: np.ndarray) -> sparse.csr_array:
+@torch.no_grad()
+def rows_like_teachers(student: StudentModel, decoder: Decoder, before: Catalogue, new_rows_ND: Tensor) -> Tensor:
+    """Return the student's rows of new items by their rows in the decoder: by the map that fits the items of `before` which training saw."""
+    used = torch.from_numpy(np.flatnonzero(before.popularity > 0))
+    taught_IE, own_ID = spelled_rows(decoder, before)[1:][used].double(), student.head_weight_VD[used].double()
+    gram_EE = taught_IE.T @ taught_IE + _SMALL_RIDGE * torch.eye(taught_IE.shape[1], dtype=torch.float64)
+    mapped_ND: Tensor = new_rows_ND.double() @ torch.linalg.solve(gram_EE, taught_IE.T @ own_ID)
+    return mapped_ND.to(student.embedding.weight)
+
+
+def is_code(catalogue: Catalogue, items: np.ndarray) -> sparse.csr_array:
+    """Return which codes of all levels these items have: (I, S), 1 or 0."""
     columns = np.array(catalogue.tokens(items)) - NUM_SPECIAL_TOKENS
     starts = np.arange(0, len(columns) + 1, catalogue.depth)
     shape = (len(items), sum(catalogue.level_sizes))

@@ -5,26 +5,35 @@ The shipped file is recipes.toml, which explains its keys.
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from models.catalogue import load_catalogue
+from pipelines.codes.embedding import read_texts, share_told_apart
 from pipelines.data.examples import read_sequences
 from pipelines.training.distill import DistillOptions
 from pipelines.training.train import TrainOptions
 from services.errors import ConfigError
 
+_MEASURES = ("events", "items", "mean_length", "events_per_item")
+_MIN_OWN_TEXTS = 0.5
 SHIPPED = Path(__file__).with_name("recipes.toml")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSize:
-    """What is measured of the training data: events to learn from, items of the catalogue, and events of the mean user."""
+    """What is measured of the data: training events, items of the catalogue, events of the mean user, and the share of items with a text of their own."""
 
     events: int
     items: int
     mean_length: float
+    own_texts: float = 0.0
+
+    @property
+    def events_per_item(self) -> float:
+        """Training events of the mean item."""
+        return self.events / max(1, self.items)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +54,10 @@ class Recipe:
         train, distill = replace(self.train, mask_seen=False), replace(self.distill, mask_seen=False)
         return replace(self, train=train, distill=distill)
 
+    def without_text(self) -> "Recipe":
+        """Return this recipe for items whose texts do not tell them apart."""
+        return replace(self, train=replace(self.train, text_size=0))
+
     @property
     def prompt(self) -> dict[str, int]:
         """The prompt's shape, as models.prompt takes it and the bundle's manifest keeps it."""
@@ -52,22 +65,33 @@ class Recipe:
 
 
 def data_size(tokenized: Path) -> DataSize:
-    """Measure the training split."""
+    """Measure the training split and the catalogue."""
     lengths = [len(sequence) for sequence in read_sequences(tokenized)]
     num_items = len(load_catalogue(tokenized / "catalogue.parquet").item_ids)
-    return DataSize(events=sum(lengths), items=num_items, mean_length=sum(lengths) / max(1, len(lengths)))
+    return DataSize(
+        events=sum(lengths),
+        items=num_items,
+        mean_length=sum(lengths) / max(1, len(lengths)),
+        own_texts=share_told_apart(read_texts(tokenized)),
+    )
 
 
 def choose(recipes: Sequence[Recipe], size: DataSize) -> Recipe:
-    """Return the first recipe for data of this size; the last one has no limits."""
-    return next(recipe for recipe in recipes if recipe.fits(size))
+    """Return the first recipe for data of this size; the last one has no limits. Text is learned from where most items have one of their own."""
+    recipe = next(recipe for recipe in recipes if recipe.fits(size))
+    return recipe if size.own_texts >= _MIN_OWN_TEXTS else recipe.without_text()
 
 
 def describe(recipe: Recipe, size: DataSize) -> str:
     """Return a sentence: what was measured and chosen."""
-    return (
-        f"recipe {recipe.name}: {size.events} training events, {size.items} items, {size.mean_length:.1f} events a user"
+    texts = f"{size.own_texts:.0%} of items have a text of their own"
+    size_of_text = recipe.train.text_size
+    learned = f"{size_of_text} numbers of it are learned from" if size_of_text else "not learned from"
+    measured = (
+        f"{size.events} training events, {size.items} items, "
+        f"{size.mean_length:.1f} events a user, {size.events_per_item:.1f} an item"
     )
+    return f"recipe {recipe.name}: {measured}; {texts}: {learned}"
 
 
 def read_recipes(
@@ -107,9 +131,8 @@ def _recipe(entry: Any, where: str) -> Recipe:
             f"--recipes: {where} has the keys {sorted(entry)}; it needs a name and may have {sorted(known)}"
         )
     limits = entry.get("at_most", {})
-    measures = [each.name for each in fields(DataSize)]
-    if not isinstance(limits, dict) or limits.keys() - set(measures) or not all(map(_is_number, limits.values())):
-        raise ConfigError(f"--recipes: {where}: at_most holds numbers by {', '.join(measures)}, and not {limits}")
+    if not isinstance(limits, dict) or limits.keys() - set(_MEASURES) or not all(map(_is_number, limits.values())):
+        raise ConfigError(f"--recipes: {where}: at_most holds numbers by {', '.join(_MEASURES)}, and not {limits}")
     return Recipe(
         name=entry["name"],
         at_most=limits,
@@ -133,7 +156,10 @@ def _changed(default: Any, given: Any, where: str) -> Any:
             changes[key] = value
         else:
             raise ConfigError(f"--recipes: {where}.{key} is {value!r}; give a value such as {now!r}")
-    return replace(default, **changes)
+    try:
+        return replace(default, **changes)
+    except ConfigError as error:  # begins with the field
+        raise ConfigError(f"--recipes: {where}.{error}") from error
 
 
 def _is_number(value: object) -> bool:

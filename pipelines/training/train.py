@@ -1,6 +1,7 @@
 """Stage 4: trains the decoder to predict the next item at every position of every history.
 
     decoder/         Hugging Face layout, the averaged weights of the epoch with the best validation NDCG@10 (masked)
+    item_text.safetensors   where rows are learned from text: those of new items
     training.json    the curve, the parameters and the options
 
 One process, plain torch. The recipe is fixed here; its numbers come from `TrainOptions`.
@@ -16,12 +17,14 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 from models.catalogue import Catalogue, load_catalogue
 from models.decoder.config import DecoderConfig
 from models.decoder.decoder import Decoder
 from models.decoder.weights import load_decoder, save_decoder
 from models.prompt import STRIDE_ITEMS
+from pipelines.codes.embedding import read_texts
 from pipelines.data.examples import Split, read_cases, read_labelled_sequences, sample_cases
 from pipelines.evaluation.metrics import ndcg, rank_labels
 from pipelines.runner.stage import Progress
@@ -31,9 +34,11 @@ from pipelines.training.checkpoints import Checkpoints
 from pipelines.training.dense import hidden_states
 from pipelines.training.descent import DescentOptions
 from pipelines.training.fitting import FitOptions, Loss, Task, dropout_after, fit
+from pipelines.training.item_text import add_text, folded, learned_text
 from pipelines.training.position_loss import position_loss
 from pipelines.training.sampled_loss import ItemSampler
 from pipelines.training.warm_start import WarmStart, tokens_before
+from services.errors import ConfigError
 
 _BEAM_CASES = 2_000
 """Cases of a validation by beam search, which takes far longer than dense scores."""
@@ -53,6 +58,8 @@ class TrainOptions:
     dropout: float = 0.3
     sample_items: int = 0
     """Number of items that the softmax is computed over in training, drawn for each batch; 0: all."""
+    text_size: int = 0
+    """Numbers of an item's text from which its row is learned, beside a row of its own (item_text.py); 0: none."""
     mask_seen: bool = True
     """Learn and validate the next item among those not seen yet, as serving ranks by default. Only codes of depth 1 can be masked."""
     seed: int = 0
@@ -63,6 +70,11 @@ class TrainOptions:
             descent=DescentOptions(learning_rate=4e-3, weight_decay=0.1, warm_up=0.1, average=0.99),
         )
     )
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be trained. Raises ConfigError naming the field."""
+        if self.text_size < 0:
+            raise ConfigError(f"text_size: {self.text_size} is no size; give 0 for none, or more, such as 64")
 
 
 def train(
@@ -82,11 +94,18 @@ def train(
     rng, mask_seen = np.random.default_rng(options.seed), options.mask_seen and catalogue.depth == 1
     samples = options.sample_items and catalogue.depth == 1  # a level of deeper codes is small
     sampler = ItemSampler(catalogue.popularity, options.sample_items) if samples else None
+    encoder = None
+    if options.text_size:
+        encoder = add_text(decoder, catalogue, read_texts(tokenized), options.text_size)
     if catalogue.depth > 1:
         valid = sample_cases(valid, _BEAM_CASES)
 
+    def loss(batch: Batch) -> Loss:
+        with parametrize.cached():  # rows with a part from text are computed once for input and output
+            return next_token_loss(decoder, catalogue, batch, mask_seen=mask_seen, sampler=sampler)
+
     def validate() -> float:
-        scorer = decoder_scorer(decoder, catalogue, options.max_items, options.stride)
+        scorer = decoder_scorer(folded(decoder), catalogue, options.max_items, options.stride)
         return ndcg(rank_labels(scorer, valid).as_served(repeats=not options.mask_seen), 10)
 
     adding = [module for name, module in decoder.named_modules() if name.endswith((".output", ".down", "embedding"))]
@@ -96,13 +115,16 @@ def train(
                 batch_windows(cut_windows(sequences, options.max_items, rng), catalogue, options.max_batch_tokens, rng)
             ),
             rng=rng,
-            loss=lambda batch: next_token_loss(decoder, catalogue, batch, mask_seen=mask_seen, sampler=sampler),
+            loss=loss,
             validate=validate,
             uniform_loss=math.log(max(2, *catalogue.level_sizes)),
         )
         fitted = fit(decoder, task, fit_options, checkpoints, progress)
-    save_decoder(decoder, out / "decoder")
-    num_parameters = sum(parameter.numel() for parameter in decoder.parameters())
+    plain = folded(decoder)
+    save_decoder(plain, out / "decoder")
+    if encoder is not None:
+        learned_text(decoder, encoder).save(out)
+    num_parameters = sum(parameter.numel() for parameter in plain.parameters())
     about = {
         "options": asdict(options),
         "num_parameters": num_parameters,

@@ -32,7 +32,9 @@ def events_of(**users: str) -> pl.DataFrame:
 def test_weak_events_are_history_and_no_labels(tmp_path: Path) -> None:
     """Views among clicks: labels are clicks alone, histories hold both, and of a training row only the clicks are learned from."""
     events = events_of(ann="aBcDeFgH", bob="XyZ").sort("event_time", "user_id")
-    items = pl.DataFrame({"item_id": [*"BDFHXZaceghy"]}).with_columns(title="item_id", categories=pl.lit([""]))
+    items = pl.DataFrame({"item_id": [*"BDFHXZaceghy"]}).with_columns(
+        title="item_id", categories=pl.lit([""]), text="item_id"
+    )
     events.write_parquet(tmp_path / "events.parquet")
     items.write_parquet(tmp_path / "items.parquet")
     tokenize(tmp_path, histories_from(tmp_path), 1_000, tmp_path)

@@ -26,6 +26,16 @@ def test_the_size_of_the_data_chooses_the_recipe() -> None:
     assert min(large.train.sample_items, large.distill.sample_items) > 0
 
 
+def test_text_is_learned_from_where_items_have_texts_of_their_own_and_few_events() -> None:
+    """By both measures; without text, or with many events an item, the recipe is the one without the field."""
+    for size in (replace(SMALL, events=20_000), LARGE):
+        bare, told = choose(read_recipes(), size), choose(read_recipes(), replace(size, own_texts=0.9))
+        many = choose(read_recipes(), replace(size, events=100 * size.items, own_texts=0.9))
+        assert told.train.text_size > 0
+        assert (many.train, many.distill) == (bare.train, bare.distill)
+        assert told == replace(bare, train=replace(bare.train, text_size=told.train.text_size))
+
+
 def test_epochs_and_seed_change_nothing_else() -> None:
     """Of every recipe, not of the chosen one alone."""
     for before, after in zip(read_recipes(), read_recipes(epochs=3, student_epochs=2, seed=7), strict=True):
@@ -59,6 +69,10 @@ def test_a_file_changes_what_it_names(tmp_path: Path) -> None:
         (
             '[[recipe]]\nname = "a"\ndecoder = { fit = { epochs = "9" } }',
             "decoder.fit.epochs is '9'; give a value such as 25",
+        ),
+        (
+            '[[recipe]]\nname = "a"\ndecoder = { text_size = -8 }',
+            "recipe 1: decoder.text_size: -8 is no size; give 0 for none",
         ),
         ("[[recipe", "cannot be read as TOML"),
     ],

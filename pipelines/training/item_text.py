@@ -1,0 +1,140 @@
+"""Rows of the decoder's tokens that are learned from text: a row is one of its own plus a linear map of its item's text vector.
+
+The map is shared, so an item that few or no events name has a row from what its words say. Where codes are deeper than 1, a token's vector
+is the mean of its items'. Rows whose items no training event names have no part of their own. After training both parts are added up
+(`folded`), and what is saved is an ordinary decoder. The map and the encoder of texts are saved beside it (`ItemText`), so that new items get
+rows without training.
+
+Shape suffixes: V tokens, I items, D hidden, T size of the text vectors.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from models.catalogue import NUM_SPECIAL_TOKENS, Catalogue
+from models.decoder.decoder import Decoder
+from pipelines.codes.embedding import TextEncoder, fit_text
+from pipelines.training.item_rows import is_code
+from services.errors import BundleCorrupt, ConfigError
+
+ITEM_TEXT = "item_text.safetensors"
+_RIDGE = 1.0
+_SEED = 0
+"""Of the text vectors, which belong to the data: all seeds of training share them."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ItemText:
+    """What a text's row in the decoder is: the encoder of texts, and the map (T, D) from their vectors."""
+
+    encoder: TextEncoder
+    map_TD: np.ndarray
+
+    def rows(self, texts: Sequence[str]) -> Tensor:
+        """Return the rows (N, D) of new items."""
+        return torch.from_numpy(self.encoder.encode(texts) @ self.map_TD)
+
+    def save(self, folder: Path) -> None:
+        """Write the file."""
+        tensors = {"rarity": self.encoder.rarity_W, "text": self.encoder.text_WT, "map": self.map_TD}
+        save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, folder / ITEM_TEXT)
+
+
+def load_item_text(folder: Path) -> ItemText | None:
+    """Read what `save` wrote; None without the file. Raises BundleCorrupt."""
+    path = folder / ITEM_TEXT
+    if not path.exists():
+        return None
+    try:
+        tensors = load_file(path)
+        return ItemText(TextEncoder(tensors["rarity"], tensors["text"]), tensors["map"])
+    except (OSError, KeyError, SafetensorError) as error:
+        raise BundleCorrupt(f"{path}: not the texts' map ({error})") from error
+
+
+class TextRows(nn.Module):
+    """Computes the rows of all tokens from their own (V, D). `text_VT` and `has_own_V1` are data, not learned, and not in any state."""
+
+    text_VT: Tensor
+    has_own_V1: Tensor
+
+    def __init__(self, text_VT: Tensor, has_own_V1: Tensor, map_TD: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("text_VT", text_VT, persistent=False)
+        self.register_buffer("has_own_V1", has_own_V1, persistent=False)
+        self.map_TD = nn.Parameter(map_TD)
+
+    def forward(self, own_VD: Tensor) -> Tensor:
+        """Return the rows (V, D)."""
+        with torch.autocast(own_VD.device.type, enabled=False):  # what is trained is what is saved
+            return torch.addmm(own_VD * self.has_own_V1, self.text_VT, self.map_TD)
+
+
+def add_text(decoder: Decoder, catalogue: Catalogue, texts: Sequence[str], size: int) -> TextEncoder:
+    """Let the decoder's rows, of input and output, be learned from text too, and return the encoder of the texts.
+
+    Rows begin as they are, split into what text predicts of them and the rest.
+
+    Raises ConfigError where the items have no texts, or the output has rows of its own.
+    """
+    if len(texts) != len(catalogue.item_ids):
+        raise ConfigError(
+            f"decoder.text_size: {size} numbers of each item's text, and there are {len(texts)} texts of "
+            f"{len(catalogue.item_ids)} items; run the stage tokenize again, or give 0"
+        )
+    if not decoder.config.tie_word_embeddings:
+        raise ConfigError("decoder.text_size: the decoder's output has rows of its own; give 0, or tie_word_embeddings")
+    encoder = fit_text(texts, size, _SEED)
+    vectors_IT = encoder.encode(texts)
+    text_VT, has_own_V1 = (
+        torch.from_numpy(values).to(decoder.embedding.weight) for values in _by_token(catalogue, vectors_IT)
+    )
+    rows_VD = decoder.embedding.weight.detach()
+    map_TD = _predicting(text_VT * has_own_V1, rows_VD)
+    rows = TextRows(text_VT, has_own_V1, map_TD)
+    decoder.embedding.weight = nn.Parameter(rows_VD - text_VT @ map_TD)
+    parametrize.register_parametrization(decoder.embedding, "weight", rows)
+    return encoder
+
+
+def learned_text(decoder: Decoder, encoder: TextEncoder) -> ItemText:
+    """Return the map of a decoder whose rows are learned from text by this encoder."""
+    (rows,) = (module for module in decoder.modules() if isinstance(module, TextRows))
+    return ItemText(encoder, rows.map_TD.detach().cpu().numpy())
+
+
+def folded(decoder: Decoder) -> Decoder:
+    """Return the decoder with plain rows, as it is saved and served: itself unless its rows are computed, else one that shares all other weights."""
+    if not parametrize.is_parametrized(decoder.embedding):
+        return decoder
+    with torch.device("meta"):
+        plain = Decoder(decoder.config)
+    weights = {name: value for name, value in decoder.state_dict().items() if not name.startswith("embedding.")}
+    plain.load_state_dict(weights | {"embedding.weight": decoder.embedding.weight.detach()}, assign=True)
+    return plain
+
+
+def _by_token(catalogue: Catalogue, vectors_IT: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return each token's text vector, 0 for special ones, and 1 where it has a row of its own, else 0."""
+    is_code_IS = is_code(catalogue, np.arange(len(vectors_IT)))
+    num_items_S1 = is_code_IS.sum(axis=0).reshape(-1, 1)
+    is_used_S1 = (is_code_IS.T @ catalogue.popularity > 0).reshape(-1, 1)
+    above = ((NUM_SPECIAL_TOKENS, 0), (0, 0))
+    text_VT = np.pad(is_code_IS.T @ vectors_IT / np.maximum(1, num_items_S1), above)
+    return text_VT.astype(np.float32), np.pad(is_used_S1.astype(np.float32), above, constant_values=1)
+
+
+def _predicting(text_VT: Tensor, rows_VD: Tensor) -> Tensor:
+    """Return the map (T, D) from text to these rows, by ridge regression."""
+    ridge_TT = _RIDGE * torch.eye(text_VT.shape[1], device=text_VT.device)
+    # contiguous, as checkpoints keep it: the fused optimizer takes a parameter and its averages in one layout
+    solved_TD: Tensor = torch.linalg.solve(text_VT.T @ text_VT + ridge_TT, text_VT.T @ rows_VD).contiguous()
+    return solved_TD
