@@ -95,21 +95,26 @@ def silent(pid: int) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
+def took_ms(nodes: Nodes, ask: Callable[[Nodes], bool]) -> float:
+    """Ask once, which must be answered with items; how long that took."""
+    began = time.perf_counter()
+    assert ask(nodes)
+    return 1_000 * (time.perf_counter() - began)
+
+
 @pytest.mark.parametrize("ask", [Nodes.ask_rest, Nodes.ask_grpc])
 def test_a_silent_node_is_passed_over_within_the_deadline(nodes: Nodes, ask: Callable[[Nodes], bool]) -> None:
     """Before any health check has failed, what a silent node holds is answered by the other, in time."""
-    wait_for(lambda: num_ray_up(nodes.folder) == len(NODES), what="both nodes")
-    assert ask(nodes)
-    took_ms = []
+    longest_ms, met_ms = 0.0, DEADLINE_MS / 3
+    for _ in range(5):  # on full cores a health check may fail before the first request
+        wait_for(lambda: num_ray_up(nodes.folder) == len(NODES), what="both nodes")
+        assert ask(nodes)
+        with silent(nodes.pids[0]):
+            longest_ms = max(took_ms(nodes, ask) for _ in NODES)
+        if longest_ms > met_ms:
+            break
 
-    with silent(nodes.pids[0]):
-        for _ in NODES:
-            began = time.perf_counter()
-            assert ask(nodes)
-            took_ms.append(1_000 * (time.perf_counter() - began))
-
-    assert max(took_ms) < DEADLINE_MS
-    assert max(took_ms) > DEADLINE_MS / 3, "no request met the silent node"
+    assert met_ms < longest_ms < DEADLINE_MS
 
 
 def test_a_node_is_taken_out_of_service_and_put_back(nodes: Nodes) -> None:
@@ -118,11 +123,10 @@ def test_a_node_is_taken_out_of_service_and_put_back(nodes: Nodes) -> None:
 
     use_ray_host(nodes.folder, NODES[0], is_used=False)
     with silent(nodes.pids[0]):
-        began = time.perf_counter()
-        assert all(nodes.ask_rest() for _ in range(6))
-        assert time.perf_counter() - began < DEADLINE_MS / 2_000
+        longest_ms = max(took_ms(nodes, Nodes.ask_rest) for _ in range(6))
     use_ray_host(nodes.folder, NODES[0], is_used=True)
 
+    assert longest_ms < DEADLINE_MS / 3, "a request met the silent node"
     wait_for(lambda: num_ray_up(nodes.folder) == len(NODES), what="both nodes again")
     with pytest.raises(ConfigError, match=r"10\.0\.0\.9: none of the edge"):
         use_ray_host(nodes.folder, "10.0.0.9", is_used=True)

@@ -18,6 +18,7 @@ from services.settings.settings import Settings
 from services.stream.__main__ import run_worker
 from services.stream.aggregate import LoggedEvent, apply, history_limits
 from services.stream.beside import Pace
+from services.stream.log_files import current_files
 from tests.support.servers import Server
 from tests.support.topics import read_topic
 
@@ -85,10 +86,13 @@ class Rig:
         return self.registry.get_sample_value(name, labels) or 0.0
 
     def logged(self) -> list[tuple[str, str, int]]:
-        """Return (event id, topic id, offset) of all rows of the offline log, file by file, without removing duplicates."""
+        """Return (event id, topic id, offset) of all rows of the offline log, file by file, without removing duplicates.
+
+        Files that the worker has merged into larger ones are left out, as by every reader.
+        """
         import pyarrow.parquet as pq
 
-        files = sorted((self.settings.offline_log_dir / "interactions").rglob("*.parquet"))
+        files = current_files((self.settings.offline_log_dir / "interactions").rglob("*.parquet"))
         rows = [row for path in files for row in pq.ParquetFile(path).read().to_pylist()]
         return [(row["event_id"], row["topic_id"], row["offset"]) for row in rows]
 
