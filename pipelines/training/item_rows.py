@@ -9,12 +9,12 @@ Shape suffixes: I items, S codes of all levels, D hidden.
 
 import numpy as np
 import torch
-from scipy import sparse
 from torch import Tensor
 
-from models.catalogue import BOS_TOKEN, NUM_SPECIAL_TOKENS, Catalogue
+from models.catalogue import BOS_TOKEN, Catalogue
 from models.decoder.decoder import Decoder
 from models.student import StudentModel
+from pipelines.training.item_text import is_code
 
 _RIDGE = 1.0
 _SMALL_RIDGE = 1e-3
@@ -57,11 +57,3 @@ def rows_like_teachers(student: StudentModel, decoder: Decoder, before: Catalogu
     gram_EE = taught_IE.T @ taught_IE + _SMALL_RIDGE * torch.eye(taught_IE.shape[1], dtype=torch.float64)
     mapped_ND: Tensor = new_rows_ND.double() @ torch.linalg.solve(gram_EE, taught_IE.T @ own_ID)
     return mapped_ND.to(student.embedding.weight)
-
-
-def is_code(catalogue: Catalogue, items: np.ndarray) -> sparse.csr_array:
-    """Return which codes of all levels these items have: (I, S), 1 or 0."""
-    columns = np.array(catalogue.tokens(items)) - NUM_SPECIAL_TOKENS
-    starts = np.arange(0, len(columns) + 1, catalogue.depth)
-    shape = (len(items), sum(catalogue.level_sizes))
-    return sparse.csr_array((np.ones(len(columns)), columns, starts), shape=shape)

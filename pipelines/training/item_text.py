@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
+from scipy import sparse
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from models.catalogue import NUM_SPECIAL_TOKENS, Catalogue
 from models.decoder.decoder import Decoder
 from pipelines.codes.embedding import TextEncoder, fit_text
-from pipelines.training.item_rows import is_code
 from services.errors import BundleCorrupt, ConfigError
 
 ITEM_TEXT = "item_text.safetensors"
@@ -120,6 +120,14 @@ def folded(decoder: Decoder) -> Decoder:
     weights = {name: value for name, value in decoder.state_dict().items() if not name.startswith("embedding.")}
     plain.load_state_dict(weights | {"embedding.weight": decoder.embedding.weight.detach()}, assign=True)
     return plain
+
+
+def is_code(catalogue: Catalogue, items: np.ndarray) -> sparse.csr_array:
+    """Return which codes of all levels these items have: (I, S), 1 or 0."""
+    columns = np.array(catalogue.tokens(items)) - NUM_SPECIAL_TOKENS
+    starts = np.arange(0, len(columns) + 1, catalogue.depth)
+    shape = (len(items), sum(catalogue.level_sizes))
+    return sparse.csr_array((np.ones(len(columns)), columns, starts), shape=shape)
 
 
 def _by_token(catalogue: Catalogue, vectors_IT: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
