@@ -79,7 +79,10 @@ def _limits(manifest: Mapping[str, Any], report: Mapping[str, Any]) -> list[str]
         f"- It was measured on {report['num_test_users']} users who have enough events; it says nothing of visitors without history.",
     ]
     if manifest["depth"] == 1:
-        found.append("- An item that no training event names has no learned score; only the next training learns it.")
+        found.append(
+            "- An item that no training event names is ranked by its text alone, and only where rows were learned from text "
+            "(a recipe's `text_size`), until the next training."
+        )
     small = [row["slice"] for row in report["gain"] if row["num_cases"] < _MIN_CASES]
     if small:
         found.append(f"- Slices of fewer than {_MIN_CASES} test users show nothing: {', '.join(small)}.")
