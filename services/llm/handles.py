@@ -19,7 +19,7 @@ from ray.serve.handle import DeploymentHandle
 from services.contracts.rank import RankRequest, RankResult
 from services.contracts.text import TextBegan, TextDone, TextEvent, TextModel, TextRequest
 from services.errors import DeadlineExceeded, DependencyAway, Overloaded
-from services.llm.serving.affinity_router import running_replicas
+from services.llm.serving.replica_names import running
 from services.llm.serving.reply import LLM, TEXT, Refusal
 
 _RETRY_AFTER_S = 1.0
@@ -40,7 +40,7 @@ class LlmHandle:
 
     def replicas(self) -> tuple[str, ...]:
         """Return the names of the running replicas; empty while none is known."""
-        return running_replicas(self._deployment)
+        return running(self._deployment)
 
     async def rank(self, request: RankRequest, timeout_s: float) -> RankResult:
         """Rank, waiting `timeout_s` at most; a wait that ends early cancels the work on the replica.

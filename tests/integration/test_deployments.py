@@ -108,6 +108,7 @@ async def test_a_replica_ranks_dies_and_comes_back(rankers, settings) -> None:
 
     assert len(result.item_ids) == 5
     assert result.bundle_version == "v1"
+    assert handle.replicas() == (result.replica,)  # what the gate learns by
     warm = await handle.rank(rank_request("v1"), timeout_s=20.0)
     assert warm.item_ids == result.item_ids
     with pytest.raises(BundleMismatch) as mismatch:

@@ -43,10 +43,8 @@ NODE_RETRIES = 3
 """Where Ray has several nodes each try goes to another one."""
 RETRYABLE = "    option http-buffer-request\n"
 """A request can be sent again only if it was read whole before it was sent."""
-CONNECT_TIMEOUT = "200ms"
-"""After a refused connection HAProxy waits as long before it tries the next server."""
-NODE_CONNECT_TIMEOUT = "60ms"
-"""Where Ray has several nodes: one that cannot be reached must leave time for an answer of another within a deadline of 200 ms."""
+CONNECT_TIMEOUT = "60ms"
+"""After a refused connection HAProxy waits as long before it tries the next server, which must still answer within a deadline of 200 ms."""
 _ALWAYS_ROOM = 3
 """So many in flight are no crowd, whatever the rate."""
 _LEAST_DEADLINE_MS = 100
@@ -167,7 +165,7 @@ class EdgePlan:
             resolvers=RESOLVERS,
             retries=NODE_RETRIES if self._has_nodes else RETRIES,
             retryable=RETRYABLE,
-            connect=NODE_CONNECT_TIMEOUT if self._has_nodes else CONNECT_TIMEOUT,
+            connect=CONNECT_TIMEOUT,
             patience_rest=self._patience("rest"),
             patience_grpc=self._patience("grpc"),
             not_twice=NOT_TWICE,

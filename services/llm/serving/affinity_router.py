@@ -23,12 +23,7 @@ from ray.serve.config import RequestRouterConfig
 from ray.serve.exceptions import ReplicaUnavailableError
 from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
 
-_running: dict[str, tuple[str, ...]] = {}
-"""The names of each deployment's running replicas, as this process knows them: written by its router, read by its handle.
-
-Module state, since Ray Serve makes the router itself, in a thread of its own, and gives no way from a handle to it. A tuple is
-replaced as a whole, so a reader in another thread sees the old names or the new ones.
-"""
+from services.llm.serving.replica_names import set_running
 
 
 class AffinityRouter(ConsistentHashRouter):
@@ -90,7 +85,7 @@ class AffinityRouter(ConsistentHashRouter):
         return [[running[name]] for name in getattr(request, "replicas", ()) if name in running]
 
     def _publish_names(self) -> None:
-        _running[str(self._deployment_id)] = tuple(sorted(replica_id.unique_id for replica_id in self.curr_replicas))
+        set_running(str(self._deployment_id), (replica_id.unique_id for replica_id in self.curr_replicas))
 
     def _load(self, replica: RunningReplica) -> int:
         return self.replica_queue_len_cache.get(replica.replica_id) or 0
@@ -103,11 +98,6 @@ class AffinityRouter(ConsistentHashRouter):
 
     def _none_left(self) -> ReplicaUnavailableError:
         return ReplicaUnavailableError(str(self._deployment_id))
-
-
-def running_replicas(deployment: str) -> tuple[str, ...]:
-    """Return the names of a deployment's running replicas; empty while none is known."""
-    return _running.get(deployment, ())
 
 
 def affinity(load_bound: float | None = None) -> RequestRouterConfig:
