@@ -12,9 +12,7 @@ from typing import Any
 
 import yaml
 
-from infra.local.edge.config import Upstream
-from infra.local.servers.ray_home import SERVING_ENVIRONMENT
-from infra.local.servers.ray_ingress import IngressPlan, ingress_environment
+from infra.local.servers.ray_home import serve_environment
 from services.settings.settings import Settings, load_settings
 
 _SERVE = Path(__file__).resolve().parents[2] / "kubernetes/overlays/prod/serve.yaml"
@@ -24,19 +22,10 @@ _RECONNECT_S = 600
 
 def node_environment(settings: Settings, standby_host: str, token_file: Path) -> dict[str, str]:
     """Return the variables of Ray, Ray Serve and HAProxy on one of several nodes. `token_file` has what every call to Ray must show."""
-    proxy = settings.state_dir / "h"
-    standby = Upstream(standby_host, settings.standby_http_port, settings.standby_grpc_port)
     return {
-        **SERVING_ENVIRONMENT,
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token_file),
-        "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(settings.max_rpc_bytes),
-        **ingress_environment(IngressPlan(standby=standby if settings.standby else None)),
-        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(proxy / "haproxy.cfg"),
-        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(proxy / "admin.sock"),
-        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(proxy / "m.sock"),
-        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(proxy),
-        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(proxy / "state"),
+        **serve_environment(settings.state_dir / "h", settings, standby_host),
         "RAY_gcs_rpc_server_reconnect_timeout_s": str(_RECONNECT_S),
     }
 

@@ -71,6 +71,26 @@ def ray_logs(state_dir: Path) -> Path:
     return ray_home(state_dir) / "session_latest" / "logs"
 
 
+def serve_environment(
+    folder: Path, settings: Settings, standby_host: str, doors_host: str | None = None
+) -> dict[str, str]:
+    """Return the variables of Ray Serve and of its HAProxy, whose files are in `folder`. `doors_host` None: its doors listen where Ray says.
+
+    gRPC messages over the settings' limit are refused unread, before anyone asks for a key.
+    """
+    standby = Upstream(standby_host, settings.standby_http_port, settings.standby_grpc_port)
+    return {
+        **SERVING_ENVIRONMENT,
+        "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(settings.max_rpc_bytes),
+        **ingress_environment(IngressPlan(doors_host, standby if settings.standby else None)),
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "m.sock"),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "state"),
+    }
+
+
 def ray_environment(
     home: Path, settings: Settings, reserved: Collection[int] = (), standby_host: str = "127.0.0.1"
 ) -> dict[str, str]:
@@ -78,25 +98,15 @@ def ray_environment(
 
     Calls need a token made for this start, because Ray would run anyone's code who reaches it. Only the doors of its HAProxy
     listen where the settings say, all else on loopback. Internal ports are taken from a window that is free now, without
-    those `reserved` for other parts. gRPC messages over the settings' limit are refused unread, before anyone asks for a key.
+    those `reserved` for other parts.
     """
-    standby = Upstream(standby_host, settings.standby_http_port, settings.standby_grpc_port)
-    plan = IngressPlan(settings.inner_host, standby if settings.standby else None)
     first = free_window(_WIDTH, seed=str(home), reserved=reserved)
     http_first, grpc_first = first + 4, first + 4 + _NUM_REPLICA_PORTS
-    proxy = home / "h"
     return {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        **SERVING_ENVIRONMENT,
-        "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(settings.max_rpc_bytes),
-        **ingress_environment(plan),
+        **serve_environment(home / "h", settings, standby_host, settings.inner_host),
         **loopback.ENVIRONMENT,
-        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(proxy / "haproxy.cfg"),
-        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(proxy / "admin.sock"),
-        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(proxy / "m.sock"),
-        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(proxy),
-        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(proxy / "state"),
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(first),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(first + 1),
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(first + 2),
