@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 import polars as pl
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from models.catalogue import Catalogue
 from models.decoder.decoder import Decoder
@@ -101,33 +101,27 @@ def with_text_rows(
     student: StudentModel, decoder: Decoder, before: Catalogue, now: Catalogue, new_rows_ND: Tensor
 ) -> tuple[StudentModel, Decoder]:
     """Return both models over the larger catalogue of depth 1. `new_rows_ND` are the decoder's, of new items by id."""
-    in_student_ND = rows_like_teachers(student, decoder, before, new_rows_ND)
     wider_decoder = Decoder(replace(decoder.config, vocab_size=now.vocab_size))
-    weights = decoder.state_dict()
-    rows = _with_new(weights["embedding.weight"], tokens_before(before, now), new_rows_ND)
-    wider_decoder.load_state_dict(weights | {"embedding.weight": rows})
+    _fill(wider_decoder, decoder, tokens_before(before, now), new_rows_ND)
     wider = StudentModel(replace(student.config, num_items=len(now.item_ids)))
-    weights = student.state_dict()
-    rows = _with_new(weights["embedding.weight"], rows_before(before, now), in_student_ND)
-    wider.load_state_dict(weights | {"embedding.weight": rows})
+    _fill(wider, student, rows_before(before, now), rows_like_teachers(student, decoder, before, new_rows_ND))
     return wider.eval(), wider_decoder.eval()
 
 
-def _with_new(old_VD: Tensor, rows_before_V: np.ndarray, new_ND: Tensor) -> Tensor:
-    """Return the old rows at their new places, and the new ones, in their order, at those that have none before."""
-    rows_VD = old_VD[torch.from_numpy(np.maximum(rows_before_V, 0))]
-    rows_VD[torch.from_numpy(np.flatnonzero(rows_before_V < 0))] = new_ND.to(old_VD)
-    return rows_VD
+def _fill(wider: nn.Module, model: nn.Module, rows_before_V: np.ndarray, new_ND: Tensor) -> None:
+    """Give `wider` the weights of `model`: its embedding's rows at their new places, and the new ones, in their order, at the others."""
+    weights = model.state_dict()
+    rows_VD = weights["embedding.weight"][torch.from_numpy(np.maximum(rows_before_V, 0))]
+    rows_VD[torch.from_numpy(np.flatnonzero(rows_before_V < 0))] = new_ND.to(rows_VD)
+    wider.load_state_dict(weights | {"embedding.weight": rows_VD})
 
 
 @torch.no_grad()
 def with_rows(student: StudentModel, before: Catalogue, now: Catalogue) -> StudentModel:
     """Return the student over the larger catalogue: old rows as they are, those of new items from their codes."""
     wider = StudentModel(replace(student.config, num_items=len(now.item_ids)))
-    old = np.array([before.index_of.get(item_id, -1) for item_id in now.item_ids])
-    rows = torch.from_numpy(np.concatenate(([0], np.maximum(old, 0) + 1)))
-    weights = student.state_dict()
-    wider.load_state_dict(weights | {"embedding.weight": weights["embedding.weight"][rows]})
-    unused = np.flatnonzero(old < 0)
-    fill_rows(wider, now, unused)
+    rows_before_V = rows_before(before, now)
+    new = np.flatnonzero(rows_before_V < 0)
+    _fill(wider, student, rows_before_V, torch.zeros(len(new), student.config.hidden_size))
+    fill_rows(wider, now, new - 1)
     return wider.eval()

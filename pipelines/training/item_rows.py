@@ -14,7 +14,7 @@ from torch import Tensor
 from models.catalogue import BOS_TOKEN, Catalogue
 from models.decoder.decoder import Decoder
 from models.student import StudentModel
-from pipelines.training.item_text import is_code
+from pipelines.training.item_text import is_code, ridge_map
 
 _RIDGE = 1.0
 _SMALL_RIDGE = 1e-3
@@ -54,6 +54,5 @@ def rows_like_teachers(student: StudentModel, decoder: Decoder, before: Catalogu
     """Return the student's rows of new items by their rows in the decoder: by the map that fits the items of `before` which training saw."""
     used = torch.from_numpy(np.flatnonzero(before.popularity > 0))
     taught_IE, own_ID = spelled_rows(decoder, before)[1:][used].double(), student.head_weight_VD[used].double()
-    gram_EE = taught_IE.T @ taught_IE + _SMALL_RIDGE * torch.eye(taught_IE.shape[1], dtype=torch.float64)
-    mapped_ND: Tensor = new_rows_ND.double() @ torch.linalg.solve(gram_EE, taught_IE.T @ own_ID)
+    mapped_ND = new_rows_ND.double() @ ridge_map(taught_IE, own_ID, _SMALL_RIDGE)
     return mapped_ND.to(student.embedding.weight)

@@ -98,7 +98,7 @@ def add_text(decoder: Decoder, catalogue: Catalogue, texts: Sequence[str], size:
         torch.from_numpy(values).to(decoder.embedding.weight) for values in _by_token(catalogue, vectors_IT)
     )
     rows_VD = decoder.embedding.weight.detach()
-    map_TD = _predicting(text_VT * has_own_V1, rows_VD)
+    map_TD = ridge_map(text_VT * has_own_V1, rows_VD, _RIDGE)
     rows = TextRows(text_VT, has_own_V1, map_TD)
     decoder.embedding.weight = nn.Parameter(rows_VD - text_VT @ map_TD)
     parametrize.register_parametrization(decoder.embedding, "weight", rows)
@@ -140,9 +140,9 @@ def _by_token(catalogue: Catalogue, vectors_IT: np.ndarray) -> tuple[np.ndarray,
     return text_VT.astype(np.float32), np.pad(is_used_S1.astype(np.float32), above, constant_values=1)
 
 
-def _predicting(text_VT: Tensor, rows_VD: Tensor) -> Tensor:
-    """Return the map (T, D) from text to these rows, by ridge regression."""
-    ridge_TT = _RIDGE * torch.eye(text_VT.shape[1], device=text_VT.device)
+def ridge_map(inputs_NE: Tensor, outputs_ND: Tensor, ridge: float) -> Tensor:
+    """Return the map (E, D) from inputs to outputs by ridge regression."""
+    ridge_EE = ridge * torch.eye(inputs_NE.shape[1], dtype=inputs_NE.dtype, device=inputs_NE.device)
     # contiguous, as checkpoints keep it: the fused optimizer takes a parameter and its averages in one layout
-    solved_TD: Tensor = torch.linalg.solve(text_VT.T @ text_VT + ridge_TT, text_VT.T @ rows_VD).contiguous()
-    return solved_TD
+    solved_ED: Tensor = torch.linalg.solve(inputs_NE.T @ inputs_NE + ridge_EE, inputs_NE.T @ outputs_ND).contiguous()
+    return solved_ED
