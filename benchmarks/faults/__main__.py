@@ -38,14 +38,12 @@ from services.errors import EnvironmentFault, TailraceError
 from services.settings.settings import load_settings
 
 _FEWEST_NODES = 3
-_CLUSTER_HEALTHY_S = 240.0
 
 
 async def run_row(
-    name: str, scene: Scene, rate_rps: float, view: LiveView, phases: Phases = PHASES, fault: Fault | None = None
+    name: str, scene: Scene, rate_rps: float, view: LiveView, phases: Phases, fault: Fault
 ) -> dict[str, Any]:
-    """Run one row on a healthy stack, and return its numbers; without `fault` it is the one of that name."""
-    fault = fault or FAULTS[name]
+    """Run one row on a healthy stack, and return its numbers."""
     planned = plan_row(rate_rps, phases, is_spike=fault.is_spike)
     crowd = RequestMix(scene.audience, len(planned))
     probe = EventProbe(scene.events, scene.audience.item_ids[0])
@@ -74,7 +72,7 @@ async def run_row(
     harming = asyncio.create_task(harm())
     load = await run_schedule(send, [one.at_s for one in planned], view.ended)
     back_s = await harming
-    await scene.until_healthy(_CLUSTER_HEALTHY_S)
+    await scene.until_healthy()
     await probe.finish()
     now = scene.processes.num_restarts()
     restarted = {part: now[part] - count for part, count in restarts.items() if now.get(part, 0) > count}
@@ -91,7 +89,9 @@ async def measure(options: argparse.Namespace, console: Console) -> dict[str, An
         names = [name for name in FAULTS if name in wanted and FAULTS[name].is_wired is is_wired]
         if names:
             console.print(f"starting a separate stack{', behind proxies' if is_wired else ''} ...")
-            rows += await _run_rows(names, options, console, is_wired=is_wired)
+            logs = options.logs and options.logs / ("wired" if is_wired else "direct")
+            async with scene_from(options.state.absolute(), logs, is_wired=is_wired) as scene:
+                rows += [await _shown_row(name, scene, options.rate, console, PHASES, FAULTS[name]) for name in names]
     console.print(table_of(rows))
     return {
         **about_run("faults"),
@@ -111,7 +111,9 @@ async def measure_nodes(layout: Layout, options: argparse.Namespace, console: Co
     try:
         async with cluster_scene(layout, options.state.absolute(), options.logs) as scene:
             for name in wanted:
-                rows[name] = await _run_node_row(name, scene, options.rate, console)
+                fault = NODE_FAULTS[name]
+                phases = fault.phases or NODE_PHASES
+                rows[name] = await _shown_row(name, scene, options.rate, console, phases, fault)
             if isinstance(scene.processes, ClusterProcesses):
                 answered = scene.processes.answered_by_node()
     except EnvironmentFault as error:
@@ -132,28 +134,16 @@ async def measure_nodes(layout: Layout, options: argparse.Namespace, console: Co
     }
 
 
-async def _run_node_row(name: str, scene: Scene, rate_rps: float, console: Console) -> dict[str, Any]:
-    await scene.until_healthy(_CLUSTER_HEALTHY_S)
-    fault, view = NODE_FAULTS[name], LiveView(name, DEADLINE_MS)
+async def _shown_row(
+    name: str, scene: Scene, rate_rps: float, console: Console, phases: Phases, fault: Fault
+) -> dict[str, Any]:
+    """Run one row on a stack that is healthy first, with its live view, and leave its line on the console."""
+    await scene.until_healthy()
+    view = LiveView(name, DEADLINE_MS)
     with Live(view, console=console, refresh_per_second=4, transient=True):
-        row = await run_row(name, scene, rate_rps, view, fault.phases or NODE_PHASES, fault)
+        row = await run_row(name, scene, rate_rps, view, phases, fault)
     console.print(_line(row))
     return row
-
-
-async def _run_rows(
-    names: Sequence[str], options: argparse.Namespace, console: Console, *, is_wired: bool
-) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    logs = options.logs and options.logs / ("wired" if is_wired else "direct")
-    async with scene_from(options.state.absolute(), logs, is_wired=is_wired) as scene:
-        for name in names:
-            await scene.until_healthy()
-            view = LiveView(name, DEADLINE_MS)
-            with Live(view, console=console, refresh_per_second=4, transient=True):
-                rows.append(await run_row(name, scene, options.rate, view))
-            console.print(_line(rows[-1]))
-    return rows
 
 
 def table_of(rows: Sequence[dict[str, Any]]) -> Table:

@@ -68,18 +68,21 @@ class Scene:
     audience: Audience
     weights: dict[str, float]
     features: FeatureReader
+    healthy_within_s: float = 120.0
 
     async def num_doubled(self, events: Sequence[Event]) -> int:
         """Return how many of these events, each of a user of its own, the store has more than once."""
         rows = [await self.features.read(event.user_id, "", _READ_S) for event in events]
         return sum(row.num_events > 1 for row in rows)
 
-    async def until_healthy(self, timeout_s: float = 120.0) -> None:
+    async def until_healthy(self) -> None:
         """Wait until the supervisor holds every part for healthy. Raises EnvironmentFault."""
-        give_up_s = time.monotonic() + timeout_s
+        give_up_s = time.monotonic() + self.healthy_within_s
         while not (self.processes.is_healthy() and await self._answers_by_llm()):
             if time.monotonic() > give_up_s:
-                raise EnvironmentFault(f"the stack is not well again; its logs are in {self.settings.state_dir}/logs")
+                raise EnvironmentFault(
+                    f"the stack is not healthy again; its logs are in {self.settings.state_dir}/logs"
+                )
             await asyncio.sleep(0.5)
 
     async def _answers_by_llm(self) -> bool:

@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -24,6 +25,7 @@ from services.observability.node_metrics import node_registry
 _EMPTY_WITHIN_S = 1.0
 """How long requests in progress may take after a node is out of service: longer than their deadline."""
 _BACK_WITHIN_S = 240.0
+_HEALTHY_WITHIN_S = 240.0
 _POLL_S = 0.2
 
 
@@ -52,7 +54,8 @@ async def cluster_scene(layout: Layout, state_dir: Path, logs_to: Path | None) -
         command = ("benchmarks.faults.nodes.stack", layout.name, str(layout.folder), str(layout.num_nodes))
         try:
             async with AsyncExitStack() as closing:
-                yield await started_scene(closing, settings, command, ClusterProcesses(scratch, layout), {})
+                scene = await started_scene(closing, settings, command, ClusterProcesses(scratch, layout), {})
+                yield replace(scene, healthy_within_s=_HEALTHY_WITHIN_S)
         finally:
             if logs_to is not None:
                 _keep_logs(layout, logs_to)
