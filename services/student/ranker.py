@@ -8,11 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 
 from models.catalogue import Catalogue
 from models.registry import Bundle
 from services.errors import BundleCorrupt
+from services.settings.settings import environment_kept
+
+with environment_kept(ORT_DISABLE_TELEMETRY="1"):  # else, since 1.29, it reports each session and model to its maker
+    import onnxruntime
 
 START_ROW = 0
 """The model's input row for the beginning of a history; item i is row i + 1."""

@@ -21,6 +21,7 @@ from services.observability.metrics import configure_logging
 from services.settings.settings import Settings, load_settings
 
 OBJECT_STORE_BYTES = 100 * 2**20
+_APPLICATION = "tailrace"
 _CORE_SERVERS = ("gcs_server", "raylet")
 
 
@@ -69,7 +70,11 @@ def _run_application(settings: Settings) -> None:
         http_options={"host": LOOPBACK, "port": settings.inner_http_port},
         grpc_options={"port": settings.inner_grpc_port, "grpc_servicer_functions": list(GRPC_SERVICERS)},
     )
-    serve.run(build_app(settings), name="tailrace", route_prefix="/")
+    try:
+        serve.run(build_app(settings), name=_APPLICATION, route_prefix="/")
+    except RuntimeError as error:  # it names the deployment, and its status says what went wrong
+        deployments = serve.status().applications[_APPLICATION].deployments
+        sys.exit("\n".join((str(error), *(deployment.message for deployment in deployments.values()))))
 
 
 def _watch() -> NoReturn:

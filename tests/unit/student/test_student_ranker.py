@@ -1,5 +1,7 @@
 """The served student scores and ranks as the trained one."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -94,3 +96,22 @@ def test_student_of_another_catalogue_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(BundleCorrupt, match="scores 7 items, the catalogue has 30"):
         load_student(Bundle("v", tmp_path, {"files": {}}), build_catalogue(30))
+
+
+def test_a_process_that_ranks_keeps_no_telemetry(student: StudentModel, tmp_path: Path) -> None:
+    """ONNX Runtime, which reports every session to its maker unless told not to, makes no device id and no queue of events."""
+    home, path = tmp_path / "home", tmp_path / "student.onnx"
+    home.mkdir()
+    onnx.save(student_graph(student), path)
+    code = "import sys; from pathlib import Path; from services.student.ranker import StudentRanker; StudentRanker(Path(sys.argv[1])).score([])"
+    # without CI and pytest's own variables, under which the library is silent anyway
+    bare = {
+        "HOME": str(home),
+        "PATH": "/usr/bin:/bin",
+        "PYTHONPATH": ":".join(filter(None, sys.path)),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+
+    subprocess.run([sys.executable, "-c", code, str(path)], env=bare, check=True)
+
+    assert list(home.rglob("*")) == []
