@@ -10,9 +10,9 @@ from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
 from models.registry import BundleStore
-from tests.support.compose_stack import ComposeStack, why_not
-from tests.support.embedded_only import why_embedded_only
-from tests.support.stack import TEXT_MAX_TOKENS, TEXT_MODEL, Stack
+from tests.support.stacks.compose_stack import ComposeStack, why_not
+from tests.support.stacks.embedded_only import why_embedded_only
+from tests.support.stacks.stack import TEXT_MAX_TOKENS, TEXT_MODEL, Stack
 
 if not Path("/dev/nvidia0").exists():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which transformers does too
@@ -64,7 +64,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
     if request.config.getoption("--stack") == "compose":
         yield from composed(request.config)
         return
-    from tests.support.checkpoints import write_checkpoint
+    from tests.support.engine.checkpoints import write_checkpoint
 
     kept: Path | None = request.config.getoption("--state")
     checkpoint = write_checkpoint(tmp_path_factory.mktemp("text") / TEXT_MODEL, max_positions=4_096)

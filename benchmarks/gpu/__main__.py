@@ -67,7 +67,7 @@ def steps(out: Path, *, tiny: bool) -> Iterator[Step]:
     device = "cpu" if tiny else "cuda"
     small = ("--tiny",) if tiny else ()
     yield Step("machine", _module("benchmarks.gpu.machine", device), 60)
-    yield Step("oracle", _module("tests.support.attention_oracle", device, "100" if tiny else "1"), 300)
+    yield Step("oracle", _module("tests.support.engine.attention_oracle", device, "100" if tiny else "1"), 300)
     if not tiny:
         yield from _tests()
     for settings in ("benchmark", "product"):
@@ -86,7 +86,7 @@ def _tests() -> Iterator[Step]:
     """Yield, with pytest, all tests of the card; without, those of the engine alone, by a runner that knows what they use of it."""
     engine = "tests/gpu/test_engine_on_gpu.py"
     if importlib.util.find_spec("pytest") is None:
-        yield Step("tests", _module("tests.support.plain_runner", engine), 200)
+        yield Step("tests", _module("tests.support.engine.plain_runner", engine), 200)
         return
     pytest = _module("pytest", "-c", "tests/gpu/pytest.ini", "-p", "no:cacheprovider", "--maxfail", "3")
     yield Step("tests", (*pytest, engine), 200)

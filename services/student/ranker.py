@@ -14,9 +14,6 @@ from models.registry import Bundle
 from services.errors import BundleCorrupt
 from services.settings.settings import environment_kept
 
-with environment_kept(ORT_DISABLE_TELEMETRY="1"):  # else, since 1.29, it reports each session and model to its maker
-    import onnxruntime
-
 START_ROW = 0
 """The model's input row for the beginning of a history; item i is row i + 1."""
 _BLOCK = 1_024
@@ -28,6 +25,11 @@ class StudentRanker:
 
     def __init__(self, path: Path, num_threads: int = 1) -> None:
         """Load the model. Raises BundleCorrupt when the file is not one."""
+        with environment_kept(
+            ORT_DISABLE_TELEMETRY="1"
+        ):  # else, since 1.29, it reports each session and model to its maker
+            import onnxruntime
+
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = num_threads
         options.inter_op_num_threads = 1

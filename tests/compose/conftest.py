@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.compose_stack import ComposeStack
-from tests.support.stack import Stack
+from tests.support.stacks.compose_stack import ComposeStack
+from tests.support.stacks.stack import Stack
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from tests.support.compose_stack import ComposeStack
-from tests.support.stack import new_user_id, rest_items
+from tests.support.stacks.compose_stack import ComposeStack
+from tests.support.stacks.stack import new_user_id, rest_items
 
 CLICKED = tuple(str(number) for number in range(1, 21))
 DURABLE = ("redis", "worker", "serve", "standby", "edge")

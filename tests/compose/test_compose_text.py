@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from tests.support.checkpoints import write_checkpoint
-from tests.support.compose_stack import ComposeStack
+from tests.support.engine.checkpoints import write_checkpoint
+from tests.support.stacks.compose_stack import ComposeStack
 
 REQUEST = {"model": "tiny", "messages": [{"role": "user", "content": "the river runs on"}], "max_tokens": 8}
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.stack import Stack
+from tests.support.stacks.stack import Stack
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from benchmarks.faults.kinds import FAULTS
 from benchmarks.faults.rows import DEADLINE_MS, Phases
 from benchmarks.faults.scene import Scene, scene_from
 from benchmarks.load.live_view import LiveView
-from tests.support.stack import Stack
+from tests.support.stacks.stack import Stack
 
 pytestmark = pytest.mark.grid  # test_faults.py holds the same faults on the shared stack, without the proxies
 PHASES = Phases(before_s=2, during_s=4, after_s=6)

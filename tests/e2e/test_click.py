@@ -3,7 +3,7 @@
 import time
 
 from services.contracts import recommend_pb2 as pb
-from tests.support.stack import Stack, new_user_id, rest_items, rpc_items, with_features
+from tests.support.stacks.stack import Stack, new_user_id, rest_items, rpc_items, with_features
 from tests.support.wait import wait_for
 
 

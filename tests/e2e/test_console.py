@@ -8,8 +8,8 @@ import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
 from services.gateway.drills import DrillTarget
-from tests.support.browser import FAINT, NAMELESS, STRUCTURE, TOO_WIDE, chromium, quiet_page
-from tests.support.stack import Stack, new_user_id, rest_items
+from tests.support.gateway.browser import FAINT, NAMELESS, STRUCTURE, TOO_WIDE, chromium, quiet_page
+from tests.support.stacks.stack import Stack, new_user_id, rest_items
 from tests.support.wait import wait_for
 
 WAIT_MS = 60_000

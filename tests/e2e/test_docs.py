@@ -17,7 +17,7 @@ from services.settings.settings import Settings, inherited_environment
 from tests.support.documented import runnable
 from tests.support.pages import ROOT, Block, all_pages, blocks, missing_lines
 from tests.support.servers import free_port
-from tests.support.stack import Stack
+from tests.support.stacks.stack import Stack
 
 BLOCK_TIMEOUT_S = 600
 NOT_IN_SCRATCH = {".git", ".tailrace", ".pytest_cache", ".hypothesis", ".mypy_cache", ".ruff_cache"}

@@ -9,7 +9,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from services.contracts import recommend_pb2 as pb
-from tests.support.stack import Stack, error_of, new_user_id, rest_items, rpc_items, with_features
+from tests.support.stacks.stack import Stack, error_of, new_user_id, rest_items, rpc_items, with_features
 
 AMPLE_MS = 4_000
 RECOMMEND = "/v1/recommendations"

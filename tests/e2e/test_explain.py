@@ -4,7 +4,7 @@ import json
 import uuid
 from typing import Any
 
-from tests.support.stack import Stack, with_features
+from tests.support.stacks.stack import Stack, with_features
 from tests.support.wait import wait_for
 
 ITEMS = ["50", "181", "172", "174", "1", "100"]

@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from services.contracts import recommend_pb2 as pb
-from tests.support.stack import Stack, error_of, new_user_id, rest_items
+from tests.support.stacks.stack import Stack, error_of, new_user_id, rest_items
 from tests.support.wait import wait_for
 
 pytestmark = pytest.mark.usefixtures("healthy")

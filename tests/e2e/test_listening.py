@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import psutil
 
-from tests.support.stack import Stack, error_of, new_user_id
+from tests.support.stacks.stack import Stack, error_of, new_user_id
 
 
 def listening(stack: Stack) -> dict[tuple[str, int], str]:

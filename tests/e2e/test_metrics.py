@@ -3,7 +3,7 @@
 import re
 
 from services.contracts import recommend_pb2 as pb
-from tests.support.stack import Stack, new_user_id
+from tests.support.stacks.stack import Stack, new_user_id
 from tests.support.wait import wait_for
 
 NUM_REQUESTS = 40

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.faults.nodes.layout import why_not
-from tests.support.stack import ROOT, Stack
+from tests.support.stacks.stack import ROOT, Stack
 
-pytestmark = pytest.mark.grid  # tests/integration/test_edge_nodes.py holds the edge's part on two processes
+pytestmark = pytest.mark.grid  # tests/integration/doors/test_edge_nodes.py holds the edge's part on two processes
 
 
 def test_each_node_answers_through_the_edge_and_nothing_is_left(stack: Stack, tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from rich.console import Console
 
 from benchmarks.faults.scene import scene_from
 from benchmarks.soak.run import SETTINGS, Plan, soak
-from tests.support.checkpoints import write_checkpoint
-from tests.support.stack import Stack
+from tests.support.engine.checkpoints import write_checkpoint
+from tests.support.stacks.stack import Stack
 
 pytestmark = pytest.mark.grid
 PLAN = Plan(

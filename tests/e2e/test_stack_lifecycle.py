@@ -19,9 +19,9 @@ from infra.local.supervisor.keeper import children_of
 from infra.local.supervisor.leftovers import find_leftovers
 from services.contracts import recommend_pb2 as pb
 from services.contracts import recommend_pb2_grpc as api
-from tests.support.keys import bearer
-from tests.support.stack import Stack, survivors
-from tests.support.tls_proxy import issue
+from tests.support.gateway.keys import bearer
+from tests.support.gateway.tls_proxy import issue
+from tests.support.stacks.stack import Stack, survivors
 from tests.support.wait import wait_for
 
 AMPLE_MS = 4_000
@@ -166,7 +166,7 @@ def test_down_ends_what_a_killed_supervisor_and_keeper_left(secured: Secured) ->
     assert find_leftovers(own.settings.state_dir) == []
 
 
-@pytest.mark.grid  # tests/unit/infra/test_keeper.py holds it for one part
+@pytest.mark.grid  # tests/unit/infra/supervisor/test_keeper.py holds it for one part
 def test_a_killed_supervisor_leaves_no_process(secured: Secured) -> None:
     """SIGKILL of the supervisor ends every process."""
     own = secured.stack

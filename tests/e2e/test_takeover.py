@@ -12,7 +12,7 @@ import pytest
 
 from services.contracts import recommend_pb2 as pb
 from services.contracts import recommend_pb2_grpc as api
-from tests.support.stack import STANDBY_ACTIVE, Stack, admitted, new_user_id
+from tests.support.stacks.stack import STANDBY_ACTIVE, Stack, admitted, new_user_id
 from tests.support.wait import wait_for
 
 pytestmark = pytest.mark.usefixtures("healthy")

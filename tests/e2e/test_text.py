@@ -9,7 +9,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from tests.support.stack import TEXT_MAX_TOKENS, TEXT_MODEL, Stack
+from tests.support.stacks.stack import TEXT_MAX_TOKENS, TEXT_MODEL, Stack
 from tests.support.wait import wait_for
 
 pytestmark = pytest.mark.filterwarnings(

@@ -11,9 +11,9 @@ from redis import Redis
 from services.features.repo import RepoAddress, apply_repo
 from services.settings.addresses import RedisAddress
 from services.settings.settings import Settings
-from tests.support.rows import declare_whole
+from tests.support.gateway.rows import declare_whole
 from tests.support.servers import HOST, Server, broker_server, valkey_server
-from tests.support.stream_rig import Rig
+from tests.support.stream.stream_rig import Rig
 
 REPOSITORY = Path(__file__).parents[2]
 

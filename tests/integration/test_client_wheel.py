@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from tests.support.plain_doors import running_plain_doors
+from tests.support.gateway.plain_doors import running_plain_doors
 from tests.support.servers import HOST
 
 ROOT = Path(__file__).parents[2]

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from models.registry import Bundle, BundleStore
-from tests.support.stack import Stack
+from tests.support.stacks.stack import Stack
 
 pytestmark = [pytest.mark.quality, pytest.mark.timeout(1_800)]
 

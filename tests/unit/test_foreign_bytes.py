@@ -38,7 +38,7 @@ from services.gateway.rest import schema as rest
 from services.gateway.text.tier import TextLimits
 from services.llm.text.chat_template import load_chat_template
 from services.stream.decode import Record, decode
-from tests.support.checkpoints import TEMPLATE, write_checkpoint
+from tests.support.engine.checkpoints import TEMPLATE, write_checkpoint
 from tests.support.foreign_bytes import Maker, json_of, mutations_of
 
 FEW, MANY = 60, 300

@@ -21,7 +21,7 @@ from services.gateway.access.shared_rates import SharedRates
 from services.gateway.grpc.door import RpcDoor, add_recommender_to_server
 from services.gateway.rest.door import create_rest_app
 from tailrace_client import AsyncClient, Client, Event, Explanation, Recommendation, TailraceError
-from tests.support.keys import stored_key
+from tests.support.gateway.keys import stored_key
 from tests.support.servers import HOST, free_port
 from tests.support.wait import until
 from tests.unit.gateway.openai.conftest import serve

@@ -10,7 +10,7 @@ from services.gateway.grpc.door import RpcDoor
 from services.gateway.rest.door import create_rest_app
 from services.observability.tracing import Tracing
 from tests.support.clock import Clock
-from tests.support.parrot import Parrot
+from tests.support.engine.parrot import Parrot
 from tests.unit.gateway.clients import Door, RestClient, RpcClient, in_process, rpc_channel
 from tests.unit.gateway.world import MAX_BODY_BYTES, World, started_world
 

@@ -11,7 +11,7 @@ from services.contracts.rank import RankRequest
 from services.errors import DependencyAway
 from services.gateway.drills import HOLD_S, DrilledLlm, DrilledStore, Drills, DrillTarget, read_drills
 from tests.support.clock import Clock
-from tests.support.fakes import FakeFeatures, FakeLlm
+from tests.support.gateway.fakes import FakeFeatures, FakeLlm
 from tests.support.wait import until
 from tests.unit.gateway.world import user
 

@@ -24,7 +24,7 @@ from services.gateway.data_plane import DataPlane, PlaneConfig, Ports, build_dat
 from services.router.admission import AdmissionLimits
 from services.router.deadline import Arrival, DeadlineLimits
 from services.router.policy import LlmRule
-from tests.support.fakes import FakeFeatures, FakeLlm, FakeLog, FakeShelf, FakeStudent
+from tests.support.gateway.fakes import FakeFeatures, FakeLlm, FakeLog, FakeShelf, FakeStudent
 
 NUM_ITEMS = 20
 VERSION = "v1"

@@ -1,4 +1,4 @@
-"""The edge's configuration and the health it reports; the running edge is in tests/integration/test_edge.py and test_standby.py."""
+"""The edge's configuration and the health it reports; the running edge is in tests/integration/doors/test_edge.py and test_standby.py."""
 
 import os
 import socket

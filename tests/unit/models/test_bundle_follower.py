@@ -8,8 +8,8 @@ import pytest
 from models.bundle_follower import BundleFollower
 from models.registry import Bundle, BundleStore
 from services.errors import BundleCorrupt
-from tests.support.bundles import publish_bundle
 from tests.support.clock import Clock
+from tests.support.training.bundles import publish_bundle
 from tests.support.wait import until
 
 

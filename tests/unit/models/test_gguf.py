@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Co
 from models.decoder.gguf import convert_gguf
 from models.decoder.weights import load_decoder
 from services.errors import CheckpointError
-from tests.support.checkpoints import LINES, SPECIAL, build_tokenizer
-from tests.support.dense import logits_of
-from tests.support.hub_models import build_hub_model, hub_logits
+from tests.support.engine.checkpoints import LINES, SPECIAL, build_tokenizer
+from tests.support.engine.dense import logits_of
+from tests.support.engine.hub_models import build_hub_model, hub_logits
 
 CONFIGS = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
 RULES = {"llama": "smollm", "qwen2": "qwen2", "qwen3": "qwen2"}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from models.catalogue import BOS_TOKEN
 from models.prompt import prompt_tokens, window_start
-from tests.support.bundles import build_catalogue
+from tests.support.training.bundles import build_catalogue
 
 WINDOWS = st.tuples(st.integers(1, 60), st.integers(1, 60)).filter(lambda window: window[1] <= window[0])
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from models.student import START, read_student, save_student
-from tests.support.students import random_student
+from tests.support.training.students import random_student
 
 
 def test_a_row_depends_on_its_own_earlier_items_alone() -> None:

@@ -10,7 +10,7 @@ from transformers import LlamaConfig
 
 from models.decoder.weights import load_decoder, save_decoder
 from services.errors import CheckpointError
-from tests.support.hub_models import build_hub_model, largest_difference
+from tests.support.engine.hub_models import build_hub_model, largest_difference
 
 INDEX = "model.safetensors.index.json"
 

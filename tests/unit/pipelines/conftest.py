@@ -18,7 +18,7 @@ from pipelines.training.descent import DescentOptions
 from pipelines.training.distill import DistillOptions, Inputs, fit_and_save, untaught
 from pipelines.training.fitting import FitOptions
 from pipelines.training.train import TrainOptions, train
-from tests.support.synthetic import histories_from, write_ingested
+from tests.support.training.synthetic import histories_from, write_ingested
 
 MADE_AT = datetime(2026, 11, 21, 12, tzinfo=UTC)
 QUICK = FitOptions(

@@ -16,8 +16,8 @@ from models.student import START, StudentModel
 from pipelines.publication.student_graph import student_graph
 from services.errors import BundleCorrupt
 from services.student.ranker import StudentRanker, load_student
-from tests.support.bundles import build_catalogue
-from tests.support.students import random_student
+from tests.support.training.bundles import build_catalogue
+from tests.support.training.students import random_student
 
 NUM_ITEMS, MAX_ITEMS = 30, 12
 EVERYTHING = np.ones(NUM_ITEMS, dtype=bool)

@@ -10,7 +10,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.contracts.access import Priority, Scope
 from services.gateway.access.authorize import KeyedAccess
-from tests.support.keys import bearer, stored_key
+from tests.support.gateway.keys import bearer, stored_key
 from tests.unit.gateway.clients import CLIENT_HOST, Door, RestClient, RpcClient
 from tests.unit.gateway.world import World, keyed_access
 

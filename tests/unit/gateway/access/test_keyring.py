@@ -11,7 +11,7 @@ from services.contracts.access import Priority, Scope
 from services.errors import ConfigError
 from services.gateway.access.keyring import POLL_S, KeyRing, KeysState
 from services.gateway.access.keys import KeysFile, hash_of, make_key, write_keys
-from tests.support.keys import stored_key
+from tests.support.gateway.keys import stored_key
 from tests.support.wait import until
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)

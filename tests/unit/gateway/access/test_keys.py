@@ -11,7 +11,7 @@ import pytest
 from services.contracts.access import Priority, Scope
 from services.errors import ConfigError
 from services.gateway.access.keys import KeysFile, StoredHash, StoredKey, hash_of, make_key, read_keys, write_keys
-from tests.support.keys import stored_key
+from tests.support.gateway.keys import stored_key
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 

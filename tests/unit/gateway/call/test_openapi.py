@@ -17,7 +17,7 @@ from services.gateway.access.shared_rates import Standing
 from services.gateway.call.http import HttpApp
 from services.gateway.openai.parse import RECOMMENDER
 from services.gateway.rest.door import create_rest_app
-from tests.support.parrot import MODEL, Parrot
+from tests.support.engine.parrot import MODEL, Parrot
 from tests.unit.gateway.world import NOW_S, VERSION, catalogue_of, make_world, publish
 
 MAX_BODY_BYTES = 1_000_000

@@ -22,7 +22,7 @@ from services.gateway.drills import DrilledStore, Drills, DrillTarget, read_dril
 from services.gateway.rest.door import create_rest_app
 from services.observability.node_metrics import node_registry
 from services.observability.objectives import load_objectives
-from tests.support.keys import bearer, stored_key
+from tests.support.gateway.keys import bearer, stored_key
 from tests.support.wait import until
 from tests.unit.gateway.clients import in_process
 from tests.unit.gateway.test_drills import FakeStore

@@ -15,7 +15,7 @@ from services.gateway.rest.door import create_rest_app
 from services.gateway.text.tier import TextLimits, TextTier
 from services.router.breaker import Breaker
 from tests.support.clock import Clock
-from tests.support.parrot import Parrot
+from tests.support.engine.parrot import Parrot
 from tests.support.wait import until
 from tests.unit.gateway.clients import in_process
 from tests.unit.gateway.world import MAX_BODY_BYTES, World

@@ -7,7 +7,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from services.errors import ContextTooLong
-from tests.support.parrot import MODEL, Parrot
+from tests.support.engine.parrot import MODEL, Parrot
 
 MESSAGES = [{"role": "user", "content": "one two three"}]
 

@@ -10,8 +10,8 @@ import pytest
 from services.contracts.access import Priority, Scope
 from services.errors import DependencyAway
 from services.gateway.rest.door import create_rest_app
-from tests.support.keys import bearer, stored_key
-from tests.support.parrot import MODEL, Parrot
+from tests.support.engine.parrot import MODEL, Parrot
+from tests.support.gateway.keys import bearer, stored_key
 from tests.support.wait import until
 from tests.unit.gateway.clients import in_process
 from tests.unit.gateway.world import MAX_BODY_BYTES, World, keyed_access

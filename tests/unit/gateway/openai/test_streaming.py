@@ -11,7 +11,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from services.errors import DependencyAway, NotFound, Overloaded
-from tests.support.parrot import MODEL, Parrot
+from tests.support.engine.parrot import MODEL, Parrot
 from tests.support.wait import until
 from tests.unit.gateway.openai.conftest import LIMITS
 from tests.unit.gateway.world import World

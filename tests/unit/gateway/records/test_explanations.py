@@ -17,7 +17,7 @@ from services.gateway.rest.schema import ExplanationBody
 from services.observability.metrics import GatewayMetrics
 from services.router.deadline import Deadline
 from services.router.policy import RoutingDecision
-from tests.support.fakes import FakeShelf
+from tests.support.gateway.fakes import FakeShelf
 from tests.support.wait import until
 from tests.unit.gateway.clients import Door, RestClient
 from tests.unit.gateway.world import World, answer_of

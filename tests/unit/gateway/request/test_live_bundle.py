@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Gauge
 from models.registry import BundleStore
 from services.errors import DependencyAway
 from services.gateway.request.live_bundle import LiveBundle
-from tests.support.fakes import FakeStudent
+from tests.support.gateway.fakes import FakeStudent
 from tests.support.wait import until
 from tests.unit.gateway.world import catalogue_of, publish
 

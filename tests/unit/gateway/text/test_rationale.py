@@ -5,7 +5,7 @@ import pytest
 from services.contracts.access import Priority
 from services.errors import DependencyAway, Overloaded
 from services.gateway.text.rationale import MAX_TOKENS, RationaleWriter, ended, prompt_of, whole_sentence
-from tests.support.parrot import Parrot
+from tests.support.engine.parrot import Parrot
 from tests.support.wait import until
 from tests.unit.gateway.clients import Door
 from tests.unit.gateway.world import NOW_S, World

@@ -11,7 +11,7 @@ from services.errors import DeadlineExceeded, DependencyAway, InvalidRequest, Ov
 from services.gateway.text.tier import TextLimits, TextTier
 from services.router.breaker import Breaker
 from tests.support.clock import Clock
-from tests.support.parrot import MODEL, Parrot
+from tests.support.engine.parrot import MODEL, Parrot
 from tests.unit.gateway.world import World
 
 NUM_PLACES = 8

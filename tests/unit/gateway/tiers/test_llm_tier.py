@@ -19,7 +19,7 @@ from services.router.gate import LlmGate
 from services.router.policy import LlmOutcome
 from services.router.predictor import LatencyPredictor
 from services.router.replica import RankSize, Replica
-from tests.support.fakes import FakeLlm
+from tests.support.gateway.fakes import FakeLlm
 from tests.unit.gateway.world import World, user
 
 

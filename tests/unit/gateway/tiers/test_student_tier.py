@@ -8,7 +8,7 @@ import pytest
 
 from services.contracts.recommend import Reason, Tier
 from services.gateway.tiers import student
-from tests.support.fakes import FakeStudent
+from tests.support.gateway.fakes import FakeStudent
 from tests.unit.gateway.world import World
 
 

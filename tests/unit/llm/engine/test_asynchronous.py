@@ -8,7 +8,7 @@ from models.decoder.window import Window
 from services.llm.engine.forward.runner import RunningStep
 from services.llm.engine.outcome import Status
 from services.llm.engine.text.parameters import SamplingParams
-from tests.support.engine_scripts import (
+from tests.support.engine.engine_scripts import (
     STOPS,
     Action,
     EvenAndOdd,
@@ -18,8 +18,8 @@ from tests.support.engine_scripts import (
     prompt_of,
     scripts,
 )
-from tests.support.engines import drain
-from tests.support.replaying_device import ReplayingDevice
+from tests.support.engine.engines import drain
+from tests.support.engine.replaying_device import ReplayingDevice
 
 windows = st.sampled_from([None, Window(5, frozenset({0, 1}), num_sinks=2)])
 worlds = st.builds(World, st.integers(1, 4), windows, stops=st.just(False))

@@ -7,7 +7,7 @@ import torch
 from models.decoder.window import Window
 from services.errors import CheckpointError, InvalidRequest
 from services.llm.engine.outcome import Status
-from tests.support.engines import build_decoder, build_engine, build_items, drain, exhaustive_ranking
+from tests.support.engine.engines import build_decoder, build_engine, build_items, drain, exhaustive_ranking
 
 
 def prompts_of(items, count: int, seed: int = 5) -> list[list[int]]:

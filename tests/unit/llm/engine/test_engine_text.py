@@ -6,7 +6,7 @@ from models.decoder.window import Window
 from services.errors import InvalidRequest
 from services.llm.engine.outcome import Status
 from services.llm.engine.text.parameters import SamplingParams
-from tests.support.engines import build_decoder, build_engine, build_items, drain
+from tests.support.engine.engines import build_decoder, build_engine, build_items, drain
 
 DECODER = build_decoder(build_items(depth=1))
 """Of a vocabulary of 61 tokens."""

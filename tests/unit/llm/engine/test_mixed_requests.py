@@ -5,8 +5,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from models.decoder.window import Window
-from tests.support.engine_scripts import Action, Play, World, assert_as_alone, scripts
-from tests.support.replaying_device import ReplayingDevice
+from tests.support.engine.engine_scripts import Action, Play, World, assert_as_alone, scripts
+from tests.support.engine.replaying_device import ReplayingDevice
 
 SINKS = Window(5, frozenset({0, 1}), num_sinks=2)
 WORLDS = (

@@ -11,9 +11,9 @@ import torch
 
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
-from tests.support.engine_scripts import SAMPLINGS, EvenAndOdd
-from tests.support.engines import build_decoder, build_engine, build_items
-from tests.support.replaying_device import ReplayingDevice
+from tests.support.engine.engine_scripts import SAMPLINGS, EvenAndOdd
+from tests.support.engine.engines import build_decoder, build_engine, build_items
+from tests.support.engine.replaying_device import ReplayingDevice
 
 ROOT = Path(__file__).resolve().parents[4]
 

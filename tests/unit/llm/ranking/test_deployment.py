@@ -17,7 +17,7 @@ from services.llm.ranking.deployment import LlmDeployment
 from services.llm.serving.engine_thread import EngineThread
 from services.llm.serving.reply import Refusal, RefusalKind
 from services.settings.settings import Settings
-from tests.support.bundles import publish_bundle
+from tests.support.training.bundles import publish_bundle
 from tests.support.wait import until
 
 

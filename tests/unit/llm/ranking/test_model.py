@@ -14,8 +14,8 @@ from services.errors import BundleCorrupt
 from services.llm.engine.config import EngineConfig
 from services.llm.ranking.model import LoadedBundle, load_bundle
 from services.llm.serving.streams import Ended
-from tests.support.bundles import build_decoder, publish_bundle
-from tests.support.dense import logits_of
+from tests.support.engine.dense import logits_of
+from tests.support.training.bundles import build_decoder, publish_bundle
 
 LOAD = EngineLoad(num_running=0, num_waiting=0, kv_cache_usage=0.0)
 

@@ -14,8 +14,8 @@ from services.llm.engine.kv.cache import KvCache
 from services.llm.ranking.deployment import ranking_pool
 from services.llm.serving.card import Card, KvPoolSize, check_support, open_card, pool_of
 from services.settings.settings import Settings
-from tests.support.attention_shapes import attention_shape
-from tests.support.engines import build_decoder, build_items
+from tests.support.engine.attention_shapes import attention_shape
+from tests.support.engine.engines import build_decoder, build_items
 
 GIB = 2**30
 H100 = Card("cuda:0", "H100", (9, 0), 78 * GIB)

@@ -13,7 +13,7 @@ from services.llm.engine.outcome import NewToken, Status
 from services.llm.engine.text.parameters import SampledToken
 from services.llm.serving.engine_thread import EngineThread, Stepped
 from services.llm.serving.streams import EngineStream
-from tests.support.engines import build_decoder, build_engine, build_items
+from tests.support.engine.engines import build_decoder, build_engine, build_items
 from tests.support.wait import until
 
 

@@ -15,7 +15,7 @@ from services.llm.serving.engine_thread import Stepped
 from services.llm.serving.metrics import EngineStepMetrics, record_spans
 from services.llm.serving.streams import Ended
 from services.observability.metrics import EngineMetrics
-from tests.support.engines import build_decoder, build_engine, build_items
+from tests.support.engine.engines import build_decoder, build_engine, build_items
 from tests.support.spans import Recorder
 
 STEP_S = 0.25

@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 from services.contracts.text import TEMPLATE_NAMES, ChatMessage
 from services.errors import CheckpointError, InvalidRequest
 from services.llm.text.chat_template import ChatTemplate, load_chat_template
-from tests.support.checkpoints import TEMPLATE, write_checkpoint
+from tests.support.engine.checkpoints import TEMPLATE, write_checkpoint
 
 CONVERSATION = [("user", "Who are you? <&>"), ("assistant", "  A river.\n"), ("user", "Where to?")]
 FANCY = """

@@ -7,7 +7,7 @@ from services.contracts.text import FinishReason
 from services.llm.engine.text.parameters import SampledToken
 from services.llm.text.generate import StopStrings, TextChoice
 from services.llm.text.tokenizer import TextTokenizer
-from tests.support.checkpoints import EOS_ID, build_tokenizer
+from tests.support.engine.checkpoints import EOS_ID, build_tokenizer
 
 LIBRARY = build_tokenizer()
 TOKENIZER = TextTokenizer(LIBRARY)

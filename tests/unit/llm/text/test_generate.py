@@ -28,7 +28,7 @@ from services.llm.engine.outcome import Status
 from services.llm.serving.engine_thread import EngineThread, Stepped
 from services.llm.text.generate import generate
 from services.llm.text.model import LoadedText, RequestLimits, load_text
-from tests.support.checkpoints import EOS_ID, write_checkpoint
+from tests.support.engine.checkpoints import EOS_ID, write_checkpoint
 from tests.support.wait import until
 
 GREEDY = SamplingOptions(temperature=0)

@@ -8,7 +8,7 @@ import pytest
 from services.errors import InvalidRequest
 from services.llm.text.guided_decoding import JsonGuide
 from services.llm.text.tokenizer import TextTokenizer
-from tests.support.checkpoints import EOS_ID, build_tokenizer
+from tests.support.engine.checkpoints import EOS_ID, build_tokenizer
 
 TOKENIZER = TextTokenizer(build_tokenizer())
 VOCAB_SIZE = build_tokenizer().get_vocab_size() + 5

@@ -11,7 +11,7 @@ from services.errors import CheckpointError
 from services.llm.engine.config import EngineConfig
 from services.llm.text.model import RequestLimits, load_text, read_eos_ids
 from services.llm.text.tokenizer import load_tokenizer
-from tests.support.checkpoints import write_checkpoint
+from tests.support.engine.checkpoints import write_checkpoint
 
 LIMITS = RequestLimits(max_tokens=20, max_choices=1)
 

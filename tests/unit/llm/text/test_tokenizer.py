@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
 from services.errors import CheckpointError
 from services.llm.text.tokenizer import TextTokenizer, load_tokenizer
-from tests.support.checkpoints import EOS_ID, build_tokenizer
+from tests.support.engine.checkpoints import EOS_ID, build_tokenizer
 
 BYTE_LEVEL = build_tokenizer()
 NUM_TOKENS = BYTE_LEVEL.get_vocab_size()

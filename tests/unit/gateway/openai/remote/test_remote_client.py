@@ -28,7 +28,7 @@ from services.errors import (
 from services.gateway.openai.parse import CallContext, parse_completion
 from services.gateway.openai.remote.client import RemoteWriter, body_of
 from services.gateway.openai.remote.errors import error_of_event, error_of_response
-from tests.support.parrot import MODEL, Parrot
+from tests.support.engine.parrot import MODEL, Parrot
 from tests.support.wait import until
 from tests.unit.gateway.openai.conftest import LIMITS, let_write
 from tests.unit.gateway.world import World

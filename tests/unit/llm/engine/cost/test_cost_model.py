@@ -8,7 +8,7 @@ from services.llm.engine.cost.cost_model import CostModel, NumberSizes, StepKind
 from services.llm.engine.schedule.plan import Chunk, StepPlan
 from services.llm.engine.schedule.sequence import Sequence
 from services.llm.engine.text.parameters import SampledToken
-from tests.support.sequences import sequence_of
+from tests.support.training.sequences import sequence_of
 
 SHAPE = DecoderConfig(
     vocab_size=100,

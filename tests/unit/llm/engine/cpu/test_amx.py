@@ -18,7 +18,7 @@ from services.llm.engine.cpu.compiler import Target
 from services.llm.engine.cpu.forward import CpuForward
 from services.llm.engine.cpu.library import Amx, Library
 from services.llm.engine.forward.weights import join_weights
-from tests.support.steps import decoders, plans, run_step
+from tests.support.engine.steps import decoders, plans, run_step
 
 pytestmark = pytest.mark.native
 

@@ -8,7 +8,7 @@ import torch
 
 from services.llm.engine.config import EngineConfig
 from services.llm.engine.cpu import compiler
-from tests.support.engines import build_decoder, build_engine, build_items, drain
+from tests.support.engine.engines import build_decoder, build_engine, build_items, drain
 
 
 @pytest.fixture

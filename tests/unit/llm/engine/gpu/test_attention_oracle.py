@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.support.attention_oracle import CASES, Case, deviations, most
+from tests.support.engine.attention_oracle import CASES, Case, deviations, most
 from tests.support.interpreter import multiply_bf16_as_numbers
 
 pytestmark = pytest.mark.native

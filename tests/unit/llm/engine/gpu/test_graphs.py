@@ -7,9 +7,9 @@ import torch
 from services.llm.engine.engine import Engine
 from services.llm.engine.gpu.graph_shapes import sizes_up_to
 from services.llm.engine.outcome import EngineOutcome
-from tests.support.engine_scripts import EvenAndOdd, World, assert_same_answer, prompt_of
-from tests.support.engines import drain
-from tests.support.replaying_device import ReplayingDevice
+from tests.support.engine.engine_scripts import EvenAndOdd, World, assert_same_answer, prompt_of
+from tests.support.engine.engines import drain
+from tests.support.engine.replaying_device import ReplayingDevice
 
 
 def both(depth: int, **changes: int) -> tuple[Engine, Engine, ReplayingDevice]:

@@ -3,7 +3,7 @@
 import torch
 
 from services.llm.engine.gpu.step_table import StepTable
-from tests.support.sequences import sequence_of
+from tests.support.training.sequences import sequence_of
 
 BLOCK, SCRATCH = 4, 99
 

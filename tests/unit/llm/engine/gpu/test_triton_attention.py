@@ -13,8 +13,8 @@ from services.llm.engine.forward.torch_attention import TorchAttention, paged_at
 from services.llm.engine.gpu.attention import TritonAttention
 from services.llm.engine.gpu.token_graphs import PromptTable
 from services.llm.engine.kv.cache import KvCache
-from tests.support.attention_shapes import attention_shape
-from tests.support.sequences import step_of, tails_of
+from tests.support.engine.attention_shapes import attention_shape
+from tests.support.training.sequences import step_of, tails_of
 
 pytestmark = pytest.mark.native
 

@@ -17,7 +17,7 @@ def test_every_kernel_compiles_for_a_hopper(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
 
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.compile_kernels"],
+        [sys.executable, "-m", "tests.support.engine.compile_kernels"],
         cwd=ROOT,
         env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
         capture_output=True,

@@ -8,9 +8,9 @@ from services.llm.engine.engine import Engine
 from services.llm.engine.forward import runner
 from services.llm.engine.gpu.forward import triton_forward
 from services.llm.engine.outcome import EngineOutcome
-from tests.support.engine_scripts import assert_same_answer
-from tests.support.engines import build_decoder, build_items, drain
-from tests.support.replaying_device import ReplayingDevice
+from tests.support.engine.engine_scripts import assert_same_answer
+from tests.support.engine.engines import build_decoder, build_items, drain
+from tests.support.engine.replaying_device import ReplayingDevice
 
 pytestmark = pytest.mark.native
 

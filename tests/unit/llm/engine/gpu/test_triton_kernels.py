@@ -13,7 +13,7 @@ from services.llm.engine.forward.ops import TorchOps
 from services.llm.engine.forward.weights import HeadNorms
 from services.llm.engine.gpu.forward import TritonOps
 from services.llm.engine.kv.cache import KvCache
-from tests.support.attention_shapes import attention_shape
+from tests.support.engine.attention_shapes import attention_shape
 
 pytestmark = pytest.mark.native
 

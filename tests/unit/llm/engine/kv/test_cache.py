@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from services.llm.engine.kv.cache import KvCache
-from tests.support.attention_shapes import attention_shape
+from tests.support.engine.attention_shapes import attention_shape
 
 CONFIG = attention_shape(4, 2, 64, layers=3)
 LARGEST_ERROR = {"int8": 0.5 / 127, "fp8": 2.0**-4}

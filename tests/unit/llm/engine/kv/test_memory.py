@@ -12,8 +12,8 @@ from services.llm.engine.config import EngineConfig
 from services.llm.engine.engine import Engine
 from services.llm.engine.kv.memory import KvMemory
 from services.llm.engine.outcome import EngineOutcome
-from tests.support.engine_scripts import assert_same_answer
-from tests.support.engines import SMALL, build_decoder, build_items, drain
+from tests.support.engine.engine_scripts import assert_same_answer
+from tests.support.engine.engines import SMALL, build_decoder, build_items, drain
 
 CONFIG = EngineConfig(**SMALL | {"num_blocks": 24, "max_num_batched_tokens": 32, "is_asynchronous": True})
 ITEMS = build_items(3)

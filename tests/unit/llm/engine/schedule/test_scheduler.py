@@ -13,7 +13,7 @@ from services.llm.engine.schedule.plan import StepPlan
 from services.llm.engine.schedule.scheduler import Scheduler
 from services.llm.engine.schedule.sequence import Sequence
 from services.llm.engine.text.parameters import SampledToken
-from tests.support.sequences import sequence_of
+from tests.support.training.sequences import sequence_of
 
 CONFIG = EngineConfig(
     block_tokens=4,

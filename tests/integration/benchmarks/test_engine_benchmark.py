@@ -1,0 +1,63 @@
+"""The engine's benchmark as a command: processes, rounds, file and tables."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.engine.process import EngineFailed, EngineProcess
+from benchmarks.engine.shapes import random_decoder
+from models.decoder.weights import save_decoder
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def benchmark(out: Path, *options: str) -> dict[str, Any]:
+    """Run the command and read its file."""
+    words = f"-m benchmarks.engine --rounds 1 --threads 1 --json {out}".split()
+    done = subprocess.run(
+        [sys.executable, *words, *options], cwd=ROOT, check=True, timeout=280, stdout=subprocess.PIPE, text=True
+    )
+    found: dict[str, Any] = json.loads(out.read_text())
+    assert all(case["name"] in done.stdout for case in found["cases"])
+    return found
+
+
+@pytest.mark.grid  # `test_a_process_that_cannot_start...` starts one in every run
+def test_the_cases_of_a_gpu_alone(tmp_path: Path) -> None:
+    """The smallest versions run on any device; each has a value, and each kind of step its share of the limits."""
+    names = ("qwen3-1.7b-beams-16-context-40-batch-1", "llama-3-8b-decode-1")
+    report = benchmark(tmp_path / "out.json", "--tiny", "--peers", "", "--case", *names)
+
+    assert [case["value"] > 0 for case in report["cases"]] == [True] * 2
+    assert {row["step"] for row in report["roofline"]} >= {"prefill", "decode", "beam"}
+
+
+@pytest.mark.grid
+def test_beside_transformers(tmp_path: Path) -> None:
+    """With the same weights and prompts there is a ratio, the items agree, and greedy tokens are near fp32's choice."""
+    save_decoder(random_decoder("tiny", torch.float32, torch.device("cpu")), tmp_path / "model")
+
+    words = f"--model {tmp_path / 'model'} --peers transformers --case decode-8 beams-8".split()
+    report = benchmark(tmp_path / "out.json", *words)
+
+    ours = {case["name"]: case for case in report["cases"] if case["engine"] == "tailrace"}
+    assert all(case["ratio_to_best_peer"] > 0 for case in ours.values())
+    assert report["quality"]["tailrace"]["logits_max_error"] < 1e-4
+    assert report["quality"]["tailrace"]["largest_gap"] < 0.1
+    shares = {row["case"]: row["share"] for row in report["agreement"] if row["engine"] == "tailrace"}
+    assert shares["beams-8"] >= 0.5
+
+
+def test_a_process_that_cannot_start_reports_its_error() -> None:
+    """Its last output is in the error."""
+    engine = EngineProcess(Path(sys.executable), "benchmarks.engine.tailrace", {"model": "nowhere"}, {})
+
+    with pytest.raises(EngineFailed, match="KeyError: 'threads'"):
+        engine.wait_until_ready()
+
+    engine.stop()

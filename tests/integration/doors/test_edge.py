@@ -1,0 +1,368 @@
+"""TLS at the edge: the real edge process and certificates, and the real doors on fakes behind it."""
+
+import re
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+import trustme
+
+from infra.local.edge.admin import edge_answers, num_refused, send
+from infra.local.edge.config import KEY_SHARES, edge_folder
+from services.contracts import recommend_pb2 as pb
+from services.contracts import recommend_pb2_grpc as api
+from services.contracts.access import Priority, Scope
+from services.gateway.access.keys import KeysFile, write_keys
+from services.gateway.request.load_monitor import DOORS
+from services.settings.settings import Settings, inherited_environment
+from tailrace_client import Client, TailraceError, Tls
+from tests.support.gateway.keys import bearer, stored_key
+from tests.support.gateway.plain_doors import running_plain_doors
+from tests.support.gateway.tls_proxy import issue
+from tests.support.servers import HOST, free_port
+from tests.support.wait import wait_for
+
+REQUEST = {"user_id": "nobody", "k": 2}
+LONG = {"user_id": "long", "k": 2, "deadline_ms": 5_000}
+KEYS = KeysFile(
+    keys=tuple(stored_key(one.name.lower(), Scope.RECOMMEND, priority=one) for one in (Priority.HIGH, Priority.LOW))
+)
+"""The key of each priority is its name; the doors behind the edge admit every caller."""
+
+
+@dataclass
+class Edge:
+    """A running edge and its clients."""
+
+    settings: Settings
+    ca: trustme.CA
+    pid: int
+
+    @property
+    def rest(self) -> str:
+        """The REST door's address."""
+        return f"https://localhost:{self.settings.http_port}"
+
+    def context(self, ca: trustme.CA | None = None, client: trustme.LeafCert | None = None) -> ssl.SSLContext:
+        """Build the TLS context of a client."""
+        context = ssl.create_default_context()
+        (ca or self.ca).configure_trust(context)
+        if client is not None:
+            client.configure_cert(context)
+        return context
+
+    def call_rest(self, context: ssl.SSLContext, path: str = "/healthz") -> httpx.Response:
+        """Make one call over a new connection."""
+        with httpx.Client(verify=context, timeout=10) as http:
+            return http.get(self.rest + path)
+
+    def announced(self) -> str | None:
+        """Return the limit that HAProxy holds for each door, if it is the same."""
+        both = [send(edge_folder(self.settings.state_dir), f"get var proc.limit_{door}") for door in DOORS]
+        limits = {answer.rpartition("<")[2].removesuffix(">") if "<" in answer else None for answer in both}
+        return limits.pop() if len(limits) == 1 else None
+
+    def num_in_flight(self) -> int:
+        """Return how many recommendations HAProxy counts."""
+        table = send(edge_folder(self.settings.state_dir), "show table in_flight")
+        return sum(map(int, re.findall(r"conn_cur=(\d+)", table)))
+
+    def shares(self) -> list[str]:
+        """Return the shares of the limit that HAProxy holds for the keys, in the file's order."""
+        rows = send(edge_folder(self.settings.state_dir), f"show map {KEY_SHARES}").splitlines()
+        return [row.split()[-1] for row in rows if row.strip()]
+
+    def call_grpc(
+        self,
+        ca: trustme.CA | None = None,
+        client: trustme.LeafCert | None = None,
+        metadata: dict[str, str] | None = None,
+        request: dict[str, Any] = REQUEST,
+    ) -> Any:
+        """Make one call over a new connection."""
+        shown = {}
+        if client is not None:
+            chain = b"".join(pem.bytes() for pem in client.cert_chain_pems)
+            shown = {"private_key": client.private_key_pem.bytes(), "certificate_chain": chain}
+        credentials = grpc.ssl_channel_credentials((ca or self.ca).cert_pem.bytes(), **shown)
+        with grpc.secure_channel(f"localhost:{self.settings.grpc_port}", credentials) as channel:
+            return api.RecommenderStub(channel).Recommend(
+                pb.RecommendRequest(**request), timeout=5, metadata=tuple((metadata or {}).items())
+            )
+
+    def selected(self, protocol: str) -> str | None:
+        """Return the protocol that the REST door selects from this offer."""
+        context = self.context()
+        context.set_alpn_protocols([protocol])
+        with (
+            socket.create_connection((HOST, self.settings.http_port)) as line,
+            context.wrap_socket(line, server_hostname="localhost") as wrapped,
+        ):
+            return wrapped.selected_alpn_protocol()
+
+    def serial(self) -> int:
+        """Return the serial number of the certificate of new connections."""
+        from cryptography import x509
+
+        pem = ssl.get_server_certificate((HOST, self.settings.http_port))
+        return x509.load_pem_x509_certificate(pem.encode()).serial_number
+
+
+@pytest.fixture(scope="module")
+def ca() -> trustme.CA:
+    """The authority that clients trust."""
+    return trustme.CA()
+
+
+@pytest.fixture(scope="module")
+def doors() -> Iterator[tuple[int, int]]:
+    """Both plain doors in a process of their own; the fixture is their ports."""
+    with running_plain_doors() as ports:
+        yield ports
+
+
+@contextmanager
+def running_edge(
+    folder: Path, ca: trustme.CA, doors: tuple[int, int], client_ca: trustme.CA | None = None
+) -> Iterator[Edge]:
+    """Run `python -m infra.local.edge`, as the supervisor and a container do."""
+    folder.mkdir(parents=True, exist_ok=True)
+    issue(ca, folder / "tls")
+    client_ca_file = folder / "client ca.crt" if client_ca else None
+    if client_ca and client_ca_file:
+        client_ca.cert_pem.write_to_path(client_ca_file)
+    write_keys(folder / "keys.json", KEYS)
+    settings = Settings(
+        state_dir=folder / "state",
+        http_port=free_port(),
+        grpc_port=free_port(),
+        inner_http_port=doors[0],
+        inner_grpc_port=doors[1],
+        standby=False,
+        api_keys_file=folder / "keys.json",
+        tls_dir=folder / "tls",
+        tls_client_ca_file=client_ca_file,
+    )
+    with (folder / "edge.log").open("ab") as log:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "infra.local.edge"],
+            env={**inherited_environment(), **settings.as_environment()},
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        wait_for(lambda: edge_answers(edge_folder(settings.state_dir)), what="the edge")
+        yield Edge(settings, ca, child.pid)
+    finally:
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(timeout=60) == 0, (folder / "edge.log").read_text()
+
+
+@pytest.fixture(scope="module")
+def edge(tmp_path_factory: pytest.TempPathFactory, ca: trustme.CA, doors: tuple[int, int]) -> Iterator[Edge]:
+    """An edge without client certificates. Its folder's name has a blank, its path is long."""
+    folder = tmp_path_factory.mktemp("a folder whose path is longer than a unix socket may be " + "x" * 60)
+    with running_edge(folder, ca, doors) as running:
+        yield running
+
+
+def test_both_doors_answer_over_tls(edge: Edge) -> None:
+    """Both doors answer over TLS, REST in both versions of HTTP."""
+    rest = edge.call_rest(edge.context())
+    rpc = edge.call_grpc()
+
+    assert rest.json() == {"status": "ok"}
+    assert rest.http_version == "HTTP/1.1"
+    assert rpc.bundle_version == "v1"
+    assert [edge.selected(protocol) for protocol in ("h2", "http/1.1")] == ["h2", "http/1.1"]
+
+
+def test_beyond_the_announced_limit_the_edge_refuses_at_once(edge: Edge) -> None:
+    """Of four that may be in flight through each door two are: low, which may fill a half, is refused while high passes.
+
+    The limit comes with the health checks, so that it holds where nobody calls REST; what is no number limits nothing.
+    """
+    with httpx.Client(verify=edge.context(), timeout=10, base_url=edge.rest) as http, ThreadPoolExecutor(11) as pool:
+
+        def announce(text: str) -> None:
+            assert http.get(f"/limit/{text}").headers.get("x-edge-limit") is None
+            wait_for(lambda: edge.announced() == (text if text.isdecimal() else "0"), what=f"the limit {text}")
+
+        def ask(priority: str) -> httpx.Response:
+            return http.post("/v1/recommendations", json=LONG, headers=bearer(priority))
+
+        announce("4")
+        admitted = [pool.submit(ask, "high") for _ in range(2)]
+        calls = [pool.submit(edge.call_grpc, metadata=bearer("high"), request=LONG) for _ in range(2)]
+        wait_for(lambda: edge.num_in_flight() == 4, what="two in flight through each door")
+        refused = list(pool.map(ask, ["low", "low", "unknown"]))
+        with pytest.raises(grpc.RpcError) as rpc:
+            edge.call_grpc(metadata=bearer("low"))
+        passed = edge.call_grpc(metadata=bearer("high"))
+        assert not any(answer.done() for answer in admitted)
+        announce("none")
+        wait_for(lambda: edge.num_in_flight() == 0, what="none in flight")
+        unlimited = list(pool.map(ask, ["low"] * 6))
+
+    assert [answer.status_code for answer in refused] == [429] * 3
+    assert {(answer.json()["error"]["code"], answer.headers["retry-after"]) for answer in refused} == {
+        ("overloaded", "1")
+    }
+    assert rpc.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert num_refused(edge_folder(edge.settings.state_dir)) == 4
+    assert passed.bundle_version == "v1"
+    assert [answer.result().status_code for answer in admitted] == [200, 200]
+    assert [call.result().bundle_version for call in calls] == ["v1", "v1"]
+    assert [answer.status_code for answer in unlimited] == [200] * 6
+
+
+def test_a_key_of_another_priority_counts_at_once(edge: Edge) -> None:
+    """After the keys file changes a key may fill as much as its new priority does, without a restart."""
+    keys_file = edge.settings.api_keys_file
+    assert keys_file is not None
+    raised = tuple(key.model_copy(update={"priority": Priority.HIGH}) for key in KEYS.keys)
+
+    write_keys(keys_file, KeysFile(keys=raised))
+    wait_for(lambda: edge.shares() == ["100", "100"], what="the new priorities")
+    write_keys(keys_file, KEYS)
+    wait_for(lambda: edge.shares() == ["100", "50"], what="the old priorities")
+
+
+def test_plaintext_is_refused_at_both_doors(edge: Edge) -> None:
+    """A client without TLS gets no answer."""
+    with pytest.raises(httpx.HTTPError):
+        httpx.get(edge.rest.replace("https", "http") + "/healthz", timeout=5)
+    with (
+        grpc.insecure_channel(f"localhost:{edge.settings.grpc_port}") as channel,
+        pytest.raises(grpc.RpcError) as refused,
+    ):
+        api.RecommenderStub(channel).Recommend(pb.RecommendRequest(**REQUEST), timeout=3)
+    assert refused.value.code() in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
+
+
+def test_old_versions_of_tls_are_refused(edge: Edge) -> None:
+    """TLS 1.1 is refused, 1.2 and 1.3 are accepted."""
+    accepted = []
+    for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
+        context = edge.context()
+        context.minimum_version = context.maximum_version = version
+        accepted.append(edge.call_rest(context).status_code)
+    old = edge.context()
+    old.set_ciphers("ALL:@SECLEVEL=0")
+    with pytest.warns(DeprecationWarning, match="TLSv1_1"):
+        old.minimum_version = old.maximum_version = ssl.TLSVersion.TLSv1_1
+    with pytest.raises(httpx.ConnectError) as refused:
+        edge.call_rest(old)
+
+    assert accepted == [200, 200]
+    assert "PROTOCOL_VERSION" in str(refused.value)
+
+
+def test_the_edge_replaces_forwarding_headers(edge: Edge) -> None:
+    """The caller's own address and timeout headers are not passed on."""
+    with httpx.Client(verify=edge.context()) as http:
+        seen = http.get(
+            edge.rest + "/headers", headers={"x-forwarded-for": "6.6.6.6", "x-request-timeout-seconds": "0"}
+        ).json()
+
+    assert seen["x-forwarded-for"] == HOST
+    assert "x-request-timeout-seconds" not in seen
+
+
+def test_a_new_certificate_is_used_and_no_connection_breaks(edge: Edge, ca: trustme.CA) -> None:
+    """New connections get the new certificate, open ones continue."""
+    before = edge.serial()
+    assert edge.settings.tls_dir is not None
+    credentials = grpc.ssl_channel_credentials(ca.cert_pem.bytes())
+    with (
+        httpx.Client(verify=edge.context()) as http,
+        grpc.secure_channel(f"localhost:{edge.settings.grpc_port}", credentials) as channel,
+    ):
+        states: list[grpc.ChannelConnectivity] = []
+        stub = api.RecommenderStub(channel)
+        stub.Recommend(pb.RecommendRequest(**REQUEST))
+        channel.subscribe(states.append)
+        stream = http.get(edge.rest + "/healthz").extensions["network_stream"]
+        ours = stream.get_extra_info("socket").getsockname()
+
+        issue(ca, edge.settings.tls_dir)
+        after = wait_for(lambda: (now := edge.serial()) != before and now, what="the new certificate")
+        again = http.get(edge.rest + "/healthz")
+        still = stub.Recommend(pb.RecommendRequest(**REQUEST))
+
+        assert again.extensions["network_stream"].get_extra_info("socket").getsockname() == ours
+        assert set(states) <= {grpc.ChannelConnectivity.READY}
+        assert still.bundle_version == "v1"
+        assert after != before
+
+
+def test_a_certificate_without_its_key_is_refused(edge: Edge, ca: trustme.CA) -> None:
+    """During half a rotation the old certificate stays in use, and the log has no key."""
+    before, folder = edge.serial(), edge.settings.tls_dir
+    assert folder is not None
+    log = folder.parent / "edge.log"
+    kept = folder.parent / "kept"
+    shutil.copytree(folder, kept)
+
+    (folder / "tls.key").write_bytes(ca.issue_cert("localhost").private_key_pem.bytes())
+    wait_for(lambda: "certificates_refused" in log.read_text(), what="the refusal")
+
+    assert edge.serial() == before
+    assert edge.call_rest(edge.context()).status_code == 200
+    assert "PRIVATE KEY" not in log.read_text()
+    shutil.copy(kept / "tls.key", folder / "tls.key")
+
+
+def test_mutual_tls_and_a_change_of_the_clients_authority(
+    tmp_path: Path, ca: trustme.CA, doors: tuple[int, int]
+) -> None:
+    """Both doors require a certificate of the clients' authority, not of ours; after a change only the new one is accepted."""
+    old, new = trustme.CA(), trustme.CA()
+    with running_edge(tmp_path / "e", ca, doors, client_ca=old) as edge:
+        assert edge.settings.tls_client_ca_file is not None
+        for client in (None, ca.issue_cert("somebody")):
+            with pytest.raises(httpx.HTTPError):
+                edge.call_rest(edge.context(client=client))
+            with pytest.raises(grpc.RpcError) as refused:
+                edge.call_grpc(client=client)
+            assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert edge.call_rest(edge.context(client=old.issue_cert("shop"))).status_code == 200
+        assert edge.call_grpc(client=old.issue_cert("shop")).bundle_version == "v1"
+        _ask_with_and_without_certificate(edge, tmp_path, old.issue_cert("shop"))
+        new.cert_pem.write_to_path(edge.settings.tls_client_ca_file)
+
+        wait_for(lambda: _is_accepted(edge, new), what="a caller of the new authority")
+
+        assert not _is_accepted(edge, old)
+
+
+def _ask_with_and_without_certificate(edge: Edge, folder: Path, client: trustme.LeafCert) -> None:
+    """The client that callers install is answered at both doors with its certificate, and told why not without."""
+    edge.ca.cert_pem.write_to_path(folder / "ca.crt")
+    client.private_key_and_cert_chain_pem.write_to_path(folder / "client.pem")
+    shown = Tls(folder / "ca.crt", folder / "client.pem", folder / "client.pem")
+    for address in (edge.rest, f"grpcs://localhost:{edge.settings.grpc_port}"):
+        with Client(address, tls=shown) as tailrace:
+            assert tailrace.recommend("nobody", deadline_ms=5_000).bundle_version == "v1"
+        with Client(address, tls=Tls(folder / "ca.crt")) as tailrace, pytest.raises(TailraceError) as refused:
+            tailrace.recommend("nobody")
+        assert {refused.value.code, getattr(refused.value.__cause__, "code", None)} >= {"unreachable"}
+
+
+def _is_accepted(edge: Edge, clients: trustme.CA) -> bool:
+    try:
+        return edge.call_rest(edge.context(client=clients.issue_cert("shop"))).status_code == 200
+    except httpx.HTTPError:
+        return False

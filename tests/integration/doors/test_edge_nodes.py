@@ -1,0 +1,132 @@
+"""The edge in front of two of Ray's nodes, for which two processes with the real doors stand."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import grpc
+import httpx
+import pytest
+
+from infra.local.edge.admin import num_ray_up, use_ray_host
+from infra.local.edge.config import edge_folder
+from services.contracts import recommend_pb2 as pb
+from services.contracts import recommend_pb2_grpc as api
+from services.errors import ConfigError
+from services.settings.settings import Settings, inherited_environment
+from tests.support.gateway.plain_doors import doors_at
+from tests.support.servers import free_port
+from tests.support.wait import wait_for
+
+NODES = ("127.0.0.1", "127.0.0.2")
+DEADLINE_MS = 2_000
+
+
+class Nodes(NamedTuple):
+    """The edge's folder, its doors, and each node's process."""
+
+    folder: Path
+    rest: httpx.Client
+    rpc: api.RecommenderStub
+    pids: tuple[int, ...]
+
+    def ask_rest(self) -> bool:
+        """Ask over REST; whether there were items."""
+        asked = {"user_id": "nobody", "k": 2, "deadline_ms": DEADLINE_MS}
+        return bool(self.rest.post("/v1/recommendations", json=asked).json()["items"])
+
+    def ask_grpc(self) -> bool:
+        """Ask over gRPC; whether there were items."""
+        return bool(self.rpc.Recommend(pb.RecommendRequest(user_id="nobody", k=2, deadline_ms=DEADLINE_MS)).items)
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    """Two nodes, both in service."""
+    ports, state = (free_port(), free_port()), tmp_path_factory.mktemp("edge")
+    with (
+        doors_at(NODES[0], ports) as first,
+        doors_at(NODES[1], ports) as second,
+        running_edge(state, ports) as settings,
+    ):
+        folder = edge_folder(state)
+        wait_for(lambda: num_ray_up(folder) == len(NODES), what="both nodes")
+        base = f"http://{settings.http_host}:{settings.http_port}"
+        with httpx.Client(base_url=base, timeout=10) as http, grpc.insecure_channel(settings.grpc_address) as channel:
+            yield Nodes(folder, http, api.RecommenderStub(channel), (first, second))
+
+
+@contextmanager
+def running_edge(state: Path, ports: tuple[int, int]) -> Iterator[Settings]:
+    """Run the edge in front of both nodes, without a standby."""
+    settings = Settings(
+        state_dir=state,
+        http_port=free_port(),
+        grpc_port=free_port(),
+        inner_http_port=ports[0],
+        inner_grpc_port=ports[1],
+        standby=False,
+    )
+    hosts = [word for host in NODES for word in ("--ray-host", host)]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "infra.local.edge", *hosts],
+        env={**inherited_environment(), **settings.as_environment()},
+    )
+    try:
+        yield settings
+    finally:
+        child.terminate()
+        child.wait(timeout=60)
+
+
+@contextmanager
+def silent(pid: int) -> Iterator[None]:
+    """Stop a node: it accepts connections and answers nothing."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def took_ms(nodes: Nodes, ask: Callable[[Nodes], bool]) -> float:
+    """Ask once, which must be answered with items; how long that took."""
+    began = time.perf_counter()
+    assert ask(nodes)
+    return 1_000 * (time.perf_counter() - began)
+
+
+@pytest.mark.parametrize("ask", [Nodes.ask_rest, Nodes.ask_grpc])
+def test_a_silent_node_is_passed_over_within_the_deadline(nodes: Nodes, ask: Callable[[Nodes], bool]) -> None:
+    """Before any health check has failed, what a silent node holds is answered by the other, in time."""
+    longest_ms, met_ms = 0.0, DEADLINE_MS / 3
+    for _ in range(5):  # on full cores a health check may fail before the first request
+        wait_for(lambda: num_ray_up(nodes.folder) == len(NODES), what="both nodes")
+        assert ask(nodes)
+        with silent(nodes.pids[0]):
+            longest_ms = max(took_ms(nodes, ask) for _ in NODES)
+        if longest_ms > met_ms:
+            break
+
+    assert met_ms < longest_ms < DEADLINE_MS
+
+
+def test_a_node_is_taken_out_of_service_and_put_back(nodes: Nodes) -> None:
+    """While it is out, nothing new is sent to it; a node that the edge does not have is refused."""
+    wait_for(lambda: num_ray_up(nodes.folder) == len(NODES), what="both nodes")
+
+    use_ray_host(nodes.folder, NODES[0], is_used=False)
+    with silent(nodes.pids[0]):
+        longest_ms = max(took_ms(nodes, Nodes.ask_rest) for _ in range(6))
+    use_ray_host(nodes.folder, NODES[0], is_used=True)
+
+    assert longest_ms < DEADLINE_MS / 3, "a request met the silent node"
+    wait_for(lambda: num_ray_up(nodes.folder) == len(NODES), what="both nodes again")
+    with pytest.raises(ConfigError, match=r"10\.0\.0\.9: none of the edge"):
+        use_ray_host(nodes.folder, "10.0.0.9", is_used=True)

@@ -1,0 +1,108 @@
+"""Rates and quotas that several gateways count in a real Valkey: `pytest tests/integration/doors/test_shared_rates.py`."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from redis import Redis
+
+from services.contracts.access import Allowance
+from services.errors import QuotaExceeded
+from services.features.rate_counts import RedisRateCounts
+from services.gateway.access.shared_rates import SharedRates, Standing
+from services.settings.addresses import RedisAddress
+from tests.support.servers import HOST, Server
+from tests.support.wait import until
+
+PATIENT_S = 1.0
+"""The time of an exchange, so that no result depends on how fast this machine is."""
+FORGET_S = 1.1
+"""Longer than a refusal is remembered."""
+
+
+def num_exchanges(valkey: Server) -> int:
+    """How many scripts Valkey ran."""
+    with Redis(host=HOST, port=valkey.port) as client:
+        return int(client.info("commandstats").get("cmdstat_evalsha", {"calls": 0})["calls"])
+
+
+@asynccontextmanager
+async def gateways(valkey: Server, count: int = 2) -> AsyncIterator[list[SharedRates]]:
+    """So many counters on one Valkey."""
+    address = RedisAddress(host=HOST, port=valkey.port)
+    made = [SharedRates(RedisRateCounts(address, count), count, timeout_s=PATIENT_S) for _ in range(count)]
+    for rates in made:
+        await rates.start()
+    yield made
+    for rates in made:
+        await rates.stop()
+
+
+async def spend_all(
+    rates: SharedRates, allowance: Allowance, at_most: int = 10_000, num_refusals: int = 1
+) -> list[Standing]:
+    """Call until so many refusals, with time in between for another gateway to give back what it did not use."""
+    standings: list[Standing] = []
+    while len(standings) < at_most:
+        try:
+            standings.append(await rates.spend("key", allowance))
+        except QuotaExceeded as refused:
+            num_refusals -= 1
+            if num_refusals == 0:
+                break
+            await asyncio.sleep(min(FORGET_S, refused.retry_after_s or 0.0))
+    return standings
+
+
+async def test_two_gateways_have_one_quota_and_a_restart_has_none_more(valkey: Server) -> None:
+    """A caller with 3,000 calls a day sends them through two gateways, which restart: 3,000 pass in all, with few exchanges."""
+    allowance, before = Allowance(daily_quota=3_000), num_exchanges(valkey)
+    async with gateways(valkey) as both:
+        admitted = await asyncio.gather(*(spend_all(rates, allowance, num_refusals=2) for rates in both))
+    exchanges = num_exchanges(valkey) - before
+    async with gateways(valkey, 1) as (again,):
+        after_restart = await spend_all(again, allowance)
+
+    assert sum(map(len, admitted)) == 3_000
+    assert after_restart == []
+    assert exchanges < 3_000 / 5
+
+
+async def test_two_gateways_have_one_rate(valkey: Server) -> None:
+    """At full speed they admit together never more than the burst and the rate times the time, and the burst at least."""
+    allowance, began_s = Allowance(rate_per_s=200, burst=300), time.monotonic()
+    async with gateways(valkey) as both:
+        admitted = await asyncio.gather(*(spend_all(rates, allowance, num_refusals=3) for rates in both))
+        lasted_s = time.monotonic() - began_s
+
+    assert 300 <= sum(map(len, admitted)) <= 300 + 200 * lasted_s
+
+
+@pytest.mark.parametrize("fault", ["kill", "freeze"])
+async def test_limits_hold_while_redis_is_away(valkey: Server, fault: str) -> None:
+    """Redis dies or hangs after 300 of 500 calls of the day: each of two gateways lets its half of the rest through, at once, and says
+    so; when Redis is back it learns of them.
+    """
+    allowance = Allowance(daily_quota=500)
+    async with gateways(valkey) as (one, other):
+        before = [await spend_all(rates, allowance, 150) for rates in (one, other)]
+        await until(lambda: {rates.standing_of("key", allowance).left.today for rates in (one, other)} == {300})
+        await asyncio.to_thread(valkey.kill if fault == "kill" else valkey.freeze)
+        away = [await spend_all(rates, allowance) for rates in (one, other)]
+        await asyncio.to_thread(valkey.ensure_running)
+        await until(lambda: today(valkey) >= 500)
+        with pytest.raises(QuotaExceeded):
+            await one.spend("key", allowance)
+        back = one.standing_of("key", allowance)
+
+    assert [len(standings) for standings in (*before, *away)] == [150, 150, 100, 100]
+    assert away[0][-1].headers()["ratelimit-policy"] == "250;w=86400;counted=replica"
+    assert back.headers()["ratelimit-policy"] == "500;w=86400"
+
+
+def today(valkey: Server) -> int:
+    """The calls of the day as Valkey has them; 0 while it cannot say."""
+    with Redis(host=HOST, port=valkey.port) as client:
+        return int(client.hget("tailrace:rate:key", "today") or 0)

@@ -1,0 +1,185 @@
+"""The edge in front of two named servers that are killed, frozen and started again."""
+
+import asyncio
+import itertools
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+import httpx
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from services.observability.node_metrics import node_registry
+from tests.support.gateway.edge_scene import STANDBY, EdgeScene
+from tests.support.gateway.named_doors import RAY
+from tests.support.wait import until
+
+BEGUN = "peer closed connection without sending complete message body"
+ACTIVE, TAKEOVERS = "tailrace_standby_active", "tailrace_standby_takeovers_total"
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[EdgeScene]:
+    """A scene on free ports; nothing runs yet."""
+    made = EdgeScene(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+async def running(scene: EdgeScene) -> EdgeScene:
+    """Edge, ingress and standby, all answering."""
+    for name in (RAY, STANDBY):
+        scene.start_doors(name)
+    scene.start_edge()
+    scene.until_open()
+    await until(lambda: scene.is_ray_up)
+    return scene
+
+
+def metric(scene: EdgeScene, name: str) -> float:
+    """The edge's own metric; 0 before it is published."""
+    families = node_registry(scene.settings.metrics_dir).collect()
+    return sum(sample.value for family in families for sample in family.samples if sample.name == name)
+
+
+@dataclass
+class Callers:
+    """The answers of continuous callers: over a new connection each time, over a kept one, and over gRPC."""
+
+    answers: dict[str, list[str]]
+    tasks: list["asyncio.Task[None]"] = field(default_factory=list)
+
+    async def answered_by(self, name: str) -> None:
+        """Wait until this server answers every caller."""
+        await until(lambda: all(words[-5:] == [name] * 5 for words in self.answers.values()))
+
+    def failures(self) -> dict[str, list[str]]:
+        """Return the failed requests of each caller, without those whose answer had begun: no other server can go on with it."""
+        return {
+            way: [word for word in words if word.startswith("failed") and BEGUN not in word]
+            for way, words in self.answers.items()
+        }
+
+
+@asynccontextmanager
+async def callers(scene: EdgeScene) -> AsyncIterator[Callers]:
+    """Send requests without a pause until the end."""
+    url = f"{scene.url}/"
+    async with AsyncExitStack() as closing:
+        kept = await closing.enter_async_context(httpx.AsyncClient(timeout=4))
+        once = httpx.AsyncClient(timeout=4, limits=httpx.Limits(max_keepalive_connections=0))
+        await closing.enter_async_context(once)
+        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.initial_reconnect_backoff_ms", 100)]
+        channel = grpc.aio.insecure_channel(scene.settings.grpc_address, options=options)
+        health = health_pb2_grpc.HealthStub(await closing.enter_async_context(channel))
+
+        async def over_rpc() -> str:
+            """Call over gRPC."""
+            answer = await health.Check(health_pb2.HealthCheckRequest(), timeout=4, wait_for_ready=True)
+            return RAY if answer.status == health_pb2.HealthCheckResponse.SERVING else STANDBY
+
+        async def over_rest(client: httpx.AsyncClient) -> str:
+            """Call over REST, on a connection of this client's."""
+            return (await client.get(url)).raise_for_status().text
+
+        ways: dict[str, Callable[[], Awaitable[str]]] = {
+            "once": lambda: over_rest(once),
+            "kept": lambda: over_rest(kept),
+            "rpc": over_rpc,
+        }
+        made = Callers({name: [] for name in ways})
+        made.tasks = [asyncio.create_task(_call_on(ways[name], made.answers[name])) for name in ways]
+        try:
+            yield made
+        finally:
+            for task in made.tasks:
+                task.cancel()
+            await asyncio.gather(*made.tasks, return_exceptions=True)
+
+
+async def _call_on(call: Callable[[], Awaitable[str]], answers: list[str]) -> None:
+    while True:
+        try:
+            answers.append(await call())
+        except (httpx.HTTPError, grpc.aio.AioRpcError) as error:
+            answers.append(f"failed: {error!r}")
+        await asyncio.sleep(0.005)
+
+
+async def test_the_ingress_killed_and_back(running: EdgeScene) -> None:
+    """Every request is answered over both doors; the ingress answers again once it passes its checks."""
+    async with callers(running) as calling:
+        await calling.answered_by(RAY)
+        await until(lambda: metric(running, ACTIVE) == 0)
+
+        running.kill(RAY)
+        await calling.answered_by(STANDBY)
+        await until(lambda: metric(running, ACTIVE) == 1)
+        running.start_doors(RAY)
+        await calling.answered_by(RAY)
+        await until(lambda: metric(running, ACTIVE) == 0)
+
+    assert calling.failures() == {"once": [], "kept": [], "rpc": []}
+    assert metric(running, TAKEOVERS) == 1
+
+
+async def test_an_ingress_that_hangs(running: EdgeScene) -> None:
+    """After two checks without an answer the standby answers; only the requests that the ingress holds fail."""
+    async with callers(running) as calling:
+        await calling.answered_by(RAY)
+        running.children[RAY].send_signal(signal.SIGSTOP)
+        await calling.answered_by(STANDBY)
+
+        running.children[RAY].send_signal(signal.SIGCONT)
+        await calling.answered_by(RAY)
+
+    assert max(len(words) for words in calling.failures().values()) <= 1
+
+
+async def test_haproxy_killed(running: EdgeScene) -> None:
+    """Only its requests in flight fail: connections wait at the edge's sockets until the next HAProxy accepts them."""
+    async with callers(running) as calling:
+        await calling.answered_by(RAY)
+        await asyncio.sleep(3.0)  # one that ends sooner after its start ends the edge
+        running.kill_haproxy()
+        await calling.answered_by(RAY)
+
+    failures = calling.failures()
+    assert max(len(words) for words in failures.values()) <= 1
+    assert not [word for words in failures.values() for word in words if "ConnectError" in word]
+
+
+async def test_a_request_id_that_is_not_utf8_is_refused_by_name(running: EdgeScene) -> None:
+    """Bytes that are no text get 400 with the header's name; any UTF-8 passes."""
+    pieces = [b"a", "é€😀".encode(), b"\x80", b"\xc0\xaf", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xe2\x82"]
+    sent = [b"".join(chosen) for n in (1, 2, 3) for chosen in itertools.product(pieces, repeat=n)]
+    async with httpx.AsyncClient() as client:
+        url = f"{running.url}/v1/recommendations"
+        answers = [
+            await client.post(url, headers=[(b"x-request-id", one)], json={}) for one in [*sent, b"\xff" * 8_000]
+        ]
+
+    refused = {one for one, answer in zip(sent, answers, strict=False) if answer.status_code == 400}
+    assert refused == {one for one in sent if "\ufffd" in one.decode(errors="replace")}
+    assert answers[-1].json()["error"]["field"] == "x-request-id"
+
+
+async def test_without_any_server_the_edge_answers(scene: EdgeScene) -> None:
+    """REST gets our error envelope with Retry-After, gRPC the status UNAVAILABLE."""
+    scene.start_edge()
+    url = f"{scene.url}/v1/recommendations"
+    async with httpx.AsyncClient() as client:
+        await until(lambda: scene.is_ray_up is False)
+        answer = await client.post(url, json={})
+    async with grpc.aio.insecure_channel(scene.settings.grpc_address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=4)
+
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert answer.json()["error"]["code"] == "dependency_away"
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE

@@ -1,0 +1,95 @@
+"""Explanations in a real Valkey: kept for their time, replaced, found by any replica, refused in time while it is unavailable."""
+
+import asyncio
+import time
+
+import pytest
+from redis import Redis
+
+from services.contracts.recommend import MAX_ID_CHARS
+from services.errors import DependencyAway
+from services.features.explanations import RedisExplanations
+from services.features.repo import RepoAddress
+from services.features.writer import FeatureWriter
+from services.settings.addresses import RedisAddress
+from tests.support.gateway.rows import history_row
+from tests.support.servers import HOST, Server
+
+
+def store_at(valkey: Server, keep_s: int = 60, max_bytes: int = 2**20) -> RedisExplanations:
+    """One replica's client of the store."""
+    return RedisExplanations(RedisAddress(host=HOST, port=valkey.port), keep_s, max_bytes)
+
+
+async def test_what_one_replica_keeps_another_finds(valkey: Server) -> None:
+    """Many in one exchange; a later record of the same id replaces the earlier; other ids are unknown."""
+    here, there = store_at(valkey), store_at(valkey)
+
+    await here.put([(f"r{number}", b"%d" % number) for number in range(500)], 5.0)
+    await here.put([("r7", b"newer"), ("Grüße/ü", b"x")], 5.0)
+    found = [await there.get(request_id, 5.0) for request_id in ("r0", "r7", "r499", "Grüße/ü", "r500")]
+    await here.close()
+    await there.close()
+
+    assert found == [b"0", b"newer", b"499", b"x", None]
+
+
+async def test_a_record_expires(valkey: Server) -> None:
+    """Redis drops it by itself; no clean-up is needed."""
+    store = store_at(valkey, keep_s=1)
+    await store.put([("r", b"x")], 5.0)
+
+    first = await store.get("r", 5.0)
+    give_up_s = time.monotonic() + 60
+    while await store.get("r", 5.0) is not None:
+        assert time.monotonic() < give_up_s
+        await asyncio.sleep(0.05)
+    await store.close()
+
+    assert first == b"x"
+
+
+async def test_an_absent_store_is_refused_in_time(valkey: Server) -> None:
+    """Killed or frozen: DependencyAway, not a wait; and it works again afterwards."""
+    store = store_at(valkey)
+    await store.put([("r", b"x")], 5.0)
+    valkey.freeze()
+    with pytest.raises(DependencyAway):
+        await store.get("r", 0.2)
+    with pytest.raises(DependencyAway):
+        await store.put([("r", b"y")], 0.2)
+    valkey.thaw()
+    await asyncio.to_thread(valkey.kill)
+    with pytest.raises(DependencyAway):
+        await store.put([("r", b"y")], 2.0)
+    await asyncio.to_thread(valkey.start)
+
+    await store.put([("r", b"z")], 5.0)
+    found = await store.get("r", 5.0)
+    await store.close()
+
+    assert found == b"z"
+
+
+async def test_callers_with_long_ids_leave_the_features_their_room(features: RepoAddress, valkey: Server) -> None:
+    """A caller sends the longest ids for as long as it likes: explanations stay within their bytes, the newest are found, and the
+    worker's write of a click succeeds in a Redis that refuses writes when it is full.
+    """
+    budget_bytes = 2**20
+    store, writer = store_at(valkey, max_bytes=budget_bytes), FeatureWriter(features)
+    with Redis(host=HOST, port=valkey.port) as client:
+        writer.write_histories([history_row("before")])
+        used_bytes = client.info("memory")["used_memory"]
+        client.config_set("maxmemory", used_bytes + 4 * budget_bytes)
+        longest = "\U0001f600" * MAX_ID_CHARS
+        for number in range(150):
+            await store.put([(f"{number}.{part}.{longest}", longest.encode()) for part in range(80)], 5.0)
+        held_bytes = sum(client.memory_usage(key) for key in client.scan_iter("{tailrace:explain}*"))
+        writer.write_histories([history_row("after")])
+        newest = await store.get(f"149.79.{longest}", 5.0)
+        oldest = await store.get(f"0.0.{longest}", 5.0)
+        client.config_set("maxmemory", 0)
+    await store.close()
+
+    assert budget_bytes / 3 < held_bytes <= budget_bytes
+    assert (newest, oldest) == (longest.encode(), None)

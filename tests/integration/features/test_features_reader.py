@@ -1,0 +1,307 @@
+"""The feature store over a real Valkey."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from redis import Redis
+
+from services.contracts.features import PrecomputedList, UserFeatures
+from services.errors import DependencyAway, EnvironmentFault
+from services.features.reader import FeatureReader
+from services.features.repo import RepoAddress, open_store
+from services.features.schema import (
+    SERVICE,
+    LogPosition,
+    PopularRow,
+    PopularWindow,
+    PrecomputedRow,
+    user_features,
+)
+from services.features.writer import FeatureWriter
+from services.router.policy import list_is_fresh
+from services.settings.addresses import RedisAddress
+from services.stream.aggregate import HistoryLimits, LoggedEvent, apply
+from tests.support.gateway.rows import history_row
+from tests.support.servers import HOST, Server
+from tests.support.wait import until
+
+TIMEOUT_S = 10.0
+
+
+@pytest_asyncio.fixture
+async def reader(features: RepoAddress) -> AsyncIterator[FeatureReader]:
+    """A reader on the fresh store."""
+    reader = FeatureReader(features, num_partitions=2)
+    yield reader
+    await reader.close()
+
+
+async def test_a_read_is_one_exchange_and_notices_an_emptied_store(
+    features: RepoAddress, reader: FeatureReader, valkey: Server
+) -> None:
+    """With or without a row Redis is asked once, Feast finds the same, and after Redis was emptied the next read says that features are away."""
+    writer = FeatureWriter(features)
+    writer.write_histories([history_row("u", ("a", "ü"), row_time_us=2_000_000)])
+    listed = PrecomputedRow(user_id="u", item_ids=("x",), scores=(0.5,), bundle_version="v1", made_from_row_us=7)
+    writer.write_precomputed([listed], made_at_us=9_000_000)
+    users = ("u", "nobody")
+    for user_id in users:
+        await reader.read(user_id, "v1", TIMEOUT_S)  # connects
+    entities = [{"user_id": user_id, "bundle_version": "v1"} for user_id in users]
+    store = open_store(features)
+
+    found = await store.get_online_features_async(store.get_feature_service(SERVICE), entities)
+    with Redis(host=HOST, port=valkey.port) as client:
+        before = int(client.info("stats")["total_reads_processed"])
+        read = [await reader.read(user_id, "v1", TIMEOUT_S) for user_id in users]
+        num_exchanges = int(client.info("stats")["total_reads_processed"]) - before - 1
+        client.flushall()
+    client = await store.provider.online_store._get_client_async(store.config.online_store)
+    await client.aclose()
+
+    by_name = found.to_dict()
+    rows = [{name: values[number] for name, values in by_name.items()} for number in range(2)]
+    assert read == [user_features(row, at_s) for row, at_s in zip(rows, (9, None), strict=True)]
+    assert read[0] == UserFeatures(
+        history_item_ids=("a", "ü"),
+        newest_event_time_ms=2_000,
+        num_events=2,
+        as_of_us=2_000_000,
+        precomputed=PrecomputedList(
+            item_ids=("x",), scores=(0.5,), bundle_version="v1", made_from_row_us=7, made_at_s=9
+        ),
+    )
+    assert num_exchanges == 2
+    for user_id in users:
+        with pytest.raises(DependencyAway):
+            await reader.read(user_id, "v1", TIMEOUT_S)
+
+
+async def test_each_bundle_has_its_own_lists_until_it_is_removed(features: RepoAddress, reader: FeatureReader) -> None:
+    """A later bundle's lists leave those of the live one alone, a roll-back finds its own, and removed bundles leave none."""
+    writer = FeatureWriter(features)
+    writer.write_histories([history_row("u", ("a",))])
+    for made_at_us, version in enumerate(("v1", "v2", "v3"), 1):
+        row = PrecomputedRow(
+            user_id="u", item_ids=(f"of-{version}",), scores=(1.0,), bundle_version=version, made_from_row_us=1
+        )
+        writer.write_precomputed([row], made_at_us)
+
+    async def shown(version: str) -> tuple[str, ...] | None:
+        """The items of the list that a gateway with this bundle reads."""
+        stored = (await reader.read("u", version, TIMEOUT_S)).precomputed
+        return None if stored is None else stored.item_ids
+
+    assert [await shown(version) for version in ("v1", "v2", "v3")] == [("of-v1",), ("of-v2",), ("of-v3",)]
+    assert writer.remove_precomputed({"v1", "v3"}) == 1
+    assert [await shown(version) for version in ("v1", "v2", "v3")] == [("of-v1",), None, ("of-v3",)]
+    assert await reader.sample_user_ids(10, TIMEOUT_S) == ["u"]
+
+
+@pytest.mark.parametrize("event_time_ms", [500, 1_000, 4_070_908_800_000])
+async def test_any_event_makes_a_list_stale(features: RepoAddress, reader: FeatureReader, event_time_ms: int) -> None:
+    """A late event, one of the same time as the newest, and one of the year 2099, then a later one: none leaves the list fresh."""
+    writer = FeatureWriter(features)
+    before = history_row("u", ("a",), row_time_us=1_000_000)
+    for offset, time_ms in ((8, event_time_ms), (9, 2_000)):
+        listed = PrecomputedRow(
+            user_id="u", item_ids=("x",), scores=(1.0,), bundle_version="v1", made_from_row_us=before.row_time_us
+        )
+        writer.write_histories([before])
+        writer.write_precomputed([listed], made_at_us=offset)
+        fresh = await reader.read("u", "v1", TIMEOUT_S)
+        event = LoggedEvent("u", "b", f"id-{offset}", time_ms * 1_000, LogPosition("t", 1, offset))
+        after = apply(before, [event], HistoryLimits(10)).row
+        assert after is not None
+        writer.write_histories([after])
+        moved = await reader.read("u", "v1", TIMEOUT_S)
+
+        assert [_is_fresh(one) for one in (fresh, moved)] == [True, False]
+        before = after
+
+
+def _is_fresh(features: UserFeatures) -> bool:
+    assert features.precomputed is not None
+    return list_is_fresh(features.precomputed, row_us=features.as_of_us, has_recent_items=False)
+
+
+def test_histories_come_back_as_written(features: RepoAddress) -> None:
+    """The row that the worker reads before it applies events equals the row that it wrote, to the microsecond."""
+    rows = [
+        history_row("u1", ("a",), row_time_us=1_795_262_400_123_457),
+        history_row("u2", tuple(map(str, range(1_000)))),
+    ]
+    writer = FeatureWriter(features)
+    writer.write_histories(rows)
+
+    found = writer.read_histories(["u1", "u2", "nobody"])
+
+    assert found == {"u1": rows[0], "u2": rows[1]}
+
+
+def test_row_is_replaced_only_by_a_later_one(features: RepoAddress) -> None:
+    """A row of an equal or older time is dropped by the store, one microsecond more is enough."""
+    writer = FeatureWriter(features)
+    writer.write_histories([history_row("u", ("a", "b"), row_time_us=1_000_001)])
+    writer.write_histories([history_row("u", ("old",), row_time_us=1_000_001)])
+    kept = writer.read_histories(["u"])["u"].item_ids
+    writer.write_histories([history_row("u", ("new",), row_time_us=1_000_002)])
+
+    assert kept == ("a", "b")
+    assert writer.read_histories(["u"])["u"].item_ids == ("new",)
+
+
+async def test_popularity_is_summed_over_partitions(features: RepoAddress, reader: FeatureReader) -> None:
+    """Empty before the first event; then the reader sums the partitions and leaves stale windows out."""
+    assert await reader.read_popular(TIMEOUT_S) == []
+    now_ms = time.time_ns() // 1_000_000
+    recent = {"1h": PopularWindow(("a",), (2,)), "24h": PopularWindow(), "7d": PopularWindow(("b",), (168,))}
+    stale = {"1h": PopularWindow(("z",), (9,)), "24h": PopularWindow(("a",), (24,)), "7d": PopularWindow()}
+    writer = FeatureWriter(features)
+    for partition in range(2):
+        writer.partitions.claim(partition)
+    writer.write_popularity(
+        [
+            PopularRow(partition=0, as_of_ms=now_ms, windows=recent),
+            PopularRow(partition=1, as_of_ms=now_ms - 7_200_000, windows=stale),
+        ]
+    )
+
+    found = await reader.read_popular(TIMEOUT_S)
+
+    assert found == [("a", pytest.approx(3.0)), ("b", pytest.approx(1.0))]
+
+
+async def test_reads_fail_without_the_store_and_recover_with_it(
+    features: RepoAddress, reader: FeatureReader, valkey: Server
+) -> None:
+    """Redis gone: DependencyAway, time and again; Redis back: the same reader answers again."""
+    FeatureWriter(features).write_histories([history_row("u", ("a",))])
+    await reader.read("u", "v1", TIMEOUT_S)
+    valkey.kill()
+
+    for _ in range(5):
+        with pytest.raises(DependencyAway):
+            await reader.read("u", "v1", 0.2)
+    with pytest.raises(DependencyAway):
+        await reader.sample_user_ids(5, 0.2)
+    valkey.start()
+    found = await _read_when_back(reader, "u")
+
+    assert found.history_item_ids == ("a",)
+
+
+async def test_frozen_store_piles_nothing_up_and_answers_are_not_mixed(
+    features: RepoAddress, reader: FeatureReader, valkey: Server
+) -> None:
+    """Reads that timed out while Redis hangs end when it is back, and their late replies reach no other user."""
+    users = [f"u{number}" for number in range(20)]
+    FeatureWriter(features).write_histories([history_row(user, (user,)) for user in users])
+    await asyncio.gather(*(reader.read(user, "v1", TIMEOUT_S) for user in users))
+    valkey.freeze()
+
+    results = await asyncio.gather(*(reader.read(user, "v1", 0.05) for user in users * 5), return_exceptions=True)
+    valkey.thaw()
+    await _read_when_back(reader, "u0")
+    await until(lambda: len(asyncio.all_tasks()) == 1)
+    found = await asyncio.gather(*(reader.read(user, "v1", TIMEOUT_S) for user in users))
+
+    assert all(isinstance(result, DependencyAway) for result in results)
+    assert [features.history_item_ids for features in found] == [(user,) for user in users]
+
+
+async def test_a_store_that_does_not_reply_opens_the_breaker(reader: FeatureReader, valkey: Server) -> None:
+    """After some reads without a reply the breaker opens, and the next ones fail without one."""
+    await reader.read("u", "v1", TIMEOUT_S)
+    valkey.freeze()
+    give_up_s = time.monotonic() + 60
+
+    error: BaseException | None = TimeoutError()
+    while error is not None:
+        assert time.monotonic() < give_up_s
+        with pytest.raises(DependencyAway) as away:
+            await reader.read("u", "v1", 0.05)
+        error = away.value.__cause__
+    valkey.thaw()
+
+
+async def test_a_read_ends_within_its_timeout(reader: FeatureReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when the client ignores its cancellation."""
+    let_go = asyncio.Event()
+
+    async def stubborn(*_: object) -> None:
+        """Read, whoever cancels it."""
+        while not let_go.is_set():
+            with suppress(asyncio.CancelledError):
+                await let_go.wait()
+
+    monkeypatch.setattr(reader, "_read_rows", stubborn)
+    started_s = time.monotonic()
+    with pytest.raises(DependencyAway):
+        await reader.read("u", "v1", 0.05)
+    took_s = time.monotonic() - started_s
+    let_go.set()
+    await until(lambda: len(asyncio.all_tasks()) == 1)
+
+    assert took_s < 5
+
+
+async def test_callers_without_time_do_not_open_the_breaker(reader: FeatureReader, valkey: Server) -> None:
+    """Timeouts of a millisecond are no failure of the store."""
+    await reader.read("u", "v1", TIMEOUT_S)
+    valkey.freeze()
+    for _ in range(10):
+        with pytest.raises(DependencyAway):
+            await reader.read("u", "v1", 0.001)
+    valkey.thaw()
+
+    assert await reader.read("u", "v1", TIMEOUT_S) == UserFeatures()
+
+
+async def test_a_blocked_event_loop_is_no_failure_of_the_store(reader: FeatureReader) -> None:
+    """Reads that time out because the event loop was blocked do not open the breaker."""
+    await reader.read("u", "v1", TIMEOUT_S)
+    reads = [asyncio.create_task(reader.read("u", "v1", 0.05)) for _ in range(5)]
+    await asyncio.sleep(0)
+    time.sleep(0.2)  # noqa: ASYNC251 - the loop stands still
+    given_up = await asyncio.gather(*reads, return_exceptions=True)
+
+    assert any(isinstance(one, DependencyAway) for one in given_up)
+    assert await reader.read("u", "v1", TIMEOUT_S) == UserFeatures()
+
+
+def test_reader_names_the_command_when_nothing_was_applied(tmp_path: Path) -> None:
+    """Without a registry the reader names the command that makes one."""
+    with pytest.raises(EnvironmentFault, match="tailrace pipeline"):
+        FeatureReader(RepoAddress(tmp_path / "none", RedisAddress(host=HOST, port=1)), num_partitions=1)
+
+
+async def test_users_are_found_by_their_keys(features: RepoAddress, reader: FeatureReader) -> None:
+    """Every user id is returned as it was written, with any characters, and no key of another view."""
+    user_ids = ("user*", "tail race", "ü[1]", "tailrace", "196")
+    writer = FeatureWriter(features)
+    writer.write_histories([history_row(user_id) for user_id in user_ids])
+    windows = {name: PopularWindow(("a",), (1,)) for name in ("1h", "24h", "7d")}
+    writer.partitions.claim(0)
+    writer.write_popularity([PopularRow(partition=0, as_of_ms=1_000, windows=windows)])
+
+    found = await reader.sample_user_ids(50, TIMEOUT_S)
+    few = await reader.sample_user_ids(2, TIMEOUT_S)
+
+    assert sorted(found) == sorted(user_ids)
+    assert len(few) == 2
+
+
+async def _read_when_back(reader: FeatureReader, user_id: str) -> UserFeatures:
+    give_up = time.monotonic() + 60
+    while True:
+        try:
+            return await reader.read(user_id, "v1", 0.2)
+        except DependencyAway:
+            assert time.monotonic() < give_up
+            await asyncio.sleep(0.02)

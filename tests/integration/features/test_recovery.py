@@ -1,0 +1,378 @@
+"""Stores that lose rows, and partitions that change hands. Run: pytest tests/integration/features/test_recovery.py."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+from redis import Redis
+
+from pipelines.features.tables import build_tables, serve
+from pipelines.runner.stage import silent
+from services.contracts.event_roles import DEFAULT_ROLES
+from services.errors import DependencyAway, OwnershipLost
+from services.features.ownership import KEY, PartitionWrite
+from services.features.reader import FeatureReader
+from services.features.repo import RepoAddress
+from services.features.schema import POPULARITY, USER_HISTORY, LogPosition, PopularRow, PopularWindow, UserHistory
+from services.features.writer import FeatureWriter
+from services.observability.metrics import StreamMetrics
+from services.stream.aggregate import apply, history_limits
+from services.stream.beside import Pace
+from services.stream.decode import decode
+from services.stream.effects import NO_INTERRUPTIONS, HistoryEffects, Interruptions
+from services.stream.offline_log import OfflineLog
+from services.stream.popularity import ListedItems
+from services.stream.rebuild import Rebuild, base_table
+from services.stream.worker import StreamWorker
+from tests.support.gateway.rows import history_row
+from tests.support.servers import HOST, Server
+from tests.support.stream.memory_topic import MemoryConsumer, MemoryTopic
+from tests.support.stream.stream_rig import Rig, clean_replay, click, in_topic, many_clicks
+from tests.support.training.synthetic import ratings, write_arrivals
+from tests.support.wait import wait_for
+from tests.unit.stream.test_offline_log import events
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*socket:pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Feast, ibis and pandas about each other
+]
+LIMITS = history_limits(30)
+
+
+class Crash(Exception):
+    """A worker's process ends at once."""
+
+
+class Snapshots:
+    """All that a store holds, to be put back: what a failover or a restored backup does."""
+
+    def __init__(self, port: int) -> None:
+        self.client = Redis(host=HOST, port=port)
+        self._taken: dict[bytes, bytes] = {}
+
+    def take(self) -> None:
+        """Remember the store."""
+        self._taken = {key: self.client.dump(key) for key in self.client.scan_iter()}
+
+    def put_back(self) -> None:
+        """Put the store back to where it was remembered, or empty it if it never was."""
+        self.client.flushall()
+        for key, value in self._taken.items():
+            self.client.restore(key, 0, value)
+
+
+class Life:
+    """One topic, one log and one store, whose workers crash and whose store goes back, as a list of faults says.
+
+    A fault strikes at the end of its turn: turns are the worker's reads, writes and commits, one after another.
+    """
+
+    def __init__(self, features: RepoAddress, folder: Path, faults: dict[int, str]) -> None:
+        self.topic = MemoryTopic(num_partitions=2)
+        self.log = OfflineLog(folder)
+        self.table = base_table(folder)
+        self.features = features
+        self._store = Snapshots(features.redis.port)
+        self._store.client.flushall()
+        self._faults = dict(faults)
+        self._turn = 0
+        self._is_struck = False
+
+    def run(self) -> None:
+        """Work until everything is applied, with a new process after each crash and until one was struck by no fault.
+
+        A fault at the last turn of a process is noticed by the next one.
+        """
+        self._is_struck = True
+        while self._is_struck:
+            self._is_struck = False
+            stop = threading.Event()
+            with suppress(Crash):
+                self._worker(stop).run(stop)
+                self._strike_late_faults()
+
+    def rows(self, *user_ids: str) -> dict[str, UserHistory]:
+        """Read rows."""
+        return FeatureWriter(self.features).read_histories(user_ids)
+
+    def _strike_late_faults(self) -> None:
+        for turn in sorted(self._faults):
+            self._strike(self._faults.pop(turn), lambda: None)
+
+    def _worker(self, stop: threading.Event) -> StreamWorker:
+        consumer: Any = partial(MemoryConsumer, self.topic, stop)
+        return StreamWorker(
+            consumer,
+            FeatureWriter(self.features),
+            OfflineLog(self.table.parent),
+            ListedItems(),
+            self.table,
+            LIMITS,
+            StreamMetrics(CollectorRegistry()),
+            Pace(checkpoint_every_events=5, retry_after_s=0.0, renew_every_s=0.0),
+            Interruptions(self._end_turn, self._end_turn, self._end_turn),
+        )
+
+    def _end_turn(self) -> None:
+        self._turn += 1
+        if fault := self._faults.pop(self._turn, None):
+            self._strike(fault, self._crash)
+
+    def _strike(self, fault: str, crash: Callable[[], None]) -> None:
+        self._is_struck = True
+        {"snapshot": self._store.take, "restore": self._store.put_back, "empty": self._store.client.flushall}.get(
+            fault, crash
+        )()
+
+    def _crash(self) -> None:
+        """End the process; its leases expire, which the test does not wait for."""
+        fields = [field for field in self._store.client.hkeys("tailrace:partitions") if field.endswith(b":until_ms")]
+        for field in fields:
+            self._store.client.hset("tailrace:partitions", field, 0)
+        raise Crash
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    num_events=st.integers(1, 40),
+    seed=st.integers(0, 99),
+    faults=st.dictionaries(st.integers(1, 25), st.sampled_from(["snapshot", "restore", "empty", "crash"]), max_size=6),
+)
+def test_effect_exactly_once_whatever_the_store_forgets(
+    features: RepoAddress, tmp_path_factory: pytest.TempPathFactory, num_events: int, seed: int, faults: dict[int, str]
+) -> None:
+    """Workers crash, and the store is emptied or put back to earlier states, at any points: rows equal a replay of the log."""
+    life = Life(features, tmp_path_factory.mktemp("life"), faults)
+    for event in many_clicks(num_events, num_users=3, seed=seed):
+        life.topic.send(event)
+
+    life.run()
+
+    events = [one for own in life.topic.records for one in decode(own, 2, time.time_ns() // 1_000_000).events]
+    logged = [one for number in range(2) for one in life.log.read(number)]
+    assert [one.position for one in logged] == [one.position for one in events]
+    expected: dict[str, UserHistory] = {}
+    for one in events:
+        row = apply(expected.get(one.interaction.user_id), [one.event], LIMITS).row
+        assert row is not None
+        expected[row.user_id] = row
+    assert life.rows("u0", "u1", "u2") == expected
+
+
+async def test_a_lost_store_is_whole_again_without_a_command(rig: Rig, tmp_path: Path) -> None:
+    """Redis is emptied between two clicks of a user with 20 recorded events: no read shows part of the history, then all 22 are back."""
+    recorded = ratings(*(("u", f"old{number}") for number in range(20)))
+    write_arrivals(recorded, tmp_path)
+    build_tables(tmp_path, 30, tmp_path, silent)
+    serve(tmp_path, rig.features, rig.settings.offline_log_dir, silent)
+    base = rig.rows("u")["u"]
+    reader = FeatureReader(rig.features, num_partitions=4)
+    rig.start_worker()
+    rig.send(click(1))
+    wait_for(lambda: rig.rows("u")["u"].num_events == 21, what="first click")
+    rig.stop_worker()
+    before = await reader.read("u", "v1", 10.0)
+    with Redis(host=HOST, port=rig.features.redis.port) as client:
+        client.flushall()
+
+    with pytest.raises(DependencyAway):
+        await reader.read("u", "v1", 10.0)
+    rig.start_worker()
+    rig.send(click(2))
+    wait_for(lambda: "u" in rig.rows("u") and rig.rows("u")["u"].num_events == 22, what="both clicks and the base")
+    after = await reader.read("u", "v1", 10.0)
+    await reader.close()
+
+    assert len(base.item_ids) == 20
+    assert before.num_events == 21
+    assert after.history_item_ids == (*before.history_item_ids, "i2")
+    assert rig.rows("u") == clean_replay(rig.broker, base=(base,))
+
+
+def test_a_rebuild_that_is_stopped_goes_on_where_it_was(features: RepoAddress, tmp_path: Path) -> None:
+    """SIGTERM during a long rebuild: it ends with its batch, requests still see no part of the history, and the next process adds the rest."""
+    log, writer, stop = OfflineLog(tmp_path), FeatureWriter(features), threading.Event()
+    log.append(events(0, 2_499))
+    rebuild = Rebuild(
+        base_table(tmp_path), log, writer, HistoryEffects(writer, LIMITS, DEFAULT_ROLES, NO_INTERRUPTIONS), stop.set
+    )
+    seen: list[tuple[int, bool]] = []
+
+    for stopped in (stop, threading.Event()):
+        claim = writer.partitions.claim(0)
+        assert claim is not None
+        rebuild.make_whole({0: claim}, 1, stopped)
+        left = writer.partitions.claim(0)
+        assert left is not None
+        assert left.position is not None
+        seen.append((left.position.offset, left.is_whole))
+
+    assert seen == [(999, False), (2_499, True)]
+    assert writer.read_histories(["u"])["u"].num_events == 2_500
+
+
+def test_a_store_emptied_below_a_running_worker_is_rebuilt(rig: Rig) -> None:
+    """The worker notices by itself, also when no event comes."""
+    rig.start_worker()
+    rig.send(*many_clicks(60, num_users=3))
+    expected = clean_replay(rig.broker)
+    wait_for(lambda: rig.rows(*expected) == expected, what="all applied")
+    wait_for(lambda: sorted(rig.logged()) == in_topic(rig.broker), what="all logged")
+
+    with Redis(host=HOST, port=rig.features.redis.port) as client:
+        client.flushall()
+
+    wait_for(lambda: rig.rows(*expected) == expected, what="all back")
+
+
+def test_a_stopped_owner_writes_nothing_when_it_goes_on(rig: Rig) -> None:
+    """A worker stands still between read and write (SIGSTOP); another takes over and applies more; the first goes on: no write of it lands."""
+    environment = os.environ | rig.settings.as_environment()
+    rig.send(*many_clicks(30, num_users=4))
+    stopped = subprocess.Popen(
+        [sys.executable, "-m", "tests.support.stream.interrupted_worker", "after_read", "2", "SIGSTOP"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        wait_for(lambda: Path(f"/proc/{stopped.pid}/stat").read_text().split()[2] == "T", 120, what="a frozen worker")
+        rig.start_worker()
+        rig.send(*many_clicks(30, num_users=4, seed=1))
+        expected = clean_replay(rig.broker)
+        wait_for(lambda: rig.rows(*expected) == expected, what="the other worker's rows")
+
+        stopped.send_signal(signal.SIGCONT)
+        assert stopped.stdout is not None
+        refused = next(line for line in stopped.stdout if "stream.write_refused" in line)
+        next(line for line in stopped.stdout if "stream.waiting_for_other_worker" in line)
+    finally:
+        stopped.kill()
+        stopped.communicate()
+
+    assert "the lease is not ours" in refused
+    assert rig.rows(*expected) == expected
+    rig.stop_worker()
+    log = OfflineLog(rig.settings.offline_log_dir)
+    assert sum(len(list(log.read(number))) for number in range(4)) == len(rig.logged())
+
+
+def test_two_workers_that_want_the_same_partitions_never_share_one(rig: Rig) -> None:
+    """From one worker to two, the old one still running: the new one waits for what is owned, and takes it when the old one ends."""
+    other = Rig(rig.settings.model_copy(update={"worker_index": 1, "num_workers": 2}), rig.features, rig.broker)
+    rig.start_worker()
+    rig.send(*many_clicks(40, num_users=20))
+    wait_for(lambda: rig.metric("tailrace_stream_applied_total") == 40, what="the old worker's events")
+    other.start_worker()
+    rig.send(*many_clicks(40, num_users=20, seed=1))
+    wait_for(lambda: rig.metric("tailrace_stream_applied_total") > 40, what="the old worker's further events")
+    applied_beside = other.metric("tailrace_stream_applied_total")
+    rig.stop_worker()
+    rig.settings = rig.settings.model_copy(update={"num_workers": 2})
+    rig.start_worker()
+    rig.send(*many_clicks(40, num_users=20, seed=2))
+    expected = clean_replay(rig.broker)
+
+    wait_for(lambda: rig.rows(*expected) == expected, what="rows equal the replay")
+    other.stop_worker()
+
+    assert applied_beside == 0
+    assert other.metric("tailrace_stream_applied_total") > 0
+
+
+def test_events_of_a_foreign_partitioner_reach_their_users(rig: Rig) -> None:
+    """A producer that puts everybody's events on partition 0: they are sent on to the users' partitions and applied once."""
+    rig.start_worker()
+    rig.send_to(0, *(click(number, f"u{number % 5}") for number in range(25)))
+
+    wait_for(lambda: rig.metric("tailrace_stream_applied_total") == 25, what="all events applied")
+    rig.stop_worker()
+
+    users = [f"u{number}" for number in range(5)]
+    rows = rig.rows(*users)
+    assert rig.metric("tailrace_stream_rerouted_total") > 0
+    assert {user: row.num_events for user, row in rows.items()} == dict.fromkeys(users, 5)
+    assert sorted(rig.logged()) == sorted(set(rig.logged()))
+    assert len(rig.logged()) == 25
+
+
+def test_a_write_needs_the_lease_and_the_position_and_the_row(features: RepoAddress, valkey: Server) -> None:
+    """A second writer cannot claim; writes are refused after the store went back, and rows that changed meanwhile stay."""
+    owner, other = FeatureWriter(features), FeatureWriter(features)
+    store = Snapshots(valkey.port)
+    first, second = history_row("u", ("a",), 1), history_row("u", ("a", "b"), 2)
+    owner.partitions.claim(1)
+    store.take()
+    owner.apply_histories({LogPosition("t", 1, 7): [first]}, {})
+
+    assert other.partitions.claim(1) is None
+    with pytest.raises(OwnershipLost):
+        other.apply_histories({LogPosition("t", 1, 8): [second]}, {"u": first})
+    assert owner.read_histories(["u"]) == {"u": first}
+    store.put_back()
+    with pytest.raises(OwnershipLost, match="position"):
+        owner.apply_histories({LogPosition("t", 1, 8): [second]}, {"u": first})
+    claim = owner.partitions.claim(1)
+    assert claim is not None
+    assert claim.position is None
+
+
+def test_partitions_that_are_written_together_are_fenced_each_by_itself(features: RepoAddress, valkey: Server) -> None:
+    """More rows than a script takes, a store that lost its scripts, then one partition owned by another: the rest are written all the same."""
+    writer = FeatureWriter(features)
+    rows = [history_row(f"u{number}") for number in range(450)]
+    for partition in range(3):
+        writer.partitions.claim(partition)
+
+    with Redis(host=HOST, port=valkey.port) as client:
+        client.script_flush()
+        writer.apply_histories({LogPosition("t", 0, 7): rows[:2], LogPosition("t", 1, 7): rows[2:]}, {})
+        client.hset(KEY, "1:lease", "another")
+    with pytest.raises(OwnershipLost, match="lease"):
+        writer.partitions.write_all(
+            [PartitionWrite(number, position=LogPosition("t", number, 8)) for number in range(3)]
+        )
+
+    assert writer.read_histories([row.user_id for row in rows]) == {row.user_id: row for row in rows}
+    assert writer.partitions.owned == (0, 2)
+    assert [writer.partitions.position(number) for number in (0, 2)] == [
+        LogPosition("t", number, 8) for number in (0, 2)
+    ]
+
+
+def test_rows_are_laid_out_as_feast_lays_them_out(features: RepoAddress, valkey: Server) -> None:
+    """The same keys, fields and bytes as Feast's own write, to the microsecond."""
+    writer = FeatureWriter(features)
+    history = history_row("ü", ("a", "b"), 1_795_262_400_123_457)
+    windows = {"1h": PopularWindow(("a",), (2,)), "24h": PopularWindow(), "7d": PopularWindow(("b",), (168,))}
+    popular = PopularRow(partition=3, as_of_ms=int(time.time() * 1_000), windows=windows)
+    with Redis(host=HOST, port=valkey.port) as client:
+
+        def content() -> dict[bytes, Any]:
+            """Return all rows of the store, and empty it."""
+            found = {key: client.hgetall(key) for key in client.scan_iter() if not key.startswith(b"tailrace:")}
+            client.flushall()
+            return found
+
+        writer._write(USER_HISTORY, [history], [history.row_time_us])
+        writer._write(POPULARITY, [popular], [popular.as_of_ms * 1_000])
+        of_feast = content()
+        writer.write_histories([history])
+        writer.partitions.claim(3)
+        writer.write_popularity([popular])
+
+        assert len(of_feast) == 2
+        assert content() == of_feast

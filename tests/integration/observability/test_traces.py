@@ -1,0 +1,206 @@
+"""One trace from a door to the engine, and one from a door through Kafka to the features, as an OTLP collector receives them.
+
+A real Valkey, a real broker, the worker, and a replica of the LLM without Ray: what crosses to it is pickled all the same.
+"""
+
+import asyncio
+import gc
+import pickle
+import threading
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+
+from models.registry import BundleStore
+from services.contracts.rank import RankRequest, RankResult
+from services.features.explanations import RedisExplanations
+from services.features.reader import FeatureReader
+from services.features.repo import RepoAddress
+from services.gateway.data_plane import DataPlane, Ports, build_data_plane
+from services.gateway.events.producer import TopicProducer
+from services.gateway.rest.door import create_rest_app
+from services.llm.ranking.deployment import LlmDeployment
+from services.llm.serving.reply import Refusal
+from services.observability.metrics import StreamMetrics
+from services.observability.tracing import open_tracing
+from services.router.admission import AdmissionLimits
+from services.router.policy import LlmRule
+from services.settings.settings import Settings
+from services.stream.__main__ import run_worker
+from tests.support.collector import Collector
+from tests.support.gateway.fakes import FakeLog, FakeStudent
+from tests.support.servers import Server
+from tests.support.spans import traceparent
+from tests.support.training.bundles import publish_bundle
+from tests.unit.gateway.world import CONFIG
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),  # kafka-python's, of refused connections
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # how pytest reports the same
+]
+TOPIC = "interactions"
+TRACE = {"read": 0x5EED01, "click": 0x5EED02}
+
+
+class NearLlm:
+    """A replica in this process; questions and answers are pickled, as Ray would."""
+
+    def __init__(self, replica: LlmDeployment) -> None:
+        self._replica = replica
+
+    def replicas(self) -> tuple[str, ...]:
+        """Return no names: there is one replica."""
+        return ()
+
+    async def rank(self, request: RankRequest, timeout_s: float) -> RankResult:
+        """Rank with the pickled request."""
+        reply = await self._replica.rank(pickle.loads(pickle.dumps(request)))
+        if isinstance(reply, Refusal):
+            raise reply.as_error()
+        return pickle.loads(pickle.dumps(reply))
+
+
+@dataclass
+class Scene:
+    """Everything that a traced request meets."""
+
+    collector: Collector
+    door: httpx.AsyncClient
+
+    async def click(self, trace_id: int) -> None:
+        """Record an event as part of a trace."""
+        header = {"traceparent": traceparent(trace_id)}
+        answer = await self.door.post("/v1/events", json={"user_id": "u", "item_id": "i3"}, headers=header)
+        assert answer.status_code == 200, answer.text
+
+    async def recommend(self, trace_id: int) -> dict:
+        """Request recommendations as part of a trace."""
+        header = {"traceparent": traceparent(trace_id)}
+        body = {"user_id": "u", "k": 3, "deadline_ms": 5_000, "request_id": f"r-{trace_id:x}"}
+        answer = await self.door.post("/v1/recommendations", json=body, headers=header)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    async def arrived(self, trace_id: int, *names: str) -> dict:
+        """Wait for spans at the collector."""
+        return await asyncio.to_thread(self.collector.wait_for, trace_id, *names)
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    """A collector that listens."""
+    listening = Collector()
+    yield listening
+    listening.stop()
+
+
+@pytest.fixture
+def settings(features: RepoAddress, broker: Server, collector: Collector, tmp_path: Path) -> Settings:
+    """Only callers decide what is traced here."""
+    return Settings(
+        state_dir=tmp_path,
+        redis_port=features.redis.port,
+        kafka_bootstrap=broker.address,
+        otlp_endpoint=collector.endpoint,
+        trace_share=0.0,
+        bundle_poll_s=0.02,
+        kv_num_blocks=64,
+    )
+
+
+@pytest.fixture
+def worker(settings: Settings) -> Iterator[None]:
+    """The stream worker, in a thread."""
+    stop = threading.Event()
+    thread = threading.Thread(target=run_worker, args=(settings, stop, StreamMetrics(CollectorRegistry())))
+    thread.start()
+    yield
+    stop.set()
+    thread.join(60)
+    gc.collect()
+    assert not thread.is_alive()
+
+
+@pytest.fixture
+async def scene(settings: Settings, features: RepoAddress, collector: Collector, worker: None) -> AsyncIterator[Scene]:
+    """The REST door over all of it."""
+    publish_bundle(settings.bundle_root, "v1")
+    replica = LlmDeployment(settings)
+    reader = FeatureReader(features, settings.topic_partitions)
+    plane = build(settings, reader, NearLlm(replica))
+    await plane.start()
+    tracing = open_tracing(settings.otlp_endpoint, settings.trace_share, "tailrace-gateway")
+    app = create_rest_app(lambda: plane, lambda: b"", 10_000, tracing=tracing)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://door") as door:
+        yield Scene(collector, door)
+    await plane.stop()
+    await reader.close()
+    await asyncio.to_thread(tracing.stop)
+    replica.__del__()
+    gc.unfreeze()  # the replica froze what was alive, this test's garbage to be as well
+
+
+def build(settings: Settings, features: FeatureReader, llm: NearLlm) -> DataPlane:
+    """Compose the plane on real ports, with a student that needs no model and timeouts for a busy machine."""
+    ports = Ports(
+        bundles=BundleStore(settings.bundle_root),
+        load_student=lambda *_: FakeStudent(),
+        features=features,
+        llm=llm,
+        events=TopicProducer(settings.kafka_address, TOPIC, 10.0, 10),
+        impressions=FakeLog(),
+        explanations=RedisExplanations(settings.redis_address, 60, settings.explain_max_bytes),
+        registry=CollectorRegistry(),
+    )
+    admission = AdmissionLimits(max_in_flight=256, max_delay_s=60.0)
+    config = replace(CONFIG, admission=admission, feature_timeout_s=2.0, llm_rule=LlmRule(min_history=1))
+    return build_data_plane(ports, config)
+
+
+async def test_an_event_is_one_trace_up_to_its_row(scene: Scene) -> None:
+    """Door, producer, worker: each span hangs under the one before, and the worker's links to what sent the event."""
+    await scene.click(TRACE["click"])
+
+    found = await scene.arrived(TRACE["click"], "POST /v1/events", "send interactions", "process interactions", "write")
+
+    door, sent, worked = (found[name][1] for name in ("POST /v1/events", "send interactions", "process interactions"))
+    assert {name: service for name, (service, _) in found.items()} == {
+        "POST /v1/events": "tailrace-gateway",
+        "send interactions": "tailrace-gateway",
+        **dict.fromkeys(("process interactions", "decode", "read", "apply", "write"), "tailrace-stream"),
+    }
+    assert (sent.parent_span_id, worked.parent_span_id) == (door.span_id, sent.span_id)
+    assert [link.span_id for link in worked.links] == [sent.span_id]
+    assert {found[name][1].parent_span_id for name in ("decode", "read", "apply", "write")} == {worked.span_id}
+
+
+async def test_a_request_is_one_trace_down_to_the_engine(scene: Scene) -> None:
+    """Door, features, router, student, and in the replica queue and prefill; and it explains itself by the same id."""
+    await scene.click(TRACE["click"])
+    await scene.arrived(TRACE["click"], "write")
+
+    answer = await scene.recommend(TRACE["read"])
+    found = await scene.arrived(TRACE["read"], "POST /v1/recommendations", "llm.rank", "queue", "prefill")
+
+    above = {span.span_id: name for name, (_, span) in found.items()}
+    root = "POST /v1/recommendations"
+    assert answer["tier"] == "llm"
+    assert {name: above.get(span.parent_span_id) for name, (_, span) in found.items()} == {
+        root: None,
+        **dict.fromkeys(("features", "route", "rank", "llm", "student", "answer"), root),
+        "HMGET": "features",
+        "llm.rank": "llm",
+        "queue": "llm.rank",
+        "prefill": "llm.rank",
+    }
+    assert found["llm.rank"][0] == "tailrace-llm"
+    explained = (await scene.door.get(f"/v1/explanations/{answer['request_id']}")).json()
+    while "sentences" not in explained:  # written five times a second
+        await asyncio.sleep(0.02)
+        explained = (await scene.door.get(f"/v1/explanations/{answer['request_id']}")).json()
+    assert explained["trace_id"] == f"{TRACE['read']:032x}"
+    assert explained["llm"]["num_prompt_tokens"] > 0

@@ -1,0 +1,257 @@
+"""The whole offline flow on a made-up data set and a real store."""
+
+import asyncio
+import io
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from redis import Redis
+from rich.console import Console
+
+from models.registry import BundleStore
+from pipelines.evaluation.gate import GateOptions
+from pipelines.options import PipelineOptions, Places
+from pipelines.publication.precompute import PrecomputeOptions
+from pipelines.run import refresh_lists, run_pipeline
+from pipelines.runner.run_lock import run_lock
+from pipelines.training.recipes import Recipe
+from services.contracts.features import UserFeatures
+from services.errors import StageFailed
+from services.features.reader import FeatureReader
+from services.features.repo import RepoAddress
+from services.features.writer import FeatureWriter
+from services.settings.addresses import RedisAddress
+from services.student.ranker import load_student
+from tests.support.gateway.rows import declare_whole
+from tests.support.servers import HOST, Server, valkey_server
+from tests.support.training.synthetic import raw_events, raw_items
+from tests.unit.pipelines.conftest import SMALL_DECODER, SMALL_STUDENT
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Feast, ibis and pandas about each other
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One Valkey for this file."""
+    server = valkey_server(tmp_path_factory.mktemp("valkey"))
+    server.start()
+    with Redis(host=HOST, port=server.port) as client:
+        declare_whole(client)
+    yield server
+    server.kill()
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory: pytest.TempPathFactory) -> PipelineOptions:
+    """Own tables of a ring of items, small models, and a gate that they pass."""
+    folder = tmp_path_factory.mktemp("own")
+    raw_events(40, 30, 12).write_csv(folder / "events.csv")
+    raw_items(30).write_ndjson(folder / "items.jsonl")
+    return PipelineOptions(
+        events=folder / "events.csv",
+        items=folder / "items.jsonl",
+        recipes=(Recipe(train=SMALL_DECODER, distill=SMALL_STUDENT),),
+        gate=GateOptions(baseline="popularity", min_student_share=0.5),
+        precompute=PrecomputeOptions(num_users=10, list_len=5),
+    )
+
+
+def places_in(folder: Path, store: Server) -> Places:
+    """A state folder of its own."""
+    return Places(
+        state_dir=folder,
+        cache_dir=folder / "cache",
+        bundle_root=folder / "bundles",
+        offline_log_dir=folder / "log",
+        feature_repo=RepoAddress(folder / "features", RedisAddress(host=HOST, port=store.port)),
+        history_max_items=100,
+        keep_bundles=2,
+    )
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory, store: Server, options: PipelineOptions) -> Places:
+    """Where the pipeline has run once."""
+    places = places_in(tmp_path_factory.mktemp("state"), store)
+    console = Console(file=io.StringIO(), width=160)
+    run_pipeline(options, places, console)
+    assert isinstance(console.file, io.StringIO)
+    (places.state_dir / "shown.txt").write_text(console.file.getvalue())
+    return places
+
+
+def quiet() -> Console:
+    """A console whose output is not used."""
+    return Console(file=io.StringIO())
+
+
+async def read_lists(places: Places, user_id: str) -> UserFeatures:
+    """Return the features that a request reads of a user."""
+    reader = FeatureReader(places.feature_repo, num_partitions=1)
+    try:
+        return await reader.read(user_id, BundleStore(places.bundle_root).live().version, 10.0)
+    finally:
+        await reader.close()
+
+
+def test_own_tables_become_a_live_bundle(places: Places) -> None:
+    """From CSV and JSON Lines to a promoted version that loads, with its manifest."""
+    bundle = BundleStore(places.bundle_root).live()
+
+    assert load_student(bundle, bundle.catalogue()) is not None
+    assert bundle.manifest["dataset"] == "events"
+    assert bundle.manifest["prompt"] == {"max_items": 10, "stride": 5}
+    assert bundle.manifest["test_set"]["num_openings"] == 1
+    assert bundle.manifest["lineage"]["parents"] == {"started_from": None, "compared_with": None}
+    assert (bundle.path / "report.md").read_text().startswith(f"# Bundle {bundle.version}\n")
+    assert f"report: {bundle.path / 'report.md'}" in (places.state_dir / "shown.txt").read_text()
+
+
+def test_the_global_time_split_is_evaluated_and_not_published(places: Places, options: PipelineOptions) -> None:
+    """It trains anew on what lies before the cut, ends at the gate, prints where the report is, and leaves the live bundle."""
+    before, shown = BundleStore(places.bundle_root).live_version(), io.StringIO()
+
+    report = run_pipeline(replace(options, split="global-time"), places, Console(file=shown, width=300))
+
+    assert [stage.stage for stage in report.stages if not stage.skipped] == [
+        "tokenize", "train", "distill", "evaluate", "gate"
+    ]  # fmt: skip
+    assert report.evaluation is not None
+    assert report.evaluation["split"]["kind"] == "global-time"
+    assert "events before 2023-11-14T22:2" in shown.getvalue()
+    assert f"publishes nothing; its report: {report.stages[-1].path / 'report.json'}" in shown.getvalue()
+    assert BundleStore(places.bundle_root).live_version() == before
+
+
+async def test_online_store_holds_histories_and_lists_of_the_live_version(places: Places) -> None:
+    """A busy user's read returns the history and a list made by the live bundle that has seen the newest event."""
+    address = places.feature_repo
+    reader = FeatureReader(address, num_partitions=1)
+
+    version = BundleStore(places.bundle_root).live().version
+    features = [await reader.read(f"u{number:03d}", version, 10.0) for number in range(40)]
+    await reader.close()
+
+    listed = [one for one in features if one.precomputed is not None]
+    assert len(listed) == 10
+    assert all(len(one.history_item_ids) == 12 for one in features)
+    for one in listed:
+        assert one.precomputed is not None
+        assert one.precomputed.made_from_row_us == one.as_of_us
+        assert not set(one.precomputed.item_ids) & set(one.history_item_ids)
+
+
+async def test_users_who_come_back_to_items_get_a_bundle_that_shows_them(
+    tmp_path: Path, store: Server, options: PipelineOptions
+) -> None:
+    """Each user's three favourites in rotation: the run says so, the decoder reaches the bigram, and lists hold favourites."""
+    draw = np.random.default_rng(0)
+    favourites = [draw.choice(12, 3, replace=False) for _ in range(40)]
+    rows = [(f"u{u:03d}", f"i{own[n % 3]:02d}", 60 * n + u) for u, own in enumerate(favourites) for n in range(12)]
+    columns = ["user_id", "item_id", "event_time"]
+    pl.DataFrame(rows, schema=columns, orient="row").write_csv(tmp_path / "groceries.csv")
+    raw_items(12).write_ndjson(tmp_path / "items.jsonl")
+    own = replace(options, events=tmp_path / "groceries.csv", items=tmp_path / "items.jsonl")
+    places, shown = places_in(tmp_path / "state", store), io.StringIO()
+
+    report = run_pipeline(own, places, Console(file=shown, width=160))
+    listed = (await read_lists(places, "u000")).precomputed
+
+    assert report.evaluation is not None
+    metrics = report.evaluation["metrics"]
+    assert metrics["decoder"]["ndcg@10"] >= metrics["bigram"]["ndcg@10"] > 0.5
+    assert metrics["decoder"]["ndcg@10"] == metrics["decoder"]["ndcg@10_unmasked"]
+    assert BundleStore(places.bundle_root).live().manifest["repeats"] is True
+    assert listed is not None
+    assert {f"i{item:02d}" for item in favourites[0]} & {*listed.item_ids}
+    assert "of labels repeat an item of the user's history: seen items are learned" in shown.getvalue()
+
+
+async def test_a_second_run_trains_nothing_and_fills_an_emptied_store(
+    tmp_path: Path, places: Places, options: PipelineOptions
+) -> None:
+    """Every stage that writes a folder is skipped and the same version stays live; features and lists go to the store in each run."""
+    other = valkey_server(tmp_path / "valkey")
+    other.start()
+    try:
+        with Redis(host=HOST, port=other.port) as client:
+            declare_whole(client)
+        redis = RedisAddress(host=HOST, port=other.port)
+        moved = replace(places, feature_repo=replace(places.feature_repo, redis=redis))
+        report = await asyncio.to_thread(run_pipeline, options, moved, quiet())
+        found = [await read_lists(moved, f"u{number:03d}") for number in range(40)]
+    finally:
+        other.kill()
+
+    assert {stage.stage for stage in report.stages if not stage.skipped} <= {"gate", "publish"}
+    assert report.bundle_version == BundleStore(places.bundle_root).live_version()
+    assert all(one.history_item_ids for one in found)
+    assert sum(one.precomputed is not None for one in found) == 10
+
+
+def test_the_gate_stops_models_unless_it_is_forced(places: Places, options: PipelineOptions) -> None:
+    """Nothing is published, and the version before stays live; --force publishes, and the manifest has the reason and both comparisons.
+
+    Another student keeps the decoder.
+    """
+    store, given = BundleStore(places.bundle_root), options.recipes[0]
+    other = replace(given, distill=replace(given.distill, feed_forward=24))
+    beyond = replace(options, recipes=(other,), gate=GateOptions(min_student_share=1.5))
+    before = store.live_version()
+
+    with pytest.raises(StageFailed, match="under 150%; nothing was published"):
+        run_pipeline(beyond, places, quiet())
+
+    assert store.live_version() == before
+    forced = run_pipeline(replace(beyond, force=True), places, quiet())
+    manifest = store.live().manifest
+    assert {"train", "distill"} & {stage.stage for stage in forced.stages if stage.skipped} == {"train", "distill"}
+    assert store.live_version() == forced.bundle_version
+    assert [problem.endswith("under 150%") for problem in manifest["forced"]] == [True]
+    assert [(row["model"], row["champion"]) for row in manifest["against_live"]] == [
+        ("decoder", before),
+        ("student", before),
+    ]
+    assert manifest["data"]["num_users"] == 40
+
+
+def test_lists_are_not_refreshed_while_a_run_holds_the_lock(places: Places, options: PipelineOptions) -> None:
+    """While a pipeline runs in the folder, a refresh does nothing and prints why."""
+    console = Console(file=io.StringIO(), width=300)
+
+    with run_lock(places.stages_dir, quiet()):
+        num_lists = refresh_lists(options, places, console)
+
+    assert isinstance(console.file, io.StringIO)
+    assert num_lists == 0
+    assert "another run" in console.file.getvalue()
+
+
+def test_lists_made_stale_by_an_event_are_made_again(places: Places, options: PipelineOptions) -> None:
+    """Between two trainings: the live bundle's list of a user who has acted since sees that event and leaves its item out."""
+    writer = FeatureWriter(places.feature_repo)
+    (before,) = writer.read_histories(["u000"]).values()
+    seen_ms = before.newest_event_time_ms + 60_000
+    item_id = next(item for item in (f"i{number:02d}" for number in range(30)) if item not in before.item_ids)
+    after = replace(
+        before,
+        item_ids=(*before.item_ids, item_id),
+        newest_event_time_ms=seen_ms,
+        row_time_us=before.row_time_us + 60_000_000,
+    )
+    writer.write_histories([after])
+
+    num_lists = refresh_lists(replace(options, precompute=PrecomputeOptions(num_users=40, list_len=5)), places, quiet())
+
+    lists = asyncio.run(read_lists(places, "u000"))
+    assert num_lists == 40
+    assert lists.precomputed is not None
+    assert lists.precomputed.made_from_row_us == after.row_time_us
+    assert item_id not in lists.precomputed.item_ids

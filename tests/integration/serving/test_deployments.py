@@ -1,0 +1,230 @@
+"""Ranking and text on one real local Ray: replicas that die, other versions, callers that disconnect, and affinity to a replica."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from services.contracts.rank import RankRequest, RankResult
+from services.contracts.text import SamplingOptions, TextDone, TextEvent, TextRequest
+from services.errors import BundleMismatch, BundleNotFound, DeadlineExceeded, DependencyAway, Overloaded, TailraceError
+from services.settings.settings import Settings
+from tests.support.engine.checkpoints import write_checkpoint
+from tests.support.training.bundles import publish_bundle
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Ray leaves its log files and sockets to the collector
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Ray's own, at start
+    pytest.mark.filterwarnings("ignore::FutureWarning"),  # Ray announces its next defaults
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+APP = f"tests-{os.getpid()}"
+LONG = {"ignore_eos": True, "max_tokens": 30_000}
+
+
+@pytest.fixture
+async def run(local_ray) -> AsyncIterator[Callable[[Any], Any]]:
+    """A function that runs a deployment and returns Ray's handle; the deployment is deleted afterwards."""
+    from ray import serve
+
+    yield lambda application: serve.run(application, name=APP, route_prefix=None)
+    await asyncio.to_thread(serve.delete, APP)
+
+
+def replica_pids() -> list[int]:
+    """Return the processes of this test's replicas, by their process titles."""
+    titles = {process.pid: " ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])}
+    return [pid for pid, title in titles.items() if f"ServeReplica:{APP}:" in title]
+
+
+# ranking
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    """Settings over a folder of this test."""
+    return Settings(state_dir=tmp_path, bundle_poll_s=0.1, kv_num_blocks=64)
+
+
+@pytest.fixture
+def rankers(run) -> Callable[[Settings], Any]:
+    """A function that runs the LLM and returns its handle."""
+    from services.llm.handles import LlmHandle
+    from services.llm.ranking.deployment import build_llm
+
+    return lambda settings: LlmHandle(run(build_llm(settings)))
+
+
+def rank_request(version: str, user_id: str = "u", **fields) -> RankRequest:
+    """Build a request of a user with a history of ten items."""
+    known = {
+        "request_id": "r",
+        "user_id": user_id,
+        "bundle_version": version,
+        "history_item_ids": tuple(f"i{index}" for index in range(10)),
+        "k": 5,
+        "budget_ms": 60_000.0,
+    }
+    return RankRequest(**{**known, **fields})
+
+
+async def rank_until_served(handle, version: str, timeout_s: float = 120.0) -> RankResult:
+    """Rank until there is a result."""
+    give_up_s = time.monotonic() + timeout_s
+    while time.monotonic() < give_up_s:
+        try:
+            return await handle.rank(rank_request(version), timeout_s=1.0)
+        except TailraceError as error:
+            last = error
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"{version} does not serve within {timeout_s} s: {last!r}")
+
+
+async def first_failure(handle, within_s: float) -> TailraceError:
+    """Rank until a request fails, and return the error."""
+    give_up_s = time.monotonic() + within_s
+    while time.monotonic() < give_up_s:
+        try:
+            await handle.rank(rank_request("v1"), timeout_s=5.0)
+        except TailraceError as error:
+            return error
+    raise AssertionError(f"nothing failed within {within_s} s")
+
+
+async def test_a_replica_ranks_dies_and_comes_back(rankers, settings) -> None:
+    """Without a bundle it refuses; then it ranks, refuses other versions, and keeps to timeouts; a killed replica fails at once and is replaced."""
+    handle = rankers(settings)
+    with pytest.raises(BundleNotFound):
+        await handle.rank(rank_request("v1"), timeout_s=20.0)
+    publish_bundle(settings.bundle_root, "v1")
+
+    result = await rank_until_served(handle, "v1")
+
+    assert len(result.item_ids) == 5
+    assert result.bundle_version == "v1"
+    assert handle.replicas() == (result.replica,)  # what the gate learns by
+    warm = await handle.rank(rank_request("v1"), timeout_s=20.0)
+    assert warm.item_ids == result.item_ids
+    with pytest.raises(BundleMismatch) as mismatch:
+        await handle.rank(rank_request("v0"), timeout_s=20.0)
+    assert (mismatch.value.wanted, mismatch.value.loaded) == ("v0", "v1")
+
+    with pytest.raises(DeadlineExceeded):
+        await handle.rank(rank_request("v1"), timeout_s=0.0001)
+    assert await handle.rank(rank_request("v1"), timeout_s=20.0)
+
+    os.kill(replica_pids()[0], signal.SIGKILL)
+    for _ in range(2):
+        assert isinstance(await first_failure(handle, within_s=5.0), DependencyAway)
+
+    again = await rank_until_served(handle, "v1")
+    assert again.item_ids == result.item_ids
+
+
+@pytest.mark.grid  # test_of_two_replicas_one_may_die holds the same router, by another key
+async def test_users_stick_to_a_replica(rankers, settings) -> None:
+    """With two replicas a user's next request finds the context of the last one cached, and both replicas are used."""
+    publish_bundle(settings.bundle_root, "v1")
+    handle = rankers(settings.model_copy(update={"llm_replicas": 2, "kv_block_tokens": 4}))
+    users = [f"user-{index}" for index in range(12)]
+
+    def history_of(user: int) -> tuple[str, ...]:
+        """Return each user a history of their own."""
+        return tuple(f"i{(user * 7 + place * (user + 2)) % 30}" for place in range(16))
+
+    async def rank(user: int) -> RankResult:
+        """Rank for a user."""
+        request = rank_request("v1", users[user], history_item_ids=history_of(user))
+        return await handle.rank(request, timeout_s=20.0)
+
+    cold = [await rank(user) for user in range(12)]
+    warm = [await rank(user) for user in range(12) for _ in range(4)]
+
+    assert all(result.num_cached_tokens == 16 for result in warm)
+    assert sum(result.num_cached_tokens for result in cold) < 12 * 16
+    assert len(replica_pids()) == 2
+
+
+# text
+
+
+@pytest.fixture
+def writers(run, tmp_path: Path) -> Callable[..., Any]:
+    """A function that runs text over a tiny checkpoint and returns its handle."""
+    from services.llm.handles import TextHandle
+    from services.llm.text.deployment import build_text
+
+    def start(**fields):
+        """Run it."""
+        folder = write_checkpoint(tmp_path / "tiny", max_positions=32_000)
+        settings = Settings(state_dir=tmp_path, text_path=str(folder), text_max_tokens=30_000, **fields)
+        return TextHandle(run(build_text(settings)), default_deadline_s=120.0)
+
+    return start
+
+
+def text_request(**fields) -> TextRequest:
+    """Build a greedy request."""
+    known = {
+        "request_id": "r",
+        "model": "tiny",
+        "prompt": "the tail gets out",
+        "max_tokens": 16,
+        "sampling": SamplingOptions(temperature=0),
+    }
+    return TextRequest(**{**known, **fields})
+
+
+async def written(handle, **fields) -> list[TextEvent]:
+    """Return all events of a text."""
+    return [event async for event in handle.write(text_request(**fields))]
+
+
+async def test_a_disconnect_frees_a_place_and_a_full_queue_refuses(writers) -> None:
+    """With one place to run and one to wait, one of two more is overloaded; when the first caller disconnects the other is served."""
+    handle = writers(max_running=1, max_waiting=1)
+    first = handle.write(text_request(**LONG))
+    await anext(first)
+
+    others = [asyncio.create_task(written(handle)) for _ in range(2)]
+    refused, waiting = await asyncio.wait(others, timeout=60.0, return_when=asyncio.FIRST_COMPLETED)
+    await first.aclose()
+    events = await asyncio.wait_for(waiting.pop(), 60.0)
+
+    assert [type(task.exception()) for task in refused] == [Overloaded]
+    assert isinstance(events[-1], TextDone)
+
+
+async def test_of_two_replicas_one_may_die(writers) -> None:
+    """Prompts stick to a replica, both serve, and when one is killed every new request, and every answer that is to come whole, is
+    served by the other.
+    """
+    handle = writers(text_replicas=2, kv_block_tokens=4)
+    prompts = [f"{number} times the tail gets out of the turbine" for number in range(12)]
+
+    async def cached_of(prompt: str) -> int:
+        """Generate, and return how many tokens of the prompt were cached."""
+        done = (await written(handle, prompt=prompt))[-1]
+        assert isinstance(done, TextDone)
+        await asyncio.sleep(0.05)  # the router records an answer's end a moment later
+        return done.num_cached_tokens
+
+    cold = [await cached_of(prompt) for prompt in prompts]
+    warm = [await cached_of(prompt) for prompt in prompts]
+    whole = {"max_tokens": 200, "ignore_eos": True, "in_pieces": False}
+    under_way = [asyncio.create_task(written(handle, prompt=f"again {prompt}", **whole)) for prompt in prompts]
+    await cached_of("one that comes back while they are under way")
+    os.kill(replica_pids()[0], signal.SIGKILL)
+    left = await asyncio.gather(*map(cached_of, prompts))
+    ended = await asyncio.gather(*under_way)
+
+    assert all(many > few for many, few in zip(warm, cold, strict=True)), (cold, warm)
+    assert [events[-1].num_completion_tokens for events in ended] == [200] * len(prompts)
+    assert any(many == few for many, few in zip(left, warm, strict=True))
+    assert any(many < few for many, few in zip(left, warm, strict=True))

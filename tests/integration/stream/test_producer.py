@@ -1,0 +1,140 @@
+"""The producer against a real broker: acknowledged, refused in time while it is away, and usable again after its restart."""
+
+import asyncio
+import gc
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from services.errors import DependencyAway, Overloaded
+from services.gateway.events.producer import TopicProducer
+from services.settings.addresses import KafkaAddress
+from tests.support.servers import Server, free_port
+from tests.support.stream.topics import read_topic
+from tests.support.wait import until
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),  # kafka-python's, of refused connections
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # how pytest reports the same
+]
+
+TOPIC = "interactions"
+ACK_S = 2.0
+
+
+@pytest.fixture(autouse=True)
+def _collected() -> Iterator[None]:
+    """Collect the sockets that kafka-python leaves behind, while this module's filters hold."""
+    yield
+    gc.collect()
+
+
+def read_all(broker: Server) -> list[tuple[int, bytes, bytes]]:
+    """Read (partition, key, value) of everything in the topic."""
+    return [(record.partition, record.key, record.value) for _topic_id, record in read_topic(broker, TOPIC)]
+
+
+def producer_of(broker: Server, max_in_flight: int = 100, gather_s: float = 0.0) -> TopicProducer:
+    """A started producer."""
+    producer = TopicProducer(KafkaAddress(bootstrap=broker.address), TOPIC, ACK_S, max_in_flight, gather_s)
+    producer.start()
+    return producer
+
+
+async def test_records_are_in_the_topic_when_the_call_returns(broker: Server) -> None:
+    """All of them, and records of one key in one partition, in order."""
+    producer = producer_of(broker)
+
+    await producer.record([(b"u1", b"%d" % number) for number in range(50)])
+    await producer.record([(b"u2", b"x"), (b"u3", b"y")])
+
+    found = await asyncio.to_thread(read_all, broker)
+    mine = [(partition, value) for partition, key, value in found if key == b"u1"]
+    assert len(found) == 52
+    assert len({partition for partition, _ in mine}) == 1
+    assert [value for _, value in mine] == [b"%d" % number for number in range(50)]
+    await asyncio.to_thread(producer.stop)
+
+
+async def test_gathered_records_arrive_in_order_and_before_the_end(broker: Server) -> None:
+    """Records that arrive while others gather are sent, also those not yet sent when the producer is stopped."""
+    producer = producer_of(broker, gather_s=0.3)
+    outcomes: list[bool] = []
+
+    for number in range(30):
+        assert producer.offer((b"u", b"%d" % number), outcomes.append)
+        await asyncio.sleep(0.01)
+    await asyncio.to_thread(producer.stop)
+
+    found = await asyncio.to_thread(read_all, broker)
+    assert [value for _, _, value in found] == [b"%d" % number for number in range(30)]
+    assert outcomes == [True] * 30
+
+
+async def test_the_loop_stays_free_while_records_wait(broker: Server) -> None:
+    """With the broker gone the call is refused in time, and meanwhile others run."""
+    producer = producer_of(broker)
+    await producer.record([(b"u", b"1")])
+    broker.kill()
+    num_turns = 0
+
+    async def others() -> None:
+        """Count the turns."""
+        nonlocal num_turns
+        while True:
+            num_turns += 1
+            await asyncio.sleep(0.01)
+
+    running = asyncio.create_task(others())
+    started_s = time.monotonic()
+    with pytest.raises(DependencyAway) as caught:
+        await producer.record([(b"u", b"2")])
+    took_s = time.monotonic() - started_s
+    running.cancel()
+
+    assert caught.value.retry_after_s > 0
+    assert took_s < 10 * ACK_S
+    assert num_turns > 10
+    await asyncio.to_thread(producer.stop)
+
+
+async def test_a_broker_that_lost_everything_is_used_again(broker: Server) -> None:
+    """After a restart with new topics records are acknowledged again, and are there."""
+    producer = producer_of(broker)
+    await producer.record([(b"u", b"old")])
+    await asyncio.to_thread(broker.kill)
+    with pytest.raises(DependencyAway):
+        await producer.record([(b"u", b"lost")])
+    await asyncio.to_thread(broker.start)
+
+    deadline_s, num_refused = time.monotonic() + 60, 0
+    while True:
+        try:
+            await producer.record([(b"u", b"new")])
+            break
+        except DependencyAway:
+            num_refused += 1
+            assert time.monotonic() < deadline_s
+
+    values = [value for _, _, value in await asyncio.to_thread(read_all, broker)]
+    assert values.count(b"new") >= 1
+    assert b"old" not in values
+    assert num_refused <= 3
+    await asyncio.to_thread(producer.stop)
+
+
+async def test_without_a_broker_nothing_blocks_and_the_rest_is_dropped() -> None:
+    """Offers over the bound are refused at once, even before the start; the accepted ones are reported as failed."""
+    producer = TopicProducer(KafkaAddress(bootstrap=f"127.0.0.1:{free_port()}"), TOPIC, 0.3, 5)
+    outcomes: list[bool] = []
+
+    taken = [producer.offer((b"u", b"1"), outcomes.append) for _ in range(20)]
+    producer.start()
+    with pytest.raises((Overloaded, DependencyAway)):
+        await producer.record([(b"u", b"1")])
+    await until(lambda: len(outcomes) == 5)
+
+    assert taken == [True] * 5 + [False] * 15
+    assert outcomes == [False] * 5
+    await asyncio.to_thread(producer.stop)

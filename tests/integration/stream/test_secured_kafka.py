@@ -1,0 +1,119 @@
+"""Kafka over TLS against a real broker behind a TLS proxy, and the options that a password sets."""
+
+import asyncio
+import gc
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import trustme
+
+from infra.local.servers.binaries import tansu_command
+from services.errors import ConfigError, DependencyAway
+from services.gateway.events.producer import TopicProducer
+from services.settings.addresses import KafkaAddress
+from services.stream.partition_consumer import LogAddress, PartitionConsumer
+from tests.support.gateway.tls_proxy import tls_proxy
+from tests.support.servers import HOST, Server, free_port
+from tests.support.wait import wait_for
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:unclosed <s:ResourceWarning"),  # kafka-python's, of refused connections
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # how pytest reports the same
+]
+
+TOPIC = "interactions"
+PASSWORD = 'p=1,"x" é'
+
+
+@pytest.fixture(autouse=True)
+def _collected() -> Iterator[None]:
+    """Collect the sockets that kafka-python leaves behind, while this module's filters hold."""
+    yield
+    gc.collect()
+
+
+@pytest.fixture
+def front() -> int:
+    """The port that clients connect to, which the broker advertises."""
+    return free_port()
+
+
+@pytest.fixture
+def broker(tmp_path: Path, front: int) -> Iterator[Server]:
+    """A broker that advertises the front."""
+
+    def command(port: int) -> list[str]:
+        named = f"--advertised-listener-url=tcp://{HOST}:{front}"
+        return [named if word.startswith("--advertised") else word for word in tansu_command(port)]
+
+    server = Server(command, tmp_path / "broker.log")
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def over_tls(tmp_path: Path, broker: Server, front: int) -> Iterator[KafkaAddress]:
+    """The broker's address over TLS."""
+    ca = trustme.CA()
+    ca.cert_pem.write_to_path(tmp_path / "ca.pem")
+    proxy = tls_proxy(tmp_path / "proxy", ca, broker.port, front)
+    proxy.start()
+    yield KafkaAddress(bootstrap=f"{HOST}:{front}", tls_ca_file=tmp_path / "ca.pem")
+    proxy.kill()
+
+
+async def send_and_read(address: KafkaAddress) -> list[bytes | None]:
+    """Send with the gateway's producer, read with the worker's consumer."""
+    producer = TopicProducer(address, TOPIC, 5.0, 10)
+    producer.start()
+    session = await asyncio.to_thread(PartitionConsumer, log_address(address))
+    await asyncio.to_thread(session.assign, session.wanted, lambda _partition, committed: committed)
+    await producer.record([(b"u", b"event")])
+    records = await asyncio.to_thread(wait_for, lambda: session.poll(100), what="the record")
+    await asyncio.to_thread(session.close)
+    await asyncio.to_thread(producer.stop)
+    return [record.value for record in records]
+
+
+def log_address(address: KafkaAddress) -> LogAddress:
+    """Return the address for the worker's consumer."""
+    return LogAddress(kafka=address, topic=TOPIC, dead_letter_topic="dlq", group="g", num_partitions=1)
+
+
+async def test_events_go_out_and_come_in_over_tls(over_tls: KafkaAddress) -> None:
+    """Producer and consumer work over TLS."""
+    assert await send_and_read(over_tls) == [b"event"]
+
+
+def test_an_unverified_broker_is_unavailable(over_tls: KafkaAddress, tmp_path: Path) -> None:
+    """The consumer connects neither with another authority nor without TLS."""
+    trustme.CA().cert_pem.write_to_path(tmp_path / "other.pem")
+
+    for stranger in (replace(over_tls, tls_ca_file=tmp_path / "other.pem"), replace(over_tls, tls_ca_file=None)):
+        with pytest.raises(DependencyAway):
+            PartitionConsumer(log_address(stranger))
+
+
+def test_client_options_follow_the_address(tmp_path: Path) -> None:
+    """The options cover plaintext, TLS and a password; the address's repr holds no password."""
+    (tmp_path / "password").write_text(PASSWORD)
+    plain = KafkaAddress(bootstrap="b:1")
+    user = replace(plain, username="u", password_file=tmp_path / "password")
+    both = replace(user, tls_ca_file=tmp_path / "ca.pem")
+
+    assert plain.client_options() == {"bootstrap_servers": "b:1", "security_protocol": "PLAINTEXT"}
+    assert replace(plain, tls_ca_file=tmp_path / "ca.pem").security_protocol == "SSL"
+    assert both.client_options() == {
+        "bootstrap_servers": "b:1",
+        "security_protocol": "SASL_SSL",
+        "ssl_cafile": str(tmp_path / "ca.pem"),
+        "sasl_mechanism": "SCRAM-SHA-512",
+        "sasl_plain_username": "u",
+        "sasl_plain_password": PASSWORD,
+    }
+    assert PASSWORD not in repr(both)
+    with pytest.raises(ConfigError, match="nowhere"):
+        replace(user, password_file=tmp_path / "nowhere").client_options()

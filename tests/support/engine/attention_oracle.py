@@ -1,0 +1,174 @@
+"""How far the GPU's attention kernels are from attention in fp32, in bf16 at the sizes that are served, beside torch's own attention.
+
+`python -m tests.support.engine.attention_oracle cuda` prints one line for each case, or `cuda 12` for each twelfth. Needs torch, triton and numpy alone. The keys and values of
+the fp32 reference are those that the cache holds, so that what int8 and fp8 lose in storing is not counted.
+
+Shape suffixes: T rows, H query heads, G key/value heads, K head size, N keys that a request's rows see, B beams.
+"""
+
+import itertools
+import sys
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from services.llm.engine.beam.tails import Tails
+from services.llm.engine.gpu.attention import TritonAttention
+from services.llm.engine.kv.cache import KvCache
+from services.llm.engine.schedule.plan import StepPlan
+from services.llm.engine.schedule.sequence import Sequence
+from tests.support.engine.attention_shapes import attention_shape
+from tests.support.interpreter import multiply_bf16_as_numbers
+from tests.support.training.sequences import PLACES, step_of, tails_of
+
+KV_HEADS, BLOCK, NUM_BLOCKS = 2, 16, 96
+TALL = 0
+"""In place of as many rows as fill a program's 128 with their query heads, and some more in a second tile."""
+WORK = {
+    ("prefill", "whole"): ([(100, TALL)], []),
+    ("prefill", "split"): ([(300, TALL), (5, 9)], []),
+    ("decode", "whole"): ([(0, 1), (76, 1), (249, 1)], []),
+    ("decode", "split"): ([(0, 1), (269, 1), (599, 1)], []),
+    ("beams", "whole"): ([], [(200, TALL, 1), (64, 7, 3)]),
+    ("beams", "split"): ([], [(420, TALL, 2), (300, 7, 1)]),
+}
+"""Chunks (start, tokens) and beams (prompt tokens, rows, levels done); a context below two splits' length stays whole."""
+
+MOST_ON_A_CARD, MOST_INTERPRETED = 0.01, 0.02
+"""The largest relative error of a row. bf16 has steps of 1/128; the interpreter truncates where a card rounds. Of 300 keys one that is
+left out, or seen by mistake, makes 0.06."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A kind of cache, of work, and a shape of heads."""
+
+    kv_kind: str
+    work: str
+    parts: str
+    heads_per_group: int
+    head_dim: int
+
+    def __str__(self) -> str:
+        """Name the case."""
+        return f"{self.kv_kind}-{self.work}-{self.parts}-{self.heads_per_group}:1-{self.head_dim}"
+
+
+CASES = [
+    Case(*case)
+    for case in itertools.product(
+        ("model", "int8", "fp8"), ("prefill", "decode", "beams"), ("whole", "split"), (1, 2, 4, 7), (64, 128)
+    )
+]
+
+
+def deviations(case: Case, device: torch.device, *, beside_torch: bool = False) -> tuple[float, float]:
+    """Return the largest relative error of a row of one head, of our kernels and (else 0) of torch's attention in bf16."""
+    torch.manual_seed(0)
+    plan, cache = _plan_of(case), _cache_of(case, device)
+    heads = KV_HEADS * case.heads_per_group
+    rows = plan.num_batched_tokens + sum(sequence.num_beam_rows for sequence in plan.beam_steps)
+    q_THK = torch.randn(rows, heads, case.head_dim, device=device).bfloat16()
+    tails = tails_of(plan, 1, KV_HEADS, case.head_dim, device, torch.bfloat16)
+    kernel = TritonAttention(heads, KV_HEADS, BLOCK, device)
+    prepared = kernel.prepare(plan)
+    assert (prepared.num_splits > 1) == (case.parts == "split"), "the case is not what its name says"
+
+    out_THK = kernel.attend(q_THK, cache, 0, prepared, tails)
+
+    wanted_THK = _dense(q_THK, cache, plan, tails, torch.float32)
+    theirs = _worst(_dense(q_THK, cache, plan, tails, torch.bfloat16), wanted_THK) if beside_torch else 0.0
+    return _worst(out_THK, wanted_THK), theirs
+
+
+def _cache_of(case: Case, device: torch.device) -> KvCache:
+    config = attention_shape(KV_HEADS, KV_HEADS, case.head_dim, layers=1)
+    cache = KvCache(config, NUM_BLOCKS, BLOCK, torch.bfloat16, device, case.kv_kind)
+    numbers = torch.randn(2, NUM_BLOCKS * BLOCK, KV_HEADS, case.head_dim, device=device).bfloat16()
+    cache.write(0, torch.arange(NUM_BLOCKS * BLOCK, device=device), *numbers)
+    return cache
+
+
+def _plan_of(case: Case) -> StepPlan:
+    chunks, beams = WORK[case.work, case.parts]
+    tall = 128 // case.heads_per_group + 5
+    return step_of(
+        [(start, count or tall) for start, count in chunks],
+        [(length, rows or tall, levels_done) for length, rows, levels_done in beams],
+        block_tokens=BLOCK,
+        num_blocks=NUM_BLOCKS,
+    )
+
+
+def _dense(q_THK: Tensor, cache: KvCache, plan: StepPlan, tails: Tails | None, dtype: torch.dtype) -> Tensor:
+    """Attend request by request over gathered keys and values, with torch's attention in this dtype."""
+    parts, row, beam = [], 0, 0
+    for chunk in plan.chunks:
+        k_NGK, v_NGK = _context(cache, chunk.sequence, chunk.end)
+        seen_TN = torch.arange(chunk.end)[None, :] <= torch.arange(chunk.start, chunk.end)[:, None]
+        rows_THK = q_THK[row : row + chunk.num_tokens]
+        parts.append(_attend(rows_THK[None], k_NGK[None], v_NGK[None], seen_TN[None], dtype)[0])
+        row += chunk.num_tokens
+    for sequence in plan.beam_steps:
+        assert tails is not None, "beams have tails"
+        of_request = slice(beam, beam + sequence.num_beam_rows)
+        seen_BL = tails.seen_BL[of_request]
+        k_BNGK, v_BNGK = (
+            torch.cat((whole.expand(len(seen_BL), *whole.shape), tail_YBLGK[0, of_request].float()), dim=1)
+            for whole, tail_YBLGK in zip(
+                _context(cache, sequence, sequence.num_computed_tokens),
+                (tails.keys_YBLGK, tails.values_YBLGK),
+                strict=True,
+            )
+        )
+        seen_BN = functional.pad(seen_BL, (k_BNGK.shape[1] - PLACES, 0), value=True)
+        parts.append(
+            _attend(q_THK[row : row + len(seen_BL), None], k_BNGK, v_BNGK, seen_BN[:, None], dtype).flatten(0, 1)
+        )
+        row, beam = row + len(seen_BL), beam + len(seen_BL)
+    return torch.cat(parts)
+
+
+def _context(cache: KvCache, sequence: Sequence, length: int) -> tuple[Tensor, Tensor]:
+    blocks_EN = torch.tensor([sequence.block_table], device=cache.slots(0).keys.device)
+    k_ENGK, v_ENGK = cache.read(0, blocks_EN)
+    return k_ENGK[0, :length].float(), v_ENGK[0, :length].float()
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """Attend in a batch of (rows, heads, K) over (keys, heads, K), of which each row sees some."""
+    q, k, v = (x.to(dtype).transpose(-2, -3) for x in (q, k, v))
+    mask = seen.to(q.device).unsqueeze(-3)
+    out = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+    return out.transpose(-2, -3).float()
+
+
+def _worst(found_THK: Tensor, wanted_THK: Tensor) -> float:
+    error_TH = (found_THK.float() - wanted_THK).norm(dim=-1) / wanted_THK.norm(dim=-1)
+    return float(error_TH.max())  # NaN anywhere stays NaN, and is no number below a bound
+
+
+def most(device: torch.device) -> float:
+    """Return the bound on this device."""
+    return MOST_ON_A_CARD if device.type == "cuda" else MOST_INTERPRETED
+
+
+def main() -> None:
+    """Print the cases' errors. Exits with 1 where one is beyond its bound."""
+    device, wrong = torch.device(sys.argv[1]), 0
+    multiply_bf16_as_numbers()
+    for case in CASES[:: int(sys.argv[2]) if len(sys.argv) > 2 else 1]:
+        if case.kv_kind == "fp8" and device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
+            continue
+        ours, theirs = deviations(case, device, beside_torch=device.type == "cuda")
+        is_right = ours <= most(device)
+        wrong += not is_right
+        sys.stdout.write(f"{'ok   ' if is_right else 'WRONG'} {case!s:32} ours {ours:.5f} torch {theirs:.5f}\n")
+        sys.stdout.flush()
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""Builders of small random decoders, catalogues and engines, and an oracle that scores every item densely."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from models.decoder.config import DecoderConfig
+from models.decoder.decoder import Decoder
+from models.decoder.window import Window
+from services.llm.engine.beam.trie import ItemCodes
+from services.llm.engine.config import EngineConfig
+from services.llm.engine.engine import Engine
+from services.llm.engine.outcome import EngineOutcome
+from tests.support.engine.dense import hidden_of
+
+SMALL: dict[str, Any] = {
+    "block_tokens": 4,
+    "num_blocks": 256,
+    "tile_tokens": 16,
+    "tile_queries": 8,
+    "cpu_kernels": "torch",
+}
+LEVEL_SIZES = {1: (60,), 2: (9, 11), 3: (5, 7, 6), 4: (4, 3, 5, 4)}
+
+
+def build_items(depth: int, num_items: int = 50, seed: int = 3) -> ItemCodes:
+    """Build random codes; some items share one."""
+    rng = np.random.default_rng(seed)
+    sizes = LEVEL_SIZES[depth]
+    codes = np.stack([rng.integers(0, size, num_items) for size in sizes], axis=1)
+    offsets = tuple(1 + sum(sizes[:level]) for level in range(depth))
+    return ItemCodes(codes=codes, level_sizes=sizes, token_offsets=offsets)
+
+
+def build_decoder(
+    items: ItemCodes, *, heads: int = 4, kv_heads: int = 2, layers: int = 2, window: Window | None = None
+) -> Decoder:
+    """Build a random decoder in fp32 over a catalogue's vocabulary."""
+    torch.manual_seed(11)
+    config = DecoderConfig(
+        vocab_size=1 + sum(items.level_sizes),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=8,
+        max_position_embeddings=256,
+        window=window,
+    )
+    return Decoder(config).eval()
+
+
+def build_engine(decoder: Decoder, items: ItemCodes | None, **knobs: Any) -> Engine:
+    """Build an engine on torch's kernels with small blocks; `knobs` are fields of its configuration."""
+    return Engine(decoder, EngineConfig(**SMALL | knobs), items=items, bundle_version="v1")
+
+
+def exhaustive_ranking(
+    decoder: Decoder, items: ItemCodes, prompt: list[int], allowed: np.ndarray, k: int
+) -> tuple[list[int], np.ndarray]:
+    """Score every item by spelling it densely after the prompt; best first, ties by index."""
+    scores = np.full(len(items.codes), -np.inf)
+    with torch.inference_mode():
+        for code in {tuple(code) for code in items.codes.tolist()}:
+            spelled = [offset + value for offset, value in zip(items.token_offsets, code, strict=True)]
+            tokens = torch.tensor(prompt + spelled[:-1])
+            hidden = hidden_of(decoder, tokens)[len(prompt) - 1 :]
+            total = 0.0
+            for level, (offset, size) in enumerate(zip(items.token_offsets, items.level_sizes, strict=True)):
+                logp = (hidden[level] @ decoder.head_weight_VD[offset : offset + size].T).log_softmax(-1)
+                total += float(logp[code[level]])
+            scores[(items.codes == code).all(axis=1)] = total
+    scores[~allowed] = -np.inf
+    order = np.argsort(-scores, kind="stable")[: min(k, int(allowed.sum()))]
+    return order.tolist(), scores[order]
+
+
+def drain(engine: Engine, *others: Engine) -> dict[str, EngineOutcome]:
+    """Step until the engine has no work, checking its integrity after each step, with the others on its memory."""
+    outcomes: dict[str, EngineOutcome] = {}
+    while engine.has_work:
+        for outcome in engine.step(0.0):
+            assert outcome.request_id not in outcomes
+            outcomes[outcome.request_id] = outcome
+        engine.check_integrity(*others)
+    return outcomes

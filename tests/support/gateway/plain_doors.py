@@ -1,0 +1,90 @@
+"""Both doors without TLS, on a plane of fakes: `python -m tests.support.gateway.plain_doors HTTP_PORT GRPC_PORT HOST`, until killed.
+
+`/headers` returns the request's headers, so that tests see what a proxy in front changes. From `/limit/TEXT` on both doors announce this to
+the edge as their limit; while it is a number the language model is slow, so that recommendations are in flight for a while.
+"""
+
+import asyncio
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import uvicorn
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+from services.gateway.grpc.door import RpcDoor, add_recommender_to_server
+from services.gateway.request.load_monitor import EdgeWatch, LoadMonitor
+from services.gateway.rest.door import create_rest_app
+from tests.support.servers import HOST, accepts, free_port
+from tests.support.wait import wait_for
+from tests.unit.gateway.world import MAX_BODY_BYTES, VERSION, catalogue_of, make_world, publish
+
+
+@contextmanager
+def running_plain_doors() -> Iterator[tuple[int, int]]:
+    """Both doors in a process of their own; gives their ports."""
+    ports = free_port(), free_port()
+    with doors_at(HOST, ports):
+        yield ports
+
+
+@contextmanager
+def doors_at(host: str, ports: tuple[int, int]) -> Iterator[int]:
+    """Both doors on this host, which is one of loopback's addresses; gives the process id."""
+    child = subprocess.Popen([sys.executable, "-m", "tests.support.gateway.plain_doors", *map(str, ports), host])
+    try:
+        wait_for(lambda: all(accepts(host, port) for port in ports), what="the doors")
+        yield child.pid
+    finally:
+        child.kill()
+        child.wait()
+
+
+class FixedWatch(EdgeWatch):
+    """Announces one text."""
+
+    def __init__(self, load: LoadMonitor, text: str) -> None:
+        super().__init__(load, time.monotonic)
+        self._text = text
+
+    @property
+    def announcement(self) -> str:
+        """What is announced for each door."""
+        return f"{self._text} {self._text}"
+
+
+async def serve(http_port: int, grpc_port: int, host: str) -> None:
+    """Serve both doors."""
+    root = Path(tempfile.mkdtemp()) / "bundles"
+    publish(root, VERSION, catalogue_of())
+    world = make_world(root)
+    await world.plane.start()
+    server = grpc.aio.server()
+    add_recommender_to_server(RpcDoor(lambda: world.plane, MAX_BODY_BYTES), server)
+    server.add_insecure_port(f"{host}:{grpc_port}")
+    await server.start()
+    app = create_rest_app(lambda: world.plane, lambda: b"", MAX_BODY_BYTES)
+    app.add_route("/headers", _headers)
+
+    async def limit(http: Request) -> JSONResponse:
+        """Announce this text from now on."""
+        world.llm.delay_s = 3.0 if http.path_params["limit"].isdecimal() else 0.0
+        world.plane.edge = FixedWatch(world.plane.load, http.path_params["limit"])
+        return JSONResponse({})
+
+    app.add_route("/limit/{limit}", limit)
+    await uvicorn.Server(uvicorn.Config(app, host, http_port, log_level="warning")).serve()
+
+
+async def _headers(http: Request) -> JSONResponse:
+    return JSONResponse(dict(http.headers))
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]))

@@ -1,0 +1,257 @@
+"""The interface of `tests.support.stacks.stack` on a stack of containers, controlled through docker compose."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from services.settings.settings import Settings, inherited_environment
+from tests.support.servers import HOST, free_port
+from tests.support.stacks.stack import ROOT, START_TIMEOUT_S, Stack
+from tests.support.wait import wait_for
+
+SERVICES = {
+    "valkey": "redis",
+    "broker": "kafka",
+    "worker": "worker",
+    "serve": "serve",
+    "standby": "standby",
+    "edge": "edge",
+}
+"""The service of each part of the embedded stack."""
+CALLS_A_DOOR = {"explain"}
+METERED = ("serve", "standby", "edge", "worker")
+LABEL = "com.docker.compose.project"
+_READ_METRICS = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:9100/metrics').read().decode())"
+_LIST_REPLICAS = "import psutil, json; print(json.dumps({p.pid: ' '.join(p.cmdline()) for p in psutil.process_iter()}))"
+
+
+class ComposeStack(Stack):
+    """One compose project on ports of its own. With `keep` its volumes, and so bundle and features, outlive it."""
+
+    def __init__(self, project: str, overrides: list[Path], *, keep: bool = False, build: bool = True) -> None:
+        self.project = project
+        self._files = [ROOT / "docker-compose.yml", *overrides]
+        self._keep = keep
+        self._build = build
+        self._channel: grpc.Channel | None = None
+        self._key = ""
+        self._given: dict[str, str] = {}
+        self._grafana_and_prometheus = {name: str(free_port()) for name in ("GRAFANA_PORT", "PROMETHEUS_PORT")}
+        self.settings = Settings(http_port=free_port(), grpc_port=free_port(), gateway_replicas=2)
+        self.rest = httpx.Client(base_url=f"http://{HOST}:{self.settings.http_port}", timeout=20.0)
+
+    def start(self) -> None:
+        """Build what is not built, bring everything up, and wait until a bundle answers and all is healthy."""
+        if self._build:
+            self.compose("build", timeout_s=START_TIMEOUT_S)
+        self.compose("up", "--detach", timeout_s=START_TIMEOUT_S)
+        wait_for(lambda: self._is_ready(), START_TIMEOUT_S, f"an answer; see `docker compose -p {self.project} logs`")
+        wait_for(self.is_healthy, 180.0, "healthy containers")
+        self._key = self.compose("run", "--rm", "-T", "keys", "show-key").strip()
+        self.rest.headers["authorization"] = f"Bearer {self._key}"
+        self._channel = grpc.intercept_channel(grpc.insecure_channel(self.settings.grpc_address), _WithKey(self._key))
+
+    def command(self, *arguments: str, timeout_s: float = 120.0) -> "subprocess.CompletedProcess[str]":
+        """Run `tailrace ...` in the serving container, or in the edge's with the operator's key where it calls the doors."""
+        service, key = ("edge", ("--key", self._key)) if arguments[0] in CALLS_A_DOOR else ("serve", ())
+        command = ["docker", "exec", self.container(service), "tailrace", *arguments, *key]
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout_s)
+
+    def stop(self) -> None:
+        """Take it down. Raises AssertionError when a container, a network or an unkept volume remains."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        self.compose("down", "--remove-orphans", *(() if self._keep else ("--volumes",)), timeout_s=300.0)
+        left = self.leftovers()
+        assert not left, f"left behind: {left}"
+
+    def leftovers(self) -> list[str]:
+        """Return the project's remaining containers, networks and (unless kept) volumes."""
+        kinds = {"container": ("ls", "--all"), "network": ("ls",), "volume": ("ls",)}
+        if self._keep:
+            del kinds["volume"]
+        return [
+            f"{kind} {name}"
+            for kind, words in kinds.items()
+            for name in docker(kind, *words, "--quiet", "--filter", f"label={LABEL}={self.project}").split()
+        ]
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Sum a metric over all containers that have any and all its series with these labels; 0 when there is none."""
+        texts = [docker("exec", self.container(service), "python", "-c", _READ_METRICS) for service in METERED]
+        return sum(
+            sample.value
+            for text in texts
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        )
+
+    @contextmanager
+    def given(self, **variables: str) -> Iterator[None]:
+        """Run with these variables of compose; what they change is recreated at the beginning and the end."""
+        self._given = variables
+        self._up()
+        try:
+            yield
+        finally:
+            self._given = {}
+            self._up()
+
+    def put(self, folder: Path, volume_place: str) -> None:
+        """Copy a folder of this machine into a volume that the worker writes."""
+        done = subprocess.run(["tar", "-C", str(folder.parent), "-c", folder.name], capture_output=True, check=True)
+        command = ["docker", "exec", "-i", self.container("worker"), "tar", "-C", volume_place, "-x", "--no-same-owner"]
+        subprocess.run(command, input=done.stdout, check=True, timeout=60)
+
+    # faults
+
+    def num_restarts(self, part: str) -> int:
+        """Return how often the engine has restarted the part's container."""
+        return int(self._inspect(part)["RestartCount"])
+
+    def kill(self, part: str) -> None:
+        """SIGKILL every process of the part but its init, and wait until the engine has started it again."""
+        before = self.num_restarts(part)
+        docker("exec", self.container(SERVICES[part]), "sh", "-c", "kill -9 -1", check=False)
+        wait_for(lambda: self.num_restarts(part) > before, 30.0, f"a restart of {part}")
+
+    @contextmanager
+    def frozen(self, part: str) -> Iterator[None]:
+        """Pause a part's container."""
+        container = self.container(SERVICES[part])
+        docker("pause", container)
+        try:
+            yield
+        finally:
+            docker("unpause", container)
+
+    def replica_pids(self, is_wanted: Callable[[str], bool]) -> list[int]:
+        """Return the pids, inside the container, of replicas whose deployment's name is wanted."""
+        mark = "ray::ServeReplica:tailrace:"
+        found: dict[str, str] = json.loads(docker("exec", self.container("serve"), "python", "-c", _LIST_REPLICAS))
+        return [
+            int(pid) for pid, title in found.items() if title.startswith(mark) and is_wanted(title.removeprefix(mark))
+        ]
+
+    def kill_processes(self, pids: list[int]) -> None:
+        """SIGKILL processes of the serving container."""
+        docker("exec", self.container("serve"), "sh", "-c", f"kill -9 {' '.join(map(str, pids))}")
+
+    def restart(self, *services: str) -> None:
+        """Restart these services and wait until all are healthy."""
+        self.compose("restart", *services, timeout_s=300.0)
+        wait_for(self.is_healthy, 240.0, "healthy containers after the restart")
+        wait_for(self._is_ready, 120.0, "an answer after the restart")
+
+    def _up(self) -> None:
+        self.compose("up", "--detach", timeout_s=600.0)
+        wait_for(self.is_healthy, 240.0, "healthy containers")
+        wait_for(self._is_ready, 120.0, "an answer")
+
+    def is_healthy(self) -> bool:
+        """Return whether every container runs and is healthy."""
+        states = [self._inspect(part)["State"] for part in SERVICES]
+        return all(state["Running"] and state["Health"]["Status"] == "healthy" for state in states)
+
+    def keeps_events(self) -> bool:
+        """Return whether the broker is Apache Kafka, which keeps events on disk; a replacement may not."""
+        return docker("exec", self.container("kafka"), "ls", "/opt/kafka", check=False) != ""
+
+    def container(self, service: str) -> str:
+        """Return the id of a service's container, running or not."""
+        filters = (f"label={LABEL}={self.project}", f"label=com.docker.compose.service={service}")
+        words = [word for one in filters for word in ("--filter", one)]
+        found = docker("ps", "--all", "--quiet", *words, "--filter", "label=com.docker.compose.oneoff=False").split()
+        assert found, f"no container of {service}"
+        return found[0]
+
+    def compose(self, *words: str, timeout_s: float = 120.0) -> str:
+        """Run docker compose on this project and return its output. Raises AssertionError with the output when it fails."""
+        files = [word for file in self._files for word in ("--file", str(file))]
+        done = subprocess.run(
+            [*compose_command(), "--project-name", self.project, *files, *words],
+            env={**inherited_environment(), **self._variables()},
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=timeout_s,
+        )
+        assert done.returncode == 0, f"docker compose {' '.join(words)}:\n{done.stdout[-2_000:]}{done.stderr[-2_000:]}"
+        return done.stdout
+
+    def _variables(self) -> dict[str, str]:
+        settings = self.settings
+        return {
+            "HTTP_PORT": str(settings.http_port),
+            "GRPC_PORT": str(settings.grpc_port),
+            "GATEWAY_REPLICAS": str(settings.gateway_replicas),
+            **self._grafana_and_prometheus,
+            **self._given,
+        }
+
+    def _inspect(self, part: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(docker("inspect", self.container(SERVICES[part])))[0]
+        return found
+
+    def _is_ready(self) -> bool:
+        try:
+            return self.rest.get("/readyz").status_code == 200
+        except httpx.TransportError:
+            return False
+
+
+class _WithKey(grpc.UnaryUnaryClientInterceptor, grpc.StreamStreamClientInterceptor):
+    """Adds the API key to every call."""
+
+    def __init__(self, key: str) -> None:
+        self._metadata = [("authorization", f"Bearer {key}")]
+
+    def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
+        """Add the key to a call."""
+        return continuation(self._with_key(details), request)
+
+    def intercept_stream_stream(self, continuation: Any, details: Any, requests: Any) -> Any:
+        """Add the key to a stream, such as reflection's."""
+        return continuation(self._with_key(details), requests)
+
+    def _with_key(self, details: Any) -> Any:
+        return details._replace(metadata=[*(details.metadata or ()), *self._metadata])
+
+
+def docker(*words: str, check: bool = True) -> str:
+    """Run docker and return its output. Raises AssertionError with its errors when it fails and `check` is set."""
+    done = subprocess.run(["docker", *words], capture_output=True, text=True, check=False, timeout=120)
+    assert not check or done.returncode == 0, f"docker {' '.join(words)}: {done.stderr}"
+    return done.stdout.strip()
+
+
+def compose_command() -> list[str]:
+    """Return the command of Compose v2, else of v1; empty when neither is installed."""
+    plugin = ["docker", "compose"]
+    if (
+        shutil.which("docker")
+        and subprocess.run([*plugin, "version"], capture_output=True, check=False).returncode == 0
+    ):
+        return plugin
+    return ["docker-compose"] if shutil.which("docker-compose") else []
+
+
+def why_not() -> str | None:
+    """Return why compose cannot be used here, with the fix; None when it can."""
+    if not compose_command():
+        return "docker compose is not installed; install Docker with the compose plugin"
+    if subprocess.run(["docker", "info"], capture_output=True, check=False).returncode:
+        return "no Docker engine answers; start it, and see that you may use its socket"
+    return None

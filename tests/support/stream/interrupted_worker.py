@@ -1,0 +1,39 @@
+"""A stream worker that ends or stops itself at one point: `python -m tests.support.stream.interrupted_worker POINT NTH [SIGSTOP]`."""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry
+
+from services.observability.metrics import StreamMetrics, configure_logging
+from services.settings.settings import load_settings
+from services.stream.__main__ import run_worker
+from services.stream.beside import Pace
+from services.stream.effects import Interruptions
+
+
+def signal_at(nth: int, number: signal.Signals) -> Callable[[], None]:
+    """Make a call that signals this process when it is made for the nth time."""
+    calls = 0
+
+    def call() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == nth:
+            os.kill(os.getpid(), number)
+
+    return call
+
+
+if __name__ == "__main__":
+    configure_logging("info")
+    run_worker(
+        load_settings(),
+        threading.Event(),
+        StreamMetrics(CollectorRegistry()),
+        Pace(checkpoint_every_events=20),
+        Interruptions(**{sys.argv[1]: signal_at(int(sys.argv[2]), signal.Signals[(*sys.argv[3:], "SIGKILL")[0]])}),
+    )

@@ -1,0 +1,142 @@
+"""A stream worker over a real broker and a real Valkey, in a thread of the test; and what its rows should be."""
+
+import random
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from kafka import KafkaProducer
+from prometheus_client import CollectorRegistry
+
+from services.contracts.events import Interaction
+from services.features.repo import RepoAddress
+from services.features.schema import LogPosition, UserHistory
+from services.features.writer import FeatureWriter
+from services.observability.metrics import StreamMetrics
+from services.settings.settings import Settings
+from services.stream.__main__ import run_worker
+from services.stream.aggregate import LoggedEvent, apply, history_limits
+from services.stream.beside import Pace
+from services.stream.log_files import current_files
+from tests.support.servers import Server
+from tests.support.stream.topics import read_topic
+
+TOPIC = "interactions"
+QUICK = Pace(
+    checkpoint_every_s=0.1,
+    popularity_every_s=0.1,
+    lag_every_s=0.1,
+    renew_every_s=0.1,
+    compact_every_s=0.1,
+    retry_after_s=0.1,
+)
+
+
+@dataclass
+class Rig:
+    """A broker, a store, and a worker in a thread of the test; events are sent as a door sends them."""
+
+    settings: Settings
+    features: RepoAddress
+    broker: Server
+
+    def __post_init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._metrics = StreamMetrics(self.registry)
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start_worker(self) -> None:
+        """Start the worker."""
+        self._stop.clear()
+        self._thread = threading.Thread(target=run_worker, args=(self.settings, self._stop, self._metrics, QUICK))
+        self._thread.start()
+
+    def stop_worker(self) -> None:
+        """Stop the worker and wait for its end."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(60)
+            assert not self._thread.is_alive()
+
+    def send_to(self, partition: int, *events: Interaction) -> None:
+        """Produce interactions to this partition, whoever their users are."""
+        producer = KafkaProducer(bootstrap_servers=self.broker.address, max_block_ms=10_000)
+        for event in events:
+            producer.send(TOPIC, key=event.key, value=event.encode(), partition=partition).get(10)
+        producer.close()
+
+    def send(self, *values: Interaction | tuple[bytes | None, bytes]) -> None:
+        """Produce interactions, or raw (key, value) pairs, and wait until the broker has them."""
+        producer = KafkaProducer(bootstrap_servers=self.broker.address, max_block_ms=10_000)
+        try:
+            pairs = [value if isinstance(value, tuple) else (value.key, value.encode()) for value in values]
+            for receipt in [producer.send(TOPIC, key=key, value=value) for key, value in pairs]:
+                receipt.get(10)
+        finally:
+            producer.close()
+
+    def rows(self, *user_ids: str) -> dict[str, UserHistory]:
+        """Read rows as the worker does."""
+        return FeatureWriter(self.features).read_histories(user_ids)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Read one of the worker's metrics; 0 before it is first set."""
+        return self.registry.get_sample_value(name, labels) or 0.0
+
+    def logged(self) -> list[tuple[str, str, int]]:
+        """Return (event id, topic id, offset) of all rows of the offline log, file by file, without removing duplicates.
+
+        Files that the worker has merged into larger ones are left out, as by every reader.
+        """
+        import pyarrow.parquet as pq
+
+        files = current_files((self.settings.offline_log_dir / "interactions").rglob("*.parquet"))
+        rows = [row for path in files for row in pq.ParquetFile(path).read().to_pylist()]
+        return [(row["event_id"], row["topic_id"], row["offset"]) for row in rows]
+
+
+def click(number: int, user_id: str = "u", **changes: Any) -> Interaction:
+    """Build an event; its time rises with its number."""
+    now_ms = time.time_ns() // 1_000_000
+    fields = {"event_id": f"e{number}", "item_id": f"i{number}", "event_time_ms": 1_700_000_000_000 + number}
+    return Interaction(user_id=user_id, accepted_time_ms=now_ms, **(fields | changes))
+
+
+def many_clicks(num_events: int, num_users: int, seed: int = 0) -> list[Interaction]:
+    """Build events of several users, some of them dislikes, with some client retries and some late ones."""
+    draw = random.Random(seed)
+    events = []
+    for number in range(num_events):
+        lateness = draw.choice((0, 0, 0, 50))
+        kind = draw.choice(("click", "click", "click", "dislike"))
+        time_ms = 1_700_000_000_000 + number - lateness
+        events.append(click(number, f"u{draw.randrange(num_users)}", event_time_ms=time_ms, event_type=kind))
+        if draw.random() < 0.1:
+            events.append(events[-1])
+    return events
+
+
+def clean_replay(broker: Server, max_items: int = 30, base: tuple[UserHistory, ...] = ()) -> dict[str, UserHistory]:
+    """Return the rows of a clean replay: every record once, one at a time, in the order of each partition, on top of base rows."""
+    rows = {row.user_id: row for row in base}
+    for event in broker_events(broker):
+        outcome = apply(rows.get(event.user_id), [event], history_limits(max_items))
+        assert outcome.row is not None
+        rows[event.user_id] = outcome.row
+    return rows
+
+
+def in_topic(broker: Server) -> list[tuple[str, str, int]]:
+    """Return (event id, topic id, offset) of all readable records, sorted."""
+    return sorted((one.event_id, one.position.topic_id, one.position.offset) for one in broker_events(broker))
+
+
+def broker_events(broker: Server) -> list[LoggedEvent]:
+    """Read all of the topic with a consumer of the test's own."""
+    from services.stream.decode import Record, decode
+
+    records = read_topic(broker, TOPIC)
+    raw = [Record(LogPosition(topic_id, r.partition, r.offset), r.key, r.value, r.timestamp) for topic_id, r in records]
+    return [event.event for event in decode(raw, 4, time.time_ns() // 1_000_000).events]

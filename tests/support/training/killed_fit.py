@@ -1,0 +1,46 @@
+"""Fits the decoder, the student or its twin and kills itself before its nth step: `python -m tests.support.training.killed_fit MODEL FOLDER STEP`."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from pipelines.runner.stage import silent
+from pipelines.training.checkpoints import Checkpoints
+from pipelines.training.descent import Descent
+from pipelines.training.distill import Inputs, fit_and_save, untaught
+from pipelines.training.train import train
+from tests.unit.pipelines.conftest import CPU, DROPPED_DECODER, DROPPED_STUDENT
+
+
+def fit_one(model: str, folder: Path, checkpoints: Checkpoints) -> None:
+    """Fit one model of the folder's data (`tokens`, and `decoder` as the teacher) into the checkpoints' folder."""
+    out = checkpoints.folder.parent
+    if model == "decoder":
+        train(folder / "tokens", DROPPED_DECODER, out, checkpoints, CPU, silent)
+        return
+    options = DROPPED_STUDENT if model == "student" else untaught(DROPPED_STUDENT)
+    fit_and_save(
+        Inputs(folder / "tokens", 1, CPU), folder / "decoder", options, out / "student.safetensors", checkpoints
+    )
+
+
+def kill_before(nth: int) -> None:
+    """Let the nth step of this process be its end."""
+    step, steps = Descent.step, 0
+
+    def counted(self: Descent, *args: Any) -> float:
+        nonlocal steps
+        steps += 1
+        if steps == nth:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return step(self, *args)
+
+    Descent.step = counted  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    _, model, data, out, every_s, nth = sys.argv
+    kill_before(int(nth))
+    fit_one(model, Path(data), Checkpoints(Path(out) / "saved", "train", float(every_s)))

@@ -1,0 +1,100 @@
+"""docker-compose.yml against the code."""
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from infra.docker.credentials import make_missing
+from services.settings.settings import load_settings
+
+ROOT = Path(__file__).resolve().parents[4]
+TEXT = (ROOT / "docker-compose.yml").read_text()
+FILE: dict[str, Any] = yaml.safe_load(TEXT)
+SERVICES: dict[str, dict[str, Any]] = FILE["services"]
+ONE_SHOT = {"keys", "prepare", "pipeline"}
+OURS = ONE_SHOT | {"worker", "serve", "serve-gpu", "standby", "edge"}
+WRITABLE_ROOT = {"kafka"}
+"""The image writes its configuration at each start."""
+
+every_service = pytest.mark.parametrize("name", SERVICES)
+
+
+def default_of(value: Any) -> str:
+    """Replace `${NAME:-default}` by its default."""
+    return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", str(value))
+
+
+def mounted(name: str) -> dict[str, tuple[str, str]]:
+    """Return the mounts of a service: by source, the path and the mode."""
+    found = {}
+    for volume in SERVICES[name].get("volumes", []):
+        source, place, *mode = volume.split(":")
+        found[source] = (place, mode[0] if mode else "rw")
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(OURS - {"keys", "edge"}))
+def test_environments_are_valid_settings(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of our roles loads its settings from its variables."""
+    for key, value in SERVICES[name]["environment"].items():
+        monkeypatch.setenv(key, default_of(value))
+
+    assert load_settings().redis_host == "redis"
+
+
+@every_service
+def test_every_service_is_confined_and_bounded(name: str) -> None:
+    """A pinned image, a fixed user without root or privileges, a read-only root, bounds that both Compose versions obey, and health checks of servers."""
+    service = SERVICES[name]
+
+    assert re.match(r"v?\d+\.\d+\.\d+", service["image"].partition(":")[2])
+    assert re.fullmatch(r"[1-9]\d*:\d+", service["user"])
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["init"] is True
+    assert service["read_only"] is (name not in WRITABLE_ROOT)
+    assert "privileged" not in service
+    assert {"mem_limit", "cpus", "pids_limit"} <= service.keys()
+    assert float(default_of(service["cpus"])) <= 2, "an engine refuses more processors than the host has"
+    assert service["logging"]["options"]["max-size"]
+    assert ("restart" in service) == ("test" in service["healthcheck"]) == (name not in ONE_SHOT)
+
+
+def test_networks_lead_only_where_they_must() -> None:
+    """Doors and watchers are published on loopback only; store and broker are on an internal network alone, without the edge."""
+    for name, service in SERVICES.items():
+        published = [default_of(port) for port in service.get("ports", [])]
+        assert all(port.startswith("127.0.0.1:") for port in published), name
+        assert bool(published) == (name in {"edge", "prometheus", "grafana"}), name
+    assert all(SERVICES[name]["networks"] == ["data"] for name in ("redis", "kafka"))
+    assert {name for name, one in FILE["networks"].items() if one == {"internal": True}} >= {"data", "watch", "doors"}
+    assert SERVICES["edge"]["command"] == ["edge", "--ray-host", "serve", "--standby-host", "standby"]
+    assert all("doors" in SERVICES[name]["networks"] for name in ("edge", "serve", "standby"))
+    assert "data" not in SERVICES["edge"]["networks"]
+
+
+def test_every_secret_that_is_named_is_made(tmp_path: Path) -> None:
+    """Each path below /secrets in the file is written by the first job and mounted where it is used."""
+    for folder in ("redis", "kafka", "doors", "keys", "grafana"):
+        (tmp_path / folder).mkdir()
+    made = {f"/secrets/{path.relative_to(tmp_path)}" for path in make_missing(tmp_path)}
+
+    for name, service in SERVICES.items():
+        text = yaml.safe_dump({key: value for key, value in service.items() if key != "volumes"})
+        for path in set(re.findall(r"/secrets/[\w./]+", text)):
+            assert path in made, path
+            assert path.rpartition("/")[0] in {place for place, _ in mounted(name).values()}, (name, path)
+
+
+def test_git_and_the_image_hold_no_secret() -> None:
+    """No tracked file is a secret, and .dockerignore excludes everything that it does not name."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    seen = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+
+    assert not [path for path in listed if re.search(r"(password|\.key|\.acl|jaas\.conf|\.pem)$", path)]
+    assert (ROOT / ".dockerignore").read_text().splitlines()[1] == "*"
+    assert not {".git", ".env", ".tailrace"} & set(seen)

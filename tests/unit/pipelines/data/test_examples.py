@@ -1,0 +1,97 @@
+"""Training examples: split by time, and each history holds only what precedes its label."""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from models.catalogue import load_catalogue
+from pipelines.data.arrivals import logged_events
+from pipelines.data.examples import Split, as_of_rows, read_cases, read_labelled_sequences, read_sequences
+from pipelines.data.roles import with_labels
+from pipelines.data.tokenize import tokenize, with_histories
+from pipelines.features.tables import replay
+from services.contracts.event_roles import parse_event_roles
+from services.stream.aggregate import history_limits
+from tests.support.training.synthetic import histories_from, write_arrivals, write_ingested
+
+ROLES = parse_event_roles("[types.view]\nrole = 'weak'")
+T0 = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def events_of(**users: str) -> pl.DataFrame:
+    """One letter an event: `ann="abC"` clicked a and b and viewed C, a second apart."""
+    rows = [(user, item, T0 + timedelta(seconds=n)) for user, items in users.items() for n, item in enumerate(items)]
+    events = pl.DataFrame(rows, schema=["user_id", "item_id", "event_time"], orient="row").sort("event_time", "user_id")
+    kind = pl.when(pl.col("item_id").str.contains("[A-Z]")).then(pl.lit("view")).otherwise(pl.lit("click"))
+    return with_labels(events.with_columns(event_type=kind, value=1.0), ROLES)
+
+
+def test_weak_events_are_history_and_no_labels(tmp_path: Path) -> None:
+    """Views among clicks: labels are clicks alone, histories hold both, and of a training row only the clicks are learned from."""
+    events = events_of(ann="aBcDeFgH", bob="XyZ").sort("event_time", "user_id")
+    items = pl.DataFrame({"item_id": [*"BDFHXZaceghy"]}).with_columns(
+        title="item_id", categories=pl.lit([""]), text="item_id"
+    )
+    events.write_parquet(tmp_path / "events.parquet")
+    items.write_parquet(tmp_path / "items.parquet")
+    tokenize(tmp_path, histories_from(tmp_path), 1_000, tmp_path)
+
+    names = load_catalogue(tmp_path / "catalogue.parquet").item_ids
+    test, valid = read_cases(tmp_path, Split.TEST), read_cases(tmp_path, Split.VALID)
+    ann, bob = sorted(read_labelled_sequences(tmp_path), key=len, reverse=True)
+    assert [[names[item] for item in case] for case in (*test.histories, test.targets)] == [[*"aBcDeF"], ["g"]]
+    assert [[names[item] for item in case] for case in (*valid.histories, valid.targets)] == [[*"aBcD"], ["e"]]
+    assert [names[item] for item in np.ma.getdata(ann)] == [*"aBcD"]
+    assert np.ma.getmaskarray(ann).tolist() == [False, True, False, True]
+    assert np.ma.getmaskarray(bob).tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("max_items", [1, 2, 4, 5, 7])
+@pytest.mark.parametrize(
+    "num_events", [2, 3, 9, 23, *(pytest.param(num, marks=pytest.mark.grid) for num in range(1, 24))]
+)
+def test_training_rows_hold_each_event_once(num_events: int, max_items: int, tmp_path: Path) -> None:
+    """For any limit of the store, the rows together hold each event to train on exactly once."""
+    letters = "abcdefghijklmnopqrstuvwxyz"[:num_events]
+    events = events_of(ann=letters)
+    write_arrivals(events, tmp_path)
+    arrived = logged_events(pl.read_parquet(tmp_path / "arrivals.parquet"))
+    stored = {row.row_time_us: row.item_ids for row in replay(arrived, history_limits(max_items))}
+
+    rows = as_of_rows(events, max_items).filter(pl.col("split") == Split.TRAIN).sort("event_timestamp")
+
+    seen = [item for time in rows["event_timestamp"].dt.epoch("us") for item in stored[time]]
+    assert "".join(seen) == (letters if num_events < 3 else letters[:-2])
+
+
+def test_no_row_sees_its_label_or_anything_after(tmp_path: Path) -> None:
+    """With times rising strictly, each history is exactly what precedes the label."""
+    ingested = write_ingested(tmp_path / "in")
+    events = pl.read_parquet(ingested / "events.parquet")
+    rows = with_histories(as_of_rows(events, 1_000), histories_from(ingested))
+
+    for user, history, target in rows.select("user_id", "history_item_ids", "target_item_id").iter_rows():
+        everything = events.filter(pl.col("user_id") == user)["item_id"].to_list()
+        assert everything[: len(history)] == history
+        assert target is None or everything[len(history)] == target
+
+
+def test_examples_and_catalogue_use_the_same_indices(tmp_path: Path) -> None:
+    """Index to id leads back to the events; every item has a code, those without events too; popularity counts training."""
+    ingested, out = write_ingested(tmp_path / "in"), tmp_path / "out"
+    out.mkdir()
+    tokenize(ingested, histories_from(ingested), 1_000, out)
+
+    catalogue, cases = load_catalogue(out / "catalogue.parquet"), read_cases(out, Split.TEST)
+    last = pl.read_parquet(ingested / "events.parquet").group_by("user_id", maintain_order=True).last()
+    expected = dict(zip(last["user_id"], last["item_id"], strict=True))
+    assert {
+        user: catalogue.item_ids[item] for user, item in zip(cases.user_ids, cases.targets, strict=True)
+    } == expected
+    assert catalogue.item_ids == tuple(sorted(catalogue.item_ids))
+    assert catalogue.depth == 1
+    assert catalogue.vocab_size == 31
+    assert catalogue.popularity.sum() == sum(map(len, read_sequences(out))) == 40 * 10

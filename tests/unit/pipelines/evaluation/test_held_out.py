@@ -1,0 +1,69 @@
+"""The test set is opened once a run, and each opening is on record."""
+
+import re
+from pathlib import Path
+
+import polars as pl
+
+from pipelines.data.tokenize import tokenize
+from pipelines.evaluation.held_out import LEDGER, HeldOut
+from tests.support.pages import ROOT
+from tests.support.training.synthetic import histories_from, write_ingested
+
+
+def tokenized(folder: Path, **sizes: int) -> Path:
+    """The ring, split."""
+    ingested = write_ingested(folder, **sizes)
+    tokenize(ingested, histories_from(ingested), 1_000, folder)
+    return folder
+
+
+def test_a_run_opens_the_test_set_once_and_the_record_has_who_and_how_often(tmp_path: Path) -> None:
+    """Evaluation and comparison of one run are one opening; the next run is another, with its command and purpose."""
+    tokens = tokenized(tmp_path / "tokens")
+    first, second = (HeldOut(tokens, tmp_path, f"tailrace pipeline --seed {seed}") for seed in (0, 1))
+    opened = first.open("evaluation of new models")
+    again = first.open("comparison with v1")
+    second.open("comparison with v1")
+
+    record = HeldOut(tokens, tmp_path, "tailrace pipeline").record()
+
+    assert again is opened
+    assert (record["num_users"], record["num_openings"]) == (40, 2)
+    assert [(one["command"], one["purpose"]) for one in record["openings"]] == [
+        ("tailrace pipeline --seed 0", "evaluation of new models"),
+        ("tailrace pipeline --seed 1", "comparison with v1"),
+    ]
+    assert all(re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", one["at"]) for one in record["openings"])
+
+
+def test_other_labels_are_another_test_set_and_a_new_item_is_not(tmp_path: Path) -> None:
+    """Counting goes by users and label items: an item without events shifts all indices and changes nothing, another label begins anew."""
+    tokens, wider = tokenized(tmp_path / "tokens"), tmp_path / "wider"
+    ingested = write_ingested(wider)
+    items = pl.read_parquet(ingested / "items.parquet")
+    pl.concat([items[:1].with_columns(item_id=pl.lit("a00")), items]).write_parquet(ingested / "items.parquet")
+    tokenize(ingested, histories_from(ingested), 1_000, wider)
+    other = tokenized(tmp_path / "other", events_per_user=11)
+    HeldOut(tokens, tmp_path, "tailrace pipeline").open("evaluation of new models")
+
+    counts = [HeldOut(folder, tmp_path, "").record()["num_openings"] for folder in (tokens, wider, other)]
+
+    assert counts == [1, 1, 0]
+
+
+def test_a_line_cut_off_by_a_power_loss_hides_no_other(tmp_path: Path) -> None:
+    """The record keeps what was written whole."""
+    tokens = tokenized(tmp_path / "tokens")
+    HeldOut(tokens, tmp_path, "tailrace pipeline").open("evaluation of new models")
+    with (tmp_path / LEDGER).open("a") as ledger:
+        ledger.write('{"test_set": "ab\n')
+
+    assert HeldOut(tokens, tmp_path, "").record()["num_openings"] == 1
+
+
+def test_no_other_part_of_the_pipeline_reads_test_labels() -> None:
+    """The name of the test split occurs where the split is made and where it is opened."""
+    named = [path.name for path in sorted((ROOT / "pipelines").rglob("*.py")) if "Split.TEST" in path.read_text()]
+
+    assert named == ["examples.py", "held_out.py"]

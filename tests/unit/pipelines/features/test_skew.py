@@ -1,0 +1,103 @@
+"""Training/serving skew through the pipeline's own tables. Run: pytest tests/unit/pipelines/features/test_skew.py."""
+
+import random
+from pathlib import Path
+
+import polars as pl
+
+from pipelines.data.ingest import Source, ingest, live_log_files
+from pipelines.features.tables import build_tables, latest_histories
+from pipelines.runner.stage import silent
+from services.contracts.event_roles import parse_event_roles
+from services.contracts.events import Interaction
+from services.contracts.features import history_digest
+from services.features.schema import LogPosition, UserHistory
+from services.stream.aggregate import apply, history_limits
+from services.stream.decode import LoggedInteraction
+from services.stream.offline_log import OfflineLog
+
+NUM_IMPRESSIONS, NUM_USERS, MAX_ITEMS = 10_000, 60, 40
+NOW_MS = 1_800_000_000_000
+ROLES = parse_event_roles("[types.view]\nrole = 'weak'\n[types.rating]\nmin_value = 4\nbelow = 'negative'")
+
+
+def build(folder: Path, source: Source) -> Path:
+    """Run the stages ingest and features."""
+    folder.mkdir()
+    ingest(source, folder, folder)
+    build_tables(folder, MAX_ITEMS, folder, silent, ROLES)
+    return folder
+
+
+def recorded(folder: Path) -> tuple[Path, Path]:
+    """Write the tables of a past in which most users have events."""
+    draw = random.Random(1)
+    kinds = ("click", "click", "rating", "dislike", "impression")
+    rows = [
+        (f"u{n % 50}", f"i{draw.randrange(40)}", NOW_MS // 1_000 - 5_000 + n // 3, draw.choice(kinds), n % 6)
+        for n in range(600)
+    ]
+    columns = ["user_id", "item_id", "event_time", "event_type", "value"]
+    pl.DataFrame(rows, schema=columns, orient="row").write_csv(folder / "events.csv")
+    items = [f"i{number}" for number in range(40)]
+    pl.DataFrame({"item_id": items, "title": items}).write_ndjson(folder / "items.jsonl")
+    return folder / "events.csv", folder / "items.jsonl"
+
+
+def clicks() -> list[LoggedInteraction]:
+    """Late events, equal times, all roles, ids repeated soon and long after, items outside the catalogue; midway the topic is made anew."""
+    draw = random.Random(2)
+    found: list[LoggedInteraction] = []
+    for number in range(NUM_IMPRESSIONS):
+        user = draw.randrange(NUM_USERS)
+        age_ms = draw.choice((0, 0, 1, 5_000, 3_600_000, 86_400_000))
+        again = found and draw.random() < 0.05
+        interaction = (
+            draw.choice(found[-3_000:]).interaction
+            if again
+            else Interaction(
+                event_id=f"e{number}",
+                user_id=f"u{user}",
+                item_id=f"i{draw.randrange(44)}",
+                event_type=draw.choice(("click", "click", "view", "rating", "dislike", "impression")),
+                value=draw.randrange(1, 6),
+                event_time_ms=NOW_MS + number // 4 - age_ms,
+            )
+        )
+        topic_id, offset = ("zz-first", number) if number < 6_000 else ("aa-second", number - 6_000)
+        partition = int(interaction.user_id[1:]) % 2
+        found.append(LoggedInteraction(interaction, LogPosition(topic_id, partition, offset)))
+    return found
+
+
+def write_log(root: Path, events: list[LoggedInteraction]) -> None:
+    """Log the events as the worker does, in files of some hundreds."""
+    log = OfflineLog(root)
+    for begin in range(0, len(events), 500):
+        for partition in (0, 1):
+            log.append([one for one in events[begin : begin + 500] if one.position.partition == partition])
+
+
+def test_offline_histories_are_those_that_were_served(tmp_path: Path) -> None:
+    """Ten thousand impressions, one after each event of a difficult log: the offline history as of the row that was served is the same."""
+    own = recorded(tmp_path)
+    before = latest_histories(build(tmp_path / "before", Source(*own, (), ROLES)))
+    rows: dict[str, UserHistory] = {row.user_id: row for row in before}
+    served = []
+    for one in (events := clicks()):
+        row = apply(rows.get(one.event.user_id), [one.event], history_limits(MAX_ITEMS), ROLES).row
+        assert row is not None
+        rows[row.user_id] = row
+        served.append((row.user_id, row.row_time_us, history_digest(row.item_ids)))
+    write_log(tmp_path / "log", events)
+    tables = build(tmp_path / "after", Source(*own, live_log_files(tmp_path / "log"), ROLES))
+    offline = {
+        (row["user_id"], row["row_time_us"]): history_digest(tuple(row["item_ids"]))
+        for row in pl.read_parquet(tables / "user_history.parquet").iter_rows(named=True)
+    }
+
+    mismatches = [one for one in served if offline.get(one[:2]) != one[2]]
+
+    assert len(served) == NUM_IMPRESSIONS
+    assert mismatches == []
+    assert {row.user_id: row for row in latest_histories(tables)} == rows

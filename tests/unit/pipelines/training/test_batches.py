@@ -1,0 +1,56 @@
+"""Batches hold every window once within their budget, with the next token as label."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.catalogue import BOS_TOKEN, Catalogue
+from pipelines.training.batches import IGNORED, cut_windows, group_by_length, make_batch
+from tests.support.training.bundles import build_catalogue
+
+LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=40)
+
+
+@given(LENGTHS, st.integers(1, 100), st.integers(0, 9))
+def test_groups_hold_everything_once_within_the_budget(lengths: list[int], budget: int, seed: int) -> None:
+    """No window is lost or doubled, and no group of several is larger than allowed."""
+    groups = group_by_length(lengths, budget, np.random.default_rng(seed))
+
+    assert sorted(index for group in groups for index in group) == list(range(len(lengths)))
+    assert all(len(g) == 1 or max(lengths[i] for i in g) * len(g) <= budget for g in groups)
+
+
+@given(LENGTHS, st.integers(2, 30), st.integers(0, 9))
+def test_windows_are_disjoint_stretches(lengths: list[int], max_items: int, seed: int) -> None:
+    """Each window is a stretch of its sequence within the limit, no two overlap, short sequences stay whole, of long ones
+    nothing is lost but half a window at the end and a single item at the beginning."""
+    sequences = [np.arange(length) + 1_000 * number for number, length in enumerate(lengths)]
+
+    windows = cut_windows(sequences, max_items, np.random.default_rng(seed))
+
+    items = np.concatenate(windows) if windows else np.zeros(0)
+    assert len(np.unique(items)) == len(items)
+    assert all(2 <= len(window) <= max_items and (np.diff(window) == 1).all() for window in windows)
+    whole = {sequence[0] for sequence in sequences if 2 <= len(sequence) <= max_items}
+    assert whole <= {window[0] for window in windows}
+    for sequence in sequences:
+        kept = np.intersect1d(sequence, items)
+        assert len(sequence) - len(kept) <= 1 + (max_items // 2 if len(sequence) > max_items else 0)
+
+
+def test_each_place_predicts_the_next_token() -> None:
+    """Tokens begin with the beginning; the label of a place is the token of the next; padding is ignored."""
+    batch = make_batch([np.array([2, 0]), np.array([1])], build_catalogue(3))
+
+    assert batch.tokens.tolist() == [[BOS_TOKEN, 3], [BOS_TOKEN, BOS_TOKEN]]
+    assert batch.labels.tolist() == [[3, 1], [2, IGNORED]]
+
+
+def test_codes_of_depth_two_take_two_places() -> None:
+    """An item is spelled level by level."""
+    deep = Catalogue(("a", "b"), ("A", "B"), ((), ()), np.array([[0, 1], [1, 0]], dtype=np.int32), (2, 2), np.ones(2))
+
+    batch = make_batch([np.array([1, 0])], deep)
+
+    assert batch.labels.tolist() == [[2, 3, 1, 4]]
+    assert batch.tokens.tolist() == [[BOS_TOKEN, 2, 3, 1]]
