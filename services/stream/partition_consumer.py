@@ -157,26 +157,25 @@ class PartitionConsumer:
         self._closers.clear()
 
     def _connect(self) -> None:
-        shared = {
-            **self._address.kafka.client_options(),
-            "bootstrap_timeout_ms": _CONNECT_MS,
-            "request_timeout_ms": _REQUEST_MS,
-            "reconnect_backoff_max_ms": 500,
-        }
-        self._admin = _opened(KafkaAdminClient, shared)
+        opened = partial(
+            self._address.kafka.open_client,
+            bootstrap_timeout_ms=_CONNECT_MS,
+            request_timeout_ms=_REQUEST_MS,
+            reconnect_backoff_max_ms=500,
+        )
+        self._admin = opened(KafkaAdminClient)
         self._closers.append(self._admin.close)
-        reading = {
-            "group_id": self._address.group,
-            "enable_auto_commit": False,
-            "auto_offset_reset": "earliest",
-            "fetch_max_wait_ms": _FETCH_WAIT_MS,
-            "max_poll_records": self._address.max_poll_records,
-            "allow_auto_create_topics": False,
-        }
-        self._consumer = _opened(KafkaConsumer, shared | reading)
+        self._consumer = opened(
+            KafkaConsumer,
+            group_id=self._address.group,
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+            fetch_max_wait_ms=_FETCH_WAIT_MS,
+            max_poll_records=self._address.max_poll_records,
+            allow_auto_create_topics=False,
+        )
         self._closers.append(partial(self._consumer.close, autocommit=False, timeout_ms=_CLOSE_MS))
-        writing = {"max_block_ms": 1_000, "enable_idempotence": False, "acks": "all"}
-        self._producer = _opened(KafkaProducer, shared | writing)
+        self._producer = opened(KafkaProducer, max_block_ms=1_000, enable_idempotence=False, acks="all")
         self._closers.append(partial(self._producer.close, timeout=_CLOSE_MS / 1_000))
 
     def _num_behind(self, place: TopicPartition, end: int) -> int:
@@ -242,22 +241,6 @@ class PartitionConsumer:
         except BaseException:
             self.close()
             raise
-
-
-def _opened(kind: Any, options: Mapping[str, Any]) -> Any:
-    """Make a client of kafka-python. One whose constructor fails leaves a thread and three descriptors: its network is closed here."""
-    networks = []
-
-    def network(**given: Any) -> Any:
-        networks.append(kind.DEFAULT_CONFIG["kafka_client"](**given))
-        return networks[-1]
-
-    try:
-        return kind(**options, kafka_client=network)
-    except BaseException:
-        for one in networks:
-            one.close()
-        raise
 
 
 def _trace(headers: Sequence[tuple[str, bytes]]) -> TraceHeaders:

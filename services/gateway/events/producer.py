@@ -155,11 +155,11 @@ class TopicProducer:
             self._connecting.succeeded()
         return client
 
-    def _make_client(self) -> KafkaProducer:
+    def _make_client(self) -> Any:
         ack_ms = int(self._ack_timeout_s * 1_000)
         linger_ms = min(_LINGER_MS, ack_ms // 4) if self._gather_s else 0
-        return KafkaProducer(
-            **self._kafka.client_options(),
+        return self._kafka.open_client(
+            KafkaProducer,
             acks="all",
             linger_ms=linger_ms,
             allow_auto_create_topics=False,

@@ -2,9 +2,11 @@
 
 import asyncio
 import gc
+import threading
 import time
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
 from services.errors import DependencyAway, Overloaded
@@ -138,3 +140,20 @@ async def test_without_a_broker_nothing_blocks_and_the_rest_is_dropped() -> None
     assert taken == [True] * 5 + [False] * 15
     assert outcomes == [False] * 5
     await asyncio.to_thread(producer.stop)
+
+
+async def test_a_broker_that_hangs_costs_no_thread_and_no_descriptor(broker: Server) -> None:
+    """Attempts to connect to a broker that accepts connections and answers nothing leave what was there before."""
+    await asyncio.to_thread(gc.collect)  # makes the thread in which the producer is stopped
+    process = psutil.Process()
+    before = threading.active_count(), process.num_fds()
+    broker.freeze()
+    producer = producer_of(broker)
+
+    for _ in range(2):
+        with pytest.raises(DependencyAway):
+            await producer.record([(b"u", b"1")])
+    broker.thaw()
+    await asyncio.to_thread(producer.stop)
+
+    assert (threading.active_count(), process.num_fds()) == before
