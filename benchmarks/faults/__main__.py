@@ -1,6 +1,6 @@
 """The fault matrix: what callers see while one part after another fails, on a separate stack behind faulty connections.
 
-    python -m benchmarks.faults --json OUT [--fault NAME ...] [--rate 50] [--state FOLDER] [--logs FOLDER]
+    python -m benchmarks.faults --json OUT [--fault NAME ...] [--rate 50] [--llm-replicas 1] [--state FOLDER] [--logs FOLDER]
     python -m benchmarks.faults --nodes 3 --rate 20 ...     a cluster: head, and one gateway and one LLM replica on each other node
 
 Each row: healthy seconds, the fault, then time to recover, with recommendations through both doors at a fixed rate throughout
@@ -31,7 +31,7 @@ from benchmarks.faults.nodes.scene import ClusterProcesses, cluster_scene, layou
 from benchmarks.faults.rows import DEADLINE_MS, PHASES, Phases, door_of, plan_row, row_of
 from benchmarks.faults.scene import Scene, scene_from
 from benchmarks.load.audience import RequestMix
-from benchmarks.load.command import about_run, above_zero, write_report
+from benchmarks.load.command import about_run, above_zero, at_least_one, write_report
 from benchmarks.load.live_view import LiveView
 from benchmarks.load.open_loop import RequestOutcome, run_schedule
 from services.errors import EnvironmentFault, TailraceError
@@ -90,7 +90,8 @@ async def measure(options: argparse.Namespace, console: Console) -> dict[str, An
         if names:
             console.print(f"starting a separate stack{', behind proxies' if is_wired else ''} ...")
             logs = options.logs and options.logs / ("wired" if is_wired else "direct")
-            async with scene_from(options.state.absolute(), logs, is_wired=is_wired) as scene:
+            given = {"llm_replicas": options.llm_replicas}
+            async with scene_from(options.state.absolute(), logs, is_wired=is_wired, **given) as scene:
                 rows += [await _shown_row(name, scene, options.rate, console, PHASES, FAULTS[name]) for name in names]
     console.print(table_of(rows))
     return {
@@ -98,6 +99,7 @@ async def measure(options: argparse.Namespace, console: Console) -> dict[str, An
         "rate_rps": options.rate,
         "deadline_ms": DEADLINE_MS,
         "phases": asdict(PHASES),
+        "llm_replicas": options.llm_replicas,
         "rows": rows,
     }
 
@@ -183,6 +185,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path, required=True, metavar="OUT")
     parser.add_argument("--fault", nargs="+", choices=list(dict.fromkeys((*FAULTS, *NODE_FAULTS))), help="only these")
     parser.add_argument("--rate", type=above_zero, default=50.0, help="requests a second")
+    parser.add_argument(
+        "--llm-replicas", type=at_least_one, default=1, metavar="N", help="LLM replicas of a single stack"
+    )
     parser.add_argument("--nodes", type=int, metavar="N", help="a cluster of N nodes, 3 or more, in network namespaces")
     parser.add_argument(
         "--state", type=Path, default=settings.state_dir, help="state folder whose bundle and store are copied"

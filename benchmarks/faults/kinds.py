@@ -51,5 +51,7 @@ FAULTS = {
         for wire in (Wire.STOP, Wire.HANG, Wire.SLOW, Wire.RESET)
     },
     **{f"{name}-killed": kill(name) for name in ("store", "gateway", "llm", "worker", "edge", "ingress", "raylet")},
+    "llm-hung": Fault(run_process("freeze_llm"), run_process("thaw_llm")),
+    "llm-stalls": Fault(run_process("stall_llm")),
     "low-priority-spike": Fault(nothing, nothing, is_spike=True),
 }

@@ -1,7 +1,8 @@
-"""The processes of one running stack that a fault may kill, found through the stack's record."""
+"""The processes of one running stack that a fault may kill or freeze, found through the stack's record."""
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from infra.local.supervisor.stackfile import StackFile
 from services.errors import EnvironmentFault
 
 _REPLICA = "ray::ServeReplica:tailrace:"
+_NUM_STALLS, _STALL_S, _STALL_EVERY_S = 3, 0.6, 5.0
 
 
 class StackProcesses:
@@ -23,34 +25,52 @@ class StackProcesses:
         self._file = StackFile(state_dir)
         self._rays = rays
         self._workers = workers
+        self._frozen: list[psutil.Process] = []
 
     def kill_gateway(self) -> None:
         """Kill one gateway replica."""
-        self._kill(self._replicas("Gateway")[:1])
+        kill_processes(self._replicas("Gateway")[:1])
 
     def kill_llm(self) -> None:
         """Kill every LLM replica."""
-        self._kill(self._replicas("llm"))
+        kill_processes(self._replicas("llm"))
+
+    def freeze_llm(self) -> None:
+        """Freeze one LLM replica: its connections stay, and it answers nothing."""
+        self._frozen = self._replicas("llm")[:1]
+        _signal(self._frozen, signal.SIGSTOP)
+
+    def thaw_llm(self) -> None:
+        """Let the frozen replica go on, unless Ray has replaced it by now."""
+        _signal([process for process in self._frozen if process.is_running()], signal.SIGCONT)
+
+    def stall_llm(self) -> None:
+        """Freeze one LLM replica for 0.6 s, three times, 5 s apart: as by a ranking whose step takes so long."""
+        for number in range(_NUM_STALLS):
+            time.sleep(_STALL_EVERY_S if number else 0.0)
+            self.freeze_llm()
+            time.sleep(_STALL_S)
+            self.thaw_llm()
 
     def kill_worker(self) -> None:
         """Kill a stream worker."""
-        self._kill([self._part(self._workers[0])])
+        kill_processes([self._part(self._workers[0])])
 
     def kill_edge(self) -> None:
         """Kill the edge's HAProxy."""
-        self._kill(self._below("edge", _is_haproxy))
+        kill_processes(self._below("edge", _is_haproxy))
 
     def kill_ingress(self) -> None:
         """Kill the HAProxy of one of Ray's nodes: after a reload there is an older one beside the one that listens."""
-        self._kill(self._below(self._rays[0], _is_haproxy))
+        kill_processes(self._below(self._rays[0], _is_haproxy))
 
     def kill_raylet(self) -> None:
         """Kill the node server of one of Ray's nodes, and with it every replica there."""
-        self._kill(self._below(self._rays[0], lambda process: process.name() == "raylet"))
+        kill_processes(self._below(self._rays[0], lambda process: process.name() == "raylet"))
 
     def kill_store(self) -> None:
         """Kill the store's server."""
-        self._kill([self._part("valkey")])
+        kill_processes([self._part("valkey")])
 
     def is_healthy(self) -> bool:
         """Whether the supervisor holds every part for healthy."""
@@ -81,9 +101,15 @@ class StackProcesses:
             raise EnvironmentFault(f"nothing of the kind runs below {part}")
         return found
 
-    def _kill(self, processes: list[psutil.Process]) -> None:
-        for process in processes:
-            os.kill(process.pid, signal.SIGKILL)
+
+def kill_processes(processes: list[psutil.Process]) -> None:
+    """End these at once."""
+    _signal(processes, signal.SIGKILL)
+
+
+def _signal(processes: list[psutil.Process], number: int) -> None:
+    for process in processes:
+        os.kill(process.pid, number)
 
 
 def _is(process: psutil.Process, is_wanted: Callable[[psutil.Process], bool]) -> bool:

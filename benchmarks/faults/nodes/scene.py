@@ -15,7 +15,7 @@ from tempfile import mkdtemp
 
 from benchmarks.faults.nodes.layout import HEAD, Layout, why_not
 from benchmarks.faults.nodes.parts import cluster_settings
-from benchmarks.faults.processes import StackProcesses
+from benchmarks.faults.processes import StackProcesses, kill_processes
 from benchmarks.faults.scene import Scene, copy_state, scratch_folder, started_scene
 from infra.local.edge.admin import num_ray_up, use_ray_host
 from infra.local.edge.config import edge_folder
@@ -84,7 +84,7 @@ class ClusterProcesses(StackProcesses):
 
     def kill_standby(self) -> None:
         """Kill the standby."""
-        self._kill([self._part("standby")])
+        kill_processes([self._part("standby")])
 
     def cut_first_node(self) -> None:
         """Cut the network of the first worker node."""
