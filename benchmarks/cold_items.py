@@ -36,9 +36,9 @@ from pipelines.codes.options import CodesOptions
 from pipelines.data.examples import Split
 from pipelines.evaluation.metrics import Scorer, interval
 from pipelines.training.beam_scoring import BeamScorer
-from pipelines.training.checkpoints import Checkpoints
 from pipelines.training.dense import DecoderScorer
 from pipelines.training.distill import Inputs, StudentScorer, fit_and_save
+from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.item_text import load_item_text
 from pipelines.training.recipes import choose, data_size, read_recipes
 from pipelines.training.train import train

@@ -8,7 +8,7 @@ from pipelines.data.checks import CheckOptions
 from pipelines.data.examples import SplitKind
 from pipelines.evaluation.gate import GateOptions
 from pipelines.publication.precompute import PrecomputeOptions
-from pipelines.training.device import Device, choose_device
+from pipelines.training.fit.device import Device, choose_device
 from pipelines.training.recipes import Recipe, read_recipes
 from services.contracts.event_roles import DEFAULT_ROLES, EventRoles
 from services.errors import ConfigError

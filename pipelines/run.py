@@ -39,8 +39,8 @@ from pipelines.runner.bars import Bars, metrics_table
 from pipelines.runner.run_lock import run_lock, run_lock_if_free
 from pipelines.runner.stage import Progress, StageCache, StageOutput, content_key
 from pipelines.training import distill, recipes, train
-from pipelines.training.checkpoints import Checkpoints
-from pipelines.training.device import choose_device
+from pipelines.training.fit.checkpoints import Checkpoints
+from pipelines.training.fit.device import choose_device
 from pipelines.training.warm_start import live_start
 from services.features.writer import FeatureWriter
 

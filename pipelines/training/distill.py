@@ -31,11 +31,11 @@ from models.student import START, StudentConfig, StudentModel, read_student, sav
 from pipelines.data.examples import Split, read_cases, read_labelled_sequences
 from pipelines.evaluation.metrics import ndcg, rank_labels
 from pipelines.runner.stage import Progress, silent
-from pipelines.training.batches import Batch, batch_windows, cut_windows
-from pipelines.training.checkpoints import Checkpoints
 from pipelines.training.dense import right_padded
-from pipelines.training.descent import DescentOptions
-from pipelines.training.fitting import FitOptions, Fitted, Loss, Task, dropout_after, fit
+from pipelines.training.fit.batches import Batch, batch_windows, cut_windows
+from pipelines.training.fit.checkpoints import Checkpoints
+from pipelines.training.fit.descent import DescentOptions
+from pipelines.training.fit.fitting import FitOptions, Fitted, Loss, Task, dropout_after, fit
 from pipelines.training.item_rows import fill_rows, spelled_rows
 from pipelines.training.lessons import BeamLessons, TeacherLessons, new_lessons
 from pipelines.training.position_loss import position_loss

@@ -16,9 +16,9 @@ from torch import Tensor
 from models.catalogue import BOS_TOKEN, Catalogue
 from models.decoder.decoder import Decoder
 from models.student import START
-from pipelines.training.batches import IGNORED
 from pipelines.training.beam_scoring import BeamScorer
 from pipelines.training.dense import hidden_states
+from pipelines.training.fit.batches import IGNORED
 from pipelines.training.item_rows import token_of_row
 from pipelines.training.loss import TaughtItems, Teacher
 

@@ -28,12 +28,12 @@ from pipelines.codes.embedding import read_texts
 from pipelines.data.examples import Split, read_cases, read_labelled_sequences, sample_cases
 from pipelines.evaluation.metrics import ndcg, rank_labels
 from pipelines.runner.stage import Progress
-from pipelines.training.batches import IGNORED, Batch, batch_windows, cut_windows
 from pipelines.training.beam_scoring import decoder_scorer
-from pipelines.training.checkpoints import Checkpoints
 from pipelines.training.dense import hidden_states
-from pipelines.training.descent import DescentOptions
-from pipelines.training.fitting import FitOptions, Loss, Task, dropout_after, fit
+from pipelines.training.fit.batches import IGNORED, Batch, batch_windows, cut_windows
+from pipelines.training.fit.checkpoints import Checkpoints
+from pipelines.training.fit.descent import DescentOptions
+from pipelines.training.fit.fitting import FitOptions, Loss, Task, dropout_after, fit
 from pipelines.training.item_text import add_text, folded, learned_text
 from pipelines.training.position_loss import position_loss
 from pipelines.training.sampled_loss import ItemSampler

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from models.catalogue import NUM_SPECIAL_TOKENS, Catalogue, load_catalogue
 from models.registry import BundleStore
-from pipelines.training.fitting import FitOptions
+from pipelines.training.fit.fitting import FitOptions
 from services.errors import BundleError, CheckpointError
 
 log = structlog.get_logger()

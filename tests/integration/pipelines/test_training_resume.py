@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from pipelines.data.tokenize import tokenize
 from pipelines.runner.stage import silent
-from pipelines.training.checkpoints import Checkpoints, FitState
+from pipelines.training.fit.checkpoints import Checkpoints, FitState
 from pipelines.training.train import train
 from services.errors import StageFailed
 from tests.support.training.killed_fit import fit_one

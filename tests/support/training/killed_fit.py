@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.runner.stage import silent
-from pipelines.training.checkpoints import Checkpoints
-from pipelines.training.descent import Descent
 from pipelines.training.distill import Inputs, fit_and_save, untaught
+from pipelines.training.fit.checkpoints import Checkpoints
+from pipelines.training.fit.descent import Descent
 from pipelines.training.train import train
 from tests.unit.pipelines.conftest import CPU, DROPPED_DECODER, DROPPED_STUDENT
 

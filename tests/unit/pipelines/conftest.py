@@ -13,10 +13,10 @@ from pipelines.evaluation.evaluate import Trained, evaluate
 from pipelines.evaluation.held_out import HeldOut
 from pipelines.publication.bundle import optimize
 from pipelines.runner.stage import silent
-from pipelines.training.checkpoints import Checkpoints
-from pipelines.training.descent import DescentOptions
 from pipelines.training.distill import DistillOptions, Inputs, fit_and_save, untaught
-from pipelines.training.fitting import FitOptions
+from pipelines.training.fit.checkpoints import Checkpoints
+from pipelines.training.fit.descent import DescentOptions
+from pipelines.training.fit.fitting import FitOptions
 from pipelines.training.train import TrainOptions, train
 from tests.support.training.synthetic import histories_from, write_ingested
 

@@ -103,7 +103,7 @@ def test_sources_of_a_stage_are_all_that_it_is_made_of() -> None:
     assert {
         "pipelines.training.train",
         "pipelines.training.loss",
-        "pipelines.training.batches",
+        "pipelines.training.fit.batches",
         "pipelines.evaluation.metrics",
     } < names
     assert {"models.decoder.decoder", "models.decoder.rope", "models.catalogue"} < names

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.catalogue import BOS_TOKEN, Catalogue
-from pipelines.training.batches import IGNORED, cut_windows, group_by_length, make_batch
+from pipelines.training.fit.batches import IGNORED, cut_windows, group_by_length, make_batch
 from tests.support.training.bundles import build_catalogue
 
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=40)

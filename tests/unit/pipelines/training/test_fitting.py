@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from models.decoder.decoder import Decoder
-from pipelines.training.batches import Batch, make_batch, split_batch
-from pipelines.training.checkpoints import Checkpoints
 from pipelines.training.dense import DecoderScorer, hidden_states
-from pipelines.training.descent import Descent, DescentOptions, rate_at
 from pipelines.training.distill import DistillOptions, StudentScorer, imitation_loss, new_student, untaught
-from pipelines.training.fitting import FitOptions, Fitted, Task, dropout_after, fit
+from pipelines.training.fit.batches import Batch, make_batch, split_batch
+from pipelines.training.fit.checkpoints import Checkpoints
+from pipelines.training.fit.descent import Descent, DescentOptions, rate_at
+from pipelines.training.fit.fitting import FitOptions, Fitted, Task, dropout_after, fit
 from pipelines.training.lessons import new_lessons
 from pipelines.training.sampled_loss import ItemSampler
 from pipelines.training.train import TrainOptions, new_decoder, next_token_loss

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pipelines.runner.stage import Progress
-from pipelines.training.batches import Batch, split_batch
-from pipelines.training.checkpoints import Checkpoints, FitState
-from pipelines.training.descent import Descent, DescentOptions, UnusableLoss
+from pipelines.training.fit.batches import Batch, split_batch
+from pipelines.training.fit.checkpoints import Checkpoints, FitState
+from pipelines.training.fit.descent import Descent, DescentOptions, UnusableLoss
 from services.errors import StageFailed
 
 log = structlog.get_logger()

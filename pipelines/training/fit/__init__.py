@@ -1,0 +1,1 @@
+"""One fit: batches, steps, checkpoints, and the device that it runs on."""
