@@ -237,6 +237,7 @@ def _console(settings: Settings, plane: DataPlane, store: DrillableStore, drills
         drills=drills,
         read_report=lambda version: bundles.open(version).report(),
         default_deadline_ms=settings.default_deadline_ms,
+        llm_needs_gain=settings.llm_routing == "gain",
     )
 
 

@@ -50,7 +50,10 @@ def slices_of(cases: Cases, popularity: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def gain_by_slice(ranks: np.ndarray, other: np.ndarray, slices: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
-    """Return rows {slice, num_cases, llm_ndcg, student_ndcg, llm_minus_student, low, high}: NDCG@10, and its difference with the 95 % paired bootstrap interval."""
+    """Return rows {slice, history, num_cases, llm_ndcg, student_ndcg, llm_minus_student, low, high}: NDCG@10, and its difference with the 95 % paired bootstrap interval.
+
+    `history` is the slice's first and last length (None: no last) where it is one of history lengths, else None.
+    """
     llm, student = gains(ranks, 10), gains(other, 10)
     rows = []
     for name, members in slices.items():
@@ -58,7 +61,8 @@ def gain_by_slice(ranks: np.ndarray, other: np.ndarray, slices: Mapping[str, np.
         low, high = interval(difference, seed=0)
         means = {"llm_ndcg": float(llm[members].mean()), "student_ndcg": float(student[members].mean())}
         gain = {"llm_minus_student": float(difference.mean()), "low": low, "high": high}
-        rows.append({"slice": name, "num_cases": int(members.sum()), **means, **gain})
+        about = {"slice": name, "history": _HISTORIES.get(name), "num_cases": int(members.sum())}
+        rows.append({**about, **means, **gain})
     return rows
 
 

@@ -14,7 +14,7 @@ from services.gateway.console.samples import MetricSampler
 from services.gateway.console.slo import ChartStep, SloStatus, chart_steps, series_for, slo_statuses
 from services.gateway.console.users import EventTimes, History, ListedUser, UserDirectory, choose_users, read_history
 from services.gateway.drills import Drills, DrillTarget
-from services.gateway.request.live_bundle import LiveBundle
+from services.gateway.request.live_bundle import Live, LiveBundle
 from services.observability.objectives import Objectives, load_objectives
 
 CHART_S = 120.0
@@ -47,6 +47,18 @@ class ModelQuality:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryGain:
+    """What the LLM adds to the student's NDCG at ten for histories of `first` to `last` known items (None: no last), and whether it is called for them."""
+
+    first: int
+    last: int | None
+    num_test_users: int
+    llm_minus_student: float
+    interval: tuple[float, float]
+    calls_llm: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BundleQuality:
     """A bundle's evaluation report: every model under one protocol."""
 
@@ -55,6 +67,7 @@ class BundleQuality:
     num_test_users: int
     student_share: float | None
     rows: tuple[ModelQuality, ...]
+    gain: tuple[HistoryGain, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +96,7 @@ class ConsoleService:
         objectives: Objectives,
         read_report: Callable[[str], Mapping[str, Any]],
         default_deadline_ms: int,
+        llm_needs_gain: bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._live = live
@@ -93,6 +107,7 @@ class ConsoleService:
         self._objectives = objectives
         self._read_report = read_report
         self._default_deadline_ms = default_deadline_ms
+        self._llm_needs_gain = llm_needs_gain
         self._clock = clock
         self._listed: tuple[float, list[ListedUser]] | None = None
         self._bundle: ConsoleBundle | None = None
@@ -142,7 +157,7 @@ class ConsoleService:
                 code_depth=live.catalogue.depth,
                 num_parameters=live.manifest.get("num_parameters"),
                 multiply_adds=live.manifest.get("multiply_adds", {}),
-                quality=_bundle_quality(report),
+                quality=_bundle_quality(report, live if self._llm_needs_gain else None),
             )
         return self._bundle
 
@@ -161,6 +176,7 @@ def build_console(
     drills: Drills,
     read_report: Callable[[str], Mapping[str, Any]],
     default_deadline_ms: int,
+    llm_needs_gain: bool,
 ) -> ConsoleService:
     """Build the service with the objectives and a sampler of what `scrape` returns; starts nothing."""
     objectives = load_objectives()
@@ -173,11 +189,12 @@ def build_console(
         objectives=objectives,
         read_report=read_report,
         default_deadline_ms=default_deadline_ms,
+        llm_needs_gain=llm_needs_gain,
     )
 
 
-def _bundle_quality(report: Mapping[str, Any]) -> BundleQuality:
-    """Return an evaluation report's table; what the report lacks is left out."""
+def _bundle_quality(report: Mapping[str, Any], routed_by: Live | None) -> BundleQuality:
+    """Return an evaluation report's tables; what the report lacks is left out. `routed_by` is the bundle that decides where the LLM is called, None: everywhere."""
     metrics = report.get("metrics", {})
     return BundleQuality(
         dataset=str(report.get("dataset", "")),
@@ -185,6 +202,19 @@ def _bundle_quality(report: Mapping[str, Any]) -> BundleQuality:
         num_test_users=int(report.get("num_test_users", 0)),
         student_share=report.get("student_share"),
         rows=tuple(_model_quality(model, metrics[model]) for model in _QUALITY_MODELS if model in metrics),
+        gain=tuple(_history_gain(row, routed_by) for row in report.get("gain", []) if row.get("history")),
+    )
+
+
+def _history_gain(row: Mapping[str, Any], routed_by: Live | None) -> HistoryGain:
+    first, last = row["history"]
+    return HistoryGain(
+        first=first,
+        last=last,
+        num_test_users=row["num_cases"],
+        llm_minus_student=row["llm_minus_student"],
+        interval=(row["low"], row["high"]),
+        calls_llm=routed_by is None or routed_by.llm_pays(first),
     )
 
 

@@ -1,4 +1,4 @@
-// The live bundle and its quality table: each model's hit rate and NDCG, drawn as bars with their intervals.
+// The live bundle and its quality: each model's hit rate and NDCG, drawn as bars with their intervals, and where the LLM is called.
 
 import { get } from "./api.js"
 import { byId, make, setText } from "./dom.js"
@@ -30,7 +30,9 @@ function show(bundle) {
   const { quality } = bundle
   setText(byId("bundle-version"), bundle.version)
   setText(byId("bundle-note"), note(bundle))
-  byId("bundle").replaceChildren(quality.rows.length ? table(quality.rows) : make("p", { class: "note" }, "This bundle has no evaluation report."))
+  const tables = quality.rows.length ? [table(quality.rows)] : [make("p", { class: "note" }, "This bundle has no evaluation report.")]
+  if (quality.gain.length) tables.push(gainTable(quality.gain))
+  byId("bundle").replaceChildren(...tables)
 }
 
 function note({ num_items, num_parameters, multiply_adds, quality }) {
@@ -46,6 +48,22 @@ function table(rows) {
   const maxima = { hr_at_10: maximum("hr_at_10"), ndcg_at_10: Math.max(maximum("ndcg_at_10"), ...rows.map((row) => row.ndcg_interval?.[1] ?? 0)) }
   const head = make("tr", {}, ...["Model", "HR@10", "NDCG@10 with its 95 % interval"].map((text) => make("th", { scope: "col" }, text)))
   return make("table", {}, make("thead", {}, head), make("tbody", {}, ...rows.map((row) => line(row, maxima))))
+}
+
+function gainTable(rows) {
+  const head = make("tr", {}, ...["Known items of the history", "LLM minus student, NDCG@10", "Who ranks"].map((text) => make("th", { scope: "col" }, text)))
+  return make("table", { id: "gain" }, make("thead", {}, head), make("tbody", {}, ...rows.map(gainLine)))
+}
+
+function gainLine({ first, last, num_test_users, llm_minus_student, interval, calls_llm }) {
+  const [mean, low, high] = [llm_minus_student, ...interval].map((value) => `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(4)}`)
+  return make(
+    "tr",
+    {},
+    make("th", { scope: "row" }, last === null ? `${first} and more` : `${first} to ${last}`, make("small", {}, `${num_test_users.toLocaleString("en")} test users`)),
+    make("td", {}, make("span", { class: "number" }, mean), ` (${low} to ${high})`),
+    make("td", {}, calls_llm ? "the LLM" : "the student"),
+  )
 }
 
 function line(row, maxima) {

@@ -26,8 +26,10 @@ from tests.support.gateway.keys import bearer, stored_key
 from tests.support.wait import until
 from tests.unit.gateway.clients import in_process
 from tests.unit.gateway.test_drills import FakeStore
-from tests.unit.gateway.world import MAX_BODY_BYTES, VERSION, World, keyed_access
+from tests.unit.gateway.world import MAX_BODY_BYTES, VERSION, World, catalogue_of, keyed_access, publish
 
+NO_GAIN = {"num_cases": 40, "llm_minus_student": -0.01, "low": -0.02, "high": 0.01}
+GAIN = {"num_cases": 50, "llm_minus_student": 0.02, "low": 0.01, "high": 0.03}
 REPORT = {
     "dataset": "toy",
     "num_test_users": 3,
@@ -36,6 +38,11 @@ REPORT = {
         "decoder": {"hr@10": 0.5, "ndcg@10": 0.25, "ndcg@10_interval": [0.2, 0.3]},
         "popularity": {"hr@10": 0.1, "ndcg@10": 0.05},
     },
+    "gain": [
+        {"slice": "all", "history": None, **GAIN},
+        {"slice": "history 0-9", "history": [0, 9], **NO_GAIN},
+        {"slice": "history 10 and longer", "history": [10, None], **GAIN},
+    ],
 }
 API = ["/console/live", "/console/bundle", "/console/users", "/console/history?user_id=long"]
 TIMES = {1: 11, 2: 22, 3: 33}
@@ -74,6 +81,7 @@ async def console(world: World, tmp_path: Path) -> AsyncIterator[Console]:
         objectives=objectives,
         read_report=lambda _: REPORT,
         default_deadline_ms=200,
+        llm_needs_gain=True,
     )
     keyed_app, app = [
         create_rest_app(lambda: world.plane, lambda: b"", MAX_BODY_BYTES, access=access)
@@ -152,6 +160,18 @@ async def test_the_bundle_has_its_evaluation(console: Console) -> None:
     assert (body["version"], body["num_items"]) == (VERSION, 20)
     assert [row["model"] for row in body["quality"]["rows"]] == ["decoder", "popularity"]
     assert body["quality"]["rows"][0]["ndcg_interval"] == [0.2, 0.3]
+
+
+async def test_the_bundle_has_where_the_llm_is_called(console: Console, world: World, tmp_path: Path) -> None:
+    """Of the slices those by history length are shown, each with whether the bundle's evaluation sends it to the LLM."""
+    publish(tmp_path / "bundles", "routed", catalogue_of(), llm_pays=[[10, None]])
+    await world.plane.live.refresh()
+
+    answer = await console.http.get("/console/bundle")
+
+    gain = answer.json()["quality"]["gain"]
+    assert [(row["first"], row["last"], row["calls_llm"]) for row in gain] == [(0, 9, False), (10, None, True)]
+    assert gain[1]["interval"] == [0.01, 0.03]
 
 
 async def test_the_live_view_counts_answers(console: Console) -> None:

@@ -85,6 +85,7 @@ def test_equal_models_and_few_cases_show_no_gain() -> None:
 
     ndcg = float(np.mean([1 / np.log2(1 + rank) if rank <= 10 else 0 for rank in ranks]))
     means = {"llm_ndcg": pytest.approx(ndcg), "student_ndcg": pytest.approx(ndcg)}
-    assert rows == [{"slice": "all", "num_cases": 400, **means, "llm_minus_student": 0.0, "low": 0.0, "high": 0.0}]
+    about = {"slice": "all", "history": None, "num_cases": 400}
+    assert rows == [{**about, **means, "llm_minus_student": 0.0, "low": 0.0, "high": 0.0}]
     assert one["low"] > 0
     assert all(describe_gain(found).endswith("none of 1 slices") for found in (rows, [one]))
