@@ -89,21 +89,3 @@ class KafkaAddress:
         if self.password_file is not None:
             options["sasl_plain_password"] = read_secret(self.password_file)
         return options
-
-    def open_client(self, kind: Any, **options: Any) -> Any:
-        """Make a client of kafka-python, of this class, at this address. Raises what its constructor does, and ConfigError for a bad file.
-
-        One whose constructor fails, as it does at a broker that hangs, leaves a thread and three descriptors: its network is closed here.
-        """
-        networks = []
-
-        def network(**given: Any) -> Any:
-            networks.append(kind.DEFAULT_CONFIG["kafka_client"](**given))
-            return networks[-1]
-
-        try:
-            return kind(**self.client_options(), **options, kafka_client=network)
-        except BaseException:
-            for one in networks:
-                one.close()
-            raise

@@ -20,6 +20,7 @@ from services.errors import ConfigError, DependencyAway
 from services.features.schema import LogPosition
 from services.observability.tracing import TraceHeaders
 from services.settings.addresses import KafkaAddress
+from services.settings.kafka_clients import close_producer, open_client
 from services.stream.decode import DeadLetter, Misplaced, Record
 
 _RETRY_AFTER_S = 1.0
@@ -158,7 +159,8 @@ class PartitionConsumer:
 
     def _connect(self) -> None:
         opened = partial(
-            self._address.kafka.open_client,
+            open_client,
+            address=self._address.kafka,
             bootstrap_timeout_ms=_CONNECT_MS,
             request_timeout_ms=_REQUEST_MS,
             reconnect_backoff_max_ms=500,
@@ -176,7 +178,7 @@ class PartitionConsumer:
         )
         self._closers.append(partial(self._consumer.close, autocommit=False, timeout_ms=_CLOSE_MS))
         self._producer = opened(KafkaProducer, max_block_ms=1_000, enable_idempotence=False, acks="all")
-        self._closers.append(partial(self._producer.close, timeout=_CLOSE_MS / 1_000))
+        self._closers.append(partial(close_producer, self._producer, _CLOSE_MS / 1_000))
 
     def _num_behind(self, place: TopicPartition, end: int) -> int:
         """Return the number of records before the end. The embedded broker reports its last batch's first record as the end; fetches do not."""

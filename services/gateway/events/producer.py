@@ -30,6 +30,7 @@ from services.errors import DependencyAway, Overloaded
 from services.observability.tracing import note, span, trace_headers
 from services.router.breaker import Breaker
 from services.settings.addresses import KafkaAddress
+from services.settings.kafka_clients import close_producer, open_client
 
 log = structlog.get_logger()
 
@@ -41,6 +42,7 @@ _METADATA_S = 0.5
 _RECONNECT_S = 0.5
 _RETRY_AFTER_S = 1.0
 _STOP_S = 2.0
+_CLOSE_S = 0.1
 _LINGER_MS = 5
 """Long enough to pass all gathered records to the client as one batch."""
 
@@ -158,8 +160,9 @@ class TopicProducer:
     def _make_client(self) -> Any:
         ack_ms = int(self._ack_timeout_s * 1_000)
         linger_ms = min(_LINGER_MS, ack_ms // 4) if self._gather_s else 0
-        return self._kafka.open_client(
+        return open_client(
             KafkaProducer,
+            self._kafka,
             acks="all",
             linger_ms=linger_ms,
             allow_auto_create_topics=False,
@@ -227,5 +230,4 @@ def _listens(bootstrap: str) -> bool:
 
 def _close(client: Any) -> None:
     if client is not None:
-        with contextlib.suppress(KafkaError, OSError):
-            client.close(timeout=0.1)
+        close_producer(client, _CLOSE_S)

@@ -8,13 +8,15 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
+from kafka import KafkaProducer
 
 from services.errors import DependencyAway, Overloaded
 from services.gateway.events.producer import TopicProducer
 from services.settings.addresses import KafkaAddress
+from services.settings.kafka_clients import close_producer, open_client
 from tests.support.servers import Server, free_port
 from tests.support.stream.topics import read_topic
-from tests.support.wait import until
+from tests.support.wait import until, wait_for
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),  # kafka-python's, of refused connections
@@ -42,6 +44,19 @@ def producer_of(broker: Server, max_in_flight: int = 100, gather_s: float = 0.0)
     producer = TopicProducer(KafkaAddress(bootstrap=broker.address), TOPIC, ACK_S, max_in_flight, gather_s)
     producer.start()
     return producer
+
+
+async def accepted(producer: TopicProducer) -> int:
+    """Send a record until it is acknowledged; return how often it was refused."""
+    deadline_s, num_refused = time.monotonic() + 60, 0
+    while True:
+        try:
+            await producer.record([(b"u", b"new")])
+        except DependencyAway:
+            num_refused += 1
+            assert time.monotonic() < deadline_s
+        else:
+            return num_refused
 
 
 async def test_records_are_in_the_topic_when_the_call_returns(broker: Server) -> None:
@@ -110,14 +125,7 @@ async def test_a_broker_that_lost_everything_is_used_again(broker: Server) -> No
         await producer.record([(b"u", b"lost")])
     await asyncio.to_thread(broker.start)
 
-    deadline_s, num_refused = time.monotonic() + 60, 0
-    while True:
-        try:
-            await producer.record([(b"u", b"new")])
-            break
-        except DependencyAway:
-            num_refused += 1
-            assert time.monotonic() < deadline_s
+    num_refused = await accepted(producer)
 
     values = [value for _, _, value in await asyncio.to_thread(read_all, broker)]
     assert values.count(b"new") >= 1
@@ -157,3 +165,17 @@ async def test_a_broker_that_hangs_costs_no_thread_and_no_descriptor(broker: Ser
     await asyncio.to_thread(producer.stop)
 
     assert (threading.active_count(), process.num_fds()) == before
+
+
+def test_a_producer_with_unacknowledged_records_ends(broker: Server) -> None:
+    """Closing gives up what a broker that hangs has not acknowledged; no thread stays."""
+    before = threading.active_count()
+    producer = open_client(KafkaProducer, KafkaAddress(bootstrap=broker.address))
+    producer.send(TOPIC, b"1").get(timeout=20)
+    broker.freeze()
+    producer.send(TOPIC, b"2")
+
+    close_producer(producer, 0.1)
+
+    wait_for(lambda: threading.active_count() == before, 20.0, "the end of the producer's threads")
+    broker.thaw()
