@@ -3,6 +3,7 @@
     <root>/<version>/manifest.json      its description, and the SHA-256 of every other file
                      decoder/           Hugging Face layout: config.json, model.safetensors
                      student.onnx
+                     student_table/   the student's item rows and how they are searched, where the catalogue is large
                      student.safetensors   the same weights, from which a later training may start
                      catalogue.parquet
                      code_book.safetensors   where codes are deeper than 1: how new items get theirs
@@ -48,7 +49,8 @@ class Bundle:
 
     @property
     def student_path(self) -> Path:
-        """The student's ONNX file, verified."""
+        """The student's ONNX file, verified with the table beside it, where it has one."""
+        self._verified("student_table")
         return self._verified("student.onnx")
 
     def catalogue(self) -> Catalogue:

@@ -179,8 +179,10 @@ def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[Stage
     made_by = (ingested, built, tokenized, trained, distilled, evaluated, optimized)
     parents = {"started_from": training["started_from"], "compared_with": live.version if live else None}
     manifest = bundle.manifest_of(report, training, recipe.prompt, catalogue.depth) | judged
+    finished = evaluate.read_report(bundle_dir)
+    manifest |= {"student_serving": finished["student_serving"]}
     manifest |= {"test_set": held_out.record(), "lineage": _lineage(made_by, options, recipe, parents)}
-    card = model_card.render(version, manifest, evaluate.read_report(bundle_dir))
+    card = model_card.render(version, manifest, finished)
     published = bundle.publish(store, bundle_dir, version, manifest, {model_card.CARD: card})
     store.prune(places.keep_bundles)
     FeatureWriter(places.feature_repo).remove_precomputed(store.versions())

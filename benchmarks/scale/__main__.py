@@ -4,7 +4,7 @@
 
 | axis | p99_ms | loop_ms | other fields |
 |---|---|---|---|
-| items | a request's way through the student | processor time of the gateway's loop for it | |
+| items | a request's way through the student | processor time of the gateway's loop for it | the student's own time and memory, its recall |
 | popularity (distinct items of one log partition) | a publication by the worker's applying thread | its processor time | |
 | users | a read of a gateway's from a store of so many users | its processor time | the store's memory and start |
 | replicas (gateways of a whole stack) | a request over REST, 50 a second | processor time of all gateways for it | start of the stack |

@@ -1,22 +1,22 @@
 """The axis `items`: `python -m benchmarks.scale.items SIZE` prints its row.
 
-The student's path of one request over a catalogue of SIZE items, without doors and store: masks, the student with random weights in its
-served size, the selection and the answer.
+The student's path of one request over a catalogue of SIZE items, without doors and store: masks, the student in its served size (as the pipeline
+exports it: clustered_student.py), the selection and the answer. `student_ms` is the median of the ranking alone, `student_mb` what loading
+and running the student adds to the process, `recall` how much of the exact top ten the answers hold.
 """
 
 import asyncio
+import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import onnx
-import torch
+import psutil
 
-from benchmarks.scale.row import catalogue_of, print_row
-from models.student import StudentConfig, StudentModel
-from pipelines.publication.student_graph import student_graph
+from benchmarks.scale.row import catalogue_of, print_fields, rss_mb, times
 from services.contracts.access import ANYONE
 from services.contracts.features import UserFeatures
 from services.contracts.recommend import RecommendRequest
@@ -27,32 +27,59 @@ from services.gateway.tiers.student import StudentTier
 from services.router.deadline import DeadlineLimits, deadline_from
 from services.student.ranker import StudentRanker
 
-_NUM_REQUESTS, _NUM_WARM = 200, 20
+_NUM_WARM = 20
 _LIMITS = DeadlineLimits(default_ms=1_000, min_ms=5, max_ms=5_000, reserve_ms=8.0)
 
 
 def main(num_items: int) -> None:
     """Answer requests one after another."""
-    live = _live(num_items)
-    wall_s, loop_s = asyncio.run(_answer_all(live))
-    print_row("items", num_items, wall_s[_NUM_WARM:], loop_s[_NUM_WARM:])
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([sys.executable, "-m", "benchmarks.scale.clustered_student", str(num_items), folder], check=True)
+        catalogue = catalogue_of(num_items)
+        catalogue.index_of  # noqa: B018 - fills the cached property
+        before_mb = _resident_mb()
+        live = Live("v", catalogue, StudentRanker(Path(folder) / "student.onnx"), {})
+        requests = np.load(Path(folder) / "requests.npz")
+        answers = asyncio.run(_answer_all(live, requests["histories"]))[_NUM_WARM:]
+        hits = [
+            np.isin(top, one.shown[:10]).mean() for top, one in zip(requests["top"][_NUM_WARM:], answers, strict=True)
+        ]
+        measured = {
+            **times([one.wall_s for one in answers], [one.loop_s for one in answers]),
+            "rss_mb": rss_mb(),
+            "student_ms": float(np.median([one.student_ms for one in answers])),
+            "student_mb": _resident_mb() - before_mb,
+            "recall": float(np.mean(hits)),
+        }
+    print_fields("items", num_items, measured)
 
 
-async def _answer_all(live: Live) -> tuple[list[float], list[float]]:
-    tier, rng = StudentTier(time.monotonic), np.random.default_rng(0)
-    wall_s, loop_s = [], []
-    for number in range(_NUM_REQUESTS):
-        history = tuple(live.catalogue.item_ids[index] for index in rng.integers(0, len(live.catalogue.item_ids), 50))
+@dataclass(frozen=True, slots=True)
+class _Answered:
+    """The time of a request, of the loop's thread for it and of its ranking, and the items shown."""
+
+    wall_s: float
+    loop_s: float
+    student_ms: float
+    shown: list[int]
+
+
+async def _answer_all(live: Live, histories: np.ndarray) -> list[_Answered]:
+    tier, found = StudentTier(time.monotonic), []
+    for number, indices in enumerate(histories.tolist()):
+        history = tuple(live.catalogue.item_ids[index] for index in indices)
         started_s, worked_s = time.perf_counter(), time.thread_time()
-        await _answer(
+        context, shown = await _answer(
             tier, live, RecommendRequest(request_id=f"r{number}", user_id="u", k=20, exclude_seen=True), history
         )
-        wall_s.append(time.perf_counter() - started_s)
-        loop_s.append(time.thread_time() - worked_s)
-    return wall_s, loop_s
+        wall_s, loop_s = time.perf_counter() - started_s, time.thread_time() - worked_s
+        found.append(_Answered(wall_s, loop_s, context.stages.as_ms()["student"], shown))
+    return found
 
 
-async def _answer(tier: StudentTier, live: Live, request: RecommendRequest, history: tuple[str, ...]) -> None:
+async def _answer(
+    tier: StudentTier, live: Live, request: RecommendRequest, history: tuple[str, ...]
+) -> tuple[RequestContext, list[int]]:
     arrived_s = time.monotonic()
     context = build_context(
         request,
@@ -62,32 +89,18 @@ async def _answer(tier: StudentTier, live: Live, request: RecommendRequest, hist
         FeatureLookup(UserFeatures(history_item_ids=history, num_events=len(history), as_of_us=1)),
         StageTimer(time.monotonic, arrived_s),
     )
-    _check(context, await _ranked(tier, context))
-
-
-async def _ranked(tier: StudentTier, context: RequestContext) -> int:
     started = tier.rank(context)
     result = await started if isinstance(started, asyncio.Task) else started
     rankings = () if result.ranking is None else (result.ranking,)
-    return len(as_items(choose(rankings, context.masks.showable, context.num_wanted), context.live.catalogue))
+    chosen = choose(rankings, context.masks.showable, context.num_wanted)
+    items = as_items(chosen, live.catalogue)
+    if len(items) != context.num_wanted:
+        raise SystemExit(f"error: {len(items)} items instead of {context.num_wanted}")
+    return context, [index for index, _, _ in chosen]
 
 
-def _check(context: RequestContext, num_shown: int) -> None:
-    if num_shown != context.num_wanted:
-        raise SystemExit(f"error: {num_shown} items instead of {context.num_wanted}")
-
-
-def _live(num_items: int) -> Live:
-    catalogue = catalogue_of(num_items)
-    catalogue.index_of  # noqa: B018 - fills the cached property
-    config = StudentConfig(
-        num_items=num_items, hidden_size=64, feed_forward=128, num_heads=4, num_hops=2, max_items=200
-    )
-    torch.manual_seed(0)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "student.onnx"
-        onnx.save(student_graph(StudentModel(config).eval()), path)
-        return Live("v", catalogue, StudentRanker(path), {})
+def _resident_mb() -> float:
+    return float(psutil.Process().memory_info().rss / 2**20)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ import numpy as np
 if TYPE_CHECKING:
     from models.catalogue import Catalogue
 
-FIELDS = ("axis", "size", "p99_ms", "loop_ms", "rss_mb", "freshness_p99_ms", "restart_s")
+ITEM_FIELDS = ("student_ms", "student_mb", "recall")
+FIELDS = ("axis", "size", "p99_ms", "loop_ms", "rss_mb", "freshness_p99_ms", "restart_s", *ITEM_FIELDS)
 
 
 def catalogue_of(num_items: int) -> "Catalogue":
@@ -30,8 +31,12 @@ def catalogue_of(num_items: int) -> "Catalogue":
 
 def print_row(axis: str, size: int, wall_s: Sequence[float], loop_s: Sequence[float]) -> None:
     """Print a row as JSON: the 99th percentile of the times, the median of the loop's, and this process's largest memory."""
-    rss_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1_024
-    print_fields(axis, size, {**times(wall_s, loop_s), "rss_mb": rss_mb})
+    print_fields(axis, size, {**times(wall_s, loop_s), "rss_mb": rss_mb()})
+
+
+def rss_mb() -> float:
+    """Return this process's largest memory so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1_024
 
 
 def times(wall_s: Sequence[float], loop_s: Sequence[float]) -> dict[str, float | None]:

@@ -11,7 +11,6 @@ from datetime import datetime
 from pathlib import Path
 
 import numpy as np
-import onnx
 import polars as pl
 import torch
 from torch import Tensor, nn
@@ -26,7 +25,7 @@ from pipelines.codes.reuse import KeptCodes, extended_codes, kept_codes
 from pipelines.data import schema
 from pipelines.publication.bundle import publish, version_of
 from pipelines.publication.model_card import CARD
-from pipelines.publication.student_graph import student_graph
+from pipelines.publication.student_table import export_with_items_added
 from pipelines.training.item_rows import fill_rows, rows_like_teachers
 from pipelines.training.item_text import load_item_text
 from pipelines.training.warm_start import rows_before, tokens_before
@@ -63,7 +62,7 @@ def append_items(store: BundleStore, raw_items: pl.DataFrame, table: str, now: d
             save_decoder(decoder, folder / "decoder")
         catalogue.save(folder / "catalogue.parquet")
         save_student(student, folder / "student.safetensors")
-        onnx.save(student_graph(student), folder / "student.onnx")
+        export_with_items_added(student, live.path, folder)
         about = {name: value for name, value in live.manifest.items() if name not in {"version", "files"}}
         about["num_items"] = len(catalogue.item_ids)
         about["lineage"] = about.get("lineage", {}) | {"items_added_to": live.version}

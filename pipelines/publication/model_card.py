@@ -83,6 +83,12 @@ def _limits(manifest: Mapping[str, Any], report: Mapping[str, Any]) -> list[str]
             "- An item that no training event names is ranked by its text alone, and only where rows were learned from text "
             "(a recipe's `text_size`), until the next training."
         )
+    served = report.get("student_serving", {})
+    if "num_scored" in served:
+        found.append(
+            f"- The student scores {served['num_scored']:,} items a request, near the user's history, and so finds {served['recall@10']:.1%} of "
+            "the ten best of all."
+        )
     small = [row["slice"] for row in report["gain"] if row["num_cases"] < _MIN_CASES]
     if small:
         found.append(f"- Slices of fewer than {_MIN_CASES} test users show nothing: {', '.join(small)}.")

@@ -1,5 +1,6 @@
 """The student as an ONNX graph, built node by node for serving: one history, the newest position alone.
 
+One form ends with all items' scores, one with the state, by which the item table of a large catalogue is searched.
 Training computes keys and values for every position. Here one position attends, so the projections move to the query's side:
 instead of projecting L memories to keys, the query is projected once into the memory's space, and values are projected
 after they were summed. That is the same arithmetic in another order, and about a fiftieth of it.
@@ -15,7 +16,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor
 
-from models.student import Hop, StudentModel
+from models.student import START, Hop, StudentModel
 
 _OPSET = 17
 _IR_VERSION = 8
@@ -51,9 +52,29 @@ class _Graph:
 
 def student_graph(student: StudentModel) -> onnx.ModelProto:
     """Build the model: input `rows` (L,) int64 as in models/student.py, output `scores` (V,) float32."""
-    graph, config = _Graph(), student.config
-    table_RD = graph.weight(student.embedding.weight)
-    embedded_LD = graph.add("Gather", table_RD, "rows")
+    graph = _Graph()
+    embedded_LD = graph.add("Gather", graph.weight(student.embedding.weight), "rows")
+    scores_1V = graph.linear(_final_state(graph, student, embedded_LD), student.head_weight_VD)
+    graph.nodes.append(helper.make_node("Reshape", [scores_1V, graph.weight([-1])], ["scores"]))
+    rows = helper.make_tensor_value_info("rows", TensorProto.INT64, ["places"])
+    scores = helper.make_tensor_value_info("scores", TensorProto.FLOAT, [student.config.num_items])
+    return _model(graph, student, rows, scores)
+
+
+def state_graph(student: StudentModel) -> onnx.ModelProto:
+    """Build the model without items: input `embedded` (L, D) float32, the history's embeddings, oldest first; output `state` (D,) float32."""
+    graph, size = _Graph(), student.config.hidden_size
+    embedded_LD = graph.add("Concat", graph.weight(student.embedding.weight[START : START + 1]), "embedded", axis=0)
+    final_1D = _final_state(graph, student, embedded_LD)
+    graph.nodes.append(helper.make_node("Reshape", [final_1D, graph.weight([-1])], ["state"]))
+    embedded = helper.make_tensor_value_info("embedded", TensorProto.FLOAT, ["items", size])
+    state = helper.make_tensor_value_info("state", TensorProto.FLOAT, [size])
+    return _model(graph, student, embedded, state)
+
+
+def _final_state(graph: _Graph, student: StudentModel, embedded_LD: str) -> str:
+    """Add all between the embeddings, the beginning first, and the newest position's final state (1, D)."""
+    config = student.config
     nothing_1D = graph.weight(np.zeros((1, config.hidden_size), dtype=np.float32))
     shifted = graph.add("Concat", nothing_1D, embedded_LD, axis=0)
     before_LD = graph.add("Slice", shifted, graph.weight([0]), graph.weight([-1]), graph.weight([0]))
@@ -61,15 +82,12 @@ def student_graph(student: StudentModel) -> onnx.ModelProto:
     mixed_LD = graph.add("Add", embedded_LD, carried_LD)
     memory_LD = graph.rms_norm(mixed_LD, student.norm_memory.weight, config.norm_eps)
     memory_DL = graph.add("Transpose", memory_LD, perm=[1, 0])
-    length = graph.add("Shape", "rows")
+    length = graph.add("Shape", embedded_LD, end=1)
     state_1D = graph.add("Slice", embedded_LD, graph.weight([-1]), graph.weight([2**31]), graph.weight([0]))
     for hop in student.hops:
         assert isinstance(hop, Hop)
         state_1D = _hop(graph, hop, student, state_1D, (memory_LD, memory_DL), length)
-    final_1D = graph.rms_norm(state_1D, student.norm.weight, config.norm_eps)
-    scores_1V = graph.linear(final_1D, student.head_weight_VD)
-    graph.nodes.append(helper.make_node("Reshape", [scores_1V, graph.weight([-1])], ["scores"]))
-    return _model(graph, student)
+    return graph.rms_norm(state_1D, student.norm.weight, config.norm_eps)
 
 
 def _hop(graph: _Graph, hop: Hop, student: StudentModel, state_1D: str, memory: tuple[str, str], length: str) -> str:
@@ -101,14 +119,10 @@ def _recency(graph: _Graph, hop: Hop, length: str) -> str:
     return graph.add("Slice", newest_last_H1L, start, graph.weight([2**31]), graph.weight([2]))
 
 
-def _model(graph: _Graph, student: StudentModel) -> onnx.ModelProto:
-    built = helper.make_graph(
-        graph.nodes,
-        "student",
-        [helper.make_tensor_value_info("rows", TensorProto.INT64, ["places"])],
-        [helper.make_tensor_value_info("scores", TensorProto.FLOAT, [student.config.num_items])],
-        graph.weights,
-    )
+def _model(
+    graph: _Graph, student: StudentModel, taken: onnx.ValueInfoProto, given: onnx.ValueInfoProto
+) -> onnx.ModelProto:
+    built = helper.make_graph(graph.nodes, "student", [taken], [given], graph.weights)
     model = helper.make_model(built, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR_VERSION)
     helper.set_model_props(model, {"max_items": str(student.config.max_items)})
     onnx.checker.check_model(model)

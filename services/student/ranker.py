@@ -1,7 +1,8 @@
-"""Ranks the whole catalogue for one history with the distilled student, on ONNX Runtime alone: no torch.
+"""Ranks the catalogue for one history with the distilled student, on ONNX Runtime and numpy: no torch.
 
-It runs in the gateway's process, in well under a millisecond, and its runtime releases the interpreter lock. It works on
-item indices, and does not know users, bundles or deadlines.
+It runs in the gateway's process in about a millisecond, and its runtime releases the interpreter lock. It works on
+item indices, and does not know users, bundles or deadlines. There are two forms: the graph of a small catalogue scores all items
+exactly; that of a large one ends at the history's state, and a table beside it (table.py) finds the best items for it.
 """
 
 from collections.abc import Sequence
@@ -13,18 +14,21 @@ from models.catalogue import Catalogue
 from models.registry import Bundle
 from services.errors import BundleCorrupt
 from services.settings.settings import environment_kept
+from services.student.table import TABLE, load_table
 
 START_ROW = 0
 """The model's input row for the beginning of a history; item i is row i + 1."""
 _BLOCK = 1_024
 """Items of one block, of which there are at least four for each item wanted."""
+_FORMS = {"rows", "embedded"}
+"""What a graph may take: rows of its own embedding, or the embeddings of the history from the table."""
 
 
 class StudentRanker:
     """One loaded student. Safe to call from several threads."""
 
     def __init__(self, path: Path, num_threads: int = 1) -> None:
-        """Load the model. Raises BundleCorrupt when the file is not one."""
+        """Load the model, and the table in the same folder if it is of that form. Raises BundleCorrupt naming the file that is not one."""
         with environment_kept(
             ORT_DISABLE_TELEMETRY="1"
         ):  # else, since 1.29, it reports each session and model to its maker
@@ -37,15 +41,24 @@ class StudentRanker:
         try:
             self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
             self._max_items = int(self._session.get_modelmeta().custom_metadata_map["max_items"])
+            (taken,) = self._session.get_inputs()
         except Exception as error:  # ONNX Runtime's exceptions share no base but this
             raise BundleCorrupt(f"{path}: not a student ({error})") from error
+        if taken.name not in _FORMS:
+            raise BundleCorrupt(f"{path}: a student that takes {taken.name!r}")
+        self._table = load_table(path.parent / TABLE) if taken.name == "embedded" else None
+        if self._table is not None and self._table.rows_VD.shape[1] != taken.shape[1]:
+            raise BundleCorrupt(f"{path.parent / TABLE}/rows.npy: not the embeddings of {path.name}")
 
     def rank(self, history: Sequence[int], allowed: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Return at most `k` allowed item indices, best first (ties by index), and their scores (logits).
 
         `history` holds item indices, oldest first; only the newest `max_items` count, and an empty one ranks the items that
         most histories begin with. `allowed` is (num_items,) bool; where it leaves fewer than `k`, fewer come back.
+        With a table most of the best are found, and these in the order of their scores.
         """
+        if self._table is not None:
+            return self._table.best(self.state(history), allowed, k)
         scores_V = self.score(history)
         allowed_V = np.where(allowed, scores_V, -np.inf)
         candidates = np.flatnonzero((allowed_V >= _floor(allowed_V, k)) & allowed)
@@ -54,10 +67,21 @@ class StudentRanker:
 
     def score(self, history: Sequence[int]) -> np.ndarray:
         """Return the logits (num_items,) float32 of all items, by item index."""
-        newest = np.asarray(history[-self._max_items :], dtype=np.int64)
-        rows = np.concatenate(([START_ROW], newest + 1))
+        if self._table is not None:
+            return self._table.score(self.state(history))
+        rows = np.concatenate(([START_ROW], self._newest(history) + 1))
         scores_V: np.ndarray = self._session.run(None, {"rows": rows})[0]
         return scores_V
+
+    def state(self, history: Sequence[int]) -> np.ndarray:
+        """Return the state (D,) float32 that items are scored against. Only of a student with a table."""
+        assert self._table is not None, "this graph scores items itself"
+        embedded_LD = self._table.embedded(self._newest(history))
+        state_D: np.ndarray = self._session.run(None, {"embedded": embedded_LD})[0]
+        return state_D
+
+    def _newest(self, history: Sequence[int]) -> np.ndarray:
+        return np.asarray(history[-self._max_items :], dtype=np.int64)
 
 
 def _floor(scores_V: np.ndarray, k: int) -> float:

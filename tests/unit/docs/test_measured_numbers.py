@@ -118,6 +118,8 @@ def scale_lines() -> Iterator[str]:
         names = ("loop_ms", "p99_ms", "rss_mb", "freshness_p99_ms", "restart_s")
         cells = " | ".join("" if row[name] is None else str(row[name]) for name in names)
         yield f"| {row['axis']} | {row['size']:,} | {cells} |"
+        if "student_ms" in row and row["axis"] == "items":
+            yield f"| {row['size']:,} | {row['student_ms']} | {row['student_mb']} | {row['recall']:.1%} |"
 
 
 def kept_by_kinds_of_keys() -> Iterator[str]:

@@ -1,0 +1,188 @@
+"""How the student is served: a small catalogue is scored whole by its graph, a large one is searched in an item table.
+
+The table's cells are those of k-means in the metric of the states: two items are as far apart as their scores are on average over real
+histories. Then as many rows are scored as find the wanted share of the exact top ten. If even all int8 rows find less, the graph scores all
+items exactly, as for a small catalogue.
+
+Shape suffixes: V items, D hidden, C cells, Q histories.
+"""
+
+import shutil
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import structlog
+import torch
+from sklearn.cluster import KMeans
+from sklearn.exceptions import ConvergenceWarning
+from threadpoolctl import threadpool_limits
+
+from models.student import START, StudentModel
+from pipelines.publication.student_graph import state_graph, student_graph
+from pipelines.training.dense import right_padded
+from services.student.ranker import StudentRanker
+from services.student.table import TABLE, ItemTable, load_table, quantized
+
+log = structlog.get_logger()
+
+GRAPH = "student.onnx"
+_MAX_SCORED_WHOLE = 20_000
+"""A larger catalogue gets a table."""
+_CELLS_PER_ROOT = 8
+_SAMPLES_PER_CELL = 20
+_ITERATIONS = 8
+_LEAST_VARIANCE = 1e-3
+"""Of a direction in which states never differ, as a share of the largest."""
+_CHUNK = 1_024
+_NUM_COMPARED = 400
+_NUM_IN_METRIC = 2_000
+_BATCH = 16
+_AIM, _LEAST = 0.975, 0.97
+"""The share of the exact top ten that is looked for, and without which there is no table."""
+_MARGIN = 0.005
+"""What may be lost to unscored rows where even all rows find less than the aim."""
+_SHARES = (0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.12, 0.16, 0.25, 0.5)
+_LEAST_SCORED = 2_048
+
+
+def export_student(student: StudentModel, histories: Sequence[np.ndarray], folder: Path) -> ItemTable | None:
+    """Write the served student into this folder and return its table, if it has one. `histories` are real ones."""
+    if student.config.num_items > _MAX_SCORED_WHOLE:
+        table = _fit_table(student, histories[:_NUM_IN_METRIC])
+        table = _search_enough(student, table, histories[:_NUM_COMPARED], folder)
+        if table.recall >= _LEAST:
+            table.save(folder / TABLE)
+            return table
+        shutil.rmtree(folder / TABLE)
+        log.warning("student_table_refused", recall=table.recall, why="all items are scored instead")
+    onnx.save(student_graph(student), folder / GRAPH)
+    return None
+
+
+def export_with_items_added(student: StudentModel, live: Path, folder: Path) -> None:
+    """Write the student with more items in the form of the live bundle's: new ones join the cells that it has, as many rows are scored."""
+    if not (live / TABLE).exists():
+        onnx.save(student_graph(student), folder / GRAPH)
+        return
+    before = load_table(live / TABLE)
+    table = laid_out(_rows_of(student), before.metric_DD, before.centroids_CD)
+    onnx.save(state_graph(student), folder / GRAPH)
+    replace(table, num_scored=before.num_scored, recall=before.recall).save(folder / TABLE)
+
+
+def exact_top(student: StudentModel, histories: Sequence[np.ndarray], k: int = 10) -> list[np.ndarray]:
+    """Return the `k` best items of each history that are not in it, by the trained weights."""
+    found = []
+    with torch.inference_mode():
+        for first in range(0, len(histories), _BATCH):
+            batch = histories[first : first + _BATCH]
+            scores_QV = _states(student, batch) @ student.head_weight_VD.T
+            for history, scores_V in zip(batch, scores_QV, strict=True):
+                scores_V[history] = -torch.inf
+                found.append(scores_V.topk(min(k, len(scores_V))).indices.numpy())
+    return found
+
+
+def recall(ranked: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> float:
+    """Return how much of the wanted items the ranked ones hold, on average over histories."""
+    return float(np.mean([np.isin(one, ranking).mean() for one, ranking in zip(wanted, ranked, strict=True)]))
+
+
+def _fit_table(student: StudentModel, histories: Sequence[np.ndarray]) -> ItemTable:
+    with torch.inference_mode():
+        batches = [histories[first : first + _BATCH] for first in range(0, len(histories), _BATCH)]
+        states_QD = torch.cat([_states(student, batch) for batch in batches]).numpy()
+    metric_DD, rows_VD = _metric(states_QD), _rows_of(student)
+    num_cells = min(len(rows_VD), round(_CELLS_PER_ROOT * len(rows_VD) ** 0.5))
+    num_samples = min(len(rows_VD), num_cells * _SAMPLES_PER_CELL)
+    sample = np.random.default_rng(0).choice(len(rows_VD), num_samples, replace=False)
+    means = KMeans(num_cells, init="random", n_init=1, max_iter=_ITERATIONS, random_state=0)
+    with threadpool_limits(1), warnings.catch_warnings():  # one thread: sums in one order everywhere
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        cells = means.fit_predict(rows_VD[sample] @ metric_DD)
+    return laid_out(rows_VD, metric_DD, _means(rows_VD[sample], cells))
+
+
+def _metric(states_QD: np.ndarray) -> np.ndarray:
+    """Return the map (D, D) after which the squared distance of two items is the mean square of their scores' difference."""
+    variances_D, directions_DD = np.linalg.eigh(states_QD.T.astype(np.float64) @ states_QD / len(states_QD))
+    variances_D = np.maximum(variances_D, _LEAST_VARIANCE * variances_D.max())
+    metric_DD: np.ndarray = (directions_DD * np.sqrt(variances_D)).astype(np.float32)
+    return metric_DD
+
+
+def laid_out(rows_VD: np.ndarray, metric_DD: np.ndarray, centroids_CD: np.ndarray) -> ItemTable:
+    """Put each item into its nearest cell. The table scores all rows, until it is known how many suffice."""
+    with threadpool_limits(1):
+        near_CD = centroids_CD @ metric_DD
+        squares_C = (near_CD**2).sum(axis=1)
+        chunks = (rows_VD[first : first + _CHUNK] @ metric_DD for first in range(0, len(rows_VD), _CHUNK))
+        cells = np.concatenate([(squares_C - 2 * chunk @ near_CD.T).argmin(axis=1) for chunk in chunks])
+    items_V = np.argsort(cells, kind="stable").astype(np.int32)
+    sizes_C = np.bincount(cells)
+    starts_C = np.concatenate(([0], np.cumsum(sizes_C[sizes_C > 0])))
+    means_CD = _means(rows_VD, cells)
+    int8_VD, scales_V = quantized(rows_VD[items_V] - np.repeat(means_CD, sizes_C[sizes_C > 0], axis=0))
+    return ItemTable(int8_VD, scales_V, items_V, starts_C, means_CD, metric_DD, num_scored=len(rows_VD), recall=0.0)
+
+
+def _means(rows_VD: np.ndarray, cells: np.ndarray) -> np.ndarray:
+    """Return the mean row of each cell that has one, in the order of cells."""
+    order = np.argsort(cells, kind="stable")
+    _, starts, sizes = np.unique(cells[order], return_index=True, return_counts=True)
+    means_CD: np.ndarray = np.add.reduceat(rows_VD[order], starts) / sizes[:, None].astype(np.float32)
+    return means_CD
+
+
+def _search_enough(student: StudentModel, table: ItemTable, histories: Sequence[np.ndarray], folder: Path) -> ItemTable:
+    """Write the graph, and return the table with the fewest rows scored that find enough; else all are scored."""
+    onnx.save(state_graph(student), folder / GRAPH)
+    table.save(folder / TABLE)
+    ranker, wanted = StudentRanker(folder / GRAPH), exact_top(student, histories)
+    states = [ranker.state(history.tolist()) for history in histories]
+    table = _found(table, states, histories, wanted, len(table.items_V))
+    enough = max(_LEAST, min(_AIM, table.recall - _MARGIN))
+    for share in _SHARES:
+        num_scored = min(len(table.items_V), max(_LEAST_SCORED, round(share * len(table.items_V))))
+        searched = _found(table, states, histories, wanted, num_scored)
+        if searched.recall >= enough:
+            return searched
+    return table
+
+
+def _found(
+    table: ItemTable,
+    states: Sequence[np.ndarray],
+    histories: Sequence[np.ndarray],
+    wanted: Sequence[np.ndarray],
+    num_scored: int,
+) -> ItemTable:
+    """Return the table with so many rows scored, and the recall of that."""
+    table = replace(table, num_scored=num_scored)
+    ranked = [
+        table.best(state, _unseen(history, len(table.items_V)), 10)[0]
+        for state, history in zip(states, histories, strict=True)
+    ]
+    return replace(table, recall=recall(ranked, wanted))
+
+
+def _unseen(history: np.ndarray, num_items: int) -> np.ndarray:
+    mask = np.ones(num_items, dtype=bool)
+    mask[history] = False
+    return mask
+
+
+def _states(student: StudentModel, histories: Sequence[np.ndarray]) -> torch.Tensor:
+    rows = [np.concatenate(([START], history[-student.config.max_items :] + 1)) for history in histories]
+    rows_QL, newest_Q = right_padded(rows, START, torch.device("cpu"))
+    states_QD: torch.Tensor = student(rows_QL)[torch.arange(len(rows)), newest_Q]
+    return states_QD
+
+
+def _rows_of(student: StudentModel) -> np.ndarray:
+    rows_VD: np.ndarray = student.head_weight_VD.detach().numpy()
+    return rows_VD

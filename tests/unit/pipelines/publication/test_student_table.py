@@ -1,0 +1,115 @@
+"""A large catalogue's student is served by a table: made at publication, proven on real histories, and extended by new items."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+
+from models.registry import BundleStore
+from models.student import Hop, read_student
+from pipelines.codes.append import append_items
+from pipelines.codes.options import CodesOptions
+from pipelines.data.examples import Split, read_cases
+from pipelines.evaluation.evaluate import read_report
+from pipelines.publication import student_table
+from pipelines.publication.bundle import optimize
+from pipelines.training.distill import StudentScorer
+from services.errors import BundleCorrupt
+from services.student import table as item_table
+from services.student.ranker import StudentRanker, load_student
+from services.student.table import TABLE, load_table
+from tests.support.training.students import random_student
+from tests.unit.pipelines.conftest import MADE_AT, SMALL_DECODER, Built, learn_the_ring
+
+
+@pytest.fixture(autouse=True)
+def small_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give the ring's thirty items a table, of which few rows may be scored."""
+    monkeypatch.setattr(student_table, "_MAX_SCORED_WHOLE", 10)
+    monkeypatch.setattr(student_table, "_LEAST_SCORED", 4)
+    monkeypatch.setattr(item_table, "_ROWS_PER_WANTED", 1)
+
+
+def test_a_table_finds_the_trained_students_top_ten(built: Built, tmp_path: Path) -> None:
+    """The share that the report and the table name is what the served student finds of the trained one's ten best, at least 97 %."""
+    optimize(built.trained, built.evaluated, MADE_AT, tmp_path)
+    bundle = tmp_path / "bundle"
+
+    ranker, cases = StudentRanker(bundle / "student.onnx"), read_cases(built.trained.tokenized, Split.VALID)
+    scores = StudentScorer(read_student(bundle / "student.safetensors"))(cases.histories)
+    shares = []
+    for history, scores_V in zip(cases.histories, scores, strict=True):
+        allowed = ~np.isin(np.arange(30), history)
+        best = np.argsort(-np.where(allowed, scores_V, -np.inf), kind="stable")[:10]
+        shares.append(np.isin(best, ranker.rank(history.tolist(), allowed, 10)[0]).mean())
+    serving, table = read_report(bundle)["student_serving"], load_table(bundle / TABLE)
+    assert (serving["recall@10"], serving["num_scored"]) == (table.recall, table.num_scored)
+    assert np.mean(shares) == pytest.approx(table.recall)
+    assert table.recall >= 0.97
+    np.testing.assert_allclose(
+        ranker.score(cases.histories[0].tolist()), scores[0], atol=0.02 * (scores[0].max() - scores[0].min())
+    )
+
+
+def test_fewer_rows_suffice_where_items_are_in_cells(tmp_path: Path) -> None:
+    """The search scores a part of a clustered catalogue, and all of a long list is found too."""
+    rng = np.random.default_rng(0)
+    student = random_student(num_items=2_000)
+    centres_CD = 2 * rng.standard_normal((40, 16))
+    rows_VD = np.repeat(centres_CD, 50, axis=0) + rng.standard_normal((2_000, 16))
+    with torch.no_grad():
+        student.embedding.weight[1:] = torch.from_numpy(rows_VD)
+        student.norm.weight.fill_(1.0)
+        for hop in student.hops:
+            assert isinstance(hop, Hop)
+            hop.output.weight *= 0.01
+            hop.down.weight *= 0.01
+    histories = [rng.integers(0, 2_000, 8) for _ in range(60)]
+
+    table = student_table.export_student(student, histories, tmp_path)
+
+    assert table is not None
+    assert table.recall >= 0.97
+    assert table.num_scored < 1_000
+    indices, _ = StudentRanker(tmp_path / "student.onnx").rank([1, 2], np.ones(2_000, dtype=bool), 1_500)
+    assert len(set(indices.tolist())) == 1_500
+
+
+def test_a_table_that_finds_too_little_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then the graph scores all items exactly, as of a small catalogue."""
+    monkeypatch.setattr(student_table, "_LEAST", 1.1)
+
+    table = student_table.export_student(random_student(), [np.array([1, 2, 3])], tmp_path)
+
+    assert table is None
+    assert [path.name for path in tmp_path.iterdir()] == ["student.onnx"]
+    assert len(StudentRanker(tmp_path / "student.onnx").score([1, 2])) == 30
+
+
+def test_a_new_item_joins_the_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Appended to a live bundle with a table, an item is in it by the row that its codes give it, and can be returned; a damaged table is refused."""
+    monkeypatch.setattr(student_table, "_LEAST", 0.0)  # two epochs leave scores that are nearly alike
+    shorter = replace(SMALL_DECODER, fit=replace(SMALL_DECODER.fit, epochs=2, validate_every=2))
+    built, store = learn_the_ring(tmp_path, shorter, CodesOptions(depth=3)), BundleStore(tmp_path / "bundles")
+    before = load_table(built.optimized / "bundle" / TABLE)
+    store.publish(built.optimized / "bundle", "first", {"num_items": 30})
+    store.promote("first")
+
+    live, _ = append_items(store, pl.DataFrame({"item_id": ["a-new"], "title": ["Item a-new"]}), "items", MADE_AT)
+
+    now, table = live.catalogue(), load_table(live.path / TABLE)
+    ranker, only = load_student(live, now), np.zeros(31, dtype=bool)
+    only[now.index_of["a-new"]] = True
+    wanted = StudentScorer(read_student(live.path / "student.safetensors"))([np.array([3, 4])])[0]
+    assert (len(table.items_V), table.num_scored, table.recall) == (31, before.num_scored, before.recall)
+    assert len(table.centroids_CD) <= len(before.centroids_CD)
+    assert ranker.rank([3, 4], only, 5)[0].tolist() == [now.index_of["a-new"]]
+    np.testing.assert_allclose(ranker.score([3, 4]), wanted, atol=0.02 * (wanted.max() - wanted.min()))
+    with (live.path / TABLE / "rows.npy").open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"\x55")
+    with pytest.raises(BundleCorrupt, match=rf"{TABLE}/rows\.npy: hash differs"):
+        load_student(live, now)

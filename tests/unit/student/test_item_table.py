@@ -1,0 +1,175 @@
+"""The item table ranks as an exhaustive search of its rows does, as far as it scores them, and refuses files that do not fit together."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.publication.student_graph import state_graph
+from pipelines.publication.student_table import laid_out
+from services.errors import BundleCorrupt
+from services.student import table as item_table
+from services.student.ranker import StudentRanker
+from services.student.table import TABLE, ItemTable, load_table
+from tests.support.training.students import random_student
+
+SIZE = 8
+
+
+def build_table(num_items: int = 50, num_cells: int = 7, seed: int = 0, num_values: int = 100) -> ItemTable:
+    """Lay out random rows; the fewer `num_values`, the more rows are alike."""
+    rng = np.random.default_rng(seed)
+    values_WD = rng.standard_normal((num_values, SIZE)).astype(np.float32)
+    rows_VD = values_WD[rng.integers(0, num_values, num_items)]
+    return laid_out(rows_VD, np.eye(SIZE, dtype=np.float32), values_WD[:num_cells])
+
+
+def exhaustive(table: ItemTable, state_D: np.ndarray, allowed_V: np.ndarray) -> list[tuple[float, int]]:
+    """Score every allowed item with integers of any size, and sort: (score, item), best first, ties by index."""
+    step = np.float32(np.abs(state_D).max() / ((2**24 - 1) // (127 * SIZE)))
+    whole_D = [int(value) for value in np.rint(state_D / step)]
+    centres_C, found = table.centroids_CD @ state_D, []
+    for row, item in enumerate(table.items_V.tolist()):
+        if allowed_V[item]:
+            dot = sum(int(one) * other for one, other in zip(table.rows_VD[row], whole_D, strict=True))
+            cell = int(np.searchsorted(table.starts_C, row, side="right")) - 1
+            found.append((-float(centres_C[cell] + np.float32(dot) * (table.scales_V[row] * step)), item))
+    return [(-negative, item) for negative, item in sorted(found)]
+
+
+@st.composite
+def searches(draw: st.DrawFn) -> tuple[ItemTable, np.ndarray, np.ndarray, int]:
+    """A table, a state, a mask and a length of list."""
+    seed, num_items = draw(st.integers(0, 1_000)), draw(st.integers(1, 60))
+    built = build_table(num_items, draw(st.integers(1, 9)), seed, draw(st.sampled_from([9, 20, 100])))
+    rng = np.random.default_rng(seed)
+    mask = rng.random(num_items) < draw(st.sampled_from([0.0, 0.1, 0.6, 1.0]))
+    table = replace(built, num_scored=draw(st.integers(1, 70)))
+    return table, rng.standard_normal(SIZE).astype(np.float32), mask, draw(st.integers(0, 12))
+
+
+@given(search=searches())
+def test_a_list_is_in_the_exhaustive_order_and_short_only_where_few_are_allowed(
+    search: tuple[ItemTable, np.ndarray, np.ndarray, int],
+) -> None:
+    """As many allowed items as wanted, with the scores and in the order of the exhaustive search; equal to it where no more are allowed than scored."""
+    table, state_D, allowed_V, k = search
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(item_table, "_ROWS_PER_WANTED", 1)
+        indices, scores = table.best(state_D, allowed_V, k)
+
+    order = exhaustive(table, state_D, allowed_V)
+    found = list(zip(scores.tolist(), indices.tolist(), strict=True))
+    num_scored = max(table.num_scored, k)
+    assert len(found) == min(k, len(order))
+    assert found == [pair for pair in order if pair in set(found)]
+    if len(order) <= num_scored:
+        assert found == order[:k]
+
+
+def test_the_best_cells_are_scored_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where cells are well apart a few rows suffice, and the centroids decide which."""
+    monkeypatch.setattr(item_table, "_ROWS_PER_WANTED", 1)
+    rng = np.random.default_rng(0)
+    centres_CD = rng.standard_normal((20, SIZE)).astype(np.float32)
+    centres_CD *= 100 / np.linalg.norm(centres_CD, axis=1, keepdims=True)
+    rows_VD = np.repeat(centres_CD, 100, axis=0) + rng.standard_normal((2_000, SIZE)).astype(np.float32)
+    table = replace(laid_out(rows_VD, np.eye(SIZE, dtype=np.float32), centres_CD), num_scored=100)
+    mistaken, everything = replace(table, centroids_CD=-table.centroids_CD), np.ones(2_000, dtype=bool)
+
+    indices, _ = table.best(centres_CD[3], everything, 10)
+    others, _ = mistaken.best(centres_CD[3], everything, 10)
+
+    assert set(indices // 100) == {3}
+    assert 3 not in set(others // 100)
+
+
+def test_rows_are_the_embeddings_within_half_a_step() -> None:
+    """Each number is within half of its row's scale, whatever the row's size, in one cell or in several."""
+    rng = np.random.default_rng(0)
+    rows_VD = (rng.standard_normal((40, SIZE)) * rng.pareto(1, (40, 1))).astype(np.float32)
+    rows_VD[7] = 0
+    for num_cells in (1, 5, 40):
+        table = laid_out(rows_VD, np.eye(SIZE, dtype=np.float32), rows_VD[:num_cells])
+
+        read_VD = table.embedded(np.arange(40))
+
+        errors_V = np.abs(read_VD - rows_VD).max(axis=1)
+        assert (errors_V <= 0.501 * table.scales_V[table.row_of_V] + 1e-5).all()
+        np.testing.assert_allclose(table.score(rows_VD[3]), read_VD @ rows_VD[3], rtol=1e-3, atol=1e-3)
+
+
+def test_what_is_saved_is_mapped(tmp_path: Path) -> None:
+    """Arrays and search come back, and the arrays are files, not memory of this process."""
+    table = replace(build_table(), num_scored=12, recall=0.98)
+    table.save(tmp_path / TABLE)
+
+    read = load_table(tmp_path / TABLE)
+
+    assert (read.num_scored, read.recall) == (12, 0.98)
+    for name in ("rows_VD", "scales_V", "items_V", "starts_C", "centroids_CD", "metric_DD"):
+        np.testing.assert_array_equal(getattr(read, name), getattr(table, name))
+        assert not getattr(read, name).flags.owndata
+
+
+@pytest.mark.parametrize("harm", ["cut", "gone", "other"])
+@pytest.mark.parametrize("name", ["rows", "scales", "items", "starts", "centroids", "metric"])
+def test_an_array_that_does_not_fit_is_named(tmp_path: Path, name: str, harm: str) -> None:
+    """A file that is cut, missing, or of another shape is a corrupt bundle, refused at loading by its name."""
+    build_table().save(tmp_path / TABLE)
+    path = tmp_path / TABLE / f"{name}.npy"
+    if harm == "cut":
+        path.write_bytes(path.read_bytes()[:-1])
+    elif harm == "gone":
+        path.unlink()
+    else:
+        np.save(path, np.zeros(3, dtype=np.int16))
+
+    with pytest.raises(BundleCorrupt, match=rf"{TABLE}/{name}\.npy"):
+        load_table(tmp_path / TABLE)
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("scales", np.zeros(49, dtype=np.float32)),
+        ("items", np.zeros(50, dtype=np.int32)),
+        ("items", np.arange(1, 51, dtype=np.int32)),
+        ("starts", np.array([0, 10, 5, 20, 30, 40, 45, 50], dtype=np.int64)),
+        ("starts", np.arange(8, dtype=np.int64)),
+        ("centroids", np.zeros((7, 3), dtype=np.float32)),
+        ("metric", np.zeros((3, 3), dtype=np.float32)),
+    ],
+)
+def test_an_array_of_another_table_is_named(tmp_path: Path, name: str, other: np.ndarray) -> None:
+    """Sizes, the items and the cells' borders must agree."""
+    build_table().save(tmp_path / TABLE)
+    np.save(tmp_path / TABLE / f"{name}.npy", other)
+
+    with pytest.raises(BundleCorrupt, match=rf"{TABLE}/{name}\.npy: does not fit"):
+        load_table(tmp_path / TABLE)
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"num_scored": 3}', '{"num_scored": null, "recall@10": 1}'])
+def test_a_broken_search_is_named(tmp_path: Path, content: str) -> None:
+    """What says how to search is checked as well."""
+    build_table().save(tmp_path / TABLE)
+    (tmp_path / TABLE / "search.json").write_text(content)
+
+    with pytest.raises(BundleCorrupt, match=r"search\.json"):
+        load_table(tmp_path / TABLE)
+
+
+def test_a_table_of_another_student_is_refused(tmp_path: Path) -> None:
+    """The graph reads the table's embeddings, so they must be of its size; without a table it is no student."""
+    onnx.save(state_graph(random_student()), tmp_path / "student.onnx")
+    with pytest.raises(BundleCorrupt, match=rf"{TABLE}/rows\.npy: not an array"):
+        StudentRanker(tmp_path / "student.onnx")
+    build_table().save(tmp_path / TABLE)
+
+    with pytest.raises(BundleCorrupt, match=rf"{TABLE}/rows\.npy: not the embeddings"):
+        StudentRanker(tmp_path / "student.onnx")
