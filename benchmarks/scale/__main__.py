@@ -20,9 +20,6 @@ own sizes, `--seconds` for how long events come. `replicas` starts its stack fro
 
 import argparse
 import json
-import os
-import signal
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -33,10 +30,10 @@ from rich.progress import track
 
 from benchmarks.load.command import about_run, above_zero, at_least_one, report_parser, write_report
 from benchmarks.load.live_view import table_of
+from benchmarks.load.point import run_point
 from benchmarks.scale.row import FIELDS
 from services.settings.settings import inherited_environment
 
-_STOP_S = 60.0
 _SIZES = (1_000, 10_000, 100_000, 1_000_000)
 AXES = {
     "items": (("items",), _SIZES),
@@ -83,41 +80,17 @@ def _place(point: tuple[str, int]) -> tuple[int, int]:
 
 
 def _measure(axis: str, size: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Run one point in a process of its own, which ends with all that it has started."""
+    """Run one point in a process of its own."""
     (module, *words), _ = AXES[axis]
     ending = [str(options.seconds)] if module == "stream" else []
-    nothing = dict.fromkeys(FIELDS) | {"axis": axis, "size": size}
     with tempfile.TemporaryDirectory() as folder:
-        point = subprocess.Popen(
+        row = run_point(
+            f"{axis} {size}",
             [sys.executable, "-m", f"benchmarks.scale.{module}", *words, str(size), *ending],
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**inherited_environment(), "TMPDIR": folder},
-            start_new_session=True,
+            options.limit_s,
+            {**inherited_environment(), "TMPDIR": folder},
         )
-        try:
-            printed, _ = point.communicate(timeout=options.limit_s)
-        except subprocess.TimeoutExpired:
-            sys.stderr.write(f"{axis} {size}: not measured within {options.limit_s:g} s\n")
-            return nothing
-        finally:
-            _end(point)
-    if point.returncode:
-        sys.stderr.write(f"{axis} {size}: not measured, its process ended with {point.returncode}\n")
-        return nothing
-    row: dict[str, Any] = json.loads(printed.splitlines()[-1])
-    return row
-
-
-def _end(point: "subprocess.Popen[str]") -> None:
-    """Let a point that still runs stop its servers; end it with all of its group if it does not."""
-    if point.poll() is None:
-        point.send_signal(signal.SIGINT)
-        try:
-            point.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(point.pid, signal.SIGKILL)
-            point.wait()
+    return row or dict.fromkeys(FIELDS) | {"axis": axis, "size": size}
 
 
 if __name__ == "__main__":

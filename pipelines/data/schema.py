@@ -121,8 +121,8 @@ def _split(raw: pl.DataFrame, typed: pl.DataFrame, reason: pl.Expr, examples: di
     for column, count in counts.iter_rows():
         if count == raw.height and column in examples:
             raise DataError(column, f"not one row can be used, such as {raw[column][0]!r} in {table}", examples[column])
-    as_text = raw.select(pl.all().map_batches(_shown, return_dtype=pl.String)).with_columns(reason=reasons)
-    return Checked(typed.filter(reasons.is_null()), as_text.filter(pl.col("reason").is_not_null()))
+    as_text = raw.filter(reasons.is_not_null()).select(pl.all().map_batches(_shown, return_dtype=pl.String))
+    return Checked(typed.filter(reasons.is_null()), as_text.with_columns(reason=reasons.drop_nulls()))
 
 
 def _shown(column: pl.Series) -> pl.Series:

@@ -1,0 +1,91 @@
+"""How long each stage of the offline pipeline takes, and how much memory, as the data grows.
+
+    python -m benchmarks.pipeline --json OUT [--points EVENTSxITEMS ...] [--until STAGE] [--limit-s 300]
+
+Events are synthetic (tables.py) with a fixed seed. Each stage of each point is measured by a process of its own, with one thread and within
+`--limit-s`, on what the stages before it wrote; a real Valkey holds the features. `train` and `distill` do one epoch of the shipped recipe for
+data of that size and validate once, so what comes after them ranks by poor models at the usual cost. `precompute` makes the usual 300 lists.
+
+rss_mb is the largest memory of the largest process of a stage, its libraries included (`distill` has two processes, and `tokenize` joins in one of its own).
+Where a stage was not measured in time, neither are those after it. Rows that OUT has already are kept.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.load.command import about_run, above_zero, at_least_one, report_parser, write_report
+from benchmarks.load.live_view import table_of
+from benchmarks.load.point import run_point
+from benchmarks.scale import servers
+from services.settings.settings import inherited_environment
+
+STAGES = ("ingest", "features", "tokenize", "train", "precompute", "distill", "evaluate")
+FIELDS = ("events", "items", "stage", "seconds", "rss_mb")
+_POINTS = (
+    (10_000, 1_000),
+    (100_000, 10_000),
+    (1_000_000, 10_000),
+    (1_000_000, 100_000),
+    (1_000_000, 1_000_000),
+    (10_000_000, 1_000_000),
+)
+_CHILD = "from benchmarks.pipeline.stages import main; main()"
+"""Not `-m`: a process that a stage starts would import the main module, and with it all libraries."""
+
+
+def main() -> None:
+    """Measure the points, print a table, and write the file after each stage."""
+    options = _options()
+    found = json.loads(options.json.read_text())["rows"] if options.json.exists() else []
+    rows = {_place(row): row for row in found}
+    for num_events, num_items in options.points:
+        for row in _measure(num_events, num_items, options):
+            rows[_place(row)] = row
+            write_report(options.json, about_run("pipeline") | {"rows": [rows[place] for place in sorted(rows)]})
+    Console().print(table_of([rows[place] for place in sorted(rows)], FIELDS))
+
+
+def _options() -> argparse.Namespace:
+    parser = report_parser(__doc__)
+    parser.add_argument("--points", nargs="+", type=_point, default=_POINTS, metavar="EVENTSxITEMS")
+    parser.add_argument("--until", choices=STAGES, default=STAGES[-1], help="the last stage measured")
+    parser.add_argument("--limit-s", type=above_zero, default=300.0, help="seconds for each stage")
+    return parser.parse_args()
+
+
+def _point(text: str) -> tuple[int, int]:
+    events, _, items = text.partition("x")
+    return at_least_one(events), at_least_one(items)
+
+
+def _place(row: dict[str, Any]) -> tuple[int, int, int]:
+    return row["events"], row["items"], STAGES.index(row["stage"])
+
+
+def _measure(num_events: int, num_items: int, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yield a point's rows, one a stage."""
+    with tempfile.TemporaryDirectory() as folder:
+        settings = servers.settings_in(Path(folder))
+        environment = inherited_environment() | settings.as_environment() | {"TMPDIR": folder, "OMP_NUM_THREADS": "1"}
+
+        def run(*words: str) -> dict[str, Any] | None:
+            name = f"{num_events} events, {num_items} items, {words[0]}"
+            sys.stderr.write(f"{name}\n")
+            return run_point(name, [sys.executable, "-c", _CHILD, *words], options.limit_s, environment)
+
+        measured = run("tables", str(num_events), str(num_items))
+        with servers.valkey(settings):
+            for stage in STAGES[: STAGES.index(options.until) + 1]:
+                measured = run(stage) if measured else None
+                yield dict.fromkeys(FIELDS) | {"events": num_events, "items": num_items, "stage": stage} | (measured or {})
+
+
+if __name__ == "__main__":
+    main()
