@@ -4,9 +4,12 @@ Each is built from training sequences of item indices and scores histories (olde
 """
 
 from collections.abc import Sequence
-from functools import cache
+from functools import lru_cache
 
 import numpy as np
+
+_KEPT_NUMBERS = 1 << 27
+"""Similarities kept, a row of the catalogue's length for each item asked for: 1 GiB, all of them up to 11,000 items."""
 
 
 class Popularity:
@@ -55,7 +58,7 @@ class ItemKnn:
                 self._users_of_item.setdefault(item, []).append(user)
         sizes_V = np.bincount(_flat(self._sets), minlength=num_items)
         self._norm_V = np.sqrt(np.maximum(sizes_V, 1))
-        self._similar = cache(self._similarity)
+        self._similar = lru_cache(_KEPT_NUMBERS // num_items)(self._similarity)
 
     def __call__(self, histories: Sequence[np.ndarray]) -> np.ndarray:
         """Score histories -> (B, num_items)."""

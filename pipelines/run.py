@@ -174,7 +174,7 @@ def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[Stage
     yield _store_lists(stages, options, places, ingested, ranker, progress)
 
     bars.begin("publish")
-    training = json.loads((trained.path / "training.json").read_text())
+    training = train.read_training(trained.path)
     report = evaluate.read_report(evaluated.path)
     made_by = (ingested, built, tokenized, trained, distilled, evaluated, optimized)
     parents = {"started_from": training["started_from"], "compared_with": live.version if live else None}

@@ -5,6 +5,7 @@
 Events are synthetic (tables.py) with a fixed seed. Each stage of each point is measured by a process of its own, with one thread and within
 `--limit-s`, on what the stages before it wrote; a real Valkey holds the features. `train` and `distill` do one epoch of the shipped recipe for
 data of that size and validate once, so what comes after them ranks by poor models at the usual cost. `precompute` makes the usual 300 lists.
+tokens_per_s are those of the decoder's and the student's steps; mfu is the decoder's share of what a large product reaches on one thread.
 
 rss_mb is the largest memory of the largest process of a stage, its libraries included (`distill` has two processes, and `tokenize` joins in one of its own).
 Where a stage was not measured in time, neither are those after it. Rows that OUT has already are kept.
@@ -27,7 +28,7 @@ from benchmarks.scale import servers
 from services.settings.settings import inherited_environment
 
 STAGES = ("ingest", "features", "tokenize", "train", "precompute", "distill", "evaluate")
-FIELDS = ("events", "items", "stage", "seconds", "rss_mb")
+FIELDS = ("events", "items", "stage", "seconds", "rss_mb", "tokens_per_s", "mfu")
 _POINTS = (
     (10_000, 1_000),
     (100_000, 10_000),
@@ -84,7 +85,11 @@ def _measure(num_events: int, num_items: int, options: argparse.Namespace) -> It
         with servers.valkey(settings):
             for stage in STAGES[: STAGES.index(options.until) + 1]:
                 measured = run(stage) if measured else None
-                yield dict.fromkeys(FIELDS) | {"events": num_events, "items": num_items, "stage": stage} | (measured or {})
+                yield (
+                    dict.fromkeys(FIELDS)
+                    | {"events": num_events, "items": num_items, "stage": stage}
+                    | (measured or {})
+                )
 
 
 if __name__ == "__main__":

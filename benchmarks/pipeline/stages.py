@@ -23,6 +23,7 @@ from pipelines.training import distill, recipes, train
 from pipelines.training.checkpoints import Checkpoints
 from services.features.repo import RepoAddress
 from services.features.writer import FeatureWriter
+from services.llm.engine.cost.machine_limits import measure_limits
 from services.settings.settings import Settings, load_settings
 
 _CPU = torch.device("cpu")
@@ -44,7 +45,8 @@ def main() -> None:
         _STAGES[name](settings, done, out)
     seconds = time.perf_counter() - began_s
     rss_kb = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    print(json.dumps({"seconds": round(seconds, 2), "rss_mb": round(rss_kb / 1_024)}))
+    speed = _SPEEDS[name](out) if name in _SPEEDS else {}
+    print(json.dumps({"seconds": round(seconds, 2), "rss_mb": round(rss_kb / 1_024)} | speed))
 
 
 def _ingest(_settings: Settings, done: Path, out: Path) -> None:
@@ -76,13 +78,14 @@ def _precompute(settings: Settings, done: Path, out: Path) -> None:
     users = precompute.busiest_users(pl.read_parquet(done / "ingest" / "events.parquet"), options.num_users)
     histories = list(writer.read_histories(users).values())
     catalogue = load_catalogue(done / "tokenize" / "catalogue.parquet")
-    ranker = precompute.BatchRanker(done / "train" / "decoder", catalogue, "v", **_recipe(done).prompt)
+    ranker = precompute.BatchRanker(done / "train" / "decoder", catalogue, "v", repeats=False, **_recipe(done).prompt)
     precompute.precompute(ranker, histories, options, out, silent)
 
 
 def _evaluate(_settings: Settings, done: Path, out: Path) -> None:
     tokenized = done / "tokenize"
-    models = evaluate.Trained(tokenized, done / "train" / "decoder", done / "distill", **_recipe(done).prompt)
+    folders, prompt = (tokenized, done / "train" / "decoder", done / "distill"), _recipe(done).prompt
+    models = evaluate.Trained(*folders, repeats=False, device=_CPU, **prompt)
     evaluate.evaluate(models, HeldOut(tokenized, done, "benchmarks.pipeline"), "synthetic", out, silent)
 
 
@@ -97,11 +100,24 @@ _STAGES: dict[str, Callable[[Settings, Path, Path], None]] = {
 }
 
 
+def _decoder_speed(out: Path) -> dict[str, float]:
+    """Return tokens per second, and the share of what a large product in fp32 reaches on this thread: no data sheet gives a CPU's peak."""
+    speed = train.read_training(out)["speed"]
+    peak = measure_limits(_CPU, torch.float32, effort=2).flops_per_s
+    return {"tokens_per_s": round(speed["tokens_per_s"]), "mfu": round(speed["flops_per_s"] / peak, 3)}
+
+
+def _student_speed(out: Path) -> dict[str, float]:
+    student = json.loads((out / "distillation.json").read_text())["student"]
+    return {"tokens_per_s": round(student["num_tokens"] / student["seconds"])}
+
+
+_SPEEDS = {"train": _decoder_speed, "distill": _student_speed}
+
+
 def _recipe(done: Path) -> recipes.Recipe:
     """Return the shipped recipe for this data, with one epoch."""
-    return recipes.choose(
-        recipes.read_recipes(epochs=1, student_epochs=1), recipes.data_size(done / "tokenize")
-    )
+    return recipes.choose(recipes.read_recipes(epochs=1, student_epochs=1), recipes.data_size(done / "tokenize"))
 
 
 def _checkpoints(out: Path) -> Checkpoints:

@@ -17,7 +17,7 @@ import torch
 
 from models.baselines import Bigram, ItemKnn, Popularity
 from models.catalogue import Catalogue, load_catalogue
-from models.decoder.config import DecoderConfig, read_config
+from models.decoder.config import read_config
 from models.decoder.weights import load_decoder
 from models.student import StudentConfig, read_student
 from pipelines.data.examples import SplitKind, read_sequences, read_split
@@ -29,6 +29,7 @@ from pipelines.evaluation.variety import ListedScorer
 from pipelines.runner.stage import Progress
 from pipelines.training.beam_scoring import decoder_scorer
 from pipelines.training.distill import StudentScorer
+from pipelines.training.speed import decoder_work
 
 REPORT = "report.json"
 _RANKS = "ranks.parquet"
@@ -99,15 +100,6 @@ def read_report(folder: Path) -> dict[str, Any]:
     """Read the report of an evaluation or of a bundle."""
     report: dict[str, Any] = json.loads((folder / REPORT).read_text())
     return report
-
-
-def decoder_work(config: DecoderConfig, num_tokens: int) -> int:
-    """Return the multiply-adds of one prompt of this many tokens, embeddings and output head apart."""
-    attention_width = config.num_attention_heads * config.head_dim
-    key_value_width = config.num_key_value_heads * config.head_dim
-    projections = config.hidden_size * (2 * attention_width + 2 * key_value_width + 3 * config.intermediate_size)
-    attention = attention_width * (num_tokens + 1)  # scores and sums, over half of the square
-    return config.num_hidden_layers * num_tokens * (projections + attention)
 
 
 def student_work(config: StudentConfig, num_places: int) -> int:

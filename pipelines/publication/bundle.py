@@ -114,6 +114,7 @@ def manifest_of(report: dict[str, Any], training: dict[str, Any], prompt: dict[s
         "llm_pays": llm_pays(report["gain"]),
         "num_items": report["num_items"],
         "num_parameters": training["num_parameters"],
+        "training": {"num_tokens": training["num_tokens"]} | training["speed"],
         "multiply_adds": report["multiply_adds"],
         "metrics": {
             name: {metric: report["metrics"][name][metric] for metric in _KEPT_METRICS}

@@ -67,10 +67,19 @@ def _card(version: str, manifest: Mapping[str, Any], report: Mapping[str, Any]) 
         ("newest event", f"{newest:%Y-%m-%d %H:%M} UTC"),
         ("seen items", "are learned and shown" if shown else "are left out unless a request asks for them"),
         ("decoder", f"{manifest['num_parameters']:,} parameters, codes of depth {manifest['depth']}"),
+        ("training of the decoder", _speed(manifest["training"])),
         ("work of one ranking", ", ".join(f"{name} {num:,}" for name, num in manifest["multiply_adds"].items())),
         ("random seed", manifest["lineage"]["seed"]),
     )
     return "\n".join([f"# Bundle {version}", "", table(("", ""), facts), "", "Limits:", *_limits(manifest, report)])
+
+
+def _speed(training: Mapping[str, Any]) -> str:
+    share = "" if training["mfu"] is None else f", {training['mfu']:.1%} of the device's peak (MFU)"
+    return (
+        f"{training['num_tokens']:,} tokens, {training['tokens_per_s']:,.0f} a second, "
+        f"{training['flops_per_s'] / 1e9:,.1f} GFLOP/s{share}"
+    )
 
 
 def _limits(manifest: Mapping[str, Any], report: Mapping[str, Any]) -> list[str]:

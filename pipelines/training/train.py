@@ -3,6 +3,7 @@
     decoder/         Hugging Face layout, the averaged weights of the epoch with the best validation NDCG@10 (masked)
     item_text.safetensors   where rows are learned from text: those of new items
     training.json    the curve, the parameters and the options
+    speed.json       tokens and FLOPs per second of the steps, and the MFU (speed.py)
 
 One process, plain torch. The recipe is fixed here; its numbers come from `TrainOptions`.
 
@@ -13,6 +14,7 @@ import json
 import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,6 +39,7 @@ from pipelines.training.fit.fitting import FitOptions, Loss, Task, dropout_after
 from pipelines.training.item_text import add_text, folded, learned_text
 from pipelines.training.position_loss import position_loss
 from pipelines.training.sampled_loss import ItemSampler
+from pipelines.training.speed import SPEED, speed_of, training_flops
 from pipelines.training.warm_start import WarmStart, tokens_before
 from services.errors import ConfigError
 
@@ -94,6 +97,7 @@ def train(
     rng, mask_seen = np.random.default_rng(options.seed), options.mask_seen and catalogue.depth == 1
     samples = options.sample_items and catalogue.depth == 1  # a level of deeper codes is small
     sampler = ItemSampler(catalogue.popularity, options.sample_items) if samples else None
+    num_compared = 1 + options.sample_items if sampler else sum(catalogue.level_sizes) // catalogue.depth
     encoder = None
     if options.text_size:
         encoder = add_text(decoder, catalogue, read_texts(tokenized), options.text_size)
@@ -103,6 +107,10 @@ def train(
     def loss(batch: Batch) -> Loss:
         with parametrize.cached():  # rows with a part from text are computed once for input and output
             return next_token_loss(decoder, catalogue, batch, mask_seen=mask_seen, sampler=sampler)
+
+    def flops(batch: Batch, num_labels: int) -> int:
+        lengths = (batch.labels != IGNORED).sum(axis=1).tolist()
+        return training_flops(decoder.config, lengths, num_labels * num_compared)
 
     def validate() -> float:
         scorer = decoder_scorer(folded(decoder), catalogue, options.max_items, options.stride)
@@ -118,6 +126,7 @@ def train(
             loss=loss,
             validate=validate,
             uniform_loss=math.log(max(2, *catalogue.level_sizes)),
+            flops=flops,
         )
         fitted = fit(decoder, task, fit_options, checkpoints, progress)
     plain = folded(decoder)
@@ -132,7 +141,15 @@ def train(
         "started_from": start.version if start is not None and fit_options is not options.fit else None,
         **asdict(fitted),
     }
+    seconds = about.pop("seconds")
     (out / "training.json").write_text(json.dumps(about, indent=1))
+    (out / SPEED).write_text(json.dumps(speed_of(fitted.num_tokens, fitted.flops, seconds, device), indent=1))
+
+
+def read_training(trained: Path) -> dict[str, Any]:
+    """Read training.json, with speed.json under `speed`."""
+    about: dict[str, Any] = json.loads((trained / "training.json").read_text())
+    return about | {"speed": json.loads((trained / SPEED).read_text())}
 
 
 def begin_warm(start: WarmStart, decoder: Decoder, catalogue: Catalogue, options: FitOptions) -> FitOptions:

@@ -5,6 +5,7 @@ batch whose loss or gradient is unusable is left out after a return to the last 
 the metric: they are arguments.
 """
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pipelines.runner.stage import Progress
-from pipelines.training.fit.batches import Batch, split_batch
+from pipelines.training.fit.batches import IGNORED, Batch, split_batch
 from pipelines.training.fit.checkpoints import Checkpoints, FitState
 from pipelines.training.fit.descent import Descent, DescentOptions, UnusableLoss
 from services.errors import StageFailed
@@ -49,7 +50,7 @@ class FitOptions:
 class Task:
     """What to learn: the epoch's batches (drawn with `rng`), the loss of one, and the validation score.
 
-    `uniform_loss` is the loss of a model that scores everything alike.
+    `uniform_loss` is the loss of a model that scores everything alike; `flops` are those of a step over a batch with so many labels.
     """
 
     batches: Callable[[], Sequence[Batch]]
@@ -57,6 +58,7 @@ class Task:
     loss: Callable[[Batch], Loss]
     validate: Callable[[], float]
     uniform_loss: float
+    flops: Callable[[Batch, int], int] | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,6 +72,11 @@ class Position:
     total_loss: float = 0.0
     num_steps: int = 0
     """The optimizer's steps within the epoch."""
+    num_tokens: int = 0
+    """Positions of all steps so far, without padding."""
+    flops: int = 0
+    seconds: float = 0.0
+    """Time in steps: not in validations, checkpoints or the making of batches."""
     best_score: float = -1.0
     curve: list[dict[str, Any]] = field(default_factory=list)
     skipped: list[dict[str, Any]] = field(default_factory=list)
@@ -77,10 +84,13 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """The curve of a fit and the batches that it left out."""
+    """The curve of a fit, the batches that it left out, and what its steps were: positions without padding, FLOPs where they are counted, time."""
 
     curve: list[dict[str, Any]]
     skipped_batches: list[dict[str, Any]]
+    num_tokens: int
+    flops: int
+    seconds: float
 
 
 def fit(model: nn.Module, task: Task, options: FitOptions, checkpoints: Checkpoints, progress: Progress) -> Fitted:
@@ -96,7 +106,8 @@ def fit(model: nn.Module, task: Task, options: FitOptions, checkpoints: Checkpoi
         except UnusableLoss as unusable:
             running.skip(unusable)
     running.take_best()
-    return Fitted(running.at.curve, running.at.skipped)
+    at = running.at
+    return Fitted(at.curve, at.skipped, at.num_tokens, at.flops, at.seconds)
 
 
 class _Fit:
@@ -131,7 +142,9 @@ class _Fit:
             self.at.batch = index
             if index not in left_out:
                 done = (self.at.epoch - 1 + index / len(batches)) / self._options.epochs
+                began_s = time.perf_counter()
                 self.at.total_loss += self._descent.step(self._losses(batches[index]), done, self._max_loss)
+                self.at.seconds += time.perf_counter() - began_s
                 self.at.num_steps += 1
             self.at.batch = index + 1
             if self._checkpoints.is_due():
@@ -167,7 +180,11 @@ class _Fit:
     def _losses(self, batch: Batch) -> Iterator[Loss]:
         for part in split_batch(batch, self._options.num_parts):
             with torch.autocast("cuda", torch.bfloat16, enabled=self._device.type == "cuda"):
-                yield self._task.loss(part)
+                mean, num_labels = self._task.loss(part)
+                yield mean, num_labels
+            self.at.num_tokens += int((part.labels != IGNORED).sum())
+            if self._task.flops is not None:
+                self.at.flops += self._task.flops(part, num_labels)
 
     def _end_epoch(self) -> None:
         at, epochs = self.at, self._options.epochs

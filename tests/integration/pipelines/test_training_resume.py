@@ -16,6 +16,7 @@ from structlog.testing import capture_logs
 from pipelines.data.tokenize import tokenize
 from pipelines.runner.stage import silent
 from pipelines.training.fit.checkpoints import Checkpoints, FitState
+from pipelines.training.speed import SPEED
 from pipelines.training.train import train
 from services.errors import StageFailed
 from tests.support.training.killed_fit import fit_one
@@ -38,8 +39,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def written(folder: Path) -> dict[str, bytes]:
-    """Return what a fit wrote beside its checkpoints: weights, curve and options."""
-    return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file() and "saved" not in path.parts}
+    """Return what a fit wrote beside its checkpoints and its speed: weights, curve, counts and options."""
+    files = [path for path in folder.rglob("*") if path.is_file() and "saved" not in path.parts]
+    return {path.name: path.read_bytes() for path in files if path.name != SPEED}
 
 
 @pytest.mark.parametrize(

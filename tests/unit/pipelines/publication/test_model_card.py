@@ -45,7 +45,9 @@ def manifest(built: Built, tmp_path: Path) -> dict[str, Any]:
         "stages": {"ingest": "1a", "train": "2b"},
         "command": "tailrace pipeline --force",
     }
-    made = manifest_of(read_report(built.evaluated), {"num_parameters": 12_345}, {"max_items": 10}, catalogue.depth)
+    speed = {"tokens_per_s": 1_250.4, "flops_per_s": 2.5e9, "mfu": 0.0125}
+    training = {"num_parameters": 12_345, "num_tokens": 5_000, "speed": speed}
+    made = manifest_of(read_report(built.evaluated), training, {"max_items": 10}, catalogue.depth)
     judged = {"data": data, "against_live": [live | {"low": -0.15, "high": -0.05}], "forced": ["drift of items"]}
     return made | judged | {"test_set": held_out.record(), "lineage": lineage}
 
@@ -77,6 +79,7 @@ def test_the_page_has_what_a_reader_decides_by(built: Built, manifest: dict[str,
         "| stage: train | `2b` |",
         "| random seed | 7 |",
         "12,345 parameters, codes of depth 1",
+        "5,000 tokens, 1,250 a second, 2.5 GFLOP/s, 1.2% of the device's peak (MFU) |",
     ):
         assert words in page
 

@@ -1,0 +1,46 @@
+"""Trained tokens per second, and the model FLOPs utilisation (MFU): the share of the device's peak that the model's own arithmetic takes.
+
+A multiply-add is two FLOPs, and the backward pass takes twice the forward one, so a weight of the layers costs 6 FLOPs a token (Chowdhery et
+al. 2022, PaLM, appendix B). To these come, as there, the scores and sums of attention, here over the causal half alone, and the softmax over the
+items that a label is compared with. Padding, embeddings, norms, dropout and the optimizer are no work of the model's.
+"""
+
+from collections.abc import Iterable
+
+import torch
+
+from models.decoder.config import DecoderConfig
+
+SPEED = "speed.json"
+_FLOPS = 6
+"""Of forward and backward pass, for each multiply-add of the forward pass."""
+_PEAK_BF16_FLOPS = {
+    "NVIDIA A100": 312e12,
+    "NVIDIA H100 80GB HBM3": 989e12,
+    "NVIDIA H200": 989e12,
+    "NVIDIA B200": 2250e12,
+}
+"""By the beginning of a device's name: FLOPs per second of dense products in bf16, in which a GPU trains, by NVIDIA's data sheets."""
+
+
+def decoder_work(config: DecoderConfig, num_tokens: int) -> int:
+    """Return the multiply-adds of one prompt of this many tokens, embeddings and output head apart."""
+    attention_width = config.num_attention_heads * config.head_dim
+    key_value_width = config.num_key_value_heads * config.head_dim
+    projections = config.hidden_size * (2 * attention_width + 2 * key_value_width + 3 * config.intermediate_size)
+    attention = attention_width * (num_tokens + 1)  # scores and sums, over half of the square
+    return config.num_hidden_layers * num_tokens * (projections + attention)
+
+
+def training_flops(config: DecoderConfig, lengths: Iterable[int], num_scores: int) -> int:
+    """Return the FLOPs of one step over windows of these lengths in tokens, with `num_scores` products of a hidden state and a row of the head."""
+    return _FLOPS * (sum(decoder_work(config, length) for length in lengths) + num_scores * config.hidden_size)
+
+
+def speed_of(num_tokens: int, flops: int, seconds: float, device: torch.device) -> dict[str, float | None]:
+    """Return tokens and FLOPs per second, and the MFU: null where no data sheet gives the peak, as for any CPU."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    peak = next((peak for start, peak in _PEAK_BF16_FLOPS.items() if name.startswith(start)), None)
+    flops_per_s = flops / seconds
+    mfu = None if peak is None else flops_per_s / peak
+    return {"tokens_per_s": num_tokens / seconds, "flops_per_s": flops_per_s, "mfu": mfu}
