@@ -20,7 +20,7 @@ from pipelines.features import point_in_time, tables
 from pipelines.publication import precompute
 from pipelines.runner.stage import silent
 from pipelines.training import distill, recipes, train
-from pipelines.training.checkpoints import Checkpoints
+from pipelines.training.fit.checkpoints import Checkpoints
 from services.features.repo import RepoAddress
 from services.features.writer import FeatureWriter
 from services.llm.engine.cost.machine_limits import measure_limits
@@ -84,8 +84,8 @@ def _precompute(settings: Settings, done: Path, out: Path) -> None:
 
 def _evaluate(_settings: Settings, done: Path, out: Path) -> None:
     tokenized = done / "tokenize"
-    folders, prompt = (tokenized, done / "train" / "decoder", done / "distill"), _recipe(done).prompt
-    models = evaluate.Trained(*folders, repeats=False, device=_CPU, **prompt)
+    decoder, students, prompt = done / "train" / "decoder", done / "distill", _recipe(done).prompt
+    models = evaluate.Trained(tokenized, decoder, students, repeats=False, device=_CPU, **prompt)
     evaluate.evaluate(models, HeldOut(tokenized, done, "benchmarks.pipeline"), "synthetic", out, silent)
 
 
