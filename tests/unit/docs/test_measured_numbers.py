@@ -128,6 +128,24 @@ def kept_by_kinds_of_keys() -> Iterator[str]:
     yield f"keep {kept['int8']} of the ten best on MovieLens; fp8 {kept['fp8']}"
 
 
+def pipeline_lines() -> Iterator[str]:
+    """A line for each point: seconds and memory of each stage; then the speed of training, where it was measured."""
+    rows = result("pipeline")["rows"]
+    stages = dict.fromkeys(row["stage"] for row in rows)
+    for events, items in dict.fromkeys((row["events"], row["items"]) for row in rows):
+        point = {
+            row["stage"]: row for row in rows if (row["events"], row["items"]) == (events, items) and row["seconds"]
+        }
+        cells = (
+            f"{point[name]['seconds']:.3g} / {point[name]['rss_mb']:,}" if name in point else "" for name in stages
+        )
+        yield f"| {events:,} | {items:,} | {' | '.join(cells)} |"
+        if "train" in point:
+            student = f"{point['distill']['tokens_per_s']:,}" if "distill" in point else ""
+            decoder = f"{point['train']['tokens_per_s']:,} | {100 * point['train']['mfu']:.0f} %"
+            yield f"| {events:,} | {items:,} | {decoder} | {student} |"
+
+
 def fault_words() -> Iterator[str]:
     """Nothing acknowledged was lost; who came in time in the spike."""
     rows = {row["fault"]: row for row in result("faults")["rows"]}
@@ -190,6 +208,7 @@ PAGES = {
         curve_and_count_words,
         kept_by_kinds_of_keys,
         scale_lines,
+        pipeline_lines,
         fault_words,
         fault_page,
         text_words,
