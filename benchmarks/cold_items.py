@@ -2,7 +2,7 @@
 
     python -m benchmarks.cold_items --sequences FOLDER --json OUT [--share 0.05] [--depth 1] --state FOLDER [--epochs N] [--sample-items N]
 
-`sequences.txt` (`user item item ...`, in time order) and `items.jsonl` as benchmarks.quality takes them. A share of the items, drawn by seed, is
+The folder is one as benchmarks/quality/sequences.py describes it. A share of the items, drawn by seed, is
 removed from all training sequences. Where an item is one token (depth 1) training does not know these items at all, and both models get them as `tailrace
 add-items` appends them, from their texts; with deeper codes they stay in the catalogue. A case is each held-out item's event with at least one event of another kind
 before it; the item is ranked among ALL items that its user has not seen. `nearest_text` ranks items by the cosine of their text with that of the
@@ -11,7 +11,6 @@ alone (`among_cold`), with 95 % bootstrap intervals; `gains` are differences on 
 """
 
 import argparse
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ import torch
 from rich.console import Console
 
 from benchmarks.load.command import about_run, at_least_one, report_parser, write_report
+from benchmarks.quality.sequences import read_items, read_sequences
 from models.baselines import Popularity
 from models.catalogue import Catalogue, load_catalogue
 from models.decoder.decoder import Decoder
@@ -85,20 +85,9 @@ class Data:
 
 def read_data(folder: Path, share: float, seed: int) -> Data:
     """Read a folder of sequences and hold a share of its items out."""
-    rows = [json.loads(line) for line in (folder / "items.jsonl").read_text().splitlines()]
-    rows.sort(key=lambda row: str(row["item_id"]))
-    items = pl.DataFrame(
-        {
-            "item_id": [str(row["item_id"]) for row in rows],
-            "title": [str(row.get("title") or "untitled") for row in rows],
-            "categories": [[str(name) for name in row.get("attributes") or []] for row in rows],
-            "text": [None] * len(rows),
-        },
-        schema_overrides={"text": pl.String},
-    )
+    items = read_items(folder).sort("item_id")
     index = {item_id: number for number, item_id in enumerate(items["item_id"])}
-    lines = (folder / "sequences.txt").read_text().splitlines()
-    sequences = [np.array([index[item] for item in line.split()[1:]]) for line in lines]
+    sequences = [np.array([index[item] for item in sequence]) for _, sequence in read_sequences(folder)]
     is_cold = np.random.default_rng(seed).random(len(items)) < share
     train, cases = [], []
     for sequence in sequences:

@@ -79,7 +79,7 @@ def _require_all_parts(rows: pl.DataFrame, about: dict[str, str]) -> None:
         raise StageFailed(
             "tokenize",
             f"--split: {SplitKind.GLOBAL_TIME} with the cuts {about['valid_from']} and {about['test_from']} leaves no row for {' and '.join(missing)}; "
-            f"give events over a longer time, or leave the option out",
+            f"give events over a longer time, or --split {SplitKind.LEAVE_ONE_OUT}",
         )
 
 

@@ -1,5 +1,9 @@
 """Stage 6: evaluates decoder and student beside their baselines, under one protocol.
 
+    report.json      metrics by model, and the decoder's gain over its student by slice
+    ranks.parquet    by model, the rank of each test case's label as served
+    slices.parquet   by slice, whether each test case belongs to it
+
 The label of the test split (pipelines.data.examples) is ranked among ALL items, with the items of the history removed
 (masked) and without; where the data has repeats the main metrics are those without. Baselines learn from the same training sequences as the models.
 Beside the ranks, the lists that would be shown are measured (variety.py).
@@ -24,7 +28,7 @@ from pipelines.data.examples import SplitKind, read_sequences, read_split
 from pipelines.evaluation.gain import gain_by_slice, shelf_of, slices_of
 from pipelines.evaluation.gate import student_share
 from pipelines.evaluation.held_out import HeldOut
-from pipelines.evaluation.metrics import Ranks, Scorer, rank_labels, summarise
+from pipelines.evaluation.metrics import Ranks, Scorer, gains, rank_labels, summarise
 from pipelines.evaluation.variety import ListedScorer
 from pipelines.runner.stage import Progress
 from pipelines.training.beam_scoring import decoder_scorer
@@ -32,7 +36,7 @@ from pipelines.training.distill import StudentScorer
 from pipelines.training.speed import decoder_work
 
 REPORT = "report.json"
-_RANKS = "ranks.parquet"
+_RANKS, _SLICES = "ranks.parquet", "slices.parquet"
 _PROTOCOL = "{split}, all items ranked, test split, mean rank on ties; ndcg@10_interval: 95 % bootstrap"
 _SPLITS = {
     SplitKind.LEAVE_ONE_OUT: "leave one out by time",
@@ -71,7 +75,8 @@ def evaluate(trained: Trained, held_out: HeldOut, dataset: str, out: Path, progr
     served = {name: found.as_served(repeats=trained.repeats) for name, found in ranks.items()}
     decoder = read_config(trained.decoder_dir)
     student = read_student(trained.students_dir / "student.safetensors").config
-    split = read_split(trained.tokenized)
+    split, slices = read_split(trained.tokenized), slices_of(cases, catalogue.popularity)
+    llm_ndcg, student_ndcg = (gains(served[name], 10) for name in ("decoder", "student"))
     report = {
         "dataset": dataset,
         "protocol": _PROTOCOL.format(split=_SPLITS[SplitKind(split["kind"])]),
@@ -81,19 +86,25 @@ def evaluate(trained: Trained, held_out: HeldOut, dataset: str, out: Path, progr
         "num_items": len(catalogue.item_ids),
         "metrics": metrics,
         "student_share": student_share(metrics),
-        "gain": gain_by_slice(served["decoder"], served["student"], slices_of(cases, catalogue.popularity)),
+        "gain": gain_by_slice(llm_ndcg, student_ndcg, slices),
         "multiply_adds": {
             "decoder": decoder_work(decoder, trained.max_items),
             "student": student_work(student, trained.max_items),
         },
     }
     pl.DataFrame(served).write_parquet(out / _RANKS)
+    pl.DataFrame(slices).write_parquet(out / _SLICES)
     (out / REPORT).write_text(json.dumps(report, indent=1))
 
 
 def read_ranks(evaluated: Path) -> dict[str, np.ndarray]:
     """Return, by model, the rank of each test case's label as served."""
     return {ranks.name: ranks.to_numpy() for ranks in pl.read_parquet(evaluated / _RANKS)}
+
+
+def read_slices(evaluated: Path) -> dict[str, np.ndarray]:
+    """Return, by slice, which test cases belong to it, in the same order."""
+    return {members.name: members.to_numpy() for members in pl.read_parquet(evaluated / _SLICES)}
 
 
 def read_report(folder: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.data.examples import Cases
-from pipelines.evaluation.metrics import gains, interval
+from pipelines.evaluation.metrics import interval
 
 _MIN_CASES = 30
 """Of fewer cases the bootstrap knows too little: of a single one it has no width at all."""
@@ -28,7 +28,7 @@ _IDLE = {
     "idle 7 days and longer": (7 * _DAY_S, np.inf),
 }
 """By slice, the time from the user's last event to the label in seconds: from, and below."""
-_HISTORIES = {
+HISTORIES = {
     f"history {first} and longer" if after is None else f"history {first}-{after - 1}": (first, after and after - 1)
     for first, after in zip(_LENGTHS, (*_LENGTHS[1:], None), strict=True)
 }
@@ -39,7 +39,7 @@ def slices_of(cases: Cases, popularity: np.ndarray) -> dict[str, np.ndarray]:
     """Return, by slice, which cases belong to it (bool). `popularity` is each item's number of training events. Empty slices are left out."""
     lengths = np.array([len(history) for history in cases.histories])
     named = {"all": np.ones(len(cases), dtype=bool)}
-    for name, (first, last) in _HISTORIES.items():
+    for name, (first, last) in HISTORIES.items():
         named[name] = (lengths >= first) & (True if last is None else lengths <= last)
     for name, (least_s, below_s) in _IDLE.items():
         named[name] = (cases.idle_s >= least_s) & (cases.idle_s < below_s)  # not so where it is NaN
@@ -49,12 +49,11 @@ def slices_of(cases: Cases, popularity: np.ndarray) -> dict[str, np.ndarray]:
     return {name: members for name, members in named.items() if members.any()}
 
 
-def gain_by_slice(ranks: np.ndarray, other: np.ndarray, slices: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
-    """Return rows {slice, history, num_cases, llm_ndcg, student_ndcg, llm_minus_student, low, high}: NDCG@10, and its difference with the 95 % paired bootstrap interval.
+def gain_by_slice(llm: np.ndarray, student: np.ndarray, slices: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
+    """Return rows {slice, history, num_cases, llm_ndcg, student_ndcg, llm_minus_student, low, high}: means of each case's NDCG, and of its difference with the 95 % paired bootstrap interval.
 
     `history` is the slice's first and last length (None: no last) where it is one of history lengths, else None.
     """
-    llm, student = gains(ranks, 10), gains(other, 10)
     rows = []
     for name, members in slices.items():
         difference = llm[members] - student[members]
@@ -66,12 +65,17 @@ def gain_by_slice(ranks: np.ndarray, other: np.ndarray, slices: Mapping[str, np.
     return rows
 
 
-def llm_pays(rows: Sequence[Mapping[str, Any]]) -> list[tuple[int, int | None]]:
-    """Return for which lengths of history (first, last) the decoder is shown to be better: what a request's routing may depend on.
+def histories_that_pay(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the slices by length of history in which the decoder is shown to be better: what a request's routing may depend on.
 
     Other slices go by the label, or by a time that no request is routed by.
     """
-    return [_HISTORIES[row["slice"]] for row in rows if row["slice"] in _HISTORIES and _is_shown(row)]
+    return [row["slice"] for row in rows if row["slice"] in HISTORIES and _is_shown(row)]
+
+
+def llm_pays(rows: Sequence[Mapping[str, Any]]) -> list[tuple[int, int | None]]:
+    """Return the same as lengths of history, (first, last)."""
+    return [HISTORIES[name] for name in histories_that_pay(rows)]
 
 
 def describe_gain(rows: Sequence[Mapping[str, Any]]) -> str:

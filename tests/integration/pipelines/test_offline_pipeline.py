@@ -12,6 +12,8 @@ import pytest
 from redis import Redis
 from rich.console import Console
 
+from benchmarks.quality.__main__ import measure
+from benchmarks.quality.summary import summarise
 from models.registry import BundleStore
 from pipelines.evaluation.gate import GateOptions
 from pipelines.options import PipelineOptions, Places
@@ -128,6 +130,34 @@ def test_the_global_time_split_is_evaluated_and_not_published(places: Places, op
     assert "events before 2023-11-14T22:2" in shown.getvalue()
     assert f"publishes nothing; its report: {report.stages[-1].path / 'report.json'}" in shown.getvalue()
     assert BundleStore(places.bundle_root).live_version() == before
+
+
+def test_the_quality_benchmark_reads_and_times_a_run(places: Places, options: PipelineOptions) -> None:
+    """What a run leaves is pooled as it was reported, for all baselines; the decoder's time is that of its engine, for the one length of history."""
+    run = measure(options, places, quiet())
+
+    found = summarise([run])
+
+    reported = run.evaluation["metrics"]
+    assert [row["model"] for row in found["rows"]] == list(reported)
+    assert {"popularity", "bigram", "item_knn", "twin", "student", "decoder"} == set(reported)
+    named = {
+        "hr10": "hr@10",
+        "ndcg10": "ndcg@10",
+        "hr10_unmasked": "hr@10_unmasked",
+        "ndcg10_unmasked": "ndcg@10_unmasked",
+    }
+    for row in found["rows"]:
+        for name, metric in (named | {"ci95": "ndcg@10_interval"}).items():
+            assert row[name] == reported[row["model"]][metric]
+    assert [{**row, "split": None, "llm_minus_student_std": None} for row in found["gain"]] == [
+        {**row, "split": None, "llm_minus_student_std": None} for row in run.evaluation["gain"]
+    ]
+    llm, student, routed = found["routing"]
+    assert list(run.decoder_ms) == ["history 10-49"]
+    assert llm["decoder_ms_per_request"] > 0 == student["decoder_ms_per_request"]
+    assert student["ndcg_per_decoder_ms"] is None
+    assert routed["ndcg10"] in {llm["ndcg10"], student["ndcg10"]}
 
 
 async def test_online_store_holds_histories_and_lists_of_the_live_version(places: Places) -> None:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from pipelines.data.examples import Cases
 from pipelines.evaluation.gain import describe_gain, gain_by_slice, llm_pays, slices_of
+from pipelines.evaluation.metrics import gains
 
 ALL = {"all": np.ones(400, dtype=bool)}
 
@@ -43,7 +44,7 @@ def test_a_small_gain_on_the_same_users_shows() -> None:
     """A model that ranks each label one place higher is better beyond the interval, though users differ far more than the models."""
     student = np.random.default_rng(1).integers(2, 12, 400).astype(float)
 
-    (row,) = gain_by_slice(student - 1, student, ALL)
+    (row,) = gain_by_slice(gains(student - 1, 10), gains(student, 10), ALL)
 
     assert 0 < row["low"] < row["llm_minus_student"] < row["high"]
     assert describe_gain([row]).endswith(f"in: all (+{row['llm_minus_student']:.4f})")
@@ -58,8 +59,8 @@ def test_the_interval_is_that_of_resampled_users(seed: int) -> None:
     draws = [rng.integers(0, 400, 400) for _ in range(300)]
     slow = sorted(ours[draw].mean() - theirs[draw].mean() for draw in draws)
 
-    (row,) = gain_by_slice(ranks, other, ALL)
-    (turned,) = gain_by_slice(other, ranks, ALL)
+    (row,) = gain_by_slice(ours, theirs, ALL)
+    (turned,) = gain_by_slice(theirs, ours, ALL)
 
     width = slow[292] - slow[7]
     assert row["low"] == pytest.approx(slow[7], abs=0.25 * width)
@@ -80,8 +81,8 @@ def test_equal_models_and_few_cases_show_no_gain() -> None:
     """The difference of a model to itself is 0; one user whom the decoder serves better has an interval without width, and shows nothing."""
     ranks = np.arange(1.0, 401.0)
 
-    rows = gain_by_slice(ranks, ranks, ALL)
-    (one,) = gain_by_slice(np.array([3.0]), np.array([4.0]), {"item new": np.array([True])})
+    rows = gain_by_slice(gains(ranks, 10), gains(ranks, 10), ALL)
+    (one,) = gain_by_slice(np.array([0.5]), np.array([0.4]), {"item new": np.array([True])})
 
     ndcg = float(np.mean([1 / np.log2(1 + rank) if rank <= 10 else 0 for rank in ranks]))
     means = {"llm_ndcg": pytest.approx(ndcg), "student_ndcg": pytest.approx(ndcg)}

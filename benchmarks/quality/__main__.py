@@ -1,0 +1,128 @@
+"""Model quality: decoder, student and all baselines of pipelines/evaluation over several seeds, and what routing to the LLM is worth.
+
+    python -m benchmarks.quality --json OUT [--seeds 3] [--split leave-one-out global-time] [--state FOLDER] [--recipes FILE] [--epochs N]
+                                 [--sequences FOLDER | --events FILE --items FILE]
+
+Default data: ml-100k. `--events` and `--items` are tables as `tailrace pipeline` takes them; `--sequences` is a folder as benchmarks/quality/sequences.py describes it, whose
+events have an order and no times, so that only leave-one-out is possible there. Histories come from the feature store, as in the pipeline; each seed and split
+trains decoder, student and twin again. Stage outputs that the state folder already holds are reused. `--epochs` shortens training to check that it
+runs; its numbers mean nothing. docs/benchmarks.md says how to read the file.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks.load.command import about_run, at_least_one, report_parser, write_report
+from benchmarks.quality.decoder_times import decoder_ms
+from benchmarks.quality.sequences import as_tables
+from benchmarks.quality.summary import Run, summarise
+from infra.local.servers.store import feature_store
+from pipelines.data.examples import SplitKind
+from pipelines.evaluation.evaluate import read_ranks, read_slices
+from pipelines.options import PipelineOptions, Places
+from pipelines.run import run_pipeline
+from pipelines.training.recipes import choose, data_size, read_recipes
+from services.contracts.event_roles import read_event_roles
+from services.errors import TailraceError
+from services.features.repo import RepoAddress
+from services.settings.settings import Settings, load_settings
+
+
+def main() -> None:
+    """Train and evaluate each split and seed, then write what they come to."""
+    options = parse()
+    console = Console(stderr=True)
+    try:
+        settings = load_settings()
+        settings = settings.model_copy(update={"state_dir": (options.state or settings.state_dir).absolute()})
+        chosen, places = list(_chosen(options, settings.state_dir)), _places(settings)
+        with feature_store(settings, console.print):
+            runs = [measure(one, places, console) for one in chosen]
+    except TailraceError as error:
+        sys.exit(f"error: {error}")
+    write_report(options.json, about_run("quality") | summarise(runs))
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line; its `split` is the list of splits to run. Wrong options end the program with a line that names them."""
+    parser = report_parser(__doc__)
+    parser.add_argument("--seeds", type=at_least_one, default=3, help="number of seeds, from 0")
+    parser.add_argument(
+        "--split",
+        nargs="+",
+        choices=[kind.value for kind in SplitKind],
+        help="default: both where events have times, else leave-one-out",
+    )
+    parser.add_argument(
+        "--state",
+        type=Path,
+        metavar="FOLDER",
+        help="folder of stage outputs (default: the state folder of the settings)",
+    )
+    parser.add_argument("--events", type=Path, metavar="FILE", help="your own events, as Parquet, CSV or JSON Lines")
+    parser.add_argument("--items", type=Path, metavar="FILE", help="your own items, with --events")
+    parser.add_argument("--sequences", type=Path, metavar="FOLDER", help="sequences of items by user, in time order")
+    parser.add_argument("--recipes", type=Path, metavar="FILE", help="recipes other than the shipped ones")
+    parser.add_argument("--epochs", type=at_least_one, help="epochs of decoder and student, instead of the recipe's")
+    options = parser.parse_args(arguments)
+    if options.sequences is not None:
+        if options.events is not None or options.items is not None:
+            parser.error("argument --sequences: not together with --events and --items; leave one of them out")
+        if SplitKind.GLOBAL_TIME in (options.split or ()):
+            parser.error(
+                f"argument --split: {SplitKind.GLOBAL_TIME} needs the times of events, and --sequences gives their order alone; "
+                "leave --split out, or give --events and --items"
+            )
+    splits = [SplitKind.LEAVE_ONE_OUT] if options.sequences is not None else list(SplitKind)
+    options.split = list(dict.fromkeys(map(SplitKind, options.split or splits)))
+    return options
+
+
+def measure(options: PipelineOptions, places: Places, console: Console) -> Run:
+    """Run the pipeline up to its evaluation, and time its decoder. Raises what the pipeline raises."""
+    report = run_pipeline(replace(options, until="evaluate"), places, console)
+    assert report.evaluation is not None
+    at = {stage.stage: stage.path for stage in report.stages}
+    recipe = choose(options.recipes, data_size(at["tokenize"]))
+    slices, repeats = read_slices(at["evaluate"]), report.evaluation["repeats"]
+    return Run(
+        seed=recipe.train.seed,
+        split=options.split,
+        evaluation=report.evaluation,
+        ranks=read_ranks(at["evaluate"]),
+        slices=slices,
+        decoder_ms=decoder_ms(at["train"] / "decoder", at["tokenize"], slices, repeats=repeats, **recipe.prompt),
+    )
+
+
+def _chosen(options: argparse.Namespace, state_dir: Path) -> Iterator[PipelineOptions]:
+    """Yield the pipeline's options for each split and seed. Raises ConfigError."""
+    events, items = options.events, options.items
+    if options.sequences is not None:
+        events, items = as_tables(options.sequences, state_dir / "tables")
+    for split in options.split:
+        for seed in range(options.seeds):
+            recipes = read_recipes(options.recipes, epochs=options.epochs, student_epochs=options.epochs, seed=seed)
+            yield PipelineOptions(events=events, items=items, with_live_log=False, split=split, recipes=recipes)
+
+
+def _places(settings: Settings) -> Places:
+    return Places(
+        state_dir=settings.state_dir,
+        cache_dir=settings.cache_dir.absolute(),
+        bundle_root=settings.state_dir / "bundles",
+        offline_log_dir=settings.state_dir / "log",
+        feature_repo=RepoAddress(settings.state_dir / "features", settings.redis_address),
+        history_max_items=settings.history_max_items,
+        keep_bundles=settings.keep_bundles,
+        event_roles=read_event_roles(settings.events_file),
+    )
+
+
+if __name__ == "__main__":
+    main()

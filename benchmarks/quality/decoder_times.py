@@ -1,0 +1,68 @@
+"""The decoder's processor time for one request on the engine that serves it, by length of the user's history.
+
+One request at a time, with nothing cached of its prompt, in fp32 on one thread. Processor time, because other work on the same cores changes it little.
+"""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+
+from models.catalogue import load_catalogue
+from models.decoder.weights import load_decoder
+from models.prompt import prompt_tokens
+from pipelines.data.examples import Split, read_cases
+from pipelines.evaluation.gain import HISTORIES
+from services.llm.engine.beam.trie import ItemCodes
+from services.llm.engine.config import EngineConfig
+from services.llm.engine.engine import Engine
+
+_NUM_USERS = 50
+"""Users who are timed of each slice, at most."""
+_NUM_WARM_UP = 3
+_K = 10
+
+
+def decoder_ms(
+    decoder_dir: Path, tokenized: Path, slices: Mapping[str, np.ndarray], *, max_items: int, stride: int, repeats: bool
+) -> dict[str, float]:
+    """Return, by slice of the length of history, the median milliseconds over users drawn from it.
+
+    Args:
+        decoder_dir: Its checkpoint.
+        tokenized: The stage's folder; of the test cases only the histories are used.
+        slices: By name, which test cases belong to it.
+        max_items: The prompt's window in items.
+        stride: By how many items that moves.
+        repeats: Whether seen items are ranked too.
+    """
+    catalogue = load_catalogue(tokenized / "catalogue.parquet")
+    histories = read_cases(tokenized, Split.TEST).histories
+    items = ItemCodes(codes=catalogue.codes, level_sizes=catalogue.level_sizes, token_offsets=catalogue.token_offsets)
+    engine = Engine(
+        load_decoder(decoder_dir, torch.float32, "cpu"), EngineConfig(), items=items, bundle_version="timed"
+    )
+
+    def rank_ms(history: np.ndarray) -> float:
+        prompt = prompt_tokens(catalogue, history.tolist(), max_items, stride)
+        began_s = time.process_time()
+        engine.add_rank("timed", prompt, k=_K, excluded=() if repeats else history)
+        while engine.has_work:
+            engine.step(time.monotonic())
+        return (time.process_time() - began_s) * 1e3
+
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        engine.warm_up()
+        for first in range(_NUM_WARM_UP):
+            rank_ms((first + np.arange(max_items)) % len(catalogue.item_ids))
+        draw = np.random.default_rng(0)
+        drawn = {name: draw.permutation(np.flatnonzero(slices[name])) for name in HISTORIES if name in slices}
+        return {name: median(rank_ms(histories[case]) for case in cases[:_NUM_USERS]) for name, cases in drawn.items()}
+    finally:
+        torch.set_num_threads(num_threads)
+        engine.close()

@@ -1,0 +1,135 @@
+"""What several runs come to: a row for each model, the decoder's gain by slice, and what routing by that gain is worth. Pure; numpy only.
+
+All seeds of a split test the same users. A user's NDCG@10 is averaged over the seeds first, and intervals are 95 % bootstraps of the mean over users: they hold the luck of the draw of
+users. The luck of training is beside them as `..._std`, the standard deviation between the seeds' means (null for one seed).
+
+Shape suffixes: S seeds, N users.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+
+from pipelines.evaluation.gain import gain_by_slice, histories_that_pay
+from pipelines.evaluation.metrics import gains, interval
+
+POOLING = (
+    "each user's NDCG@10 is the mean over the seeds; ci95, low and high: 95 % bootstrap of its mean over users, paired for differences; "
+    "_std: standard deviation between the seeds' means"
+)
+_METRICS = {
+    "hr10": "hr@10",
+    "ndcg10": "ndcg@10",
+    "hr10_unmasked": "hr@10_unmasked",
+    "ndcg10_unmasked": "ndcg@10_unmasked",
+}
+"""By name in a row, the metric's name in an evaluation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One training and its evaluation. Arrays have a value for each test user, in the same order for all seeds of a split."""
+
+    seed: int
+    split: str
+    evaluation: Mapping[str, Any]
+    """The report of the evaluation."""
+    ranks: Mapping[str, np.ndarray]
+    """By model, the label's rank as served."""
+    slices: Mapping[str, np.ndarray]
+    decoder_ms: Mapping[str, float]
+    """By slice of the length of history, the decoder's time for one request."""
+
+    def ndcg(self, model: str) -> np.ndarray:
+        """Return each user's NDCG@10."""
+        return gains(self.ranks[model], 10)
+
+    def is_routed(self) -> np.ndarray:
+        """Return for which users the run's bundle would call the LLM: those with a length of history for which its gain is shown."""
+        paying = histories_that_pay(self.evaluation["gain"])
+        routed = np.zeros_like(self.slices["all"])
+        for name in paying:
+            routed |= self.slices[name]
+        return routed
+
+    def ms_by_user(self) -> np.ndarray:
+        """Return the decoder's time for each user's request, which is that of the length of history."""
+        by_user: np.ndarray = np.sum([ms * self.slices[name] for name, ms in self.decoder_ms.items()], axis=0)
+        return by_user
+
+
+def summarise(runs: Sequence[Run]) -> dict[str, Any]:
+    """Return the content of the results file but its header. All runs are of one data set."""
+    splits = {split: [run for run in runs if run.split == split] for split in dict.fromkeys(run.split for run in runs)}
+    evaluation = runs[0].evaluation
+    return {
+        "dataset": evaluation["dataset"],
+        "repeats": evaluation["repeats"],
+        "protocol": {split: of_split[0].evaluation["protocol"] for split, of_split in splits.items()},
+        "pooling": POOLING,
+        "rows": [row for split, of_split in splits.items() for row in _rows(split, of_split)],
+        "gain": [row for split, of_split in splits.items() for row in _gain(split, of_split)],
+        "routing": [row for split, of_split in splits.items() for row in _routing(split, of_split)],
+        "runs": [_about(run) for run in runs],
+    }
+
+
+def _rows(split: str, runs: Sequence[Run]) -> list[dict[str, Any]]:
+    rows = []
+    for model in runs[0].evaluation["metrics"]:
+        of_seeds = {name: [run.evaluation["metrics"][model][key] for run in runs] for name, key in _METRICS.items()}
+        means = {name: fmean(values) for name, values in of_seeds.items()}
+        spreads = {f"{name}_std": _spread(of_seeds[name]) for name in ("hr10", "ndcg10")}
+        ci95 = list(interval(_by_user(runs, model), seed=0))
+        num = {"num_seeds": len(runs), "num_users": len(runs[0].ranks[model])}
+        rows.append({"model": model, "split": split, **means, "ci95": ci95, **spreads, **num})
+    return rows
+
+
+def _gain(split: str, runs: Sequence[Run]) -> list[dict[str, Any]]:
+    pooled = gain_by_slice(_by_user(runs, "decoder"), _by_user(runs, "student"), runs[0].slices)
+    of_seeds = [{row["slice"]: row["llm_minus_student"] for row in run.evaluation["gain"]} for run in runs]
+    return [
+        {"split": split, **row, "llm_minus_student_std": _spread([found[row["slice"]] for found in of_seeds])}
+        for row in pooled
+    ]
+
+
+def _routing(split: str, runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Return what each policy gets and costs: of every seed by its own gain table, then the mean over seeds and users."""
+    llm_SN, student_SN = (np.array([run.ndcg(model) for run in runs]) for model in ("decoder", "student"))
+    ms_SN, routed_SN = np.array([run.ms_by_user() for run in runs]), np.array([run.is_routed() for run in runs])
+    always_SN = np.ones_like(routed_SN)
+    rows = []
+    for policy, is_llm_SN in (("always-llm", always_SN), ("always-student", ~always_SN), ("routed", routed_SN)):
+        ndcg = float(np.where(is_llm_SN, llm_SN, student_SN).mean())
+        ms = float((ms_SN * is_llm_SN).mean())
+        rows.append(
+            {
+                "split": split,
+                "policy": policy,
+                "ndcg10": ndcg,
+                "decoder_ms_per_request": ms,
+                "ndcg_per_decoder_ms": ndcg / ms if ms else None,
+                "llm_share": float(is_llm_SN.mean()),
+            }
+        )
+    return rows
+
+
+def _about(run: Run) -> dict[str, Any]:
+    """Return what is kept of each run."""
+    kept = {name: run.evaluation[name] for name in ("num_test_users", "num_items", "metrics", "gain", "multiply_adds")}
+    return {"seed": run.seed, "split": run.split, "decoder_ms": dict(run.decoder_ms), **kept}
+
+
+def _by_user(runs: Sequence[Run], model: str) -> np.ndarray:
+    mean: np.ndarray = np.mean([run.ndcg(model) for run in runs], axis=0)
+    return mean
+
+
+def _spread(values: Sequence[float]) -> float | None:
+    return stdev(values) if len(values) > 1 else None

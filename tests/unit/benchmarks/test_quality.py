@@ -1,0 +1,215 @@
+"""How runs of several seeds are pooled, what of a folder of sequences reaches the tables, and the command's options."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from benchmarks.quality.__main__ import parse
+from benchmarks.quality.sequences import as_tables
+from benchmarks.quality.summary import Run, summarise
+from pipelines.codes.embedding import texts_of
+from pipelines.data.schema import check_events, check_items
+from pipelines.evaluation.gain import gain_by_slice
+from services.errors import ConfigError
+
+SHORT, LONG = "history 0-9", "history 10-49"
+SLICES = {"all": np.ones(80, dtype=bool), SHORT: np.arange(80) < 40, LONG: np.arange(80) >= 40}
+BY_NDCG = {1.0: 1.0, 0.5: 3.0, 0.0: 11.0}
+"""By NDCG@10 of one label, its rank."""
+
+
+def run(seed: int, llm: np.ndarray, student: np.ndarray, split: str = "leave-one-out") -> Run:
+    """A run of one seed with these users' NDCG@10; requests take the decoder 2 ms, and 6 ms for long histories."""
+    ndcg = {"decoder": llm, "student": student}
+    metrics = {
+        model: {
+            "hr@10": 0.2 + seed / 10,
+            "ndcg@10": float(values.mean()),
+            "hr@10_unmasked": 0.1,
+            "ndcg@10_unmasked": 0.05,
+        }
+        for model, values in ndcg.items()
+    }
+    evaluation: dict[str, Any] = {
+        "dataset": "shop",
+        "repeats": False,
+        "protocol": "all items ranked",
+        "num_test_users": 80,
+        "num_items": 9,
+        "metrics": metrics,
+        "gain": gain_by_slice(llm, student, SLICES),
+        "multiply_adds": {},
+    }
+    ranks = {model: np.array([BY_NDCG[value] for value in values]) for model, values in ndcg.items()}
+    about = {"evaluation": evaluation, "ranks": ranks, "slices": SLICES, "decoder_ms": {SHORT: 2.0, LONG: 6.0}}
+    return Run(seed=seed, split=split, **about)
+
+
+def test_rows_are_means_over_seeds_with_an_interval_over_users() -> None:
+    """Two seeds that differ on every user and not in a user's mean: the interval has no width, and the seeds' spread does."""
+    ones, zeros = np.ones(80), np.zeros(80)
+    runs = [run(0, ones, zeros), run(1, zeros, zeros), run(0, ones, ones, split="global-time")]
+
+    rows = summarise(runs)["rows"]
+
+    shown = {(row["split"], row["model"]): row for row in rows}
+    assert shown["leave-one-out", "decoder"] == {
+        "model": "decoder",
+        "split": "leave-one-out",
+        "hr10": pytest.approx(0.25),
+        "ndcg10": 0.5,
+        "hr10_unmasked": pytest.approx(0.1),
+        "ndcg10_unmasked": pytest.approx(0.05),
+        "ci95": [0.5, 0.5],
+        "hr10_std": pytest.approx(0.1 / np.sqrt(2)),
+        "ndcg10_std": pytest.approx(1 / np.sqrt(2)),
+        "num_seeds": 2,
+        "num_users": 80,
+    }
+    assert shown["global-time", "student"]["ndcg10"] == 1.0
+    assert shown["global-time", "student"]["ndcg10_std"] is None
+    assert len(rows) == 4
+
+
+def test_the_gain_is_that_of_each_users_mean_over_the_seeds() -> None:
+    """As of one run whose users have the mean of both seeds, slice by slice; the spread is that of the seeds' own gains."""
+    draw = np.random.default_rng(0)
+    (llm, other), student = draw.choice([0.0, 1.0], (2, 80)), draw.choice([0.0, 0.5], 80)
+
+    rows = summarise([run(0, llm, student), run(1, other, student)])["gain"]
+
+    spread = [row.pop("llm_minus_student_std") for row in rows]
+    assert [row.pop("split") for row in rows] == ["leave-one-out"] * 3
+    assert rows == gain_by_slice((llm + other) / 2, student, SLICES)
+    assert spread[0] == pytest.approx(abs(llm.mean() - other.mean()) / np.sqrt(2))
+
+
+def test_routing_pays_the_decoder_only_where_its_gain_is_shown() -> None:
+    """The decoder is better for long histories alone, half of all: routed has both models' best, for their decoder's time; a student costs none."""
+    llm, student = np.where(SLICES[LONG], 1.0, 0.0), np.full(80, 0.5)
+
+    routing = summarise([run(0, llm, student)])["routing"]
+
+    shares = [row.pop("llm_share") for row in routing]
+    assert [tuple(row.values()) for row in routing] == [
+        ("leave-one-out", "always-llm", 0.5, 4.0, 0.125),
+        ("leave-one-out", "always-student", 0.5, 0.0, None),
+        ("leave-one-out", "routed", 0.75, 3.0, 0.25),
+    ]
+    assert shares == [1.0, 0.0, 0.5]
+    assert list(routing[0]) == ["split", "policy", "ndcg10", "decoder_ms_per_request", "ndcg_per_decoder_ms"]
+
+
+def folder(root: Path, items: dict[str, str]) -> Path:
+    """A folder of two users' sequences and these files."""
+    source = root / "shop"
+    source.mkdir()
+    (source / "sequences.txt").write_text("u1 1 2 1\n\nu2 2 3\n")
+    for name, text in items.items():
+        (source / name).write_text(text)
+    return source
+
+
+def tables(source: Path, out: Path) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Events and items as the pipeline takes them from the folder's tables; none is set aside."""
+    events, items = (pl.read_parquet(path) for path in as_tables(source, out))
+    checked = check_items(items)
+    checked_events = check_events(events, checked.good["item_id"])
+    assert checked.rejected.height == checked_events.rejected.height == 0
+    return checked_events.good, checked.good
+
+
+def test_all_that_items_jsonl_says_of_an_item_reaches_its_text(tmp_path: Path) -> None:
+    """Text, numbers and lists of them under any key are words of the item; categories are those that requests filter by."""
+    lines = [
+        {"item_id": 1, "title": "Lamp", "brand": "Acme", "categories": ["light", "home"], "year": 1999},
+        {"item_id": 2, "title": None, "tags": ["x", 7, None], "categories": "home|garden"},
+        {"item_id": "3", "title": "Rake", "text": "A rake.", "categories": 5, "about": {"sold": True}},
+    ]
+    source = folder(tmp_path, {"items.jsonl": "\n".join(map(json.dumps, lines))})
+
+    events, items = tables(source, tmp_path / "out")
+
+    assert events.select("user_id", "item_id").rows() == [
+        ("u1", "1"), ("u1", "2"), ("u1", "1"), ("u2", "2"), ("u2", "3")
+    ]  # fmt: skip
+    assert items["categories"].to_list() == [["light", "home"], ["home", "garden"], ["categories5"]]
+    assert texts_of(items) == [
+        "Lamp light home Acme year1999",
+        "untitled home garden x tags7",
+        "Rake categories5 A rake. soldTrue",
+    ]
+
+
+def test_attributes_by_number_are_words_of_an_item_with_a_made_up_title(tmp_path: Path) -> None:
+    """An attribute that is there several times is so in the text too: the more often, the more it says."""
+    source = folder(tmp_path, {"item_attributes.json": '{"1": [17, 3, 17], "2": [], "3": [3]}'})
+
+    _, items = tables(source, tmp_path / "out")
+
+    assert texts_of(items) == ["item 1 a17 a3 a17", "item 2 ", "item 3 a3"]
+
+
+@pytest.mark.parametrize(
+    ("items", "words"),
+    [
+        (
+            {},
+            r"shop has neither items.jsonl nor item_attributes.json; put one of them there: items.jsonl with a line such",
+        ),
+        (
+            {"items.jsonl": '{"item_id": 1}\n{"title": "x"}'},
+            r"items.jsonl, line 2 is no object with item_id; give such as",
+        ),
+        ({"items.jsonl": "Lamp"}, r"items.jsonl, line 1 is not JSON \(.*\); give such as"),
+        ({"item_attributes.json": "[[1]]"}, r"item_attributes.json is no object; give such as \{\"1\": \[3, 17\]\}"),
+        ({"sequences.txt": None}, r"shop has no sequences.txt; put it there, a line"),
+    ],
+)
+def test_a_folder_without_what_is_needed_is_refused(tmp_path: Path, items: dict[str, Any], words: str) -> None:
+    """The message names the option, the file and what to put there."""
+    source = folder(tmp_path, {name: text for name, text in items.items() if text is not None})
+    for name in (name for name, text in items.items() if text is None):
+        (source / name).unlink()
+
+    with pytest.raises(ConfigError, match=f"^--sequences: .*{words}"):
+        as_tables(source, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("given", "splits"),
+    [
+        ([], ["leave-one-out", "global-time"]),
+        (["--events", "e.csv", "--items", "i.csv"], ["leave-one-out", "global-time"]),
+        (["--sequences", "shop"], ["leave-one-out"]),
+        (["--split", "global-time", "global-time"], ["global-time"]),
+    ],
+)
+def test_both_splits_run_where_events_have_times(given: list[str], splits: list[str]) -> None:
+    """A folder of sequences has an order alone; what is given by name runs once."""
+    assert parse(["--json", "out.json", *given]).split == splits
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (
+            ["--sequences", "shop", "--items", "i.csv"],
+            "argument --sequences: not together with --events and --items; leave",
+        ),
+        (["--sequences", "shop", "--split", "global-time"], "argument --split: global-time needs the times of events"),
+        (["--seeds", "0"], "argument --seeds: '0' is not a whole number from 1 on"),
+    ],
+)
+def test_options_that_do_not_fit_together_are_refused(
+    capsys: pytest.CaptureFixture[str], given: list[str], words: str
+) -> None:
+    """The last line names the option and what to do."""
+    with pytest.raises(SystemExit):
+        parse(["--json", "out.json", *given])
+
+    assert words in capsys.readouterr().err
