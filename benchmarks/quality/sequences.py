@@ -21,8 +21,12 @@ _SEQUENCES, _ITEMS, _ATTRIBUTES = "sequences.txt", "items.jsonl", "item_attribut
 _FIRST_EVENT_S = 1_400_000_000
 _EXAMPLE = '{"item_id": 1, "title": "Lamp", "brand": "Acme", "categories": ["light"]}'
 _ATTRIBUTES_EXAMPLE = '{"1": [3, 17]}'
-_OWN_COLUMNS = {"item_id": pl.String, "title": pl.String, "categories": pl.List(pl.String)}
-_COLUMNS = _OWN_COLUMNS | {"text": pl.String}
+_OWN_COLUMNS: dict[str, pl.DataType] = {
+    "item_id": pl.String(),
+    "title": pl.String(),
+    "categories": pl.List(pl.String()),
+}
+_COLUMNS = _OWN_COLUMNS | {"text": pl.String()}
 
 
 def as_tables(source: Path, out: Path) -> tuple[Path, Path]:
