@@ -9,7 +9,15 @@ import pytest
 from benchmarks.faults.page import matrix, priorities
 from tests.support.pages import ROOT
 
-MODELS = ("decoder", "student", "twin", "item_knn", "bigram", "popularity")
+MODELS = {
+    "decoder": "decoder",
+    "student": "student",
+    "twin": "student without distillation",
+    "item_knn": "item-kNN",
+    "bigram": "bigram",
+    "popularity": "popularity",
+}
+SPLITS = {"leave-one-out": "leave one out", "global-time": "one cut in time"}
 ENGINES = ("tailrace", "tailrace-int8", "transformers", "vllm")
 ENGINE_CASES = {
     "decode-1": "text, 1 at a time",
@@ -63,14 +71,28 @@ def freshness_line() -> Iterator[str]:
     yield f"{run['num_events']} events under load, accepted until visible in `Recommend`: {latencies}"
 
 
-def quality_line() -> Iterator[str]:
-    """The mean over the seeds for each model."""
-    run = result("quality")
-    means = (
-        f"{run['metrics'][name]['hr@10']['mean']:.4f} / {run['metrics'][name]['ndcg@10']['mean']:.4f}"
-        for name in MODELS
-    )
-    yield f"| mean of {len(run['runs'])} seeds | {' | '.join(means)} |"
+def quality_rows() -> dict[tuple[str, str], dict[str, Any]]:
+    """By split and model, the row over all seeds."""
+    return {(row["split"], row["model"]): row for row in result("quality")["rows"]}
+
+
+def quality_lines() -> Iterator[str]:
+    """A line for each model with its interval in both splits, one for each length of history, and one for each policy of routing."""
+    rows, run = quality_rows(), result("quality")
+    for model, name in MODELS.items():
+        cells = (
+            f"{row['hr10']:.4f} / {row['ndcg10']:.4f} ({row['ci95'][0]:.4f} to {row['ci95'][1]:.4f})"
+            for row in (rows[split, model] for split in SPLITS)
+        )
+        yield f"| {name} | {' | '.join(cells)} |"
+    for row in run["gain"]:
+        if row["slice"] == "all" or row["slice"].startswith("history"):
+            gain = f"{row['llm_minus_student']:+.4f} ({row['low']:+.4f} to {row['high']:+.4f})"
+            yield f"| {SPLITS[row['split']]} | {row['slice']} | {row['num_cases']} | {gain} | {row['llm_minus_student_std']:.4f} |"
+    for row in run["routing"]:
+        per_ms = "" if row["ndcg_per_decoder_ms"] is None else f"{row['ndcg_per_decoder_ms']:.4f}"
+        cost = f"{row['ndcg10']:.4f} | {row['decoder_ms_per_request']:.2f} | {per_ms}"
+        yield f"| {SPLITS[row['split']]} | {row['policy']} | {cost} | {100 * row['llm_share']:.0f} % |"
 
 
 def engine_lines() -> Iterator[str]:
@@ -184,13 +206,13 @@ def readme_lines() -> Iterator[str]:
     """The six numbers of README."""
     rest = {case["tier"]: case for case in result("serve")["cases"] if case["door"] == "rest"}
     num, met = share_in_time()
-    freshness, models = result("freshness"), result("quality")["metrics"]
+    freshness, models = result("freshness"), quality_rows()
     engine = {(row["name"], row["engine"]): row for row in result("engine")["cases"]}
     for name, tier in (("student", "student"), ("LLM", "llm")):
         yield f"| {name} over REST, p50 / p99 | {rest[tier]['p50_ms']:.1f} / {rest[tier]['p99_ms']:.1f} ms |"
     yield f"| answers within a deadline of 50 ms | {met:.2f} % of {num:,} |"
     yield f"| event accepted until visible in an answer, p50 / p99 | {freshness['p50_ms']:.0f} / {freshness['p99_ms']:.0f} ms |"
-    hits = (f"{models[name]['hr@10']['mean']:.4f}" for name in ("decoder", "student", "item_knn"))
+    hits = (f"{models['leave-one-out', name]['hr10']:.4f}" for name in ("decoder", "student", "item_knn"))
     yield f"| HR@10 on MovieLens-100k, decoder / student / item-kNN | {' / '.join(hits)} |"
     ratios = (f"{engine['beams-32', name]['ratio_to_best_peer']:.2f}x" for name in ENGINES[:2])
     yield f"| 32 beams a request against vLLM's CPU build, bf16 / int8 | {' / '.join(ratios)} |"
@@ -202,7 +224,7 @@ PAGES = {
         serve_lines,
         serve_ratios,
         freshness_line,
-        quality_line,
+        quality_lines,
         engine_lines,
         engine_shares,
         curve_and_count_words,
