@@ -60,7 +60,11 @@ def gain_by_slice(llm: np.ndarray, student: np.ndarray, slices: Mapping[str, np.
         low, high = interval(difference, seed=0)
         means = {"llm_ndcg": float(llm[members].mean()), "student_ndcg": float(student[members].mean())}
         gain = {"llm_minus_student": float(difference.mean()), "low": low, "high": high}
-        about = {"slice": name, "history": _HISTORIES.get(name), "num_cases": int(members.sum())}
+        about = {
+            "slice": name,
+            "history": list(HISTORIES[name]) if name in HISTORIES else None,
+            "num_cases": int(members.sum()),
+        }
         rows.append({**about, **means, **gain})
     return rows
 
