@@ -29,9 +29,7 @@ class StudentRanker:
 
     def __init__(self, path: Path, num_threads: int = 1) -> None:
         """Load the model, and the table in the same folder if it is of that form. Raises BundleCorrupt naming the file that is not one."""
-        with environment_kept(
-            ORT_DISABLE_TELEMETRY="1"
-        ):  # else, since 1.29, it reports each session and model to its maker
+        with environment_kept(ORT_DISABLE_TELEMETRY="1"):  # on since 1.29: reports of each session to its maker
             import onnxruntime
 
         options = onnxruntime.SessionOptions()
