@@ -115,7 +115,8 @@ def test_the_page_shows_user_answer_and_numbers(page: Page, stack: Stack) -> Non
     assert "of 200 ms" in page.locator("#timeline .budget").inner_text()
     assert all(page.locator("#items .score").all_inner_texts())
     assert all(page.locator("#items .source").all_inner_texts())
-    expect(page.locator("#bundle tbody tr")).to_have_count(NUM_MODELS)
+    expect(page.locator("#models tbody tr")).to_have_count(NUM_MODELS)
+    expect(page.locator("#gain tbody tr").first).to_contain_text("the LLM")
     expect(page.locator("#slos .tile").nth(4)).to_be_visible()
     expect(page.locator("#pulse")).to_have_attribute("data-state", "on")
 
@@ -224,7 +225,7 @@ def test_the_page_is_accessible(browser: Browser, stack: Stack, scheme: Any) -> 
         page.goto("/")
         expect(items(page)).to_have_count(10)
         expect(page.locator("#slos .tile").nth(4)).to_be_visible()
-        expect(page.locator("#bundle tbody tr")).to_have_count(NUM_MODELS)
+        expect(page.locator("#models tbody tr")).to_have_count(NUM_MODELS)
         made = page.evaluate(STRUCTURE)
 
         assert page.evaluate(NAMELESS) == []
@@ -244,7 +245,7 @@ def test_nothing_overflows_at_any_width(browser: Browser, stack: Stack, width: i
         page.goto("/")
         expect(items(page)).to_have_count(10)
         expect(page.locator("#slos .tile").nth(4)).to_be_visible()
-        expect(page.locator("#bundle tbody tr")).to_have_count(NUM_MODELS)
+        expect(page.locator("#models tbody tr")).to_have_count(NUM_MODELS)
 
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         assert page.evaluate(TOO_WIDE) == []

@@ -47,7 +47,7 @@ function table(rows) {
   const maximum = (name) => Math.max(...rows.map((row) => row[name]))
   const maxima = { hr_at_10: maximum("hr_at_10"), ndcg_at_10: Math.max(maximum("ndcg_at_10"), ...rows.map((row) => row.ndcg_interval?.[1] ?? 0)) }
   const head = make("tr", {}, ...["Model", "HR@10", "NDCG@10 with its 95 % interval"].map((text) => make("th", { scope: "col" }, text)))
-  return make("table", {}, make("thead", {}, head), make("tbody", {}, ...rows.map((row) => line(row, maxima))))
+  return make("table", { id: "models" }, make("thead", {}, head), make("tbody", {}, ...rows.map((row) => line(row, maxima))))
 }
 
 function gainTable(rows) {
