@@ -77,6 +77,12 @@ def about_run(name: str) -> dict[str, Any]:
     }
 
 
+def rows_on_file(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a results file, none where there is no file."""
+    rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if path.exists() else []
+    return rows
+
+
 def write_report(path: Path, report: object) -> None:
     """Write a results file; create its folder if needed."""
     path.parent.mkdir(parents=True, exist_ok=True)

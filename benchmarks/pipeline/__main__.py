@@ -12,7 +12,6 @@ Where a stage was not measured in time, neither are those after it. Rows that OU
 """
 
 import argparse
-import json
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.load.command import about_run, above_zero, at_least_one, report_parser, write_report
+from benchmarks.load.command import about_run, above_zero, at_least_one, report_parser, rows_on_file, write_report
 from benchmarks.load.live_view import table_of
 from benchmarks.load.point import run_point
 from benchmarks.scale import servers
@@ -44,8 +43,7 @@ _CHILD = "from benchmarks.pipeline.stages import main; main()"
 def main() -> None:
     """Measure the points, print a table, and write the file after each stage."""
     options = _options()
-    found = json.loads(options.json.read_text())["rows"] if options.json.exists() else []
-    rows = {_place(row): row for row in found}
+    rows = {_place(row): row for row in rows_on_file(options.json)}
     for num_events, num_items in options.points:
         for row in _measure(num_events, num_items, options):
             rows[_place(row)] = row

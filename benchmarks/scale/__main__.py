@@ -19,16 +19,14 @@ own sizes, `--seconds` for how long events come. `replicas` starts its stack fro
 """
 
 import argparse
-import json
 import sys
 import tempfile
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks.load.command import about_run, above_zero, at_least_one, report_parser, write_report
+from benchmarks.load.command import about_run, above_zero, at_least_one, report_parser, rows_on_file, write_report
 from benchmarks.load.live_view import table_of
 from benchmarks.load.point import run_point
 from benchmarks.scale.row import FIELDS
@@ -51,7 +49,7 @@ def main() -> None:
     """Measure the axes, print a table, and write the file after each point."""
     options = _options()
     cases = [(axis, size) for axis in options.axis for size in options.sizes or AXES[axis][1]]
-    rows = _rows_of(options.json)
+    rows = {(row["axis"], row["size"]): row for row in rows_on_file(options.json)}
     for axis, size in track(cases, "measuring", console=Console(stderr=True)):
         rows[axis, size] = _measure(axis, size, options)
         write_report(options.json, about_run("scale") | {"rows": [rows[point] for point in sorted(rows, key=_place)]})
@@ -67,12 +65,6 @@ def _options() -> argparse.Namespace:
         "--seconds", type=above_zero, default=20.0, help="of events, for catalogue, workers and history"
     )
     return parser.parse_args()
-
-
-def _rows_of(path: Path) -> dict[tuple[str, int], dict[str, Any]]:
-    """Return the rows of a results file by axis and size; none where there is no file."""
-    found = json.loads(path.read_text())["rows"] if path.exists() else []
-    return {(row["axis"], row["size"]): row for row in found}
 
 
 def _place(point: tuple[str, int]) -> tuple[int, int]:

@@ -108,7 +108,7 @@ def with_text_rows(
 
 
 def _fill(wider: nn.Module, model: nn.Module, rows_before_V: np.ndarray, new_ND: Tensor) -> None:
-    """Give `wider` the weights of `model`: its embedding's rows at their new places, and the new ones, in their order, at the others."""
+    """Load the weights of `model` into `wider`: its embedding's rows at their new places, and the new ones, in their order, at the others."""
     weights = model.state_dict()
     rows_VD = weights["embedding.weight"][torch.from_numpy(np.maximum(rows_before_V, 0))]
     rows_VD[torch.from_numpy(np.flatnonzero(rows_before_V < 0))] = new_ND.to(rows_VD)

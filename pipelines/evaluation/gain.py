@@ -12,7 +12,7 @@ import numpy as np
 from pipelines.data.examples import Cases
 from pipelines.evaluation.metrics import interval
 
-_MIN_CASES = 30
+MIN_CASES = 30
 """Of fewer cases the bootstrap knows too little: of a single one it has no width at all."""
 _LENGTHS = (0, 10, 50, 200)
 """From how many known items on a history belongs to the next slice."""
@@ -90,7 +90,7 @@ def describe_gain(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _is_shown(row: Mapping[str, Any]) -> bool:
-    return bool(row["low"] > 0 and row["num_cases"] >= _MIN_CASES)
+    return bool(row["low"] > 0 and row["num_cases"] >= MIN_CASES)
 
 
 def shelf_of(popularity: np.ndarray) -> np.ndarray:

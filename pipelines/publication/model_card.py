@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from pipelines.evaluation.gain import MIN_CASES
+
 CARD = "report.md"
 _WIDTH = 40
-_MIN_CASES = 30
-"""Fewer test users than this are marked: their interval knows too little (pipelines.evaluation.gain)."""
 
 
 def render(version: str, manifest: Mapping[str, Any], report: Mapping[str, Any]) -> str:
@@ -98,9 +98,9 @@ def _limits(manifest: Mapping[str, Any], report: Mapping[str, Any]) -> list[str]
             f"- The student scores {served['num_scored']:,} items a request, near the user's history, and so finds {served['recall@10']:.1%} of "
             "the ten best of all."
         )
-    small = [row["slice"] for row in report["gain"] if row["num_cases"] < _MIN_CASES]
+    small = [row["slice"] for row in report["gain"] if row["num_cases"] < MIN_CASES]
     if small:
-        found.append(f"- Slices of fewer than {_MIN_CASES} test users show nothing: {', '.join(small)}.")
+        found.append(f"- Slices of fewer than {MIN_CASES} test users show nothing: {', '.join(small)}.")
     if manifest["forced"]:
         found.append(f"- It was published by force although: {'; '.join(manifest['forced'])}.")
     return found
@@ -147,7 +147,7 @@ def _gain(llm_pays: Sequence[Sequence[int | None]], gain: Sequence[Mapping[str, 
         )
         for row in gain
     ]
-    enough = [row for row in gain if row["num_cases"] >= _MIN_CASES] or gain
+    enough = [row for row in gain if row["num_cases"] >= MIN_CASES] or gain
     plot = interval_plot(
         [(row["slice"], row["low"], row["llm_minus_student"], row["high"]) for row in enough], zero=True
     )

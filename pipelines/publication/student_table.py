@@ -55,7 +55,7 @@ def export_student(student: StudentModel, histories: Sequence[np.ndarray], folde
         table = _fit_table(student, histories[:_NUM_IN_METRIC])
         table = _search_enough(student, table, histories[:_NUM_COMPARED], folder)
         if table.recall >= _LEAST:
-            table.save(folder / TABLE)
+            table.save_search(folder / TABLE)
             return table
         shutil.rmtree(folder / TABLE)
         log.warning("student_table_refused", recall=table.recall, why="all items are scored instead")
@@ -139,7 +139,7 @@ def _means(rows_VD: np.ndarray, cells: np.ndarray) -> np.ndarray:
 
 
 def _search_enough(student: StudentModel, table: ItemTable, histories: Sequence[np.ndarray], folder: Path) -> ItemTable:
-    """Write the graph, and return the table with the fewest rows scored that find enough; else all are scored."""
+    """Write graph and arrays, and return the table with the fewest rows scored that find enough; else all are scored."""
     onnx.save(state_graph(student), folder / GRAPH)
     table.save(folder / TABLE)
     ranker, wanted = StudentRanker(folder / GRAPH), exact_top(student, histories)

@@ -131,6 +131,10 @@ class ItemTable:
         arrays = (self.rows_VD, self.scales_V, self.items_V, self.starts_C, self.centroids_CD, self.metric_DD)
         for name, array in zip(_KINDS, arrays, strict=True):
             np.save(folder / f"{name}.npy", array)
+        self.save_search(folder)
+
+    def save_search(self, folder: Path) -> None:
+        """Write how many rows a ranking scores into a folder that has the arrays."""
         (folder / _SEARCH).write_text(json.dumps({"num_scored": self.num_scored, "recall@10": self.recall}))
 
 

@@ -244,7 +244,7 @@ def test_whatever_comes_in_only_our_errors_come_out(
 
 @contextmanager
 def at_most_more(num_bytes: int) -> Iterator[None]:
-    """Give this process so much more address space and no more: what fills the memory is a MemoryError, not the end of the machine."""
+    """Allow this process so much more address space and no more: what fills the memory is a MemoryError, not the end of the machine."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     used = psutil.Process().memory_info().vms
     resource.setrlimit(resource.RLIMIT_AS, (used + num_bytes, before[1]))

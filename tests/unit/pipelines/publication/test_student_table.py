@@ -27,7 +27,7 @@ from tests.unit.pipelines.conftest import MADE_AT, SMALL_DECODER, Built, learn_t
 
 @pytest.fixture(autouse=True)
 def small_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give the ring's thirty items a table, of which few rows may be scored."""
+    """Make a table for the ring's thirty items, of which few rows may be scored."""
     monkeypatch.setattr(student_table, "_MAX_SCORED_WHOLE", 10)
     monkeypatch.setattr(student_table, "_LEAST_SCORED", 4)
     monkeypatch.setattr(item_table, "_ROWS_PER_WANTED", 1)
