@@ -4,8 +4,8 @@
                                  [--sequences FOLDER | --events FILE --items FILE]
 
 Default data: ml-100k. `--events` and `--items` are tables as `tailrace pipeline` takes them; `--sequences` is a folder as benchmarks/quality/sequences.py describes it, whose
-events have an order and no times, so that only leave-one-out is possible there. Histories come from the feature store, as in the pipeline; each seed and split
-trains decoder, student and twin again. Stage outputs that the state folder already holds are reused. `--epochs` shortens training to check that it
+events have an order and no times, so that only leave-one-out is possible there. Histories come from a feature store that the run starts for itself; each seed and
+split trains decoder, student and twin again. Stage outputs that the state folder already holds are reused. `--epochs` shortens training to check that it
 runs; its numbers mean nothing. docs/benchmarks.md says how to read the file.
 """
 
@@ -22,6 +22,7 @@ from benchmarks.quality.decoder_times import decoder_ms
 from benchmarks.quality.sequences import as_tables
 from benchmarks.quality.summary import Run, summarise
 from infra.local.servers.store import feature_store
+from infra.local.supervisor.ports import free_window
 from pipelines.data.examples import SplitKind
 from pipelines.evaluation.evaluate import read_ranks, read_slices
 from pipelines.options import PipelineOptions, Places
@@ -38,14 +39,20 @@ def main() -> None:
     options = parse()
     console = Console(stderr=True)
     try:
-        settings = load_settings()
-        settings = settings.model_copy(update={"state_dir": (options.state or settings.state_dir).absolute()})
+        settings = with_own_store(load_settings(), options.state)
         chosen, places = list(_chosen(options, settings.state_dir)), _places(settings)
         with feature_store(settings, console.print):
             runs = [measure(one, places, console) for one in chosen]
     except TailraceError as error:
         sys.exit(f"error: {error}")
     write_report(options.json, about_run("quality") | summarise(runs))
+
+
+def with_own_store(settings: Settings, state_dir: Path | None) -> Settings:
+    """Return the settings with a state folder and an embedded store of the run's own: a stack's store may hold other users."""
+    own = (state_dir or settings.state_dir / "quality").absolute()
+    address = {"redis_host": "127.0.0.1", "redis_port": free_window(1, seed=str(own)), "redis_tls_ca_file": None}
+    return settings.model_copy(update={"state_dir": own} | address)
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -62,7 +69,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--state",
         type=Path,
         metavar="FOLDER",
-        help="folder of stage outputs (default: the state folder of the settings)",
+        help="folder of stage outputs and store (default: quality in the state folder)",
     )
     parser.add_argument("--events", type=Path, metavar="FILE", help="your own events, as Parquet, CSV or JSON Lines")
     parser.add_argument("--items", type=Path, metavar="FILE", help="your own items, with --events")

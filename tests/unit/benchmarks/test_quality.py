@@ -8,13 +8,14 @@ import numpy as np
 import polars as pl
 import pytest
 
-from benchmarks.quality.__main__ import parse
+from benchmarks.quality.__main__ import parse, with_own_store
 from benchmarks.quality.sequences import as_tables
 from benchmarks.quality.summary import Run, summarise
 from pipelines.codes.embedding import texts_of
 from pipelines.data.schema import check_events, check_items
 from pipelines.evaluation.gain import gain_by_slice
 from services.errors import ConfigError
+from services.settings.settings import Settings
 
 SHORT, LONG = "history 0-9", "history 10-49"
 SLICES = {"all": np.ones(80, dtype=bool), SHORT: np.arange(80) < 40, LONG: np.arange(80) >= 40}
@@ -213,3 +214,14 @@ def test_options_that_do_not_fit_together_are_refused(
         parse(["--json", "out.json", *given])
 
     assert words in capsys.readouterr().err
+
+
+def test_a_run_keeps_off_the_store_of_a_stack(tmp_path: Path) -> None:
+    """The folder and the store are never those of the settings, so the histories of a run's users reach no stack."""
+    settings = Settings(state_dir=tmp_path, redis_host="redis.example", redis_port=6390)
+
+    own = with_own_store(settings, None)
+
+    assert own.state_dir == tmp_path / "quality"
+    assert (own.redis_host, own.redis_tls_ca_file) == ("127.0.0.1", None)
+    assert own.redis_port != settings.redis_port
