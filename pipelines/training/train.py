@@ -35,7 +35,7 @@ from pipelines.training.dense import hidden_states
 from pipelines.training.fit.batches import IGNORED, Batch, batch_windows, cut_windows
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.descent import DescentOptions
-from pipelines.training.fit.fitting import FitOptions, Loss, Task, dropout_after, fit
+from pipelines.training.fit.fitting import FitOptions, Loss, OnValidation, Task, dropout_after, fit
 from pipelines.training.item_text import add_text, folded, learned_text
 from pipelines.training.position_loss import position_loss
 from pipelines.training.sampled_loss import ItemSampler
@@ -88,6 +88,7 @@ def train(
     device: torch.device,
     progress: Progress,
     start: WarmStart | None = None,
+    on_validation: OnValidation | None = None,
 ) -> None:
     """Train, keep the best epoch by validation, and write the decoder with its curve."""
     catalogue = load_catalogue(tokenized / "catalogue.parquet")
@@ -127,6 +128,7 @@ def train(
             validate=validate,
             uniform_loss=math.log(max(2, *catalogue.level_sizes)),
             flops=flops,
+            on_validation=on_validation,
         )
         fitted = fit(decoder, task, fit_options, checkpoints, progress)
     plain = folded(decoder)

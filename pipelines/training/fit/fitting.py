@@ -31,6 +31,8 @@ _SPIKE = 3.0
 
 Loss = tuple[Tensor, int]
 """The mean loss of a batch's labels, and their number."""
+OnValidation = Callable[[int, float], None]
+"""Called with the epoch and its score; what it raises ends the fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +61,7 @@ class Task:
     validate: Callable[[], float]
     uniform_loss: float
     flops: Callable[[Batch, int], int] | None = None
+    on_validation: OnValidation | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -196,6 +199,8 @@ class _Fit:
                 if score > at.best_score:
                     at.best_score = score
                     self._best = {name: value.clone() for name, value in self._model.state_dict().items()}
+            if self._task.on_validation is not None:
+                self._task.on_validation(at.epoch, score)
         self._progress(at.epoch, epochs, f"loss {mean_loss:.3f}, best validation {max(at.best_score, 0):.4f}")
         at.epoch, at.batch, at.total_loss, at.num_steps = at.epoch + 1, 0, 0.0, 0
         at.rng = _state_of(self._task.rng)

@@ -1,0 +1,202 @@
+"""Searches the decoder's recipe by the validation labels alone.
+
+    python -m pipelines.search --trials N [--tokenized FOLDER] [--recipes FILE] [--epochs N] [--repeats] [--device auto] [--seed 0]
+
+The data is what the last `tailrace pipeline` (`--until tokenize` is enough) wrote to the state folder, or `--tokenized`; give `--repeats` if that
+run learned seen items. The test labels take no part: the search works on a copy without them. The first trial is the recipe that the
+pipeline would take, from `--recipes`; one that validates below the median of those before it at the same epoch ends early. Trials are
+kept in the state folder, so that a killed search, started again, goes on, also within the trial that it was in, until N have ended in all.
+The best recipe is printed as TOML for `tailrace pipeline --recipes FILE`.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+import torch
+
+from pipelines.data.examples import Split
+from pipelines.runner.stage import content_key, silent
+from pipelines.training import recipes
+from pipelines.training.distill import DistillOptions
+from pipelines.training.fit.checkpoints import Checkpoints
+from pipelines.training.fit.device import Device, choose_device
+from pipelines.training.recipes import Recipe
+from pipelines.training.train import TrainOptions, read_training, train
+from services.errors import ConfigError, StageFailed
+from services.settings.settings import load_settings
+
+if TYPE_CHECKING:
+    import optuna
+
+_CHECKPOINT_EVERY_S = 60.0
+_HEAD_SIZE, _WIDENING = 32, 2.5
+"""Of every shape that is tried: numbers of a head, and of the feed-forward layer for each hidden one."""
+
+
+def main() -> None:
+    """Search, and print the best recipe."""
+    options = _options()
+    torch.set_num_threads(1)  # as the pipeline
+    state_dir = load_settings().state_dir
+    tokenized = options.tokenized or _newest(state_dir / "pipeline" / "tokenize")
+    given = recipes.read_recipes(options.recipes, epochs=options.epochs, seed=options.seed)
+    base = recipes.choose(given, recipes.data_size(tokenized))
+    base = base.for_repeats() if options.repeats else base
+    study = search(tokenized, base, state_dir / "search", options.trials, choose_device(options.device))
+    sys.stderr.write(f"best of {len(study.trials)} trials: validation NDCG@10 {study.best_value:.4f}\n")
+    best = replace(base, name="searched", train=varied(base.train, study.best_trial))
+    sys.stdout.write("\n".join(as_toml(best)) + "\n")
+
+
+def search(
+    tokenized: Path, base: Recipe, folder: Path, num_trials: int, device: torch.device | None = None
+) -> "optuna.Study":
+    """Go on until so many trials around this recipe have ended. `folder` keeps those of all searches, each by its data and recipe."""
+    import optuna
+    from optuna.trial import TrialState
+
+    own = folder / content_key(asdict(base), [tokenized.name])
+    data = without_test_labels(tokenized, own / "tokenized")
+    study = optuna.create_study(
+        storage=f"sqlite:///{own / 'trials.db'}",
+        study_name="decoder",
+        load_if_exists=True,
+        direction="maximize",
+        pruner=optuna.pruners.MedianPruner(),
+    )
+    study.sampler = optuna.samplers.TPESampler(
+        seed=len(study.trials)
+    )  # a search that goes on draws what it has not drawn yet
+    if not study.trials:
+        study.enqueue_trial(_values(base.train))
+    for killed in study.get_trials(states=(TrialState.RUNNING,)):
+        study.enqueue_trial(killed.params)
+        study.tell(killed.number, state=TrialState.FAIL)
+    num_ended = len(study.get_trials(states=(TrialState.COMPLETE, TrialState.PRUNED)))
+    run = _Run(data, base.train, own, device or torch.device("cpu"))
+    study.optimize(run.score, n_trials=max(0, num_trials - num_ended))
+    return study
+
+
+def without_test_labels(tokenized: Path, out: Path) -> Path:
+    """Copy what training reads, without the rows of the test split, and return the copy."""
+    shutil.copytree(tokenized, out, dirs_exist_ok=True, ignore=shutil.ignore_patterns("examples.parquet"))
+    rows = pl.read_parquet(tokenized / "examples.parquet")
+    rows.filter(pl.col("split") != Split.TEST).write_parquet(out / "examples.parquet")
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Trains one trial after another. A trial's fit is kept by its options until it has ended."""
+
+    data: Path
+    base: TrainOptions
+    folder: Path
+    device: torch.device
+
+    def score(self, trial: "optuna.Trial") -> float:
+        """Return the best validation of a fit. Raises TrialPruned, also where the fit cannot be ended."""
+        import optuna
+
+        options = varied(self.base, trial)
+        out = self.folder / content_key(asdict(options))
+        out.mkdir(exist_ok=True)
+
+        def report(epoch: int, validation: float) -> None:
+            trial.report(validation, epoch)
+            if trial.should_prune():
+                raise optuna.TrialPruned
+
+        saved = Checkpoints(out / "checkpoints", "search", _CHECKPOINT_EVERY_S)
+        try:
+            train(self.data, options, out, saved, self.device, silent, on_validation=report)
+        except (StageFailed, optuna.TrialPruned) as ended:
+            shutil.rmtree(out)
+            raise optuna.TrialPruned(str(ended)) from ended
+        best: float = max(point["validation"] for point in read_training(out)["curve"])
+        shutil.rmtree(out)
+        return best
+
+
+def varied(base: TrainOptions, trial: "optuna.Trial | optuna.trial.FrozenTrial") -> TrainOptions:
+    """Return the options of a trial. The prompt, the epochs and whether items have text stay as they are."""
+
+    def one_of(name: str, *values: int) -> int:
+        return int(trial.suggest_categorical(name, sorted({*values, getattr(base, name)})))
+
+    hidden_size = one_of("hidden_size", 32, 64, 128)
+    descent = replace(
+        base.fit.descent,
+        learning_rate=trial.suggest_float("learning_rate", 5e-4, 2e-2, log=True),
+        weight_decay=trial.suggest_float("weight_decay", 1e-3, 0.5, log=True),
+        warm_up=trial.suggest_float("warm_up", 0.01, 0.3),
+    )
+    return replace(
+        base,
+        hidden_size=hidden_size,
+        num_heads=max(1, hidden_size // _HEAD_SIZE),
+        feed_forward=int(_WIDENING * hidden_size),
+        num_layers=trial.suggest_int("num_layers", 1, 4),
+        dropout=trial.suggest_float("dropout", 0.0, 0.6),
+        max_batch_tokens=one_of("max_batch_tokens", 512, 1_024, 2_048, 4_096),
+        sample_items=one_of("sample_items", 1_024, 2_048, 4_096) if base.sample_items else 0,
+        text_size=one_of("text_size", 32, 64, 128) if base.text_size else 0,
+        fit=replace(base.fit, descent=descent),
+    )
+
+
+def _values(base: TrainOptions) -> dict[str, Any]:
+    """Return what `varied` asks for so that it gives this recipe."""
+    values = asdict(base) | asdict(base.fit.descent)
+    names = ("hidden_size", "learning_rate", "weight_decay", "warm_up", "num_layers", "dropout", "max_batch_tokens")
+    asked = names + tuple(name for name in ("sample_items", "text_size") if values[name])
+    return {name: values[name] for name in asked}
+
+
+def as_toml(recipe: Recipe) -> Iterator[str]:
+    """Yield the lines of a file of recipes that holds this one alone."""
+    yield from ("[[recipe]]", f"name = {json.dumps(recipe.name)}")
+    yield from _changes("decoder", TrainOptions(), replace(recipe.train, mask_seen=True))  # decided by the data
+    yield from _changes("student", DistillOptions(), replace(recipe.distill, mask_seen=True))
+
+
+def _changes(name: str, default: Any, given: Any) -> Iterator[str]:
+    """Yield a dotted key for each value that is not the default."""
+    for one in fields(default):
+        before, value = getattr(default, one.name), getattr(given, one.name)
+        if is_dataclass(before):
+            yield from _changes(f"{name}.{one.name}", before, value)
+        elif value != before:
+            yield f"{name}.{one.name} = {json.dumps(value)}"
+
+
+def _newest(stage: Path) -> Path:
+    """Return the output of this stage that was used last. Raises ConfigError."""
+    found = [path for path in stage.glob("[!.]*") if path.is_dir()]
+    if not found:
+        raise ConfigError(f"--tokenized: nothing in {stage}; run `tailrace pipeline --until tokenize` first")
+    return max(found, key=lambda path: path.stat().st_mtime)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trials", type=int, required=True, metavar="N")
+    parser.add_argument("--tokenized", type=Path, metavar="FOLDER")
+    parser.add_argument("--recipes", type=Path, metavar="FILE")
+    parser.add_argument("--epochs", type=int, metavar="N", help="of each trial, instead of the recipe's")
+    parser.add_argument("--repeats", action="store_true")
+    parser.add_argument("--device", default=Device.AUTO)
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
