@@ -93,7 +93,6 @@ def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[Stage
 
     bars.begin("ingest")
     ingested = _ingest(stages, options, places)
-    repeats = ingest.has_repeats(ingested.path)
     yield ingested
 
     progress = bars.begin("features")
@@ -120,8 +119,8 @@ def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[Stage
     )
     yield tokenized
 
-    recipe = recipes.choose(options.recipes, recipes.data_size(tokenized.path))
-    recipe = recipe.for_repeats() if repeats else recipe
+    size = recipes.data_size(tokenized.path)
+    recipe, repeats = recipes.choose(options.recipes, size), size.repeats
     progress = bars.begin("train")
     device = choose_device(options.device)
     chosen = {"device": device.type, "warm_start": start is not None}  # not which bundle: equal data is skipped

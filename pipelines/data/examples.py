@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -173,9 +174,9 @@ def read_cases(tokenized: Path, split: Split) -> Cases:
     return Cases(tuple(rows["user_id"]), histories, rows["target"].to_numpy().astype(np.int64), idle_s)
 
 
-def read_split(tokenized: Path) -> dict[str, str]:
-    """Read the `kind` of the split, and of the global time split the cuts (ISO 8601)."""
-    about: dict[str, str] = json.loads((tokenized / SPLIT).read_text())
+def read_split(tokenized: Path) -> dict[str, Any]:
+    """Read the `kind` of the split, whether the data has `repeats`, and of the global time split the cuts (ISO 8601)."""
+    about: dict[str, Any] = json.loads((tokenized / SPLIT).read_text())
     return about
 
 

@@ -33,8 +33,6 @@ from services.stream import aggregate
 from services.stream.log_files import current_files, topic_folder
 
 _MIN_EVENTS = MIN_EVENTS_TO_EVALUATE + 1
-REPEATS_FROM_SHARE = 0.1
-"""The share of labels that repeat their history from which on the data has repeats; below, leaving seen items out costs less than it gains."""
 _SAMPLES_PER_REASON = 5
 _PLACE = ["topic_id", "partition", "offset"]
 _LIVE_TYPES = {
@@ -110,16 +108,10 @@ def ingest(source: Source, cache_dir: Path, out: Path) -> None:
     (out / "ingest.json").write_text(json.dumps(summary, indent=1))
 
 
-def has_repeats(ingested: Path) -> bool:
-    """Whether users come back to items so often that seen items are learned, judged and shown again."""
-    share: float = _read_summary(ingested)["repeat_share"]
-    return share >= REPEATS_FROM_SHARE
-
-
 def describe_found(ingested: Path) -> list[str]:
     """Return a sentence for each event type: how many events it has in which roles; and one on repeats."""
     summary = _read_summary(ingested)
-    seen = "are learned and may be shown again" if has_repeats(ingested) else "are left out"
+    seen = "are learned and may be shown again" if roles.has_repeats(summary["repeat_share"]) else "are left out"
     repeats = f"{summary['repeat_share']:.1%} of labels repeat an item of the user's history: seen items {seen}"
     return [*summary["roles"], repeats]
 

@@ -4,7 +4,7 @@
     examples.parquet    user_id, split, history (item indices, oldest first), target (item index, null in training rows),
                         is_label (of each item of a training row whether it is learned from; null: all are),
                         idle_s (seconds from the user's event before to the target, null in training rows)
-    split.json          the kind of the split, and the cuts of global-time
+    split.json          the kind of the split, whether the data has repeats, and the cuts of global-time
     item_texts.parquet  the text of each item, in the catalogue's order
     codes.json          the codes' depth and why, their balance, dead codes and collisions
     code_book.safetensors   where the depth is above 1 (pipelines.codes)
@@ -29,6 +29,7 @@ from pipelines.codes.embedding import save_texts, texts_of
 from pipelines.codes.options import CodesOptions
 from pipelines.codes.reuse import KeptCodes, new_codes
 from pipelines.data.examples import SPLIT, Split, SplitKind, as_of_rows, global_cuts, read_split
+from pipelines.data.roles import has_repeats, repeat_share
 from services.errors import StageFailed
 
 ReadHistories = Callable[[pd.DataFrame], pd.DataFrame]
@@ -53,7 +54,7 @@ def tokenize(
     rows = as_of_rows(events, max_items, cuts)
     about = {"kind": split} | ({name: when.isoformat() for name, when in asdict(cuts).items()} if cuts else {})
     _require_all_parts(rows, about)
-    (out / SPLIT).write_text(json.dumps(about, indent=1))
+    (out / SPLIT).write_text(json.dumps(about | {"repeats": has_repeats(repeat_share(events))}, indent=1))
     examples = with_labels(to_indices(with_histories(rows, read_histories), items), rows["event_timestamp"], events)
     texts = texts_of(items.sort("item_id"))
     save_texts(texts, out)

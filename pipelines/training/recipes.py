@@ -11,7 +11,7 @@ from typing import Any
 
 from models.catalogue import load_catalogue
 from pipelines.codes.embedding import read_texts, share_told_apart
-from pipelines.data.examples import read_sequences
+from pipelines.data.examples import read_sequences, read_split
 from pipelines.training.distill import DistillOptions
 from pipelines.training.train import TrainOptions
 from services.errors import ConfigError
@@ -23,12 +23,13 @@ SHIPPED = Path(__file__).with_name("recipes.toml")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSize:
-    """What is measured of the data: training events, items of the catalogue, events of the mean user, and the share of items with a text of their own."""
+    """What is measured of the data: training events, items of the catalogue, events of the mean user, the share of items with a text of their own, and whether users come back to items."""
 
     events: int
     items: int
     mean_length: float
     own_texts: float = 0.0
+    repeats: bool = False
 
     @property
     def events_per_item(self) -> float:
@@ -73,12 +74,14 @@ def data_size(tokenized: Path) -> DataSize:
         items=num_items,
         mean_length=sum(lengths) / max(1, len(lengths)),
         own_texts=share_told_apart(read_texts(tokenized)),
+        repeats=read_split(tokenized)["repeats"],
     )
 
 
 def choose(recipes: Sequence[Recipe], size: DataSize) -> Recipe:
-    """Return the first recipe for data of this size; the last one has no limits. Text is learned from where most items have one of their own."""
+    """Return the first recipe for data of this size; the last one has no limits. Text is learned from where most items have one of their own, seen items where there are repeats."""
     recipe = next(recipe for recipe in recipes if recipe.fits(size))
+    recipe = recipe.for_repeats() if size.repeats else recipe
     return recipe if size.own_texts >= _MIN_OWN_TEXTS else recipe.without_text()
 
 

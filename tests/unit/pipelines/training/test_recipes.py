@@ -36,6 +36,18 @@ def test_text_is_learned_from_where_items_have_texts_of_their_own_and_few_events
         assert told == replace(bare, train=replace(bare.train, text_size=told.train.text_size))
 
 
+def test_seen_items_are_learned_where_users_come_back_to_items() -> None:
+    """By both models, and nothing else changes."""
+    without, repeated = choose(read_recipes(), SMALL), choose(read_recipes(), replace(SMALL, repeats=True))
+
+    assert (without.train.mask_seen, without.distill.mask_seen) == (True, True)
+    assert repeated == replace(
+        without,
+        train=replace(without.train, mask_seen=False),
+        distill=replace(without.distill, mask_seen=False),
+    )
+
+
 def test_epochs_and_seed_change_nothing_else() -> None:
     """Of every recipe, not of the chosen one alone."""
     for before, after in zip(read_recipes(), read_recipes(epochs=3, student_epochs=2, seed=7), strict=True):
