@@ -1,12 +1,12 @@
 """Searches the decoder's recipe by the validation labels alone.
 
-    python -m pipelines.search --trials N [--tokenized FOLDER] [--recipes FILE] [--epochs N] [--repeats] [--device auto] [--seed 0]
+    python -m pipelines.search --trials N [--tokenized FOLDER] [--recipes FILE] [--epochs N] [--device auto] [--seed 0]
 
-The data is what the last `tailrace pipeline` (`--until tokenize` is enough) wrote to the state folder, or `--tokenized`; give `--repeats` if that
-run learned seen items. The test labels take no part: the search works on a copy without them. The first trial is the recipe that the
-pipeline would take, from `--recipes`; one that validates below the median of those before it at the same epoch ends early. Trials are
-kept in the state folder, so that a killed search, started again, goes on, also within the trial that it was in, until N have ended in all.
-The best recipe is printed as TOML for `tailrace pipeline --recipes FILE`.
+The data is what the last `tailrace pipeline` (`--until tokenize` is enough) wrote to the state folder, or `--tokenized`. The test labels
+take no part: the search works on a copy without them. The first trial is the recipe that the pipeline would take, from `--recipes`; one
+that validates below the median of those before it at the same epoch ends early. Trials are kept in the state folder, so that a killed
+search, started again, goes on, also within the trial that it was in, until N have ended in all. The best recipe is printed as TOML for
+`tailrace pipeline --recipes FILE`.
 """
 
 import argparse
@@ -20,16 +20,18 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 import torch
+from rich.console import Console
 
 from pipelines.data.examples import Split
+from pipelines.runner.run_lock import run_lock
 from pipelines.runner.stage import content_key, silent
-from pipelines.training import recipes
+from pipelines.training import recipes, train
 from pipelines.training.distill import DistillOptions
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.device import Device, choose_device
 from pipelines.training.recipes import Recipe
-from pipelines.training.train import TrainOptions, read_training, train
-from services.errors import ConfigError, StageFailed
+from pipelines.training.train import TrainOptions
+from services.errors import ConfigError, StageFailed, TailraceError
 from services.settings.settings import load_settings
 
 if TYPE_CHECKING:
@@ -37,19 +39,22 @@ if TYPE_CHECKING:
 
 _CHECKPOINT_EVERY_S = 60.0
 _HEAD_SIZE, _WIDENING = 32, 2.5
-"""Of every shape that is tried: numbers of a head, and of the feed-forward layer for each hidden one."""
+"""Of shapes other than the recipe's: numbers of a head, and of the feed-forward layer for each hidden one."""
 
 
 def main() -> None:
     """Search, and print the best recipe."""
     options = _options()
     torch.set_num_threads(1)  # as the pipeline
-    state_dir = load_settings().state_dir
-    tokenized = options.tokenized or _newest(state_dir / "pipeline" / "tokenize")
-    given = recipes.read_recipes(options.recipes, epochs=options.epochs, seed=options.seed)
-    base = recipes.choose(given, recipes.data_size(tokenized))
-    base = base.for_repeats() if options.repeats else base
-    study = search(tokenized, base, state_dir / "search", options.trials, choose_device(options.device))
+    try:
+        state_dir = load_settings().state_dir
+        tokenized = options.tokenized or _newest(state_dir / "pipeline" / "tokenize")
+        given = recipes.read_recipes(options.recipes, epochs=options.epochs, seed=options.seed)
+        base = recipes.choose(given, recipes.data_size(tokenized))
+        with run_lock(state_dir / "search", Console(stderr=True)):
+            study = search(tokenized, base, state_dir / "search", options.trials, choose_device(options.device))
+    except TailraceError as error:
+        sys.exit(f"error: {error}")
     sys.stderr.write(f"best of {len(study.trials)} trials: validation NDCG@10 {study.best_value:.4f}\n")
     best = replace(base, name="searched", train=varied(base.train, study.best_trial))
     sys.stdout.write("\n".join(as_toml(best)) + "\n")
@@ -58,11 +63,11 @@ def main() -> None:
 def search(
     tokenized: Path, base: Recipe, folder: Path, num_trials: int, device: torch.device | None = None
 ) -> "optuna.Study":
-    """Go on until so many trials around this recipe have ended. `folder` keeps those of all searches, each by its data and recipe."""
+    """Go on until so many trials around this recipe have ended. `folder` keeps those of all searches, each by its data, recipe and training code."""
     import optuna
     from optuna.trial import TrialState
 
-    own = folder / content_key(asdict(base), [tokenized.name])
+    own = folder / content_key(asdict(base), [str(tokenized.resolve())], [train])
     data = without_test_labels(tokenized, own / "tokenized")
     study = optuna.create_study(
         storage=f"sqlite:///{own / 'trials.db'}",
@@ -71,9 +76,8 @@ def search(
         direction="maximize",
         pruner=optuna.pruners.MedianPruner(),
     )
-    study.sampler = optuna.samplers.TPESampler(
-        seed=len(study.trials)
-    )  # a search that goes on draws what it has not drawn yet
+    # by the number of trials, so that a search that goes on draws what it has not drawn yet
+    study.sampler = optuna.samplers.TPESampler(seed=len(study.trials))
     if not study.trials:
         study.enqueue_trial(_values(base.train))
     for killed in study.get_trials(states=(TrialState.RUNNING,)):
@@ -117,11 +121,11 @@ class _Run:
 
         saved = Checkpoints(out / "checkpoints", "search", _CHECKPOINT_EVERY_S)
         try:
-            train(self.data, options, out, saved, self.device, silent, on_validation=report)
+            train.train(self.data, options, out, saved, self.device, silent, on_validation=report)
         except (StageFailed, optuna.TrialPruned) as ended:
             shutil.rmtree(out)
             raise optuna.TrialPruned(str(ended)) from ended
-        best: float = max(point["validation"] for point in read_training(out)["curve"])
+        best: float = max(point["validation"] for point in train.read_training(out)["curve"])
         shutil.rmtree(out)
         return best
 
@@ -133,22 +137,22 @@ def varied(base: TrainOptions, trial: "optuna.Trial | optuna.trial.FrozenTrial")
         return int(trial.suggest_categorical(name, sorted({*values, getattr(base, name)})))
 
     hidden_size = one_of("hidden_size", 32, 64, 128)
+    if hidden_size != base.hidden_size:
+        heads, wide = max(1, hidden_size // _HEAD_SIZE), int(_WIDENING * hidden_size)
+        base = replace(base, hidden_size=hidden_size, num_heads=heads, feed_forward=wide)
     descent = replace(
         base.fit.descent,
         learning_rate=trial.suggest_float("learning_rate", 5e-4, 2e-2, log=True),
-        weight_decay=trial.suggest_float("weight_decay", 1e-3, 0.5, log=True),
+        weight_decay=trial.suggest_float("weight_decay", 1e-3, 1.0, log=True),
         warm_up=trial.suggest_float("warm_up", 0.01, 0.3),
     )
     return replace(
         base,
-        hidden_size=hidden_size,
-        num_heads=max(1, hidden_size // _HEAD_SIZE),
-        feed_forward=int(_WIDENING * hidden_size),
         num_layers=trial.suggest_int("num_layers", 1, 4),
         dropout=trial.suggest_float("dropout", 0.0, 0.6),
         max_batch_tokens=one_of("max_batch_tokens", 512, 1_024, 2_048, 4_096),
         sample_items=one_of("sample_items", 1_024, 2_048, 4_096) if base.sample_items else 0,
-        text_size=one_of("text_size", 32, 64, 128) if base.text_size else 0,
+        text_size=one_of("text_size", 64, 128, 256) if base.text_size else 0,
         fit=replace(base.fit, descent=descent),
     )
 
@@ -192,7 +196,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--tokenized", type=Path, metavar="FOLDER")
     parser.add_argument("--recipes", type=Path, metavar="FILE")
     parser.add_argument("--epochs", type=int, metavar="N", help="of each trial, instead of the recipe's")
-    parser.add_argument("--repeats", action="store_true")
     parser.add_argument("--device", default=Device.AUTO)
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()

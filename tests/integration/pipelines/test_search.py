@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import optuna
 import polars as pl
 import pytest
 
@@ -19,8 +20,6 @@ from pipelines.training.recipes import Recipe, read_recipes
 from pipelines.training.train import TrainOptions
 from tests.support.training.killed_fit import kill_before
 from tests.support.training.synthetic import histories_from, write_ingested
-
-optuna = pytest.importorskip("optuna")  # an environment from before it was in the lock
 
 FIT = FitOptions(
     epochs=4, validate_every=1, descent=DescentOptions(learning_rate=2e-2, weight_decay=0.1, warm_up=0.1, average=0.9)
