@@ -1,7 +1,7 @@
 """Model quality: decoder, student and all baselines of pipelines/evaluation over several seeds, and what routing to the LLM is worth.
 
     python -m benchmarks.quality --json OUT [--seeds 3] [--split leave-one-out global-time] [--state FOLDER] [--recipes FILE] [--epochs N]
-                                 [--sequences FOLDER | --events FILE --items FILE]
+                                 [--code-depth N] [--sequences FOLDER | --events FILE --items FILE]
 
 Default data: ml-100k. `--events` and `--items` are tables as `tailrace pipeline` takes them; `--sequences` is a folder as benchmarks/quality/sequences.py describes it, whose
 events have an order and no times, so that only leave-one-out is possible there. Histories come from a feature store that the run starts for itself; each seed and
@@ -23,6 +23,8 @@ from benchmarks.quality.sequences import as_tables
 from benchmarks.quality.summary import Run, summarise
 from infra.local.servers.store import feature_store
 from infra.local.supervisor.ports import free_window
+from models.catalogue import load_catalogue
+from pipelines.codes.options import CodesOptions
 from pipelines.data.examples import SplitKind
 from pipelines.evaluation.evaluate import read_ranks, read_slices
 from pipelines.options import PipelineOptions, Places
@@ -40,7 +42,7 @@ def main() -> None:
     console = Console(stderr=True)
     try:
         settings = with_own_store(load_settings(), options.state)
-        chosen, places = list(_chosen(options, settings.state_dir)), _places(settings)
+        chosen, places = list(pipeline_options(options, settings.state_dir)), _places(settings)
         with feature_store(settings, console.print):
             runs = [measure(one, places, console) for one in chosen]
     except TailraceError as error:
@@ -75,6 +77,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--items", type=Path, metavar="FILE", help="your own items, with --events")
     parser.add_argument("--sequences", type=Path, metavar="FOLDER", help="sequences of items by user, in time order")
     parser.add_argument("--recipes", type=Path, metavar="FILE", help="recipes other than the shipped ones")
+    parser.add_argument(
+        "--code-depth", type=int, metavar="N", help="tokens of an item, 1 to 4 (default: by the number of items)"
+    )
     parser.add_argument("--epochs", type=at_least_one, help="epochs of decoder and student, instead of the recipe's")
     options = parser.parse_args(arguments)
     if options.sequences is not None:
@@ -103,19 +108,22 @@ def measure(options: PipelineOptions, places: Places, console: Console) -> Run:
         evaluation=report.evaluation,
         ranks=read_ranks(at["evaluate"]),
         slices=slices,
+        level_sizes=load_catalogue(at["tokenize"] / "catalogue.parquet").level_sizes,
         decoder_ms=decoder_ms(at["train"] / "decoder", at["tokenize"], slices, repeats=repeats, **recipe.prompt),
     )
 
 
-def _chosen(options: argparse.Namespace, state_dir: Path) -> Iterator[PipelineOptions]:
+def pipeline_options(options: argparse.Namespace, state_dir: Path) -> Iterator[PipelineOptions]:
     """Yield the pipeline's options for each split and seed. Raises ConfigError."""
-    events, items = options.events, options.items
+    events, items, codes = options.events, options.items, CodesOptions(depth=options.code_depth)
     if options.sequences is not None:
         events, items = as_tables(options.sequences, state_dir / "tables")
     for split in options.split:
         for seed in range(options.seeds):
             recipes = read_recipes(options.recipes, epochs=options.epochs, student_epochs=options.epochs, seed=seed)
-            yield PipelineOptions(events=events, items=items, with_live_log=False, split=split, recipes=recipes)
+            yield PipelineOptions(
+                events=events, items=items, with_live_log=False, split=split, codes=codes, recipes=recipes
+            )
 
 
 def _places(settings: Settings) -> Places:

@@ -40,6 +40,8 @@ class Run:
     ranks: Mapping[str, np.ndarray]
     """By model, the label's rank as served."""
     slices: Mapping[str, np.ndarray]
+    level_sizes: Sequence[int]
+    """The number of codes of each level: one level where an item is one token."""
     decoder_ms: Mapping[str, float]
     """By slice of the length of history, the decoder's time for one request."""
 
@@ -123,7 +125,8 @@ def _routing(split: str, runs: Sequence[Run]) -> list[dict[str, Any]]:
 def _about(run: Run) -> dict[str, Any]:
     """Return what is kept of each run."""
     kept = {name: run.evaluation[name] for name in ("num_test_users", "num_items", "metrics", "gain", "multiply_adds")}
-    return {"seed": run.seed, "split": run.split, "decoder_ms": dict(run.decoder_ms), **kept}
+    about = {"seed": run.seed, "split": run.split, "level_sizes": list(run.level_sizes)}
+    return about | {"decoder_ms": dict(run.decoder_ms), **kept}
 
 
 def _by_user(runs: Sequence[Run], model: str) -> np.ndarray:

@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from benchmarks.quality.__main__ import parse, with_own_store
+from benchmarks.quality.__main__ import parse, pipeline_options, with_own_store
 from benchmarks.quality.sequences import as_tables
 from benchmarks.quality.summary import Run, summarise
 from pipelines.codes.embedding import texts_of
@@ -46,7 +46,13 @@ def run(seed: int, llm: np.ndarray, student: np.ndarray, split: str = "leave-one
         "multiply_adds": {},
     }
     ranks = {model: np.array([BY_NDCG[value] for value in values]) for model, values in ndcg.items()}
-    about = {"evaluation": evaluation, "ranks": ranks, "slices": SLICES, "decoder_ms": {SHORT: 2.0, LONG: 6.0}}
+    about = {
+        "evaluation": evaluation,
+        "ranks": ranks,
+        "slices": SLICES,
+        "level_sizes": (9,),
+        "decoder_ms": {SHORT: 2.0, LONG: 6.0},
+    }
     return Run(seed=seed, split=split, **about)
 
 
@@ -225,3 +231,14 @@ def test_a_run_keeps_off_the_store_of_a_stack(tmp_path: Path) -> None:
     assert own.state_dir == tmp_path / "quality"
     assert (own.redis_host, own.redis_tls_ca_file) == ("127.0.0.1", None)
     assert own.redis_port != settings.redis_port
+
+
+def test_the_depth_of_the_codes_is_as_given() -> None:
+    """Of every seed; an impossible one is refused by the option's name."""
+    given = ["--json", "out.json", "--split", "leave-one-out", "--seeds", "2", "--code-depth"]
+
+    chosen = list(pipeline_options(parse([*given, "3"]), Path("state")))
+
+    assert [one.codes.depth for one in chosen] == [3, 3]
+    with pytest.raises(ConfigError, match="--code-depth: 5 is out of range"):
+        list(pipeline_options(parse([*given, "5"]), Path("state")))
