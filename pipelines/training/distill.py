@@ -129,10 +129,8 @@ def fit_and_save(
     rng, scorer = np.random.default_rng(options.seed), StudentScorer(student)
     sampler = ItemSampler(catalogue.popularity, options.sample_items) if options.sample_items else None
     task = Task(
-        batches=lambda: list(
-            batch_windows(
-                cut_windows(lessons.sequences, options.max_items, rng), lessons.spelling, options.max_batch_tokens, rng
-            )
+        batches=lambda: batch_windows(
+            cut_windows(lessons.sequences, options.max_items, rng), lessons.spelling, options.max_batch_tokens, rng
         ),
         rng=rng,
         loss=lambda batch: imitation_loss(student, lessons, batch, options, sampler),
@@ -203,19 +201,15 @@ def imitation_loss(
     sampler: ItemSampler | None = None,
 ) -> Loss:
     """Return the student's mean cross-entropy over all positions, against labels and teacher, and their number."""
-    device = student.embedding.weight.device
-    tokens_BL, labels_BL, is_label_BL = (
-        torch.from_numpy(values).to(device) for values in (batch.tokens, batch.labels, batch.is_label)
-    )
-    rows_BL, items_BL = lessons.read(tokens_BL, labels_BL)
+    rows_BL, items_BL = lessons.read(batch.tokens, batch.labels)
     return position_loss(
         student(rows_BL),
         student.head_weight_VD,
         items_BL,
-        is_label_BL,
+        batch.is_label,
         mask_seen=options.mask_seen,
         sampler=sampler,
-        teacher=lessons.taught(tokens_BL, labels_BL) if options.teacher_weight > 0 else None,
+        teacher=lessons.taught(batch.tokens, batch.labels) if options.teacher_weight > 0 else None,
     )
 
 

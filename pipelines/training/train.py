@@ -110,8 +110,7 @@ def train(
             return next_token_loss(decoder, catalogue, batch, mask_seen=mask_seen, sampler=sampler)
 
     def flops(batch: Batch, num_labels: int) -> int:
-        lengths = (batch.labels != IGNORED).sum(axis=1).tolist()
-        return training_flops(decoder.config, lengths, num_labels * num_compared)
+        return training_flops(decoder.config, batch.lengths, num_labels * num_compared)
 
     def validate() -> float:
         scorer = decoder_scorer(folded(decoder), catalogue, options.max_items, options.stride)
@@ -120,8 +119,8 @@ def train(
     adding = [module for name, module in decoder.named_modules() if name.endswith((".output", ".down", "embedding"))]
     with dropout_after(adding, options.dropout):
         task = Task(
-            batches=lambda: list(
-                batch_windows(cut_windows(sequences, options.max_items, rng), catalogue, options.max_batch_tokens, rng)
+            batches=lambda: batch_windows(
+                cut_windows(sequences, options.max_items, rng), catalogue, options.max_batch_tokens, rng
             ),
             rng=rng,
             loss=loss,
@@ -167,18 +166,17 @@ def next_token_loss(
     decoder: Decoder, catalogue: Catalogue, batch: Batch, *, mask_seen: bool, sampler: ItemSampler | None = None
 ) -> Loss:
     """Return the mean cross-entropy over all positions, each against the codes of its own level only, and their number."""
-    device = decoder.embedding.weight.device
-    tokens_BL, labels_BL, is_label_BL = (
-        torch.from_numpy(values).to(device) for values in (batch.tokens, batch.labels, batch.is_label)
-    )
+    tokens_BL, labels_BL = batch.tokens, batch.labels
     hidden_BLD = hidden_states(decoder, tokens_BL).view(*tokens_BL.shape, -1)
-    level_L = torch.arange(tokens_BL.shape[1], device=device) % catalogue.depth
+    level_L = torch.arange(tokens_BL.shape[1], device=tokens_BL.device) % catalogue.depth
     losses, num_labels = [], 0
     for level, (first, size) in enumerate(zip(catalogue.token_offsets, catalogue.level_sizes, strict=True)):
         codes_BL = torch.where(labels_BL == IGNORED, IGNORED, labels_BL - first)
         codes_BL[:, level_L != level] = IGNORED
         head_VD = decoder.head_weight_VD[first : first + size]
-        loss, number = position_loss(hidden_BLD, head_VD, codes_BL, is_label_BL, mask_seen=mask_seen, sampler=sampler)
+        loss, number = position_loss(
+            hidden_BLD, head_VD, codes_BL, batch.is_label, mask_seen=mask_seen, sampler=sampler
+        )
         losses.append(loss)
         num_labels += number
     return torch.stack(losses).mean(), num_labels

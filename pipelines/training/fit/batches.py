@@ -4,10 +4,13 @@ A batch holds windows of about one length. Its tokens begin with BOS; the label 
 past a window's end carry `IGNORED` and come after all real ones, so causal attention never reads them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from models.catalogue import BOS_TOKEN, Catalogue
 
@@ -16,11 +19,27 @@ IGNORED = -1
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """`tokens` and `labels` are (B, L) int64. A label is the token that follows, or IGNORED. `is_label` (B, L): whether it is learned from."""
+    """`tokens` and `labels` are (B, L) int64. A label is the token that follows, or IGNORED. `is_label` (B, L): whether it is learned from.
 
-    tokens: np.ndarray
-    labels: np.ndarray
-    is_label: np.ndarray
+    `lengths` are the rows' positions without padding, on the host whatever the device.
+    """
+
+    tokens: Tensor
+    labels: Tensor
+    is_label: Tensor
+    lengths: tuple[int, ...]
+
+    def to(self, device: torch.device) -> "Batch":
+        """Return the batch on this device. To a GPU it goes from pinned memory, without waiting for the copy."""
+
+        def moved(tensor: Tensor) -> Tensor:
+            return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
+
+        return Batch(moved(self.tokens), moved(self.labels), moved(self.is_label), self.lengths)
+
+
+MakeBatch = Callable[[], Batch]
+"""Lays one batch out. It draws nothing, so it may run at any time and in any thread."""
 
 
 def cut_windows(sequences: Sequence[np.ndarray], max_items: int, rng: np.random.Generator) -> list[np.ndarray]:
@@ -42,11 +61,13 @@ def cut_windows(sequences: Sequence[np.ndarray], max_items: int, rng: np.random.
 
 def batch_windows(
     windows: Sequence[np.ndarray], catalogue: Catalogue, max_tokens: int, rng: np.random.Generator
-) -> Iterator[Batch]:
-    """Yield batches of at most `max_tokens` positions each (one window at least), in random order."""
+) -> list[MakeBatch]:
+    """Return what makes batches of at most `max_tokens` positions each (one window at least), in random order."""
     groups = group_by_length([len(window) * catalogue.depth for window in windows], max_tokens, rng)
-    for number in rng.permutation(len(groups)):
-        yield make_batch([windows[index] for index in groups[number]], catalogue)
+    return [
+        partial(make_batch, [windows[index] for index in groups[number]], catalogue)
+        for number in rng.permutation(len(groups))
+    ]
 
 
 def group_by_length(lengths: Sequence[int], max_tokens: int, rng: np.random.Generator) -> list[list[int]]:
@@ -67,18 +88,18 @@ def split_batch(batch: Batch, num_parts: int) -> Iterator[Batch]:
     size = -(-len(batch.tokens) // num_parts)
     for start in range(0, len(batch.tokens), size):
         rows = slice(start, start + size)
-        yield Batch(batch.tokens[rows], batch.labels[rows], batch.is_label[rows])
+        yield Batch(batch.tokens[rows], batch.labels[rows], batch.is_label[rows], batch.lengths[rows])
 
 
 def make_batch(windows: Sequence[np.ndarray], catalogue: Catalogue) -> Batch:
     """Lay windows of item indices out as tokens, padded to the longest. Masked items of a window are no labels."""
-    length = max(len(window) for window in windows) * catalogue.depth
-    tokens = np.full((len(windows), length), BOS_TOKEN, dtype=np.int64)
-    labels = np.full((len(windows), length), IGNORED, dtype=np.int64)
-    is_label = np.zeros((len(windows), length), dtype=bool)
+    lengths = tuple(len(window) * catalogue.depth for window in windows)
+    tokens = np.full((len(windows), max(lengths)), BOS_TOKEN, dtype=np.int64)
+    labels = np.full_like(tokens, IGNORED)
+    is_label = np.zeros_like(tokens, dtype=bool)
     for row, window in enumerate(windows):
         spelled = np.array(catalogue.tokens(np.ma.getdata(window)), dtype=np.int64)
         tokens[row, 1 : len(spelled)] = spelled[:-1]
         labels[row, : len(spelled)] = spelled
         is_label[row, : len(spelled)] = np.repeat(~np.ma.getmaskarray(window), catalogue.depth)
-    return Batch(tokens, labels, is_label)
+    return Batch(torch.from_numpy(tokens), torch.from_numpy(labels), torch.from_numpy(is_label), lengths)

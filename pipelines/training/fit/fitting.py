@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pipelines.runner.stage import Progress
-from pipelines.training.fit.batches import IGNORED, Batch, split_batch
+from pipelines.training.fit.batches import Batch, MakeBatch, split_batch
 from pipelines.training.fit.checkpoints import Checkpoints, FitState
 from pipelines.training.fit.descent import Descent, DescentOptions, UnusableLoss
+from pipelines.training.fit.prefetch import ready_batches
 from services.errors import StageFailed
 
 log = structlog.get_logger()
@@ -50,12 +51,12 @@ class FitOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What to learn: the epoch's batches (drawn with `rng`), the loss of one, and the validation score.
+    """What to learn: what makes the epoch's batches (drawn with `rng`, which making them leaves alone), the loss of one, and the validation score.
 
     `uniform_loss` is the loss of a model that scores everything alike; `flops` are those of a step over a batch with so many labels.
     """
 
-    batches: Callable[[], Sequence[Batch]]
+    batches: Callable[[], Sequence[MakeBatch]]
     rng: np.random.Generator
     loss: Callable[[Batch], Loss]
     validate: Callable[[], float]
@@ -138,20 +139,21 @@ class _Fit:
     def do_epoch(self) -> None:
         """Do the rest of the epoch, then validate if it is time. Raises UnusableLoss."""
         self._task.rng.bit_generator.state = self.at.rng
-        batches = self._task.batches()
+        makes = self._task.batches()
         left_out = {one["batch"] for one in self.at.skipped if one["epoch"] == self.at.epoch}
+        places = [index for index in range(self.at.batch, len(makes)) if index not in left_out]
         self._model.train()
-        for index in range(self.at.batch, len(batches)):
-            self.at.batch = index
-            if index not in left_out:
-                done = (self.at.epoch - 1 + index / len(batches)) / self._options.epochs
+        with ready_batches([makes[index] for index in places], self._device) as batches:
+            for index, batch in zip(places, batches, strict=True):
+                self.at.batch = index
+                done = (self.at.epoch - 1 + index / len(makes)) / self._options.epochs
                 began_s = time.perf_counter()
-                self.at.total_loss += self._descent.step(self._losses(batches[index]), done, self._max_loss)
+                self.at.total_loss += self._descent.step(self._losses(batch), done, self._max_loss)
                 self.at.seconds += time.perf_counter() - began_s
                 self.at.num_steps += 1
-            self.at.batch = index + 1
-            if self._checkpoints.is_due():
-                self._save()
+                self.at.batch = index + 1
+                if self._checkpoints.is_due():
+                    self._save()
         self._end_epoch()
 
     def skip(self, unusable: UnusableLoss) -> None:
@@ -185,7 +187,7 @@ class _Fit:
             with torch.autocast("cuda", torch.bfloat16, enabled=self._device.type == "cuda"):
                 mean, num_labels = self._task.loss(part)
                 yield mean, num_labels
-            self.at.num_tokens += int((part.labels != IGNORED).sum())
+            self.at.num_tokens += sum(part.lengths)
             if self._task.flops is not None:
                 self.at.flops += self._task.flops(part, num_labels)
 

@@ -1,4 +1,9 @@
-"""Fits the decoder, the student or its twin and kills itself before its nth step: `python -m tests.support.training.killed_fit MODEL FOLDER STEP`."""
+"""Fits the decoder, the student or its twin and kills itself before its nth step.
+
+    python -m tests.support.training.killed_fit MODEL DATA FOLDER CHECKPOINT_EVERY_S STEP [ahead]
+
+With `ahead` its batches are made in a thread, as for a GPU.
+"""
 
 import os
 import signal
@@ -8,6 +13,7 @@ from typing import Any
 
 from pipelines.runner.stage import silent
 from pipelines.training.distill import Inputs, fit_and_save, untaught
+from pipelines.training.fit import prefetch
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.descent import Descent
 from pipelines.training.train import train
@@ -41,6 +47,8 @@ def kill_before(nth: int) -> None:
 
 
 if __name__ == "__main__":
-    _, model, data, out, every_s, nth = sys.argv
+    _, model, data, out, every_s, nth, *how = sys.argv
     kill_before(int(nth))
+    if how == ["ahead"]:
+        prefetch.is_worth_it = lambda _device: True
     fit_one(model, Path(data), Checkpoints(Path(out) / "saved", "train", float(every_s)))

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -62,7 +63,7 @@ def fit_line(
     """Fit `model` to y = 5 in epochs of four batches; the loss of the third batch is multiplied by `poison`."""
     left = iter(scores)
     numbered = [
-        Batch(np.full((1, 1), number), np.zeros((1, 1), dtype=np.int64), np.ones((1, 1), dtype=np.bool_))
+        partial(Batch, torch.full((1, 1), number), torch.zeros(1, 1, dtype=torch.long), torch.ones(1, 1).bool(), (1,))
         for number in range(4)
     ]
 

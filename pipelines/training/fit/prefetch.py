@@ -1,0 +1,47 @@
+"""Makes an epoch's batches ready for their steps: where the steps run on another device than the processor, in a thread while it works.
+
+Making a batch draws nothing, so batches, their order and the state of every generator are the same however they are made.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+
+import torch
+
+from pipelines.training.fit.batches import Batch, MakeBatch
+
+_NUM_AHEAD = 2
+
+
+def is_worth_it(device: torch.device) -> bool:
+    """Whether batches for this device are made ahead: on the CPU a thread would take its time from the step's."""
+    return device.type != "cpu"
+
+
+@contextmanager
+def ready_batches(makes: Sequence[MakeBatch], device: torch.device) -> Iterator[Iterator[Batch]]:
+    """Inside this block, iterate over the batches on the device, in order. What making one raises is raised where it would be taken.
+
+    The thread makes at most two batches more than were taken, and has ended when the block ends.
+    """
+    if not is_worth_it(device):
+        yield (make().to(device) for make in makes)
+        return
+    with ThreadPoolExecutor(1, thread_name_prefix="batches") as thread:
+        yield _made_ahead(makes, device, thread)
+
+
+def _made_ahead(makes: Sequence[MakeBatch], device: torch.device, thread: ThreadPoolExecutor) -> Iterator[Batch]:
+    waiting: deque[Future[Batch]] = deque()
+    for make in makes:
+        waiting.append(thread.submit(_ready, make, device))
+        if len(waiting) > _NUM_AHEAD:
+            yield waiting.popleft().result()
+    for batch in waiting:
+        yield batch.result()
+
+
+def _ready(make: MakeBatch, device: torch.device) -> Batch:
+    return make().to(device)
