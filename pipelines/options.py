@@ -10,9 +10,10 @@ from pipelines.evaluation.gate import GateOptions
 from pipelines.publication.precompute import PrecomputeOptions
 from pipelines.training.fit.device import Device, choose_device
 from pipelines.training.recipes import Recipe, read_recipes
-from services.contracts.event_roles import DEFAULT_ROLES, EventRoles
+from services.contracts.event_roles import DEFAULT_ROLES, EventRoles, read_event_roles
 from services.errors import ConfigError
 from services.features.repo import RepoAddress
+from services.settings.settings import Settings
 
 STAGES = ("ingest", "features", "tokenize", "train", "distill", "evaluate", "gate", "optimize", "precompute", "publish")
 _AFTER_GATE = ("optimize", "precompute")
@@ -79,7 +80,7 @@ class PipelineOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """Folders and addresses: the values of settings.py that the pipeline uses."""
+    """Folders, addresses and limits that a run uses."""
 
     state_dir: Path
     cache_dir: Path
@@ -89,6 +90,20 @@ class Places:
     history_max_items: int
     keep_bundles: int
     event_roles: EventRoles = DEFAULT_ROLES
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> "Places":
+        """Take a run's places from the settings; paths stay as they are. Raises ConfigError for a bad events file."""
+        return cls(
+            state_dir=settings.state_dir,
+            cache_dir=settings.cache_dir,
+            bundle_root=settings.bundle_root,
+            offline_log_dir=settings.offline_log_dir,
+            feature_repo=RepoAddress(settings.feature_repo_dir, settings.redis_address),
+            history_max_items=settings.history_max_items,
+            keep_bundles=settings.keep_bundles,
+            event_roles=read_event_roles(settings.events_file),
+        )
 
     @property
     def stages_dir(self) -> Path:

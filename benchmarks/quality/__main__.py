@@ -30,9 +30,7 @@ from pipelines.evaluation.evaluate import read_ranks, read_slices
 from pipelines.options import PipelineOptions, Places
 from pipelines.run import run_pipeline
 from pipelines.training.recipes import choose, data_size, read_recipes
-from services.contracts.event_roles import read_event_roles
 from services.errors import TailraceError
-from services.features.repo import RepoAddress
 from services.settings.settings import Settings, load_settings
 
 
@@ -42,7 +40,7 @@ def main() -> None:
     console = Console(stderr=True)
     try:
         settings = with_own_store(load_settings(), options.state)
-        chosen, places = list(pipeline_options(options, settings.state_dir)), _places(settings)
+        chosen, places = list(pipeline_options(options, settings.state_dir)), Places.from_settings(settings)
         with feature_store(settings, console.print):
             runs = [measure(one, places, console) for one in chosen]
     except TailraceError as error:
@@ -54,7 +52,7 @@ def with_own_store(settings: Settings, state_dir: Path | None) -> Settings:
     """Return the settings with a state folder and an embedded store of the run's own: a stack's store may hold other users."""
     own = (state_dir or settings.state_dir / "quality").absolute()
     address = {"redis_host": "127.0.0.1", "redis_port": free_window(1, seed=str(own)), "redis_tls_ca_file": None}
-    return settings.model_copy(update={"state_dir": own} | address)
+    return settings.model_copy(update={"state_dir": own, "cache_dir": settings.cache_dir.absolute()} | address)
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -124,19 +122,6 @@ def pipeline_options(options: argparse.Namespace, state_dir: Path) -> Iterator[P
             yield PipelineOptions(
                 events=events, items=items, with_live_log=False, split=split, codes=codes, recipes=recipes
             )
-
-
-def _places(settings: Settings) -> Places:
-    return Places(
-        state_dir=settings.state_dir,
-        cache_dir=settings.cache_dir.absolute(),
-        bundle_root=settings.state_dir / "bundles",
-        offline_log_dir=settings.state_dir / "log",
-        feature_repo=RepoAddress(settings.state_dir / "features", settings.redis_address),
-        history_max_items=settings.history_max_items,
-        keep_bundles=settings.keep_bundles,
-        event_roles=read_event_roles(settings.events_file),
-    )
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ from services.cli.load import bench_app, chaos, plan
 from services.errors import BundleCorrupt, BundleNotFound, TailraceError
 
 if TYPE_CHECKING:
-    from pipelines.options import Places
     from services.settings.settings import Settings
 
 app = typer.Typer(
@@ -209,7 +208,7 @@ def pipeline(
     from pipelines.codes.options import CodesOptions
     from pipelines.data.checks import CheckOptions
     from pipelines.evaluation.gate import GateOptions
-    from pipelines.options import PipelineOptions
+    from pipelines.options import PipelineOptions, Places
     from pipelines.run import run_pipeline
     from pipelines.training.recipes import read_recipes
 
@@ -234,7 +233,7 @@ def pipeline(
     )
     audit = audited(settings.state_dir, "pipeline --force") if force else nullcontext()
     with audit, feature_store(settings, _print_line):
-        run_pipeline(options, _places(settings), out)
+        run_pipeline(options, Places.from_settings(settings), out)
 
 
 @app.command()
@@ -247,14 +246,14 @@ def precompute(
 ) -> None:
     """Recompute the stored lists of the live bundle, without training. Run it regularly to keep them fresh."""
     from infra.local.servers.store import feature_store
-    from pipelines.options import PipelineOptions
+    from pipelines.options import PipelineOptions, Places
     from pipelines.publication.precompute import PrecomputeOptions
     from pipelines.run import refresh_lists
 
     settings = _settings()
     options = PipelineOptions(events=events, items=items, precompute=PrecomputeOptions(num_users=num_users))
     with feature_store(settings, _print_line):
-        refresh_lists(options, _places(settings), out)
+        refresh_lists(options, Places.from_settings(settings), out)
 
 
 @app.command("add-items")
@@ -353,23 +352,6 @@ def bundle_row(report: dict[str, Any]) -> list[str]:
     """Return a bundle's table cells from its evaluation report, a dash for what was not measured."""
     measured = [report.get("metrics", {}).get(model, {}) for model in ("decoder", "student", "item_knn")]
     return [str(report.get("dataset", "-")), *(f"{one['ndcg@10']:.4f}" if one else "-" for one in measured)]
-
-
-def _places(settings: "Settings") -> "Places":
-    from pipelines.options import Places
-    from services.contracts.event_roles import read_event_roles
-    from services.features.repo import RepoAddress
-
-    return Places(
-        state_dir=settings.state_dir,
-        cache_dir=settings.cache_dir,
-        bundle_root=settings.bundle_root,
-        offline_log_dir=settings.offline_log_dir,
-        feature_repo=RepoAddress(settings.feature_repo_dir, settings.redis_address),
-        history_max_items=settings.history_max_items,
-        keep_bundles=settings.keep_bundles,
-        event_roles=read_event_roles(settings.events_file),
-    )
 
 
 def _print_line(line: str) -> None:

@@ -24,9 +24,9 @@ from pipelines.training.recipes import Recipe
 from services.contracts.features import UserFeatures
 from services.errors import StageFailed
 from services.features.reader import FeatureReader
-from services.features.repo import RepoAddress
 from services.features.writer import FeatureWriter
 from services.settings.addresses import RedisAddress
+from services.settings.settings import Settings
 from services.student.ranker import load_student
 from tests.support.gateway.rows import declare_whole
 from tests.support.servers import HOST, Server, valkey_server
@@ -67,15 +67,8 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> PipelineOptions:
 
 def places_in(folder: Path, store: Server) -> Places:
     """A state folder of its own."""
-    return Places(
-        state_dir=folder,
-        cache_dir=folder / "cache",
-        bundle_root=folder / "bundles",
-        offline_log_dir=folder / "log",
-        feature_repo=RepoAddress(folder / "features", RedisAddress(host=HOST, port=store.port)),
-        history_max_items=100,
-        keep_bundles=2,
-    )
+    settings = Settings(state_dir=folder, redis_host=HOST, redis_port=store.port, history_max_items=100, keep_bundles=2)
+    return Places.from_settings(settings)
 
 
 @pytest.fixture(scope="module")
