@@ -3,14 +3,13 @@
 import random
 import tempfile
 import uuid
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import redis
 
-from infra.local.supervisor.keeper import children_of
+from infra.local.supervisor.processes import REPLICA, name_of, process_tree
 from infra.local.supervisor.stackfile import StackFile
 from services.contracts.events import Interaction
 from services.features.schema import LogPosition
@@ -18,7 +17,7 @@ from services.settings.addresses import RedisAddress
 from services.stream.decode import LoggedInteraction
 from services.stream.offline_log import OfflineLog
 
-_ROLES = (("gateway", "ServeReplica:tailrace:Gateway"), ("llm", "ServeReplica:tailrace:llm"), ("edge", "haproxy"))
+_ROLES = (("gateway", f"{REPLICA}Gateway"), ("llm", f"{REPLICA}llm"), ("edge", "haproxy"))
 _MAX_KEYS = 2_000
 
 Groups = dict[str, list[psutil.Process]]
@@ -29,10 +28,8 @@ def find_groups(state_dir: Path) -> Groups:
     record = StackFile(state_dir).read()
     groups: Groups = {}
     for name, part in record.parts.items() if record else ():
-        for pid in children_of(part.keeper_pid) if part.keeper_pid else ():
-            process = psutil.Process(pid)
-            for one in [process, *process.children(recursive=True)]:
-                groups.setdefault(_role(one) if name == "serve" else name, []).append(one)
+        for process in process_tree(part):
+            groups.setdefault(_role(process) if name == "serve" else name, []).append(process)
     return groups
 
 
@@ -86,10 +83,8 @@ def log_bytes_per_event(num_events: int = 10_000) -> float:
 
 
 def _role(process: psutil.Process) -> str:
-    title = ""
-    with suppress(psutil.Error):
-        title = " ".join(process.cmdline()) or process.name()
-    return next((role for role, mark in _ROLES if mark in title), "ray")
+    title = name_of(process)
+    return next((role for role, mark in _ROLES if title.startswith(mark)), "ray")
 
 
 def _cpu_s(process: psutil.Process) -> float:

@@ -3,16 +3,15 @@
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
 
-from infra.local.supervisor.keeper import children_of
+from infra.local.supervisor.processes import REPLICA, name_of, process_tree
 from infra.local.supervisor.stackfile import StackFile
 from services.errors import EnvironmentFault
 
-_REPLICA = "ray::ServeReplica:tailrace:"
 _NUM_STALLS, _STALL_S, _STALL_EVERY_S = 3, 0.6, 5.0
 
 
@@ -54,23 +53,23 @@ class StackProcesses:
 
     def kill_worker(self) -> None:
         """Kill a stream worker."""
-        kill_processes([self._part(self._workers[0])])
+        kill_processes(self._part(self._workers[0])[:1])
 
     def kill_edge(self) -> None:
         """Kill the edge's HAProxy."""
-        kill_processes(self._below("edge", _is_haproxy))
+        kill_processes(self._below(["edge"], "haproxy"))
 
     def kill_ingress(self) -> None:
         """Kill the HAProxy of one of Ray's nodes: after a reload there is an older one beside the one that listens."""
-        kill_processes(self._below(self._rays[0], _is_haproxy))
+        kill_processes(self._below(self._rays[:1], "haproxy"))
 
     def kill_raylet(self) -> None:
         """Kill the node server of one of Ray's nodes, and with it every replica there."""
-        kill_processes(self._below(self._rays[0], lambda process: process.name() == "raylet"))
+        kill_processes(self._below(self._rays[:1], "raylet"))
 
     def kill_store(self) -> None:
         """Kill the store's server."""
-        kill_processes([self._part("valkey")])
+        kill_processes(self._part("valkey")[:1])
 
     def is_healthy(self) -> bool:
         """Whether the supervisor holds every part for healthy."""
@@ -82,23 +81,21 @@ class StackProcesses:
         record = self._file.read()
         return {name: part.num_restarts for name, part in record.parts.items()} if record else {}
 
-    def _part(self, name: str) -> psutil.Process:
+    def _part(self, name: str) -> list[psutil.Process]:
+        """Return a part's processes, its own first. Raises EnvironmentFault when it does not run."""
         record = self._file.read()
-        keeper_pid = record.parts[name].keeper_pid if record else None
-        pids = children_of(keeper_pid) if keeper_pid else []
-        if not pids:
+        if not (tree := process_tree(record.parts[name] if record else None)):
             raise EnvironmentFault(f"{name} does not run, so it cannot be killed")
-        return psutil.Process(pids[0])
+        return tree
 
     def _replicas(self, deployment: str) -> list[psutil.Process]:
-        return self._below(self._rays, lambda process: _title(process).startswith(_REPLICA + deployment))
+        return self._below(self._rays, REPLICA + deployment)
 
-    def _below(self, part: str | tuple[str, ...], is_wanted: Callable[[psutil.Process], bool]) -> list[psutil.Process]:
-        parts = (part,) if isinstance(part, str) else part
-        below = [process for name in parts for process in self._part(name).children(recursive=True)]
-        found = [process for process in below if _is(process, is_wanted)]
+    def _below(self, parts: Sequence[str], name: str) -> list[psutil.Process]:
+        """Return the processes of these parts whose name begins so. Raises EnvironmentFault when there is none."""
+        found = [process for part in parts for process in self._part(part) if name_of(process).startswith(name)]
         if not found:
-            raise EnvironmentFault(f"nothing of the kind runs below {part}")
+            raise EnvironmentFault(f"no {name} runs below {', '.join(parts)}")
         return found
 
 
@@ -110,18 +107,3 @@ def kill_processes(processes: list[psutil.Process]) -> None:
 def _signal(processes: list[psutil.Process], number: int) -> None:
     for process in processes:
         os.kill(process.pid, number)
-
-
-def _is(process: psutil.Process, is_wanted: Callable[[psutil.Process], bool]) -> bool:
-    try:
-        return is_wanted(process)
-    except psutil.Error:
-        return False
-
-
-def _is_haproxy(process: psutil.Process) -> bool:
-    return bool(process.name() == "haproxy")
-
-
-def _title(process: psutil.Process) -> str:
-    return " ".join(process.cmdline())

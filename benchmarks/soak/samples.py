@@ -14,13 +14,12 @@ import psutil
 from redis import Redis, RedisError
 
 from infra.local.servers.ray_home import ray_home
-from infra.local.supervisor.keeper import children_of
+from infra.local.supervisor.processes import REPLICA, name_of, process_tree
 from infra.local.supervisor.stackfile import StackFile
 from services.settings.settings import Settings
 from services.stream.log_files import current_files
 
 _MB = 2**20
-_REPLICA = "ray::ServeReplica:tailrace:"
 _KEYS_PER_SCAN = 1_000
 
 
@@ -65,12 +64,9 @@ class Sampler:
     def _processes(self) -> Iterator[ProcessSample]:
         record = self._file.read()
         for name, part in (record.parts if record else {}).items():
-            for pid in children_of(part.keeper_pid) if part.keeper_pid else []:
+            for number, process in enumerate(process_tree(part)):
                 with suppress(psutil.Error):
-                    top = psutil.Process(pid)
-                    for process in (top, *top.children(recursive=True)):
-                        with suppress(psutil.Error):
-                            yield _sample(process, name if process.pid == pid else f"{name}: {_title(process)}")
+                    yield _sample(process, f"{name}: {_title(process)}" if number else name)
 
     def _keys(self) -> dict[str, int]:
         try:
@@ -93,12 +89,11 @@ def _sample(process: psutil.Process, role: str) -> ProcessSample:
 
 def _title(process: psutil.Process) -> str:
     """Return a replica's deployment, a script's name, or the program's."""
-    words = process.cmdline()
-    title = words[0] if words else process.name()
-    if title.startswith(_REPLICA):
-        return str(title.removeprefix(_REPLICA).split(".")[0].split("#")[0])
-    scripts = (Path(word).name for word in words[1:] if word.endswith(".py"))
-    return str(title if title.startswith("ray::") else next(scripts, process.name()))
+    title = name_of(process)
+    if title.startswith(REPLICA):
+        return title.removeprefix(REPLICA).split(".")[0].split("#")[0]
+    scripts = (Path(word).name for word in process.cmdline()[1:] if word.endswith(".py"))
+    return title if title.startswith("ray::") else next(scripts, title)
 
 
 def _files(state_dir: Path) -> dict[str, int]:

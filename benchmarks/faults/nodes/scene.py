@@ -84,7 +84,7 @@ class ClusterProcesses(StackProcesses):
 
     def kill_standby(self) -> None:
         """Kill the standby."""
-        kill_processes([self._part("standby")])
+        kill_processes(self._part("standby")[:1])
 
     def cut_first_node(self) -> None:
         """Cut the network of the first worker node."""
@@ -124,7 +124,7 @@ class ClusterProcesses(StackProcesses):
     def _stop_ray(self, node: str) -> None:
         """Stop Ray on the node in good order, and wait until its supervisor has started it again."""
         before = self.num_restarts()[node]
-        os.kill(self._part(node).pid, signal.SIGTERM)
+        os.kill(self._part(node)[0].pid, signal.SIGTERM)
         _wait(lambda: self.num_restarts().get(node, 0) > before, f"{node} does not start again")
 
     def _kill_machine(self, machine: str) -> None:

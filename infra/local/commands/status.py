@@ -1,11 +1,12 @@
 """`tailrace status`: the record of the stack, checked against its processes and by its health probes."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 import psutil
 
-from infra.local.supervisor.keeper import children_of
 from infra.local.supervisor.parts import Part, stack_parts
+from infra.local.supervisor.processes import process_tree
 from infra.local.supervisor.stackfile import PartRecord, StackFile
 from services.observability.node_metrics import render_metrics
 from services.settings.settings import Settings
@@ -58,22 +59,20 @@ def text_health(settings: Settings) -> list[PartHealth]:
 
 
 def _inspect(part: Part, record: PartRecord) -> PartHealth:
-    pids = children_of(record.keeper_pid) if record.keeper_pid else []
-    health = "down" if not pids else "healthy" if part.is_healthy() else "unavailable"
+    tree = process_tree(record)
+    health = "down" if not tree else "healthy" if part.is_healthy() else "unavailable"
     return PartHealth(
         name=part.name,
         addresses=tuple(f"{port.host}:{port.number}" for port in part.ports),
         health=health,
-        pid=pids[0] if pids else None,
+        pid=tree[0].pid if tree else None,
         num_restarts=record.num_restarts,
-        memory_mb=sum(_tree_memory_mb(pid) for pid in pids),
+        memory_mb=sum(map(_memory_mb, tree)),
     )
 
 
-def _tree_memory_mb(pid: int) -> float:
-    """Return the resident memory of a process and its descendants; shared pages count once per process."""
-    try:
-        process = psutil.Process(pid)
-        return float(sum(one.memory_info().rss for one in [process, *process.children(recursive=True)]) / 2**20)
-    except psutil.Error:
-        return 0.0
+def _memory_mb(process: psutil.Process) -> float:
+    """Return the resident memory, shared pages included; 0 when the process has ended."""
+    with suppress(psutil.Error):
+        return float(process.memory_info().rss / 2**20)
+    return 0.0

@@ -12,6 +12,7 @@ import grpc
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from infra.local.supervisor.processes import REPLICA
 from services.settings.settings import Settings, inherited_environment
 from tests.support.servers import HOST, free_port
 from tests.support.stacks.stack import ROOT, START_TIMEOUT_S, Stack
@@ -137,10 +138,11 @@ class ComposeStack(Stack):
 
     def replica_pids(self, is_wanted: Callable[[str], bool]) -> list[int]:
         """Return the pids, inside the container, of replicas whose deployment's name is wanted."""
-        mark = "ray::ServeReplica:tailrace:"
         found: dict[str, str] = json.loads(docker("exec", self.container("serve"), "python", "-c", _LIST_REPLICAS))
         return [
-            int(pid) for pid, title in found.items() if title.startswith(mark) and is_wanted(title.removeprefix(mark))
+            int(pid)
+            for pid, title in found.items()
+            if title.startswith(REPLICA) and is_wanted(title.removeprefix(REPLICA))
         ]
 
     def kill_processes(self, pids: list[int]) -> None:

@@ -18,8 +18,8 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from infra.local.commands.status import inspect_stack
-from infra.local.supervisor.keeper import children_of
 from infra.local.supervisor.ports import free_window
+from infra.local.supervisor.processes import REPLICA, name_of, process_tree
 from infra.local.supervisor.stackfile import StackFile
 from services.contracts import recommend_pb2 as pb
 from services.contracts import recommend_pb2_grpc as api
@@ -190,7 +190,7 @@ class Stack:
 
     def pid(self, part: str) -> int:
         """The process of a part, not its keeper; waits while the part is down."""
-        return int(wait_for(lambda: self._pids(part), what=f"{part}'s process")[0])
+        return int(wait_for(lambda: self._tree(part), what=f"{part}'s process")[0].pid)
 
     def num_restarts(self, part: str) -> int:
         """How often the supervisor has started a part again."""
@@ -220,13 +220,8 @@ class Stack:
 
     def replica_pids(self, is_wanted: Callable[[str], bool]) -> list[int]:
         """The Ray Serve replicas whose deployment's name is wanted."""
-        mark = "ray::ServeReplica:tailrace:"
-        found = []
-        for process in psutil.Process(self.pid("serve")).children(recursive=True):
-            title = " ".join(_command_line(process))
-            if title.startswith(mark) and is_wanted(title.removeprefix(mark)):
-                found.append(process.pid)
-        return found
+        titles = ((process.pid, name_of(process)) for process in self._tree("serve"))
+        return [pid for pid, title in titles if title.startswith(REPLICA) and is_wanted(title.removeprefix(REPLICA))]
 
     def processes(self) -> list[psutil.Process]:
         """Every process of the stack, the supervisor included."""
@@ -242,10 +237,9 @@ class Stack:
         """Wait until all parts are healthy and the standby is idle."""
         wait_for(lambda: self.is_healthy() and self.metric(STANDBY_ACTIVE) == 0, 180.0, "a healthy stack")
 
-    def _pids(self, part: str) -> list[int]:
+    def _tree(self, part: str) -> list[psutil.Process]:
         record = self._file.read()
-        keeper_pid = record.parts[part].keeper_pid if record and part in record.parts else None
-        return children_of(keeper_pid) if keeper_pid else []
+        return process_tree(record.parts.get(part) if record else None)
 
     def _is_ready(self) -> bool:
         record = self._file.read()
@@ -303,11 +297,3 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
     """Return the envelope of a REST error."""
     error: dict[str, Any] = json.loads(response.text)["error"]
     return error
-
-
-def _command_line(process: psutil.Process) -> list[str]:
-    try:
-        words: list[str] = process.cmdline()
-    except psutil.Error:
-        return []
-    return words

@@ -1,0 +1,28 @@
+"""The processes of a stack's parts, found through the stack's record."""
+
+from contextlib import suppress
+
+import psutil
+
+from infra.local.supervisor.keeper import children_of
+from infra.local.supervisor.stackfile import PartRecord
+
+REPLICA = "ray::ServeReplica:tailrace:"
+"""How the title of a Ray Serve replica begins; its deployment's name follows."""
+
+
+def process_tree(part: PartRecord | None) -> list[psutil.Process]:
+    """Return a part's process and, after it, its descendants; nothing when it does not run."""
+    for pid in children_of(part.keeper_pid) if part and part.keeper_pid else ():
+        with suppress(psutil.Error):
+            top = psutil.Process(pid)
+            return [top, *top.children(recursive=True)]
+    return []
+
+
+def name_of(process: psutil.Process) -> str:
+    """Return the title that Ray gave a process, else its program's name; "" when it has ended."""
+    with suppress(psutil.Error):
+        title = " ".join(process.cmdline()).strip()
+        return title if title.startswith("ray::") else str(process.name())
+    return ""
