@@ -20,7 +20,7 @@ MIN_HOLD_S, MAX_HOLD_S = 0.02, 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class Remaining:
     """What a key has left: `tokens` in its bucket (a full one without a rate), and its calls of the day so far."""
 
     tokens: float
@@ -43,7 +43,7 @@ class Rates:
     def __init__(self) -> None:
         self._used: dict[str, _Used] = {}
 
-    def spend(self, key_id: str, allowance: Allowance, now_unix_s: float, now_s: float, cost: int = 1) -> Left:
+    def spend(self, key_id: str, allowance: Allowance, now_unix_s: float, now_s: float, cost: int = 1) -> Remaining:
         """Count a call. Raises QuotaExceeded with the time to the next permitted one. `now_s` is monotonic, for the rate."""
         used = self._brought_up(key_id, allowance, now_unix_s, now_s)
         needed = min(cost, allowance.burst)  # a call that costs more than this process's share needs a full bucket
@@ -53,12 +53,12 @@ class Rates:
             raise QuotaExceeded(QUOTA, (used.day + 1) * DAY_S - now_unix_s)
         used.tokens -= cost
         used.today += cost
-        return Left(max(0.0, used.tokens), used.today)
+        return Remaining(max(0.0, used.tokens), used.today)
 
-    def left(self, key_id: str, allowance: Allowance, now_unix_s: float, now_s: float) -> Left:
+    def left(self, key_id: str, allowance: Allowance, now_unix_s: float, now_s: float) -> Remaining:
         """Return what the key has left."""
         used = self._brought_up(key_id, allowance, now_unix_s, now_s)
-        return Left(max(0.0, used.tokens), used.today)
+        return Remaining(max(0.0, used.tokens), used.today)
 
     def note(self, key_id: str, allowance: Allowance, now_unix_s: float, now_s: float, cost: int) -> None:
         """Count a call that was permitted elsewhere."""
@@ -86,8 +86,8 @@ class Rates:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
-    """Calls of this cost or more are refused before `until_s`; the answer's Retry-After is taken from `back_at_s` (both monotonic)."""
+class Hold:
+    """Calls of this cost or more are refused before `until_s` without asking; their Retry-After is taken from `back_at_s` (both monotonic)."""
 
     refused_by: str
     cost: int
@@ -100,7 +100,7 @@ class Lease:
     """One key's calls that this process may let through without asking.
 
         ask ─▶ granted: n calls ─▶ taken one by one ─▶ used up, or over ─▶ ask again, and give back what is left
-           └─▶ refused: nobody asks again before the wait is over
+           └─▶ refused: a hold, and nobody asks again before it is over
 
     A slow caller's lease holds its one call, so the shared count is exact; one with hundreds of calls a second asks ten times a
     second. `spent_alone` are calls let through without asking, which the shared counts still have to learn of.
@@ -112,7 +112,7 @@ class Lease:
     num_calls: int = 0
     ends_s: float = 0.0
     spent_alone: int = 0
-    refusal: Refusal | None = None
+    hold: Hold | None = None
     grant: Grant | None = None
     _num_taken: int = 0
 
@@ -125,10 +125,10 @@ class Lease:
         self._num_taken += cost
         return True
 
-    def refusal_of(self, cost: int, now_s: float) -> Refusal | None:
-        """Return the refusal that holds for a call of this cost."""
-        refusal = self.refusal
-        return refusal if refusal is not None and cost >= refusal.cost and now_s < refusal.until_s else None
+    def hold_on(self, cost: int, now_s: float) -> Hold | None:
+        """Return the hold by which a call of this cost is refused now."""
+        hold = self.hold
+        return hold if hold is not None and cost >= hold.cost and now_s < hold.until_s else None
 
     def ask(self, cost: int, now_s: float) -> Ask:
         """Return what to ask for a call that was not taken, and take note that it is asked."""
@@ -151,7 +151,7 @@ class Lease:
         if grant.num_calls < ask.cost:
             hold_s = min(MAX_HOLD_S, max(MIN_HOLD_S, grant.wait_s))
             back_at_s = now_s + max(hold_s, grant.wait_s)
-            self.refusal = Refusal(grant.refused_by, ask.cost, now_s + hold_s, back_at_s)
+            self.hold = Hold(grant.refused_by, ask.cost, now_s + hold_s, back_at_s)
             return False
         self.num_calls += grant.num_calls - ask.cost
         self._num_taken = ask.cost

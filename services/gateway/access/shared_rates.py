@@ -20,7 +20,7 @@ import structlog
 
 from services.contracts.access import DAY_S, Allowance, Ask, Grant
 from services.errors import DependencyAway, QuotaExceeded
-from services.gateway.access.rates import Lease, Left, Rates
+from services.gateway.access.rates import Lease, Rates, Remaining
 from services.gateway.periodic_task import PeriodicTask
 from services.router.breaker import Breaker, BreakerState
 
@@ -55,7 +55,7 @@ class Standing:
     """A key's limits and what is left of them, as far as this process knows."""
 
     allowance: Allowance
-    left: Left
+    left: Remaining
     now_unix_s: float
     is_shared: bool
 
@@ -166,7 +166,7 @@ class SharedRates:
         """Return what the key has left, for a call that was refused."""
         lease, now_unix_s = self._lease_of(key_id, allowance), self._wall_clock()
         if lease.grant is not None and self._breaker.state(self._clock()) is BreakerState.CLOSED:
-            left = Left(lease.grant.tokens + lease.num_calls, lease.grant.today - lease.num_calls)
+            left = Remaining(lease.grant.tokens + lease.num_calls, lease.grant.today - lease.num_calls)
             return Standing(allowance, left, now_unix_s, is_shared=True)
         share = self._share_of(key_id, lease)
         return Standing(share, self._own.left(key_id, share, now_unix_s, self._clock()), now_unix_s, is_shared=False)
@@ -192,7 +192,7 @@ class SharedRates:
         if lease is None:
             lease = self._leases[key_id] = Lease(allowance, self._clock(), self._clock())
         elif lease.allowance is not allowance and lease.allowance != allowance:
-            lease.allowance, lease.refusal, lease.ends_s = allowance, None, 0.0
+            lease.allowance, lease.hold, lease.ends_s = allowance, None, 0.0
         return lease
 
     def _spend_here(self, key_id: str, lease: Lease, cost: int) -> Standing | None:
@@ -200,7 +200,7 @@ class SharedRates:
         now_s = self._clock()
         if lease.take(cost, now_s):
             return self._granted(key_id, lease, cost)
-        if lease.refusal_of(cost, now_s) is not None:
+        if lease.hold_on(cost, now_s) is not None:
             raise self._refusal(lease, cost)
         return None
 
@@ -266,10 +266,11 @@ class SharedRates:
         now_unix_s, grant = self._wall_clock(), lease.grant
         assert grant is not None, "a lease has calls only from a grant"
         self._own.note(key_id, lease.allowance.shared_by(self._num_processes), now_unix_s, self._clock(), cost)
-        left = Left(grant.tokens + lease.num_calls, grant.today - lease.num_calls)
+        left = Remaining(grant.tokens + lease.num_calls, grant.today - lease.num_calls)
         return Standing(lease.allowance, left, now_unix_s, is_shared=True)
 
     def _refusal(self, lease: Lease, cost: int) -> QuotaExceeded:
-        refusal, now_s = lease.refusal_of(cost, self._clock()) or lease.refusal, self._clock()
-        assert refusal is not None, "only called after a refusal"
-        return QuotaExceeded(refusal.refused_by, max(0.001, refusal.back_at_s - now_s))
+        now_s = self._clock()
+        hold = lease.hold_on(cost, now_s) or lease.hold
+        assert hold is not None, "only called after a refusal"
+        return QuotaExceeded(hold.refused_by, max(0.001, hold.back_at_s - now_s))

@@ -12,7 +12,7 @@ from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS
 
 from services.contracts.access import Allowance
-from services.gateway.access.rates import Left
+from services.gateway.access.rates import Remaining
 from services.gateway.access.shared_rates import Standing
 from services.gateway.call.http import HttpApp
 from services.gateway.openai.parse import RECOMMENDER
@@ -89,7 +89,9 @@ def test_every_operation_is_in_the_document(app: HttpApp) -> None:
 def test_the_headers_of_a_keys_limits_are_described(app: HttpApp) -> None:
     """Every call that needs a scope names them, with the refusals for a used-up limit as with the answers."""
     document = app.openapi()
-    sent = Standing(Allowance(rate_per_s=1.0, burst=1, daily_quota=1), Left(1.0, 0), NOW_S, is_shared=True).headers()
+    sent = Standing(
+        Allowance(rate_per_s=1.0, burst=1, daily_quota=1), Remaining(1.0, 0), NOW_S, is_shared=True
+    ).headers()
 
     assert {name.lower() for name in document["components"]["headers"]} == set(sent)
     for methods in document["paths"].values():
