@@ -2,6 +2,7 @@
 
     python -m benchmarks.faults --json OUT [--fault NAME ...] [--rate 50] [--llm-replicas 1] [--state FOLDER] [--logs FOLDER]
     python -m benchmarks.faults --nodes 3 --rate 20 ...     a cluster: head, and one gateway and one LLM replica on each other node
+    python -m benchmarks.faults --compose PROJECT --key-file FILE --rate 20 ...     a compose stack that runs already
 
 Each row: healthy seconds, the fault, then time to recover, with recommendations through both doors at a fixed rate throughout
 (three of four at high priority, one at normal, all with the client that products install, which retries) and an event
@@ -22,6 +23,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from benchmarks.faults.compose import COMPOSE_FAULTS, compose_scene
 from benchmarks.faults.event_probe import EventProbe
 from benchmarks.faults.kinds import FAULTS, Fault
 from benchmarks.faults.nodes.kinds import NODE_FAULTS
@@ -93,15 +95,7 @@ async def measure(options: argparse.Namespace, console: Console) -> dict[str, An
             given = {"llm_replicas": options.llm_replicas}
             async with scene_from(options.state.absolute(), logs, is_wired=is_wired, **given) as scene:
                 rows += [await _shown_row(name, scene, options.rate, console, PHASES, FAULTS[name]) for name in names]
-    console.print(table_of(rows))
-    return {
-        **about_run("faults"),
-        "rate_rps": options.rate,
-        "deadline_ms": DEADLINE_MS,
-        "phases": asdict(PHASES),
-        "llm_replicas": options.llm_replicas,
-        "rows": rows,
-    }
+    return _report(rows, PHASES, options, console) | {"llm_replicas": options.llm_replicas}
 
 
 async def measure_nodes(layout: Layout, options: argparse.Namespace, console: Console) -> dict[str, Any]:
@@ -122,17 +116,35 @@ async def measure_nodes(layout: Layout, options: argparse.Namespace, console: Co
         if not rows:
             raise
         ended_early = str(error)
-    console.print(table_of(list(rows.values())))
-    return {
-        **about_run("faults"),
+    return _report(list(rows.values()), NODE_PHASES, options, console) | {
         "num_nodes": layout.num_nodes,
         "has_cpu_shares": layout.has_cpu_shares,
-        "rate_rps": options.rate,
-        "deadline_ms": DEADLINE_MS,
-        "phases": asdict(NODE_PHASES),
         "answered_by_node": answered,
         "ended_early": ended_early,
-        "rows": list(rows.values()),
+    }
+
+
+async def measure_compose(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Run the rows of a compose stack one after another."""
+    async with compose_scene(options.compose, options.key_file.read_text().strip()) as scene:
+        rows = [
+            await _shown_row(name, scene, options.rate, console, NODE_PHASES, COMPOSE_FAULTS[name])
+            for name in options.fault or COMPOSE_FAULTS
+        ]
+    return _report(rows, NODE_PHASES, options, console)
+
+
+def _report(
+    rows: Sequence[dict[str, Any]], phases: Phases, options: argparse.Namespace, console: Console
+) -> dict[str, Any]:
+    """Show the matrix, and return what every results file has."""
+    console.print(table_of(rows))
+    return {
+        **about_run("faults"),
+        "rate_rps": options.rate,
+        "deadline_ms": DEADLINE_MS,
+        "phases": asdict(phases),
+        "rows": rows,
     }
 
 
@@ -183,31 +195,44 @@ def main() -> None:
     settings = load_settings()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, required=True, metavar="OUT")
-    parser.add_argument("--fault", nargs="+", choices=list(dict.fromkeys((*FAULTS, *NODE_FAULTS))), help="only these")
+    parser.add_argument(
+        "--fault", nargs="+", choices=list({**FAULTS, **NODE_FAULTS, **COMPOSE_FAULTS}), help="only these"
+    )
     parser.add_argument("--rate", type=above_zero, default=50.0, help="requests a second")
     parser.add_argument(
         "--llm-replicas", type=at_least_one, default=1, metavar="N", help="LLM replicas of a single stack"
     )
-    parser.add_argument("--nodes", type=int, metavar="N", help="a cluster of N nodes, 3 or more, in network namespaces")
+    stack = parser.add_mutually_exclusive_group()
+    stack.add_argument("--nodes", type=int, metavar="N", help="a cluster of N nodes, 3 or more, in network namespaces")
+    stack.add_argument("--compose", metavar="PROJECT", help="a compose project that runs; its containers are killed")
+    parser.add_argument("--key-file", type=Path, help="with --compose: a file with the operator's API key")
     parser.add_argument(
         "--state", type=Path, default=settings.state_dir, help="state folder whose bundle and store are copied"
     )
     parser.add_argument("--logs", type=Path, help="folder for the stack's logs")
     options = parser.parse_args()
-    faults = FAULTS if options.nodes is None else NODE_FAULTS
+    faults, stack_is = FAULTS, "without --nodes"
+    if options.nodes is not None:
+        faults, stack_is = NODE_FAULTS, "with --nodes"
+    if options.compose is not None:
+        faults, stack_is = COMPOSE_FAULTS, "with --compose"
     if unknown := [name for name in options.fault or () if name not in faults]:
-        parser.error(
-            f"argument --fault: {', '.join(unknown)}: no fault {'without' if options.nodes is None else 'with'} --nodes"
-        )
+        parser.error(f"argument --fault: {', '.join(unknown)}: no fault {stack_is}")
+    if (options.compose is None) != (options.key_file is None):
+        parser.error("arguments --compose and --key-file: give both or none")
+    if options.key_file is not None and not options.key_file.is_file():
+        parser.error(f"argument --key-file: there is no file {options.key_file}")
     if options.nodes is not None and options.nodes < _FEWEST_NODES:
         parser.error(f"argument --nodes: a head and two nodes with replicas are {_FEWEST_NODES} at least")
     console = Console(stderr=True)
     try:
-        if options.nodes is None:
-            report = asyncio.run(measure(options, console))
-        else:
+        if options.compose is not None:
+            report = asyncio.run(measure_compose(options, console))
+        elif options.nodes is not None:
             with layout_of(options.nodes) as layout:
                 report = asyncio.run(measure_nodes(layout, options, console))
+        else:
+            report = asyncio.run(measure(options, console))
     except TailraceError as error:
         sys.exit(f"error: {error}")
     except asyncio.CancelledError:

@@ -16,11 +16,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from benchmarks.faults.event_probe import Event
 from benchmarks.faults.processes import StackProcesses
@@ -50,39 +50,49 @@ _READ_S = 5.0
 _NUM_PORTS = 11
 
 
+class Processes(Protocol):
+    """The stack's processes; a fault's step is a method of its own."""
+
+    def is_healthy(self) -> bool:
+        """Whether every part is healthy."""
+        ...
+
+    def num_restarts(self) -> dict[str, int]:
+        """How often each part was started again."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Scene:
     """A running stack with its proxies ("store" and "broker", or none), callers and processes.
 
     `doors` holds the callers of one priority, one per door: products with their client, and for low priority, whose wave would
-    cost the product's client a whole core, the minimal ones. `operator_key` has every scope.
+    cost the product's client a whole core, the minimal ones. `operator_key` has every scope. `num_events` returns how many
+    events of a user the store has.
     """
 
     settings: Settings
     wires: dict[str, TcpProxy]
-    processes: StackProcesses
+    processes: Processes
     doors: dict[Priority, tuple[Caller, ...]]
     operator_key: str
     events: AsyncClient
     rest: RestClient
     audience: Audience
     weights: dict[str, float]
-    features: FeatureReader
+    num_events: Callable[[str], Awaitable[int]]
     healthy_within_s: float = 120.0
 
     async def num_doubled(self, events: Sequence[Event]) -> int:
         """Return how many of these events, each of a user of its own, the store has more than once."""
-        rows = [await self.features.read(event.user_id, "", _READ_S) for event in events]
-        return sum(row.num_events > 1 for row in rows)
+        return sum([await self.num_events(event.user_id) > 1 for event in events])
 
     async def until_healthy(self) -> None:
         """Wait until the supervisor holds every part for healthy. Raises EnvironmentFault."""
         give_up_s = time.monotonic() + self.healthy_within_s
         while not (self.processes.is_healthy() and await self._answers_by_llm()):
             if time.monotonic() > give_up_s:
-                raise EnvironmentFault(
-                    f"the stack is not healthy again; its logs are in {self.settings.state_dir}/logs"
-                )
+                raise EnvironmentFault("the stack is not healthy again; its logs say why")
             await asyncio.sleep(0.5)
 
     async def _answers_by_llm(self) -> bool:
@@ -159,6 +169,27 @@ async def started_scene(
     child = _spawn(settings, command)
     closing.push_async_callback(asyncio.to_thread, _stop, settings, child)
     await _until_ready(settings, child)
+    weights = tier_weights(BundleStore(settings.bundle_root).live().report())
+    features = FeatureReader(RepoAddress(settings.feature_repo_dir, settings.redis_address), settings.topic_partitions)
+    closing.push_async_callback(features.close)
+
+    async def num_events(user_id: str) -> int:
+        return (await features.read(user_id, "", _READ_S)).num_events
+
+    return await called_scene(closing, settings, processes, wires, keys, operator_key, weights, num_events)
+
+
+async def called_scene(
+    closing: AsyncExitStack,
+    settings: Settings,
+    processes: Processes,
+    wires: dict[str, TcpProxy],
+    keys: Mapping[Priority, str],
+    operator_key: str,
+    weights: dict[str, float],
+    num_events: Callable[[str], Awaitable[int]],
+) -> Scene:
+    """Return a running stack, at the doors of these settings, with its callers."""
     doors = {priority: await _callers(closing, settings, priority, key) for priority, key in keys.items()}
     once = CallOptions(retry_reserve=0)  # a repeated event would not show when the first of them was accepted again
     host, port = settings.http_host, settings.http_port
@@ -166,10 +197,7 @@ async def started_scene(
     await closing.enter_async_context(events)
     probe = await closing.enter_async_context(RestClient(host, port, keys[Priority.HIGH]))
     audience = await find_audience(probe, map(str, range(1, _USERS_TO_TRY)))
-    weights = tier_weights(BundleStore(settings.bundle_root).live().report())
-    features = FeatureReader(RepoAddress(settings.feature_repo_dir, settings.redis_address), settings.topic_partitions)
-    closing.push_async_callback(features.close)
-    return Scene(settings, wires, processes, doors, operator_key, events, probe, audience, weights, features)
+    return Scene(settings, wires, processes, doors, operator_key, events, probe, audience, weights, num_events)
 
 
 async def _callers(closing: AsyncExitStack, settings: Settings, priority: Priority, key: str) -> tuple[Caller, ...]:

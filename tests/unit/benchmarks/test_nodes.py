@@ -56,9 +56,11 @@ def test_each_node_has_one_gateway_and_one_llm_replica(tmp_path: Path) -> None:
         (("--nodes", "2"), "a head and two nodes with replicas are 3 at least"),
         (("--fault", "first-node-cut"), "no fault without --nodes"),
         (("--nodes", "3", "--fault", "store-hang"), "no fault with --nodes"),
+        (("--compose", "shop", "--key-file", "key", "--fault", "store-hang"), "no fault with --compose"),
+        (("--compose", "shop"), "--compose and --key-file: give both or none"),
     ],
 )
-def test_what_a_cluster_cannot_do_is_refused_before_anything_starts(arguments: tuple[str, ...], why: str) -> None:
+def test_what_a_stack_cannot_do_is_refused_before_anything_starts(arguments: tuple[str, ...], why: str) -> None:
     """With the argument and the reason."""
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.faults", "--json", "out.json", *arguments],
