@@ -18,7 +18,7 @@ from services.observability.metrics import ProcessMetrics, StreamMetrics, config
 from services.observability.tracing import open_tracing
 from services.settings.settings import Settings, load_settings
 from services.stream.aggregate import history_limits
-from services.stream.beside import DEFAULT_PACE, Pace
+from services.stream.background import DEFAULT_PACE, Pace
 from services.stream.effects import NO_INTERRUPTIONS, Interruptions
 from services.stream.offline_log import OfflineLog
 from services.stream.partition_consumer import LogAddress, PartitionConsumer

@@ -30,7 +30,7 @@ from services.features.writer import FeatureWriter
 from services.observability.metrics import StreamMetrics
 from services.observability.tracing import Attributes, Tracing, span
 from services.stream.aggregate import AppliedEvents, HistoryLimits
-from services.stream.beside import DEFAULT_PACE, Archive, Pace, PopularCounts, Timer
+from services.stream.background import DEFAULT_PACE, LogUpkeep, Pace, PopularCounts, Timer
 from services.stream.decode import DeadLetter, LoggedInteraction, Record, decode
 from services.stream.effects import NO_INTERRUPTIONS, HistoryEffects, Interruptions, Pending, do_nothing
 from services.stream.offline_log import OfflineLog
@@ -78,9 +78,9 @@ class StreamWorker:
         self._rebuild = Rebuild(base_table, log, writer, self._effects, self._stay_alive)
         self._renewal = Timer(pace.renew_every_s)
         self._missing: tuple[int, ...] = ()
-        self._beside = ThreadPoolExecutor(1, "beside")
-        self._popularity = PopularCounts(log, items, roles, self._beside)
-        self._archive = Archive(log, self._beside, keep_days)
+        self._background = ThreadPoolExecutor(1, "background")
+        self._popularity = PopularCounts(log, items, roles, self._background)
+        self._log_upkeep = LogUpkeep(log, self._background, keep_days)
         self._published: dict[int, PopularRow] = {}
 
     def run(self, stop: threading.Event) -> None:
@@ -98,7 +98,7 @@ class StreamWorker:
                 self._popularity.forget()
                 self._beat()
         self._popularity.forget()
-        self._beside.shutdown()
+        self._background.shutdown()
         self._writer.close()
 
     def _work(self, consumer: PartitionConsumer, stop: threading.Event) -> None:
@@ -127,7 +127,7 @@ class StreamWorker:
                     consumer.check_topic()
                     self._report_lag(consumer, unapplied=())
                 if compact.due() and (next_partition := next(owned, None)) is not None:
-                    self._archive.keep_up(next_partition)
+                    self._log_upkeep.begin_step(next_partition)
         except DependencyAway:
             self._save(pending)  # what was applied is logged even when the consumer fails
             raise

@@ -29,7 +29,7 @@ from services.features.schema import POPULARITY, USER_HISTORY, LogPosition, Popu
 from services.features.writer import FeatureWriter
 from services.observability.metrics import StreamMetrics
 from services.stream.aggregate import apply, history_limits
-from services.stream.beside import Pace
+from services.stream.background import Pace
 from services.stream.decode import decode
 from services.stream.effects import NO_INTERRUPTIONS, HistoryEffects, Interruptions
 from services.stream.offline_log import OfflineLog

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from services.observability.metrics import StreamMetrics, configure_logging
 from services.settings.settings import load_settings
 from services.stream.__main__ import run_worker
-from services.stream.beside import Pace
+from services.stream.background import Pace
 from services.stream.effects import Interruptions
 
 

@@ -16,7 +16,7 @@ from services.features.ownership import Claim, PartitionWrite
 from services.features.schema import LogPosition, PopularRow
 from services.observability.metrics import StreamMetrics
 from services.stream.aggregate import history_limits
-from services.stream.beside import Pace, Timer
+from services.stream.background import Pace, Timer
 from services.stream.decode import LoggedInteraction, Record
 from services.stream.effects import Pending
 from services.stream.offline_log import OfflineLog

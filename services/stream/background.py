@@ -1,7 +1,7 @@
-"""What a worker does not do for each batch: how often it is done, and what is done beside the worker's thread, in one further thread.
+"""The periodic work of a stream worker: how often each kind is due, and the kinds that run in one background thread.
 
-That is counting a week's log for popularity, and merging and removing files of the log. So a worker applies its first event as soon as it has
-its partitions, whatever the log holds; popularity is published again when it is counted.
+Those are counting a week's log for popularity, and merging and removing files of the log. So a worker applies its first event as soon as it has
+its partitions, however long the log is; popularity is published again once it is counted.
 """
 
 import threading
@@ -23,7 +23,7 @@ _COUNTING_ROUNDS = 3
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """The periods of what is not done for each batch."""
+    """How often a worker does what it does not do for each batch."""
 
     checkpoint_every_s: float = 1.0
     checkpoint_every_events: int = 10_000
@@ -65,7 +65,7 @@ class Timer:
 
 
 class PopularCounts:
-    """The popularity of the owned partitions. Called from the worker's thread."""
+    """The popularity of the owned partitions: counted from the log in the background thread, kept up to date in the worker's."""
 
     def __init__(self, log: OfflineLog, items: ListedItems, roles: EventRoles, thread: ThreadPoolExecutor) -> None:
         """Take the log, the items to count, the roles of events, and the thread to count in."""
@@ -115,7 +115,7 @@ class PopularCounts:
         ]
 
     def _count_week(self, partition: int, given_up: threading.Event) -> PopularityCounter:
-        """Count the offline log's last week, then what was logged meanwhile. Runs in the thread beside."""
+        """Count the offline log's last week, then what was logged meanwhile. Runs in the background thread."""
         counts = PopularityCounter(self._items, roles=self._roles)
         for _ in range(_COUNTING_ROUNDS):
             for event in self._logged_since(partition, counts):
@@ -128,8 +128,8 @@ class PopularCounts:
         return self._log.read(partition, time.time_ns() // 1_000_000 - WINDOW_MS["7d"], after=counts.position)
 
 
-class Archive:
-    """The upkeep of the log's files, one partition after another."""
+class LogUpkeep:
+    """Merges and removes the log's files, one partition after another, in the background thread."""
 
     def __init__(self, log: OfflineLog, thread: ThreadPoolExecutor, keep_days: int) -> None:
         """Take the log, and the thread to work in. `keep_days` is how long events are kept; 0 is for ever."""
@@ -138,8 +138,8 @@ class Archive:
         self._keep_days = keep_days
         self._last: Future[None] | None = None
 
-    def keep_up(self, partition: int) -> None:
-        """Begin a step for this partition, unless the last one goes on. Raises what that one raised."""
+    def begin_step(self, partition: int) -> None:
+        """Begin a step for this partition, unless the last one still runs. Raises what that one raised."""
         if self._last is not None:
             if not self._last.done():
                 return
