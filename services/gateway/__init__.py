@@ -1,1 +1,1 @@
-"""The doors (REST, gRPC) and the data plane behind both."""
+"""The doors (REST, gRPC, OpenAI, the console) and the data plane behind them."""

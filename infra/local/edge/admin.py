@@ -36,7 +36,7 @@ def ray_is_up(folder: Path) -> bool | None:
         stat = send(folder, "show stat")
     except OSError:
         return None
-    return judge(stat)
+    return has_ray_up(stat)
 
 
 def num_ray_up(folder: Path) -> int:
@@ -69,7 +69,7 @@ def use_ray_host(folder: Path, host: str, *, is_used: bool) -> None:
         send(folder, f"set server {server} state {'ready' if is_used else 'drain'}")
 
 
-def judge(stat: str) -> bool | None:
+def has_ray_up(stat: str) -> bool | None:
     """Read the table of `show stat` (CSV) as `ray_is_up`."""
     is_up: dict[str, bool] = {}
     for row in _table(stat):

@@ -181,7 +181,7 @@ class EdgePlan:
         )
 
     def _count(self, door: int, path: str) -> str:
-        """Count a recommendation of this door as its caller's priority sees it: low sees twice as many in flight, normal four thirds.
+        """Return the rules that count a recommendation of this door as its caller's priority sees it: low sees twice as many in flight, normal four thirds.
 
         A caller whose key is not in the file counts as low; without a file of keys all callers may fill the whole limit.
         """
@@ -202,7 +202,9 @@ class EdgePlan:
         return len(self.ray) > 1 or self.ray[0].is_name
 
     def _patience(self, door: str) -> str:
-        """Send a recommendation to another node when one is silent for a part of the deadline: a node whose network is cut closes no connection.
+        """Return the rules that send a recommendation to another node when one is silent for a part of the deadline.
+
+        A node whose network is cut closes no connection, so nothing else shows it in time.
 
         Only where another is up: a name may have one address.
         Not while the requests in flight are more than the last second's would be if each took half of its deadline: then slowness is a matter of
@@ -240,9 +242,9 @@ class EdgePlan:
         return f" ssl crt {_quoted(self.certificate)} alpn {protocols}{verify}"
 
     def _servers(self, port_field: str, protocol: str) -> str:
-        """Both doors are checked at the REST port, each by itself: HAProxy cannot send a gRPC message as a health check.
+        """Return the servers of one door's backend.
 
-        The standby is not checked: it is the last resort, and a slow check on a busy machine must not take it out.
+        Both doors are checked at the REST port, each by itself: HAProxy cannot send a gRPC message as a health check. The standby is not checked: it is the last resort, and a slow check on a busy machine must not take it out.
 
         Every request goes to Ray while Ray is up, and a request that fails there is sent to another server. Where Ray has one address, that
         is the standby, at once: as a `backup` it would get the request only after a second failure had marked Ray down, and HAProxy 2.8 loses

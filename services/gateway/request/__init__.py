@@ -1,1 +1,1 @@
-"""A request on its way to a tier: context, candidates, stages, admission."""
+"""What a request needs before a tier ranks: load monitor, live bundle, context and candidates."""

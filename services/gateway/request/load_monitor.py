@@ -1,4 +1,4 @@
-"""Measures the load of this gateway: requests in flight, delay of the event loop, CPU time. Judges each request by it, and begins it.
+"""Measures the load of this gateway (requests in flight, delay of the event loop, CPU time), and admits and begins requests by it.
 
 A timer samples the loop fifty times a second: everything that is ready to run is delayed as long as the timer, and requests that
 wait for their turn or between the edge and here longer. A sample costs about ten microseconds, independent of traffic. What follows
@@ -26,7 +26,7 @@ RETRY_AFTER_S = 1.0
 _SAMPLE_EVERY_S = 0.02
 _EDGE_WAIT_LIFE_S = 0.3
 _MOST_WAIT_S = 0.1
-"""By waiting alone normal priority is answered from memory and nobody is refused: that is the edge's part, which is calm at once."""
+"""A longer wait counts as this: alone it makes normal priority answered from memory and nobody refused. The edge refuses, and stops at once when the wait is over."""
 _LATE_SHARE = 0.5
 """A request of whose deadline so much is over begins late: there is no time left to rank."""
 _MAX_LATE_PER_TURN = 8
@@ -172,7 +172,7 @@ class Turns:
 
 
 class EdgeWatch:
-    """When a recommendation reached the edge, and how many the edge may let in at once: both learned from the marks of its requests."""
+    """Reads the marks that the edge puts on requests: when each reached the edge, and from that how many the edge may let in at once."""
 
     def __init__(self, load: LoadMonitor, clock: Callable[[], float]) -> None:
         self._load = load

@@ -1,1 +1,1 @@
-"""The tiers that can answer, and the bundle that they answer from."""
+"""The tiers that can answer, one file each, behind one port."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from infra.local.edge.admin import count_up, judge
+from infra.local.edge.admin import count_up, has_ray_up
 from infra.local.edge.config import EdgePlan, Upstream, check_files
 from infra.local.servers.binaries import haproxy_command
 from services.errors import ConfigError
@@ -81,7 +81,7 @@ def test_haproxy_accepts_every_path_and_host(tmp_path: Path, name: str | None, h
 )
 def test_ray_is_up_when_each_door_has_a_server_that_passes_its_checks(rows: str, is_up: bool | None) -> None:
     """Before the first check has ended, or without a row of Ray's, the state is unknown."""
-    assert judge(HEADER + rows) is is_up
+    assert has_ray_up(HEADER + rows) is is_up
 
 
 def test_a_node_counts_when_it_passes_its_checks_at_both_doors() -> None:
