@@ -49,13 +49,3 @@ def test_an_answer_of_the_decoder_is_explained(stack: Stack) -> None:
     assert {"features", "route", "rank", "llm", "student", "answer"} <= drawn == set(answer["stages_ms"])
     assert {stage["name"]: stage["duration_ms"] for stage in explanation["stages"]} == answer["stages_ms"]
     assert explanation["facts"]["num_history"] == len(ITEMS)
-
-
-def test_an_answer_without_time_for_the_decoder_is_explained(stack: Stack) -> None:
-    """The student's answer names the deadline and the longest stage."""
-    request_id, answer = recommend(stack, recent_item_ids=ITEMS, deadline_ms=5)
-
-    shown = explain(stack, request_id)
-
-    words = ("by student (llm_", answer["reason"], "The longest stage was", "of a deadline of 5 ms")
-    assert [part for part in words if part not in shown] == []

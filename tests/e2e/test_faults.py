@@ -87,27 +87,3 @@ def test_the_broker_frozen(stack: Stack) -> None:
     assert max(elapsed_ms for _, elapsed_ms in answers) < MAX_WAIT_MS
     wait_for(lambda: accepts_events(stack), 60.0, "events accepted again")
     stack.sees_click(new_user_id(), "50")
-
-
-def test_the_broker_killed(stack: Stack) -> None:
-    """A killed broker starts again empty; the stack continues with the new log, and features remain."""
-    user_id = new_user_id()
-    stack.sees_click(user_id, "100")
-
-    stack.kill("broker")
-
-    assert stack.known(user_id)["newest_event_time_ms"] is not None
-    wait_for(lambda: accepts_events(stack), 60.0, "events accepted again")
-    assert "101" not in rest_items(stack.sees_click(user_id, "101"))
-
-
-def test_the_worker_killed(stack: Stack) -> None:
-    """A click made while the worker is dead is applied by the next one, once."""
-    user_id = new_user_id()
-    stack.sees_click(user_id, "50")
-    stack.kill("worker")
-
-    after = stack.sees_click(user_id, "181", timeout_s=240.0)  # a process with Feast takes long to start on full cores
-
-    assert not {"50", "181"} & set(rest_items(after))
-    assert stack.num_restarts("worker") >= 1

@@ -119,18 +119,6 @@ async def test_an_llm_that_never_answers_costs_no_deadline(tmp_path: Path) -> No
     assert world.metric("tailrace_deadline_missed_total", door="rest") == 0
 
 
-async def test_after_a_late_llm_a_short_deadline_skips_it(world: World) -> None:
-    """The predictor has observed the latency; a longer deadline still reaches the LLM."""
-    world.llm.delay_s = 0.2
-    await world.recommend(deadline_ms=100)
-
-    short = await world.recommend(deadline_ms=50)
-    long = await world.recommend(deadline_ms=2_000)
-
-    assert (short.tier, short.reason) == (Tier.STUDENT, Reason.LLM_TOO_SLOW)
-    assert long.tier is Tier.LLM
-
-
 async def test_failures_in_a_row_open_the_breaker(world: World) -> None:
     """An open breaker stops calls to the LLM and shows in the metric."""
     world.llm.error = ZeroDivisionError()
