@@ -130,20 +130,6 @@ def _is_fresh(features: UserFeatures) -> bool:
     return list_is_fresh(features.precomputed, row_us=features.as_of_us, has_recent_items=False)
 
 
-def test_histories_come_back_as_written(features: RepoAddress) -> None:
-    """The row that the worker reads before it applies events equals the row that it wrote, to the microsecond."""
-    rows = [
-        history_row("u1", ("a",), row_time_us=1_795_262_400_123_457),
-        history_row("u2", tuple(map(str, range(1_000)))),
-    ]
-    writer = FeatureWriter(features)
-    writer.write_histories(rows)
-
-    found = writer.read_histories(["u1", "u2", "nobody"])
-
-    assert found == {"u1": rows[0], "u2": rows[1]}
-
-
 def test_row_is_replaced_only_by_a_later_one(features: RepoAddress) -> None:
     """A row of an equal or older time is dropped by the store, one microsecond more is enough."""
     writer = FeatureWriter(features)

@@ -1,20 +1,13 @@
 """Train, distill, evaluate and optimize on a small ring of items."""
 
-from dataclasses import replace
-from pathlib import Path
-
 import numpy as np
 import pytest
-import torch
 
-from models.decoder.weights import load_decoder
 from pipelines.data.examples import Split, read_cases
 from pipelines.evaluation.evaluate import read_report
 from pipelines.publication.bundle import version_of
-from pipelines.runner.stage import silent
-from pipelines.training.train import train
 from services.student.ranker import StudentRanker
-from tests.unit.pipelines.conftest import CPU, MADE_AT, SMALL_DECODER, Built, checkpoints_in
+from tests.unit.pipelines.conftest import MADE_AT, Built
 
 
 def test_both_models_learn_the_ring(built: Built) -> None:
@@ -27,18 +20,6 @@ def test_both_models_learn_the_ring(built: Built) -> None:
     assert ndcg["popularity"] < 0.4
     assert report["student_share"] == pytest.approx(ndcg["student"] / ndcg["decoder"])
     assert report["num_test_users"] == 40
-
-
-def test_same_seed_trains_the_same_weights(built: Built, tmp_path: Path) -> None:
-    """A run can be repeated."""
-    quick = replace(SMALL_DECODER, fit=replace(SMALL_DECODER.fit, epochs=1, validate_every=1))
-    for name in ("one", "other"):
-        (tmp_path / name).mkdir()
-        train(built.trained.tokenized, quick, tmp_path / name, checkpoints_in(tmp_path / "saved" / name), CPU, silent)
-
-    one, other = (load_decoder(tmp_path / name / "decoder", torch.float32, "cpu") for name in ("one", "other"))
-
-    assert torch.equal(one.head_weight_VD, other.head_weight_VD)
 
 
 def test_bundle_holds_what_the_registry_wants_and_its_student_ranks_as_evaluated(built: Built) -> None:
