@@ -82,22 +82,6 @@ def test_the_list_shows_ids_and_limits_but_no_key(path: Path) -> None:
     assert key not in shown.output
 
 
-def test_a_rotated_id_has_two_keys_and_a_revoked_one_none(path: Path) -> None:
-    """The old key remains valid for the overlap; revoking removes both."""
-    old = key_of(tailrace(*SHOP))
-    new = key_of(tailrace("keys", "rotate", "shop", "--overlap-hours", "2"))
-    rotated = read_keys(path).find("shop")
-    revoked = tailrace("keys", "revoke", "shop")
-
-    assert rotated is not None
-    assert [(one.sha256, one.expires_at is None) for one in rotated.hashes] == [
-        (hash_of(old), False),
-        (hash_of(new), True),
-    ]
-    assert revoked.exit_code == 0
-    assert read_keys(path).keys == ()
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
