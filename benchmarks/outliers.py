@@ -11,7 +11,7 @@ their budget. Every run with one seed is the same. No model is run and no clock 
 import heapq
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 from rich.console import Console
@@ -241,10 +241,14 @@ class Simulation:
         if plan(_facts(view, request.budget_s)).tier is not Tier.LLM:
             return
         self.counts.num_sent += request.is_light
-        request.sent = gate.started(view.replicas[0], request.size, now_s)
-        request_id = str(next(self._ids))
+        if view.trial is not None:
+            self._send(gate, view.trial, replace(request, is_light=False, stall_s=0.0))
+        self._send(gate, view.replicas[0], request)
+
+    def _send(self, gate: LlmGate, name: str, request: _Request) -> None:
+        now_s, engine, request_id = self._events.now_s, self._engines[name], str(next(self._ids))
+        request.sent = gate.started(name, request.size, now_s)
         self._in_flight[request_id] = (gate, request)
-        engine = self._engines[view.replicas[0]]
         self._events.after(_WIRE_S, lambda: self._reached(engine, request_id, request, now_s + request.budget_s))
         self._events.after(request.budget_s, lambda: self._ended(request_id, LlmOutcome.LATE))
 

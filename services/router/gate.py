@@ -25,10 +25,12 @@ class LlmView:
     """The LLM tier as the policy sees it, for one request.
 
     `replicas` are in the order in which they are to be tried: the chosen one first; `breaker_allows` says whether it may get a
-    request. `max_in_flight` counts the places that this priority may fill, over all replicas.
+    request. `trial`: a silent replica that is to get a copy, whose answer nobody waits for. `max_in_flight` counts the places that this
+    priority may fill, over all replicas.
     """
 
     replicas: tuple[str, ...]
+    trial: str | None = None
     breaker_allows: bool
     num_in_flight: int
     max_in_flight: int
@@ -53,6 +55,7 @@ class LlmGate:
         order = _order(size.session, names or _ANY)
         chosen, predicted_s = self._choose(order, size, budget_s, now_s)
         return LlmView(
+            trial=self._due_for_trial(order, size, budget_s, now_s) if self._replicas[chosen].answers(now_s) else None,
             replicas=(chosen, *(name for name in order if name != chosen and self._replicas[name].answers(now_s))),
             breaker_allows=self._replicas[chosen].allows(now_s),
             num_in_flight=self._num_in_flight,
@@ -93,14 +96,19 @@ class LlmGate:
     def _choose(self, order: Sequence[str], size: RankSize, budget_s: float, now_s: float) -> tuple[str, float]:
         """Return the replica to try first, and its prediction.
 
-        The first that may get a request, answers, and is predicted to end in time; else the first that may get one and is predicted
-        to end in time; else the first that may get one; else the first.
+        The first that may get a request, answers, and is predicted to end in time; else the first that may get one (a trial, if it
+        was silent) and is predicted to end in time; else the first that may get one; else the first.
         """
         predicted = [(name, self._replicas[name].predict_s(size, now_s)) for name in order]
         able = [one for one in predicted if self._replicas[one[0]].allows(now_s)]
         in_time = [one for one in able if one[1] <= budget_s]
         answering = [one for one in in_time if self._replicas[one[0]].answers(now_s)]
         return next(one for group in (answering, in_time, able, predicted) for one in group)
+
+    def _due_for_trial(self, order: Sequence[str], size: RankSize, budget_s: float, now_s: float) -> str | None:
+        """Return the first silent replica that may be tried and, if it answers again, is predicted to do so in time."""
+        silent = (name for name in order if self._replicas[name].is_due_for_trial(now_s))
+        return next((name for name in silent if self._replicas[name].predict_s(size, now_s) <= budget_s), None)
 
     def _replica(self, name: str) -> Replica:
         if name not in self._replicas:

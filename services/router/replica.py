@@ -3,7 +3,8 @@
 Errors open the breaker `failures`. A replica that hangs gives none, so there are two more signs. A request is overdue, with
 nothing answered since it was due: the next ones are predicted to take four times as long as it has waited. A request was late,
 with nothing answered since it started: the breaker `silence` opens, and the prediction is four times that wait but for one trial after a
-twentieth of a second, and one after twice as long each time that there was no answer. So callers with more time still go.
+twentieth of a second, and one after twice as long each time that there was no answer. So callers with more time still go. Where another
+replica can answer, the trial is a copy of a request that goes there.
 
 Pure: time is an argument.
 """
@@ -75,8 +76,14 @@ class Replica:
         return self.failures.allows(now_s)
 
     def answers(self, now_s: float) -> bool:
-        """Whether it has given neither errors nor silence of late, or is due for a trial."""
-        return self.failures.allows(now_s) and not self._waited_in_vain_s(now_s)
+        """Whether it has given neither errors nor silence of late."""
+        is_closed = self.silence.state(now_s) is BreakerState.CLOSED
+        return is_closed and self.failures.allows(now_s) and not self._waited_in_vain_s(now_s)
+
+    def is_due_for_trial(self, now_s: float) -> bool:
+        """Whether it was silent, and one request may go now to see whether it answers again."""
+        is_half_open = self.silence.state(now_s) is BreakerState.HALF_OPEN
+        return is_half_open and self.silence.allows(now_s) and self.failures.allows(now_s)
 
     def is_open(self, now_s: float) -> bool:
         """Whether either breaker is open now."""

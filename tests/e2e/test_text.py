@@ -44,6 +44,17 @@ def test_a_chat_is_the_same_whole_and_streamed(client: OpenAI) -> None:
     assert chunks[-1].usage.prompt_tokens == whole.usage.prompt_tokens > 4
 
 
+def test_every_prompt_of_a_call_gets_its_text(client: OpenAI) -> None:
+    """A call's prompts are generated at the same time through Ray, and each gives what it gives alone."""
+    prompts = ["the river", "the tail", "on runs the"]
+    request: dict[str, Any] = {"model": TEXT_MODEL, "max_tokens": 4, "temperature": 0}
+
+    together = client.completions.create(**request, prompt=prompts)
+    alone = [client.completions.create(**request, prompt=prompt).choices[0].text for prompt in prompts]
+
+    assert [choice.text for choice in together.choices] == alone
+
+
 def test_a_disconnect_ends_the_engines_work(client: OpenAI, stack: Stack) -> None:
     """Through the edge and Ray, a client's disconnect cancels its sequence in the engine."""
     cancelled, written = (stack.metric(name, **labels) for name, labels in (CANCELLED, WRITTEN))

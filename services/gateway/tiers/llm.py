@@ -7,6 +7,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from contextvars import Context
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -68,6 +69,7 @@ class LlmTier:
         self._gate = gate
         self._breaker_open = breaker_open
         self._clock = clock
+        self._trials: set[asyncio.Task[TierResult]] = set()
 
     def view(self, context: RequestContext, budget_s: float) -> LlmView:
         """Return the LLM as it is for this request now."""
@@ -75,20 +77,32 @@ class LlmTier:
         return self._gate.view(names, size, context.caller.priority, budget_s, self._clock())
 
     def rank(self, context: RequestContext) -> "asyncio.Task[TierResult]":
-        """Start a request to the LLM.
+        """Start a request to the LLM, and a copy for a silent replica that is due for a trial.
 
-        It counts as in flight from this very call, so that requests that are decided one after another see each other.
+        Both count as in flight from this very call, so that requests that are decided one after another see each other.
         """
-        replicas = self.view(context, context.deadline.budget_s(self._clock())).replicas
-        sent = self._gate.started(replicas[0], rank_size(context), self._clock())
-        ranking = asyncio.create_task(self._rank(context, replicas))
+        view = self.view(context, context.deadline.budget_s(self._clock()))
+        if view.trial is not None:
+            ranking = self._rank(context, (view.trial,))
+            trial = self._started(context, view.trial, asyncio.create_task(ranking, context=Context()))
+            self._trials.add(trial)
+            trial.add_done_callback(self._trials.discard)
+        return self._started(context, view.replicas[0], asyncio.create_task(self._measured(context, view.replicas)))
+
+    def _started(
+        self, context: RequestContext, replica: str, ranking: "asyncio.Task[TierResult]"
+    ) -> "asyncio.Task[TierResult]":
+        sent = self._gate.started(replica, rank_size(context), self._clock())
         ranking.add_done_callback(lambda done: self._ended(done, sent))
         return ranking
 
-    async def _rank(self, context: RequestContext, replicas: Sequence[str]) -> TierResult:
+    async def _measured(self, context: RequestContext, replicas: Sequence[str]) -> TierResult:
         with context.stages.measure("llm", SpanKind.CLIENT):
-            budget_s = context.deadline.budget_s(self._clock())
-            outcome, reply = await self._outcome(rank_request(context, budget_s, replicas), budget_s)
+            return await self._rank(context, replicas)
+
+    async def _rank(self, context: RequestContext, replicas: Sequence[str]) -> TierResult:
+        budget_s = context.deadline.budget_s(self._clock())
+        outcome, reply = await self._outcome(rank_request(context, budget_s, replicas), budget_s)
         if reply is None:
             return LlmResult(failure=failure_of(outcome), outcome=outcome)
         ranking = ItemRanking.of(Tier.LLM, reply.item_ids, reply.scores, context.live.catalogue)

@@ -1,19 +1,23 @@
 """The affinity router: Ray Serve's consistent hashing on the session key, with an immediate failure when no replica is left.
 
 A session (a user, or a conversation) goes to the replica that has its beginning in the prefix cache, and to the next replica
-on the ring when that one has no room. Three things differ from Ray's own router:
+on the ring when that one has no room. Four things differ from Ray's own router:
 
 - Ray keeps a request waiting until a replica comes back. Here the request fails at once, because the student answers better
   than a wait does. Before the first replica was ever seen (start-up) requests wait as Ray's do.
 - A request may name replicas itself, in its `replicas`: those that run are tried in that order. The gateway names them for
   rankings, since it knows which replicas hang or are slow; this router tells it who runs.
+- Calls that one request makes at the same time, such as a completion's prompts, are routed each. Ray gives them all the internal id
+  of that request, by which it finds who waits for a replica, so that it would route one of them and leave the others waiting.
 - With a `load_bound`, a session leaves its replica while that one has far more to do than others: the first replica on the
   ring with a load below `load_bound` times the mean is tried first (Mirrokni, Thorup and Zadimoghaddam, "Consistent Hashing
   with Bounded Loads", 2016). Loads are those that this process knows: the requests that it sent, and what replicas reported.
 """
 
 import math
+import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from ray.serve._private.common import ReplicaID
@@ -71,6 +75,8 @@ class AffinityRouter(ConsistentHashRouter):
     ) -> RunningReplica:
         if self._has_seen_replicas and not self.curr_replicas:
             raise self._none_left()
+        if not is_retry:
+            pending_request.metadata = replace(pending_request.metadata, internal_request_id=uuid.uuid4().hex)
         try:
             return await super()._choose_replica_for_request(pending_request, is_retry=is_retry)
         except ReplicaUnavailableError:

@@ -87,7 +87,7 @@ def test_a_session_keeps_its_order_when_another_replica_goes(names: set[str], se
 
 
 def test_a_hung_replica_is_left_before_any_deadline_has_passed_and_tried_ever_more_rarely() -> None:
-    """Overdue requests move the next ones elsewhere; after their deadline one trial goes, then the pause doubles."""
+    """Overdue requests move the next ones elsewhere; after their deadline a copy of one goes as a trial, then the pause doubles."""
     gate = new_gate(first_s=0.02)
     home, *_ = view(gate, 0.0, NAMES).replicas
     for _ in range(30):
@@ -99,12 +99,31 @@ def test_a_hung_replica_is_left_before_any_deadline_has_passed_and_tried_ever_mo
     gate.ended(LlmOutcome.LATE, stuck, 1.2)
     trials_s = []
     for tenth in range(12, 600):
-        if view(gate, tenth / 10, NAMES).replicas[0] == home:
+        seen = view(gate, tenth / 10, NAMES)
+        assert home not in seen.replicas
+        if seen.trial is not None:
+            assert seen.trial == home
             trials_s.append(tenth / 10)
             rank(gate, home, LlmOutcome.LATE, 0.1, at_s=tenth / 10)
     assert 3 < len(trials_s) < 12
     pauses_s = [later - earlier for earlier, later in pairwise(trials_s)]
     assert pauses_s[-1] > 4 * pauses_s[0]
+
+
+def test_where_no_other_replica_can_answer_in_time_a_request_is_the_trial() -> None:
+    """A copy would help nobody there: the request itself goes to the silent replica, one at a time."""
+    gate = new_gate()
+    home, other, *_ = view(gate, 0.0, NAMES[:2]).replicas
+    for number in range(20):
+        rank(gate, other, LlmOutcome.IN_TIME, 0.5, float(number))
+    gate.started(other, size_of(), 20.0)
+    rank(gate, home, LlmOutcome.LATE, 0.1, at_s=20.0)
+
+    seen = view(gate, 20.2, (home, other))
+
+    assert (seen.replicas[0], seen.trial) == (home, None)
+    gate.started(home, size_of(), 20.2)
+    assert view(gate, 20.2, (home, other)).trial is None
 
 
 def test_one_answer_brings_a_silent_replica_back() -> None:

@@ -97,3 +97,24 @@ async def test_a_ranking_names_its_replicas_and_leaves_one_that_gives_no_answer(
 
     home, again, other = (request.replicas[0] for request in llm.requests)
     assert (home, {home, other}) == (again, {"a", "b"})
+
+
+async def test_no_caller_waits_for_the_trial_of_a_silent_replica(context: RequestContext) -> None:
+    """A copy of a request goes to the replica that gave no answer; the request goes to the other, and the copy's answer brings the first back."""
+    llm = FakeLlm(["i01", "i02"], "v1")
+    llm.names = ("a", "b")
+    tier, _ = tier_with(llm)
+    await tier.rank(context)
+    llm.error, llm.delay_s = DeadlineExceeded("llm"), 0.03
+    await tier.rank(context)
+    llm.error = None
+    await asyncio.sleep(0.06)
+
+    result = await tier.rank(context)
+    await asyncio.sleep(0.06)
+
+    (home,), copy, request = ({sent.replicas[0] for sent in llm.requests[:2]}, *llm.requests[2:])
+    assert isinstance(result, LlmResult)
+    assert result.outcome is LlmOutcome.IN_TIME
+    assert (copy.replicas, home in request.replicas) == ((home,), False)
+    assert tier.view(context, 1.0).replicas[0] == home
