@@ -4,12 +4,16 @@ Each is built from training sequences of item indices and scores histories (olde
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 import numpy as np
 
 _KEPT_NUMBERS = 1 << 27
-"""Similarities kept, a row of the catalogue's length for each item asked for: 1 GiB, all of them up to 11,000 items."""
+"""Similarities kept, at most the catalogue's number for an item: 1 GiB, those of all items up to 11,000."""
+_FEW = 8
+"""An item is similar to few where its users' events are fewer than the catalogue divided by this: then these are sorted, and not counted by item."""
+
+_Row = tuple[slice | np.ndarray, np.ndarray]
+"""Where in the catalogue an item's similarities are, and what they are there; elsewhere they are 0."""
 
 
 class Popularity:
@@ -19,8 +23,8 @@ class Popularity:
         self._counts_V = np.bincount(_flat(sequences), minlength=num_items).astype(np.float64)
 
     def __call__(self, histories: Sequence[np.ndarray]) -> np.ndarray:
-        """Score histories -> (B, num_items)."""
-        return np.tile(self._counts_V, (len(histories), 1))
+        """Score histories -> (B, num_items), read-only."""
+        return np.broadcast_to(self._counts_V, (len(histories), len(self._counts_V)))
 
 
 class Bigram:
@@ -29,19 +33,19 @@ class Bigram:
     def __init__(self, sequences: Sequence[np.ndarray], num_items: int) -> None:
         counts_V = np.bincount(_flat(sequences), minlength=num_items)
         self._tie_V = counts_V / (counts_V.sum() + 1)
-        self._followers: dict[int, list[int]] = {}
-        for sequence in sequences:
-            for item, follower in zip(sequence[:-1].tolist(), sequence[1:].tolist(), strict=True):
-                self._followers.setdefault(item, []).append(follower)
+        before, after = _flat([items[:-1] for items in sequences]), _flat([items[1:] for items in sequences])
+        pairs, self._counts = np.unique(before * num_items + after, return_counts=True)
+        self._followers = pairs % num_items
+        self._starts = np.searchsorted(pairs, np.arange(num_items + 1) * num_items)
 
     def __call__(self, histories: Sequence[np.ndarray]) -> np.ndarray:
         """Score histories -> (B, num_items)."""
-        return np.stack([self._row(history) for history in histories])
-
-    def _row(self, history: np.ndarray) -> np.ndarray:
-        followers = self._followers.get(int(history[-1]), []) if len(history) else []
-        counts_V = np.bincount(np.array(followers, dtype=np.int64), minlength=len(self._tie_V))
-        return np.asarray(counts_V + self._tie_V)
+        scores_BV = np.tile(self._tie_V, (len(histories), 1))
+        for scores_V, history in zip(scores_BV, histories, strict=True):
+            if len(history):
+                found = slice(*self._starts[history[-1] : history[-1] + 2])
+                scores_V[self._followers[found]] += self._counts[found]
+        return scores_BV
 
 
 class ItemKnn:
@@ -52,30 +56,41 @@ class ItemKnn:
     ) -> None:
         self._num_items, self._newest, self._decay = num_items, newest, decay
         self._sets = [np.unique(sequence) for sequence in sequences]
-        self._users_of_item: dict[int, list[int]] = {}
-        for user, members in enumerate(self._sets):
-            for item in members.tolist():
-                self._users_of_item.setdefault(item, []).append(user)
-        sizes_V = np.bincount(_flat(self._sets), minlength=num_items)
+        items = _flat(self._sets)
+        sizes_V = np.bincount(items, minlength=num_items)
         self._norm_V = np.sqrt(np.maximum(sizes_V, 1))
-        self._similar = lru_cache(_KEPT_NUMBERS // num_items)(self._similarity)
+        owners = np.repeat(np.arange(len(self._sets)), [len(members) for members in self._sets])
+        self._users, self._starts = owners[np.argsort(items, kind="stable")], np.append(0, np.cumsum(sizes_V))
+        self._frequent = frozenset(np.argsort(-sizes_V)[: _KEPT_NUMBERS // num_items].tolist())
+        self._kept: dict[int, _Row] = {}
 
     def __call__(self, histories: Sequence[np.ndarray]) -> np.ndarray:
         """Score histories -> (B, num_items)."""
-        return np.stack([self._row(history[-self._newest :]) for history in histories])
+        scores_BV = np.zeros((len(histories), self._num_items))
+        for scores_V, history in zip(scores_BV, histories, strict=True):
+            for steps_back, item in enumerate(history[-self._newest :][::-1].tolist()):
+                places, similarity = self._similar(item)
+                scores_V[places] += self._decay**steps_back * similarity
+        return scores_BV
 
-    def _row(self, recent: np.ndarray) -> np.ndarray:
-        score_V = np.zeros(self._num_items)
-        for steps_back, item in enumerate(recent[::-1].tolist()):
-            score_V += self._decay**steps_back * self._similar(item)
-        return score_V
+    def _similar(self, item: int) -> _Row:
+        row = self._kept.get(item) or self._similarity(item)
+        if item in self._frequent:
+            self._kept[item] = row
+        return row
 
-    def _similarity(self, item: int) -> np.ndarray:
-        shared = [self._sets[user] for user in self._users_of_item.get(item, [])]
-        counts_V = np.bincount(_flat(shared), minlength=self._num_items)
+    def _similarity(self, item: int) -> _Row:
+        users = self._users[slice(*self._starts[item : item + 2])]
+        shared = _flat([self._sets[user] for user in users])
+        if len(shared) < self._num_items // _FEW:
+            places, counts = np.unique(shared, return_counts=True)
+            similarity = counts / self._norm_V[places] / self._norm_V[item]
+            similarity[places == item] = 0.0
+            return places, similarity
+        counts_V = np.bincount(shared, minlength=self._num_items)
         similarity_V = counts_V / self._norm_V / self._norm_V[item]
         similarity_V[item] = 0.0
-        return np.asarray(similarity_V)
+        return slice(None), similarity_V
 
 
 def _flat(sequences: Sequence[np.ndarray]) -> np.ndarray:

@@ -17,6 +17,8 @@ Scorer = Callable[[Sequence[np.ndarray]], np.ndarray]
 CUTOFFS = (5, 10)
 _CASES_PER_BATCH = 32
 _RESAMPLES = 1_000
+_DRAWN_AT_ONCE = 1 << 22
+"""Draws of the bootstrap in memory, 16 bytes each: all of them at once are 16 kB a case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,20 +38,35 @@ def rank_labels(scorer: Scorer, cases: Cases) -> Ranks:
     ranks = Ranks(np.empty(len(cases)), np.empty(len(cases)))
     by_length = np.argsort([len(history) for history in cases.histories], kind="stable")
     for rows in np.split(by_length, range(_CASES_PER_BATCH, len(cases), _CASES_PER_BATCH)):
-        scores = scorer([cases.histories[row] for row in rows]).astype(np.float64)
+        scores = scorer([cases.histories[row] for row in rows])
         for row, score in zip(rows, scores, strict=True):
-            ranks.unmasked[row] = mean_rank(score, int(cases.targets[row]))
-            score[cases.histories[row]] = -np.inf
-            ranks.masked[row] = mean_rank(score, int(cases.targets[row]))
+            found = mean_ranks(score, int(cases.targets[row]), cases.histories[row])
+            ranks.unmasked[row], ranks.masked[row] = found
     return ranks
 
 
-def mean_rank(scores: np.ndarray, target: int) -> float:
-    """Return the rank from 1 of `target`: the mean of its own and its ties' ranks. NaN ranks last."""
-    finite = np.where(np.isnan(scores), -np.inf, scores)
-    above = int((finite > finite[target]).sum())
-    tied = int((finite == finite[target]).sum())
-    return above + (tied + 1) / 2
+def mean_ranks(scores: np.ndarray, target: int, history: np.ndarray) -> tuple[float, float]:
+    """Return the rank from 1 of `target`, and its rank where the history's items have no score. A rank is the mean of its own and its ties'; NaN ranks last.
+
+    The catalogue is read twice at most, and nothing of its length is copied but comparisons.
+    """
+    at, seen = scores[target], scores[np.unique(history)]
+    above, tied = _above_and_tied(scores, at)
+    unmasked = above + (tied + 1) / 2
+    if (history == target).any():
+        at = -np.inf
+        above, tied = _above_and_tied(scores, at)
+    seen_above, seen_tied = _above_and_tied(seen, at)
+    tied += seen_above if not at > -np.inf else -seen_tied  # seen items tie with whatever has no score
+    return unmasked, above - seen_above + (tied + 1) / 2
+
+
+def _above_and_tied(scores: np.ndarray, at: float) -> tuple[int, int]:
+    """Return how many scores are higher, and how many the same. NaN is as -inf: no comparison with it holds."""
+    if at > -np.inf:
+        return int(np.count_nonzero(scores > at)), int(np.count_nonzero(scores == at))
+    above = int(np.count_nonzero(scores > -np.inf))
+    return above, len(scores) - above
 
 
 def hit_rate(ranks: np.ndarray, cutoff: int) -> float:
@@ -69,8 +86,11 @@ def gains(ranks: np.ndarray, cutoff: int) -> np.ndarray:
 
 def interval(values: np.ndarray, seed: int) -> tuple[float, float]:
     """Return the 95 % bootstrap interval of the mean, resampling cases."""
-    draws = np.random.default_rng(seed).integers(0, len(values), (_RESAMPLES, len(values)))
-    low, high = np.percentile(values[draws].mean(axis=1), (2.5, 97.5))
+    rng, num = np.random.default_rng(seed), len(values)
+    size = max(1, _DRAWN_AT_ONCE // num)
+    sizes = (min(size, _RESAMPLES - done) for done in range(0, _RESAMPLES, size))
+    means = [values[rng.integers(0, num, (size, num))].mean(axis=1) for size in sizes]
+    low, high = np.percentile(np.concatenate(means), (2.5, 97.5))
     return float(low), float(high)
 
 

@@ -5,6 +5,7 @@ over the shelves head, torso, tail and new instead of genres, which not all data
 sum(p * ln(p / (.99 q + .01 p))), the mean over users. It is 0 where each list has its user's own mix, and at most ln(100) = 4.6.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -64,10 +65,20 @@ class ListedScorer:
 
 def best_items(scores: np.ndarray, excluded: Sequence[int] | np.ndarray) -> np.ndarray:
     """Return the indices of the ten highest scores without excluded items, in any order; fewer where fewer have a score."""
-    ranked = np.where(np.isfinite(scores), scores, -np.inf)
+    ranked = scores.copy()
     ranked[np.asarray(excluded, dtype=np.int64)] = -np.inf
-    first = np.argpartition(-ranked, min(_LENGTH, len(ranked)) - 1)[:_LENGTH]
-    return np.asarray(first[np.isfinite(ranked[first])])
+    size = max(1, math.isqrt(len(ranked) // _LENGTH))
+    highest = np.fmax.reduceat(ranked, np.arange(0, len(ranked), size))
+    blocks = _highest(highest)  # any other block's items have ten above or beside them
+    items = (blocks[:, None] * size + np.arange(size)).ravel()
+    items = items[items < len(ranked)]
+    best = items[_highest(ranked[items])]
+    return np.asarray(best[np.isfinite(ranked[best])])
+
+
+def _highest(values: np.ndarray) -> np.ndarray:
+    """Return the indices of the ten highest, in any order. NaN counts as lowest."""
+    return np.argpartition(-values, min(_LENGTH, len(values)) - 1)[:_LENGTH]
 
 
 def divergence(history: np.ndarray, listed: np.ndarray) -> float:

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_CHUNK_ROWS = 512
+_CHUNK_ROWS, _CHUNK_SCORES = 512, 1 << 20
+"""The most rows of a chunk, and the most scores in it: 4 MiB, so that a large catalogue's stay in the cache too."""
 _TINY = 1e-38
 PENALTY = 1e4
 """Taken off the score of a masked item per position of distance: finite, so that 0 times it is 0."""
@@ -100,8 +101,9 @@ class _FusedLoss(torch.autograd.Function):
     ) -> Tensor:
         grad_hidden_TD, grad_head_VD = torch.empty_like(hidden_TD), torch.zeros_like(head_VD)
         total, num_labels = hidden_TD.new_zeros(()), max(1, len(labels_T))
-        for start in range(0, len(labels_T), _CHUNK_ROWS):
-            rows = slice(start, start + _CHUNK_ROWS)
+        size = max(1, min(_CHUNK_ROWS, _CHUNK_SCORES // len(head_VD)))
+        for start in range(0, len(labels_T), size):
+            rows = slice(start, start + size)
             penalty_CV = None if seen is None else seen.penalty(rows)
             scores_CV = _scores(hidden_TD[rows], head_VD, penalty_CV)
             taught_CV = None if teacher is None else teacher.share(rows, penalty_CV, scores_CV)

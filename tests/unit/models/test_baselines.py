@@ -18,15 +18,21 @@ def test_bigram_counts_what_followed_the_newest_item() -> None:
     assert unknown.argmax() == 1
 
 
-def test_item_knn_is_the_decayed_sum_of_cosines() -> None:
-    """The oracle: a dense matrix of users and items, cosines of its columns, without an item's likeness to itself."""
-    held = np.zeros((3, NUM_ITEMS))
+@pytest.mark.parametrize(("num_items", "kept"), [(NUM_ITEMS, 1 << 27), (NUM_ITEMS, 0), (200, 1 << 27), (200, 200)])
+def test_item_knn_is_the_decayed_sum_of_cosines(num_items: int, kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oracle: a dense matrix of users and items, cosines of its columns, without an item's likeness to itself.
+
+    So it is in a catalogue of which most is like nothing, whatever is kept, and for an item that nobody used.
+    """
+    monkeypatch.setattr("models.baselines._KEPT_NUMBERS", kept)
+    held = np.zeros((3, num_items))
     for user, sequence in enumerate(SEQUENCES):
         held[user, sequence] = 1
     norm = np.sqrt(np.maximum(held.sum(0), 1))
     cosine = held.T @ held / np.outer(norm, norm)
     np.fill_diagonal(cosine, 0)
 
-    (scores,) = ItemKnn(SEQUENCES, NUM_ITEMS, newest=2, decay=0.8)([np.array([4, 0, 1])])
+    scores = ItemKnn(SEQUENCES, num_items, newest=2, decay=0.8)([np.array([4, 0, 1]), np.array([5]), np.array([0, 1])])
 
-    np.testing.assert_allclose(scores, cosine[1] + 0.8 * cosine[0])
+    expected = cosine[1] + 0.8 * cosine[0]
+    np.testing.assert_allclose(scores, [expected, np.zeros(num_items), expected])

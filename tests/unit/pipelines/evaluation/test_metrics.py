@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipelines.data.examples import Cases
-from pipelines.evaluation.metrics import gains, hit_rate, mean_rank, ndcg, rank_labels
+from pipelines.evaluation.metrics import gains, hit_rate, interval, mean_ranks, ndcg, rank_labels
 
 
 @pytest.mark.parametrize(
@@ -21,7 +23,35 @@ from pipelines.evaluation.metrics import gains, hit_rate, mean_rank, ndcg, rank_
 )
 def test_ties_share_their_mean_rank(scores: list[float], target: int, rank: float) -> None:
     """A label's rank is the mean of the places that it and its ties take; scores that are not numbers tie below all others."""
-    assert mean_rank(np.array(scores, dtype=float), target) == rank
+    assert mean_ranks(np.array(scores, dtype=float), target, np.array([], dtype=np.int64)) == (rank, rank)
+
+
+SCORES = st.one_of(st.integers(-2, 3).map(float), st.sampled_from([np.nan, -np.inf]))
+
+
+@given(scores=st.lists(SCORES, min_size=1, max_size=12), data=st.data())
+def test_ranks_are_those_of_comparing_each_with_each(scores: list[float], data: st.DataObject) -> None:
+    """Whatever ties, has no score, is seen once or twice, or is the label itself: both ranks are those of plain loops."""
+    item = st.integers(0, len(scores) - 1)
+    target, history = data.draw(item), data.draw(st.lists(item))
+
+    def slow(seen: list[int]) -> float:
+        known = [-np.inf if np.isnan(score) or place in seen else score for place, score in enumerate(scores)]
+        above, tied = (sum(is_so(score, known[target]) for score in known) for is_so in (float.__gt__, float.__eq__))
+        return above + (tied + 1) / 2
+
+    found = mean_ranks(np.array(scores), target, np.array(history, dtype=np.int64))
+
+    assert found == (slow([]), slow(history))
+
+
+def test_the_bootstrap_is_the_same_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many draws are in memory at once changes no bit of the interval."""
+    values = np.random.default_rng(1).random(101)
+    whole = interval(values, seed=0)
+    monkeypatch.setattr("pipelines.evaluation.metrics._DRAWN_AT_ONCE", 700)
+
+    assert interval(values, seed=0) == whole
 
 
 def test_metrics_of_known_ranks() -> None:

@@ -64,6 +64,26 @@ def test_a_list_of_the_users_own_mix_is_calibrated_and_one_of_the_head_is_not() 
     assert popular.summary()["shares"]["histories"]["tail"] == 1
 
 
+@pytest.mark.parametrize("num_items", [1, 9, 10, 11, 97, 100, 1_003])
+def test_lists_hold_the_highest_of_any_catalogue(num_items: int) -> None:
+    """Ten, or all where there are fewer, with ties and without; nothing that is excluded."""
+    rng = np.random.default_rng(num_items)
+    for scores in (
+        rng.permutation(num_items),
+        rng.integers(0, 3, num_items),
+        np.arange(num_items),
+        np.zeros(num_items),
+    ):
+        excluded = rng.integers(0, num_items, 3)
+        allowed = np.delete(scores, excluded)
+
+        listed = best_items(scores.astype(float), excluded)
+
+        assert sorted(scores[listed]) == sorted(allowed)[-10:]
+        assert len(np.unique(listed)) == len(listed)
+        assert not np.isin(listed, excluded).any()
+
+
 def test_a_list_holds_what_has_a_score_and_may_be_shown() -> None:
     """Excluded items, and those that no beam reached or whose score is NaN, are in no list; a small catalogue makes a short one."""
     scores = np.array([5.0, np.nan, -np.inf, 1.0, 2.0])

@@ -25,8 +25,15 @@ def make() -> tuple[Tensor, Tensor, Tensor, Teacher]:
 
 @pytest.mark.parametrize("taught", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
-def test_loss_and_gradients_equal_torch_own(taught: bool, masked: bool) -> None:
-    """The chunked loss is the cross-entropy over all logits, with masks over those of unseen items; seen ones get no gradient."""
+@pytest.mark.parametrize("scores_at_once", [1 << 20, 300])
+def test_loss_and_gradients_equal_torch_own(
+    taught: bool, masked: bool, scores_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The chunked loss is the cross-entropy over all logits, with masks over those of unseen items; seen ones get no gradient.
+
+    So it is in chunks of few rows, as a large catalogue has them.
+    """
+    monkeypatch.setattr("pipelines.training.loss._CHUNK_SCORES", scores_at_once)
     hidden_TD, head, labels_T, teacher = make()
     seen, is_seen = None, torch.zeros(NUM_TOKENS, NUM_ITEMS, dtype=torch.bool)
     if masked:
