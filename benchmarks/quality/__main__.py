@@ -20,6 +20,7 @@ from rich.console import Console
 from benchmarks.load.command import about_run, at_least_one, report_parser, write_report
 from benchmarks.quality.decoder_times import decoder_ms
 from benchmarks.quality.sequences import as_tables
+from benchmarks.quality.sizes import num_parameters
 from benchmarks.quality.summary import Run, summarise
 from infra.local.servers.store import feature_store
 from infra.local.supervisor.ports import free_window
@@ -107,6 +108,7 @@ def measure(options: PipelineOptions, places: Places, console: Console) -> Run:
         ranks=read_ranks(at["evaluate"]),
         slices=slices,
         level_sizes=load_catalogue(at["tokenize"] / "catalogue.parquet").level_sizes,
+        num_parameters=num_parameters(at["train"] / "decoder", at["distill"]),
         decoder_ms=decoder_ms(at["train"] / "decoder", at["tokenize"], slices, repeats=repeats, **recipe.prompt),
     )
 

@@ -42,6 +42,8 @@ class Run:
     slices: Mapping[str, np.ndarray]
     level_sizes: Sequence[int]
     """The number of codes of each level: one level where an item is one token."""
+    num_parameters: Mapping[str, Mapping[str, int]]
+    """By model, as sizes.py counts them."""
     decoder_ms: Mapping[str, float]
     """By slice of the length of history, the decoder's time for one request."""
 
@@ -125,7 +127,12 @@ def _routing(split: str, runs: Sequence[Run]) -> list[dict[str, Any]]:
 def _about(run: Run) -> dict[str, Any]:
     """Return what is kept of each run."""
     kept = {name: run.evaluation[name] for name in ("num_test_users", "num_items", "metrics", "gain", "multiply_adds")}
-    about = {"seed": run.seed, "split": run.split, "level_sizes": list(run.level_sizes)}
+    about = {
+        "seed": run.seed,
+        "split": run.split,
+        "level_sizes": list(run.level_sizes),
+        "num_parameters": dict(run.num_parameters),
+    }
     return about | {"decoder_ms": dict(run.decoder_ms), **kept}
 
 

@@ -126,7 +126,7 @@ def test_the_global_time_split_is_evaluated_and_not_published(places: Places, op
 
 
 def test_the_quality_benchmark_reads_and_times_a_run(places: Places, options: PipelineOptions) -> None:
-    """What a run leaves is pooled as it was reported, for all baselines; the decoder's time is that of its engine, for the one length of history."""
+    """What a run leaves is pooled as it was reported, for all baselines; the decoder's time is that of its engine, for the one length of history, and both models' sizes are told."""
     run = measure(options, places, quiet())
 
     found = summarise([run])
@@ -151,6 +151,7 @@ def test_the_quality_benchmark_reads_and_times_a_run(places: Places, options: Pi
     assert llm["decoder_ms_per_request"] > 0 == student["decoder_ms_per_request"]
     assert student["ndcg_per_decoder_ms"] is None
     assert routed["ndcg10"] in {llm["ndcg10"], student["ndcg10"]}
+    assert all(size["all"] > size["without_items"] > 0 for size in run.num_parameters.values())
 
 
 async def test_online_store_holds_histories_and_lists_of_the_live_version(places: Places) -> None:

@@ -51,6 +51,7 @@ def run(seed: int, llm: np.ndarray, student: np.ndarray, split: str = "leave-one
         "ranks": ranks,
         "slices": SLICES,
         "level_sizes": (9,),
+        "num_parameters": {"decoder": {"all": 9}, "student": {"all": 2}},
         "decoder_ms": {SHORT: 2.0, LONG: 6.0},
     }
     return Run(seed=seed, split=split, **about)
