@@ -33,6 +33,7 @@ from pipelines.evaluation.variety import ListedScorer
 from pipelines.runner.stage import Progress
 from pipelines.training.beam_scoring import decoder_scorer
 from pipelines.training.distill import StudentScorer
+from pipelines.training.fit.memory import kept_memory
 from pipelines.training.speed import decoder_work
 
 REPORT = "report.json"
@@ -69,7 +70,8 @@ def evaluate(trained: Trained, held_out: HeldOut, dataset: str, out: Path, progr
     metrics: dict[str, dict[str, Any]] = {}
     for done, (name, scorer) in enumerate(scorers, start=1):
         listed = ListedScorer(scorer, shelves, repeats=trained.repeats)
-        ranks[name] = rank_labels(listed, cases)
+        with kept_memory():
+            ranks[name] = rank_labels(listed, cases)
         metrics[name] = summarise(ranks[name], repeats=trained.repeats) | listed.summary()
         progress(done, len(scorers), name)
     served = {name: found.as_served(repeats=trained.repeats) for name, found in ranks.items()}

@@ -21,6 +21,7 @@ from pipelines.runner.stage import Progress
 from pipelines.training.fit.batches import Batch, MakeBatch, split_batch
 from pipelines.training.fit.checkpoints import Checkpoints, FitState
 from pipelines.training.fit.descent import Descent, DescentOptions, UnusableLoss
+from pipelines.training.fit.memory import kept_memory
 from pipelines.training.fit.prefetch import ready_batches
 from services.errors import StageFailed
 
@@ -102,14 +103,15 @@ def fit(model: nn.Module, task: Task, options: FitOptions, checkpoints: Checkpoi
 
     Raises StageFailed when a fourth batch is unusable, or a checkpoint cannot be written.
     """
-    running = _Fit(model, task, options, checkpoints, progress)
-    running.begin()
-    while running.at.epoch <= options.epochs:
-        try:
-            running.do_epoch()
-        except UnusableLoss as unusable:
-            running.skip(unusable)
-    running.take_best()
+    with kept_memory():
+        running = _Fit(model, task, options, checkpoints, progress)
+        running.begin()
+        while running.at.epoch <= options.epochs:
+            try:
+                running.do_epoch()
+            except UnusableLoss as unusable:
+                running.skip(unusable)
+        running.take_best()
     at = running.at
     return Fitted(at.curve, at.skipped, at.num_tokens, at.flops, at.seconds)
 
