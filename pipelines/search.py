@@ -93,7 +93,7 @@ def without_test_labels(tokenized: Path, out: Path) -> Path:
     """Copy what training reads, without the rows of the test split, and return the copy."""
     shutil.copytree(tokenized, out, dirs_exist_ok=True, ignore=shutil.ignore_patterns("examples.parquet"))
     rows = pl.read_parquet(tokenized / "examples.parquet")
-    rows.filter(pl.col("split") != Split.TEST).write_parquet(out / "examples.parquet")
+    rows.filter(pl.col("split").is_in([Split.TRAIN, Split.VALID])).write_parquet(out / "examples.parquet")
     return out
 
 
