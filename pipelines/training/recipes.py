@@ -79,10 +79,15 @@ def data_size(tokenized: Path) -> DataSize:
 
 
 def choose(recipes: Sequence[Recipe], size: DataSize) -> Recipe:
-    """Return the first recipe for data of this size; the last one has no limits. Text is learned from where most items have one of their own, seen items where there are repeats."""
-    recipe = next(recipe for recipe in recipes if recipe.fits(size))
-    recipe = recipe.for_repeats() if size.repeats else recipe
-    return recipe if size.own_texts >= _MIN_OWN_TEXTS else recipe.without_text()
+    """Return the first recipe for data of this size; the last one has no limits.
+
+    One that learns from text is for items of which most have a text of their own; where nothing else is given, it is taken without. Seen items are learned where there are repeats.
+    """
+    fitting = [recipe for recipe in recipes if recipe.fits(size)]
+    has_texts = size.own_texts >= _MIN_OWN_TEXTS
+    without = fitting[0].without_text()
+    recipe = next((recipe for recipe in fitting if has_texts or not recipe.train.text_size), without)
+    return recipe.for_repeats() if size.repeats else recipe
 
 
 def describe(recipe: Recipe, size: DataSize) -> str:

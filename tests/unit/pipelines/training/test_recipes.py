@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.training.distill import DistillOptions
-from pipelines.training.recipes import DataSize, choose, read_recipes
+from pipelines.training.recipes import DataSize, Recipe, choose, read_recipes
 from pipelines.training.train import TrainOptions
 from services.errors import ConfigError
 
@@ -27,13 +27,21 @@ def test_the_size_of_the_data_chooses_the_recipe() -> None:
 
 
 def test_text_is_learned_from_where_items_have_texts_of_their_own_and_few_events() -> None:
-    """By both measures; without text, or with many events an item, the recipe is the one without the field."""
-    for size in (replace(SMALL, events=20_000), LARGE):
+    """By both measures, of each size: without text, or with many events an item, the recipe is the one that knows no text."""
+    for size in (replace(SMALL, events=20_000), replace(SMALL, events=20_000, mean_length=7.0), LARGE):
         bare, told = choose(read_recipes(), size), choose(read_recipes(), replace(size, own_texts=0.9))
         many = choose(read_recipes(), replace(size, events=100 * size.items, own_texts=0.9))
         assert told.train.text_size > 0
         assert (many.train, many.distill) == (bare.train, bare.distill)
-        assert told == replace(bare, train=replace(bare.train, text_size=told.train.text_size))
+        assert bare.train.text_size == 0
+
+
+def test_a_recipe_with_text_alone_is_taken_without() -> None:
+    """Where the items have none, and nothing else is given for data of this size."""
+    own = Recipe(train=TrainOptions(text_size=32, num_layers=3))
+
+    assert choose([own], SMALL).train == TrainOptions(num_layers=3)
+    assert choose([own], replace(SMALL, own_texts=0.9)).train == own.train
 
 
 def test_seen_items_are_learned_where_users_come_back_to_items() -> None:
