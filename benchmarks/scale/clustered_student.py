@@ -17,8 +17,8 @@ from models.student import Hop, StudentConfig, StudentModel
 from pipelines.publication.student_table import exact_top, export_student
 
 REQUESTS = "requests.npz"
-NUM_REQUESTS = 200
-_NUM_KNOWN = 400
+NUM_REQUESTS = 500
+_NUM_KNOWN = 1_000
 _HISTORY = 50
 _ITEMS_PER_GROUP, _GROUPS_PER_TOPIC = 50, 30
 _INTERESTS = (0.6, 0.3, 0.1)

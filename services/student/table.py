@@ -5,13 +5,16 @@
                            items.npy      (V,) int32: the item of each row
                            starts.npy     (C + 1,) int64: the first row of each cell, and V
                            centroids.npy  (C, D) float32: the mean embedding of each cell
-                           metric.npy     (D, D) float32: distances after this map decide an item's cell
+                           metric.npy     (D, D) float32: distances after this map decide an item's cell; the directions in which
+                                          states differ most are last
+                           leading.npy    (C, N) float32: the centroids after this map, in the last directions alone
+                           radii.npy      (C,) float32: how far the farthest row of each cell is from its centroid
                            search.json    how many rows a ranking scores, and the share of the exact top ten that it then finds
 
 The arrays are mapped into memory, so the gateways of one machine share them. An item's score does not depend on which others are scored: the state is
-rounded to integers so small that a float32 holds each product with a row exactly, and those with centroids are always computed together.
+rounded to integers so small that a float32 holds each product with a row exactly, and each product with a centroid is computed by itself.
 
-Shape suffixes: V items or rows, D hidden, C cells, L items of a history, R some rows.
+Shape suffixes: V items or rows, D hidden, C cells, N leading directions, L items of a history, R some rows.
 """
 
 import json
@@ -30,8 +33,14 @@ _EXACT_BELOW = 2**24
 """Integers of smaller size, and sums of them, are exact in float32."""
 _CHUNK = 2_048
 """Rows that are converted to float32 at a time: these fit the cache."""
-_ROWS_PER_WANTED = 256
-"""A longer list is looked for among more rows."""
+_CELLS_COMPARED = 4
+"""How many cells are compared whole, for each that is needed if all are of one size."""
+_FEW = 4
+"""Up to so many times `num_scored` allowed items are all scored: that costs less than to find the near ones among them."""
+_DEVIATIONS = 2.0
+"""A cell's best row is taken to be above its centroid by so many deviations of what a vector as long as the radius has along random directions."""
+_LIST, _GROWTH = 20, 0.3
+"""`num_scored` is for lists of up to so many items; it grows by this power of a longer one's length, which about keeps the share that is found."""
 _KINDS = {
     "rows": ("i1", 2),
     "scales": ("f4", 1),
@@ -39,13 +48,15 @@ _KINDS = {
     "starts": ("i8", 1),
     "centroids": ("f4", 2),
     "metric": ("f4", 2),
+    "leading": ("f4", 2),
+    "radii": ("f4", 1),
 }
 """By array: its type and its number of dimensions."""
 
 
 @dataclass(frozen=True, eq=False)
 class ItemTable:
-    """All items' embeddings. `num_scored` is about how many allowed rows a ranking scores, `recall` what it found so of the exact top ten."""
+    """All items' embeddings. `num_scored` is about how many rows a ranking scores, `recall` what it found so of the exact top ten."""
 
     rows_VD: np.ndarray
     scales_V: np.ndarray
@@ -53,6 +64,8 @@ class ItemTable:
     starts_C: np.ndarray
     centroids_CD: np.ndarray
     metric_DD: np.ndarray
+    leading_CN: np.ndarray
+    radii_C: np.ndarray
     num_scored: int
     recall: float
 
@@ -64,9 +77,19 @@ class ItemTable:
         return row_of_V
 
     @cached_property
+    def sizes_C(self) -> np.ndarray:
+        """The number of rows of each cell."""
+        return np.diff(self.starts_C)
+
+    @cached_property
     def cell_of_V(self) -> np.ndarray:
         """The cell of each row."""
-        return np.repeat(np.arange(len(self.centroids_CD), dtype=np.int32), np.diff(self.starts_C))
+        return np.repeat(np.arange(len(self.centroids_CD), dtype=np.int32), self.sizes_C)
+
+    @cached_property
+    def _leading_ND(self) -> np.ndarray:
+        """What a state's parts in the leading directions are made of."""
+        return np.linalg.inv(self.metric_DD.astype(np.float64))[-self.leading_CN.shape[1] :].astype(np.float32)
 
     def embedded(self, items_L: np.ndarray) -> np.ndarray:
         """Return the embeddings (L, D) float32 of these items."""
@@ -77,58 +100,98 @@ class ItemTable:
 
     def score(self, state_D: np.ndarray) -> np.ndarray:
         """Return the scores (V,) of all items by item index."""
-        return self._score_rows(state_D, self.centroids_CD @ state_D, self.row_of_V)
+        return self._score_rows(state_D, self.row_of_V)
 
     def best(self, state_D: np.ndarray, allowed_V: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Return at most `k` allowed items, best first (ties by index), and their scores; fewer only where fewer are allowed.
 
-        Where no more than `num_scored` items are allowed, the order is exact.
+        Where no more than four times `num_scored` items are allowed, the order is exact.
         """
-        num_scored, scores_C = max(self.num_scored, _ROWS_PER_WANTED * k), self.centroids_CD @ state_D
-        if np.count_nonzero(allowed_V) <= num_scored:
-            rows_R = self.row_of_V[np.flatnonzero(allowed_V)]
+        num_scored = max(k, round(self.num_scored * max(1, k / _LIST) ** _GROWTH))
+        num_allowed = int(np.count_nonzero(allowed_V))
+        num_hidden = len(allowed_V) - num_allowed
+        if num_allowed <= _FEW * num_scored:
+            rows_R = np.sort(self.row_of_V.take(np.flatnonzero(allowed_V)))
+        elif num_hidden <= (num_scored - k) // 2:
+            rows_R = self._rows_of(self._best_cells(state_D, num_scored))
         else:
-            rows_R = self._near_rows(scores_C, allowed_V, num_scored, max(1, k, num_scored // 2))
-        return _top(self.items_V[rows_R], self._score_rows(state_D, scores_C, rows_R), k)
+            rows_R = self._near_rows(state_D, allowed_V, num_scored, max(1, k, num_scored // 2))
+        scores_R = self._score_rows(state_D, rows_R)
+        places = _largest(scores_R, k + num_hidden)
+        items_R, scores_R = self.items_V.take(rows_R.take(places)), scores_R.take(places)
+        is_allowed_R = allowed_V.take(items_R)
+        return _top(items_R[is_allowed_R], scores_R[is_allowed_R], k)
 
-    def _near_rows(self, scores_C: np.ndarray, allowed_V: np.ndarray, num_scored: int, num_wanted: int) -> np.ndarray:
-        """Return the allowed rows of the best cells: of so many that they hold `num_scored` rows and, of these, `num_wanted` allowed ones.
+    def _near_rows(self, state_D: np.ndarray, allowed_V: np.ndarray, num_rows: int, num_wanted: int) -> np.ndarray:
+        """Return the allowed rows of the best cells: of so many that they hold `num_rows` rows and, of these, `num_wanted` allowed ones.
 
-        At least `num_wanted` are allowed, so the cells do not end before.
+        At least `num_wanted` are allowed, so there are enough cells.
         """
-        cells_C = np.argsort(-scores_C)
-        ends_C = np.cumsum(self.starts_C[cells_C + 1] - self.starts_C[cells_C])
-        found: list[np.ndarray] = []
-        num_found, first, until = 0, 0, num_scored
-        while num_found < num_wanted:
-            last = max(first, int(np.searchsorted(ends_C, until))) + 1
-            rows_R = self._rows_of(cells_C[first:last])
-            found.append(rows_R[allowed_V[self.items_V[rows_R]]])
-            num_found, first, until = num_found + len(found[-1]), last, 2 * until
-        return np.concatenate(found)
+        while True:
+            rows_R = self._rows_of(self._best_cells(state_D, num_rows))
+            found_R: np.ndarray = rows_R[allowed_V.take(self.items_V.take(rows_R))]
+            if len(found_R) >= num_wanted:
+                return found_R
+            num_rows = min(len(allowed_V), num_rows * (2 + num_wanted // (1 + len(found_R))))
+
+    def _best_cells(self, state_D: np.ndarray, num_rows: int) -> np.ndarray:
+        """Return the best cells, in the order of rows: so many that they hold `num_rows` rows.
+
+        They are looked for among the best by the leading directions: to read all centroids takes longer than to score the rows.
+        """
+        above_C = self.radii_C * np.float32(_DEVIATIONS * np.linalg.norm(state_D) / len(state_D) ** 0.5)
+        leading_C = self.leading_CN @ (self._leading_ND @ state_D) + above_C
+        num_cells = 1 + _CELLS_COMPARED * num_rows * len(leading_C) // len(self.items_V)
+        while True:
+            cells = _largest(leading_C, num_cells)
+            cells = cells[np.argsort(-(self._score_cells(state_D, cells) + above_C[cells]))]
+            ends = np.cumsum(self.sizes_C[cells])
+            if ends[-1] >= num_rows:
+                in_order: np.ndarray = np.sort(cells[: np.searchsorted(ends, num_rows) + 1])
+                return in_order
+            num_cells *= 2
+
+    def _score_cells(self, state_D: np.ndarray, cells: np.ndarray) -> np.ndarray:
+        """Return the scores of these cells' centroids, each as if it were alone."""
+        scores: np.ndarray = np.vecdot(self.centroids_CD.take(cells, axis=0), state_D)
+        return scores
 
     def _rows_of(self, cells: np.ndarray) -> np.ndarray:
         """Return the rows of these cells, cell by cell."""
-        starts, sizes = self.starts_C[cells], self.starts_C[cells + 1] - self.starts_C[cells]
+        starts, sizes = self.starts_C[cells], self.sizes_C[cells]
         ends = np.cumsum(sizes)
         rows_R: np.ndarray = np.repeat(starts - (ends - sizes), sizes) + np.arange(ends[-1])
         return rows_R
 
-    def _score_rows(self, state_D: np.ndarray, scores_C: np.ndarray, rows_R: np.ndarray) -> np.ndarray:
+    def _score_rows(self, state_D: np.ndarray, rows_R: np.ndarray) -> np.ndarray:
         limit = (_EXACT_BELOW - 1) // (_ROW_LIMIT * len(state_D))
         step = np.float32(np.abs(state_D).max() / limit) or np.float32(1.0)
         whole_D = np.rint(state_D / step)
-        dots_R = np.empty(len(rows_R), dtype=np.float32)
+        dots_R, chunk_RD = np.empty(len(rows_R), dtype=np.float32), np.empty((_CHUNK, len(state_D)), dtype=np.float32)
         for first in range(0, len(rows_R), _CHUNK):
-            chunk_RD = self.rows_VD.take(rows_R[first : first + _CHUNK], axis=0)
-            np.dot(chunk_RD.astype(np.float32), whole_D, out=dots_R[first : first + _CHUNK])
-        scores_R: np.ndarray = scores_C[self.cell_of_V[rows_R]] + dots_R * (self.scales_V[rows_R] * step)
+            own_RD = self.rows_VD.take(rows_R[first : first + _CHUNK], axis=0)
+            chunk_RD[: len(own_RD)] = own_RD
+            np.dot(chunk_RD[: len(own_RD)], whole_D, out=dots_R[first : first + _CHUNK])
+        cells_R, is_met_C = self.cell_of_V.take(rows_R), np.zeros(len(self.sizes_C), dtype=bool)
+        is_met_C[cells_R] = True
+        cells, scores_C = np.flatnonzero(is_met_C), np.empty(len(is_met_C), dtype=np.float32)
+        scores_C[cells] = self._score_cells(state_D, cells)
+        scores_R: np.ndarray = scores_C.take(cells_R) + dots_R * (self.scales_V.take(rows_R) * step)
         return scores_R
 
     def save(self, folder: Path) -> None:
         """Write the folder; one that exists is written anew."""
         folder.mkdir(exist_ok=True)
-        arrays = (self.rows_VD, self.scales_V, self.items_V, self.starts_C, self.centroids_CD, self.metric_DD)
+        arrays = (
+            self.rows_VD,
+            self.scales_V,
+            self.items_V,
+            self.starts_C,
+            self.centroids_CD,
+            self.metric_DD,
+            self.leading_CN,
+            self.radii_C,
+        )
         for name, array in zip(_KINDS, arrays, strict=True):
             np.save(folder / f"{name}.npy", array)
         self.save_search(folder)
@@ -140,19 +203,24 @@ class ItemTable:
 
 def load_table(folder: Path) -> ItemTable:
     """Map what `save` wrote. Raises BundleCorrupt naming the file."""
-    rows_VD, scales_V, items_V, starts_C, centroids_CD, metric_DD = (_mapped(folder, name) for name in _KINDS)
+    arrays = [_mapped(folder, name) for name in _KINDS]
+    rows_VD, scales_V, items_V, starts_C, centroids_CD, metric_DD, leading_CN, radii_C = arrays
     num_rows, size = rows_VD.shape
     _check(folder, "scales", len(scales_V) == num_rows)
     _check(folder, "items", len(items_V) == num_rows and _is_each_once(items_V))
     _check(folder, "centroids", centroids_CD.shape[1] == size)
-    _check(folder, "metric", metric_DD.shape == (size, size))
+    _check(folder, "metric", metric_DD.shape == (size, size) and _is_invertible(metric_DD))
+    _check(folder, "radii", len(radii_C) == len(centroids_CD))
+    _check(folder, "leading", len(leading_CN) == len(centroids_CD) and 0 < leading_CN.shape[1] <= size)
     _check(folder, "starts", len(starts_C) == len(centroids_CD) + 1 and _are_starts(starts_C, num_rows))
     try:
         search = json.loads((folder / _SEARCH).read_text())
         num_scored, recall = int(search["num_scored"]), float(search["recall@10"])
     except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise BundleCorrupt(f"{folder / _SEARCH}: does not describe a search ({error})") from error
-    return ItemTable(rows_VD, scales_V, items_V, starts_C, centroids_CD, metric_DD, num_scored, recall)
+    return ItemTable(
+        rows_VD, scales_V, items_V, starts_C, centroids_CD, metric_DD, leading_CN, radii_C, num_scored, recall
+    )
 
 
 def quantized(own_VD: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -164,11 +232,18 @@ def quantized(own_VD: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _top(items_R: np.ndarray, scores_R: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the `k` best items, ties by index, and their scores."""
-    if 0 < k < len(scores_R):
-        places = np.flatnonzero(scores_R >= np.partition(scores_R, len(scores_R) - k)[len(scores_R) - k])
-        items_R, scores_R = items_R[places], scores_R[places]
+    places = _largest(scores_R, k)
+    items_R, scores_R = items_R[places], scores_R[places]
     order = np.lexsort((items_R, -scores_R))[:k]
     return items_R[order], scores_R[order]
+
+
+def _largest(scores: np.ndarray, num: int) -> np.ndarray:
+    """Return the places of the `num` largest scores, and of those that equal the least of them."""
+    if num >= len(scores):
+        return np.arange(len(scores))
+    place = len(scores) - max(1, num)
+    return np.flatnonzero(scores >= np.partition(scores, place)[place])
 
 
 def _mapped(folder: Path, name: str) -> np.ndarray:
@@ -195,3 +270,7 @@ def _is_each_once(items_V: np.ndarray) -> bool:
 
 def _are_starts(starts_C: np.ndarray, num_rows: int) -> bool:
     return bool(starts_C[0] == 0 and starts_C[-1] == num_rows and (np.diff(starts_C) >= 0).all())
+
+
+def _is_invertible(metric_DD: np.ndarray) -> bool:
+    return bool(np.isfinite(metric_DD).all() and np.linalg.matrix_rank(metric_DD) == len(metric_DD))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from models.registry import BundleStore
-from models.student import Hop, read_student
+from models.student import Hop, StudentModel, read_student
 from pipelines.codes.append import append_items
 from pipelines.codes.options import CodesOptions
 from pipelines.data.examples import Split, read_cases
@@ -18,7 +18,6 @@ from pipelines.publication import student_table
 from pipelines.publication.bundle import optimize
 from pipelines.training.distill import StudentScorer
 from services.errors import BundleCorrupt
-from services.student import table as item_table
 from services.student.ranker import StudentRanker, load_student
 from services.student.table import TABLE, load_table
 from tests.support.training.students import random_student
@@ -30,7 +29,6 @@ def small_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make a table for the ring's thirty items, of which few rows may be scored."""
     monkeypatch.setattr(student_table, "_MAX_SCORED_WHOLE", 10)
     monkeypatch.setattr(student_table, "_LEAST_SCORED", 4)
-    monkeypatch.setattr(item_table, "_ROWS_PER_WANTED", 1)
 
 
 def test_a_table_finds_the_trained_students_top_ten(built: Built, tmp_path: Path) -> None:
@@ -54,12 +52,10 @@ def test_a_table_finds_the_trained_students_top_ten(built: Built, tmp_path: Path
     )
 
 
-def test_fewer_rows_suffice_where_items_are_in_cells(tmp_path: Path) -> None:
-    """The search scores a part of a clustered catalogue, and all of a long list is found too."""
-    rng = np.random.default_rng(0)
+def clustered_student(rng: np.random.Generator) -> StudentModel:
+    """Return a student whose 2,000 items are in forty groups, and whose states are near its histories' items."""
     student = random_student(num_items=2_000)
-    centres_CD = 2 * rng.standard_normal((40, 16))
-    rows_VD = np.repeat(centres_CD, 50, axis=0) + rng.standard_normal((2_000, 16))
+    rows_VD = np.repeat(2 * rng.standard_normal((40, 16)), 50, axis=0) + rng.standard_normal((2_000, 16))
     with torch.no_grad():
         student.embedding.weight[1:] = torch.from_numpy(rows_VD)
         student.norm.weight.fill_(1.0)
@@ -67,7 +63,13 @@ def test_fewer_rows_suffice_where_items_are_in_cells(tmp_path: Path) -> None:
             assert isinstance(hop, Hop)
             hop.output.weight *= 0.01
             hop.down.weight *= 0.01
-    histories = [rng.integers(0, 2_000, 8) for _ in range(60)]
+    return student
+
+
+def test_fewer_rows_suffice_where_items_are_in_cells(tmp_path: Path) -> None:
+    """The search scores a part of a clustered catalogue, and all of a long list is found too."""
+    rng = np.random.default_rng(0)
+    student, histories = clustered_student(rng), [rng.integers(0, 2_000, 8) for _ in range(60)]
 
     table = student_table.export_student(student, histories, tmp_path)
 
@@ -76,6 +78,42 @@ def test_fewer_rows_suffice_where_items_are_in_cells(tmp_path: Path) -> None:
     assert table.num_scored < 1_000
     indices, _ = StudentRanker(tmp_path / "student.onnx").rank([1, 2], np.ones(2_000, dtype=bool), 1_500)
     assert len(set(indices.tolist())) == 1_500
+
+
+def test_where_all_rows_find_less_than_the_aim_as_much_is_found_but_a_margin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The aim cannot be reached, so the fewest rows are scored that lose no more than the margin on what all rows find."""
+    monkeypatch.setattr(student_table, "_AIM", 1.1)
+    rng = np.random.default_rng(0)
+    student, histories = clustered_student(rng), [rng.integers(0, 2_000, 8) for _ in range(60)]
+
+    table = student_table.export_student(student, histories, tmp_path)
+
+    assert table is not None
+    everything = replace(table, num_scored=2_000)
+    ranker, allowed = StudentRanker(tmp_path / "student.onnx"), np.ones((60, 2_000), dtype=bool)
+    for mask, history in zip(allowed, histories, strict=True):
+        mask[history] = False
+    found = [
+        everything.best(ranker.state(history.tolist()), mask, 10)[0]
+        for mask, history in zip(allowed, histories, strict=True)
+    ]
+    assert student_table.recall(found, student_table.exact_top(student, histories)) - table.recall <= 0.005
+    assert table.num_scored < 2_000
+
+
+def test_an_item_is_in_the_cell_that_is_nearest_to_it() -> None:
+    """The search by groups of cells finds what a search of all cells does, for nearly all items."""
+    rng = np.random.default_rng(0)
+    rows_VD = np.repeat(rng.standard_normal((50, 8)), 40, axis=0) + 0.5 * rng.standard_normal((2_000, 8))
+    rows_VD = rows_VD.astype(np.float32)
+    centroids_CD = rows_VD[rng.choice(2_000, 150, replace=False)]
+
+    cells = student_table._nearest_cells(rows_VD, centroids_CD)
+
+    nearest = ((rows_VD[:, None] - centroids_CD) ** 2).sum(axis=2).argmin(axis=1)
+    assert (cells == nearest).mean() >= 0.95
 
 
 def test_a_table_that_finds_too_little_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
