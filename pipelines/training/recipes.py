@@ -178,8 +178,9 @@ def _with_epochs(options: Any, option: str, epochs: int | None) -> Any:
     if epochs is None:
         return options
     if epochs < 1:
-        usual = options.fit.epochs
-        raise ConfigError(f"{option}: {epochs} epochs train nothing; give at least 1 (usual: {usual})")
+        raise ConfigError(
+            f"{option}: {epochs} epochs train nothing; give at least 1, or leave it out for the recipe's number"
+        )
     return replace(options, fit=replace(options.fit, epochs=epochs))
 
 

@@ -60,7 +60,11 @@ def store(tmp_path: Path) -> BundleStore:
     ("arguments", "settings", "words"),
     [
         (["status"], {"http_port": "eighty"}, "TAILRACE_HTTP_PORT"),
-        (["pipeline", "--epochs", "0"], {}, "error: --epochs: 0 epochs train nothing; give at least 1 (usual: 25)"),
+        (
+            ["pipeline", "--epochs", "0"],
+            {},
+            "error: --epochs: 0 epochs train nothing; give at least 1, or leave it out for the recipe's number",
+        ),
         (["promote", "v9"], {}, "no bundle v9"),
         (["rollback"], {}, "no earlier version"),
         (["explain", "r", "--ca-file", "none.pem"], {}, "error: --ca-file: none.pem"),
