@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, Route, expect
+from playwright.sync_api import APIResponse, Browser, Page, Route, expect
 
 from services.gateway.drills import DrillTarget
 from tests.support.gateway.browser import FAINT, NAMELESS, STRUCTURE, TOO_WIDE, chromium, quiet_page
@@ -159,6 +159,30 @@ def test_switching_parts_off_shifts_the_tiers(page: Page, browser: Browser, stac
     page.get_by_role("switch", name="Feature store").click()
     until_tier(page, "Language model")
     expect(page.locator("#history > li")).to_have_count(NUM_CLICKS)
+
+
+def test_a_history_read_before_the_store_was_switched_off_is_not_shown_after(page: Page, stack: Stack) -> None:
+    """The answer may be under way when the switch is turned: the page goes on saying that the store is unavailable."""
+    choose(page, known_user(stack))
+    until_tier(page, "Language model")
+    held: list[tuple[Route, APIResponse]] = []
+    page.route("**/console/history**", lambda route: held.append((route, route.fetch())))
+
+    page.get_by_role("switch", name="Language model").click()
+    while not held:
+        page.wait_for_timeout(50)
+    page.get_by_role("switch", name="Feature store").click()
+    expect(page.locator("#history-note")).to_contain_text("The feature store is unavailable")
+    (route, read), *_ = held
+    with page.expect_response("**/console/history**"):
+        route.fulfill(response=read)
+    page.wait_for_timeout(200)
+
+    expect(page.locator("#history-note")).to_contain_text("The feature store is unavailable")
+    page.unroute("**/console/history**")
+    for name in ("Language model", "Feature store"):
+        page.get_by_role("switch", name=name).click()
+    until_tier(page, "Language model")
 
 
 def test_the_sliders_set_deadline_and_load(page: Page) -> None:

@@ -68,7 +68,8 @@ export class Session extends EventTarget {
     }
     try {
       const history = await get(`/console/history?user_id=${encodeURIComponent(this.userId)}`)
-      if (generation === this.#generation) this.#emit("history", { history })
+      // An answer from before the store was switched off comes too late to be shown.
+      if (generation === this.#generation && !this.isStoreOff) this.#emit("history", { history })
     } catch (error) {
       if (generation === this.#generation) this.#emit("history", { error })
     }
