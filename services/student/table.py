@@ -110,14 +110,15 @@ class ItemTable:
         num_scored = max(k, round(self.num_scored * max(1, k / _LIST) ** _GROWTH))
         num_allowed = int(np.count_nonzero(allowed_V))
         num_hidden = len(allowed_V) - num_allowed
+        num_best = k  # the best rows by score that are sure to hold the best allowed ones
         if num_allowed <= _FEW * num_scored:
             rows_R = np.sort(self.row_of_V.take(np.flatnonzero(allowed_V)))
         elif num_hidden <= (num_scored - k) // 2:
-            rows_R = self._rows_of(self._best_cells(state_D, num_scored))
+            rows_R, num_best = self._rows_of(self._best_cells(state_D, num_scored)), k + num_hidden
         else:
             rows_R = self._near_rows(state_D, allowed_V, num_scored, max(1, k, num_scored // 2))
         scores_R = self._score_rows(state_D, rows_R)
-        places = _largest(scores_R, k + num_hidden)
+        places = _largest(scores_R, num_best)
         items_R, scores_R = self.items_V.take(rows_R.take(places)), scores_R.take(places)
         is_allowed_R = allowed_V.take(items_R)
         return _top(items_R[is_allowed_R], scores_R[is_allowed_R], k)

@@ -27,7 +27,7 @@ def ready_batches(makes: Sequence[MakeBatch], device: torch.device) -> Iterator[
     The thread makes at most two batches more than were taken, and has ended when the block ends.
     """
     if not is_worth_it(device):
-        yield (make().to(device) for make in makes)
+        yield (_ready(make, device) for make in makes)
         return
     with ThreadPoolExecutor(1, thread_name_prefix="batches") as thread:
         yield _made_ahead(makes, device, thread)
