@@ -1,41 +1,54 @@
-"""What overload does: the stack's own capacity, then multiples of it, open loop, over REST and gRPC.
+"""What overload does: the stack's own capacity, then multiples of it, open loop, by door and priority.
 
-    python -m benchmarks.overload --json OUT [--multiples 0.5 1 2 4] [--seconds 5] [--deadline-ms 200] [--url ...] [--grpc ...]
+    python -m benchmarks.overload --json OUT [--multiples 0.5 1 2 5] [--seconds 5] [--deadline-ms 200] [--url ...] [--grpc ...]
 
-Uses the running stack; `--up` starts one and stops it afterwards. The capacity is what callers get in time that each send their
-next request when the last has returned. Latency counts from the intended departure. Refusals are counted by who refused.
+`--up` starts a stack with a key for each priority and stops it afterwards; otherwise the running one is called without a key, which is
+normal priority. The capacity of a door is what callers of normal priority get in time that each send their next request when the last has
+returned. After the last multiple, the first is measured again five seconds later (`is_after_overload`). Latency counts from the intended
+departure. Refusals are counted by who refused.
 """
 
 import argparse
 import asyncio
+import tempfile
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 from benchmarks.load.audience import find_audience
 from benchmarks.load.clients import GrpcClient, RestClient
 from benchmarks.load.command import about_run, above_zero, at_least_one, report_parser, write_report
+from benchmarks.load.keys import write_caller_keys
 from benchmarks.load.open_loop import RequestOutcome, Send, percentile, run_load, summary
 from benchmarks.load.own_stack import add_stack_options, require_ready, stack_for
+from services.contracts.access import Priority
 from services.settings.settings import Settings, load_settings
 
 NUM_CALLERS = 32
-PAUSE_S = 3.0
-"""Between cases, so that each begins calm."""
+PAUSE_S = 5.0
+"""Between cases: the time after which a stack that was overloaded must be calm again."""
 
 
 def main() -> None:
     """Measure, print a table, write the JSON."""
     settings = load_settings()
     options = _options(settings)
-    with stack_for(settings, is_started=options.up):
-        report = asyncio.run(_measure(options))
+    keys: Mapping[Priority, str] = {Priority.NORMAL: ""}
+    with tempfile.TemporaryDirectory() as folder:
+        if options.up:
+            keys_file = Path(folder) / "keys.json"
+            keys = write_caller_keys(keys_file).by_priority
+            settings = settings.model_copy(update={"api_keys_file": keys_file})
+        with stack_for(settings, is_started=options.up):
+            report = asyncio.run(_measure(options, keys))
     write_report(options.json, report)
 
 
 def _options(settings: Settings) -> argparse.Namespace:
     parser = report_parser(__doc__)
-    parser.add_argument("--multiples", type=above_zero, nargs="+", default=[0.5, 1.0, 2.0, 4.0], help="of the capacity")
+    parser.add_argument("--multiples", type=above_zero, nargs="+", default=[0.5, 1.0, 2.0, 5.0], help="of the capacity")
     parser.add_argument("--seconds", type=above_zero, default=5.0, help="per case")
     parser.add_argument("--deadline-ms", type=at_least_one, default=200)
     add_stack_options(parser, settings)
@@ -43,23 +56,35 @@ def _options(settings: Settings) -> argparse.Namespace:
     return parser.parse_args()
 
 
-async def _measure(options: argparse.Namespace) -> dict[str, Any]:
+async def _measure(options: argparse.Namespace, keys: Mapping[Priority, str]) -> dict[str, Any]:
     rows = []
-    async with RestClient(*options.url) as rest, GrpcClient(options.grpc) as rpc:
-        await require_ready(rest)
-        audience = await find_audience(rest)
-        asks = audience.asks("mixed")
+    async with AsyncExitStack() as closing:
+        host, port = options.url
+        rest = {one: await closing.enter_async_context(RestClient(host, port, key)) for one, key in keys.items()}
+        rpc = {one: await closing.enter_async_context(GrpcClient(options.grpc, key)) for one, key in keys.items()}
+        await require_ready(rest[Priority.NORMAL])
+        asks = (await find_audience(rest[Priority.NORMAL])).asks("mixed")
         assert asks is not None
-        for door, caller in (("rest", rest), ("grpc", rpc)):
 
-            def send(number: int, caller: RestClient | GrpcClient = caller) -> Awaitable[RequestOutcome]:
+        def sender(caller: RestClient | GrpcClient) -> Send:
+            def send(number: int) -> Awaitable[RequestOutcome]:
                 return caller.recommend({**asks(number), "deadline_ms": options.deadline_ms})
 
-            capacity_rps = await _capacity_rps(send, options)
+            return send
+
+        for door, callers in (("rest", rest), ("grpc", rpc)):
+            capacity_rps = await _capacity_rps(sender(callers[Priority.NORMAL]), options)
             print(f"{door:5} capacity {capacity_rps:.0f}/s", flush=True)
-            for multiple in options.multiples:
-                await asyncio.sleep(PAUSE_S)
-                rows.append(await _row(send, door, multiple, capacity_rps, options))
+            for priority in sorted(callers):
+                for place, multiple in enumerate([*options.multiples, options.multiples[0]]):
+                    await asyncio.sleep(PAUSE_S)
+                    case = {
+                        "door": door,
+                        "priority": priority.name.lower(),
+                        "multiple": multiple,
+                        "is_after_overload": place == len(options.multiples),
+                    }
+                    rows.append(await _row(sender(callers[priority]), case, capacity_rps, options))
     return {**about_run("overload"), "rows": rows}
 
 
@@ -78,17 +103,14 @@ async def _capacity_rps(send: Send, options: argparse.Namespace) -> float:
     return num_in_time / (time.perf_counter() - started_s)
 
 
-async def _row(
-    send: Send, door: str, multiple: float, capacity_rps: float, options: argparse.Namespace
-) -> dict[str, Any]:
-    rate_rps = multiple * capacity_rps
+async def _row(send: Send, case: dict[str, Any], capacity_rps: float, options: argparse.Namespace) -> dict[str, Any]:
+    rate_rps = case["multiple"] * capacity_rps
     load = await run_load(send, rate_rps, max(1, round(rate_rps * options.seconds)))
     found = summary(load, rate_rps, options.deadline_ms)
     answered_ms = [shot.latency_ms for shot in load.shots if shot.outcome.is_ok]
     refused_ms = [shot.latency_ms for shot in load.shots if not shot.outcome.is_ok]
     row: dict[str, Any] = {
-        "door": door,
-        "multiple": multiple,
+        **case,
         "capacity_rps": round(capacity_rps, 1),
         "refused": round(len(refused_ms) / len(load.shots), 5),
         "answered_p99_ms": round(percentile(answered_ms, 0.99), 2) if answered_ms else None,
@@ -96,7 +118,7 @@ async def _row(
         **found,
     }
     print(
-        f"{door:5} x{multiple:<4} {rate_rps:6.0f}/s  in time {row['goodput_rps']:7.1f}/s ({100 * row['deadline_met']:5.1f} %)"
+        f"{case['door']:5} {case['priority']:6} x{case['multiple']:<4} {rate_rps:6.0f}/s  in time {row['goodput_rps']:7.1f}/s ({100 * row['deadline_met']:5.1f} %)"
         f"  refused {100 * row['refused']:5.2f} %  p99 answered {row['answered_p99_ms']} refused {row['refused_p99_ms']} ms"
         f"  cpu {row['generator_cpu_share']:.2f} late {row['generator_late_p99_ms']}  {row['tiers']} {row['reasons']}",
         flush=True,

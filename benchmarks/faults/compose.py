@@ -15,6 +15,7 @@ from urllib.parse import quote
 from benchmarks.faults.kinds import Fault, kill, nothing
 from benchmarks.faults.scene import HOST, Scene, called_scene
 from benchmarks.load.clients import RestClient
+from benchmarks.load.keys import CallerKeys
 from benchmarks.load.scoring import tier_weights
 from services.contracts.access import Priority
 from services.errors import EnvironmentFault
@@ -98,8 +99,8 @@ async def compose_scene(project: str, key: str) -> AsyncIterator[Scene]:
 
         rows = (await _console(rest, "bundle"))["quality"]["rows"]
         weights = tier_weights({"metrics": {row["model"]: {"ndcg@10": row["ndcg_at_10"]} for row in rows}})
-        keys = dict.fromkeys(Priority, key)
-        scene = await called_scene(closing, settings, processes, {}, keys, key, weights, num_events)
+        keys = CallerKeys(dict.fromkeys(Priority, key), operator=key)
+        scene = await called_scene(closing, settings, processes, {}, keys, weights, num_events)
         yield replace(scene, healthy_within_s=_HEALTHY_WITHIN_S)
 
 

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,16 +27,16 @@ from benchmarks.faults.processes import StackProcesses
 from benchmarks.faults.tcp_proxy import Slowness, TcpProxy
 from benchmarks.load.audience import Audience, find_audience
 from benchmarks.load.clients import Caller, GrpcClient, ProductCaller, RestClient
+from benchmarks.load.keys import CallerKeys, write_caller_keys
 from benchmarks.load.scoring import tier_weights
 from infra.local.commands.down import stop_stack
 from infra.local.supervisor.ports import free_window
 from infra.local.supervisor.stackfile import StackFile
 from models.registry import BundleStore
-from services.contracts.access import Priority, Scope
+from services.contracts.access import Priority
 from services.errors import EnvironmentFault
 from services.features.reader import FeatureReader
 from services.features.repo import RepoAddress
-from services.gateway.access.keys import KeysFile, StoredHash, StoredKey, hash_of, make_key, write_keys
 from services.settings.settings import Settings, inherited_environment
 from tailrace_client import AsyncClient, CallOptions
 
@@ -163,9 +163,8 @@ async def started_scene(
     wires: dict[str, TcpProxy],
 ) -> Scene:
     """Start the stack that the module `command` runs, with keys of its own, and return it with its callers. Raises EnvironmentFault."""
-    keys = {priority: make_key() for priority in Priority}
-    operator_key = make_key()
-    _write_keys(settings, keys, operator_key)
+    assert settings.api_keys_file is not None
+    keys = write_caller_keys(settings.api_keys_file)
     child = _spawn(settings, command)
     closing.push_async_callback(asyncio.to_thread, _stop, settings, child)
     await _until_ready(settings, child)
@@ -176,7 +175,7 @@ async def started_scene(
     async def num_events(user_id: str) -> int:
         return (await features.read(user_id, "", _READ_S)).num_events
 
-    return await called_scene(closing, settings, processes, wires, keys, operator_key, weights, num_events)
+    return await called_scene(closing, settings, processes, wires, keys, weights, num_events)
 
 
 async def called_scene(
@@ -184,20 +183,19 @@ async def called_scene(
     settings: Settings,
     processes: Processes,
     wires: dict[str, TcpProxy],
-    keys: Mapping[Priority, str],
-    operator_key: str,
+    keys: CallerKeys,
     weights: dict[str, float],
     num_events: Callable[[str], Awaitable[int]],
 ) -> Scene:
     """Return a running stack, at the doors of these settings, with its callers."""
-    doors = {priority: await _callers(closing, settings, priority, key) for priority, key in keys.items()}
+    doors = {priority: await _callers(closing, settings, priority, key) for priority, key in keys.by_priority.items()}
     once = CallOptions(retry_reserve=0)  # a repeated event would not show when the first of them was accepted again
     host, port = settings.http_host, settings.http_port
-    events = AsyncClient(f"http://{host}:{port}", api_key=keys[Priority.HIGH], options=once)
+    events = AsyncClient(f"http://{host}:{port}", api_key=keys.by_priority[Priority.HIGH], options=once)
     await closing.enter_async_context(events)
-    probe = await closing.enter_async_context(RestClient(host, port, keys[Priority.HIGH]))
+    probe = await closing.enter_async_context(RestClient(host, port, keys.by_priority[Priority.HIGH]))
     audience = await find_audience(probe, map(str, range(1, _USERS_TO_TRY)))
-    return Scene(settings, wires, processes, doors, operator_key, events, probe, audience, weights, num_events)
+    return Scene(settings, wires, processes, doors, keys.operator, events, probe, audience, weights, num_events)
 
 
 async def _callers(closing: AsyncExitStack, settings: Settings, priority: Priority, key: str) -> tuple[Caller, ...]:
@@ -228,18 +226,6 @@ def _settings(scratch: Path, first: int, given: dict[str, Any]) -> Settings:
         llm_routing="always",
         **given,
     )
-
-
-def _write_keys(settings: Settings, keys: dict[Priority, str], operator_key: str) -> None:
-    callers = frozenset({Scope.RECOMMEND, Scope.EVENTS})
-    stored = [_stored(priority.name.lower(), key, callers, priority) for priority, key in keys.items()]
-    stored.append(_stored("operator", operator_key, frozenset(Scope), Priority.NORMAL))
-    assert settings.api_keys_file is not None
-    write_keys(settings.api_keys_file, KeysFile(keys=tuple(stored)))
-
-
-def _stored(key_id: str, key: str, scopes: frozenset[Scope], priority: Priority) -> StoredKey:
-    return StoredKey(id=key_id, hashes=(StoredHash(sha256=hash_of(key)),), scopes=scopes, priority=priority)
 
 
 async def _until_ready(settings: Settings, child: "subprocess.Popen[bytes]") -> None:
