@@ -31,7 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--state", type=Path, help="state folder of the tests' stack, kept afterwards (default: a new one)"
     )
-    parser.addoption("--foreign-inputs", type=int, help="inputs of each parser in -m grid (default: 300)")
+    parser.addoption("--foreign-inputs", type=int, help="inputs of each parser in -m grid (default: 3,000)")
     parser.addoption("--stack", choices=("embedded", "compose"), default="embedded", help="what e2e tests run against")
     parser.addoption("--project", help="compose: the project, whose volumes are kept afterwards (default: a new one)")
     parser.addoption("--compose-override", type=Path, action="append", default=[], help="compose: one more file")
