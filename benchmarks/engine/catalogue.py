@@ -47,10 +47,10 @@ class CodeTrie:
 
 
 def mask_scores(trie: CodeTrie, tokens_BL: np.ndarray, scores_BV: Tensor) -> Tensor:
-    """Return log-probabilities over the level's codes, as our engine scores them; -inf for codes that lead to no item."""
+    """Return log-probabilities over the level's codes that lead to an item, as our engine scores them; -inf for the others."""
     first = trie.token_offsets[tokens_BL.shape[1]]
     codes = slice(first, first + trie.level_size)
     allowed_BS = torch.from_numpy(trie.allowed(tokens_BL)).to(scores_BV.device)
     masked_BV = torch.full_like(scores_BV, -torch.inf)
-    masked_BV[:, codes] = scores_BV[:, codes].log_softmax(-1).masked_fill(~allowed_BS, -torch.inf)
+    masked_BV[:, codes] = scores_BV[:, codes].masked_fill(~allowed_BS, -torch.inf).log_softmax(-1)
     return masked_BV

@@ -10,7 +10,7 @@ N items that the teacher named.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -20,6 +20,13 @@ _CHUNK_ROWS, _CHUNK_SCORES = 512, 1 << 20
 _TINY = 1e-38
 PENALTY = 1e4
 """Taken off the score of a masked item per position of distance: finite, so that 0 times it is 0."""
+
+
+class LeftOut(Protocol):
+    """What takes no part in the softmax of each token."""
+
+    def penalty(self, rows: slice) -> Tensor:
+        """Return (C, V) for these tokens: 0, or far below 0 where left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +85,12 @@ def catalogue_loss(
     hidden_TD: Tensor,
     head_VD: Tensor,
     labels_T: Tensor,
-    seen: SeenItems | None = None,
+    left_out: LeftOut | None = None,
     teacher: Teacher | TaughtItems | None = None,
 ) -> Tensor:
-    """Return the mean cross-entropy (a scalar) of softmax(hidden @ head.T) against the labels, mixed with the teacher's."""
+    """Return the mean cross-entropy (a scalar) of softmax(hidden @ head.T) against the labels, mixed with the teacher's. No label is left out."""
     with torch.autocast(hidden_TD.device.type, enabled=False):  # gradients of the scores need fp32
-        loss: Tensor = _FusedLoss.apply(hidden_TD.float(), head_VD, labels_T, seen, teacher)  # type: ignore[no-untyped-call]
+        loss: Tensor = _FusedLoss.apply(hidden_TD.float(), head_VD, labels_T, left_out, teacher)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -96,7 +103,7 @@ class _FusedLoss(torch.autograd.Function):
         hidden_TD: Tensor,
         head_VD: Tensor,
         labels_T: Tensor,
-        seen: SeenItems | None,
+        left_out: LeftOut | None,
         teacher: Teacher | TaughtItems | None,
     ) -> Tensor:
         grad_hidden_TD, grad_head_VD = torch.empty_like(hidden_TD), torch.zeros_like(head_VD)
@@ -104,7 +111,7 @@ class _FusedLoss(torch.autograd.Function):
         size = max(1, min(_CHUNK_ROWS, _CHUNK_SCORES // len(head_VD)))
         for start in range(0, len(labels_T), size):
             rows = slice(start, start + size)
-            penalty_CV = None if seen is None else seen.penalty(rows)
+            penalty_CV = None if left_out is None else left_out.penalty(rows)
             scores_CV = _scores(hidden_TD[rows], head_VD, penalty_CV)
             taught_CV = None if teacher is None else teacher.share(rows, penalty_CV, scores_CV)
             loss, error_CV = _loss_and_error(scores_CV, labels_T[rows], taught_CV)

@@ -31,6 +31,7 @@ from pipelines.data.examples import Split, read_cases, read_labelled_sequences, 
 from pipelines.evaluation.metrics import ndcg, rank_labels
 from pipelines.runner.stage import Progress
 from pipelines.training.beam_scoring import decoder_scorer
+from pipelines.training.code_paths import CodePaths
 from pipelines.training.dense import hidden_states
 from pipelines.training.fit.batches import IGNORED, Batch, batch_windows, cut_windows
 from pipelines.training.fit.checkpoints import Checkpoints
@@ -99,6 +100,7 @@ def train(
     samples = options.sample_items and catalogue.depth == 1  # a level of deeper codes is small
     sampler = ItemSampler(catalogue.popularity, options.sample_items) if samples else None
     num_compared = 1 + options.sample_items if sampler else sum(catalogue.level_sizes) // catalogue.depth
+    paths = CodePaths(catalogue, device) if catalogue.depth > 1 else None
     encoder = None
     if options.text_size:
         encoder = add_text(decoder, catalogue, read_texts(tokenized), options.text_size)
@@ -107,7 +109,7 @@ def train(
 
     def loss(batch: Batch) -> Loss:
         with parametrize.cached():  # rows with a part from text are computed once for input and output
-            return next_token_loss(decoder, catalogue, batch, mask_seen=mask_seen, sampler=sampler)
+            return next_token_loss(decoder, catalogue, batch, mask_seen=mask_seen, sampler=sampler, paths=paths)
 
     def flops(batch: Batch, num_labels: int) -> int:
         return training_flops(decoder.config, batch.lengths, num_labels * num_compared)
@@ -163,23 +165,24 @@ def begin_warm(start: WarmStart, decoder: Decoder, catalogue: Catalogue, options
 
 
 def next_token_loss(
-    decoder: Decoder, catalogue: Catalogue, batch: Batch, *, mask_seen: bool, sampler: ItemSampler | None = None
+    decoder: Decoder,
+    catalogue: Catalogue,
+    batch: Batch,
+    *,
+    mask_seen: bool,
+    sampler: ItemSampler | None = None,
+    paths: CodePaths | None = None,
 ) -> Loss:
-    """Return the mean cross-entropy over all positions, each against the codes of its own level only, and their number."""
+    """Return the mean cross-entropy over all positions, and their number. `paths` are those of a catalogue of codes deeper than 1, which neither masks nor samples."""
     tokens_BL, labels_BL = batch.tokens, batch.labels
     hidden_BLD = hidden_states(decoder, tokens_BL).view(*tokens_BL.shape, -1)
-    level_L = torch.arange(tokens_BL.shape[1], device=tokens_BL.device) % catalogue.depth
-    losses, num_labels = [], 0
-    for level, (first, size) in enumerate(zip(catalogue.token_offsets, catalogue.level_sizes, strict=True)):
-        codes_BL = torch.where(labels_BL == IGNORED, IGNORED, labels_BL - first)
-        codes_BL[:, level_L != level] = IGNORED
-        head_VD = decoder.head_weight_VD[first : first + size]
-        loss, number = position_loss(
-            hidden_BLD, head_VD, codes_BL, batch.is_label, mask_seen=mask_seen, sampler=sampler
-        )
-        losses.append(loss)
-        num_labels += number
-    return torch.stack(losses).mean(), num_labels
+    if paths is not None:
+        return paths.loss(hidden_BLD, decoder.head_weight_VD, batch)
+    assert catalogue.depth == 1, "deeper codes have paths"
+    (first,), (size,) = catalogue.token_offsets, catalogue.level_sizes
+    items_BL = torch.where(labels_BL == IGNORED, IGNORED, labels_BL - first)
+    head_VD = decoder.head_weight_VD[first : first + size]
+    return position_loss(hidden_BLD, head_VD, items_BL, batch.is_label, mask_seen=mask_seen, sampler=sampler)
 
 
 def new_decoder(catalogue: Catalogue, options: TrainOptions) -> Decoder:

@@ -60,7 +60,7 @@ def build_engine(decoder: Decoder, items: ItemCodes | None, **knobs: Any) -> Eng
 def exhaustive_ranking(
     decoder: Decoder, items: ItemCodes, prompt: list[int], allowed: np.ndarray, k: int
 ) -> tuple[list[int], np.ndarray]:
-    """Score every item by spelling it densely after the prompt; best first, ties by index."""
+    """Score every item by spelling it densely after the prompt, each code among those of items with the same codes before; best first, ties by index."""
     scores = np.full(len(items.codes), -np.inf)
     with torch.inference_mode():
         for code in {tuple(code) for code in items.codes.tolist()}:
@@ -69,8 +69,10 @@ def exhaustive_ranking(
             hidden = hidden_of(decoder, tokens)[len(prompt) - 1 :]
             total = 0.0
             for level, (offset, size) in enumerate(zip(items.token_offsets, items.level_sizes, strict=True)):
-                logp = (hidden[level] @ decoder.head_weight_VD[offset : offset + size].T).log_softmax(-1)
-                total += float(logp[code[level]])
+                logits = hidden[level] @ decoder.head_weight_VD[offset : offset + size].T
+                below = items.codes[(items.codes[:, :level] == code[:level]).all(axis=1)]
+                nodes = below[:, level] if level == len(code) - 1 else np.unique(below[:, level])
+                total += float(logits[code[level]] - logits[torch.from_numpy(nodes).long()].logsumexp(-1))
             scores[(items.codes == code).all(axis=1)] = total
     scores[~allowed] = -np.inf
     order = np.argsort(-scores, kind="stable")[: min(k, int(allowed.sum()))]

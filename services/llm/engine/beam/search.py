@@ -1,7 +1,7 @@
 """Beam search: from hidden states to the next beams, or to the items, of all ranking requests of a step.
 
 Requests at the same level are batched, padded to the widest. Only the level's own code range is scored; scores are
-log-probabilities over that whole range, so masks do not change them. Beams are one dense tail each beside the request's
+log-probabilities over the catalogue's items, so masks do not change them. Beams are one dense tail each beside the request's
 shared prompt. Nothing here waits for the device.
 
 Shape suffixes: R requests, B beams of a request or of the step, W beams of one request, N kept, S codes of the level,
@@ -99,7 +99,7 @@ class BeamSearch:
     def begin(self, sequences: list[Sequence], hidden_RD: Tensor) -> list[RankedItems]:
         """Select the first level from the prompts' last hidden states. Returns the rankings that are complete (depth 1)."""
         level = self._trie.levels[0]
-        top_k = choose_first(level, self._logp(level, hidden_RD), *_bits_and_width(sequences, 0))
+        top_k = choose_first(level, self._level_logits(level, hidden_RD), *_bits_and_width(sequences, 0))
         if self._trie.depth == 1:
             return _rankings(sequences, top_k, 0)
         for place, sequence in enumerate(sequences):
@@ -124,9 +124,9 @@ class BeamSearch:
         sequences = [batch.sequences[member] for member in members]
         rows_RB, padding_RB = batch.rows_of(members)
         score_RB = batch.score_B[rows_RB].masked_fill_(padding_RB, -torch.inf)
-        logp_RBS = self._logp(level, hidden_BD[rows_RB])
+        logits_RBS = self._level_logits(level, hidden_BD[rows_RB])
         bits_RX, width = _bits_and_width(sequences, level_index)
-        top_k = choose_next(level, batch.node_B[rows_RB], score_RB, logp_RBS, bits_RX, width)
+        top_k = choose_next(level, batch.node_B[rows_RB], score_RB, logits_RBS, bits_RX, width)
         if level_index == self._trie.depth - 1:
             return _rankings(sequences, top_k, level_index)
         for place, sequence in enumerate(sequences):
@@ -136,8 +136,8 @@ class BeamSearch:
             sequence.beams = _beams(level_index, level, top_k, place, width, keys, values)
         return []
 
-    def _logp(self, level: Level, hidden: Tensor) -> Tensor:
-        return self._logits(hidden, level.token_offset, level.token_offset + level.size).log_softmax(-1)
+    def _level_logits(self, level: Level, hidden: Tensor) -> Tensor:
+        return self._logits(hidden, level.token_offset, level.token_offset + level.size)
 
     def _empty_tail(self, width: int, like: Tensor) -> Tensor:
         """Return a tail of zeros that takes no memory: it is copied before it is written to."""

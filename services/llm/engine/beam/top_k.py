@@ -1,6 +1,7 @@
 """Selects the candidates that a level keeps: the best by score, ties by the smaller number. Fixed shapes, no host sync, any device.
 
-Allowed children are given as bits: see `item_mask.py`.
+A child's score is its beam's plus its log-probability among all children of that beam's node, so the scores of a catalogue's items are one
+distribution, whatever codes lead to no item. Allowed children are given as bits (see `item_mask.py`) and change no score.
 
 Shape suffixes: R requests, B beams, S codes of the level, C candidates, X bytes of bits, N kept.
 """
@@ -9,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from services.llm.engine.beam.trie import Level
 
@@ -41,50 +43,54 @@ def ordered_bits(score: Tensor) -> Tensor:
     return (bits ^ ((bits >> 31) & 0x7FFF_FFFF)).long()
 
 
-def choose_first(level: Level, logp_RS: Tensor, bits_RX: Tensor, count: int) -> TopK:
+def choose_first(level: Level, logits_RS: Tensor, bits_RX: Tensor, count: int) -> TopK:
     """Select among all children of the root. They are numbered 0 to C-1, so no lookup is needed."""
     allowed_RC = _unpacked(bits_RX, level.num_children)
-    score_RC = logp_RS[:, level.codes].masked_fill_(~allowed_RC, -torch.inf)
+    score_RC = logits_RS[:, level.codes].log_softmax(-1).masked_fill_(~allowed_RC, -torch.inf)
     places = top_by_score(score_RC, level.children, min(count, score_RC.shape[-1]))
     return TopK(torch.zeros_like(places), places, score_RC.gather(-1, places))
 
 
-def choose_next(level: Level, node_RB: Tensor, score_RB: Tensor, logp_RBS: Tensor, bits_RX: Tensor, count: int) -> TopK:
+def choose_next(
+    level: Level, node_RB: Tensor, score_RB: Tensor, logits_RBS: Tensor, bits_RX: Tensor, count: int
+) -> TopK:
     """Select among all children of all beams, whose nodes differ. A beam with score -inf is padding."""
-    parent_RC, child_RC, score_RC = _children(level, node_RB, score_RB, logp_RBS)
+    parent_RC, child_RC, score_RC = _children(level, node_RB, score_RB, logits_RBS)
     score_RC.masked_fill_(~_are_allowed(bits_RX, child_RC), -torch.inf)
     places = top_by_score(score_RC, child_RC, min(count, score_RC.shape[-1]))
     return TopK(parent_RC.gather(-1, places), child_RC.gather(-1, places).long(), score_RC.gather(-1, places))
 
 
-def _children(level: Level, node_RB: Tensor, score_RB: Tensor, logp_RBS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _children(level: Level, node_RB: Tensor, score_RB: Tensor, logits_RBS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the candidates (R, C): beam, child and score; child -1 where a candidate is not used. C is static."""
     num_beams = node_RB.shape[1]
     if level.table_PS is not None:
-        child_RBC, score_RBC = level.table_PS[node_RB], logp_RBS + score_RB.unsqueeze(-1)
+        child_RBC, logits_RBC = level.table_PS[node_RB], logits_RBS
     elif num_beams * level.max_children <= _PADDED_SHARE * level.most_children(num_beams):
-        child_RBC, score_RBC = _padded_children(level, node_RB, score_RB, logp_RBS)
+        child_RBC, logits_RBC = _padded_children(level, node_RB, logits_RBS)
     else:
-        return _packed_children(level, node_RB, score_RB, logp_RBS)
+        return _packed_children(level, node_RB, score_RB, logits_RBS)
+    logp_RBC = logits_RBC.masked_fill(child_RBC < 0, -torch.inf).log_softmax(-1)
+    score_RBC = logp_RBC.add_(score_RB.unsqueeze(-1))
     parent_C = torch.arange(num_beams, device=node_RB.device).repeat_interleave(child_RBC.shape[-1])
     return parent_C.expand(len(node_RB), -1), child_RBC.flatten(1), score_RBC.flatten(1)
 
 
-def _padded_children(level: Level, node_RB: Tensor, score_RB: Tensor, logp_RBS: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the children of each beam, padded to the widest parent's number of children."""
+def _padded_children(level: Level, node_RB: Tensor, logits_RBS: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the children of each beam and their logits, padded to the widest parent's number of children."""
     start_RB1 = level.starts[node_RB].unsqueeze(-1)
     num_RB1 = level.starts[node_RB + 1].unsqueeze(-1) - start_RB1
     reach = torch.arange(level.max_children, device=node_RB.device, dtype=torch.int32)
     place_RBC = (start_RB1 + reach).clamp_max_(level.num_children - 1)
     child_RBC = level.children[place_RBC].masked_fill_(reach >= num_RB1, _NO_CHILD)
-    return child_RBC, logp_RBS.gather(-1, level.codes[place_RBC].long()).add_(score_RB.unsqueeze(-1))
+    return child_RBC, logits_RBS.gather(-1, level.codes[place_RBC].long())
 
 
 def _packed_children(
-    level: Level, node_RB: Tensor, score_RB: Tensor, logp_RBS: Tensor
+    level: Level, node_RB: Tensor, score_RB: Tensor, logits_RBS: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the beams' children one after another, in as many candidates as any such beams can have: for uneven codes."""
-    num_beams, size = logp_RBS.shape[1:]
+    num_beams, size = logits_RBS.shape[1:]
     start_RB = level.starts[node_RB]
     num_RB = (level.starts[node_RB + 1] - start_RB).masked_fill_(score_RB == -torch.inf, 0)
     end_RB = num_RB.cumsum(-1)
@@ -92,9 +98,30 @@ def _packed_children(
     slot_RC = slot_C.repeat(len(node_RB), 1)
     parent_RC = torch.searchsorted(end_RB, slot_RC, right=True).clamp_max_(num_beams - 1)
     place_RC = ((start_RB - end_RB + num_RB).gather(-1, parent_RC) + slot_RC).clamp_(0, level.num_children - 1)
-    child_RC = level.children[place_RC].masked_fill_(slot_RC >= end_RB[:, -1:], _NO_CHILD)
-    logp_RC = logp_RBS.flatten(1).gather(-1, parent_RC * size + level.codes[place_RC])
-    return parent_RC, child_RC, logp_RC.add_(score_RB.gather(-1, parent_RC))
+    is_used_RC = slot_RC < end_RB[:, -1:]
+    child_RC = level.children[place_RC].masked_fill_(~is_used_RC, _NO_CHILD)
+    logits_RC = logits_RBS.flatten(1).gather(-1, parent_RC * size + level.codes[place_RC])
+    logits_RC.masked_fill_(~is_used_RC, -torch.inf)
+    return (
+        parent_RC,
+        child_RC,
+        logits_RC.add_((score_RB - _log_sums(logits_RC, parent_RC, end_RB)).gather(-1, parent_RC)),
+    )
+
+
+def _log_sums(logits_RC: Tensor, parent_RC: Tensor, end_RB: Tensor) -> Tensor:
+    """Return the log-sum-exp of each beam's candidates (R, B), which lie side by side up to `end_RB`; 0 for a beam without any.
+
+    The sums are differences of one running sum in fp64, of numbers of at most 1 of which each beam has a 1.
+    """
+    top_RB = torch.full_like(end_RB, -torch.inf, dtype=logits_RC.dtype).scatter_reduce_(
+        -1, parent_RC, logits_RC, "amax"
+    )
+    top_RB.masked_fill_(top_RB == -torch.inf, 0.0)
+    running_RC = (logits_RC - top_RB.gather(-1, parent_RC)).double().exp_().cumsum_(-1)
+    until_RB = functional.pad(running_RC, (1, 0)).gather(-1, end_RB)
+    sum_RB = until_RB.diff(dim=-1, prepend=torch.zeros_like(until_RB[:, :1]))
+    return top_RB + sum_RB.clamp_min_(1.0).log_().to(top_RB)
 
 
 def _are_allowed(bits_RX: Tensor, child_RC: Tensor) -> Tensor:

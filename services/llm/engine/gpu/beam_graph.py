@@ -155,14 +155,14 @@ class BeamGraph:
         beams = _LevelBeams(inputs.token_B[rows], node_RW, score_RW, *tails)
         for index, level in enumerate(self._trie.levels[1:], start=1):
             at_level = replace(batch, position_R=batch.position_R + (index - 1))
-            logp_RWS = self._logp(level, beams, at_level, index - 1)
+            logits_RWS = self._logits(level, beams, at_level, index - 1)
             bits_RX = inputs.bits_by_level[index][of_requests]
-            chosen = choose_next(level, beams.node_RW, beams.score_RW, logp_RWS, bits_RX, shape.num_beams)
+            chosen = choose_next(level, beams.node_RW, beams.score_RW, logits_RWS, bits_RX, shape.num_beams)
             if index < self._trie.depth - 1:
                 beams = beams.next(level, chosen, inputs.width_VR[index, of_requests])
         return chosen.child_RN, chosen.score_RN
 
-    def _logp(self, level: Level, beams: _LevelBeams, batch: UniformBatch, num_spelled: int) -> Tensor:
+    def _logits(self, level: Level, beams: _LevelBeams, batch: UniformBatch, num_spelled: int) -> Tensor:
         position_RW = batch.position_R.unsqueeze(-1).expand(-1, batch.rows_per_request)
         step = StepInputs(
             beams.token_B,
@@ -174,7 +174,7 @@ class BeamGraph:
         logits_BS = self._forward.logits(
             self._forward.hidden(step), level.token_offset, level.token_offset + level.size
         )
-        return logits_BS.log_softmax(-1).view(*beams.score_RW.shape, -1)
+        return logits_BS.view(*beams.score_RW.shape, -1)
 
 
 def _gather(tail_YBLGK: Tensor, row_B: Tensor) -> Tensor:

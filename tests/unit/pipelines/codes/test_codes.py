@@ -25,8 +25,9 @@ from pipelines.data.tokenize import describe_codes
 from pipelines.evaluation.evaluate import read_report
 from pipelines.publication.model_card import CARD
 from pipelines.training.beam_scoring import BeamScorer
-from pipelines.training.dense import hidden_states
+from services.llm.engine.beam.trie import ItemCodes
 from services.student.ranker import StudentRanker
+from tests.support.engine.engines import exhaustive_ranking
 from tests.unit.pipelines.conftest import CPU, MADE_AT, SMALL_DECODER, Built, learn_the_ring
 
 
@@ -48,25 +49,19 @@ def test_every_stage_works_with_deep_codes(deep: Built) -> None:
 
 
 def test_beams_equal_dense_scores_of_all_items(deep: Built) -> None:
-    """A beam as wide as the catalogue gives each item the sum of its tokens' log-probabilities, and their probabilities sum to at most 1."""
+    """A beam as wide as the catalogue gives each item the score of exhaustive search, and the items' probabilities sum to 1."""
     catalogue = load_catalogue(deep.trained.tokenized / "catalogue.parquet")
     decoder = load_decoder(deep.trained.decoder_dir, torch.float32, CPU)
+    items = ItemCodes(codes=catalogue.codes, level_sizes=catalogue.level_sizes, token_offsets=catalogue.token_offsets)
     histories = read_cases(deep.trained.tokenized, Split.TEST).histories[:3]
 
     found = BeamScorer(decoder, catalogue, 10, 5)(histories)
 
     for row, history in zip(found, histories, strict=True):
         prompt = prompt_tokens(catalogue, history.tolist(), 10, 5)
-        paths = np.array(catalogue.tokens(range(30))).reshape(30, 3)
-        rows = torch.tensor([[*prompt, *path] for path in paths.tolist()])
-        with torch.inference_mode():
-            hidden_VLD = hidden_states(decoder, rows).view(30, len(prompt) + 3, -1)
-        expected = torch.zeros(30)
-        for level, (first, size) in enumerate(zip(catalogue.token_offsets, catalogue.level_sizes, strict=True)):
-            logits = hidden_VLD[:, len(prompt) - 1 + level] @ decoder.head_weight_VD[first : first + size].T.detach()
-            expected += logits.log_softmax(-1)[torch.arange(30), torch.from_numpy(paths[:, level] - first)]
-        np.testing.assert_allclose(row, expected.numpy(), atol=1e-4)
-        assert np.exp(row).sum() <= 1 + 1e-4
+        ranked, scores = exhaustive_ranking(decoder, items, prompt, np.ones(30, dtype=bool), 30)
+        np.testing.assert_allclose(row[ranked], scores, atol=1e-4)
+        assert np.exp(row).sum() == pytest.approx(1, abs=1e-4)
 
 
 @settings(max_examples=30, deadline=None)

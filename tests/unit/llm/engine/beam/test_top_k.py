@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.llm.engine.beam.item_mask import ItemMasks
-from services.llm.engine.beam.top_k import choose_next, top_by_score
+from services.llm.engine.beam.top_k import choose_first, choose_next, top_by_score
 from services.llm.engine.beam.trie import ItemCodes, Trie
 
 SCORES = st.sampled_from([-float("inf"), -1e30, -2.5, -1.0, -1e-30, -0.0, 0.0, 1e-40, 3.25, 1e30])
@@ -29,7 +29,7 @@ def test_the_order_is_by_score_then_by_number(scores, data) -> None:
 @pytest.mark.parametrize("skew", [1.0, 6.0])
 @pytest.mark.parametrize("num_beams", [1, 40])
 def test_the_choice_is_that_of_a_plain_search(num_requests, skew, num_beams) -> None:
-    """Dense, padded and packed children equal the scores of every child of every beam in plain Python."""
+    """Dense, padded and packed children equal a plain search, which normalises each beam's scores over all children of its node, masked or not."""
     rng = np.random.default_rng(num_beams)
     codes = (9 * rng.random((2_000, 3)) ** skew).astype(int)
     items = ItemCodes(codes=codes, level_sizes=(9,) * 3, token_offsets=(1, 10, 19))
@@ -42,25 +42,48 @@ def test_the_choice_is_that_of_a_plain_search(num_requests, skew, num_beams) -> 
         nodes = torch.from_numpy(np.stack([rng.permutation(num_nodes)[:beams] for _ in range(num_requests)]))
         scores = torch.from_numpy(rng.integers(-4, 0, (num_requests, beams)).astype(np.float32))
         scores[0, 1:] = scores[0, 1:].masked_fill(torch.arange(1, beams) % 3 == 0, -torch.inf)
-        logp = torch.from_numpy(rng.integers(-4, 0, (num_requests, beams, 9)).astype(np.float32))
+        logits = torch.from_numpy(rng.integers(-4, 0, (num_requests, beams, 9)).astype(np.float32))
         bits = torch.stack([mask.bits_by_level[index] for mask in masks])
 
-        chosen = choose_next(level, nodes, scores, logp, bits, 50)
+        chosen = choose_next(level, nodes, scores, logits, bits, 50)
 
         for request in range(num_requests):
             alive = np.unpackbits(bits[request].numpy(), bitorder="little")
-            wanted = sorted(
-                (
-                    -float(scores[request, beam] + logp[request, beam, level.codes[place]]),
-                    int(level.children[place]),
-                    beam,
+            wanted = {}
+            for beam, node in enumerate(nodes[request].tolist()):
+                below = range(level.starts[node], level.starts[node + 1])
+                log_sum = torch.logsumexp(logits[request, beam, level.codes[below.start : below.stop].long()], 0)
+                for place in below:
+                    if alive[level.children[place]] and scores[request, beam] > -torch.inf:
+                        score = scores[request, beam] + logits[request, beam, level.codes[place]] - log_sum
+                        wanted[beam, int(level.children[place])] = float(score)
+            found = [
+                (score, child, parent)
+                for score, child, parent in zip(
+                    *(x[request].tolist() for x in (chosen.score_RN, chosen.child_RN, chosen.parent_RN)), strict=True
                 )
-                for beam in range(beams)
-                if scores[request, beam] > -torch.inf
-                for place in range(level.starts[nodes[request, beam]], level.starts[nodes[request, beam] + 1])
-                if alive[level.children[place]]
-            )[:50]
-            found = zip(
-                *(x[request].tolist() for x in (chosen.score_RN, chosen.child_RN, chosen.parent_RN)), strict=True
+                if score > -np.inf
+            ]
+            assert found == sorted(found, key=lambda one: (-one[0], one[1]))
+            assert len(found) == min(50, len(wanted)) == len({child for _, child, _ in found})
+            assert [score for score, _, _ in found] == pytest.approx(
+                sorted(wanted.values(), reverse=True)[:50], abs=1e-5
             )
-            assert [(-score, child, beam) for score, child, beam in found if score > -np.inf] == wanted
+            assert all(score == pytest.approx(wanted[parent, child], abs=1e-5) for score, child, parent in found)
+
+
+def test_the_scores_of_all_items_are_one_distribution() -> None:
+    """However few of the codes are in use, and with items that share a code, the shares of all children add up to 1."""
+    rng = np.random.default_rng(1)
+    codes = (9 * rng.random((300, 2)) ** 3).astype(int)
+    items = ItemCodes(codes=codes, level_sizes=(12, 12), token_offsets=(1, 13))
+    trie = Trie(items, torch.device("cpu"))
+    bits = ItemMasks(trie).of(None, np.zeros(0, dtype=np.int64)).bits_by_level
+
+    first = choose_first(trie.levels[0], torch.randn(1, 12) * 9, bits[0][None], 12)
+    logits = torch.randn(1, first.child_RN.shape[1], 12) * 30
+    last = choose_next(trie.levels[1], first.child_RN, first.score_RN, logits, bits[1][None], 300)
+
+    assert float(first.score_RN.exp().sum()) == pytest.approx(1, abs=1e-5)
+    assert sorted(last.child_RN[0].tolist()) == list(range(300))
+    assert float(last.score_RN.exp().sum()) == pytest.approx(1, abs=1e-5)

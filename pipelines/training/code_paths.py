@@ -1,0 +1,57 @@
+"""The loss of an item's path of codes: at each level a softmax over the codes that items have below the label's prefix, and no others.
+
+That is how the engine's beams score items, so the shares of all items add up to 1, and nothing has to be learned of paths that no item has.
+
+Shape suffixes: B windows, L positions, N items of a window, T items learned from, C items of a chunk, D hidden, V tokens, P prefixes, S codes of a level.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from models.catalogue import Catalogue
+from pipelines.training.fit.batches import Batch
+from pipelines.training.fit.fitting import Loss
+from pipelines.training.loss import PENALTY, catalogue_loss
+
+
+@dataclass(frozen=True, slots=True)
+class OtherCodes:
+    """The codes that no item has below each label's prefix."""
+
+    child_PS: Tensor
+    prefix_T: Tensor
+
+    def penalty(self, rows: slice) -> Tensor:
+        """Return (C, S) for these labels: 0, or far below 0 where no item is."""
+        return (self.child_PS[self.prefix_T[rows]] < 0) * -PENALTY
+
+
+class CodePaths:
+    """A catalogue's paths by level. `child_PS[level]` numbers the prefixes with one code more, -1 where no item has one."""
+
+    def __init__(self, catalogue: Catalogue, device: torch.device) -> None:
+        self.first_tokens, self.level_sizes = catalogue.token_offsets, catalogue.level_sizes
+        self.child_PS: list[Tensor] = []
+        prefix_I, num_prefixes = np.zeros(len(catalogue.item_ids), dtype=np.int64), 1
+        for codes_I, size in zip(catalogue.codes.T, catalogue.level_sizes, strict=True):
+            used, child_I = np.unique(prefix_I * size + codes_I, return_inverse=True)
+            child_PS = np.full(num_prefixes * size, -1, dtype=np.int32)
+            child_PS[used] = np.arange(len(used))
+            self.child_PS.append(torch.from_numpy(child_PS.reshape(-1, size)).to(device))
+            prefix_I, num_prefixes = child_I, len(used)
+
+    def loss(self, hidden_BLD: Tensor, head_VD: Tensor, batch: Batch) -> Loss:
+        """Return the mean cross-entropy of all levels' codes, each among those below the codes before it, and their number."""
+        depth = len(self.level_sizes)
+        hidden_BNXD, labels_BNX = (values.unflatten(1, (-1, depth)) for values in (hidden_BLD, batch.labels))
+        chosen_BN = (labels_BNX[..., 0] >= 0) & batch.is_label[:, ::depth]
+        hidden_TXD, labels_TX = hidden_BNXD[chosen_BN], labels_BNX[chosen_BN]
+        prefix_T, losses = torch.zeros_like(labels_TX[:, 0]), []
+        for level, (first, size) in enumerate(zip(self.first_tokens, self.level_sizes, strict=True)):
+            others, codes_T = OtherCodes(self.child_PS[level], prefix_T), labels_TX[:, level] - first
+            losses.append(catalogue_loss(hidden_TXD[:, level], head_VD[first : first + size], codes_T, others))
+            prefix_T = self.child_PS[level][prefix_T, codes_T].long()
+        return torch.stack(losses).mean(), labels_TX.numel()
