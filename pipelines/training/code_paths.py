@@ -46,7 +46,8 @@ class CodePaths:
     def loss(self, hidden_BLD: Tensor, head_VD: Tensor, batch: Batch) -> Loss:
         """Return the mean cross-entropy of all levels' codes, each among those below the codes before it, and their number."""
         depth = len(self.level_sizes)
-        hidden_BNXD, labels_BNX = (values.unflatten(1, (-1, depth)) for values in (hidden_BLD, batch.labels))
+        labels_BNX = batch.labels.reshape(len(batch.labels), -1, depth)
+        hidden_BNXD = hidden_BLD.reshape(*labels_BNX.shape, -1)
         chosen_BN = (labels_BNX[..., 0] >= 0) & batch.is_label[:, ::depth]
         hidden_TXD, labels_TX = hidden_BNXD[chosen_BN], labels_BNX[chosen_BN]
         prefix_T, losses = torch.zeros_like(labels_TX[:, 0]), []
