@@ -16,18 +16,19 @@ from pipelines.training.distill import DistillOptions
 from pipelines.training.train import TrainOptions
 from services.errors import ConfigError
 
-_MEASURES = ("events", "items", "mean_length", "events_per_item")
+_MEASURES = ("events", "items", "mean_length", "events_per_item", "code_depth")
 _MIN_OWN_TEXTS = 0.5
 SHIPPED = Path(__file__).with_name("recipes.toml")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSize:
-    """What is measured of the data: training events, items of the catalogue, events of the mean user, the share of items with a text of their own, and whether users come back to items."""
+    """What is measured of the data: training events, items of the catalogue, events of the mean user, tokens of an item, the share of items with a text of their own, and whether users come back to items."""
 
     events: int
     items: int
     mean_length: float
+    code_depth: int = 1
     own_texts: float = 0.0
     repeats: bool = False
 
@@ -68,10 +69,11 @@ class Recipe:
 def data_size(tokenized: Path) -> DataSize:
     """Measure the training split and the catalogue."""
     lengths = [len(sequence) for sequence in read_sequences(tokenized)]
-    num_items = len(load_catalogue(tokenized / "catalogue.parquet").item_ids)
+    catalogue = load_catalogue(tokenized / "catalogue.parquet")
     return DataSize(
         events=sum(lengths),
-        items=num_items,
+        items=len(catalogue.item_ids),
+        code_depth=catalogue.depth,
         mean_length=sum(lengths) / max(1, len(lengths)),
         own_texts=share_told_apart(read_texts(tokenized)),
         repeats=read_split(tokenized)["repeats"],

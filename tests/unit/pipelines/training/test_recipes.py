@@ -36,6 +36,17 @@ def test_text_is_learned_from_where_items_have_texts_of_their_own_and_few_events
         assert bare.train.text_size == 0
 
 
+def test_deep_codes_of_short_histories_are_learned_in_fewer_epochs() -> None:
+    """Otherwise they have what depth 1 has, but for the sample, which their small levels do not need."""
+    size = replace(SMALL, events=20_000, mean_length=7.0, own_texts=0.9)
+
+    flat, deep = choose(read_recipes(), size), choose(read_recipes(), replace(size, code_depth=3))
+
+    assert deep.train.fit.epochs < flat.train.fit.epochs
+    assert deep.distill == flat.distill
+    assert replace(deep.train, fit=flat.train.fit, dropout=flat.train.dropout, sample_items=768) == flat.train
+
+
 def test_a_recipe_with_text_alone_is_taken_without() -> None:
     """Where the items have none, and nothing else is given for data of this size."""
     own = Recipe(train=TrainOptions(text_size=32, num_layers=3))
