@@ -34,6 +34,7 @@ SERVING_ENVIRONMENT = {
     "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",  # a replica died under a request: ask another
     "RAY_SERVE_HAPROXY_OBSERVE_ERROR_LIMIT": "1",  # a refused connection: the next request goes elsewhere
     "OMP_NUM_THREADS": "1",
+    "MALLOC_ARENA_MAX": "2",  # of glibc's 8 a core: a gateway's 48 threads leave a megabyte or two in each
 }
 """What Ray and Ray Serve read on every node, of one or of several."""
 

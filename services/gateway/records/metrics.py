@@ -16,12 +16,20 @@ _DOORS = ("rest", "grpc", "openai")
 _NUM_ANSWERS_KEPT = 20_000
 
 
+class AnswerSource(NamedTuple):
+    """What made an answer."""
+
+    tier: str
+    bundle_version: str
+
+
 class _Series(NamedTuple):
-    """The series of one kind of answer."""
+    """The series of one kind of answer, and its source."""
 
     requests: Counter
     answers: Counter
     seconds: Histogram
+    source: AnswerSource
 
 
 class AnswerMetrics:
@@ -49,7 +57,7 @@ class AnswerMetrics:
         series.requests.inc()
         series.answers.inc()
         series.seconds.observe(record.elapsed_s)
-        self._attribution.answered(answer)
+        self._attribution.answered(answer.request_id, series.source)
         for stage, milliseconds in answer.stages_ms.items():
             metrics.stage_seconds.labels(stage).observe(milliseconds / 1_000)
         if answer.feature_age_ms is not None:
@@ -69,6 +77,7 @@ class AnswerMetrics:
                 metrics.requests.labels(door, tier, answer.reason.value, "ok"),
                 metrics.answers.labels(tier, answer.bundle_version),
                 metrics.request_seconds.labels(door, tier),
+                AnswerSource(tier, answer.bundle_version),
             )
         return self._series[kind]
 
@@ -105,13 +114,6 @@ class AnswerMetrics:
         self._metrics.events.labels(door, code).inc()
 
 
-class AnswerSource(NamedTuple):
-    """What made an answer."""
-
-    tier: str
-    bundle_version: str
-
-
 class Attribution:
     """The sources of the newest `max_kept` answers, by request id: a click that names its request is counted for them.
 
@@ -123,10 +125,10 @@ class Attribution:
         self._max_kept = max_kept
         self._sources: OrderedDict[str, AnswerSource] = OrderedDict()
 
-    def answered(self, answer: Recommendation) -> None:
-        """Keep the answer's source; a repeated request id stands for its newest answer."""
-        self._sources[answer.request_id] = AnswerSource(answer.tier.value, answer.bundle_version)
-        self._sources.move_to_end(answer.request_id)
+    def answered(self, request_id: str, source: AnswerSource) -> None:
+        """Keep an answer's source, one object for all answers of its kind; a repeated request id stands for its newest answer."""
+        self._sources[request_id] = source
+        self._sources.move_to_end(request_id)
         if len(self._sources) > self._max_kept:
             self._sources.popitem(last=False)
 

@@ -11,17 +11,17 @@ from services.gateway.call import http
 from services.gateway.grpc import answers as rpc_answers
 from services.gateway.records.metrics import AnswerMetrics, AnswerSource, Attribution, agreement_of
 from services.observability.metrics import GatewayMetrics
-from tests.unit.gateway.world import NOW_S, World, answer_of
+from tests.unit.gateway.world import NOW_S, World
 
 
 def test_the_oldest_answers_are_forgotten() -> None:
     """At most `max_kept` are kept, and a repeated request id is new and stands for its newest answer."""
     kept = Attribution(max_kept=2)
-    for shown in (answer_of("a"), answer_of("b"), answer_of("a", Tier.STUDENT, version="v2"), answer_of("c")):
-        kept.answered(shown)
+    popular, student = AnswerSource("popular", "v1"), AnswerSource("student", "v2")
+    for request_id, source in (("a", popular), ("b", popular), ("a", student), ("c", popular)):
+        kept.answered(request_id, source)
 
-    sources = [kept.source_of(request_id) for request_id in ("a", "b", "c")]
-    assert sources == [AnswerSource("student", "v2"), None, AnswerSource("popular", "v1")]
+    assert [kept.source_of(request_id) for request_id in ("a", "b", "c")] == [student, None, popular]
 
 
 async def test_a_click_counts_for_the_tier_and_bundle_of_its_answer(world: World) -> None:
