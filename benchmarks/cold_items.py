@@ -1,16 +1,18 @@
 """Cold items: how often a model finds an item that no training event named, beside what knows items by popularity or by text alone.
 
-    python -m benchmarks.cold_items --sequences FOLDER --json OUT [--share 0.05] [--depth 1] --state FOLDER [--epochs N] [--sample-items N]
+    python -m benchmarks.cold_items --sequences FOLDER --json OUT [--share 0.05] [--depth 1] --state FOLDER [--epochs N]
 
 The folder is one as benchmarks/quality/sequences.py describes it. A share of the items, drawn by seed, is
 removed from all training sequences. Where an item is one token (depth 1) training does not know these items at all, and both models get them as `tailrace
 add-items` appends them, from their texts; with deeper codes they stay in the catalogue. A case is each held-out item's event with at least one event of another kind
 before it; the item is ranked among ALL items that its user has not seen. `nearest_text` ranks items by the cosine of their text with that of the
 newest item, `nearest_embedding` by the whole embedding that a new item gets its codes from. recall@10 over all items (`all`), and among the held-out items
-alone (`among_cold`), with 95 % bootstrap intervals; `gains` are differences on the same cases.
+alone (`among_cold`), with 95 % bootstrap intervals; `gains` are differences on the same cases. A `lift` is the factor on the rows of new items (`tailrace add-items --lift`);
+`ordinary` is what it costs: NDCG@10 of the validation labels, all trained items, with the new items in the catalogue, and `before` without them.
 """
 
 import argparse
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +24,7 @@ import polars as pl
 import torch
 from rich.console import Console
 
-from benchmarks.load.command import about_run, at_least_one, report_parser, write_report
+from benchmarks.load.command import about_run, above_zero, at_least_one, report_parser, write_report
 from benchmarks.quality.sequences import read_items, read_sequences
 from models.baselines import Popularity
 from models.catalogue import Catalogue, load_catalogue
@@ -30,11 +32,11 @@ from models.decoder.decoder import Decoder
 from models.decoder.weights import load_decoder
 from models.student import StudentModel, read_student
 from pipelines.codes.append import with_items, with_text_rows
-from pipelines.codes.code_book import CODE_BOOK, describe, make_code_book
+from pipelines.codes.code_book import CODE_BOOK, make_code_book
 from pipelines.codes.embedding import ItemEncoder, fit_encoder, save_texts, texts_of
 from pipelines.codes.options import CodesOptions
-from pipelines.data.examples import Split
-from pipelines.evaluation.metrics import Scorer, interval
+from pipelines.data.examples import SPLIT, Cases, Split, SplitKind, read_cases, sample_cases
+from pipelines.evaluation.metrics import Scorer, gains, interval, rank_labels
 from pipelines.training.beam_scoring import BeamScorer
 from pipelines.training.dense import DecoderScorer
 from pipelines.training.distill import Inputs, StudentScorer, fit_and_save
@@ -46,6 +48,7 @@ from pipelines.training.train import train
 _AT = 10
 _CASES_PER_BATCH = 64
 _WIDTH = 128
+_LIFTS = (1.0, 1.2, 1.4)
 
 
 def main() -> None:
@@ -56,15 +59,24 @@ def main() -> None:
     tokenized = options.state / "tokens"
     tokenized.mkdir(parents=True, exist_ok=True)
     encoder = save_tokenized(known, CodesOptions(depth=options.depth, seed=options.seed), tokenized)
-    console, began = Console(stderr=True), time.perf_counter()
+    console, began = Console(stderr=True), time.process_time()
     trained = fit_models(tokenized, options, console)
-    spent_s = time.perf_counter() - began
-    catalogue = load_catalogue(tokenized / "catalogue.parquet")
-    if options.depth == 1:
-        catalogue, trained = appended(data, catalogue, trained, options.state / "train")
-    scorers = list(make_scorers(data, catalogue, encoder, trained))
-    hits = {name: recall_hits(scorer, data, most=options.cases) for name, scorer in scorers}
-    write_report(options.json, about_run("cold_items") | report_of(data, catalogue, hits) | {"training_s": spent_s})
+    spent_s = time.process_time() - began
+    before = load_catalogue(tokenized / "catalogue.parquet")
+    items = np.arange(len(data.items))
+    ordinary = sample_cases(read_cases(tokenized, Split.VALID), options.cases)
+    report = _Report(data, np.setdiff1d(items, data.cold) if options.depth == 1 else items, ordinary, options.cases)
+    for name, scorer in make_baselines(data, encoder):
+        report.add(name, scorer)
+    for name, scorer in make_scorers(trained, before):
+        report.add_before(name, scorer)
+    for lift in options.lifts if options.depth == 1 else (1.0,):
+        catalogue, models = before, trained
+        if options.depth == 1:
+            catalogue, models = appended(data, before, trained, options.state / "train", lift)
+        for name, scorer in make_scorers(models, catalogue):
+            report.add(name, scorer, lift)
+    write_report(options.json, about_run("cold_items") | report.as_dict() | {"training_cpu_s": spent_s})
 
 
 class Data:
@@ -140,6 +152,7 @@ def save_tokenized(data: Data, options: CodesOptions, out: Path) -> ItemEncoder:
             "is_label": pl.Series([None] * len(rows), dtype=pl.List(pl.Boolean)),
         }
     ).write_parquet(out / "examples.parquet")
+    (out / SPLIT).write_text(json.dumps({"kind": SplitKind.LEAVE_ONE_OUT, "repeats": False}))
     return encoder
 
 
@@ -149,51 +162,48 @@ def fit_models(tokenized: Path, options: argparse.Namespace, console: Console) -
     def progress(done: int, total: int, words: str) -> None:
         console.print(f"{done} of {total} {words}", markup=False)
 
-    chosen = choose(read_recipes(seed=options.seed), data_size(tokenized))
-    device, recipe = torch.device("cpu"), replace(chosen.train, max_batch_tokens=options.batch_tokens)
-    recipe = replace(recipe, sample_items=options.sample_items or recipe.sample_items)
-    decoder_fit = replace(recipe.fit, epochs=options.epochs, validate_every=options.epochs)
+    recipes = read_recipes(epochs=options.epochs, student_epochs=options.epochs, seed=options.seed)
+    recipe, device = choose(recipes, data_size(tokenized)), torch.device("cpu")
     torch.set_num_threads(1)
     out, student = options.state / "train", options.state / "student.safetensors"
     out.mkdir(exist_ok=True)
     if not (out / "training.json").exists():
-        saved = Checkpoints(options.state / "saved", "train", 60.0)
-        train(tokenized, replace(recipe, fit=decoder_fit), out, saved, device, progress)
+        train(tokenized, recipe.train, out, Checkpoints(options.state / "saved", "train", 60.0), device, progress)
     if not student.exists():
-        lesson = replace(chosen.distill, sample_items=options.sample_items or chosen.distill.sample_items)
-        student_fit = replace(lesson.fit, epochs=options.epochs, validate_every=options.epochs)
         saved = Checkpoints(options.state / "saved_student", "distill", 60.0)
-        inputs = Inputs(tokenized, 1, device)
-        fit_and_save(inputs, out / "decoder", replace(lesson, fit=student_fit), student, saved, progress)
+        fit_and_save(Inputs(tokenized, 1, device), out / "decoder", recipe.distill, student, saved, progress)
     return Models(load_decoder(out / "decoder", torch.float32, "cpu"), read_student(student))
 
 
-def appended(data: Data, known: Catalogue, trained: Models, folder: Path) -> tuple[Catalogue, Models]:
+def appended(data: Data, known: Catalogue, trained: Models, folder: Path, lift: float) -> tuple[Catalogue, Models]:
     """Return catalogue and models with the held-out items."""
     text = load_item_text(folder)
     assert text is not None, "the recipe learns from text"
     new = data.items.filter(~pl.col("item_id").is_in(list(known.item_ids)))
     catalogue = with_items(known, new, None)
-    rows = text.rows(texts_of(new))
+    rows = lift * text.rows(texts_of(new))
     student, decoder = with_text_rows(trained.student, trained.decoder, known, catalogue, rows)
     return catalogue, Models(decoder, student)
 
 
-def make_scorers(
-    data: Data, catalogue: Catalogue, encoder: ItemEncoder, trained: Models
-) -> Sequence[tuple[str, Scorer]]:
-    """Return the baselines and the models by name."""
+def make_baselines(data: Data, encoder: ItemEncoder) -> Sequence[tuple[str, Scorer]]:
+    """Return them by name."""
     texts = texts_of(data.items)
     embeddings = encoder.encode(texts)
-    text_size = encoder.text.text_WT.shape[1]
-    deep = catalogue.depth > 1
-    decoder = BeamScorer(trained.decoder, catalogue, 200, 50, width=_WIDTH) if deep else None
     return (
         ("popularity", Popularity([sequence for sequence in data.train if len(sequence)], len(texts))),
-        ("nearest_text", _nearest(embeddings[:, :text_size])),
+        ("nearest_text", _nearest(embeddings[:, : encoder.text.text_WT.shape[1]])),
         ("nearest_embedding", _nearest(embeddings)),
+    )
+
+
+def make_scorers(trained: Models, catalogue: Catalogue) -> Sequence[tuple[str, Scorer]]:
+    """Return the models by name."""
+    deep = catalogue.depth > 1
+    beams = BeamScorer(trained.decoder, catalogue, 200, 50, width=_WIDTH) if deep else None
+    return (
         ("student", StudentScorer(trained.student)),
-        ("decoder", decoder or DecoderScorer(trained.decoder, catalogue, 200, 50)),
+        ("decoder", beams or DecoderScorer(trained.decoder, catalogue, 200, 50)),
     )
 
 
@@ -227,35 +237,62 @@ def _is_hit(scores: np.ndarray, own: float) -> float:
     return float(np.clip((_AT - above) / tied, 0, 1))
 
 
-def report_of(data: Data, catalogue: Catalogue, hits: dict[str, dict[str, np.ndarray]]) -> dict[str, Any]:
-    """Return recalls with intervals, and the gains of both models over each baseline."""
-    rows, gains = [], []
-    for name, found in hits.items():
-        for scope, values in found.items():
-            low, high = interval(values, seed=0)
-            rows.append({"model": name, "scope": scope, "recall10": float(values.mean()), "ci95": [low, high]})
-    for model in ("student", "decoder"):
-        for baseline in ("popularity", "nearest_text", "nearest_embedding"):
-            for scope in ("all", "among_cold"):
-                difference = hits[model][scope] - hits[baseline][scope]
-                low, high = interval(difference, seed=0)
-                gains.append(
-                    {
-                        "model": model,
-                        "over": baseline,
-                        "scope": scope,
-                        "gain": float(difference.mean()),
-                        "ci95": [low, high],
-                    }
-                )
-    return {
-        "num_items": len(catalogue.item_ids),
-        "num_cold_items": len(data.cold),
-        "num_cases": len(next(iter(hits.values()))["all"]),
-        "codes": describe(catalogue.codes, catalogue.level_sizes),
-        "rows": rows,
-        "gains": gains,
-    }
+class _Report:
+    """Collects what each model found of the held-out items, and with these in the catalogue of all others."""
+
+    def __init__(self, data: Data, trained: np.ndarray, ordinary: Cases, most: int) -> None:
+        self._data, self._trained, self._ordinary, self._most = data, trained, ordinary, most
+        self._hits: dict[tuple[str, float | None], dict[str, np.ndarray]] = {}
+        self._before: dict[str, np.ndarray] = {}
+        self._costs: list[dict[str, Any]] = []
+
+    def add_before(self, name: str, scorer: Scorer) -> None:
+        """Rank the cases of trained items with a model that has no new ones."""
+        self._before[name] = gains(rank_labels(scorer, self._ordinary).masked, _AT)
+
+    def add(self, name: str, scorer: Scorer, lift: float | None = None) -> None:
+        """Rank the cases with a model; one with a `lift` also those of trained items, among all."""
+        self._hits[name, lift] = recall_hits(scorer, self._data, self._most)
+        if lift is not None:
+            histories = tuple(self._trained[history] for history in self._ordinary.histories)
+            cases = replace(self._ordinary, histories=histories, targets=self._trained[self._ordinary.targets])
+            now, before = gains(rank_labels(scorer, cases).masked, _AT), self._before[name]
+            self._costs.append(
+                {"model": name, "lift": lift, "ndcg10": float(now.mean()), "before": float(before.mean())}
+                | {"ci95": interval(now - before, seed=0)}
+            )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return recalls with intervals, the models' gains over each baseline, and what trained items lose."""
+        data = self._data
+        rows = [
+            {"model": name, "lift": lift, "scope": scope, "recall10": float(values.mean())}
+            | {"ci95": interval(values, seed=0)}
+            for (name, lift), found in self._hits.items()
+            for scope, values in found.items()
+        ]
+        differences = [
+            (
+                {"model": name, "lift": lift, "over": baseline, "scope": scope},
+                values - self._hits[baseline, None][scope],
+            )
+            for (name, lift), found in self._hits.items()
+            for scope, values in found.items()
+            for baseline in ("popularity", "nearest_text", "nearest_embedding")
+            if lift is not None
+        ]
+        return {
+            "num_items": len(data.items),
+            "num_cold_items": len(data.cold),
+            "num_cases": len(next(iter(self._hits.values()))["all"]),
+            "num_ordinary_cases": len(self._ordinary),
+            "rows": rows,
+            "gains": [
+                about | {"gain": float(values.mean()), "ci95": interval(values, seed=0)}
+                for about, values in differences
+            ],
+            "ordinary": self._costs,
+        }
 
 
 def _options() -> argparse.Namespace:
@@ -265,9 +302,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--share", type=float, default=0.05, help="share of the items that is held out")
     parser.add_argument("--depth", type=int, default=1, choices=(1, 2, 3, 4))
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--epochs", type=at_least_one, default=15, help="epochs of decoder and student")
-    parser.add_argument("--batch-tokens", type=at_least_one, default=4_096, help="tokens of a batch of the decoder")
-    parser.add_argument("--sample-items", type=at_least_one, help="items of the softmax, instead of the recipe's")
+    parser.add_argument("--epochs", type=at_least_one, help="epochs of decoder and student, instead of the recipe's")
+    parser.add_argument("--lifts", type=above_zero, nargs="+", default=_LIFTS, help="factors on the rows of new items")
     parser.add_argument("--cases", type=at_least_one, default=5_000, help="most cases that are ranked")
     return parser.parse_args()
 

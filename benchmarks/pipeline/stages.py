@@ -1,6 +1,7 @@
 """One stage in this process, on what the stages before it wrote to the state folder of the settings: `main` prints what it took."""
 
 import json
+import os
 import resource
 import sys
 import time
@@ -23,7 +24,6 @@ from pipelines.training import distill, recipes, train
 from pipelines.training.fit.checkpoints import Checkpoints
 from services.features.repo import RepoAddress
 from services.features.writer import FeatureWriter
-from services.llm.engine.cost.machine_limits import measure_limits
 from services.settings.settings import Settings, load_settings
 
 _CPU = torch.device("cpu")
@@ -38,15 +38,21 @@ def main() -> None:
     out = done / name
     out.mkdir(parents=True)
     torch.set_num_threads(1)
-    began_s = time.perf_counter()
+    began_s, began_cpu_s = time.perf_counter(), _cpu_s()
     if name == "tables":
         write_tables(out, *map(int, sizes))
     else:
         _STAGES[name](settings, done, out)
-    seconds = time.perf_counter() - began_s
+    seconds, cpu_s = time.perf_counter() - began_s, _cpu_s() - began_cpu_s
     rss_kb = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    speed = _SPEEDS[name](out) if name in _SPEEDS else {}
-    print(json.dumps({"seconds": round(seconds, 2), "rss_mb": round(rss_kb / 1_024)} | speed))
+    speed = {"tokens_per_cpu_s": round(_TOKENS[name](out) / cpu_s)} if name in _TOKENS else {}
+    print(json.dumps({"seconds": round(seconds, 2), "cpu_s": round(cpu_s, 2), "rss_mb": round(rss_kb / 1_024)} | speed))
+
+
+def _cpu_s() -> float:
+    """Return the processor's seconds of this process and of those that it started and that have ended."""
+    used = os.times()
+    return used.user + used.system + used.children_user + used.children_system
 
 
 def _ingest(_settings: Settings, done: Path, out: Path) -> None:
@@ -100,19 +106,17 @@ _STAGES: dict[str, Callable[[Settings, Path, Path], None]] = {
 }
 
 
-def _decoder_speed(out: Path) -> dict[str, float]:
-    """Return tokens per second, and the share of what a large product in fp32 reaches on this thread: no data sheet gives a CPU's peak."""
-    speed = train.read_training(out)["speed"]
-    peak = measure_limits(_CPU, torch.float32, effort=2).flops_per_s
-    return {"tokens_per_s": round(speed["tokens_per_s"]), "mfu": round(speed["flops_per_s"] / peak, 3)}
+def _decoder_tokens(out: Path) -> int:
+    return int(train.read_training(out)["num_tokens"])
 
 
-def _student_speed(out: Path) -> dict[str, float]:
-    student = json.loads((out / "distillation.json").read_text())["student"]
-    return {"tokens_per_s": round(student["num_tokens"] / student["seconds"])}
+def _student_tokens(out: Path) -> int:
+    """Return those of the student and of its twin."""
+    fits = json.loads((out / "distillation.json").read_text())
+    return int(fits["student"]["num_tokens"] + fits["twin"]["num_tokens"])
 
 
-_SPEEDS = {"train": _decoder_speed, "distill": _student_speed}
+_TOKENS = {"train": _decoder_tokens, "distill": _student_tokens}
 
 
 def _recipe(done: Path) -> recipes.Recipe:

@@ -31,11 +31,18 @@ from pipelines.training.item_text import load_item_text
 from pipelines.training.warm_start import rows_before, tokens_before
 from services.errors import ConfigError
 
+_NO_LIFT = "has no effect where codes are deeper than 1: a new item shares its tokens with others; leave it out"
 
-def append_items(store: BundleStore, raw_items: pl.DataFrame, table: str, now: datetime) -> tuple[Bundle, int]:
+
+def append_items(
+    store: BundleStore, raw_items: pl.DataFrame, table: str, now: datetime, lift: float = 1.0
+) -> tuple[Bundle, int]:
     """Publish the live bundle with the items that it lacks, and return it with their number; without new ones it stays as it is.
 
-    Raises ConfigError for codes of depth 1 without text, which a training alone extends; DataError naming `table`; BundleNotFound, BundleCorrupt.
+    `lift` multiplies the rows of new items where an item is one token: above 1 they are shown more often among all others.
+
+    Raises ConfigError for codes of depth 1 without text, which a training alone extends, and for a lift that cannot be; DataError naming `table`; BundleNotFound,
+    BundleCorrupt.
     """
     live = store.live()
     live.verify()
@@ -46,6 +53,8 @@ def append_items(store: BundleStore, raw_items: pl.DataFrame, table: str, now: d
             f"{live.version}: its codes have depth 1, a token an item, and its rows are not learned from text; "
             "train once with a recipe whose decoder has a text_size, or with `tailrace pipeline --code-depth 3`"
         )
+    if not 0 < lift < float("inf") or (kept is not None and lift != 1):
+        raise ConfigError(f"--lift: {lift:g} {_NO_LIFT if kept is not None else 'is no factor; give a number above 0'}")
     new = items.filter(~pl.col("item_id").is_in(list(before.item_ids))).sort("item_id")
     if not len(new):
         return live, 0
@@ -58,7 +67,7 @@ def append_items(store: BundleStore, raw_items: pl.DataFrame, table: str, now: d
             student = with_rows(student, before, catalogue)
         elif text is not None:
             decoder = load_decoder(folder / "decoder", torch.float32, "cpu")
-            student, decoder = with_text_rows(student, decoder, before, catalogue, text.rows(texts_of(new)))
+            student, decoder = with_text_rows(student, decoder, before, catalogue, lift * text.rows(texts_of(new)))
             save_decoder(decoder, folder / "decoder")
         catalogue.save(folder / "catalogue.parquet")
         save_student(student, folder / "student.safetensors")

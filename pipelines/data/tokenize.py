@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import polars as pl
 
 from models.catalogue import Catalogue
@@ -32,8 +31,8 @@ from pipelines.data.examples import SPLIT, Split, SplitKind, as_of_rows, global_
 from pipelines.data.roles import has_repeats, repeat_share
 from services.errors import StageFailed
 
-ReadHistories = Callable[[pd.DataFrame], pd.DataFrame]
-"""Point-in-time join: (user_id, event_timestamp) -> the same rows with `history_item_ids`, oldest first."""
+ReadHistories = Callable[[pl.DataFrame], pl.DataFrame]
+"""Point-in-time join: (user_id, event_timestamp in UTC microseconds) -> the same rows with `history_item_ids`, oldest first."""
 
 
 def tokenize(
@@ -105,17 +104,8 @@ def describe_codes(tokenized: Path) -> str:
 
 def with_histories(rows: pl.DataFrame, read_histories: ReadHistories) -> pl.DataFrame:
     """Join each row with the history as of its time, empty for a user that the store does not have."""
-    requested = rows.select("user_id", "event_timestamp").unique(maintain_order=True)
-    found = read_histories(pd.DataFrame(requested.to_dict(as_series=False)))
-    times = pd.DatetimeIndex(found["event_timestamp"]).tz_convert("UTC").as_unit("us").asi8
-    answer = pl.DataFrame(
-        {
-            "user_id": pl.Series(found["user_id"].astype(str).tolist(), dtype=pl.String),
-            "event_timestamp": pl.from_epoch(pl.Series(times), "us").dt.replace_time_zone("UTC"),
-            "history_item_ids": [_listed(value) for value in found["history_item_ids"]],
-        },
-        schema_overrides={"history_item_ids": pl.List(pl.String)},
-    )
+    found = read_histories(rows.select("user_id", "event_timestamp").unique(maintain_order=True))
+    answer = found.select("user_id", "event_timestamp", "history_item_ids")
     joined = rows.join(answer, on=["user_id", "event_timestamp"], how="left", maintain_order="left")
     return joined.with_columns(pl.col("history_item_ids").fill_null([]))
 
@@ -189,7 +179,3 @@ def _coded(
         report |= describe(codes, book.level_sizes)
     (out / "codes.json").write_text(json.dumps(report, indent=1))
     return catalogue
-
-
-def _listed(value: object) -> list[str]:
-    return [str(item) for item in value] if isinstance(value, list | tuple | np.ndarray) else []

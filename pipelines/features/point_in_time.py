@@ -11,29 +11,23 @@ pages of warnings about leaked types.
 import multiprocessing
 import warnings
 from concurrent.futures import ProcessPoolExecutor
-from typing import TYPE_CHECKING
 
 import polars as pl
 
 from services.features.repo import RepoAddress, open_store
 from services.features.schema import USER_HISTORY
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 _SMALL = [f"{USER_HISTORY.name}:{column}" for column in ("num_events", "newest_event_time_ms", "row_time_us")]
 
 
-def histories_as_of(address: RepoAddress, rows: "pd.DataFrame") -> "pd.DataFrame":
+def histories_as_of(address: RepoAddress, rows: pl.DataFrame) -> pl.DataFrame:
     """Return each row (user_id, event_timestamp in UTC) with `history_item_ids`, oldest first, `num_events` and `newest_event_time_ms`.
 
     A history holds exactly the events at or before the timestamp: pass the microsecond before an event that must not be seen. Rows keep
     their order; a user without events by then has an empty list, `num_events` 0 and no `newest_event_time_ms`. `tables.serve` must have
     been run.
     """
-    requested = pl.from_pandas(rows[["user_id", "event_timestamp"]]).with_columns(
-        pl.col("event_timestamp").dt.convert_time_zone("UTC").dt.cast_time_unit("us")
-    )
+    requested = rows.select("user_id", pl.col("event_timestamp").dt.cast_time_unit("us"))
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as child:
         joined = child.submit(_join, address, requested).result()
     history = pl.scan_parquet(address.table_path(USER_HISTORY.name)).select(
@@ -43,7 +37,7 @@ def histories_as_of(address: RepoAddress, rows: "pd.DataFrame") -> "pd.DataFrame
     lists = keys.lazy().join(history, on=["user_id", "row_time_us"], how="inner").collect(engine="streaming")
     found = joined.join(lists, on=["user_id", "row_time_us"], how="left").drop("row_time_us")
     answer = requested.join(found, on=["user_id", "event_timestamp"], how="left", maintain_order="left")
-    return answer.with_columns(pl.col("num_events").fill_null(0), pl.col("history_item_ids").fill_null([])).to_pandas()
+    return answer.with_columns(pl.col("num_events").fill_null(0), pl.col("history_item_ids").fill_null([]))
 
 
 def _join(address: RepoAddress, requested: pl.DataFrame) -> pl.DataFrame:

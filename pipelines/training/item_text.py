@@ -2,10 +2,10 @@
 
 The map is shared, so an item that few or no events name has a row from what its words say. Where codes are deeper than 1, a token's vector
 is the mean of its items'. Rows whose items no training event names have no part of their own. After training both parts are added up
-(`folded`), and what is saved is an ordinary decoder. The map and the encoder of texts are saved beside it (`ItemText`), so that new items get
-rows without training.
+(`folded`), and what is saved is an ordinary decoder. The encoder of texts, the map and the trained items' own parts are saved beside it (`ItemText`), so that
+new items get rows without training: what the map makes of their text, and the own parts of the items with the nearest texts.
 
-Shape suffixes: V tokens, I items, D hidden, T size of the text vectors.
+Shape suffixes: V tokens, I items, U items with a part of their own, N new items, D hidden, T size of the text vectors.
 """
 
 from collections.abc import Sequence
@@ -27,35 +27,58 @@ from services.errors import BundleCorrupt, ConfigError
 
 ITEM_TEXT = "item_text.safetensors"
 _RIDGE = 1.0
+_NEAREST, _TEMPERATURE = 10, 0.05
+"""How many items lend a new one their own parts, by the softmax of their cosines over this."""
+_CHUNK = 256
 _SEED = 0
 """Of the text vectors, which belong to the data: all seeds of training share them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ItemText:
-    """What a text's row in the decoder is: the encoder of texts, and the map (T, D) from their vectors."""
+    """What a text's row in the decoder is: the encoder of texts, the map (T, D) from their vectors, and the vectors (U, T) and own parts (U, D) of trained items."""
 
     encoder: TextEncoder
     map_TD: np.ndarray
+    trained_UT: np.ndarray
+    own_UD: np.ndarray
 
     def rows(self, texts: Sequence[str]) -> Tensor:
         """Return the rows (N, D) of new items."""
-        return torch.from_numpy(self.encoder.encode(texts) @ self.map_TD)
+        text_NT = self.encoder.encode(texts)
+        starts = range(0, len(text_NT), _CHUNK)
+        lent = [self._lent(text_NT[start : start + _CHUNK]) for start in starts]
+        return torch.from_numpy(text_NT @ self.map_TD + np.concatenate([self.own_UD[:0], *lent]))
+
+    def _lent(self, text_NT: np.ndarray) -> np.ndarray:
+        """Return the mean own part of the items with the nearest texts, the nearer the more; 0 for a text with no word of theirs."""
+        cosines_NU = text_NT @ self.trained_UT.T
+        num = min(_NEAREST, len(self.own_UD))
+        nearest = np.argpartition(-cosines_NU, num - 1, axis=1)[:, :num] if num else np.zeros((len(text_NT), 0), int)
+        cosines = np.take_along_axis(cosines_NU, nearest, axis=1)
+        shares = np.where(cosines > 0, np.exp((cosines - 1) / _TEMPERATURE), 0)
+        shares /= np.maximum(shares.sum(axis=1, keepdims=True), np.finfo(np.float32).tiny)
+        lent_ND: np.ndarray = np.einsum("nu,nud->nd", shares, self.own_UD[nearest]).astype(np.float32)
+        return lent_ND
 
     def save(self, folder: Path) -> None:
         """Write the file."""
         tensors = {"rarity": self.encoder.rarity_W, "text": self.encoder.text_WT, "map": self.map_TD}
+        tensors |= {"trained": self.trained_UT.astype(np.float16), "own": self.own_UD.astype(np.float16)}
         save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, folder / ITEM_TEXT)
 
 
 def load_item_text(folder: Path) -> ItemText | None:
-    """Read what `save` wrote; None without the file. Raises BundleCorrupt."""
+    """Read what `save` wrote, a file without trained items too; None without the file. Raises BundleCorrupt."""
     path = folder / ITEM_TEXT
     if not path.exists():
         return None
     try:
         tensors = load_file(path)
-        return ItemText(TextEncoder(tensors["rarity"], tensors["text"]), tensors["map"])
+        encoder = TextEncoder(tensors["rarity"], tensors["text"])
+        none = {"trained": encoder.text_WT[:0], "own": tensors["map"][:0]}
+        trained_UT, own_UD = ((none | tensors)[name].astype(np.float32) for name in none)
+        return ItemText(encoder, tensors["map"], trained_UT, own_UD)
     except (OSError, KeyError, SafetensorError) as error:
         raise BundleCorrupt(f"{path}: not the texts' map ({error})") from error
 
@@ -106,9 +129,13 @@ def add_text(decoder: Decoder, catalogue: Catalogue, texts: Sequence[str], size:
 
 
 def learned_text(decoder: Decoder, encoder: TextEncoder) -> ItemText:
-    """Return the map of a decoder whose rows are learned from text by this encoder."""
+    """Return what a decoder whose rows are learned from text by this encoder has learned, for new items."""
     (rows,) = (module for module in decoder.modules() if isinstance(module, TextRows))
-    return ItemText(encoder, rows.map_TD.detach().cpu().numpy())
+    own_VD = decoder.embedding.weight - rows.text_VT @ rows.map_TD
+    trained = rows.has_own_V1[:, 0] > 0
+    trained[:NUM_SPECIAL_TOKENS] = False
+    parts = (part.detach().cpu().numpy() for part in (rows.map_TD, rows.text_VT[trained], own_VD[trained]))
+    return ItemText(encoder, *parts)
 
 
 def folded(decoder: Decoder) -> Decoder:

@@ -259,8 +259,11 @@ def precompute(
 @app.command("add-items")
 def add_items(
     items: Annotated[Path, typer.Argument(help="Items, as for `tailrace pipeline`; known ones stay as they are.")],
+    lift: Annotated[
+        float, typer.Option(help="Factor on the rows of new items; above 1 they are shown more often among all.")
+    ] = 1.0,
 ) -> None:
-    """Make new items recommendable at once: the live bundle with these items, without training. Codes must be deeper than 1."""
+    """Make new items recommendable at once: the live bundle with these items, without training, by their codes or texts."""
     from datetime import UTC, datetime
 
     from models.registry import BundleStore
@@ -270,7 +273,7 @@ def add_items(
     settings = _settings()
     with audited(settings.state_dir, "add-items"):
         store = BundleStore(settings.bundle_root)
-        bundle, num_new = append_items(store, read_table(items), items.name, datetime.now(UTC))
+        bundle, num_new = append_items(store, read_table(items), items.name, datetime.now(UTC), lift)
     _print_line(f"{num_new} new items; {bundle.version} is live")
 
 

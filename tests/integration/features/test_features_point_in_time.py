@@ -4,7 +4,6 @@ import random
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import pandas as pd
 import polars as pl
 import pytest
 
@@ -25,6 +24,8 @@ pytestmark = [
 ]
 START = datetime(2026, 1, 1, tzinfo=UTC)
 MAX_ITEMS = 6
+TIMES = {"user_id": pl.String(), "event_timestamp": pl.Datetime("us", "UTC")}
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def random_events(num_events: int, num_users: int) -> pl.DataFrame:
@@ -70,13 +71,13 @@ def test_no_row_sees_its_future(tables: Path, features: RepoAddress) -> None:
     rows = [(f"u{number}", when) for when in moments for number in range(8)]
     random.Random(1).shuffle(rows)
 
-    answer = histories_as_of(features, pd.DataFrame(rows, columns=["user_id", "event_timestamp"]))
+    answer = histories_as_of(features, pl.DataFrame(rows, TIMES, orient="row"))
 
-    assert list(zip(answer["user_id"], answer["event_timestamp"], strict=True)) == rows
+    assert answer.select("user_id", "event_timestamp").rows() == rows
     expected = [history_at(user, when) for user, when in rows]
-    assert [list(ids) for ids in answer["history_item_ids"]] == expected
+    assert answer["history_item_ids"].to_list() == expected
     assert [num == 0 for num in answer["num_events"]] == [not ids for ids in expected]
-    assert answer["newest_event_time_ms"].isna().tolist() == [not ids for ids in expected]
+    assert answer["newest_event_time_ms"].is_null().to_list() == [not ids for ids in expected]
 
 
 async def test_online_histories_are_the_newest_offline_ones(tables: Path, features: RepoAddress) -> None:
@@ -85,9 +86,9 @@ async def test_online_histories_are_the_newest_offline_ones(tables: Path, featur
     reader = FeatureReader(features, num_partitions=1)
     served = {row.user_id: await reader.read(row.user_id, "v1", 10.0) for row in latest_histories(tables)}
     await reader.close()
-    requested = [(user_id, pd.Timestamp(found.as_of_us, unit="us", tz="UTC")) for user_id, found in served.items()]
+    requested = [(user_id, EPOCH + timedelta(microseconds=found.as_of_us)) for user_id, found in served.items()]
 
-    offline = histories_as_of(features, pd.DataFrame(requested, columns=["user_id", "event_timestamp"]))
+    offline = histories_as_of(features, pl.DataFrame(requested, TIMES, orient="row"))
 
     assert len(served) == 7
     digests = [history_digest(tuple(ids)) for ids in offline["history_item_ids"]]

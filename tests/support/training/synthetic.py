@@ -4,7 +4,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import polars as pl
 
 from pipelines.data.arrivals import arrange
@@ -65,11 +64,11 @@ def histories_from(ingested: Path) -> ReadHistories:
     """Return a point-in-time join in plain loops: the oracle for the feature store's."""
     events = pl.read_parquet(ingested / "events.parquet")
 
-    def read(rows: pd.DataFrame) -> pd.DataFrame:
+    def read(rows: pl.DataFrame) -> pl.DataFrame:
         found = [
-            events.filter((pl.col("user_id") == user) & (pl.col("event_time") <= when.to_pydatetime()))
-            for user, when in zip(rows["user_id"], rows["event_timestamp"], strict=True)
+            events.filter((pl.col("user_id") == user) & (pl.col("event_time") <= when))["item_id"].to_list()
+            for user, when in rows.iter_rows()
         ]
-        return rows.assign(history_item_ids=[frame["item_id"].to_list() for frame in found])
+        return rows.with_columns(history_item_ids=pl.Series(found, dtype=pl.List(pl.String)))
 
     return read

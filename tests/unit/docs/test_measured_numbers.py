@@ -151,21 +151,21 @@ def kept_by_kinds_of_keys() -> Iterator[str]:
 
 
 def pipeline_lines() -> Iterator[str]:
-    """A line for each point: seconds and memory of each stage; then the speed of training, where it was measured."""
+    """A line for each point: processor seconds and memory of each stage, seconds by the clock where only those are on file; then the tokens of training."""
     rows = result("pipeline")["rows"]
     stages = dict.fromkeys(row["stage"] for row in rows)
     for events, items in dict.fromkeys((row["events"], row["items"]) for row in rows):
-        point = {
-            row["stage"]: row for row in rows if (row["events"], row["items"]) == (events, items) and row["seconds"]
-        }
-        cells = (
-            f"{point[name]['seconds']:.3g} / {point[name]['rss_mb']:,}" if name in point else "" for name in stages
-        )
+        point = {row["stage"]: row for row in rows if (row["events"], row["items"]) == (events, items)}
+        cells = (_cost(point[name]) if name in point and point[name]["seconds"] else "" for name in stages)
         yield f"| {events:,} | {items:,} | {' | '.join(cells)} |"
-        if "train" in point:
-            student = f"{point['distill']['tokens_per_s']:,}" if "distill" in point else ""
-            decoder = f"{point['train']['tokens_per_s']:,} | {100 * point['train']['mfu']:.0f} %"
-            yield f"| {events:,} | {items:,} | {decoder} | {student} |"
+        tokens = [point[name]["tokens_per_cpu_s"] if name in point else None for name in ("train", "distill")]
+        if any(tokens):
+            yield f"| {events:,} | {items:,} | {' | '.join(f'{number:,}' for number in tokens)} |"
+
+
+def _cost(row: dict[str, Any]) -> str:
+    spent = f"{row['seconds']:.3g} s" if row["cpu_s"] is None else f"{row['cpu_s']:.3g}"
+    return f"{spent} / {row['rss_mb']:,}"
 
 
 def fault_words() -> Iterator[str]:

@@ -25,6 +25,7 @@ from pipelines.data.tokenize import describe_codes
 from pipelines.evaluation.evaluate import read_report
 from pipelines.publication.model_card import CARD
 from pipelines.training.beam_scoring import BeamScorer
+from services.errors import ConfigError
 from services.llm.engine.beam.trie import ItemCodes
 from services.student.ranker import StudentRanker
 from tests.support.engine.engines import exhaustive_ranking
@@ -111,7 +112,7 @@ def test_new_items_get_codes_and_old_codes_stay(deep: Built) -> None:
 
 
 def test_a_new_item_is_ranked_by_both_models_without_training(deep: Built, tmp_path: Path) -> None:
-    """Appended to the live bundle, an item can be returned by decoder and student, whose answers on old items stay; old codes stay too."""
+    """Appended to the live bundle, an item can be returned by decoder and student, whose answers on old items stay; old codes stay too. A lift is refused."""
     store = BundleStore(tmp_path)
     bundle = deep.optimized / "bundle"
     store.publish(bundle, "first", {"num_items": 30, "lineage": {"seed": 0}}, {CARD: "# Bundle first\n"})
@@ -135,3 +136,5 @@ def test_a_new_item_is_ranked_by_both_models_without_training(deep: Built, tmp_p
     assert np.isfinite(beams[now.index_of["a-new"]])
     assert widened[now.index_of["a-new"]] > widened[rows].min()
     assert append_items(store, raw, "items", MADE_AT) == (live, 0)
+    with pytest.raises(ConfigError, match=r"--lift: 1\.5 has no effect where codes are deeper than 1.*; leave it out"):
+        append_items(store, raw, "items", MADE_AT, lift=1.5)

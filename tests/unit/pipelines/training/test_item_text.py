@@ -12,6 +12,7 @@ from torch.nn.utils import parametrize
 from models.catalogue import Catalogue, load_catalogue
 from models.decoder.weights import load_decoder
 from models.registry import BundleStore
+from models.student import read_student
 from pipelines.codes.append import append_items
 from pipelines.codes.embedding import fit_text, read_texts, save_texts, share_told_apart
 from pipelines.codes.options import CodesOptions
@@ -21,7 +22,7 @@ from pipelines.evaluation.metrics import ndcg, rank_labels
 from pipelines.runner.stage import silent
 from pipelines.training.beam_scoring import decoder_scorer
 from pipelines.training.dense import DecoderScorer, hidden_states
-from pipelines.training.item_text import ITEM_TEXT, TextRows, add_text, folded, load_item_text
+from pipelines.training.item_text import ITEM_TEXT, TextRows, add_text, folded, learned_text, load_item_text
 from pipelines.training.train import new_decoder, train
 from services.errors import BundleCorrupt, ConfigError
 from services.student.ranker import StudentRanker
@@ -89,6 +90,26 @@ def test_items_of_like_text_learn_together() -> None:
 
     moved = (decoder.embedding.weight - before).norm(dim=1)
     assert moved[first + 5] > 3 * moved[first + 6]
+
+
+def test_a_new_item_borrows_from_items_of_like_text(tmp_path: Path) -> None:
+    """A text that a trained item has gets that item's row, one near two of them lies between, and one without any known word gets nothing."""
+    catalogue = build_catalogue()
+    texts = [f"word{index} thing{index}" for index in range(30)]
+    texts[4], texts[5] = "red lipstick matte", "red lipstick glossy"
+    decoder = new_decoder(catalogue, SMALL_DECODER)
+    encoder = add_text(decoder, catalogue, texts, 30)
+    learned_text(decoder, encoder).save(tmp_path)
+    learned = load_item_text(tmp_path)
+    assert learned is not None
+
+    same, between, empty = learned.rows([texts[7], "red lipstick", ""])
+
+    trained = decoder.head_weight_VD.detach()[catalogue.token_offsets[0] :]
+    torch.testing.assert_close(same, trained[7], atol=1e-3, rtol=1e-2)
+    near = torch.nn.functional.cosine_similarity(between, trained)
+    assert set(near.topk(2).indices.tolist()) == {4, 5}
+    assert not empty.any()
 
 
 def test_a_killed_fit_goes_on_to_the_same_weights(built: Built, tmp_path: Path) -> None:
@@ -217,6 +238,28 @@ def test_a_new_item_is_ranked_by_its_text_without_training(learned: Built, tmp_p
     tokens = now.tokens(now.indices(["a-new", "z-new"]))
     torch.testing.assert_close(decoder.head_weight_VD[tokens].detach(), text.rows(["Item i03", "Item z"]))
     assert append_items(store, raw, "items", MADE_AT) == (live, 0)
+
+
+def test_a_lift_multiplies_new_rows_alone(learned: Built, tmp_path: Path) -> None:
+    """In the decoder by itself, in the student through its map of the decoder's rows; what is no factor is refused by its option."""
+    store, raw = BundleStore(tmp_path), pl.DataFrame({"item_id": ["z-new"], "title": ["Item z"]})
+    store.publish(learned.optimized / "bundle", "first", {"num_items": 30})
+    rows = []
+    for lift in (1.0, 1.5):
+        store.promote("first")
+        live, _ = append_items(store, raw, "items", MADE_AT, lift)
+        decoder, student = (
+            load_decoder(live.decoder_dir, torch.float32, CPU),
+            read_student(live.path / "student.safetensors"),
+        )
+        rows.append((decoder.head_weight_VD.detach(), student.embedding.weight.detach()))
+
+    for plain, lifted in zip(*rows, strict=True):
+        torch.testing.assert_close(lifted[-1], 1.5 * plain[-1])
+        assert torch.equal(lifted[:-1], plain[:-1])
+    for lift in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ConfigError, match=r"--lift: .* is no factor; give a number above 0"):
+            append_items(store, raw, "items", MADE_AT, lift)
 
 
 def test_new_items_of_a_bundle_without_text_are_refused(built: Built, tmp_path: Path) -> None:
