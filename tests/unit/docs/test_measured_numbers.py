@@ -160,7 +160,7 @@ def pipeline_lines() -> Iterator[str]:
         yield f"| {events:,} | {items:,} | {' | '.join(cells)} |"
         tokens = [point[name]["tokens_per_cpu_s"] if name in point else None for name in ("train", "distill")]
         if any(tokens):
-            yield f"| {events:,} | {items:,} | {' | '.join(f'{number:,}' for number in tokens)} |"
+            yield f"| {events:,} | {items:,} | {' | '.join(f'{number:,}' if number else '' for number in tokens)} |"
 
 
 def _cost(row: dict[str, Any]) -> str:
