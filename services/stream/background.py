@@ -117,6 +117,7 @@ class PopularCounts:
     def _count_week(self, partition: int, given_up: threading.Event) -> PopularityCounter:
         """Count the offline log's last week, then what was logged meanwhile. Runs in the background thread."""
         counts = PopularityCounter(self._items, roles=self._roles)
+        counts.slide(time.time_ns() // 1_000_000)
         for _ in range(_COUNTING_ROUNDS):
             for event in self._logged_since(partition, counts):
                 counts.add(event.event)

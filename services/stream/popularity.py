@@ -103,6 +103,11 @@ class PopularityCounter:
         for window in self._windows.values():
             window.touch(number, before_s, time_s, listing)
 
+    def slide(self, now_ms: int) -> None:
+        """Leave out what the windows that end at `now_ms` do not reach. Call before a log is counted: its past would take a bucket for every five minutes."""
+        for window in self._windows.values():
+            window.slide(now_ms // 1_000)
+
     def top(self, now_ms: int, num_items: int) -> dict[str, PopularWindow]:
         """Slide to `now_ms` and return each window's most frequent items, ties by item id."""
         listing = self._items.current
@@ -155,13 +160,15 @@ class _Window:
 
     def top(self, now_s: int, num_items: int, listing: Listing) -> PopularWindow:
         self._total = _extended(self._total, len(listing.item_ids))
-        self._slide(now_s // self._bucket_s)
+        self.slide(now_s)
         best = self._leaders.best(num_items, self._total, listing)
         return PopularWindow(
             tuple(listing.item_ids[number] for number in best), tuple(int(self._total[number]) for number in best)
         )
 
-    def _slide(self, now: int) -> None:
+    def slide(self, now_s: int) -> None:
+        """Drop the buckets before the window that ends now, and take in those that have begun."""
+        now = now_s // self._bucket_s
         for bucket in [bucket for bucket in self._buckets if self._newest < bucket <= now]:
             counts = self._buckets[bucket]
             self._total[: len(counts)] += counts

@@ -1,5 +1,6 @@
 """Sliding windows of popularity."""
 
+import tracemalloc
 from collections import defaultdict
 from dataclasses import replace
 
@@ -54,6 +55,24 @@ def test_windows_slide_without_events() -> None:
     assert [top["1h"].item_ids for top in tops] == [("now",), (), ("ahead",), (), ()]
     assert ["now" in top["24h"].item_ids for top in tops] == [True, True, False, False, False]
     assert ["now" in top["7d"].item_ids for top in tops] == [True, True, True, True, False]
+
+
+def test_a_log_that_is_counted_after_sliding_keeps_no_past_buckets() -> None:
+    """Counting a week's log gives the same windows in the memory of the windows' own buckets: the last hour has 13, the week 2,016 of its length."""
+    names = [f"i{number}" for number in range(20_000)]
+    week = [event(offset, names[offset], (2_016 - offset) * 300_000) for offset in range(2_016)]
+    slid, late = counter(*names), counter(*names)
+    slid.slide(NOW_MS)
+    tracemalloc.start()
+    for one in week:
+        slid.add(one)
+    num_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    for one in week:
+        late.add(one)
+
+    assert slid.top(NOW_MS, 10) == late.top(NOW_MS, 10)
+    assert num_bytes < 50 * 2 * len(names)
 
 
 def test_a_replay_counts_nothing_twice() -> None:
