@@ -95,6 +95,19 @@ def quality_lines() -> Iterator[str]:
         yield f"| {SPLITS[row['split']]} | {row['policy']} | {cost} | {100 * row['llm_share']:.0f} % |"
 
 
+def deep_codes_lines() -> Iterator[str]:
+    """The codes and the decoder's size, and a line for each model that knows items by their codes."""
+    run = result("quality-beauty-codes")
+    [first], rows = run["runs"], {row["model"]: row for row in run["rows"]}
+    yield f"each item three codes of {' x '.join(map(str, first['level_sizes']))}"
+    yield f"the decoder of {first['num_parameters']['decoder']['all']:,} parameters"
+    names = {"decoder": "decoder, codes of depth 3", "student": "its student", "twin": "the same without distillation"}
+    for model, name in names.items():
+        row = rows[model]
+        masked = f"{row['hr10']:.4f} / {row['ndcg10']:.4f} ({row['ci95'][0]:.4f} to {row['ci95'][1]:.4f})"
+        yield f"| {name} | {masked} | {row['hr10_unmasked']:.4f} / {row['ndcg10_unmasked']:.4f} |"
+
+
 def engine_lines() -> Iterator[str]:
     """A line for each case: all engines' values, then how ours stand to the best peer."""
     rows = {(row["name"], row["engine"]): row for row in result("engine")["cases"]}
@@ -225,6 +238,7 @@ PAGES = {
         serve_ratios,
         freshness_line,
         quality_lines,
+        deep_codes_lines,
         engine_lines,
         engine_shares,
         curve_and_count_words,
