@@ -181,6 +181,29 @@ def _cost(row: dict[str, Any]) -> str:
     return f"{spent} / {row['rss_mb']:,}"
 
 
+def cold_lines() -> Iterator[str]:
+    """A line for each baseline, then for each model and lift: recall with its interval, the gain over the nearest text, and what trained items lose."""
+    run = result("cold-items")
+    scopes = ("all", "among_cold")
+    recalls = {(row["model"], row["lift"], row["scope"]): row for row in run["rows"]}
+    gained = {(row["model"], row["lift"], row["scope"]): row for row in run["gains"] if row["over"] == "nearest_text"}
+    for name in ("popularity", "nearest_text", "nearest_embedding"):
+        cells = (f"{row['recall10']:.4f} ({_low_high(row)}) | " for row in (recalls[name, None, one] for one in scopes))
+        yield f"| {name.replace('_', ' ')} | | {' | '.join(cells)} | |"
+    for row in run["ordinary"]:
+        cells = (
+            f"{recalls[place]['recall10']:.4f} ({_low_high(recalls[place])}) | {gained[place]['gain']:+.4f} ({_low_high(gained[place], '+')})"
+            for place in ((row["model"], row["lift"], scope) for scope in scopes)
+        )
+        yield f"| {row['model']} | {row['lift']:g} | {' | '.join(cells)} | {row['before']:.4f} to {row['ndcg10']:.4f} ({_low_high(row, '+')}) |"
+    yield f"{run['num_cold_items']} of {run['num_items']:,} items, {run['num_cases']:,} events of theirs, and {run['num_ordinary_cases']:,} of trained items"
+
+
+def _low_high(row: dict[str, Any], sign: str = "") -> str:
+    low, high = row["ci95"]
+    return f"{low:{sign}.4f} to {high:{sign}.4f}"
+
+
 def fault_words() -> Iterator[str]:
     """Nothing acknowledged was lost; who came in time in the spike."""
     rows = {row["fault"]: row for row in result("faults")["rows"]}
@@ -239,6 +262,7 @@ PAGES = {
         freshness_line,
         quality_lines,
         deep_codes_lines,
+        cold_lines,
         engine_lines,
         engine_shares,
         curve_and_count_words,
