@@ -147,6 +147,22 @@ def curve_and_count_words() -> Iterator[str]:
     yield f"A million final beams over {judged['catalogues']} catalogues"
 
 
+def overload_lines() -> Iterator[str]:
+    """A line for each door and multiple of its capacity, with the figures of high, normal and low priority."""
+    cases: dict[tuple[str, float, bool], list[dict[str, Any]]] = {}
+    for row in result("overload")["rows"]:
+        cases.setdefault((row["door"], row["multiple"], row["is_after_overload"]), []).append(row)
+    for (door, multiple, is_after), rows in cases.items():
+        assert [row["priority"] for row in rows] == ["high", "normal", "low"]
+        in_time = " / ".join(f"{row['goodput_rps']:.0f}" for row in rows)
+        waits = (
+            " / ".join("-" if row[name] is None else f"{row[name]:.0f}" for row in rows)
+            for name in ("answered_p99_ms", "refused_p99_ms")
+        )
+        words = f"{multiple:g}, 5 s after" if is_after else f"{multiple:g}"
+        yield f"| {door} | {words} | {rows[0]['rate_rps']:.0f} | {in_time} | {' | '.join(waits)} |"
+
+
 def scale_lines() -> Iterator[str]:
     """A line for each axis and size."""
     for row in result("scale")["rows"]:
@@ -267,6 +283,7 @@ PAGES = {
         engine_shares,
         curve_and_count_words,
         kept_by_kinds_of_keys,
+        overload_lines,
         scale_lines,
         pipeline_lines,
         fault_words,
