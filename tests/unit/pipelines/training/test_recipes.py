@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.training.distill import DistillOptions
-from pipelines.training.distill import untaught
+from pipelines.training.distill import DistillOptions, untaught
 from pipelines.training.recipes import DataSize, Recipe, choose, read_recipes
 from pipelines.training.train import TrainOptions
 from services.errors import ConfigError
