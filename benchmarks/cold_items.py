@@ -1,13 +1,13 @@
 """Cold items: how often a model finds an item that no training event named, beside what knows items by popularity or by text alone.
 
-    python -m benchmarks.cold_items --sequences FOLDER --json OUT [--share 0.05] [--depth 1] --state FOLDER [--epochs N]
+    python -m benchmarks.cold_items --sequences FOLDER --json OUT [--share 0.05] [--depth 1] --state FOLDER [--epochs N] [--lifts F ...]
 
 The folder is one as benchmarks/quality/sequences.py describes it. A share of the items, drawn by seed, is
 removed from all training sequences. Where an item is one token (depth 1) training does not know these items at all, and both models get them as `tailrace
 add-items` appends them, from their texts; with deeper codes they stay in the catalogue. A case is each held-out item's event with at least one event of another kind
 before it; the item is ranked among ALL items that its user has not seen. `nearest_text` ranks items by the cosine of their text with that of the
 newest item, `nearest_embedding` by the whole embedding that a new item gets its codes from. recall@10 over all items (`all`), and among the held-out items
-alone (`among_cold`), with 95 % bootstrap intervals; `gains` are differences on the same cases. A `lift` is the factor on the rows of new items (`tailrace add-items --lift`);
+alone (`among_cold`), with 95 % bootstrap intervals; `gains` are differences on the same cases. A lift (`--lifts`) is the factor on the rows of new items that `tailrace add-items` takes as well;
 `ordinary` is what it costs: NDCG@10 of the validation labels, all trained items, with the new items in the catalogue, and `before` without them.
 """
 
