@@ -15,6 +15,7 @@ from models.catalogue import Catalogue
 from pipelines.training.fit.batches import Batch
 from pipelines.training.fit.fitting import Loss
 from pipelines.training.loss import PENALTY, catalogue_loss
+from services.llm.engine.beam.trie import ItemCodes, Trie
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +31,17 @@ class OtherCodes:
 
 
 class CodePaths:
-    """A catalogue's paths by level. `child_PS[level]` numbers the prefixes with one code more, -1 where no item has one."""
+    """A catalogue's paths by level, as the engine's trie numbers them: `child_PS[level]` is the node of a prefix with one code more, -1 where no item has one."""
 
     def __init__(self, catalogue: Catalogue, device: torch.device) -> None:
         self.first_tokens, self.level_sizes = catalogue.token_offsets, catalogue.level_sizes
+        items = ItemCodes(codes=catalogue.codes, level_sizes=self.level_sizes, token_offsets=self.first_tokens)
+        nodes = (*Trie(items, torch.device("cpu")).nodes_of_items, np.arange(len(catalogue.item_ids), dtype=np.int32))
         self.child_PS: list[Tensor] = []
-        prefix_I, num_prefixes = np.zeros(len(catalogue.item_ids), dtype=np.int64), 1
-        for codes_I, size in zip(catalogue.codes.T, catalogue.level_sizes, strict=True):
-            used, child_I = np.unique(prefix_I * size + codes_I, return_inverse=True)
-            child_PS = np.full(num_prefixes * size, -1, dtype=np.int32)
-            child_PS[used] = np.arange(len(used))
-            self.child_PS.append(torch.from_numpy(child_PS.reshape(-1, size)).to(device))
-            prefix_I, num_prefixes = child_I, len(used)
+        for level, size in enumerate(self.level_sizes):
+            child_PS = np.full((int(nodes[level].max()) + 1, size), -1, dtype=np.int32)
+            child_PS[nodes[level], catalogue.codes[:, level]] = nodes[level + 1]
+            self.child_PS.append(torch.from_numpy(child_PS).to(device))
 
     def loss(self, hidden_BLD: Tensor, head_VD: Tensor, batch: Batch) -> Loss:
         """Return the mean cross-entropy of all levels' codes, each among those below the codes before it, and their number."""
