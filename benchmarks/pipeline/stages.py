@@ -111,9 +111,9 @@ def _decoder_tokens(out: Path) -> int:
 
 
 def _student_tokens(out: Path) -> int:
-    """Return those of the student and of its twin."""
+    """Return those of the student and of its twin, which is trained where there is a teacher."""
     fits = json.loads((out / "distillation.json").read_text())
-    return int(fits["student"]["num_tokens"] + fits["twin"]["num_tokens"])
+    return int(fits["student"]["num_tokens"] + (fits["options"]["teacher_weight"] > 0) * fits["twin"]["num_tokens"])
 
 
 _TOKENS = {"train": _decoder_tokens, "distill": _student_tokens}

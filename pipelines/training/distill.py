@@ -15,6 +15,7 @@ Shape suffixes: B windows, L positions, T = B * L tokens, D hidden.
 import json
 import math
 import multiprocessing
+import shutil
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
@@ -80,23 +81,22 @@ def distill(
     progress: Progress,
     start: WarmStart | None = None,
 ) -> None:
-    """Train both and write them; the twin in a process of its own beside."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as beside:
-        inputs = Inputs(tokenized, torch.get_num_threads(), device)
-        twin = beside.submit(
-            fit_and_save,
-            inputs,
-            decoder_dir,
-            untaught(options),
-            out / "twin.safetensors",
-            checkpoints.of("twin"),
-            silent,
-            start,
-        )
-        student = fit_and_save(
-            inputs, decoder_dir, options, out / "student.safetensors", checkpoints.of("student"), progress, start
-        )
-        fits = {"student": asdict(student), "twin": asdict(twin.result())}
+    """Train both and write them; the twin in a process of its own beside. A student without a teacher is its own twin, and trained once."""
+    inputs, lesson = Inputs(tokenized, torch.get_num_threads(), device), untaught(options)
+    path, twin_path = out / "student.safetensors", out / "twin.safetensors"
+
+    def fit_student() -> Fitted:
+        return fit_and_save(inputs, decoder_dir, options, path, checkpoints.of("student"), progress, start)
+
+    if options == lesson:
+        student = twin = fit_student()
+        shutil.copyfile(path, twin_path)
+    else:
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as beside:
+            saved = checkpoints.of("twin")
+            fitting = beside.submit(fit_and_save, inputs, decoder_dir, lesson, twin_path, saved, silent, start)
+            student, twin = fit_student(), fitting.result()
+    fits = {"student": asdict(student), "twin": asdict(twin)}
     (out / "distillation.json").write_text(json.dumps({"options": asdict(options), **fits}, indent=1))
 
 

@@ -1,5 +1,6 @@
 """Training: the learning rate, averaged weights, dropout, unusable batches, and the best validation is kept."""
 
+import json
 import math
 from collections.abc import Iterable
 from dataclasses import replace
@@ -13,8 +14,9 @@ import torch
 from torch import nn
 
 from models.decoder.decoder import Decoder
+from pipelines.runner.stage import silent
 from pipelines.training.dense import DecoderScorer, hidden_states
-from pipelines.training.distill import DistillOptions, StudentScorer, imitation_loss, new_student, untaught
+from pipelines.training.distill import DistillOptions, StudentScorer, distill, imitation_loss, new_student, untaught
 from pipelines.training.fit.batches import Batch, make_batch, split_batch
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.descent import Descent, DescentOptions, rate_at
@@ -24,7 +26,7 @@ from pipelines.training.sampled_loss import ItemSampler
 from pipelines.training.train import TrainOptions, new_decoder, next_token_loss
 from services.errors import StageFailed
 from tests.support.training.bundles import build_catalogue
-from tests.unit.pipelines.conftest import checkpoints_in
+from tests.unit.pipelines.conftest import CPU, SMALL_STUDENT, Built, checkpoints_in
 
 DESCENT = DescentOptions(learning_rate=0.1, weight_decay=0.0, warm_up=0.1, average=0.9)
 
@@ -172,6 +174,25 @@ def test_a_narrow_student_starts_from_what_its_size_can_hold() -> None:
 
     narrow, wide = student.embedding.weight, decoder.embedding.weight
     torch.testing.assert_close(narrow @ narrow.T, wide @ wide.T, rtol=1e-3, atol=1e-3)
+
+
+def test_a_student_without_a_teacher_is_its_own_twin(built: Built, tmp_path: Path) -> None:
+    """It is trained once: what is written for the twin is the student."""
+    distill(
+        built.trained.tokenized,
+        built.trained.decoder_dir,
+        untaught(SMALL_STUDENT),
+        tmp_path,
+        checkpoints_in(tmp_path / "saved", every_s=0.0),
+        CPU,
+        silent,
+    )
+
+    student, twin = (tmp_path / name for name in ("student.safetensors", "twin.safetensors"))
+    assert student.read_bytes() == twin.read_bytes()
+    assert [path.name for path in (tmp_path / "saved").iterdir()] == ["student"]
+    fits = json.loads((tmp_path / "distillation.json").read_text())
+    assert fits["student"] == fits["twin"]
 
 
 def test_the_twin_differs_by_the_teachers_distribution_alone() -> None:
