@@ -38,7 +38,7 @@ from pipelines.publication import bundle, model_card, precompute
 from pipelines.runner.bars import Bars, metrics_table
 from pipelines.runner.run_lock import run_lock, run_lock_if_free
 from pipelines.runner.stage import Progress, StageCache, StageOutput, content_key
-from pipelines.training import distill, recipes, train
+from pipelines.training import distill, recipes, text_start, train
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.device import choose_device
 from pipelines.training.warm_start import live_start
@@ -124,7 +124,8 @@ def flow(options: PipelineOptions, places: Places, bars: Bars) -> Iterator[Stage
     progress = bars.begin("train")
     device = choose_device(options.device)
     chosen = {"device": device.type, "warm_start": start is not None}  # not which bundle: equal data is skipped
-    key = content_key(chosen | asdict(recipe.train), [tokenized.key], [train])
+    checkpoint = text_start.checkpoint_hash(recipe.train.text_start)
+    key = content_key(chosen | asdict(recipe.train), [tokenized.key, checkpoint], [train])
     saved = Checkpoints(stages.checkpoint_dir("train", key), "train", options.checkpoint_every_s)
     trained = stages.run(
         "train", key, lambda out: train.train(tokenized.path, recipe.train, out, saved, device, progress, start)

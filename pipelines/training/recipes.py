@@ -101,7 +101,8 @@ def describe(recipe: Recipe, size: DataSize) -> str:
         f"{size.events} training events, {size.items} items, "
         f"{size.mean_length:.1f} events a user, {size.events_per_item:.1f} an item"
     )
-    return f"recipe {recipe.name}: {measured}; {texts}: {learned}"
+    first = f"; the decoder begins as {recipe.train.text_start}" if recipe.train.text_start else ""
+    return f"recipe {recipe.name}: {measured}; {texts}: {learned}{first}"
 
 
 def read_recipes(

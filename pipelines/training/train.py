@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import structlog
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
@@ -41,8 +42,11 @@ from pipelines.training.item_text import add_text, folded, learned_text
 from pipelines.training.position_loss import position_loss
 from pipelines.training.sampled_loss import ItemSampler
 from pipelines.training.speed import SPEED, speed_of, training_flops
+from pipelines.training.text_start import decoder_from_text
 from pipelines.training.warm_start import WarmStart, tokens_before
 from services.errors import ConfigError
+
+log = structlog.get_logger()
 
 _BEAM_CASES = 2_000
 """Cases of a validation by beam search, which takes far longer than dense scores."""
@@ -64,6 +68,10 @@ class TrainOptions:
     """Number of items that the softmax is computed over in training, drawn for each batch; 0: all."""
     text_size: int = 0
     """Numbers of an item's text from which its row is learned, beside a row of its own (item_text.py); 0: none."""
+    text_start: str = ""
+    """Folder of a text checkpoint, whose shape is taken instead of this one and whose weights are the start (text_start.py); empty: random weights."""
+    text_layers: int = 0
+    """Number of the text checkpoint's first layers that are taken; 0: all."""
     mask_seen: bool = True
     """Learn and validate the next item among those not seen yet, as serving ranks by default. Only codes of depth 1 can be masked."""
     seed: int = 0
@@ -79,6 +87,15 @@ class TrainOptions:
         """Refuse what cannot be trained. Raises ConfigError naming the field."""
         if self.text_size < 0:
             raise ConfigError(f"text_size: {self.text_size} is no size; give 0 for none, or more, such as 64")
+        if self.text_layers < 0 or (self.text_layers and not self.text_start):
+            raise ConfigError(
+                f"text_layers: {self.text_layers} of no checkpoint; give text_start and a number of its first layers, or 0 for all"
+            )
+
+    @property
+    def shape(self) -> dict[str, int]:
+        """The shape that a text checkpoint overrules."""
+        return {name: getattr(self, name) for name in ("hidden_size", "num_layers", "num_heads", "feed_forward")}
 
 
 def train(
@@ -94,7 +111,7 @@ def train(
     """Train, keep the best epoch by validation, and write the decoder with its curve."""
     catalogue = load_catalogue(tokenized / "catalogue.parquet")
     sequences, valid = read_labelled_sequences(tokenized), read_cases(tokenized, Split.VALID)
-    decoder = new_decoder(catalogue, options).to(device)
+    decoder = first_decoder(tokenized, catalogue, options).to(device)
     fit_options = options.fit if start is None else begin_warm(start, decoder, catalogue, options.fit)
     rng, mask_seen = np.random.default_rng(options.seed), options.mask_seen and catalogue.depth == 1
     samples = options.sample_items and catalogue.depth == 1  # a level of deeper codes is small
@@ -141,6 +158,7 @@ def train(
         "options": asdict(options),
         "num_parameters": num_parameters,
         "epochs": fit_options.epochs,
+        "text_start": shape_of(decoder.config) if options.text_start else None,
         "started_from": start.version if start is not None and fit_options is not options.fit else None,
         **asdict(fitted),
     }
@@ -185,6 +203,27 @@ def next_token_loss(
     return position_loss(hidden_BLD, head_VD, items_BL, batch.is_label, mask_seen=mask_seen, sampler=sampler)
 
 
+def first_decoder(tokenized: Path, catalogue: Catalogue, options: TrainOptions) -> Decoder:
+    """Return the decoder that training begins with: of a text checkpoint, whose shape overrules the options', or with fresh weights. Raises ConfigError."""
+    if not options.text_start:
+        return new_decoder(catalogue, options)
+    folder, num_positions = Path(options.text_start), _num_positions(catalogue, options)
+    texts = read_texts(tokenized)
+    decoder = decoder_from_text(folder, options.text_layers, catalogue, texts, num_positions, options.seed)
+    log.info("decoder_from_text", checkpoint=str(folder), shape=shape_of(decoder.config), instead_of=options.shape)
+    return decoder
+
+
+def shape_of(config: DecoderConfig) -> dict[str, int]:
+    """Return a decoder's shape by the names of the options."""
+    return {
+        "hidden_size": config.hidden_size,
+        "num_layers": config.num_hidden_layers,
+        "num_heads": config.num_attention_heads,
+        "feed_forward": config.intermediate_size,
+    }
+
+
 def new_decoder(catalogue: Catalogue, options: TrainOptions) -> Decoder:
     """Return a decoder with fresh weights: normal, narrower where layers add onto the residual stream."""
     torch.manual_seed(options.seed)
@@ -197,7 +236,7 @@ def new_decoder(catalogue: Catalogue, options: TrainOptions) -> Decoder:
             num_attention_heads=options.num_heads,
             num_key_value_heads=options.num_heads,
             head_dim=options.hidden_size // options.num_heads,
-            max_position_embeddings=(options.max_items + 1) * catalogue.depth,
+            max_position_embeddings=_num_positions(catalogue, options),
         )
     )
     for name, parameter in decoder.named_parameters():
@@ -205,3 +244,7 @@ def new_decoder(catalogue: Catalogue, options: TrainOptions) -> Decoder:
             adds = name.endswith(("output.weight", "down.weight"))
             nn.init.normal_(parameter, std=0.02 / (2 * options.num_layers) ** 0.5 if adds else 0.02)
     return decoder
+
+
+def _num_positions(catalogue: Catalogue, options: TrainOptions) -> int:
+    return (options.max_items + 1) * catalogue.depth
