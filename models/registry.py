@@ -7,6 +7,7 @@
                      student.safetensors   the same weights, from which a later training may start
                      catalogue.parquet
                      code_book.safetensors   where codes are deeper than 1: how new items get theirs
+                     teacher/           where codes are deeper than 1 and the decoder had a teacher: a later training starts from it
                      item_text.safetensors   where the decoder's rows are learned from text: those of new items
                      report.json        the evaluation
                      report.md          the same for readers, with what the bundle was made from

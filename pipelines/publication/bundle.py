@@ -1,7 +1,7 @@
 """Stages 7 and 9: the bundle is assembled from what was trained, its student proven equal to the evaluated one; then it is published.
 
     bundle/          what models/registry.py lists: decoder/, student.onnx and student_table/ (student_table), student.safetensors, catalogue.parquet, report.json,
-                     code_book.safetensors where codes are deeper than 1, and item_text.safetensors where rows are learned from text; publication adds
+                     code_book.safetensors where codes are deeper than 1, teacher/ where their decoder had one, and item_text.safetensors where rows are learned from text; publication adds
                      report.md (model_card)
     version.txt      the bundle's name: when it was made (UTC) and a hash of its content
 
@@ -28,6 +28,7 @@ from pipelines.evaluation.gain import llm_pays
 from pipelines.publication.student_table import GRAPH, export_student
 from pipelines.runner.stage import content_key
 from pipelines.training.distill import StudentScorer
+from pipelines.training.item_teacher import TEACHER
 from pipelines.training.item_text import ITEM_TEXT
 from services.errors import StageFailed
 from services.features.schema import SERVICE
@@ -47,6 +48,8 @@ def optimize(trained: Trained, evaluated: Path, made_at: datetime, out: Path) ->
     shutil.copyfile(trained.tokenized / "catalogue.parquet", bundle / "catalogue.parquet")
     if (trained.tokenized / CODE_BOOK).exists():
         shutil.copyfile(trained.tokenized / CODE_BOOK, bundle / CODE_BOOK)
+    if (trained.decoder_dir.parent / TEACHER).exists():
+        shutil.copytree(trained.decoder_dir.parent / TEACHER, bundle / TEACHER)
     if (trained.decoder_dir.parent / ITEM_TEXT).exists():
         shutil.copyfile(trained.decoder_dir.parent / ITEM_TEXT, bundle / ITEM_TEXT)
     shutil.copyfile(trained.students_dir / "student.safetensors", bundle / "student.safetensors")

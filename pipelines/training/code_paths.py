@@ -5,6 +5,7 @@ That is how the engine's beams score items, so the shares of all items add up to
 Shape suffixes: B windows, L positions, N items of a window, T items learned from, C items of a chunk, D hidden, V tokens, P prefixes, S codes of a level.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,8 +13,9 @@ import torch
 from torch import Tensor
 
 from models.catalogue import Catalogue
-from pipelines.training.fit.batches import Batch
+from pipelines.training.fit.batches import IGNORED, Batch
 from pipelines.training.fit.fitting import Loss
+from pipelines.training.item_teacher import ItemTeacher, TaughtCodes
 from pipelines.training.loss import PENALTY, catalogue_loss
 from services.llm.engine.beam.trie import ItemCodes, Trie
 
@@ -43,16 +45,24 @@ class CodePaths:
             child_PS[nodes[level], catalogue.codes[:, level]] = nodes[level + 1]
             self.child_PS.append(torch.from_numpy(child_PS).to(device))
 
-    def loss(self, hidden_BLD: Tensor, head_VD: Tensor, batch: Batch) -> Loss:
-        """Return the mean cross-entropy of all levels' codes, each among those below the codes before it, and their number."""
+    def loss(self, hidden_BLD: Tensor, head_VD: Tensor, batch: Batch, teacher: ItemTeacher | None = None) -> Loss:
+        """Return the mean cross-entropy of all levels' codes, each among those below the codes before it, and their number.
+
+        With a teacher the target at each level is a mixture of the label's code and the teacher's shares.
+        """
         depth = len(self.level_sizes)
         labels_BNX = batch.labels.reshape(len(batch.labels), -1, depth)
         hidden_BNXD = hidden_BLD.reshape(*labels_BNX.shape, -1)
         chosen_BN = (labels_BNX[..., 0] >= 0) & batch.is_label[:, ::depth]
         hidden_TXD, labels_TX = hidden_BNXD[chosen_BN], labels_BNX[chosen_BN]
+        taught: Sequence[TaughtCodes | None] = [None] * depth
+        if teacher is not None:
+            codes_BNX = labels_BNX - torch.tensor(self.first_tokens, device=labels_BNX.device)
+            taught = teacher.taught(codes_BNX.clamp(min=IGNORED), chosen_BN)
         prefix_T, losses = torch.zeros_like(labels_TX[:, 0]), []
         for level, (first, size) in enumerate(zip(self.first_tokens, self.level_sizes, strict=True)):
             others, codes_T = OtherCodes(self.child_PS[level], prefix_T), labels_TX[:, level] - first
-            losses.append(catalogue_loss(hidden_TXD[:, level], head_VD[first : first + size], codes_T, others))
+            head_SD = head_VD[first : first + size]
+            losses.append(catalogue_loss(hidden_TXD[:, level], head_SD, codes_T, others, taught[level]))
             prefix_T = self.child_PS[level][prefix_T, codes_T].long()
         return torch.stack(losses).mean(), labels_TX.numel()

@@ -4,8 +4,8 @@
     distillation.json                       shapes, curves and the options
 
 The target at each position is a mixture of the decoder's distribution over the whole catalogue and the label. The twin's target is the label.
-Where codes are deeper than 1, that distribution is over the items that the decoder's beams find (lessons.py), and the rows of items
-without training events are made from their codes (item_rows.py).
+Where codes are deeper than 1, a decoder that had a teacher shares it with the student (item_teacher.py). Without one, that distribution is over the items
+that the decoder's beams find (lessons.py), and the rows of items without training events are made from their codes (item_rows.py).
 Else the two are equal: both start from the decoder's item embeddings (narrowed to their size), with the same dropout, batches and schedule. So
 the difference between them is what the decoder's distribution is worth.
 
@@ -38,6 +38,7 @@ from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.descent import DescentOptions
 from pipelines.training.fit.fitting import FitOptions, Fitted, Loss, Task, dropout_after, fit
 from pipelines.training.item_rows import fill_rows, spelled_rows
+from pipelines.training.item_teacher import load_teacher
 from pipelines.training.lessons import BeamLessons, TeacherLessons, new_lessons
 from pipelines.training.position_loss import position_loss
 from pipelines.training.sampled_loss import ItemSampler
@@ -122,7 +123,10 @@ def fit_and_save(
     torch.set_num_threads(inputs.num_threads)
     catalogue = load_catalogue(inputs.tokenized / "catalogue.parquet")
     sequences, valid = read_labelled_sequences(inputs.tokenized), read_cases(inputs.tokenized, Split.VALID)
-    teacher = load_decoder(decoder_dir, torch.float32, inputs.device)
+    if (own_teacher := load_teacher(decoder_dir.parent, inputs.device)) is not None:
+        teacher, catalogue = own_teacher
+    else:
+        teacher = load_decoder(decoder_dir, torch.float32, inputs.device)
     student = new_student(catalogue, teacher, options).to(inputs.device)
     lessons = new_lessons(teacher, catalogue, sequences, options.teacher_weight, mask_seen=options.mask_seen)
     fit_options = options.fit if start is None else begin_warm(start, student, catalogue, options.fit)

@@ -7,7 +7,6 @@ Shape suffixes: B windows, L positions, T tokens, D hidden, N items of a list, P
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from pipelines.training.beam_scoring import BeamScorer
 from pipelines.training.dense import hidden_states
 from pipelines.training.fit.batches import IGNORED
 from pipelines.training.item_rows import token_of_row
+from pipelines.training.item_teacher import numbered
 from pipelines.training.loss import TaughtItems, Teacher
 
 _MAX_SEARCHED = 100_000
@@ -101,11 +101,6 @@ def new_lessons(
     if catalogue.depth == 1:
         return TeacherLessons(decoder, catalogue, sequences, weight)
     return BeamLessons(decoder, catalogue, sequences, weight, mask_seen=mask_seen)
-
-
-def numbered(catalogue: Catalogue, size: int) -> Catalogue:
-    """Return a catalogue under which the tokens of a window of numbers below `size` are 1 + these."""
-    return replace(catalogue, codes=np.arange(size, dtype=np.int32).reshape(-1, 1), level_sizes=(size,))
 
 
 def _search(

@@ -43,6 +43,13 @@ class SeenItems:
         return first_CV.sub_(self.place_T[rows].unsqueeze(1)).clamp_(max=0).mul_(PENALTY)
 
 
+class Taught(Protocol):
+    """What a teacher says of each token."""
+
+    def share(self, rows: slice, penalty_CV: Tensor | None, scores_CV: Tensor) -> Tensor:
+        """Return (C, V): the teacher's part of the target of these tokens, whose sums are at most 1. What is left is the label's."""
+
+
 @dataclass(frozen=True, slots=True)
 class Teacher:
     """The model to imitate: its hidden states for the same tokens and its output matrix.
@@ -86,7 +93,7 @@ def catalogue_loss(
     head_VD: Tensor,
     labels_T: Tensor,
     left_out: LeftOut | None = None,
-    teacher: Teacher | TaughtItems | None = None,
+    teacher: Taught | None = None,
 ) -> Tensor:
     """Return the mean cross-entropy (a scalar) of softmax(hidden @ head.T) against the labels, mixed with the teacher's. No label is left out."""
     with torch.autocast(hidden_TD.device.type, enabled=False):  # gradients of the scores need fp32
@@ -104,7 +111,7 @@ class _FusedLoss(torch.autograd.Function):
         head_VD: Tensor,
         labels_T: Tensor,
         left_out: LeftOut | None,
-        teacher: Teacher | TaughtItems | None,
+        teacher: Taught | None,
     ) -> Tensor:
         grad_hidden_TD, grad_head_VD = torch.empty_like(hidden_TD), torch.zeros_like(head_VD)
         total, num_labels = hidden_TD.new_zeros(()), max(1, len(labels_T))

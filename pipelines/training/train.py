@@ -2,6 +2,7 @@
 
     decoder/         Hugging Face layout, the averaged weights of the epoch with the best validation NDCG@10 (masked)
     item_text.safetensors   where rows are learned from text: those of new items
+    teacher/         of a decoder with deeper codes that has one (item_teacher.py)
     training.json    the curve, the parameters and the options
     speed.json       tokens and FLOPs per second of the steps, and the MFU (speed.py)
 
@@ -12,7 +13,8 @@ Shape suffixes: B windows, L positions, T = B * L tokens, D hidden.
 
 import json
 import math
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ from models.decoder.decoder import Decoder
 from models.decoder.weights import load_decoder, save_decoder
 from models.prompt import STRIDE_ITEMS
 from pipelines.codes.embedding import read_texts
-from pipelines.data.examples import Split, read_cases, read_labelled_sequences, sample_cases
+from pipelines.data.examples import Cases, Split, read_cases, read_labelled_sequences, sample_cases
 from pipelines.evaluation.metrics import ndcg, rank_labels
 from pipelines.runner.stage import Progress
 from pipelines.training.beam_scoring import decoder_scorer
@@ -37,8 +39,9 @@ from pipelines.training.dense import hidden_states
 from pipelines.training.fit.batches import IGNORED, Batch, batch_windows, cut_windows
 from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.descent import DescentOptions
-from pipelines.training.fit.fitting import FitOptions, Loss, OnValidation, Task, dropout_after, fit
-from pipelines.training.item_text import add_text, folded, learned_text
+from pipelines.training.fit.fitting import FitOptions, Fitted, Loss, OnValidation, Task, dropout_after, fit
+from pipelines.training.item_teacher import TEACHER, ItemTeacher, numbered, save_teacher
+from pipelines.training.item_text import ItemText, add_text, folded, learned_text
 from pipelines.training.position_loss import position_loss
 from pipelines.training.sampled_loss import ItemSampler
 from pipelines.training.speed import SPEED, speed_of, training_flops
@@ -65,7 +68,7 @@ class TrainOptions:
     max_batch_tokens: int = 1_024
     dropout: float = 0.3
     sample_items: int = 0
-    """Number of items that the softmax is computed over in training, drawn for each batch; 0: all."""
+    """Number of items that the softmax is computed over in training, drawn for each batch; 0: all. With codes deeper than 1 only their teacher's."""
     text_size: int = 0
     """Numbers of an item's text from which its row is learned, beside a row of its own (item_text.py); 0: none."""
     text_start: str = ""
@@ -75,6 +78,9 @@ class TrainOptions:
     mask_seen: bool = True
     """Learn and validate the next item among those not seen yet, as serving ranks by default. Only codes of depth 1 can be masked."""
     seed: int = 0
+    teacher_weight: float = 0.0
+    """Share in [0, 1] that a decoder with one token an item has in the target of codes deeper than 1; it is trained first, with these options (item_teacher.py). 0: none."""
+    teacher_dropout: float = 0.3
     fit: FitOptions = field(
         default_factory=lambda: FitOptions(
             epochs=25,
@@ -91,11 +97,34 @@ class TrainOptions:
             raise ConfigError(
                 f"text_layers: {self.text_layers} of no checkpoint; give text_start and a number of its first layers, or 0 for all"
             )
+        if not 0 <= self.teacher_weight <= 1:
+            raise ConfigError(f"teacher_weight: {self.teacher_weight} is no share; give 0 for no teacher, or up to 1")
 
     @property
     def shape(self) -> dict[str, int]:
         """The shape that a text checkpoint overrules."""
         return {name: getattr(self, name) for name in ("hidden_size", "num_layers", "num_heads", "feed_forward")}
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingData:
+    """What decoders learn from: a catalogue with the sequences and validation cases of its items, and where it is computed."""
+
+    tokenized: Path
+    catalogue: Catalogue
+    sequences: Sequence[np.ndarray]
+    valid: Cases
+    device: torch.device
+
+
+@dataclass(frozen=True, slots=True)
+class FittedDecoder:
+    """The decoder as it is saved, what it learned of texts, and how the fit went."""
+
+    decoder: Decoder
+    item_text: ItemText | None
+    fitted: Fitted
+    fit_options: FitOptions
 
 
 def train(
@@ -108,25 +137,84 @@ def train(
     start: WarmStart | None = None,
     on_validation: OnValidation | None = None,
 ) -> None:
-    """Train, keep the best epoch by validation, and write the decoder with its curve."""
+    """Train, keep the best epoch by validation, and write the decoder with its curve. A decoder of deeper codes may have a teacher, trained before it."""
     catalogue = load_catalogue(tokenized / "catalogue.parquet")
     sequences, valid = read_labelled_sequences(tokenized), read_cases(tokenized, Split.VALID)
-    decoder = first_decoder(tokenized, catalogue, options).to(device)
+    data = TrainingData(tokenized, catalogue, sequences, valid, device)
+    taught_by = None
+    if catalogue.depth > 1 and options.teacher_weight > 0:
+        taught_by = train_teacher(data, options, out / TEACHER, checkpoints.of(TEACHER), progress, start)
+    ours = fit_decoder(data, options, checkpoints, progress, start, on_validation, taught_by)
+    save_decoder(ours.decoder, out / "decoder")
+    if ours.item_text is not None:
+        ours.item_text.save(out)
+    about = {
+        "options": asdict(options),
+        "num_parameters": sum(parameter.numel() for parameter in ours.decoder.parameters()),
+        "epochs": ours.fit_options.epochs,
+        "text_start": shape_of(ours.decoder.config) if options.text_start else None,
+        "started_from": start.version if start is not None and ours.fit_options is not options.fit else None,
+        **asdict(ours.fitted),
+    }
+    seconds = about.pop("seconds")
+    (out / "training.json").write_text(json.dumps(about, indent=1))
+    (out / SPEED).write_text(json.dumps(speed_of(ours.fitted.num_tokens, ours.fitted.flops, seconds, device), indent=1))
+
+
+def train_teacher(
+    data: TrainingData,
+    options: TrainOptions,
+    out: Path,
+    checkpoints: Checkpoints,
+    progress: Progress,
+    start: WarmStart | None,
+) -> Decoder:
+    """Train the teacher of a decoder with these options, write it and return it."""
+    by_item = replace(data, catalogue=numbered(data.catalogue, len(data.catalogue.item_ids)))
+    own_start = None if start is None else replace(start, folder=start.folder / TEACHER)
+
+    def show(done: int, total: int, what: str) -> None:
+        progress(done, total, f"teacher: {what}")
+
+    own_options = replace(options, dropout=options.teacher_dropout)
+    teacher = fit_decoder(by_item, own_options, checkpoints, show, own_start).decoder
+    save_teacher(teacher, by_item.catalogue, out)
+    return teacher
+
+
+def fit_decoder(
+    data: TrainingData,
+    options: TrainOptions,
+    checkpoints: Checkpoints,
+    progress: Progress,
+    start: WarmStart | None = None,
+    on_validation: OnValidation | None = None,
+    taught_by: Decoder | None = None,
+) -> FittedDecoder:
+    """Fit a decoder to the codes of the data's catalogue. `taught_by` is the teacher of deeper codes."""
+    catalogue, device = data.catalogue, data.device
+    decoder = first_decoder(data.tokenized, catalogue, options).to(device)
     fit_options = options.fit if start is None else begin_warm(start, decoder, catalogue, options.fit)
     rng, mask_seen = np.random.default_rng(options.seed), options.mask_seen and catalogue.depth == 1
     samples = options.sample_items and catalogue.depth == 1  # a level of deeper codes is small
     sampler = ItemSampler(catalogue.popularity, options.sample_items) if samples else None
     num_compared = 1 + options.sample_items if sampler else sum(catalogue.level_sizes) // catalogue.depth
     paths = CodePaths(catalogue, device) if catalogue.depth > 1 else None
+    teacher = None
+    if paths is not None and taught_by is not None:
+        teacher = ItemTeacher(
+            taught_by, catalogue.codes, paths.child_PS, options.teacher_weight, mask_seen=options.mask_seen
+        )
     encoder = None
     if options.text_size:
-        encoder = add_text(decoder, catalogue, read_texts(tokenized), options.text_size)
-    if catalogue.depth > 1:
-        valid = sample_cases(valid, _BEAM_CASES)
+        encoder = add_text(decoder, catalogue, read_texts(data.tokenized), options.text_size)
+    valid = data.valid if catalogue.depth == 1 else sample_cases(data.valid, _BEAM_CASES)
 
     def loss(batch: Batch) -> Loss:
         with parametrize.cached():  # rows with a part from text are computed once for input and output
-            return next_token_loss(decoder, catalogue, batch, mask_seen=mask_seen, sampler=sampler, paths=paths)
+            return next_token_loss(
+                decoder, catalogue, batch, mask_seen=mask_seen, sampler=sampler, paths=paths, teacher=teacher
+            )
 
     def flops(batch: Batch, num_labels: int) -> int:
         return training_flops(decoder.config, batch.lengths, num_labels * num_compared)
@@ -139,7 +227,7 @@ def train(
     with dropout_after(adding, options.dropout):
         task = Task(
             batches=lambda: batch_windows(
-                cut_windows(sequences, options.max_items, rng), catalogue, options.max_batch_tokens, rng
+                cut_windows(data.sequences, options.max_items, rng), catalogue, options.max_batch_tokens, rng
             ),
             rng=rng,
             loss=loss,
@@ -149,22 +237,8 @@ def train(
             on_validation=on_validation,
         )
         fitted = fit(decoder, task, fit_options, checkpoints, progress)
-    plain = folded(decoder)
-    save_decoder(plain, out / "decoder")
-    if encoder is not None:
-        learned_text(decoder, encoder).save(out)
-    num_parameters = sum(parameter.numel() for parameter in plain.parameters())
-    about = {
-        "options": asdict(options),
-        "num_parameters": num_parameters,
-        "epochs": fit_options.epochs,
-        "text_start": shape_of(decoder.config) if options.text_start else None,
-        "started_from": start.version if start is not None and fit_options is not options.fit else None,
-        **asdict(fitted),
-    }
-    seconds = about.pop("seconds")
-    (out / "training.json").write_text(json.dumps(about, indent=1))
-    (out / SPEED).write_text(json.dumps(speed_of(fitted.num_tokens, fitted.flops, seconds, device), indent=1))
+    item_text = None if encoder is None else learned_text(decoder, encoder)
+    return FittedDecoder(folded(decoder), item_text, fitted, fit_options)
 
 
 def read_training(trained: Path) -> dict[str, Any]:
@@ -190,12 +264,13 @@ def next_token_loss(
     mask_seen: bool,
     sampler: ItemSampler | None = None,
     paths: CodePaths | None = None,
+    teacher: ItemTeacher | None = None,
 ) -> Loss:
-    """Return the mean cross-entropy over all positions, and their number. `paths` are those of a catalogue of codes deeper than 1, which neither masks nor samples."""
+    """Return the mean cross-entropy over all positions, and their number. `paths` are those of a catalogue of codes deeper than 1, which neither masks nor samples, and `teacher` is theirs."""
     tokens_BL, labels_BL = batch.tokens, batch.labels
     hidden_BLD = hidden_states(decoder, tokens_BL).view(*tokens_BL.shape, -1)
     if paths is not None:
-        return paths.loss(hidden_BLD, decoder.head_weight_VD, batch)
+        return paths.loss(hidden_BLD, decoder.head_weight_VD, batch, teacher)
     assert catalogue.depth == 1, "deeper codes have paths"
     (first,), (size,) = catalogue.token_offsets, catalogue.level_sizes
     items_BL = torch.where(labels_BL == IGNORED, IGNORED, labels_BL - first)

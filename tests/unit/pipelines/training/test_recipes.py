@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.training.distill import DistillOptions, untaught
+from pipelines.training.distill import DistillOptions
 from pipelines.training.recipes import DataSize, Recipe, choose, read_recipes
 from pipelines.training.train import TrainOptions
 from services.errors import ConfigError
@@ -36,15 +36,16 @@ def test_text_is_learned_from_where_items_have_texts_of_their_own_and_few_events
         assert bare.train.text_size == 0
 
 
-def test_deep_codes_of_short_histories_are_learned_in_fewer_epochs() -> None:
-    """Otherwise they have what depth 1 has, but for the sample, which their small levels do not need, and a student without a teacher."""
+def test_deep_codes_of_short_histories_have_a_teacher_and_fewer_epochs() -> None:
+    """Otherwise, but for less dropout, both models have what depth 1 has."""
     size = replace(SMALL, events=20_000, mean_length=7.0, own_texts=0.9)
 
     flat, deep = choose(read_recipes(), size), choose(read_recipes(), replace(size, code_depth=3))
 
     assert deep.train.fit.epochs < flat.train.fit.epochs
-    assert deep.distill == untaught(flat.distill)
-    assert replace(deep.train, fit=flat.train.fit, dropout=flat.train.dropout, sample_items=768) == flat.train
+    assert (deep.train.teacher_weight, flat.train.teacher_weight) == (0.8, 0.0)
+    assert deep.distill == flat.distill
+    assert replace(deep.train, fit=flat.train.fit, dropout=flat.train.dropout, teacher_weight=0.0) == flat.train
 
 
 def test_a_recipe_with_text_alone_is_taken_without() -> None:
