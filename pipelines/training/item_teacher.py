@@ -90,10 +90,11 @@ class ItemTeacher:
         hidden_TE = hidden_states(self._decoder, tokens_BN).view(*tokens_BN.shape, -1)[chosen_BN]
         seen = seen_before(places_BN, chosen_BN, len(self._token_I)) if self._mask_seen else None
         codes_TX, size = codes_BNX[chosen_BN], max(1, _CHUNK_SCORES // len(self._token_I))
-        chunks = [
-            self._shares(hidden_TE, seen, codes_TX, slice(start, start + size))
-            for start in range(0, len(codes_TX), size)
-        ]
+        with torch.autocast(hidden_TE.device.type, enabled=False):  # shares of rare items need fp32
+            chunks = [
+                self._shares(hidden_TE, seen, codes_TX, slice(start, start + size))
+                for start in range(0, max(1, len(codes_TX)), size)
+            ]
         return [TaughtCodes(torch.cat(level)) for level in zip(*chunks, strict=True)]
 
     def _places(self, codes_BNX: Tensor) -> Tensor:

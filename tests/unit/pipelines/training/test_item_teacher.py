@@ -112,6 +112,18 @@ def test_the_target_is_the_mixture_of_label_and_teacher() -> None:
     assert loss.item() == pytest.approx(np.mean(losses), rel=1e-4)
 
 
+def test_a_batch_of_which_nothing_is_learned_has_no_loss() -> None:
+    """Its history is context alone, as before a cut in time."""
+    catalogue, decoder, teacher = make()
+    paths, batch = CodePaths(catalogue, CPU), make_batch([np.array([3, 7])], catalogue)
+    batch.is_label[:] = False
+    told = ItemTeacher(teacher, catalogue.codes, paths.child_PS, WEIGHT, mask_seen=True)
+
+    loss, number = next_token_loss(decoder, catalogue, batch, mask_seen=False, paths=paths, teacher=told)
+
+    assert (loss.item(), number) == (0.0, 0)
+
+
 def _causal(_layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
     out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
