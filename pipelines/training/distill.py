@@ -40,8 +40,8 @@ from pipelines.training.fit.fitting import FitOptions, Fitted, Loss, Task, dropo
 from pipelines.training.item_rows import fill_rows, spelled_rows
 from pipelines.training.item_teacher import load_teacher
 from pipelines.training.lessons import BeamLessons, TeacherLessons, new_lessons
-from pipelines.training.position_loss import position_loss
-from pipelines.training.sampled_loss import ItemSampler
+from pipelines.training.losses.positions import position_loss
+from pipelines.training.losses.sampled import ItemSampler
 from pipelines.training.warm_start import WarmStart, rows_before
 from services.errors import CheckpointError
 

@@ -20,7 +20,7 @@ from models.catalogue import BOS_TOKEN, NUM_SPECIAL_TOKENS, Catalogue, load_cata
 from models.decoder.decoder import Decoder
 from models.decoder.weights import load_decoder, save_decoder
 from pipelines.training.dense import hidden_states
-from pipelines.training.loss import SeenItems, Teacher, seen_before
+from pipelines.training.losses.softmax import SeenItems, Teacher, seen_before
 
 TEACHER = "teacher"
 _CHUNK_SCORES = 1 << 22
@@ -52,7 +52,7 @@ class TaughtCodes:
     shares_TS: Tensor
 
     def share(self, rows: slice, _penalty_CS: Tensor | None, _scores_CS: Tensor) -> Tensor:
-        """Return (C, S): as `loss.Taught`."""
+        """Return (C, S): as `softmax.Taught`."""
         return self.shares_TS[rows]
 
 

@@ -20,7 +20,7 @@ from pipelines.training.dense import hidden_states
 from pipelines.training.fit.batches import IGNORED
 from pipelines.training.item_rows import token_of_row
 from pipelines.training.item_teacher import numbered
-from pipelines.training.loss import TaughtItems, Teacher
+from pipelines.training.losses.softmax import TaughtItems, Teacher
 
 _MAX_SEARCHED = 100_000
 _LIST_LEN = 32

@@ -34,7 +34,6 @@ from pipelines.data.examples import Cases, Split, read_cases, read_labelled_sequ
 from pipelines.evaluation.metrics import ndcg, rank_labels
 from pipelines.runner.stage import Progress
 from pipelines.training.beam_scoring import decoder_scorer
-from pipelines.training.code_paths import CodePaths
 from pipelines.training.dense import hidden_states
 from pipelines.training.fit.batches import IGNORED, Batch, batch_windows, cut_windows
 from pipelines.training.fit.checkpoints import Checkpoints
@@ -42,8 +41,9 @@ from pipelines.training.fit.descent import DescentOptions
 from pipelines.training.fit.fitting import FitOptions, Fitted, Loss, OnValidation, Task, dropout_after, fit
 from pipelines.training.item_teacher import TEACHER, ItemTeacher, numbered, save_teacher
 from pipelines.training.item_text import ItemText, add_text, folded, learned_text
-from pipelines.training.position_loss import position_loss
-from pipelines.training.sampled_loss import ItemSampler
+from pipelines.training.losses.code_paths import CodePaths
+from pipelines.training.losses.positions import position_loss
+from pipelines.training.losses.sampled import ItemSampler
 from pipelines.training.speed import SPEED, speed_of, training_flops
 from pipelines.training.text_start import decoder_from_text
 from pipelines.training.warm_start import WarmStart, tokens_before

@@ -102,7 +102,7 @@ def test_sources_of_a_stage_are_all_that_it_is_made_of() -> None:
 
     assert {
         "pipelines.training.train",
-        "pipelines.training.loss",
+        "pipelines.training.losses.softmax",
         "pipelines.training.fit.batches",
         "pipelines.evaluation.metrics",
     } < names

@@ -7,8 +7,8 @@ import torch
 from models.catalogue import BOS_TOKEN, Catalogue
 from models.decoder.decoder import Decoder
 from pipelines.training.beam_scoring import BeamScorer
-from pipelines.training.code_paths import CodePaths
 from pipelines.training.fit.batches import make_batch
+from pipelines.training.losses.code_paths import CodePaths
 from pipelines.training.train import next_token_loss
 from services.llm.engine.beam.trie import ItemCodes
 from tests.support.engine.engines import build_decoder, exhaustive_ranking

@@ -22,7 +22,7 @@ from pipelines.training.fit.checkpoints import Checkpoints
 from pipelines.training.fit.descent import Descent, DescentOptions, rate_at
 from pipelines.training.fit.fitting import FitOptions, Fitted, Task, dropout_after, fit
 from pipelines.training.lessons import new_lessons
-from pipelines.training.sampled_loss import ItemSampler
+from pipelines.training.losses.sampled import ItemSampler
 from pipelines.training.train import TrainOptions, new_decoder, next_token_loss
 from services.errors import StageFailed
 from tests.support.training.bundles import build_catalogue

@@ -15,11 +15,11 @@ from models.decoder.decoder import Decoder
 from models.student import read_student
 from pipelines.codes.options import CodesOptions
 from pipelines.runner.stage import silent
-from pipelines.training.code_paths import CodePaths
 from pipelines.training.dense import DecoderScorer
 from pipelines.training.distill import StudentScorer
 from pipelines.training.fit.batches import make_batch
 from pipelines.training.item_teacher import TEACHER, ItemTeacher, load_teacher, numbered
+from pipelines.training.losses.code_paths import CodePaths
 from pipelines.training.train import TrainOptions, new_decoder, next_token_loss, train
 from pipelines.training.warm_start import WarmStart, shortened
 from services.errors import ConfigError

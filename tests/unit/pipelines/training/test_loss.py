@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pipelines.training.loss import Teacher, catalogue_loss, first_places, next_unseen, seen_before
-from pipelines.training.position_loss import position_loss
-from pipelines.training.sampled_loss import ItemSampler
+from pipelines.training.losses.positions import position_loss
+from pipelines.training.losses.sampled import ItemSampler
+from pipelines.training.losses.softmax import Teacher, catalogue_loss, first_places, next_unseen, seen_before
 
 NUM_ITEMS, SIZE, NUM_TOKENS = 40, 8, 1_100
 
@@ -33,7 +33,7 @@ def test_loss_and_gradients_equal_torch_own(
 
     So it is in chunks of few rows, as a large catalogue has them.
     """
-    monkeypatch.setattr("pipelines.training.loss._CHUNK_SCORES", scores_at_once)
+    monkeypatch.setattr("pipelines.training.losses.softmax._CHUNK_SCORES", scores_at_once)
     hidden_TD, head, labels_T, teacher = make()
     seen, is_seen = None, torch.zeros(NUM_TOKENS, NUM_ITEMS, dtype=torch.bool)
     if masked:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pipelines.training.loss import PENALTY, SeenItems, TaughtItems, Teacher
+from pipelines.training.losses.softmax import PENALTY, SeenItems, TaughtItems, Teacher
 
 _FLATTENING = 0.5
 """The power of an item's count of training events that its probability is proportional to."""

@@ -6,8 +6,8 @@ Shape suffixes: B histories, L positions, T chosen positions, D hidden of the mo
 from torch import Tensor
 
 from pipelines.training.fit.fitting import Loss
-from pipelines.training.loss import TaughtItems, Teacher, catalogue_loss, next_unseen, seen_before
-from pipelines.training.sampled_loss import ItemSampler, sampled_loss
+from pipelines.training.losses.sampled import ItemSampler, sampled_loss
+from pipelines.training.losses.softmax import TaughtItems, Teacher, catalogue_loss, next_unseen, seen_before
 
 
 def position_loss(

@@ -16,7 +16,7 @@ from models.catalogue import Catalogue
 from pipelines.training.fit.batches import IGNORED, Batch
 from pipelines.training.fit.fitting import Loss
 from pipelines.training.item_teacher import ItemTeacher, TaughtCodes
-from pipelines.training.loss import PENALTY, catalogue_loss
+from pipelines.training.losses.softmax import PENALTY, catalogue_loss
 from services.llm.engine.beam.trie import ItemCodes, Trie
 
 
