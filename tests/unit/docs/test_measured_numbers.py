@@ -180,21 +180,17 @@ def kept_by_kinds_of_keys() -> Iterator[str]:
 
 
 def pipeline_lines() -> Iterator[str]:
-    """A line for each point: processor seconds and memory of each stage, seconds by the clock where only those are on file; then the tokens of training."""
+    """A line for each point: processor seconds and memory of each stage; then the tokens of training."""
     rows = result("pipeline")["rows"]
     stages = dict.fromkeys(row["stage"] for row in rows)
     for events, items in dict.fromkeys((row["events"], row["items"]) for row in rows):
         point = {row["stage"]: row for row in rows if (row["events"], row["items"]) == (events, items)}
-        cells = (_cost(point[name]) if name in point and point[name]["seconds"] else "" for name in stages)
+        measured = (point.get(name, {"cpu_s": None}) for name in stages)
+        cells = ("" if row["cpu_s"] is None else f"{row['cpu_s']:.3g} / {row['rss_mb']:,}" for row in measured)
         yield f"| {events:,} | {items:,} | {' | '.join(cells)} |"
         tokens = [point[name]["tokens_per_cpu_s"] if name in point else None for name in ("train", "distill")]
         if any(tokens):
             yield f"| {events:,} | {items:,} | {' | '.join(f'{number:,}' if number else '' for number in tokens)} |"
-
-
-def _cost(row: dict[str, Any]) -> str:
-    spent = f"{row['seconds']:.3g} s" if row["cpu_s"] is None else f"{row['cpu_s']:.3g}"
-    return f"{spent} / {row['rss_mb']:,}"
 
 
 def cold_lines() -> Iterator[str]:
