@@ -98,7 +98,7 @@ def quality_lines() -> Iterator[str]:
 def deep_codes_lines() -> Iterator[str]:
     """The codes and the decoder's size, and a line for each model that knows items by their codes."""
     run = result("quality-beauty-codes")
-    [first], rows = run["runs"], {row["model"]: row for row in run["rows"]}
+    first, rows = run["runs"][0], {row["model"]: row for row in run["rows"]}
     yield f"each item three codes of {' x '.join(map(str, first['level_sizes']))}"
     yield f"the decoder of {first['num_parameters']['decoder']['all']:,} parameters"
     names = {"decoder": "decoder, codes of depth 3", "student": "its student", "twin": "the same without distillation"}
