@@ -1,6 +1,6 @@
 """An embedding of each item from its text and from who uses it, such that a new item has one from its text alone.
 
-`TextEncoder` is the part of text alone, which training takes too (pipelines.training.item_text).
+Training takes both parts too: the text's (pipelines.training.item_text) and that of use (pipelines.training.use_start).
 
 Text: hashed words and pairs of words, weighted by rarity, reduced by a truncated SVD. Use: the truncated SVD of users by items, on training
 events only. What use says of an item is predicted from its text by ridge regression, and the more events an item has, the more its own
@@ -97,7 +97,7 @@ def fit_encoder(
 ) -> tuple[ItemEncoder, np.ndarray]:
     """Learn the encoder and return it with the items' embeddings. `sequences` are the training events, as item indices."""
     text = fit_text(texts, size, seed)
-    num_events, use_NU = _use(sequences, len(texts), size, seed)
+    num_events, use_NU = item_use(sequences, len(texts), size, seed)
     text_NT = text.encode(texts)
     used = num_events > 0
     weighted_NT = text_NT[used] * num_events[used, None]
@@ -107,8 +107,11 @@ def fit_encoder(
     return encoder, encoder.encode_used(texts, use_NU, num_events)
 
 
-def _use(sequences: Sequence[np.ndarray], num_items: int, size: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return each item's number of events, and its part of use: the right singular vectors of users by items, both scaled by degree."""
+def item_use(sequences: Sequence[np.ndarray], num_items: int, size: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return each item's number of events, and its vector of length 1: the right singular vectors of users by items, both scaled by degree.
+
+    Vectors have `size` numbers, or as many as there are users or items if those are fewer; one of an item without events is 0.
+    """
     items = np.concatenate([np.zeros(0, dtype=np.int64), *sequences])
     users = np.repeat(np.arange(len(sequences)), [len(sequence) for sequence in sequences])
     shape = (max(1, len(sequences)), num_items)

@@ -118,7 +118,7 @@ def add_text(decoder: Decoder, catalogue: Catalogue, texts: Sequence[str], size:
     encoder = fit_text(texts, size, _SEED)
     vectors_IT = encoder.encode(texts)
     text_VT, has_own_V1 = (
-        torch.from_numpy(values).to(decoder.embedding.weight) for values in _by_token(catalogue, vectors_IT)
+        torch.from_numpy(values).to(decoder.embedding.weight) for values in by_token(catalogue, vectors_IT)
     )
     rows_VD = decoder.embedding.weight.detach()
     map_TD = ridge_map(text_VT * has_own_V1, rows_VD, _RIDGE)
@@ -157,8 +157,8 @@ def is_code(catalogue: Catalogue, items: np.ndarray) -> sparse.csr_array:
     return sparse.csr_array((np.ones(len(columns)), columns, starts), shape=shape)
 
 
-def _by_token(catalogue: Catalogue, vectors_IT: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return each token's text vector, 0 for special ones, and 1 where it has a row of its own, else 0."""
+def by_token(catalogue: Catalogue, vectors_IT: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return each token's vector, the mean of its items' or 0 for special ones, and 1 where training events name it, else 0."""
     is_code_IS = is_code(catalogue, np.arange(len(vectors_IT)))
     num_items_S1 = is_code_IS.sum(axis=0).reshape(-1, 1)
     is_used_S1 = (is_code_IS.T @ catalogue.popularity > 0).reshape(-1, 1)

@@ -46,6 +46,7 @@ from pipelines.training.losses.positions import position_loss
 from pipelines.training.losses.sampled import ItemSampler
 from pipelines.training.speed import SPEED, speed_of, training_flops
 from pipelines.training.text_start import decoder_from_text
+from pipelines.training.use_start import start_from_use
 from pipelines.training.warm_start import WarmStart, tokens_before
 from services.errors import ConfigError
 
@@ -195,6 +196,8 @@ def fit_decoder(
     catalogue, device = data.catalogue, data.device
     decoder = first_decoder(data.tokenized, catalogue, options).to(device)
     fit_options = options.fit if start is None else begin_warm(start, decoder, catalogue, options.fit)
+    if fit_options is options.fit and not options.text_start:
+        start_from_use(decoder, catalogue, data.sequences)
     rng, mask_seen = np.random.default_rng(options.seed), options.mask_seen and catalogue.depth == 1
     samples = options.sample_items and catalogue.depth == 1  # a level of deeper codes is small
     sampler = ItemSampler(catalogue.popularity, options.sample_items) if samples else None
