@@ -72,6 +72,8 @@ class TrainOptions:
     """Number of items that the softmax is computed over in training, drawn for each batch; 0: all. With codes deeper than 1 only their teacher's."""
     text_size: int = 0
     """Numbers of an item's text from which its row is learned, beside a row of its own (item_text.py); 0: none."""
+    use_start: bool = False
+    """Whether the rows of items begin as what their users say of them (use_start.py), instead of as random numbers. A warm start goes before it."""
     text_start: str = ""
     """Folder of a text checkpoint, whose shape is taken instead of this one and whose weights are the start (text_start.py); empty: random weights."""
     text_layers: int = 0
@@ -98,6 +100,8 @@ class TrainOptions:
             raise ConfigError(
                 f"text_layers: {self.text_layers} of no checkpoint; give text_start and a number of its first layers, or 0 for all"
             )
+        if self.use_start and self.text_start:
+            raise ConfigError("use_start: true beside text_start, which sets the same rows; give one of them")
         if not 0 <= self.teacher_weight <= 1:
             raise ConfigError(f"teacher_weight: {self.teacher_weight} is no share; give 0 for no teacher, or up to 1")
 
@@ -196,7 +200,7 @@ def fit_decoder(
     catalogue, device = data.catalogue, data.device
     decoder = first_decoder(data.tokenized, catalogue, options).to(device)
     fit_options = options.fit if start is None else begin_warm(start, decoder, catalogue, options.fit)
-    if fit_options is options.fit and not options.text_start:
+    if options.use_start and fit_options is options.fit:
         start_from_use(decoder, catalogue, data.sequences)
     rng, mask_seen = np.random.default_rng(options.seed), options.mask_seen and catalogue.depth == 1
     samples = options.sample_items and catalogue.depth == 1  # a level of deeper codes is small

@@ -17,12 +17,12 @@ SMALL, LARGE = (
 
 
 def test_the_size_of_the_data_chooses_the_recipe() -> None:
-    """A small catalogue has the published recipe with the whole softmax; a large one computes it over a sample, in both models."""
+    """A small catalogue has the defaults and a start from use; a large one computes it over a sample, in both models."""
     shipped = read_recipes()
 
     small, large = choose(shipped, SMALL), choose(shipped, LARGE)
 
-    assert (small.train, small.distill) == (TrainOptions(), DistillOptions())
+    assert (small.train, small.distill) == (TrainOptions(use_start=True), DistillOptions())
     assert min(large.train.sample_items, large.distill.sample_items) > 0
 
 

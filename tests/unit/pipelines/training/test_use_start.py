@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from models.catalogue import NUM_SPECIAL_TOKENS, Catalogue, load_catalogue
@@ -14,6 +15,7 @@ from pipelines.runner.stage import silent
 from pipelines.training.train import TrainOptions, new_decoder, train
 from pipelines.training.use_start import start_from_use
 from pipelines.training.warm_start import WarmStart
+from services.errors import ConfigError
 from tests.support.training.bundles import build_catalogue
 from tests.unit.pipelines.conftest import CPU, SMALL_DECODER, Built, checkpoints_in
 
@@ -35,7 +37,7 @@ def of_popularity(num_items: int) -> Catalogue:
 
 
 def test_rows_are_the_right_singular_vectors_of_users_by_items() -> None:
-    """The cosines of the rows are those of a dense decomposition of the matrix scaled by both degrees, and a row's numbers have a deviation of .05."""
+    """The cosines of the rows are those of a dense decomposition of the matrix scaled by both degrees; the more events an item has, the longer its row."""
     used_UI = np.zeros((40, 12))
     for user, items in enumerate(SEQUENCES):
         used_UI[user, items] = 1
@@ -45,8 +47,10 @@ def test_rows_are_the_right_singular_vectors_of_users_by_items() -> None:
 
     _, decoder = started(of_popularity(12))
 
+    num_events_I = used_UI.sum(axis=0)
     rows_ID = decoder.embedding.weight[NUM_SPECIAL_TOKENS:].detach().numpy() / (0.05 * SMALL_DECODER.hidden_size**0.5)
-    assert np.abs(rows_ID @ rows_ID.T - vectors_IU @ vectors_IU.T).max() < 1e-4
+    expected_IU = vectors_IU * (num_events_I / (num_events_I + 5))[:, None]
+    assert np.abs(rows_ID @ rows_ID.T - expected_IU @ expected_IU.T).max() < 1e-4
 
 
 def test_only_rows_of_items_with_events_are_set_and_every_seed_has_the_same() -> None:
@@ -82,9 +86,19 @@ def without_steps(options: TrainOptions) -> TrainOptions:
     return replace(options, fit=replace(options.fit, epochs=1, validate_every=1, descent=descent))
 
 
+def test_use_beside_a_text_checkpoint_is_refused() -> None:
+    """Both set the same rows, so the error names both options."""
+    with pytest.raises(ConfigError, match="use_start: true beside text_start"):
+        TrainOptions(use_start=True, text_start="folder")
+
+
 def test_a_training_starts_from_use_unless_it_starts_from_a_bundle(built: Built, tmp_path: Path) -> None:
     """The rows before the first step are those of use, or, from a bundle, the bundle's."""
-    bundle, tokens, options = built.optimized / "bundle", built.trained.tokenized, without_steps(SMALL_DECODER)
+    bundle, tokens, options = (
+        built.optimized / "bundle",
+        built.trained.tokenized,
+        without_steps(replace(SMALL_DECODER, use_start=True)),
+    )
     catalogue = load_catalogue(tokens / "catalogue.parquet")
     expected = new_decoder(catalogue, options)
     start_from_use(expected, catalogue, read_labelled_sequences(tokens))
