@@ -14,6 +14,8 @@ import torch
 
 from benchmarks.pipeline.tables import EVENTS, ITEMS, write_tables
 from models.catalogue import load_catalogue
+from models.decoder.weights import load_decoder
+from models.student import save_student
 from pipelines.data import ingest, tokenize
 from pipelines.evaluation import evaluate
 from pipelines.evaluation.held_out import HeldOut
@@ -89,9 +91,11 @@ def _precompute(settings: Settings, done: Path, out: Path) -> None:
 
 
 def _evaluate(_settings: Settings, done: Path, out: Path) -> None:
-    tokenized = done / "tokenize"
-    decoder, students, prompt = done / "train" / "decoder", done / "distill", _recipe(done).prompt
-    models = evaluate.Trained(tokenized, decoder, students, repeats=False, device=_CPU, **prompt)
+    tokenized, decoder, recipe = done / "tokenize", done / "train" / "decoder", _recipe(done)
+    catalogue, teacher = load_catalogue(tokenized / "catalogue.parquet"), load_decoder(decoder, torch.float32, _CPU)
+    for name in ("student", "twin"):
+        save_student(distill.new_student(catalogue, teacher, recipe.distill), out / f"{name}.safetensors")
+    models = evaluate.Trained(tokenized, decoder, out, repeats=False, device=_CPU, **recipe.prompt)
     evaluate.evaluate(models, HeldOut(tokenized, done, "benchmarks.pipeline"), "synthetic", out, silent)
 
 
@@ -101,8 +105,8 @@ _STAGES: dict[str, Callable[[Settings, Path, Path], None]] = {
     "tokenize": _tokenize,
     "train": _train,
     "precompute": _precompute,
-    "distill": _distill,
     "evaluate": _evaluate,
+    "distill": _distill,
 }
 
 

@@ -183,7 +183,7 @@ def _data(data: Mapping[str, Any], forced: Sequence[str]) -> str:
 
 def _test_set(record: Mapping[str, Any], report: Mapping[str, Any]) -> str:
     words = (
-        f"{record['num_users']} labels (SHA-256 {record['sha256'][:16]}), openings in this state folder: {record['num_openings']}. "
+        f"{record['num_users']} of {record['num_labelled']} labels (SHA-256 {record['sha256'][:16]}), openings in this state folder: {record['num_openings']}. "
         "The more models were chosen by these labels, the more of a gain is chance."
     )
     rows = [(one["at"], f"`{one['command']}`", one["purpose"]) for one in record["openings"]]

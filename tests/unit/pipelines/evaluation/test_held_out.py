@@ -5,6 +5,7 @@ from pathlib import Path
 
 import polars as pl
 
+from pipelines.data.examples import Split, read_cases
 from pipelines.data.tokenize import tokenize
 from pipelines.evaluation.held_out import LEDGER, HeldOut
 from tests.support.pages import ROOT
@@ -29,12 +30,25 @@ def test_a_run_opens_the_test_set_once_and_the_record_has_who_and_how_often(tmp_
     record = HeldOut(tokens, tmp_path, "tailrace pipeline").record()
 
     assert again is opened
-    assert (record["num_users"], record["num_openings"]) == (40, 2)
+    assert (record["num_users"], record["num_labelled"], record["num_openings"]) == (40, 40, 2)
     assert [(one["command"], one["purpose"]) for one in record["openings"]] == [
         ("tailrace pipeline --seed 0", "evaluation of new models"),
         ("tailrace pipeline --seed 1", "comparison with v1"),
     ]
     assert all(re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", one["at"]) for one in record["openings"])
+
+
+def test_of_many_users_the_same_ones_are_taken_evenly(tmp_path: Path) -> None:
+    """Of 40 users at most 15 are 14, each third; the record says how many there were, and names what was opened."""
+    tokens = tokenized(tmp_path / "tokens")
+    every = read_cases(tokens, Split.TEST)
+    held_out = HeldOut(tokens, tmp_path, "tailrace pipeline", most_users=15)
+
+    opened = held_out.open("evaluation of new models")
+
+    assert opened.user_ids == every.user_ids[::3]
+    record = held_out.record()
+    assert (record["num_users"], record["num_labelled"], record["num_openings"]) == (14, 40, 1)
 
 
 def test_other_labels_are_another_test_set_and_a_new_item_is_not(tmp_path: Path) -> None:
