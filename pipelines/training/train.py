@@ -200,7 +200,7 @@ def fit_decoder(
     catalogue, device = data.catalogue, data.device
     decoder = first_decoder(data.tokenized, catalogue, options).to(device)
     fit_options = options.fit if start is None else begin_warm(start, decoder, catalogue, options.fit)
-    if options.use_start and fit_options is options.fit:
+    if options.use_start and fit_options is options.fit:  # no bundle's weights
         start_from_use(decoder, catalogue, data.sequences)
     rng, mask_seen = np.random.default_rng(options.seed), options.mask_seen and catalogue.depth == 1
     samples = options.sample_items and catalogue.depth == 1  # a level of deeper codes is small
