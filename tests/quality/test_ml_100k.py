@@ -37,8 +37,8 @@ def test_baselines_give_their_known_values(report: dict[str, Any], baseline: str
 
 
 def test_decoder_is_good_enough(report: dict[str, Any]) -> None:
-    """Masked NDCG@10 of the decoder."""
-    assert report["metrics"]["decoder"]["ndcg@10"] >= 0.115
+    """Masked NDCG@10 of the decoder; the filed seeds are from .1337 to .1382."""
+    assert report["metrics"]["decoder"]["ndcg@10"] >= 0.125
 
 
 def test_student_keeps_what_the_decoder_knows(report: dict[str, Any]) -> None:
