@@ -186,7 +186,10 @@ def pipeline_lines() -> Iterator[str]:
     for events, items in dict.fromkeys((row["events"], row["items"]) for row in rows):
         point = {row["stage"]: row for row in rows if (row["events"], row["items"]) == (events, items)}
         measured = (point.get(name, {"cpu_s": None}) for name in stages)
-        cells = ("" if row["cpu_s"] is None else f"{row['cpu_s']:.3g} / {row['rss_mb']:,}" for row in measured)
+        cells = (
+            "" if row["cpu_s"] is None else f"{float(format(row['cpu_s'], '.3g')):,g} / {row['rss_mb']:,}"
+            for row in measured
+        )
         yield f"| {events:,} | {items:,} | {' | '.join(cells)} |"
         tokens = [point[name]["tokens_per_cpu_s"] if name in point else None for name in ("train", "distill")]
         if any(tokens):
