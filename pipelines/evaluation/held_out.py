@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,21 +28,20 @@ class HeldOut:
     def __init__(self, tokenized: Path, folder: Path, command: str, most_users: int = MOST_USERS) -> None:
         self._tokenized, self._ledger, self._command = tokenized, folder / LEDGER, command
         self._most_users = most_users
-        self._cases: Cases | None = None
+        self._is_open = False
 
     def open(self, purpose: str) -> Cases:
         """Return the labels with their histories; the first call in a run is recorded with its purpose."""
-        if self._cases is None:
-            cases = sample_cases(read_cases(self._tokenized, Split.TEST), self._most_users)
+        cases, _ = self._test_set
+        if not self._is_open:
             now = datetime.now(UTC).isoformat(timespec="seconds")
             self._append({"test_set": self._name(cases), "at": now, "command": self._command, "purpose": purpose})
-            self._cases = cases
-        return self._cases
+            self._is_open = True
+        return cases
 
     def record(self) -> dict[str, Any]:
         """Return {sha256, num_users, num_labelled: users with a label, num_openings, openings: the newest ones with at, command and purpose} of this test set."""
-        labelled = read_cases(self._tokenized, Split.TEST)
-        cases = sample_cases(labelled, self._most_users)
+        cases, num_labelled = self._test_set
         name = self._name(cases)
         openings = [
             {key: line[key] for key in ("at", "command", "purpose")}
@@ -51,10 +51,16 @@ class HeldOut:
         return {
             "sha256": name,
             "num_users": len(cases),
-            "num_labelled": len(labelled),
+            "num_labelled": num_labelled,
             "num_openings": len(openings),
             "openings": openings[-_NUM_LISTED:],
         }
+
+    @cached_property
+    def _test_set(self) -> tuple[Cases, int]:
+        """Return the users who are ranked, and how many have a label."""
+        labelled = read_cases(self._tokenized, Split.TEST)
+        return sample_cases(labelled, self._most_users), len(labelled)
 
     def _name(self, cases: Cases) -> str:
         """Return the hash of who is tested on which item."""
