@@ -24,7 +24,7 @@ from threadpoolctl import threadpool_limits
 _TEXTS = "item_texts.parquet"
 _NUM_WORDS = 1 << 14
 _RIDGE = 1.0
-_PRIOR_EVENTS = 5.0
+PRIOR_EVENTS = 5.0
 """An item with this many events is placed half by its own use, half by what its text predicts."""
 _words = HashingVectorizer(n_features=_NUM_WORDS, ngram_range=(1, 2), alternate_sign=False, norm=None, dtype=np.float32)
 
@@ -55,7 +55,7 @@ class ItemEncoder:
 
     def encode_used(self, texts: Sequence[str], use_NU: np.ndarray, num_events: np.ndarray) -> np.ndarray:
         """Return the embeddings of items with their own use."""
-        text_NT, weight_N1 = self.text.encode(texts), (num_events / (num_events + _PRIOR_EVENTS))[:, None]
+        text_NT, weight_N1 = self.text.encode(texts), (num_events / (num_events + PRIOR_EVENTS))[:, None]
         predicted_NU = _unit(text_NT @ self.use_TU)
         use = weight_N1 * use_NU + (1 - weight_N1) * predicted_NU
         return np.hstack([text_NT, _unit(use)]).astype(np.float32)
