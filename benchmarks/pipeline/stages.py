@@ -93,8 +93,9 @@ def _precompute(settings: Settings, done: Path, out: Path) -> None:
 def _evaluate(_settings: Settings, done: Path, out: Path) -> None:
     tokenized, decoder, recipe = done / "tokenize", done / "train" / "decoder", _recipe(done)
     catalogue, teacher = load_catalogue(tokenized / "catalogue.parquet"), load_decoder(decoder, torch.float32, _CPU)
+    student = distill.new_student(catalogue, teacher, recipe.distill)
     for name in ("student", "twin"):
-        save_student(distill.new_student(catalogue, teacher, recipe.distill), out / f"{name}.safetensors")
+        save_student(student, out / f"{name}.safetensors")
     models = evaluate.Trained(tokenized, decoder, out, repeats=False, device=_CPU, **recipe.prompt)
     evaluate.evaluate(models, HeldOut(tokenized, done, "benchmarks.pipeline"), "synthetic", out, silent)
 
