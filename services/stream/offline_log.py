@@ -3,7 +3,8 @@
     <root>/interactions/partition=<P>/<topic id>/<day>/<first offset>-<last offset>.parquet
 
 The day is that of writing, in UTC; files are merged within their day, so a day's folder is left alone after the next one, and removed whole when
-it is older than the log is kept. Files without a day's folder are older than these folders.
+it is older than the log is kept. Files without a day's folder are older than these folders. Topics are in the order of their files' times, so no
+file is dated before those of an earlier topic or lies in an earlier day than its topic's newest, even if the clock was set back.
 
 A file appears whole or not at all (scratch file, fsync, rename, fsync of the folder). Appended files of one partition and
 topic never overlap, since the writer leaves out what is logged already; so a replay after a crash changes nothing, and the
@@ -59,6 +60,7 @@ class OfflineLog:
         self._root = root / "interactions"
         self._wall_clock = wall_clock
         self._last: dict[tuple[str, int], int | None] = {}
+        self._earlier_s: dict[Path, float] = {}
 
     def last_offset(self, topic_id: str, partition: int) -> int | None:
         """Return the offset of the last event that is on disk; None when there is none."""
@@ -70,6 +72,7 @@ class OfflineLog:
     def forget(self) -> None:
         """Look at the disk anew at the next call: another process may have written since."""
         self._last.clear()
+        self._earlier_s.clear()
 
     def topic_ids(self, partition: int) -> list[str]:
         """Return the topics of a partition, in the order in which they were created."""
@@ -85,7 +88,10 @@ class OfflineLog:
         if not new:
             return
         span = Span(new[0].position.offset, new[-1].position.offset)
-        _write_atomically(self._folder(topic_id, partition) / _day(self._wall_clock()) / span.name, _table(new))
+        topic, now_s = self._folder(topic_id, partition), self._wall_clock()
+        day = max([_day(now_s), *(folder.name for folder in _days(topic)[1:])])
+        earlier_s = self._newest_of_others(topic)
+        _write_atomically(topic / day / span.name, _table(new), written_s=None if now_s > earlier_s else earlier_s + 1)
         self._last[topic_id, partition] = span.last
 
     def compact(self, partition: int, now_s: float) -> int:
@@ -134,6 +140,13 @@ class OfflineLog:
                         last = event.position.offset
                         yield event
 
+    def _newest_of_others(self, topic: Path) -> float:
+        """Return when the partition's other topics were last written (Unix s): those before this one, as one is written at a time."""
+        if topic not in self._earlier_s:
+            others = [folder for folder in topic.parent.glob("*") if folder != topic]
+            self._earlier_s[topic] = max(map(_last_written, others), default=0.0)
+        return self._earlier_s[topic]
+
     def _folder(self, topic_id: str, partition: int) -> Path:
         return self._root / f"partition={partition}" / topic_id
 
@@ -164,6 +177,14 @@ def _last_offset(topic: Path) -> int | None:
         if spans := _spans(folder):
             return max(span.last for span in spans)
     return None
+
+
+def _last_written(topic: Path) -> float:
+    """Return the time of a topic's newest file (Unix s); 0 without one."""
+    for folder in reversed(_days(topic)):
+        if spans := current(_spans(folder)):
+            return max((folder / span.name).stat().st_mtime for span in spans)
+    return 0.0
 
 
 def _created(topic: Path) -> tuple[float, str]:

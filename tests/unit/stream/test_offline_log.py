@@ -1,6 +1,7 @@
 """Raw events on disk."""
 
 import errno
+import os
 import shutil
 import tempfile
 import time
@@ -76,6 +77,25 @@ def test_a_recreated_topic_is_kept_apart(tmp_path: Path) -> None:
     both = events(0, 2, topic="zz") + events(0, 1, topic="aa")
     assert list(log.read(0)) == both
     assert positions_in(live_log_files(tmp_path)) == [event.position for event in both]
+
+
+def test_a_clock_that_is_set_back_changes_no_order(tmp_path: Path) -> None:
+    """Two days ahead, then right again: worker and pipeline read the first topic first, and a topic's offsets rising."""
+    ahead_s: float = time.time() + 2 * 86_400
+    log = OfflineLog(tmp_path, lambda: ahead_s)
+    log.append(events(0, 1, topic="zz"))
+    log.append(events(0, 1, topic="aa"))
+    for file in tmp_path.rglob("*.parquet"):
+        os.utime(file, (ahead_s + ("aa" in file.parts), ahead_s + ("aa" in file.parts)))
+    log = OfflineLog(tmp_path)
+    log.append(events(2, 3, topic="aa"))
+    log.append(events(0, 1, topic="00"))
+
+    expected = events(0, 1, topic="zz") + events(0, 3, topic="aa") + events(0, 1, topic="00")
+    assert OfflineLog(tmp_path).topic_ids(0) == ["zz", "aa", "00"]
+    assert OfflineLog(tmp_path).last_offset("aa", 0) == 3
+    assert list(log.read(0)) == expected
+    assert positions_in(live_log_files(tmp_path)) == [event.position for event in expected]
 
 
 def test_readers_drop_positions_that_overlapping_files_repeat(tmp_path: Path) -> None:
